@@ -1,0 +1,57 @@
+package cache
+
+import "sync"
+
+// ActualStateOfWorld is the set of plugins that are registered, by socket path. All methods are safe for concurrent use and none
+// blocks.
+type ActualStateOfWorld interface {
+	// GetRegisteredPlugins returns all registered plugins, sorted by path.
+	GetRegisteredPlugins() []PluginInfo
+	// AddPlugin adds the given plugin. An empty socket path is an error. There is no update: a plugin whose socket was made
+	// anew is removed first and added again with its new timestamp.
+	AddPlugin(pluginInfo PluginInfo) error
+	// RemovePlugin removes the plugin with the given socket path. It is a no-op if there is none.
+	RemovePlugin(socketPath string)
+	// PluginExistsWithCorrectTimestamp says whether the given plugin is registered in this very appearance: with the same
+	// socket path, timestamp and appearance.
+	PluginExistsWithCorrectTimestamp(pluginInfo PluginInfo) bool
+}
+
+// NewActualStateOfWorld returns an empty actual state of the world.
+func NewActualStateOfWorld() ActualStateOfWorld {
+	return &actualStateOfWorld{plugins: map[string]PluginInfo{}}
+}
+
+type actualStateOfWorld struct {
+	mu      sync.RWMutex
+	plugins map[string]PluginInfo
+}
+
+func (asw *actualStateOfWorld) AddPlugin(pluginInfo PluginInfo) error {
+	if pluginInfo.SocketPath == "" {
+		return errSocketPathEmpty
+	}
+	asw.mu.Lock()
+	defer asw.mu.Unlock()
+	asw.plugins[pluginInfo.SocketPath] = pluginInfo
+	return nil
+}
+
+func (asw *actualStateOfWorld) RemovePlugin(socketPath string) {
+	asw.mu.Lock()
+	defer asw.mu.Unlock()
+	delete(asw.plugins, socketPath)
+}
+
+func (asw *actualStateOfWorld) GetRegisteredPlugins() []PluginInfo {
+	asw.mu.RLock()
+	defer asw.mu.RUnlock()
+	return sortedByPath(asw.plugins)
+}
+
+func (asw *actualStateOfWorld) PluginExistsWithCorrectTimestamp(pluginInfo PluginInfo) bool {
+	asw.mu.RLock()
+	defer asw.mu.RUnlock()
+	known, ok := asw.plugins[pluginInfo.SocketPath]
+	return ok && known.Timestamp.Equal(pluginInfo.Timestamp) && known.Appearance == pluginInfo.Appearance
+}

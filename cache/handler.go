@@ -1,0 +1,53 @@
+package cache
+
+import (
+	"errors"
+	"time"
+)
+
+// PluginHandler is the consumer of one plugin type. The pipeline walks it through this state machine, strictly and
+// sequentially for each plugin name:
+//
+//	socket created ──▶ Validate ──▶ Register ──▶ DeRegister
+//	                      ▲  │         │  │          ▲
+//	                      │  ▼         ▼  │          │ socket deleted, nobody accepts on it,
+//	                      │ out       out │          │ or the handler is removed
+//	                      └───────────────┘──────────┘
+//	                       re-registration: a newer socket announced the same name
+//
+// No method is called for a name while another call for that name runs; calls for different names run concurrently. A
+// method may block: it holds up its own plugin name only. A panic counts as an error of the call.
+//
+// After a re-registration only the end of the newer socket leads to DeRegisterPlugin. A failed RegisterPlugin is never
+// followed by DeRegisterPlugin. An error that wraps [ErrRetry] means "not yet": the pipeline asks again later and the plugin
+// is not told of a refusal.
+//
+// The interface is that of the kubelet's plugin manager.
+type PluginHandler interface {
+	// ValidatePlugin returns an error if the information provided by the plugin is erroneous, for example if none of the
+	// versions is supported.
+	ValidatePlugin(pluginName string, endpoint string, versions []string) error
+	// RegisterPlugin takes the plugin into use. The endpoint is the Unix socket on which the plugin's own services answer.
+	// pluginClientTimeout is the timeout configured for calls to this plugin, nil when none is configured. An error is told
+	// to the plugin.
+	RegisterPlugin(pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error
+	// DeRegisterPlugin ends the use of the plugin.
+	DeRegisterPlugin(pluginName string)
+}
+
+// InstanceGoneHandler is a power that a [PluginHandler] may also have. InstanceGone is called, in the lane of the plugin
+// name, when a superseded instance goes while a newer one stays registered, so that a handler that still holds
+// connections to the older endpoint can let go of them. It is not called if a living instance uses the same endpoint.
+type InstanceGoneHandler interface {
+	InstanceGone(pluginName, endpoint string)
+}
+
+// DeprecatedDirValidator is a power that a [PluginHandler] may also have. If it has it, ValidatePluginInDir is called instead
+// of ValidatePlugin and also says whether the socket was found in the deprecated plugin directory.
+type DeprecatedDirValidator interface {
+	ValidatePluginInDir(pluginName, endpoint string, versions []string, foundInDeprecatedDir bool) error
+}
+
+// ErrRetry is wrapped by the error of a handler that cannot take the plugin yet. The pipeline tries again with back-off and
+// does not tell the plugin of a refusal: some plugins exit when they are refused.
+var ErrRetry = errors.New("not ready yet, retry later")

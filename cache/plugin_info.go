@@ -1,0 +1,75 @@
+package cache
+
+import (
+	"fmt"
+	"time"
+)
+
+// SocketID is the identity of one socket in the file system. Two sockets that existed at the same path at different times have
+// different identities; chmod, chown and rename leave the identity as it is.
+type SocketID struct {
+	Device, Inode uint64
+	// Birth is the birth time in nanoseconds since the Unix epoch, or the change time where the file system knows no birth time.
+	Birth int64
+}
+
+// PluginInfo holds what is known of one plugin socket. Values may be compared with ==.
+type PluginInfo struct {
+	// SocketPath is the path of the registration socket.
+	SocketPath string
+	// Timestamp is when the socket appeared. It is strictly increasing over the appearances in one state of the world.
+	Timestamp time.Time
+	// Handler is the consumer of the plugin, set once the plugin is registered.
+	Handler PluginHandler
+	// Name is the name that the plugin announced, set once the plugin is registered.
+	Name string
+
+	// Type is the type that the plugin announced, set once the plugin is registered.
+	Type string
+	// Appearance numbers the appearances of sockets. It never repeats within one desired state of the world and is greater
+	// for the later appearance. A rename within the plugin directories is no new appearance.
+	Appearance uint64
+	// Socket identifies the socket, if whoever reported it knew.
+	Socket SocketID
+	// FoundInDeprecatedDir says that the socket lies in the deprecated plugin directory.
+	FoundInDeprecatedDir bool
+}
+
+// GenerateMsgDetailed returns a message for logs with all details of the plugin:
+// "<prefixMsg> <plugin details> <suffixMsg>".
+func (plugin *PluginInfo) GenerateMsgDetailed(prefixMsg, suffixMsg string) (detailedMsg string) {
+	return prefixMsg + " " + plugin.details() + " " + suffixMsg
+}
+
+// GenerateMsg returns a short message for users, which names the socket, and the one of [PluginInfo.GenerateMsgDetailed].
+func (plugin *PluginInfo) GenerateMsg(prefixMsg, suffixMsg string) (simpleMsg, detailedMsg string) {
+	return prefixMsg + " " + plugin.subject() + " " + suffixMsg, plugin.GenerateMsgDetailed(prefixMsg, suffixMsg)
+}
+
+// GenerateErrorDetailed returns an error for logs with all details of the plugin: "<prefixMsg> <plugin details>: <err>". It
+// wraps err.
+func (plugin *PluginInfo) GenerateErrorDetailed(prefixMsg string, err error) (detailedErr error) {
+	return generateError(prefixMsg, plugin.details(), err)
+}
+
+// GenerateError returns a short error for users, which names the socket, and the one of [PluginInfo.GenerateErrorDetailed]. Both
+// wrap err.
+func (plugin *PluginInfo) GenerateError(prefixMsg string, err error) (simpleErr, detailedErr error) {
+	return generateError(prefixMsg, plugin.subject(), err), plugin.GenerateErrorDetailed(prefixMsg, err)
+}
+
+func generateError(prefixMsg, subject string, err error) error {
+	if err == nil {
+		return fmt.Errorf("%s %s: unknown error", prefixMsg, subject)
+	}
+	return fmt.Errorf("%s %s: %w", prefixMsg, subject, err)
+}
+
+func (plugin *PluginInfo) subject() string {
+	return fmt.Sprintf("plugin at %q", plugin.SocketPath)
+}
+
+func (plugin *PluginInfo) details() string {
+	return fmt.Sprintf("%s (plugin details: type %q, name %q, appeared %s as number %d, handler %T)", plugin.subject(),
+		plugin.Type, plugin.Name, plugin.Timestamp.Format(time.RFC3339Nano), plugin.Appearance, plugin.Handler)
+}
