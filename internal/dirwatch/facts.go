@@ -1,0 +1,129 @@
+package dirwatch
+
+import (
+	"errors"
+	"io/fs"
+	"syscall"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// cause is why a path is looked at. It decides only how the absence of a socket is read.
+type cause int
+
+const (
+	scanned cause = iota // a directory was read, or something changed there
+	created              // a name appeared
+	removed              // a name was unlinked: what was there is gone for good
+	renamed              // a name was moved away: what was there may show up elsewhere
+)
+
+// look makes the facts about one name in d right. It costs one system call.
+func (t *tree) look(d *dir, name string, why cause) {
+	path := join(d.path, name)
+	info, err := sock.Stat(path)
+	switch {
+	case err == nil && info.IsSocket():
+		t.present(d, name, path, info, why)
+	case err == nil || gone(err):
+		if e := t.socks[path]; e != nil {
+			t.vanish(e, why)
+		}
+		if err == nil && info.Mode.IsDir() && t.dirs[path] == nil {
+			if sub := t.addDir(d, name); sub != nil {
+				t.visit(sub, deep)
+			}
+		}
+	default:
+		// What is there is not known, so no fact changes.
+		t.fail(d, err)
+	}
+}
+
+// present states that a socket is at path.
+func (t *tree) present(d *dir, name, path string, info sock.Info, why cause) {
+	e := t.socks[path]
+	if e != nil && e.info.ID == info.ID {
+		t.stillPresent(e, d, info, why)
+		return
+	}
+	if e == nil && len(d.socks) >= t.cfg.MaxSockets {
+		t.set(&d.tooMany, true)
+		return
+	}
+	if e != nil && why == renamed && e.held.IsZero() {
+		// The old one was moved away and a new one is there already. Where the old one went is told next.
+		t.hold(e)
+		return
+	}
+
+	old := t.movedHere(info.ID)
+	if e != nil {
+		t.forget(e)
+	}
+	n := &entry{path: path, name: name, dir: d, info: info, seen: t.round}
+	t.socks[path], d.socks[name], t.byID[info.ID] = n, n, n
+	fact := Fact{Path: path, Root: d.root, Present: true, Info: info}
+	if old != nil {
+		t.forget(old)
+		fact.MovedFrom = old.path
+	}
+	t.facts = append(t.facts, fact)
+	if old != nil && t.known(old.dir) {
+		t.look(old.dir, old.name, created) // another one may have taken its place
+	}
+}
+
+// stillPresent handles a socket that is known to be at the path of e.
+func (t *tree) stillPresent(e *entry, d *dir, info sock.Info, why cause) {
+	if why == removed && e.held.IsZero() {
+		// Two sockets within one tick of the file system's clock, and on one inode number.
+		t.facts = append(t.facts, Fact{Path: e.path, Root: d.root, Info: e.info}, Fact{Path: e.path, Root: d.root, Present: true, Info: info})
+	} else if e.info != info {
+		t.facts = append(t.facts, Fact{Path: e.path, Root: d.root, Present: true, Info: info})
+	}
+	e.info, e.held, e.seen = info, time.Time{}, t.round
+	e.dir = d
+	d.socks[e.name] = e
+}
+
+// movedHere returns the entry of a socket that has just been found at another path than its own, or nil if it has none or still is there
+// too (a hard link).
+func (t *tree) movedHere(id sock.ID) *entry {
+	old := t.byID[id]
+	if old == nil {
+		return nil
+	}
+	if there, err := sock.Stat(old.path); err == nil && there.ID == id {
+		return nil
+	}
+	return old
+}
+
+// vanish handles that the socket of e is not at its path any more.
+func (t *tree) vanish(e *entry, why cause) {
+	if why != removed {
+		t.hold(e)
+		return
+	}
+	t.forget(e)
+	t.facts = append(t.facts, Fact{Path: e.path, Root: e.dir.root, Info: e.info})
+}
+
+// forget removes an entry from all indexes.
+func (t *tree) forget(e *entry) {
+	delete(t.socks, e.path)
+	if t.byID[e.info.ID] == e {
+		delete(t.byID, e.info.ID)
+	}
+	if e.dir.socks[e.name] == e {
+		delete(e.dir.socks, e.name)
+		if e.dir.tooMany {
+			e.dir.unsure = true // there is room for one that was left out: the next scan finds it
+		}
+	}
+}
+
+// gone reports whether err says that there is nothing at a path.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) }

@@ -1,0 +1,54 @@
+package dirwatch
+
+import "time"
+
+// holdQueue has the entries that are held, in the order of their moments. Entries whose hold was resolved stay until it is their turn.
+type holdQueue []heldEntry
+
+type heldEntry struct {
+	entry *entry
+	until time.Time
+}
+
+// hold keeps back the fact that a socket is gone, for a moment in which it may show up elsewhere.
+func (t *tree) hold(e *entry) {
+	if !e.held.IsZero() {
+		return
+	}
+	e.held = time.Now().Add(t.cfg.RenameHold)
+	t.holds = append(t.holds, heldEntry{e, e.held})
+}
+
+// holdDeadline returns when the first hold ends, or zero.
+func (t *tree) holdDeadline() time.Time {
+	for len(t.holds) > 0 && !t.isHeld(t.holds[0]) {
+		t.holds = t.holds[1:]
+	}
+	if len(t.holds) == 0 {
+		t.holds = nil
+		return time.Time{}
+	}
+	return t.holds[0].until
+}
+
+// expireHolds states what is true about the paths whose hold has ended.
+func (t *tree) expireHolds(now time.Time) {
+	for {
+		until := t.holdDeadline()
+		if until.IsZero() || until.After(now) {
+			return
+		}
+		e := t.holds[0].entry
+		t.holds = t.holds[1:]
+		if t.known(e.dir) {
+			t.look(e.dir, e.name, removed)
+		}
+		if t.socks[e.path] == e && e.held.Equal(until) {
+			t.vanish(e, removed)
+		}
+	}
+}
+
+func (t *tree) isHeld(h heldEntry) bool {
+	return t.socks[h.entry.path] == h.entry && h.entry.held.Equal(h.until)
+}

@@ -1,0 +1,212 @@
+package dirwatch
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// reach says how far a visit goes.
+type reach int
+
+const (
+	shallow reach = iota // the directory, and subdirectories that were not known
+	deep                 // everything below, with all watches made anew
+)
+
+const (
+	// clockGrain is more than the granularity of any file system's timestamps. A directory that was read sooner than that after its last
+	// change is read once more, because another change may have left the same timestamp.
+	clockGrain = 2 * time.Second
+	// readBatch bounds the memory that reading a huge directory takes.
+	readBatch = 1024
+)
+
+// scanAll visits all roots as one scan.
+func (t *tree) scanAll() {
+	start := len(t.facts)
+	for _, d := range t.roots {
+		t.visit(d, deep)
+	}
+	t.sortScan(start)
+}
+
+// safetyScan looks at every directory and reads those that changed without it being known.
+func (t *tree) safetyScan() {
+	if t.notifier == nil {
+		if t.openNotifier(); t.notifier != nil {
+			t.scanAll()
+			return
+		}
+	}
+	start := len(t.facts)
+	for _, path := range slices.Sorted(maps.Keys(t.dirs)) {
+		if d := t.dirs[path]; d != nil {
+			t.inspect(d)
+		}
+	}
+	t.sortScan(start)
+}
+
+// inspect visits a directory if it is not what it was when it was read.
+func (t *tree) inspect(d *dir) {
+	id, mtime, err := t.stat(d)
+	switch {
+	case err != nil, id != d.id:
+		t.visit(d, deep)
+	case d.readErr != nil, !d.watched && t.tryWatch(d), d.unsure, !mtime.Equal(d.mtime):
+		news := len(t.facts) + len(t.holds)
+		t.visit(d, shallow)
+		if d.watched && len(t.facts)+len(t.holds) > news && t.known(d) {
+			// No event told. The watch may be dead without a word, as after an unmount.
+			t.unwatch(d)
+			t.visit(d, shallow)
+		}
+	}
+}
+
+// visit makes the watcher right about a directory: watches it, reads it, and does the same for subdirectories. The watch comes before the
+// reading, so that nothing can appear between the two.
+func (t *tree) visit(d *dir, how reach) {
+	id, mtime, err := t.stat(d)
+	if err != nil {
+		if gone(err) {
+			t.drop(d, scanned)
+		}
+		if t.known(d) {
+			t.unwatch(d)
+			d.id = sock.ID{}
+			t.fail(d, err)
+		}
+		return
+	}
+	if how == deep || id != d.id {
+		t.unwatch(d)
+	}
+	d.id, d.mtime = id, mtime
+	t.tryWatch(d)
+
+	now := time.Now()
+	d.unsure = now.Sub(mtime).Abs() < clockGrain
+	t.round++
+	round := t.round
+	tooDeep, tooMany := d.tooDeep, d.tooMany
+	d.tooDeep, d.tooMany = false, false
+	t.changed = t.changed || d.readErr != nil
+	d.readErr = nil
+	if err := t.read(d); err != nil {
+		t.fail(d, err)
+	} else {
+		t.missing(d, round)
+	}
+	t.changed = t.changed || d.tooDeep != tooDeep || d.tooMany != tooMany
+	t.track(d)
+
+	for _, sub := range slices.Sorted(maps.Keys(d.dirs)) {
+		if c := d.dirs[sub]; c != nil && (how == deep || c.id.IsZero()) {
+			t.visit(c, how)
+		}
+	}
+}
+
+// read looks at every name in d. Subdirectories that were not known are recorded, and not visited.
+func (t *tree) read(d *dir) error {
+	round := t.round
+	f, err := openDir(d.path, d.parent == nil)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for {
+		names, err := f.ReadDir(readBatch)
+		for _, n := range names {
+			switch {
+			case n.Type()&(fs.ModeSocket|fs.ModeDir) == 0 || t.skip(d, n.Name()):
+			case n.IsDir():
+				sub := d.dirs[n.Name()]
+				if sub == nil {
+					if sub = t.addDir(d, n.Name()); sub == nil {
+						continue
+					}
+				}
+				sub.seen = round
+			default:
+				t.look(d, n.Name(), scanned)
+				if e := d.socks[n.Name()]; e != nil {
+					e.seen = round
+				}
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// missing looks at the names that were known in d and that the reading of the given round did not meet.
+func (t *tree) missing(d *dir, round uint64) {
+	for name, e := range d.socks {
+		if e.seen != round {
+			t.look(d, name, scanned)
+		}
+	}
+	for _, sub := range d.dirs {
+		if sub.seen == round {
+			continue
+		}
+		if _, _, err := t.stat(sub); err != nil {
+			t.drop(sub, scanned)
+		}
+	}
+}
+
+// stat returns the identity of a directory and the time of its last change. Only a root may be a symbolic link.
+func (t *tree) stat(d *dir) (sock.ID, time.Time, error) {
+	path := d.path
+	info, err := sock.Stat(path)
+	if err == nil && d.parent == nil && info.Mode&fs.ModeSymlink != 0 {
+		if path, err = filepath.EvalSymlinks(path); err == nil {
+			info, err = sock.Stat(path)
+		}
+	}
+	if err != nil {
+		return sock.ID{}, time.Time{}, err
+	}
+	if !info.Mode.IsDir() {
+		return sock.ID{}, time.Time{}, &fs.PathError{Op: "read", Path: d.path, Err: syscall.ENOTDIR}
+	}
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return sock.ID{}, time.Time{}, err
+	}
+	return info.ID, fi.ModTime(), nil
+}
+
+// fail records that the contents of a directory are not known.
+func (t *tree) fail(d *dir, err error) {
+	if d.readErr == nil || d.readErr.Error() != err.Error() {
+		t.changed = true
+	}
+	d.readErr = err
+	t.track(d)
+}
+
+// sortScan puts the facts of one scan into the order in which the sockets were born.
+func (t *tree) sortScan(start int) {
+	slices.SortStableFunc(t.facts[start:], func(a, b Fact) int {
+		return cmp.Or(cmp.Compare(a.Info.ID.Birth, b.Info.ID.Birth), strings.Compare(a.Path, b.Path))
+	})
+}

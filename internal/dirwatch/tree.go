@@ -1,0 +1,178 @@
+package dirwatch
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// tree is the state of one Run. Only Run's goroutine touches it.
+type tree struct {
+	cfg  Config
+	open func() (*notifier, error)
+
+	notifier    *notifier // nil while the system gives none
+	notifierErr error
+
+	roots []*dir          // one for each root, for ever
+	dirs  map[string]*dir // every known directory by its path, the roots included
+	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
+	// that was given first.
+	watched map[sock.ID]*dir
+	polled  map[*dir]struct{} // what no event can tell about: looked at in every poll interval
+	pollAt  time.Time         // the next such look
+
+	socks map[string]*entry  // every socket by its path, including those that are held
+	byID  map[sock.ID]*entry // one of the entries with that ID
+	holds holdQueue
+
+	round  uint64    // number of the last reading of a directory
+	lostAt time.Time // when events were lost that no scan has made up for yet
+	syncAt time.Time // when it is due
+
+	facts    []Fact
+	scanned  bool
+	told     bool // an update was sent
+	degraded []Condition
+	changed  bool // degraded may be out of date
+}
+
+// dir is a directory that is searched, or a root that may be missing.
+type dir struct {
+	path   string
+	name   string
+	rel    string // relative to the root, separated by slashes; empty for a root
+	root   int
+	depth  int
+	parent *dir // nil for a root
+
+	dirs  map[string]*dir
+	socks map[string]*entry
+
+	id     sock.ID // of the directory that was read last
+	mtime  time.Time
+	unsure bool   // read so soon after its last change that the next change might not show in mtime
+	seen   uint64 // round in which the parent's reading met it
+
+	watched  bool
+	watchErr error // why it is not watched
+	readErr  error // why its contents are not known
+	tooDeep  bool  // has directories below the bound
+	tooMany  bool  // has sockets beyond the bound
+}
+
+// entry is a socket that was stated to be present.
+type entry struct {
+	path string
+	name string
+	dir  *dir
+	info sock.Info
+	seen uint64
+	held time.Time // if not zero: nothing or another socket is at path, and until this moment it may turn out to be a rename
+}
+
+func newTree(cfg Config, open func() (*notifier, error)) *tree {
+	t := &tree{
+		cfg:     cfg,
+		open:    open,
+		dirs:    map[string]*dir{},
+		watched: map[sock.ID]*dir{},
+		polled:  map[*dir]struct{}{},
+		socks:   map[string]*entry{},
+		byID:    map[sock.ID]*entry{},
+	}
+	for i, r := range cfg.Roots {
+		d := &dir{path: r.Path, root: i, dirs: map[string]*dir{}, socks: map[string]*entry{}}
+		t.roots = append(t.roots, d)
+		t.dirs[d.path] = d
+	}
+	return t
+}
+
+// known reports whether d is still part of the tree.
+func (t *tree) known(d *dir) bool { return t.dirs[d.path] == d }
+
+// addDir makes the record of a subdirectory, or returns nil if it is beyond the bound.
+func (t *tree) addDir(parent *dir, name string) *dir {
+	if parent.depth >= t.cfg.MaxDepth {
+		t.set(&parent.tooDeep, true)
+		return nil
+	}
+	d := &dir{
+		path:   join(parent.path, name),
+		name:   name,
+		rel:    relTo(parent, name),
+		root:   parent.root,
+		depth:  parent.depth + 1,
+		parent: parent,
+		dirs:   map[string]*dir{},
+		socks:  map[string]*entry{},
+	}
+	parent.dirs[name] = d
+	t.dirs[d.path] = d
+	return d
+}
+
+// drop forgets a directory that is gone, with everything below it. A root keeps its record.
+func (t *tree) drop(d *dir, why cause) {
+	for _, sub := range d.dirs {
+		t.drop(sub, why)
+	}
+	for _, e := range d.socks {
+		t.vanish(e, why)
+	}
+	t.unwatch(d)
+	delete(t.polled, d)
+	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany
+	if d.parent != nil {
+		delete(d.parent.dirs, d.name)
+		delete(t.dirs, d.path)
+	}
+}
+
+// skip reports whether a name in d is to be ignored.
+func (t *tree) skip(d *dir, name string) bool {
+	if name == "" || name[0] == '.' {
+		return true
+	}
+	f := t.cfg.Roots[d.root].Skip
+	return f != nil && f(relTo(d, name))
+}
+
+// set changes a flag of a directory that a condition tells.
+func (t *tree) set(flag *bool, v bool) {
+	if *flag != v {
+		*flag = v
+		t.changed = true
+	}
+}
+
+// flush sends what became known, if anything.
+func (t *tree) flush() {
+	moved := t.changed && t.refreshConditions()
+	t.changed = false
+	if len(t.facts) == 0 && !moved && t.told {
+		return
+	}
+	t.told = true
+	facts := t.facts
+	t.facts = nil
+	t.cfg.Notify(Update{Facts: facts, Scanned: t.scanned, Degraded: t.degraded})
+}
+
+// join appends a name to the path of a directory.
+func join(dir, name string) string {
+	if dir[len(dir)-1] == filepath.Separator {
+		return dir + name
+	}
+	return dir + string(filepath.Separator) + name
+}
+
+// relTo returns the path of a name in d relative to d's root.
+func relTo(d *dir, name string) string {
+	if d.rel == "" {
+		return name
+	}
+	return d.rel + "/" + name
+}

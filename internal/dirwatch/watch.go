@@ -1,0 +1,151 @@
+package dirwatch
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// lossGap is the least time between two scans that make up for lost events, so that a storm of events does not become one of scans.
+const lossGap = 500 * time.Millisecond
+
+// errNoEvents is why there is no source of events when nothing else is to blame.
+var errNoEvents = errors.New("the source of events has ended")
+
+// errMountedTwice is why a directory that is in the tree under two paths has a watch at one of them only.
+var errMountedTwice = errors.New("the directory is in the watched tree under another path too")
+
+// openNotifier starts the source of events, if the system gives one.
+func (t *tree) openNotifier() {
+	n, err := t.open()
+	t.notifier, t.notifierErr, t.changed = n, err, true
+}
+
+func (t *tree) closeNotifier() {
+	if t.notifier == nil {
+		return
+	}
+	_ = t.notifier.close() // nothing was written, so nothing can be lost
+	t.notifier, t.notifierErr, t.changed = nil, errNoEvents, true
+	clear(t.watched)
+	for _, d := range t.dirs {
+		d.watched, d.watchErr = false, nil
+		t.track(d)
+	}
+}
+
+// tryWatch watches a directory if it can be watched, and reports whether it is watched now.
+func (t *tree) tryWatch(d *dir) bool {
+	if d.watched || t.notifier == nil {
+		return d.watched
+	}
+	err := t.takeOver(d)
+	if err == nil {
+		err = t.notifier.add(d.path)
+	}
+	if (err == nil) != (d.watchErr == nil) {
+		t.changed = true
+	}
+	d.watchErr = err
+	if err == nil {
+		d.watched = true
+		t.watched[d.id] = d
+	}
+	t.track(d)
+	return d.watched
+}
+
+// takeOver gives up the watch that another record has on the inode of d. fsnotify would keep that record's path for its events.
+func (t *tree) takeOver(d *dir) error {
+	other := t.watched[d.id]
+	if other == nil || other == d {
+		return nil
+	}
+	if id, _, err := t.stat(other); err == nil && id == d.id {
+		return errMountedTwice
+	}
+	t.unwatch(other)
+	return nil
+}
+
+func (t *tree) unwatch(d *dir) {
+	if !d.watched {
+		return
+	}
+	_ = t.notifier.remove(d.path) // fails if the watch has ended by itself, which is as good
+	d.watched = false
+	if t.watched[d.id] == d {
+		delete(t.watched, d.id)
+	}
+	t.track(d)
+}
+
+// track notes whether a directory has to be polled.
+func (t *tree) track(d *dir) {
+	if d.watched && d.readErr == nil || !t.known(d) {
+		delete(t.polled, d)
+		return
+	}
+	if len(t.polled) == 0 {
+		t.pollAt = time.Now().Add(t.cfg.PollInterval)
+	}
+	t.polled[d] = struct{}{}
+}
+
+// doubt handles that events were lost: everything is scanned, at once or as soon as the last such scan is long enough ago.
+func (t *tree) doubt() {
+	if !t.lostAt.IsZero() {
+		return
+	}
+	now := time.Now()
+	t.lostAt, t.changed = now, true
+	t.flush()
+	if t.syncAt.Before(now) {
+		t.syncAt = now
+		t.resync()
+	}
+}
+
+// resync starts over with a new source of events, whose queue is empty, and scans everything.
+func (t *tree) resync() {
+	t.closeNotifier()
+	t.openNotifier()
+	t.scanAll()
+	if !t.lostAt.IsZero() {
+		t.lostAt, t.changed = time.Time{}, true
+	}
+	t.syncAt = time.Now().Add(lossGap)
+}
+
+// retryDeadline returns when retry has something to do, or zero.
+func (t *tree) retryDeadline() time.Time {
+	var at time.Time
+	if !t.lostAt.IsZero() {
+		at = t.syncAt
+	}
+	if len(t.polled) > 0 && (at.IsZero() || t.pollAt.Before(at)) {
+		at = t.pollAt
+	}
+	return at
+}
+
+// retry scans after a loss if that is due, and looks at what is polled if that is due.
+func (t *tree) retry() {
+	now := time.Now()
+	if !t.lostAt.IsZero() && !t.syncAt.After(now) {
+		t.resync()
+	}
+	if len(t.polled) == 0 || t.pollAt.After(now) {
+		return
+	}
+	start := len(t.facts)
+	for _, d := range slices.SortedFunc(maps.Keys(t.polled), func(a, b *dir) int { return strings.Compare(a.path, b.path) }) {
+		if t.known(d) {
+			t.inspect(d)
+		}
+	}
+	t.sortScan(start)
+	t.pollAt = time.Now().Add(t.cfg.PollInterval)
+}

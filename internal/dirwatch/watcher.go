@@ -1,0 +1,177 @@
+package dirwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// Root is a directory tree to watch.
+type Root struct {
+	// Path of the directory. It need not exist yet. Roots must not contain each other.
+	Path string
+	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. It is called from Run's
+	// goroutine and must depend on its argument only. Nil leaves out nothing.
+	Skip func(rel string) bool
+}
+
+// Fact is the present state of one path.
+type Fact struct {
+	Path string // absolute
+	Root int    // index into Config.Roots
+	// Present says whether a socket is at Path. A present fact for a path that had another socket (by its ID) means that the other one is
+	// gone from there; there is no absent fact in between. A present fact with the ID that is known already means that its mode or owner
+	// changed.
+	Present bool
+	// Info describes the socket: the one that is there, or the one that was.
+	Info sock.Info
+	// MovedFrom is where this very socket was until now, if it was renamed within the roots. There is no absent fact for that path.
+	MovedFrom string
+}
+
+// Update is a group of facts that became known together.
+type Update struct {
+	// Facts in the order in which they became known. Sockets found by one scan are in the order of their birth.
+	Facts []Fact
+	// Scanned says that the first complete scan is part of this update or came before it: what is not known now is not there.
+	Scanned bool
+	// Degraded is the complete list of what hinders the watcher now, in the order of the paths. It is shared between updates: read only.
+	Degraded []Condition
+}
+
+// Config configures a Watcher. Roots and Notify are required; zero means the default elsewhere.
+type Config struct {
+	Roots []Root
+	// Notify is told everything, from Run's goroutine and in order. While it runs nothing is watched, so it should be quick. The first
+	// update, which may have no facts, comes when the first scan is complete. Later ones have facts, or a change of Degraded.
+	Notify func(Update)
+
+	MaxDepth   int // directories below a root on the way to a socket; default 16
+	MaxSockets int // sockets in one directory; default 10,000
+
+	// ScanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s.
+	ScanInterval time.Duration
+	// PollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
+	// watch limit is reached. The default is 1 s.
+	PollInterval time.Duration
+	// RenameHold is how long a socket that was renamed may take to show up elsewhere before it counts as gone. The default is 10 ms.
+	RenameHold time.Duration
+}
+
+// Watcher watches directory trees for sockets.
+type Watcher struct {
+	cfg  Config
+	open func() (*notifier, error)
+}
+
+// New checks the configuration. It touches no file.
+func New(cfg Config) (*Watcher, error) {
+	if len(cfg.Roots) == 0 {
+		return nil, errors.New("no directory to watch: give at least one root")
+	}
+	if cfg.Notify == nil {
+		return nil, errors.New("nobody to tell: Notify is nil")
+	}
+	cfg.Roots = slices.Clone(cfg.Roots)
+	for i := range cfg.Roots {
+		r := &cfg.Roots[i]
+		if r.Path == "" {
+			return nil, errors.New("the path of a root is empty")
+		}
+		abs, err := filepath.Abs(r.Path)
+		if err != nil {
+			return nil, fmt.Errorf("root %s: %w", r.Path, err)
+		}
+		r.Path = abs
+		for _, other := range cfg.Roots[:i] {
+			if within(abs, other.Path) || within(other.Path, abs) {
+				return nil, fmt.Errorf("roots %s and %s contain each other: name only the outer one", other.Path, abs)
+			}
+		}
+	}
+	setDefault(&cfg.MaxDepth, 16)
+	setDefault(&cfg.MaxSockets, 10_000)
+	setDefault(&cfg.ScanInterval, 4*time.Second)
+	setDefault(&cfg.PollInterval, time.Second)
+	setDefault(&cfg.RenameHold, 10*time.Millisecond)
+	if cfg.MaxDepth < 0 || cfg.MaxSockets < 0 || cfg.ScanInterval < 0 || cfg.PollInterval < 0 || cfg.RenameHold < 0 {
+		return nil, errors.New("bounds and intervals must be positive")
+	}
+	return &Watcher{cfg: cfg, open: openNotifier}, nil
+}
+
+// Run watches until ctx is done and then returns nil, with everything closed that it opened. It starts from nothing each time, so a
+// second Run after the first one has returned states all facts anew.
+func (w *Watcher) Run(ctx context.Context) error {
+	t := newTree(w.cfg, w.open)
+	defer t.closeNotifier()
+
+	t.openNotifier()
+	t.scanAll()
+	t.scanned = true
+	t.flush()
+
+	scan := time.NewTimer(t.nextScan())
+	defer scan.Stop()
+	retry := newAlarm()
+	defer retry.stop()
+	hold := newAlarm()
+	defer hold.stop()
+	for {
+		hold.set(t.holdDeadline())
+		retry.set(t.retryDeadline())
+		var events <-chan event
+		var doubt <-chan struct{}
+		if t.notifier != nil {
+			events, doubt = t.notifier.events, t.notifier.doubt
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case ev, ok := <-events:
+			if !ok {
+				t.closeNotifier()
+				break
+			}
+			t.handle(ev)
+			t.drain(events)
+		case <-doubt:
+			t.doubt()
+		case <-retry.c():
+			t.retry()
+		case <-scan.C:
+			t.safetyScan()
+			scan.Reset(t.nextScan())
+		case <-hold.c():
+			t.drain(events)
+		}
+		t.expireHolds(time.Now())
+		t.flush()
+	}
+}
+
+// nextScan returns the time to the next safety scan, with jitter so that the daemons of a machine do not scan in step.
+func (t *tree) nextScan() time.Duration {
+	d := t.cfg.ScanInterval
+	return d - rand.N(d/4+1)
+}
+
+// setDefault gives v a value if it has none.
+func setDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}
+
+// within reports whether path is dir or below it. Both are absolute and clean.
+func within(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
+}

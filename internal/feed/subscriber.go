@@ -1,0 +1,120 @@
+package feed
+
+// batch is the number of values that a pump takes out of the chain at a time, so that it rarely meets the publisher at the lock.
+const batch = 64
+
+// A subscriber receives through ch, in one of two ways. As long as it keeps up, Publish sends to ch itself. Once ch is full it is
+// behind: done is set and its pump alone sends, until there is nothing left to send.
+//
+// Everything is guarded by the feed's lock, except that the pump sends without it.
+type subscriber[T any] struct {
+	topic *topic[T]
+	index int // in topic.subscribers
+	ch    chan T
+	stop  func() bool // stops waiting for the end of the context
+
+	done chan struct{} // set while the pump runs; closed to end it
+	next *node[T]      // the first value of the topic's chain that the pump has not taken yet, if there is one
+	lost bool          // what next was has been dropped: a resync value is due
+}
+
+// deliver passes v on to the subscribers of t. The caller holds f.mu.
+func (f *Feed[T]) deliver(t *topic[T], v T) {
+	if t == nil {
+		return
+	}
+	var n *node[T]
+	if t.keep > 0 {
+		n = t.add(v)
+	}
+	for _, s := range t.subscribers {
+		if s.done == nil {
+			select {
+			case s.ch <- v:
+				continue
+			default:
+			}
+		}
+		if s.lost {
+			continue
+		}
+		if n == nil {
+			n = t.add(v)
+		}
+		switch {
+		case s.next == nil:
+			s.next = n
+		case n.number-s.next.number >= MinUnread:
+			s.next, s.lost = nil, true
+		}
+		f.start(s)
+	}
+	if n == nil {
+		t.newest = nil // nobody is behind: the chain is not needed
+	}
+}
+
+// start starts the pump of s if it does not run. The caller holds f.mu.
+func (f *Feed[T]) start(s *subscriber[T]) {
+	if s.done == nil {
+		s.done = make(chan struct{})
+		f.pumps.Go(func() { f.pump(s, s.done) })
+	}
+}
+
+// pump sends what s has not read yet. It ends when nothing is left, and when done is closed; then it closes the channel.
+func (f *Feed[T]) pump(s *subscriber[T], done <-chan struct{}) {
+	var values [batch]T
+	for {
+		n := f.take(s, &values)
+		if n == 0 {
+			return
+		}
+		for _, v := range values[:n] {
+			select {
+			case s.ch <- v:
+			case <-done:
+				close(s.ch)
+				return
+			}
+		}
+		clear(values[:n])
+	}
+}
+
+// take moves the next values for s from the chain to values and returns their number. If there are none it returns 0 and Publish
+// sends to s.ch itself again.
+func (f *Feed[T]) take(s *subscriber[T], values *[batch]T) int {
+	f.mu.Lock()
+	if s.lost && f.config.Resync != nil {
+		f.mu.Unlock()
+		f.config.Resync(s.topic.name, func(v T) {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			s.lost = false
+			values[0] = v
+		})
+		return 1
+	}
+	defer f.mu.Unlock()
+	s.lost = false
+	n := 0
+	for ; s.next != nil && n < batch; n++ {
+		values[n] = s.next.value
+		s.next = s.next.next
+	}
+	if n == 0 {
+		s.release()
+	}
+	return n
+}
+
+// release ends the pump's turn: the channel is Publish's again, or closed if that was asked for meanwhile.
+func (s *subscriber[T]) release() {
+	select {
+	case <-s.done:
+		close(s.ch)
+	default:
+		s.done = nil
+	}
+}

@@ -1,0 +1,61 @@
+package sock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"syscall"
+)
+
+// Dial connects to the stream socket at path. On Linux the path may be longer than a socket address can hold. It blocks no longer than
+// ctx allows, and in practice not at all: a connect to a Unix socket succeeds or fails at once. Classify an error with [IsRefused],
+// [IsGone] and [IsBusy].
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	var d net.Dialer
+	var conn net.Conn
+	var err error
+	if len(path) > MaxPath {
+		conn, err = dialLong(ctx, &d, path)
+	} else {
+		conn, err = d.DialContext(ctx, "unix", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	uc, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("connect %s: unexpected connection type %T", path, conn), conn.Close())
+	}
+	return uc, nil
+}
+
+// Probe finds out whether anyone accepts on the socket at path: it connects and closes the connection at once. It returns who listens, as
+// [PeerOf] does. A full backlog means that somebody is there, so it is no error, but the peer stays unknown then (the zero Peer).
+func Probe(ctx context.Context, path string) (Peer, error) {
+	conn, err := Dial(ctx, path)
+	if err != nil {
+		if IsBusy(err) {
+			return Peer{}, nil
+		}
+		return Peer{}, err
+	}
+	peer, err := PeerOf(conn)
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = nil
+	}
+	return peer, errors.Join(err, conn.Close())
+}
+
+// IsRefused reports whether err says that there is something at the path on which nobody accepts: a socket whose listener is gone, or
+// which is bound and not listening yet, or (on Linux) a file that is no socket.
+func IsRefused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+
+// IsGone reports whether err says that there is no socket at the path any more.
+func IsGone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ENOTSOCK)
+}
+
+// IsBusy reports whether err says that somebody listens on the socket and has a full backlog. Worth another try soon.
+func IsBusy(err error) bool { return errors.Is(err, syscall.EAGAIN) }

@@ -1,0 +1,280 @@
+package sock
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// runExits returns an Exits that runs until the end of the test or until stop is called.
+func runExits(t testing.TB) (e *Exits, stop func()) {
+	t.Helper()
+	e, err := NewExits()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return e, stop
+}
+
+func dial(t testing.TB, path string) *net.UnixConn {
+	t.Helper()
+	conn, err := Dial(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func TestExitIsTold(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	cmd, said := startChild(t, "serve", path)
+	if said != "listening" {
+		t.Fatal(said)
+	}
+	e, _ := runExits(t)
+	before := openFiles(t)
+	conn := dial(t, path)
+	told := make(chan struct{}, 10)
+	stop, err := e.Watch(conn, func() { told <- struct{}{} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Close(); err != nil { // not needed for the watch
+		t.Fatal(err)
+	}
+	if n := openFiles(t) - before; n != 1 {
+		t.Errorf("a watched process costs %d descriptors, want 1", n)
+	}
+	select {
+	case <-told:
+		t.Fatal("told of a living process")
+	default:
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-told
+	_ = cmd.Wait()
+	stop()
+	stop()
+	if n := openFiles(t); n > before {
+		t.Errorf("%d descriptors, %d before", n, before)
+	}
+	if len(told) != 0 {
+		t.Error("told twice")
+	}
+}
+
+// TestDeadBeforeWatch connects, and the process ends before it is watched.
+func TestDeadBeforeWatch(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	cmd, said := startChild(t, "serve", path)
+	if said != "listening" {
+		t.Fatal(said)
+	}
+	conn := dial(t, path)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	e, _ := runExits(t)
+	told := make(chan struct{})
+	_, err := e.Watch(conn, func() { close(told) })
+	switch {
+	case err == nil:
+		<-told
+	case !errors.Is(err, ErrNotVisible):
+		t.Errorf("Watch: %v", err)
+	}
+}
+
+// TestPidfdByPID is the way of kernels before 6.5.
+func TestPidfdByPID(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	cmd, said := startChild(t, "serve", path)
+	if said != "listening" {
+		t.Fatal(said)
+	}
+	conn := dial(t, path)
+	open := func() (pidfd int, err error) {
+		err = control(conn, func(fd int) (err error) {
+			pidfd, err = pidfdByPID(fd)
+			return err
+		})
+		return pidfd, err
+	}
+	pidfd, err := open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+
+	before := openFiles(t)
+	_ = cmd.Process.Kill()
+	p := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(p, 20_000); n != 1 {
+		t.Fatalf("the pidfd does not tell the end: %d, %v", n, err)
+	}
+	// Not waited for yet, so the PID is taken and can be opened: only the closed connection says that the process has ended.
+	if fd, err := open(); err == nil {
+		_ = unix.Close(fd)
+		t.Error("a process that has ended was opened")
+	}
+	if n := openFiles(t); n > before {
+		t.Errorf("%d descriptors, %d before", n, before)
+	}
+}
+
+func TestStopEndsAWatch(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	cmd, said := startChild(t, "serve", path)
+	if said != "listening" {
+		t.Fatal(said)
+	}
+	conn := dial(t, path)
+	e, _ := runExits(t)
+	stop, err := e.Watch(conn, func() { t.Error("told after stop") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	told := make(chan struct{})
+	if _, err := e.Watch(conn, func() { close(told) }); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Process.Kill()
+	<-told
+}
+
+// TestThousandsOfWatches has watches on a few processes come and go from several goroutines while processes end.
+func TestThousandsOfWatches(t *testing.T) {
+	const children, watches = 4, 1000
+	dir := tempDir(t)
+	e, stopRun := runExits(t)
+	before := openFiles(t)
+	var told [children][watches]atomic.Int32
+	var stopped [children][watches]bool
+	var live atomic.Int64
+	var wg sync.WaitGroup
+	for c := range children {
+		path := filepath.Join(dir, string(rune('a'+c)))
+		cmd, said := startChild(t, "serve", path)
+		if said != "listening" {
+			t.Fatal(said)
+		}
+		conn, err := Dial(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			defer conn.Close()
+			for i := range watches {
+				live.Add(1)
+				stop, err := e.Watch(conn, func() { told[c][i].Add(1); live.Add(-1) })
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if i%2 == 0 {
+					stop()
+					stopped[c][i] = true
+					live.Add(-1)
+				}
+			}
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		})
+	}
+	wg.Wait()
+	eventually(t, "every end is told", func() bool { return live.Load() == 0 })
+	for c := range children {
+		for i := range watches {
+			want := int32(1)
+			if stopped[c][i] {
+				want = 0
+			}
+			if n := told[c][i].Load(); n != want {
+				t.Fatalf("watch %d of process %d was told %d times, want %d", i, c, n, want)
+			}
+		}
+	}
+	stopRun()
+	if n := openFiles(t); n > before {
+		t.Errorf("%d descriptors, %d before", n, before)
+	}
+}
+
+// TestStopRacesExit stops watches at the moment in which their process ends: each is told once or not at all.
+func TestStopRacesExit(t *testing.T) {
+	dir := tempDir(t)
+	e, _ := runExits(t)
+	for range 5 {
+		path := filepath.Join(dir, "s")
+		cmd, said := startChild(t, "serve", path)
+		if said != "listening" {
+			t.Fatal(said)
+		}
+		conn := dial(t, path)
+		var told [200]atomic.Int32
+		var stops [len(told)]func()
+		for i := range told {
+			var err error
+			if stops[i], err = e.Watch(conn, func() { told[i].Add(1) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = cmd.Process.Kill()
+		for _, stop := range stops {
+			stop()
+		}
+		_ = cmd.Wait()
+		for i := range told {
+			if n := told[i].Load(); n > 1 {
+				t.Errorf("told %d times", n)
+			}
+		}
+		e.mu.Lock()
+		if n := len(e.watches); n != 0 {
+			t.Errorf("%d watches left", n)
+		}
+		e.mu.Unlock()
+		unix.Unlink(path)
+	}
+}
+
+func TestWatchAfterRun(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	if _, said := startChild(t, "serve", path); said != "listening" {
+		t.Fatal(said)
+	}
+	conn := dial(t, path)
+	e, stopRun := runExits(t)
+	stop, err := e.Watch(conn, func() { t.Error("told") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := openFiles(t)
+	stopRun()
+	stop()
+	if _, err := e.Watch(conn, func() {}); !errors.Is(err, ErrClosed) {
+		t.Errorf("Watch after Run: %v", err)
+	}
+	if n := openFiles(t); n != before-2 { // the pidfd and the epoll instance
+		t.Errorf("%d descriptors, %d before", n, before)
+	}
+}

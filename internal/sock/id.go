@@ -1,0 +1,64 @@
+package sock
+
+import (
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+)
+
+// ID tells one socket from another, whatever their paths are. It is comparable. A change of mode or owner, or a rename, leaves it as it
+// is; a socket that is bound anew, also at the same path and on a recycled inode number, has another one.
+type ID struct {
+	Device uint64
+	Inode  uint64
+	// Birth is the time at which the inode was made, in nanoseconds since 1970. A file system that records no birth time gives its change
+	// time instead, which a change of mode, owner or name moves. A system that has neither gives zero.
+	Birth int64
+}
+
+// IsZero reports whether id is that of no socket.
+func (id ID) IsZero() bool { return id == ID{} }
+
+// String returns the stable text form that [ParseID] reads: device, inode and birth, in hexadecimal, separated by dots.
+func (id ID) String() string {
+	b := make([]byte, 0, 3*16+2)
+	b = strconv.AppendUint(b, id.Device, 16)
+	b = append(b, '.')
+	b = strconv.AppendUint(b, id.Inode, 16)
+	b = append(b, '.')
+	b = strconv.AppendUint(b, uint64(id.Birth), 16)
+	return string(b)
+}
+
+// ParseID is the inverse of [ID.String]. It accepts nothing that String does not produce.
+func ParseID(s string) (ID, error) {
+	parts := strings.Split(s, ".")
+	if len(parts) != 3 {
+		return ID{}, fmt.Errorf("socket identity %q: want three hexadecimal numbers separated by dots", s)
+	}
+	var n [3]uint64
+	for i, part := range parts {
+		v, err := strconv.ParseUint(part, 16, 64)
+		if err != nil {
+			return ID{}, fmt.Errorf("socket identity %q: %w", s, err)
+		}
+		n[i] = v
+	}
+	id := ID{Device: n[0], Inode: n[1], Birth: int64(n[2])}
+	if id.String() != s {
+		return ID{}, fmt.Errorf("socket identity %q is not in its canonical form %q", s, id)
+	}
+	return id, nil
+}
+
+// Info is what [Stat] knows of a path. It is comparable.
+type Info struct {
+	ID   ID
+	Mode fs.FileMode // type and permission bits
+	UID  uint32
+	GID  uint32
+}
+
+// IsSocket reports whether the path is a socket.
+func (i Info) IsSocket() bool { return i.Mode&fs.ModeSocket != 0 }

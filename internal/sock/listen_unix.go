@@ -1,0 +1,155 @@
+//go:build unix
+
+package sock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+// Listener is a listening socket that owns its path. It is a [net.Listener].
+type Listener struct {
+	inner *net.UnixListener
+	lock  *os.File
+	path  string
+	id    ID
+	close func() error // once
+}
+
+// Listen makes a stream socket at path for a program that must be the only one there, such as a daemon with its control socket. The
+// directory must exist.
+//
+// A socket on which nobody accepts any more is replaced. A living one gives an error that wraps [ErrInUse]; anything that is no socket
+// gives an error and is left alone, and so is a path that is too long for those who will connect.
+//
+// Programs that start at the same moment cannot take each other's socket, because the owner holds a lock (flock) on the hidden file
+// .<name>.lock beside the socket from before it looks until Close; the kernel releases it when the owner dies. Nobody can connect before
+// the mode is set, because the socket is made in a private directory, of mode 0700, and linked to its path when it listens. The link
+// fails if something is there, so also a program that knows nothing of the lock loses nothing.
+func Listen(path string, mode fs.FileMode) (*Listener, error) {
+	if len(path) > MaxPath {
+		return nil, fmt.Errorf("cannot listen on %s: the path has %d bytes and a socket's path may have %d; choose a shorter one",
+			path, len(path), MaxPath)
+	}
+	lock, err := acquire(path)
+	if err != nil {
+		return nil, err
+	}
+	inner, id, err := place(path, mode)
+	if err != nil {
+		return nil, errors.Join(err, release(lock))
+	}
+	l := &Listener{inner: inner, lock: lock, path: path, id: id}
+	l.close = sync.OnceValue(func() error { return errors.Join(l.unlink(), l.inner.Close(), release(l.lock)) })
+	return l, nil
+}
+
+// Accept waits for the next connection and returns it, a [*net.UnixConn]. After Close the error wraps [net.ErrClosed].
+func (l *Listener) Accept() (net.Conn, error) { return l.inner.Accept() }
+
+// Addr returns the path at which the socket was made.
+func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
+// Close stops listening and removes the socket file, unless another file is at its path by now. It may be called more than once.
+func (l *Listener) Close() error { return l.close() }
+
+// unlink removes the socket file if it is the one that Listen made.
+func (l *Listener) unlink() error {
+	info, err := Stat(l.path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && info.ID != l.id {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.Remove(l.path)
+}
+
+// place makes a listening socket and links it to path, in the stead of one on which nobody accepts.
+func place(path string, mode fs.FileMode) (_ *net.UnixListener, _ ID, err error) {
+	private, err := os.MkdirTemp(filepath.Dir(path), ".sock")
+	if err != nil {
+		return nil, ID{}, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	defer func() {
+		if rerr := os.RemoveAll(private); rerr != nil {
+			err = errors.Join(err, fmt.Errorf("clean up after listening on %s: %w", path, rerr))
+		}
+	}()
+	hidden := filepath.Join(private, "s")
+
+	l, err := bind(hidden)
+	if err != nil {
+		return nil, ID{}, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := os.Chmod(hidden, mode); err != nil {
+		return nil, ID{}, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), l.Close())
+	}
+	for {
+		if err := clearStale(path); err != nil {
+			return nil, ID{}, errors.Join(err, l.Close())
+		}
+		err := os.Link(hidden, path)
+		if errors.Is(err, fs.ErrExist) {
+			continue // made by a program that does not know the lock: judge it
+		}
+		if err != nil {
+			return nil, ID{}, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), l.Close())
+		}
+		break
+	}
+	if err := os.Remove(hidden); err != nil { // before Stat: it moves the change time
+		return nil, ID{}, errors.Join(err, l.Close(), os.Remove(path))
+	}
+	info, err := Stat(path)
+	if err != nil {
+		return nil, ID{}, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), l.Close())
+	}
+	return l, info.ID, nil
+}
+
+// clearStale removes a socket on which nobody accepts from path. It returns nil if the path is free afterwards.
+func clearStale(path string) error {
+	info, err := Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("cannot listen on %s: %w", path, err)
+	case !info.IsSocket():
+		return fmt.Errorf("cannot listen on %s: there is something that is not a socket (%s); remove it or choose another path",
+			path, info.Mode)
+	}
+	peer, err := Probe(context.Background(), path)
+	switch {
+	case err == nil:
+		return inUse(path, peer.PID)
+	case IsGone(err):
+		return nil
+	case !IsRefused(err):
+		return fmt.Errorf("cannot listen on %s: a socket is there and whether anyone listens on it cannot be found out: %w", path, err)
+	}
+	if now, err := Stat(path); err != nil || now.ID != info.ID {
+		return nil // replaced meanwhile: the link fails and it is judged again
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("cannot listen on %s: remove the stale socket: %w", path, err)
+	}
+	return nil
+}
+
+// inUse returns the error for a path that a process owns. pid is zero if it is not known.
+func inUse(path string, pid int) error {
+	who := ""
+	if pid > 0 {
+		who = fmt.Sprintf(" (pid %d)", pid)
+	}
+	return fmt.Errorf("%w on %s%s: stop it or choose another path", ErrInUse, path, who)
+}

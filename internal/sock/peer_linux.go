@@ -1,0 +1,86 @@
+package sock
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// PeerOf returns the process at the other end of conn as the kernel recorded it when the connection was made. It does not block.
+func PeerOf(conn *net.UnixConn) (Peer, error) {
+	var cred *unix.Ucred
+	err := control(conn, func(fd int) (err error) {
+		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		return err
+	})
+	if err != nil {
+		return Peer{}, fmt.Errorf("ask the kernel for the peer of a Unix socket: %w", err)
+	}
+	peer := Peer{PID: int(cred.Pid), UID: cred.Uid, GID: cred.Gid}
+	if peer.PID > 0 {
+		peer.StartTime = startTime(peer.PID)
+	}
+	return peer, nil
+}
+
+// BootID names this boot of the system, or is empty where the system has no name for it.
+func BootID() string { return bootID() }
+
+var bootID = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+})
+
+// control runs f on the descriptor of conn.
+func control(conn syscall.Conn, f func(fd int) error) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
+		return err
+	}
+	return ferr
+}
+
+// startTime returns the start of a process in clock ticks after boot, or zero if there is no such process.
+func startTime(pid int) uint64 {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0
+	}
+	return parseStartTime(b)
+}
+
+// parseStartTime returns field 22 of a line of proc_pid_stat(5), or zero. The second field, the command in parentheses, may itself contain
+// spaces and parentheses, so the count starts at the last closing one.
+func parseStartTime(stat []byte) uint64 {
+	const afterComm = 22 - 3 // index of field 22 among those that follow the command
+	i := bytes.LastIndexByte(stat, ')')
+	if i < 0 {
+		return 0
+	}
+	n := 0
+	for field := range bytes.FieldsSeq(stat[i+1:]) {
+		if n == afterComm {
+			v, err := strconv.ParseUint(string(field), 10, 64)
+			if err != nil {
+				return 0
+			}
+			return v
+		}
+		n++
+	}
+	return 0
+}

@@ -1,0 +1,72 @@
+package sock
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+)
+
+func TestStartTimeOfStrangeCommands(t *testing.T) {
+	const rest = " S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21"
+	for stat, want := range map[string]uint64{
+		"7 (cat)" + rest:         4242,
+		"7 (a b) c)" + rest:      4242,
+		"7 () R 1 (x) 9)" + rest: 4242,
+		"7 (cat) S 1 2 3":        0,
+		"7 (cat":                 0,
+		"":                       0,
+		"7 (x) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 -1": 0,
+	} {
+		if got := parseStartTime([]byte(stat)); got != want {
+			t.Errorf("parseStartTime(%q) = %d, want %d", stat, got, want)
+		}
+	}
+	if startTime(os.Getpid()) == 0 {
+		t.Error("this process has no start time")
+	}
+	if startTime(1<<22+1) != 0 {
+		t.Error("a process that cannot exist has a start time")
+	}
+}
+
+func FuzzParseStartTime(f *testing.F) {
+	f.Add([]byte("7 (a b) c) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20 21"))
+	f.Fuzz(func(_ *testing.T, stat []byte) { parseStartTime(stat) })
+}
+
+func TestBootID(t *testing.T) {
+	if id := BootID(); !regexp.MustCompile(`^[0-9a-f-]{36}$`).MatchString(id) || id != BootID() {
+		t.Errorf("boot ID %q", id)
+	}
+}
+
+func TestProbe(t *testing.T) {
+	dir := tempDir(t)
+	path := filepath.Join(dir, "s")
+	cmd, said := startChild(t, "serve", path)
+	if said != "listening" {
+		t.Fatal(said)
+	}
+	peer, err := Probe(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Peer{PID: cmd.Process.Pid, StartTime: startTime(cmd.Process.Pid), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	if peer != want || peer.StartTime == 0 {
+		t.Errorf("peer %+v, want %+v", peer, want)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if _, err := Probe(t.Context(), path); !IsRefused(err) {
+		t.Errorf("probe of a dead socket: %v", err)
+	}
+
+	full := filepath.Join(dir, "full")
+	fillBacklog(t, full)
+	if peer, err := Probe(t.Context(), full); err != nil || peer != (Peer{}) {
+		t.Errorf("probe of a busy socket: %+v, %v", peer, err)
+	}
+}

@@ -1,0 +1,67 @@
+package sock
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// peerPidfd returns a pidfd of the process that serves conn.
+func peerPidfd(conn *net.UnixConn) (int, error) {
+	pidfd := -1
+	err := control(conn, func(fd int) (err error) {
+		pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		if errors.Is(err, unix.ENOPROTOOPT) { // before Linux 6.5
+			pidfd, err = pidfdByPID(fd)
+		}
+		return err
+	})
+	switch {
+	case err == nil:
+		return pidfd, nil
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
+		return -1, fmt.Errorf("watch the process behind a socket: %w", err)
+	case errors.Is(err, unix.ENOSYS): // pidfd_open before Linux 5.3
+		return -1, fmt.Errorf("%w: %w", ErrNotVisible, errors.ErrUnsupported)
+	default:
+		return -1, fmt.Errorf("%w: %w", ErrNotVisible, err)
+	}
+}
+
+// pidfdByPID opens the process by the PID in the peer's credentials. That PID may have passed on to another process since it was recorded;
+// it has not if the peer's end of the connection is still open afterwards, because the end of the process would have closed it.
+func pidfdByPID(fd int) (int, error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return -1, err
+	}
+	if cred.Pid <= 0 {
+		return -1, errors.New("it lives in another PID namespace")
+	}
+	before := startTime(int(cred.Pid))
+	pidfd, err := unix.PidfdOpen(int(cred.Pid), 0)
+	if err != nil {
+		return -1, err
+	}
+	// The start time also catches the rare case in which a third process holds the connection open.
+	if hungUp(fd) || before == 0 || startTime(int(cred.Pid)) != before {
+		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
+	}
+	return pidfd, nil
+}
+
+// hungUp reports whether the other end of a connection is closed.
+func hungUp(fd int) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	for {
+		n, err := unix.Poll(p, 0)
+		if err == nil {
+			return n > 0
+		}
+		if err != unix.EINTR {
+			return true
+		}
+	}
+}
