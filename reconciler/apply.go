@@ -1,0 +1,220 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// restore takes over the instances from before a restart.
+func (r *Reconciler) restore(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, record := range r.cfg.Restored {
+		in := &instance{
+			info:         cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket},
+			source:       record.Source,
+			announced:    Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions},
+			id:           record.ID,
+			recorded:     true,
+			registeredAt: record.RegisteredAt,
+			restored:     &record,
+		}
+		in.set(StateRestored)
+		r.observe(EventRestored, in, "known from before the restart; checking whether it is alive")
+		if _, known := r.restored[record.Socket]; known || record.Socket == (cache.SocketID{}) {
+			// Of two records of one socket the newer counts.
+			r.went(ctx, in, "it cannot be told whether its socket is still the same")
+			continue
+		}
+		r.restored[record.Socket] = in
+	}
+}
+
+// apply takes changes of the desired state over. mu is held.
+func (r *Reconciler) apply(ctx context.Context, changes []cache.Change) {
+	present := make(map[uint64]bool, len(changes))
+	for _, c := range changes {
+		if c.Present {
+			present[c.Info.Appearance] = true
+		}
+	}
+	for _, c := range changes {
+		at := r.sockets[c.Path]
+		if at != nil && c.Present && at.info.Appearance == c.Info.Appearance {
+			continue
+		}
+		var in *instance
+		if known := r.appearances[c.Info.Appearance]; c.Present && known != nil {
+			defer r.moved(ctx, known, c.Info)
+		} else if c.Present {
+			in = r.appeared(c.Info)
+		}
+		if at != nil && !present[at.info.Appearance] {
+			if in != nil {
+				at.replacement, in.replaces = in, at
+				r.went(ctx, at, "its socket was replaced")
+			} else {
+				r.went(ctx, at, "its socket was removed")
+			}
+		}
+		if in != nil {
+			r.ask(ctx, in)
+		}
+	}
+}
+
+// appeared returns the instance for a new appearance of a socket: a restored one or a new one. mu is held.
+func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
+	in := r.restored[info.Socket]
+	if in != nil {
+		delete(r.restored, info.Socket)
+		in.info = info
+		r.lane(laneKey{in.announced.Type, in.announced.Name}).join(in)
+	} else {
+		in = &instance{info: info, source: SourceDiscovered}
+		in.set(StateConnecting)
+	}
+	r.sockets[info.SocketPath] = in
+	r.appearances[info.Appearance] = in
+	return in
+}
+
+// moved takes over that a socket is at another path. A plugin whose endpoint is that socket is registered again at its new place.
+// mu is held.
+func (r *Reconciler) moved(ctx context.Context, in *instance, info cache.PluginInfo) {
+	if in.gone {
+		return
+	}
+	registered := in.state == StateRegistered
+	if registered {
+		r.cfg.Actual.RemovePlugin(in.info.SocketPath)
+	}
+	if r.sockets[in.info.SocketPath] == in {
+		delete(r.sockets, in.info.SocketPath)
+	}
+	in.info.SocketPath = info.SocketPath
+	r.sockets[info.SocketPath] = in
+	if registered {
+		r.actualize(in)
+		if in.announced.Endpoint == "" {
+			r.ask(ctx, in)
+		}
+	}
+}
+
+// actualize enters a registered instance into the actual state of the world. mu is held.
+func (r *Reconciler) actualize(in *instance) {
+	info := in.info
+	info.Type, info.Name = in.announced.Type, in.announced.Name
+	if in.lane.heldBy != nil {
+		info.Handler = in.lane.heldBy.PluginHandler
+	}
+	if err := r.cfg.Actual.AddPlugin(info); err != nil {
+		r.log.Error("cannot enter a plugin into the actual state of the world", "socket", info.SocketPath, "error", err)
+	}
+}
+
+// went takes over that an instance is gone. Its registry entry goes at once, unless it may be replaced at its path any moment; the
+// handler's calls follow in the lane. mu is held.
+func (r *Reconciler) went(ctx context.Context, in *instance, why string) {
+	if in.gone {
+		return
+	}
+	in.gone = true
+	in.why = why
+	in.rest()
+	if r.sockets[in.info.SocketPath] == in {
+		delete(r.sockets, in.info.SocketPath)
+	}
+	if r.appearances[in.info.Appearance] == in {
+		delete(r.appearances, in.info.Appearance)
+	}
+	r.cfg.Actual.RemovePlugin(in.info.SocketPath)
+	l := in.lane
+	if in.replacement != nil {
+		in.replacement.deciding = true
+	}
+	if l == nil || l.held != in || !l.replaced(in) {
+		r.unrecord(ctx, in)
+	}
+	if l != nil {
+		r.kick(ctx, l)
+	}
+}
+
+// lost takes over that nobody accepts on the socket of a plugin that had answered. mu is held.
+func (r *Reconciler) lost(ctx context.Context, in *instance, err error) {
+	if in.gone || in.state == StateUnreachable {
+		return
+	}
+	in.rest()
+	if in.recorded {
+		r.observe(EventUnreachable, in, "nobody accepts on its socket: "+err.Error())
+	}
+	if in.recorded && in.restored == nil && r.cfg.UnreachableGrace > 0 {
+		in.set(StateUnreachable)
+		in.lastErr = err
+		r.cfg.Registry.Unreachable(in.announced.Type, in.announced.Name, in.id, err)
+		in.retry = r.after(r.cfg.UnreachableGrace, func(ctx context.Context) { r.giveUp(ctx, in, err) })
+		return
+	}
+	r.giveUp(ctx, in, err)
+}
+
+// giveUp lets go of an instance on whose socket nobody accepts. As long as the socket exists it is tried with back-off, as a new
+// instance. mu is held.
+func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
+	if in.gone {
+		return
+	}
+	fresh := r.reborn(ctx, in, "nobody accepts on its socket")
+	fresh.attempts = 1
+	fresh.lastErr = err
+	fresh.loggedText = err.Error()
+	fresh.set(StateUnreachable)
+	r.retryLater(fresh)
+}
+
+// reborn ends an instance and begins a new one on the same socket. mu is held.
+func (r *Reconciler) reborn(ctx context.Context, in *instance, why string) *instance {
+	fresh := &instance{info: in.info, source: in.source, announced: in.announced}
+	fresh.set(StateConnecting)
+	r.went(ctx, in, why)
+	r.sockets[in.info.SocketPath] = fresh
+	r.appearances[in.info.Appearance] = fresh
+	return fresh
+}
+
+// unrecord removes an instance that is gone from the registry: from what is given out at once, from the disk as soon as that can be
+// done. mu is held.
+func (r *Reconciler) unrecord(ctx context.Context, in *instance) {
+	if !in.recorded {
+		return
+	}
+	in.recorded = false
+	ptype, name, id := in.announced.Type, in.announced.Name, in.id
+	r.cfg.Registry.Unreachable(ptype, name, id, errors.New(in.why))
+	r.observe(EventDeregistered, in, in.why)
+	r.spawn(func() {
+		for attempt := 1; ; attempt++ {
+			err := r.cfg.Registry.Remove(ptype, name, id)
+			if err == nil {
+				return
+			}
+			if attempt == 1 {
+				r.log.Error("cannot remove a plugin from the registry; trying again", "type", ptype, "name", name, "instance", id, "error", err)
+			}
+			retry := time.NewTimer(backoff(attempt))
+			select {
+			case <-ctx.Done():
+				// The next start restores it and finds it dead.
+				retry.Stop()
+				return
+			case <-retry.C:
+			}
+		}
+	})
+}

@@ -1,0 +1,178 @@
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	defaultWalks = 16
+	// slotHold is how long a walk that waits keeps its slot.
+	slotHold = 25 * time.Millisecond
+	// refusedPause is the pause between two dials of a socket on which its plugin is about to listen.
+	refusedPause = time.Millisecond
+)
+
+// ask has the plugin behind an instance say who it is, as soon as a slot is free. mu is held.
+func (r *Reconciler) ask(ctx context.Context, in *instance) {
+	if in.gone || in.asking || in.settling {
+		return
+	}
+	in.stopRetry()
+	in.asking = true
+	if in.state != StateRestored {
+		in.set(StateConnecting)
+	}
+	if in.attempts == 0 && (in.lane != nil || in.replaces != nil) {
+		in.deciding = true
+		r.after(answerWindow, func(ctx context.Context) { r.decided(ctx, in) })
+	}
+	r.queue = append(r.queue, in)
+	r.dispatch(ctx)
+}
+
+// decided takes over that an instance either has answered or has had its moment: whoever waited for it goes on. mu is held.
+func (r *Reconciler) decided(ctx context.Context, in *instance) {
+	in.deciding = false
+	if in.lane != nil {
+		r.kick(ctx, in.lane)
+	}
+	if in.replaces != nil {
+		if l := in.replaces.lane; l != nil {
+			r.kick(ctx, l)
+		}
+		in.replaces = nil
+	}
+}
+
+// dispatch starts walks while slots are free. mu is held.
+func (r *Reconciler) dispatch(ctx context.Context) {
+	for r.free > 0 && len(r.queue) > 0 && !r.stopped {
+		in := r.queue[0]
+		r.queue[0] = nil
+		r.queue = r.queue[1:]
+		if in.gone || !in.asking {
+			continue
+		}
+		r.free--
+		askCtx, cancel := context.WithCancel(ctx)
+		in.cancel = cancel
+		path := in.info.SocketPath
+		fresh := in.attempts == 0 && (in.info.Socket.Birth == 0 || time.Since(time.Unix(0, in.info.Socket.Birth)) < answerWindow)
+		r.spawn(func() {
+			defer cancel()
+			defer r.giveBackSlot(ctx)()
+			conn, info, err := r.interview(askCtx, path, fresh)
+			r.answered(ctx, in, conn, info, err)
+		})
+	}
+}
+
+// giveBackSlot returns a function that gives a slot back; after slotHold it is given back anyway.
+func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
+	done := false
+	release := func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if !done {
+			done = true
+			r.free++
+			r.dispatch(ctx)
+		}
+	}
+	timer := time.AfterFunc(slotHold, release)
+	return func() {
+		timer.Stop()
+		release()
+	}
+}
+
+// interview dials a socket and asks who is there. A socket exists a moment before its plugin listens on it: as long as it is fresh, a
+// refused dial is repeated.
+func (r *Reconciler) interview(ctx context.Context, path string, fresh bool) (Conn, Info, error) {
+	began := time.Now()
+	conn, err := r.dial(ctx, path)
+	for err != nil && fresh && r.cfg.Transport.Refused(err) && time.Since(began) < answerWindow {
+		pause := time.NewTimer(refusedPause)
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, Info{}, ctx.Err()
+		case <-pause.C:
+		}
+		conn, err = r.dial(ctx, path)
+	}
+	if err != nil {
+		return nil, Info{}, fmt.Errorf("cannot connect to %s: %w", path, err)
+	}
+	callCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.GetInfo)
+	defer cancel()
+	info, err := conn.GetInfo(callCtx)
+	if err != nil {
+		r.closeConn(conn)
+		return nil, Info{}, fmt.Errorf("GetInfo on %s failed: %w", path, err)
+	}
+	return conn, info, nil
+}
+
+func (r *Reconciler) dial(ctx context.Context, path string) (Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.Dial)
+	defer cancel()
+	return r.cfg.Transport.Dial(ctx, path)
+}
+
+// answered takes over what an instance said of itself and, if its lane rests, runs the lane.
+func (r *Reconciler) answered(ctx context.Context, in *instance, conn Conn, info Info, err error) {
+	r.mu.Lock()
+	in.asking = false
+	in.cancel = nil
+	l := r.enter(ctx, in, conn, info, err)
+	run := l != nil && !l.running
+	if run {
+		l.running = true
+	}
+	r.decided(ctx, in)
+	r.mu.Unlock()
+	if run {
+		r.run(ctx, l)
+	}
+}
+
+// enter puts an instance that has answered into its lane, which it returns; nil if it has none. mu is held.
+func (r *Reconciler) enter(ctx context.Context, in *instance, conn Conn, info Info, err error) *lane {
+	switch {
+	case in.gone || ctx.Err() != nil:
+		if conn != nil {
+			r.closeConn(conn)
+		}
+		return nil
+	case err != nil && in.lane != nil && r.cfg.Transport.Refused(err):
+		r.lost(ctx, in, err)
+		return nil
+	case err != nil:
+		r.failed(in, err)
+		return nil
+	}
+	if invalid := checkInfo(info); invalid != nil {
+		r.reject(ctx, in, conn, invalid)
+		return nil
+	}
+	key := laneKey{info.Type, info.Name}
+	switch {
+	case in.restored != nil && (in.restored.Peer == Peer{} || in.restored.Peer != conn.Peer()):
+		in = r.reborn(ctx, in, "another process serves its socket since the restart")
+	case in.lane != nil && in.lane.key != key:
+		in = r.reborn(ctx, in, fmt.Sprintf("its socket now announces %s/%s", info.Type, info.Name))
+	}
+	in.restored = nil
+	in.unclaimed = false
+	in.announced = info
+	in.conn = conn
+	in.peer = conn.Peer()
+	in.set(StateWaiting)
+	if in.lane == nil {
+		r.lane(key).join(in)
+	}
+	return in.lane
+}

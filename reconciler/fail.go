@@ -1,0 +1,168 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// turnedDown takes over that the handler did not take the instance. Unless it only asks for patience, the plugin is told and leaves
+// the registry, where it may stand from before.
+func (r *Reconciler) turnedDown(ctx context.Context, in *instance, conn Conn, err error) {
+	patience := errors.Is(err, cache.ErrRetry)
+	if !patience {
+		r.forget(in, err.Error())
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case in.gone || ctx.Err() != nil:
+		r.closeConn(conn)
+	case patience:
+		r.closeConn(conn)
+		r.failed(in, err)
+	default:
+		r.reject(ctx, in, conn, err)
+	}
+}
+
+// forget takes a living instance out of the registry, if it is there. It is called in the instance's lane.
+func (r *Reconciler) forget(in *instance, why string) {
+	r.mu.Lock()
+	recorded := in.recorded && !in.gone
+	if recorded {
+		in.recorded = false
+	}
+	ptype, name, id := in.announced.Type, in.announced.Name, in.id
+	r.mu.Unlock()
+	if !recorded {
+		return
+	}
+	err := r.cfg.Registry.Remove(ptype, name, id)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil {
+		// It stands on the disk only: the next start finds out that it is not registered.
+		r.cfg.Registry.Unreachable(ptype, name, id, errors.New(why))
+		r.log.Error("cannot remove a plugin from the registry", "type", ptype, "name", name, "instance", id, "error", err)
+	}
+	r.observe(EventDeregistered, in, why)
+}
+
+// reject tells a plugin that it is not registered, and why, and tries again later unless there is no handler to try. It takes
+// the connection over. mu is held.
+func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err error) {
+	in.settling = true
+	in.lastErr = err
+	in.attempts++
+	if in.unclaimed {
+		in.set(StateRefused)
+	} else {
+		in.set(StateBackoff)
+	}
+	r.logFailure(in, "plugin refused", err)
+	r.observe(EventRefused, in, err.Error())
+	r.spawn(func() {
+		callCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.Notify)
+		defer cancel()
+		// Some plugins exit inside this call, so an error says little: the refusal counts as delivered.
+		if err := conn.Notify(callCtx, false, err.Error()); err != nil {
+			r.log.Debug("plugin did not acknowledge its refusal", "socket", in.info.SocketPath, "error", err)
+		}
+		r.closeConn(conn)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		in.settling = false
+		switch {
+		case in.gone || ctx.Err() != nil:
+		case !in.unclaimed:
+			r.retryLater(in)
+		case r.handlers[in.announced.Type] != nil:
+			r.ask(ctx, in)
+		}
+	})
+}
+
+// failed takes over that an attempt failed and arranges the next one. mu is held.
+func (r *Reconciler) failed(in *instance, err error) {
+	in.attempts++
+	in.lastErr = err
+	if r.cfg.Transport.Refused(err) && in.announced.Type != "" {
+		in.set(StateUnreachable)
+	} else {
+		in.set(StateBackoff)
+	}
+	if r.logFailure(in, "plugin registration failed", err) {
+		r.observe(EventFailed, in, err.Error())
+	}
+	r.retryLater(in)
+}
+
+// retryLater arranges the next attempt. mu is held.
+func (r *Reconciler) retryLater(in *instance) {
+	in.stopRetry()
+	wait := backoff(in.attempts)
+	in.nextRetry = time.Now().Add(wait)
+	in.retry = r.after(wait, func(ctx context.Context) { r.ask(ctx, in) })
+}
+
+// logFailure logs a failure when it changes and then at the second, fourth, eighth… repetition. It says whether it did. mu is held.
+func (r *Reconciler) logFailure(in *instance, message string, err error) bool {
+	text := err.Error()
+	if text == in.loggedText && bits.OnesCount(uint(in.attempts)) != 1 {
+		return false
+	}
+	in.loggedText = text
+	r.log.Warn(message, "type", in.announced.Type, "name", in.announced.Name, "socket", in.info.SocketPath, "attempt", in.attempts, "error", err)
+	return true
+}
+
+func (r *Reconciler) logError(err error) {
+	if err != nil {
+		r.log.Error("plugin could not be taken back cleanly", "error", err)
+	}
+}
+
+// Bounds of what a plugin may announce.
+const (
+	maxText     = 4096
+	maxVersions = 64
+)
+
+// checkInfo says what is wrong with an announcement.
+func checkInfo(info Info) error {
+	if len(info.Versions) > maxVersions {
+		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), maxVersions)
+	}
+	for _, field := range append([]struct{ name, text string }{
+		{"type", info.Type}, {"name", info.Name}, {"endpoint", info.Endpoint},
+	}, versionFields(info.Versions)...) {
+		switch {
+		case field.text == "" && field.name != "endpoint":
+			return fmt.Errorf("the plugin announces an empty %s", field.name)
+		case len(field.text) > maxText:
+			return fmt.Errorf("the plugin announces a %s of %d bytes; at most %d are allowed", field.name, len(field.text), maxText)
+		case !utf8.ValidString(field.text) || strings.ContainsFunc(field.text, unicode.IsControl):
+			return fmt.Errorf("the plugin announces a %s with control characters or invalid UTF-8: %q", field.name, field.text)
+		}
+	}
+	if strings.Contains(info.Type, "/") {
+		return fmt.Errorf("the plugin announces the type %q; a type must not contain a slash", info.Type)
+	}
+	return nil
+}
+
+func versionFields(versions []string) []struct{ name, text string } {
+	fields := make([]struct{ name, text string }, len(versions))
+	for i, v := range versions {
+		fields[i] = struct{ name, text string }{"version", v}
+	}
+	return fields
+}

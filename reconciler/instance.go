@@ -1,0 +1,121 @@
+package reconciler
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+const (
+	backoffMin = 100 * time.Millisecond
+	backoffMax = 2 * time.Minute
+	// answerWindow is the moment in which something that has just appeared is expected to answer: a refused dial is retried at
+	// once, and the instance that it may replace is not given up yet.
+	answerWindow = 100 * time.Millisecond
+)
+
+// instance is one appearance of a socket and what is known of the plugin behind it. All fields are guarded by Reconciler.mu, except
+// that conn belongs to whoever took it.
+type instance struct {
+	info   cache.PluginInfo
+	source Source
+	state  State
+	since  time.Time
+
+	// gone: its socket went, or nobody accepts on it. It never comes back; a socket that lives on gets a new instance.
+	gone bool
+	// why says, once it is gone, what became of it.
+	why string
+	// asking: it waits for a slot or is being asked who it is. cancel abandons that.
+	asking bool
+	cancel context.CancelFunc
+	// deciding: it is being asked and may answer any moment. Its lane, and an instance that it replaces at its path, wait for it.
+	deciding bool
+	// settling: it is being told of a refusal; no attempt starts before that has ended.
+	settling bool
+
+	attempts  int
+	nextRetry time.Time
+	retry     *time.Timer
+	lastErr   error
+	// loggedText is the failure that was logged last.
+	loggedText string
+	logged     int
+
+	// announced is what it said of itself last; valid if lane is not nil.
+	announced Info
+	lane      *lane
+	// conn is the connection on which it announced itself, not nil as long as it waits for its turn in the lane.
+	conn Conn
+	peer Peer
+	// unclaimed: there is no handler for its type.
+	unclaimed bool
+	// handed: its handler has been given it, now or before it was superseded.
+	handed bool
+
+	// id is its AllocID; recorded says that the registry has it under that ID.
+	id           string
+	recorded     bool
+	registeredAt time.Time
+	// restored is the record from before a restart of the host, as long as it is not settled whether this is the same instance.
+	restored *Instance
+	// replacement is the instance that appeared at the same path when this one went; replaces is the reverse, until it is decided.
+	replacement, replaces *instance
+	// unwatch ends the watch for the end of its process.
+	unwatch func()
+}
+
+func (in *instance) set(state State) {
+	if in.state != state {
+		in.state = state
+		in.since = time.Now()
+	}
+}
+
+// rest ends what the instance has under way: an attempt, a call to the plugin, timers, the watch of its process. mu is held.
+func (in *instance) rest() {
+	in.stopRetry()
+	if in.cancel != nil {
+		in.cancel()
+	}
+	if in.unwatch != nil {
+		in.unwatch()
+		in.unwatch = nil
+	}
+}
+
+func (in *instance) stopRetry() {
+	if in.retry != nil {
+		in.retry.Stop()
+		in.retry = nil
+	}
+	in.nextRetry = time.Time{}
+}
+
+// ready says that it waits for its turn in the lane.
+func (in *instance) ready() bool { return in.conn != nil }
+
+// takeConn takes the connection over; the instance is no longer ready.
+func (in *instance) takeConn() Conn {
+	conn := in.conn
+	in.conn = nil
+	return conn
+}
+
+func (in *instance) endpoint() string {
+	if in.announced.Endpoint != "" {
+		return in.announced.Endpoint
+	}
+	return in.info.SocketPath
+}
+
+// backoff returns how long to wait after the given number of failed attempts.
+func backoff(attempts int) time.Duration {
+	d := backoffMax
+	if attempts < 12 {
+		d = min(backoffMin<<max(attempts-1, 0), backoffMax)
+	}
+	return time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
+}

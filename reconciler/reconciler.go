@@ -1,0 +1,248 @@
+package reconciler
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// Reconciler makes the actual state of the world match the desired one. Its methods are safe for concurrent use.
+type Reconciler struct {
+	cfg Config
+	log *slog.Logger
+	// wake tells Run that inbox holds something.
+	wake chan struct{}
+	// running counts what Run has to wait for.
+	running sync.WaitGroup
+
+	// mu guards everything below and all instances and lanes. It is held for short steps that never block: no handler, plugin
+	// or disk is called with it. Config.Observe, Staged.Publish, Registry.Unreachable and the cache are, so their locks
+	// come after it.
+	mu sync.Mutex
+	// inbox holds what timers, exit watches and callers ask of the reconciler; Run executes it.
+	inbox    []func(context.Context)
+	stopped  bool
+	handlers map[string]*handler
+	lanes    map[laneKey]*lane
+	// sockets and appearances are the instances whose sockets exist.
+	sockets     map[string]*instance
+	appearances map[uint64]*instance
+	// restored are the instances from before a restart whose sockets have not been seen yet.
+	restored map[cache.SocketID]*instance
+	// queue holds the instances that wait for a slot; free counts the slots.
+	queue []*instance
+	free  int
+}
+
+// handler is one registration of a handler: the same handler registered twice is two of them.
+type handler struct{ cache.PluginHandler }
+
+// New returns a Reconciler. It does nothing before [Reconciler.Run].
+func New(cfg Config) *Reconciler {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Observe == nil {
+		cfg.Observe = func(Event) {}
+	}
+	if cfg.Registry == nil {
+		cfg.Registry = noRegistry{}
+	}
+	cfg.Timeouts.Dial = cmp.Or(cfg.Timeouts.Dial, time.Second)
+	cfg.Timeouts.GetInfo = cmp.Or(cfg.Timeouts.GetInfo, 5*time.Second)
+	cfg.Timeouts.Notify = cmp.Or(cfg.Timeouts.Notify, 5*time.Second)
+	r := &Reconciler{
+		cfg:         cfg,
+		log:         cfg.Logger,
+		wake:        make(chan struct{}, 1),
+		handlers:    map[string]*handler{},
+		lanes:       map[laneKey]*lane{},
+		sockets:     map[string]*instance{},
+		appearances: map[uint64]*instance{},
+		restored:    map[cache.SocketID]*instance{},
+		free:        cmp.Or(cfg.Walks, defaultWalks),
+	}
+	return r
+}
+
+// SetHandler makes h the handler for a plugin type. Plugins of that type which wait for one register at once; those of a
+// previous handler are deregistered there and registered with h.
+func (r *Reconciler) SetHandler(ptype string, h cache.PluginHandler) {
+	r.changeHandler(ptype, &handler{h})
+}
+
+// RemoveHandler removes the handler for a plugin type. Its plugins are deregistered.
+func (r *Reconciler) RemoveHandler(ptype string) {
+	r.changeHandler(ptype, nil)
+}
+
+func (r *Reconciler) changeHandler(ptype string, h *handler) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if h == nil {
+		delete(r.handlers, ptype)
+	} else {
+		r.handlers[ptype] = h
+	}
+	r.post(func(ctx context.Context) {
+		for key, l := range r.lanes {
+			if key.ptype != ptype {
+				continue
+			}
+			for _, in := range l.members {
+				if in.unclaimed && !in.gone {
+					r.ask(ctx, in)
+				}
+			}
+			r.kick(ctx, l)
+		}
+	})
+}
+
+// Synced states that the desired state of the world is complete: every socket that exists is in it. Restored instances whose sockets
+// are not are given up.
+func (r *Reconciler) Synced() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.post(func(ctx context.Context) {
+		// What is in the desired state by now may not have been taken from it yet.
+		present := map[cache.SocketID]bool{}
+		for _, info := range r.cfg.Desired.GetPluginsToRegister() {
+			present[info.Socket] = true
+		}
+		for id, in := range r.restored {
+			if !present[id] {
+				delete(r.restored, id)
+				r.went(ctx, in, "its socket did not survive the restart")
+			}
+		}
+	})
+}
+
+// Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
+// running. Plugins are not deregistered; the actual state of the world is forgotten. Run may be called once.
+func (r *Reconciler) Run(ctx context.Context) error {
+	changes := r.cfg.Desired.Changes()
+	defer changes.Close()
+	r.restore(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			r.stop()
+			return nil
+		case <-changes.C():
+			taken := changes.Take()
+			r.mu.Lock()
+			r.apply(ctx, taken)
+			r.mu.Unlock()
+		case <-r.wake:
+			r.mu.Lock()
+			for len(r.inbox) > 0 {
+				do := r.inbox[0]
+				r.inbox = r.inbox[1:]
+				do(ctx)
+			}
+			r.mu.Unlock()
+		}
+	}
+}
+
+// stop ends everything that runs and waits for it.
+func (r *Reconciler) stop() {
+	r.mu.Lock()
+	r.stopped = true
+	for in := range r.instances() {
+		in.rest()
+	}
+	r.mu.Unlock()
+	r.running.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for in := range r.instances() {
+		in.rest()
+		if conn := in.takeConn(); conn != nil {
+			r.closeConn(conn)
+		}
+		r.cfg.Actual.RemovePlugin(in.info.SocketPath)
+	}
+}
+
+// instances are all instances: those whose sockets exist, and those that are gone and still in their lane. mu is held.
+func (r *Reconciler) instances() iter.Seq[*instance] {
+	return func(yield func(*instance) bool) {
+		for _, in := range r.appearances {
+			if !yield(in) {
+				return
+			}
+		}
+		for _, l := range r.lanes {
+			for _, in := range l.members {
+				if in.gone && !yield(in) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// post has Run execute do with mu held. mu is held.
+func (r *Reconciler) post(do func(context.Context)) {
+	if r.stopped {
+		return
+	}
+	r.inbox = append(r.inbox, do)
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// after posts do when d has passed. mu is held.
+func (r *Reconciler) after(d time.Duration, do func(context.Context)) *time.Timer {
+	return time.AfterFunc(d, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.post(do)
+	})
+}
+
+// spawn runs do in a goroutine that Run waits for. mu is held.
+func (r *Reconciler) spawn(do func()) {
+	if !r.stopped {
+		r.running.Go(do)
+	}
+}
+
+// observe tells what happened to an instance. mu is held.
+func (r *Reconciler) observe(kind EventKind, in *instance, message string) {
+	r.cfg.Observe(Event{
+		Time: time.Now(), Kind: kind,
+		Type: in.announced.Type, Name: in.announced.Name, Instance: in.id,
+		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath,
+		Message: message,
+	})
+}
+
+func (r *Reconciler) closeConn(conn Conn) {
+	if err := conn.Close(); err != nil {
+		r.log.Debug("cannot close a registration connection", "error", err)
+	}
+}
+
+// call runs one call of a handler and turns a panic into an error.
+func (r *Reconciler) call(what string, do func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.log.Error("handler panicked", "call", what, "panic", v, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the handler panicked in %s: %v", what, v)
+		}
+	}()
+	return do()
+}

@@ -1,0 +1,363 @@
+package reconciler_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bubble runs a test of a world in time of its own.
+func bubble(t *testing.T, name string, cfg reconciler.Config, test func(t *testing.T, w *world)) {
+	t.Run(name, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, cfg)
+			w.r.SetHandler("T", w.handler)
+			test(t, w)
+		})
+	})
+}
+
+func TestRegistration(t *testing.T) {
+	bubble(t, "saved, told, announced", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expect("validate foo /a.api", "register foo /a.api", "saved foo /a.api", "told foo true", "published foo", "event registered foo")
+		w.remove("/a")
+		synctest.Wait()
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "an empty endpoint is the socket itself", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		w.expectCalls("validate foo /a", "register foo /a")
+	})
+	bubble(t, "nobody is told off for a type without handler before it is refused, and it registers when the handler comes", reconciler.Config{},
+		func(t *testing.T, w *world) {
+			w.serve("/a", "", &plugin{info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}})
+			const reason = "no handler registered for plugin type: Later at socket /a"
+			w.expect("event refused foo", "told foo false: "+reason)
+			if s := w.status("/a"); s.State != reconciler.StateRefused || s.LastError != reason {
+				t.Errorf("status is %q, %q", s.State, s.LastError)
+			}
+			time.Sleep(time.Hour)
+			w.expect()
+			w.r.SetHandler("Later", w.handler)
+			w.expectCalls("validate foo /a", "register foo /a")
+			w.r.RemoveHandler("Later")
+			w.expectCalls("deregister foo")
+			if s := w.status("/a"); s.State != reconciler.StateRefused {
+				t.Errorf("after the handler was removed the state is %q", s.State)
+			}
+			w.r.SetHandler("Later", w.handler)
+			w.expectCalls("validate foo /a", "register foo /a")
+		})
+	bubble(t, "a socket that exists before anyone listens costs no back-off", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "foo", &plugin{dead: true})
+		time.Sleep(20 * time.Millisecond)
+		synctest.Wait()
+		w.mu.Lock()
+		p.dead = false
+		w.mu.Unlock()
+		time.Sleep(2 * time.Millisecond)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+		if s := w.status("/a"); s.Attempts != 0 {
+			t.Errorf("%d attempts failed", s.Attempts)
+		}
+	})
+}
+
+// TestRulings has the rows of the rulings table of the specification that do not need a real socket.
+func TestRulings(t *testing.T) {
+	up := []string{"validate foo /a.api", "register foo /a.api"}
+	up2 := []string{"validate foo /b.api", "register foo /b.api"}
+
+	bubble(t, "second socket of the same name", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		if s := w.status("/a"); s.State != reconciler.StateSuperseded || s.Current {
+			t.Errorf("the older instance is %q", s.State)
+		}
+		w.remove("/a")
+		w.expectCalls("gone foo /a.api")
+		w.remove("/b")
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "current instance goes and an older one lives", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		w.remove("/b")
+		w.expectCalls("deregister foo", up[0], up[1])
+	})
+	bubble(t, "the older instance answers after the newer one", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", &plugin{infoTakes: time.Second})
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		time.Sleep(time.Second)
+		w.expectCalls()
+		if s := w.status("/a"); s.State != reconciler.StateSuperseded {
+			t.Errorf("the older instance is %q", s.State)
+		}
+		w.remove("/b")
+		time.Sleep(time.Second)
+		w.expectCalls("deregister foo", up[0], up[1])
+	})
+	bubble(t, "a superseded instance is killed, then the current one", reconciler.Config{}, func(_ *testing.T, w *world) {
+		a := w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		b := w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		w.kill(a)
+		w.expectCalls("gone foo /a.api")
+		w.kill(b)
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "a plugin announces another name when it is asked again", reconciler.Config{}, func(_ *testing.T, w *world) {
+		a := w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		w.mu.Lock()
+		a.info.Name = "bar"
+		w.mu.Unlock()
+		w.remove("/b")
+		w.expectCalls("deregister foo", "validate bar /a.api", "register bar /a.api")
+	})
+	bubble(t, "socket replaced, the new one answers at once", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.remove("/a")
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "socket replaced, the new one answers late", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/a", "foo", &plugin{infoTakes: time.Second})
+		w.expectCalls()
+		time.Sleep(200 * time.Millisecond)
+		w.expectCalls("deregister foo")
+		time.Sleep(time.Second)
+		w.expectCalls(up...)
+	})
+	bubble(t, "socket replaced by a plugin of another name", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/a", "bar", &plugin{infoTakes: time.Millisecond})
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		w.mu.Lock()
+		calls := len(w.log)
+		w.mu.Unlock()
+		if calls == 0 {
+			w.t.Error("nothing happened")
+		}
+		w.mu.Lock()
+		w.log = nil
+		w.mu.Unlock()
+		if s := w.status("/a"); s.Name != "bar" || s.State != reconciler.StateRegistered {
+			w.t.Errorf("%s is %q", s.Name, s.State)
+		}
+	})
+	bubble(t, "Validate fails, a live older instance stays", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.handler.set("validate /b.api", errors.New("no"))
+		w.serve("/b", "foo", nil)
+		w.expect(up2[0], "event refused foo", "told foo false: plugin validation failed: no")
+		if s := w.status("/a"); s.State != reconciler.StateRegistered || !s.Current {
+			t.Errorf("the older instance is %q", s.State)
+		}
+		time.Sleep(150 * time.Millisecond)
+		w.expectCalls(up2[0])
+		w.handler.set("validate /b.api", nil)
+		time.Sleep(time.Second)
+		w.expectCalls(up2...)
+	})
+	bubble(t, "Register fails, a live older instance is registered again", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.handler.set("register /a.api", errors.New("no"))
+		w.serve("/a", "foo", nil)
+		w.expect(up[0], up[1], "event refused foo", "told foo false: plugin registration failed: no")
+		w.remove("/a")
+		w.expectCalls()
+		w.handler.set("register /a.api", nil)
+		w.handler.set("register /b.api", errors.New("no"))
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2[0], up2[1], up[0], up[1])
+		w.remove("/b")
+		w.remove("/a")
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "ErrRetry is silent", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.handler.set("register /a.api", fmt.Errorf("warming up: %w", cache.ErrRetry))
+		w.serve("/a", "foo", nil)
+		w.expect(up[0], up[1], "event failed foo")
+		w.handler.set("register /a.api", nil)
+		time.Sleep(time.Second)
+		w.expectCalls(up...)
+	})
+	bubble(t, "Notify fails, the plugin is still there", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "foo", &plugin{notifyErr: errors.New("busy")})
+		w.expect(up[0], up[1], "saved foo /a.api", "told foo true", "discarded foo", "deregister foo", "event failed foo")
+		w.mu.Lock()
+		p.notifyErr = nil
+		w.mu.Unlock()
+		time.Sleep(time.Second)
+		w.expectCalls(up...)
+		if s := w.status("/a"); s.State != reconciler.StateRegistered || s.Attempts != 0 || s.LastError != "" {
+			t.Errorf("status %+v", s)
+		}
+	})
+	bubble(t, "Notify fails, a live older instance is registered again", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "foo", &plugin{notifyErr: errors.New("busy")})
+		w.expectCalls(up2[0], up2[1], "deregister foo", up[0], up[1])
+	})
+	bubble(t, "the save fails", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.mu.Lock()
+		w.failSave = errors.New("disk full")
+		w.mu.Unlock()
+		w.serve("/a", "foo", nil)
+		w.expect(up[0], up[1], "deregister foo", "event failed foo")
+		w.mu.Lock()
+		w.failSave = nil
+		w.mu.Unlock()
+		time.Sleep(time.Second)
+		w.expectCalls(up...)
+	})
+	bubble(t, "the handler panics", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.r.SetHandler("P", panicking{})
+		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})
+		w.expect("event refused foo", "told foo false: plugin registration failed: the handler panicked in RegisterPlugin: oops")
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+	})
+	bubble(t, "the handler never returns", reconciler.Config{Walks: 1}, func(t *testing.T, w *world) {
+		block := make(chan struct{})
+		w.handler.slow = map[string]chan struct{}{"register /a.api": block}
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "bar", nil)
+		time.Sleep(30 * time.Millisecond)
+		w.expectCalls("validate bar /b.api", "register bar /b.api")
+		if s := w.status("/a"); s.State != reconciler.StateRegistering || time.Since(s.Since) < 30*time.Millisecond {
+			t.Errorf("it shows as %q since %v", s.State, time.Since(s.Since))
+		}
+		w.remove("/a")
+		w.expectCalls()
+		close(block)
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "the plugin is killed and its socket stays", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.kill(p)
+		w.expectCalls("deregister foo")
+		if s := w.status("/a"); s.State != reconciler.StateUnreachable || s.Name != "foo" {
+			t.Errorf("%q is %q", s.Name, s.State)
+		}
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+	})
+	bubble(t, "the plugin is killed and cannot be watched", reconciler.Config{}, func(_ *testing.T, w *world) {
+		p := w.serve("/a", "foo", &plugin{hidden: true})
+		w.expectCalls(up...)
+		time.Sleep(time.Minute)
+		w.expectCalls()
+		w.kill(p)
+		time.Sleep(5 * time.Second)
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "a killed plugin stays for the grace", reconciler.Config{UnreachableGrace: time.Second}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.kill(p)
+		w.expectCalls()
+		if s := w.status("/a"); s.State != reconciler.StateUnreachable {
+			t.Errorf("it is %q", s.State)
+		}
+		time.Sleep(time.Second)
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "the socket moves", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		id := w.status("/a").Instance
+		w.mu.Lock()
+		w.plugins["/c"] = p
+		w.mu.Unlock()
+		w.desired.MoveSocket("/a", "/c")
+		w.expectCalls()
+		if s := w.status("/c"); s.State != reconciler.StateRegistered || s.Instance != id {
+			t.Errorf("after the move it is %q, instance %q", s.State, s.Instance)
+		}
+		w.remove("/c")
+		w.expectCalls("deregister foo")
+	})
+	bubble(t, "the socket that is the endpoint moves", reconciler.Config{}, func(_ *testing.T, w *world) {
+		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		w.expectCalls("validate foo /a", "register foo /a")
+		w.mu.Lock()
+		w.plugins["/c"] = p
+		w.mu.Unlock()
+		w.desired.MoveSocket("/a", "/c")
+		w.expectCalls("validate foo /c", "register foo /c")
+	})
+}
+
+func TestBackoff(t *testing.T) {
+	bubble(t, "grows, and a socket made anew starts at once", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", &plugin{infoErr: errors.New("garbage")})
+		time.Sleep(time.Hour)
+		s := w.status("/a")
+		// 0.1 s, 0.2 s, … up to 2 min, then every 2 min: about 11 + 28 attempts in an hour.
+		if s.State != reconciler.StateBackoff || s.Attempts < 30 || s.Attempts > 50 || s.NextRetry.IsZero() {
+			t.Errorf("after an hour: %+v", s)
+		}
+		w.mu.Lock()
+		events := len(w.log)
+		w.log = nil
+		w.mu.Unlock()
+		if events > 10 {
+			t.Errorf("the same failure was reported %d times", events)
+		}
+		w.serve("/a", "foo", nil)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+	bubble(t, "hung plugins hold nobody up", reconciler.Config{Walks: 2}, func(_ *testing.T, w *world) {
+		for i := range 100 {
+			w.serve(fmt.Sprint("/hung", i), "hung", &plugin{hangs: true})
+		}
+		w.serve("/a", "foo", nil)
+		time.Sleep(2 * time.Second)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+	bubble(t, "a hung instance does not hold up its successor at the same path", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", &plugin{hangs: true})
+		synctest.Wait()
+		w.serve("/a", "foo", nil)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+}
+
+type panicking struct{}
+
+func (panicking) ValidatePlugin(string, string, []string) error { return nil }
+
+func (panicking) RegisterPlugin(string, string, []string, *time.Duration) error { panic("oops") }
+
+func (panicking) DeRegisterPlugin(string) {}

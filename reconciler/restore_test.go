@@ -1,0 +1,93 @@
+package reconciler_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func TestRestore(t *testing.T) {
+	peer := reconciler.Peer{PID: 7, StartTime: 8, Boot: "b"}
+	socket := func(n uint64) cache.SocketID { return cache.SocketID{Device: 1, Inode: n, Birth: 1} }
+	remembered := func(path, id string, n uint64) reconciler.Instance {
+		return reconciler.Instance{ID: id, Type: "T", Name: "foo", Versions: []string{"v1"}, Endpoint: path + ".api", SocketPath: path,
+			Socket: socket(n), Peer: peer, Source: reconciler.SourceDiscovered, RegisteredAt: time.Unix(1, 0)}
+	}
+	up := []string{"validate foo /a.api", "register foo /a.api"}
+	// found puts a socket of a certain identity in place, with a plugin behind it.
+	found := func(w *world, path string, n uint64, p *plugin) {
+		if p == nil {
+			p = &plugin{}
+		}
+		p.info = reconciler.Info{Type: "T", Name: "foo", Endpoint: path + ".api", Versions: []string{"v1"}}
+		w.mu.Lock()
+		w.plugins[path] = p
+		w.mu.Unlock()
+		if err := w.desired.SetSocket(cache.Socket{Path: path, ID: socket(n)}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+
+	bubble(t, "alive: the same instance", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
+		func(t *testing.T, w *world) {
+			synctest.Wait()
+			if s := w.status("/a"); s.State != reconciler.StateRestored || s.Instance != "old" || s.Name != "foo" {
+				t.Errorf("before it is checked: %+v", s)
+			}
+			found(w, "/a", 1, &plugin{peer: peer})
+			w.r.Synced()
+			w.expectCalls(up...)
+			if s := w.status("/a"); s.State != reconciler.StateRegistered || s.Instance != "old" || !s.RegisteredAt.Equal(time.Unix(1, 0)) {
+				t.Errorf("after: %+v", s)
+			}
+		})
+	bubble(t, "its socket is gone", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
+		func(t *testing.T, w *world) {
+			w.r.Synced()
+			w.expect("event deregistered foo", "removed foo")
+			if left := w.r.Plugins(); len(left) != 0 {
+				t.Errorf("left: %+v", left)
+			}
+		})
+	bubble(t, "nobody accepts on its socket", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
+		func(_ *testing.T, w *world) {
+			found(w, "/a", 1, &plugin{peer: peer, dead: true})
+			w.r.Synced()
+			w.expect("event unreachable foo", "event deregistered foo", "removed foo")
+		})
+	bubble(t, "another socket at its path", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
+		func(t *testing.T, w *world) {
+			found(w, "/a", 2, &plugin{peer: peer})
+			w.r.Synced()
+			w.expectCalls(up...)
+			if s := w.status("/a"); s.Instance == "old" || len(w.registry["foo"]) != 1 {
+				t.Errorf("it is instance %q; the registry has %v", s.Instance, w.registry["foo"])
+			}
+		})
+	bubble(t, "another process behind its socket", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
+		func(t *testing.T, w *world) {
+			found(w, "/a", 1, &plugin{peer: reconciler.Peer{PID: 7, StartTime: 9, Boot: "b"}})
+			w.r.Synced()
+			w.expectCalls(up...)
+			if s := w.status("/a"); s.Instance == "old" || len(w.registry["foo"]) != 1 {
+				t.Errorf("it is instance %q; the registry has %v", s.Instance, w.registry["foo"])
+			}
+		})
+	bubble(t, "two instances keep their rank though the older one answers first",
+		reconciler.Config{Restored: []reconciler.Instance{remembered("/b", "new", 2), remembered("/a", "old", 1)}},
+		func(t *testing.T, w *world) {
+			found(w, "/a", 1, &plugin{peer: peer})
+			found(w, "/b", 2, &plugin{peer: peer, infoTakes: 50 * time.Millisecond})
+			w.r.Synced()
+			time.Sleep(time.Second)
+			w.expectCalls("validate foo /b.api", "register foo /b.api", "confirmed foo old")
+			if s := w.status("/a"); s.State != reconciler.StateSuperseded || s.Instance != "old" {
+				t.Errorf("the older one: %+v", s)
+			}
+			w.remove("/b")
+			w.expectCalls("deregister foo", "validate foo /a.api", "register foo /a.api")
+		})
+}

@@ -1,0 +1,327 @@
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// lane returns the lane for a type and name. mu is held.
+func (r *Reconciler) lane(key laneKey) *lane {
+	l := r.lanes[key]
+	if l == nil {
+		l = &lane{key: key}
+		r.lanes[key] = l
+	}
+	return l
+}
+
+// kick runs a lane that rests if its present state calls for something. mu is held.
+func (r *Reconciler) kick(ctx context.Context, l *lane) {
+	if l.running || r.stopped {
+		return
+	}
+	if act, _ := l.next(r.handlers[l.key.ptype]); act == nothing {
+		r.tidy(l)
+		return
+	}
+	l.running = true
+	r.spawn(func() { r.run(ctx, l) })
+}
+
+// tidy forgets a lane that is empty. mu is held.
+func (r *Reconciler) tidy(l *lane) {
+	if len(l.members) == 0 && l.held == nil && r.lanes[l.key] == l {
+		delete(r.lanes, l.key)
+	}
+}
+
+// run does what the lane's present state calls for until it calls for nothing. The caller has set l.running.
+func (r *Reconciler) run(ctx context.Context, l *lane) {
+	for {
+		r.mu.Lock()
+		h := r.handlers[l.key.ptype]
+		act, in := l.next(h)
+		if act == nothing || ctx.Err() != nil {
+			l.running = false
+			r.tidy(l)
+			r.mu.Unlock()
+			return
+		}
+		switch act {
+		case drop:
+			r.drop(ctx, l, in) // unlocks
+		case deregister:
+			r.deregister(ctx, l) // unlocks
+		case release:
+			in.rest()
+			in.unclaimed = true
+			in.set(StateRefused)
+			r.mu.Unlock()
+			r.forget(in, "the handler for its type was removed")
+		case register:
+			conn := in.takeConn()
+			r.mu.Unlock()
+			r.register(ctx, l, in, conn, h)
+		case refuse:
+			in.unclaimed = true
+			r.reject(ctx, in, in.takeConn(), fmt.Errorf("no handler registered for plugin type: %s at socket %s", l.key.ptype, in.info.SocketPath))
+			r.mu.Unlock()
+		case standDown:
+			r.standDown(l, in) // unlocks
+		case ask:
+			r.ask(ctx, in)
+			r.mu.Unlock()
+		}
+	}
+}
+
+// drop lets an instance that is gone leave the lane. It unlocks mu.
+func (r *Reconciler) drop(ctx context.Context, l *lane, in *instance) {
+	l.leave(in)
+	r.unrecord(ctx, in)
+	conn := in.takeConn()
+	var gone cache.InstanceGoneHandler
+	if in.handed && l.heldBy != nil && !l.endpointInUse(in) {
+		gone, _ = l.heldBy.PluginHandler.(cache.InstanceGoneHandler)
+	}
+	endpoint := in.endpoint()
+	r.mu.Unlock()
+	if conn != nil {
+		r.closeConn(conn)
+	}
+	if gone != nil {
+		r.logError(r.call("InstanceGone", func() error { gone.InstanceGone(l.key.name, endpoint); return nil }))
+	}
+}
+
+// deregister ends the registration of the held instance. It unlocks mu.
+func (r *Reconciler) deregister(ctx context.Context, l *lane) {
+	in, h := l.held, l.heldBy
+	in.set(StateDeregistering)
+	r.mu.Unlock()
+	r.callDeRegister(l, h)
+	r.mu.Lock()
+	r.letGo(l)
+	if in.gone {
+		l.leave(in)
+		r.unrecord(ctx, in)
+		conn := in.takeConn()
+		r.mu.Unlock()
+		if conn != nil {
+			r.closeConn(conn)
+		}
+		return
+	}
+	// Its handler was changed: it registers anew if there is another one.
+	r.cfg.Actual.RemovePlugin(in.info.SocketPath)
+	in.set(StateSuperseded)
+	r.mu.Unlock()
+}
+
+// callDeRegister calls the handler's DeRegisterPlugin.
+func (r *Reconciler) callDeRegister(l *lane, h *handler) {
+	r.logError(r.call("DeRegisterPlugin", func() error { h.DeRegisterPlugin(l.key.name); return nil }))
+}
+
+// letGo records that the handler has no instance of the lane any more. mu is held.
+func (r *Reconciler) letGo(l *lane) {
+	l.held, l.heldBy = nil, nil
+	for _, m := range l.members {
+		m.handed = false
+	}
+}
+
+// standDown lets an instance that has answered rest behind the newer one that is registered. It unlocks mu.
+func (r *Reconciler) standDown(l *lane, in *instance) {
+	conn := in.takeConn()
+	in.attempts, in.lastErr = 0, nil
+	in.set(StateSuperseded)
+	confirm := in.recorded
+	id := in.id
+	r.watch(in, conn)
+	r.mu.Unlock()
+	r.closeConn(conn)
+	if confirm {
+		r.cfg.Registry.Confirm(l.key.ptype, l.key.name, id)
+	}
+}
+
+// register walks an instance through its handler, the registry and the plugin itself: validated, registered, saved, told, announced
+// (docs/adr/0004).
+func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn Conn, h *handler) {
+	r.mu.Lock()
+	endpoint, versions, deprecated := in.endpoint(), in.announced.Versions, in.info.FoundInDeprecatedDir
+	in.set(StateValidating)
+	r.mu.Unlock()
+	name := l.key.name
+
+	err := r.call("ValidatePlugin", func() error {
+		if v, ok := h.PluginHandler.(cache.DeprecatedDirValidator); ok {
+			return v.ValidatePluginInDir(name, endpoint, versions, deprecated)
+		}
+		return h.ValidatePlugin(name, endpoint, versions)
+	})
+	if err != nil {
+		if l.held == in {
+			// It was to be registered again at its new path; at the old one it cannot stay.
+			r.callDeRegister(l, h)
+			r.mu.Lock()
+			r.letGo(l)
+			r.mu.Unlock()
+		}
+		r.turnedDown(ctx, in, conn, fmt.Errorf("plugin validation failed: %w", err))
+		return
+	}
+	if !r.proceed(ctx, in, StateRegistering, nil) {
+		r.closeConn(conn)
+		return
+	}
+	var timeout *time.Duration
+	if r.cfg.ClientTimeout != nil {
+		timeout = r.cfg.ClientTimeout(l.key.ptype, name)
+	}
+	err = r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, endpoint, versions, timeout) })
+	previous := r.handedOver(l, in, h, err)
+	if err != nil {
+		r.turnedDown(ctx, in, conn, fmt.Errorf("plugin registration failed: %w", err))
+		return
+	}
+	staged, err := r.save(ctx, in, conn)
+	if staged == nil && err == nil {
+		// It went while it was registered; the lane sees to the rest.
+		r.closeConn(conn)
+		return
+	}
+	if err == nil {
+		err = r.tell(ctx, in, conn)
+		if err == nil && r.announce(ctx, in, conn, staged, previous) {
+			r.closeConn(conn)
+			return
+		}
+		r.logError(staged.Discard())
+	}
+	r.closeConn(conn)
+	r.takeBack(ctx, l, in, h, err)
+}
+
+// proceed goes on to the next state of a walk unless the instance went meanwhile.
+func (r *Reconciler) proceed(ctx context.Context, in *instance, state State, cancel context.CancelFunc) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if in.gone || ctx.Err() != nil {
+		return false
+	}
+	in.cancel = cancel
+	in.set(state)
+	return true
+}
+
+// handedOver records what RegisterPlugin did: on success the handler has the instance, on failure it has none. It returns the
+// instance that the handler had before.
+func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, err error) (previous *instance) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	previous = l.held
+	if previous == in {
+		previous = nil
+	}
+	if previous != nil && !previous.gone {
+		r.cfg.Actual.RemovePlugin(previous.info.SocketPath)
+		previous.set(StateSuperseded)
+	}
+	if err != nil {
+		l.held, l.heldBy = nil, nil
+		return previous
+	}
+	l.held, l.heldBy = in, h
+	in.handed = true
+	return previous
+}
+
+// save stages the instance in the registry. It returns nothing if the instance went meanwhile.
+func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn) (Staged, error) {
+	r.mu.Lock()
+	if in.gone || ctx.Err() != nil {
+		r.mu.Unlock()
+		return nil, nil
+	}
+	if in.id == "" {
+		in.id = newInstanceID()
+	}
+	in.peer = conn.Peer()
+	if in.registeredAt.IsZero() {
+		in.registeredAt = time.Now()
+	}
+	record := Instance{
+		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
+		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: in.peer,
+		Source: in.source, RegisteredAt: in.registeredAt,
+	}
+	r.mu.Unlock()
+	staged, err := r.cfg.Registry.Stage(record)
+	if err != nil {
+		return nil, fmt.Errorf("cannot save the registration: %w", err)
+	}
+	return staged, nil
+}
+
+// tell tells the plugin that it is registered.
+func (r *Reconciler) tell(ctx context.Context, in *instance, conn Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.Notify)
+	defer cancel()
+	if !r.proceed(ctx, in, StateNotifying, cancel) {
+		return errGone
+	}
+	if err := conn.Notify(ctx, true, ""); err != nil {
+		return fmt.Errorf("cannot tell the plugin that it is registered: %w", err)
+	}
+	return nil
+}
+
+// errGone says that an instance went while it was walked.
+var errGone = errors.New("the plugin's socket went during registration")
+
+// announce makes a registration that was saved and told visible. It says false if the instance went meanwhile.
+func (r *Reconciler) announce(ctx context.Context, in *instance, conn Conn, staged Staged, previous *instance) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	in.cancel = nil
+	if in.gone || ctx.Err() != nil {
+		return false
+	}
+	staged.Publish()
+	in.recorded = true
+	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
+	in.set(StateRegistered)
+	r.actualize(in)
+	r.watch(in, conn)
+	r.observe(EventRegistered, in, "registered with its handler")
+	if previous != nil && !previous.gone {
+		r.observe(EventSuperseded, previous, "instance "+in.id+" is current now")
+	}
+	return true
+}
+
+// takeBack undoes a registration that could not be saved or told. The plugin is not told off: it did nothing wrong.
+func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, err error) {
+	r.mu.Lock()
+	in.cancel = nil
+	gone := in.gone || ctx.Err() != nil
+	r.mu.Unlock()
+	if gone {
+		// The lane deregisters what is gone.
+		return
+	}
+	r.callDeRegister(l, h)
+	r.forget(in, err.Error())
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.letGo(l)
+	if !in.gone {
+		r.failed(in, err)
+	}
+}

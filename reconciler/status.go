@@ -1,0 +1,76 @@
+package reconciler
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Plugins describes every instance whose socket exists and every restored one that is not settled yet, sorted by type and name, the
+// newest instance of each first.
+func (r *Reconciler) Plugins() []Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	type ranked struct {
+		Status
+		appearance uint64
+	}
+	var all []ranked
+	for in := range r.instances() {
+		if !in.gone || in.state == StateDeregistering {
+			all = append(all, ranked{in.status(), in.info.Appearance})
+		}
+	}
+	for _, in := range r.restored {
+		all = append(all, ranked{in.status(), 0})
+	}
+	slices.SortFunc(all, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), cmp.Compare(b.appearance, a.appearance),
+			cmp.Compare(a.SocketPath, b.SocketPath))
+	})
+	statuses := make([]Status, len(all))
+	for i, s := range all {
+		statuses[i] = s.Status
+	}
+	return statuses
+}
+
+func (in *instance) status() Status {
+	s := Status{
+		Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
+		State: in.state, Current: in.lane != nil && in.lane.held == in,
+		SocketPath: in.info.SocketPath, Source: in.source,
+		FirstSeen: in.info.Timestamp, Since: in.since,
+		Attempts: in.attempts, NextRetry: in.nextRetry,
+	}
+	if len(s.Versions) > 0 {
+		s.Version = s.Versions[0]
+	}
+	if s.Type != "" {
+		s.Endpoint = in.endpoint()
+	}
+	if in.recorded {
+		s.Instance = in.id
+		s.RegisteredAt = in.registeredAt
+	}
+	if in.lastErr != nil {
+		s.LastError = in.lastErr.Error()
+	}
+	if in.state != StateBackoff && in.state != StateUnreachable {
+		s.NextRetry = time.Time{}
+	}
+	return s
+}
+
+// noRegistry stands in where nothing keeps the registered instances.
+type noRegistry struct{}
+
+func (noRegistry) Stage(Instance) (Staged, error)      { return noStaged{}, nil }
+func (noRegistry) Remove(string, string, string) error { return nil }
+func (noRegistry) Confirm(string, string, string)      {}
+func (noRegistry) Unreachable(_, _, _ string, _ error) {}
+
+type noStaged struct{}
+
+func (noStaged) Publish()       {}
+func (noStaged) Discard() error { return nil }

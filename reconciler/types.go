@@ -1,0 +1,209 @@
+package reconciler
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// State is what one instance of a plugin is doing, as operators read it.
+type State string
+
+// The states of an instance.
+const (
+	// StateRestored: known from before a restart of the host, not yet checked for life.
+	StateRestored State = "restored"
+	// StateConnecting: its socket is being asked who it is.
+	StateConnecting State = "connecting"
+	// StateWaiting: it has answered and waits for its turn in its lane.
+	StateWaiting State = "waiting"
+	// StateValidating: its handler's ValidatePlugin runs.
+	StateValidating State = "validating"
+	// StateRegistering: its handler's RegisterPlugin runs, or the registration is being saved.
+	StateRegistering State = "registering"
+	// StateNotifying: it is being told that it is registered.
+	StateNotifying State = "notifying"
+	// StateRegistered: it is registered, current and dispensed.
+	StateRegistered State = "registered"
+	// StateDeregistering: its handler's DeRegisterPlugin runs.
+	StateDeregistering State = "deregistering"
+	// StateSuperseded: a newer instance of the same type and name is current; this one takes over when that one goes.
+	StateSuperseded State = "superseded"
+	// StateBackoff: the last attempt failed; the next one is due at NextRetry.
+	StateBackoff State = "backoff"
+	// StateUnreachable: its socket exists and nobody accepts on it.
+	StateUnreachable State = "unreachable"
+	// StateRefused: no handler is registered for its type; it registers as soon as there is one.
+	StateRefused State = "refused"
+)
+
+// Source says how a plugin came to the host.
+type Source string
+
+// The sources of a plugin.
+const (
+	// SourceDiscovered: its socket was found in a plugin directory.
+	SourceDiscovered Source = "discovered"
+	// SourceLaunched: the host started its process.
+	SourceLaunched Source = "launched"
+	// SourceHost: the host itself registered it, past the pipeline.
+	SourceHost Source = "host"
+)
+
+// Status describes one instance of a plugin, or one socket that has not answered yet.
+type Status struct {
+	// Type and Name are what the plugin announced; empty as long as it has not answered.
+	Type, Name string
+	// Versions are the versions that the plugin announced, in its order; Version is the first of them.
+	Version  string
+	Versions []string
+	State    State
+	// Current says that this instance is the one its handler has.
+	Current bool
+	// Endpoint is the socket of the plugin's own services, SocketPath the one of its registration service.
+	Endpoint, SocketPath string
+	// Instance identifies the instance; empty as long as it has never been registered.
+	Instance string
+	Source   Source
+	// FirstSeen is when the socket appeared, Since when the instance entered its state, RegisteredAt when it was registered first,
+	// maybe before a restart of the host; zero if it is not registered.
+	FirstSeen, Since, RegisteredAt time.Time
+	// Attempts counts failed attempts since the last success; NextRetry is when the next one is due, zero if none is.
+	Attempts  int
+	NextRetry time.Time
+	// LastError is the error of the last failed attempt, kept until the next success.
+	LastError string
+}
+
+// EventKind names what happened.
+type EventKind string
+
+// The kinds of events.
+const (
+	EventRegistered   EventKind = "registered"
+	EventDeregistered EventKind = "deregistered"
+	// EventSuperseded: a newer instance became current; this one lives on behind it.
+	EventSuperseded EventKind = "superseded"
+	// EventRefused: the plugin was told that it is not registered, and why.
+	EventRefused EventKind = "refused"
+	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
+	EventFailed EventKind = "failed"
+	// EventUnreachable: nobody accepts on the socket of a registered plugin any more.
+	EventUnreachable EventKind = "unreachable"
+	// EventRestored: an instance is known from before a restart of the host and is being checked for life.
+	EventRestored EventKind = "restored"
+)
+
+// Event says what happened to one plugin.
+type Event struct {
+	Time                                       time.Time
+	Kind                                       EventKind
+	Type, Name, Instance, Endpoint, SocketPath string
+	// Message explains the event in one line.
+	Message string
+}
+
+// Peer is the process at the other end of a registration socket, as the kernel names it. The zero value stands for a process that
+// cannot be seen.
+type Peer struct {
+	PID int
+	// StartTime is the start time of the process in clock ticks since boot; Boot identifies the boot. Together with PID they
+	// name one process, however often its number is used again.
+	StartTime uint64
+	Boot      string
+}
+
+// Instance is the record of one registered instance of a plugin.
+type Instance struct {
+	// ID is the AllocID in the registry.
+	ID, Type, Name       string
+	Versions             []string
+	Endpoint, SocketPath string
+	Socket               cache.SocketID
+	Peer                 Peer
+	Source               Source
+	RegisteredAt         time.Time
+}
+
+// Registry is what the reconciler needs of the plugin registry. Its methods may block on the disk; they are called without locks
+// and, for different plugins, concurrently.
+type Registry interface {
+	// Stage makes the instance durable without showing it to anyone. An instance whose ID is known is updated.
+	Stage(Instance) (Staged, error)
+	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what is not
+	// there is no error.
+	Remove(ptype, name, id string) error
+	// Confirm states that a restored instance that stays superseded is alive.
+	Confirm(ptype, name, id string)
+	// Unreachable states that nobody accepts on the instance's socket: it is not to be given out any more. It does not block.
+	Unreachable(ptype, name, id string, reason error)
+}
+
+// Staged is an instance that is durable and not yet visible.
+type Staged interface {
+	// Publish makes it visible and announces it. It does not block.
+	Publish()
+	// Discard takes it back.
+	Discard() error
+}
+
+// Info is what a plugin announces about itself.
+type Info struct {
+	Type, Name, Endpoint string
+	Versions             []string
+}
+
+// Transport reaches plugins through their registration sockets.
+type Transport interface {
+	// Dial connects to the socket.
+	Dial(ctx context.Context, path string) (Conn, error)
+	// Probe says whether anybody accepts on the socket: nil if so. It leaves nothing behind at the plugin's side.
+	Probe(ctx context.Context, path string) error
+	// Refused says whether an error of Dial or Probe means that nobody accepts on the socket.
+	Refused(err error) bool
+}
+
+// Conn is a connection to the registration service of one plugin. It is used by one goroutine at a time.
+type Conn interface {
+	// GetInfo asks the plugin who it is.
+	GetInfo(ctx context.Context) (Info, error)
+	// Notify tells the plugin whether it is registered and, if not, why.
+	Notify(ctx context.Context, registered bool, reason string) error
+	// Peer names the process at the other end; zero if it cannot be seen.
+	Peer() Peer
+	// WatchExit arranges for exited to be called, once and without blocking, when the process at the other end exits. The watch
+	// outlives the connection; stop ends it. An error says that the process cannot be watched.
+	WatchExit(exited func()) (stop func(), err error)
+	Close() error
+}
+
+// Timeouts bound the steps of a registration. Zero values stand for the defaults.
+type Timeouts struct {
+	// Dial bounds one connect (default 1 s), GetInfo and Notify one call to the plugin (default 5 s each).
+	Dial, GetInfo, Notify time.Duration
+}
+
+// Config is what a [Reconciler] works with.
+type Config struct {
+	Desired   cache.DesiredStateOfWorld
+	Actual    cache.ActualStateOfWorld
+	Transport Transport
+	// Registry keeps the registered instances; nil for none.
+	Registry Registry
+	// Restored are the instances that the registry knows from before, newest first for each name. They are checked for life.
+	Restored []Instance
+	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
+	// May be nil.
+	Observe func(Event)
+	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. May be nil.
+	ClientTimeout func(ptype, name string) *time.Duration
+	Timeouts      Timeouts
+	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
+	UnreachableGrace time.Duration
+	// Walks bounds how many plugins are walked through registration at the same time (default 16). A walk that waits for its plugin
+	// or handler does not count for longer than a moment.
+	Walks  int
+	Logger *slog.Logger
+}
