@@ -1,0 +1,107 @@
+package boltstate_test
+
+import (
+	"bufio"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+)
+
+// writerEnv makes the test binary a writer on the state file that it names.
+const writerEnv = "PATCHBAY_BOLTSTATE_TEST_WRITER"
+
+// runWriter registers and deregisters plugins without end and prints "+name" after each that was registered, "-name" before each
+// that is going to be deregistered.
+func runWriter(path string) {
+	store, err := boltstate.Open(path)
+	if err != nil {
+		fmt.Println("!", err)
+		os.Exit(1)
+	}
+	registry, err := dynamicplugins.Open(store, nil)
+	if err != nil {
+		fmt.Println("!", err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	for w := range 8 {
+		go func() {
+			for i := 0; ; i++ {
+				p := info(os.Getpid()%1000*1_000_000 + w*100_000 + i)
+				if err := registry.RegisterPlugin(p); err != nil {
+					fmt.Println("!", err)
+				}
+				fmt.Println("+" + p.Name)
+				if i%3 == 0 {
+					fmt.Println("-" + p.Name)
+					if err := registry.DeregisterPlugin(p.Type, p.Name, p.AllocID); err != nil {
+						fmt.Println("!", err)
+					}
+				}
+			}
+		}()
+	}
+	select {}
+}
+
+// TestCrash kills a writer at random instants: what it acknowledged is there when the file is opened again.
+func TestCrash(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	must := make(map[string]bool)
+	for range 12 {
+		for line := range strings.Lines(crash(t, path, time.Duration(rand.IntN(60))*time.Millisecond)) {
+			name, whole := strings.CutSuffix(line[1:], "\n")
+			switch {
+			case !whole: // the writer was killed within a line
+			case line[0] == '+':
+				must[name] = true
+			case line[0] == '-':
+				delete(must, name)
+			case line[0] == '!':
+				t.Fatal(line)
+			}
+		}
+		names := storedNames(t, path)
+		for name := range must {
+			if !names[name] {
+				t.Fatalf("%s was acknowledged and is gone", name)
+			}
+		}
+	}
+	if len(must) == 0 {
+		t.Fatal("the writer never wrote anything")
+	}
+}
+
+// crash runs a writer on path, kills it some time after it is ready, and returns what it printed.
+func crash(t *testing.T, path string, after time.Duration) string {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), writerEnv+"="+path)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(out)
+	if line, err := lines.ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("writer: %q, %v", line, err)
+	}
+	killer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
+	defer killer.Stop()
+	var printed strings.Builder
+	_, _ = lines.WriteTo(&printed)
+	_ = cmd.Wait() // it was killed
+	return printed.String()
+}

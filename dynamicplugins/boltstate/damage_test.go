@@ -1,0 +1,201 @@
+package boltstate_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+)
+
+// stateFile makes a state file with n plugins and returns its path and content.
+func stateFile(tb testing.TB, n int) (string, []byte) {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "state.db")
+	store, err := boltstate.Open(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	plugins := make([]*dynamicplugins.PluginInfo, n)
+	for i := range plugins {
+		plugins[i] = info(i)
+		if err := store.PutDynamicPluginChange(change(plugins[i])); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	if err := store.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return path, content
+}
+
+// edit changes a state file with bbolt.
+func edit(tb testing.TB, path string, change func(tx *bbolt.Tx) error) {
+	tb.Helper()
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := errors.Join(db.Update(change), db.Close()); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func write(tb testing.TB, path string, content []byte) {
+	tb.Helper()
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// TestDamage: each of these files is refused with one line that names it and says why, and kept byte for byte.
+func TestDamage(t *testing.T) {
+	const moveAway = "; it was left as it is: move it away to start with an empty state"
+	truncated := func(size int) func(testing.TB, string, []byte) {
+		return func(tb testing.TB, path string, content []byte) { write(tb, path, content[:size]) }
+	}
+	for name, test := range map[string]struct {
+		damage func(tb testing.TB, path string, content []byte)
+		want   string
+		is     error
+	}{
+		"Empty":   {damage: truncated(0), want: "it is empty" + moveAway},
+		"OneByte": {damage: truncated(1), want: "its first pages cannot be read"},
+		"Text": {damage: func(tb testing.TB, path string, _ []byte) {
+			write(tb, path, bytes.Repeat([]byte("no state file\n"), 10_000))
+		}, want: "it is no bbolt file" + moveAway},
+		"Zeros":         {damage: func(tb testing.TB, path string, _ []byte) { write(tb, path, make([]byte, 1<<16)) }, want: "it is no bbolt file"},
+		"OnePage":       {damage: truncated(4096), want: "it ends too early: it has 4096 bytes"},
+		"TwoPages":      {damage: truncated(8192), want: "it is damaged: it ends too early: it has 8192 bytes of "},
+		"WithinTheTree": {damage: truncated(20_000), want: "it is damaged: it ends too early: it has 20000 bytes of "},
+		"BothMetaPages": {damage: func(tb testing.TB, path string, content []byte) {
+			content[16+48]++
+			content[4096+16+48]++
+			write(tb, path, content)
+		}, want: "its first pages are damaged"},
+		"TreePages": {damage: func(tb testing.TB, path string, content []byte) {
+			clear(content[8192:])
+			write(tb, path, content)
+		}, want: "it is damaged: page "},
+		"OneByteOfARecord": {damage: func(tb testing.TB, path string, content []byte) {
+			for i := bytes.Index(content, []byte("1.2.3")); i >= 0; i = bytes.Index(content, []byte("1.2.3")) {
+				content[i] = '7'
+			}
+			write(tb, path, content)
+		}, want: "its checksum is wrong"},
+		"Foreign": {damage: func(tb testing.TB, path string, _ []byte) {
+			if err := os.Remove(path); err != nil {
+				tb.Fatal(err)
+			}
+			edit(tb, path, func(tx *bbolt.Tx) error {
+				_, err := tx.CreateBucket([]byte("plugins"))
+				return err
+			})
+		}, want: "it is a bbolt file of another program" + moveAway},
+		"NewerFormat": {damage: func(tb testing.TB, path string, _ []byte) {
+			edit(tb, path, func(tx *bbolt.Tx) error {
+				return tx.Bucket([]byte("patchbay")).Put([]byte("format"), binary.AppendUvarint(nil, 2))
+			})
+		}, is: boltstate.ErrNewer, want: "it has format 2 and this program knows formats up to 1"},
+		"NoFormat": {damage: func(tb testing.TB, path string, _ []byte) {
+			edit(tb, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("patchbay")).Delete([]byte("format")) })
+		}, want: "its format version is malformed"},
+		"NoPlugins": {damage: func(tb testing.TB, path string, _ []byte) {
+			edit(tb, path, func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("plugins")) })
+		}, want: "it has no list of plugins"},
+		"MalformedRecord": {damage: func(tb testing.TB, path string, _ []byte) {
+			edit(tb, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("plugins")).Put([]byte("k"), []byte("v")) })
+		}, want: `the record of plugin "k" is damaged`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path, content := stateFile(t, 200)
+			test.damage(t, path, content)
+			before, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = boltstate.Open(path)
+			if test.is == nil {
+				test.is = boltstate.ErrCorrupt
+			}
+			if !errors.Is(err, test.is) {
+				t.Fatalf("got %v, want %v", err, test.is)
+			}
+			text := err.Error()
+			if !strings.HasPrefix(text, "cannot open state file "+path+": ") || !strings.Contains(text, test.want) || strings.Contains(text, "\n") {
+				t.Errorf("error is %q, want one with %q", text, test.want)
+			}
+			if after, err := os.ReadFile(path); err != nil || !bytes.Equal(before, after) {
+				t.Errorf("the file was changed: %v", err)
+			}
+		})
+	}
+}
+
+func TestNoRegularFile(t *testing.T) {
+	if _, err := boltstate.Open(t.TempDir()); !errors.Is(err, boltstate.ErrCorrupt) {
+		t.Errorf("opening a directory: %v", err)
+	}
+}
+
+// TestTornMetaPage: a crash may tear one of the two meta pages; the state of the other one is whole.
+func TestTornMetaPage(t *testing.T) {
+	for page := range 2 {
+		path, content := stateFile(t, 50)
+		clear(content[page*4096 : page*4096+2048])
+		write(t, path, content)
+		if n := len(storedNames(t, path)); n < 49 {
+			t.Errorf("with meta page %d torn, %d of 50 plugins are left", page, n)
+		}
+	}
+}
+
+// FuzzOpen: whatever the bytes, Open returns a working store or an error that matches a sentinel, and leaves the file as it is.
+func FuzzOpen(f *testing.F) {
+	for _, n := range []int{0, 1, 100} {
+		_, content := stateFile(f, n)
+		f.Add(content, uint32(0), byte(0))
+		for offset := uint32(16); offset < uint32(len(content)); offset += 509 {
+			f.Add(content, offset, byte(0xFF))
+			f.Add(content, offset, byte(0x01))
+		}
+	}
+	f.Fuzz(func(t *testing.T, content []byte, offset uint32, flip byte) {
+		if len(content) > 0 {
+			content = bytes.Clone(content)
+			content[int(offset)%len(content)] ^= flip
+		}
+		path := filepath.Join(t.TempDir(), "state.db")
+		write(t, path, content)
+		store, err := boltstate.Open(path)
+		if err != nil {
+			if !errors.Is(err, boltstate.ErrCorrupt) && !errors.Is(err, boltstate.ErrNewer) {
+				t.Errorf("error without a sentinel: %v", err)
+			}
+			if after, err := os.ReadFile(path); err != nil || !bytes.Equal(content, after) {
+				t.Errorf("the file was changed: %v", err)
+			}
+			return
+		}
+		defer store.Close()
+		for i := range 20 {
+			if err := store.PutDynamicPluginChange(change(info(i * 7))); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := store.GetDynamicPluginRegistryState(); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,131 @@
+package boltstate
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+)
+
+// formatVersion is the format that this package writes, and the newest that it reads. Version 1: the bucket "patchbay" has the
+// version under the key "format", an unsigned varint; the bucket "plugins" has the records.
+const formatVersion = 1
+
+var (
+	metaBucket    = []byte("patchbay")
+	formatKey     = []byte("format")
+	pluginsBucket = []byte("plugins")
+)
+
+// lockTimeout is how long Open waits for another process to let go of the file, which may be about to end.
+const lockTimeout = time.Second
+
+// Open opens the state file at path. If there is none, it makes an empty one with mode 0600, and its directory with mode 0750.
+// Open fails if the file is not a sound state file (ErrCorrupt), has a newer format (ErrNewer), or is still in use by another
+// process after a second (ErrLocked). In each of these cases the file stays as it is.
+func Open(path string) (*Store, error) {
+	if err := create(path); err != nil {
+		return nil, fmt.Errorf("cannot make state file %s: %w", path, err)
+	}
+	if err := inspect(path); err != nil {
+		return nil, err
+	}
+	db, err := openDB(path, false)
+	if err != nil {
+		return nil, err
+	}
+	return &Store{path: path, db: db}, nil
+}
+
+// create makes an empty state file at path unless there is a file. A crash leaves no file or a whole one.
+func create(path string) error {
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".new-")
+	if err != nil {
+		return err
+	}
+	fresh := f.Name()
+	defer os.Remove(fresh)
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := format(fresh); err != nil {
+		return err
+	}
+	// Unlike a rename, a link does not replace the file of a process that was faster.
+	if err := os.Link(fresh, path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return syncDir(dir)
+}
+
+// format writes an empty state into an empty file.
+func format(path string) error {
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		meta, err := tx.CreateBucket(metaBucket)
+		if err != nil {
+			return err
+		}
+		if err := meta.Put(formatKey, binary.AppendUvarint(nil, formatVersion)); err != nil {
+			return err
+		}
+		_, err = tx.CreateBucket(pluginsBucket)
+		return err
+	})
+	return errors.Join(err, db.Close())
+}
+
+// syncDir makes the entries of a directory durable. Windows has no such operation and does it by itself.
+func syncDir(dir string) error {
+	if runtime.GOOS == "windows" {
+		return nil
+	}
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// openDB opens an existing file with bbolt.
+func openDB(path string, readOnly bool) (db *bbolt.DB, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = corrupt(path, "it is damaged (%v)", p)
+		}
+	}()
+	db, err = bbolt.Open(path, 0o600, &bbolt.Options{
+		Timeout:      lockTimeout,
+		ReadOnly:     readOnly,
+		FreelistType: bbolt.FreelistMapType,
+		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
+			return os.OpenFile(name, flag&^os.O_CREATE, mode)
+		},
+	})
+	switch {
+	case errors.Is(err, berrors.ErrTimeout):
+		return nil, locked(path)
+	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
+		return nil, corrupt(path, "it is damaged (%v)", err)
+	case err != nil:
+		return nil, fmt.Errorf("cannot open state file %s: %w", path, err)
+	}
+	return db, nil
+}

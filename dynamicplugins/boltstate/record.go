@@ -1,0 +1,150 @@
+package boltstate
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"slices"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+// A record is the instances of one plugin:
+//
+//	key    string type, string name
+//	value  count of instances, instances, CRC-32C over the key and the value before it, 4 bytes, big endian
+//
+// An instance is the strings version and AllocID, 0 or 1 and a socket path for the connection info, 0 or 1 + the number of options
+// and as many pairs of strings, sorted. A number is an unsigned varint; a string is its length and its bytes, any bytes. Type and
+// name of an instance are those of its key.
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+var errTruncated = errors.New("it ends too early")
+
+func encodeKey(ptype, name string) []byte {
+	return appendString(appendString(nil, ptype), name)
+}
+
+func encodeValue(key []byte, plugins []*dynamicplugins.PluginInfo) []byte {
+	b := binary.AppendUvarint(nil, uint64(len(plugins)))
+	for _, p := range plugins {
+		b = appendString(b, p.Version)
+		b = appendString(b, p.AllocID)
+		if p.ConnectionInfo == nil {
+			b = append(b, 0)
+		} else {
+			b = appendString(append(b, 1), p.ConnectionInfo.SocketPath)
+		}
+		if p.Options == nil {
+			b = append(b, 0)
+			continue
+		}
+		b = binary.AppendUvarint(b, uint64(len(p.Options))+1)
+		for _, k := range slices.Sorted(maps.Keys(p.Options)) {
+			b = appendString(appendString(b, k), p.Options[k])
+		}
+	}
+	return binary.BigEndian.AppendUint32(b, checksum(key, b))
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+func checksum(key, value []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value)
+}
+
+func decodeKey(key []byte) (ptype, name string, err error) {
+	d := decoder{rest: key}
+	ptype, name = d.string(), d.string()
+	return ptype, name, d.end()
+}
+
+// decode returns the instances of a record, newest first.
+func decode(key, value []byte) ([]*dynamicplugins.PluginInfo, error) {
+	ptype, name, err := decodeKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("malformed key: %w", err)
+	}
+	body := len(value) - crc32.Size
+	if body < 0 {
+		return nil, errTruncated
+	}
+	if binary.BigEndian.Uint32(value[body:]) != checksum(key, value[:body]) {
+		return nil, errors.New("its checksum is wrong")
+	}
+	d := decoder{rest: value[:body]}
+	var plugins []*dynamicplugins.PluginInfo
+	for n := d.count(); n > 0 && d.err == nil; n-- {
+		p := &dynamicplugins.PluginInfo{Type: ptype, Name: name}
+		p.Version = d.string()
+		p.AllocID = d.string()
+		if d.number() != 0 {
+			p.ConnectionInfo = &dynamicplugins.PluginConnectionInfo{SocketPath: d.string()}
+		}
+		if n := d.count(); n > 0 {
+			p.Options = make(map[string]string, n-1)
+			for ; n > 1; n-- {
+				k := d.string()
+				p.Options[k] = d.string()
+			}
+		}
+		plugins = append(plugins, p)
+	}
+	return plugins, d.end()
+}
+
+// decoder takes values off a byte slice until there is an error; then it returns zero values.
+type decoder struct {
+	rest []byte
+	err  error
+}
+
+func (d *decoder) number() uint64 {
+	n, size := binary.Uvarint(d.rest)
+	if size <= 0 {
+		d.fail(errTruncated)
+		return 0
+	}
+	d.rest = d.rest[size:]
+	return n
+}
+
+// count is a number of things that take at least a byte each, so that a damaged one cannot make the caller allocate much.
+func (d *decoder) count() uint64 {
+	n := d.number()
+	if n > uint64(len(d.rest))+1 {
+		d.fail(errTruncated)
+		return 0
+	}
+	return n
+}
+
+func (d *decoder) string() string {
+	n := d.number()
+	if n > uint64(len(d.rest)) {
+		d.fail(errTruncated)
+		return ""
+	}
+	s := string(d.rest[:n])
+	d.rest = d.rest[n:]
+	return s
+}
+
+func (d *decoder) fail(err error) {
+	d.rest = nil
+	if d.err == nil {
+		d.err = err
+	}
+}
+
+func (d *decoder) end() error {
+	if d.err == nil && len(d.rest) > 0 {
+		return fmt.Errorf("it has %d bytes too many", len(d.rest))
+	}
+	return d.err
+}

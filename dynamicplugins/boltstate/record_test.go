@@ -1,0 +1,67 @@
+package boltstate
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+func TestRecord(t *testing.T) {
+	key := encodeKey("csi-node", "hostpath.csi.k8s.io")
+	want := []*dynamicplugins.PluginInfo{
+		{
+			Type: "csi-node", Name: "hostpath.csi.k8s.io", Version: "1", AllocID: "b",
+			ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/run/\xff.sock"},
+			Options:        map[string]string{"": "x", "y": ""},
+		},
+		{Type: "csi-node", Name: "hostpath.csi.k8s.io", Options: map[string]string{}},
+		{Type: "csi-node", Name: "hostpath.csi.k8s.io", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{}},
+	}
+	value := encodeValue(key, want)
+	got, err := decode(key, value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	for i := range value {
+		damaged := bytes.Clone(value)
+		damaged[i] ^= 0x10
+		if _, err := decode(key, damaged); err == nil {
+			t.Errorf("damage at byte %d went unnoticed", i)
+		}
+		if _, err := decode(key, value[:i]); err == nil {
+			t.Errorf("truncation to %d bytes went unnoticed", i)
+		}
+	}
+	if _, err := decode(encodeKey("csi-node", "other"), value); err == nil {
+		t.Error("the value of another key was accepted")
+	}
+}
+
+// FuzzRecord: a record with a correct checksum is decoded to what encodes to the same meaning, or is an error.
+func FuzzRecord(f *testing.F) {
+	key := encodeKey("t", "n")
+	f.Add(key, encodeValue(key, []*dynamicplugins.PluginInfo{{Type: "t", Name: "n", Options: map[string]string{"a": "b"}}}))
+	f.Add([]byte{}, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
+	f.Fuzz(func(t *testing.T, key, body []byte) {
+		sum := checksum(key, body)
+		value := append(bytes.Clone(body), byte(sum>>24), byte(sum>>16), byte(sum>>8), byte(sum))
+		plugins, err := decode(key, value)
+		if err != nil || len(plugins) == 0 {
+			return
+		}
+		key = encodeKey(plugins[0].Type, plugins[0].Name)
+		again, err := decode(key, encodeValue(key, plugins))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(plugins, again); d != "" {
+			t.Errorf("(-first +again):\n%s", d)
+		}
+	})
+}

@@ -1,0 +1,175 @@
+package boltstate
+
+import (
+	"container/list"
+	"fmt"
+	"sync"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+// Store is a state file that is open. It implements dynamicplugins.StateStorage and dynamicplugins.ChangeStorage. All methods may
+// be called at once from several goroutines.
+type Store struct {
+	path string
+	db   *bbolt.DB
+
+	writing sync.Mutex // held while a transaction writes
+
+	mu     sync.Mutex
+	next   *group // the changes that wait for writing; nil if there are none
+	users  sync.WaitGroup
+	closed bool
+}
+
+// GetDynamicPluginRegistryState returns what is stored.
+func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, error) {
+	if err := s.use(); err != nil {
+		return nil, err
+	}
+	defer s.users.Done()
+	state := &dynamicplugins.RegistryState{Plugins: make(map[string]map[string]*list.List)}
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(pluginsBucket).ForEach(func(key, value []byte) error {
+			plugins, err := decode(key, value)
+			if err != nil {
+				return fmt.Errorf("record %q: %w", key, err)
+			}
+			for _, p := range plugins {
+				add(state, p)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot read state file %s: %w", s.path, err)
+	}
+	return state, nil
+}
+
+// add adds an instance that is older than those of the same plugin before it.
+func add(state *dynamicplugins.RegistryState, p *dynamicplugins.PluginInfo) {
+	names := state.Plugins[p.Type]
+	if names == nil {
+		names = make(map[string]*list.List)
+		state.Plugins[p.Type] = names
+	}
+	if names[p.Name] == nil {
+		names[p.Name] = list.New()
+	}
+	names[p.Name].PushBack(p)
+}
+
+// PutDynamicPluginRegistryState replaces everything that is stored.
+func (s *Store) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState) error {
+	var records []record
+	if state != nil {
+		for ptype, names := range state.Plugins {
+			for name, instances := range names {
+				plugins, err := pluginsOf(ptype, name, instances)
+				if err != nil {
+					return fmt.Errorf("cannot write state file %s: %w", s.path, err)
+				}
+				r, err := newRecord(ptype, name, plugins)
+				if err != nil {
+					return fmt.Errorf("cannot write state file %s: %w", s.path, err)
+				}
+				records = append(records, r)
+			}
+		}
+	}
+	return s.commit(func(tx *bbolt.Tx) error {
+		if err := tx.DeleteBucket(pluginsBucket); err != nil {
+			return err
+		}
+		bucket, err := tx.CreateBucket(pluginsBucket)
+		if err != nil {
+			return err
+		}
+		for _, r := range records {
+			if err := r.put(bucket); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// PutDynamicPluginChange replaces what is stored for one plugin.
+func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
+	r, err := newRecord(change.Type, change.Name, change.Plugins)
+	if err != nil {
+		return fmt.Errorf("cannot write state file %s: %w", s.path, err)
+	}
+	return s.commit(func(tx *bbolt.Tx) error { return r.put(tx.Bucket(pluginsBucket)) })
+}
+
+// Close waits for changes that are being written, and closes the file. Calling it again has no effect.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.users.Wait()
+	if err := s.db.Close(); err != nil {
+		return fmt.Errorf("cannot close state file %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// use counts the caller among those whom Close waits for; it calls s.users.Done when it has finished.
+func (s *Store) use() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("cannot use state file %s: %w", s.path, ErrClosed)
+	}
+	s.users.Add(1)
+	return nil
+}
+
+// record is what is stored for one plugin.
+type record struct{ key, value []byte }
+
+// newRecord checks that the record can be stored, so that it cannot make others fail in the same transaction.
+func newRecord(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record, error) {
+	r := record{key: encodeKey(ptype, name)}
+	if len(r.key) > bbolt.MaxKeySize {
+		return record{}, fmt.Errorf("the type and name of a plugin are longer than %d bytes: %.40q…", bbolt.MaxKeySize, name)
+	}
+	for _, p := range plugins {
+		if p == nil || p.Type != ptype || p.Name != name {
+			return record{}, fmt.Errorf("plugin %q for type %q has an instance of another plugin: %+v", name, ptype, p)
+		}
+	}
+	if len(plugins) > 0 {
+		r.value = encodeValue(r.key, plugins)
+	}
+	if len(r.value) > bbolt.MaxValueSize {
+		return record{}, fmt.Errorf("the instances of plugin %q for type %q take more than %d bytes", name, ptype, bbolt.MaxValueSize)
+	}
+	return r, nil
+}
+
+func (r record) put(bucket *bbolt.Bucket) error {
+	if r.value == nil {
+		return bucket.Delete(r.key)
+	}
+	return bucket.Put(r.key, r.value)
+}
+
+func pluginsOf(ptype, name string, instances *list.List) ([]*dynamicplugins.PluginInfo, error) {
+	if instances == nil {
+		return nil, nil
+	}
+	var plugins []*dynamicplugins.PluginInfo
+	for e := instances.Front(); e != nil; e = e.Next() {
+		p, ok := e.Value.(*dynamicplugins.PluginInfo)
+		if !ok {
+			return nil, fmt.Errorf("plugin %q for type %q has a %T in its list instead of a *PluginInfo", name, ptype, e.Value)
+		}
+		plugins = append(plugins, p)
+	}
+	return plugins, nil
+}

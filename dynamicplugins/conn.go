@@ -1,0 +1,131 @@
+package dynamicplugins
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+)
+
+// Dispense dispenses a plugin whose client is a T.
+func Dispense[T any](r Registry, ptype, name string) (T, error) {
+	var none T
+	client, err := r.DispensePlugin(ptype, name)
+	if err != nil {
+		return none, err
+	}
+	t, ok := client.(T)
+	if !ok {
+		return none, &failure{
+			text:     fmt.Sprintf("the dispenser for type %s made a %T for plugin %s, not a %T", ptype, client, name, &none),
+			sentinel: ErrWrongClient,
+		}
+	}
+	return t, nil
+}
+
+// Conn implements Registry.
+func (r *registry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
+	switch {
+	case ptype == "":
+		return nil, invalid("must specify plugin type to connect to")
+	case name == "":
+		return nil, invalid("must specify plugin name to connect to")
+	}
+	k := key{ptype, name}
+	if _, err := r.sharedInstance(ctx, k); err != nil {
+		return nil, err
+	}
+	return &sharedConn{registry: r, key: k}, nil
+}
+
+func (r *registry) dispenseConn(k key, dispenser ConnDispenser) (any, error) {
+	in, err := r.sharedInstance(context.Background(), k)
+	if err != nil {
+		return nil, err
+	}
+	return dispenser(in.info, &sharedConn{registry: r, key: k})
+}
+
+// sharedInstance returns the instance that shared connections to k use now. If there are only restored ones, it waits for one to
+// be confirmed.
+func (r *registry) sharedInstance(ctx context.Context, k key) (*instance, error) {
+	for {
+		if err := r.usable(); err != nil {
+			return nil, err
+		}
+		v := r.view(k)
+		switch {
+		case v == nil:
+			return nil, r.missing(k)
+		case v.shared != nil:
+			return v.shared, nil
+		case v.current == nil:
+			return nil, v.instances[0].dead
+		}
+		if err := r.awaitConfirmed(ctx, k); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// awaitConfirmed waits until it is not true any more that k has an instance that may live and none that is confirmed.
+func (r *registry) awaitConfirmed(ctx context.Context, k key) error {
+	bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
+	defer cancel()
+	err := r.await(bounded, k, func(v *view) bool { return v == nil || v.shared != nil || v.current == nil })
+	if err != nil && bounded.Err() != nil {
+		return notConfirmed(k, ctx.Err())
+	}
+	return err
+}
+
+// sharedConn is a grpc.ClientConnInterface whose calls go to the instance of a plugin that is current when they begin.
+type sharedConn struct {
+	registry *registry
+	key      key
+}
+
+// begin returns the connection for one call, and the link on which to end it.
+func (c *sharedConn) begin(ctx context.Context) (*grpc.ClientConn, *link, error) {
+	for {
+		in, err := c.registry.sharedInstance(ctx, c.key)
+		if err != nil {
+			return nil, nil, err
+		}
+		conn, err := in.link.begin()
+		if err != nil || conn != nil {
+			return conn, in.link, err
+		}
+		// The instance was superseded in this moment; there is a newer view.
+	}
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	conn, l, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.end()
+	return conn.Invoke(ctx, method, args, reply, opts...)
+}
+
+// NewStream implements grpc.ClientConnInterface. The stream counts as a call until it has ended as the documentation of
+// grpc.ClientConn.NewStream says.
+func (c *sharedConn) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	conn, l, err := c.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	end := sync.OnceFunc(l.end)
+	stream, err := conn.NewStream(ctx, desc, method, append(slices.Clip(opts), grpc.OnFinish(func(error) { end() }))...)
+	if err != nil {
+		end()
+	}
+	return stream, err
+}

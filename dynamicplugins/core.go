@@ -1,0 +1,130 @@
+package dynamicplugins
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/feed"
+)
+
+// registry is the Registry.
+//
+// Changes are slow, because they are saved, and reads are fast. A change holds the lock of its lane while it is saved, so changes of
+// one plugin follow each other and those of different plugins are saved together; the registry's mutex is held only for the
+// moment in which the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it
+// reads an immutable view of the plugin.
+//
+// Lock order: lane.saving, registry.mu, then the feed's, a link's and the pool's.
+type registry struct {
+	originals      map[string]dispenserOf // immutable
+	confirmTimeout time.Duration
+	unusable       error // why the state could not be loaded; immutable
+	save           saver
+	feed           *feed.Feed[*PluginUpdateEvent]
+	pool           *pool
+
+	views      sync.Map // key → *view
+	dispensers atomic.Pointer[map[string]dispenserOf]
+	down       atomic.Bool   // written with mu held
+	stopping   chan struct{} // closed when down is set
+	shutdown   sync.Once
+	changes    sync.WaitGroup // those that may use the storage; added to with mu held, while down is false
+
+	mu    sync.Mutex
+	lanes map[string]map[string]*lane // by type and name
+	waits map[key]*wait
+}
+
+// key identifies a plugin.
+type key struct{ ptype, name string }
+
+// instance is one visible instance. It is immutable; a change of its state replaces it.
+type instance struct {
+	info     *PluginInfo
+	restored bool              // and not confirmed yet
+	dead     *UnreachableError // nil while it is reachable
+	link     *link
+}
+
+// view is what readers see of one plugin: at least one instance. It is immutable.
+type view struct {
+	instances []*instance // newest first
+	current   *instance   // the newest that is reachable, or nil
+	shared    *instance   // the newest that is reachable and confirmed, or nil: the one that shared connections use
+}
+
+// dispenserOf is the dispenser of one type; one of the two is set.
+type dispenserOf struct {
+	plain PluginDispenser
+	conn  ConnDispenser
+}
+
+func newRegistry(dispensers map[string]PluginDispenser, options []Option) *registry {
+	r := &registry{
+		originals:      make(map[string]dispenserOf, len(dispensers)),
+		confirmTimeout: defaultConfirmTimeout,
+		pool:           newPool(),
+		stopping:       make(chan struct{}),
+		lanes:          make(map[string]map[string]*lane),
+		waits:          make(map[key]*wait),
+	}
+	for ptype, dispenser := range dispensers {
+		r.originals[ptype] = dispenserOf{plain: dispenser}
+	}
+	for _, option := range options {
+		option(r)
+	}
+	r.dispensers.Store(&r.originals)
+	r.feed = feed.New(feed.Config[*PluginUpdateEvent]{Resync: r.resync})
+	return r
+}
+
+// Shutdown implements Registry.
+func (r *registry) Shutdown() {
+	r.shutdown.Do(func() {
+		r.mu.Lock()
+		r.down.Store(true)
+		close(r.stopping)
+		r.mu.Unlock()
+
+		r.changes.Wait()
+		r.feed.Close()
+		r.pool.shutdown()
+	})
+}
+
+// usable returns why the registry does nothing, or nil.
+func (r *registry) usable() error {
+	if r.unusable != nil {
+		return r.unusable
+	}
+	if r.down.Load() {
+		return errDown
+	}
+	return nil
+}
+
+// view returns the present view of k, or nil if it has no visible instance.
+func (r *registry) view(k key) *view {
+	v, _ := r.views.Load(k)
+	seen, _ := v.(*view)
+	return seen
+}
+
+// newView sorts out which of the instances of a plugin is used for what.
+func newView(instances []*instance) *view {
+	v := &view{instances: instances}
+	for _, in := range instances {
+		if in.dead != nil {
+			continue
+		}
+		if v.current == nil {
+			v.current = in
+		}
+		if v.shared == nil && !in.restored {
+			v.shared = in
+		}
+	}
+	return v
+}

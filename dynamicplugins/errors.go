@@ -1,0 +1,129 @@
+package dynamicplugins
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// The errors of a Registry match these with errors.Is. Those that a call on a shared connection returns are also gRPC statuses,
+// nearly always with codes.Unavailable.
+var (
+	// ErrInvalid: an argument that must be set is empty.
+	ErrInvalid = errors.New("invalid argument")
+	// ErrNoDispenser: no dispenser was given for the type.
+	ErrNoDispenser = errors.New("no plugin dispenser")
+	// ErrNotFound: no such type, name or instance is registered.
+	ErrNotFound = errors.New("plugin not found")
+	// ErrUnreachable: instances are registered, and none of them lives. The error is an *UnreachableError.
+	ErrUnreachable = errors.New("plugin unreachable")
+	// ErrNotConfirmed: the instance was restored from the storage and nobody has confirmed yet that it lives.
+	ErrNotConfirmed = errors.New("restored plugin not confirmed")
+	// ErrWrongClient: a dispenser made a client of another type than was asked for.
+	ErrWrongClient = errors.New("wrong type of plugin client")
+	// ErrNotLoaded: the state could not be loaded from the storage, so the registry does nothing.
+	ErrNotLoaded = errors.New("plugin registry state not loaded")
+	// ErrNotSaved: the storage could not save a change, so it did not take place.
+	ErrNotSaved = errors.New("plugin registry state not saved")
+	// ErrShutdown: the registry was shut down.
+	ErrShutdown = errors.New("plugin registry was shut down")
+)
+
+// An UnreachableError says why, and since when, no instance of a plugin is given out.
+type UnreachableError struct {
+	Type, Name string
+	AllocID    string    // the newest instance
+	Reason     error     // as given to MarkUnreachable
+	Since      time.Time // when MarkUnreachable was called
+}
+
+func (e *UnreachableError) Error() string {
+	return fmt.Sprintf("plugin %s for type %s is unreachable since %s: %v", e.Name, e.Type, e.Since.Format(time.RFC3339), e.Reason)
+}
+
+// Is reports whether target is ErrUnreachable.
+func (e *UnreachableError) Is(target error) bool { return target == ErrUnreachable }
+
+// Unwrap returns the reason.
+func (e *UnreachableError) Unwrap() error { return e.Reason }
+
+// GRPCStatus makes the error one that a gRPC client understands.
+func (e *UnreachableError) GRPCStatus() *status.Status {
+	return status.New(codes.Unavailable, e.Error())
+}
+
+// failure is an error with the text that users of the documented registry know, which matches a sentinel and may have a cause.
+type failure struct {
+	text     string
+	sentinel error
+	cause    error
+}
+
+func (f *failure) Error() string {
+	if f.cause == nil {
+		return f.text
+	}
+	return f.text + ": " + f.cause.Error()
+}
+
+func (f *failure) Is(target error) bool { return target == f.sentinel }
+
+func (f *failure) Unwrap() error { return f.cause }
+
+func (f *failure) GRPCStatus() *status.Status {
+	code := codes.Unavailable
+	switch {
+	case f.sentinel == ErrInvalid:
+		code = codes.InvalidArgument
+	case errors.Is(f.cause, context.DeadlineExceeded):
+		code = codes.DeadlineExceeded
+	case errors.Is(f.cause, context.Canceled):
+		code = codes.Canceled
+	}
+	return status.New(code, f.Error())
+}
+
+func invalid(text string) error { return &failure{text: text, sentinel: ErrInvalid} }
+
+func noDispenser(ptype string) error {
+	return &failure{text: "no plugin dispenser found for type: " + ptype, sentinel: ErrNoDispenser}
+}
+
+func noType(ptype string) error {
+	return &failure{text: "no plugins registered for type: " + ptype, sentinel: ErrNotFound}
+}
+
+func noPlugin(k key) error {
+	return &failure{text: fmt.Sprintf("plugin %s for type %s not found", k.name, k.ptype), sentinel: ErrNotFound}
+}
+
+func noInstance(k key, allocID string) error {
+	return &failure{
+		text:     fmt.Sprintf("no plugin for that allocation: plugin %s for type %s has no instance %q", k.name, k.ptype, allocID),
+		sentinel: ErrNotFound,
+	}
+}
+
+func notConfirmed(k key, cause error) error {
+	return &failure{
+		text: fmt.Sprintf("plugin %s for type %s was restored from the saved state and nobody has confirmed that it lives",
+			k.name, k.ptype),
+		sentinel: ErrNotConfirmed,
+		cause:    cause,
+	}
+}
+
+// errDown is the error of every method after Shutdown.
+var errDown error = &failure{text: "plugin registry was shut down", sentinel: ErrShutdown}
+
+func notSaved(k key, cause error) error {
+	return &failure{text: fmt.Sprintf("cannot save plugin %s for type %s", k.name, k.ptype), sentinel: ErrNotSaved, cause: cause}
+}
+
+func notLoaded(cause error) error {
+	return &failure{text: "cannot load the plugin registry's state", sentinel: ErrNotLoaded, cause: cause}
+}

@@ -1,0 +1,28 @@
+package dynamicplugins
+
+import "context"
+
+// PluginsUpdatedCh implements Registry.
+func (r *registry) PluginsUpdatedCh(ctx context.Context, ptype string) <-chan *PluginUpdateEvent {
+	return r.feed.Subscribe(ctx, ptype)
+}
+
+// Watch implements Registry.
+func (r *registry) Watch(ctx context.Context, ptype string) ([]*PluginInfo, <-chan *PluginUpdateEvent) {
+	r.mu.Lock()
+	views := r.collect(ptype, "")
+	events := r.feed.Subscribe(ctx, ptype)
+	r.mu.Unlock()
+	return infos(sorted(views)), events
+}
+
+// resync makes the event for a subscriber that has missed too much. The event is filled after commit, when the lock is free
+// again and the subscriber does not have it yet.
+func (r *registry) resync(ptype string, commit func(*PluginUpdateEvent)) {
+	event := &PluginUpdateEvent{EventType: EventTypeResync}
+	r.mu.Lock()
+	views := r.collect(ptype, "")
+	commit(event)
+	r.mu.Unlock()
+	event.Plugins = infos(sorted(views))
+}

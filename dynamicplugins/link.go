@@ -1,0 +1,155 @@
+package dynamicplugins
+
+import (
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+const (
+	// idleTimeout is how long a connection that nobody uses stays open. Making it anew takes a millisecond.
+	idleTimeout = time.Minute
+	// connectTimeout is how long a plugin may take to accept a connection and speak HTTP/2 on it.
+	connectTimeout = 5 * time.Second
+)
+
+// reconnect is the back-off between attempts to connect. A socket on the same machine answers or refuses at once, so there is no
+// network to spare and long pauses would only delay the return of a plugin.
+var reconnect = backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
+
+// A link is the shared connection to one instance. It is made at the first call. While the link is in use calls may begin on it;
+// when it is retired, calls that have begun go on, and the last one closes the connection. A nil link is never in use.
+type link struct {
+	pool *pool
+	path string
+
+	mu    sync.Mutex
+	inUse bool
+	calls int              // under way
+	conn  *grpc.ClientConn // nil until the first call, and when it was closed
+}
+
+// begin begins a call. It returns no connection if the link is not in use; otherwise the caller calls end when the call has ended.
+func (l *link) begin() (*grpc.ClientConn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.inUse {
+		return nil, nil
+	}
+	if l.conn == nil {
+		conn, err := l.pool.connect(l)
+		if err != nil {
+			return nil, err
+		}
+		l.conn = conn
+	}
+	l.calls++
+	return l.conn, nil
+}
+
+// end ends a call.
+func (l *link) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.calls--
+	l.closeUnused()
+}
+
+func (l *link) revive() {
+	if l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.inUse = true
+	}
+}
+
+func (l *link) retire() {
+	if l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.inUse = false
+		l.closeUnused()
+	}
+}
+
+// closeUnused closes the connection if it will not be used any more. The caller holds l.mu.
+func (l *link) closeUnused() {
+	if !l.inUse && l.calls == 0 && l.conn != nil && l.pool.close(l) {
+		l.conn = nil
+	}
+}
+
+// A pool owns the connections of all links and the goroutines that close them.
+type pool struct {
+	dial    func(ctx context.Context, socketPath string) (net.Conn, error)
+	closing sync.WaitGroup // added to with mu held, while down is false
+
+	mu   sync.Mutex
+	open map[*link]*grpc.ClientConn
+	down bool
+}
+
+func newPool() *pool {
+	return &pool{
+		dial: func(ctx context.Context, socketPath string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socketPath)
+		},
+		open: make(map[*link]*grpc.ClientConn),
+	}
+}
+
+// link makes a link to the instance at a socket. It is not in use yet.
+func (p *pool) link(socketPath string) *link {
+	return &link{pool: p, path: socketPath}
+}
+
+// connect makes the connection of l, which is established when it is used.
+//
+// The path is given to the dialer and not to gRPC as a target, which is a URL and could not hold every path.
+func (p *pool) connect(l *link) (*grpc.ClientConn, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		return nil, errDown
+	}
+	conn, err := grpc.NewClient("passthrough:///localhost",
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return p.dial(ctx, l.path) }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: connectTimeout}),
+		grpc.WithIdleTimeout(idleTimeout))
+	if err == nil {
+		p.open[l] = conn
+	}
+	return conn, err
+}
+
+// close closes the connection of l, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false
+// if shutdown closes it already.
+func (p *pool) close(l *link) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.down {
+		return false
+	}
+	conn := p.open[l]
+	delete(p.open, l)
+	p.closing.Go(func() { _ = conn.Close() }) // fails only if it is closed
+	return true
+}
+
+// shutdown closes all connections, which ends the calls on them, and returns when they are closed.
+func (p *pool) shutdown() {
+	p.mu.Lock()
+	p.down = true
+	p.mu.Unlock()
+	p.closing.Wait()
+	for _, conn := range p.open {
+		_ = conn.Close() // fails only if it is closed
+	}
+}

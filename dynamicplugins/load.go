@@ -1,0 +1,79 @@
+package dynamicplugins
+
+import (
+	"container/list"
+	"fmt"
+)
+
+// load fills a new registry with what the storage holds, as restored instances in the order in which they were saved.
+func (r *registry) load(storage StateStorage) error {
+	loaded, err := stored(storage)
+	if err != nil {
+		return notLoaded(err)
+	}
+	r.save = newSaver(storage, loaded)
+	for k, plugins := range loaded {
+		l := &lane{key: k}
+		for _, info := range plugins {
+			link := r.pool.link(info.ConnectionInfo.SocketPath)
+			l.slots = append(l.slots, &slot{shown: &instance{info: info, restored: true, link: link}})
+		}
+		if r.lanes[k.ptype] == nil {
+			r.lanes[k.ptype] = make(map[string]*lane)
+		}
+		r.lanes[k.ptype][k.name] = l
+		r.show(l)
+	}
+	return nil
+}
+
+// stored reads the state from a storage and checks it: nothing that is in it may be dropped without a word.
+func stored(storage StateStorage) (map[key][]*PluginInfo, error) {
+	loaded := make(map[key][]*PluginInfo)
+	if storage == nil {
+		return loaded, nil
+	}
+	state, err := storage.GetDynamicPluginRegistryState()
+	if err != nil || state == nil {
+		return loaded, err
+	}
+	for ptype, names := range state.Plugins {
+		for name, instances := range names {
+			k := key{ptype, name}
+			plugins, err := storedPlugins(k, instances)
+			if err != nil {
+				return nil, fmt.Errorf("plugin %q for type %q: %w", name, ptype, err)
+			}
+			if len(plugins) > 0 {
+				loaded[k] = plugins
+			}
+		}
+	}
+	return loaded, nil
+}
+
+func storedPlugins(k key, instances *list.List) ([]*PluginInfo, error) {
+	if instances == nil {
+		return nil, nil
+	}
+	var plugins []*PluginInfo
+	known := make(map[string]bool, instances.Len())
+	for e := instances.Front(); e != nil; e = e.Next() {
+		info, ok := e.Value.(*PluginInfo)
+		if !ok {
+			return nil, fmt.Errorf("an instance is stored as %T instead of *PluginInfo", e.Value)
+		}
+		if err := info.check(); err != nil {
+			return nil, err
+		}
+		if info.Type != k.ptype || info.Name != k.name {
+			return nil, fmt.Errorf("it has an instance of plugin %q for type %q", info.Name, info.Type)
+		}
+		if known[info.AllocID] {
+			return nil, fmt.Errorf("it has two instances %q", info.AllocID)
+		}
+		known[info.AllocID] = true
+		plugins = append(plugins, info.clone())
+	}
+	return plugins, nil
+}

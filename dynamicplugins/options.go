@@ -1,0 +1,37 @@
+package dynamicplugins
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// ConnDispenser makes a client on the shared connection of a plugin (see Registry.Conn). Info is the instance that is current at
+// the moment; calls on conn follow the name. It is called with no lock held.
+type ConnDispenser func(info *PluginInfo, conn grpc.ClientConnInterface) (any, error)
+
+// defaultConfirmTimeout covers the few milliseconds in which a host checks a restored plugin that lives, with some to spare for a
+// machine that has just started.
+const defaultConfirmTimeout = 2 * time.Second
+
+// Option changes how Open makes a registry.
+type Option func(*registry)
+
+// WithConnDispenser adds a dispenser that gets a shared connection. It goes before a PluginDispenser of the same type.
+func WithConnDispenser(ptype string, dispenser ConnDispenser) Option {
+	return func(r *registry) {
+		r.originals[ptype] = dispenserOf{conn: dispenser}
+	}
+}
+
+// WithConfirmTimeout sets how long a shared connection waits at most for a restored instance to be confirmed. The default is 2 s.
+func WithConfirmTimeout(d time.Duration) Option {
+	return func(r *registry) { r.confirmTimeout = d }
+}
+
+// WithDialer sets how shared connections connect to a socket. The default is net.Dialer with network "unix".
+func WithDialer(dial func(ctx context.Context, socketPath string) (net.Conn, error)) Option {
+	return func(r *registry) { r.pool.dial = dial }
+}

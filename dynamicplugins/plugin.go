@@ -1,0 +1,97 @@
+package dynamicplugins
+
+import (
+	"container/list"
+	"maps"
+)
+
+// Plugin types that the registry's users agree on.
+const (
+	PluginTypeCSIController = "csi-controller"
+	PluginTypeCSINode       = "csi-node"
+)
+
+// PluginInfo describes one instance of a plugin. Those that the registry returns are shared by all callers and must not be
+// changed; one that is given to it is copied.
+type PluginInfo struct {
+	Name    string
+	Type    string
+	Version string
+
+	// ConnectionInfo says where the instance answers. It must be set.
+	ConnectionInfo *PluginConnectionInfo
+
+	// AllocID identifies the instance among those of its type and name. The empty one is an identifier like every other.
+	AllocID string
+
+	// Options is further metadata that the registry keeps and does not look at.
+	Options map[string]string
+}
+
+// PluginConnectionInfo is what is needed to connect to a plugin.
+type PluginConnectionInfo struct {
+	// SocketPath is the path of the Unix socket on which the plugin's own services answer.
+	SocketPath string
+}
+
+// PluginDispenser makes a client for the instance that info describes. The registry calls it with no lock held.
+type PluginDispenser func(info *PluginInfo) (any, error)
+
+// RegistryState is what a StateStorage keeps: by type and name, a list of *PluginInfo, newest first.
+type RegistryState struct {
+	Plugins map[string]map[string]*list.List
+}
+
+// EventType says what a PluginUpdateEvent tells of.
+type EventType string
+
+const (
+	// EventTypeRegistered is sent when an instance was added.
+	EventTypeRegistered EventType = "registered"
+	// EventTypeDeregistered is sent when an instance was removed.
+	EventTypeDeregistered EventType = "deregistered"
+	// EventTypeUpdated is sent when an instance that was known came with other details. It keeps its rank.
+	EventTypeUpdated EventType = "updated"
+	// EventTypeResync takes the place of events that a subscriber was too slow to read.
+	EventTypeResync EventType = "resync"
+)
+
+// PluginUpdateEvent is one change of the registry. Subscribers share it and must not change it.
+type PluginUpdateEvent struct {
+	EventType EventType
+
+	// Info is the instance that changed, as it is after the change, or as it last was if it was removed. It is nil in a resync.
+	Info *PluginInfo
+
+	// Plugins is set in a resync only: every instance that there is, of the type subscribed to, sorted by type and name and
+	// newest first. The events that follow come after this picture.
+	Plugins []*PluginInfo
+}
+
+func (p *PluginInfo) clone() *PluginInfo {
+	c := *p
+	connection := *p.ConnectionInfo
+	c.ConnectionInfo = &connection
+	c.Options = maps.Clone(p.Options)
+	return &c
+}
+
+func (p *PluginInfo) equal(q *PluginInfo) bool {
+	return p.Name == q.Name && p.Type == q.Type && p.Version == q.Version && p.AllocID == q.AllocID &&
+		*p.ConnectionInfo == *q.ConnectionInfo && maps.Equal(p.Options, q.Options)
+}
+
+// check reports what makes p unfit for the registry.
+func (p *PluginInfo) check() error {
+	switch {
+	case p == nil:
+		return invalid("plugin info must not be nil")
+	case p.Type == "":
+		return invalid("Plugin.Type must not be empty")
+	case p.ConnectionInfo == nil:
+		return invalid("Plugin.ConnectionInfo must not be nil")
+	case p.Name == "":
+		return invalid("Plugin.Name must not be empty")
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package dynamicplugins
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// DispensePlugin implements Registry.
+func (r *registry) DispensePlugin(ptype, name string) (any, error) {
+	switch {
+	case ptype == "":
+		return nil, invalid("must specify plugin type to dispense")
+	case name == "":
+		return nil, invalid("must specify plugin name to dispense")
+	}
+	if err := r.usable(); err != nil {
+		return nil, err
+	}
+	dispenser, ok := (*r.dispensers.Load())[ptype]
+	if !ok {
+		return nil, noDispenser(ptype)
+	}
+	k := key{ptype, name}
+	if dispenser.conn != nil {
+		return r.dispenseConn(k, dispenser.conn)
+	}
+	v := r.view(k)
+	if v == nil {
+		return nil, r.missing(k)
+	}
+	if v.current == nil {
+		return nil, v.instances[0].dead
+	}
+	return dispenser.plain(v.current.info)
+}
+
+// StubDispenserForType implements Registry.
+func (r *registry) StubDispenserForType(ptype string, dispenser PluginDispenser) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	dispensers := maps.Clone(*r.dispensers.Load())
+	original, ok := r.originals[ptype]
+	switch {
+	case dispenser != nil:
+		dispensers[ptype] = dispenserOf{plain: dispenser}
+	case ok:
+		dispensers[ptype] = original
+	default:
+		delete(dispensers, ptype)
+	}
+	r.dispensers.Store(&dispensers)
+}
+
+// ListPlugins implements Registry.
+func (r *registry) ListPlugins(ptype string) []*PluginInfo {
+	r.mu.Lock()
+	lanes := r.lanes[ptype]
+	plugins := make([]*PluginInfo, 0, len(lanes))
+	for _, l := range lanes {
+		if l.view != nil {
+			plugins = append(plugins, l.view.instances[0].info)
+		}
+	}
+	r.mu.Unlock()
+	slices.SortFunc(plugins, func(a, b *PluginInfo) int { return strings.Compare(a.Name, b.Name) })
+	return plugins
+}
+
+// Instances implements Registry.
+func (r *registry) Instances(ptype, name string) []Instance {
+	r.mu.Lock()
+	views := r.collect(ptype, name)
+	r.mu.Unlock()
+	var instances []Instance
+	for _, v := range sorted(views) {
+		for _, in := range v.instances {
+			instances = append(instances, v.describe(in))
+		}
+	}
+	return instances
+}
+
+// describe returns in, one of v's instances, with its state.
+func (v *view) describe(in *instance) Instance {
+	i := Instance{Info: in.info, State: InstanceSuperseded}
+	switch {
+	case in.dead != nil:
+		i.State, i.Reason, i.Since = InstanceUnreachable, in.dead.Reason, in.dead.Since
+	case in.restored:
+		i.State = InstanceRestored
+	case in == v.current:
+		i.State = InstanceRegistered
+	}
+	return i
+}
+
+// RestoredPlugins implements Registry.
+func (r *registry) RestoredPlugins() []*PluginInfo {
+	r.mu.Lock()
+	views := r.collect("", "")
+	r.mu.Unlock()
+	var plugins []*PluginInfo
+	for _, v := range sorted(views) {
+		for _, in := range v.instances {
+			if in.restored {
+				plugins = append(plugins, in.info)
+			}
+		}
+	}
+	return plugins
+}
+
+// PluginForAlloc implements Registry.
+func (r *registry) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error) {
+	if err := r.usable(); err != nil {
+		return nil, err
+	}
+	k := key{ptype, name}
+	if v := r.view(k); v != nil {
+		for _, in := range v.instances {
+			if in.info.AllocID == allocID {
+				return in.info, nil
+			}
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return nil, r.unknown(k, allocID)
+}
+
+// collect returns the views that a type and name stand for, either of which may be empty for all. The caller holds r.mu.
+func (r *registry) collect(ptype, name string) []*view {
+	var views []*view
+	add := func(l *lane) {
+		if l != nil && l.view != nil {
+			views = append(views, l.view)
+		}
+	}
+	for _, names := range r.lanesOf(ptype) {
+		if name != "" {
+			add(names[name])
+			continue
+		}
+		for _, l := range names {
+			add(l)
+		}
+	}
+	return views
+}
+
+// lanesOf returns the lanes of one type, or of all types if it is empty. The caller holds r.mu.
+func (r *registry) lanesOf(ptype string) map[string]map[string]*lane {
+	if ptype == "" {
+		return r.lanes
+	}
+	return map[string]map[string]*lane{ptype: r.lanes[ptype]}
+}
+
+// sorted sorts views by type and name.
+func sorted(views []*view) []*view {
+	slices.SortFunc(views, func(a, b *view) int {
+		p, q := a.instances[0].info, b.instances[0].info
+		return cmp.Or(strings.Compare(p.Type, q.Type), strings.Compare(p.Name, q.Name))
+	})
+	return views
+}
+
+// infos returns the instances of views, in order.
+func infos(views []*view) []*PluginInfo {
+	plugins := make([]*PluginInfo, 0, len(views))
+	for _, v := range views {
+		for _, in := range v.instances {
+			plugins = append(plugins, in.info)
+		}
+	}
+	return plugins
+}
+
+// missing returns the error for a plugin that has no instance.
+func (r *registry) missing(k key) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.hasType(k.ptype) {
+		return noType(k.ptype)
+	}
+	return noPlugin(k)
+}
+
+// unknown returns the error for an instance that is not registered. The caller holds r.mu.
+func (r *registry) unknown(k key, allocID string) error {
+	switch {
+	case r.lane(k) != nil:
+		return noInstance(k, allocID)
+	case r.hasType(k.ptype):
+		return noPlugin(k)
+	}
+	return noType(k.ptype)
+}
+
+// hasType reports whether any plugin of the type is visible. The caller holds r.mu.
+func (r *registry) hasType(ptype string) bool {
+	for _, l := range r.lanes[ptype] {
+		if l.view != nil {
+			return true
+		}
+	}
+	return false
+}

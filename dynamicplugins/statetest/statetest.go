@@ -1,0 +1,62 @@
+package statetest
+
+import (
+	"io"
+	"testing"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+// Open opens the storage that is kept in the directory dir, and makes it if there is none. Opening the same directory again, after
+// the storage was closed if it is an io.Closer, opens the same storage.
+type Open func(dir string) (dynamicplugins.StateStorage, error)
+
+// Test runs the suite, each case as a subtest in a directory of its own.
+func Test(t *testing.T, open Open) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			s := &session{open: open, dir: t.TempDir()}
+			err := s.run(c)
+			switch {
+			case err == errNotApplicable:
+				t.Skip(err)
+			case err != nil:
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// session is a storage under test.
+type session struct {
+	open Open
+	dir  string
+	dynamicplugins.StateStorage
+}
+
+func (s *session) run(c testCase) (err error) {
+	if s.StateStorage, err = s.open(s.dir); err != nil {
+		return err
+	}
+	if err := c.run(s); err != nil {
+		_ = s.close() // the failure of the case says more
+		return err
+	}
+	return s.close()
+}
+
+func (s *session) close() error {
+	if c, ok := s.StateStorage.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// reopen closes the storage and opens it anew.
+func (s *session) reopen() error {
+	err := s.close()
+	if err == nil {
+		s.StateStorage, err = s.open(s.dir)
+	}
+	return err
+}

@@ -1,0 +1,28 @@
+package dynamicplugins
+
+// StateStorage keeps the registry's state over restarts of the host. Its methods may be called by several goroutines at once.
+type StateStorage interface {
+	// GetDynamicPluginRegistryState returns the state that was put last. Nil, and a state without plugins, is an empty one.
+	GetDynamicPluginRegistryState() (*RegistryState, error)
+
+	// PutDynamicPluginRegistryState replaces the state. When it returns nil, the state is durable; when it returns an error,
+	// the state before is still the one that is kept. The registry does not change state afterwards, nor may the storage.
+	PutDynamicPluginRegistryState(state *RegistryState) error
+}
+
+// ChangeStorage is what a StateStorage may have beside its two methods, so that the cost of a change does not grow with the number
+// of plugins. The registry then calls PutDynamicPluginRegistryState no more.
+type ChangeStorage interface {
+	// PutDynamicPluginChange replaces what is kept for one type and name, with the same promise. Changes of different plugins
+	// come from several goroutines at once and may become durable together; those of one plugin come one after the other.
+	PutDynamicPluginChange(change *PluginChange) error
+}
+
+// PluginChange is the new state of one plugin.
+type PluginChange struct {
+	Type string
+	Name string
+
+	// Plugins is all instances, newest first. If there are none, nothing is to be kept of the plugin.
+	Plugins []*PluginInfo
+}

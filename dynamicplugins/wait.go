@@ -1,0 +1,83 @@
+package dynamicplugins
+
+import (
+	"context"
+	"fmt"
+)
+
+// wait is those who wait for a change of one plugin. It exists while somebody waits.
+type wait struct {
+	changed chan struct{} // closed at the change
+	waiters int
+}
+
+// await calls ready with the present view of k, nil if there is none, until it says that the waiting is over, and again after
+// each change of k. It fails when ctx ends and when the registry is shut down.
+func (r *registry) await(ctx context.Context, k key, ready func(*view) bool) error {
+	for {
+		r.mu.Lock()
+		if err := r.usable(); err != nil {
+			r.mu.Unlock()
+			return err
+		}
+		if ready(r.view(k)) {
+			r.mu.Unlock()
+			return nil
+		}
+		w := r.waits[k]
+		if w == nil {
+			w = &wait{changed: make(chan struct{})}
+			r.waits[k] = w
+		}
+		w.waiters++
+		r.mu.Unlock()
+
+		select {
+		case <-w.changed:
+		case <-r.stopping:
+		case <-ctx.Done():
+			r.giveUp(k, w)
+			return ctx.Err()
+		}
+	}
+}
+
+// giveUp takes one waiter from w.
+func (r *registry) giveUp(k key, w *wait) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w.waiters--
+	if w.waiters == 0 && r.waits[k] == w {
+		delete(r.waits, k)
+	}
+}
+
+// wake wakes those who wait for a change of k. The caller holds r.mu.
+func (r *registry) wake(k key) {
+	if w := r.waits[k]; w != nil {
+		delete(r.waits, k)
+		close(w.changed)
+	}
+}
+
+// WaitForPlugin implements Registry.
+func (r *registry) WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
+	switch {
+	case ptype == "":
+		return nil, invalid("must specify plugin type to wait for")
+	case name == "":
+		return nil, invalid("must specify plugin name to wait for")
+	}
+	var info *PluginInfo
+	err := r.await(ctx, key{ptype, name}, func(v *view) bool {
+		if v == nil || v.current == nil {
+			return false
+		}
+		info = v.current.info
+		return true
+	})
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("plugin %s for type %s is not registered: %w", name, ptype, err)
+	}
+	return info, err
+}

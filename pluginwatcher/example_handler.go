@@ -1,0 +1,159 @@
+package pluginwatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
+)
+
+const (
+	// exampleCallTimeout bounds the calls that the example handler makes to one plugin.
+	exampleCallTimeout = 5 * time.Second
+	// exampleEventBacklog is the number of unread events that an example handler keeps for each plugin name.
+	exampleEventBacklog = 64
+)
+
+// examplePluginEvent is a call that an example handler received.
+type examplePluginEvent int
+
+const (
+	exampleEventValidate examplePluginEvent = iota
+	exampleEventRegister
+	exampleEventDeRegister
+)
+
+// String returns the name of the handler's method that was called.
+func (e examplePluginEvent) String() string {
+	switch e {
+	case exampleEventValidate:
+		return "ValidatePlugin"
+	case exampleEventRegister:
+		return "RegisterPlugin"
+	case exampleEventDeRegister:
+		return "DeRegisterPlugin"
+	default:
+		return fmt.Sprintf("examplePluginEvent(%d)", int(e))
+	}
+}
+
+// exampleHandler is a [PluginHandler] that calls the example services of its plugins and shows which calls it received. All
+// methods are safe for concurrent use.
+type exampleHandler struct {
+	supportedVersions   []string
+	permitDeprecatedDir bool
+
+	mu     sync.Mutex
+	events map[string]chan examplePluginEvent // by plugin name
+}
+
+var _ PluginHandler = (*exampleHandler)(nil)
+
+// NewExampleHandler returns a handler for example plugins. It takes a plugin that announces at least one of the supported versions,
+// and one from the deprecated directory only if that is permitted.
+func NewExampleHandler(supportedVersions []string, permitDeprecatedDir bool) *exampleHandler {
+	return &exampleHandler{
+		supportedVersions:   slices.Clone(supportedVersions),
+		permitDeprecatedDir: permitDeprecatedDir,
+		events:              map[string]chan examplePluginEvent{},
+	}
+}
+
+// ValidatePlugin refuses a plugin from the deprecated directory, unless permitted, and one without a supported version.
+func (h *exampleHandler) ValidatePlugin(pluginName string, _ string, versions []string, foundInDeprecatedDir bool) error {
+	h.sendEvent(pluginName, exampleEventValidate)
+	if foundInDeprecatedDir && !h.permitDeprecatedDir {
+		return fmt.Errorf("plugin %q was found in the deprecated directory: move its socket to the plugin directory", pluginName)
+	}
+	if len(h.common(versions)) == 0 {
+		return fmt.Errorf("none of the versions %q of plugin %q is supported: supported are %q", versions, pluginName, h.supportedVersions)
+	}
+	return nil
+}
+
+// RegisterPlugin connects to the endpoint and calls the example service of every version that the plugin announced and the handler
+// supports. A service that does not answer within 5 s is an error.
+func (h *exampleHandler) RegisterPlugin(pluginName, endpoint string, versions []string) error {
+	h.sendEvent(pluginName, exampleEventRegister)
+	if err := callExampleServices(endpoint, h.common(versions)); err != nil {
+		return fmt.Errorf("cannot use plugin %q at %s: %w", pluginName, endpoint, err)
+	}
+	return nil
+}
+
+// DeRegisterPlugin records the call.
+func (h *exampleHandler) DeRegisterPlugin(pluginName string) {
+	h.sendEvent(pluginName, exampleEventDeRegister)
+}
+
+// EventChan delivers the calls that the handler received for the plugin, as they begin, in order. It keeps the newest 64 that nobody
+// has read, also those from before EventChan was called, and is never closed.
+func (h *exampleHandler) EventChan(pluginName string) <-chan examplePluginEvent {
+	return h.eventChan(pluginName)
+}
+
+func (h *exampleHandler) eventChan(pluginName string) chan examplePluginEvent {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ch, ok := h.events[pluginName]
+	if !ok {
+		ch = make(chan examplePluginEvent, exampleEventBacklog)
+		h.events[pluginName] = ch
+	}
+	return ch
+}
+
+func (h *exampleHandler) sendEvent(pluginName string, event examplePluginEvent) {
+	sendDroppingOldest(h.eventChan(pluginName), event)
+}
+
+// common returns the given versions that the handler supports.
+func (h *exampleHandler) common(versions []string) []string {
+	return slices.DeleteFunc(slices.Clone(versions), func(version string) bool {
+		return !slices.Contains(h.supportedVersions, version)
+	})
+}
+
+// callExampleServices calls the example service of each version at the endpoint. A version that is none of the example service's has
+// nothing to call.
+func callExampleServices(endpoint string, versions []string) (err error) {
+	conn, err := grpc.NewClient("passthrough:///example-plugin",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return sock.Dial(ctx, endpoint)
+		}))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	ctx, cancel := context.WithTimeout(context.Background(), exampleCallTimeout)
+	defer cancel()
+	for _, version := range versions {
+		var reply interface{ GetError() string }
+		switch version {
+		case "v1beta1":
+			reply, err = v1beta1.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
+		case "v1beta2":
+			reply, err = v1beta2.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta2.ExampleRequest{})
+		default:
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s GetExampleInfo: %w", version, err)
+		}
+		if text := reply.GetError(); text != "" {
+			return fmt.Errorf("%s GetExampleInfo answered: %s", version, text)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,231 @@
+package pluginwatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
+)
+
+const (
+	// exampleStopTimeout bounds how long Stop waits for calls that are in progress.
+	exampleStopTimeout = 10 * time.Second
+	// exampleStatusBacklog is the number of unread statuses that an example plugin keeps.
+	exampleStatusBacklog = 64
+)
+
+// examplePlugin is a plugin in the process that makes it: the registration service, and the example services it is told to offer.
+// All methods are safe for concurrent use.
+type examplePlugin struct {
+	registerapi.UnimplementedRegistrationServer
+
+	pluginName string
+	pluginType string
+	endpoint   string
+	versions   []string
+	statuses   chan *registerapi.RegistrationStatus
+
+	mu      sync.Mutex
+	running *exampleServer // nil while the plugin does not serve
+}
+
+// NewExamplePlugin returns an example plugin without a socket: type "ExamplePlugin", name "example-plugin", both versions of
+// the example service. It is a registration server to be registered with a grpc.Server of the caller's; its own Serve fails.
+func NewExamplePlugin() *examplePlugin {
+	return NewTestExamplePlugin("example-plugin", "ExamplePlugin", "", "v1beta1", "v1beta2")
+}
+
+// NewTestExamplePlugin returns an example plugin that announces the given name, type and versions. The endpoint is the path of
+// its socket, which it also announces; Serve makes it. Any values are accepted, so that a test can announce what is wrong.
+func NewTestExamplePlugin(pluginName string, pluginType string, endpoint string, advertisedVersions ...string) *examplePlugin {
+	return &examplePlugin{
+		pluginName: pluginName,
+		pluginType: pluginType,
+		endpoint:   endpoint,
+		versions:   slices.Clone(advertisedVersions),
+		statuses:   make(chan *registerapi.RegistrationStatus, exampleStatusBacklog),
+	}
+}
+
+// GetInfo answers with what the plugin announces. It implements the registration service.
+func (e *examplePlugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{
+		Type:              e.pluginType,
+		Name:              e.pluginName,
+		Endpoint:          e.endpoint,
+		SupportedVersions: e.versions,
+	}, nil
+}
+
+// NotifyRegistrationStatus passes the status on to [examplePlugin.Statuses]. It never blocks: if nobody reads them, the oldest is
+// dropped for the newest. It implements the registration service.
+func (e *examplePlugin) NotifyRegistrationStatus(
+	_ context.Context, status *registerapi.RegistrationStatus,
+) (*registerapi.RegistrationStatusResponse, error) {
+	sendDroppingOldest(e.statuses, status)
+	return &registerapi.RegistrationStatusResponse{}, nil
+}
+
+// Statuses delivers each registration status that the plugin was told, in order. It keeps the newest 64 that nobody has read, and
+// is never closed.
+func (e *examplePlugin) Statuses() <-chan *registerapi.RegistrationStatus { return e.statuses }
+
+// Serve makes the plugin's socket and serves on it, in the background, the registration service and the named example services
+// ("v1beta1", "v1beta2"), until Stop. The socket appears at its path with the plugin already listening, and takes the place of
+// a socket that is there; anything else there is an error, and so is a plugin that serves already.
+func (e *examplePlugin) Serve(services ...string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.running != nil {
+		return fmt.Errorf("cannot serve example plugin %q: it serves already, call Stop first", e.pluginName)
+	}
+	grpcServer := grpc.NewServer()
+	registerapi.RegisterRegistrationServer(grpcServer, e)
+	for _, service := range services {
+		switch service {
+		case "v1beta1":
+			v1beta1.RegisterExampleServer(grpcServer, exampleV1beta1{})
+		case "v1beta2":
+			v1beta2.RegisterExampleServer(grpcServer, exampleV1beta2{})
+		default:
+			return fmt.Errorf("cannot serve example plugin %q: unknown service %q, known are v1beta1 and v1beta2", e.pluginName, service)
+		}
+	}
+	running, err := startExampleServer(grpcServer, e.endpoint)
+	if err != nil {
+		return fmt.Errorf("cannot serve example plugin %q: %w", e.pluginName, err)
+	}
+	e.running = running
+	return nil
+}
+
+// Stop removes the socket, if it is still the one that Serve made, and ends the service. Calls in progress have 10 s to end; what
+// is left then is cut off and Stop returns an error. Stop without Serve does nothing. Serve may follow Stop.
+func (e *examplePlugin) Stop() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.running == nil {
+		return nil
+	}
+	running := e.running
+	e.running = nil
+	if err := running.stop(); err != nil {
+		return fmt.Errorf("cannot stop example plugin %q cleanly: %w", e.pluginName, err)
+	}
+	return nil
+}
+
+// exampleServer is a gRPC server on a Unix socket.
+type exampleServer struct {
+	grpc   *grpc.Server
+	path   string
+	socket fs.FileInfo
+	served chan error // receives what Serve returned, once
+}
+
+func startExampleServer(grpcServer *grpc.Server, path string) (*exampleServer, error) {
+	listener, socket, err := listenAtomically(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &exampleServer{grpc: grpcServer, path: path, socket: socket, served: make(chan error, 1)}
+	go func() { s.served <- grpcServer.Serve(listener) }()
+	return s, nil
+}
+
+// stop ends the server and waits for all of it. The socket is removed first: while its listener is open, nothing else in the
+// file system can have its identity.
+func (s *exampleServer) stop() error {
+	removeErr := removeIfSame(s.path, s.socket)
+	var stopErr error
+	timer := time.AfterFunc(exampleStopTimeout, s.grpc.Stop)
+	s.grpc.GracefulStop()
+	if !timer.Stop() {
+		stopErr = fmt.Errorf("calls were still in progress after %v and were cut off", exampleStopTimeout)
+	}
+	serveErr := <-s.served
+	if errors.Is(serveErr, grpc.ErrServerStopped) {
+		serveErr = nil // Stop came before the serving goroutine had begun.
+	}
+	return errors.Join(removeErr, stopErr, serveErr)
+}
+
+// listenAtomically binds a socket under a hidden name beside the path and renames it there once it listens.
+func listenAtomically(path string) (net.Listener, fs.FileInfo, error) {
+	if path == "" {
+		return nil, nil, errors.New("it has no endpoint, make it with NewTestExamplePlugin")
+	}
+	if found, err := os.Lstat(path); err == nil && found.Mode().Type() != fs.ModeSocket {
+		return nil, nil, fmt.Errorf("%s exists and is no socket", path)
+	}
+	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%08x", rand.Uint32()))
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		return nil, nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	socket, err := os.Lstat(hidden)
+	if err == nil {
+		err = os.Rename(hidden, path)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, listener.Close(), os.Remove(hidden))
+	}
+	return listener, socket, nil
+}
+
+// removeIfSame removes the file at the path if it is the given one. A file that is gone or another one is no error.
+func removeIfSame(path string, file fs.FileInfo) error {
+	found, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(found, file) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return os.Remove(path)
+}
+
+type exampleV1beta1 struct {
+	v1beta1.UnimplementedExampleServer
+}
+
+func (exampleV1beta1) GetExampleInfo(context.Context, *v1beta1.ExampleRequest) (*v1beta1.ExampleResponse, error) {
+	return &v1beta1.ExampleResponse{}, nil
+}
+
+type exampleV1beta2 struct {
+	v1beta2.UnimplementedExampleServer
+}
+
+func (exampleV1beta2) GetExampleInfo(context.Context, *v1beta2.ExampleRequest) (*v1beta2.ExampleResponse, error) {
+	return &v1beta2.ExampleResponse{}, nil
+}
+
+// sendDroppingOldest sends without blocking, at the price of the oldest unread value.
+func sendDroppingOldest[T any](ch chan T, value T) {
+	for {
+		select {
+		case ch <- value:
+			return
+		default:
+		}
+		select {
+		case <-ch:
+		default:
+		}
+	}
+}

@@ -1,0 +1,338 @@
+package pluginwatcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/dirwatch"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+const (
+	dirMode = 0o750
+	// stopTimeout is how long Stop waits for handlers that are in a call.
+	stopTimeout = 10 * time.Second
+	// deprecatedSkip is the directory that is left out of a deprecated plugin directory: other users of that directory keep it.
+	deprecatedSkip = "kubernetes.io"
+)
+
+// Watcher finds plugins and hands them to their handlers. Its methods are safe for concurrent use.
+type Watcher struct {
+	cfg Config
+
+	// mu guards what follows.
+	mu         sync.Mutex
+	handlers   map[string]cache.PluginHandler
+	running    *pipeline // nil while the watcher does not run
+	conditions []Condition
+	stop       func() error // set by Start
+}
+
+// Config is what a [Watcher] works with.
+type Config struct {
+	// Dirs are the plugin directories. Those that do not exist are made, with mode 0750. None may contain another.
+	Dirs []string
+	// DeprecatedDir is a directory in which older plugins put their sockets; empty for none. Everything under kubernetes.io/ in it is
+	// ignored.
+	DeprecatedDir string
+	// Reconciler configures what happens with the sockets that are found. Desired, Actual and Transport need not be set.
+	Reconciler reconciler.Config
+	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
+	// watches: it must not block.
+	Scanned func()
+}
+
+// Condition is something that hinders discovery at present.
+type Condition struct {
+	// Path is the directory or file that is concerned.
+	Path string
+	// Reason says what is wrong and what to do, in one line.
+	Reason string
+	// Since is when it began.
+	Since time.Time
+}
+
+// NewWatcher returns a Watcher for a plugin directory and, if deprecatedSockDir is not empty, a directory that was used by older
+// plugins; new plugins should not use that one.
+func NewWatcher(sockDir string, deprecatedSockDir string) *Watcher {
+	return New(Config{Dirs: []string{sockDir}, DeprecatedDir: deprecatedSockDir})
+}
+
+// New returns a Watcher. It does nothing before [Watcher.Start] or [Watcher.Run].
+func New(cfg Config) *Watcher {
+	if cfg.Reconciler.Logger == nil {
+		cfg.Reconciler.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Watcher{cfg: cfg, handlers: map[string]cache.PluginHandler{}}
+}
+
+// AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
+// registered at once.
+func (w *Watcher) AddHandler(pluginType string, handler PluginHandler) {
+	w.AddCacheHandler(pluginType, adapter{handler})
+}
+
+// AddCacheHandler is AddHandler for a handler of the later kubelet interface.
+func (w *Watcher) AddCacheHandler(pluginType string, handler cache.PluginHandler) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.handlers[pluginType] = handler
+	if w.running != nil {
+		w.running.reconciler.SetHandler(pluginType, handler)
+	}
+}
+
+// RemoveHandler ends the service of a plugin type: its plugins are deregistered.
+func (w *Watcher) RemoveHandler(pluginType string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.handlers, pluginType)
+	if w.running != nil {
+		w.running.reconciler.RemoveHandler(pluginType)
+	}
+}
+
+// Plugins describes the plugins and sockets that are known; nothing while the watcher does not run.
+func (w *Watcher) Plugins() []reconciler.Status {
+	w.mu.Lock()
+	p := w.running
+	w.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	return p.reconciler.Plugins()
+}
+
+// Conditions says what hinders discovery at present, sorted by path.
+func (w *Watcher) Conditions() []Condition {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.conditions)
+}
+
+// Start begins to watch, in the background, until [Watcher.Stop]. Plugins whose sockets are there already are found too. An error says
+// that a plugin directory cannot be made or read, or that the watcher runs already.
+func (w *Watcher) Start() error {
+	p, err := w.begin()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- w.run(ctx, p) }()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stop = func() error {
+		cancel()
+		deadline := time.NewTimer(stopTimeout)
+		defer deadline.Stop()
+		select {
+		case err := <-ended:
+			return err
+		case <-deadline.C:
+			return fmt.Errorf("the plugin watcher has not ended after %v: a handler is still in a call (see Plugins)", stopTimeout)
+		}
+	}
+	return nil
+}
+
+// Stop ends what Start began. Plugins are not deregistered: a later Start finds, validates and registers them again. It waits for
+// handlers that are in a call, for at most 10 s, and returns an error if one still is; the watcher ends when that one returns. Stop
+// without Start does nothing.
+func (w *Watcher) Stop() error {
+	w.mu.Lock()
+	stop := w.stop
+	w.stop = nil
+	w.mu.Unlock()
+	if stop == nil {
+		return nil
+	}
+	return stop()
+}
+
+// Run is Start and, when ctx ends, Stop, for those who own the goroutine. It returns when everything that it started has ended, however
+// long a handler takes.
+func (w *Watcher) Run(ctx context.Context) error {
+	p, err := w.begin()
+	if err != nil {
+		return err
+	}
+	return w.run(ctx, p)
+}
+
+// prepare makes the plugin directories and finds out whether they can be read.
+func (w *Watcher) prepare() error {
+	for _, dir := range w.dirs() {
+		if err := os.MkdirAll(dir, dirMode); err != nil {
+			return fmt.Errorf("cannot make the plugin directory %s: %w; make it or name another one", dir, err)
+		}
+		if _, err := os.ReadDir(dir); err != nil {
+			return fmt.Errorf("cannot read the plugin directory %s: %w; give this user read permission or name another one", dir, err)
+		}
+	}
+	return nil
+}
+
+func (w *Watcher) dirs() []string {
+	if w.cfg.DeprecatedDir == "" {
+		return w.cfg.Dirs
+	}
+	return append(slices.Clone(w.cfg.Dirs), w.cfg.DeprecatedDir)
+}
+
+// pipeline is what one run of a watcher consists of.
+type pipeline struct {
+	dirs       *dirwatch.Watcher
+	desired    cache.DesiredStateOfWorld
+	reconciler *reconciler.Reconciler
+	transport  *transport // nil if the caller brought his own
+	scanned    bool
+}
+
+// begin makes the parts of one run.
+func (w *Watcher) begin() (*pipeline, error) {
+	if err := w.prepare(); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running != nil {
+		return nil, errors.New("cannot start the plugin watcher: it runs already")
+	}
+	p := &pipeline{}
+	var roots []dirwatch.Root
+	for _, dir := range w.dirs() {
+		roots = append(roots, dirwatch.Root{Path: dir})
+	}
+	if w.cfg.DeprecatedDir != "" {
+		roots[len(roots)-1].Skip = skipDeprecated
+	}
+	var err error
+	p.dirs, err = dirwatch.New(dirwatch.Config{Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) }})
+	if err != nil {
+		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
+	}
+	cfg := w.cfg.Reconciler
+	if cfg.Desired == nil {
+		cfg.Desired = cache.NewDesiredStateOfWorld()
+	}
+	if cfg.Actual == nil {
+		cfg.Actual = cache.NewActualStateOfWorld()
+	}
+	if cfg.Transport == nil {
+		if p.transport, err = newTransport(); err != nil {
+			return nil, err
+		}
+		cfg.Transport = p.transport
+	}
+	p.desired = cfg.Desired
+	p.reconciler = reconciler.New(cfg)
+	for _, ptype := range slices.Sorted(maps.Keys(w.handlers)) {
+		p.reconciler.SetHandler(ptype, w.handlers[ptype])
+	}
+	w.running = p
+	return p, nil
+}
+
+// run runs the parts of the pipeline until ctx ends or one of them fails.
+func (w *Watcher) run(ctx context.Context, p *pipeline) error {
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.running = nil
+		w.conditions = nil
+	}()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.dirs.Run(ctx) })
+	group.Go(func() error { return p.reconciler.Run(ctx) })
+	if p.transport != nil {
+		group.Go(func() error { return p.transport.exits.Run(ctx) })
+	}
+	return group.Wait()
+}
+
+// take enters facts about sockets into the desired state of the world.
+func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
+	deprecatedRoot := len(w.cfg.Dirs)
+	for _, fact := range u.Facts {
+		switch {
+		case !fact.Present:
+			p.desired.RemovePlugin(fact.Path)
+		case fact.MovedFrom != "":
+			p.desired.MoveSocket(fact.MovedFrom, fact.Path)
+		default:
+			err := p.desired.SetSocket(cache.Socket{Path: fact.Path, ID: cache.SocketID(fact.Info.ID), Deprecated: fact.Root == deprecatedRoot})
+			if err != nil {
+				w.cfg.Reconciler.Logger.Error("cannot enter a socket into the desired state of the world", "socket", fact.Path, "error", err)
+			}
+		}
+	}
+	w.degrade(u.Degraded)
+	if u.Scanned && !p.scanned {
+		p.scanned = true
+		p.reconciler.Synced()
+		if w.cfg.Scanned != nil {
+			w.cfg.Scanned()
+		}
+	}
+}
+
+// degrade takes over what hinders discovery now. Conditions that go on keep their beginning.
+func (w *Watcher) degrade(degraded []dirwatch.Condition) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	conditions := make([]Condition, len(degraded))
+	for i, d := range degraded {
+		conditions[i] = Condition{Path: d.Path, Reason: d.Reason, Since: time.Now()}
+		for _, known := range w.conditions {
+			if known.Path == d.Path && known.Reason == d.Reason {
+				conditions[i].Since = known.Since
+			}
+		}
+	}
+	w.conditions = conditions
+}
+
+func skipDeprecated(rel string) bool {
+	first, _, _ := strings.Cut(filepath.ToSlash(rel), "/")
+	return first == deprecatedSkip
+}
+
+// adapter makes a handler of the older kubelet interface one of the later.
+type adapter struct{ PluginHandler }
+
+func (a adapter) ValidatePlugin(pluginName, endpoint string, versions []string) error {
+	return a.ValidatePluginInDir(pluginName, endpoint, versions, false)
+}
+
+func (a adapter) ValidatePluginInDir(pluginName, endpoint string, versions []string, foundInDeprecatedDir bool) error {
+	return a.PluginHandler.ValidatePlugin(pluginName, endpoint, versions, foundInDeprecatedDir)
+}
+
+func (a adapter) RegisterPlugin(pluginName, endpoint string, versions []string, _ *time.Duration) error {
+	return a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
+}
+
+// InstanceGone passes on to a handler that has this power.
+func (a adapter) InstanceGone(pluginName, endpoint string) {
+	if h, ok := a.PluginHandler.(cache.InstanceGoneHandler); ok {
+		h.InstanceGone(pluginName, endpoint)
+	}
+}
+
+var (
+	_ cache.DeprecatedDirValidator = adapter{}
+	_ cache.InstanceGoneHandler    = adapter{}
+)
