@@ -1,0 +1,58 @@
+package patchbay
+
+import (
+	"context"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/feed"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// Event says what happened to one plugin.
+type Event struct {
+	// Seq numbers the events of one Runtime from 1, without gaps.
+	Seq uint64
+	reconciler.Event
+}
+
+// EventResync is the kind of the event that takes the place of events which a subscriber was too slow to read: it should look at
+// [Runtime.Plugins] anew.
+const EventResync reconciler.EventKind = "resync"
+
+// eventHistory is the number of past events that are kept.
+const eventHistory = 4096
+
+// LastEvents returns the last n events, oldest first, as far as they are kept: at most 4,096.
+func (rt *Runtime) LastEvents(n int) []Event { return rt.events.feed.Last(n) }
+
+// Events returns a channel of events, in order: the last tail ones, as far as they are kept, and then what happens until ctx ends or
+// the Runtime has ended, when the channel is closed. A reader may take its time; one that leaves more than 8,192 events unread gets one
+// event of kind [EventResync] in their place.
+func (rt *Runtime) Events(ctx context.Context, tail int) <-chan Event {
+	return rt.events.feed.Replay(ctx, tail)
+}
+
+// eventLog numbers events and passes them on.
+type eventLog struct {
+	feed *feed.Feed[Event]
+	// seq is the number of the last event. The reconciler's lock guards it.
+	seq uint64
+}
+
+func newEventLog() *eventLog {
+	return &eventLog{feed: feed.New(feed.Config[Event]{
+		History: eventHistory,
+		Resync: func(_ string, commit func(Event)) {
+			commit(Event{Event: reconciler.Event{
+				Time: time.Now(), Kind: EventResync, Message: "events were missed because they were not read in time; list the plugins anew",
+			}})
+		},
+	})}
+}
+
+func (l *eventLog) publish(e reconciler.Event) {
+	l.seq++
+	l.feed.Publish("", Event{Seq: l.seq, Event: e})
+}
+
+func (l *eventLog) close() { l.feed.Close() }

@@ -1,0 +1,93 @@
+package patchbay_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+)
+
+// greeters is the consumer of plugins of type "GreeterPlugin".
+type greeters struct{ gone chan string }
+
+func (greeters) ValidatePlugin(name, endpoint string, versions []string) error {
+	fmt.Println("validate", name, versions)
+	return nil
+}
+
+func (greeters) RegisterPlugin(name, endpoint string, versions []string, timeout *time.Duration) error {
+	fmt.Println("register", name)
+	return nil
+}
+
+func (g greeters) DeRegisterPlugin(name string) {
+	fmt.Println("deregister", name)
+	g.gone <- name
+}
+
+// A host finds a plugin, takes it into use and calls it.
+func Example() {
+	dir, err := os.MkdirTemp("", "patchbay")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+
+	rt, err := patchbay.New(patchbay.Config{
+		PluginDirs: []string{dir},
+		// Clients are made on a connection that all callers of a plugin share and that follows its upgrades.
+		RegistryOptions: []dynamicplugins.Option{
+			dynamicplugins.WithConnDispenser("GreeterPlugin",
+				func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
+					return v1beta1.NewExampleClient(conn), nil
+				}),
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+	handler := greeters{gone: make(chan string, 1)}
+	rt.AddHandler("GreeterPlugin", handler)
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- rt.Run(ctx) }()
+
+	// Usually the plugin is a process of its own; its socket may appear at any time.
+	plugin := pluginwatcher.NewTestExamplePlugin("hello", "GreeterPlugin", filepath.Join(dir, "hello.sock"), "v1beta1")
+	if err := plugin.Serve("v1beta1"); err != nil {
+		panic(err)
+	}
+
+	if _, err := rt.Registry().WaitForPlugin(ctx, "GreeterPlugin", "hello"); err != nil {
+		panic(err)
+	}
+	client, err := dynamicplugins.Dispense[v1beta1.ExampleClient](rt.Registry(), "GreeterPlugin", "hello")
+	if err != nil {
+		panic(err)
+	}
+	_, err = client.GetExampleInfo(ctx, &v1beta1.ExampleRequest{Request: "hi"})
+	fmt.Println("call", err)
+
+	if err := plugin.Stop(); err != nil {
+		panic(err)
+	}
+	<-handler.gone
+	cancel()
+	fmt.Println("end", <-ended)
+	// Output:
+	// validate hello [v1beta1]
+	// register hello
+	// call <nil>
+	// deregister hello
+	// end <nil>
+}

@@ -1,0 +1,165 @@
+package patchbay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// Config says what a [Runtime] works with. A Config with one plugin directory works.
+type Config struct {
+	// PluginDirs are the directories in which plugins put their sockets. Those that do not exist are made, with mode 0750. None may
+	// contain another.
+	PluginDirs []string
+	// DeprecatedPluginDir is a directory in which older plugins put their sockets; empty for none. Everything under kubernetes.io/ in
+	// it is ignored.
+	DeprecatedPluginDir string
+	// State keeps what is registered over restarts, for example a dynamicplugins/boltstate.Store. Nil: nothing is remembered. The
+	// caller closes it, after Run has returned.
+	State dynamicplugins.StateStorage
+	// Dispensers make the clients that Registry().DispensePlugin hands out, by plugin type.
+	Dispensers map[string]dynamicplugins.PluginDispenser
+	// RegistryOptions are further options of the registry, for example dispensers on shared connections.
+	RegistryOptions []dynamicplugins.Option
+	// Timeouts bound the steps of a registration.
+	Timeouts reconciler.Timeouts
+	// ClientTimeout returns the timeout for calls to a plugin, which is handed to its handler; nil for none. May be nil.
+	ClientTimeout func(pluginType, pluginName string) *time.Duration
+	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
+	UnreachableGrace time.Duration
+	// Logger gets what an operator should know. Nil: nothing is logged.
+	Logger *slog.Logger
+}
+
+// PluginStatus describes one instance of a plugin, or one socket that has not answered yet.
+type PluginStatus = reconciler.Status
+
+// Runtime finds plugins, registers them and hands them out. Its methods are safe for concurrent use.
+type Runtime struct {
+	log      *slog.Logger
+	registry dynamicplugins.Registry
+	watcher  *pluginwatcher.Watcher
+	events   *eventLog
+	ready    chan struct{}
+
+	mu  sync.Mutex
+	ran bool
+}
+
+// New returns a Runtime. It loads the state: an error says that it, or the configuration, cannot be used. Nothing is watched before
+// [Runtime.Run].
+func New(cfg Config) (*Runtime, error) {
+	if len(cfg.PluginDirs) == 0 && cfg.DeprecatedPluginDir == "" {
+		return nil, errors.New("cannot make a plugin runtime: Config.PluginDirs is empty; name a directory in which plugins put their sockets")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, cfg.RegistryOptions...)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
+	}
+	rt := &Runtime{
+		log:      cfg.Logger,
+		registry: registry,
+		events:   newEventLog(),
+		ready:    make(chan struct{}),
+	}
+	rt.watcher = pluginwatcher.New(pluginwatcher.Config{
+		Dirs:          cfg.PluginDirs,
+		DeprecatedDir: cfg.DeprecatedPluginDir,
+		Scanned:       func() { close(rt.ready) },
+		Reconciler: reconciler.Config{
+			Registry:         &record{registry: registry},
+			Restored:         restored(registry, cfg.Logger),
+			Observe:          rt.events.publish,
+			ClientTimeout:    cfg.ClientTimeout,
+			Timeouts:         cfg.Timeouts,
+			UnreachableGrace: cfg.UnreachableGrace,
+			Logger:           cfg.Logger,
+		},
+	})
+	return rt, nil
+}
+
+// AddHandler makes h the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are registered
+// at once. Without a handler a plugin is refused, and told so.
+func (rt *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
+	rt.watcher.AddCacheHandler(pluginType, h)
+}
+
+// RemoveHandler ends the service of a plugin type: its plugins are deregistered.
+func (rt *Runtime) RemoveHandler(pluginType string) {
+	rt.watcher.RemoveHandler(pluginType)
+}
+
+// Registry returns the registry of plugins. It can be used before, while and, except for changes, after the Runtime runs.
+func (rt *Runtime) Registry() dynamicplugins.Registry { return rt.registry }
+
+// Run finds and registers plugins until ctx ends. It returns when everything that it started has ended, which includes handler calls that
+// are running, and shuts the registry down. Plugins stay registered in the saved state: the next Run with the same state restores them.
+// Run may be called once. An error says that a plugin directory cannot be made or read.
+func (rt *Runtime) Run(ctx context.Context) error {
+	rt.mu.Lock()
+	again := rt.ran
+	rt.ran = true
+	rt.mu.Unlock()
+	if again {
+		return errors.New("cannot run a plugin runtime twice: make a new one")
+	}
+	defer rt.events.close()
+	defer rt.registry.Shutdown()
+	return rt.watcher.Run(ctx)
+}
+
+// Ready returns a channel that is closed when all plugin directories have been searched for the first time.
+func (rt *Runtime) Ready() <-chan struct{} { return rt.ready }
+
+// Plugins describes all plugins and sockets that are known, sorted by type and name, the newest instance of each first. It includes what
+// was put into the registry by others than the Runtime.
+func (rt *Runtime) Plugins() []PluginStatus {
+	statuses := rt.watcher.Plugins()
+	for _, in := range rt.registry.Instances("", "") {
+		if in.Info.Options[optionSource] == "" {
+			statuses = append(statuses, statusOf(in))
+		}
+	}
+	slices.SortStableFunc(statuses, func(a, b PluginStatus) int {
+		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
+	})
+	return statuses
+}
+
+// Condition says whether one part of the Runtime is as it should be.
+type Condition struct {
+	// Name names the part, for example "discovery".
+	Name string
+	OK   bool
+	// Message says what is wrong and what to do; empty if OK.
+	Message string
+	// Since is when it began; zero if OK.
+	Since time.Time
+}
+
+// Conditions says how the Runtime is.
+func (rt *Runtime) Conditions() []Condition {
+	degraded := rt.watcher.Conditions()
+	if len(degraded) == 0 {
+		return []Condition{{Name: "discovery", OK: true}}
+	}
+	conditions := make([]Condition, len(degraded))
+	for i, d := range degraded {
+		conditions[i] = Condition{Name: "discovery", Message: d.Path + ": " + d.Reason, Since: d.Since}
+	}
+	return conditions
+}

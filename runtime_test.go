@@ -1,0 +1,214 @@
+package patchbay_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// patience bounds every wait. It says nothing about how long things take.
+const patience = 30 * time.Second
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// host is a Runtime with a state file, which can be ended and started again.
+type host struct {
+	t          *testing.T
+	dir, state string
+	rt         *patchbay.Runtime
+	events     <-chan patchbay.Event
+	unread     []patchbay.Event // that were passed over by await
+	end        func()
+}
+
+func newHost(t *testing.T) *host {
+	h := &host{t: t, dir: t.TempDir(), state: filepath.Join(t.TempDir(), "state.db")}
+	h.start()
+	t.Cleanup(func() { h.end() })
+	return h
+}
+
+func (h *host) start() {
+	h.t.Helper()
+	store, err := boltstate.Open(h.state)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.rt, err = patchbay.New(patchbay.Config{
+		PluginDirs: []string{h.dir},
+		State:      store,
+		RegistryOptions: []dynamicplugins.Option{
+			dynamicplugins.WithConnDispenser("T", func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
+				return v1beta1.NewExampleClient(conn), nil
+			}),
+		},
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.rt.AddHandler("T", patchbay.AcceptHandler())
+	ctx, cancel := context.WithCancel(context.Background())
+	h.events, h.unread = h.rt.Events(ctx, 0), nil
+	ended := make(chan error, 1)
+	go func() { ended <- h.rt.Run(ctx) }()
+	h.end = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			h.t.Errorf("Run: %v", err)
+		}
+		if err := store.Close(); err != nil {
+			h.t.Errorf("Close: %v", err)
+		}
+		h.end = func() {}
+	}
+}
+
+// await waits for an event that no call has returned yet.
+func (h *host) await(kind reconciler.EventKind, name string) patchbay.Event {
+	h.t.Helper()
+	is := func(e patchbay.Event) bool { return e.Kind == kind && e.Name == name }
+	if i := slices.IndexFunc(h.unread, is); i >= 0 {
+		e := h.unread[i]
+		h.unread = slices.Delete(h.unread, i, i+1)
+		return e
+	}
+	deadline := time.After(patience)
+	for {
+		select {
+		case e, ok := <-h.events:
+			if !ok {
+				h.t.Fatalf("the events ended before %s %s", kind, name)
+			}
+			if is(e) {
+				return e
+			}
+			h.unread = append(h.unread, e)
+		case <-deadline:
+			h.t.Fatalf("no event %s %s; plugins: %+v", kind, name, h.rt.Plugins())
+		}
+	}
+}
+
+func (h *host) serve(name, file string) interface{ Stop() error } {
+	h.t.Helper()
+	p := pluginwatcher.NewTestExamplePlugin(name, "T", filepath.Join(h.dir, file), "v1beta1")
+	if err := p.Serve("v1beta1"); err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			h.t.Error(err)
+		}
+	})
+	return p
+}
+
+func (h *host) call(name string) error {
+	client, err := dynamicplugins.Dispense[v1beta1.ExampleClient](h.rt.Registry(), "T", name)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err = client.GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
+	return err
+}
+
+func TestRuntime(t *testing.T) {
+	h := newHost(t)
+	if err := h.call("foo"); !errors.Is(err, dynamicplugins.ErrNotFound) {
+		t.Errorf("before it appears: %v", err)
+	}
+	older := h.serve("foo", "old.sock")
+	first := h.await("registered", "foo")
+	if err := h.call("foo"); err != nil {
+		t.Errorf("call: %v", err)
+	}
+	newer := h.serve("foo", "new.sock")
+	second := h.await("registered", "foo")
+	if superseded := h.await("superseded", "foo"); superseded.Instance != first.Instance || second.Instance == first.Instance {
+		t.Errorf("%s was superseded by %s", superseded.Instance, second.Instance)
+	}
+	if statuses := h.rt.Plugins(); len(statuses) != 2 || !statuses[0].Current || statuses[1].State != reconciler.StateSuperseded {
+		t.Errorf("plugins: %+v", statuses)
+	}
+	if err := newer.Stop(); err != nil {
+		t.Error(err)
+	}
+	if e := h.await("deregistered", "foo"); e.Instance != second.Instance {
+		t.Errorf("event %+v", e)
+	}
+	if err := h.call("foo"); err != nil {
+		t.Errorf("the older instance does not take over: %v", err)
+	}
+	if e := h.await("registered", "foo"); e.Instance != first.Instance {
+		t.Errorf("the survivor is another instance: %+v", e)
+	}
+	if err := older.Stop(); err != nil {
+		t.Error(err)
+	}
+	h.await("deregistered", "foo")
+	// It is not given out from the moment of the event on; a moment later it is off the disk.
+	if err := h.call("foo"); !errors.Is(err, dynamicplugins.ErrNotFound) && !errors.Is(err, dynamicplugins.ErrUnreachable) {
+		t.Errorf("after it went: %v", err)
+	}
+}
+
+func TestRuntimeRemembers(t *testing.T) {
+	h := newHost(t)
+	h.serve("stays", "stays.sock")
+	before := h.await("registered", "stays")
+	goes := h.serve("goes", "goes.sock")
+	h.await("registered", "goes")
+	h.end()
+	if err := goes.Stop(); err != nil {
+		t.Fatal(err)
+	}
+
+	h.start()
+	if list := h.rt.Registry().ListPlugins("T"); len(list) != 2 {
+		t.Errorf("at once after the restart the registry has %v", list)
+	}
+	h.await("deregistered", "goes")
+	after := h.await("registered", "stays")
+	if after.Instance != before.Instance {
+		t.Errorf("instance %s became %s over the restart", before.Instance, after.Instance)
+	}
+	if err := h.call("stays"); err != nil {
+		t.Errorf("call: %v", err)
+	}
+	if s := h.rt.Plugins(); len(s) != 1 || s[0].State != reconciler.StateRegistered || s[0].RegisteredAt.After(before.Time) {
+		t.Errorf("plugins: %+v", s)
+	}
+}
+
+func TestNewSaysWhatIsWrong(t *testing.T) {
+	if _, err := patchbay.New(patchbay.Config{}); err == nil || !strings.Contains(err.Error(), "PluginDirs") {
+		t.Errorf("without a directory: %v", err)
+	}
+	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{filepath.Join(os.DevNull, "plugins")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rt.Run(t.Context()); err == nil || !strings.Contains(err.Error(), os.DevNull) {
+		t.Errorf("with a directory that cannot be made: %v", err)
+	}
+	if err := rt.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "twice") {
+		t.Errorf("a second Run: %v", err)
+	}
+}
