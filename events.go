@@ -2,6 +2,7 @@ package patchbay
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/feed"
@@ -35,8 +36,9 @@ func (rt *Runtime) Events(ctx context.Context, tail int) <-chan Event {
 // eventLog numbers events and passes them on.
 type eventLog struct {
 	feed *feed.Feed[Event]
-	// seq is the number of the last event. The reconciler's lock guards it.
-	seq uint64
+
+	mu  sync.Mutex // held over a publication, so that the events are in the order of their numbers
+	seq uint64     // of the last event
 }
 
 func newEventLog() *eventLog {
@@ -51,6 +53,8 @@ func newEventLog() *eventLog {
 }
 
 func (l *eventLog) publish(e reconciler.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.seq++
 	l.feed.Publish("", Event{Seq: l.seq, Event: e})
 }

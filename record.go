@@ -111,13 +111,18 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 	return in, errors.Join(idErr, peerErr, versionsErr, timeErr)
 }
 
-// statusOf describes an instance that the pipeline does not know.
+// statusOf describes an instance that the pipeline does not know, or not yet.
 func statusOf(in dynamicplugins.Instance) PluginStatus {
+	known := reconciler.Instance{Source: reconciler.SourceHost}
+	if in.Info.Options[optionSource] != "" {
+		// What is damaged was logged when it was restored.
+		known, _ = instanceOf(in.Info)
+	}
 	s := PluginStatus{
 		Type: in.Info.Type, Name: in.Info.Name, Version: in.Info.Version,
 		State: reconciler.State(in.State), Current: in.State == dynamicplugins.InstanceRegistered,
-		Endpoint: in.Info.ConnectionInfo.SocketPath, Instance: in.Info.AllocID, Source: reconciler.SourceHost,
-		Since: in.Since,
+		Endpoint: in.Info.ConnectionInfo.SocketPath, Instance: in.Info.AllocID, Source: known.Source,
+		Versions: known.Versions, SocketPath: known.SocketPath, RegisteredAt: known.RegisteredAt, Since: in.Since,
 	}
 	if in.Reason != nil {
 		s.LastError = in.Reason.Error()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,8 +32,12 @@ type Config struct {
 	Dispensers map[string]dynamicplugins.PluginDispenser
 	// RegistryOptions are further options of the registry, for example dispensers on shared connections.
 	RegistryOptions []dynamicplugins.Option
-	// Timeouts bound the steps of a registration.
-	Timeouts reconciler.Timeouts
+	// Timeouts bound the steps of a registration. TypeTimeouts go before them for some plugin types; until a plugin has said of what
+	// type it is, the longest that is configured for any counts.
+	Timeouts     reconciler.Timeouts
+	TypeTimeouts map[string]reconciler.Timeouts
+	// Bounds limit what a plugin may announce.
+	Bounds reconciler.Bounds
 	// ClientTimeout returns the timeout for calls to a plugin, which is handed to its handler; nil for none. May be nil.
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
@@ -85,6 +90,8 @@ func New(cfg Config) (*Runtime, error) {
 			Observe:          rt.events.publish,
 			ClientTimeout:    cfg.ClientTimeout,
 			Timeouts:         cfg.Timeouts,
+			TypeTimeouts:     cfg.TypeTimeouts,
+			Bounds:           cfg.Bounds,
 			UnreachableGrace: cfg.UnreachableGrace,
 			Logger:           cfg.Logger,
 		},
@@ -128,9 +135,9 @@ func (rt *Runtime) Ready() <-chan struct{} { return rt.ready }
 // Plugins describes all plugins and sockets that are known, sorted by type and name, the newest instance of each first. It includes what
 // was put into the registry by others than the Runtime.
 func (rt *Runtime) Plugins() []PluginStatus {
-	statuses := rt.watcher.Plugins()
+	statuses, running := rt.watcher.Plugins()
 	for _, in := range rt.registry.Instances("", "") {
-		if in.Info.Options[optionSource] == "" {
+		if !running || in.Info.Options[optionSource] == "" {
 			statuses = append(statuses, statusOf(in))
 		}
 	}
@@ -142,7 +149,7 @@ func (rt *Runtime) Plugins() []PluginStatus {
 
 // Condition says whether one part of the Runtime is as it should be.
 type Condition struct {
-	// Name names the part, for example "discovery".
+	// Name names the part, for example "discovery"; each stands once.
 	Name string
 	OK   bool
 	// Message says what is wrong and what to do; empty if OK.
@@ -157,9 +164,14 @@ func (rt *Runtime) Conditions() []Condition {
 	if len(degraded) == 0 {
 		return []Condition{{Name: "discovery", OK: true}}
 	}
-	conditions := make([]Condition, len(degraded))
+	discovery := Condition{Name: "discovery", Since: degraded[0].Since}
+	reasons := make([]string, len(degraded))
 	for i, d := range degraded {
-		conditions[i] = Condition{Name: "discovery", Message: d.Path + ": " + d.Reason, Since: d.Since}
+		reasons[i] = d.Path + ": " + d.Reason
+		if d.Since.Before(discovery.Since) {
+			discovery.Since = d.Since
+		}
 	}
-	return conditions
+	discovery.Message = strings.Join(reasons, "; ")
+	return []Condition{discovery}
 }

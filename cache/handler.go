@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"context"
 	"errors"
 	"time"
 )
@@ -40,6 +41,20 @@ type PluginHandler interface {
 // connections to the older endpoint can let go of them. It is not called if a living instance uses the same endpoint.
 type InstanceGoneHandler interface {
 	InstanceGone(pluginName, endpoint string)
+}
+
+// ContextRegistrar is a power that a [PluginHandler] may also have. If it has it, RegisterPluginContext is called instead of
+// RegisterPlugin. The context ends when the plugin's socket goes, when the pipeline stops, and when the time configured for handlers has
+// passed; the handler should then return an error soon.
+type ContextRegistrar interface {
+	RegisterPluginContext(ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error
+}
+
+// RegistrationKeeper is a power that a [PluginHandler] may also have. KeepRegistration is asked, in the lane of the plugin name, when a plugin
+// was registered and could not be told so, with the reason. If it says true, the plugin stays registered and is told again later,
+// through a re-registration; if not, as without this power, DeRegisterPlugin follows and registration is tried again later.
+type RegistrationKeeper interface {
+	KeepRegistration(pluginName string, reason error) bool
 }
 
 // DeprecatedDirValidator is a power that a [PluginHandler] may also have. If it has it, ValidatePluginInDir is called instead

@@ -40,7 +40,10 @@ func TestSocketBeforeListen(t *testing.T) {
 			t.Fatal(err)
 		}
 		// Until the watcher has been refused at least once.
-		for len(w.Plugins()) == 0 {
+		for {
+			if plugins, _ := w.Plugins(); len(plugins) > 0 {
+				break
+			}
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(5 * time.Millisecond)

@@ -10,16 +10,16 @@ import (
 
 // transport reaches plugins over real sockets.
 type transport struct {
-	exits *sock.Exits
+	peers *sock.Watcher
 	boot  string
 }
 
 func newTransport() (*transport, error) {
-	exits, err := sock.NewExits()
+	peers, err := sock.NewWatcher()
 	if err != nil {
 		return nil, err
 	}
-	return &transport{exits: exits, boot: sock.BootID()}, nil
+	return &transport{peers: peers, boot: sock.BootID()}, nil
 }
 
 func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, error) {
@@ -30,9 +30,21 @@ func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, err
 	return conn{client, t}, nil
 }
 
-func (t *transport) Probe(ctx context.Context, path string) error {
-	_, err := sock.Probe(ctx, path)
-	return err
+// Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so what is
+// watched from then on is the process.
+func (t *transport) Probe(ctx context.Context, path string, hint func()) (stop func(), err error) {
+	socket, err := sock.Dial(ctx, path)
+	if sock.IsBusy(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	stop, err = t.peers.WatchProcess(socket, hint)
+	if err != nil {
+		stop = nil // It lives, and shows no process.
+	}
+	return stop, socket.Close()
 }
 
 func (t *transport) Refused(err error) bool {
@@ -58,6 +70,13 @@ func (c conn) Peer() reconciler.Peer {
 	return reconciler.Peer{PID: peer.PID, StartTime: peer.StartTime, Boot: c.transport.boot}
 }
 
-func (c conn) WatchExit(exited func()) (stop func(), err error) {
-	return c.transport.exits.Watch(c.Socket(), exited)
+// Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
+// process is watched.
+func (c conn) Watch(hint func()) (stop func(), err error) {
+	stop, err = c.Hold(c.transport.peers, hint)
+	if err != nil {
+		stop, err = c.WatchExit(c.transport.peers, hint)
+		_ = c.Close()
+	}
+	return stop, err
 }

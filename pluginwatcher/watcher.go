@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -64,6 +65,18 @@ type Condition struct {
 	Since time.Time
 }
 
+func (c Condition) same(other Condition) bool {
+	return c.Path == other.Path && c.Reason == other.Reason
+}
+
+// The kinds of events of the watcher itself. They reach Config.Reconciler.Observe like those of the reconciler, from another goroutine.
+const (
+	// EventDegraded says that a [Condition] hinders discovery. Its path is the event's SocketPath, its reason the message.
+	EventDegraded reconciler.EventKind = "degraded"
+	// EventRecovered says that a condition is over.
+	EventRecovered reconciler.EventKind = "recovered"
+)
+
 // NewWatcher returns a Watcher for a plugin directory and, if deprecatedSockDir is not empty, a directory that was used by older
 // plugins; new plugins should not use that one.
 func NewWatcher(sockDir string, deprecatedSockDir string) *Watcher {
@@ -104,15 +117,15 @@ func (w *Watcher) RemoveHandler(pluginType string) {
 	}
 }
 
-// Plugins describes the plugins and sockets that are known; nothing while the watcher does not run.
-func (w *Watcher) Plugins() []reconciler.Status {
+// Plugins describes the plugins and sockets that are known. It says false, and nothing else, while the watcher does not run.
+func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
 	w.mu.Lock()
 	p := w.running
 	w.mu.Unlock()
 	if p == nil {
-		return nil
+		return nil, false
 	}
-	return p.reconciler.Plugins()
+	return p.reconciler.Plugins(), true
 }
 
 // Conditions says what hinders discovery at present, sorted by path.
@@ -172,17 +185,30 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return w.run(ctx, p)
 }
 
-// prepare makes the plugin directories and finds out whether they can be read.
-func (w *Watcher) prepare() error {
-	for _, dir := range w.dirs() {
+// MakeDirs makes the plugin directories that do not exist, with mode 0750, and finds out whether all can be read. A watcher does this when
+// it begins; who has something else to begin with can do it before.
+func MakeDirs(dirs []string) error {
+	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, dirMode); err != nil {
-			return fmt.Errorf("cannot make the plugin directory %s: %w; make it or name another one", dir, err)
+			return fmt.Errorf("cannot make plugin directory %s: %w; choose another directory", dir, err)
 		}
-		if _, err := os.ReadDir(dir); err != nil {
-			return fmt.Errorf("cannot read the plugin directory %s: %w; give this user read permission or name another one", dir, err)
+		if err := readable(dir); err != nil {
+			return fmt.Errorf("cannot read plugin directory %s: %w; let user %d read it or choose another directory", dir, err, os.Geteuid())
 		}
 	}
 	return nil
+}
+
+func readable(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	_, err = dir.Readdirnames(1)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return errors.Join(err, dir.Close())
 }
 
 func (w *Watcher) dirs() []string {
@@ -203,7 +229,7 @@ type pipeline struct {
 
 // begin makes the parts of one run.
 func (w *Watcher) begin() (*pipeline, error) {
-	if err := w.prepare(); err != nil {
+	if err := MakeDirs(w.dirs()); err != nil {
 		return nil, err
 	}
 	w.mu.Lock()
@@ -258,7 +284,7 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 	group.Go(func() error { return p.dirs.Run(ctx) })
 	group.Go(func() error { return p.reconciler.Run(ctx) })
 	if p.transport != nil {
-		group.Go(func() error { return p.transport.exits.Run(ctx) })
+		group.Go(func() error { return p.transport.peers.Run(ctx) })
 	}
 	return group.Wait()
 }
@@ -289,20 +315,37 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	}
 }
 
-// degrade takes over what hinders discovery now. Conditions that go on keep their beginning.
+// degrade takes over what hinders discovery now, and says what is new and what is over. Conditions that go on keep their beginning.
 func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	conditions := make([]Condition, len(degraded))
+	before := w.conditions
+	now := make([]Condition, len(degraded))
 	for i, d := range degraded {
-		conditions[i] = Condition{Path: d.Path, Reason: d.Reason, Since: time.Now()}
-		for _, known := range w.conditions {
-			if known.Path == d.Path && known.Reason == d.Reason {
-				conditions[i].Since = known.Since
-			}
+		now[i] = Condition{Path: d.Path, Reason: d.Reason, Since: time.Now()}
+		if known := slices.IndexFunc(before, now[i].same); known >= 0 {
+			now[i].Since = before[known].Since
 		}
 	}
-	w.conditions = conditions
+	w.conditions = now
+	w.mu.Unlock()
+	for _, c := range now {
+		if !slices.ContainsFunc(before, c.same) {
+			w.cfg.Reconciler.Logger.Warn("discovery is degraded", "path", c.Path, "reason", c.Reason)
+			w.observe(EventDegraded, c)
+		}
+	}
+	for _, c := range before {
+		if !slices.ContainsFunc(now, c.same) {
+			w.cfg.Reconciler.Logger.Info("discovery has recovered", "path", c.Path, "reason", c.Reason)
+			w.observe(EventRecovered, c)
+		}
+	}
+}
+
+func (w *Watcher) observe(kind reconciler.EventKind, c Condition) {
+	if w.cfg.Reconciler.Observe != nil {
+		w.cfg.Reconciler.Observe(reconciler.Event{Time: time.Now(), Kind: kind, SocketPath: c.Path, Message: c.Reason})
+	}
 }
 
 func skipDeprecated(rel string) bool {

@@ -155,8 +155,8 @@ func TestStartAfterStop(t *testing.T) {
 		}
 		stop(t, w)
 		h.await(t)
-		if len(w.Plugins()) != 0 {
-			t.Errorf("a stopped watcher knows %v", w.Plugins())
+		if plugins, running := w.Plugins(); running {
+			t.Errorf("a stopped watcher knows %v", plugins)
 		}
 	}
 	stop(t, w)

@@ -3,16 +3,15 @@ package reconciler
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
 )
 
-// restore takes over the instances from before a restart.
-func (r *Reconciler) restore(ctx context.Context) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, record := range r.cfg.Restored {
+// restore takes over the instances from before a restart. It is called by New.
+func (r *Reconciler) restore(records []Instance) {
+	for _, record := range records {
 		in := &instance{
 			info:         cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket},
 			source:       record.Source,
@@ -26,7 +25,7 @@ func (r *Reconciler) restore(ctx context.Context) {
 		r.observe(EventRestored, in, "known from before the restart; checking whether it is alive")
 		if _, known := r.restored[record.Socket]; known || record.Socket == (cache.SocketID{}) {
 			// Of two records of one socket the newer counts.
-			r.went(ctx, in, "it cannot be told whether its socket is still the same")
+			r.post(func(ctx context.Context) { r.went(ctx, in, "it cannot be told whether its socket is still the same") })
 			continue
 		}
 		r.restored[record.Socket] = in
@@ -151,8 +150,13 @@ func (r *Reconciler) lost(ctx context.Context, in *instance, err error) {
 		return
 	}
 	in.rest()
+	if errors.Is(err, fs.ErrNotExist) {
+		// The socket was removed; that it is gone from the desired state will be known in a moment.
+		r.giveUp(ctx, in, err)
+		return
+	}
 	if in.recorded {
-		r.observe(EventUnreachable, in, "nobody accepts on its socket: "+err.Error())
+		r.observe(EventUnreachable, in, "nobody accepts on its socket any more: "+err.Error())
 	}
 	if in.recorded && in.restored == nil && r.cfg.UnreachableGrace > 0 {
 		in.set(StateUnreachable)

@@ -59,11 +59,12 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 		askCtx, cancel := context.WithCancel(ctx)
 		in.cancel = cancel
 		path := in.info.SocketPath
+		timeouts := r.timeouts(in.announced.Type)
 		fresh := in.attempts == 0 && (in.info.Socket.Birth == 0 || time.Since(time.Unix(0, in.info.Socket.Birth)) < answerWindow)
 		r.spawn(func() {
 			defer cancel()
 			defer r.giveBackSlot(ctx)()
-			conn, info, err := r.interview(askCtx, path, fresh)
+			conn, info, err := r.interview(askCtx, path, fresh, timeouts)
 			r.answered(ctx, in, conn, info, err)
 		})
 	}
@@ -90,9 +91,9 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 
 // interview dials a socket and asks who is there. A socket exists a moment before its plugin listens on it: as long as it is fresh, a
 // refused dial is repeated.
-func (r *Reconciler) interview(ctx context.Context, path string, fresh bool) (Conn, Info, error) {
+func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts) (Conn, Info, error) {
 	began := time.Now()
-	conn, err := r.dial(ctx, path)
+	conn, err := r.dial(ctx, path, timeouts.Dial)
 	for err != nil && fresh && r.cfg.Transport.Refused(err) && time.Since(began) < answerWindow {
 		pause := time.NewTimer(refusedPause)
 		select {
@@ -101,12 +102,12 @@ func (r *Reconciler) interview(ctx context.Context, path string, fresh bool) (Co
 			return nil, Info{}, ctx.Err()
 		case <-pause.C:
 		}
-		conn, err = r.dial(ctx, path)
+		conn, err = r.dial(ctx, path, timeouts.Dial)
 	}
 	if err != nil {
-		return nil, Info{}, fmt.Errorf("cannot connect to %s: %w", path, err)
+		return nil, Info{}, connectError(path, err)
 	}
-	callCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.GetInfo)
+	callCtx, cancel := context.WithTimeout(ctx, timeouts.GetInfo)
 	defer cancel()
 	info, err := conn.GetInfo(callCtx)
 	if err != nil {
@@ -116,8 +117,12 @@ func (r *Reconciler) interview(ctx context.Context, path string, fresh bool) (Co
 	return conn, info, nil
 }
 
-func (r *Reconciler) dial(ctx context.Context, path string) (Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.Dial)
+func connectError(path string, err error) error {
+	return fmt.Errorf("cannot connect to %s: %w", path, err)
+}
+
+func (r *Reconciler) dial(ctx context.Context, path string, timeout time.Duration) (Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return r.cfg.Transport.Dial(ctx, path)
 }
@@ -154,7 +159,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, conn Conn, info In
 		r.failed(in, err)
 		return nil
 	}
-	if invalid := checkInfo(info); invalid != nil {
+	if invalid := r.cfg.Bounds.check(info); invalid != nil {
 		r.reject(ctx, in, conn, invalid)
 		return nil
 	}

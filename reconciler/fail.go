@@ -69,8 +69,9 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 	}
 	r.logFailure(in, "plugin refused", err)
 	r.observe(EventRefused, in, err.Error())
+	timeout := r.timeouts(in.announced.Type).Notify
 	r.spawn(func() {
-		callCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.Notify)
+		callCtx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		// Some plugins exit inside this call, so an error says little: the refusal counts as delivered.
 		if err := conn.Notify(callCtx, false, err.Error()); err != nil {
@@ -113,14 +114,16 @@ func (r *Reconciler) retryLater(in *instance) {
 	in.retry = r.after(wait, func(ctx context.Context) { r.ask(ctx, in) })
 }
 
-// logFailure logs a failure when it changes and then at the second, fourth, eighth… repetition. It says whether it did. mu is held.
+// logFailure logs a failure when it changes and then when it was repeated four times, sixteen times, and so on. It says whether it
+// did. mu is held.
 func (r *Reconciler) logFailure(in *instance, message string, err error) bool {
 	text := err.Error()
-	if text == in.loggedText && bits.OnesCount(uint(in.attempts)) != 1 {
+	if text == in.loggedText && (bits.OnesCount(uint(in.attempts)) != 1 || bits.TrailingZeros(uint(in.attempts))%2 != 0) {
 		return false
 	}
 	in.loggedText = text
-	r.log.Warn(message, "type", in.announced.Type, "name", in.announced.Name, "socket", in.info.SocketPath, "attempt", in.attempts, "error", err)
+	r.log.Warn(message, "type", in.announced.Type, "name", in.announced.Name, "socket", in.info.SocketPath,
+		"attempt", in.attempts, "error", err)
 	return true
 }
 
@@ -130,27 +133,21 @@ func (r *Reconciler) logError(err error) {
 	}
 }
 
-// Bounds of what a plugin may announce.
-const (
-	maxText     = 4096
-	maxVersions = 64
-)
-
-// checkInfo says what is wrong with an announcement.
-func checkInfo(info Info) error {
-	if len(info.Versions) > maxVersions {
-		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), maxVersions)
+// check says what is wrong with an announcement.
+func (b Bounds) check(info Info) error {
+	if len(info.Versions) > b.Versions {
+		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), b.Versions)
 	}
 	for _, field := range append([]struct{ name, text string }{
 		{"type", info.Type}, {"name", info.Name}, {"endpoint", info.Endpoint},
 	}, versionFields(info.Versions)...) {
 		switch {
 		case field.text == "" && field.name != "endpoint":
-			return fmt.Errorf("the plugin announces an empty %s", field.name)
-		case len(field.text) > maxText:
-			return fmt.Errorf("the plugin announces a %s of %d bytes; at most %d are allowed", field.name, len(field.text), maxText)
+			return fmt.Errorf("the plugin announces no %s", field.name)
+		case len(field.text) > b.Text:
+			return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field.name, len(field.text), b.Text)
 		case !utf8.ValidString(field.text) || strings.ContainsFunc(field.text, unicode.IsControl):
-			return fmt.Errorf("the plugin announces a %s with control characters or invalid UTF-8: %q", field.name, field.text)
+			return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %q", field.name, field.text)
 		}
 	}
 	if strings.Contains(info.Type, "/") {

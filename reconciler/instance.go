@@ -42,7 +42,6 @@ type instance struct {
 	lastErr   error
 	// loggedText is the failure that was logged last.
 	loggedText string
-	logged     int
 
 	// announced is what it said of itself last; valid if lane is not nil.
 	announced Info

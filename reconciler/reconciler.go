@@ -44,7 +44,7 @@ type Reconciler struct {
 // handler is one registration of a handler: the same handler registered twice is two of them.
 type handler struct{ cache.PluginHandler }
 
-// New returns a Reconciler. It does nothing before [Reconciler.Run].
+// New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored.
 func New(cfg Config) *Reconciler {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -55,9 +55,8 @@ func New(cfg Config) *Reconciler {
 	if cfg.Registry == nil {
 		cfg.Registry = noRegistry{}
 	}
-	cfg.Timeouts.Dial = cmp.Or(cfg.Timeouts.Dial, time.Second)
-	cfg.Timeouts.GetInfo = cmp.Or(cfg.Timeouts.GetInfo, 5*time.Second)
-	cfg.Timeouts.Notify = cmp.Or(cfg.Timeouts.Notify, 5*time.Second)
+	cfg.Timeouts = cfg.Timeouts.or(Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second})
+	cfg.Bounds = Bounds{Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64)}
 	r := &Reconciler{
 		cfg:         cfg,
 		log:         cfg.Logger,
@@ -69,7 +68,20 @@ func New(cfg Config) *Reconciler {
 		restored:    map[cache.SocketID]*instance{},
 		free:        cmp.Or(cfg.Walks, defaultWalks),
 	}
+	r.restore(cfg.Restored)
 	return r
+}
+
+// timeouts returns those for a plugin type; the empty type is one that is not known yet.
+func (r *Reconciler) timeouts(ptype string) Timeouts {
+	if ptype != "" {
+		return r.cfg.TypeTimeouts[ptype].or(r.cfg.Timeouts)
+	}
+	longest := r.cfg.Timeouts
+	for _, t := range r.cfg.TypeTimeouts {
+		longest = longest.max(t)
+	}
+	return longest
 }
 
 // SetHandler makes h the handler for a plugin type. Plugins of that type which wait for one register at once; those of a
@@ -131,7 +143,6 @@ func (r *Reconciler) Synced() {
 func (r *Reconciler) Run(ctx context.Context) error {
 	changes := r.cfg.Desired.Changes()
 	defer changes.Close()
-	r.restore(ctx)
 	for {
 		select {
 		case <-ctx.Done():

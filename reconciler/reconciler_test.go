@@ -137,7 +137,9 @@ func TestRulings(t *testing.T) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
 		w.serve("/a", "foo", nil)
-		w.expectCalls(up...)
+		// The old one leaves the registry when the new one is in it: there is no gap.
+		w.expect(up[0], up[1], "saved foo /a.api", "told foo true", "published foo", "event registered foo", "event deregistered foo",
+			"removed foo")
 		w.remove("/a")
 		w.expectCalls("deregister foo")
 	})
@@ -316,6 +318,17 @@ func TestRulings(t *testing.T) {
 		w.mu.Unlock()
 		w.desired.MoveSocket("/a", "/c")
 		w.expectCalls("validate foo /c", "register foo /c")
+	})
+}
+
+func TestNoAttemptWhileTellingOfARefusal(t *testing.T) {
+	bubble(t, "", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}, refusalTakes: time.Second})
+		w.expect("event refused foo", "told foo false: no handler registered for plugin type: Later at socket /a")
+		w.r.SetHandler("Later", w.handler)
+		w.expectCalls()
+		time.Sleep(time.Second)
+		w.expectCalls("validate foo /a", "register foo /a")
 	})
 }
 

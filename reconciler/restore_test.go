@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -57,6 +58,13 @@ func TestRestore(t *testing.T) {
 			found(w, "/a", 1, &plugin{peer: peer, dead: true})
 			w.r.Synced()
 			w.expect("event unreachable foo", "event deregistered foo", "removed foo")
+		})
+	bubble(t, "alive, and no longer wanted", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
+		func(_ *testing.T, w *world) {
+			w.handler.set("validate /a.api", errors.New("too old"))
+			found(w, "/a", 1, &plugin{peer: peer})
+			w.r.Synced()
+			w.expect(up[0], "removed foo", "event deregistered foo", "event refused foo", "told foo false: plugin validation failed: too old")
 		})
 	bubble(t, "another socket at its path", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {

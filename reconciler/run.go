@@ -52,6 +52,7 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 			return
 		}
 		switch act {
+		case nothing:
 		case drop:
 			r.drop(ctx, l, in) // unlocks
 		case deregister:
@@ -144,7 +145,6 @@ func (r *Reconciler) standDown(l *lane, in *instance) {
 	id := in.id
 	r.watch(in, conn)
 	r.mu.Unlock()
-	r.closeConn(conn)
 	if confirm {
 		r.cfg.Registry.Confirm(l.key.ptype, l.key.name, id)
 	}
@@ -180,32 +180,67 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		r.closeConn(conn)
 		return
 	}
-	var timeout *time.Duration
-	if r.cfg.ClientTimeout != nil {
-		timeout = r.cfg.ClientTimeout(l.key.ptype, name)
-	}
-	err = r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, endpoint, versions, timeout) })
+	err = r.callRegister(ctx, in, h, endpoint)
 	previous := r.handedOver(l, in, h, err)
 	if err != nil {
 		r.turnedDown(ctx, in, conn, fmt.Errorf("plugin registration failed: %w", err))
 		return
 	}
 	staged, err := r.save(ctx, in, conn)
-	if staged == nil && err == nil {
-		// It went while it was registered; the lane sees to the rest.
+	if err != nil {
 		r.closeConn(conn)
+		r.takeBack(ctx, l, in, h, err)
 		return
 	}
-	if err == nil {
-		err = r.tell(ctx, in, conn)
-		if err == nil && r.announce(ctx, in, conn, staged, previous) {
-			r.closeConn(conn)
-			return
-		}
-		r.logError(staged.Discard())
+	untold := r.tell(ctx, in, conn)
+	if untold == nil || r.keep(h, name, untold) {
+		err = r.announce(ctx, in, conn, staged, previous, untold)
+	} else {
+		err = untold
 	}
-	r.closeConn(conn)
-	r.takeBack(ctx, l, in, h, err)
+	if err != nil {
+		r.closeConn(conn)
+		r.logError(staged.Discard())
+		r.takeBack(ctx, l, in, h, err)
+	}
+}
+
+// callRegister calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
+func (r *Reconciler) callRegister(ctx context.Context, in *instance, h *handler, endpoint string) error {
+	ptype, name, versions := in.announced.Type, in.announced.Name, in.announced.Versions
+	var clientTimeout *time.Duration
+	if r.cfg.ClientTimeout != nil {
+		clientTimeout = r.cfg.ClientTimeout(ptype, name)
+	}
+	registrar, ok := h.PluginHandler.(cache.ContextRegistrar)
+	if !ok {
+		return r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, endpoint, versions, clientTimeout) })
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if timeout := r.timeouts(ptype).Handler; timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	if !r.proceed(ctx, in, StateRegistering, cancel) {
+		cancel()
+	}
+	return r.call("RegisterPluginContext", func() error {
+		return registrar.RegisterPluginContext(ctx, name, endpoint, versions, clientTimeout)
+	})
+}
+
+// keep asks the handler whether a plugin that could not be told stays registered.
+func (r *Reconciler) keep(h *handler, name string, untold error) (kept bool) {
+	keeper, ok := h.PluginHandler.(cache.RegistrationKeeper)
+	if !ok || errors.Is(untold, errGone) {
+		return false
+	}
+	r.logError(r.call("KeepRegistration", func() error {
+		kept = keeper.KeepRegistration(name, untold)
+		return nil
+	}))
+	return kept
 }
 
 // proceed goes on to the next state of a walk unless the instance went meanwhile.
@@ -242,12 +277,12 @@ func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, err error) (p
 	return previous
 }
 
-// save stages the instance in the registry. It returns nothing if the instance went meanwhile.
+// save stages the instance in the registry. The error is errGone if the instance went meanwhile.
 func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn) (Staged, error) {
 	r.mu.Lock()
 	if in.gone || ctx.Err() != nil {
 		r.mu.Unlock()
-		return nil, nil
+		return nil, errGone
 	}
 	if in.id == "" {
 		in.id = newInstanceID()
@@ -271,7 +306,7 @@ func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn) (Staged,
 
 // tell tells the plugin that it is registered.
 func (r *Reconciler) tell(ctx context.Context, in *instance, conn Conn) error {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.Notify)
+	ctx, cancel := context.WithTimeout(ctx, r.timeouts(in.announced.Type).Notify)
 	defer cancel()
 	if !r.proceed(ctx, in, StateNotifying, cancel) {
 		return errGone
@@ -285,16 +320,18 @@ func (r *Reconciler) tell(ctx context.Context, in *instance, conn Conn) error {
 // errGone says that an instance went while it was walked.
 var errGone = errors.New("the plugin's socket went during registration")
 
-// announce makes a registration that was saved and told visible. It says false if the instance went meanwhile.
-func (r *Reconciler) announce(ctx context.Context, in *instance, conn Conn, staged Staged, previous *instance) bool {
+// announce makes a registration visible that was saved and told, or is kept though it could not be told: then the plugin is told again
+// later. It takes the connection over, unless the error is errGone: the instance went meanwhile.
+func (r *Reconciler) announce(ctx context.Context, in *instance, conn Conn, staged Staged, previous *instance, untold error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	in.cancel = nil
 	if in.gone || ctx.Err() != nil {
-		return false
+		return errGone
 	}
 	staged.Publish()
 	in.recorded = true
+	attempts := in.attempts
 	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
 	in.set(StateRegistered)
 	r.actualize(in)
@@ -303,7 +340,12 @@ func (r *Reconciler) announce(ctx context.Context, in *instance, conn Conn, stag
 	if previous != nil && !previous.gone {
 		r.observe(EventSuperseded, previous, "instance "+in.id+" is current now")
 	}
-	return true
+	if untold != nil {
+		in.attempts = attempts + 1
+		in.lastErr = untold
+		r.retryLater(in)
+	}
+	return nil
 }
 
 // takeBack undoes a registration that could not be saved or told. The plugin is not told off: it did nothing wrong.
@@ -313,7 +355,7 @@ func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *han
 	gone := in.gone || ctx.Err() != nil
 	r.mu.Unlock()
 	if gone {
-		// The lane deregisters what is gone.
+		// The lane deregisters what is gone, and nothing at the end of the reconciler.
 		return
 	}
 	r.callDeRegister(l, h)

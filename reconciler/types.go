@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -159,8 +160,9 @@ type Info struct {
 type Transport interface {
 	// Dial connects to the socket.
 	Dial(ctx context.Context, path string) (Conn, error)
-	// Probe says whether anybody accepts on the socket: nil if so. It leaves nothing behind at the plugin's side.
-	Probe(ctx context.Context, path string) error
+	// Probe says whether anybody accepts on the socket: no error if so. It then also watches the plugin, as Conn.Watch does, in a way that
+	// the plugin does not notice; a nil stop says that it cannot.
+	Probe(ctx context.Context, path string, hint func()) (stop func(), err error)
 	// Refused says whether an error of Dial or Probe means that nobody accepts on the socket.
 	Refused(err error) bool
 }
@@ -173,9 +175,11 @@ type Conn interface {
 	Notify(ctx context.Context, registered bool, reason string) error
 	// Peer names the process at the other end; zero if it cannot be seen.
 	Peer() Peer
-	// WatchExit arranges for exited to be called, once and without blocking, when the process at the other end exits. The watch
-	// outlives the connection; stop ends it. An error says that the process cannot be watched.
-	WatchExit(exited func()) (stop func(), err error)
+	// Watch has hint called, at most once, when anything suggests that the plugin is gone; hint does not block. It takes the connection over:
+	// only stop may be called afterwards, which ends the watch and may be called at any time. An error says that the plugin cannot
+	// be watched; the connection is then closed.
+	Watch(hint func()) (stop func(), err error)
+	// Close ends the connection. It does not block.
 	Close() error
 }
 
@@ -183,6 +187,37 @@ type Conn interface {
 type Timeouts struct {
 	// Dial bounds one connect (default 1 s), GetInfo and Notify one call to the plugin (default 5 s each).
 	Dial, GetInfo, Notify time.Duration
+	// Handler bounds one RegisterPluginContext of a handler that has it (default none). A handler without it cannot be
+	// interrupted: it holds up its plugin, and status shows so.
+	Handler time.Duration
+}
+
+// or fills zero values from other.
+func (t Timeouts) or(other Timeouts) Timeouts {
+	return Timeouts{
+		Dial:    cmp.Or(t.Dial, other.Dial),
+		GetInfo: cmp.Or(t.GetInfo, other.GetInfo),
+		Notify:  cmp.Or(t.Notify, other.Notify),
+		Handler: cmp.Or(t.Handler, other.Handler),
+	}
+}
+
+// max returns the longer of each.
+func (t Timeouts) max(other Timeouts) Timeouts {
+	return Timeouts{
+		Dial:    max(t.Dial, other.Dial),
+		GetInfo: max(t.GetInfo, other.GetInfo),
+		Notify:  max(t.Notify, other.Notify),
+		Handler: max(t.Handler, other.Handler),
+	}
+}
+
+// Bounds limit what a plugin may announce. Zero values stand for the defaults.
+type Bounds struct {
+	// Text is the greatest length of a type, name, version or endpoint in bytes (default 4,096).
+	Text int
+	// Versions is the greatest number of versions (default 64).
+	Versions int
 }
 
 // Config is what a [Reconciler] works with.
@@ -199,7 +234,11 @@ type Config struct {
 	Observe func(Event)
 	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. May be nil.
 	ClientTimeout func(ptype, name string) *time.Duration
-	Timeouts      Timeouts
+	// Timeouts are those of every plugin type; TypeTimeouts go before them for some types. Until a plugin has said of what type it
+	// is, the longest that is configured for any counts.
+	Timeouts     Timeouts
+	TypeTimeouts map[string]Timeouts
+	Bounds       Bounds
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
 	UnreachableGrace time.Duration
 	// Walks bounds how many plugins are walked through registration at the same time (default 16). A walk that waits for its plugin

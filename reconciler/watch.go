@@ -11,22 +11,27 @@ import (
 // probeInterval bounds how long the death of a plugin goes unnoticed whose process cannot be watched.
 const probeInterval = 5 * time.Second
 
-// watch has the end of the process behind an instance noticed, through conn if the kernel shows the process, with a connect now and
-// then otherwise. mu is held.
+// watch has the death of a plugin noticed: through a hint, or with a connect now and then where there can be none. It takes the connection
+// over. mu is held.
 func (r *Reconciler) watch(in *instance, conn Conn) {
 	if in.unwatch != nil {
 		in.unwatch()
 	}
-	stop, err := conn.WatchExit(func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.post(func(ctx context.Context) { r.check(ctx, in) })
-	})
+	stop, err := conn.Watch(r.hint(in))
 	if err != nil {
 		r.checkLater(in)
 		return
 	}
 	in.unwatch = stop
+}
+
+// hint returns a function that has an instance checked.
+func (r *Reconciler) hint(in *instance) func() {
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.post(func(ctx context.Context) { r.check(ctx, in) })
+	}
 }
 
 // checkLater arranges a check of an instance. mu is held.
@@ -37,25 +42,34 @@ func (r *Reconciler) checkLater(in *instance) {
 }
 
 // check asks whether anybody accepts on the socket of an instance. A process that ended may have left its listening socket to another
-// one, so only a refused connect proves that the plugin is gone. mu is held.
+// one, and a connection may be closed for any reason, so only a refused connect proves that the plugin is gone. mu is held.
 func (r *Reconciler) check(ctx context.Context, in *instance) {
 	if in.gone || in.unwatch == nil {
 		return
 	}
 	path := in.info.SocketPath
+	timeout := r.timeouts(in.announced.Type).Dial
 	r.spawn(func() {
-		probeCtx, cancel := context.WithTimeout(ctx, r.cfg.Timeouts.Dial)
+		probeCtx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
-		err := r.cfg.Transport.Probe(probeCtx, path)
+		stop, err := r.cfg.Transport.Probe(probeCtx, path, r.hint(in))
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		switch {
-		case in.gone || ctx.Err() != nil || in.unwatch == nil:
-		case err != nil && path == in.info.SocketPath && r.cfg.Transport.Refused(err):
-			r.lost(ctx, in, err)
-		default:
-			in.unwatch()
+		if in.gone || in.unwatch == nil || ctx.Err() != nil {
+			if stop != nil {
+				stop()
+			}
+			return
+		}
+		if err != nil && path == in.info.SocketPath && r.cfg.Transport.Refused(err) {
+			r.lost(ctx, in, connectError(path, err))
+			return
+		}
+		in.unwatch()
+		if stop == nil {
 			r.checkLater(in)
+		} else {
+			in.unwatch = stop
 		}
 	})
 }

@@ -40,11 +40,13 @@ type plugin struct {
 	infoErr   error
 	infoTakes time.Duration
 	notifyErr error
-	hangs     bool // in GetInfo
-	dead      bool // nobody accepts
-	peer      reconciler.Peer
-	exited    func()
-	hidden    bool // its process cannot be watched
+	// refusalTakes is how long it takes to be told of a refusal.
+	refusalTakes time.Duration
+	hangs        bool // in GetInfo
+	dead         bool // nobody accepts
+	peer         reconciler.Peer
+	exited       func()
+	hidden       bool // its process cannot be watched
 }
 
 var errRefused = errors.New("connection refused")
@@ -230,9 +232,16 @@ func (t transport) Dial(_ context.Context, path string) (reconciler.Conn, error)
 	return &conn{t.w, p}, nil
 }
 
-func (t transport) Probe(_ context.Context, path string) error {
-	_, err := t.reach(path)
-	return err
+func (t transport) Probe(_ context.Context, path string, hint func()) (func(), error) {
+	p, err := t.reach(path)
+	if err != nil {
+		return nil, err
+	}
+	stop, err := (&conn{t.w, p}).Watch(hint)
+	if err != nil {
+		return nil, nil //nolint:nilerr // It lives; it cannot be watched.
+	}
+	return stop, nil
 }
 
 func (t transport) Refused(err error) bool { return errors.Is(err, errRefused) }
@@ -258,25 +267,39 @@ func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 			return reconciler.Info{}, ctx.Err()
 		}
 	}
+	if c.broken() {
+		return reconciler.Info{}, io.EOF
+	}
 	return info, err
 }
 
-func (c *conn) Notify(_ context.Context, registered bool, reason string) error {
-	c.w.note("told %s %t%s", c.p.info.Name, registered, map[bool]string{true: "", false: ": " + reason}[reason == ""])
+// broken says that the plugin behind the connection is dead.
+func (c *conn) broken() bool {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	if registered {
-		return c.p.notifyErr
+	return c.p.dead
+}
+
+func (c *conn) Notify(_ context.Context, registered bool, reason string) error {
+	if c.broken() {
+		return io.EOF
 	}
-	return nil
+	c.w.note("told %s %t%s", c.p.info.Name, registered, map[bool]string{true: "", false: ": " + reason}[reason == ""])
+	if !registered {
+		time.Sleep(c.p.refusalTakes)
+		return nil
+	}
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.p.notifyErr
 }
 
 func (c *conn) Peer() reconciler.Peer { return c.p.peer }
 
-func (c *conn) WatchExit(exited func()) (func(), error) {
+func (c *conn) Watch(exited func()) (func(), error) {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
-	if c.p.hidden {
+	if c.p.hidden || c.p.dead {
 		return nil, io.EOF
 	}
 	c.p.exited = exited

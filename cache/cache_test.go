@@ -1,0 +1,210 @@
+package cache_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+func paths(infos []cache.PluginInfo) []string {
+	found := []string{}
+	for _, info := range infos {
+		found = append(found, info.SocketPath)
+	}
+	return found
+}
+
+func TestDesiredStateOfWorld(t *testing.T) {
+	dsw := cache.NewDesiredStateOfWorld()
+	if err := dsw.AddOrUpdatePlugin(""); err == nil || err.Error() != "socket path is empty" {
+		t.Errorf("an empty path: %v", err)
+	}
+	for _, path := range []string{"/c", "/a", "/b"} {
+		if err := dsw.AddOrUpdatePlugin(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{"/a", "/b", "/c"}, paths(dsw.GetPluginsToRegister())); diff != "" {
+		t.Error(diff)
+	}
+	before := dsw.GetPluginsToRegister()[0]
+	if err := dsw.AddOrUpdatePlugin("/a"); err != nil {
+		t.Fatal(err)
+	}
+	after := dsw.GetPluginsToRegister()[0]
+	if !after.Timestamp.After(before.Timestamp) || after.Appearance <= before.Appearance || after == before {
+		t.Errorf("the update of /a is no new appearance: %+v, then %+v", before, after)
+	}
+	dsw.RemovePlugin("/a")
+	dsw.RemovePlugin("/a")
+	if dsw.PluginExists("/a") || !dsw.PluginExists("/b") {
+		t.Error("RemovePlugin removed the wrong one")
+	}
+}
+
+func TestSetSocketTellsSocketsApart(t *testing.T) {
+	dsw := cache.NewDesiredStateOfWorld()
+	socket := cache.Socket{Path: "/a", ID: cache.SocketID{Device: 1, Inode: 2, Birth: 3}}
+	get := func() cache.PluginInfo { return dsw.GetPluginsToRegister()[0] }
+	set := func(s cache.Socket) {
+		if err := dsw.SetSocket(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(socket)
+	first := get()
+	set(socket)
+	if get() != first {
+		t.Error("the same socket is a new appearance")
+	}
+	dsw.MoveSocket("/a", "/b")
+	moved := get()
+	if moved.SocketPath != "/b" || moved.Appearance != first.Appearance {
+		t.Errorf("after the move: %+v", moved)
+	}
+	dsw.MoveSocket("/b", "/a")
+	socket.ID.Birth++
+	set(socket)
+	if get().Appearance == first.Appearance {
+		t.Error("another socket at the same path is no new appearance")
+	}
+	// Removed and made again, with an identity that looks the same.
+	last := get()
+	dsw.RemovePlugin("/a")
+	set(socket)
+	if get().Appearance == last.Appearance || !get().Timestamp.After(last.Timestamp) {
+		t.Error("a socket that was removed and made again is no new appearance")
+	}
+	if err := dsw.SetSocket(cache.Socket{}); err == nil {
+		t.Error("an empty path is accepted")
+	}
+}
+
+func TestChanges(t *testing.T) {
+	dsw := cache.NewDesiredStateOfWorld()
+	add := func(path string) {
+		if err := dsw.AddOrUpdatePlugin(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("/b")
+	add("/a")
+	changes := dsw.Changes()
+	took := func() []string {
+		got := []string{}
+		for _, c := range changes.Take() {
+			got = append(got, fmt.Sprint(c.Path, " ", c.Present))
+		}
+		return got
+	}
+	<-changes.C()
+	if diff := cmp.Diff([]string{"/b true", "/a true"}, took()); diff != "" {
+		t.Errorf("what is there at the beginning, oldest first:\n%s", diff)
+	}
+	add("/c")
+	add("/c")
+	dsw.RemovePlugin("/a")
+	dsw.RemovePlugin("/unknown")
+	<-changes.C()
+	if diff := cmp.Diff([]string{"/c true", "/a false"}, took()); diff != "" {
+		t.Error(diff)
+	}
+	dsw.MoveSocket("/b", "/d")
+	<-changes.C()
+	if diff := cmp.Diff([]string{"/b false", "/d true"}, took()); diff != "" {
+		t.Error(diff)
+	}
+	changes.Close()
+	add("/e")
+	select {
+	case <-changes.C():
+		t.Error("a closed subscription is told of changes")
+	default:
+	}
+}
+
+func TestActualStateOfWorld(t *testing.T) {
+	asw := cache.NewActualStateOfWorld()
+	if err := asw.AddPlugin(cache.PluginInfo{}); err == nil || err.Error() != "socket path is empty" {
+		t.Errorf("an empty path: %v", err)
+	}
+	info := cache.PluginInfo{SocketPath: "/a", Timestamp: time.Now(), Name: "foo"}
+	if err := asw.AddPlugin(info); err != nil {
+		t.Fatal(err)
+	}
+	if !asw.PluginExistsWithCorrectTimestamp(info) {
+		t.Error("it is not there")
+	}
+	later := info
+	later.Timestamp = info.Timestamp.Add(1)
+	if asw.PluginExistsWithCorrectTimestamp(later) {
+		t.Error("it is there with another timestamp")
+	}
+	again := info
+	again.Appearance++
+	if asw.PluginExistsWithCorrectTimestamp(again) {
+		t.Error("it is there in another appearance of the same clock tick")
+	}
+	if diff := cmp.Diff([]string{"/a"}, paths(asw.GetRegisteredPlugins())); diff != "" {
+		t.Error(diff)
+	}
+	asw.RemovePlugin("/a")
+	asw.RemovePlugin("/a")
+	if len(asw.GetRegisteredPlugins()) != 0 {
+		t.Error("it is still there")
+	}
+}
+
+func TestMessages(t *testing.T) {
+	info := &cache.PluginInfo{SocketPath: "/run/a.sock", Name: "foo", Type: "CSIPlugin"}
+	cause := errors.New("cause")
+	simple, detailed := info.GenerateMsg("before", "after")
+	for _, msg := range []string{simple, detailed, info.GenerateMsgDetailed("before", "after")} {
+		if !strings.HasPrefix(msg, "before ") || !strings.HasSuffix(msg, " after") || !strings.Contains(msg, "/run/a.sock") {
+			t.Errorf("message %q", msg)
+		}
+	}
+	if strings.Contains(simple, "foo") || !strings.Contains(detailed, "foo") {
+		t.Errorf("only the detailed message has details: %q, %q", simple, detailed)
+	}
+	simpleErr, detailedErr := info.GenerateError("before", cause)
+	for _, err := range []error{simpleErr, detailedErr, info.GenerateErrorDetailed("before", cause)} {
+		if !strings.HasPrefix(err.Error(), "before ") || !strings.HasSuffix(err.Error(), ": cause") || !errors.Is(err, cause) ||
+			!strings.Contains(err.Error(), "/run/a.sock") {
+			t.Errorf("error %q", err)
+		}
+	}
+	if err := info.GenerateErrorDetailed("before", nil); strings.Contains(err.Error(), "%!") {
+		t.Errorf("without a cause: %q", err)
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	dsw, asw := cache.NewDesiredStateOfWorld(), cache.NewActualStateOfWorld()
+	changes := dsw.Changes()
+	var users sync.WaitGroup
+	for i := range 8 {
+		users.Go(func() {
+			for j := range 200 {
+				path := fmt.Sprint("/", (i+j)%10)
+				_ = dsw.AddOrUpdatePlugin(path)
+				dsw.MoveSocket(path, path+"x")
+				dsw.RemovePlugin(path)
+				for _, info := range dsw.GetPluginsToRegister() {
+					_ = asw.AddPlugin(info)
+				}
+				changes.Take()
+				asw.RemovePlugin(path)
+				asw.GetRegisteredPlugins()
+			}
+		})
+	}
+	users.Wait()
+}

@@ -1,0 +1,57 @@
+package pluginwatcher_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// A plugin directory that is removed and made again, with plugins in it, is right again, and said to be degraded meanwhile.
+func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "plugins")
+	events := make(chan reconciler.Event, 100)
+	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
+		Observe: func(e reconciler.Event) {
+			if e.Kind == pluginwatcher.EventDegraded || e.Kind == pluginwatcher.EventRecovered {
+				events <- e
+			}
+		},
+	}})
+	h := newCalls()
+	w.AddHandler("T", h)
+	start(t, w)
+	awaitStatus(t, serve(t, "foo", filepath.Join(dir, "foo.sock")))
+	h.await(t, "validate foo false", "register foo foo.sock")
+
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	h.await(t, "deregister foo")
+	awaitEvent(t, events, pluginwatcher.EventDegraded, dir)
+	if c := w.Conditions(); len(c) != 1 || c[0].Path != dir || time.Since(c[0].Since) > patience {
+		t.Errorf("conditions: %+v", c)
+	}
+	serve(t, "bar", filepath.Join(dir, "bar.sock"))
+	h.await(t, "validate bar false", "register bar bar.sock")
+	awaitEvent(t, events, pluginwatcher.EventRecovered, dir)
+	if c := w.Conditions(); len(c) != 0 {
+		t.Errorf("conditions: %+v", c)
+	}
+}
+
+func awaitEvent(t *testing.T, events <-chan reconciler.Event, kind reconciler.EventKind, path string) {
+	t.Helper()
+	select {
+	case e := <-events:
+		if e.Kind != kind || !strings.HasPrefix(e.SocketPath, path) || e.Message == "" {
+			t.Errorf("event %+v", e)
+		}
+	case <-time.After(patience):
+		t.Fatalf("no event %s", kind)
+	}
+}
