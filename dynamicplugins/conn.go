@@ -3,6 +3,7 @@ package dynamicplugins
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -19,7 +20,7 @@ func Dispense[T any](r Registry, ptype, name string) (T, error) {
 	t, ok := client.(T)
 	if !ok {
 		return none, &failure{
-			text:     fmt.Sprintf("the dispenser for type %s made a %T for plugin %s, not a %T", ptype, client, name, &none),
+			text:     fmt.Sprintf("the dispenser for type %s made a %T for plugin %s, not a %s", ptype, client, name, reflect.TypeFor[T]()),
 			sentinel: ErrWrongClient,
 		}
 	}

@@ -61,34 +61,42 @@ func checkPages(file io.ReaderAt, size int64) error {
 			return err
 		}
 	}
-	return p.checkTree(meta.root)
+	return p.checkTree(meta.root, keys{})
 }
 
 // readMeta returns the newer one of the two meta pages. One of them may be torn: that is how bbolt survives a crash.
 func readMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	meta, err := newerMeta(file, size)
-	if err == nil && uint64(size) < 2*meta.pageSize {
-		err = fmt.Errorf("it ends too early: it has %d bytes", size)
+	switch {
+	case err != nil:
+		return meta, err
+	case meta.pageSize < minPageSize || meta.pageSize > maxPageSize || meta.pageSize&(meta.pageSize-1) != 0:
+		return meta, fmt.Errorf("its page size is %d", meta.pageSize)
+	case uint64(size) < 2*meta.pageSize:
+		return meta, fmt.Errorf("it ends too early: it has %d bytes", size)
 	}
-	return meta, err
+	return meta, nil
 }
 
+// newerMeta finds the meta pages as bbolt does: the second is on page 1, and the first, if it is whole, knows the page size.
 func newerMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	first, err := readMetaAt(file, 0)
 	if err != nil {
-		// The second one is on page 1, and the page size is not known.
 		for pageSize := int64(minPageSize); pageSize <= maxPageSize && pageSize < size; pageSize *= 2 {
 			if second, err := readMetaAt(file, pageSize); err == nil && second.pageSize == uint64(pageSize) {
 				return second, nil
 			}
 		}
-		return boltMeta{}, err
+		return first, err
 	}
 	second, err := readMetaAt(file, int64(first.pageSize))
-	if err == nil && second.pageSize == first.pageSize && second.transaction > first.transaction {
-		return second, nil
+	if err != nil || second.transaction <= first.transaction {
+		return first, nil
 	}
-	return first, nil
+	if second.pageSize != first.pageSize {
+		return first, errors.New("its first pages do not agree")
+	}
+	return second, nil
 }
 
 func readMetaAt(file io.ReaderAt, offset int64) (boltMeta, error) {
@@ -105,15 +113,11 @@ func readMetaAt(file io.ReaderAt, offset int64) (boltMeta, error) {
 	if order.Uint64(b[metaSize-8:]) != hash.Sum64() {
 		return boltMeta{}, errors.New("its first pages are damaged")
 	}
-	m := boltMeta{
+	return boltMeta{
 		pageSize: uint64(order.Uint32(b[8:])),
 		root:     order.Uint64(b[16:]), freelist: order.Uint64(b[32:]),
 		pages: order.Uint64(b[40:]), transaction: order.Uint64(b[48:]),
-	}
-	if m.pageSize < minPageSize || m.pageSize > maxPageSize || m.pageSize&(m.pageSize-1) != 0 {
-		return boltMeta{}, fmt.Errorf("its page size is %d", m.pageSize)
-	}
-	return m, nil
+	}, nil
 }
 
 // read reads a page with its overflow pages and marks them as used.
@@ -177,74 +181,110 @@ func (p *pages) checkFreelist() error {
 	return nil
 }
 
+// keys says which keys a page has: unless they are nil, the first one is first and all are below high.
+type keys struct{ first, high []byte }
+
+// hold reports whether a key may come after previous on the page, or be the first one if previous is nil.
+func (k keys) hold(previous, key []byte) bool {
+	if k.high != nil && bytes.Compare(key, k.high) >= 0 {
+		return false
+	}
+	if previous == nil {
+		return k.first == nil || bytes.Equal(key, k.first)
+	}
+	return bytes.Compare(previous, key) < 0
+}
+
 // checkTree checks a page of a tree and what is below it.
-func (p *pages) checkTree(id uint64) error {
+func (p *pages) checkTree(id uint64, within keys) error {
 	page, err := p.read(id)
 	if err != nil {
 		return err
 	}
-	if err := p.checkPage(page); err != nil {
+	if err := p.checkPage(page, within); err != nil {
 		return fmt.Errorf("page %d: %w", id, err)
 	}
 	return nil
 }
 
-// checkPage checks the elements of a branch or leaf page, which may be an inline one.
-func (p *pages) checkPage(page []byte) error {
+// checkPage checks a branch or leaf page, which may be an inline one.
+func (p *pages) checkPage(page []byte, within keys) error {
 	if len(page) < pageHeaderSize {
 		return errTruncated
 	}
 	flags, count := order.Uint16(page[8:]), int(order.Uint16(page[10:]))
-	if flags != branchFlag && flags != leafFlag || flags == branchFlag && count == 0 {
+	branch := flags == branchFlag
+	if !branch && flags != leafFlag || (branch || within.first != nil) && count == 0 {
 		return errors.New("it is no page of a tree")
 	}
 	if len(page) < pageHeaderSize+count*elementSize {
 		return errTruncated
 	}
+	elements := make([]element, count)
 	var previous []byte
-	for i := range count {
-		element := page[pageHeaderSize+i*elementSize:]
-		key, err := p.checkElement(element, flags == branchFlag)
+	for i := range elements {
+		e, err := readElement(page[pageHeaderSize+i*elementSize:], branch)
 		if err != nil {
 			return err
 		}
-		if i > 0 && bytes.Compare(previous, key) >= 0 {
+		if !within.hold(previous, e.key) {
 			return errors.New("its keys are out of order")
 		}
-		previous = key
+		elements[i], previous = e, e.key
+	}
+	for i, e := range elements {
+		below := keys{first: e.key, high: within.high}
+		if i+1 < count {
+			below.high = elements[i+1].key
+		}
+		if err := p.checkElement(e, below); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// checkElement checks the element at the beginning of b, which reaches to the end of its page, and what it points to. It returns
-// its key.
-func (p *pages) checkElement(b []byte, branch bool) ([]byte, error) {
+// element is an element of a page: one that leads to another page, a bucket, or a key and a value that mean nothing here.
+type element struct {
+	key    []byte
+	branch bool
+	child  uint64 // of a branch
+	value  []byte // of a bucket
+}
+
+// readElement reads the element at the beginning of b, which reaches to the end of its page.
+func readElement(b []byte, branch bool) (element, error) {
 	if branch {
 		key, err := span(b, uint64(order.Uint32(b)), uint64(order.Uint32(b[4:])))
-		if err != nil {
-			return nil, err
-		}
-		return key, p.checkTree(order.Uint64(b[8:]))
+		return element{key: key, branch: true, child: order.Uint64(b[8:])}, err
 	}
 	pos, ksize, vsize := uint64(order.Uint32(b[4:])), uint64(order.Uint32(b[8:])), uint64(order.Uint32(b[12:]))
 	key, err := span(b, pos, ksize)
 	if err != nil {
-		return nil, err
+		return element{}, err
 	}
 	value, err := span(b, pos+ksize, vsize)
-	if err != nil {
-		return nil, err
-	}
 	if order.Uint32(b)&bucketLeafFlag == 0 {
-		return key, nil
+		return element{key: key}, err
 	}
-	if len(value) < bucketSize {
-		return nil, errTruncated
+	if err == nil && len(value) < bucketSize {
+		err = errTruncated
 	}
-	if root := order.Uint64(value); root != 0 {
-		return key, p.checkTree(root)
+	return element{key: key, value: value}, err
+}
+
+// checkElement checks what an element leads to. Below says which keys a child page has.
+func (p *pages) checkElement(e element, below keys) error {
+	switch {
+	case e.branch:
+		return p.checkTree(e.child, below)
+	case e.value == nil:
+		return nil
 	}
-	return key, p.checkPage(value[bucketSize:])
+	if root := order.Uint64(e.value); root != 0 {
+		return p.checkTree(root, keys{})
+	}
+	return p.checkPage(e.value[bucketSize:], keys{})
 }
 
 // span returns size bytes of b at pos.

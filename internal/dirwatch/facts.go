@@ -70,9 +70,6 @@ func (t *tree) present(d *dir, name, path string, info sock.Info, why cause) {
 		fact.MovedFrom = old.path
 	}
 	t.facts = append(t.facts, fact)
-	if old != nil && t.known(old.dir) {
-		t.look(old.dir, old.name, created) // another one may have taken its place
-	}
 }
 
 // stillPresent handles a socket that is known to be at the path of e.
@@ -119,9 +116,6 @@ func (t *tree) forget(e *entry) {
 	}
 	if e.dir.socks[e.name] == e {
 		delete(e.dir.socks, e.name)
-		if e.dir.tooMany {
-			e.dir.unsure = true // there is room for one that was left out: the next scan finds it
-		}
 	}
 }
 

@@ -1,28 +1,25 @@
-// Package registration is the host's side of the kubelet's plugin registration protocol
-// (k8s.io/kubelet/pkg/apis/pluginregistration/v1): two calls on a fresh connection to a plugin's socket.
-//
-// It decides nothing and repeats nothing; package reconciler does. What a plugin answers is bounded in size here, and judged there.
 package registration
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"sync"
+	"strings"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// Bounds of what a plugin may send. An answer holds a type, a name, an endpoint and some dozens of versions.
-const (
-	maxAnswer  = 512 << 10
-	maxHeaders = 16 << 10
-	ioBuffer   = 4 << 10
+// maxReason bounds the text with which a plugin is told off. What is longer is cut.
+const maxReason = 1 << 10
+
+var (
+	getInfoHeaders = requestHeaders(registerapi.Registration_GetInfo_FullMethodName)
+	notifyHeaders  = requestHeaders(registerapi.Registration_NotifyRegistrationStatus_FullMethodName)
 )
 
 // Info is what a plugin announces about itself.
@@ -31,80 +28,107 @@ type Info struct {
 	Versions             []string
 }
 
-// Client is a connection to the registration service of one plugin. It is not safe for concurrent use.
+// Client is a connection to the registration service of one plugin. It is not safe for concurrent use. It has no goroutine: nothing is
+// read between two calls, so a ping of the plugin is answered by the next one.
+//
+// Errors of its calls are gRPC status errors. Unavailable stands for what the plugin says and for the end of the connection, Internal for
+// a peer that breaks the protocol, ResourceExhausted for one that exceeds a bound. After an error that is not the plugin's own answer,
+// all further calls fail.
 type Client struct {
-	conn   *grpc.ClientConn
 	socket *net.UnixConn
+	conn   conn
 	peer   sock.Peer
-	api    registerapi.RegistrationClient
 }
 
-// Dial connects to the registration socket at path. An error can be classified with sock.IsRefused and sock.IsGone.
+// Dial connects to the registration socket at path. It sends nothing yet. An error can be classified with sock.IsRefused and sock.IsGone.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	socket, err := sock.Dial(ctx, path)
 	if err != nil {
 		return nil, err
 	}
+	return newClient(socket), nil
+}
+
+func newClient(socket *net.UnixConn) *Client {
 	peer, err := sock.PeerOf(socket)
 	if err != nil {
 		peer = sock.Peer{}
 	}
-	// The connection is used as it is: a client that would dial again could meet another plugin.
-	given := false
-	var mu sync.Mutex
-	dialer := func(context.Context, string) (net.Conn, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		if given {
-			return nil, errors.New("the plugin closed the connection")
-		}
-		given = true
-		return socket, nil
-	}
-	conn, err := grpc.NewClient("passthrough:///plugin",
-		grpc.WithContextDialer(dialer),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithReadBufferSize(ioBuffer), grpc.WithWriteBufferSize(ioBuffer), grpc.WithSharedWriteBuffer(true),
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
-	)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot make a gRPC client for %s: %w", path, err), socket.Close())
-	}
-	return &Client{conn: conn, socket: socket, peer: peer, api: registerapi.NewRegistrationClient(conn)}, nil
+	c := &Client{socket: socket, peer: peer}
+	c.conn.init(socket)
+	return c
 }
 
-// GetInfo asks the plugin who it is.
+// GetInfo asks the plugin who it is. It blocks until the answer is there or ctx is done.
 func (c *Client) GetInfo(ctx context.Context) (Info, error) {
-	info, err := c.api.GetInfo(ctx, &registerapi.InfoRequest{})
-	if err != nil {
+	var info registerapi.PluginInfo
+	if err := c.invoke(ctx, getInfoHeaders, &registerapi.InfoRequest{}, &info); err != nil {
 		return Info{}, err
 	}
 	return Info{Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, Versions: info.SupportedVersions}, nil
 }
 
-// Notify tells the plugin whether it is registered and, if not, why.
+// Notify tells the plugin whether it is registered and, if not, why. It blocks until the plugin has answered or ctx is done.
 func (c *Client) Notify(ctx context.Context, registered bool, reason string) error {
-	_, err := c.api.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: registered, Error: reason})
-	return err
+	if len(reason) > maxReason {
+		reason = reason[:maxReason]
+	}
+	request := &registerapi.RegistrationStatus{PluginRegistered: registered, Error: strings.ToValidUTF8(reason, "")}
+	return c.invoke(ctx, notifyHeaders, request, &registerapi.RegistrationStatusResponse{})
+}
+
+// invoke makes one call.
+func (c *Client) invoke(ctx context.Context, headers []byte, request, answer proto.Message) error {
+	body, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixLen, 64), request)
+	if err != nil {
+		return status.Errorf(codes.Internal, "encode the request: %v", err)
+	}
+	setPrefix(body)
+	message, err := c.conn.call(ctx, headers, body)
+	if err != nil {
+		return err
+	}
+	if err := proto.Unmarshal(message, answer); err != nil {
+		return status.Errorf(codes.Internal, "decode the plugin's answer: %v", err)
+	}
+	return nil
 }
 
 // Peer is the process at the other end; the zero Peer if the system does not say.
 func (c *Client) Peer() sock.Peer { return c.peer }
 
-// Socket is the connection itself. It may be looked at, not used.
-func (c *Client) Socket() *net.UnixConn { return c.socket }
-
-// Close ends the connection.
-func (c *Client) Close() error {
-	return errors.Join(c.conn.Close(), ignoreClosed(c.socket.Close()))
+// Hold ends the use of c as a client and keeps its connection as a hint of the plugin's end: fn is called once when the plugin closes the
+// connection or sends anything on it, and the connection is closed then or by stop. See [sock.Watcher.WatchConn] for what fn may do.
+//
+// It does not block. What the plugin has sent since its last answer is read and acknowledged before. A connection that cannot be kept,
+// because no call has been made on it, the plugin is ending it or the system cannot watch it, is an error, and then c still has to be
+// closed.
+func (c *Client) Hold(w *sock.Watcher, fn func()) (stop func(), err error) {
+	raw, err := c.socket.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.conn.settle(raw); err != nil {
+		return nil, err
+	}
+	stop, err = w.WatchConn(c.socket, fn)
+	if err != nil {
+		return nil, err
+	}
+	c.conn.failed = status.Error(codes.Unavailable, "the connection is held, not used")
+	return stop, nil
 }
 
-func ignoreClosed(err error) error {
-	if errors.Is(err, net.ErrClosed) {
-		return nil
+// WatchExit has fn called once when the process at the other end exits. The watch outlives the connection. See
+// [sock.Watcher.WatchProcess].
+func (c *Client) WatchExit(w *sock.Watcher, fn func()) (stop func(), err error) {
+	return w.WatchProcess(c.socket, fn)
+}
+
+// Close ends the connection, unless Hold has taken it. It does not block and may be called again.
+func (c *Client) Close() error {
+	if err := c.socket.Close(); !errors.Is(err, net.ErrClosed) {
+		return err
 	}
-	return err
+	return nil
 }

@@ -12,11 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exits tells when the processes behind connections end, at once and without polling. Each watched process costs one descriptor (its
-// pidfd) and no goroutine: all of them are in one epoll instance, which is itself in the Go runtime's poller.
+// Watcher tells when the peers of connections go, at once and without polling: their processes end ([Watcher.WatchProcess]), or they close
+// the connection ([Watcher.WatchConn]). Each watch costs one descriptor, some hundred bytes and no goroutine: all of them are in one epoll
+// instance, which is itself in the Go runtime's poller.
 //
-// Make one with [NewExits] and call its Run. Watch is safe for concurrent use, also before Run starts.
-type Exits struct {
+// Make one with [NewWatcher] and call its Run. The methods that watch are safe for concurrent use, also before Run starts.
+//
+// A function that is handed to one of them is called once, on the goroutine of Run, and must not block. The stop that comes back ends the
+// watch and may be called any number of times and from anywhere, also from the function: afterwards the function will not start, but a
+// call that has started may still be running, because stop does not wait for it.
+type Watcher struct {
 	epoll *os.File
 
 	mu      sync.Mutex // guards what follows, and the epoll descriptor against its close
@@ -25,60 +30,81 @@ type Exits struct {
 	watches map[uint64]watch
 }
 
-// watch is one watched process. Its key in [Exits] is never used again, so that an event that was fetched before a stop finds nothing.
+// watch is one descriptor that is watched, and closed when its watch ends. Its key in [Watcher] is never used again, so that an event that
+// was fetched before a stop finds nothing.
 type watch struct {
-	pidfd int
-	fn    func()
+	fd int
+	fn func()
 }
 
-// NewExits makes the epoll instance. [Exits.Run] releases it.
-func NewExits() (*Exits, error) {
+// NewWatcher makes the epoll instance. [Watcher.Run] releases it.
+func NewWatcher() (*Watcher, error) {
 	epfd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("watch processes: epoll_create1: %w", err)
+		return nil, fmt.Errorf("watch peers: epoll_create1: %w", err)
 	}
 	if err := unix.SetNonblock(epfd, true); err != nil { // tells os.NewFile to use the runtime's poller
-		return nil, errors.Join(fmt.Errorf("watch processes: %w", err), unix.Close(epfd))
+		return nil, errors.Join(fmt.Errorf("watch peers: %w", err), unix.Close(epfd))
 	}
-	return &Exits{epoll: os.NewFile(uintptr(epfd), "epoll"), epfd: epfd, watches: map[uint64]watch{}}, nil
+	return &Watcher{epoll: os.NewFile(uintptr(epfd), "epoll"), epfd: epfd, watches: map[uint64]watch{}}, nil
 }
 
-// Watch has fn called once when the process that serves conn ends. That is the process which called listen, and it is never
+// WatchProcess has fn called when the process that serves conn ends. That is the process which called listen, and it is never
 // another one that has got the same PID meanwhile. The connection is not kept: it may be closed afterwards. If the process has ended
 // already, fn is called soon or the error wraps [ErrNotVisible].
-//
-// fn runs on the goroutine of Run and must not block. stop ends the watch and may be called any number of times and from anywhere, also
-// from fn: afterwards fn will not start, but a call that has started may still be running, because stop does not wait for it.
-func (e *Exits) Watch(conn *net.UnixConn, fn func()) (stop func(), err error) {
+func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err error) {
 	pidfd, err := peerPidfd(conn)
 	if err != nil {
 		return nil, err
 	}
-
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.epfd < 0 {
-		return nil, errors.Join(ErrClosed, unix.Close(pidfd))
-	}
-	e.last++
-	key := e.last
-	ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
-	if err := unix.EpollCtl(e.epfd, unix.EPOLL_CTL_ADD, pidfd, &ev); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch a process: epoll_ctl: %w", err), unix.Close(pidfd))
-	}
-	e.watches[key] = watch{pidfd: pidfd, fn: fn}
-	return func() { e.remove(key) }, nil
+	return w.add(pidfd, unix.EPOLLIN, fn)
 }
 
-// Run calls the functions of the processes that end until ctx is done, then closes all descriptors and returns nil. No function is called
-// after it returned. It may be called once. An error means that the kernel refused to wait; it names the call.
-func (e *Exits) Run(ctx context.Context) error {
-	defer e.close()
-	raw, err := e.epoll.SyscallConn()
+// WatchConn takes over conn and has fn called when the peer closes it or sends anything at all; which is soon if the peer has done so
+// already. The connection is closed before fn is called, and by stop; nothing is read from it. If it returns an error, conn is as before.
+func (w *Watcher) WatchConn(conn *net.UnixConn, fn func()) (stop func(), err error) {
+	fd := -1
+	err = control(conn, func(orig int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(orig), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("watch processes: %w", err)
+		return nil, fmt.Errorf("watch a connection: %w", err)
 	}
-	defer context.AfterFunc(ctx, func() { _ = e.epoll.SetReadDeadline(time.Unix(1, 0)) })()
+	stop, err = w.add(fd, unix.EPOLLIN|unix.EPOLLRDHUP, fn)
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.Close() // leaves the runtime's poller; the duplicate keeps the connection open
+	return stop, nil
+}
+
+// add watches fd, which it closes if that fails.
+func (w *Watcher) add(fd int, events uint32, fn func()) (stop func(), err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.epfd < 0 {
+		return nil, errors.Join(ErrClosed, unix.Close(fd))
+	}
+	w.last++
+	key := w.last
+	ev := unix.EpollEvent{Events: events, Fd: int32(uint32(key)), Pad: int32(uint32(key >> 32))}
+	if err := unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch a peer: epoll_ctl: %w", err), unix.Close(fd))
+	}
+	w.watches[key] = watch{fd: fd, fn: fn}
+	return func() { w.remove(key) }, nil
+}
+
+// Run calls the functions of the watches until ctx is done, then closes all descriptors and returns nil. No function is called after it
+// returned. It may be called once. An error means that the kernel refused to wait; it names the call.
+func (w *Watcher) Run(ctx context.Context) error {
+	defer w.close()
+	raw, err := w.epoll.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("watch peers: %w", err)
+	}
+	defer context.AfterFunc(ctx, func() { _ = w.epoll.SetReadDeadline(time.Unix(1, 0)) })()
 
 	events := make([]unix.EpollEvent, 64)
 	for ctx.Err() == nil {
@@ -92,39 +118,39 @@ func (e *Exits) Run(ctx context.Context) error {
 			return nil
 		}
 		if err := errors.Join(err, werr); err != nil {
-			return fmt.Errorf("watch processes: epoll_wait: %w", err)
+			return fmt.Errorf("watch peers: epoll_wait: %w", err)
 		}
 		for _, ev := range events[:n] {
-			if w, ok := e.remove(uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32); ok {
-				w.fn()
+			if fn := w.remove(uint64(uint32(ev.Fd)) | uint64(uint32(ev.Pad))<<32); fn != nil {
+				fn()
 			}
 		}
 	}
 	return nil
 }
 
-// remove ends a watch, unless it has ended, and returns it.
-func (e *Exits) remove(key uint64) (watch, bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	w, ok := e.watches[key]
+// remove ends a watch and returns its function, or nil if it has ended already.
+func (w *Watcher) remove(key uint64) func() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	watched, ok := w.watches[key]
 	if !ok {
-		return watch{}, false
+		return nil
 	}
-	delete(e.watches, key)
+	delete(w.watches, key)
 	// Not left to the close: a child between fork and exec has a copy of the descriptor, which would keep it in the epoll instance.
-	_ = unix.EpollCtl(e.epfd, unix.EPOLL_CTL_DEL, w.pidfd, nil)
-	_ = unix.Close(w.pidfd)
-	return w, true
+	_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, watched.fd, nil)
+	_ = unix.Close(watched.fd)
+	return watched.fn
 }
 
-func (e *Exits) close() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, w := range e.watches {
-		_ = unix.Close(w.pidfd)
+func (w *Watcher) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, watched := range w.watches {
+		_ = unix.Close(watched.fd)
 	}
-	clear(e.watches)
-	e.epfd = -1
-	_ = e.epoll.Close()
+	clear(w.watches)
+	w.epfd = -1
+	_ = w.epoll.Close()
 }

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// runExits returns an Exits that runs until the end of the test or until stop is called.
-func runExits(t testing.TB) (e *Exits, stop func()) {
+// runWatcher returns a Watcher that runs until the end of the test or until stop is called.
+func runWatcher(t testing.TB) (w *Watcher, stop func()) {
 	t.Helper()
-	e, err := NewExits()
+	w, err := NewWatcher()
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
+	go func() { done <- w.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -29,7 +29,7 @@ func runExits(t testing.TB) (e *Exits, stop func()) {
 		}
 	})
 	t.Cleanup(stop)
-	return e, stop
+	return w, stop
 }
 
 func dial(t testing.TB, path string) *net.UnixConn {
@@ -48,11 +48,11 @@ func TestExitIsTold(t *testing.T) {
 	if said != "listening" {
 		t.Fatal(said)
 	}
-	e, _ := runExits(t)
+	w, _ := runWatcher(t)
 	before := openFiles(t)
 	conn := dial(t, path)
 	told := make(chan struct{}, 10)
-	stop, err := e.Watch(conn, func() { told <- struct{}{} })
+	stop, err := w.WatchProcess(conn, func() { told <- struct{}{} })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,9 +92,9 @@ func TestDeadBeforeWatch(t *testing.T) {
 	conn := dial(t, path)
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	e, _ := runExits(t)
+	w, _ := runWatcher(t)
 	told := make(chan struct{})
-	_, err := e.Watch(conn, func() { close(told) })
+	_, err := w.WatchProcess(conn, func() { close(told) })
 	switch {
 	case err == nil:
 		<-told
@@ -147,14 +147,14 @@ func TestStopEndsAWatch(t *testing.T) {
 		t.Fatal(said)
 	}
 	conn := dial(t, path)
-	e, _ := runExits(t)
-	stop, err := e.Watch(conn, func() { t.Error("told after stop") })
+	w, _ := runWatcher(t)
+	stop, err := w.WatchProcess(conn, func() { t.Error("told after stop") })
 	if err != nil {
 		t.Fatal(err)
 	}
 	stop()
 	told := make(chan struct{})
-	if _, err := e.Watch(conn, func() { close(told) }); err != nil {
+	if _, err := w.WatchProcess(conn, func() { close(told) }); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Process.Kill()
@@ -165,7 +165,7 @@ func TestStopEndsAWatch(t *testing.T) {
 func TestThousandsOfWatches(t *testing.T) {
 	const children, watches = 4, 1000
 	dir := tempDir(t)
-	e, stopRun := runExits(t)
+	w, stopRun := runWatcher(t)
 	before := openFiles(t)
 	var told [children][watches]atomic.Int32
 	var stopped [children][watches]bool
@@ -185,7 +185,7 @@ func TestThousandsOfWatches(t *testing.T) {
 			defer conn.Close()
 			for i := range watches {
 				live.Add(1)
-				stop, err := e.Watch(conn, func() { told[c][i].Add(1); live.Add(-1) })
+				stop, err := w.WatchProcess(conn, func() { told[c][i].Add(1); live.Add(-1) })
 				if err != nil {
 					t.Error(err)
 					return
@@ -222,7 +222,7 @@ func TestThousandsOfWatches(t *testing.T) {
 // TestStopRacesExit stops watches at the moment in which their process ends: each is told once or not at all.
 func TestStopRacesExit(t *testing.T) {
 	dir := tempDir(t)
-	e, _ := runExits(t)
+	w, _ := runWatcher(t)
 	for range 5 {
 		path := filepath.Join(dir, "s")
 		cmd, said := startChild(t, "serve", path)
@@ -234,7 +234,7 @@ func TestStopRacesExit(t *testing.T) {
 		var stops [len(told)]func()
 		for i := range told {
 			var err error
-			if stops[i], err = e.Watch(conn, func() { told[i].Add(1) }); err != nil {
+			if stops[i], err = w.WatchProcess(conn, func() { told[i].Add(1) }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -248,11 +248,11 @@ func TestStopRacesExit(t *testing.T) {
 				t.Errorf("told %d times", n)
 			}
 		}
-		e.mu.Lock()
-		if n := len(e.watches); n != 0 {
+		w.mu.Lock()
+		if n := len(w.watches); n != 0 {
 			t.Errorf("%d watches left", n)
 		}
-		e.mu.Unlock()
+		w.mu.Unlock()
 		unix.Unlink(path)
 	}
 }
@@ -263,15 +263,15 @@ func TestWatchAfterRun(t *testing.T) {
 		t.Fatal(said)
 	}
 	conn := dial(t, path)
-	e, stopRun := runExits(t)
-	stop, err := e.Watch(conn, func() { t.Error("told") })
+	w, stopRun := runWatcher(t)
+	stop, err := w.WatchProcess(conn, func() { t.Error("told") })
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := openFiles(t)
 	stopRun()
 	stop()
-	if _, err := e.Watch(conn, func() {}); !errors.Is(err, ErrClosed) {
+	if _, err := w.WatchProcess(conn, func() {}); !errors.Is(err, ErrClosed) {
 		t.Errorf("Watch after Run: %v", err)
 	}
 	if n := openFiles(t); n != before-2 { // the pidfd and the epoll instance

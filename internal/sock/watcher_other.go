@@ -9,19 +9,24 @@ import (
 	"net"
 )
 
-// Exits tells when the processes behind connections end. This system has no way to do that: Watch always fails.
-type Exits struct{}
+// Watcher tells when the peers of connections go. This system has no way to do that: every watch fails.
+type Watcher struct{}
 
-// NewExits returns an Exits that can watch nothing.
-func NewExits() (*Exits, error) { return &Exits{}, nil }
+// NewWatcher returns a Watcher that can watch nothing.
+func NewWatcher() (*Watcher, error) { return &Watcher{}, nil }
 
-// Watch returns an error that wraps [ErrNotVisible] and [errors.ErrUnsupported].
-func (e *Exits) Watch(*net.UnixConn, func()) (stop func(), err error) {
+// WatchProcess returns an error that wraps [ErrNotVisible] and [errors.ErrUnsupported].
+func (w *Watcher) WatchProcess(*net.UnixConn, func()) (stop func(), err error) {
 	return nil, fmt.Errorf("%w: %w", ErrNotVisible, errors.ErrUnsupported)
 }
 
+// WatchConn returns an error that wraps [errors.ErrUnsupported], and leaves the connection as it is.
+func (w *Watcher) WatchConn(*net.UnixConn, func()) (stop func(), err error) {
+	return nil, fmt.Errorf("watch a connection: %w", errors.ErrUnsupported)
+}
+
 // Run returns nil when ctx is done.
-func (e *Exits) Run(ctx context.Context) error {
+func (w *Watcher) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil
 }

@@ -1,0 +1,74 @@
+package boltstate
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.etcd.io/bbolt"
+)
+
+// TestSoundFiles: no file that bbolt wrote is refused, whatever was put and deleted before.
+func TestSoundFiles(t *testing.T) {
+	const rounds = 20
+	path := filepath.Join(t.TempDir(), "state.db")
+	for round := range rounds {
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: round%7 == 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if err := db.Update(func(tx *bbolt.Tx) error { return shuffle(tx, round) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := f.Stat()
+		if err == nil {
+			err = checkPages(f, info.Size())
+		}
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		_ = f.Close()
+	}
+}
+
+// shuffle puts and deletes keys of several buckets, in runs and here and there, mostly deleting in every third round.
+func shuffle(tx *bbolt.Tx, round int) error {
+	for i := range 3 {
+		bucket, err := tx.CreateBucketIfNotExists(fmt.Appendf(nil, "bucket %d", i))
+		if err != nil {
+			return err
+		}
+		for range 100 {
+			start, run := rand.IntN(20_000), 1
+			if rand.IntN(10) == 0 {
+				run = rand.IntN(200)
+			}
+			for k := start; k < start+run; k++ {
+				key := fmt.Appendf(nil, "%0*d", 5+k%40, k)
+				if rand.IntN(3) == 0 != (round%3 == 2) {
+					err = bucket.Delete(key)
+				} else {
+					err = bucket.Put(key, make([]byte, rand.IntN(1+rand.IntN(1+rand.IntN(9000)))))
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if round%10 == 9 {
+		return tx.DeleteBucket([]byte("bucket 1"))
+	}
+	return nil
+}

@@ -1,0 +1,435 @@
+package dynamicplugins_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+// server is a real plugin: a health service on a Unix socket that answers NOT_FOUND with its name, so that tests see who answered,
+// and knows which connections it has.
+type server struct {
+	grpc_health_v1.UnimplementedHealthServer
+	path string
+
+	mu       sync.Mutex
+	accepted int
+	open     int
+	changed  chan struct{} // closed when open changes
+
+	hold chan struct{} // calls of Watch send one message and end when it is closed
+}
+
+// serve starts a server that is stopped at the end of the test.
+func serve(t testing.TB, name string) *server {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "patchbay") // shorter than t.TempDir
+	check(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := &server{path: filepath.Join(dir, name), changed: make(chan struct{}), hold: make(chan struct{})}
+	l, err := net.Listen("unix", s.path)
+	check(t, err)
+	g := grpc.NewServer(grpc.StatsHandler(s))
+	grpc_health_v1.RegisterHealthServer(g, s)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = g.Serve(l) })
+	t.Cleanup(func() {
+		g.Stop()
+		serving.Wait()
+	})
+	return s
+}
+
+func (s *server) Check(context.Context, *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+	return nil, status.Error(codes.NotFound, filepath.Base(s.path))
+}
+
+func (s *server) Watch(_ *grpc_health_v1.HealthCheckRequest, stream grpc.ServerStreamingServer[grpc_health_v1.HealthCheckResponse]) error {
+	if err := stream.Send(&grpc_health_v1.HealthCheckResponse{}); err != nil {
+		return err
+	}
+	select {
+	case <-s.hold:
+		return nil
+	case <-stream.Context().Done():
+		return stream.Context().Err()
+	}
+}
+
+func (s *server) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (s *server) HandleRPC(context.Context, stats.RPCStats)                         {}
+func (s *server) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+func (s *server) HandleConn(_ context.Context, e stats.ConnStats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch e.(type) {
+	case *stats.ConnBegin:
+		s.open++
+		s.accepted++
+	case *stats.ConnEnd:
+		s.open--
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// awaitOpen waits until n connections are open.
+func (s *server) awaitOpen(t testing.TB, n int) {
+	t.Helper()
+	timeout := time.After(10 * time.Second)
+	for {
+		s.mu.Lock()
+		open, changed := s.open, s.changed
+		s.mu.Unlock()
+		if open == n {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			t.Fatalf("%d connections to %s are open, want %d", open, s.path, n)
+		}
+	}
+}
+
+// info describes the server as instance id of plugin t/n.
+func (s *server) info(id string) *dynamicplugins.PluginInfo {
+	p := plugin("t", "n", id)
+	p.ConnectionInfo.SocketPath = s.path
+	return p
+}
+
+type healthClient = grpc_health_v1.HealthClient
+
+func health(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
+	return grpc_health_v1.NewHealthClient(conn), nil
+}
+
+// who returns which server answers the client.
+func who(t testing.TB, client healthClient) string {
+	t.Helper()
+	_, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("Check: %v", err)
+	}
+	return status.Convert(err).Message()
+}
+
+func expectWho(t testing.TB, client healthClient, want string) {
+	t.Helper()
+	if got := who(t, client); got != want {
+		t.Errorf("%s answered, want %s", got, want)
+	}
+}
+
+// TestSharedConn: a client that is held follows the plugin over its instances; a call ends on the instance on which it began.
+func TestSharedConn(t *testing.T) {
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+	old, newer := serve(t, "old"), serve(t, "newer \x7f%2f?#")
+	register(t, r, old.info("1"))
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	other, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	expectWho(t, client, "old")
+	expectWho(t, other, "old")
+	stream, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	check(t, err)
+	_, err = stream.Recv()
+	check(t, err)
+
+	register(t, r, newer.info("2"))
+	expectWho(t, client, "newer \x7f%2f?#")
+	old.awaitOpen(t, 1) // the stream is under way
+	close(old.hold)
+	if _, err := stream.Recv(); err != io.EOF {
+		t.Errorf("the stream ended with %v", err)
+	}
+	old.awaitOpen(t, 0)
+	if old.accepted != 1 || newer.accepted != 1 {
+		t.Errorf("%d and %d connections were made", old.accepted, newer.accepted)
+	}
+
+	check(t, r.DeregisterPlugin("t", "n", "2"))
+	expectWho(t, client, "old")
+	newer.awaitOpen(t, 0)
+	check(t, r.DeregisterPlugin("t", "n", "1"))
+	old.awaitOpen(t, 0)
+	_, err = client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if !errors.Is(err, dynamicplugins.ErrNotFound) || status.Code(err) != codes.Unavailable {
+		t.Errorf("without an instance: %v", err)
+	}
+	if _, err = client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{}); !errors.Is(err, dynamicplugins.ErrNotFound) {
+		t.Errorf("without an instance: %v", err)
+	}
+}
+
+// TestDrainEnds: however a call on a superseded instance ends, its connection is closed then.
+func TestDrainEnds(t *testing.T) {
+	for name, end := range map[string]func(cancel func(), stream grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse], s *server){
+		"Cancelled": func(cancel func(), _ grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse], _ *server) {
+			cancel()
+		},
+		"Read": func(_ func(), stream grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse], s *server) {
+			close(s.hold)
+			for _, err := stream.Recv(); err == nil; _, err = stream.Recv() {
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+			s := serve(t, "s")
+			register(t, r, s.info("1"))
+			client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+			check(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			stream, err := client.Watch(ctx, &grpc_health_v1.HealthCheckRequest{})
+			check(t, err)
+			register(t, r, plugin("t", "n", "2"))
+			s.awaitOpen(t, 1)
+			end(cancel, stream, s)
+			s.awaitOpen(t, 0)
+		})
+	}
+}
+
+// TestRevived: an instance that is current again while calls on it are still under way keeps its connection.
+func TestRevived(t *testing.T) {
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+	s := serve(t, "s")
+	register(t, r, s.info("1"))
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	stream, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	check(t, err)
+	register(t, r, plugin("t", "n", "2"))
+	check(t, r.DeregisterPlugin("t", "n", "2"))
+	close(s.hold)
+	for _, err := stream.Recv(); err == nil; _, err = stream.Recv() {
+	}
+	expectWho(t, client, "s")
+	s.awaitOpen(t, 1)
+	if s.accepted != 1 {
+		t.Errorf("%d connections were made", s.accepted)
+	}
+}
+
+// TestUpdatedConn: an instance that moves to another socket is reached there.
+func TestUpdatedConn(t *testing.T) {
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+	here, there := serve(t, "here"), serve(t, "there")
+	register(t, r, here.info("1"))
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	expectWho(t, client, "here")
+	register(t, r, version(here.info("1"), "2")) // the same socket
+	expectWho(t, client, "here")
+	register(t, r, there.info("1"))
+	expectWho(t, client, "there")
+	here.awaitOpen(t, 0)
+	if here.accepted != 1 {
+		t.Errorf("%d connections were made", here.accepted)
+	}
+}
+
+func TestUnreachableConn(t *testing.T) {
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+	s := serve(t, "s")
+	register(t, r, s.info("1"))
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	expectWho(t, client, "s")
+	check(t, r.MarkUnreachable("t", "n", "1", errors.New("dead")))
+	s.awaitOpen(t, 0)
+	_, err = client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	var unreachable *dynamicplugins.UnreachableError
+	if !errors.As(err, &unreachable) || status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v", err)
+	}
+	register(t, r, s.info("1"))
+	expectWho(t, client, "s")
+
+	// A call that hangs on the dead instance does not hold the one that lives again to its connection.
+	hanging, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	check(t, err)
+	_, err = hanging.Recv()
+	check(t, err)
+	check(t, r.MarkUnreachable("t", "n", "1", errors.New("dead")))
+	register(t, r, s.info("1"))
+	expectWho(t, client, "s")
+	s.awaitOpen(t, 2)
+}
+
+// TestRestoredConn: shared connections wait for a restored instance to be confirmed, or say why not.
+func TestRestoredConn(t *testing.T) {
+	store := &changing{}
+	s := serve(t, "s")
+	before := open(t, store, nil)
+	register(t, before, s.info("1"), plugin("t", "n", "2"))
+	before.Shutdown()
+
+	dial := make(chan string, 1)
+	r := open(t, store, map[string]dynamicplugins.PluginDispenser{"plain": dispenseInfo}, dynamicplugins.WithConnDispenser("t", health),
+		dynamicplugins.WithConfirmTimeout(time.Millisecond),
+		dynamicplugins.WithDialer(func(ctx context.Context, path string) (net.Conn, error) {
+			dial <- path
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}))
+	_, dispenseErr := r.DispensePlugin("t", "n")
+	_, connErr := r.Conn(t.Context(), "t", "n")
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, endedErr := r.Conn(ended, "t", "n")
+	const want = "plugin n for type t was restored from the saved state and nobody has confirmed that it lives"
+	for _, test := range []struct {
+		err  error
+		code codes.Code
+		want string
+	}{
+		{dispenseErr, codes.Unavailable, want},
+		{connErr, codes.Unavailable, want},
+		{endedErr, codes.Canceled, want + ": context canceled"},
+	} {
+		if !errors.Is(test.err, dynamicplugins.ErrNotConfirmed) || status.Code(test.err) != test.code || test.err.Error() != test.want {
+			t.Errorf("got %v, want %s", test.err, test.want)
+		}
+	}
+	check(t, r.ConfirmPlugin("t", "n", "1"))
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	expectWho(t, client, "s")
+	if got := <-dial; got != s.path {
+		t.Errorf("dialled %s", got)
+	}
+}
+
+// TestConnWaitsForConfirmation: whatever ends the doubt about a restored plugin ends the waiting.
+func TestConnWaitsForConfirmation(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(r dynamicplugins.Registry) error
+		want error
+	}{
+		"Confirmed":  {func(r dynamicplugins.Registry) error { return r.ConfirmPlugin("t", "n", "1") }, nil},
+		"Registered": {func(r dynamicplugins.Registry) error { return r.RegisterPlugin(plugin("t", "n", "1")) }, nil},
+		"Newer":      {func(r dynamicplugins.Registry) error { return r.RegisterPlugin(plugin("t", "n", "2")) }, nil},
+		"Gone":       {func(r dynamicplugins.Registry) error { return r.DeregisterPlugin("t", "n", "1") }, dynamicplugins.ErrNotFound},
+		"Dead": {
+			func(r dynamicplugins.Registry) error { return r.MarkUnreachable("t", "n", "1", nil) }, dynamicplugins.ErrUnreachable,
+		},
+		"Shutdown": {func(r dynamicplugins.Registry) error { r.Shutdown(); return nil }, dynamicplugins.ErrShutdown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := &changing{}
+			before := open(t, store, nil)
+			register(t, before, plugin("t", "n", "1"))
+			before.Shutdown()
+			r := open(t, store, nil, dynamicplugins.WithConfirmTimeout(time.Minute))
+			got := make(chan error)
+			go func() {
+				_, err := r.Conn(t.Context(), "t", "n")
+				got <- err
+			}()
+			check(t, test.end(r))
+			if err := <-got; !errors.Is(err, test.want) {
+				t.Errorf("got %v, want %v", err, test.want)
+			}
+		})
+	}
+}
+
+// TestPlainDispenserGetsRestored: the documented dispensers get restored instances at once.
+func TestPlainDispenserGetsRestored(t *testing.T) {
+	store := &memory{}
+	before := dynamicplugins.NewRegistry(store, nil)
+	register(t, before, plugin("t", "n", "1"), plugin("t", "n", "2"))
+	before.Shutdown()
+	r := dynamicplugins.NewRegistry(store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
+	defer r.Shutdown()
+	info, err := dynamicplugins.Dispense[*dynamicplugins.PluginInfo](r, "t", "n")
+	if err != nil || info.AllocID != "2" {
+		t.Errorf("dispensed %v, %v", info, err)
+	}
+	if info, err := r.WaitForPlugin(t.Context(), "t", "n"); err != nil || info.AllocID != "2" {
+		t.Errorf("waited for %v, %v", info, err)
+	}
+}
+
+// TestShutdownEndsCalls: no call and no connection outlives Shutdown.
+func TestShutdownEndsCalls(t *testing.T) {
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+	s := serve(t, "s")
+	register(t, r, s.info("1"))
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	draining, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	check(t, err)
+	register(t, r, s.info("2"))
+	current, err := client.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	check(t, err)
+	for _, stream := range []grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse]{draining, current} {
+		_, err := stream.Recv()
+		check(t, err)
+	}
+	r.Shutdown()
+	for _, stream := range []grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse]{draining, current} {
+		if _, err := stream.Recv(); status.Code(err) != codes.Canceled {
+			t.Errorf("the call ended with %v", err)
+		}
+	}
+	s.awaitOpen(t, 0)
+	_, err = client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if !errors.Is(err, dynamicplugins.ErrShutdown) {
+		t.Errorf("after Shutdown: %v", err)
+	}
+}
+
+// TestCallsDuringChanges: no call fails because instances come and go, as long as one is there, and no connection is left over.
+func TestCallsDuringChanges(t *testing.T) {
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+	servers := []*server{serve(t, "a"), serve(t, "b"), serve(t, "c")}
+	register(t, r, servers[0].info("0"))
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	stop := make(chan struct{})
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					who(t, client)
+				}
+			}
+		})
+	}
+	ids := []string{"0", "1", "2"}
+	for i := range 200 {
+		next := (i + 1) % 3
+		register(t, r, servers[next].info(ids[next]))
+		check(t, r.DeregisterPlugin("t", "n", ids[i%3]))
+	}
+	close(stop)
+	callers.Wait()
+	check(t, r.DeregisterPlugin("t", "n", ids[200%3]))
+	for _, s := range servers {
+		s.awaitOpen(t, 0)
+	}
+}

@@ -1,0 +1,52 @@
+package dynamicplugins
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// TestNothingIsLeft: a plugin whose last instance has gone, one that was only staged or could not be found, and one that somebody
+// waited for in vain leave nothing behind.
+func TestNothingIsLeft(t *testing.T) {
+	r := newRegistry(nil, []Option{WithConnDispenser("t", nil)})
+	if err := r.load(nil); err != nil {
+		t.Fatal(err)
+	}
+	defer r.Shutdown()
+	for i := range 100 {
+		p := &PluginInfo{Type: fmt.Sprint("type ", i%10), Name: fmt.Sprint("name ", i), ConnectionInfo: &PluginConnectionInfo{}}
+		k := key{p.Type, p.Name}
+		staged, err := r.StagePlugin(p)
+		if err == nil {
+			err = staged.Discard()
+		}
+		if err == nil {
+			err = r.RegisterPlugin(p)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if conn, err := r.view(k).shared.link.begin(); conn == nil || err != nil {
+			t.Fatal(conn, err)
+		}
+		r.view(k).shared.link.end()
+		if err := r.DeregisterPlugin(p.Type, p.Name, p.AllocID); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.DeregisterPlugin(p.Type, p.Name, p.AllocID); err == nil {
+			t.Fatal("deregistered twice")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Microsecond)
+		if _, err := r.WaitForPlugin(ctx, p.Type, p.Name); err == nil {
+			t.Fatal("found what is gone")
+		}
+		cancel()
+	}
+	views := 0
+	r.views.Range(func(any, any) bool { views++; return true })
+	if left := views + len(r.lanes) + len(r.waits) + len(r.pool.open); left != 0 {
+		t.Errorf("left: %d views, lanes %v, waits %v, connections %v", views, r.lanes, r.waits, r.pool.open)
+	}
+}

@@ -1,0 +1,233 @@
+package registration
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// prefixLen is the length of what precedes a message: a flag that says whether it is compressed, and its length.
+const prefixLen = 5
+
+// maxText bounds the text of a status.
+const maxText = 1 << 10
+
+// setPrefix writes the prefix of the message that follows it in body.
+func setPrefix(body []byte) {
+	body[0] = 0
+	binary.BigEndian.PutUint32(body[1:prefixLen], uint32(len(body)-prefixLen))
+}
+
+// requestHeaders returns the header block of a request, which stays valid whatever the peer's settings are: it empties the dynamic table
+// and does not use it.
+func requestHeaders(path string) []byte {
+	var block bytes.Buffer
+	encoder := hpack.NewEncoder(&block)
+	encoder.SetMaxDynamicTableSizeLimit(0)
+	for _, h := range [...]hpack.HeaderField{
+		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"}, {Name: ":path", Value: path},
+		{Name: ":authority", Value: "localhost"}, {Name: "content-type", Value: "application/grpc"},
+		{Name: "user-agent", Value: "patchbay"}, {Name: "te", Value: "trailers"},
+	} {
+		_ = encoder.WriteField(h) // a bytes.Buffer takes all
+	}
+	return slices.Clip(block.Bytes())
+}
+
+// appendTimeout returns the header block with grpc-timeout, if ctx has a deadline, as a literal that is not indexed (RFC 7541 section
+// 6.2.2). A timeout has at most 8 digits.
+func appendTimeout(ctx context.Context, block []byte) []byte {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return block
+	}
+	const name, maxDigits = "grpc-timeout", 99_999_999
+	value := ""
+	switch left := max(time.Until(deadline), time.Microsecond); {
+	case left/time.Microsecond < maxDigits:
+		value = strconv.FormatInt(int64(left/time.Microsecond)+1, 10) + "u"
+	case left/time.Second < maxDigits:
+		value = strconv.FormatInt(int64(left/time.Second)+1, 10) + "S"
+	default:
+		return block
+	}
+	block = append(block, 0, byte(len(name)))
+	block = append(block, name...)
+	block = append(block, byte(len(value)))
+	return append(block, value...)
+}
+
+// answer is what has come of the answer to a call: headers, one message, trailers
+// (https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md).
+type answer struct {
+	started bool           // the headers have come
+	ended   bool           // nothing more will come
+	status  *status.Status // nil as long as it is unknown
+	data    []byte         // the prefix and the message
+}
+
+// result returns the message of an answer that ended, or its status.
+func (a *answer) result() ([]byte, error) {
+	switch {
+	case a.status.Code() != codes.OK:
+		return nil, a.status.Err()
+	case len(a.data) < prefixLen || len(a.data) < prefixLen+a.length():
+		return nil, status.Error(codes.Internal, "the plugin's answer has no complete message")
+	default:
+		return a.data[prefixLen:], nil
+	}
+}
+
+func (a *answer) length() int { return int(binary.BigEndian.Uint32(a.data[1:prefixLen])) }
+
+// end takes over the status of an answer, unless it is known.
+func (a *answer) end(s *status.Status) {
+	a.ended = true
+	if a.status == nil {
+		a.status = s
+	}
+}
+
+// addHeaders takes over interim headers, headers or trailers.
+func (a *answer) addHeaders(f *http2.MetaHeadersFrame) error {
+	last := f.StreamEnded()
+	if a.started {
+		if !last || len(f.PseudoFields()) > 0 {
+			return fmt.Errorf("%w: headers where trailers belong", errProtocol)
+		}
+		a.end(trailerStatus(f.RegularFields()))
+		return nil
+	}
+	code, err := strconv.Atoi(f.PseudoValue("status"))
+	switch {
+	case err != nil || code < 100 || code > 999 || len(f.PseudoFields()) != 1:
+		return fmt.Errorf("%w: no HTTP status", errProtocol)
+	case code < 200 && last:
+		return fmt.Errorf("%w: the answer ends with interim headers", errProtocol)
+	case code < 200:
+		return nil
+	}
+	a.started = true
+	contentType := field(f.RegularFields(), "content-type")
+	switch rest, isGRPC := strings.CutPrefix(contentType, "application/grpc"); {
+	case code != http.StatusOK:
+		a.status = status.Newf(codeOfHTTP(code), "the plugin answers with HTTP status %d", code)
+	case !isGRPC || rest != "" && rest[0] != '+' && rest[0] != ';':
+		a.status = status.Newf(codes.Unknown, "the plugin answers with content type %q, not application/grpc", cut(contentType))
+	}
+	if last {
+		a.end(trailerStatus(f.RegularFields()))
+	}
+	return nil
+}
+
+// addData takes over a piece of the body.
+func (a *answer) addData(f *http2.DataFrame) error {
+	if !a.started {
+		return fmt.Errorf("%w: data before headers", errProtocol)
+	}
+	if a.status == nil { // otherwise it is no gRPC answer
+		a.data = append(a.data, f.Data()...)
+		if len(a.data) >= prefixLen {
+			switch {
+			case a.data[0] != 0:
+				return status.Error(codes.Internal, "the plugin's answer is compressed, which was not offered")
+			case uint32(a.length()) > maxAnswer:
+				return status.Errorf(codes.ResourceExhausted, "the plugin's answer has %d bytes; at most %d are allowed", a.length(), maxAnswer)
+			case len(a.data) > prefixLen+a.length():
+				return status.Error(codes.Internal, "the plugin's answer has more than one message")
+			}
+		}
+	}
+	if f.StreamEnded() {
+		a.end(status.New(codes.Internal, "the plugin's answer ends without a status"))
+	}
+	return nil
+}
+
+// reset ends the answer as RST_STREAM does.
+func (a *answer) reset(code http2.ErrCode) {
+	c := codes.Internal
+	switch code {
+	case http2.ErrCodeRefusedStream:
+		c = codes.Unavailable
+	case http2.ErrCodeCancel:
+		c = codes.Canceled
+	case http2.ErrCodeEnhanceYourCalm:
+		c = codes.ResourceExhausted
+	case http2.ErrCodeInadequateSecurity:
+		c = codes.PermissionDenied
+	default:
+	}
+	a.end(status.Newf(c, "the plugin ended the call: RST_STREAM, %v", code))
+}
+
+// trailerStatus returns the status that trailers carry.
+func trailerStatus(fields []hpack.HeaderField) *status.Status {
+	text := field(fields, "grpc-status")
+	code, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return status.Newf(codes.Unknown, "the plugin's answer ends with the status %q", cut(text))
+	}
+	return status.New(codes.Code(code), cut(percentDecode(field(fields, "grpc-message"))))
+}
+
+func field(fields []hpack.HeaderField, name string) string {
+	for _, f := range fields {
+		if f.Name == name {
+			return f.Value
+		}
+	}
+	return ""
+}
+
+// percentDecode decodes a grpc-message. What is not encoded properly stays as it is.
+func percentDecode(s string) string {
+	if !strings.Contains(s, "%") {
+		return s
+	}
+	out := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		if s[i] == '%' && i+2 < len(s) {
+			if b, err := strconv.ParseUint(s[i+1:i+3], 16, 8); err == nil {
+				out = append(out, byte(b))
+				i += 2
+				continue
+			}
+		}
+		out = append(out, s[i])
+	}
+	return string(out)
+}
+
+// cut makes a text of the plugin short and valid UTF-8.
+func cut(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxText)], "\uFFFD") }
+
+// codeOfHTTP is the mapping of https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md.
+func codeOfHTTP(code int) codes.Code {
+	switch code {
+	case http.StatusBadRequest:
+		return codes.Internal
+	case http.StatusUnauthorized:
+		return codes.Unauthenticated
+	case http.StatusForbidden:
+		return codes.PermissionDenied
+	case http.StatusNotFound:
+		return codes.Unimplemented
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return codes.Unavailable
+	default:
+		return codes.Unknown
+	}
+}

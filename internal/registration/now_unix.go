@@ -1,0 +1,39 @@
+//go:build unix
+
+package registration
+
+import (
+	"errors"
+	"io"
+	"syscall"
+)
+
+// readNow reads what is there, or returns errNotNow.
+func readNow(raw syscall.RawConn, p []byte) (int, error) {
+	n, err := now(raw.Read, func(fd int) (int, error) { return syscall.Read(fd, p) })
+	switch {
+	case errors.Is(err, syscall.EAGAIN):
+		return 0, errNotNow
+	case err == nil && n == 0 && len(p) > 0:
+		return 0, io.EOF
+	default:
+		return n, err
+	}
+}
+
+// writeNow writes as much as the kernel takes.
+func writeNow(raw syscall.RawConn, p []byte) (int, error) {
+	return now(raw.Write, func(fd int) (int, error) { return syscall.Write(fd, p) })
+}
+
+// now makes a system call once, whether or not it can do its work.
+func now(with func(func(uintptr) bool) error, call func(fd int) (int, error)) (n int, err error) {
+	werr := with(func(fd uintptr) bool {
+		for {
+			if n, err = call(int(fd)); err != syscall.EINTR {
+				return true
+			}
+		}
+	})
+	return max(n, 0), errors.Join(werr, err)
+}
