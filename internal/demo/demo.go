@@ -227,7 +227,8 @@ func (s *show) restartDaemon(ctx context.Context) error {
 		return err
 	}
 	if restored.Instance != s.alphaInstance || instance != s.alphaInstance {
-		return fmt.Errorf("alpha was instance %s before the restart, restored as %s and registered as %s", s.alphaInstance, restored.Instance, instance)
+		return fmt.Errorf("alpha was instance %s before the restart, restored as %s and registered as %s",
+			s.alphaInstance, restored.Instance, instance)
 	}
 	s.restartTook = time.Since(began)
 	return s.call(ctx, "alpha", "v1beta2")

@@ -31,7 +31,8 @@ func startProcess(stdout io.Writer, args ...string) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot find this program to start it again: %w", err)
 	}
-	p := &process{cmd: exec.Command(self, args...), ended: make(chan struct{})}
+	// No context: Run kills its children, in the order that the demo calls for.
+	p := &process{cmd: exec.CommandContext(context.Background(), self, args...), ended: make(chan struct{})}
 	p.cmd.Stdout = stdout
 	p.cmd.Stderr = &p.stderr
 	p.cmd.WaitDelay = time.Second

@@ -748,16 +748,17 @@ type Plugin struct {
 	// What the instance is doing, in lower case:
 	//
 	//   - "connecting": the socket is asked who it is.
-	//   - "waiting": nobody handles the plugin's type yet, or the plugin itself said that it is not ready.
+	//   - "waiting": it has answered and waits for its turn: calls for one type and name follow each other.
+	//   - "refused": nobody handles the plugin's type; it registers as soon as somebody does.
 	//   - "validating": the handler is asked whether the plugin may run.
-	//   - "registering": the handler registers it, it is saved, and the plugin is told.
+	//   - "registering": the handler registers it, and it is saved.
+	//   - "notifying": the plugin is told that it is registered.
 	//   - "registered": it is the current instance and can be dispensed.
 	//   - "superseded": it lives, and a newer instance of the same type and name is the current one.
 	//   - "restored": it was registered before the daemon started, and has not been confirmed since.
 	//   - "backoff": the last attempt failed, and another follows at `next_retry`.
 	//   - "unreachable": nobody accepts on its socket.
 	//   - "deregistering": its handler is told that it is gone.
-	//   - "failed": it is not tried again.
 	//
 	// A reader should show a state that it does not know as it is: more may be added.
 	State string `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
@@ -767,9 +768,9 @@ type Plugin struct {
 	SocketPath string `protobuf:"bytes,7,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
 	// The identifier of this instance, unique among all instances that the daemon ever knew.
 	Instance string `protobuf:"bytes,8,opt,name=instance,proto3" json:"instance,omitempty"`
-	// How the instance came: "discovered" in a plugin directory, or "launched" by the daemon.
+	// How the instance came: "discovered" in a plugin directory, "launched" by the daemon, or registered by the "host" itself.
 	Source string `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"`
-	// When the instance was registered last. It is absent if it never was.
+	// When the instance was registered first, maybe by an earlier daemon. It is absent if it is not registered.
 	RegisteredAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=registered_at,json=registeredAt,proto3" json:"registered_at,omitempty"`
 	// Since when the instance has been in its state.
 	Since *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=since,proto3" json:"since,omitempty"`
@@ -783,12 +784,8 @@ type Plugin struct {
 	LastError string `protobuf:"bytes,15,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// Why the instance is in its state, and what it is waiting for, as a sentence for people. It is empty if the state says it all.
 	Reason string `protobuf:"bytes,16,opt,name=reason,proto3" json:"reason,omitempty"`
-	// The call that is in progress for the instance, for example "GetInfo" or "RegisterPlugin". It is empty if there is none.
-	Step string `protobuf:"bytes,17,opt,name=step,proto3" json:"step,omitempty"`
-	// When the call that is in progress began. It is absent if there is none.
-	StepSince *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=step_since,json=stepSince,proto3" json:"step_since,omitempty"`
 	// Whether the instance is the one that is dispensed for its type and name.
-	Current       bool `protobuf:"varint,19,opt,name=current,proto3" json:"current,omitempty"`
+	Current       bool `protobuf:"varint,17,opt,name=current,proto3" json:"current,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -935,20 +932,6 @@ func (x *Plugin) GetReason() string {
 	return ""
 }
 
-func (x *Plugin) GetStep() string {
-	if x != nil {
-		return x.Step
-	}
-	return ""
-}
-
-func (x *Plugin) GetStepSince() *timestamppb.Timestamp {
-	if x != nil {
-		return x.StepSince
-	}
-	return nil
-}
-
 func (x *Plugin) GetCurrent() bool {
 	if x != nil {
 		return x.Current
@@ -1082,12 +1065,10 @@ type Condition struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Whether all is well: "ok" or "degraded".
 	Status string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
-	// The cause of the status, as one word for programs, for example "WatchLimitReached". It is empty if the status is "ok".
-	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
-	// The cause of the status and what to do about it, as one line for people.
-	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
-	// Since when the condition has had its status.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// The cause of the status and what to do about it, as one line for people. It is empty if the status is "ok".
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// Since when the daemon has been degraded. It is absent if the status is "ok".
+	Since         *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1132,13 +1113,6 @@ func (x *Condition) GetName() string {
 func (x *Condition) GetStatus() string {
 	if x != nil {
 		return x.Status
-	}
-	return ""
-}
-
-func (x *Condition) GetReason() string {
-	if x != nil {
-		return x.Reason
 	}
 	return ""
 }
@@ -1203,7 +1177,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x16ListConditionsResponse\x126\n" +
 	"\n" +
 	"conditions\x18\x01 \x03(\v2\x16.patchbay.v1.ConditionR\n" +
-	"conditions\"\x92\x05\n" +
+	"conditions\"\xc3\x04\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1225,11 +1199,8 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"next_retry\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\tnextRetry\x12\x1d\n" +
 	"\n" +
 	"last_error\x18\x0f \x01(\tR\tlastError\x12\x16\n" +
-	"\x06reason\x18\x10 \x01(\tR\x06reason\x12\x12\n" +
-	"\x04step\x18\x11 \x01(\tR\x04step\x129\n" +
-	"\n" +
-	"step_since\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\tstepSince\x12\x18\n" +
-	"\acurrent\x18\x13 \x01(\bR\acurrent\"\xf8\x01\n" +
+	"\x06reason\x18\x10 \x01(\tR\x06reason\x12\x18\n" +
+	"\acurrent\x18\x11 \x01(\bR\acurrent\"\xf8\x01\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -1240,13 +1211,12 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\bendpoint\x18\a \x01(\tR\bendpoint\x12\x1f\n" +
 	"\vsocket_path\x18\b \x01(\tR\n" +
 	"socketPath\x12\x18\n" +
-	"\amessage\x18\t \x01(\tR\amessage\"\x9b\x01\n" +
+	"\amessage\x18\t \x01(\tR\amessage\"\x83\x01\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06status\x18\x02 \x01(\tR\x06status\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since*W\n" +
+	"\x06status\x18\x02 \x01(\tR\x06status\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x120\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since*W\n" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WAIT_FOR_REGISTERED\x10\x01\x12\x19\n" +
@@ -1306,26 +1276,25 @@ var file_patchbay_v1_control_proto_depIdxs = []int32{
 	16, // 9: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
 	16, // 10: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
 	16, // 11: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	16, // 12: patchbay.v1.Plugin.step_since:type_name -> google.protobuf.Timestamp
-	16, // 13: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	16, // 14: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 15: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 16: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 17: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	7,  // 18: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	9,  // 19: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	11, // 20: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	2,  // 21: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 22: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 23: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 24: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	10, // 25: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	12, // 26: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	21, // [21:27] is the sub-list for method output_type
-	15, // [15:21] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	16, // 12: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	16, // 13: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 14: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 15: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 16: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	7,  // 17: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	9,  // 18: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	11, // 19: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	2,  // 20: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 21: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 22: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	8,  // 23: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	10, // 24: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	12, // 25: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	20, // [20:26] is the sub-list for method output_type
+	14, // [14:20] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }

@@ -1,0 +1,332 @@
+package client_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+// service answers as a test wants it; the real daemon is tested in package daemon.
+type service struct {
+	patchbayv1connect.UnimplementedControlServiceHandler
+	plugins []*patchbayv1.Plugin
+	watch   func(context.Context, *patchbayv1.WatchEventsRequest, func(*patchbayv1.Event) error) error
+	err     error
+}
+
+func (s *service) ListPlugins(
+	context.Context, *connect.Request[patchbayv1.ListPluginsRequest],
+) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
+	return connect.NewResponse(&patchbayv1.ListPluginsResponse{
+		Plugins:    s.plugins,
+		Conditions: []*patchbayv1.Condition{{Name: "discovery", Status: "ok"}},
+	}), s.err
+}
+
+func (s *service) GetPlugin(
+	context.Context, *connect.Request[patchbayv1.GetPluginRequest],
+) (*connect.Response[patchbayv1.GetPluginResponse], error) {
+	if len(s.plugins) == 0 {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("not known"))
+	}
+	return connect.NewResponse(&patchbayv1.GetPluginResponse{Plugins: s.plugins}), nil
+}
+
+func (s *service) WaitForPlugin(
+	ctx context.Context, _ *connect.Request[patchbayv1.WaitForPluginRequest],
+) (*connect.Response[patchbayv1.WaitForPluginResponse], error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (s *service) WatchEvents(
+	ctx context.Context, request *connect.Request[patchbayv1.WatchEventsRequest],
+	stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
+) error {
+	return s.watch(ctx, request.Msg, func(e *patchbayv1.Event) error {
+		return stream.Send(&patchbayv1.WatchEventsResponse{Event: e})
+	})
+}
+
+// serve serves s and returns a client of it and a function that ends the service without any notice.
+func serve(t *testing.T, s *service) (*client.Client, func()) {
+	t.Helper()
+	path := socketPath(t)
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(s))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	kill := func() {
+		_ = server.Close()
+	}
+	t.Cleanup(func() {
+		kill()
+		<-served
+	})
+	return connectTo(t, path), kill
+}
+
+func connectTo(t *testing.T, path string) *client.Client {
+	t.Helper()
+	c := client.New(path)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// socketPath returns a path that is short enough for a socket.
+func socketPath(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "control.sock")
+}
+
+func TestList(t *testing.T) {
+	registered := time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)
+	c, _ := serve(t, &service{plugins: []*patchbayv1.Plugin{
+		{
+			Type: "CSIPlugin", Name: "a/b", Version: "v1", Versions: []string{"v1", "v2"}, State: "registered", Current: true,
+			Endpoint: "/e", SocketPath: "/s", Instance: "i", Source: "discovered", RegisteredAt: timestamppb.New(registered),
+			Attempts: 3, LastError: "e", Reason: "r",
+		},
+		{SocketPath: "/t", State: "connecting"},
+	}})
+	got, err := c.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := client.Listing{
+		Plugins: []client.Plugin{
+			{
+				Type: "CSIPlugin", Name: "a/b", Version: "v1", Versions: []string{"v1", "v2"}, State: "registered", Current: true,
+				Endpoint: "/e", SocketPath: "/s", Instance: "i", Source: "discovered", RegisteredAt: &registered,
+				Attempts: 3, LastError: "e", Reason: "r",
+			},
+			{SocketPath: "/t", State: "connecting", Versions: []string{}},
+		},
+		Conditions: []client.Condition{{Name: "discovery", Status: "ok"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestJSONKeys holds the keys that scripts rely on.
+func TestJSONKeys(t *testing.T) {
+	for name, test := range map[string]struct {
+		value any
+		keys  string
+	}{
+		"plugin": {client.Plugin{}, "attempts current endpoint firstSeen instance lastError name nextRetry reason registeredAt since " +
+			"socketPath source state type version versions"},
+		"event":     {client.Event{}, "endpoint instance kind message name seq socketPath time type"},
+		"condition": {client.Condition{}, "message name since status"},
+	} {
+		text, err := json.Marshal(test.value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var object map[string]any
+		if err := json.Unmarshal(text, &object); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(slices.Sorted(maps.Keys(object)), " "); got != test.keys {
+			t.Errorf("keys of a %s:\ngot  %s\nwant %s", name, got, test.keys)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	absent := connectTo(t, socketPath(t))
+	stale := socketPath(t)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener.SetUnlinkOnClose(false)
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	refusing, _ := serve(t, &service{err: connect.NewError(connect.CodePermissionDenied, errors.New("user 7 may not"))})
+	stopping, _ := serve(t, &service{err: connect.NewError(connect.CodeUnavailable, errors.New("the daemon is stopping"))})
+	failing, _ := serve(t, &service{err: connect.NewError(connect.CodeInternal, errors.New("broken"))})
+	empty, _ := serve(t, &service{})
+	interrupted, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
+	defer cancel()
+
+	list := func(ctx context.Context, c *client.Client) error {
+		_, err := c.List(ctx)
+		return err
+	}
+	_, notKnown := empty.Get(t.Context(), "T", "n")
+	_, unknownGoal := empty.Wait(t.Context(), "T", "n", "ready")
+	for name, test := range map[string]struct {
+		err, want error
+		text      string
+	}{
+		"no socket":    {list(t.Context(), absent), client.ErrNotRunning, "cannot list the plugins: no daemon is running at control socket /"},
+		"stale":        {list(t.Context(), connectTo(t, stale)), client.ErrNotRunning, "no daemon is running at control socket " + stale},
+		"refused":      {list(t.Context(), refusing), fs.ErrPermission, "user 7 may not"},
+		"stopping":     {list(t.Context(), stopping), client.ErrNotRunning, "the daemon is stopping"},
+		"failing":      {list(t.Context(), failing), nil, "cannot list the plugins: broken"},
+		"interrupted":  {list(interrupted, empty), context.Canceled, "cannot list the plugins: context canceled"},
+		"late":         {list(late, empty), context.DeadlineExceeded, "does not answer in time"},
+		"not known":    {notKnown, client.ErrNotFound, "cannot get plugin T/n: no such plugin is known"},
+		"unknown goal": {unknownGoal, nil, `unknown goal "ready"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.err == nil || !strings.Contains(test.err.Error(), test.text) || strings.Contains(test.err.Error(), "\n") {
+				t.Errorf("got %q, want one line with %q", test.err, test.text)
+			}
+			if test.want != nil && !errors.Is(test.err, test.want) {
+				t.Errorf("%q is not %q", test.err, test.want)
+			}
+		})
+	}
+}
+
+func TestWaitTimeout(t *testing.T) {
+	for name, test := range map[string]struct {
+		goal    client.Goal
+		plugins []*patchbayv1.Plugin
+		want    string // the error; empty if the goal turns out to be reached
+	}{
+		"unknown": {client.GoalRegistered, nil, "plugin T/n was not registered in time: no such plugin is known"},
+		"failing": {
+			client.GoalRegistered, []*patchbayv1.Plugin{{State: "backoff", LastError: "refused"}, {State: "refused"}},
+			"plugin T/n was not registered in time: it is in state backoff, last error: refused",
+		},
+		"just in time": {client.GoalRegistered, []*patchbayv1.Plugin{{State: "connecting"}, {State: "registered"}}, ""},
+		"still there": {
+			client.GoalDeregistered, []*patchbayv1.Plugin{{State: "registered", Instance: "i"}},
+			"plugin T/n was not deregistered in time: it is in state registered",
+		},
+		"gone":         {client.GoalDeregistered, nil, ""},
+		"deregistered": {client.GoalDeregistered, []*patchbayv1.Plugin{{State: "backoff"}}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _ := serve(t, &service{plugins: test.plugins})
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			_, err := c.Wait(ctx, "T", "n", test.goal)
+			if test.want == "" {
+				if err != nil {
+					t.Errorf("got %v, want nil", err)
+				}
+				return
+			}
+			if _, ok := errors.AsType[*client.TimeoutError](err); !ok || !errors.Is(err, context.DeadlineExceeded) || err.Error() != test.want {
+				t.Errorf("got %v, want %s", err, test.want)
+			}
+		})
+	}
+}
+
+func TestEvents(t *testing.T) {
+	when := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	var asked *patchbayv1.WatchEventsRequest
+	c, _ := serve(t, &service{watch: func(_ context.Context, request *patchbayv1.WatchEventsRequest, send func(*patchbayv1.Event) error) error {
+		asked = request
+		return errors.Join(
+			send(nil),
+			send(&patchbayv1.Event{Seq: 1, Time: timestamppb.New(when), Kind: "registered", Type: "T", Name: "n", Message: "m"}),
+			send(&patchbayv1.Event{Seq: 2, Time: timestamppb.New(when), Kind: "deregistered"}),
+		)
+	}})
+	var got []client.Event
+	for event, err := range c.Events(t.Context(), client.EventsOptions{Tail: new(uint32(2))}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, event)
+	}
+	want := []client.Event{
+		{Seq: 1, Time: when, Kind: "registered", Type: "T", Name: "n", Message: "m"},
+		{Seq: 2, Time: when, Kind: "deregistered"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if asked.GetFollow() || asked.GetTail() != 2 {
+		t.Errorf("asked for %v", asked)
+	}
+}
+
+// TestEventsEnd ends streams that would go on for ever.
+func TestEventsEnd(t *testing.T) {
+	endless := func(ctx context.Context, _ *patchbayv1.WatchEventsRequest, send func(*patchbayv1.Event) error) error {
+		if err := send(&patchbayv1.Event{Seq: 1}); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	drain := func(c *client.Client, ctx context.Context, first func() (stop bool)) error {
+		for _, err := range c.Events(ctx, client.EventsOptions{Follow: true}) {
+			if err != nil {
+				return err
+			}
+			if first() {
+				return nil
+			}
+		}
+		return errors.New("the sequence ended without an error")
+	}
+	t.Run("left early", func(t *testing.T) {
+		c, _ := serve(t, &service{watch: endless})
+		if err := drain(c, t.Context(), func() bool { return true }); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("context", func(t *testing.T) {
+		c, _ := serve(t, &service{watch: endless})
+		ctx, cancel := context.WithCancel(t.Context())
+		err := drain(c, ctx, func() bool { cancel(); return false })
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("killed", func(t *testing.T) {
+		c, kill := serve(t, &service{watch: endless})
+		err := drain(c, t.Context(), func() bool { kill(); return false })
+		if !errors.Is(err, client.ErrNotRunning) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("behind", func(t *testing.T) {
+		c, _ := serve(t, &service{watch: func(context.Context, *patchbayv1.WatchEventsRequest, func(*patchbayv1.Event) error) error {
+			return connect.NewError(connect.CodeResourceExhausted, errors.New("lost"))
+		}})
+		if err := drain(c, t.Context(), func() bool { return false }); !errors.Is(err, client.ErrBehind) {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"syscall"
+
+	"connectrpc.com/connect"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+var (
+	// ErrNotRunning is wrapped by the error of a call that found no daemon at the control socket, or whose daemon went away.
+	ErrNotRunning = errors.New("no daemon is running")
+	// ErrPermission is wrapped by the error of a call that the file system or the daemon refused to the user. It matches
+	// [fs.ErrPermission].
+	ErrPermission = fmt.Errorf("the control socket is closed to this user: %w", fs.ErrPermission)
+	// ErrNotFound is wrapped by the error of [Client.Get] for a plugin that is not known.
+	ErrNotFound = errors.New("no such plugin is known")
+	// ErrBehind is wrapped by the last error of [Client.Events] if events were lost because they were not read in time.
+	ErrBehind = errors.New("events were lost because they were read too slowly")
+)
+
+// explain makes the error of a call readable: "cannot <task>: <what is wrong>".
+func (c *Client) explain(task string, err error) error {
+	detail := err
+	var rpcError *connect.Error
+	if errors.As(err, &rpcError) && rpcError.Unwrap() != nil {
+		detail = rpcError.Unwrap()
+	}
+	answered := connect.IsWireError(err)
+	code := connect.CodeOf(err)
+	switch {
+	case !answered && (sock.IsGone(err) || sock.IsRefused(err)):
+		return fmt.Errorf("cannot %s: %w at control socket %s", task, ErrNotRunning, c.socketPath)
+	case !answered && isLost(err):
+		return fmt.Errorf("cannot %s: %w at control socket %s any more: it went away during the call", task, ErrNotRunning, c.socketPath)
+	case !answered && errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("cannot %s: %w (%s)", task, ErrPermission, c.socketPath)
+	case !answered && errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("cannot %s: the daemon at control socket %s does not answer in time: %w", task, c.socketPath,
+			context.DeadlineExceeded)
+	case !answered && errors.Is(err, context.Canceled):
+		return fmt.Errorf("cannot %s: %w", task, context.Canceled)
+	case code == connect.CodePermissionDenied:
+		return fmt.Errorf("cannot %s: %w (%s): %w", task, ErrPermission, c.socketPath, detail)
+	case code == connect.CodeNotFound:
+		return fmt.Errorf("cannot %s: %w", task, ErrNotFound)
+	case code == connect.CodeResourceExhausted:
+		return fmt.Errorf("cannot %s: %w", task, ErrBehind)
+	case answered && code == connect.CodeUnavailable:
+		return fmt.Errorf("cannot %s: %w at control socket %s any more: %w", task, ErrNotRunning, c.socketPath, detail)
+	}
+	return fmt.Errorf("cannot %s: %w", task, detail)
+}
+
+// isLost says whether an error is that of a connection whose other end went away.
+func isLost(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}

@@ -1,0 +1,90 @@
+package client
+
+import "time"
+
+// Plugin is one instance of a plugin, or one socket that has not said yet who it is. It is what the message Plugin of the control API
+// says; a time is nil if what it stands for did not happen or is not planned.
+type Plugin struct {
+	// Type and Name are what the plugin announced; empty while its socket has not answered.
+	Type string `json:"type"`
+	Name string `json:"name"`
+	// Versions are the versions that the plugin announced, in its order; Version is the first of them.
+	Version  string   `json:"version"`
+	Versions []string `json:"versions"`
+	// State is what the instance is doing, for example "registered". States that this package does not know may be added.
+	State string `json:"state"`
+	// Reason says in a sentence why the instance is in its state; empty if the state says it all.
+	Reason string `json:"reason"`
+	// Current says that this is the instance that is dispensed for its type and name.
+	Current bool `json:"current"`
+	// Endpoint is the socket of the plugin's own services, SocketPath the one of its registration service.
+	Endpoint   string `json:"endpoint"`
+	SocketPath string `json:"socketPath"`
+	// Instance identifies the instance; empty as long as it has never been registered.
+	Instance string `json:"instance"`
+	// Source is "discovered" or "launched".
+	Source string `json:"source"`
+	// FirstSeen is when the socket appeared, Since when the instance entered its state.
+	FirstSeen    *time.Time `json:"firstSeen"`
+	Since        *time.Time `json:"since"`
+	RegisteredAt *time.Time `json:"registeredAt"`
+	// Attempts counts the failed attempts since the last success.
+	Attempts  int        `json:"attempts"`
+	NextRetry *time.Time `json:"nextRetry"`
+	// LastError is the error of the last failed attempt, in one line; empty after a success.
+	LastError string `json:"lastError"`
+}
+
+// Condition is one aspect of the daemon's health.
+type Condition struct {
+	Name string `json:"name"`
+	// Status is "ok" or "degraded".
+	Status  string     `json:"status"`
+	Message string     `json:"message"`
+	Since   *time.Time `json:"since"`
+}
+
+// Listing is a consistent view of what the daemon knows.
+type Listing struct {
+	// Plugins are ordered by type, name, and newest first within a name.
+	Plugins []Plugin `json:"plugins"`
+	// Conditions are ordered by name.
+	Conditions []Condition `json:"conditions"`
+}
+
+// Event is one thing that happened in the daemon.
+type Event struct {
+	// Seq grows by one with each event and starts anew with each start of the daemon.
+	Seq  uint64    `json:"seq"`
+	Time time.Time `json:"time"`
+	// Kind is what happened, for example "registered". Kinds that this package does not know may be added.
+	Kind       string `json:"kind"`
+	Type       string `json:"type"`
+	Name       string `json:"name"`
+	Instance   string `json:"instance"`
+	Endpoint   string `json:"endpoint"`
+	SocketPath string `json:"socketPath"`
+	// Message says what happened, as one line for people.
+	Message string `json:"message"`
+}
+
+// Version identifies the build and the process of a daemon.
+type Version struct {
+	Version   string    `json:"version"`
+	Commit    string    `json:"commit"`
+	GoVersion string    `json:"goVersion"`
+	PID       int       `json:"pid"`
+	StartTime time.Time `json:"startTime"`
+}
+
+// Goal is what [Client.Wait] waits for.
+type Goal string
+
+// The goals of [Client.Wait].
+const (
+	// GoalRegistered: an instance of the plugin is registered and can be dispensed.
+	GoalRegistered Goal = "registered"
+	// GoalDeregistered: no instance of the plugin is registered, nor restored and not yet checked. A plugin that was never there is
+	// deregistered.
+	GoalDeregistered Goal = "deregistered"
+)

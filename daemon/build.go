@@ -1,0 +1,53 @@
+package daemon
+
+import "runtime/debug"
+
+// version and commit are set by the linker for releases (-ldflags "-X <package>.version=v1.2.3 -X <package>.commit=<hash>").
+var version, commit string
+
+// Build identifies a build of the program.
+type Build struct {
+	// Version is the released version, for example "v1.2.0", or "devel" for a build that is none.
+	Version string
+	// Commit is the commit of the source, with the suffix "-dirty" if the tree had changes; empty if unknown.
+	Commit string
+}
+
+// ThisBuild returns the build of the running program. What the linker was not told is taken from what the Go toolchain recorded.
+func ThisBuild() Build {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = &debug.BuildInfo{}
+	}
+	return buildOf(version, commit, info)
+}
+
+func buildOf(version, commit string, info *debug.BuildInfo) Build {
+	build := Build{Version: version, Commit: commit}
+	if build.Version == "" {
+		build.Version = info.Main.Version
+	}
+	if build.Version == "" || build.Version == "(devel)" {
+		build.Version = "devel"
+	}
+	if build.Commit == "" {
+		build.Commit = commitOf(info)
+	}
+	return build
+}
+
+func commitOf(info *debug.BuildInfo) string {
+	var revision, suffix string
+	for _, setting := range info.Settings {
+		switch {
+		case setting.Key == "vcs.revision":
+			revision = setting.Value
+		case setting.Key == "vcs.modified" && setting.Value == "true":
+			suffix = "-dirty"
+		}
+	}
+	if revision == "" {
+		return ""
+	}
+	return revision + suffix
+}

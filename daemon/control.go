@@ -1,0 +1,117 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+)
+
+// source is what the control API shows: the part of a [patchbay.Runtime] that it needs.
+type source interface {
+	Plugins() []patchbay.PluginStatus
+	Conditions() []patchbay.Condition
+	// LastEvents returns the last n events, oldest first.
+	LastEvents(n int) []patchbay.Event
+	// Events delivers the last tail events and then new ones, in order, until ctx ends.
+	Events(ctx context.Context, tail int) <-chan patchbay.Event
+}
+
+// control answers the control API. What is documented in control.proto is not repeated here.
+type control struct {
+	source  source
+	build   Build
+	started time.Time
+}
+
+// GetVersion implements patchbayv1connect.ControlServiceHandler.
+func (c *control) GetVersion(
+	context.Context, *connect.Request[patchbayv1.GetVersionRequest],
+) (*connect.Response[patchbayv1.GetVersionResponse], error) {
+	return connect.NewResponse(&patchbayv1.GetVersionResponse{
+		Version:   c.build.Version,
+		Commit:    c.build.Commit,
+		GoVersion: runtime.Version(),
+		Pid:       int64(os.Getpid()),
+		StartTime: timestamp(c.started),
+	}), nil
+}
+
+// ListPlugins implements patchbayv1connect.ControlServiceHandler.
+func (c *control) ListPlugins(
+	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
+) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
+	wanted := request.Msg
+	response := &patchbayv1.ListPluginsResponse{Conditions: conditionMessages(c.source.Conditions())}
+	for _, status := range c.source.Plugins() {
+		if anyOf(wanted.GetTypes(), status.Type) && anyOf(wanted.GetNames(), status.Name) &&
+			anyOf(wanted.GetStates(), string(status.State)) {
+			response.Plugins = append(response.Plugins, pluginMessage(status))
+		}
+	}
+	return connect.NewResponse(response), nil
+}
+
+// GetPlugin implements patchbayv1connect.ControlServiceHandler.
+func (c *control) GetPlugin(
+	_ context.Context, request *connect.Request[patchbayv1.GetPluginRequest],
+) (*connect.Response[patchbayv1.GetPluginResponse], error) {
+	ptype, name := request.Msg.GetType(), request.Msg.GetName()
+	if err := requirePlugin(ptype, name); err != nil {
+		return nil, err
+	}
+	response := &patchbayv1.GetPluginResponse{}
+	for _, status := range c.instances(ptype, name) {
+		response.Plugins = append(response.Plugins, pluginMessage(status))
+	}
+	if len(response.Plugins) == 0 {
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("plugin %s/%s is not known", ptype, name))
+	}
+	return connect.NewResponse(response), nil
+}
+
+// ListConditions implements patchbayv1connect.ControlServiceHandler.
+func (c *control) ListConditions(
+	context.Context, *connect.Request[patchbayv1.ListConditionsRequest],
+) (*connect.Response[patchbayv1.ListConditionsResponse], error) {
+	return connect.NewResponse(&patchbayv1.ListConditionsResponse{Conditions: conditionMessages(c.source.Conditions())}), nil
+}
+
+// instances returns what is known of one plugin, newest first.
+func (c *control) instances(ptype, name string) []patchbay.PluginStatus {
+	return slices.DeleteFunc(c.source.Plugins(), func(s patchbay.PluginStatus) bool {
+		return s.Type != ptype || s.Name != name
+	})
+}
+
+func requirePlugin(ptype, name string) error {
+	if ptype == "" || name == "" {
+		return connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
+	}
+	return nil
+}
+
+// anyOf says whether a value passes a filter; an empty filter lets everything pass.
+func anyOf(filter []string, value string) bool {
+	return len(filter) == 0 || slices.Contains(filter, value)
+}
+
+// ended returns the error of a call whose context ended or whose source of events ran dry, which happens when the daemon stops.
+func ended(ctx context.Context) error {
+	switch err := context.Cause(ctx); {
+	case err == nil || errors.Is(err, errStopping):
+		return connect.NewError(connect.CodeUnavailable, errStopping)
+	case errors.Is(err, context.DeadlineExceeded):
+		return connect.NewError(connect.CodeDeadlineExceeded, err)
+	default:
+		return connect.NewError(connect.CodeCanceled, err)
+	}
+}

@@ -1,0 +1,213 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+var discard = slog.New(slog.DiscardHandler)
+
+// recorded is a source whose events and plugins a test lays down.
+type recorded struct {
+	plugins []patchbay.PluginStatus
+	past    []patchbay.Event
+	live    chan patchbay.Event
+}
+
+func (r *recorded) Plugins() []patchbay.PluginStatus {
+	return append([]patchbay.PluginStatus{}, r.plugins...)
+}
+
+func (r *recorded) Conditions() []patchbay.Condition {
+	return []patchbay.Condition{{Name: "discovery", Message: "bad \xff"}}
+}
+
+func (r *recorded) LastEvents(n int) []patchbay.Event { return r.past[max(0, len(r.past)-n):] }
+
+func (r *recorded) Events(context.Context, int) <-chan patchbay.Event { return r.live }
+
+func event(seq uint64, ptype string) patchbay.Event {
+	return patchbay.Event{Seq: seq, Event: reconciler.Event{Time: time.Unix(int64(seq), 0), Kind: reconciler.EventRegistered, Type: ptype, Name: "n"}}
+}
+
+// serveTo serves a source over HTTP, without the guard.
+func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{source: s}))
+	server := httptest.NewServer(mux)
+	t.Cleanup(server.Close)
+	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)
+}
+
+func TestWatchEvents(t *testing.T) {
+	past := []patchbay.Event{event(3, "A"), event(4, "B"), event(5, "A"), event(6, "A")}
+	tail := func(n uint32) *uint32 { return &n }
+	for name, test := range map[string]struct {
+		request *patchbayv1.WatchEventsRequest
+		live    []patchbay.Event
+		want    []uint64
+		code    connect.Code
+	}{
+		"all":               {request: &patchbayv1.WatchEventsRequest{}, want: []uint64{3, 4, 5, 6}},
+		"the last two":      {request: &patchbayv1.WatchEventsRequest{Tail: tail(2)}, want: []uint64{5, 6}},
+		"none":              {request: &patchbayv1.WatchEventsRequest{Tail: tail(0)}},
+		"more than all":     {request: &patchbayv1.WatchEventsRequest{Tail: tail(math.MaxUint32)}, want: []uint64{3, 4, 5, 6}},
+		"one type":          {request: &patchbayv1.WatchEventsRequest{Types: []string{"B", "C"}}, want: []uint64{4}},
+		"the last of type":  {request: &patchbayv1.WatchEventsRequest{Types: []string{"B"}, Tail: tail(1)}, want: []uint64{4}},
+		"one name":          {request: &patchbayv1.WatchEventsRequest{Names: []string{"n"}}, want: []uint64{3, 4, 5, 6}},
+		"another name":      {request: &patchbayv1.WatchEventsRequest{Names: []string{"m"}}},
+		"follow":            {&patchbayv1.WatchEventsRequest{Follow: true}, []patchbay.Event{event(7, "A"), event(8, "B")}, []uint64{3, 4, 5, 6, 7, 8}, connect.CodeUnavailable},
+		"follow only":       {&patchbayv1.WatchEventsRequest{Follow: true, Tail: tail(0)}, []patchbay.Event{event(7, "A")}, []uint64{7}, connect.CodeUnavailable},
+		"follow one type":   {&patchbayv1.WatchEventsRequest{Follow: true, Types: []string{"B"}}, []patchbay.Event{event(7, "A"), event(8, "B")}, []uint64{4, 8}, connect.CodeUnavailable},
+		"seen twice":        {&patchbayv1.WatchEventsRequest{Follow: true}, []patchbay.Event{event(5, "A"), event(6, "A"), event(7, "A")}, []uint64{3, 4, 5, 6, 7}, connect.CodeUnavailable},
+		"one is missing":    {&patchbayv1.WatchEventsRequest{Follow: true}, []patchbay.Event{event(7, "A"), event(9, "A")}, []uint64{3, 4, 5, 6, 7}, connect.CodeResourceExhausted},
+		"one of another":    {&patchbayv1.WatchEventsRequest{Follow: true, Types: []string{"B"}}, []patchbay.Event{event(8, "A")}, []uint64{4}, connect.CodeResourceExhausted},
+		"resynchronisation": {&patchbayv1.WatchEventsRequest{Follow: true, Tail: tail(0)}, []patchbay.Event{{Event: reconciler.Event{Kind: patchbay.EventResync}}}, nil, connect.CodeResourceExhausted},
+	} {
+		t.Run(name, func(t *testing.T) {
+			live := make(chan patchbay.Event, len(test.live))
+			for _, e := range test.live {
+				live <- e
+			}
+			close(live)
+			rpc := serveTo(t, &recorded{past: past, live: live})
+			stream, err := rpc.WatchEvents(t.Context(), connect.NewRequest(test.request))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stream.Close()
+			var got []uint64
+			for first := true; stream.Receive(); first = false {
+				e := stream.Msg().GetEvent()
+				if stands := first && test.request.GetFollow(); stands != (e == nil) {
+					t.Errorf("message %v, first %t", stream.Msg(), first)
+				}
+				if e != nil {
+					got = append(got, e.GetSeq())
+				}
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("events (-want +got):\n%s", diff)
+			}
+			if err := stream.Err(); (err != nil) != test.request.GetFollow() || err != nil && connect.CodeOf(err) != test.code {
+				t.Errorf("the stream ended with %v, want code %v", err, test.code)
+			}
+		})
+	}
+}
+
+func TestListPlugins(t *testing.T) {
+	rpc := serveTo(t, &recorded{plugins: []patchbay.PluginStatus{
+		{Type: "A", Name: "one", State: reconciler.StateRegistered},
+		{Type: "A", Name: "two", State: reconciler.StateBackoff, Attempts: 2},
+		{Type: "B", Name: "one", State: reconciler.StateRegistered, SocketPath: "/\xff.sock", Versions: []string{"\xfe"}},
+	}})
+	for name, test := range map[string]struct {
+		request *patchbayv1.ListPluginsRequest
+		want    string
+	}{
+		"all":     {&patchbayv1.ListPluginsRequest{}, "A/one A/two B/one "},
+		"type":    {&patchbayv1.ListPluginsRequest{Types: []string{"A"}}, "A/one A/two "},
+		"name":    {&patchbayv1.ListPluginsRequest{Names: []string{"one"}}, "A/one B/one "},
+		"state":   {&patchbayv1.ListPluginsRequest{States: []string{"backoff", "refused"}}, "A/two "},
+		"several": {&patchbayv1.ListPluginsRequest{Types: []string{"A"}, States: []string{"registered"}}, "A/one "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, err := rpc.ListPlugins(t.Context(), connect.NewRequest(test.request))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got string
+			for _, p := range response.Msg.GetPlugins() {
+				got += p.GetType() + "/" + p.GetName() + " "
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			if c := response.Msg.GetConditions(); len(c) != 1 || c[0].GetStatus() != "degraded" || c[0].GetMessage() != "bad \ufffd" {
+				t.Errorf("conditions %v", c)
+			}
+		})
+	}
+}
+
+func TestInvalidArguments(t *testing.T) {
+	rpc := serveTo(t, &recorded{})
+	_, get := rpc.GetPlugin(t.Context(), connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "T"}))
+	_, wait := rpc.WaitForPlugin(t.Context(), connect.NewRequest(&patchbayv1.WaitForPluginRequest{
+		Name: "n", For: patchbayv1.WaitFor_WAIT_FOR_REGISTERED,
+	}))
+	_, goal := rpc.WaitForPlugin(t.Context(), connect.NewRequest(&patchbayv1.WaitForPluginRequest{Type: "T", Name: "n"}))
+	for name, err := range map[string]error{"get without a name": get, "wait without a type": wait, "wait for nothing": goal} {
+		if connect.CodeOf(err) != connect.CodeInvalidArgument {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+func TestGoals(t *testing.T) {
+	status := func(state reconciler.State, instance string) patchbay.PluginStatus {
+		return patchbay.PluginStatus{State: state, Instance: instance}
+	}
+	for name, test := range map[string]struct {
+		instances                []patchbay.PluginStatus
+		registered, deregistered bool
+	}{
+		"unknown":              {nil, false, true},
+		"registered":           {[]patchbay.PluginStatus{status(reconciler.StateRegistered, "i")}, true, false},
+		"restored":             {[]patchbay.PluginStatus{status(reconciler.StateRestored, "i")}, false, false},
+		"never registered":     {[]patchbay.PluginStatus{status(reconciler.StateBackoff, "")}, false, true},
+		"newer one on its way": {[]patchbay.PluginStatus{status(reconciler.StateConnecting, ""), status(reconciler.StateRegistered, "i")}, true, false},
+		"survivor validated":   {[]patchbay.PluginStatus{status(reconciler.StateValidating, "i")}, false, false},
+		"handler is told":      {[]patchbay.PluginStatus{status(reconciler.StateDeregistering, "")}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, ok := registered(test.instances); ok != test.registered {
+				t.Errorf("registered: %t", ok)
+			}
+			if _, ok := deregistered(test.instances); ok != test.deregistered {
+				t.Errorf("deregistered: %t", ok)
+			}
+		})
+	}
+}
+
+func TestEnded(t *testing.T) {
+	stopping, stop := context.WithCancelCause(t.Context())
+	stop(errStopping)
+	late, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
+	defer cancel()
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for want, ctx := range map[connect.Code]context.Context{
+		connect.CodeUnavailable:      stopping,
+		connect.CodeDeadlineExceeded: late,
+		connect.CodeCanceled:         gone,
+	} {
+		if got := connect.CodeOf(ended(ctx)); got != want {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	if err := ended(t.Context()); !errors.Is(err, errStopping) {
+		t.Errorf("a source that ran dry: got %v", err)
+	}
+	err := waitEnded(late, []patchbay.PluginStatus{{State: reconciler.StateBackoff}})
+	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || !errors.As(err, new(*connect.Error)) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,133 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+)
+
+const (
+	controlDirMode = 0o755
+	controlMode    = 0o660
+)
+
+// Daemon runs Patchbay. Make one with [New] and call its Run.
+type Daemon struct {
+	config Config
+	log    *slog.Logger
+	ready  chan struct{}
+}
+
+// New checks the configuration. It touches neither files nor sockets; Run does.
+func New(config Config) (*Daemon, error) {
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	log := config.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Daemon{config: config, log: log, ready: make(chan struct{})}, nil
+}
+
+// Ready is closed when the control socket is served and the plugins that were there at the start have been found.
+func (d *Daemon) Ready() <-chan struct{} { return d.ready }
+
+// Run runs the daemon until ctx ends, and returns when all that it started has ended. It may be called once. It returns nil after an
+// orderly end, and an error if the daemon could not start or could not go on. A start that fails leaves no file behind and does not
+// disturb a daemon that owns the control socket or the state already; the error then wraps [sock.ErrInUse] or says who holds the file.
+//
+// Plugins stay registered in the state when Run ends: the next daemon restores them.
+func (d *Daemon) Run(ctx context.Context) error {
+	// Whatever can fail without making a file comes first, and the control socket before the state: its lock is what keeps a
+	// second daemon from looking at the state at all.
+	if err := d.makeDirs(); err != nil {
+		return err
+	}
+	listener, err := sock.Listen(d.config.ControlSocket, controlMode)
+	if err != nil {
+		return advise(fmt.Errorf("cannot serve the control API: %w", err), "control socket")
+	}
+	state, err := boltstate.Open(d.config.StatePath)
+	if err != nil {
+		return errors.Join(advise(err, "state file"), listener.Close())
+	}
+	runtime, err := patchbay.New(patchbay.Config{
+		PluginDirs:          d.config.PluginDirs,
+		DeprecatedPluginDir: d.config.DeprecatedPluginDir,
+		State:               state,
+		Logger:              d.log,
+	})
+	if err != nil {
+		return errors.Join(err, state.Close(), listener.Close())
+	}
+	for _, ptype := range d.config.types() {
+		runtime.AddHandler(ptype, patchbay.AcceptHandler())
+	}
+
+	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
+		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
+		"types", d.config.types())
+	server := serve(listener, newGuard(d.config.ControlSocket),
+		&control{source: runtime, build: d.config.Build, started: time.Now()}, d.log)
+	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
+	err = d.run(ctx, runtime, server)
+	server.endCalls()
+	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
+	err = errors.Join(err, state.Close(), server.stop())
+	d.log.Info("patchbay has stopped")
+	return err
+}
+
+// run runs the runtime until ctx ends or something fails, and returns when the runtime has ended.
+func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime, server *server) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ran := make(chan error, 1)
+	go func() { ran <- runtime.Run(ctx) }()
+
+	ready := runtime.Ready()
+	for {
+		select {
+		case <-ready:
+			ready = nil
+			d.log.Info("plugin directories have been searched", "plugins", len(runtime.Plugins()))
+			close(d.ready)
+		case err := <-ran:
+			if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+				return nil
+			}
+			return err
+		case err := <-server.failed():
+			server.served <- err // for stop, which waits for it
+			cancel()
+			return errors.Join(fmt.Errorf("cannot go on serving the control API: %w", err), <-ran)
+		}
+	}
+}
+
+// makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.
+func (d *Daemon) makeDirs() error {
+	if err := os.MkdirAll(filepath.Dir(d.config.ControlSocket), controlDirMode); err != nil {
+		return fmt.Errorf("cannot make the directory of the control socket: %w; choose another control socket", err)
+	}
+	return pluginwatcher.MakeDirs(d.config.pluginDirs())
+}
+
+// advise adds to an error of permission what to do about it.
+func advise(err error, what string) error {
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return fmt.Errorf("%w; let user %d write there or choose another %s", err, os.Geteuid(), what)
+}

@@ -1,0 +1,41 @@
+package daemon
+
+import (
+	"fmt"
+	"net"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// supplementaryGroups returns the groups that the process at the other end was in when it connected, beside its primary one. The
+// kernel knows them (SO_PEERGROUPS); the user database need not, for a service manager can add groups to a process.
+func supplementaryGroups(conn *net.UnixConn) ([]uint32, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	groups := make([]uint32, 32)
+	var errno syscall.Errno
+	err = raw.Control(func(fd uintptr) {
+		for {
+			size := uint32(len(groups) * 4)
+			_, _, errno = unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_PEERGROUPS,
+				uintptr(unsafe.Pointer(&groups[0])), uintptr(unsafe.Pointer(&size)), 0)
+			if errno == unix.ERANGE && int(size/4) > len(groups) {
+				groups = make([]uint32, size/4)
+				continue
+			}
+			groups = groups[:min(int(size/4), len(groups))]
+			return
+		}
+	})
+	if err == nil && errno != 0 {
+		err = errno
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask the kernel for the groups of the caller: %w", err)
+	}
+	return groups, nil
+}

@@ -1,0 +1,79 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+)
+
+const (
+	// stopTimeout bounds how long the end of the server waits for calls that do not notice that they were cut short.
+	stopTimeout = 5 * time.Second
+	// headerTimeout bounds how long a caller may take to say what it wants, idleTimeout how long it may then stay without a call.
+	headerTimeout = 10 * time.Second
+	idleTimeout   = 2 * time.Minute
+	// maxRequest bounds one request in bytes. None that is meant seriously comes near.
+	maxRequest = 64 << 10
+)
+
+// server serves the control API on one listener.
+type server struct {
+	http   *http.Server
+	refuse context.CancelCauseFunc
+	served chan error
+}
+
+// serve starts to serve and returns. The caller ends it with stop.
+func serve(listener net.Listener, g guard, c *control, log *slog.Logger) *server {
+	mux := http.NewServeMux()
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(c, connect.WithRequestGate(g.gate), connect.WithReadMaxBytes(maxRequest)))
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true) // what gRPC clients speak on a socket without TLS
+
+	calls, refuse := context.WithCancelCause(context.Background())
+	s := &server{
+		http: &http.Server{
+			Handler:           mux,
+			Protocols:         protocols,
+			ReadHeaderTimeout: headerTimeout,
+			IdleTimeout:       idleTimeout,
+			BaseContext:       func(net.Listener) context.Context { return calls },
+			ConnContext:       g.connContext,
+			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		},
+		refuse: refuse,
+		served: make(chan error, 1),
+	}
+	go func() { s.served <- s.http.Serve(listener) }()
+	return s
+}
+
+// failed delivers an error if the server ends without being stopped.
+func (s *server) failed() <-chan error { return s.served }
+
+// endCalls ends the calls in progress and answers new ones with an error that says that the daemon is stopping.
+func (s *server) endCalls() { s.refuse(errStopping) }
+
+// stop ends all calls, closes the listener and waits until nothing of the server is left.
+func (s *server) stop() error {
+	s.endCalls() // no harm if it was called before
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.Join(fmt.Errorf("control API: calls were still in progress after %v and were cut off", stopTimeout), s.http.Close())
+	}
+	if served := <-s.served; !errors.Is(served, http.ErrServerClosed) {
+		err = errors.Join(err, served)
+	}
+	return err
+}

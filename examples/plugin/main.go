@@ -1,0 +1,43 @@
+// Plugin is a plugin to try a host with: it offers the v1beta1 example service on a socket until it is interrupted, and prints what
+// the host tells it.
+//
+//	go run ./examples/plugin /tmp/plugins/hello.sock ExamplePlugin hello
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+)
+
+func main() {
+	if len(os.Args) != 4 {
+		fmt.Fprintln(os.Stderr, "usage: plugin SOCKET TYPE NAME")
+		os.Exit(2)
+	}
+	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+		fmt.Fprintln(os.Stderr, "plugin:", err)
+		os.Exit(1)
+	}
+}
+
+func run(socket, ptype, name string) error {
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
+
+	plugin := pluginwatcher.NewTestExamplePlugin(name, ptype, socket, "v1beta1")
+	if err := plugin.Serve("v1beta1"); err != nil {
+		return err
+	}
+	for {
+		select {
+		case status := <-plugin.Statuses():
+			fmt.Printf("registered: %t %s\n", status.PluginRegistered, status.Error)
+		case <-interrupted:
+			return plugin.Stop()
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// escape returns s in a form that is one line and cannot disturb a terminal: control characters, the beginnings of terminal sequences,
+// invisible and direction-changing characters and bytes that are not UTF-8 are replaced by Go's escape sequences for them, such as
+// \x1b. What is printable stays as it is. Escaping what is escaped changes nothing.
+func escape(s string) string {
+	if strings.IndexFunc(s, unprintable) < 0 && utf8.ValidString(s) {
+		return s
+	}
+	var b strings.Builder
+	for len(s) > 0 {
+		r, size := utf8.DecodeRuneInString(s)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			b.WriteString(`\x` + strconv.FormatUint(uint64(s[0]), 16)) // 0x80 and above: always two digits
+		case unprintable(r):
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		default:
+			b.WriteRune(r)
+		}
+		s = s[size:]
+	}
+	return b.String()
+}
+
+// escapeJSON does for a JSON text what the encoder leaves undone: it is the same JSON value, but with \u escapes in the stead of
+// unprintable characters from U+007F to U+FFFF, such as U+009B, which begins terminal sequences. Such characters occur in JSON strings
+// only. Those above are left, because YAML, which is made of JSON, has no pairs of escapes for them; none means anything to a terminal.
+func escapeJSON(text []byte) []byte {
+	if bytes.IndexFunc(text, unsafeInJSON) < 0 {
+		return text
+	}
+	var escaped []byte
+	for _, r := range string(text) {
+		if unsafeInJSON(r) {
+			escaped = fmt.Appendf(escaped, `\u%04x`, r)
+		} else {
+			escaped = utf8.AppendRune(escaped, r)
+		}
+	}
+	return escaped
+}
+
+func unsafeInJSON(r rune) bool { return r >= 0x7f && r <= 0xffff && unprintable(r) }
+
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }

@@ -1,0 +1,54 @@
+package cli
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+)
+
+// Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT or SIGTERM asks
+// the command to end, the second one ends the process at once.
+func Main() int {
+	ctx, stop := untilSignal(context.Background(), func() { os.Exit(exitFailed) })
+	defer stop()
+	return Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+}
+
+// Run runs the command that the arguments name, without the name of the program, and returns its exit code: 0 if it did what was asked,
+// 1 if it failed, 2 if it was used wrongly. A failure is one line on stderr. The end of ctx is what an interrupt is to the command.
+func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return report(stderr, root.ExecuteContext(ctx))
+}
+
+// untilSignal returns a context that ends with the first signal to terminate. The second one calls abandon. After stop, signals have
+// their usual effect again and nothing is left running.
+func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(parent)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for _, act := range []func(){cancel, abandon} {
+			select {
+			case <-signals:
+				act()
+			case <-done:
+				return
+			}
+		}
+	})
+	return ctx, func() {
+		signal.Stop(signals)
+		close(done)
+		watching.Wait()
+		cancel()
+	}
+}

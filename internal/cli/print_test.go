@@ -1,0 +1,220 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+var hostile = []string{
+	"\x1b[2J\x1b]0;title\x07", "a\nb\r\tc", "\u009b31m", "\u202egnp.exe", "\xff\xfe", "\xc2", "\x00", "\x7f", "\u2028\ufeff", "\U000e0001", "",
+	"plain", `back\slash "quoted"`, "Größe 漢字", strings.Repeat("x\x1b", 100),
+}
+
+func TestEscape(t *testing.T) {
+	for _, test := range []struct{ in, want string }{
+		{"", ""},
+		{"hostpath.csi.k8s.io", "hostpath.csi.k8s.io"},
+		{"Größe 漢字", "Größe 漢字"},
+		{`a\b"c`, `a\b"c`},
+		{"\x1b[31m", `\x1b[31m`},
+		{"a\nb\tc\r", `a\nb\tc\r`},
+		{"\u009b", `\u009b`},
+		{"\u202e", `\u202e`},
+		{"\xff\x80a", `\xff\x80a`},
+		{"\x7f\x00", `\x7f\x00`},
+		{"\u00a0", `\u00a0`},
+		{"\U000e0001", `\U000e0001`},
+	} {
+		if got := escape(test.in); got != test.want {
+			t.Errorf("escape(%q) = %q, want %q", test.in, got, test.want)
+		}
+	}
+}
+
+func FuzzEscape(f *testing.F) {
+	for _, s := range hostile {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		safe := escape(s)
+		if !utf8.ValidString(safe) || strings.IndexFunc(safe, unprintable) >= 0 {
+			t.Errorf("escape(%q) = %q", s, safe)
+		}
+		if escape(safe) != safe {
+			t.Errorf("escape(escape(%q)) = %q, want %q", s, escape(safe), safe)
+		}
+		if utf8.ValidString(s) && strings.IndexFunc(s, unprintable) < 0 && safe != s {
+			t.Errorf("escape(%q) = %q", s, safe)
+		}
+	})
+}
+
+// FuzzOutput prints a string of a plugin in every format.
+func FuzzOutput(f *testing.F) {
+	for _, s := range hostile {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		plugin := client.Plugin{Type: s, Name: s, Version: s, Versions: []string{s}, State: s, Endpoint: s, SocketPath: s, LastError: s, Reason: s}
+		plugins := []client.Plugin{plugin, plugin}
+		plugins[0].Versions = []string{strings.ToValidUTF8(s, "\ufffd")}
+
+		var table, status, names, event bytes.Buffer
+		for _, err := range []error{
+			writeTable(&table, plugins, time.Now()),
+			writeStatus(&status, plugins, time.Now()),
+			writeNames(&names, plugins),
+			writeEvent(&event, client.Event{Kind: s, Type: s, Name: s, Message: s}),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, text := range []string{table.String(), status.String(), names.String(), event.String()} {
+			for line := range strings.SplitSeq(text, "\n") {
+				if strings.IndexFunc(line, unprintable) >= 0 || !utf8.ValidString(line) {
+					t.Errorf("line %q can disturb a terminal", line)
+				}
+			}
+		}
+		if lines := strings.Count(table.String(), "\n"); lines != 3 {
+			t.Errorf("the table of 2 plugins has %d lines: %q", lines, table.String())
+		}
+		if lines := strings.Count(event.String(), "\n"); lines != 1 {
+			t.Errorf("the event has %d lines: %q", lines, event.String())
+		}
+
+		var asJSON, asYAML bytes.Buffer
+		if err := writeJSON(&asJSON, plugins[:1]); err != nil {
+			t.Fatal(err)
+		}
+		if err := writeYAML(&asYAML, plugins[:1]); err != nil {
+			t.Fatal(err)
+		}
+		if bytes.IndexFunc(asJSON.Bytes(), func(r rune) bool { return r != '\n' && r <= 0xffff && unprintable(r) }) >= 0 {
+			t.Errorf("JSON can disturb a terminal: %q", &asJSON)
+		}
+		// YAML shows characters that are merely invisible or change the direction of writing as they are.
+		if bytes.IndexFunc(asYAML.Bytes(), func(r rune) bool { return r != '\n' && unicode.IsControl(r) }) >= 0 {
+			t.Errorf("YAML can disturb a terminal: %q", &asYAML)
+		}
+		var fromJSON, fromYAML []client.Plugin
+		if err := json.Unmarshal(asJSON.Bytes(), &fromJSON); err != nil {
+			t.Fatal(err)
+		}
+		if err := yaml.Unmarshal(asYAML.Bytes(), &fromYAML); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(plugins[0].Versions, fromJSON[0].Versions); diff != "" {
+			t.Errorf("JSON changes a string (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
+			t.Errorf("YAML differs from JSON (-JSON +YAML):\n%s", diff)
+		}
+	})
+}
+
+func TestTable(t *testing.T) {
+	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
+	var text bytes.Buffer
+	err := writeTable(&text, []client.Plugin{
+		{State: "connecting", SocketPath: "/run/patchbay/plugins/x.sock", FirstSeen: new(now.Add(-time.Second))},
+		{
+			Type: "CSIPlugin", Name: "hostpath.csi.k8s.io", Version: "1.0.0", State: "registered", Endpoint: "/csi/csi.sock",
+			SocketPath: "/run/patchbay/plugins/hostpath-reg.sock", FirstSeen: new(now.Add(-5 * time.Hour)),
+		},
+		{Type: "DRAPlugin", Name: "gpu", State: "restored", RegisteredAt: new(now.Add(-time.Hour))},
+	}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := strings.TrimPrefix(`
+TYPE        NAME                  VERSION   STATE        ENDPOINT                       AGE
+-           -                     -         connecting   /run/patchbay/plugins/x.sock   1s
+CSIPlugin   hostpath.csi.k8s.io   1.0.0     registered   /csi/csi.sock                  5h
+DRAPlugin   gpu                   -         restored     -                              60m
+`, "\n")
+	if diff := cmp.Diff(want, text.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.Local)
+	var text bytes.Buffer
+	err := writeStatus(&text, []client.Plugin{{
+		Type: "CSIPlugin", Name: "a/b", State: "backoff", Reason: "Why.", Attempts: 3, LastError: "no\nluck",
+		NextRetry: new(now.Add(4 * time.Second)), Since: new(now.Add(-3 * time.Minute)),
+	}}, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "CSIPlugin/a/b\n\nInstance 1 of 1\n" +
+		"  State:            backoff\n" +
+		"  Since:            " + now.Add(-3*time.Minute).Format(time.RFC3339) + " (3m ago)\n" +
+		"  Reason:           Why.\n" +
+		"  Failed attempts:  3\n" +
+		"  Next attempt:     " + now.Add(4*time.Second).Format(time.RFC3339) + " (in 4s)\n" +
+		"  Last error:       no\\nluck\n"
+	if diff := cmp.Diff(want, text.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestShort(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second:            "0s",
+		0:                       "0s",
+		1999 * time.Millisecond: "1s",
+		119 * time.Second:       "119s",
+		2 * time.Minute:         "2m",
+		119 * time.Minute:       "119m",
+		2 * time.Hour:           "2h",
+		47 * time.Hour:          "47h",
+		48 * time.Hour:          "2d",
+		1000 * 24 * time.Hour:   "1000d",
+	} {
+		if got := short(d); got != want {
+			t.Errorf("short(%v) = %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestPaths(t *testing.T) {
+	for name, test := range map[string]struct {
+		uid  int
+		env  map[string]string
+		want paths
+	}{
+		"root": {0, map[string]string{"XDG_RUNTIME_DIR": "/run/user/0", "HOME": "/root"}, paths{
+			"/run/patchbay/plugins", "/run/patchbay/control.sock", "/var/lib/patchbay/state.db",
+		}},
+		"user": {1000, map[string]string{"XDG_RUNTIME_DIR": "/run/user/1000", "HOME": "/home/u"}, paths{
+			"/run/user/1000/patchbay/plugins", "/run/user/1000/patchbay/control.sock", "/home/u/.local/state/patchbay/state.db",
+		}},
+		"state directory": {1000, map[string]string{"XDG_RUNTIME_DIR": "/r", "XDG_STATE_HOME": "/s", "HOME": "/home/u"}, paths{
+			"/r/patchbay/plugins", "/r/patchbay/control.sock", "/s/patchbay/state.db",
+		}},
+		"relative paths": {1000, map[string]string{"XDG_RUNTIME_DIR": "r", "XDG_STATE_HOME": "s", "HOME": "/home/u"}, paths{
+			"/home/u/.local/state/patchbay/plugins", "/home/u/.local/state/patchbay/control.sock", "/home/u/.local/state/patchbay/state.db",
+		}},
+		"nothing known": {1000, nil, paths{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := pathsFor(test.uid, func(key string) string { return test.env[key] })
+			if got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// newRoot returns the command tree, with fresh flags.
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "patchbay",
+		Short: "Patchbay finds, registers and remembers plugins that speak the kubelet registration protocol.",
+		Long: `Patchbay finds plugins that appear as Unix sockets in a directory, asks each who it is, registers it,
+and remembers it over restarts.
+
+"patchbay run" is the daemon. The other commands ask a running daemon through its control socket. They exit with 0
+if they did what was asked, with 1 if they failed, and with 2 if they were used wrongly.`,
+		Example: `  # Run the daemon and look at it from another terminal.
+  patchbay run --plugin-dir /tmp/plugins
+  patchbay list
+  patchbay events --follow`,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		SuggestionsMinimumDistance: 2,
+		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
+		Args:                       knownCommand,
+		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
+	root.SetHelpCommand(newHelpCommand())
+	paths := defaultPaths()
+	root.AddCommand(
+		newDemoCommand(),
+		newDemoHostCommand(),
+		newDemoPluginCommand(),
+		newRunCommand(paths),
+		newListCommand(paths),
+		newStatusCommand(paths),
+		newEventsCommand(paths),
+		newWaitCommand(paths),
+		newVersionCommand(),
+		newCompletionCommand(),
+	)
+	return root
+}
+
+func newHelpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command.",
+		Long:  `Show what a command does, its flags and examples. "patchbay COMMAND --help" shows the same.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			topic, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return wrongUsage(cmd.Root(), "unknown command %q", strings.Join(args, " "))
+			}
+			topic.InitDefaultHelpFlag()
+			return topic.Help()
+		},
+	}
+}
+
+// knownCommand refuses what cobra passes to the root command: the name of no subcommand.
+func knownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+		return wrongUsage(cmd, "unknown command %q, did you mean %q?", args[0], similar[0])
+	}
+	return wrongUsage(cmd, "unknown command %q", args[0])
+}
+
+// noArguments is for commands that take flags only.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return wrongUsage(cmd, "unexpected argument %q: %q takes none", args[0], cmd.CommandPath())
+	}
+	return nil
+}

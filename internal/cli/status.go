@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+func newStatusCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status TYPE/NAME",
+		Short: "Show everything about one plugin.",
+		Long: `Show every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
+the next one is due, and the last error.
+
+The type ends at the first slash; the name may have more.`,
+		Example: `  # Why is the driver not registered?
+  patchbay status CSIPlugin/hostpath.csi.k8s.io
+
+  # The last error of its newest instance.
+  patchbay status CSIPlugin/hostpath.csi.k8s.io -o json | jq -r '.[0].lastError'`,
+		Args: onePlugin,
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = completePlugins(socket)
+	output := addChoice(cmd, "output", "o", "output format", "text", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := connect(cmd, *socket)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx, cancel := answerInTime(cmd.Context())
+		defer cancel()
+		ptype, name := splitPlugin(args[0])
+		instances, err := c.Get(ctx, ptype, name)
+		if err != nil {
+			return err
+		}
+		stdout := cmd.OutOrStdout()
+		switch output.value {
+		case "json":
+			return writeJSON(stdout, instances)
+		case "yaml":
+			return writeYAML(stdout, instances)
+		}
+		return writeStatus(stdout, instances, time.Now())
+	}
+	return cmd
+}
+
+func writeStatus(w io.Writer, instances []client.Plugin, now time.Time) error {
+	var text bytes.Buffer
+	fmt.Fprintln(&text, pluginID(instances[0].Type, instances[0].Name))
+	for i, p := range instances {
+		fmt.Fprintf(&text, "\nInstance %d of %d\n", i+1, len(instances))
+		lines := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
+		for _, line := range describe(p, now) {
+			if line.value != "" {
+				fmt.Fprintf(lines, "  %s:\t%s\n", line.label, line.value)
+			}
+		}
+		if err := lines.Flush(); err != nil {
+			return err
+		}
+	}
+	return write(w, text.Bytes())
+}
+
+// line is one line of a description; without a value it is left out.
+type line struct{ label, value string }
+
+func describe(p client.Plugin, now time.Time) []line {
+	state := escape(p.State)
+	if p.Current {
+		state += " (current)"
+	}
+	var attempts string
+	if p.Attempts > 0 {
+		attempts = fmt.Sprint(p.Attempts)
+	}
+	return []line{
+		{"State", state},
+		{"Since", moment(p.Since, now)},
+		{"Reason", escape(p.Reason)},
+		{"Failed attempts", attempts},
+		{"Next attempt", moment(p.NextRetry, now)},
+		{"Last error", escape(p.LastError)},
+		{"Versions", escape(strings.Join(p.Versions, ", "))},
+		{"Endpoint", escape(p.Endpoint)},
+		{"Socket", escape(p.SocketPath)},
+		{"Source", escape(p.Source)},
+		{"Instance ID", escape(p.Instance)},
+		{"First seen", moment(p.FirstSeen, now)},
+		{"Registered at", moment(p.RegisteredAt, now)},
+	}
+}
+
+// moment writes a time and how far it is from now.
+func moment(t *time.Time, now time.Time) string {
+	switch {
+	case t == nil:
+		return ""
+	case t.After(now):
+		return fmt.Sprintf("%s (in %s)", t.Local().Format(time.RFC3339), short(t.Sub(now)))
+	}
+	return fmt.Sprintf("%s (%s ago)", t.Local().Format(time.RFC3339), short(now.Sub(*t)))
+}

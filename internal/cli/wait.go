@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+func newWaitCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "wait TYPE/NAME",
+		Short: "Wait until a plugin is registered or deregistered.",
+		Long: `Wait until a plugin is registered, or until no instance of it is registered any more, and exit with 0. It need not be known yet.
+If that does not happen in time, the command says which state the plugin is in and exits with 1. It prints nothing else.
+
+The type ends at the first slash; the name may have more.`,
+		Example: `  # Start a driver and go on when it is registered.
+  ./driver & patchbay wait CSIPlugin/hostpath.csi.k8s.io --timeout 10s
+
+  # Remove it and go on when it is gone.
+  kill %1; patchbay wait CSIPlugin/hostpath.csi.k8s.io --for deregistered`,
+		Args: onePlugin,
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = completePlugins(socket)
+	goal := addChoice(cmd, "for", "", "what to wait for", string(client.GoalRegistered), string(client.GoalDeregistered))
+	timeout := cmd.Flags().Duration("timeout", 30*time.Second, "how long to wait, for example 90s or 5m")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *timeout <= 0 {
+			return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", *timeout)
+		}
+		c, err := connect(cmd, *socket)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(cmd.Context(), *timeout)
+		defer cancel()
+		ptype, name := splitPlugin(args[0])
+		_, err = c.Wait(ctx, ptype, name, client.Goal(goal.value))
+		return err
+	}
+	return cmd
+}
