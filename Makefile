@@ -1,0 +1,61 @@
+# What a developer and the CI do here. Nothing but Go 1.26, a C compiler (for the race detector) and GNU make has to be installed:
+# the tools are Go modules, pinned in tools/go.mod, and built on first use.
+
+MODULE  := github.com/patchbay-dev/patchbay
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+
+GO   ?= go
+TOOL := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
+
+# Flags for go test, for example TEST_FLAGS='-run Example -count 50'.
+TEST_FLAGS ?=
+
+# What needs heavy dependencies is a module of its own, so that users of the library never download them.
+LINT_MODULES := . tools $(patsubst %/go.mod,%,$(wildcard integration/go.mod bench/go.mod))
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build the patchbay binary, static, into bin/
+	CGO_ENABLED=0 $(GO) build -trimpath \
+		-ldflags '-s -w -X $(MODULE)/daemon.version=$(VERSION) -X $(MODULE)/daemon.commit=$(COMMIT)' \
+		-o bin/ ./cmd/patchbay
+
+.PHONY: test
+test: ## run the tests of all modules with the race detector
+	@.ci/test $(TEST_FLAGS)
+
+.PHONY: cover
+cover: ## run the tests of the main module and show how much of each function they reach
+	$(GO) test -timeout 5m -coverprofile=coverage.out -coverpkg=./... ./...
+	$(GO) tool cover -func=coverage.out
+
+.PHONY: lint
+lint: check-generated ## run the linters, and go vet for the other operating systems
+	@for module in $(LINT_MODULES); do \
+		echo "golangci-lint: $$module"; \
+		(cd $$module && $(TOOL) golangci-lint run ./...) || exit 1; \
+	done
+	GOOS=darwin $(GO) vet ./...
+	GOOS=windows $(GO) vet ./...
+
+.PHONY: generate
+generate: ## generate the Go code of the protobuf files
+	cd tools && $(GO) run ./protogen ..
+
+.PHONY: check-generated
+check-generated: ## fail if the generated code is not that of the protobuf files
+	cd tools && $(GO) run ./protogen -check ..
+
+.PHONY: bench
+bench: ## run all benchmarks, those against other systems included
+	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./...
+	$(if $(wildcard bench/go.mod),cd bench && $(GO) test -run '^$$' -bench . -benchmem -timeout 60m -v ./...)
+
+.PHONY: bench-short
+bench-short: ## run every benchmark once, to see that it works
+	$(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 10m ./...
+	$(if $(wildcard bench/go.mod),cd bench && $(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 10m ./...)
