@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -18,7 +19,12 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: plugin SOCKET TYPE NAME")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+	// The host may run in another directory, so the path that the plugin announces has to be absolute.
+	socket, err := filepath.Abs(os.Args[1])
+	if err == nil {
+		err = run(socket, os.Args[2], os.Args[3])
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "plugin:", err)
 		os.Exit(1)
 	}
