@@ -212,3 +212,30 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 		t.Errorf("a second Run: %v", err)
 	}
 }
+
+func TestWaitForPlugins(t *testing.T) {
+	h := newHost(t)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	opened := make(chan error, 1)
+	go func() {
+		opened <- h.rt.WaitForPlugins(ctx, patchbay.PluginName{Type: "T", Name: "a"}, patchbay.PluginName{Type: "T", Name: "b"})
+	}()
+	h.serve("a", "a.sock")
+	h.await("registered", "a")
+	select {
+	case err := <-opened:
+		t.Fatalf("the gate opened with one of two plugins: %v", err)
+	default:
+	}
+	h.serve("b", "b.sock")
+	if err := <-opened; err != nil {
+		t.Errorf("the gate stays shut: %v", err)
+	}
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	err := h.rt.WaitForPlugins(ended, patchbay.PluginName{Type: "T", Name: "a"}, patchbay.PluginName{Type: "T", Name: "missing"})
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "T/missing") || strings.Contains(err.Error(), "T/a") {
+		t.Errorf("the gate says %v", err)
+	}
+}

@@ -63,14 +63,15 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 		fresh := in.attempts == 0 && (in.info.Socket.Birth == 0 || time.Since(time.Unix(0, in.info.Socket.Birth)) < answerWindow)
 		r.spawn(func() {
 			defer cancel()
-			defer r.giveBackSlot(ctx)()
-			conn, info, err := r.interview(askCtx, path, fresh, timeouts)
+			giveBack := r.giveBackSlot(ctx)
+			defer giveBack()
+			conn, info, err := r.interview(askCtx, path, fresh, timeouts, giveBack)
 			r.answered(ctx, in, conn, info, err)
 		})
 	}
 }
 
-// giveBackSlot returns a function that gives a slot back; after slotHold it is given back anyway.
+// giveBackSlot returns a function that gives a slot back, once; after slotHold it is given back anyway.
 func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 	done := false
 	release := func() {
@@ -90,11 +91,12 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 }
 
 // interview dials a socket and asks who is there. A socket exists a moment before its plugin listens on it: as long as it is fresh, a
-// refused dial is repeated.
-func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts) (Conn, Info, error) {
+// refused dial is repeated. waits is called before it waits for that.
+func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts, waits func()) (Conn, Info, error) {
 	began := time.Now()
 	conn, err := r.dial(ctx, path, timeouts.Dial)
 	for err != nil && fresh && r.cfg.Transport.Refused(err) && time.Since(began) < answerWindow {
+		waits()
 		pause := time.NewTimer(refusedPause)
 		select {
 		case <-ctx.Done():

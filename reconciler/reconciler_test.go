@@ -3,6 +3,7 @@ package reconciler_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -317,7 +318,7 @@ func TestRulings(t *testing.T) {
 		w.plugins["/c"] = p
 		w.mu.Unlock()
 		w.desired.MoveSocket("/a", "/c")
-		w.expectCalls("validate foo /c", "register foo /c")
+		w.expect("validate foo /c", "register foo /c", "saved foo /c", "told foo true", "published foo", "event updated foo")
 	})
 }
 
@@ -358,6 +359,18 @@ func TestBackoff(t *testing.T) {
 		w.serve("/a", "foo", nil)
 		time.Sleep(2 * time.Second)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+	bubble(t, "a thousand dead sockets hold nobody up and cost no goroutines", reconciler.Config{}, func(t *testing.T, w *world) {
+		for i := range 1000 {
+			w.serve(fmt.Sprint("/dead", i), "dead", &plugin{dead: true})
+		}
+		w.serve("/a", "foo", nil)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := runtime.NumGoroutine(); n > 50 {
+			t.Errorf("%d goroutines", n)
+		}
 	})
 	bubble(t, "a hung instance does not hold up its successor at the same path", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", &plugin{hangs: true})

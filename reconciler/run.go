@@ -180,6 +180,10 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		r.closeConn(conn)
 		return
 	}
+	kind := EventRegistered
+	if l.held == in {
+		kind = EventUpdated
+	}
 	err = r.callRegister(ctx, in, h, endpoint)
 	previous := r.handedOver(l, in, h, err)
 	if err != nil {
@@ -194,7 +198,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	}
 	untold := r.tell(ctx, in, conn)
 	if untold == nil || r.keep(h, name, untold) {
-		err = r.announce(ctx, in, conn, staged, previous, untold)
+		err = r.announce(ctx, in, conn, staged, kind, previous, untold)
 	} else {
 		err = untold
 	}
@@ -322,7 +326,9 @@ var errGone = errors.New("the plugin's socket went during registration")
 
 // announce makes a registration visible that was saved and told, or is kept though it could not be told: then the plugin is told again
 // later. It takes the connection over, unless the error is errGone: the instance went meanwhile.
-func (r *Reconciler) announce(ctx context.Context, in *instance, conn Conn, staged Staged, previous *instance, untold error) error {
+func (r *Reconciler) announce(
+	ctx context.Context, in *instance, conn Conn, staged Staged, kind EventKind, previous *instance, untold error,
+) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	in.cancel = nil
@@ -336,7 +342,7 @@ func (r *Reconciler) announce(ctx context.Context, in *instance, conn Conn, stag
 	in.set(StateRegistered)
 	r.actualize(in)
 	r.watch(in, conn)
-	r.observe(EventRegistered, in, "registered with its handler")
+	r.observe(kind, in, "registered with its handler")
 	if previous != nil && !previous.gone {
 		r.observe(EventSuperseded, previous, "instance "+in.id+" is current now")
 	}

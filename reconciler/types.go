@@ -85,6 +85,8 @@ type EventKind string
 const (
 	EventRegistered   EventKind = "registered"
 	EventDeregistered EventKind = "deregistered"
+	// EventUpdated: an instance that is registered was registered again, for example because its socket moved.
+	EventUpdated EventKind = "updated"
 	// EventSuperseded: a newer instance became current; this one lives on behind it.
 	EventSuperseded EventKind = "superseded"
 	// EventRefused: the plugin was told that it is not registered, and why.
