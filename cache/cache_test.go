@@ -64,12 +64,12 @@ func TestSetSocketTellsSocketsApart(t *testing.T) {
 	if get() != first {
 		t.Error("the same socket is a new appearance")
 	}
-	dsw.MoveSocket("/a", "/b")
+	dsw.MoveSocket("/a", cache.Socket{Path: "/b", Deprecated: true})
 	moved := get()
-	if moved.SocketPath != "/b" || moved.Appearance != first.Appearance {
+	if moved.SocketPath != "/b" || moved.Appearance != first.Appearance || !moved.FoundInDeprecatedDir {
 		t.Errorf("after the move: %+v", moved)
 	}
-	dsw.MoveSocket("/b", "/a")
+	dsw.MoveSocket("/b", cache.Socket{Path: "/a"})
 	socket.ID.Birth++
 	set(socket)
 	if get().Appearance == first.Appearance {
@@ -116,7 +116,7 @@ func TestChanges(t *testing.T) {
 	if diff := cmp.Diff([]string{"/c true", "/a false"}, took()); diff != "" {
 		t.Error(diff)
 	}
-	dsw.MoveSocket("/b", "/d")
+	dsw.MoveSocket("/b", cache.Socket{Path: "/d"})
 	<-changes.C()
 	if diff := cmp.Diff([]string{"/b false", "/d true"}, took()); diff != "" {
 		t.Error(diff)
@@ -195,7 +195,7 @@ func TestConcurrentUse(t *testing.T) {
 			for j := range 200 {
 				path := fmt.Sprint("/", (i+j)%10)
 				_ = dsw.AddOrUpdatePlugin(path)
-				dsw.MoveSocket(path, path+"x")
+				dsw.MoveSocket(path, cache.Socket{Path: path + "x"})
 				dsw.RemovePlugin(path)
 				for _, info := range dsw.GetPluginsToRegister() {
 					_ = asw.AddPlugin(info)

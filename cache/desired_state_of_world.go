@@ -25,9 +25,9 @@ type DesiredStateOfWorld interface {
 	// SetSocket states that the given socket exists. It is a new appearance if its path holds none or one of another
 	// identity, and a no-op otherwise. An empty path is an error.
 	SetSocket(socket Socket) error
-	// MoveSocket states that the socket at one path is now at another: the same appearance at a new path. It is a no-op if
+	// MoveSocket states that the socket at one path is now at another: the same appearance in a new place. It is a no-op if
 	// there is none at from.
-	MoveSocket(from, to string)
+	MoveSocket(from string, to Socket)
 	// Changes returns a subscription to the changes from now on, beginning with all sockets that exist.
 	Changes() *Changes
 }
@@ -96,17 +96,18 @@ func (dsw *desiredStateOfWorld) appear(socket Socket) {
 	dsw.notify(socket.Path)
 }
 
-func (dsw *desiredStateOfWorld) MoveSocket(from, to string) {
+func (dsw *desiredStateOfWorld) MoveSocket(from string, to Socket) {
 	dsw.mu.Lock()
 	defer dsw.mu.Unlock()
 	info, ok := dsw.sockets[from]
-	if !ok || from == to {
+	if !ok || from == to.Path {
 		return
 	}
 	delete(dsw.sockets, from)
-	info.SocketPath = to
-	dsw.sockets[to] = info
-	dsw.notify(from, to)
+	info.SocketPath = to.Path
+	info.FoundInDeprecatedDir = to.Deprecated
+	dsw.sockets[to.Path] = info
+	dsw.notify(from, to.Path)
 }
 
 func (dsw *desiredStateOfWorld) RemovePlugin(socketPath string) {

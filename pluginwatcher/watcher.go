@@ -293,14 +293,14 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 	deprecatedRoot := len(w.cfg.Dirs)
 	for _, fact := range u.Facts {
+		socket := cache.Socket{Path: fact.Path, ID: cache.SocketID(fact.Info.ID), Deprecated: fact.Root == deprecatedRoot}
 		switch {
 		case !fact.Present:
 			p.desired.RemovePlugin(fact.Path)
 		case fact.MovedFrom != "":
-			p.desired.MoveSocket(fact.MovedFrom, fact.Path)
+			p.desired.MoveSocket(fact.MovedFrom, socket)
 		default:
-			err := p.desired.SetSocket(cache.Socket{Path: fact.Path, ID: cache.SocketID(fact.Info.ID), Deprecated: fact.Root == deprecatedRoot})
-			if err != nil {
+			if err := p.desired.SetSocket(socket); err != nil {
 				w.cfg.Reconciler.Logger.Error("cannot enter a socket into the desired state of the world", "socket", fact.Path, "error", err)
 			}
 		}

@@ -11,8 +11,9 @@ import (
 
 // restore takes over the instances from before a restart. It is called by New.
 func (r *Reconciler) restore(records []Instance) {
-	for _, record := range records {
+	for i, record := range records {
 		in := &instance{
+			rank:         uint64(len(records) - i),
 			info:         cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket},
 			source:       record.Source,
 			announced:    Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions},
@@ -40,29 +41,61 @@ func (r *Reconciler) apply(ctx context.Context, changes []cache.Change) {
 			present[c.Info.Appearance] = true
 		}
 	}
+	type move struct {
+		in *instance
+		to cache.PluginInfo
+	}
+	var moves []move
 	for _, c := range changes {
 		at := r.sockets[c.Path]
 		if at != nil && c.Present && at.info.Appearance == c.Info.Appearance {
 			continue
 		}
 		var in *instance
-		if known := r.appearances[c.Info.Appearance]; c.Present && known != nil {
-			defer r.moved(ctx, known, c.Info)
-		} else if c.Present {
-			in = r.appeared(c.Info)
+		appeared := false
+		if c.Present {
+			if in = r.appearances[c.Info.Appearance]; in != nil {
+				moves = append(moves, move{in, c.Info})
+			} else {
+				in = r.appeared(c.Info)
+				appeared = true
+			}
 		}
 		if at != nil && !present[at.info.Appearance] {
 			if in != nil {
-				at.replacement, in.replaces = in, at
+				r.replace(at, in, appeared || in.asking)
 				r.went(ctx, at, "its socket was replaced")
 			} else {
 				r.went(ctx, at, "its socket was removed")
 			}
 		}
-		if in != nil {
+		if appeared {
 			r.ask(ctx, in)
 		}
 	}
+	// Sockets may have changed places, so all leave before any arrives.
+	for _, m := range moves {
+		if r.sockets[m.in.info.SocketPath] == m.in {
+			delete(r.sockets, m.in.info.SocketPath)
+		}
+	}
+	for _, m := range moves {
+		r.moved(ctx, m.in, m.to)
+	}
+}
+
+// replace notes that in stands at the path where at stood; deciding says that it may answer any moment. mu is held.
+func (r *Reconciler) replace(at, in *instance, deciding bool) {
+	at.replacement, in.replaces = in, at
+	if deciding {
+		r.decide(in)
+	}
+}
+
+// decide has others wait for an answer of the instance, for a moment. mu is held.
+func (r *Reconciler) decide(in *instance) {
+	in.deciding = true
+	r.after(answerWindow, func(ctx context.Context) { r.decided(ctx, in) })
 }
 
 // appeared returns the instance for a new appearance of a socket: a restored one or a new one. mu is held.
@@ -73,7 +106,7 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 		in.info = info
 		r.lane(laneKey{in.announced.Type, in.announced.Name}).join(in)
 	} else {
-		in = &instance{info: info, source: SourceDiscovered}
+		in = &instance{info: info, source: SourceDiscovered, rank: newRank(info)}
 		in.set(StateConnecting)
 	}
 	r.sockets[info.SocketPath] = in
@@ -81,38 +114,51 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 	return in
 }
 
-// moved takes over that a socket is at another path. A plugin whose endpoint is that socket is registered again at its new place.
-// mu is held.
-func (r *Reconciler) moved(ctx context.Context, in *instance, info cache.PluginInfo) {
+// newRank ranks an appearance in this process above all restored instances.
+func newRank(info cache.PluginInfo) uint64 { return 1<<32 + info.Appearance }
+
+// moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there. mu is held.
+func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInfo) {
 	if in.gone {
 		return
 	}
-	registered := in.state == StateRegistered
-	if registered {
-		r.cfg.Actual.RemovePlugin(in.info.SocketPath)
+	judgedAnew := in.info.FoundInDeprecatedDir != to.FoundInDeprecatedDir
+	in.info = to
+	r.sockets[to.SocketPath] = in
+	if in.entered != "" {
+		r.leaveActual(in)
+		r.enterActual(in)
 	}
-	if r.sockets[in.info.SocketPath] == in {
-		delete(r.sockets, in.info.SocketPath)
+	if in.asking && in.cancel != nil {
+		// It is being dialled where it is no longer; that ends, and it is asked again here.
+		in.cancel()
 	}
-	in.info.SocketPath = info.SocketPath
-	r.sockets[info.SocketPath] = in
-	if registered {
-		r.actualize(in)
-		if in.announced.Endpoint == "" {
-			r.ask(ctx, in)
-		}
+	if judgedAnew {
+		r.ask(ctx, in)
+	}
+	if in.lane != nil {
+		r.kick(ctx, in.lane)
 	}
 }
 
-// actualize enters a registered instance into the actual state of the world. mu is held.
-func (r *Reconciler) actualize(in *instance) {
+// enterActual enters a registered instance into the actual state of the world. mu is held.
+func (r *Reconciler) enterActual(in *instance) {
 	info := in.info
 	info.Type, info.Name = in.announced.Type, in.announced.Name
 	if in.lane.heldBy != nil {
 		info.Handler = in.lane.heldBy.PluginHandler
 	}
+	in.entered = info.SocketPath
 	if err := r.cfg.Actual.AddPlugin(info); err != nil {
 		r.log.Error("cannot enter a plugin into the actual state of the world", "socket", info.SocketPath, "error", err)
+	}
+}
+
+// leaveActual takes an instance out of the actual state of the world, if it is there. mu is held.
+func (r *Reconciler) leaveActual(in *instance) {
+	if in.entered != "" {
+		r.cfg.Actual.RemovePlugin(in.entered)
+		in.entered = ""
 	}
 }
 
@@ -131,11 +177,8 @@ func (r *Reconciler) went(ctx context.Context, in *instance, why string) {
 	if r.appearances[in.info.Appearance] == in {
 		delete(r.appearances, in.info.Appearance)
 	}
-	r.cfg.Actual.RemovePlugin(in.info.SocketPath)
+	r.leaveActual(in)
 	l := in.lane
-	if in.replacement != nil {
-		in.replacement.deciding = true
-	}
 	if l == nil || l.held != in || !l.replaced(in) {
 		r.unrecord(ctx, in)
 	}
@@ -184,7 +227,7 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
 
 // reborn ends an instance and begins a new one on the same socket. mu is held.
 func (r *Reconciler) reborn(ctx context.Context, in *instance, why string) *instance {
-	fresh := &instance{info: in.info, source: in.source, announced: in.announced}
+	fresh := &instance{info: in.info, source: in.source, rank: newRank(in.info), announced: in.announced}
 	fresh.set(StateConnecting)
 	r.went(ctx, in, why)
 	r.sockets[in.info.SocketPath] = fresh
@@ -202,19 +245,25 @@ func (r *Reconciler) unrecord(ctx context.Context, in *instance) {
 	ptype, name, id := in.announced.Type, in.announced.Name, in.id
 	r.cfg.Registry.Unreachable(ptype, name, id, errors.New(in.why))
 	r.observe(EventDeregistered, in, in.why)
+	r.untilDone(ctx, "remove a plugin from the registry", in, func() error { return r.cfg.Registry.Remove(ptype, name, id) })
+}
+
+// untilDone does something to the registry again and again until it is on disk. If the reconciler ends before, the next start restores an
+// instance that it finds dead. mu is held.
+func (r *Reconciler) untilDone(ctx context.Context, what string, in *instance, do func() error) {
+	ptype, name, id := in.announced.Type, in.announced.Name, in.id
 	r.spawn(func() {
 		for attempt := 1; ; attempt++ {
-			err := r.cfg.Registry.Remove(ptype, name, id)
+			err := do()
 			if err == nil {
 				return
 			}
 			if attempt == 1 {
-				r.log.Error("cannot remove a plugin from the registry; trying again", "type", ptype, "name", name, "instance", id, "error", err)
+				r.log.Error("cannot "+what+"; trying again", "type", ptype, "name", name, "instance", id, "error", err)
 			}
 			retry := time.NewTimer(backoff(attempt))
 			select {
 			case <-ctx.Done():
-				// The next start restores it and finds it dead.
 				retry.Stop()
 				return
 			case <-retry.C:

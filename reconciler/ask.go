@@ -16,17 +16,16 @@ const (
 
 // ask has the plugin behind an instance say who it is, as soon as a slot is free. mu is held.
 func (r *Reconciler) ask(ctx context.Context, in *instance) {
-	if in.gone || in.asking || in.settling {
+	if in.gone || in.asking || in.settling || in.walking || in.ready() {
 		return
 	}
 	in.stopRetry()
 	in.asking = true
 	if in.state != StateRestored {
-		in.set(StateConnecting)
+		in.progress(StateConnecting)
 	}
-	if in.attempts == 0 && (in.lane != nil || in.replaces != nil) {
-		in.deciding = true
-		r.after(answerWindow, func(ctx context.Context) { r.decided(ctx, in) })
+	if in.attempts == 0 && in.lane != nil {
+		r.decide(in)
 	}
 	r.queue = append(r.queue, in)
 	r.dispatch(ctx)
@@ -66,7 +65,7 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 			giveBack := r.giveBackSlot(ctx)
 			defer giveBack()
 			conn, info, err := r.interview(askCtx, path, fresh, timeouts, giveBack)
-			r.answered(ctx, in, conn, info, err)
+			r.answered(ctx, in, path, conn, info, err)
 		})
 	}
 }
@@ -130,16 +129,18 @@ func (r *Reconciler) dial(ctx context.Context, path string, timeout time.Duratio
 }
 
 // answered takes over what an instance said of itself and, if its lane rests, runs the lane.
-func (r *Reconciler) answered(ctx context.Context, in *instance, conn Conn, info Info, err error) {
+func (r *Reconciler) answered(ctx context.Context, in *instance, path string, conn Conn, info Info, err error) {
 	r.mu.Lock()
 	in.asking = false
 	in.cancel = nil
-	l := r.enter(ctx, in, conn, info, err)
+	l := r.enter(ctx, in, path, conn, info, err)
 	run := l != nil && !l.running
 	if run {
 		l.running = true
 	}
-	r.decided(ctx, in)
+	if !in.asking {
+		r.decided(ctx, in)
+	}
 	r.mu.Unlock()
 	if run {
 		r.run(ctx, l)
@@ -147,12 +148,16 @@ func (r *Reconciler) answered(ctx context.Context, in *instance, conn Conn, info
 }
 
 // enter puts an instance that has answered into its lane, which it returns; nil if it has none. mu is held.
-func (r *Reconciler) enter(ctx context.Context, in *instance, conn Conn, info Info, err error) *lane {
+func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn Conn, info Info, err error) *lane {
 	switch {
 	case in.gone || ctx.Err() != nil:
 		if conn != nil {
 			r.closeConn(conn)
 		}
+		return nil
+	case err != nil && path != in.info.SocketPath:
+		// It was dialled where it is no longer.
+		r.ask(ctx, in)
 		return nil
 	case err != nil && in.lane != nil && r.cfg.Transport.Refused(err):
 		r.lost(ctx, in, err)
@@ -177,7 +182,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, conn Conn, info In
 	in.announced = info
 	in.conn = conn
 	in.peer = conn.Peer()
-	in.set(StateWaiting)
+	in.progress(StateWaiting)
 	if in.lane == nil {
 		r.lane(key).join(in)
 	}

@@ -18,7 +18,7 @@ import (
 func (r *Reconciler) turnedDown(ctx context.Context, in *instance, conn Conn, err error) {
 	patience := errors.Is(err, cache.ErrRetry)
 	if !patience {
-		r.forget(in, err.Error())
+		r.forget(ctx, in, err.Error())
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -34,7 +34,7 @@ func (r *Reconciler) turnedDown(ctx context.Context, in *instance, conn Conn, er
 }
 
 // forget takes a living instance out of the registry, if it is there. It is called in the instance's lane.
-func (r *Reconciler) forget(in *instance, why string) {
+func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 	r.mu.Lock()
 	recorded := in.recorded && !in.gone
 	if recorded {
@@ -48,12 +48,13 @@ func (r *Reconciler) forget(in *instance, why string) {
 	err := r.cfg.Registry.Remove(ptype, name, id)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err != nil {
-		// It stands on the disk only: the next start finds out that it is not registered.
-		r.cfg.Registry.Unreachable(ptype, name, id, errors.New(why))
-		r.log.Error("cannot remove a plugin from the registry", "type", ptype, "name", name, "instance", id, "error", err)
-	}
 	r.observe(EventDeregistered, in, why)
+	if err != nil {
+		r.cfg.Registry.Unreachable(ptype, name, id, errors.New(why))
+		r.untilDone(ctx, "remove a plugin from the registry", in, func() error { return r.cfg.Registry.Remove(ptype, name, id) })
+		// What registers from now on must not be what is being removed.
+		in.id = ""
+	}
 }
 
 // reject tells a plugin that it is not registered, and why, and tries again later unless there is no handler to try. It takes
@@ -65,17 +66,17 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 	if in.unclaimed {
 		in.set(StateRefused)
 	} else {
-		in.set(StateBackoff)
+		in.progress(StateBackoff)
 	}
 	r.logFailure(in, "plugin refused", err)
 	r.observe(EventRefused, in, err.Error())
-	timeout := r.timeouts(in.announced.Type).Notify
+	timeout, path := r.timeouts(in.announced.Type).Notify, in.info.SocketPath
 	r.spawn(func() {
 		callCtx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		// Some plugins exit inside this call, so an error says little: the refusal counts as delivered.
 		if err := conn.Notify(callCtx, false, err.Error()); err != nil {
-			r.log.Debug("plugin did not acknowledge its refusal", "socket", in.info.SocketPath, "error", err)
+			r.log.Debug("plugin did not acknowledge its refusal", "socket", path, "error", err)
 		}
 		r.closeConn(conn)
 		r.mu.Lock()
@@ -96,9 +97,9 @@ func (r *Reconciler) failed(in *instance, err error) {
 	in.attempts++
 	in.lastErr = err
 	if r.cfg.Transport.Refused(err) && in.announced.Type != "" {
-		in.set(StateUnreachable)
+		in.progress(StateUnreachable)
 	} else {
-		in.set(StateBackoff)
+		in.progress(StateBackoff)
 	}
 	if r.logFailure(in, "plugin registration failed", err) {
 		r.observe(EventFailed, in, err.Error())

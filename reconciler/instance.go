@@ -21,8 +21,11 @@ const (
 type instance struct {
 	info   cache.PluginInfo
 	source Source
-	state  State
-	since  time.Time
+	// rank orders the instances of one name: the greater is the newer. Restored instances rank in the order in which they were
+	// registered, below everything that appeared in this process.
+	rank  uint64
+	state State
+	since time.Time
 
 	// gone: its socket went, or nobody accepts on it. It never comes back; a socket that lives on gets a new instance.
 	gone bool
@@ -33,8 +36,8 @@ type instance struct {
 	cancel context.CancelFunc
 	// deciding: it is being asked and may answer any moment. Its lane, and an instance that it replaces at its path, wait for it.
 	deciding bool
-	// settling: it is being told of a refusal; no attempt starts before that has ended.
-	settling bool
+	// settling: it is being told of a refusal; walking: its lane is at work on it. No attempt starts before that has ended.
+	settling, walking bool
 
 	attempts  int
 	nextRetry time.Time
@@ -51,8 +54,11 @@ type instance struct {
 	peer Peer
 	// unclaimed: there is no handler for its type.
 	unclaimed bool
-	// handed: its handler has been given it, now or before it was superseded.
+	// handed: its handler has been given it, now or before it was superseded; given is the endpoint that the handler has.
 	handed bool
+	given  string
+	// entered is the path under which it stands in the actual state of the world; empty if it does not.
+	entered string
 
 	// id is its AllocID; recorded says that the registry has it under that ID.
 	id           string
@@ -64,6 +70,16 @@ type instance struct {
 	replacement, replaces *instance
 	// unwatch ends the watch for the end of its process.
 	unwatch func()
+}
+
+// held says that the handler has the instance.
+func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
+
+// progress sets the state of an attempt, unless the instance is registered all the while.
+func (in *instance) progress(state State) {
+	if !in.held() || in.state != StateRegistered {
+		in.set(state)
+	}
 }
 
 func (in *instance) set(state State) {

@@ -1,13 +1,16 @@
 package reconciler
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 type laneKey struct{ ptype, name string }
 
 // lane is where the handler of one plugin type and name is called, one call at a time. Guarded by Reconciler.mu.
 type lane struct {
 	key laneKey
-	// members are the instances that announced the name, the newest appearance first.
+	// members are the instances that announced the name, the newest first.
 	members []*instance
 	// held is the instance that the handler has: its RegisterPlugin succeeded and no DeRegisterPlugin followed. heldBy is
 	// that handler.
@@ -17,18 +20,11 @@ type lane struct {
 	running bool
 }
 
-// join adds the instance in the order of appearance.
+// join adds the instance in the order of rank.
 func (l *lane) join(in *instance) {
 	in.lane = l
 	at, _ := slices.BinarySearchFunc(l.members, in, func(m, in *instance) int {
-		// Newest first.
-		switch {
-		case m.info.Appearance > in.info.Appearance:
-			return -1
-		case m.info.Appearance < in.info.Appearance:
-			return 1
-		}
-		return 0
+		return cmp.Compare(in.rank, m.rank) // newest first
 	})
 	l.members = slices.Insert(l.members, at, in)
 }
@@ -86,6 +82,9 @@ func (l *lane) next(h *handler) (action, *instance) {
 		case in == l.held && in.gone:
 			// Its replacement may still answer.
 			return nothing, nil
+		case in == l.held && in.given != in.endpoint() && !in.asking && in.retry == nil:
+			// Its socket moved.
+			return ask, in
 		case in == l.held:
 			return l.restBehind(i)
 		case in.deciding:

@@ -28,9 +28,10 @@ var steps = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 	path := rapid.SampledFrom([]string{"/a", "/b", "/c", "/d"})
 	return step{
 		Op: rapid.SampledFrom([]string{
-			"make", "make", "make slow", "make late", "make hung", "make garbage", "make unavailable", "make untellable", "make hidden",
-			"remove", "rename", "kill", "kill", "change name", "heal",
-			"fail validate", "fail register", "retry register", "panic register", "slow register", "slow deregister", "clear handler",
+			"make", "make", "make bare", "make bare", "make slow", "make late", "make hung", "make garbage", "make unavailable", "make untellable", "make hidden",
+			"remove", "rename", "rename", "rename", "kill", "kill", "fail save", "mend save", "change name", "heal",
+			"fail validate", "fail register", "retry register", "panic register", "slow validate", "slow register", "slow deregister",
+			"clear handler",
 			"remove handler", "set handler", "pause", "pause",
 		}).Draw(t, "op"),
 		Path:  path.Draw(t, "path"),
@@ -45,17 +46,22 @@ var steps = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		todo := steps.Draw(rt, "steps")
+		cfg := reconciler.Config{
+			Walks:            rapid.IntRange(1, 3).Draw(rt, "walks"),
+			UnreachableGrace: rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(rt, "grace"),
+		}
+		keeps := rapid.Bool().Draw(rt, "keeps")
 		var wrong []string
-		synctest.Test(t, func(t *testing.T) { wrong = disturb(t, todo) })
+		synctest.Test(t, func(t *testing.T) { wrong = disturb(t, cfg, keeps, todo) })
 		if len(wrong) > 0 {
 			rt.Fatalf("%s", strings.Join(wrong, "\n"))
 		}
 	})
 }
 
-func disturb(t *testing.T, todo []step) (wrong []string) {
-	w := newWorld(t, reconciler.Config{Walks: 2})
-	h := &strict{held: map[string]string{}, validated: map[string]string{}, busy: map[string]bool{}, mode: map[string]string{}}
+func disturb(t *testing.T, cfg reconciler.Config, keeps bool, todo []step) (wrong []string) {
+	w := newWorld(t, cfg)
+	h := &strict{keeps: keeps, held: map[string]string{}, validated: map[string]string{}, busy: map[string]bool{}, mode: map[string]string{}}
 	w.r.SetHandler("T", h)
 	for i, s := range todo {
 		w.disturb(s, fmt.Sprint("/endpoint", i), h)
@@ -65,6 +71,7 @@ func disturb(t *testing.T, todo []step) (wrong []string) {
 	// All disturbances end; the longest back-off is 2 min and a bit.
 	h.set("", "")
 	w.mu.Lock()
+	w.failSave = nil
 	for _, p := range w.plugins {
 		p.heal()
 	}
@@ -84,6 +91,8 @@ func (w *world) disturb(s step, endpoint string, h *strict) {
 	if isMake {
 		p := &plugin{info: reconciler.Info{Type: "T", Name: s.Name, Endpoint: endpoint, Versions: []string{"v1"}}}
 		switch strings.TrimSpace(how) {
+		case "bare":
+			p.info.Endpoint = ""
 		case "slow":
 			p.infoTakes = 50 * time.Millisecond
 		case "late":
@@ -107,11 +116,7 @@ func (w *world) disturb(s step, endpoint string, h *strict) {
 		w.remove(s.Path)
 	case "rename":
 		if at != nil && s.Path != s.To {
-			w.mu.Lock()
-			delete(w.plugins, s.Path)
-			w.plugins[s.To] = at
-			w.mu.Unlock()
-			w.desired.MoveSocket(s.Path, s.To)
+			w.move(s.Path, s.To, at)
 		}
 	case "kill":
 		if at != nil {
@@ -129,6 +134,14 @@ func (w *world) disturb(s step, endpoint string, h *strict) {
 			at.heal()
 			w.mu.Unlock()
 		}
+	case "fail save":
+		w.mu.Lock()
+		w.failSave = errors.New("disk full")
+		w.mu.Unlock()
+	case "mend save":
+		w.mu.Lock()
+		w.failSave = nil
+		w.mu.Unlock()
 	case "remove handler":
 		w.r.RemoveHandler("T")
 	case "set handler":
@@ -153,6 +166,7 @@ func (w *world) settled(h *strict) (wrong []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
+	registered := []string{}
 	living := 0
 	current := map[string]reconciler.Status{}
 	for _, s := range statuses {
@@ -176,6 +190,7 @@ func (w *world) settled(h *strict) (wrong []string) {
 			}
 			if !known {
 				current[s.Name] = s
+				registered = append(registered, s.SocketPath)
 			}
 		}
 	}
@@ -186,6 +201,13 @@ func (w *world) settled(h *strict) (wrong []string) {
 		if !slices.ContainsFunc(statuses, func(s reconciler.Status) bool { return s.SocketPath == path }) {
 			complain("%s is not known", path)
 		}
+	}
+	actual := []string{}
+	for _, info := range w.actual.GetRegisteredPlugins() {
+		actual = append(actual, info.SocketPath)
+	}
+	if slices.Sort(registered); !slices.Equal(registered, actual) {
+		complain("the actual state has %v and not %v", actual, registered)
 	}
 	if living != 0 {
 		complain("%d more living plugins are known than there are", living)
@@ -207,6 +229,7 @@ func (w *world) settled(h *strict) (wrong []string) {
 
 // strict is a handler that knows the documented state machine and misbehaves on demand.
 type strict struct {
+	keeps     bool
 	mu        sync.Mutex
 	held      map[string]string // endpoint by name, of those registered
 	validated map[string]string // endpoint by name, of those that may be registered next
@@ -254,8 +277,11 @@ func (h *strict) call(call, name string, allowed func() string) (mode string, en
 func (h *strict) ValidatePlugin(name, endpoint string, _ []string) error {
 	mode, end := h.call("validate", name, func() string { return "" })
 	defer end()
-	if mode == "fail" {
+	switch mode {
+	case "fail":
 		return errors.New("not valid")
+	case "slow":
+		time.Sleep(200 * time.Millisecond)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -305,6 +331,12 @@ func (h *strict) DeRegisterPlugin(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.held, name)
+}
+
+func (h *strict) KeepRegistration(name string, _ error) bool {
+	_, end := h.call("keep", name, func() string { return "" })
+	end()
+	return h.keeps
 }
 
 func (h *strict) InstanceGone(name, endpoint string) {

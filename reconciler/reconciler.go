@@ -181,7 +181,7 @@ func (r *Reconciler) stop() {
 		if conn := in.takeConn(); conn != nil {
 			r.closeConn(conn)
 		}
-		r.cfg.Actual.RemovePlugin(in.info.SocketPath)
+		r.leaveActual(in)
 	}
 }
 

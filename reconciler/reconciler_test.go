@@ -154,6 +154,38 @@ func TestRulings(t *testing.T) {
 		time.Sleep(time.Second)
 		w.expectCalls(up...)
 	})
+	bubble(t, "socket replaced by one that is renamed over it", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		p := w.serve("/tmp", "foo", &plugin{infoTakes: 10 * time.Millisecond})
+		synctest.Wait()
+		w.move("/tmp", "/a", p)
+		time.Sleep(20 * time.Millisecond)
+		w.expectCalls("validate foo /tmp.api", "register foo /tmp.api")
+		if s := w.status("/a"); s.State != reconciler.StateRegistered {
+			t.Errorf("it is %q", s.State)
+		}
+	})
+	bubble(t, "socket renamed before anyone could dial it", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/tmp", "foo", &plugin{dead: true})
+		synctest.Wait()
+		w.mu.Lock()
+		p.dead = false
+		w.mu.Unlock()
+		w.move("/tmp", "/a", p)
+		w.expectCalls("validate foo /tmp.api", "register foo /tmp.api")
+		if s := w.status("/a"); s.Attempts != 0 || s.LastError != "" {
+			t.Errorf("it counts as a failure: %+v", s)
+		}
+	})
+	bubble(t, "a socket that is the endpoint moves while it is registered", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.handler.slow = map[string]chan struct{}{"register /a": make(chan struct{})}
+		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		w.expectCalls("validate foo /a", "register foo /a")
+		w.move("/a", "/c", p)
+		close(w.handler.slow["register /a"])
+		w.expectCalls("validate foo /c", "register foo /c")
+	})
 	bubble(t, "socket replaced by a plugin of another name", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
@@ -300,10 +332,7 @@ func TestRulings(t *testing.T) {
 		p := w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
 		id := w.status("/a").Instance
-		w.mu.Lock()
-		w.plugins["/c"] = p
-		w.mu.Unlock()
-		w.desired.MoveSocket("/a", "/c")
+		w.move("/a", "/c", p)
 		w.expectCalls()
 		if s := w.status("/c"); s.State != reconciler.StateRegistered || s.Instance != id {
 			t.Errorf("after the move it is %q, instance %q", s.State, s.Instance)
@@ -314,10 +343,7 @@ func TestRulings(t *testing.T) {
 	bubble(t, "the socket that is the endpoint moves", reconciler.Config{}, func(_ *testing.T, w *world) {
 		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
-		w.mu.Lock()
-		w.plugins["/c"] = p
-		w.mu.Unlock()
-		w.desired.MoveSocket("/a", "/c")
+		w.move("/a", "/c", p)
 		w.expect("validate foo /c", "register foo /c", "saved foo /c", "told foo true", "published foo", "event updated foo")
 	})
 }

@@ -98,4 +98,15 @@ func TestRestore(t *testing.T) {
 			w.remove("/b")
 			w.expectCalls("deregister foo", "validate foo /a.api", "register foo /a.api")
 		})
+	bubble(t, "the rank is that of registration, not that of birth",
+		reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "new", 1), remembered("/b", "old", 2)}},
+		func(t *testing.T, w *world) {
+			found(w, "/a", 1, &plugin{peer: peer})
+			found(w, "/b", 2, &plugin{peer: peer})
+			w.r.Synced()
+			w.expectCalls(up[0], up[1], "confirmed foo old")
+			if s := w.status("/a"); s.State != reconciler.StateRegistered || s.Instance != "new" {
+				t.Errorf("the newer one: %+v", s)
+			}
+		})
 }

@@ -62,11 +62,15 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 			in.unclaimed = true
 			in.set(StateRefused)
 			r.mu.Unlock()
-			r.forget(in, "the handler for its type was removed")
+			r.forget(ctx, in, "no handler is registered for its type")
 		case register:
 			conn := in.takeConn()
+			in.walking = true
 			r.mu.Unlock()
 			r.register(ctx, l, in, conn, h)
+			r.mu.Lock()
+			in.walking = false
+			r.mu.Unlock()
 		case refuse:
 			in.unclaimed = true
 			r.reject(ctx, in, in.takeConn(), fmt.Errorf("no handler registered for plugin type: %s at socket %s", l.key.ptype, in.info.SocketPath))
@@ -118,7 +122,6 @@ func (r *Reconciler) deregister(ctx context.Context, l *lane) {
 		return
 	}
 	// Its handler was changed: it registers anew if there is another one.
-	r.cfg.Actual.RemovePlugin(in.info.SocketPath)
 	in.set(StateSuperseded)
 	r.mu.Unlock()
 }
@@ -130,6 +133,9 @@ func (r *Reconciler) callDeRegister(l *lane, h *handler) {
 
 // letGo records that the handler has no instance of the lane any more. mu is held.
 func (r *Reconciler) letGo(l *lane) {
+	if l.held != nil {
+		r.leaveActual(l.held)
+	}
 	l.held, l.heldBy = nil, nil
 	for _, m := range l.members {
 		m.handed = false
@@ -155,7 +161,7 @@ func (r *Reconciler) standDown(l *lane, in *instance) {
 func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn Conn, h *handler) {
 	r.mu.Lock()
 	endpoint, versions, deprecated := in.endpoint(), in.announced.Versions, in.info.FoundInDeprecatedDir
-	in.set(StateValidating)
+	in.progress(StateValidating)
 	r.mu.Unlock()
 	name := l.key.name
 
@@ -185,12 +191,12 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		kind = EventUpdated
 	}
 	err = r.callRegister(ctx, in, h, endpoint)
-	previous := r.handedOver(l, in, h, err)
+	previous := r.handedOver(l, in, h, endpoint, err)
 	if err != nil {
 		r.turnedDown(ctx, in, conn, fmt.Errorf("plugin registration failed: %w", err))
 		return
 	}
-	staged, err := r.save(ctx, in, conn)
+	staged, err := r.save(ctx, in, conn, endpoint)
 	if err != nil {
 		r.closeConn(conn)
 		r.takeBack(ctx, l, in, h, err)
@@ -204,7 +210,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	}
 	if err != nil {
 		r.closeConn(conn)
-		r.logError(staged.Discard())
+		r.discard(ctx, in, staged)
 		r.takeBack(ctx, l, in, h, err)
 	}
 }
@@ -255,34 +261,34 @@ func (r *Reconciler) proceed(ctx context.Context, in *instance, state State, can
 		return false
 	}
 	in.cancel = cancel
-	in.set(state)
+	in.progress(state)
 	return true
 }
 
 // handedOver records what RegisterPlugin did: on success the handler has the instance, on failure it has none. It returns the
 // instance that the handler had before.
-func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, err error) (previous *instance) {
+func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, endpoint string, err error) (previous *instance) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	previous = l.held
+	if previous = l.held; previous != nil {
+		r.leaveActual(previous)
+	}
 	if previous == in {
 		previous = nil
 	}
 	if previous != nil && !previous.gone {
-		r.cfg.Actual.RemovePlugin(previous.info.SocketPath)
 		previous.set(StateSuperseded)
 	}
-	if err != nil {
-		l.held, l.heldBy = nil, nil
-		return previous
+	l.held, l.heldBy = nil, nil
+	if err == nil {
+		l.held, l.heldBy = in, h
+		in.handed, in.given = true, endpoint
 	}
-	l.held, l.heldBy = in, h
-	in.handed = true
 	return previous
 }
 
 // save stages the instance in the registry. The error is errGone if the instance went meanwhile.
-func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn) (Staged, error) {
+func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn, endpoint string) (Staged, error) {
 	r.mu.Lock()
 	if in.gone || ctx.Err() != nil {
 		r.mu.Unlock()
@@ -297,7 +303,7 @@ func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn) (Staged,
 	}
 	record := Instance{
 		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
-		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: in.peer,
+		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: in.peer,
 		Source: in.source, RegisteredAt: in.registeredAt,
 	}
 	r.mu.Unlock()
@@ -340,7 +346,7 @@ func (r *Reconciler) announce(
 	attempts := in.attempts
 	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
 	in.set(StateRegistered)
-	r.actualize(in)
+	r.enterActual(in)
 	r.watch(in, conn)
 	r.observe(kind, in, "registered with its handler")
 	if previous != nil && !previous.gone {
@@ -354,6 +360,15 @@ func (r *Reconciler) announce(
 	return nil
 }
 
+// discard takes a stage back.
+func (r *Reconciler) discard(ctx context.Context, in *instance, staged Staged) {
+	if err := staged.Discard(); err != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.untilDone(ctx, "take back a registration", in, staged.Discard)
+	}
+}
+
 // takeBack undoes a registration that could not be saved or told. The plugin is not told off: it did nothing wrong.
 func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, err error) {
 	r.mu.Lock()
@@ -365,7 +380,7 @@ func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *han
 		return
 	}
 	r.callDeRegister(l, h)
-	r.forget(in, err.Error())
+	r.forget(ctx, in, err.Error())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.letGo(l)

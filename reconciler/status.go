@@ -3,7 +3,6 @@ package reconciler
 import (
 	"cmp"
 	"slices"
-	"time"
 )
 
 // Plugins describes every instance whose socket exists and every restored one that is not settled yet, sorted by type and name, the
@@ -13,19 +12,19 @@ func (r *Reconciler) Plugins() []Status {
 	defer r.mu.Unlock()
 	type ranked struct {
 		Status
-		appearance uint64
+		rank uint64
 	}
 	var all []ranked
 	for in := range r.instances() {
 		if !in.gone || in.state == StateDeregistering {
-			all = append(all, ranked{in.status(), in.info.Appearance})
+			all = append(all, ranked{in.status(), in.rank})
 		}
 	}
 	for _, in := range r.restored {
-		all = append(all, ranked{in.status(), 0})
+		all = append(all, ranked{in.status(), in.rank})
 	}
 	slices.SortFunc(all, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), cmp.Compare(b.appearance, a.appearance),
+		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), cmp.Compare(b.rank, a.rank),
 			cmp.Compare(a.SocketPath, b.SocketPath))
 	})
 	statuses := make([]Status, len(all))
@@ -38,7 +37,7 @@ func (r *Reconciler) Plugins() []Status {
 func (in *instance) status() Status {
 	s := Status{
 		Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
-		State: in.state, Current: in.lane != nil && in.lane.held == in,
+		State: in.state, Current: in.held(),
 		SocketPath: in.info.SocketPath, Source: in.source,
 		FirstSeen: in.info.Timestamp, Since: in.since,
 		Attempts: in.attempts, NextRetry: in.nextRetry,
@@ -55,9 +54,6 @@ func (in *instance) status() Status {
 	}
 	if in.lastErr != nil {
 		s.LastError = in.lastErr.Error()
-	}
-	if in.state != StateBackoff && in.state != StateUnreachable {
-		s.NextRetry = time.Time{}
 	}
 	return s
 }

@@ -117,6 +117,15 @@ func (w *world) remove(path string) {
 	w.desired.RemovePlugin(path)
 }
 
+// move renames the socket of a plugin.
+func (w *world) move(from, to string, p *plugin) {
+	w.mu.Lock()
+	delete(w.plugins, from)
+	w.plugins[to] = p
+	w.mu.Unlock()
+	w.desired.MoveSocket(from, cache.Socket{Path: to})
+}
+
 // kill ends a plugin and leaves its socket.
 func (w *world) kill(p *plugin) {
 	w.mu.Lock()
@@ -329,6 +338,10 @@ func (r registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 
 func (r registry) Remove(_, name, id string) error {
 	r.w.mu.Lock()
+	if err := r.w.failSave; err != nil {
+		r.w.mu.Unlock()
+		return err
+	}
 	r.w.registry[name] = slices.DeleteFunc(r.w.registry[name], func(s string) bool { return s == id })
 	r.w.mu.Unlock()
 	r.w.note("removed %s", name)
@@ -348,6 +361,12 @@ func (s staged) Publish() {
 }
 
 func (s staged) Discard() error {
+	s.w.mu.Lock()
+	err := s.w.failSave
+	s.w.mu.Unlock()
+	if err != nil {
+		return err
+	}
 	s.w.note("discarded %s", s.in.Name)
 	return nil
 }
