@@ -28,6 +28,10 @@ build: ## build the patchbay binary, static, into bin/
 test: ## run the tests of all modules with the race detector
 	@.ci/test $(TEST_FLAGS)
 
+.PHONY: crash
+crash: ## kill the daemon 200 times at random instants and see that it loses nothing
+	$(GO) test -run TestKillNineLosesNothing -timeout 15m -count 1 -v ./internal/cli -kills 200
+
 .PHONY: cover
 cover: ## run the tests of the main module and show how much of each function they reach
 	$(GO) test -timeout 5m -coverprofile=coverage.out -coverpkg=./... ./...

@@ -100,7 +100,8 @@ func New(cfg Config) (*Runtime, error) {
 }
 
 // AddHandler makes h the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are registered
-// at once. Without a handler a plugin is refused, and told so.
+// at once. Without a handler a plugin is refused, and told so; one that is remembered from before a restart is then forgotten, so handlers
+// that are known at the start are best added before Run.
 func (rt *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
 	rt.watcher.AddCacheHandler(pluginType, h)
 }

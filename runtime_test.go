@@ -213,6 +213,35 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+// A plugin that died while the host was away is restored, and does not open the gate.
+func TestWaitForPluginsDoesNotTrustMemory(t *testing.T) {
+	h := newHost(t)
+	p := h.serve("a", "a.sock")
+	h.await("registered", "a")
+	h.end()
+	if err := p.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	store, err := boltstate.Open(h.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{h.dir}, State: store})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if list := rt.Registry().ListPlugins("T"); len(list) != 1 {
+		t.Fatalf("restored: %v", list)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := rt.WaitForPlugins(ctx, patchbay.PluginName{Type: "T", Name: "a"}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the gate says %v", err)
+	}
+	rt.Registry().Shutdown()
+}
+
 func TestWaitForPlugins(t *testing.T) {
 	h := newHost(t)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

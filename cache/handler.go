@@ -50,8 +50,8 @@ type ContextRegistrar interface {
 	RegisterPluginContext(ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error
 }
 
-// RegistrationKeeper is a power that a [PluginHandler] may also have. KeepRegistration is asked, in the lane of the plugin name, when a plugin
-// was registered and could not be told so, with the reason. If it says true, the plugin stays registered and is told again later,
+// RegistrationKeeper is a power that a [PluginHandler] may also have. KeepRegistration is asked, in the lane of the plugin name, when a
+// plugin was registered and could not be told so, with the reason. If it says true, the plugin stays registered and is told again later,
 // through a re-registration; if not, as without this power, DeRegisterPlugin follows and registration is tried again later.
 type RegistrationKeeper interface {
 	KeepRegistration(pluginName string, reason error) bool

@@ -22,7 +22,7 @@ type Plugin struct {
 	SocketPath string `json:"socketPath"`
 	// Instance identifies the instance; empty as long as it has never been registered.
 	Instance string `json:"instance"`
-	// Source is "discovered" or "launched".
+	// Source is "discovered", "launched", or "host" for what the host itself registered.
 	Source string `json:"source"`
 	// FirstSeen is when the socket appeared, Since when the instance entered its state.
 	FirstSeen    *time.Time `json:"firstSeen"`

@@ -45,6 +45,12 @@ func (c Config) validate() error {
 	case c.ControlSocket == "":
 		return errors.New("the control socket has an empty path: name a file")
 	}
+	for _, dir := range c.pluginDirs() {
+		if within(c.ControlSocket, dir) {
+			return fmt.Errorf("control socket %s lies in plugin directory %s, where it would be taken for a plugin: choose another path",
+				c.ControlSocket, dir)
+		}
+	}
 	if outer, inner, ok := nested(c.pluginDirs()); ok {
 		return fmt.Errorf("plugin directory %s contains plugin directory %s: name only the outer one", outer, inner)
 	}
@@ -68,13 +74,23 @@ func (c Config) pluginDirs() []string {
 func nested(dirs []string) (outer, inner string, found bool) {
 	for i, outer := range dirs {
 		for j, inner := range dirs {
-			// An error means that only one of them is absolute: where they are is known when the directories are watched.
-			if path, err := filepath.Rel(outer, inner); i != j && err == nil && filepath.IsLocal(path) {
+			if i != j && within(inner, outer) {
 				return outer, inner, true
 			}
 		}
 	}
 	return "", "", false
+}
+
+// within says whether a path is a directory or lies below it. What cannot be told is left to those who open it.
+func within(path, dir string) bool {
+	absPath, pathErr := filepath.Abs(path)
+	absDir, dirErr := filepath.Abs(dir)
+	if pathErr != nil || dirErr != nil {
+		return false
+	}
+	rel, err := filepath.Rel(absDir, absPath)
+	return err == nil && filepath.IsLocal(rel)
 }
 
 // types returns every accepted type once.

@@ -157,7 +157,7 @@ func TestSharedConn(t *testing.T) {
 	expectWho(t, client, "newer \x7f%2f?#")
 	old.awaitOpen(t, 1) // the stream is under way
 	close(old.hold)
-	if _, err := stream.Recv(); err != io.EOF {
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("the stream ended with %v", err)
 	}
 	old.awaitOpen(t, 0)
@@ -187,8 +187,7 @@ func TestDrainEnds(t *testing.T) {
 		},
 		"Read": func(_ func(), stream grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse], s *server) {
 			close(s.hold)
-			for _, err := stream.Recv(); err == nil; _, err = stream.Recv() {
-			}
+			readToEnd(stream)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -221,8 +220,7 @@ func TestRevived(t *testing.T) {
 	register(t, r, plugin("t", "n", "2"))
 	check(t, r.DeregisterPlugin("t", "n", "2"))
 	close(s.hold)
-	for _, err := stream.Recv(); err == nil; _, err = stream.Recv() {
-	}
+	readToEnd(stream)
 	expectWho(t, client, "s")
 	s.awaitOpen(t, 1)
 	if s.accepted != 1 {
@@ -431,5 +429,14 @@ func TestCallsDuringChanges(t *testing.T) {
 	check(t, r.DeregisterPlugin("t", "n", ids[200%3]))
 	for _, s := range servers {
 		s.awaitOpen(t, 0)
+	}
+}
+
+// readToEnd reads a stream until it ends, however it ends.
+func readToEnd(stream grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse]) {
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return
+		}
 	}
 }

@@ -77,7 +77,7 @@ func (f *failure) Unwrap() error { return f.cause }
 func (f *failure) GRPCStatus() *status.Status {
 	code := codes.Unavailable
 	switch {
-	case f.sentinel == ErrInvalid:
+	case errors.Is(f.sentinel, ErrInvalid):
 		code = codes.InvalidArgument
 	case errors.Is(f.cause, context.DeadlineExceeded):
 		code = codes.DeadlineExceeded

@@ -91,7 +91,7 @@ func (r *registry) lane(k key) *lane {
 	return nil
 }
 
-// put saves a lane with what makes its instances' saved form; r.mu is released meanwhile.
+// put saves plugins as the new state of l. The caller holds both locks; r.mu is released meanwhile.
 func (r *registry) put(l *lane, plugins []*PluginInfo) error {
 	r.mu.Unlock()
 	err := r.save(l.key, plugins)

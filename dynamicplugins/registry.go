@@ -66,8 +66,8 @@ type Registry interface {
 	Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
 
 	// PluginsUpdatedCh returns a channel of the events of one type, or of all types if it is empty, from now on and in order. It
-	// is closed when ctx ends and on Shutdown. A subscriber may take its time: if it leaves more than 8,192 events unread, they
-	// are replaced by one EventTypeResync.
+	// is closed when ctx ends and on Shutdown. A subscriber may take its time; only if it leaves more than 8,192 events unread are
+	// they replaced by one EventTypeResync.
 	PluginsUpdatedCh(ctx context.Context, ptype string) <-chan *PluginUpdateEvent
 
 	// Watch is PluginsUpdatedCh together with all instances that there are at the moment, in the order of Instances: the events
@@ -107,13 +107,13 @@ type Instance struct {
 type InstanceState string
 
 const (
-	// InstanceRegistered: the current instance.
+	// InstanceRegistered is the current instance.
 	InstanceRegistered InstanceState = "registered"
-	// InstanceSuperseded: a newer instance is current.
+	// InstanceSuperseded says that a newer instance is current.
 	InstanceSuperseded InstanceState = "superseded"
-	// InstanceRestored: restored from the storage and not confirmed yet.
+	// InstanceRestored says that it was restored from the storage and not confirmed yet.
 	InstanceRestored InstanceState = "restored"
-	// InstanceUnreachable: marked so.
+	// InstanceUnreachable says that it was marked so.
 	InstanceUnreachable InstanceState = "unreachable"
 )
 

@@ -215,7 +215,7 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("code is %v", status.Code(err))
 		}
 		instances := r.Instances("t", "n")
-		if instances[1].State != dynamicplugins.InstanceUnreachable || instances[1].Reason != reason ||
+		if instances[1].State != dynamicplugins.InstanceUnreachable || !errors.Is(instances[1].Reason, reason) ||
 			!instances[1].Since.Equal(time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC)) {
 			t.Errorf("the older instance is %+v", instances[1])
 		}

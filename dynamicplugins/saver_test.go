@@ -71,7 +71,7 @@ func TestWholeStatesAreGrouped(t *testing.T) {
 	g.results <- nil
 	callers.Wait()
 	for _, err := range failing {
-		if err != broken {
+		if !errors.Is(err, broken) {
 			t.Errorf("a caller of the failed state got %v", err)
 		}
 	}

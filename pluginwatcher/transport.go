@@ -30,8 +30,8 @@ func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, err
 	return conn{client, t}, nil
 }
 
-// Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so what is
-// watched from then on is the process.
+// Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so
+// what is watched from then on is the process.
 func (t *transport) Probe(ctx context.Context, path string, hint func()) (stop func(), err error) {
 	socket, err := sock.Dial(ctx, path)
 	if sock.IsBusy(err) {

@@ -38,7 +38,10 @@ type Watcher struct {
 	handlers   map[string]cache.PluginHandler
 	running    *pipeline // nil while the watcher does not run
 	conditions []Condition
-	stop       func() error // set by Start
+
+	// lifecycle makes Start and Stop take turns. It comes before mu.
+	lifecycle sync.Mutex
+	stop      func() error // set by Start
 }
 
 // Config is what a [Watcher] works with.
@@ -138,6 +141,8 @@ func (w *Watcher) Conditions() []Condition {
 // Start begins to watch, in the background, until [Watcher.Stop]. Plugins whose sockets are there already are found too. An error says
 // that a plugin directory cannot be made or read, or that the watcher runs already.
 func (w *Watcher) Start() error {
+	w.lifecycle.Lock()
+	defer w.lifecycle.Unlock()
 	p, err := w.begin()
 	if err != nil {
 		return err
@@ -145,8 +150,6 @@ func (w *Watcher) Start() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- w.run(ctx, p) }()
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.stop = func() error {
 		cancel()
 		deadline := time.NewTimer(stopTimeout)
@@ -165,10 +168,10 @@ func (w *Watcher) Start() error {
 // handlers that are in a call, for at most 10 s, and returns an error if one still is; the watcher ends when that one returns. Stop
 // without Start does nothing.
 func (w *Watcher) Stop() error {
-	w.mu.Lock()
+	w.lifecycle.Lock()
+	defer w.lifecycle.Unlock()
 	stop := w.stop
 	w.stop = nil
-	w.mu.Unlock()
 	if stop == nil {
 		return nil
 	}
@@ -336,7 +339,8 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 	}
 	for _, c := range before {
 		if !slices.ContainsFunc(now, c.same) {
-			w.cfg.Reconciler.Logger.Info("discovery has recovered", "path", c.Path, "reason", c.Reason)
+			w.cfg.Reconciler.Logger.Info("discovery has recovered", "path", c.Path, "from", c.Reason)
+			c.Reason = "over: " + c.Reason
 			w.observe(EventRecovered, c)
 		}
 	}
@@ -368,7 +372,22 @@ func (a adapter) RegisterPlugin(pluginName, endpoint string, versions []string, 
 	return a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
 }
 
-// InstanceGone passes on to a handler that has this power.
+// RegisterPluginContext, KeepRegistration and InstanceGone pass on to a handler that has these powers.
+
+func (a adapter) RegisterPluginContext(
+	ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
+) error {
+	if h, ok := a.PluginHandler.(cache.ContextRegistrar); ok {
+		return h.RegisterPluginContext(ctx, pluginName, endpoint, versions, pluginClientTimeout)
+	}
+	return a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
+}
+
+func (a adapter) KeepRegistration(pluginName string, reason error) bool {
+	h, ok := a.PluginHandler.(cache.RegistrationKeeper)
+	return ok && h.KeepRegistration(pluginName, reason)
+}
+
 func (a adapter) InstanceGone(pluginName, endpoint string) {
 	if h, ok := a.PluginHandler.(cache.InstanceGoneHandler); ok {
 		h.InstanceGone(pluginName, endpoint)
@@ -378,4 +397,6 @@ func (a adapter) InstanceGone(pluginName, endpoint string) {
 var (
 	_ cache.DeprecatedDirValidator = adapter{}
 	_ cache.InstanceGoneHandler    = adapter{}
+	_ cache.ContextRegistrar       = adapter{}
+	_ cache.RegistrationKeeper     = adapter{}
 )

@@ -161,7 +161,7 @@ func TestRulings(t *testing.T) {
 		synctest.Wait()
 		w.move("/tmp", "/a", p)
 		time.Sleep(20 * time.Millisecond)
-		w.expectCalls("validate foo /tmp.api", "register foo /tmp.api")
+		w.expectCalls("validate foo /tmp.api", "register foo /tmp.api", "gone foo /a.api")
 		if s := w.status("/a"); s.State != reconciler.StateRegistered {
 			t.Errorf("it is %q", s.State)
 		}

@@ -6,13 +6,13 @@ import (
 )
 
 var (
-	// ErrCorrupt: the file is not one that this package made, or it is damaged.
+	// ErrCorrupt says that the file is not one that this package made, or it is damaged.
 	ErrCorrupt = errors.New("not a sound state file")
-	// ErrNewer: the file has a format that a newer version of the software made.
+	// ErrNewer says that the file has a format that a newer version of the software made.
 	ErrNewer = errors.New("state file of a newer format")
-	// ErrLocked: another process has the file open.
+	// ErrLocked says that another process has the file open.
 	ErrLocked = errors.New("state file in use")
-	// ErrClosed: the store was closed.
+	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("state file was closed")
 )
 

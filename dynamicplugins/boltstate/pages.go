@@ -91,7 +91,7 @@ func newerMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	}
 	second, err := readMetaAt(file, int64(first.pageSize))
 	if err != nil || second.transaction <= first.transaction {
-		return first, nil
+		return first, nil //nolint:nilerr // The second copy is damaged; the first one counts.
 	}
 	if second.pageSize != first.pageSize {
 		return first, errors.New("its first pages do not agree")

@@ -12,7 +12,7 @@ import (
 
 // TestSoundFiles: no file that bbolt wrote is refused, whatever was put and deleted before.
 func TestSoundFiles(t *testing.T) {
-	const rounds = 20
+	const rounds = 8
 	path := filepath.Join(t.TempDir(), "state.db")
 	for round := range rounds {
 		db, err := bbolt.Open(path, 0o600, &bbolt.Options{NoSync: true, NoFreelistSync: round%7 == 3})

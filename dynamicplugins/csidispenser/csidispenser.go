@@ -20,8 +20,8 @@ func Options() []dynamicplugins.Option {
 	}
 }
 
-// Node is a [dynamicplugins.ConnDispenser] of csi.NodeClient. Hosts whose plugins are registered under another type, for example the announced
-// type CSIPlugin, give it to dynamicplugins.WithConnDispenser for that type.
+// Node is a [dynamicplugins.ConnDispenser] of csi.NodeClient. Hosts whose plugins are registered under another type, for example the
+// announced type CSIPlugin, give it to dynamicplugins.WithConnDispenser for that type.
 func Node(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 	return csi.NewNodeClient(conn), nil
 }

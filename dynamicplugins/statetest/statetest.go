@@ -1,6 +1,7 @@
 package statetest
 
 import (
+	"errors"
 	"io"
 	"testing"
 
@@ -18,7 +19,7 @@ func Test(t *testing.T, open Open) {
 			s := &session{open: open, dir: t.TempDir()}
 			err := s.run(c)
 			switch {
-			case err == errNotApplicable:
+			case errors.Is(err, errNotApplicable):
 				t.Skip(err)
 			case err != nil:
 				t.Error(err)

@@ -12,39 +12,48 @@ import (
 	"testing"
 	"time"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 var kills = flag.Int("kills", 20, "how often TestKillNineLosesNothing kills the daemon")
 
-// TestKillNineLosesNothing kills a daemon again and again, at random instants, while plugins come and go. What it had said was registered,
-// the next daemon knows at once, as the same instance.
+// TestKillNineLosesNothing kills a daemon again and again, at random instants, while plugins come and go. What it had said was registered, to the
+// plugin or in its events, the next daemon knows at once, from before, and as the same instance.
 func TestKillNineLosesNothing(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pb")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	c := &crash{t: t, dir: dir, stopped: map[string]bool{}, acknowledged: map[string]string{}, serving: map[string]interface{ Stop() error }{}}
+	c := &crash{t: t, dir: dir, stopped: map[string]bool{}, acknowledged: map[string]string{}, serving: map[string]plugin{}, told: map[string]bool{}}
 	defer c.stopAll()
 	checked := 0
 	for range *kills {
 		checked += c.round()
 	}
-	t.Logf("%d kills, %d acknowledged registrations found again", *kills, checked)
+	t.Logf("%d kills, %d announced registrations found again", *kills, checked)
 	if checked == 0 {
 		t.Error("no registration was acknowledged before a kill: the test shows nothing")
 	}
 }
 
+// plugin is an example plugin in this process.
+type plugin interface {
+	Stop() error
+	Statuses() <-chan *registerapi.RegistrationStatus
+}
+
 type crash struct {
 	t       *testing.T
 	dir     string
-	serving map[string]interface{ Stop() error }
+	serving map[string]plugin
 	next    int
 
 	mu           sync.Mutex
+	told         map[string]bool // the plugin itself was told so, and was not stopped
 	stopped      map[string]bool
 	acknowledged map[string]string // instance by name, of those that were not stopped
 }
@@ -53,6 +62,7 @@ type crash struct {
 func (c *crash) round() int {
 	c.t.Helper()
 	control := filepath.Join(c.dir, "control.sock")
+	began := time.Now()
 	daemon := exec.Command("patchbay", "run", "--plugin-dir", filepath.Join(c.dir, "plugins"), "--state", filepath.Join(c.dir, "state.db"),
 		"--control-socket", control, "--accept-type", "T", "--log-level", "error")
 	daemon.Stderr = os.Stderr
@@ -70,9 +80,15 @@ func (c *crash) round() int {
 
 	cl := client.New(control)
 	defer cl.Close()
-	known := map[string]string{}
+	known, remembered := map[string]string{}, map[string]bool{}
 	for _, p := range c.firstList(ctx, cl).Plugins {
 		known[p.Instance] = p.State
+		remembered[p.Name] = p.RegisteredAt != nil && p.RegisteredAt.Before(began)
+	}
+	for name := range c.told {
+		if !remembered[name] {
+			c.t.Errorf("%s was told that it is registered before the kill, and is not remembered after it", name)
+		}
 	}
 	c.mu.Lock()
 	checked := len(c.acknowledged)
@@ -98,6 +114,18 @@ func (c *crash) round() int {
 	})
 	for end := time.Now().Add(rand.N(100 * time.Millisecond)); time.Now().Before(end); {
 		c.churn()
+	}
+	_ = daemon.Process.Kill()
+	_ = daemon.Wait()
+	for name, p := range c.serving {
+		for told := true; told; {
+			select {
+			case status := <-p.Statuses():
+				c.told[name] = status.PluginRegistered
+			default:
+				told = false
+			}
+		}
 	}
 	return checked
 }
@@ -125,6 +153,7 @@ func (c *crash) churn() {
 			delete(c.acknowledged, name)
 			c.mu.Unlock()
 			delete(c.serving, name)
+			delete(c.told, name)
 			if err := p.Stop(); err != nil {
 				c.t.Error(err)
 			}

@@ -1,6 +1,11 @@
 package cli
 
 import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/internal/demo"
@@ -18,6 +23,8 @@ It takes a few seconds and needs nothing. Afterwards, and after an interrupt at 
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// The first signal ends the demo in a moment; a second one must not keep it from cleaning up.
+			defer context.AfterFunc(cmd.Context(), func() { signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP) })()
 			return demo.Run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
@@ -28,7 +35,7 @@ func newDemoHostCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    demo.HostCommand + " PLUGIN-DIR STATE",
 		Hidden: true,
-		Args:   cobra.ExactArgs(2),
+		Args:   exactly(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return demo.Host(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args[0], args[1])
 		},
@@ -39,7 +46,7 @@ func newDemoPluginCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    demo.PluginCommand + " NAME SOCKET VERSIONS",
 		Hidden: true,
-		Args:   cobra.ExactArgs(3),
+		Args:   exactly(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return demo.Plugin(cmd.Context(), cmd.InOrStdin(), args[0], args[1], args[2])
 		},

@@ -28,8 +28,11 @@ func runDemo(t *testing.T, signal os.Signal, after time.Duration) (output string
 		t.Fatal(err)
 	}
 	if signal != nil {
-		timer := time.AfterFunc(after, func() { _ = cmd.Process.Signal(signal) })
-		defer timer.Stop()
+		// Twice, like somebody impatient.
+		for _, after := range []time.Duration{after, after + 3*time.Millisecond} {
+			timer := time.AfterFunc(after, func() { _ = cmd.Process.Signal(signal) })
+			defer timer.Stop()
+		}
 	}
 	_ = cmd.Wait()
 	return out.String(), cmd.ProcessState.ExitCode(), tmp
@@ -75,8 +78,9 @@ func TestDemo(t *testing.T) {
 }
 
 func TestDemoInterrupted(t *testing.T) {
-	for range 10 {
-		out, exit, tmp := runDemo(t, syscall.SIGINT, rand.N(300*time.Millisecond))
+	for i := range 12 {
+		signal := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}[i%3]
+		out, exit, tmp := runDemo(t, signal, rand.N(200*time.Millisecond))
 		interrupted := exit == 1 && strings.HasSuffix(out, "interrupted; all processes and files of the demo are gone\n")
 		early := exit == -1 // before it listens to signals
 		if exit != 0 && !interrupted && !early {

@@ -9,9 +9,11 @@ import (
 	"syscall"
 )
 
-// Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT or SIGTERM asks
-// the command to end, the second one ends the process at once.
+// Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT, SIGTERM or
+// SIGHUP asks the command to end, the second one ends the process at once.
 func Main() int {
+	// A write to a pipe that nobody reads is an error of the write, so that whoever has to clean up can.
+	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := untilSignal(context.Background(), func() { os.Exit(exitFailed) })
 	defer stop()
 	return Run(ctx, os.Args[1:], os.Stdout, os.Stderr)
@@ -32,7 +34,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {

@@ -72,6 +72,16 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	return wrongUsage(cmd, "unknown command %q", args[0])
 }
 
+// exactly is for commands that take n arguments.
+func exactly(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return wrongUsage(cmd, "%q takes %d arguments, not %d: %s", cmd.CommandPath(), n, len(args), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
 // noArguments is for commands that take flags only.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {

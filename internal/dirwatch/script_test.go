@@ -102,7 +102,7 @@ func (r *rig) walk() map[string]sock.ID {
 	for _, root := range r.cfg.Roots {
 		_ = filepath.WalkDir(root.Path, func(path string, d fs.DirEntry, err error) error {
 			if err != nil {
-				return nil // gone meanwhile
+				return nil //nolint:nilerr // It is gone meanwhile.
 			}
 			if path != root.Path && strings.HasPrefix(d.Name(), ".") {
 				if d.IsDir() {

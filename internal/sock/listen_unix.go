@@ -137,7 +137,7 @@ func clearStale(path string) error {
 		return fmt.Errorf("cannot listen on %s: a socket is there and whether anyone listens on it cannot be found out: %w", path, err)
 	}
 	if now, err := Stat(path); err != nil || now.ID != info.ID {
-		return nil // replaced meanwhile: the link fails and it is judged again
+		return nil //nolint:nilerr // It was replaced meanwhile: the link fails and it is judged again.
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot listen on %s: remove the stale socket: %w", path, err)

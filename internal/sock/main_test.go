@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -155,7 +156,7 @@ func names(t testing.TB, dir string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := append(paths, hidden...)
+	list := slices.Concat(paths, hidden)
 	for i := range list {
 		list[i] = filepath.Base(list[i])
 	}

@@ -278,3 +278,129 @@ func TestWatchAfterRun(t *testing.T) {
 		t.Errorf("%d descriptors, %d before", n, before)
 	}
 }
+
+// connection returns a connection and the server's end of it.
+func connection(t testing.TB) (conn, server *net.UnixConn) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(tempDir(t), "s"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn = dial(t, l.Addr().String())
+	if server, err = l.AcceptUnix(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	return conn, server
+}
+
+func TestWatchConn(t *testing.T) {
+	for name, end := range map[string]func(*net.UnixConn) error{
+		"closed":      (*net.UnixConn).Close,
+		"half-closed": (*net.UnixConn).CloseWrite,
+		"sent to":     func(c *net.UnixConn) error { _, err := c.Write([]byte{0}); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, before := range []bool{false, true} { // whether it happens before the watch
+				w, _ := runWatcher(t)
+				files := openFiles(t)
+				conn, server := connection(t)
+				if before {
+					if err := end(server); err != nil {
+						t.Fatal(err)
+					}
+				}
+				told := make(chan struct{})
+				stop, err := w.WatchConn(conn, func() { close(told) })
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := conn.Close(); !errors.Is(err, net.ErrClosed) {
+					t.Errorf("the connection is still the caller's: %v", err)
+				}
+				if !before {
+					select {
+					case <-told:
+						t.Fatal("told of an open connection")
+					default:
+					}
+					if n := openFiles(t) - files; n != 2 { // and the server's end
+						t.Errorf("a watched connection costs %d descriptors, want 1", n-1)
+					}
+					if err := end(server); err != nil {
+						t.Fatal(err)
+					}
+				}
+				<-told
+				if n, err := server.Read(make([]byte, 1)); n != 0 || err == nil {
+					t.Errorf("the connection is not closed: %d, %v", n, err)
+				}
+				stop()
+				_ = server.Close()
+				if n := openFiles(t) - files; n != 0 {
+					t.Errorf("%d descriptors left", n)
+				}
+			}
+		})
+	}
+}
+
+func TestStopClosesAWatchedConn(t *testing.T) {
+	w, _ := runWatcher(t)
+	conn, server := connection(t)
+	stop, err := w.WatchConn(conn, func() { t.Error("told after stop") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	stop()
+	if n, err := server.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("the connection is not closed: %d, %v", n, err)
+	}
+}
+
+func TestEndOfRunClosesWatchedConns(t *testing.T) {
+	w, stopRun := runWatcher(t)
+	conn, server := connection(t)
+	if _, err := w.WatchConn(conn, func() { t.Error("told") }); err != nil {
+		t.Fatal(err)
+	}
+	stopRun()
+	if n, err := server.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("the connection is not closed: %d, %v", n, err)
+	}
+	conn, server = connection(t)
+	if _, err := w.WatchConn(conn, func() { t.Error("told") }); !errors.Is(err, ErrClosed) {
+		t.Errorf("WatchConn after Run: %v", err)
+	}
+	if _, err := conn.Write([]byte{1}); err != nil {
+		t.Errorf("the connection is not as before: %v", err)
+	}
+	_ = server.Close()
+}
+
+func TestProbeWatch(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	w, _ := runWatcher(t)
+	if _, err := w.ProbeWatch(t.Context(), path, func() {}); !IsGone(err) {
+		t.Errorf("no socket: %v", err)
+	}
+	cmd, said := startChild(t, "serve", path)
+	if said != "listening" {
+		t.Fatal(said)
+	}
+	files := openFiles(t)
+	told := make(chan struct{})
+	if _, err := w.ProbeWatch(t.Context(), path, func() { close(told) }); err != nil {
+		t.Fatal(err)
+	}
+	if n := openFiles(t) - files; n != 1 {
+		t.Errorf("a watched process costs %d descriptors, want 1", n)
+	}
+	_ = cmd.Process.Kill()
+	<-told
+	if _, err := w.ProbeWatch(t.Context(), path, func() {}); !IsRefused(err) {
+		t.Errorf("nobody listens: %v", err)
+	}
+}
