@@ -36,8 +36,10 @@ type Config struct {
 	// type it is, the longest that is configured for any counts.
 	Timeouts     reconciler.Timeouts
 	TypeTimeouts map[string]reconciler.Timeouts
-	// Bounds limit what a plugin may announce.
-	Bounds reconciler.Bounds
+	// Bounds limit what a plugin may announce; MaxDepth and MaxSockets limit what is looked for in the plugin directories (see
+	// pluginwatcher.Config).
+	Bounds               reconciler.Bounds
+	MaxDepth, MaxSockets int
 	// ClientTimeout returns the timeout for calls to a plugin, which is handed to its handler; nil for none. May be nil.
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
@@ -83,6 +85,8 @@ func New(cfg Config) (*Runtime, error) {
 	rt.watcher = pluginwatcher.New(pluginwatcher.Config{
 		Dirs:          cfg.PluginDirs,
 		DeprecatedDir: cfg.DeprecatedPluginDir,
+		MaxDepth:      cfg.MaxDepth,
+		MaxSockets:    cfg.MaxSockets,
 		Scanned:       func() { close(rt.ready) },
 		Reconciler: reconciler.Config{
 			Registry:         &record{registry: registry},

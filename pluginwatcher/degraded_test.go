@@ -55,3 +55,23 @@ func awaitEvent(t *testing.T, events <-chan reconciler.Event, kind reconciler.Ev
 		t.Fatalf("no event %s", kind)
 	}
 }
+
+// Beyond a bound there is an event that names it, and the rest goes on.
+func TestBounds(t *testing.T) {
+	dir := t.TempDir()
+	events := make(chan reconciler.Event, 100)
+	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, MaxDepth: 1, MaxSockets: 2, Reconciler: reconciler.Config{
+		Observe: func(e reconciler.Event) {
+			if e.Kind == pluginwatcher.EventDegraded {
+				events <- e
+			}
+		},
+	}})
+	h := newCalls()
+	w.AddHandler("T", h)
+	start(t, w)
+	serve(t, "deep", filepath.Join(dir, "a", "b", "deep.sock"))
+	awaitEvent(t, events, pluginwatcher.EventDegraded, dir)
+	serve(t, "foo", filepath.Join(dir, "a", "foo.sock"))
+	h.await(t, "validate foo false", "register foo foo.sock")
+}

@@ -51,6 +51,9 @@ type Config struct {
 	// DeprecatedDir is a directory in which older plugins put their sockets; empty for none. Everything under kubernetes.io/ in it is
 	// ignored.
 	DeprecatedDir string
+	// MaxDepth bounds the directories below a plugin directory on the way to a socket (default 16), MaxSockets the sockets in one directory
+	// (default 10,000). What lies beyond a bound is left out, and a [Condition] says so.
+	MaxDepth, MaxSockets int
 	// Reconciler configures what happens with the sockets that are found. Desired, Actual and Transport need not be set.
 	Reconciler reconciler.Config
 	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
@@ -249,7 +252,10 @@ func (w *Watcher) begin() (*pipeline, error) {
 		roots[len(roots)-1].Skip = skipDeprecated
 	}
 	var err error
-	p.dirs, err = dirwatch.New(dirwatch.Config{Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) }})
+	p.dirs, err = dirwatch.New(dirwatch.Config{
+		Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) },
+		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}

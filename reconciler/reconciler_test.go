@@ -348,6 +348,23 @@ func TestRulings(t *testing.T) {
 	})
 }
 
+// The CSI node-driver-registrar exits inside the call and leaves its socket behind; its next instance replaces the file.
+func TestRefusedPluginExits(t *testing.T) {
+	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.handler.set("validate /a.api", errors.New("too old"))
+		w.serve("/a", "foo", &plugin{exitsWhenRefused: true})
+		w.expect("validate foo /a.api", "event refused foo", "told foo false: plugin validation failed: too old")
+		time.Sleep(time.Minute)
+		if s := w.status("/a"); s.State != reconciler.StateUnreachable {
+			t.Errorf("it is %q", s.State)
+		}
+		w.handler.set("validate /a.api", nil)
+		w.expectCalls()
+		w.serve("/a", "foo", nil)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+}
+
 func TestNoAttemptWhileTellingOfARefusal(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}, refusalTakes: time.Second})

@@ -42,11 +42,13 @@ type plugin struct {
 	notifyErr error
 	// refusalTakes is how long it takes to be told of a refusal.
 	refusalTakes time.Duration
-	hangs        bool // in GetInfo
-	dead         bool // nobody accepts
-	peer         reconciler.Peer
-	exited       func()
-	hidden       bool // its process cannot be watched
+	// exitsWhenRefused: it ends inside the call that tells it of a refusal.
+	exitsWhenRefused bool
+	hangs            bool // in GetInfo
+	dead             bool // nobody accepts
+	peer             reconciler.Peer
+	exited           func()
+	hidden           bool // its process cannot be watched
 }
 
 var errRefused = errors.New("connection refused")
@@ -296,6 +298,12 @@ func (c *conn) Notify(_ context.Context, registered bool, reason string) error {
 	c.w.note("told %s %t%s", c.p.info.Name, registered, map[bool]string{true: "", false: ": " + reason}[reason == ""])
 	if !registered {
 		time.Sleep(c.p.refusalTakes)
+		c.w.mu.Lock()
+		defer c.w.mu.Unlock()
+		if c.p.exitsWhenRefused {
+			c.p.dead = true
+			return io.EOF
+		}
 		return nil
 	}
 	c.w.mu.Lock()
