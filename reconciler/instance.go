@@ -68,8 +68,9 @@ type instance struct {
 	restored *Instance
 	// replacement is the instance that appeared at the same path when this one went; replaces is the reverse, until it is decided.
 	replacement, replaces *instance
-	// unwatch ends the watch for the end of its process.
-	unwatch func()
+	// unwatch ends the watch for its death. checking: it is being found out whether anybody accepts; recheck: a hint came meanwhile.
+	unwatch           func()
+	checking, recheck bool
 }
 
 // held says that the handler has the instance.

@@ -47,6 +47,12 @@ func (r *Reconciler) check(ctx context.Context, in *instance) {
 	if in.gone || in.unwatch == nil {
 		return
 	}
+	if in.checking {
+		// What is being found out may be older than this hint.
+		in.recheck = true
+		return
+	}
+	in.checking = true
 	path := in.info.SocketPath
 	timeout := r.timeouts(in.announced.Type).Dial
 	r.spawn(func() {
@@ -55,6 +61,7 @@ func (r *Reconciler) check(ctx context.Context, in *instance) {
 		stop, err := r.cfg.Transport.Probe(probeCtx, path, r.hint(in))
 		r.mu.Lock()
 		defer r.mu.Unlock()
+		in.checking = false
 		if in.gone || in.unwatch == nil || ctx.Err() != nil {
 			if stop != nil {
 				stop()
@@ -70,6 +77,10 @@ func (r *Reconciler) check(ctx context.Context, in *instance) {
 			r.checkLater(in)
 		} else {
 			in.unwatch = stop
+		}
+		if in.recheck {
+			in.recheck = false
+			r.check(ctx, in)
 		}
 	})
 }
