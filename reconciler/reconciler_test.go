@@ -317,6 +317,31 @@ func TestRulings(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		w.expectCalls("deregister foo")
 	})
+	bubble(t, "a hint comes while the last one is looked into", reconciler.Config{}, func(_ *testing.T, w *world) {
+		probes := 0
+		p := w.serve("/a", "foo", &plugin{probed: func(hint func()) func() {
+			probes++
+			if probes > 1 {
+				return nil // The process cannot be watched any more.
+			}
+			// It ends just when it is watched.
+			hint()
+			time.Sleep(10 * time.Millisecond)
+			return func() {}
+		}})
+		w.expectCalls(up...)
+		w.mu.Lock()
+		ended := p.exited
+		w.mu.Unlock()
+		ended() // The connection, that is; somebody still accepts.
+		time.Sleep(time.Second)
+		w.expectCalls()
+		w.mu.Lock()
+		p.dead = true
+		w.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		w.expectCalls("deregister foo")
+	})
 	bubble(t, "a killed plugin stays for the grace", reconciler.Config{UnreachableGrace: time.Second}, func(t *testing.T, w *world) {
 		p := w.serve("/a", "foo", nil)
 		w.expectCalls(up...)

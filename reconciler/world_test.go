@@ -48,7 +48,9 @@ type plugin struct {
 	dead             bool // nobody accepts
 	peer             reconciler.Peer
 	exited           func()
-	hidden           bool // its process cannot be watched
+	// probed, if set, is what a probe does instead of watching.
+	probed func(hint func()) (stop func())
+	hidden bool // its process cannot be watched
 }
 
 var errRefused = errors.New("connection refused")
@@ -247,6 +249,9 @@ func (t transport) Probe(_ context.Context, path string, hint func()) (func(), e
 	p, err := t.reach(path)
 	if err != nil {
 		return nil, err
+	}
+	if p.probed != nil {
+		return p.probed(hint), nil
 	}
 	stop, err := (&conn{t.w, p}).Watch(hint)
 	if err != nil {
