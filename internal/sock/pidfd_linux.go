@@ -19,6 +19,9 @@ func peerPidfd(conn *net.UnixConn) (int, error) {
 		return err
 	})
 	switch {
+	case err == nil && ready(pidfd, unix.POLLIN):
+		// Linux 6.16 and later also give out the pidfd of a process that is gone.
+		return -1, errors.Join(ErrNotVisible, unix.Close(pidfd))
 	case err == nil:
 		return pidfd, nil
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
@@ -46,15 +49,16 @@ func pidfdByPID(fd int) (int, error) {
 		return -1, err
 	}
 	// The start time also catches the rare case in which a third process holds the connection open.
-	if hungUp(fd) || before == 0 || startTime(int(cred.Pid)) != before {
+	if ready(fd, unix.POLLRDHUP) || before == 0 || startTime(int(cred.Pid)) != before {
 		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
 	}
 	return pidfd, nil
 }
 
-// hungUp reports whether the other end of a connection is closed.
-func hungUp(fd int) bool {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+// ready reports whether the events are there already: POLLRDHUP if the other end of a connection is closed, POLLIN if the process of a pidfd has
+// ended. What cannot be looked at counts as over.
+func ready(fd int, events int16) bool {
+	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for {
 		n, err := unix.Poll(p, 0)
 		if err == nil {

@@ -51,7 +51,7 @@ func NewWatcher() (*Watcher, error) {
 
 // WatchProcess has fn called when the process that serves conn ends. That is the process which called listen, and it is never
 // another one that has got the same PID meanwhile. The connection is not kept: it may be closed afterwards. If the process has ended
-// already, fn is called soon or the error wraps [ErrNotVisible].
+// already, the error wraps [ErrNotVisible], unless it ends at this very moment: then fn is called soon.
 func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err error) {
 	pidfd, err := peerPidfd(conn)
 	if err != nil {
