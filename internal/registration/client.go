@@ -111,12 +111,7 @@ func (c *Client) Hold(w *sock.Watcher, fn func()) (stop func(), err error) {
 	if err := c.conn.settle(raw); err != nil {
 		return nil, err
 	}
-	stop, err = w.WatchConn(c.socket, fn)
-	if err != nil {
-		return nil, err
-	}
-	c.conn.failed = status.Error(codes.Unavailable, "the connection is held, not used")
-	return stop, nil
+	return w.WatchConn(c.socket, fn)
 }
 
 // WatchExit has fn called once when the process at the other end exits. The watch outlives the connection. See

@@ -25,7 +25,7 @@ const (
 	maxHeaders = 16 << 10
 	// maxCall bounds all that is read in one call, frame headers included, and so the number of frames as well: an endless stream of
 	// PING, SETTINGS or empty frames ends here.
-	maxCall = 256 << 10
+	maxCall = 128 << 10
 	// readBuffer holds all that a plugin usually sends in one call.
 	readBuffer = 1 << 10
 
@@ -76,7 +76,7 @@ func (c *conn) init(nc net.Conn) {
 
 // call sends a request, headers and body, and returns the message of the answer.
 func (c *conn) call(ctx context.Context, headers, body []byte) ([]byte, error) {
-	if err := ctx.Err(); err != nil {
+	if err := done(ctx); err != nil {
 		return nil, status.FromContextError(err).Err()
 	}
 	if c.failed != nil {
@@ -102,14 +102,22 @@ func (c *conn) call(ctx context.Context, headers, body []byte) ([]byte, error) {
 	return a.result()
 }
 
+// done is ctx.Err, without waiting for the timer of a deadline: the plugin knows the deadline and may be the first to act on it.
+func done(ctx context.Context) error {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= 0 && ctx.Err() == nil {
+		return context.DeadlineExceeded
+	}
+	return ctx.Err()
+}
+
 // callError makes a status error of an error that ends the connection.
 func callError(ctx context.Context, err error) error {
 	var connError http2.ConnectionError
 	var streamError http2.StreamError
+	ended := done(ctx)
 	switch {
-	case ctx.Err() != nil:
-		s := status.FromContextError(ctx.Err())
-		return status.Errorf(s.Code(), "no answer from the plugin: %s", s.Message())
+	case ended != nil:
+		return status.Errorf(status.FromContextError(ended).Code(), "no answer from the plugin: %v", ended)
 	case status.Code(err) != codes.Unknown:
 		return err
 	case errors.Is(err, errTooMuch):
@@ -283,8 +291,7 @@ func (c *conn) receive(f http2.Frame, a *answer) error {
 		}
 		return a.addData(f)
 	case *http2.RSTStreamFrame:
-		a.reset(f.ErrCode)
-		return nil
+		return resetError(f.ErrCode)
 	case *http2.WindowUpdateFrame:
 		return widen(&c.streamWindow, int64(f.Increment))
 	case *http2.PushPromiseFrame:

@@ -82,8 +82,8 @@ func (a *answer) result() ([]byte, error) {
 	switch {
 	case a.status.Code() != codes.OK:
 		return nil, a.status.Err()
-	case len(a.data) < prefixLen || len(a.data) < prefixLen+a.length():
-		return nil, status.Error(codes.Internal, "the plugin's answer has no complete message")
+	case len(a.data) < prefixLen || len(a.data)-prefixLen != a.length():
+		return nil, status.Error(codes.Internal, "the plugin's answer is not one message")
 	default:
 		return a.data[prefixLen:], nil
 	}
@@ -145,8 +145,6 @@ func (a *answer) addData(f *http2.DataFrame) error {
 				return status.Error(codes.Internal, "the plugin's answer is compressed, which was not offered")
 			case uint32(a.length()) > maxAnswer:
 				return status.Errorf(codes.ResourceExhausted, "the plugin's answer has %d bytes; at most %d are allowed", a.length(), maxAnswer)
-			case len(a.data) > prefixLen+a.length():
-				return status.Error(codes.Internal, "the plugin's answer has more than one message")
 			}
 		}
 	}
@@ -156,8 +154,8 @@ func (a *answer) addData(f *http2.DataFrame) error {
 	return nil
 }
 
-// reset ends the answer as RST_STREAM does.
-func (a *answer) reset(code http2.ErrCode) {
+// resetError is the meaning of RST_STREAM.
+func resetError(code http2.ErrCode) error {
 	c := codes.Internal
 	switch code {
 	case http2.ErrCodeRefusedStream:
@@ -170,7 +168,7 @@ func (a *answer) reset(code http2.ErrCode) {
 		c = codes.PermissionDenied
 	default:
 	}
-	a.end(status.Newf(c, "the plugin ended the call: RST_STREAM, %v", code))
+	return status.Errorf(c, "the plugin ended the call: RST_STREAM, %v", code)
 }
 
 // trailerStatus returns the status that trailers carry.
