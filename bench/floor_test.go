@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 )
 
 const (
@@ -25,8 +27,8 @@ const (
 )
 
 // runFloor is the least that finds plugins and registers them: fsnotify, grpc-go, and the two calls of the registration service on a
-// fresh connection. It looks at no directory at the start or below, recognizes nothing, keeps nothing, and repeats nothing that failed.
-func runFloor(ctx context.Context, dir string, m *Manager) error {
+// fresh connection. It looks at no directory below, recognizes nothing, keeps nothing, and repeats nothing that failed.
+func runFloor(ctx context.Context, dir string, j *manager.Journal) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
@@ -42,13 +44,20 @@ func runFloor(ctx context.Context, dir string, m *Manager) error {
 	for range floorWorkers {
 		workers.Go(func() {
 			for path := range queue {
-				if err := floorRegister(ctx, path, m); err != nil {
+				if err := floorRegister(ctx, path, j); err != nil {
 					fmt.Fprintln(os.Stderr, "floor:", path, err)
 				}
 			}
 		})
 	}
-	close(m.ready)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		queue <- filepath.Join(dir, entry.Name())
+	}
+	j.Ready()
 	for {
 		select {
 		case <-ctx.Done():
@@ -58,7 +67,11 @@ func runFloor(ctx context.Context, dir string, m *Manager) error {
 			case event.Has(fsnotify.Create):
 				queue <- event.Name
 			case event.Has(fsnotify.Remove):
-				m.setGone(filepath.Base(event.Name))
+				name := filepath.Base(event.Name)
+				if err := j.Deregistered(name); err != nil {
+					return err
+				}
+				j.Gone(name, "")
 			}
 		case err := <-watcher.Errors:
 			return err
@@ -66,28 +79,28 @@ func runFloor(ctx context.Context, dir string, m *Manager) error {
 	}
 }
 
-func floorRegister(ctx context.Context, path string, m *Manager) error {
+func floorRegister(ctx context.Context, path string, j *manager.Journal) error {
 	conn, err := grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dialListening))
 	if err != nil {
 		return err
 	}
-	name, err := floorCalls(ctx, conn, m)
+	name, err := floorCalls(ctx, conn, j)
 	if err := errors.Join(err, conn.Close()); err != nil {
 		return err
 	}
-	m.setSettled(name)
+	j.Settled(name, "")
 	return nil
 }
 
 // floorCalls asks a plugin for its name and tells it that it is registered.
-func floorCalls(ctx context.Context, conn *grpc.ClientConn, m *Manager) (name string, err error) {
+func floorCalls(ctx context.Context, conn *grpc.ClientConn, j *manager.Journal) (name string, err error) {
 	client := registerapi.NewRegistrationClient(conn)
 	info, err := client.GetInfo(ctx, &registerapi.InfoRequest{})
 	if err != nil {
 		return "", err
 	}
-	if err := m.setRegistered(info.GetName()); err != nil {
+	if err := j.Registered(info.GetName()); err != nil {
 		return "", err
 	}
 	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})

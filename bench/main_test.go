@@ -5,30 +5,52 @@ import (
 	"fmt"
 	"os"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/bench/internal/manager"
+	"github.com/patchbay-dev/patchbay/bench/internal/proc"
+	"github.com/patchbay-dev/patchbay/bench/internal/registry"
 )
 
-// roleVariable is the environment variable that makes the test binary one of the processes of a benchmark.
+// roleVariable is the environment variable that makes the test binary one of the processes of a benchmark. Its value is rolePlugins, or
+// the name of a contestant in managers or registries.
 const roleVariable = "PATCHBAY_BENCH_ROLE"
 
-// rolePlugins is the role of the process in which all plugins run. The other roles are the names of contestants.
+// rolePlugins is the role of the process in which all plugins run.
 const rolePlugins = "plugins"
 
 func TestMain(m *testing.M) {
-	var err error
-	switch role := os.Getenv(roleVariable); role {
-	case "":
-		// Each benchmark is one run, which nothing makes longer.
-		flag.Parse()
-		if err = flag.Set("test.benchtime", "1x"); err == nil {
-			os.Exit(m.Run())
+	role := os.Getenv(roleVariable)
+	if role != "" {
+		if err := play(role); err != nil {
+			fmt.Fprintln(os.Stderr, role+":", err)
+			os.Exit(1)
 		}
-	case rolePlugins:
-		err = serve(newPlugins())
-	default:
-		err = runManager(role, os.Args[1])
+		return
 	}
-	if err != nil {
+	// Each benchmark is one run, which nothing makes longer.
+	flag.Parse()
+	if err := flag.Set("test.benchtime", "1x"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	code := m.Run()
+	if err := removePrograms(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// play makes this process one of those of a benchmark until standard input ends. The argument of a contestant is its directory.
+func play(role string) error {
+	if role == rolePlugins {
+		return proc.Serve(newPlugins())
+	}
+	if run, ok := managers[role]; ok {
+		return manager.Serve(run, os.Args[1])
+	}
+	if open, ok := registries[role]; ok {
+		return registry.Serve(open, os.Args[1])
+	}
+	return fmt.Errorf("there is no contestant %q", role)
 }

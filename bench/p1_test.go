@@ -2,102 +2,95 @@ package bench
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/bench/internal/manager"
+	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
 
-// contender is a contestant that runs, with a plugin directory of its own.
-type contender struct {
-	name string
-	*process
-	sockets Sockets
-}
-
-// contend starts a contestant on an empty plugin directory and returns when it watches.
-func contend(b *testing.B, name string) contender {
-	b.Helper()
-	root := b.TempDir()
-	c := contender{name: name, sockets: Sockets{Dir: filepath.Join(root, "plugins"), Staging: filepath.Join(root, "staging")}}
-	for _, dir := range []string{c.sockets.Dir, c.sockets.Staging} {
-		if err := os.Mkdir(dir, 0o750); err != nil {
-			b.Fatal(err)
-		}
-	}
-	c.process = start(b, name, c.sockets.Dir)
-	c.call("Manager.Ready", None(false), new(None))
-	return c
+// latencies are samples of one contestant, in microseconds.
+type latencies struct {
+	register, told []float64
 }
 
 // BenchmarkP1 measures the time from the moment at which a plugin listens on its socket to the call of RegisterPlugin ("register") and to
-// the moment at which the plugin is told that it is registered ("told"), in microseconds. The plugin makes its socket in the plugin
-// directory ("listen"), or elsewhere and moves it there ("rename").
+// the moment at which the plugin is told that it is registered ("told"), with as many plugins registered already as the name says. The
+// plugin makes its socket in the plugin directory ("listen"), or elsewhere and moves it there ("rename").
 func BenchmarkP1(b *testing.B) {
-	rounds := 200
+	rounds, kubeletRounds, registered := 200, 20, []int{0, 5000}
 	if testing.Short() {
-		rounds = 5
+		rounds, kubeletRounds, registered = 5, 2, []int{0, 50}
 	}
-	for _, staged := range []bool{false, true} {
-		appearance := "listen"
-		if staged {
-			appearance = "rename"
-		}
-		register, told := measureP1(b, staged, rounds)
-		for _, c := range contestants {
-			b.Run(fmt.Sprintf("%s/%s", appearance, c.name), func(b *testing.B) {
-				b.ReportMetric(0, "ns/op")
-				b.ReportMetric(quantile(register[c.name], 0.5), "register-p50-µs")
-				b.ReportMetric(quantile(register[c.name], 0.99), "register-p99-µs")
-				b.ReportMetric(quantile(told[c.name], 0.5), "told-p50-µs")
-				b.ReportMetric(quantile(told[c.name], 0.99), "told-p99-µs")
-			})
+	for _, n := range registered {
+		for _, appearance := range []string{"listen", "rename"} {
+			results := map[string]*latencies{}
+			measureP1(b, fast, n, appearance == "rename", rounds, results)
+			if appearance == "listen" {
+				measureP1(b, []string{kubelet}, n, false, kubeletRounds, results)
+			}
+			floor := results["floor"].register
+			for _, name := range all {
+				r := results[name]
+				if r == nil {
+					continue
+				}
+				report(b, fmt.Sprintf("registered=%d/%s/%s", n, appearance, name), metrics{
+					"register-p50-µs", quantile(r.register, 0.5), "register-p99-µs", quantile(r.register, 0.99),
+					"told-p50-µs", quantile(r.told, 0.5), "told-p99-µs", quantile(r.told, 0.99),
+				}.goals(name,
+					"p50/goal", quantile(r.register, 0.5)/(0.8*quantile(floor, 0.5)),
+					"p99/goal", quantile(r.register, 0.99)/(3*quantile(floor, 0.99))))
+			}
 		}
 	}
 }
 
-// measureP1 returns the microseconds to RegisterPlugin and to the status by contestant.
-func measureP1(b *testing.B, staged bool, rounds int) (register, told map[string][]float64) {
+func measureP1(b *testing.B, contestants []string, registered int, staged bool, rounds int, results map[string]*latencies) {
 	b.Helper()
-	plugins := start(b, rolePlugins)
-	defer plugins.stop()
-	var contenders []contender
-	for _, c := range contestants {
-		contenders = append(contenders, contend(b, c.name))
+	var contenders []*contender
+	for _, name := range contestants {
+		contenders = append(contenders, contend(b, name, registered))
+		results[name] = &latencies{}
 	}
-	register, told = map[string][]float64{}, map[string][]float64{}
 	// The first rounds warm up.
-	const warm = 3
+	warm := min(3, rounds/2)
 	for round := range warm + rounds {
-		for turn := range contenders {
-			// Each one goes first as often as any other.
-			c := contenders[(round+turn)%len(contenders)]
-			sockets := c.sockets
-			sockets.Staged = staged
-			sockets.Names = []string{fmt.Sprintf("%s-%d", c.name, round)}
-			toRegister, toTold := appear(plugins, c, sockets)
+		turns(contenders, round, func(c *contender) {
+			c.pause()
+			register, told := appear(c, c.named(staged, fmt.Sprint(round)), 1)
 			if round >= warm {
-				register[c.name] = append(register[c.name], toRegister)
-				told[c.name] = append(told[c.name], toTold)
+				r := results[c.name]
+				r.register, r.told = append(r.register, register), append(r.told, told)
 			}
-		}
+			vanish(c, fmt.Sprint(round))
+		})
 	}
 	for _, c := range contenders {
 		c.stop()
 	}
-	return register, told
 }
 
-// appear has one plugin come and go, and returns the microseconds from its listening to RegisterPlugin and to its status.
-func appear(plugins *process, c contender, sockets Sockets) (toRegister, toTold float64) {
-	name := sockets.Names[0]
+// appear has one plugin come, as the nth of its name, and returns the microseconds from its listening to RegisterPlugin and to its status.
+func appear(c *contender, sockets Sockets, nth int) (register, told float64) {
+	c.b.Helper()
 	if sockets.Staged {
-		plugins.call("Plugins.Prepare", sockets, new(None))
+		c.plugins.call("Plugins.Prepare", sockets, new(proc.None))
 	}
 	var appeared Appearance
-	plugins.call("Plugins.Appear", sockets, &appeared)
+	c.plugins.call("Plugins.Appear", sockets, &appeared)
 	var registered int64
-	c.call("Manager.Registered", name, &registered)
-	plugins.call("Plugins.Vanish", sockets, new(None))
-	c.call("Manager.Gone", name, new(None))
-	return float64(registered-appeared.Listening) / 1e3, float64(appeared.Told-appeared.Listening) / 1e3
+	c.call("Manager.Registered", manager.Registration{Name: sockets.Names[0], Nth: nth}, &registered)
+	return micros(appeared.Listening, registered), micros(appeared.Listening, appeared.Told)
 }
+
+// vanish has the plugins of a name go, and returns the microseconds from the removal of the socket to DeRegisterPlugin.
+func vanish(c *contender, name string) float64 {
+	c.b.Helper()
+	var removed, deregistered int64
+	c.plugins.call("Plugins.Remove", c.named(false, name), &removed)
+	c.call("Manager.Gone", name, &deregistered)
+	c.plugins.call("Plugins.Stop", []string{name}, new(proc.None))
+	return micros(removed, deregistered)
+}
+
+func micros(from, to int64) float64 { return float64(to-from) / 1e3 }

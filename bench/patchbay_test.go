@@ -3,28 +3,31 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // runWatcher is Patchbay's discovery alone, without registry and state.
-func runWatcher(ctx context.Context, dir string, m *Manager) error {
+func runWatcher(ctx context.Context, dir string, j *manager.Journal) error {
 	watcher := pluginwatcher.New(pluginwatcher.Config{
 		Dirs:       []string{dir},
-		Scanned:    func() { close(m.ready) },
-		Reconciler: reconciler.Config{Observe: m.observe},
+		Scanned:    j.Ready,
+		Reconciler: reconciler.Config{Observe: observe(j)},
 	})
-	watcher.AddCacheHandler(pluginType, handler{m})
+	watcher.AddCacheHandler(manager.PluginType, handler{j})
 	return watcher.Run(ctx)
 }
 
 // runRuntime is the whole of Patchbay as the daemon has it: with a registry, which is on disk before a plugin is told.
-func runRuntime(ctx context.Context, dir string, m *Manager) (err error) {
+func runRuntime(ctx context.Context, dir string, j *manager.Journal) (err error) {
 	state, err := boltstate.Open(filepath.Join(filepath.Dir(dir), "state.db"))
 	if err != nil {
 		return err
@@ -34,39 +37,48 @@ func runRuntime(ctx context.Context, dir string, m *Manager) (err error) {
 	if err != nil {
 		return err
 	}
-	rt.AddHandler(pluginType, handler{m})
+	rt.AddHandler(manager.PluginType, handler{j})
+	note, events, ready := observe(j), rt.Events(ctx, 0), rt.Ready()
 	ran := make(chan error, 1)
 	go func() { ran <- rt.Run(ctx) }()
-	select {
-	case <-rt.Ready():
-		close(m.ready)
-	case err := <-ran:
-		return err
-	}
-	for event := range rt.Events(ctx, 0) {
-		m.observe(event.Event)
-	}
-	return <-ran
-}
-
-// observe takes over an event. It comes when the change that it stands for is complete: on disk, and told to the plugin.
-func (m *Manager) observe(event reconciler.Event) {
-	switch event.Kind {
-	case reconciler.EventRegistered:
-		m.setSettled(event.Name)
-	case reconciler.EventDeregistered:
-		m.setGone(event.Name)
-	default:
+	for {
+		select {
+		case <-ready:
+			j.Ready()
+			ready = nil
+		case event, ok := <-events:
+			if !ok {
+				return <-ran
+			}
+			note(event.Event)
+		}
 	}
 }
 
-// handler notes when RegisterPlugin is called.
-type handler struct{ manager *Manager }
+// observe returns a function that notes events. They come when the change that they stand for is complete: on disk, and told to the plugin.
+func observe(j *manager.Journal) func(reconciler.Event) {
+	return func(event reconciler.Event) {
+		switch event.Kind {
+		case reconciler.EventRegistered, reconciler.EventUpdated:
+			j.Settled(event.Name, event.Instance)
+		case reconciler.EventDeregistered:
+			j.Gone(event.Name, event.Instance)
+		default:
+		}
+	}
+}
+
+// handler notes when it is called.
+type handler struct{ journal *manager.Journal }
 
 func (handler) ValidatePlugin(string, string, []string) error { return nil }
 
 func (h handler) RegisterPlugin(name, _ string, _ []string, _ *time.Duration) error {
-	return h.manager.setRegistered(name)
+	return h.journal.Registered(name)
 }
 
-func (handler) DeRegisterPlugin(string) {}
+func (h handler) DeRegisterPlugin(name string) {
+	if err := h.journal.Deregistered(name); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}

@@ -10,18 +10,18 @@ import (
 
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-)
 
-// pluginType is the type that the plugins announce.
-const pluginType = "BenchPlugin"
+	"github.com/patchbay-dev/patchbay/bench/internal/manager"
+	"github.com/patchbay-dev/patchbay/bench/internal/proc"
+)
 
 // Plugins is the process in which all plugins of a benchmark run. It serves calls of net/rpc.
 type Plugins struct {
 	mu      sync.Mutex
-	running map[string]*plugin // by name
+	running map[string][]*plugin // by name, in the order in which they were made
 }
 
-func newPlugins() *Plugins { return &Plugins{running: map[string]*plugin{}} }
+func newPlugins() *Plugins { return &Plugins{running: map[string][]*plugin{}} }
 
 // Sockets names sockets: Names in the directory Dir. A socket that is not Staged is bound and listened on in Dir, which makes it visible
 // before it is listened on. A Staged one is made in the directory Staging, and moved to Dir when it serves.
@@ -31,13 +31,13 @@ type Sockets struct {
 	Staged       bool
 }
 
-// Appearance says when plugins appeared and when the last of them was told that it is registered, in nanoseconds of [now].
+// Appearance says when plugins appeared and when the last of them was told that it is registered, in nanoseconds of [proc.Now].
 type Appearance struct {
 	Listening, Told int64
 }
 
-// Prepare makes plugins serve on staged sockets.
-func (p *Plugins) Prepare(sockets Sockets, _ *None) error {
+// Prepare makes plugins serve on staged sockets. With Staging the same as Dir, they are there without having appeared.
+func (p *Plugins) Prepare(sockets Sockets, _ *proc.None) error {
 	for _, name := range sockets.Names {
 		plugin, err := listen(filepath.Join(sockets.Staging, name))
 		if err != nil {
@@ -49,9 +49,10 @@ func (p *Plugins) Prepare(sockets Sockets, _ *None) error {
 	return nil
 }
 
-// Appear makes sockets appear and returns when all their plugins have been told that they are registered. Staged ones have been prepared.
+// Appear makes sockets appear and returns when all their plugins have been told that they are registered. Staged ones have been prepared,
+// and take the place of a socket of the same name.
 func (p *Plugins) Appear(sockets Sockets, reply *Appearance) error {
-	listening, err := now()
+	listening, err := proc.Now()
 	if err != nil {
 		return err
 	}
@@ -67,51 +68,73 @@ func (p *Plugins) Appear(sockets Sockets, reply *Appearance) error {
 		if err != nil {
 			return err
 		}
-		if listening, err = now(); err != nil {
+		if listening, err = proc.Now(); err != nil {
 			return err
 		}
 		go plugin.serve()
 		p.add(name, plugin)
 	}
 	reply.Listening = listening
-	for _, name := range sockets.Names {
+	return p.Told(sockets.Names, &reply.Told)
+}
+
+// Told waits until plugins have been told that they are registered and says when the last of them was.
+func (p *Plugins) Told(names []string, at *int64) error {
+	for _, name := range names {
 		told := <-p.get(name).told
 		if told.err != nil {
 			return fmt.Errorf("plugin %s: %w", name, told.err)
 		}
-		reply.Told = max(reply.Told, told.at)
+		*at = max(*at, told.at)
 	}
 	return nil
 }
 
-// Vanish ends plugins: their sockets are removed, then they stop serving.
-func (p *Plugins) Vanish(sockets Sockets, _ *None) error {
+// Remove removes sockets, on which plugins go on to serve, and says when it began to.
+func (p *Plugins) Remove(sockets Sockets, at *int64) (err error) {
+	if *at, err = proc.Now(); err != nil {
+		return err
+	}
 	for _, name := range sockets.Names {
 		if err := os.Remove(filepath.Join(sockets.Dir, name)); err != nil {
 			return err
 		}
-		p.get(name).server.Stop()
-		p.remove(name)
 	}
 	return nil
+}
+
+// Stop ends plugins of the names.
+func (p *Plugins) Stop(names []string, _ *proc.None) error {
+	for _, name := range names {
+		p.mu.Lock()
+		running := p.running[name]
+		delete(p.running, name)
+		p.mu.Unlock()
+		for _, plugin := range running {
+			plugin.server.Stop()
+		}
+	}
+	return nil
+}
+
+// Usage says what the process has used so far.
+func (p *Plugins) Usage(_ proc.None, usage *proc.Usage) (err error) {
+	*usage, err = proc.ReadUsage()
+	return err
 }
 
 func (p *Plugins) add(name string, plugin *plugin) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.running[name] = plugin
+	p.running[name] = append(p.running[name], plugin)
 }
 
+// get returns the newest plugin of a name.
 func (p *Plugins) get(name string) *plugin {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.running[name]
-}
-
-func (p *Plugins) remove(name string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.running, name)
+	running := p.running[name]
+	return running[len(running)-1]
 }
 
 // plugin serves the registration service on one socket.
@@ -151,14 +174,14 @@ func (p *plugin) serve() {
 
 // GetInfo implements the registration service.
 func (p *plugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	return &registerapi.PluginInfo{Type: pluginType, Name: p.name, SupportedVersions: []string{"v1"}}, nil
+	return &registerapi.PluginInfo{Type: manager.PluginType, Name: p.name, SupportedVersions: []string{"v1"}}, nil
 }
 
 // NotifyRegistrationStatus implements the registration service.
 func (p *plugin) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
-	at, err := now()
+	at, err := proc.Now()
 	if !status.GetPluginRegistered() {
 		err = fmt.Errorf("it was refused: %s", status.GetError())
 	}

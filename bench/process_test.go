@@ -3,39 +3,44 @@ package bench
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/rpc"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
 
 // patience is how long one call to a process may take before the benchmark fails.
-const patience = 2 * time.Minute
+const patience = 3 * time.Minute
 
-// None is the argument or the reply of a call that has none.
-type None bool
-
-// process is the test binary in another role. Calls go over its standard input and output.
+// process is one process of a benchmark. Calls go over its standard input and output.
 type process struct {
 	b      *testing.B
 	cmd    *exec.Cmd
 	client *rpc.Client
 }
 
-// start starts a process. It ends with the benchmark at the latest.
-func start(b *testing.B, role string, args ...string) *process {
+// start starts a process, with the directory that it works in: a program of its own if the role is a peer, or else the test binary in
+// that role. It ends with the benchmark at the latest.
+func start(b *testing.B, role, dir string) *process {
 	b.Helper()
 	exe, err := os.Executable()
+	if peers[role] {
+		exe, err = program(role)
+	}
 	if err != nil {
 		b.Fatal(err)
 	}
-	cmd := exec.CommandContext(b.Context(), exe, args...)
+	cmd := exec.CommandContext(b.Context(), exe, dir)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	cmd.Stderr = os.Stderr
+	// A benchmark that is killed leaves nobody behind, even if a call is stuck.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		b.Fatal(err)
@@ -47,7 +52,7 @@ func start(b *testing.B, role string, args ...string) *process {
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
-	return &process{b: b, cmd: cmd, client: rpc.NewClient(pipe{stdout, stdin})}
+	return &process{b: b, cmd: cmd, client: proc.NewClient(stdout, stdin)}
 }
 
 // call calls a method of the process and fails the benchmark if that does not succeed in time.
@@ -65,6 +70,14 @@ func (p *process) call(method string, args, reply any) {
 	}
 }
 
+// ask calls a method that takes nothing and returns what it replies.
+func ask[T any](p *process, method string) T {
+	p.b.Helper()
+	var reply T
+	p.call(method, proc.None(false), &reply)
+	return reply
+}
+
 // stop ends the process, whose standard input ends, and waits for it.
 func (p *process) stop() {
 	p.b.Helper()
@@ -73,31 +86,50 @@ func (p *process) stop() {
 	}
 }
 
-// serve serves calls to a receiver on standard input and output until the input ends.
-func serve(receiver any) error {
-	server := rpc.NewServer()
-	if err := server.Register(receiver); err != nil {
-		return fmt.Errorf("cannot serve calls: %w", err)
+// kill ends a process that may be stuck.
+func (p *process) kill() {
+	p.b.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		p.b.Fatal(err)
 	}
-	server.ServeConn(pipe{os.Stdin, os.Stdout})
-	return nil
+	// It says that the process was killed.
+	_ = p.cmd.Wait()
+	_ = p.client.Close()
 }
 
-// pipe makes one connection of an input and an output.
-type pipe struct {
-	io.ReadCloser
-	out io.WriteCloser
+// peers are the contestants that are programs of their own, in the folder and module of the same name.
+var peers = map[string]bool{"kubelet": true, "nomad": true}
+
+// programs are the peers that have been built, in a directory that is made for the first one.
+var programs struct {
+	sync.Mutex
+	dir string
 }
 
-func (p pipe) Write(b []byte) (int, error) { return p.out.Write(b) }
-
-func (p pipe) Close() error { return errors.Join(p.ReadCloser.Close(), p.out.Close()) }
-
-// now is the time in nanoseconds on a clock that all processes of the machine share and nobody sets.
-func now() (int64, error) {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0, fmt.Errorf("cannot read the monotonic clock: %w", err)
+// program returns the path of a peer, which it builds if this has not been done yet.
+func program(peer string) (path string, err error) {
+	programs.Lock()
+	defer programs.Unlock()
+	if programs.dir == "" {
+		if programs.dir, err = os.MkdirTemp("", "patchbay-bench-"); err != nil {
+			return "", err
+		}
 	}
-	return ts.Nano(), nil
+	path = filepath.Join(programs.dir, peer)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	build := exec.Command("go", "build", "-o", path, ".")
+	build.Dir = peer
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("cannot build the peer %s: %w\n%s", peer, err, out)
+	}
+	return path, nil
+}
+
+func removePrograms() error {
+	if programs.dir == "" {
+		return nil
+	}
+	return os.RemoveAll(programs.dir)
 }

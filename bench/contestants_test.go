@@ -1,0 +1,144 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/bench/internal/manager"
+	"github.com/patchbay-dev/patchbay/bench/internal/proc"
+)
+
+// managers are the contestants that find and register plugins, except the peers.
+var managers = map[string]manager.Contestant{
+	"floor":   runFloor,
+	"watcher": runWatcher,
+	"runtime": runRuntime,
+	"idle":    runIdle,
+}
+
+// all are the managers in the order in which they are printed; the floor comes first. The others of a benchmark take turns, except in the
+// steps in which the kubelet would take the processor from them or keep them waiting.
+var (
+	all  = []string{"floor", "watcher", "runtime", kubelet}
+	fast = []string{"floor", "watcher", "runtime"}
+)
+
+// kubelet looks at what it has found once in this period, and then waits that long.
+const (
+	kubelet       = "kubelet"
+	kubeletPeriod = time.Second
+)
+
+// runIdle is a Go process that does nothing.
+func runIdle(ctx context.Context, _ string, j *manager.Journal) error {
+	j.Ready()
+	<-ctx.Done()
+	return nil
+}
+
+// contender is a contestant with plugins of its own.
+type contender struct {
+	*process
+	name    string
+	plugins *process
+	sockets Sockets
+}
+
+// prepare makes a contender that is not started yet.
+func prepare(b *testing.B, name string) *contender {
+	b.Helper()
+	root := b.TempDir()
+	c := &contender{name: name, sockets: Sockets{Dir: filepath.Join(root, "plugins"), Staging: filepath.Join(root, "staging")}}
+	for _, dir := range []string{c.sockets.Dir, c.sockets.Staging} {
+		if err := os.Mkdir(dir, 0o750); err != nil {
+			b.Fatal(err)
+		}
+	}
+	c.plugins = start(b, rolePlugins, "")
+	return c
+}
+
+// start starts the contestant and returns when plugins that appear are found.
+func (c *contender) start() {
+	c.plugins.b.Helper()
+	c.process = start(c.plugins.b, c.name, c.sockets.Dir)
+	ask[proc.None](c.process, "Manager.Ready")
+}
+
+// contend starts a contestant with n plugins that are there already, and returns when all of them are registered.
+func contend(b *testing.B, name string, n int) *contender {
+	b.Helper()
+	c := prepare(b, name)
+	there := names("there", n)
+	c.plugins.call("Plugins.Prepare", Sockets{Staging: c.sockets.Dir, Names: there}, new(proc.None))
+	c.start()
+	c.plugins.call("Plugins.Told", there, new(int64))
+	c.call("Manager.Settled", n, new(proc.None))
+	return c
+}
+
+// stop ends the contestant and its plugins.
+func (c *contender) stop() {
+	c.b.Helper()
+	c.process.stop()
+	c.plugins.stop()
+}
+
+// pause waits until a contestant that looks once in a while may be at any point of its period.
+func (c *contender) pause() {
+	if c.name == kubelet {
+		<-time.After(rand.N(kubeletPeriod))
+	}
+}
+
+// named returns the sockets of the contender with other names.
+func (c *contender) named(staged bool, names ...string) Sockets {
+	s := c.sockets
+	s.Staged, s.Names = staged, names
+	return s
+}
+
+// names returns n names.
+func names(prefix string, n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-%d", prefix, i)
+	}
+	return names
+}
+
+// turns calls do for each contestant, of which another one goes first in each round.
+func turns[T any](contestants []T, round int, do func(T)) {
+	for turn := range contestants {
+		do(contestants[(round+turn)%len(contestants)])
+	}
+}
+
+// metrics are what is printed of one contestant, in pairs of a unit and a value.
+type metrics []any
+
+// goals adds the metrics that compare with a goal, which is met if they are 1 or less, if the contestant has goals.
+func (m metrics) goals(contestant string, goals ...any) metrics {
+	switch contestant {
+	case "watcher", "runtime", "patchbay":
+		return append(m, goals...)
+	default:
+		return m
+	}
+}
+
+// report prints the metrics of one contestant as a benchmark of the name.
+func report(b *testing.B, name string, m metrics) {
+	b.Helper()
+	b.Run(name, func(b *testing.B) {
+		b.ReportMetric(0, "ns/op")
+		for i := 0; i < len(m); i += 2 {
+			b.ReportMetric(m[i+1].(float64), m[i].(string))
+		}
+	})
+}

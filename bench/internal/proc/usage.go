@@ -1,0 +1,78 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Now is the time in nanoseconds on a clock that all processes of the machine share and nobody sets.
+func Now() (int64, error) {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0, fmt.Errorf("cannot read the monotonic clock: %w", err)
+	}
+	return ts.Nano(), nil
+}
+
+// Usage is what a process has used since it was started.
+type Usage struct {
+	CPU        time.Duration // user and system
+	PeakMemory int64         // bytes
+}
+
+// ReadUsage says what this process has used so far. The peak of getrusage would include the time before exec.
+func ReadUsage() (Usage, error) {
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+		return Usage{}, fmt.Errorf("cannot read the CPU time: %w", err)
+	}
+	peak, err := memory("VmHWM:")
+	return Usage{CPU: time.Duration(r.Utime.Nano() + r.Stime.Nano()), PeakMemory: peak}, err
+}
+
+// Footprint is what a process holds.
+type Footprint struct {
+	Resident, Live          int64 // bytes: of memory, and of objects and stacks in use
+	Goroutines, Descriptors int
+}
+
+// ReadFootprint says what this process holds after it has returned to the system what it does not use.
+func ReadFootprint() (Footprint, error) {
+	debug.FreeOSMemory()
+	resident, err := memory("VmRSS:")
+	if err != nil {
+		return Footprint{}, err
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return Footprint{}, fmt.Errorf("cannot count the descriptors: %w", err)
+	}
+	return Footprint{
+		Resident: resident, Live: int64(m.HeapAlloc + m.StackInuse), Goroutines: runtime.NumGoroutine(), Descriptors: len(descriptors),
+	}, nil
+}
+
+// memory reads a size of this process in bytes.
+func memory(line string) (int64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, fmt.Errorf("cannot read the memory in use: %w", err)
+	}
+	for l := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(l, line); ok {
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			return kib << 10, err
+		}
+	}
+	return 0, errors.New("/proc/self/status has no line " + line)
+}

@@ -1,0 +1,61 @@
+package bench
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/bench/internal/proc"
+)
+
+// idler is a contestant with plugins for which there is nothing to do.
+type idler struct {
+	*contender
+	registered int
+	before     proc.Usage
+	at         time.Time
+	perMinute  float64 // ms
+}
+
+// BenchmarkP5 measures the CPU time, per minute, of a manager with plugins registered for which there is nothing to do, beside that of a
+// Go process that does nothing. All idle at the same time, except the kubelet. The window is the period in which the runtime of Go makes
+// an idle process collect its garbage, so that each has this in it once.
+func BenchmarkP5(b *testing.B) {
+	window, kubeletWindow, sizes := 2*time.Minute, 20*time.Second, []int{1000, 5000}
+	// How long it takes until the registrations have no more effect: the runtime of Go returns memory to the system for some time.
+	settle := 15 * time.Second
+	if testing.Short() {
+		window, kubeletWindow, sizes, settle = 2*time.Second, 2*time.Second, []int{100}, 0
+	}
+	measure := func(idlers []*idler, window time.Duration) {
+		<-time.After(settle)
+		for _, i := range idlers {
+			i.before, i.at = ask[proc.Usage](i.process, "Manager.Usage"), time.Now()
+		}
+		<-time.After(window)
+		for _, i := range idlers {
+			used := ask[proc.Usage](i.process, "Manager.Usage").CPU - i.before.CPU
+			i.perMinute = float64(used.Microseconds()) / 1e3 / time.Since(i.at).Minutes()
+		}
+		for _, i := range idlers {
+			i.stop()
+		}
+	}
+	idle := &idler{contender: contend(b, "idle", 0)}
+	idlers := []*idler{idle}
+	for _, n := range sizes {
+		for _, name := range []string{"watcher", "runtime"} {
+			idlers = append(idlers, &idler{contender: contend(b, name, n), registered: n})
+		}
+	}
+	measure(idlers, window)
+	for _, n := range sizes {
+		i := &idler{contender: contend(b, kubelet, n), registered: n}
+		measure([]*idler{i}, kubeletWindow)
+		idlers = append(idlers, i)
+	}
+	for _, i := range idlers {
+		report(b, fmt.Sprintf("%d/%s", i.registered, i.name),
+			metrics{"cpu-ms/min", i.perMinute}.goals(i.name, "above-idle/goal", (i.perMinute-idle.perMinute)/12))
+	}
+}
