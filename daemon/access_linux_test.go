@@ -129,7 +129,7 @@ func TestJudge(t *testing.T) {
 // TestRefusedCalls calls every kind of method as a stranger, in every kind of connection.
 func TestRefusedCalls(t *testing.T) {
 	listener, path := openSocket(t, 0)
-	s := serve(listener, newGuard(path), &control{started: time.Now()}, discard)
+	s := serve(listener, newGuard(path), &control{started: time.Now()}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
 		if err := s.stop(); err != nil {
 			t.Error(err)

@@ -4,17 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
-	"strings"
 
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
-
-// DefaultTypes are the plugin types that every daemon accepts.
-func DefaultTypes() []string {
-	return []string{registerapi.CSIPlugin, registerapi.DevicePlugin, registerapi.DRAPlugin}
-}
 
 // Config is what a [Daemon] works with.
 type Config struct {
@@ -26,8 +21,14 @@ type Config struct {
 	StatePath string
 	// ControlSocket is the path of the control socket. It is made with mode 0660, its directory with 0755.
 	ControlSocket string
-	// AcceptTypes are plugin types that are accepted beside [DefaultTypes].
-	AcceptTypes []string
+	// Handlers say what becomes of the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused.
+	Handlers map[string]HandlerKind
+	// HTTPAddr is where /livez and /readyz are served over HTTP, as HOST:PORT; empty for nowhere. The host is a loopback address or
+	// localhost, which is 127.0.0.1. Everyone on the machine may ask.
+	HTTPAddr string
+	// Timeouts bound the steps of a registration, TypeTimeouts those of some plugin types; see [patchbay.Config].
+	Timeouts     reconciler.Timeouts
+	TypeTimeouts map[string]reconciler.Timeouts
 	// Build identifies the program to callers of the control API.
 	Build Build
 	// Logger is told what the daemon does; nil for no log.
@@ -54,12 +55,17 @@ func (c Config) validate() error {
 	if outer, inner, ok := nested(c.pluginDirs()); ok {
 		return fmt.Errorf("plugin directory %s contains plugin directory %s: name only the outer one", outer, inner)
 	}
-	for _, ptype := range c.AcceptTypes {
-		if ptype == "" || strings.Contains(ptype, "/") {
-			return fmt.Errorf("cannot accept plugin type %q: a type is not empty and has no slash, for example MyPlugin", ptype)
+	if c.HTTPAddr != "" {
+		if _, err := parseHTTPAddr(c.HTTPAddr); err != nil {
+			return err
 		}
 	}
-	return nil
+	for _, ptype := range slices.Sorted(maps.Keys(c.TypeTimeouts)) {
+		if err := validateType(ptype); err != nil {
+			return err
+		}
+	}
+	return c.validateHandlers()
 }
 
 // pluginDirs returns all plugin directories.
@@ -91,11 +97,4 @@ func within(path, dir string) bool {
 	}
 	rel, err := filepath.Rel(absDir, absPath)
 	return err == nil && filepath.IsLocal(rel)
-}
-
-// types returns every accepted type once.
-func (c Config) types() []string {
-	types := append(DefaultTypes(), c.AcceptTypes...)
-	slices.Sort(types)
-	return slices.Compact(types)
 }

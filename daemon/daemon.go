@@ -45,12 +45,20 @@ func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 
 // Run runs the daemon until ctx ends, and returns when all that it started has ended. It may be called once. It returns nil after an
 // orderly end, and an error if the daemon could not start or could not go on. A start that fails leaves no file behind and does not
-// disturb a daemon that owns the control socket or the state already; the error then wraps [sock.ErrInUse] or says who holds the file.
+// disturb a daemon that owns the control socket, the state or the HTTP address already; the error then wraps [sock.ErrInUse] or says what
+// is in use.
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
 func (d *Daemon) Run(ctx context.Context) error {
 	// Whatever can fail without making a file comes first, and the control socket before the state: its lock is what keeps a
 	// second daemon from looking at the state at all.
+	httpListener, err := d.config.listenHTTP()
+	if err != nil {
+		return err
+	}
+	if httpListener != nil {
+		defer httpListener.Close() // a second time if it was served
+	}
 	if err := d.makeDirs(); err != nil {
 		return err
 	}
@@ -66,54 +74,55 @@ func (d *Daemon) Run(ctx context.Context) error {
 		PluginDirs:          d.config.PluginDirs,
 		DeprecatedPluginDir: d.config.DeprecatedPluginDir,
 		State:               state,
+		Timeouts:            d.config.Timeouts,
+		TypeTimeouts:        d.config.TypeTimeouts,
 		Logger:              d.log,
 	})
 	if err != nil {
 		return errors.Join(err, state.Close(), listener.Close())
 	}
-	for _, ptype := range d.config.types() {
-		runtime.AddHandler(ptype, patchbay.AcceptHandler())
+	handlers := d.config.handlers()
+	for ptype, kind := range handlers {
+		runtime.AddHandler(ptype, newHandlers[kind]())
 	}
 
 	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
 		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
-		"types", d.config.types())
+		"handlers", handlers)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	server := serve(listener, newGuard(d.config.ControlSocket),
-		&control{source: runtime, build: d.config.Build, started: time.Now()}, d.log)
+		&control{source: runtime, build: d.config.Build, started: time.Now()}, cancel, d.log)
+	stopHTTP := func() error { return nil }
+	if httpListener != nil {
+		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
+		stopHTTP = serveHealth(httpListener, health{scanned: runtime.Ready(), conditions: runtime.Conditions}, cancel, d.log).stop
+	}
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
-	err = d.run(ctx, runtime, server)
+	err = d.run(ctx, runtime)
 	server.endCalls()
 	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
-	err = errors.Join(err, state.Close(), server.stop())
+	err = errors.Join(err, stopHTTP(), state.Close(), server.stop())
 	d.log.Info("patchbay has stopped")
 	return err
 }
 
 // run runs the runtime until ctx ends or something fails, and returns when the runtime has ended.
-func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime, server *server) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
 	ran := make(chan error, 1)
 	go func() { ran <- runtime.Run(ctx) }()
-
-	ready := runtime.Ready()
-	for {
-		select {
-		case <-ready:
-			ready = nil
-			d.log.Info("plugin directories have been searched", "plugins", len(runtime.Plugins()))
-			close(d.ready)
-		case err := <-ran:
-			if errors.Is(err, context.Canceled) && ctx.Err() != nil {
-				return nil
-			}
-			return err
-		case err := <-server.failed():
-			server.served <- err // for stop, which waits for it
-			cancel()
-			return errors.Join(fmt.Errorf("cannot go on serving the control API: %w", err), <-ran)
-		}
+	var err error
+	select {
+	case <-runtime.Ready():
+		d.log.Info("plugin directories have been searched", "plugins", len(runtime.Plugins()))
+		close(d.ready)
+		err = <-ran
+	case err = <-ran:
 	}
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.

@@ -1,17 +1,20 @@
 package daemon_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +31,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // patience bounds how long a test waits for what should happen at once.
@@ -45,7 +49,7 @@ func configIn(t *testing.T) daemon.Config {
 		PluginDirs:    []string{filepath.Join(dir, "plugins")},
 		StatePath:     filepath.Join(dir, "state.db"),
 		ControlSocket: filepath.Join(dir, "control.sock"),
-		AcceptTypes:   []string{"ExamplePlugin"},
+		Handlers:      map[string]daemon.HandlerKind{"ExamplePlugin": daemon.HandlerAccept},
 		Build:         daemon.Build{Version: "v1.2.3", Commit: "abc"},
 	}
 }
@@ -297,6 +301,54 @@ func TestSecondDaemon(t *testing.T) {
 	}
 }
 
+func TestHTTP(t *testing.T) {
+	var log bytes.Buffer
+	config := configIn(t)
+	config.HTTPAddr = "localhost:0"
+	config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	stop := start(t, config)
+	_, address, _ := strings.Cut(log.String(), `msg="serving HTTP" address=`)
+	address, _, _ = strings.Cut(address, "\n")
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	ready := func() (int, error) {
+		request, err := http.NewRequestWithContext(within(t), http.MethodGet, "http://"+address+"/readyz", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := (&http.Client{Transport: transport}).Do(request)
+		if err != nil {
+			return 0, err
+		}
+		// Read to the end, so that the connection is kept.
+		_, err = io.Copy(io.Discard, response.Body)
+		return response.StatusCode, errors.Join(err, response.Body.Close())
+	}
+	if code, err := ready(); err != nil || code != http.StatusOK {
+		t.Errorf("got %d, %v", code, err)
+	}
+
+	second := configIn(t)
+	second.HTTPAddr = address
+	d, err := daemon.New(second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Run(within(t)); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("with an address in use: got %v", err)
+	}
+	if _, err := os.Lstat(second.PluginDirs[0]); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a start that failed made the plugin directory: %v", err)
+	}
+
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ready(); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("after the end: got %v", err)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for name, change := range map[string]func(*daemon.Config){
 		"no plugin directory": func(c *daemon.Config) { c.PluginDirs = nil },
@@ -306,8 +358,11 @@ func TestConfig(t *testing.T) {
 		"same directory":      func(c *daemon.Config) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/.") },
 		"nested directory":    func(c *daemon.Config) { c.PluginDirs = append(c.PluginDirs, c.PluginDirs[0]+"/a") },
 		"outer directory":     func(c *daemon.Config) { c.DeprecatedPluginDir = filepath.Dir(c.PluginDirs[0]) },
-		"empty type":          func(c *daemon.Config) { c.AcceptTypes = []string{""} },
-		"type with a slash":   func(c *daemon.Config) { c.AcceptTypes = []string{"a/b"} },
+		"empty type":          func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"": daemon.HandlerAccept} },
+		"type with a slash":   func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"a/b": daemon.HandlerAccept} },
+		"unknown handler":     func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"A": "csi"} },
+		"timeouts of no type": func(c *daemon.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"a/b": {}} },
+		"public HTTP":         func(c *daemon.Config) { c.HTTPAddr = "0.0.0.0:0" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := configIn(t)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,41 +25,43 @@ const (
 	maxRequest = 64 << 10
 )
 
-// server serves the control API on one listener.
+// server serves HTTP on one listener.
 type server struct {
+	// name is what the server serves, for errors.
+	name   string
 	http   *http.Server
 	refuse context.CancelCauseFunc
 	served chan error
 }
 
-// serve starts to serve and returns. The caller ends it with stop.
-func serve(listener net.Listener, g guard, c *control, log *slog.Logger) *server {
+// serve starts to serve the control API and returns. The caller ends it with stop. If it ends before that, failed is called and stop
+// returns the error.
+func serve(listener net.Listener, g guard, c *control, failed func(), log *slog.Logger) *server {
 	mux := http.NewServeMux()
 	mux.Handle(patchbayv1connect.NewControlServiceHandler(c, connect.WithRequestGate(g.gate), connect.WithReadMaxBytes(maxRequest)))
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // what gRPC clients speak on a socket without TLS
-
-	calls, refuse := context.WithCancelCause(context.Background())
-	s := &server{
-		http: &http.Server{
-			Handler:           mux,
-			Protocols:         protocols,
-			ReadHeaderTimeout: headerTimeout,
-			IdleTimeout:       idleTimeout,
-			BaseContext:       func(net.Listener) context.Context { return calls },
-			ConnContext:       g.connContext,
-			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-		},
-		refuse: refuse,
-		served: make(chan error, 1),
-	}
-	go func() { s.served <- s.http.Serve(listener) }()
-	return s
+	return startServer("the control API", listener, &http.Server{Handler: mux, Protocols: protocols, ConnContext: g.connContext}, failed, log)
 }
 
-// failed delivers an error if the server ends without being stopped.
-func (s *server) failed() <-chan error { return s.served }
+// startServer runs an HTTP server with what all have in common.
+func startServer(name string, listener net.Listener, h *http.Server, failed func(), log *slog.Logger) *server {
+	calls, refuse := context.WithCancelCause(context.Background())
+	h.ReadHeaderTimeout = cmp.Or(h.ReadHeaderTimeout, headerTimeout)
+	h.IdleTimeout = idleTimeout
+	h.BaseContext = func(net.Listener) context.Context { return calls }
+	h.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+	s := &server{name: name, http: h, refuse: refuse, served: make(chan error, 1)}
+	go func() {
+		err := h.Serve(listener)
+		if !errors.Is(err, http.ErrServerClosed) {
+			failed()
+		}
+		s.served <- err
+	}()
+	return s
+}
 
 // endCalls ends the calls in progress and answers new ones with an error that says that the daemon is stopping.
 func (s *server) endCalls() { s.refuse(errStopping) }
@@ -70,10 +73,10 @@ func (s *server) stop() error {
 	defer cancel()
 	err := s.http.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = errors.Join(fmt.Errorf("control API: calls were still in progress after %v and were cut off", stopTimeout), s.http.Close())
+		err = errors.Join(fmt.Errorf("%s: calls were still in progress after %v and were cut off", s.name, stopTimeout), s.http.Close())
 	}
 	if served := <-s.served; !errors.Is(served, http.ErrServerClosed) {
-		err = errors.Join(err, served)
+		err = errors.Join(err, fmt.Errorf("cannot go on serving %s: %w", s.name, served))
 	}
 	return err
 }

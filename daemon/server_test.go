@@ -42,7 +42,8 @@ func TestServerEndsCalls(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := serve(listener, newGuard(path), &control{source: &recorded{live: make(chan patchbay.Event)}, started: time.Now()}, discard)
+			s := serve(listener, newGuard(path), &control{source: &recorded{live: make(chan patchbay.Event)}, started: time.Now()},
+				func() { t.Error("the server failed") }, discard)
 			stream, err := clientOf(t, path).WatchEvents(t.Context(), connect.NewRequest(&patchbayv1.WatchEventsRequest{Follow: true}))
 			if err != nil {
 				t.Fatal(err)

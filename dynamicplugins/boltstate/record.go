@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"maps"
 	"slices"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
@@ -45,8 +44,13 @@ func encodeValue(key []byte, plugins []*dynamicplugins.PluginInfo) []byte {
 			continue
 		}
 		b = binary.AppendUvarint(b, uint64(len(p.Options))+1)
-		for _, k := range slices.Sorted(maps.Keys(p.Options)) {
-			b = appendString(appendString(b, k), p.Options[k])
+		names := make([]string, 0, 8) // on the stack, unless there are more
+		for name := range p.Options {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			b = appendString(appendString(b, name), p.Options[name])
 		}
 	}
 	return binary.BigEndian.AppendUint32(b, checksum(key, b))

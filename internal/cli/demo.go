@@ -1,11 +1,6 @@
 package cli
 
 import (
-	"context"
-	"os"
-	"os/signal"
-	"syscall"
-
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/internal/demo"
@@ -23,8 +18,6 @@ It takes a few seconds and needs nothing. Afterwards, and after an interrupt at 
 		Args:              noArguments,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// The first signal ends the demo in a moment; a second one must not keep it from cleaning up.
-			defer context.AfterFunc(cmd.Context(), func() { signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP) })()
 			return demo.Run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}

@@ -7,10 +7,11 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT, SIGTERM or
-// SIGHUP asks the command to end, the second one ends the process at once.
+// SIGHUP asks the command to end; after a second one the process ends within a second.
 func Main() int {
 	// A write to a pipe that nobody reads is an error of the write, so that whoever has to clean up can.
 	signal.Ignore(syscall.SIGPIPE)
@@ -29,8 +30,11 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return report(stderr, root.ExecuteContext(ctx))
 }
 
-// untilSignal returns a context that ends with the first signal to terminate. The second one calls abandon. After stop, signals have
-// their usual effect again and nothing is left running.
+// grace is what a second signal leaves a command to clean up, which mostly takes some milliseconds.
+const grace = time.Second
+
+// untilSignal returns a context that ends with the first signal to terminate. A second one calls abandon, a grace later. After stop,
+// signals have their usual effect again and nothing is left running.
 func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(parent)
 	signals := make(chan os.Signal, 2)
@@ -38,13 +42,20 @@ func untilSignal(parent context.Context, abandon func()) (_ context.Context, sto
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		for _, act := range []func(){cancel, abandon} {
+		for _, act := range []func(){cancel, func() {}} {
 			select {
 			case <-signals:
 				act()
 			case <-done:
 				return
 			}
+		}
+		deadline := time.NewTimer(grace)
+		defer deadline.Stop()
+		select {
+		case <-deadline.C:
+			abandon()
+		case <-done:
 		}
 	})
 	return ctx, func() {

@@ -10,7 +10,7 @@ const controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
 
 // paths are the defaults of flags; empty where there is none.
 type paths struct {
-	pluginDir, controlSocket, state string
+	pluginDir, controlSocket, state, config string
 }
 
 func defaultPaths() paths {
@@ -30,23 +30,33 @@ func pathsFor(uid int, getenv func(string) string) paths {
 			pluginDir:     "/run/patchbay/plugins",
 			controlSocket: "/run/patchbay/control.sock",
 			state:         "/var/lib/patchbay/state.db",
+			config:        "/etc/patchbay/patchbay.yaml",
 		}
 	}
-	stateHome := getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(stateHome) { // the specification says to ignore relative paths
-		home := getenv("HOME")
-		if !filepath.IsAbs(home) {
-			return paths{}
+	// base returns an XDG base directory, empty if none is known. The specification says to ignore relative paths.
+	base := func(key string, underHome ...string) string {
+		if dir := getenv(key); filepath.IsAbs(dir) {
+			return dir
 		}
-		stateHome = filepath.Join(home, ".local", "state")
+		if home := getenv("HOME"); filepath.IsAbs(home) {
+			return filepath.Join(home, filepath.Join(underHome...))
+		}
+		return ""
+	}
+	var p paths
+	if configHome := base("XDG_CONFIG_HOME", ".config"); configHome != "" {
+		p.config = filepath.Join(configHome, "patchbay", "patchbay.yaml")
+	}
+	stateHome := base("XDG_STATE_HOME", ".local", "state")
+	if stateHome == "" {
+		return p
 	}
 	runtimeDir := getenv("XDG_RUNTIME_DIR")
 	if !filepath.IsAbs(runtimeDir) {
 		runtimeDir = stateHome
 	}
-	return paths{
-		pluginDir:     filepath.Join(runtimeDir, "patchbay", "plugins"),
-		controlSocket: filepath.Join(runtimeDir, "patchbay", "control.sock"),
-		state:         filepath.Join(stateHome, "patchbay", "state.db"),
-	}
+	p.pluginDir = filepath.Join(runtimeDir, "patchbay", "plugins")
+	p.controlSocket = filepath.Join(runtimeDir, "patchbay", "control.sock")
+	p.state = filepath.Join(stateHome, "patchbay", "state.db")
+	return p
 }

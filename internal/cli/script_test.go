@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -56,12 +57,14 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits":  exits,
-			"denied": denied,
-			"start":  start,
-			"signal": sendSignal,
-			"ended":  ended,
-			"json":   jsonValue,
+			"exits":   exits,
+			"denied":  denied,
+			"start":   start,
+			"signal":  sendSignal,
+			"ended":   ended,
+			"json":    jsonValue,
+			"address": address,
+			"get":     get,
 		},
 		Condition: func(name string) (bool, error) {
 			if name != "privileged" {
@@ -344,6 +347,44 @@ func jsonValue(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
+// servedAt is where a daemon says, in its log, that it serves HTTP.
+var servedAt = regexp.MustCompile(`"serving HTTP"[ ,]"?address"?[:=]"?([^"\n]+)`)
+
+// httpAddress returns where the daemon that is process NAME serves HTTP.
+func httpAddress(ts *testscript.TestScript, name string) string {
+	log, _ := processOf(ts, name).stderr.snapshot()
+	found := servedAt.FindStringSubmatch(log)
+	if found == nil {
+		ts.Fatalf("%s does not serve HTTP: %s", name, log)
+	}
+	return found[1]
+}
+
+// address NAME sets $ADDRESS to where the daemon that is process NAME serves HTTP.
+func address(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: address NAME")
+	}
+	ts.Setenv("ADDRESS", httpAddress(ts, args[0]))
+}
+
+// get NAME PATH STATUS asks the daemon that is process NAME over HTTP. The body is then the standard output of this command.
+func get(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: get NAME PATH STATUS")
+	}
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	response, err := (&http.Client{Transport: transport, Timeout: patience}).Get("http://" + httpAddress(ts, args[0]) + args[1])
+	ts.Check(err)
+	defer response.Body.Close()
+	_, err = io.Copy(ts.Stdout(), response.Body)
+	ts.Check(err)
+	if strconv.Itoa(response.StatusCode) != args[2] {
+		ts.Fatalf("status %d, want %s", response.StatusCode, args[2])
+	}
+}
+
 func decode(ts *testscript.TestScript, text string) []map[string]any {
 	var objects []map[string]any
 	if strings.HasPrefix(text, "[") {
@@ -364,7 +405,7 @@ func decode(ts *testscript.TestScript, text string) []map[string]any {
 
 func environment(ts *testscript.TestScript) []string {
 	env := os.Environ()
-	for _, key := range []string{"DIR", "GORACE", "HOME", "PATCHBAY_CONTROL_SOCKET", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"} {
+	for _, key := range []string{"DIR", "GORACE", "HOME", "PATCHBAY_CONTROL_SOCKET", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"} {
 		env = append(env, key+"="+ts.Getenv(key))
 	}
 	return env

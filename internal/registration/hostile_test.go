@@ -209,7 +209,7 @@ var hostile = []struct {
 	{"sends HTML", func(p *peer) { _ = p.WriteSettings(); p.headers(true, ":status", "200", "content-type", "text/html") }, codes.Unknown},
 	{"speaks gRPC-Web", func(p *peer) {
 		_ = p.WriteSettings()
-		p.headers(true, ":status", "200", "content-type", "application/grpc-web")
+		p.headers(true, ":status", "200", "content-type", "application/grpc-web", "grpc-status", "5")
 	},
 		codes.Unknown},
 
