@@ -119,9 +119,6 @@ func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
 		err = <-ran
 	case err = <-ran:
 	}
-	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
-		return nil
-	}
 	return err
 }
 

@@ -312,7 +312,7 @@ func TestHTTP(t *testing.T) {
 	transport := &http.Transport{}
 	t.Cleanup(transport.CloseIdleConnections)
 	ready := func() (int, error) {
-		request, err := http.NewRequestWithContext(within(t), http.MethodGet, "http://"+address+"/readyz", nil)
+		request, err := http.NewRequestWithContext(within(t), http.MethodGet, "http://"+address+"/readyz", http.NoBody)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -70,7 +70,7 @@ func TestHealth(t *testing.T) {
 			if test.scanned != nil {
 				h.scanned = test.scanned
 			}
-			request := httptest.NewRequest(test.method, test.target, nil)
+			request := httptest.NewRequest(test.method, test.target, http.NoBody)
 			switch test.host {
 			case "":
 				request.Host = "127.0.0.1:8080"

@@ -187,8 +187,9 @@ func typeOfKey(t reflect.Type, key string) (inner reflect.Type, known bool) {
 			}
 		}
 		return nil, false
+	default:
+		return t, true // no object belongs here, and decoding says so
 	}
-	return t, true // no object belongs here, and decoding says so
 }
 
 // single says whether nothing follows the first YAML document, which is all that package sigs.k8s.io/yaml reads.

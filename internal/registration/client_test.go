@@ -269,7 +269,7 @@ func TestCanceledAfterTheAnswer(t *testing.T) {
 }
 
 // late is a context whose deadline is past and whose timer has not fired.
-type late struct{ context.Context }
+type late struct{ context.Context } //nolint:containedctx // It is a context.
 
 func (late) Deadline() (time.Time, bool) { return time.Unix(1, 0), true }
 

@@ -30,7 +30,7 @@ func writeNow(raw syscall.RawConn, p []byte) (int, error) {
 func now(with func(func(uintptr) bool) error, call func(fd int) (int, error)) (n int, err error) {
 	werr := with(func(fd uintptr) bool {
 		for {
-			if n, err = call(int(fd)); err != syscall.EINTR {
+			if n, err = call(int(fd)); !errors.Is(err, syscall.EINTR) {
 				return true
 			}
 		}

@@ -55,8 +55,8 @@ func pidfdByPID(fd int) (int, error) {
 	return pidfd, nil
 }
 
-// ready reports whether the events are there already: POLLRDHUP if the other end of a connection is closed, POLLIN if the process of a pidfd has
-// ended. What cannot be looked at counts as over.
+// ready reports whether the events are there already: POLLRDHUP if the other end of a connection is closed, POLLIN if the process of a
+// pidfd has ended. What cannot be looked at counts as over.
 func ready(fd int, events int16) bool {
 	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for {
