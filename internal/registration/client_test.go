@@ -48,7 +48,7 @@ func TestServersOfGRPC(t *testing.T) {
 		"header list":     {grpc.MaxHeaderListSize(1 << 10)},
 		"keepalive":       {grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Second, Timeout: time.Second})},
 		"strict":          {grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Hour})},
-		"workers":         {grpc.NumStreamWorkers(1), grpc.SharedWriteBuffer(true)},
+		"workers":         {grpc.NumStreamWorkers(1)},
 		"no write buffer": {grpc.WriteBufferSize(0), grpc.ReadBufferSize(0)},
 	} {
 		t.Run(name, func(t *testing.T) {

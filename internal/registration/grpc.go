@@ -53,7 +53,7 @@ func appendTimeout(ctx context.Context, block []byte) []byte {
 		return block
 	}
 	const name, maxDigits = "grpc-timeout", 99_999_999
-	value := ""
+	var value string
 	switch left := max(time.Until(deadline), time.Microsecond); {
 	case left/time.Microsecond < maxDigits:
 		value = strconv.FormatInt(int64(left/time.Microsecond)+1, 10) + "u"

@@ -227,7 +227,7 @@ var hostile = []struct {
 		codes.ResourceExhausted},
 }
 
-func (p *peer) raw(s string) { _, _ = p.UnixConn.Write([]byte(s)) }
+func (p *peer) raw(s string) { _, _ = p.Write([]byte(s)) }
 
 func (p *peer) setting(id http2.SettingID, value uint32) {
 	_ = p.WriteSettings(http2.Setting{ID: id, Val: value})

@@ -112,7 +112,7 @@ func (p *peer) endlessly(b []byte) {
 func (p *peer) deafly(b []byte) {
 	chunk := bytes.Repeat(b, max(1, 32<<10/len(b)))
 	for {
-		if _, err := p.UnixConn.Write(chunk); err != nil {
+		if _, err := p.Write(chunk); err != nil {
 			return
 		}
 	}
