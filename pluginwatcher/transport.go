@@ -2,6 +2,7 @@ package pluginwatcher
 
 import (
 	"context"
+	"errors"
 
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -33,18 +34,11 @@ func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, err
 // Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so
 // what is watched from then on is the process.
 func (t *transport) Probe(ctx context.Context, path string, hint func()) (stop func(), err error) {
-	socket, err := sock.Dial(ctx, path)
-	if sock.IsBusy(err) {
-		return nil, nil
+	stop, err = t.peers.ProbeWatch(ctx, path, hint)
+	if sock.IsBusy(err) || errors.Is(err, sock.ErrNotVisible) {
+		return nil, nil // It lives, and cannot be watched.
 	}
-	if err != nil {
-		return nil, err
-	}
-	stop, err = t.peers.WatchProcess(socket, hint)
-	if err != nil {
-		stop = nil // It lives, and shows no process.
-	}
-	return stop, socket.Close()
+	return stop, err
 }
 
 func (t *transport) Refused(err error) bool {
