@@ -82,14 +82,14 @@ func (l *lane) next(h *handler) (action, *instance) {
 		case in == l.held && in.gone:
 			// Its replacement may still answer.
 			return nothing, nil
-		case in == l.held && in.given != in.endpoint() && !in.asking && in.retry == nil:
+		case in == l.held && in.given != in.endpoint() && !in.asking && !in.settling && in.retry == nil:
 			// Its socket moved.
 			return ask, in
 		case in == l.held:
 			return l.restBehind(i)
 		case in.deciding:
 			return nothing, nil
-		case in.state == StateSuperseded && !in.asking:
+		case in.state == StateSuperseded && !in.asking && !in.settling:
 			return ask, in
 		}
 	}
@@ -113,9 +113,9 @@ func (l *lane) replaced(in *instance) bool {
 	return r != nil && !r.gone && (r.deciding || r.lane == l && r.ready())
 }
 
-// endpointInUse says whether a living member other than in has the same endpoint.
+// endpointInUse says whether a living member other than in has the endpoint that the handler was given for in.
 func (l *lane) endpointInUse(in *instance) bool {
 	return slices.ContainsFunc(l.members, func(m *instance) bool {
-		return m != in && !m.gone && m.endpoint() == in.endpoint()
+		return m != in && !m.gone && (m.endpoint() == in.given || m.given == in.given)
 	})
 }

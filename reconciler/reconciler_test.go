@@ -186,6 +186,29 @@ func TestRulings(t *testing.T) {
 		close(w.handler.slow["register /a"])
 		w.expectCalls("validate foo /c", "register foo /c")
 	})
+	bubble(t, "a superseded socket that is the endpoint moves, and goes", reconciler.Config{}, func(_ *testing.T, w *world) {
+		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		w.expectCalls("validate foo /a", "register foo /a")
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		w.move("/a", "/c", p)
+		w.expectCalls()
+		w.remove("/c")
+		// The handler knows it by the endpoint that it was given.
+		w.expectCalls("gone foo /a")
+	})
+	bubble(t, "a plugin whose socket moves announces nonsense there", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}, refusalTakes: time.Second})
+		w.expectCalls("validate foo /a", "register foo /a")
+		w.mu.Lock()
+		p.info.Name = ""
+		w.mu.Unlock()
+		w.move("/a", "/c", p)
+		w.expectCalls()
+		if s := w.status("/c"); s.Attempts != 1 {
+			t.Errorf("status: %+v", s)
+		}
+	})
 	bubble(t, "socket replaced by a plugin of another name", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)

@@ -93,7 +93,7 @@ func (r *Reconciler) drop(ctx context.Context, l *lane, in *instance) {
 	if in.handed && l.heldBy != nil && !l.endpointInUse(in) {
 		gone, _ = l.heldBy.PluginHandler.(cache.InstanceGoneHandler)
 	}
-	endpoint := in.endpoint()
+	endpoint := in.given // its socket may have moved since
 	r.mu.Unlock()
 	if conn != nil {
 		r.closeConn(conn)
