@@ -733,6 +733,817 @@ func (x *ListConditionsResponse) GetConditions() []*Condition {
 	return nil
 }
 
+// ListLaunchedRequest has no fields.
+type ListLaunchedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLaunchedRequest) Reset() {
+	*x = ListLaunchedRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLaunchedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLaunchedRequest) ProtoMessage() {}
+
+func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLaunchedRequest.ProtoReflect.Descriptor instead.
+func (*ListLaunchedRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
+}
+
+// ListLaunchedResponse holds every plugin of the catalogue.
+type ListLaunchedResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ordered by name.
+	Plugins       []*LaunchedPlugin `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLaunchedResponse) Reset() {
+	*x = ListLaunchedResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLaunchedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLaunchedResponse) ProtoMessage() {}
+
+func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLaunchedResponse.ProtoReflect.Descriptor instead.
+func (*ListLaunchedResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListLaunchedResponse) GetPlugins() []*LaunchedPlugin {
+	if x != nil {
+		return x.Plugins
+	}
+	return nil
+}
+
+// LaunchPluginRequest names a plugin.
+type LaunchPluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name in the catalogue, or TYPE/NAME as it registered.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaunchPluginRequest) Reset() {
+	*x = LaunchPluginRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaunchPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaunchPluginRequest) ProtoMessage() {}
+
+func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaunchPluginRequest.ProtoReflect.Descriptor instead.
+func (*LaunchPluginRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LaunchPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// LaunchPluginResponse says how the plugin is now.
+type LaunchPluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plugin        *LaunchedPlugin        `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaunchPluginResponse) Reset() {
+	*x = LaunchPluginResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaunchPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaunchPluginResponse) ProtoMessage() {}
+
+func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaunchPluginResponse.ProtoReflect.Descriptor instead.
+func (*LaunchPluginResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LaunchPluginResponse) GetPlugin() *LaunchedPlugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+// StopPluginRequest names a plugin.
+type StopPluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name in the catalogue, or TYPE/NAME as it registered.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopPluginRequest) Reset() {
+	*x = StopPluginRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopPluginRequest) ProtoMessage() {}
+
+func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopPluginRequest.ProtoReflect.Descriptor instead.
+func (*StopPluginRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *StopPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// StopPluginResponse says how the plugin is now.
+type StopPluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plugin        *LaunchedPlugin        `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopPluginResponse) Reset() {
+	*x = StopPluginResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopPluginResponse) ProtoMessage() {}
+
+func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopPluginResponse.ProtoReflect.Descriptor instead.
+func (*StopPluginResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *StopPluginResponse) GetPlugin() *LaunchedPlugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+// RestartPluginRequest names a plugin.
+type RestartPluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name in the catalogue, or TYPE/NAME as it registered.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartPluginRequest) Reset() {
+	*x = RestartPluginRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartPluginRequest) ProtoMessage() {}
+
+func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
+func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RestartPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RestartPluginResponse says how the plugin is now.
+type RestartPluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plugin        *LaunchedPlugin        `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartPluginResponse) Reset() {
+	*x = RestartPluginResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartPluginResponse) ProtoMessage() {}
+
+func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
+func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RestartPluginResponse) GetPlugin() *LaunchedPlugin {
+	if x != nil {
+		return x.Plugin
+	}
+	return nil
+}
+
+// ReadLogsRequest names a plugin.
+type ReadLogsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name in the catalogue, or TYPE/NAME as it registered.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Whether the stream goes on with new records after the past ones.
+	Follow bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
+	// How many of the past records are sent first. Without a value all that are kept are sent, with zero none.
+	Tail          *uint32 `protobuf:"varint,3,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadLogsRequest) Reset() {
+	*x = ReadLogsRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadLogsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadLogsRequest) ProtoMessage() {}
+
+func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadLogsRequest.ProtoReflect.Descriptor instead.
+func (*ReadLogsRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ReadLogsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ReadLogsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+func (x *ReadLogsRequest) GetTail() uint32 {
+	if x != nil && x.Tail != nil {
+		return *x.Tail
+	}
+	return 0
+}
+
+// ReadLogsResponse is one message of the stream.
+type ReadLogsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The record. It is absent in the one message that a following stream sends first, before any record, to say that it stands.
+	Record        *LogRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadLogsResponse) Reset() {
+	*x = ReadLogsResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadLogsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadLogsResponse) ProtoMessage() {}
+
+func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadLogsResponse.ProtoReflect.Descriptor instead.
+func (*ReadLogsResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReadLogsResponse) GetRecord() *LogRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+// LaunchedPlugin is a plugin that the daemon launches.
+type LaunchedPlugin struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name in the catalogue.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What it does, in lower case: "starting", "running" (it is ready), "unresponsive", "backoff" (it is started again at next_start), "failed"
+	// (it ended too often), or "stopped". More may be added.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// Since when it has been in its state.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// Its process, in the daemon's PID namespace; zero if it has none.
+	Pid int64 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
+	// The path at which it serves; empty if it does not.
+	SocketPath string `protobuf:"bytes,5,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
+	// What it says of itself through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered" or "unknown".
+	Health string `protobuf:"bytes,6,opt,name=health,proto3" json:"health,omitempty"`
+	// How often it was started again since somebody started or restarted it.
+	Restarts uint32 `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	// When it is started again. It is absent if that is not planned.
+	NextStart *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`
+	// How its last process ended, with the last lines that it wrote to standard error, or why its last replacement failed.
+	LastError     string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LaunchedPlugin) Reset() {
+	*x = LaunchedPlugin{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LaunchedPlugin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LaunchedPlugin) ProtoMessage() {}
+
+func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LaunchedPlugin.ProtoReflect.Descriptor instead.
+func (*LaunchedPlugin) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *LaunchedPlugin) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LaunchedPlugin) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *LaunchedPlugin) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *LaunchedPlugin) GetPid() int64 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *LaunchedPlugin) GetSocketPath() string {
+	if x != nil {
+		return x.SocketPath
+	}
+	return ""
+}
+
+func (x *LaunchedPlugin) GetHealth() string {
+	if x != nil {
+		return x.Health
+	}
+	return ""
+}
+
+func (x *LaunchedPlugin) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
+func (x *LaunchedPlugin) GetNextStart() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextStart
+	}
+	return nil
+}
+
+func (x *LaunchedPlugin) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
+// LogRecord is one record of what a launched plugin printed or logged.
+type LogRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The position among the records of the plugin. It grows by one with each record.
+	Seq  uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	// The level: -4 debug, 0 info, 4 warning, 8 error; those between are allowed.
+	Level   int32  `protobuf:"varint,3,opt,name=level,proto3" json:"level,omitempty"`
+	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	// The attributes, in order, with their values as text.
+	Attributes []*LogAttribute `protobuf:"bytes,5,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	// How it came: "stdout", "stderr", or "log" for what the plugin logged through its host.
+	Source        string `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogRecord) Reset() {
+	*x = LogRecord{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogRecord) ProtoMessage() {}
+
+func (x *LogRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
+func (*LogRecord) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *LogRecord) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *LogRecord) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *LogRecord) GetLevel() int32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *LogRecord) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *LogRecord) GetAttributes() []*LogAttribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *LogRecord) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+// LogAttribute is one attribute of a record.
+type LogAttribute struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LogAttribute) Reset() {
+	*x = LogAttribute{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LogAttribute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LogAttribute) ProtoMessage() {}
+
+func (x *LogAttribute) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LogAttribute.ProtoReflect.Descriptor instead.
+func (*LogAttribute) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *LogAttribute) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *LogAttribute) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// ReloadRequest has no fields.
+type ReloadRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadRequest) Reset() {
+	*x = ReloadRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadRequest) ProtoMessage() {}
+
+func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
+func (*ReloadRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
+}
+
+// ReloadResponse says what a reload did.
+type ReloadResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The keys of the configuration whose values changed, in order, for example "log.level", "handlers.MyPlugin" or "plugins.NAME" for
+	// the entry of that name. It is empty if nothing changed.
+	Changed       []string `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReloadResponse) Reset() {
+	*x = ReloadResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReloadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReloadResponse) ProtoMessage() {}
+
+func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
+func (*ReloadResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ReloadResponse) GetChanged() []string {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
 // Plugin is one instance of a plugin: one running copy, seen through one socket.
 type Plugin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -792,7 +1603,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +1615,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +1628,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Plugin) GetType() string {
@@ -967,7 +1778,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1790,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1803,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -1075,7 +1886,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1898,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1911,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Condition) GetName() string {
@@ -1177,7 +1988,57 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x16ListConditionsResponse\x126\n" +
 	"\n" +
 	"conditions\x18\x01 \x03(\v2\x16.patchbay.v1.ConditionR\n" +
-	"conditions\"\xc3\x04\n" +
+	"conditions\"\x15\n" +
+	"\x13ListLaunchedRequest\"M\n" +
+	"\x14ListLaunchedResponse\x125\n" +
+	"\aplugins\x18\x01 \x03(\v2\x1b.patchbay.v1.LaunchedPluginR\aplugins\")\n" +
+	"\x13LaunchPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"K\n" +
+	"\x14LaunchPluginResponse\x123\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x1b.patchbay.v1.LaunchedPluginR\x06plugin\"'\n" +
+	"\x11StopPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"I\n" +
+	"\x12StopPluginResponse\x123\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x1b.patchbay.v1.LaunchedPluginR\x06plugin\"*\n" +
+	"\x14RestartPluginRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"L\n" +
+	"\x15RestartPluginResponse\x123\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x1b.patchbay.v1.LaunchedPluginR\x06plugin\"_\n" +
+	"\x0fReadLogsRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x17\n" +
+	"\x04tail\x18\x03 \x01(\rH\x00R\x04tail\x88\x01\x01B\a\n" +
+	"\x05_tail\"B\n" +
+	"\x10ReadLogsResponse\x12.\n" +
+	"\x06record\x18\x01 \x01(\v2\x16.patchbay.v1.LogRecordR\x06record\"\xad\x02\n" +
+	"\x0eLaunchedPlugin\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\x03R\x03pid\x12\x1f\n" +
+	"\vsocket_path\x18\x05 \x01(\tR\n" +
+	"socketPath\x12\x16\n" +
+	"\x06health\x18\x06 \x01(\tR\x06health\x12\x1a\n" +
+	"\brestarts\x18\a \x01(\rR\brestarts\x129\n" +
+	"\n" +
+	"next_start\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tnextStart\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\t \x01(\tR\tlastError\"\xd0\x01\n" +
+	"\tLogRecord\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
+	"\x05level\x18\x03 \x01(\x05R\x05level\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x129\n" +
+	"\n" +
+	"attributes\x18\x05 \x03(\v2\x19.patchbay.v1.LogAttributeR\n" +
+	"attributes\x12\x16\n" +
+	"\x06source\x18\x06 \x01(\tR\x06source\"6\n" +
+	"\fLogAttribute\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x0f\n" +
+	"\rReloadRequest\"*\n" +
+	"\x0eReloadResponse\x12\x18\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\xc3\x04\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1220,7 +2081,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WAIT_FOR_REGISTERED\x10\x01\x12\x19\n" +
-	"\x15WAIT_FOR_DEREGISTERED\x10\x022\xa2\x04\n" +
+	"\x15WAIT_FOR_DEREGISTERED\x10\x022\x9a\b\n" +
 	"\x0eControlService\x12R\n" +
 	"\n" +
 	"GetVersion\x12\x1e.patchbay.v1.GetVersionRequest\x1a\x1f.patchbay.v1.GetVersionResponse\"\x03\x90\x02\x01\x12U\n" +
@@ -1228,7 +2089,14 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\tGetPlugin\x12\x1d.patchbay.v1.GetPluginRequest\x1a\x1e.patchbay.v1.GetPluginResponse\"\x03\x90\x02\x01\x12W\n" +
 	"\vWatchEvents\x12\x1f.patchbay.v1.WatchEventsRequest\x1a .patchbay.v1.WatchEventsResponse\"\x03\x90\x02\x010\x01\x12[\n" +
 	"\rWaitForPlugin\x12!.patchbay.v1.WaitForPluginRequest\x1a\".patchbay.v1.WaitForPluginResponse\"\x03\x90\x02\x01\x12^\n" +
-	"\x0eListConditions\x12\".patchbay.v1.ListConditionsRequest\x1a#.patchbay.v1.ListConditionsResponse\"\x03\x90\x02\x01B=Z;github.com/patchbay-dev/patchbay/api/patchbay/v1;patchbayv1b\x06proto3"
+	"\x0eListConditions\x12\".patchbay.v1.ListConditionsRequest\x1a#.patchbay.v1.ListConditionsResponse\"\x03\x90\x02\x01\x12X\n" +
+	"\fListLaunched\x12 .patchbay.v1.ListLaunchedRequest\x1a!.patchbay.v1.ListLaunchedResponse\"\x03\x90\x02\x01\x12X\n" +
+	"\fLaunchPlugin\x12 .patchbay.v1.LaunchPluginRequest\x1a!.patchbay.v1.LaunchPluginResponse\"\x03\x90\x02\x02\x12R\n" +
+	"\n" +
+	"StopPlugin\x12\x1e.patchbay.v1.StopPluginRequest\x1a\x1f.patchbay.v1.StopPluginResponse\"\x03\x90\x02\x02\x12V\n" +
+	"\rRestartPlugin\x12!.patchbay.v1.RestartPluginRequest\x1a\".patchbay.v1.RestartPluginResponse\x12N\n" +
+	"\bReadLogs\x12\x1c.patchbay.v1.ReadLogsRequest\x1a\x1d.patchbay.v1.ReadLogsResponse\"\x03\x90\x02\x010\x01\x12F\n" +
+	"\x06Reload\x12\x1a.patchbay.v1.ReloadRequest\x1a\x1b.patchbay.v1.ReloadResponse\"\x03\x90\x02\x02B=Z;github.com/patchbay-dev/patchbay/api/patchbay/v1;patchbayv1b\x06proto3"
 
 var (
 	file_patchbay_v1_control_proto_rawDescOnce sync.Once
@@ -1243,7 +2111,7 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                   // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),      // 1: patchbay.v1.GetVersionRequest
@@ -1258,43 +2126,79 @@ var file_patchbay_v1_control_proto_goTypes = []any{
 	(*WaitForPluginResponse)(nil),  // 10: patchbay.v1.WaitForPluginResponse
 	(*ListConditionsRequest)(nil),  // 11: patchbay.v1.ListConditionsRequest
 	(*ListConditionsResponse)(nil), // 12: patchbay.v1.ListConditionsResponse
-	(*Plugin)(nil),                 // 13: patchbay.v1.Plugin
-	(*Event)(nil),                  // 14: patchbay.v1.Event
-	(*Condition)(nil),              // 15: patchbay.v1.Condition
-	(*timestamppb.Timestamp)(nil),  // 16: google.protobuf.Timestamp
+	(*ListLaunchedRequest)(nil),    // 13: patchbay.v1.ListLaunchedRequest
+	(*ListLaunchedResponse)(nil),   // 14: patchbay.v1.ListLaunchedResponse
+	(*LaunchPluginRequest)(nil),    // 15: patchbay.v1.LaunchPluginRequest
+	(*LaunchPluginResponse)(nil),   // 16: patchbay.v1.LaunchPluginResponse
+	(*StopPluginRequest)(nil),      // 17: patchbay.v1.StopPluginRequest
+	(*StopPluginResponse)(nil),     // 18: patchbay.v1.StopPluginResponse
+	(*RestartPluginRequest)(nil),   // 19: patchbay.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),  // 20: patchbay.v1.RestartPluginResponse
+	(*ReadLogsRequest)(nil),        // 21: patchbay.v1.ReadLogsRequest
+	(*ReadLogsResponse)(nil),       // 22: patchbay.v1.ReadLogsResponse
+	(*LaunchedPlugin)(nil),         // 23: patchbay.v1.LaunchedPlugin
+	(*LogRecord)(nil),              // 24: patchbay.v1.LogRecord
+	(*LogAttribute)(nil),           // 25: patchbay.v1.LogAttribute
+	(*ReloadRequest)(nil),          // 26: patchbay.v1.ReloadRequest
+	(*ReloadResponse)(nil),         // 27: patchbay.v1.ReloadResponse
+	(*Plugin)(nil),                 // 28: patchbay.v1.Plugin
+	(*Event)(nil),                  // 29: patchbay.v1.Event
+	(*Condition)(nil),              // 30: patchbay.v1.Condition
+	(*timestamppb.Timestamp)(nil),  // 31: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	16, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
-	13, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	15, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	13, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
-	14, // 4: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	31, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	28, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	30, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	28, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
+	29, // 4: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
 	0,  // 5: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	13, // 6: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	15, // 7: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
-	16, // 8: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	16, // 9: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	16, // 10: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	16, // 11: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	16, // 12: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	16, // 13: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 14: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 15: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 16: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	7,  // 17: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	9,  // 18: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	11, // 19: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	2,  // 20: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 21: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 22: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 23: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	10, // 24: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	12, // 25: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	20, // [20:26] is the sub-list for method output_type
-	14, // [14:20] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	28, // 6: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	30, // 7: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	23, // 8: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
+	23, // 9: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	23, // 10: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	23, // 11: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	24, // 12: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	31, // 13: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	31, // 14: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	31, // 15: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	25, // 16: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	31, // 17: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	31, // 18: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	31, // 19: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	31, // 20: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	31, // 21: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	31, // 22: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 23: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 24: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 25: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	7,  // 26: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	9,  // 27: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	11, // 28: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	13, // 29: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	15, // 30: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	17, // 31: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	19, // 32: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	21, // 33: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	26, // 34: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 35: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 36: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 37: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	8,  // 38: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	10, // 39: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	12, // 40: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	14, // 41: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	16, // 42: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	18, // 43: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	20, // 44: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	22, // 45: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	27, // 46: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	35, // [35:47] is the sub-list for method output_type
+	23, // [23:35] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }
@@ -1303,13 +2207,14 @@ func file_patchbay_v1_control_proto_init() {
 		return
 	}
 	file_patchbay_v1_control_proto_msgTypes[6].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[20].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -56,6 +56,22 @@ const (
 	// ControlServiceListConditionsProcedure is the fully-qualified name of the ControlService's
 	// ListConditions RPC.
 	ControlServiceListConditionsProcedure = "/patchbay.v1.ControlService/ListConditions"
+	// ControlServiceListLaunchedProcedure is the fully-qualified name of the ControlService's
+	// ListLaunched RPC.
+	ControlServiceListLaunchedProcedure = "/patchbay.v1.ControlService/ListLaunched"
+	// ControlServiceLaunchPluginProcedure is the fully-qualified name of the ControlService's
+	// LaunchPlugin RPC.
+	ControlServiceLaunchPluginProcedure = "/patchbay.v1.ControlService/LaunchPlugin"
+	// ControlServiceStopPluginProcedure is the fully-qualified name of the ControlService's StopPlugin
+	// RPC.
+	ControlServiceStopPluginProcedure = "/patchbay.v1.ControlService/StopPlugin"
+	// ControlServiceRestartPluginProcedure is the fully-qualified name of the ControlService's
+	// RestartPlugin RPC.
+	ControlServiceRestartPluginProcedure = "/patchbay.v1.ControlService/RestartPlugin"
+	// ControlServiceReadLogsProcedure is the fully-qualified name of the ControlService's ReadLogs RPC.
+	ControlServiceReadLogsProcedure = "/patchbay.v1.ControlService/ReadLogs"
+	// ControlServiceReloadProcedure is the fully-qualified name of the ControlService's Reload RPC.
+	ControlServiceReloadProcedure = "/patchbay.v1.ControlService/Reload"
 )
 
 // ControlServiceClient is a client for the patchbay.v1.ControlService service.
@@ -78,6 +94,24 @@ type ControlServiceClient interface {
 	WaitForPlugin(context.Context, *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error)
 	// ListConditions returns what the daemon has to say about its own health.
 	ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error)
+	// ListLaunched returns the plugins that the daemon launches, ordered by name, whether they run or not.
+	ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error)
+	// LaunchPlugin starts a plugin of the catalogue that does not run, and answers when its process has been started or could not be, which is
+	// FAILED_PRECONDITION. One that runs already is left alone. A plugin that is not in the catalogue is answered with NOT_FOUND, by all
+	// methods for launched plugins.
+	LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error)
+	// StopPlugin ends a launched plugin, and answers when it has ended. It is not started again before LaunchPlugin or RestartPlugin.
+	StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error)
+	// RestartPlugin puts a new process of a launched plugin in the place of the one that runs: when the new one is ready, which for a
+	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
+	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
+	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// ReadLogs streams what a launched plugin printed and logged, as far as it is kept, over all its processes.
+	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error)
+	// Reload has the daemon read its configuration anew and change to it. Either everything in it takes effect or nothing does: a
+	// configuration with an error, or one that needs a restart, is answered with FAILED_PRECONDITION and a message that says what is
+	// wrong, and where; the old one stays in force. Plugins that are not concerned notice nothing.
+	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 
 // NewControlServiceClient constructs a client for the patchbay.v1.ControlService service. By
@@ -133,6 +167,47 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		listLaunched: connect.NewClient[v1.ListLaunchedRequest, v1.ListLaunchedResponse](
+			httpClient,
+			baseURL+ControlServiceListLaunchedProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListLaunched")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		launchPlugin: connect.NewClient[v1.LaunchPluginRequest, v1.LaunchPluginResponse](
+			httpClient,
+			baseURL+ControlServiceLaunchPluginProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("LaunchPlugin")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		stopPlugin: connect.NewClient[v1.StopPluginRequest, v1.StopPluginResponse](
+			httpClient,
+			baseURL+ControlServiceStopPluginProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("StopPlugin")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		restartPlugin: connect.NewClient[v1.RestartPluginRequest, v1.RestartPluginResponse](
+			httpClient,
+			baseURL+ControlServiceRestartPluginProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("RestartPlugin")),
+			connect.WithClientOptions(opts...),
+		),
+		readLogs: connect.NewClient[v1.ReadLogsRequest, v1.ReadLogsResponse](
+			httpClient,
+			baseURL+ControlServiceReadLogsProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ReadLogs")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		reload: connect.NewClient[v1.ReloadRequest, v1.ReloadResponse](
+			httpClient,
+			baseURL+ControlServiceReloadProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Reload")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -144,6 +219,12 @@ type controlServiceClient struct {
 	watchEvents    *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
 	waitForPlugin  *connect.Client[v1.WaitForPluginRequest, v1.WaitForPluginResponse]
 	listConditions *connect.Client[v1.ListConditionsRequest, v1.ListConditionsResponse]
+	listLaunched   *connect.Client[v1.ListLaunchedRequest, v1.ListLaunchedResponse]
+	launchPlugin   *connect.Client[v1.LaunchPluginRequest, v1.LaunchPluginResponse]
+	stopPlugin     *connect.Client[v1.StopPluginRequest, v1.StopPluginResponse]
+	restartPlugin  *connect.Client[v1.RestartPluginRequest, v1.RestartPluginResponse]
+	readLogs       *connect.Client[v1.ReadLogsRequest, v1.ReadLogsResponse]
+	reload         *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
 }
 
 // GetVersion calls patchbay.v1.ControlService.GetVersion.
@@ -176,6 +257,36 @@ func (c *controlServiceClient) ListConditions(ctx context.Context, req *connect.
 	return c.listConditions.CallUnary(ctx, req)
 }
 
+// ListLaunched calls patchbay.v1.ControlService.ListLaunched.
+func (c *controlServiceClient) ListLaunched(ctx context.Context, req *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error) {
+	return c.listLaunched.CallUnary(ctx, req)
+}
+
+// LaunchPlugin calls patchbay.v1.ControlService.LaunchPlugin.
+func (c *controlServiceClient) LaunchPlugin(ctx context.Context, req *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error) {
+	return c.launchPlugin.CallUnary(ctx, req)
+}
+
+// StopPlugin calls patchbay.v1.ControlService.StopPlugin.
+func (c *controlServiceClient) StopPlugin(ctx context.Context, req *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error) {
+	return c.stopPlugin.CallUnary(ctx, req)
+}
+
+// RestartPlugin calls patchbay.v1.ControlService.RestartPlugin.
+func (c *controlServiceClient) RestartPlugin(ctx context.Context, req *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
+	return c.restartPlugin.CallUnary(ctx, req)
+}
+
+// ReadLogs calls patchbay.v1.ControlService.ReadLogs.
+func (c *controlServiceClient) ReadLogs(ctx context.Context, req *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error) {
+	return c.readLogs.CallServerStream(ctx, req)
+}
+
+// Reload calls patchbay.v1.ControlService.Reload.
+func (c *controlServiceClient) Reload(ctx context.Context, req *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
+	return c.reload.CallUnary(ctx, req)
+}
+
 // ControlServiceHandler is an implementation of the patchbay.v1.ControlService service.
 type ControlServiceHandler interface {
 	// GetVersion says which build of the daemon answers, and since when it has been running.
@@ -196,6 +307,24 @@ type ControlServiceHandler interface {
 	WaitForPlugin(context.Context, *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error)
 	// ListConditions returns what the daemon has to say about its own health.
 	ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error)
+	// ListLaunched returns the plugins that the daemon launches, ordered by name, whether they run or not.
+	ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error)
+	// LaunchPlugin starts a plugin of the catalogue that does not run, and answers when its process has been started or could not be, which is
+	// FAILED_PRECONDITION. One that runs already is left alone. A plugin that is not in the catalogue is answered with NOT_FOUND, by all
+	// methods for launched plugins.
+	LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error)
+	// StopPlugin ends a launched plugin, and answers when it has ended. It is not started again before LaunchPlugin or RestartPlugin.
+	StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error)
+	// RestartPlugin puts a new process of a launched plugin in the place of the one that runs: when the new one is ready, which for a
+	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
+	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
+	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// ReadLogs streams what a launched plugin printed and logged, as far as it is kept, over all its processes.
+	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error
+	// Reload has the daemon read its configuration anew and change to it. Either everything in it takes effect or nothing does: a
+	// configuration with an error, or one that needs a restart, is answered with FAILED_PRECONDITION and a message that says what is
+	// wrong, and where; the old one stays in force. Plugins that are not concerned notice nothing.
+	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 
 // NewControlServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -247,6 +376,47 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceListLaunchedHandler := connect.NewUnaryHandler(
+		ControlServiceListLaunchedProcedure,
+		svc.ListLaunched,
+		connect.WithSchema(controlServiceMethods.ByName("ListLaunched")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceLaunchPluginHandler := connect.NewUnaryHandler(
+		ControlServiceLaunchPluginProcedure,
+		svc.LaunchPlugin,
+		connect.WithSchema(controlServiceMethods.ByName("LaunchPlugin")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceStopPluginHandler := connect.NewUnaryHandler(
+		ControlServiceStopPluginProcedure,
+		svc.StopPlugin,
+		connect.WithSchema(controlServiceMethods.ByName("StopPlugin")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceRestartPluginHandler := connect.NewUnaryHandler(
+		ControlServiceRestartPluginProcedure,
+		svc.RestartPlugin,
+		connect.WithSchema(controlServiceMethods.ByName("RestartPlugin")),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceReadLogsHandler := connect.NewServerStreamHandler(
+		ControlServiceReadLogsProcedure,
+		svc.ReadLogs,
+		connect.WithSchema(controlServiceMethods.ByName("ReadLogs")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceReloadHandler := connect.NewUnaryHandler(
+		ControlServiceReloadProcedure,
+		svc.Reload,
+		connect.WithSchema(controlServiceMethods.ByName("Reload")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/patchbay.v1.ControlService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ControlServiceGetVersionProcedure:
@@ -261,6 +431,18 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceWaitForPluginHandler.ServeHTTP(w, r)
 		case ControlServiceListConditionsProcedure:
 			controlServiceListConditionsHandler.ServeHTTP(w, r)
+		case ControlServiceListLaunchedProcedure:
+			controlServiceListLaunchedHandler.ServeHTTP(w, r)
+		case ControlServiceLaunchPluginProcedure:
+			controlServiceLaunchPluginHandler.ServeHTTP(w, r)
+		case ControlServiceStopPluginProcedure:
+			controlServiceStopPluginHandler.ServeHTTP(w, r)
+		case ControlServiceRestartPluginProcedure:
+			controlServiceRestartPluginHandler.ServeHTTP(w, r)
+		case ControlServiceReadLogsProcedure:
+			controlServiceReadLogsHandler.ServeHTTP(w, r)
+		case ControlServiceReloadProcedure:
+			controlServiceReloadHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -292,4 +474,28 @@ func (UnimplementedControlServiceHandler) WaitForPlugin(context.Context, *connec
 
 func (UnimplementedControlServiceHandler) ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListConditions is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListLaunched is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.LaunchPlugin is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.StopPlugin is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.RestartPlugin is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ReadLogs is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.Reload is not implemented"))
 }

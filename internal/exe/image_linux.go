@@ -1,0 +1,197 @@
+package exe
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Image is a sealed copy of a program. Its methods are safe for concurrent use.
+type Image struct {
+	path   string
+	digest Digest
+	size   int64
+	script *Script
+	file   *os.File // opened for reading
+	hint   hint
+	users  atomic.Int64
+}
+
+// hint is by what a file is taken to be unchanged. It can be fooled, so it never stands for a check: it only says whether the copy of
+// the content that is expected is likely to be that of the file as well.
+type hint struct {
+	dev, ino          uint64
+	size              int64
+	mode              uint32
+	modified, changed unix.Timespec
+}
+
+func hintOf(st *unix.Stat_t) hint {
+	dev := uint64(st.Dev) //nolint:unconvert // its type depends on the architecture
+	return hint{dev: dev, ino: st.Ino, size: st.Size, mode: st.Mode, modified: st.Mtim, changed: st.Ctim}
+}
+
+// Path returns the path of the file that was copied.
+func (i *Image) Path() string { return i.path }
+
+// Digest returns the digest of the copy.
+func (i *Image) Digest() Digest { return i.digest }
+
+// Size returns the size of the copy in bytes.
+func (i *Image) Size() int64 { return i.size }
+
+// Script returns what the first line of a script asks for; nil if the program is none.
+func (i *Image) Script() *Script { return i.script }
+
+// File returns the copy, open for reading. It is the image's: who needs it after Release duplicates it.
+func (i *Image) File() *os.File { return i.file }
+
+// Release gives the image back. The memory is freed when nobody holds or runs it any more.
+func (i *Image) Release() {
+	if i.users.Add(-1) == 0 {
+		_ = i.file.Close()
+	}
+}
+
+// retain holds the image for one more user. It fails if there is none already.
+func (i *Image) retain() bool {
+	for {
+		n := i.users.Load()
+		if n == 0 {
+			return false
+		}
+		if i.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// Load copies a program. The caller releases the image. The file may be changed meanwhile: what the copy then has is what its digest is of.
+func Load(path string) (*Image, error) {
+	i, err := load(path)
+	if err != nil {
+		return nil, fmt.Errorf("copy %s to check it: %w", path, err)
+	}
+	return i, nil
+}
+
+func load(path string) (*Image, error) {
+	// Not blocking: a named pipe would wait for a writer.
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	source := os.NewFile(uintptr(fd), path)
+	defer source.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, os.NewSyscallError("fstat", err)
+	}
+	if err := fit(&st); err != nil {
+		return nil, err
+	}
+	copied, err := copyOf(source, filepath.Base(path))
+	if err != nil {
+		return nil, err
+	}
+	i := &Image{path: path, file: copied, hint: hintOf(&st)}
+	i.users.Store(1)
+	if err := i.examine(); err != nil {
+		i.Release()
+		return nil, err
+	}
+	return i, nil
+}
+
+// fit refuses what must not be run, or would run as something else than it is.
+func fit(st *unix.Stat_t) error {
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return fmt.Errorf("%w: it is no regular file", ErrUnfit)
+	case st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0:
+		return fmt.Errorf("%w: it is setuid or setgid, which a copy cannot be; set user and group in its place", ErrUnfit)
+	case st.Mode&0o111 == 0:
+		return fmt.Errorf("%w: it is not executable: %w", ErrUnfit, fs.ErrPermission)
+	case st.Size > MaxSize:
+		return fmt.Errorf("%w: it has %d bytes, and at most %d are copied", ErrUnfit, st.Size, MaxSize)
+	}
+	return nil
+}
+
+// copyOf returns a sealed copy, open for reading only.
+func copyOf(source *os.File, name string) (*os.File, error) {
+	const longest = 200 // the kernel's bound is 249
+	fd, err := memfd(name[:min(len(name), longest)])
+	if err != nil {
+		return nil, err
+	}
+	target := os.NewFile(uintptr(fd), name)
+	defer target.Close()
+	// The target does not show its ReadFrom, which tries what does not work between these two, and then takes small steps.
+	n, err := io.CopyBuffer(struct{ io.Writer }{target}, io.LimitReader(source, MaxSize+1), make([]byte, step))
+	if err != nil {
+		return nil, fmt.Errorf("copy into memory: %w", err)
+	}
+	if n > MaxSize {
+		return nil, fmt.Errorf("%w: it grew over %d bytes while it was copied", ErrUnfit, MaxSize)
+	}
+	if err := target.Chmod(0o555); err != nil {
+		return nil, err
+	}
+	const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3, which has no seal for the mode
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("seal the copy: %w", err)
+	}
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", fd)) // with an offset of its own
+}
+
+// memfd makes a file in memory that can be executed and sealed.
+func memfd(name string) (int, error) {
+	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3, where all can be executed
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	switch {
+	case errors.Is(err, unix.EACCES):
+		return -1, fmt.Errorf("the system does not let files in memory be executed: set the sysctl vm.memfd_noexec to 0 or 1: %w", err)
+	case err != nil:
+		return -1, fmt.Errorf("make a file in memory (memfd_create): %w", err)
+	}
+	return fd, nil
+}
+
+// examine reads the copy, which cannot change any more: nothing that is found out can become untrue.
+func (i *Image) examine() error {
+	hash := sha256.New()
+	// Not io.Copy alone, which takes small steps.
+	size, err := io.CopyBuffer(hash, struct{ io.Reader }{i.file}, make([]byte, step))
+	if err != nil {
+		return fmt.Errorf("read the copy: %w", err)
+	}
+	if size == 0 {
+		return fmt.Errorf("%w: it is empty", ErrUnfit)
+	}
+	i.size = size
+	hash.Sum(i.digest[:0])
+	begin := make([]byte, min(size, maxFirstLine))
+	if _, err := i.file.ReadAt(begin, 0); err != nil {
+		return fmt.Errorf("read the copy: %w", err)
+	}
+	i.script, err = parseScript(begin)
+	return err
+}
+
+// step is how many bytes are copied or hashed at a time.
+const step = 256 << 10

@@ -1,0 +1,90 @@
+// Package handshake is the line by which a host tells a plugin that it launched where the host is and who the plugin is. It travels on the
+// plugin's standard input, which then stays open: its end asks the plugin to stop. What a plugin prints cannot disturb it. The
+// protocol that the two speak afterwards is in api/patchbay/plugin/v1.
+package handshake
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+)
+
+const (
+	// Version is the version of the handshake that this package writes and reads.
+	Version = 1
+	// Env is the environment variable that tells a plugin that a handshake waits on its standard input.
+	Env = "PATCHBAY_HANDSHAKE"
+	// EnvValue is then its value.
+	EnvValue = "stdin"
+	// TicketKey is the gRPC metadata that carries the ticket with each call.
+	TicketKey = "patchbay-ticket"
+
+	// maxLine bounds what is read while no newline comes.
+	maxLine = 64 << 10
+)
+
+// Handshake is what the host tells.
+type Handshake struct {
+	Version int `json:"version"`
+	// HostSocket is the path of the Unix socket on which the host serves this plugin.
+	HostSocket string `json:"hostSocket"`
+	// Ticket proves to the host which plugin calls.
+	Ticket string `json:"ticket"`
+	// PluginSocket is where the plugin is to serve; empty if it is not asked to.
+	PluginSocket string `json:"pluginSocket,omitempty"`
+}
+
+// Write writes the handshake as one line of JSON.
+func Write(w io.Writer, h Handshake) error {
+	h.Version = Version
+	line, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("cannot hand the plugin its ticket: %w", err)
+	}
+	return nil
+}
+
+// Read reads a handshake and nothing of what follows it. It blocks until the line is there or r ends. Unknown fields are ignored, so that
+// a newer host may say more.
+func Read(r io.Reader) (Handshake, error) {
+	line, err := readLine(r)
+	if err != nil {
+		return Handshake{}, fmt.Errorf("cannot read the host's handshake from standard input: %w", err)
+	}
+	var h Handshake
+	if err := json.Unmarshal(line, &h); err != nil {
+		return Handshake{}, fmt.Errorf("cannot read the host's handshake: standard input has a line that is none: %w", err)
+	}
+	if h.Version != Version {
+		return Handshake{}, fmt.Errorf("cannot read the host's handshake: it has version %d, this plugin knows version %d; "+
+			"build the plugin with the SDK of the host's version", h.Version, Version)
+	}
+	if h.HostSocket == "" || h.Ticket == "" {
+		return Handshake{}, errors.New("cannot read the host's handshake: it names no host socket or no ticket")
+	}
+	return h, nil
+}
+
+// readLine reads byte by byte, because what follows the line is not its own.
+func readLine(r io.Reader) ([]byte, error) {
+	var line bytes.Buffer
+	var b [1]byte
+	for line.Len() < maxLine {
+		if _, err := io.ReadFull(r, b[:]); err != nil {
+			if line.Len() > 0 && errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+		if b[0] == '\n' {
+			return line.Bytes(), nil
+		}
+		line.WriteByte(b[0])
+	}
+	return nil, fmt.Errorf("no newline within %d bytes", maxLine)
+}

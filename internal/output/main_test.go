@@ -1,0 +1,21 @@
+package output
+
+import (
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// roles are what the test binary does instead of testing when it is executed again as a plugin.
+var roles = map[string]func(){}
+
+const roleVariable = "PATCHBAY_OUTPUT_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := roles[os.Getenv(roleVariable)]; role != nil {
+		role()
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}

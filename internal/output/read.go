@@ -1,0 +1,221 @@
+package output
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	pipeSize   = 1 << 20   // what a plugin can print while the reader is not scheduled
+	idleBuffer = 4 << 10   // what a reader holds while the plugin says little
+	fullBuffer = 128 << 10 // what it reads at once from one that says much
+	lastWords  = 16 << 10  // what is held of lines above the rate limit, in case that they are the last
+)
+
+var fullBuffers = sync.Pool{New: func() any { return new([fullBuffer]byte) }}
+
+var newline = []byte{'\n'}
+
+// ReadFrom drains r into the log until the end of the file, until r is closed, or until its read deadline; none of them is an error. It
+// blocks until then, and leaves it to the caller to close r. It enlarges the buffer of a pipe as far as the system allows.
+//
+// Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than MaxLine: then it is cut there.
+func (l *Log) ReadFrom(r *os.File, source Source) error {
+	growPipe(r)
+	s := stream{log: l, source: sourceFlags(source)}
+	defer s.end()
+	idle := make([]byte, idleBuffer)
+	buf := idle
+	var full *[fullBuffer]byte
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && s.write(buf[:n]) {
+			// The pipe has room for what comes meanwhile.
+			runtime.Gosched()
+		}
+		switch {
+		case n == len(buf) && full == nil:
+			full, _ = fullBuffers.Get().(*[fullBuffer]byte)
+			buf = full[:]
+		case n < len(idle) && full != nil:
+			fullBuffers.Put(full)
+			full, buf = nil, idle
+		}
+		if err == nil {
+			continue
+		}
+		if full != nil {
+			fullBuffers.Put(full)
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil
+		}
+		return fmt.Errorf("cannot read %s of plugin %s: %w", source, l.cfg.Name, err)
+	}
+}
+
+// stream is one pipe while it is read. Its methods are called from one goroutine.
+type stream struct {
+	log     *Log
+	source  flags
+	trace   trace
+	partial []byte // a line that has not ended yet, or its first MaxLine bytes
+	skip    bool   // the rest of a line that was cut is still to come
+	words   []byte // complete lines above the rate limit that are the last so far
+}
+
+// write takes what was read, and says whether the Handler should get a chance now to keep up with it.
+func (s *stream) write(chunk []byte) (behind bool) {
+	now := time.Now()
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stats.Bytes += uint64(len(chunk))
+	if l.closed {
+		return false
+	}
+	l.limiter.advance(now)
+	for len(chunk) > 0 {
+		i := bytes.IndexByte(chunk, '\n')
+		if i < 0 {
+			s.hold(chunk, now)
+			break
+		}
+		line := chunk[:i]
+		switch {
+		case s.skip:
+			s.skip = false
+		case len(s.partial) > 0:
+			line = append(s.partial, line[:min(len(line), l.cfg.MaxLine+1-len(s.partial))]...)
+			if !s.keep(line, now) {
+				s.reject(append(line, '\n'))
+			}
+			s.partial = nil
+		case !s.keep(line, now):
+			end := bytes.LastIndexByte(chunk, '\n') + 1
+			s.reject(chunk[:end])
+			chunk = chunk[end:]
+			continue
+		}
+		chunk = chunk[i+1:]
+	}
+	return l.publish()
+}
+
+// hold takes a piece of a line that goes on.
+func (s *stream) hold(piece []byte, now time.Time) {
+	if s.skip {
+		return
+	}
+	room := s.log.cfg.MaxLine + 1 - len(s.partial)
+	s.partial = append(s.partial, piece[:min(len(piece), room)]...)
+	if len(piece) < room {
+		return
+	}
+	// Too long already: it is not worth waiting for its end, which may never come.
+	if !s.keep(s.partial, now) {
+		s.reject(append(s.partial, '\n'))
+	}
+	s.partial, s.skip = nil, true
+}
+
+// keep puts a line into the log if the rate limit allows it.
+func (s *stream) keep(line []byte, now time.Time) bool {
+	l := s.log
+	if n := len(line); n > 0 && line[n-1] == '\r' {
+		line = line[:n-1]
+	}
+	if len(bytes.TrimLeft(line, " \t")) == 0 {
+		l.stats.Lines++
+		return true
+	}
+	isCut := len(line) > l.cfg.MaxLine
+	if isCut {
+		line = line[:runeBoundary(line, l.cfg.MaxLine)]
+	}
+	if !l.limiter.take(len(line)) {
+		return false
+	}
+	l.stats.Lines++
+	if len(s.words) > 0 {
+		l.drop(count(s.words))
+		s.words = nil
+	}
+	s.put(line, now, isCut)
+	return true
+}
+
+// put puts a line into the log.
+func (s *stream) put(line []byte, now time.Time, isCut bool) {
+	f := s.source
+	if sources[f] == Stderr && s.trace.line(line) {
+		f |= flagTrace
+	}
+	s.log.keep(f, now, line, isCut)
+}
+
+// reject takes complete lines above the rate limit. They are held as long as they may be the last ones, within bounds.
+func (s *stream) reject(lines []byte) {
+	l := s.log
+	l.stats.Lines += count(lines)
+	s.trace = trace{}
+	if n := len(s.words) + len(lines); n > 2*lastWords {
+		// Only the end of both is kept, from a line's beginning on.
+		l.drop(count(s.words))
+		s.words = s.words[:0]
+		if begin := len(lines) - lastWords; begin > 0 {
+			begin += bytes.IndexByte(lines[begin-1:], '\n')
+			l.drop(count(lines[:begin]))
+			lines = lines[begin:]
+		}
+	}
+	s.words = append(s.words, lines...)
+}
+
+// end takes the end of the output: what was held becomes records.
+func (s *stream) end() {
+	now := time.Now()
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.limiter.advance(now)
+	if len(s.partial) > 0 && !s.keep(s.partial, now) {
+		s.reject(append(s.partial, '\n'))
+	}
+	l.tell()
+	for line := range bytes.Lines(s.words) {
+		line = bytes.TrimRight(line, "\r\n")
+		n := len(line)
+		line = line[:runeBoundary(line, l.cfg.MaxLine)]
+		if len(bytes.TrimLeft(line, " \t")) > 0 {
+			s.put(line, now, len(line) < n)
+		}
+	}
+	l.publish()
+}
+
+// count returns the number of lines that end in b.
+func count(b []byte) uint64 { return uint64(bytes.Count(b, newline)) }
+
+// runeBoundary returns where to cut line so that at most n bytes are left and no rune is cut in two.
+func runeBoundary(line []byte, n int) int {
+	if n >= len(line) {
+		return len(line)
+	}
+	for back := range min(utf8.UTFMax, n+1) {
+		if utf8.RuneStart(line[n-back]) {
+			return n - back
+		}
+	}
+	return n
+}

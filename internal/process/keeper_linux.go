@@ -1,0 +1,249 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// keeper is the program that is the parent of a process which survives its host. It holds the process' pipes, reads what it writes, and
+// serves one host at a time.
+type keeper struct {
+	process  *Process
+	about    fromKeeper
+	out, err *outlet
+	free     chan struct{} // holds one value while no host is connected
+
+	mu   sync.Mutex // guards what follows
+	host *wire      // nil if none is connected
+}
+
+// runKeeper is the whole life of a keeper. The host that starts the process is at the other end of standard input.
+func runKeeper() {
+	host, err := fileWire(os.NewFile(0, "host"))
+	if err != nil {
+		return
+	}
+	var order toKeeper
+	if err := host.decoder.Decode(&order); err != nil || order.Start == nil {
+		return
+	}
+	order.Start.ExtraFiles = host.files
+	k, listener, err := newKeeper(order)
+	host.closeFiles()
+	if err != nil {
+		answer := fromKeeper{Error: err.Error()}
+		errors.As(err, &answer.Errno)
+		_ = host.send(answer)
+		return
+	}
+	k.run(host, listener)
+}
+
+// newKeeper starts the process, and with its own watchdog makes sure that it does not outlive the keeper.
+func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
+	// Under another name first: a socket that a host finds is one on which somebody listens.
+	hidden := order.Socket + ".new"
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		return nil, nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	order.Start.Survive = false
+	order.Start.Remove = append(order.Start.Remove, order.Socket, hidden)
+	group, err := NewGroup(Config{Cgroup: order.Cgroup})
+	if err != nil {
+		return nil, nil, err
+	}
+	p, err := group.Start(*order.Start)
+	if err != nil {
+		return nil, nil, errors.Join(err, os.Remove(hidden), group.Close(context.Background()))
+	}
+	k := &keeper{process: p, out: &outlet{from: p.stdout}, err: &outlet{from: p.stderr}, free: make(chan struct{}, 1)}
+	k.about = fromKeeper{Name: p.spec.Name, Data: p.spec.Data, PID: p.pid}
+	if s, ok := readStat(p.pid); ok {
+		k.about.Start = s.start
+	}
+	if c, ok := p.body.(*child); ok && c.leaf != nil {
+		k.about.Cgroup, k.about.Dir = c.leaf.path, c.leaf.dir
+	}
+	if err := os.Rename(hidden, order.Socket); err != nil {
+		return nil, nil, errors.Join(err, p.Terminate(context.Background(), Grace{}), group.Close(context.Background()))
+	}
+	return k, listener, nil
+}
+
+// run serves hosts until the process has ended.
+func (k *keeper) run(first *wire, listener *net.UnixListener) {
+	var pumps sync.WaitGroup
+	pumps.Go(k.out.pump)
+	pumps.Go(k.err.pump)
+	attached := k.attach(first) // before the end of the process is looked for, so that its output reaches the host
+	go k.serve(first, attached)
+	go func() {
+		for {
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				return
+			}
+			go k.accept(conn)
+		}
+	}()
+	<-k.process.done
+	pumps.Wait()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.host != nil {
+		code, sig := status(k.process.err)
+		_ = k.host.send(fromKeeper{Ended: true, Code: code, Signal: sig})
+	}
+}
+
+func status(err error) (int, syscall.Signal) {
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return 0, 0
+	}
+	if ws, ok := exit.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return -1, ws.Signal()
+	}
+	return exit.ExitCode(), 0
+}
+
+// accept serves a later host. Only one of the same user is served, and only one at a time.
+func (k *keeper) accept(conn *net.UnixConn) {
+	defer conn.Close()
+	cred, err := peer(conn)
+	if err != nil || cred.Uid != uint32(os.Geteuid()) && cred.Uid != 0 {
+		return
+	}
+	w := newWire(conn)
+	const patience = time.Second // until it is seen that the last one has gone
+	select {
+	case <-k.free:
+		k.serve(w, k.attach(w))
+	case <-time.After(patience):
+		_ = w.send(fromKeeper{Busy: true})
+	}
+}
+
+// serve serves a host, if it could be attached, until it goes.
+func (k *keeper) serve(w *wire, attached bool) {
+	defer func() { k.free <- struct{}{} }()
+	defer w.conn.Close()
+	for attached {
+		var order toKeeper
+		if err := w.decoder.Decode(&order); err != nil {
+			break
+		}
+		k.process.body.end(order.Step)
+	}
+	k.mu.Lock()
+	k.host = nil
+	k.mu.Unlock()
+	k.out.attach(nil)
+	k.err.attach(nil)
+}
+
+// attach gives a host the pipes from which it reads what the process writes.
+func (k *keeper) attach(w *wire) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out, err := newPipe(1)
+	if err != nil {
+		return false
+	}
+	defer out.closeRead()
+	errs, err := newPipe(1)
+	if err != nil {
+		out.closeWrite()
+		return false
+	}
+	defer errs.closeRead()
+	if err := w.send(k.about, out.read, errs.read); err != nil {
+		out.closeWrite()
+		errs.closeWrite()
+		return false
+	}
+	k.host = w
+	k.out.attach(out.write)
+	k.err.attach(errs.write)
+	return true
+}
+
+// outlet reads one output of the process always. What a host does not take is kept, up to a bound beyond which the oldest is dropped.
+type outlet struct {
+	from *os.File
+
+	mu   sync.Mutex // guards what follows
+	to   *os.File   // nil if no host is connected
+	kept []byte
+}
+
+const (
+	keptOutput = 32 << 10             // what fits into a new pipe
+	hostSlow   = 5 * time.Millisecond // how long a host may keep the process waiting
+	hostLast   = time.Second          // the same once the process has ended
+)
+
+func (o *outlet) pump() {
+	buf := make([]byte, keptOutput)
+	for {
+		n, err := o.from.Read(buf)
+		if n > 0 {
+			o.mu.Lock()
+			o.kept = append(o.kept, buf[:n]...)
+			o.flush(hostSlow)
+			o.mu.Unlock()
+		}
+		if err != nil {
+			break
+		}
+	}
+	_ = o.from.Close()
+	o.mu.Lock()
+	o.flush(hostLast)
+	o.mu.Unlock()
+	o.attach(nil)
+}
+
+// attach takes over the pipe of a host, or nil.
+func (o *outlet) attach(to *os.File) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.to != nil {
+		_ = o.to.Close()
+	}
+	o.to = to
+	o.flush(hostSlow)
+}
+
+// flush gives the host what there is, and waits for it at most so long. The caller holds the lock.
+func (o *outlet) flush(patience time.Duration) {
+	if o.to != nil && len(o.kept) > 0 {
+		// What fits is written first, because nothing is written any more once a deadline has passed.
+		_ = control(o.to, func(fd int) error {
+			n, err := unix.Write(fd, o.kept)
+			o.kept = o.kept[max(n, 0):]
+			return err
+		})
+	}
+	if o.to != nil && len(o.kept) > 0 {
+		_ = o.to.SetWriteDeadline(time.Now().Add(patience))
+		n, _ := o.to.Write(o.kept)
+		o.kept = o.kept[n:]
+	}
+	if len(o.kept) > keptOutput {
+		o.kept = o.kept[len(o.kept)-keptOutput:]
+	}
+	if len(o.kept) == 0 {
+		o.kept = nil
+	}
+}

@@ -1,0 +1,66 @@
+//go:build linux
+
+package process
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func FuzzRecord(f *testing.F) {
+	f.Add("start", "1", "/run/x y", "a\nb\"\\\xff")
+	f.Add("", "", "", "")
+	f.Fuzz(func(t *testing.T, a, b, c, d string) {
+		want := record{a, b, c, d}
+		line, more := strings.CutSuffix(string(want.encode()), "\n")
+		if !more || strings.Contains(line, "\n") {
+			t.Fatalf("not one line: %q", line)
+		}
+		got, err := parseRecord(line)
+		if err != nil || !cmp.Equal(got, want) {
+			t.Errorf("%q came back as %q, %v", want, got, err)
+		}
+	})
+}
+
+// Whatever a watchdog is told, it understands or skips.
+func FuzzWard(f *testing.F) {
+	f.Add("\"start\" \"1\" \"2\" \"3\" \"4\" \"5\" \"/f\"\n\"pid\" \"1\" \"99999999\"\n\"end\" \"1\"\n")
+	f.Add("\"start\"\n\"cgroup\" \"/x\"\n\"end\" \"7\"\n\"sta")
+	f.Fuzz(func(_ *testing.T, text string) {
+		w := ward{procs: map[uint64]*warded{}}
+		w.listen(strings.NewReader(text))
+		for id := range w.procs {
+			w.apply(record{recordEnd, itoa(int(id))})
+		}
+	})
+}
+
+func FuzzStat(f *testing.F) {
+	f.Add([]byte("42 (a) b) (c) S 7 42 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0"))
+	f.Add([]byte(")"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if s, ok := parseStat(b); ok && (s.state == 0 || bytes.Count(b, []byte{')'}) == 0 && len(bytes.Fields(b)) < 20) {
+			t.Errorf("%q was read as %+v", b, s)
+		}
+	})
+}
+
+func TestParseStat(t *testing.T) {
+	got, ok := parseStat([]byte("42 (a) Z 9 9 (c) S 7 41 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0"))
+	if want := (procStat{state: 'S', parent: 7, group: 41, session: 1, start: 12345}); !ok || got != want {
+		t.Errorf("%+v, %v, want %+v", got, ok, want)
+	}
+	for _, b := range []string{"", "1 (x) S", "1 (x) S a 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0"} {
+		if got, ok := parseStat([]byte(b)); ok {
+			t.Errorf("%q was read as %+v", b, got)
+		}
+	}
+	if s, ok := readStat(os.Getpid()); !ok || s.parent != os.Getppid() || !s.alive() || s.start == 0 || s.start > now() {
+		t.Errorf("this process: %+v, %v", s, ok)
+	}
+}

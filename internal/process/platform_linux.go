@@ -1,0 +1,121 @@
+package process
+
+import (
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// platform is what a [Group] has on this system. It comes to be with the first process.
+type platform struct {
+	mu     sync.Mutex // guards what follows, until opened is set; it is read only from then on
+	opened bool
+	forker *thread
+	strict *thread // the same for processes that gain no privileges; guarded by mu all the time, nil until one is needed
+	guard  *guard
+	cgroup *cgroup // nil if there is none
+
+	noPidfd bool // tests see to it that processes are handled as before Linux 5.3
+
+	leaves sync.WaitGroup // goroutines that remove cgroups that were not empty when their process had ended
+}
+
+// open starts what the first process needs.
+func (pl *platform) open(cfg Config) error {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	if pl.opened {
+		return nil
+	}
+	var dir string
+	if cfg.Cgroup != NoCgroup {
+		c, err := newCgroup(cfg.Cgroup)
+		switch {
+		case err == nil:
+			pl.cgroup, dir = &c, c.dir
+		case cfg.Cgroup != "":
+			return fmt.Errorf("make a cgroup for the processes in %s: %w", cfg.Cgroup, err)
+		default:
+			cfg.Logger.Info("no cgroup for processes; descendants that leave their process group may escape", "error", err)
+		}
+	}
+	guard, err := newGuard(cfg.Logger, dir)
+	if err != nil {
+		if pl.cgroup != nil {
+			_ = pl.cgroup.remove()
+			pl.cgroup = nil
+		}
+		return fmt.Errorf("start the watchdog of the processes: %w", err)
+	}
+	if len(cfg.Remove) > 0 {
+		guard.start(hostID, 0, pipes{}, cfg.Remove)
+	}
+	pl.guard, pl.forker, pl.opened = guard, newThread(), true
+	return nil
+}
+
+func (pl *platform) start(g *Group, p *Process) error {
+	if p.spec.Survive {
+		return startKept(g, p)
+	}
+	if err := pl.open(g.cfg); err != nil {
+		return err
+	}
+	c := &child{group: g, process: p, id: pl.guard.nextID()}
+	if pl.cgroup != nil {
+		leaf, err := pl.cgroup.leaf(strconv.FormatUint(c.id, 10))
+		if err == nil {
+			c.leaf = &leaf
+		} else {
+			g.cfg.Logger.Warn("no cgroup for a process", "name", p.spec.Name, "error", err)
+		}
+	}
+	if err := c.start(); err != nil {
+		return err
+	}
+	p.pid, p.body = c.pid, c
+	return nil
+}
+
+// thread returns the thread that forks. Whether privileges can be gained is inherited from it, and cannot be taken back.
+func (pl *platform) thread(noNewPrivs bool) (*thread, error) {
+	if !noNewPrivs {
+		return pl.forker, nil
+	}
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	if pl.strict == nil {
+		t := newThread()
+		var err error
+		t.do(func() { err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
+		if err != nil {
+			t.close()
+			return nil, fmt.Errorf("set no_new_privs: %w", err)
+		}
+		pl.strict = t
+	}
+	return pl.strict, nil
+}
+
+// close ends the watchdog and what else is there. All processes have ended.
+func (pl *platform) close() error {
+	pl.mu.Lock()
+	defer pl.mu.Unlock()
+	if !pl.opened {
+		return nil
+	}
+	pl.forker.close()
+	if pl.strict != nil {
+		pl.strict.close()
+	}
+	pl.leaves.Wait()
+	var err error
+	if pl.cgroup != nil {
+		err = pl.cgroup.clear(time.Second)
+	}
+	pl.guard.close()
+	return err
+}

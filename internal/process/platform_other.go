@@ -1,0 +1,123 @@
+//go:build !linux
+
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"time"
+)
+
+// platform is what a [Group] has on this system: nothing but its processes.
+type platform struct{}
+
+func (platform) start(_ *Group, p *Process) error {
+	if p.spec.Survive {
+		return fmt.Errorf("a process that survives its host: %w", errors.ErrUnsupported)
+	}
+	if p.spec.User != nil || p.spec.NoNewPrivs || p.spec.Limits != (Limits{}) {
+		return fmt.Errorf("a process with another user, limits or no_new_privs: %w", errors.ErrUnsupported)
+	}
+	c, err := startPlain(p)
+	if err != nil {
+		return err
+	}
+	p.pid, p.body = c.proc.Pid, c
+	return nil
+}
+
+func (platform) adopt(context.Context, *Group) ([]*Process, error) {
+	return nil, fmt.Errorf("a process that survives its host: %w", errors.ErrUnsupported)
+}
+
+func (platform) close() error { return nil }
+
+// plain is a process that this one started, in a process group of its own where there are such groups.
+type plain struct {
+	process *Process
+	proc    *os.Process
+	stdin   *os.File
+
+	mu     sync.Mutex // guards what follows, and the process ID against being given back while it is used
+	reaped bool
+}
+
+func startPlain(p *Process) (*plain, error) {
+	var files []*os.File
+	closeAll := func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}
+	for range 3 {
+		r, w, err := os.Pipe()
+		if err != nil {
+			closeAll()
+			return nil, fmt.Errorf("make a pipe: %w", err)
+		}
+		files = append(files, r, w)
+	}
+	const inRead, inWrite, outRead, outWrite, errRead, errWrite = 0, 1, 2, 3, 4, 5
+	proc, err := os.StartProcess(p.spec.Path, p.spec.Args, &os.ProcAttr{
+		Dir: p.spec.Dir, Env: p.spec.Env, Sys: ownGroup(),
+		Files: slices.Concat([]*os.File{files[inRead], files[outWrite], files[errWrite]}, p.spec.ExtraFiles),
+	})
+	if err != nil {
+		closeAll()
+		return nil, err
+	}
+	_, _, _ = files[inRead].Close(), files[outWrite].Close(), files[errWrite].Close()
+	c := &plain{process: p, proc: proc, stdin: files[inWrite]}
+	p.stdout, p.stderr = files[outRead], files[errRead]
+	// A process that does not read its input ends the write by its end.
+	if _, err := c.stdin.Write(p.spec.Stdin); err != nil {
+		c.end(kill)
+		_, _ = proc.Wait()
+		closeAll()
+		return nil, fmt.Errorf("write standard input: %w", err)
+	}
+	return c, nil
+}
+
+func (c *plain) end(s step) {
+	if s == hangUp {
+		_ = c.stdin.Close()
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.reaped {
+		signalOwnGroup(c.proc, s == kill)
+	}
+}
+
+func (c *plain) owns(pid int) bool { return pid == c.proc.Pid }
+
+func (c *plain) wait() error {
+	if awaitExit(c.proc) {
+		c.mu.Lock()
+		signalOwnGroup(c.proc, true) // what it left behind
+		c.reaped = true
+		c.mu.Unlock()
+	}
+	state, err := c.proc.Wait()
+	c.mu.Lock()
+	c.reaped = true
+	c.mu.Unlock()
+	_ = c.stdin.Close()
+	for _, file := range c.process.spec.Remove {
+		_ = os.Remove(file)
+	}
+	deadline := time.Now().Add(outputGrace)
+	_ = c.process.stdout.SetReadDeadline(deadline)
+	_ = c.process.stderr.SetReadDeadline(deadline)
+	if err == nil && !state.Success() {
+		err = &exec.ExitError{ProcessState: state}
+	}
+	return err
+}

@@ -1,0 +1,203 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// procID names a process for good: within one boot no two processes have both the same.
+type procID struct {
+	pid   int
+	start uint64 // in clock ticks after boot
+}
+
+// procStat is what is needed of proc_pid_stat(5).
+type procStat struct {
+	state                  byte
+	parent, group, session int
+	start                  uint64
+}
+
+func readStat(pid int) (procStat, bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return procStat{}, false
+	}
+	return parseStat(b)
+}
+
+// parseStat reads fields 3 to 6 and 22. The second, the command in parentheses, may itself contain spaces and parentheses, so the count
+// starts behind the last closing one.
+func parseStat(b []byte) (s procStat, ok bool) {
+	const state, parent, group, session, start = 0, 1, 2, 3, 22 - 3
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) <= start || len(fields[state]) != 1 {
+		return procStat{}, false
+	}
+	s.state = fields[state][0]
+	var errs [4]error
+	s.parent, errs[0] = strconv.Atoi(string(fields[parent]))
+	s.group, errs[1] = strconv.Atoi(string(fields[group]))
+	s.session, errs[2] = strconv.Atoi(string(fields[session]))
+	s.start, errs[3] = strconv.ParseUint(string(fields[start]), 10, 64)
+	return s, errors.Join(errs[:]...) == nil
+}
+
+// alive reports whether the process is there and is no zombie.
+func (s procStat) alive() bool { return s.state != 'Z' && s.state != 'X' }
+
+// now returns the present time as proc_pid_stat(5) counts the start of a process.
+func now() uint64 {
+	const perTick = 10_000_000 // USER_HZ, in which the kernel counts towards user space, is 100 on all architectures that Go runs on
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
+		return 0
+	}
+	return uint64(ts.Nano()) / perTick
+}
+
+// allStats looks at every process that is there.
+func allStats() map[int]procStat {
+	stats := map[int]procStat{}
+	for _, pid := range pids("/proc") {
+		if s, ok := readStat(pid); ok {
+			stats[pid] = s
+		}
+	}
+	return stats
+}
+
+// pids returns the names in a directory that are numbers.
+func pids(dir string) []int {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	if err != nil {
+		return nil
+	}
+	list := make([]int, 0, len(names))
+	for _, name := range names {
+		if n, err := strconv.Atoi(name); err == nil {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+// descendants returns what descends from the process, or is in its process group, and lives. The process itself must not have been waited
+// for, so that its ID is its own.
+func descendants(root int) []procID {
+	stats := allStats()
+	var found []procID
+	for pid, s := range stats {
+		if pid == root || !s.alive() {
+			continue
+		}
+		if s.group == root || descends(stats, pid, root) {
+			found = append(found, procID{pid, s.start})
+		}
+	}
+	return found
+}
+
+// members returns the processes in a process group that live.
+func members(group int) []int {
+	var found []int
+	for pid, s := range allStats() {
+		if s.group == group && s.alive() {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+func descends(stats map[int]procStat, pid, root int) bool {
+	for range len(stats) { // what was read while processes come and go might contain a loop
+		s, ok := stats[pid]
+		if !ok || s.parent <= 1 {
+			return false
+		}
+		if s.parent == root {
+			return true
+		}
+		pid = s.parent
+	}
+	return false
+}
+
+// isDescendant reports whether the process, whose parent is in s, descends from root, which must not have been waited for.
+func isDescendant(pid int, s procStat, root int) bool {
+	const deepest = 1000
+	for range deepest {
+		if s.parent <= 1 {
+			return false
+		}
+		parent, ok := readStat(s.parent)
+		// Only if it is still its parent after the look, it was its parent that was looked at.
+		again, still := readStat(pid)
+		if !ok || !still || again.start != s.start || again.parent != s.parent {
+			return false
+		}
+		if s.parent == root {
+			return true
+		}
+		pid, s = s.parent, parent
+	}
+	return false
+}
+
+// pipes are the inodes of the pipes that are the standard input, output and error of a process.
+type pipes struct{ in, out, err uint64 }
+
+// holders returns the processes that hold the process' ends of its pipes and that are not older than it. Such a process got them from it:
+// the one way by which a descendant is known that left the group and whose parent has ended. An older one, which was sent the descriptor,
+// is somebody else's.
+func (p pipes) holders(since uint64) []procID {
+	var found []procID
+	for _, pid := range pids("/proc") {
+		if pid == os.Getpid() {
+			continue
+		}
+		s, ok := readStat(pid)
+		if ok && s.alive() && s.start >= since && p.heldBy(pid) {
+			found = append(found, procID{pid, s.start})
+		}
+	}
+	return found
+}
+
+func (p pipes) heldBy(pid int) bool {
+	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
+	return slices.ContainsFunc(pids(dir), func(fd int) bool {
+		path := dir + "/" + strconv.Itoa(fd)
+		target, err := os.Readlink(path)
+		if err != nil {
+			return false
+		}
+		number, isPipe := strings.CutPrefix(target, "pipe:[")
+		if !isPipe {
+			return false
+		}
+		inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
+		if err != nil || inode == 0 || inode != p.in && inode != p.out && inode != p.err {
+			return false
+		}
+		link, err := os.Lstat(path) // its permissions are those of the descriptor
+		if err != nil {
+			return false
+		}
+		if inode == p.in {
+			return link.Mode()&0o400 != 0
+		}
+		return link.Mode()&0o200 != 0
+	})
+}

@@ -1,0 +1,33 @@
+package process
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// removeAll removes files and empty directories in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
+// with processes in it, for whose ends it waits at most so long; nothing tells when such a group becomes empty.
+func removeAll(paths []string, atMost time.Duration) bool {
+	for deadline := time.Now().Add(atMost); ; {
+		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path), unix.EBUSY) })
+		if len(paths) == 0 {
+			return true
+		}
+		if !time.Now().Before(deadline) {
+			return false
+		}
+		const pause = 10 * time.Millisecond
+		<-time.After(pause)
+	}
+}
+
+func removeOne(path string) error {
+	err := unix.Unlink(path)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // which of them depends on the file system
+		err = unix.Rmdir(path)
+	}
+	return err
+}

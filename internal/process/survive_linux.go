@@ -1,0 +1,268 @@
+package process
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// kept is a process that survives, as its host sees it: through its keeper. The socket of the keeper, in [Config].StateDir, is all that is
+// remembered of it. So no process ID is ever read that might have passed on.
+type kept struct {
+	process *Process
+	id      procID
+	leaf    *cgroup // nil if it has none
+	exit    exit
+
+	mu       sync.Mutex // guards what follows
+	wire     *wire
+	released bool
+}
+
+const socketSuffix = ".sock"
+
+// startKept starts a keeper, and that the process.
+func startKept(g *Group, p *Process) error {
+	dir := g.cfg.StateDir
+	if dir == "" {
+		return errors.New("a process that survives needs a directory for its state")
+	}
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
+		return fmt.Errorf("the directory for the state of processes that survive: %w", err)
+	}
+	spec := p.spec
+	if spec.Dir, err = filepath.Abs(spec.Dir); err != nil { // the keeper has another working directory
+		return err
+	}
+	files := spec.ExtraFiles
+	spec.ExtraFiles = nil
+
+	w, peer, err := newWires()
+	if err != nil {
+		return err
+	}
+	defer peer.Close()
+	err = launchKeeper(peer)
+	if err == nil {
+		socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
+		err = w.send(toKeeper{Start: &spec, Cgroup: g.cfg.Cgroup, Socket: socket}, files...)
+	}
+	var about fromKeeper
+	if err == nil {
+		const patience = 10 * time.Second
+		_ = w.conn.SetReadDeadline(time.Now().Add(patience))
+		_ = peer.Close() // or its end would not be seen
+		about, err = hear(w)
+	}
+	if err == nil {
+		err = newKept(p, w, about)
+	}
+	if err != nil {
+		w.closeFiles()
+		return errors.Join(err, w.conn.Close())
+	}
+	return nil
+}
+
+// launchKeeper starts a keeper that is no child of this process: it does not wait for it, now or when it will have ended.
+func launchKeeper(stdin *os.File) error {
+	proc, exit, err := startHelper(roleLauncher, stdin)
+	if err != nil {
+		return err
+	}
+	exit.await()
+	exit.prepareWait()
+	defer exit.close()
+	state, err := proc.Wait()
+	if err == nil && !state.Success() {
+		err = fmt.Errorf("start the keeper of a process that survives: %s", state)
+	}
+	return err
+}
+
+// hear reads the first message of a keeper.
+func hear(w *wire) (about fromKeeper, err error) {
+	if err := w.decoder.Decode(&about); err != nil {
+		return about, fmt.Errorf("the keeper of a process that survives does not answer: %w", err)
+	}
+	_ = w.conn.SetReadDeadline(time.Time{})
+	switch {
+	case about.Errno != 0:
+		return about, &keeperError{about.Error, about.Errno}
+	case about.Error != "":
+		return about, errors.New(about.Error)
+	case !about.Busy && len(w.files) != 2:
+		return about, fmt.Errorf("the keeper of a process that survives sent %d files instead of 2", len(w.files))
+	}
+	return about, nil
+}
+
+// keeperError is an error of the system that a keeper met.
+type keeperError struct {
+	text  string
+	errno syscall.Errno
+}
+
+func (e *keeperError) Error() string { return e.text }
+func (e *keeperError) Unwrap() error { return e.errno }
+
+// newKept takes over the connection, if it can see the process of which the keeper speaks.
+func newKept(p *Process, w *wire, about fromKeeper) error {
+	k := &kept{process: p, id: procID{about.PID, about.Start}, wire: w}
+	pidfd, err := k.id.open()
+	if err != nil && !errors.Is(err, unix.ESRCH) { // one that has ended already is told of next
+		return fmt.Errorf("watch process %d: %w", about.PID, err)
+	}
+	k.exit = newExit(about.PID, pidfd)
+	if about.Dir != "" {
+		k.leaf = &cgroup{dir: about.Dir, path: about.Cgroup}
+	}
+	p.pid, p.body = about.PID, k
+	p.stdout, p.stderr, w.files = pollable(w.files[0]), pollable(w.files[1]), nil
+	return nil
+}
+
+// pollable puts the reading end of a pipe into the runtime's poller.
+func pollable(f *os.File) *os.File {
+	defer f.Close()
+	fd := -1
+	_ = control(f, func(old int) (err error) {
+		fd, err = unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	_ = unix.SetNonblock(fd, true)
+	return os.NewFile(uintptr(fd), "pipe")
+}
+
+// adopt connects to all keepers that are there.
+func (pl *platform) adopt(ctx context.Context, g *Group) ([]*Process, error) {
+	sockets, err := filepath.Glob(filepath.Join(g.cfg.StateDir, "*"+socketSuffix))
+	if g.cfg.StateDir == "" || err != nil {
+		return nil, err
+	}
+	var procs []*Process
+	var errs []error
+	for _, socket := range sockets {
+		p, err := adoptOne(ctx, socket)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", socket, err))
+		}
+		if p != nil {
+			procs = append(procs, p)
+		}
+	}
+	return procs, errors.Join(errs...)
+}
+
+// adoptOne returns nil if the process has ended or belongs to another host.
+func adoptOne(ctx context.Context, socket string) (*Process, error) {
+	const patience = 3 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+		return nil, ignore(os.Remove(socket), fs.ErrNotExist) // Nobody keeps anything there any more.
+	}
+	if err != nil {
+		return nil, err
+	}
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("a %T instead of a Unix socket", conn), conn.Close())
+	}
+	w := newWire(unixConn)
+	p, err := adoptFrom(ctx, w)
+	if p == nil {
+		w.closeFiles()
+		_ = conn.Close()
+	}
+	return p, err
+}
+
+func adoptFrom(ctx context.Context, w *wire) (*Process, error) {
+	cred, err := peer(w.conn)
+	if err != nil {
+		return nil, err
+	}
+	if int(cred.Uid) != os.Geteuid() {
+		return nil, fmt.Errorf("user %d listens there, who is not the one that this process runs as", cred.Uid)
+	}
+	deadline, _ := ctx.Deadline()
+	_ = w.conn.SetReadDeadline(deadline)
+	about, err := hear(w)
+	if err != nil || about.Busy {
+		return nil, err
+	}
+	p := &Process{spec: Spec{Name: about.Name, Data: about.Data, Survive: true}, adopted: true, done: make(chan struct{})}
+	if err := newKept(p, w, about); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (k *kept) end(s step) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s == release {
+		k.released = true
+		_ = k.wire.conn.Close()
+		return
+	}
+	_ = k.wire.send(toKeeper{Step: s})
+	if s == kill { // also if the keeper hangs
+		if k.leaf != nil {
+			_ = k.leaf.kill()
+		}
+		k.id.kill()
+	}
+}
+
+func (k *kept) owns(pid int) bool {
+	if s, ok := readStat(k.id.pid); !ok || s.start != k.id.start {
+		return false
+	}
+	if pid == k.id.pid || k.leaf != nil && k.leaf.holds(pid) {
+		return true
+	}
+	s, ok := readStat(pid)
+	return ok && (s.group == k.id.pid || isDescendant(pid, s, k.id.pid))
+}
+
+// errKeeper is how a process ended of which the keeper ended first: killed, because it has nobody.
+var errKeeper = errors.New("the process that kept it has ended, and so it was killed")
+
+func (k *kept) wait() error {
+	var last fromKeeper
+	err := k.wire.decoder.Decode(&last)
+	k.mu.Lock()
+	released := k.released
+	_ = k.wire.conn.Close()
+	k.mu.Unlock()
+	defer k.exit.close()
+	switch {
+	case released:
+		return ErrReleased
+	case err != nil || !last.Ended:
+		if k.exit.pidfd != nil && k.id.kill() { // The watchdog of the keeper does the same to the rest.
+			k.exit.await()
+		}
+		return errKeeper
+	case last.Code != 0 || last.Signal != 0:
+		return &ExitError{Code: last.Code, Signal: last.Signal}
+	}
+	return nil
+}

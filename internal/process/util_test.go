@@ -1,0 +1,20 @@
+//go:build linux
+
+package process
+
+import (
+	"strconv"
+	"testing"
+)
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// descriptors counts the open descriptors of this process.
+func descriptors(t testing.TB) int {
+	t.Helper()
+	list := pids("/proc/self/fd")
+	if len(list) == 0 {
+		t.Fatal("no descriptors can be seen")
+	}
+	return len(list)
+}

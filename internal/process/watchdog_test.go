@@ -1,0 +1,310 @@
+//go:build linux
+
+package process
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// host is a host of its own.
+type host struct {
+	cmd   *exec.Cmd
+	procs []said
+}
+
+// startHost starts a host with processes, and waits until it says which.
+func startHost(t testing.TB, h hosting, roles ...*role) *host {
+	t.Helper()
+	for _, r := range roles {
+		h.Procs = append(h.Procs, r.spec())
+	}
+	return startHostOf(t, h)
+}
+
+func startHostOf(t testing.TB, h hosting) *host {
+	t.Helper()
+	spec := (&role{Host: &h}).spec()
+	cmd := exec.Command(spec.Path)
+	cmd.Env, cmd.Stderr = spec.Env, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if _, err := cmd.StdinPipe(); err != nil { // open until Wait
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	var s said
+	if err := json.NewDecoder(bufio.NewReader(out)).Decode(&s); err != nil {
+		t.Fatal(err)
+	}
+	return &host{cmd: cmd, procs: s.Children}
+}
+
+func (h *host) pid() int { return h.cmd.Process.Pid }
+
+func (h *host) everyone(t testing.TB) []procID {
+	var all []procID
+	for _, p := range h.procs {
+		all = append(all, processes(t, p.everyone())...)
+	}
+	return all
+}
+
+// kill kills the host with SIGKILL.
+func (h *host) kill(t testing.TB) {
+	t.Helper()
+	if err := h.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = h.cmd.Wait()
+}
+
+// The host is killed with SIGKILL: every process and all its descendants end, the files go, and so does the watchdog.
+func TestHostIsKilled(t *testing.T) {
+	modes(t, func(t *testing.T, cgroup string) {
+		file := filepath.Join(t.TempDir(), "socket")
+		deaf := func(r role) *role { r.Stay, r.Deaf = true, true; return &r }
+		tree := []*role{
+			deaf(role{}), deaf(role{Silent: true}), deaf(role{Setsid: true}),
+			{Leave: true, Children: []*role{deaf(role{Setsid: true})}},
+		}
+		if cgroup != NoCgroup {
+			tree = append(tree, deaf(role{Setsid: true, Silent: true, Children: []*role{deaf(role{Setsid: true, Silent: true})}}))
+		}
+		procs := []Spec{deaf(role{Create: file, Children: tree}).spec(), deaf(role{}).spec()}
+		procs[0].Remove = []string{file}
+		h := startHostOf(t, hosting{Cgroup: cgroup, Procs: procs})
+		watchdog := watchdogOf(t, h.pid())
+		gone := h.procs[0].Children[3].PID
+		await(t, "the child in between has gone", func() bool { s, ok := readStat(gone); return !ok || !s.alive() })
+		h.procs[0].Children[3].PID = h.procs[0].PID
+		all := h.everyone(t)
+		if _, err := os.Stat(file); err != nil {
+			t.Fatal(err)
+		}
+		h.kill(t)
+		t.Logf("%d processes ended within %v", len(all), awaitEnds(t, all))
+		awaitEnds(t, []procID{watchdog})
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the file: %v", err)
+		}
+		if left := cgroups(t, h.pid()); len(left) > 0 {
+			t.Errorf("cgroups are left: %v", left)
+		}
+	})
+}
+
+// What is meant for the host, by its terminal or by who kills its process group, does not hit the watchdog.
+func TestHostsGroupIsSignalled(t *testing.T) {
+	for _, sig := range []syscall.Signal{unix.SIGINT, unix.SIGHUP, unix.SIGTERM, unix.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			h := startHost(t, hosting{}, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Setsid: true}}})
+			all, watchdog := h.everyone(t), watchdogOf(t, h.pid())
+			if err := unix.Kill(-h.pid(), sig); err != nil {
+				t.Fatal(err)
+			}
+			_ = h.cmd.Wait()
+			awaitEnds(t, append(all, watchdog))
+		})
+	}
+}
+
+func TestWatchdogIgnoresSignals(t *testing.T) {
+	h := startHost(t, hosting{}, &role{})
+	watchdog := watchdogOf(t, h.pid())
+	for _, sig := range []syscall.Signal{unix.SIGINT, unix.SIGHUP, unix.SIGTERM} {
+		if err := unix.Kill(watchdog.pid, sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !watchdog.there() {
+		t.Error("it ended")
+	}
+	for _, fd := range pids("/proc/" + itoa(watchdog.pid) + "/fd") {
+		target, _ := os.Readlink("/proc/" + itoa(watchdog.pid) + "/fd/" + itoa(fd))
+		if fd > 2 && !strings.HasPrefix(target, "anon_inode:") && target != "" {
+			t.Errorf("it holds descriptor %d: %s", fd, target)
+		}
+	}
+	if dir, err := os.Readlink("/proc/" + itoa(watchdog.pid) + "/cwd"); dir != "/" {
+		t.Errorf("its directory is %s, %v", dir, err)
+	}
+	all := h.everyone(t)
+	h.kill(t)
+	awaitEnds(t, append(all, watchdog))
+}
+
+// A watchdog that is killed, or that does not listen, is replaced by one that knows everything.
+func TestWatchdogIsReplaced(t *testing.T) {
+	modes(t, func(t *testing.T, cgroup string) {
+		file := filepath.Join(t.TempDir(), "socket")
+		spec := (&role{Stay: true, Deaf: true, Create: file, Children: []*role{{Stay: true, Deaf: true, Setsid: true}}}).spec()
+		spec.Remove = []string{file}
+		h := startHostOf(t, hosting{Cgroup: cgroup, Procs: []Spec{spec}})
+		all := h.everyone(t)
+		for range 3 {
+			first := watchdogOf(t, h.pid())
+			first.kill()
+			awaitEnds(t, []procID{first})
+		}
+		second := watchdogOf(t, h.pid())
+		for _, id := range all {
+			if !id.there() {
+				t.Errorf("process %d ended with the watchdog", id.pid)
+			}
+		}
+		h.kill(t)
+		awaitEnds(t, append(all, second))
+		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the file: %v", err)
+		}
+	})
+}
+
+func TestStoppedWatchdogIsReplaced(t *testing.T) {
+	var log lockedBuffer
+	g := newGroup(t, Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	p := start(t, g, &role{})
+	first := watchdogOf(t, os.Getpid())
+	if err := unix.Kill(first.pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for i := uint64(1000); first.there(); i++ { // fills the pipe
+		g.platform.guard.start(i, 0, pipes{}, []string{"/" + strings.Repeat("x", 4000)})
+		g.platform.guard.end(i)
+	}
+	if second := watchdogOf(t, os.Getpid()); second == first {
+		t.Error("it is still the first")
+	}
+	if err := p.Terminate(t.Context(), Grace{}); err != nil {
+		t.Error(err)
+	}
+	if !strings.Contains(log.String(), "started again") {
+		t.Errorf("log: %s", log.String())
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// A process ID that has passed on to another process is never signalled.
+func TestRecycledIDs(t *testing.T) {
+	g := newGroup(t, Config{})
+	p := start(t, g, &role{})
+	id := process(t, p.Process.PID())
+	stale := procID{id.pid, id.start - 1}
+	if stale.kill() {
+		t.Error("killed by a stale ID")
+	}
+	w := warded{since: id.start + 1, pidfd: -1}
+	if w.follow(id.pid); w.pidfd >= 0 {
+		t.Error("a watchdog follows a process that is older than the one it was told of")
+	}
+	if !id.there() {
+		t.Fatal("the process is gone")
+	}
+	w = warded{since: id.start, pidfd: -1}
+	if w.follow(id.pid); w.pidfd < 0 {
+		t.Error("the watchdog does not follow")
+	}
+	_ = unix.Close(w.pidfd)
+	if got := w.members(); len(got) != 1 || got[0] != id {
+		t.Errorf("members %v, want %v", got, id)
+	}
+	elsewhere := w.stat
+	elsewhere.session++ // not 0, which is any session outside of this PID namespace, this test's in a container
+	for _, strange := range []warded{{since: id.start + 1, pid: id.pid, stat: w.stat}, {since: id.start, pid: id.pid, stat: elsewhere}} {
+		if got := strange.members(); len(got) > 0 {
+			t.Errorf("members of another time or session: %v", got)
+		}
+	}
+}
+
+func TestMany(t *testing.T) {
+	modes(t, func(t *testing.T, cgroup string) {
+		cycles, atOnce := 1000, 200
+		if testing.Short() {
+			cycles, atOnce = 100, 50
+		}
+		g := newGroup(t, Config{Cgroup: cgroup})
+		cycle := func() {
+			p, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "60"}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if err := p.Terminate(t.Context(), Grace{Stdin: -1, Term: time.Minute}); text(err) != "signal: terminated" {
+				t.Errorf("Terminate returned %v", err)
+			}
+			_, _ = p.Stdout().Close(), p.Stderr().Close()
+		}
+		cycle()
+		watchdog := watchdogOf(t, os.Getpid())
+		before, watched := descriptors(t), len(pids("/proc/"+itoa(watchdog.pid)+"/fd"))
+		begin := time.Now()
+		for range cycles {
+			cycle()
+		}
+		t.Logf("%d cycles in %v", cycles, time.Since(begin))
+		begin = time.Now()
+		var all sync.WaitGroup
+		for range atOnce {
+			all.Go(cycle)
+		}
+		all.Wait()
+		t.Logf("%d at once in %v", atOnce, time.Since(begin))
+		if after := descriptors(t); after != before {
+			t.Errorf("%d descriptors, %d before", after, before)
+		}
+		await(t, "the watchdog has forgotten all", func() bool { return len(pids("/proc/"+itoa(watchdog.pid)+"/fd")) <= watched })
+		for pid, s := range allStats() {
+			if s.parent == os.Getpid() && pid != watchdog.pid {
+				t.Errorf("child %d is left, state %c", pid, s.state)
+			}
+		}
+		if err := g.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if left := cgroups(t, os.Getpid()); len(left) > 0 {
+			t.Errorf("cgroups are left: %v", left)
+		}
+	})
+}

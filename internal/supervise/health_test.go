@@ -1,0 +1,289 @@
+package supervise
+
+import (
+	"context"
+	"io"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+)
+
+const (
+	serving    = healthpb.HealthCheckResponse_SERVING
+	notServing = healthpb.HealthCheckResponse_NOT_SERVING
+)
+
+// fakeConn is a connection made of memory to a plugin that answers after delay, with err or the status that is set.
+type fakeConn struct {
+	mu       sync.Mutex
+	delay    time.Duration
+	err      error
+	status   healthpb.HealthCheckResponse_ServingStatus
+	watchErr error
+	changed  chan struct{} // closed with the next change of the status
+	checks   int
+}
+
+func newFakeConn() *fakeConn { return &fakeConn{status: serving, changed: make(chan struct{})} }
+
+// set changes what the plugin answers.
+func (c *fakeConn) set(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+func (c *fakeConn) Invoke(ctx context.Context, _ string, _, reply any, _ ...grpc.CallOption) error {
+	c.mu.Lock()
+	c.checks++
+	delay := c.delay
+	c.mu.Unlock()
+	select {
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	case <-time.After(delay):
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	reply.(*healthpb.HealthCheckResponse).Status = c.status
+	return c.err
+}
+
+func (c *fakeConn) NewStream(ctx context.Context, _ *grpc.StreamDesc, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+	return &fakeStream{conn: c, ctx: ctx}, nil
+}
+
+type fakeStream struct {
+	grpc.ClientStream
+	conn *fakeConn
+	ctx  context.Context //nolint:containedctx // A stream has one.
+	sent bool
+	last healthpb.HealthCheckResponse_ServingStatus
+}
+
+func (s *fakeStream) SendMsg(any) error { return nil }
+func (s *fakeStream) CloseSend() error  { return nil }
+func (s *fakeStream) RecvMsg(m any) error {
+	for {
+		s.conn.mu.Lock()
+		now, err, changed := s.conn.status, s.conn.watchErr, s.conn.changed
+		s.conn.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if !s.sent || now != s.last {
+			s.sent, s.last = true, now
+			m.(*healthpb.HealthCheckResponse).Status = now
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-s.ctx.Done():
+			return status.FromContextError(s.ctx.Err()).Err()
+		}
+	}
+}
+
+// watched is a Health whose Run runs, and what it has told.
+type watched struct {
+	conn *fakeConn
+	mu   sync.Mutex
+	told []HealthState
+	errs []error
+	end  func()
+}
+
+func watchHealth(t *testing.T, conn *fakeConn) *watched {
+	w := &watched{conn: conn}
+	h := NewHealth(conn, HealthConfig{}, func(s HealthStatus) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.told = append(w.told, s.State)
+		w.errs = append(w.errs, s.Err)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	w.end = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(w.end)
+	synctest.Wait()
+	return w
+}
+
+func (w *watched) expect(t *testing.T, states ...HealthState) {
+	t.Helper()
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !slices.Equal(w.told, states) {
+		t.Errorf("told %v, want %v", w.told, states)
+	}
+	w.told = nil
+}
+
+// lastErr is what was told last about the reason.
+func (w *watched) lastErr() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.errs[len(w.errs)-1]
+}
+
+var errUnimplemented = status.Error(codes.Unimplemented, "no such method")
+
+// TestHealthWatch: where Watch is offered, news are told at once; where not, with the next check.
+func TestHealthWatch(t *testing.T) {
+	for _, offered := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			conn := newFakeConn()
+			if !offered {
+				conn.watchErr = errUnimplemented
+			}
+			w := watchHealth(t, conn)
+			w.expect(t, Serving)
+			for range 3 {
+				time.Sleep(100*time.Millisecond + 7*second)
+				conn.set(func() { conn.status = notServing })
+				if !offered {
+					time.Sleep(second)
+				}
+				w.expect(t, NotServing)
+				conn.set(func() { conn.status = serving })
+				time.Sleep(second)
+				w.expect(t, Serving)
+			}
+		})
+	}
+}
+
+// TestHealthWatchBreaks: a watch that ended begins again.
+func TestHealthWatchBreaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeConn()
+		w := watchHealth(t, conn)
+		w.expect(t, Serving)
+		conn.set(func() { conn.watchErr = io.ErrUnexpectedEOF })
+		synctest.Wait()
+		conn.set(func() { conn.watchErr = nil })
+		time.Sleep(5*second + 50*time.Millisecond)
+		conn.set(func() { conn.status = notServing })
+		w.expect(t, NotServing)
+	})
+}
+
+// TestHealthHangs: a plugin that hangs is unresponsive within the time that is promised, and comes back.
+func TestHealthHangs(t *testing.T) {
+	for _, offered := range []bool{true, false} {
+		for phase := range 20 {
+			synctest.Test(t, func(t *testing.T) {
+				conn := newFakeConn()
+				if !offered {
+					conn.watchErr = errUnimplemented
+				}
+				w := watchHealth(t, conn)
+				w.expect(t, Serving)
+				time.Sleep(10*second + time.Duration(phase)*50*time.Millisecond)
+				conn.set(func() { conn.delay = time.Hour })
+				time.Sleep(time.Second)
+				w.expect(t)
+				time.Sleep(1500 * time.Millisecond)
+				w.expect(t, Unresponsive)
+				if w.lastErr() == nil {
+					t.Error("it is not said why")
+				}
+				time.Sleep(time.Minute)
+				w.expect(t)
+				conn.set(func() { conn.delay = 0 })
+				time.Sleep(1500 * time.Millisecond)
+				w.expect(t, Serving)
+			})
+		}
+	}
+}
+
+// TestHealthSlowOnce: to be slow for a while is not to be dead.
+func TestHealthSlowOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeConn()
+		w := watchHealth(t, conn)
+		for range 20 {
+			time.Sleep(1730 * time.Millisecond)
+			conn.set(func() { conn.delay = time.Hour })
+			time.Sleep(990 * time.Millisecond)
+			conn.set(func() { conn.delay = 400 * time.Millisecond })
+		}
+		w.expect(t, Serving)
+	})
+}
+
+// TestHealthGone: answers at once that there is nobody are no reason to ask more often.
+func TestHealthGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeConn()
+		conn.err = status.Error(codes.Unavailable, "connection refused")
+		conn.watchErr = conn.err
+		w := watchHealth(t, conn)
+		time.Sleep(900 * time.Millisecond)
+		w.expect(t)
+		time.Sleep(200 * time.Millisecond)
+		w.expect(t, Unresponsive)
+		time.Sleep(time.Minute)
+		w.end()
+		if conn.checks > 75 {
+			t.Errorf("%d checks in a minute", conn.checks)
+		}
+	})
+}
+
+func TestHealthNotOffered(t *testing.T) {
+	for _, code := range []codes.Code{codes.Unimplemented, codes.NotFound} {
+		synctest.Test(t, func(t *testing.T) {
+			conn := newFakeConn()
+			conn.err = status.Error(code, "no")
+			conn.watchErr = conn.err
+			w := watchHealth(t, conn)
+			w.expect(t, NotOffered)
+			time.Sleep(time.Hour)
+			w.end()
+			if conn.checks != 1 {
+				t.Errorf("%d checks", conn.checks)
+			}
+		})
+	}
+}
+
+// TestHealthErrors: an answer that is no health is an answer.
+func TestHealthErrors(t *testing.T) {
+	for name, answer := range map[string]func(c *fakeConn){
+		"error":   func(c *fakeConn) { c.err = status.Error(codes.Internal, "broken") },
+		"unknown": func(c *fakeConn) { c.status = healthpb.HealthCheckResponse_UNKNOWN },
+		"strange": func(c *fakeConn) { c.status = 77 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				conn := newFakeConn()
+				conn.watchErr = errUnimplemented
+				answer(conn)
+				w := watchHealth(t, conn)
+				time.Sleep(time.Minute)
+				w.expect(t, NotServing)
+				if w.lastErr() == nil {
+					t.Error("it is not said why")
+				}
+			})
+		})
+	}
+}

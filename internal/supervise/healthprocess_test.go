@@ -1,0 +1,83 @@
+//go:build unix
+
+package supervise
+
+import (
+	"context"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// serveHealth is the plugin of TestHealthOfProcess.
+func serveHealth(socket string) {
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		panic(err)
+	}
+	server := grpc.NewServer()
+	healthpb.RegisterHealthServer(server, health.NewServer())
+	server.Serve(listener)
+}
+
+// TestHealthOfProcess: a real plugin serves, is stopped, goes on, and is killed.
+func TestHealthOfProcess(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "health")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "s")
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), socketVariable+"="+socket)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+
+	told := make(chan HealthStatus, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- NewHealth(conn, HealthConfig{}, func(s HealthStatus) { told <- s }).Run(ctx) }()
+	until := func(state HealthState) {
+		t.Helper()
+		for s := range told {
+			if s.State == state {
+				return
+			}
+		}
+	}
+	until(Serving)
+	stopped := time.Now()
+	cmd.Process.Signal(syscall.SIGSTOP)
+	until(Unresponsive)
+	t.Logf("unresponsive after %v", time.Since(stopped))
+	cmd.Process.Signal(syscall.SIGCONT)
+	until(Serving)
+	cmd.Process.Kill()
+	until(Unresponsive)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,48 @@
+// Package plugin is what the caller of a plugin host sees: its configuration, its interface, and the admission of packages. Package host
+// implements it. It follows the plugin package of the CIPD client.
+package plugin
+
+import "context"
+
+// Host launches plugins as subprocesses. Its methods are safe for concurrent use.
+type Host interface {
+	// Initialize gives the host its configuration. It comes once, before every other call.
+	Initialize(cfg Config) error
+	// Config returns what Initialize was given.
+	Config() Config
+	// NewAdmissionPlugin returns a handle to the admission plugin with this command line. The plugin is started by the first check.
+	NewAdmissionPlugin(cmdLine []string) (AdmissionPlugin, error)
+	// Close ends all plugins and releases what the host holds. It waits for them to end; those that have not when ctx ends are killed.
+	Close(ctx context.Context)
+}
+
+// AdmissionPlugin asks an admission plugin whether packages may be deployed. Its methods are safe for concurrent use.
+type AdmissionPlugin interface {
+	// Executable is the path of the plugin's program.
+	Executable() string
+	// CheckAdmission asks whether the package with this pin may be deployed. Equal pins share one promise, also one that is resolved
+	// already. It does not block.
+	CheckAdmission(pin Pin) Promise
+	// ClearCache forgets all resolved promises.
+	ClearCache()
+	// Close ends the plugin if it runs, killing it after 5 s or when ctx ends, and aborts the pending checks.
+	Close(ctx context.Context)
+}
+
+// Promise is the result of a check, maybe in the future.
+type Promise interface {
+	// Wait blocks until the check is done and returns nil if the package is admitted, else why not. When ctx ends first it returns
+	// the error of ctx. It may be called any number of times, concurrently too.
+	Wait(ctx context.Context) error
+}
+
+// Pin names one instance of a package.
+type Pin struct {
+	PackageName string
+	// InstanceID is the unpadded URL-safe base64 of a digest followed by a byte with the number of its hash algorithm: 1 for SHA-1,
+	// 2 for SHA-256.
+	InstanceID string
+}
+
+// String returns the pin as package:instance.
+func (p Pin) String() string { return p.PackageName + ":" + p.InstanceID }
