@@ -76,10 +76,11 @@ func (c *conn) init(nc net.Conn) {
 
 // call sends a request, headers and body, and returns the message of the answer.
 func (c *conn) call(ctx context.Context, headers, body []byte) ([]byte, error) {
-	if err := done(ctx); err != nil {
-		return nil, status.FromContextError(err).Err()
-	}
 	if c.failed != nil {
+		return nil, c.failed
+	}
+	if err := done(ctx); err != nil {
+		c.failed = status.FromContextError(err).Err()
 		return nil, c.failed
 	}
 	interrupted := make(chan struct{})

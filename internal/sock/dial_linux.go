@@ -24,9 +24,11 @@ func dialLong(ctx context.Context, d *net.Dialer, path string) (net.Conn, error)
 }
 
 // openPath opens path for naming only (O_PATH), which needs no permission on the file itself.
-func openPath(path string, flags int) (int, error) {
+func openPath(path string, flags int) (int, error) { return openFile(path, unix.O_PATH|flags) }
+
+func openFile(path string, flags int) (int, error) {
 	for {
-		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC|flags, 0)
+		fd, err := unix.Open(path, unix.O_CLOEXEC|flags, 0)
 		if err == nil {
 			return fd, nil
 		}

@@ -33,9 +33,8 @@ type Listener struct {
 // the mode is set, because the socket is made in a private directory, of mode 0700, and linked to its path when it listens. The link
 // fails if something is there, so also a program that knows nothing of the lock loses nothing.
 func Listen(path string, mode fs.FileMode) (*Listener, error) {
-	if len(path) > MaxPath {
-		return nil, fmt.Errorf("cannot listen on %s: the path has %d bytes and a socket's path may have %d; choose a shorter one",
-			path, len(path), MaxPath)
+	if err := checkLength(path); err != nil {
+		return nil, err
 	}
 	lock, err := acquire(path)
 	if err != nil {
@@ -84,13 +83,9 @@ func place(path string, mode fs.FileMode) (_ *net.UnixListener, _ ID, err error)
 	}()
 	hidden := filepath.Join(private, "s")
 
-	l, err := bind(hidden)
+	l, _, err := bindHidden(hidden, mode)
 	if err != nil {
 		return nil, ID{}, fmt.Errorf("cannot listen on %s: %w", path, err)
-	}
-	l.SetUnlinkOnClose(false)
-	if err := os.Chmod(hidden, mode); err != nil {
-		return nil, ID{}, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), l.Close())
 	}
 	for {
 		if err := clearStale(path); err != nil {
@@ -115,34 +110,93 @@ func place(path string, mode fs.FileMode) (_ *net.UnixListener, _ ID, err error)
 	return l, info.ID, nil
 }
 
+// bindHidden listens at a path that nobody watches and sets the mode.
+func bindHidden(path string, mode fs.FileMode) (*net.UnixListener, Info, error) {
+	l, err := bind(path)
+	if err != nil {
+		return nil, Info{}, err
+	}
+	l.SetUnlinkOnClose(false)
+	info, err := Info{}, os.Chmod(path, mode)
+	if err == nil {
+		info, err = Stat(path)
+	}
+	if err != nil {
+		return nil, Info{}, errors.Join(err, l.Close())
+	}
+	return l, info, nil
+}
+
 // clearStale removes a socket on which nobody accepts from path. It returns nil if the path is free afterwards.
 func clearStale(path string) error {
-	info, err := Stat(path)
+	living, there, err := look(context.Background(), path)
+	if err != nil {
+		return err
+	}
+	if living != nil {
+		return errors.Join(inUseBy(path, living), living.Close())
+	}
+	return removeStale(path, there)
+}
+
+// look finds out who is at path: it returns a connection to whoever accepts there, and none if the path is free (there is zero) or nobody
+// accepts. What is no socket, and what cannot be found out, is an error.
+func look(ctx context.Context, path string) (living *net.UnixConn, there Info, err error) {
+	there, err = Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil
+		return nil, Info{}, nil
 	case err != nil:
-		return fmt.Errorf("cannot listen on %s: %w", path, err)
-	case !info.IsSocket():
-		return fmt.Errorf("cannot listen on %s: there is something that is not a socket (%s); remove it or choose another path",
-			path, info.Mode)
+		return nil, Info{}, fmt.Errorf("cannot listen on %s: %w", path, err)
+	case !there.IsSocket():
+		return nil, Info{}, fmt.Errorf("cannot listen on %s: there is something that is not a socket (%s); remove it or choose another path",
+			path, there.Mode)
 	}
-	peer, err := Probe(context.Background(), path)
+	living, err = Dial(ctx, path)
 	switch {
 	case err == nil:
-		return inUse(path, peer.PID)
+		return living, there, nil
+	case IsBusy(err):
+		return nil, Info{}, inUse(path, 0)
 	case IsGone(err):
-		return nil
-	case !IsRefused(err):
-		return fmt.Errorf("cannot listen on %s: a socket is there and whether anyone listens on it cannot be found out: %w", path, err)
+		return nil, Info{}, nil
+	case IsRefused(err):
+		return nil, there, nil
 	}
-	if now, err := Stat(path); err != nil || now.ID != info.ID {
-		return nil //nolint:nilerr // It was replaced meanwhile: the link fails and it is judged again.
+	return nil, Info{}, fmt.Errorf("cannot listen on %s: a socket is there, and whether anyone accepts on it cannot be found out: %w",
+		path, err)
+}
+
+// removeStale removes what look found, unless it was replaced meanwhile.
+func removeStale(path string, there Info) error {
+	if there.ID.IsZero() {
+		return nil
+	}
+	if now, err := Stat(path); err != nil || now.ID != there.ID {
+		return nil //nolint:nilerr // The link that follows fails and it is judged again.
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("cannot listen on %s: remove the stale socket: %w", path, err)
 	}
 	return nil
+}
+
+// checkLength returns an error for a path that is too long for those who will connect.
+func checkLength(path string) error {
+	if len(path) <= MaxPath {
+		return nil
+	}
+	return fmt.Errorf("cannot listen on %s: the path has %d bytes and a socket's path may have %d; choose a shorter one",
+		path, len(path), MaxPath)
+}
+
+// inUseBy is inUse for whoever is at the other end of the connection.
+func inUseBy(path string, living *net.UnixConn) error {
+	peer, err := PeerOf(living)
+	if err != nil {
+		return inUse(path, 0)
+	}
+	return inUse(path, peer.PID)
 }
 
 // inUse returns the error for a path that a process owns. pid is zero if it is not known.

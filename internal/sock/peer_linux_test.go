@@ -1,9 +1,11 @@
 package sock
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -22,11 +24,19 @@ func TestStartTimeOfStrangeCommands(t *testing.T) {
 			t.Errorf("parseStartTime(%q) = %d, want %d", stat, got, want)
 		}
 	}
-	if startTime(os.Getpid()) == 0 {
+	if StartTime(os.Getpid()) == 0 {
 		t.Error("this process has no start time")
 	}
-	if startTime(1<<22+1) != 0 {
+	if StartTime(1<<22+1) != 0 {
 		t.Error("a process that cannot exist has a start time")
+	}
+}
+
+// TestLongestStat has the longest line that the kernel can make, as far as it is needed, in the buffer for it.
+func TestLongestStat(t *testing.T) {
+	line := "4194304 (" + strings.Repeat(")", 64) + ") S" + strings.Repeat(" -9223372036854775808", 18) + " 18446744073709551615 "
+	if got := parseStartTime([]byte(line)[:min(len(line), maxStat)]); got != math.MaxUint64 {
+		t.Errorf("start time %d of a line of %d bytes", got, len(line))
 	}
 }
 
@@ -52,7 +62,7 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Peer{PID: cmd.Process.Pid, StartTime: startTime(cmd.Process.Pid), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	want := Peer{PID: cmd.Process.Pid, StartTime: StartTime(cmd.Process.Pid), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
 	if peer != want || peer.StartTime == 0 {
 		t.Errorf("peer %+v, want %+v", peer, want)
 	}

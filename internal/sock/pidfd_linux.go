@@ -43,13 +43,13 @@ func pidfdByPID(fd int) (int, error) {
 	if cred.Pid <= 0 {
 		return -1, errors.New("it lives in another PID namespace")
 	}
-	before := startTime(int(cred.Pid))
+	before := StartTime(int(cred.Pid))
 	pidfd, err := unix.PidfdOpen(int(cred.Pid), 0)
 	if err != nil {
 		return -1, err
 	}
 	// The start time also catches the rare case in which a third process holds the connection open.
-	if ready(fd, unix.POLLRDHUP) || before == 0 || startTime(int(cred.Pid)) != before {
+	if ready(fd, unix.POLLRDHUP) || before == 0 || StartTime(int(cred.Pid)) != before {
 		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
 	}
 	return pidfd, nil

@@ -1,0 +1,237 @@
+//go:build unix
+
+package sock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+const (
+	// placeWait bounds how long a program waits for another that decides about the same path, placePause is how often it looks: flock(2)
+	// cannot be waited for with a deadline.
+	placeWait  = 5 * time.Second
+	placePause = 2 * time.Millisecond
+)
+
+// Placed is a listening socket whose place a later one may take while it serves, as it may have taken the place of one before it. It is a
+// [net.Listener]; its Close leaves the file alone. Commit and Withdraw are for one goroutine at a time.
+type Placed struct {
+	*net.UnixListener
+	path     string
+	id       ID
+	replaced ID // the living socket whose place it took, until Commit
+}
+
+// Place makes a stream socket at path for a program that may be replaced by the next of its kind without a moment in which nobody listens
+// there. The directory must exist. Nobody meets the socket before it listens and has its mode.
+//
+// A socket on which nobody accepts is replaced. Somebody who lives there is shown to replace as a connection, which is closed afterwards:
+// if it returns nil the new socket is renamed over the path, else Place fails with its error. A nil replace gives an error that wraps
+// [ErrInUse]. The replaced socket keeps a hidden name until [Placed.Commit], so that [Placed.Withdraw] can put it back; if the program
+// dies in between, the next Place does.
+//
+// Unlike that of [Listen] the lock is held only while something at the path changes. Of programs that start at the same moment the second
+// meets the first alive.
+func Place(ctx context.Context, path string, mode fs.FileMode, replace func(living *net.UnixConn) error) (*Placed, error) {
+	if err := checkLength(path); err != nil {
+		return nil, err
+	}
+	lock, err := acquireSoon(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	p, err := placeReplaceable(ctx, path, mode, replace)
+	if rerr := release(lock); rerr != nil {
+		if p != nil {
+			rerr = errors.Join(rerr, p.Close(), removeSame(path, p.id))
+		}
+		return nil, errors.Join(err, rerr)
+	}
+	return p, err
+}
+
+// Commit forgets the socket that was replaced: there is no way back to it.
+func (p *Placed) Commit(ctx context.Context) error {
+	if p.replaced.IsZero() {
+		return nil
+	}
+	lock, err := acquireSoon(ctx, p.path)
+	if IsGone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = removeSame(beside(p.path, "previous"), p.replaced)
+	p.replaced = ID{}
+	return errors.Join(err, release(lock))
+}
+
+// Withdraw takes the socket from its path, where another one stays. A socket that it replaced is put back in the same step if it lives and
+// there was no Commit; restored says so. Withdraw comes before Close: while the socket is open, no other can have its identity.
+func (p *Placed) Withdraw(ctx context.Context) (restored bool, err error) {
+	lock, err := acquireSoon(ctx, p.path)
+	if IsGone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, release(lock)) }()
+	previous := beside(p.path, "previous")
+	if !p.replaced.IsZero() && isAt(p.path, p.id) && isAt(previous, p.replaced) {
+		if _, err := Probe(ctx, previous); err == nil {
+			return true, os.Rename(previous, p.path)
+		}
+	}
+	err = errors.Join(removeSame(p.path, p.id), removeSame(previous, p.id)) // it may itself have been replaced
+	if !p.replaced.IsZero() {
+		err = errors.Join(err, removeSame(previous, p.replaced))
+	}
+	return false, err
+}
+
+// placeReplaceable does the work of Place. The caller holds the lock, so what has a fixed hidden name and is there already was left by a
+// program that died.
+func placeReplaceable(ctx context.Context, path string, mode fs.FileMode, replace func(*net.UnixConn) error) (_ *Placed, err error) {
+	private := beside(path, "new")
+	if err := os.RemoveAll(private); err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	if err := os.Mkdir(private, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(private)) }()
+	hidden := filepath.Join(private, "s")
+	l, info, err := bindHidden(hidden, mode)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	p := &Placed{UnixListener: l, path: path, id: info.ID}
+	if err := p.place(ctx, hidden, replace); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return p, nil
+}
+
+// place brings the hidden socket to the path.
+func (p *Placed) place(ctx context.Context, hidden string, replace func(*net.UnixConn) error) error {
+	for {
+		living, there, err := look(ctx, p.path)
+		if err != nil {
+			return err
+		}
+		if living != nil {
+			if replace == nil {
+				return errors.Join(inUseBy(p.path, living), living.Close())
+			}
+			err := replace(living)
+			_ = living.Close() // replace may have closed it
+			if err != nil {
+				return err
+			}
+			if done, err := p.supersede(hidden, there); done || err != nil {
+				return err
+			}
+			continue
+		}
+		if back, err := putBack(ctx, p.path); err != nil {
+			return err
+		} else if back {
+			continue
+		}
+		if err := removeStale(p.path, there); err != nil {
+			return err
+		}
+		err = os.Link(hidden, p.path)
+		if errors.Is(err, fs.ErrExist) {
+			continue // made by a program that does not know the lock: judge it
+		}
+		if err != nil {
+			return fmt.Errorf("cannot listen on %s: %w", p.path, err)
+		}
+		return nil
+	}
+}
+
+// supersede renames the hidden socket over the living one, which keeps another name. It reports false if another socket is there by now.
+func (p *Placed) supersede(hidden string, there Info) (bool, error) {
+	previous := beside(p.path, "previous")
+	if err := os.Remove(previous); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("cannot take the place of %s: %w", p.path, err)
+	}
+	if err := os.Link(p.path, previous); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	} else if err != nil {
+		return false, fmt.Errorf("cannot take the place of %s: keep the old socket under another name: %w", p.path, err)
+	}
+	if !isAt(previous, there.ID) {
+		return false, os.Remove(previous)
+	}
+	if err := os.Rename(hidden, p.path); err != nil {
+		return false, errors.Join(fmt.Errorf("cannot take the place of %s: %w", p.path, err), os.Remove(previous))
+	}
+	p.replaced = there.ID
+	return true, nil
+}
+
+// putBack restores the living socket that was replaced by a program which died before it had committed itself. It is asked when nobody
+// accepts at the path.
+func putBack(ctx context.Context, path string) (bool, error) {
+	previous := beside(path, "previous")
+	living, there, err := look(ctx, previous)
+	if err != nil {
+		return false, err
+	}
+	if living == nil {
+		return false, removeStale(previous, there)
+	}
+	return true, errors.Join(os.Rename(previous, path), living.Close())
+}
+
+// acquireSoon takes the lock of a path, waiting for those who hold it for a moment.
+func acquireSoon(ctx context.Context, path string) (*os.File, error) {
+	deadline := time.NewTimer(placeWait)
+	defer deadline.Stop()
+	for {
+		lock, err := acquire(path)
+		if !errors.Is(err, ErrInUse) {
+			return lock, err
+		}
+		pause := time.NewTimer(placePause)
+		select {
+		case <-pause.C:
+		case <-deadline.C:
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// beside returns the hidden name for a purpose beside path.
+func beside(path, purpose string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+purpose)
+}
+
+// isAt reports whether a socket that is open is at path. Its inode number tells it from all others as long as it is open, which a birth
+// time would not everywhere: where there is none, a new name changes the time that stands for it.
+func isAt(path string, id ID) bool {
+	info, err := Stat(path)
+	return err == nil && info.ID.Device == id.Device && info.ID.Inode == id.Inode
+}
+
+// removeSame removes the file at path if it is the given socket, which is open.
+func removeSame(path string, id ID) error {
+	if !isAt(path, id) {
+		return nil
+	}
+	return os.Remove(path)
+}

@@ -1,0 +1,6 @@
+//go:build !unix
+
+package sdk
+
+// closeOnExec does nothing: there is no systemd here.
+func closeOnExec(int) {}

@@ -1,0 +1,149 @@
+package admission
+
+import (
+	"context"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+)
+
+const (
+	// maxQueued is how many checks wait to be run before no more are read from the host, which then keeps them.
+	maxQueued = 16 << 10
+	// maxAnswers and maxAnswerBytes bound one message, which stays below the 4 MB that a gRPC server takes by default.
+	maxAnswers     = 4096
+	maxAnswerBytes = 1 << 20
+)
+
+// pool runs checks on a bounded number of goroutines, which take one check at a time, so that a slow one holds up no other, and sends
+// answers together: those that come while a message is being sent are the next one.
+type pool struct {
+	check Check
+	limit int
+	send  func(*pluginv1.AdmitRequest) error
+	all   sync.WaitGroup
+
+	mu      sync.Mutex
+	waiting []*pluginv1.Admission // from next on
+	next    int
+	workers int
+	room    chan struct{} // told when waiting has been emptied
+	answers []*pluginv1.Resolution
+	sending bool
+	failed  bool // nobody can be told answers any more
+}
+
+func newPool(check Check, limit int, send func(*pluginv1.AdmitRequest) error) *pool {
+	return &pool{check: check, limit: limit, send: send, room: make(chan struct{}, 1)}
+}
+
+// wait waits until all goroutines of the pool have ended.
+func (p *pool) wait() { p.all.Wait() }
+
+// add has checks run. It blocks while too many wait, until ctx ends.
+func (p *pool) add(ctx context.Context, batch []*pluginv1.Admission) error {
+	for {
+		p.mu.Lock()
+		if len(p.waiting)-p.next < maxQueued {
+			break
+		}
+		p.mu.Unlock()
+		select {
+		case <-p.room:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	defer p.mu.Unlock()
+	if p.next > len(p.waiting)/2 {
+		n := copy(p.waiting, p.waiting[p.next:])
+		p.waiting, p.next = p.waiting[:n], 0
+	}
+	p.waiting = append(p.waiting, batch...)
+	// A worker runs as long as there is something to run; one for each check at most.
+	for range min(len(p.waiting)-p.next, p.limit) - p.workers {
+		p.workers++
+		p.all.Go(func() { p.work(ctx) })
+	}
+	return nil
+}
+
+// work runs checks until none waits.
+func (p *pool) work(ctx context.Context) {
+	for {
+		p.mu.Lock()
+		if p.next == len(p.waiting) || ctx.Err() != nil {
+			p.waiting, p.next = p.waiting[:0], 0
+			p.workers--
+			p.mu.Unlock()
+			return
+		}
+		admission := p.waiting[p.next]
+		p.waiting[p.next] = nil
+		p.next++
+		if len(p.waiting)-p.next == maxQueued/2 {
+			select {
+			case p.room <- struct{}{}:
+			default:
+			}
+		}
+		p.mu.Unlock()
+		p.answer(resolve(ctx, p.check, admission))
+	}
+}
+
+// answer sends an answer, or leaves it to the goroutine that is sending.
+func (p *pool) answer(r *pluginv1.Resolution) {
+	p.mu.Lock()
+	if p.failed {
+		p.mu.Unlock()
+		return
+	}
+	p.answers = append(p.answers, r)
+	if p.sending {
+		p.mu.Unlock()
+		return
+	}
+	p.sending = true
+	p.mu.Unlock()
+	p.all.Go(p.sendAll)
+}
+
+// sendAll sends answers until there are none.
+func (p *pool) sendAll() {
+	for {
+		p.mu.Lock()
+		if len(p.answers) == 0 || p.failed {
+			p.sending, p.answers = false, nil
+			p.mu.Unlock()
+			return
+		}
+		batch := p.answers
+		p.answers = nil
+		p.mu.Unlock()
+		for len(batch) > 0 {
+			n := fitting(batch)
+			if err := p.send(&pluginv1.AdmitRequest{Resolutions: batch[:n]}); err != nil {
+				p.mu.Lock()
+				p.failed = true // the end of the stream tells why to whoever reads it
+				p.mu.Unlock()
+				break
+			}
+			batch = batch[n:]
+		}
+	}
+}
+
+// fitting returns how many of the answers fit into one message; at least one does.
+func fitting(batch []*pluginv1.Resolution) int {
+	size := 0
+	for i, r := range batch {
+		size += proto.Size(r)
+		if i == maxAnswers || i > 0 && size > maxAnswerBytes {
+			return i
+		}
+	}
+	return len(batch)
+}

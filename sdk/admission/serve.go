@@ -1,0 +1,121 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"runtime"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/sdk"
+)
+
+// protocolVersion is the version of the protocol of the Admit stream.
+const protocolVersion = 1
+
+// Check says whether an instance of a package may be deployed: nil admits it. It is called concurrently.
+//
+// The refusal is final, and the host may remember it, unless the error carries a gRPC status that speaks of this attempt only: Canceled,
+// DeadlineExceeded, Aborted, Unavailable or ResourceExhausted (an error of a gRPC call that is wrapped does, and so do the errors of
+// contexts). ctx ends when the plugin has to stop.
+type Check func(ctx context.Context, pin plugin.Pin, md Metadata) error
+
+// Metadata gives access to the metadata of the package instance that is checked. Nothing is fetched before it is asked for.
+type Metadata struct{ pin plugin.Pin }
+
+// List lists the metadata, newest first, as [sdk.ListMetadata] does; with keys, only theirs.
+func (m Metadata) List(ctx context.Context, keys ...string) iter.Seq2[plugin.Metadata, error] {
+	return sdk.ListMetadata(ctx, m.pin, keys...)
+}
+
+// Option changes what Serve does by default.
+type Option func(*settings)
+
+type settings struct {
+	concurrency int
+	version     string
+}
+
+// WithConcurrency bounds how many checks run at once. The default is eight for each processor, because most checks wait for metadata.
+func WithConcurrency(n int) Option { return func(s *settings) { s.concurrency = n } }
+
+// WithVersion tells the host the version of the plugin, for people.
+func WithVersion(version string) Option { return func(s *settings) { s.version = version } }
+
+// Serve answers the checks of the host that launched this process until the host ends it, ctx ends, or the process gets SIGTERM or SIGINT;
+// then it returns nil, after the checks that run have returned. An error says that no host launched the process (it wraps
+// [sdk.ErrNotLaunched]), or that the host is gone or refuses its admissions to this plugin.
+func Serve(ctx context.Context, check Check, options ...Option) error {
+	s := settings{concurrency: 8 * runtime.GOMAXPROCS(0)}
+	for _, option := range options {
+		option(&s)
+	}
+	if check == nil || s.concurrency < 1 {
+		return errors.New("cannot serve admissions: want a check and a concurrency of at least 1")
+	}
+	return sdk.Run(ctx, func(ctx context.Context) error {
+		if err := serve(ctx, check, s); err != nil {
+			return fmt.Errorf("cannot serve admissions: %w", err)
+		}
+		return nil
+	})
+}
+
+func serve(ctx context.Context, check Check, s settings) error {
+	conn, err := sdk.Host(ctx)
+	if err != nil {
+		return err
+	}
+	stopped := ctx.Done() // not by the end of this function
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := pluginv1.NewAdmissionsClient(conn).Admit(ctx)
+	if err == nil {
+		err = stream.Send(&pluginv1.AdmitRequest{Hello: &pluginv1.Hello{ProtocolVersion: protocolVersion, PluginVersion: s.version}})
+	}
+	if err != nil {
+		cancel()
+		return ended(stopped, streamError(stream, err))
+	}
+	p := newPool(check, s.concurrency, stream.Send)
+	defer p.wait()
+	defer cancel()
+	for {
+		batch, err := stream.Recv()
+		if err != nil {
+			return ended(stopped, err)
+		}
+		if err := p.add(ctx, batch.Admissions); err != nil {
+			return ended(stopped, err)
+		}
+	}
+}
+
+// streamError returns why a stream broke, which Send does not say.
+func streamError(stream grpc.BidiStreamingClient[pluginv1.AdmitRequest, pluginv1.AdmitResponse], err error) error {
+	if stream == nil {
+		return err
+	}
+	if _, rerr := stream.Recv(); rerr != nil {
+		return rerr
+	}
+	return err
+}
+
+// ended tells the end that was asked for from one that was not.
+func ended(stopped <-chan struct{}, err error) error {
+	select {
+	case <-stopped:
+		return nil
+	default:
+	}
+	if status.Code(err) == codes.Aborted {
+		return nil
+	}
+	return err
+}

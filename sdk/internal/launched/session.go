@@ -1,0 +1,143 @@
+package launched
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/internal/handshake"
+)
+
+// ErrNotLaunched is returned where a host is needed and none launched this process.
+var ErrNotLaunched = errors.New("no host launched this process")
+
+// errStopped is the cause of the end of a context because the host closed standard input.
+var errStopped = errors.New("the host asked the plugin to stop")
+
+// errRunTwice is returned by a second Run.
+var errRunTwice = errors.New("this process was launched as one plugin and runs it already: use one Serve or Run, or nest them")
+
+// Session is what a plugin has of its host. Its methods are safe for concurrent use.
+type Session struct {
+	shake  *handshake.Handshake // nil without a host
+	stdin  *os.File
+	stderr io.Writer
+	log    *logQueue
+	conn   func() (*grpc.ClientConn, error) // once, on first use
+
+	mu     sync.Mutex
+	ran    bool
+	dialed *grpc.ClientConn
+}
+
+// Alone returns the session of a plugin that no host launched.
+func Alone(stderr io.Writer) *Session { return &Session{stderr: stderr} }
+
+// New returns the session of a plugin whose handshake was read from stdin, which the session owns from now on.
+func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
+	s := &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr)}
+	s.conn = sync.OnceValues(func() (*grpc.ClientConn, error) {
+		conn, err := dial(shake)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.dialed = conn
+		return conn, err
+	})
+	return s
+}
+
+// Handshake returns what the host told. It is false without a host.
+func (s *Session) Handshake() (handshake.Handshake, bool) {
+	if s.shake == nil {
+		return handshake.Handshake{}, false
+	}
+	return *s.shake, true
+}
+
+// OfProcess reports whether the session is that of the process, which needs no context to be found.
+func (s *Session) OfProcess() bool { own, _ := process(); return own == s }
+
+// Conn returns the connection to the host. It is dialled by the first call, carries the ticket, and is closed when Run ends.
+func (s *Session) Conn() (grpc.ClientConnInterface, error) {
+	if s.shake == nil {
+		return nil, ErrNotLaunched
+	}
+	conn, err := s.conn()
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Run calls run with a context that also ends when the host closes standard input, sends the log to the host meanwhile, and returns when
+// run has returned, what was logged is delivered, and everything is closed. A Run inside run just calls it.
+func (s *Session) Run(ctx context.Context, run func(context.Context) error) error {
+	if s.shake == nil || ctx.Value(runningKey{}) == s {
+		return run(With(ctx, s))
+	}
+	s.mu.Lock()
+	again := s.ran
+	s.ran = true
+	s.mu.Unlock()
+	if again {
+		return errRunTwice
+	}
+	defer s.closeConn()
+
+	logged, abandon := context.WithCancel(context.WithoutCancel(ctx))
+	defer abandon()
+	var logging sync.WaitGroup
+	logging.Go(func() { s.log.send(logged, s.conn) })
+	defer func() {
+		s.log.finish()
+		impatience := time.AfterFunc(flushTimeout, abandon)
+		defer impatience.Stop()
+		logging.Wait()
+	}()
+
+	ctx, cancel := context.WithCancelCause(context.WithValue(With(ctx, s), runningKey{}, s))
+	defer cancel(nil)
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		// What else comes on standard input is nothing to a plugin; how it ends makes no difference.
+		_, _ = io.Copy(io.Discard, s.stdin)
+		cancel(errStopped)
+	})
+	defer func() {
+		_ = s.stdin.SetReadDeadline(time.Unix(1, 0)) // what cannot have a deadline is a file, whose end is there
+		reading.Wait()
+		_ = s.stdin.Close()
+	}()
+	return run(ctx)
+}
+
+func (s *Session) closeConn() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.dialed != nil {
+		_ = s.dialed.Close() // says only that it is closed already
+	}
+}
+
+type (
+	sessionKey struct{}
+	runningKey struct{}
+)
+
+// With returns a context that carries the session.
+func With(ctx context.Context, s *Session) context.Context {
+	return context.WithValue(ctx, sessionKey{}, s)
+}
+
+// From returns the session of the context, or of the process if the context has none.
+func From(ctx context.Context) (*Session, error) {
+	if s, ok := ctx.Value(sessionKey{}).(*Session); ok {
+		return s, nil
+	}
+	return process()
+}

@@ -1,0 +1,113 @@
+package sdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
+)
+
+// place is where a plugin listens.
+type place struct {
+	net.Listener
+	placed      *sock.Placed // nil for a socket of systemd
+	predecessor *predecessor // until it was told to end
+}
+
+// listen makes the plugin's socket, or finds the one that it inherited.
+func listen(ctx context.Context, p Plugin) (*place, error) {
+	path, err := socketPath(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	if path == "" {
+		l, err := inherited(p.Name)
+		if err != nil {
+			return nil, err
+		}
+		return &place{Listener: l}, nil
+	}
+	if path, err = filepath.Abs(path); err != nil { // the plugin may change its directory
+		return nil, err
+	}
+	var old *predecessor
+	var replace func(*net.UnixConn) error
+	if p.TakeOver {
+		replace = func(living *net.UnixConn) (err error) {
+			old.forget()
+			old, err = identify(ctx, living, p)
+			if err != nil {
+				return fmt.Errorf("%w on %s, and its place cannot be taken: %w", ErrInUse, path, err)
+			}
+			return nil
+		}
+	}
+	placed, err := sock.Place(ctx, path, p.Mode, replace)
+	if err != nil {
+		old.forget()
+		return nil, err
+	}
+	return &place{Listener: placed, placed: placed, predecessor: old}, nil
+}
+
+// socketPath says where the plugin makes its socket. Empty: it inherited one.
+func socketPath(ctx context.Context, p Plugin) (string, error) {
+	session, err := launched.From(ctx)
+	if err != nil {
+		return "", err
+	}
+	if shake, ok := session.Handshake(); ok {
+		if shake.PluginSocket == "" {
+			return "", errors.New("the host that launched it named no socket to serve on; have the host launch it as a plugin that serves, " +
+				"or use sdk.Run if it serves nothing")
+		}
+		return shake.PluginSocket, nil
+	}
+	if activated() {
+		return "", nil
+	}
+	if p.Socket == "" {
+		return "", errors.New("Plugin.Socket is empty, no host launched it and systemd passed no socket; " +
+			"name a path in the host's plugin directory")
+	}
+	return p.Socket, nil
+}
+
+// commit ends the older instance: this one is in service.
+func (p *place) commit(ctx context.Context, log *slog.Logger) {
+	if p.predecessor == nil {
+		return
+	}
+	pid := p.predecessor.process.Pid
+	if err := p.predecessor.end(); err != nil {
+		log.Error("cannot end the older instance; stop it by hand", "pid", pid, "error", err)
+	} else {
+		log.Info("took over from the older instance, which was told to end", "pid", pid)
+	}
+	p.predecessor = nil
+	if err := p.placed.Commit(ctx); err != nil {
+		log.Error("cannot clean up the older instance's socket", "error", err)
+	}
+}
+
+// leave takes the socket from its path. An older instance that was not told to end yet gets its place back; if it cannot, because a newer
+// one has taken it, it is told now.
+func (p *place) leave(ctx context.Context) error {
+	if p.placed == nil {
+		return nil
+	}
+	restored, err := p.placed.Withdraw(ctx)
+	if p.predecessor == nil {
+		return err
+	}
+	if restored {
+		p.predecessor.forget()
+		return err
+	}
+	return errors.Join(err, p.predecessor.end())
+}

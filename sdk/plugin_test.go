@@ -1,0 +1,84 @@
+package sdk_test
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/sdk"
+)
+
+func TestPluginIsChecked(t *testing.T) {
+	good := sdk.Plugin{Type: "Greeter", Name: "hello", Versions: []string{"1"}, Register: func(grpc.ServiceRegistrar) {}}
+	for want, change := range map[string]func(*sdk.Plugin){
+		"Plugin.Type is empty":            func(p *sdk.Plugin) { p.Type = "" },
+		"has a slash":                     func(p *sdk.Plugin) { p.Type = "a/b" },
+		"Plugin.Name is empty":            func(p *sdk.Plugin) { p.Name = "" },
+		`Plugin.Name "a b" has spaces`:    func(p *sdk.Plugin) { p.Name = "a b" },
+		`Plugin.Name "a\xff" has spaces`:  func(p *sdk.Plugin) { p.Name = "a\xff" },
+		`Plugin.Name "a\x1b" has spaces`:  func(p *sdk.Plugin) { p.Name = "a\x1b" },
+		"want at most 4096":               func(p *sdk.Plugin) { p.Name = strings.Repeat("n", 4097) },
+		"Plugin.Versions has 0 entries":   func(p *sdk.Plugin) { p.Versions = nil },
+		"Plugin.Versions has 65 entries":  func(p *sdk.Plugin) { p.Versions = slices.Repeat([]string{"1"}, 65) },
+		"Plugin.Versions[1] is empty":     func(p *sdk.Plugin) { p.Versions = []string{"1", ""} },
+		"Plugin.Register is nil":          func(p *sdk.Plugin) { p.Register = nil },
+		`"relative" is not absolute`:      func(p *sdk.Plugin) { p.Endpoint = "relative" },
+		"has more than permission bits":   func(p *sdk.Plugin) { p.Mode = 0o10000 << 10 },
+		"is negative":                     func(p *sdk.Plugin) { p.Drain = -1 },
+		"Plugin.Socket is empty":          func(p *sdk.Plugin) {},
+		"the registration service, which": func(p *sdk.Plugin) { p.Register = registerRegistration },
+	} {
+		p := good
+		change(&p)
+		if err := sdk.Serve(t.Context(), p); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	// A health service of the plugin's own is no error.
+	good.Register = func(s grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(s, health.NewServer()) }
+	if err := sdk.Serve(t.Context(), good); err == nil || !strings.Contains(err.Error(), "Plugin.Socket is empty") {
+		t.Errorf("with a health service: %v", err)
+	}
+}
+
+func registerRegistration(s grpc.ServiceRegistrar) {
+	registerapi.RegisterRegistrationServer(s, registerapi.UnimplementedRegistrationServer{})
+}
+
+// TestDependenciesAreFew lists all modules that a plugin is built from.
+func TestDependenciesAreFew(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".", "./admission").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	allowed := []string{
+		"github.com/patchbay-dev/patchbay",
+		"golang.org/x/net",
+		"golang.org/x/sys",
+		"golang.org/x/text",
+		"google.golang.org/genproto/googleapis/rpc",
+		"google.golang.org/grpc",
+		"google.golang.org/protobuf",
+		"k8s.io/kubelet",
+	}
+	modules := slices.Compact(slices.Sorted(slices.Values(strings.Fields(string(out)))))
+	if !slices.Equal(modules, allowed) {
+		t.Errorf("a plugin is built from\n%s\nwant\n%s", strings.Join(modules, "\n"), strings.Join(allowed, "\n"))
+	}
+	out, err = exec.Command("go", "list", "-deps", ".", "./admission").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	own := []string{"api/patchbay/plugin/v1", "internal/handshake", "internal/sock", "plugin", "sdk", "sdk/admission", "sdk/internal/launched"}
+	for name := range strings.FieldsSeq(string(out)) {
+		if path, ok := strings.CutPrefix(name, "github.com/patchbay-dev/patchbay/"); ok && !slices.Contains(own, path) {
+			t.Errorf("a plugin is built with %s", path)
+		}
+	}
+}

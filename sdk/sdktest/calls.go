@@ -1,0 +1,229 @@
+package sdktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
+)
+
+// callServer answers the calls of launched plugins, which it knows by their tickets.
+type callServer struct {
+	pluginv1.UnimplementedHostServer
+	pluginv1.UnimplementedAdmissionsServer
+	path         string
+	listMetadata func(plugin.Pin) []plugin.Metadata
+	stop         func()
+
+	mu      sync.Mutex
+	plugins map[string]*calls
+}
+
+func startCallServer(path string, listMetadata func(plugin.Pin) []plugin.Metadata) (*callServer, error) {
+	listener, err := sock.Place(context.Background(), path, 0o600, nil)
+	if err != nil {
+		return nil, err
+	}
+	s := &callServer{path: path, listMetadata: listMetadata, plugins: map[string]*calls{}}
+	server := grpc.NewServer()
+	pluginv1.RegisterHostServer(server, s)
+	pluginv1.RegisterAdmissionsServer(server, s)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) })
+	s.stop = func() {
+		server.Stop()
+		serving.Wait()
+	}
+	return s, nil
+}
+
+// admit makes a plugin known.
+func (s *callServer) admit(ticket string) *calls {
+	c := &calls{hello: make(chan struct{}), open: map[uint64]chan *pluginv1.Resolution{}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plugins[ticket] = c
+	return c
+}
+
+func (s *callServer) expel(ticket string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.plugins, ticket)
+}
+
+// caller returns the plugin whose ticket the call carries.
+func (s *callServer) caller(ctx context.Context) (*calls, error) {
+	tickets := metadata.ValueFromIncomingContext(ctx, handshake.TicketKey)
+	if len(tickets) != 1 {
+		return nil, status.Error(codes.Unauthenticated, "the call carries no ticket")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.plugins[tickets[0]]; c != nil {
+		return c, nil
+	}
+	return nil, status.Error(codes.PermissionDenied, "nobody has this ticket")
+}
+
+func (s *callServer) Log(stream grpc.ClientStreamingServer[pluginv1.LogRequest, pluginv1.LogResponse]) error {
+	c, err := s.caller(stream.Context())
+	if err != nil {
+		return err
+	}
+	for {
+		request, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return stream.SendAndClose(&pluginv1.LogResponse{})
+		}
+		if err != nil {
+			return err
+		}
+		c.log(request.Records)
+	}
+}
+
+func (s *callServer) ListMetadata(
+	ctx context.Context, request *pluginv1.ListMetadataRequest,
+) (*pluginv1.ListMetadataResponse, error) {
+	if _, err := s.caller(ctx); err != nil {
+		return nil, err
+	}
+	pin := plugin.Pin{PackageName: request.GetPin().GetPackageName(), InstanceID: request.GetPin().GetInstanceId()}
+	response := &pluginv1.ListMetadataResponse{}
+	entries := s.listMetadata(pin)
+	if len(request.Keys) > 0 {
+		entries = slices.DeleteFunc(slices.Clone(entries), func(m plugin.Metadata) bool { return !slices.Contains(request.Keys, m.Key) })
+	}
+	// One entry on a page, so that a plugin that forgets the next one shows it.
+	at := 0
+	if request.PageToken != "" {
+		if _, err := fmt.Sscan(request.PageToken, &at); err != nil || at < 0 || at >= len(entries) {
+			return nil, status.Error(codes.InvalidArgument, "the page token is none of this host's")
+		}
+	}
+	if at < len(entries) {
+		m := entries[at]
+		response.Metadata = append(response.Metadata, &pluginv1.Metadata{
+			Key: m.Key, Value: m.Value, ContentType: m.ContentType, Fingerprint: m.Fingerprint,
+			AttachedBy: m.AttachedBy, AttachedTime: timestamppb.New(m.AttachedAt),
+		})
+	}
+	if at+1 < len(entries) {
+		response.NextPageToken = fmt.Sprint(at + 1)
+	}
+	return response, nil
+}
+
+func (s *callServer) Admit(stream grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]) error {
+	c, err := s.caller(stream.Context())
+	if err != nil {
+		return err
+	}
+	return c.admit(stream)
+}
+
+// calls is one launched plugin's side of the conversation.
+type calls struct {
+	hello chan struct{} // closed when the plugin answers admissions
+
+	sending sync.Mutex // held over a message to the plugin, and never taken with mu
+
+	mu      sync.Mutex
+	records []slog.Record
+	stream  grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]
+	last    uint64
+	open    map[uint64]chan *pluginv1.Resolution
+}
+
+func (c *calls) log(records []*pluginv1.LogRecord) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range records {
+		c.records = append(c.records, launched.ToSlog(r))
+	}
+}
+
+func (c *calls) logs() []slog.Record {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.records)
+}
+
+// admit takes the plugin's answers until its stream ends.
+func (c *calls) admit(stream grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]) error {
+	for first := true; ; first = false {
+		request, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case (request.Hello != nil) != first, first && request.Hello.ProtocolVersion != 1:
+			return status.Error(codes.FailedPrecondition, "want one hello of protocol version 1, as the first message")
+		}
+		c.mu.Lock()
+		if first {
+			if c.stream != nil {
+				c.mu.Unlock()
+				return status.Error(codes.FailedPrecondition, "this plugin has a stream of admissions already")
+			}
+			c.stream = stream
+			close(c.hello)
+		}
+		for _, r := range request.Resolutions {
+			if answer := c.open[r.Id]; answer != nil {
+				delete(c.open, r.Id)
+				answer <- r
+			}
+		}
+		c.mu.Unlock()
+	}
+}
+
+// check asks the plugin and waits for its answer.
+func (c *calls) check(ctx context.Context, ended <-chan struct{}, pin plugin.Pin) error {
+	gone := status.Error(codes.Aborted, "the plugin has ended without an answer")
+	select {
+	case <-c.hello:
+	case <-ended:
+		return gone
+	case <-ctx.Done():
+		return fmt.Errorf("the plugin does not serve admissions: %w", ctx.Err())
+	}
+	answer := make(chan *pluginv1.Resolution, 1)
+	c.mu.Lock()
+	c.last++
+	c.open[c.last] = answer
+	question := &pluginv1.Admission{Id: c.last, Pin: &pluginv1.Pin{PackageName: pin.PackageName, InstanceId: pin.InstanceID}}
+	c.mu.Unlock()
+	c.sending.Lock()
+	err := c.stream.Send(&pluginv1.AdmitResponse{Admissions: []*pluginv1.Admission{question}})
+	c.sending.Unlock()
+	if err != nil {
+		return gone
+	}
+	select {
+	case r := <-answer:
+		return status.Error(codes.Code(r.Code), r.Message)
+	case <-ended:
+		return gone
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,195 @@
+package sdktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// patience bounds every wait; what is not there then fails the test.
+const patience = 30 * time.Second
+
+// Host is a plugin host. Its methods are safe for concurrent use, except Restart; those that wait give the plugin 30 s and then fail the
+// test, so they are to be called from the test's goroutine.
+type Host struct {
+	t     testing.TB
+	types []string
+	dir   string
+	calls *callServer
+
+	mu       sync.Mutex
+	refusal  error
+	metadata map[plugin.Pin][]plugin.Metadata
+	run      *running
+	launched int
+}
+
+// running is one life of the host.
+type running struct {
+	runtime *patchbay.Runtime
+	stop    func() error
+}
+
+// NewHost starts a host with consumers for the given plugin types; it refuses others. It ends with the test, after the plugins that it
+// started.
+func NewHost(t testing.TB, types ...string) *Host {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sdk") // t.TempDir is too long for sockets
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	h := &Host{t: t, types: types, dir: dir, metadata: map[plugin.Pin][]plugin.Metadata{}}
+	if err := os.Mkdir(filepath.Join(dir, "plugins"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	if h.calls, err = startCallServer(filepath.Join(dir, "host.sock"), h.listMetadata); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.calls.stop)
+	h.start()
+	t.Cleanup(func() {
+		if err := h.run.stop(); err != nil {
+			t.Errorf("the host ended with: %v", err)
+		}
+	})
+	return h
+}
+
+// Socket returns a path in the host's plugin directory, for a plugin that makes its own socket.
+func (h *Host) Socket(name string) string { return filepath.Join(h.dir, "plugins", name) }
+
+// Refuse has the host refuse plugins with this error from now on; with nil it accepts them again. A plugin that is registered stays so.
+func (h *Host) Refuse(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refusal = err
+}
+
+// Restart ends the host, as an update of it would, and starts it again with what it remembers. Plugins go on meanwhile; those that
+// Launch started keep their connection to the host.
+func (h *Host) Restart() {
+	h.t.Helper()
+	if err := h.run.stop(); err != nil {
+		h.t.Fatalf("the host ended with: %v", err)
+	}
+	h.start()
+}
+
+// Registered waits until the plugin is registered, and returns what the host knows of it.
+func (h *Host) Registered(pluginType, name string) patchbay.PluginStatus {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := h.run.runtime.WaitForPlugins(ctx, patchbay.PluginName{Type: pluginType, Name: name}); err != nil {
+		h.t.Fatal(err)
+	}
+	status, _ := h.find(pluginType, name)
+	return status
+}
+
+// Deregistered waits until no instance of the plugin is registered.
+func (h *Host) Deregistered(pluginType, name string) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	events := h.run.runtime.Registry().PluginsUpdatedCh(ctx, pluginType)
+	for {
+		if len(h.run.runtime.Registry().Instances(pluginType, name)) == 0 {
+			return
+		}
+		if _, open := <-events; !open {
+			h.t.Fatalf("plugin %s/%s is still registered", pluginType, name)
+		}
+	}
+}
+
+// Conn waits until the plugin is registered and returns a connection to it, as the host's consumers have one: a call goes to the instance
+// that is current when it begins. It lives until Restart.
+func (h *Host) Conn(pluginType, name string) grpc.ClientConnInterface {
+	h.t.Helper()
+	h.Registered(pluginType, name)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := h.run.runtime.Registry().Conn(ctx, pluginType, name)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return conn
+}
+
+// SetMetadata makes the metadata that launched plugins see of a package instance, newest first.
+func (h *Host) SetMetadata(pin plugin.Pin, entries ...plugin.Metadata) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.metadata[pin] = slices.Clone(entries)
+}
+
+func (h *Host) listMetadata(pin plugin.Pin) []plugin.Metadata {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.metadata[pin]
+}
+
+// start begins a life of the host and waits until it has found what is there.
+func (h *Host) start() {
+	h.t.Helper()
+	state, err := boltstate.Open(filepath.Join(h.dir, "state.db"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{filepath.Join(h.dir, "plugins")}, State: state})
+	if err != nil {
+		h.t.Fatal(errors.Join(err, state.Close()))
+	}
+	for _, t := range h.types {
+		runtime.AddHandler(t, consumer{h})
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- runtime.Run(ctx) }()
+	h.run = &running{runtime: runtime, stop: sync.OnceValue(func() error {
+		cancel()
+		return errors.Join(<-ended, state.Close())
+	})}
+	select {
+	case <-runtime.Ready():
+	case err := <-ended:
+		ended <- err
+		h.t.Fatalf("the host does not start: %v", err)
+	}
+}
+
+func (h *Host) find(pluginType, name string) (patchbay.PluginStatus, error) {
+	for _, status := range h.run.runtime.Plugins() {
+		if status.Type == pluginType && status.Name == name && status.Current {
+			return status, nil
+		}
+	}
+	return patchbay.PluginStatus{}, fmt.Errorf("plugin %s/%s is not registered", pluginType, name)
+}
+
+// consumer is the handler of all types.
+type consumer struct{ h *Host }
+
+func (c consumer) ValidatePlugin(string, string, []string) error {
+	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
+	return c.h.refusal
+}
+
+func (consumer) RegisterPlugin(string, string, []string, *time.Duration) error { return nil }
+
+func (consumer) DeRegisterPlugin(string) {}

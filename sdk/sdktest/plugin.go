@@ -1,0 +1,113 @@
+package sdktest
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
+)
+
+// Plugin is a plugin that runs in the test's process. Its methods are safe for concurrent use.
+type Plugin struct {
+	calls *calls // nil if it was not launched
+	stop  func() // asks it to stop
+	ended chan struct{}
+	err   error // of run, once ended
+
+	mu    sync.Mutex
+	asked bool // for the error
+}
+
+// Start runs a plugin that no host launched: it has to make its socket at a path of [Host.Socket]. Its log is the test's. run is what the
+// plugin's main calls, with sdk.Serve in it. What run returns is for Stop or Wait; if the test asks neither, an error fails it.
+func (h *Host) Start(run func(ctx context.Context) error) *Plugin {
+	h.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	return h.begin(launched.With(ctx, launched.Alone(h.t.Output())), &Plugin{stop: cancel}, cancel, run)
+}
+
+// Launch runs a plugin as if the host had launched it: it is told where to serve and how to call the host, its log is in Logs, it can be
+// asked for admissions, and it is stopped by the end of its standard input.
+func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
+	h.t.Helper()
+	stdin, write, err := os.Pipe()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.mu.Lock()
+	h.launched++
+	socket := filepath.Join(h.dir, "plugins", fmt.Sprintf("launched-%d.sock", h.launched))
+	h.mu.Unlock()
+	ticket := rand.Text()
+	calls := h.calls.admit(ticket)
+	session := launched.New(handshake.Handshake{
+		Version: handshake.Version, HostSocket: h.calls.path, Ticket: ticket, PluginSocket: socket,
+	}, stdin, h.t.Output())
+	p := &Plugin{calls: calls, stop: sync.OnceFunc(func() { _ = write.Close() })}
+	ctx := launched.With(context.Background(), session)
+	return h.begin(ctx, p, func() {
+		p.stop()
+		_ = stdin.Close() // which sdk.Run has done if it was called
+		h.calls.expel(ticket)
+	}, run)
+}
+
+// begin runs the plugin; done is called when it has ended.
+func (h *Host) begin(ctx context.Context, p *Plugin, done func(), run func(context.Context) error) *Plugin {
+	p.ended = make(chan struct{})
+	go func() {
+		defer close(p.ended)
+		defer done()
+		p.err = errors.New("the plugin's goroutine ended without a return") // t.FailNow in it, for example
+		p.err = run(ctx)
+	}()
+	h.t.Cleanup(func() {
+		p.mu.Lock()
+		asked := p.asked
+		p.mu.Unlock()
+		if err := p.Stop(); err != nil && !asked {
+			h.t.Errorf("the plugin ended with: %v", err)
+		}
+	})
+	return p
+}
+
+// Stop asks the plugin to stop, waits until it has, and returns what it returned. More than once is as once.
+func (p *Plugin) Stop() error {
+	p.stop()
+	return p.Wait()
+}
+
+// Wait waits until the plugin has ended by itself and returns what it returned.
+func (p *Plugin) Wait() error {
+	p.mu.Lock()
+	p.asked = true
+	p.mu.Unlock()
+	<-p.ended
+	return p.err
+}
+
+// Logs returns what a launched plugin has logged so far, in order. All of it is there when the plugin has ended.
+func (p *Plugin) Logs() []slog.Record {
+	if p.calls == nil {
+		return nil
+	}
+	return p.calls.logs()
+}
+
+// CheckAdmission asks a launched plugin, which serves admissions (package sdk/admission), whether the package instance may be deployed, and
+// returns nil if so. A refusal is an error with a gRPC status. It waits for the answer.
+func (p *Plugin) CheckAdmission(ctx context.Context, pin plugin.Pin) error {
+	if p.calls == nil {
+		return errors.New("cannot check an admission: the plugin was not launched, use Host.Launch")
+	}
+	return p.calls.check(ctx, p.ended, pin)
+}

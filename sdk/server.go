@@ -1,0 +1,99 @@
+package sdk
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
+)
+
+// server is the gRPC server of a plugin with what the SDK adds to it.
+type server struct {
+	*grpc.Server
+	health *health.Server
+	// endWatches ends the streams of those who watch the plugin's health, which would hold up a drain.
+	endWatches context.CancelFunc
+}
+
+// newServer returns a server with all services, which serves nothing yet.
+func newServer(ctx context.Context, p Plugin, registration registerapi.RegistrationServer) (*server, error) {
+	session, err := launched.From(ctx)
+	if err != nil {
+		return nil, err
+	}
+	draining, endWatches := context.WithCancel(context.WithoutCancel(ctx))
+	options := []grpc.ServerOption{grpc.ChainStreamInterceptor(endWith(draining))}
+	if !session.OfProcess() {
+		options = append(options, grpc.ChainUnaryInterceptor(unarySession(session)), grpc.ChainStreamInterceptor(streamSession(session)))
+	}
+	s := &server{Server: grpc.NewServer(append(options, p.ServerOptions...)...), health: health.NewServer(), endWatches: endWatches}
+	if p.Register != nil {
+		p.Register(s.Server)
+	}
+	own := s.GetServiceInfo()
+	if _, ok := own[registerapi.Registration_ServiceDesc.ServiceName]; ok {
+		s.Stop()
+		return nil, errors.New("Plugin.Register registers the registration service, which is the SDK's; leave it out")
+	}
+	registerapi.RegisterRegistrationServer(s, registration)
+	if _, ok := own[healthpb.Health_ServiceDesc.ServiceName]; !ok {
+		healthpb.RegisterHealthServer(s, s.health)
+		for service := range own {
+			s.health.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
+		}
+	}
+	if _, ok := own[reflectionv1.ServerReflection_ServiceDesc.ServiceName]; !ok {
+		reflection.Register(s)
+	}
+	return s, nil
+}
+
+// drain stops the server when the calls in progress have ended, or cuts them off. It reports whether they ended in time.
+func (s *server) drain(limit time.Duration) bool {
+	s.endWatches()
+	timer := time.AfterFunc(limit, s.Stop)
+	s.GracefulStop()
+	return timer.Stop()
+}
+
+// endWith has the streams of the health service end with ctx. Those who watch the health of a plugin stay for as long as they may.
+func endWith(ctx context.Context) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		if info.FullMethod != healthpb.Health_Watch_FullMethodName {
+			return handler(srv, stream)
+		}
+		streamCtx, cancel := context.WithCancel(stream.Context())
+		defer cancel()
+		defer context.AfterFunc(ctx, cancel)()
+		return handler(srv, &streamWith{stream, streamCtx})
+	}
+}
+
+// unarySession and streamSession give the handlers of a plugin in a test the session that is not the process's.
+func unarySession(session *launched.Session) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		return handler(launched.With(ctx, session), req)
+	}
+}
+
+func streamSession(session *launched.Session) grpc.StreamServerInterceptor {
+	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		return handler(srv, &streamWith{stream, launched.With(stream.Context(), session)})
+	}
+}
+
+// streamWith is a stream with another context.
+type streamWith struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // a stream is asked for its context
+}
+
+func (s *streamWith) Context() context.Context { return s.ctx }
