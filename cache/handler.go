@@ -20,8 +20,8 @@ import (
 // method may block: it holds up its own plugin name only. A panic counts as an error of the call.
 //
 // After a re-registration only the end of the newer socket leads to DeRegisterPlugin. A failed RegisterPlugin is never
-// followed by DeRegisterPlugin. An error that wraps [ErrRetry] means "not yet": the pipeline asks again later and the plugin
-// is not told of a refusal.
+// followed by DeRegisterPlugin: after it the handler has no instance of that name. An error that wraps [ErrRetry] means "not
+// yet": the pipeline asks again later and the plugin is not told of a refusal.
 //
 // The interface is that of the kubelet's plugin manager.
 type PluginHandler interface {
@@ -37,8 +37,10 @@ type PluginHandler interface {
 }
 
 // InstanceGoneHandler is a power that a [PluginHandler] may also have. InstanceGone is called, in the lane of the plugin
-// name, when a superseded instance goes while a newer one stays registered, so that a handler that still holds
-// connections to the older endpoint can let go of them. It is not called if a living instance uses the same endpoint.
+// name, when a superseded instance goes while a newer one stays registered, and when the registered instance was registered
+// again under another endpoint, so that a handler that still holds connections to the older endpoint can let go of them. It
+// names the endpoint that RegisterPlugin was given, and is not called if a living instance was registered under the same.
+// After DeRegisterPlugin, and after a failed RegisterPlugin, none of the endpoints from before counts.
 type InstanceGoneHandler interface {
 	InstanceGone(pluginName, endpoint string)
 }

@@ -9,60 +9,59 @@ import (
 // stage implements Staged. It is guarded by the registry's mutex.
 type stage struct {
 	registry *registry
-	key      key
+	lane     *lane
 	info     *PluginInfo
 	leaving  bool // Discard is saving
 }
 
 // RegisterPlugin implements Registry.
 func (r *registry) RegisterPlugin(info *PluginInfo) error {
-	l, s, err := r.stage(info)
-	if err != nil {
-		return err
-	}
-	r.publish(l, s)
-	r.leave(l)
-	return nil
+	return r.register(info, r.publish)
 }
 
 // StagePlugin implements Registry.
 func (r *registry) StagePlugin(info *PluginInfo) (Staged, error) {
-	l, s, err := r.stage(info)
+	st := &stage{registry: r}
+	err := r.register(info, func(l *lane, s *slot, info *PluginInfo) {
+		st.lane, st.info = l, info
+		s.staged = st
+	})
 	if err != nil {
 		return nil, err
 	}
-	st := s.staged
-	r.leave(l)
 	return st, nil
 }
 
-// stage enters the lane of info and stages it there. The caller leaves the lane, unless there is an error.
-func (r *registry) stage(info *PluginInfo) (*lane, *slot, error) {
+// register saves info and calls then with its slot, with r.mu held.
+func (r *registry) register(info *PluginInfo, then func(*lane, *slot, *PluginInfo)) error {
 	if err := info.check(); err != nil {
-		return nil, nil, err
+		return err
 	}
 	info = info.clone()
 	l, err := r.enter(key{info.Type, info.Name})
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	s, _ := l.find(info.AllocID)
+	defer r.leave(l)
+	i := l.find(info.AllocID)
+	known := i >= 0
 	switch {
-	case s == nil:
-		added := &slot{}
-		if err = r.put(l, slices.Insert(l.savedForm(nil, nil), 0, info)); err == nil {
-			s = added
-			l.slots = slices.Insert(l.slots, 0, s)
-		}
-	case !s.saved().equal(info):
-		err = r.put(l, l.savedForm(s, info))
+	case !known:
+		i = 0
+		err = r.put(l, slices.Concat([]*PluginInfo{info}, l.saved))
+	case !l.saved[i].equal(info):
+		err = r.replace(l, i, info)
 	}
 	if err != nil {
-		r.leave(l)
-		return nil, nil, err
+		return err
 	}
-	s.staged = &stage{registry: r, key: l.key, info: info}
-	return l, s, nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !known {
+		l.slots = slices.Insert(l.slots, 0, slot{})
+	}
+	then(l, &l.slots[i], info)
+	return nil
 }
 
 // Publish implements Staged.
@@ -73,60 +72,61 @@ func (st *stage) Publish() {
 	if r.down.Load() || st.leaving {
 		return
 	}
-	if l, s := st.find(); s != nil {
-		r.publish(l, s)
+	if i := st.find(st.lane); i >= 0 {
+		r.publish(st.lane, &st.lane.slots[i], st.info)
 	}
 }
 
 // Discard implements Staged.
 func (st *stage) Discard() error {
 	r := st.registry
-	l, err := r.enter(st.key)
+	l, err := r.enter(st.lane.key)
 	if err != nil {
 		return err
 	}
 	defer r.leave(l)
-	_, s := st.find()
-	if s == nil {
+
+	r.mu.Lock()
+	i := st.find(l)
+	if i < 0 {
+		r.mu.Unlock()
 		return nil
 	}
 	st.leaving = true
-	if s.shown == nil {
-		err = r.put(l, l.savedForm(s, nil))
-	} else if !s.shown.info.equal(st.info) {
-		err = r.put(l, l.savedForm(s, s.shown.info))
+	shown := l.slots[i].shown
+	r.mu.Unlock()
+
+	switch {
+	case shown == nil:
+		err = r.remove(l, i)
+	case !shown.info.equal(st.info):
+		err = r.replace(l, i, shown.info)
 	}
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	st.leaving = false
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	s.staged = nil
-	if s.shown == nil {
-		l.slots = slices.DeleteFunc(l.slots, func(other *slot) bool { return other == s })
+	case shown == nil:
+		l.slots = slices.Delete(l.slots, i, i+1)
+	default:
+		l.slots[i].staged = nil
 	}
 	return nil
 }
 
-// find returns where st is staged, or nil if it is void. The caller holds r.mu.
-func (st *stage) find() (*lane, *slot) {
-	l := st.registry.lanes[st.key.ptype][st.key.name]
-	if l == nil {
-		return nil, nil
-	}
-	for _, s := range l.slots {
-		if s.staged == st {
-			return l, s
-		}
-	}
-	return nil, nil
+// find returns the index of the slot of l in which st is staged, or -1 if it is void. The caller holds r.mu.
+func (st *stage) find(l *lane) int {
+	return slices.IndexFunc(l.slots, func(s slot) bool { return s.staged == st })
 }
 
-// publish makes what is staged in s visible and sends its event. The caller holds r.mu.
-func (r *registry) publish(l *lane, s *slot) {
-	info, was := s.staged.info, s.shown
+// publish makes info visible in s, a slot of l, and sends its event. What is staged in s is void then. The caller holds r.mu.
+func (r *registry) publish(l *lane, s *slot, info *PluginInfo) {
+	was := s.shown
 	s.staged = nil
 	event := EventTypeRegistered
-	now := &instance{info: info}
 	if was != nil {
 		event = EventTypeUpdated
 		if was.info.equal(info) {
@@ -134,16 +134,14 @@ func (r *registry) publish(l *lane, s *slot) {
 				return
 			}
 			event = ""
-			now.info = was.info
-		}
-		if was.dead == nil && *was.info.ConnectionInfo == *info.ConnectionInfo {
-			now.link = was.link
+			info = was.info
 		}
 	}
-	if now.link == nil {
-		now.link = r.pool.link(info.ConnectionInfo.SocketPath)
+	if was != nil && was.dead == nil && *was.info.ConnectionInfo == *info.ConnectionInfo {
+		s.shown = &instance{info: info, link: was.link}
+	} else {
+		s.shown = newInstance(r.pool, info)
 	}
-	s.shown = now
 	r.show(l)
 	if event != "" {
 		r.feed.Publish(info.Type, &PluginUpdateEvent{EventType: event, Info: info})
@@ -163,16 +161,21 @@ func (r *registry) DeregisterPlugin(ptype, name, allocID string) error {
 		return err
 	}
 	defer r.leave(l)
-	s, i := l.find(allocID)
-	if s == nil || s.shown == nil {
+	i := l.find(allocID)
+	if l.view.Load().find(allocID) == nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		return r.unknown(l.key, allocID)
 	}
-	if err := r.put(l, l.savedForm(s, nil)); err != nil {
+	if err := r.remove(l, i); err != nil {
 		return err
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	gone := l.slots[i].shown.info
 	l.slots = slices.Delete(l.slots, i, i+1)
 	r.show(l)
-	r.feed.Publish(ptype, &PluginUpdateEvent{EventType: EventTypeDeregistered, Info: s.shown.info})
+	r.feed.Publish(ptype, &PluginUpdateEvent{EventType: EventTypeDeregistered, Info: gone})
 	return nil
 }
 
@@ -204,13 +207,14 @@ func (r *registry) mark(k key, allocID string, change func(*instance)) error {
 	if l == nil {
 		return r.unknown(k, allocID)
 	}
-	s, _ := l.find(allocID)
-	if s == nil || s.shown == nil {
+	was := l.view.Load().find(allocID)
+	if was == nil {
 		return r.unknown(k, allocID)
 	}
-	now := *s.shown
+	now := *was
 	change(&now)
-	s.shown = &now
+	i := slices.IndexFunc(l.slots, func(s slot) bool { return s.shown == was })
+	l.slots[i].shown = &now
 	r.show(l)
 	return nil
 }

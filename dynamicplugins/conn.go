@@ -8,6 +8,9 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
 
 // Dispense dispenses a plugin whose client is a T.
@@ -106,12 +109,19 @@ func (c *sharedConn) begin(ctx context.Context) (*grpc.ClientConn, *link, error)
 
 // Invoke implements grpc.ClientConnInterface.
 func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	conn, l, err := c.begin(ctx)
-	if err != nil {
-		return err
+	var sentTo peer.Peer
+	opts = append(slices.Clip(opts), grpc.Peer(&sentTo))
+	for {
+		conn, l, err := c.begin(ctx)
+		if err != nil {
+			return err
+		}
+		err = conn.Invoke(ctx, method, args, reply, opts...)
+		l.end()
+		if sentTo.Addr != nil || !c.missed(l, err) {
+			return err
+		}
 	}
-	defer l.end()
-	return conn.Invoke(ctx, method, args, reply, opts...)
 }
 
 // NewStream implements grpc.ClientConnInterface. The stream counts as a call until it has ended as the documentation of
@@ -119,14 +129,25 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 func (c *sharedConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	conn, l, err := c.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	end := sync.OnceFunc(l.end)
-	stream, err := conn.NewStream(ctx, desc, method, append(slices.Clip(opts), grpc.OnFinish(func(error) { end() }))...)
-	if err != nil {
+	for {
+		conn, l, err := c.begin(ctx)
+		if err != nil {
+			return nil, err
+		}
+		end := sync.OnceFunc(l.end)
+		stream, err := conn.NewStream(ctx, desc, method, append(slices.Clip(opts), grpc.OnFinish(func(error) { end() }))...)
+		if err == nil {
+			return stream, nil
+		}
 		end()
+		if !c.missed(l, err) {
+			return nil, err
+		}
 	}
-	return stream, err
+}
+
+// missed says of a call that was never sent whether it belongs to another instance now: its own stopped to take calls between the moment in
+// which the call began and the one in which it was to be sent. It is then made on the other one.
+func (c *sharedConn) missed(l *link, err error) bool {
+	return status.Code(err) == codes.Unavailable && c.registry.view(c.key).link() != l
 }

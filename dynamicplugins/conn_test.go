@@ -432,6 +432,53 @@ func TestCallsDuringChanges(t *testing.T) {
 	}
 }
 
+// A call that began on an instance which goes before the call is sent is made on the one that took its place.
+func TestCallThatMissesItsInstance(t *testing.T) {
+	dialling, dial := make(chan struct{}), make(chan struct{})
+	gone := filepath.Join(t.TempDir(), "gone")
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health),
+		dynamicplugins.WithDialer(func(ctx context.Context, path string) (net.Conn, error) {
+			if path == gone {
+				dialling <- struct{}{}
+				<-dial
+			}
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", path)
+		}))
+	for name, call := range map[string]func(healthClient) error{
+		"unary": func(c healthClient) error {
+			_, err := c.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+			return err
+		},
+		"stream": func(c healthClient) error {
+			stream, err := c.Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+			if err == nil {
+				_, err = stream.Recv()
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			old := &server{path: gone}
+			register(t, r, old.info("old"))
+			client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+			check(t, err)
+			called := make(chan error, 1)
+			go func() { called <- call(client) }()
+			<-dialling
+			now := serve(t, "now")
+			close(now.hold)
+			register(t, r, now.info("now"))
+			check(t, r.DeregisterPlugin("t", "n", "old"))
+			dial <- struct{}{}
+			if err := <-called; err != nil && status.Code(err) != codes.NotFound { // which is how the server answers
+				t.Errorf("the call failed: %v", err)
+			}
+			check(t, r.DeregisterPlugin("t", "n", "now"))
+		})
+	}
+}
+
 // readToEnd reads a stream until it ends, however it ends.
 func readToEnd(stream grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse]) {
 	for {

@@ -10,12 +10,12 @@ import (
 
 // registry is the Registry.
 //
-// Changes are slow, because they are saved, and reads are fast. A change holds the lock of its lane while it is saved, so changes of
-// one plugin follow each other and those of different plugins are saved together; the registry's mutex is held only for the
-// moment in which the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it
-// reads an immutable view of the plugin.
+// Changes are slow, because they are saved, and reads are fast. A change holds its lane while it is saved, so changes of one plugin
+// follow each other and those of different plugins are saved together; the registry's mutex is held only for the moment in which
+// the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an
+// immutable view of the plugin.
 //
-// Lock order: lane.saving, registry.mu, then the feed's, a link's and the pool's.
+// Lock order: lane.changing, registry.mu, then registry.entry, the feed's, a link's and the pool's.
 type registry struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
@@ -24,15 +24,17 @@ type registry struct {
 	feed           *feed.Feed[*PluginUpdateEvent]
 	pool           *pool
 
-	views      sync.Map // key → *view
+	lanes      sync.Map // key → *lane
 	dispensers atomic.Pointer[map[string]dispenserOf]
-	down       atomic.Bool   // written with mu held
+	down       atomic.Bool   // written with mu and entry held
 	stopping   chan struct{} // closed when down is set
 	shutdown   sync.Once
-	changes    sync.WaitGroup // those that may use the storage; added to with mu held, while down is false
+
+	entry   sync.Mutex
+	changes sync.WaitGroup // those that may use the storage; added to with entry held, while down is false
 
 	mu    sync.Mutex
-	lanes map[string]map[string]*lane // by type and name
+	names map[string]int // of a type that have a view; without those that have none
 	waits map[key]*wait
 }
 
@@ -47,11 +49,22 @@ type instance struct {
 	link     *link
 }
 
+// newInstance makes an instance with a link of its own.
+func newInstance(p *pool, info *PluginInfo) *instance {
+	in := &struct {
+		instance
+		own link
+	}{instance{info: info}, link{pool: p, path: info.ConnectionInfo.SocketPath}}
+	in.link = &in.own
+	return &in.instance
+}
+
 // view is what readers see of one plugin: at least one instance. It is immutable.
 type view struct {
 	instances []*instance // newest first
 	current   *instance   // the newest that is reachable, or nil
 	shared    *instance   // the newest that is reachable and confirmed, or nil: the one that shared connections use
+	single    [1]*instance
 }
 
 // dispenserOf is the dispenser of one type; one of the two is set.
@@ -66,7 +79,7 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *regis
 		confirmTimeout: defaultConfirmTimeout,
 		pool:           newPool(),
 		stopping:       make(chan struct{}),
-		lanes:          make(map[string]map[string]*lane),
+		names:          make(map[string]int),
 		waits:          make(map[key]*wait),
 	}
 	for ptype, dispenser := range dispensers {
@@ -84,7 +97,9 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *regis
 func (r *registry) Shutdown() {
 	r.shutdown.Do(func() {
 		r.mu.Lock()
+		r.entry.Lock()
 		r.down.Store(true)
+		r.entry.Unlock()
 		close(r.stopping)
 		r.mu.Unlock()
 
@@ -107,15 +122,22 @@ func (r *registry) usable() error {
 
 // view returns the present view of k, or nil if it has no visible instance.
 func (r *registry) view(k key) *view {
-	v, _ := r.views.Load(k)
-	seen, _ := v.(*view)
-	return seen
+	if l := r.lane(k); l != nil {
+		return l.view.Load()
+	}
+	return nil
 }
 
-// newView sorts out which of the instances of a plugin is used for what.
-func newView(instances []*instance) *view {
-	v := &view{instances: instances}
-	for _, in := range instances {
+// newView sorts out which of the instances in slots is used for what. It returns nil if none is visible.
+func newView(slots []slot) *view {
+	v := &view{}
+	v.instances = v.single[:0]
+	for _, s := range slots {
+		in := s.shown
+		if in == nil {
+			continue
+		}
+		v.instances = append(v.instances, in)
 		if in.dead != nil {
 			continue
 		}
@@ -126,5 +148,28 @@ func newView(instances []*instance) *view {
 			v.shared = in
 		}
 	}
+	if len(v.instances) == 0 {
+		return nil
+	}
 	return v
+}
+
+// find returns an instance, or nil.
+func (v *view) find(allocID string) *instance {
+	if v != nil {
+		for _, in := range v.instances {
+			if in.info.AllocID == allocID {
+				return in
+			}
+		}
+	}
+	return nil
+}
+
+// link returns the link that shared connections use, or nil.
+func (v *view) link() *link {
+	if v == nil || v.shared == nil {
+		return nil
+	}
+	return v.shared.link
 }

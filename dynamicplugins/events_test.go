@@ -145,6 +145,23 @@ func TestStuckSubscriber(t *testing.T) {
 	})
 }
 
+// TestPatientSubscriber: as long as no more than 8,192 events are unread, each arrives.
+func TestPatientSubscriber(t *testing.T) {
+	const unread = 8192
+	r := open(t, nil, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	events := r.PluginsUpdatedCh(ctx, "t")
+	for i := range unread {
+		register(t, r, version(plugin("t", "n", "1"), fmt.Sprint(i)))
+	}
+	for i := range unread {
+		if e := <-events; e.Info == nil || e.Info.Version != fmt.Sprint(i) {
+			t.Fatalf("event %d is %+v", i, e)
+		}
+	}
+}
+
 // TestSlowSubscriber: over any number of resyncs, what a subscriber knows in the end is what there is.
 func TestSlowSubscriber(t *testing.T) {
 	r := open(t, nil, nil)

@@ -1,17 +1,23 @@
 package dynamicplugins
 
-import "sync"
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+)
 
 // A lane is where the changes of one plugin follow each other. It exists while the plugin has instances or a change is under way,
 // so that a plugin that is gone leaves nothing behind.
 type lane struct {
-	key    key
-	saving sync.Mutex // held by a change from its beginning until it has taken effect
+	key key
 
-	// The rest is guarded by the registry's mutex; slots are added and removed by the holder of saving only.
-	users int     // changes under way
-	slots []*slot // newest first
-	view  *view   // the one that readers see
+	changing sync.Mutex    // held by a change from its beginning until it has taken effect
+	saved    []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
+	gone     bool          // the registry has dropped the lane; guarded by changing
+
+	slots  []slot               // of the instances in saved, in the same order; guarded by registry.mu
+	single [1]slot              // room for slots, as nearly all plugins have one instance
+	view   atomic.Pointer[view] // the one that readers see, or nil; written with registry.mu held
 }
 
 // A slot is the place of one instance in the order of its plugin. At least one of shown and staged is set, staged may be the next
@@ -21,129 +27,111 @@ type slot struct {
 	staged *stage
 }
 
-// saved is what the storage holds of the instance.
-func (s *slot) saved() *PluginInfo {
-	if s.staged != nil {
-		return s.staged.info
-	}
-	return s.shown.info
+func newLane(k key) *lane {
+	l := &lane{key: k}
+	l.slots = l.single[:0]
+	return l
 }
 
-func (s *slot) allocID() string { return s.saved().AllocID }
-
-// find returns the slot of an instance and its index, or nil.
-func (l *lane) find(allocID string) (*slot, int) {
-	for i, s := range l.slots {
-		if s.allocID() == allocID {
-			return s, i
-		}
-	}
-	return nil, -1
+// lane returns the lane of k, or nil.
+func (r *registry) lane(k key) *lane {
+	v, _ := r.lanes.Load(k)
+	l, _ := v.(*lane)
+	return l
 }
 
-// enter begins a change of k: it waits for the changes of k before it and returns with lane.saving and registry.mu held.
+// enter begins a change of k: it waits for the changes of k before it and returns with lane.changing held. The caller calls leave.
 func (r *registry) enter(k key) (*lane, error) {
-	r.mu.Lock()
-	if err := r.usable(); err != nil {
-		r.mu.Unlock()
+	if err := r.begin(); err != nil {
 		return nil, err
 	}
-	r.changes.Add(1)
-	names := r.lanes[k.ptype]
-	if names == nil {
-		names = make(map[string]*lane)
-		r.lanes[k.ptype] = names
+	for {
+		l := r.lane(k)
+		if l == nil {
+			l = newLane(k)
+			if existing, ok := r.lanes.LoadOrStore(k, l); ok {
+				l, _ = existing.(*lane)
+			}
+		}
+		l.changing.Lock()
+		if !l.gone {
+			return l, nil
+		}
+		l.changing.Unlock()
 	}
-	l := names[k.name]
-	if l == nil {
-		l = &lane{key: k}
-		names[k.name] = l
-	}
-	l.users++
-	if !l.saving.TryLock() {
-		r.mu.Unlock()
-		l.saving.Lock()
-		r.mu.Lock()
-	}
-	return l, nil
 }
 
-// leave ends a change that enter began. Both locks are held, and released.
-func (r *registry) leave(l *lane) {
-	l.users--
-	if l.users == 0 && len(l.slots) == 0 {
-		names := r.lanes[l.key.ptype]
-		delete(names, l.key.name)
-		if len(names) == 0 {
-			delete(r.lanes, l.key.ptype)
-		}
+// begin counts a change among those that Shutdown waits for.
+func (r *registry) begin() error {
+	r.entry.Lock()
+	defer r.entry.Unlock()
+	if err := r.usable(); err != nil {
+		return err
 	}
-	r.mu.Unlock()
-	l.saving.Unlock()
+	r.changes.Add(1)
+	return nil
+}
+
+// leave ends a change that enter began. The caller holds l.changing, which is released.
+func (r *registry) leave(l *lane) {
+	if len(l.saved) == 0 {
+		l.gone = true
+		r.lanes.Delete(l.key)
+	}
+	l.changing.Unlock()
 	r.changes.Done()
 }
 
-// lane returns the lane of k if it has visible instances. The caller holds r.mu.
-func (r *registry) lane(k key) *lane {
-	if l := r.lanes[k.ptype][k.name]; l != nil && l.view != nil {
-		return l
-	}
-	return nil
+// find returns the index of an instance, or -1. The caller holds l.changing.
+func (l *lane) find(allocID string) int {
+	return slices.IndexFunc(l.saved, func(p *PluginInfo) bool { return p.AllocID == allocID })
 }
 
-// put saves plugins as the new state of l. The caller holds both locks; r.mu is released meanwhile.
+// put saves plugins as the new state of l. The caller holds l.changing.
 func (r *registry) put(l *lane, plugins []*PluginInfo) error {
-	r.mu.Unlock()
-	err := r.save(l.key, plugins)
-	r.mu.Lock()
-	if err != nil {
+	if err := r.save(l.key, plugins); err != nil {
 		return notSaved(l.key, err)
 	}
+	l.saved = plugins
 	return nil
 }
 
-// savedForm returns what the storage is to hold of l, with info in the place of slot s, or without it if info is nil.
-func (l *lane) savedForm(s *slot, info *PluginInfo) []*PluginInfo {
-	plugins := make([]*PluginInfo, 0, len(l.slots))
-	for _, other := range l.slots {
-		switch {
-		case other != s:
-			plugins = append(plugins, other.saved())
-		case info != nil:
-			plugins = append(plugins, info)
-		}
-	}
-	return plugins
+// remove saves that the instance at i is gone. The caller holds l.changing, and takes it out of l.slots.
+func (r *registry) remove(l *lane, i int) error {
+	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
+}
+
+// replace saves info in the place of the instance at i. The caller holds l.changing.
+func (r *registry) replace(l *lane, i int, info *PluginInfo) error {
+	plugins := slices.Clone(l.saved)
+	plugins[i] = info
+	return r.put(l, plugins)
 }
 
 // show makes what is in the slots of l visible, wakes those who wait for it and retires connections that are not used any more.
 // The caller holds r.mu.
 func (r *registry) show(l *lane) {
-	var instances []*instance
-	for _, s := range l.slots {
-		if s.shown != nil {
-			instances = append(instances, s.shown)
-		}
+	before, after := l.view.Load(), newView(l.slots)
+	if after.link() != before.link() {
+		after.link().revive()
 	}
-	var before, after *link
-	if l.view != nil && l.view.shared != nil {
-		before = l.view.shared.link
+	l.view.Store(after)
+	if after.link() != before.link() {
+		before.link().retire()
 	}
-	if len(instances) == 0 {
-		l.view = nil
-		r.views.Delete(l.key)
-	} else {
-		l.view = newView(instances)
-		if l.view.shared != nil {
-			after = l.view.shared.link
-		}
-		if after != before {
-			after.revive()
-		}
-		r.views.Store(l.key, l.view)
-	}
-	if before != after {
-		before.retire()
-	}
+	r.count(l.key.ptype, before != nil, after != nil)
 	r.wake(l.key)
+}
+
+// count keeps r.names right when a name gets or loses its view. The caller holds r.mu.
+func (r *registry) count(ptype string, before, after bool) {
+	switch {
+	case after && !before:
+		r.names[ptype]++
+	case before && !after:
+		r.names[ptype]--
+		if r.names[ptype] == 0 {
+			delete(r.names, ptype)
+		}
+	}
 }

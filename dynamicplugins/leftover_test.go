@@ -44,9 +44,9 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 		cancel()
 	}
-	views := 0
-	r.views.Range(func(any, any) bool { views++; return true })
-	if left := views + len(r.lanes) + len(r.waits) + len(r.pool.open); left != 0 {
-		t.Errorf("left: %d views, lanes %v, waits %v, connections %v", views, r.lanes, r.waits, r.pool.open)
+	lanes := 0
+	r.lanes.Range(func(any, any) bool { lanes++; return true })
+	if left := lanes + len(r.names) + len(r.waits) + len(r.pool.open); left != 0 {
+		t.Errorf("left: %d lanes, names %v, waits %v, connections %v", lanes, r.names, r.waits, r.pool.open)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 const (
@@ -96,17 +98,9 @@ type pool struct {
 
 func newPool() *pool {
 	return &pool{
-		dial: func(ctx context.Context, socketPath string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", socketPath)
-		},
+		dial: func(ctx context.Context, socketPath string) (net.Conn, error) { return sock.Dial(ctx, socketPath) },
 		open: make(map[*link]*grpc.ClientConn),
 	}
-}
-
-// link makes a link to the instance at a socket. It is not in use yet.
-func (p *pool) link(socketPath string) *link {
-	return &link{pool: p, path: socketPath}
 }
 
 // connect makes the connection of l, which is established when it is used.

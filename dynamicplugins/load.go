@@ -13,15 +13,13 @@ func (r *registry) load(storage StateStorage) error {
 	}
 	r.save = newSaver(storage, loaded)
 	for k, plugins := range loaded {
-		l := &lane{key: k}
+		l := &lane{key: k, saved: plugins}
 		for _, info := range plugins {
-			link := r.pool.link(info.ConnectionInfo.SocketPath)
-			l.slots = append(l.slots, &slot{shown: &instance{info: info, restored: true, link: link}})
+			in := newInstance(r.pool, info)
+			in.restored = true
+			l.slots = append(l.slots, slot{shown: in})
 		}
-		if r.lanes[k.ptype] == nil {
-			r.lanes[k.ptype] = make(map[string]*lane)
-		}
-		r.lanes[k.ptype][k.name] = l
+		r.lanes.Store(k, l)
 		r.show(l)
 	}
 	return nil

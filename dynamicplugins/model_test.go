@@ -123,7 +123,8 @@ func (m *model) open(rt *rapid.T) {
 }
 
 func draw(rt *rapid.T) (plugin, id string) {
-	return rapid.SampledFrom([]string{"t/a", "t/b", "u/a"}).Draw(rt, "plugin"), rapid.SampledFrom([]string{"1", "2", "3"}).Draw(rt, "id")
+	// Few, so that most changes meet an instance that is known.
+	return rapid.SampledFrom([]string{"t/a", "t/a", "t/b", "u/a"}).Draw(rt, "plugin"), rapid.SampledFrom([]string{"1", "2", "3"}).Draw(rt, "id")
 }
 
 func (m *model) find(plugin, id string) *modelInstance {
@@ -203,7 +204,7 @@ func (m *model) drawStage(rt *rapid.T) (*modelStage, *modelInstance) {
 	if len(m.stages) == 0 {
 		rt.Skip("nothing is staged")
 	}
-	st := rapid.SampledFrom(m.stages).Draw(rt, "stage")
+	st := rapid.SampledFrom(m.stages[max(0, len(m.stages)-3):]).Draw(rt, "stage") // older ones are void, as a rule
 	for _, in := range m.plugins[st.plugin] {
 		if in.stage == st {
 			return st, in
@@ -359,6 +360,14 @@ func (m *model) compareDispensed(rt *rapid.T, name, current string, registered b
 		}
 	case registered && !errors.Is(err, dynamicplugins.ErrUnreachable), !registered && !errors.Is(err, dynamicplugins.ErrNotFound):
 		rt.Fatalf("%s: dispensed %v, %v", name, info, err)
+	case !registered:
+		want := "no plugins registered for type: " + ptype
+		if len(m.registry.ListPlugins(ptype)) > 0 {
+			want = "plugin " + pname + " for type " + ptype + " not found"
+		}
+		if err.Error() != want {
+			rt.Fatalf("%s: %v, want %s", name, err, want)
+		}
 	}
 }
 

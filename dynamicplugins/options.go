@@ -31,7 +31,8 @@ func WithConfirmTimeout(d time.Duration) Option {
 	return func(r *registry) { r.confirmTimeout = d }
 }
 
-// WithDialer sets how shared connections connect to a socket. The default is net.Dialer with network "unix".
+// WithDialer sets how shared connections connect to a socket. The default connects to a Unix socket, whose path may on Linux be longer
+// than a socket address can hold.
 func WithDialer(dial func(ctx context.Context, socketPath string) (net.Conn, error)) Option {
 	return func(r *registry) { r.pool.dial = dial }
 }

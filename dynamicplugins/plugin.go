@@ -69,11 +69,13 @@ type PluginUpdateEvent struct {
 }
 
 func (p *PluginInfo) clone() *PluginInfo {
-	c := *p
-	connection := *p.ConnectionInfo
-	c.ConnectionInfo = &connection
+	c := &struct {
+		PluginInfo
+		connection PluginConnectionInfo
+	}{*p, *p.ConnectionInfo}
+	c.ConnectionInfo = &c.connection
 	c.Options = maps.Clone(p.Options)
-	return &c
+	return &c.PluginInfo
 }
 
 func (p *PluginInfo) equal(q *PluginInfo) bool {

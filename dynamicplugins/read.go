@@ -55,16 +55,16 @@ func (r *registry) StubDispenserForType(ptype string, dispenser PluginDispenser)
 
 // ListPlugins implements Registry.
 func (r *registry) ListPlugins(ptype string) []*PluginInfo {
-	r.mu.Lock()
-	lanes := r.lanes[ptype]
-	plugins := make([]*PluginInfo, 0, len(lanes))
-	for _, l := range lanes {
-		if l.view != nil {
-			plugins = append(plugins, l.view.instances[0].info)
-		}
+	if ptype == "" {
+		return nil
 	}
+	r.mu.Lock()
+	views := r.collect(ptype, "")
 	r.mu.Unlock()
-	slices.SortFunc(plugins, func(a, b *PluginInfo) int { return strings.Compare(a.Name, b.Name) })
+	plugins := make([]*PluginInfo, 0, len(views))
+	for _, v := range sorted(views) {
+		plugins = append(plugins, v.instances[0].info)
+	}
 	return plugins
 }
 
@@ -118,12 +118,8 @@ func (r *registry) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, err
 		return nil, err
 	}
 	k := key{ptype, name}
-	if v := r.view(k); v != nil {
-		for _, in := range v.instances {
-			if in.info.AllocID == allocID {
-				return in.info, nil
-			}
-		}
+	if in := r.view(k).find(allocID); in != nil {
+		return in.info, nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,29 +129,19 @@ func (r *registry) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, err
 // collect returns the views that a type and name stand for, either of which may be empty for all. The caller holds r.mu.
 func (r *registry) collect(ptype, name string) []*view {
 	var views []*view
-	add := func(l *lane) {
-		if l != nil && l.view != nil {
-			views = append(views, l.view)
+	if ptype != "" && name != "" {
+		if v := r.view(key{ptype, name}); v != nil {
+			views = append(views, v)
 		}
+		return views
 	}
-	for _, names := range r.lanesOf(ptype) {
-		if name != "" {
-			add(names[name])
-			continue
-		}
-		for _, l := range names {
-			add(l)
+	for _, entry := range r.lanes.Range {
+		l, _ := entry.(*lane)
+		if v := l.view.Load(); v != nil && (ptype == "" || ptype == l.key.ptype) && (name == "" || name == l.key.name) {
+			views = append(views, v)
 		}
 	}
 	return views
-}
-
-// lanesOf returns the lanes of one type, or of all types if it is empty. The caller holds r.mu.
-func (r *registry) lanesOf(ptype string) map[string]map[string]*lane {
-	if ptype == "" {
-		return r.lanes
-	}
-	return map[string]map[string]*lane{ptype: r.lanes[ptype]}
 }
 
 // sorted sorts views by type and name.
@@ -182,7 +168,7 @@ func infos(views []*view) []*PluginInfo {
 func (r *registry) missing(k key) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.hasType(k.ptype) {
+	if r.names[k.ptype] == 0 {
 		return noType(k.ptype)
 	}
 	return noPlugin(k)
@@ -191,20 +177,10 @@ func (r *registry) missing(k key) error {
 // unknown returns the error for an instance that is not registered. The caller holds r.mu.
 func (r *registry) unknown(k key, allocID string) error {
 	switch {
-	case r.lane(k) != nil:
+	case r.view(k) != nil:
 		return noInstance(k, allocID)
-	case r.hasType(k.ptype):
+	case r.names[k.ptype] > 0:
 		return noPlugin(k)
 	}
 	return noType(k.ptype)
-}
-
-// hasType reports whether any plugin of the type is visible. The caller holds r.mu.
-func (r *registry) hasType(ptype string) bool {
-	for _, l := range r.lanes[ptype] {
-		if l.view != nil {
-			return true
-		}
-	}
-	return false
 }

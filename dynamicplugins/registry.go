@@ -49,6 +49,10 @@ type Registry interface {
 	// ends, with an error that wraps ctx.Err().
 	WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error)
 
+	// WaitForConfirmedPlugin is WaitForPlugin for those who need to know that the plugin lives: a restored instance does not count until
+	// it is confirmed or registered.
+	WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error)
+
 	// DispensePlugin makes a client for the current instance with the dispenser of the type. Instances that are unreachable are
 	// passed over; if no other is left, the error is an *UnreachableError.
 	//

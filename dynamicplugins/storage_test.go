@@ -120,6 +120,7 @@ func failing(t *testing.T, r dynamicplugins.Registry) map[string]error {
 	_, errs["StagePlugin"] = r.StagePlugin(plugin("t", "n", "1"))
 	_, errs["PluginForAlloc"] = r.PluginForAlloc("t", "n", "1")
 	_, errs["WaitForPlugin"] = r.WaitForPlugin(t.Context(), "t", "n")
+	_, errs["WaitForConfirmedPlugin"] = r.WaitForConfirmedPlugin(t.Context(), "t", "n")
 	_, errs["DispensePlugin"] = r.DispensePlugin("t", "n")
 	_, errs["Conn"] = r.Conn(t.Context(), "t", "n")
 	return errs

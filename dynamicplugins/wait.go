@@ -62,6 +62,16 @@ func (r *registry) wake(k key) {
 
 // WaitForPlugin implements Registry.
 func (r *registry) WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
+	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.current })
+}
+
+// WaitForConfirmedPlugin implements Registry.
+func (r *registry) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
+	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.shared })
+}
+
+// waitFor waits until choose finds an instance.
+func (r *registry) waitFor(ctx context.Context, ptype, name string, choose func(*view) *instance) (*PluginInfo, error) {
 	switch {
 	case ptype == "":
 		return nil, invalid("must specify plugin type to wait for")
@@ -70,10 +80,14 @@ func (r *registry) WaitForPlugin(ctx context.Context, ptype, name string) (*Plug
 	}
 	var info *PluginInfo
 	err := r.await(ctx, key{ptype, name}, func(v *view) bool {
-		if v == nil || v.current == nil {
+		if v == nil {
 			return false
 		}
-		info = v.current.info
+		in := choose(v)
+		if in == nil {
+			return false
+		}
+		info = in.info
 		return true
 	})
 	if err != nil && ctx.Err() != nil {

@@ -44,15 +44,17 @@ func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 	}
 }
 
-func awaitEvent(t *testing.T, events <-chan reconciler.Event, kind reconciler.EventKind, path string) {
+func awaitEvent(t *testing.T, events <-chan reconciler.Event, kind reconciler.EventKind, path string) reconciler.Event {
 	t.Helper()
 	select {
 	case e := <-events:
 		if e.Kind != kind || !strings.HasPrefix(e.SocketPath, path) || e.Message == "" {
 			t.Errorf("event %+v", e)
 		}
+		return e
 	case <-time.After(patience):
 		t.Fatalf("no event %s", kind)
+		return reconciler.Event{}
 	}
 }
 
@@ -71,7 +73,17 @@ func TestBounds(t *testing.T) {
 	w.AddHandler("T", h)
 	start(t, w)
 	serve(t, "deep", filepath.Join(dir, "a", "b", "deep.sock"))
-	awaitEvent(t, events, pluginwatcher.EventDegraded, dir)
+	if e := awaitEvent(t, events, pluginwatcher.EventDegraded, dir); !strings.Contains(e.Message, "more than 1 levels") {
+		t.Errorf("the event does not name the bound: %s", e.Message)
+	}
 	serve(t, "foo", filepath.Join(dir, "a", "foo.sock"))
 	h.await(t, "validate foo false", "register foo foo.sock")
+	serve(t, "bar", filepath.Join(dir, "a", "bar.sock"))
+	h.await(t, "validate bar false", "register bar bar.sock")
+	serve(t, "third", filepath.Join(dir, "a", "third.sock"))
+	if e := awaitEvent(t, events, pluginwatcher.EventDegraded, dir); !strings.Contains(e.Message, "more than 2 sockets") {
+		t.Errorf("the event does not name the bound: %s", e.Message)
+	}
+	serve(t, "baz", filepath.Join(dir, "baz.sock"))
+	h.await(t, "validate baz false", "register baz baz.sock")
 }

@@ -123,6 +123,17 @@ func (w *Watcher) RemoveHandler(pluginType string) {
 	}
 }
 
+// SetTimeouts takes the place of Timeouts and TypeTimeouts of Config.Reconciler, for every step that begins from now on. Neither is
+// changed afterwards.
+func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cfg.Reconciler.Timeouts, w.cfg.Reconciler.TypeTimeouts = all, byType
+	if w.running != nil {
+		w.running.reconciler.SetTimeouts(all, byType)
+	}
+}
+
 // Plugins describes the plugins and sockets that are known. It says false, and nothing else, while the watcher does not run.
 func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
 	w.mu.Lock()

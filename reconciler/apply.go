@@ -84,18 +84,21 @@ func (r *Reconciler) apply(ctx context.Context, changes []cache.Change) {
 	}
 }
 
-// replace notes that in stands at the path where at stood; deciding says that it may answer any moment. mu is held.
+// replace notes that in stands at the path where at stood; deciding says that it may answer any moment. However long their handlers take,
+// at is in the registry for that moment only. mu is held.
 func (r *Reconciler) replace(at, in *instance, deciding bool) {
-	at.replacement, in.replaces = in, at
+	at.replacement = in
+	r.after(replaceWindow, func(ctx context.Context) { r.unrecord(ctx, at) })
 	if deciding {
-		r.decide(in)
+		in.replaces = append(in.replaces, at)
+		r.decide(in, replaceWindow)
 	}
 }
 
 // decide has others wait for an answer of the instance, for a moment. mu is held.
-func (r *Reconciler) decide(in *instance) {
+func (r *Reconciler) decide(in *instance, window time.Duration) {
 	in.deciding = true
-	r.after(answerWindow, func(ctx context.Context) { r.decided(ctx, in) })
+	r.after(window, func(ctx context.Context) { r.decided(ctx, in) })
 }
 
 // appeared returns the instance for a new appearance of a socket: a restored one or a new one. mu is held.
@@ -106,7 +109,7 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 		in.info = info
 		r.lane(laneKey{in.announced.Type, in.announced.Name}).join(in)
 	} else {
-		in = &instance{info: info, source: SourceDiscovered, rank: newRank(info)}
+		in = &instance{info: info, source: r.cfg.Source(info.SocketPath), rank: newRank(info)}
 		in.set(StateConnecting)
 	}
 	r.sockets[info.SocketPath] = in
@@ -134,6 +137,7 @@ func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInf
 		in.cancel()
 	}
 	if judgedAnew {
+		in.judgeAnew = in.walking
 		r.ask(ctx, in)
 	}
 	if in.lane != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
 )
 
 const (
@@ -28,7 +30,7 @@ func (r *Reconciler) ask(ctx context.Context, in *instance) {
 		in.progress(StateConnecting)
 	}
 	if in.attempts == 0 && in.lane != nil {
-		r.decide(in)
+		r.decide(in, answerWindow)
 	}
 	r.queue = append(r.queue, in)
 	r.dispatch(ctx)
@@ -40,11 +42,12 @@ func (r *Reconciler) decided(ctx context.Context, in *instance) {
 	if in.lane != nil {
 		r.kick(ctx, in.lane)
 	}
-	if in.replaces != nil {
-		if l := in.replaces.lane; l != nil {
+	waited := in.replaces
+	in.replaces = nil
+	for _, replaced := range waited {
+		if l := replaced.lane; l != nil {
 			r.kick(ctx, l)
 		}
-		in.replaces = nil
 	}
 }
 
@@ -62,7 +65,7 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 		in.cancel = cancel
 		path := in.info.SocketPath
 		timeouts := r.timeouts(in.announced.Type)
-		fresh := in.attempts == 0 && (in.info.Socket.Birth == 0 || time.Since(time.Unix(0, in.info.Socket.Birth)) < answerWindow)
+		fresh := in.attempts == 0 && isFresh(in.info.Socket)
 		r.spawn(func() {
 			defer cancel()
 			giveBack := r.giveBackSlot(ctx)
@@ -71,6 +74,11 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 			r.answered(ctx, in, path, conn, info, err)
 		})
 	}
+}
+
+// isFresh says that a socket was made just now, or that this cannot be told. A birth in the future is from before a step of the wall clock.
+func isFresh(id cache.SocketID) bool {
+	return id.Birth == 0 || time.Since(time.Unix(0, id.Birth)).Abs() < answerWindow
 }
 
 // giveBackSlot returns a function that gives a slot back, once; after slotHold it is given back anyway.
@@ -97,7 +105,9 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts, waits func()) (Conn, Info, error) {
 	began := time.Now()
 	conn, err := r.dial(ctx, path, timeouts.Dial)
-	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err) && time.Since(began) < answerWindow; tries++ {
+	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
+		// The last dial begins after the window, however late a busy machine has this goroutine go on.
+		fresh = time.Since(began) < answerWindow
 		if tries < refusedTries {
 			runtime.Gosched()
 			conn, err = r.dial(ctx, path, timeouts.Dial)
@@ -175,6 +185,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 		return nil
 	}
 	if invalid := r.cfg.Bounds.check(info); invalid != nil {
+		in.unclaimed = false // It is not for want of a handler that it has to be asked again.
 		r.reject(ctx, in, conn, invalid)
 		return nil
 	}
@@ -186,7 +197,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 		in = r.reborn(ctx, in, fmt.Sprintf("its socket now announces %s/%s", info.Type, info.Name))
 	}
 	in.restored = nil
-	in.unclaimed = false
+	in.unclaimed, in.judgeAnew = false, false
 	in.announced = info
 	in.conn = conn
 	in.peer = conn.Peer()

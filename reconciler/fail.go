@@ -14,10 +14,10 @@ import (
 )
 
 // turnedDown takes over that the handler did not take the instance. Unless it only asks for patience, the plugin is told and leaves
-// the registry, where it may stand from before.
+// the registry, where it may stand from before. At the end of the reconciler it stays there: the error may be a result of that.
 func (r *Reconciler) turnedDown(ctx context.Context, in *instance, conn Conn, err error) {
 	patience := errors.Is(err, cache.ErrRetry)
-	if !patience {
+	if !patience && r.stays(ctx, in) {
 		r.forget(ctx, in, err.Error())
 	}
 	r.mu.Lock()

@@ -3,6 +3,7 @@ package reconciler
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -11,9 +12,11 @@ import (
 const (
 	backoffMin = 100 * time.Millisecond
 	backoffMax = 2 * time.Minute
-	// answerWindow is the moment in which something that has just appeared is expected to answer: a refused dial is retried at
-	// once, and the instance that it may replace is not given up yet.
+	// answerWindow is the moment in which something that has just appeared is expected to answer: a refused dial is retried at once.
 	answerWindow = 100 * time.Millisecond
+	// replaceWindow is how long an instance whose socket was replaced is not given up yet. It is longer than a healthy plugin takes to
+	// register, also on a busy machine, so that one which takes over from another leaves no gap; the path leads to the new one anyway.
+	replaceWindow = time.Second
 )
 
 // instance is one appearance of a socket and what is known of the plugin behind it. All fields are guarded by Reconciler.mu, except
@@ -38,6 +41,8 @@ type instance struct {
 	deciding bool
 	// settling: it is being told of a refusal; walking: its lane is at work on it. No attempt starts before that has ended.
 	settling, walking bool
+	// judgeAnew: what its handler judges by changed while its lane was at work on it.
+	judgeAnew bool
 
 	attempts  int
 	nextRetry time.Time
@@ -66,11 +71,22 @@ type instance struct {
 	registeredAt time.Time
 	// restored is the record from before a restart of the host, as long as it is not settled whether this is the same instance.
 	restored *Instance
-	// replacement is the instance that appeared at the same path when this one went; replaces is the reverse, until it is decided.
-	replacement, replaces *instance
+	// replacement is the instance that stood at the same path when this one went. replaces are those that await this one's answer: more than
+	// one if it moved on before it gave one.
+	replacement *instance
+	replaces    []*instance
 	// unwatch ends the watch for its death. checking: it is being found out whether anybody accepts; recheck: a hint came meanwhile.
 	unwatch           func()
 	checking, recheck bool
+}
+
+// record describes the instance. mu is held.
+func (in *instance) record(endpoint string, peer Peer) Instance {
+	return Instance{
+		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
+		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: peer,
+		Source: in.source, RegisteredAt: in.registeredAt,
+	}
 }
 
 // held says that the handler has the instance.
@@ -112,6 +128,12 @@ func (in *instance) stopRetry() {
 
 // ready says that it waits for its turn in the lane.
 func (in *instance) ready() bool { return in.conn != nil }
+
+// awaited says that its replacement may answer any moment.
+func (in *instance) awaited() bool {
+	r := in.replacement
+	return r != nil && !r.gone && slices.Contains(r.replaces, in)
+}
 
 // takeConn takes the connection over; the instance is no longer ready.
 func (in *instance) takeConn() Conn {

@@ -44,7 +44,7 @@ const (
 	deregister
 	// drop lets go of an instance that is gone and not held.
 	drop
-	// release takes a living instance out of the registry, for want of a handler.
+	// release takes a living instance out of the registry, if it is there, for want of a handler.
 	release
 	// refuse tells an instance that there is no handler for its type.
 	refuse
@@ -68,7 +68,7 @@ func (l *lane) next(h *handler) (action, *instance) {
 			return drop, in
 		case h == nil && in.ready():
 			return refuse, in
-		case h == nil && in.recorded && in.restored == nil:
+		case h == nil && in.restored == nil && (in.recorded || in.state == StateSuperseded):
 			return release, in
 		}
 	}
@@ -79,10 +79,11 @@ func (l *lane) next(h *handler) (action, *instance) {
 		switch {
 		case in.ready():
 			return register, in
-		case in == l.held && in.gone:
-			// Its replacement may still answer.
+		case in == l.held && in.gone && in.awaited():
 			return nothing, nil
-		case in == l.held && in.given != in.endpoint() && !in.asking && !in.settling && in.retry == nil:
+		case in == l.held && in.gone:
+			// Its replacement is ready, and older if it was renamed over it.
+		case in == l.held && (in.given != in.endpoint() || in.judgeAnew) && !in.asking && !in.settling && in.retry == nil:
 			// Its socket moved.
 			return ask, in
 		case in == l.held:
@@ -110,12 +111,19 @@ func (l *lane) restBehind(i int) (action, *instance) {
 // may do so any moment.
 func (l *lane) replaced(in *instance) bool {
 	r := in.replacement
-	return r != nil && !r.gone && (r.deciding || r.lane == l && r.ready())
+	return in.awaited() || r != nil && !r.gone && r.lane == l && r.ready()
 }
 
-// endpointInUse says whether a living member other than in has the endpoint that the handler was given for in.
-func (l *lane) endpointInUse(in *instance) bool {
-	return slices.ContainsFunc(l.members, func(m *instance) bool {
-		return m != in && !m.gone && (m.endpoint() == in.given || m.given == in.given)
-	})
+// letGo records that the handler has no instance any more.
+func (l *lane) letGo() {
+	l.held, l.heldBy = nil, nil
+	for _, m := range l.members {
+		m.handed = false
+	}
+}
+
+// handedUnder says whether a member other than in was handed to the handler under the endpoint. One that is gone counts as long as it has
+// not left, so that the last one to leave is the one that is told.
+func (l *lane) handedUnder(endpoint string, in *instance) bool {
+	return slices.ContainsFunc(l.members, func(m *instance) bool { return m != in && m.handed && m.given == endpoint })
 }

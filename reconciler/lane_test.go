@@ -1,6 +1,12 @@
 package reconciler
 
-import "testing"
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
 
 // TestNext states what a lane does in every kind of present state.
 func TestNext(t *testing.T) {
@@ -15,6 +21,7 @@ func TestNext(t *testing.T) {
 	replacedBy := func(r *instance) *instance {
 		replaced := gone()
 		replaced.replacement = r
+		r.replaces = []*instance{replaced}
 		return replaced
 	}
 	deciding := func() *instance { return &instance{state: StateConnecting, asking: true, deciding: true} }
@@ -70,7 +77,7 @@ func TestNext(t *testing.T) {
 		if act, _ := l.next(h); act != nothing {
 			t.Errorf("may answer: action %d", act)
 		}
-		r.deciding = false
+		r.deciding, r.replaces = false, nil
 		if act, _ := l.next(h); act != deregister {
 			t.Errorf("does not answer: action %d", act)
 		}
@@ -80,6 +87,16 @@ func TestNext(t *testing.T) {
 		if act, of := l.next(h); act != register || of != r {
 			t.Errorf("answers: action %d", act)
 		}
+		l.members = []*instance{replaced, r}
+		if act, of := l.next(h); act != register || of != r {
+			t.Errorf("answers and is older: action %d", act)
+		}
+		r.deciding = true
+		r.conn = nil
+		if act, _ := l.next(h); act != deregister {
+			t.Errorf("is asked again for another reason: action %d", act)
+		}
+		r.conn = conn
 		r.lane = &lane{}
 		l.members = []*instance{replaced}
 		if act, _ := l.next(h); act != deregister {
@@ -94,6 +111,22 @@ func TestBackoffGrows(t *testing.T) {
 			if got := backoff(attempts).Seconds(); got < want[0] || got > want[1] {
 				t.Fatalf("after %d attempts: %v s, want %v", attempts, got, want)
 			}
+		}
+	}
+}
+
+// A moment that is compared with others carries a reading of the monotonic clock, which does not step.
+func TestMomentsAreMonotonic(t *testing.T) {
+	r := New(Config{Desired: cache.NewDesiredStateOfWorld(), Actual: cache.NewActualStateOfWorld()})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	in := &instance{}
+	in.set(StateBackoff)
+	r.retryLater(in)
+	defer in.rest()
+	for name, moment := range map[string]time.Time{"next retry": in.nextRetry, "since": in.since} {
+		if !strings.Contains(moment.String(), " m=") {
+			t.Errorf("%s is %v", name, moment)
 		}
 	}
 }

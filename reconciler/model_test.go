@@ -2,10 +2,12 @@ package reconciler_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"maps"
+	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,78 +23,327 @@ type step struct {
 	Op       string
 	Path, To string
 	Name     string
-	Pause    time.Duration
+	Type     string
+	// Pause is the time to the next step; if it is negative, the next one does not even wait for this one's consequences.
+	Pause time.Duration
 }
 
-var steps = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
-	path := rapid.SampledFrom([]string{"/a", "/b", "/c", "/d"})
-	return step{
-		Op: rapid.SampledFrom([]string{
-			"make", "make", "make bare", "make bare", "make slow", "make late", "make hung", "make garbage", "make unavailable", "make untellable", "make hidden",
-			"remove", "rename", "rename", "rename", "kill", "kill", "fail save", "mend save", "change name", "heal",
-			"fail validate", "fail register", "retry register", "panic register", "slow validate", "slow register", "slow deregister",
-			"clear handler",
-			"remove handler", "set handler", "pause", "pause",
-		}).Draw(t, "op"),
-		Path:  path.Draw(t, "path"),
-		To:    path.Draw(t, "to"),
-		Name:  rapid.SampledFrom([]string{"foo", "bar"}).Draw(t, "name"),
-		Pause: rapid.SampledFrom([]time.Duration{0, time.Millisecond, 50 * time.Millisecond, 150 * time.Millisecond, 3 * time.Second}).Draw(t, "pause"),
+// The disturbances. What is written more than once is drawn more often. What is drawn first says least when a failure is made simple.
+var (
+	sockets = []string{
+		"make", "make", "make bare", "make bare", "make slow", "make late", "make hung", "make garbage", "make unavailable",
+		"make untellable", "make reluctant", "make hidden", "make strange", "make touchy", "make sulky", "make shared",
+		"remove", "remove", "rename", "rename", "rename", "kill", "kill", "heal", "change peer",
 	}
-}), 1, 40)
+	announcements = []string{
+		"make", "make bare", "make bare", "make bare sulky", "make bare sulky", "make shared", "make bare hidden", "make bare touchy",
+		"rename", "rename", "rename", "remove", "kill",
+		"announce name", "announce type", "announce endpoint", "announce socket", "announce shared", "announce versions", "announce nonsense",
+		"announce nonsense", "announce too much", "heal", "heal", "unavailable",
+	}
+	handling = []string{
+		"fail validate", "retry validate", "panic validate", "slow validate", "block validate",
+		"fail register", "retry register", "panic register", "slow register", "block register",
+		"panic deregister", "slow deregister", "block deregister", "panic gone", "slow gone", "slow keep", "panic keep",
+		"clear handler", "clear handler", "release", "remove handler", "set handler", "set handler",
+	}
+	storage = []string{"fail save", "mend save", "mend save", "restart", "restart"}
+)
 
-// TestModel disturbs a world in every way and sees that the handler is called only as the documented state machine allows, that
-// everything ends as it should when the disturbances end, and that nothing is left running (which the bubble notices).
-func TestModel(t *testing.T) {
-	rapid.Check(t, func(rt *rapid.T) {
-		todo := steps.Draw(rt, "steps")
-		cfg := reconciler.Config{
-			Walks:            rapid.IntRange(1, 3).Draw(rt, "walks"),
-			UnreachableGrace: rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(rt, "grace"),
-		}
-		keeps := rapid.Bool().Draw(rt, "keeps")
-		var wrong []string
-		synctest.Test(t, func(t *testing.T) { wrong = disturb(t, cfg, keeps, todo) })
-		if len(wrong) > 0 {
-			rt.Fatalf("%s", strings.Join(wrong, "\n"))
-		}
-	})
+// mixes are the ways in which worlds are disturbed: with everything, and with more of what meets seldom.
+var mixes = map[string][]string{
+	"everything":    slices.Concat(sockets, announcements, handling, storage),
+	"announcements": announcements,
+	"failures":      slices.Concat([]string{"make", "make", "make bare", "remove", "kill", "rename"}, handling, storage),
+	"sockets":       sockets,
+	"restarts":      slices.Concat(sockets, announcements, storage, storage, storage, []string{"change peer", "change peer", "change peer"}),
+	"moves": {"make", "make bare", "make bare sulky", "make bare sulky", "rename", "rename", "rename", "remove", "heal", "announce nonsense",
+		"announce nonsense"},
+	"replacements": {"make", "make", "make bare", "make slow", "make late", "rename", "rename", "rename", "slow register", "block register",
+		"release"},
+	"handlers": {"make", "make bare", "remove", "kill", "remove handler", "set handler", "set handler", "slow deregister", "announce nonsense",
+		"announce nonsense", "heal", "announce name"},
+	"deaths at work": {"make", "make bare", "make touchy", "kill", "remove", "slow register", "slow validate", "fail register"},
 }
 
-func disturb(t *testing.T, cfg reconciler.Config, keeps bool, todo []step) (wrong []string) {
-	w := newWorld(t, cfg)
-	h := &strict{keeps: keeps, held: map[string]string{}, validated: map[string]string{}, busy: map[string]bool{}, mode: map[string]string{}}
-	w.r.SetHandler("T", h)
+func stepsOf(ops []string) *rapid.Generator[[]step] {
+	path := rapid.SampledFrom([]string{"/a", "/a", "/b", "/b", "/c", "/d"})
+	ops = append([]string{"pause"}, ops...)
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
+		return step{
+			Op:   rapid.SampledFrom(ops).Draw(t, "op"),
+			Path: path.Draw(t, "path"),
+			To:   path.Draw(t, "to"),
+			Name: rapid.SampledFrom([]string{"foo", "foo", "foo", "bar"}).Draw(t, "name"),
+			Type: rapid.SampledFrom([]string{"T", "T", "T", "U", "unclaimed"}).Draw(t, "type"),
+			Pause: rapid.SampledFrom([]time.Duration{-1, 0, 0, time.Millisecond, 50 * time.Millisecond, 150 * time.Millisecond,
+				3 * time.Second}).Draw(t, "pause"),
+		}
+	}), 20, 60)
+}
+
+// TestModel disturbs a world in every way and sees that the handlers are called only as the documented state machine allows, that plugins
+// are told what they must be told and nothing else, that no step leads to work without end, that everything ends as it should when the
+// disturbances end, and that nothing is left running (which the bubble notices).
+func TestModel(t *testing.T) {
+	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
+		if err := checks.Value.Set("500"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = checks.Value.Set(checks.DefValue) }()
+	}
+	for _, mix := range slices.Sorted(maps.Keys(mixes)) {
+		t.Run(strings.ReplaceAll(mix, " ", "-"), func(t *testing.T) {
+			rapid.Check(t, func(rt *rapid.T) {
+				todo := stepsOf(mixes[mix]).Draw(rt, "steps")
+				cfg := reconciler.Config{
+					Walks:            rapid.IntRange(1, 3).Draw(rt, "walks"),
+					UnreachableGrace: rapid.SampledFrom([]time.Duration{0, 0, time.Second}).Draw(rt, "grace"),
+					Timeouts:         reconciler.Timeouts{Handler: rapid.SampledFrom([]time.Duration{0, time.Second}).Draw(rt, "handler timeout")},
+					ClientTimeout:    clientTimeout,
+				}
+				manners := manners{
+					keeps: rapid.Bool().Draw(rt, "keeps"), contexts: rapid.Bool().Draw(rt, "contexts"), stay: rapid.Bool().Draw(rt, "stay"),
+				}
+				// A world that never rests holds up its bubble's time, so this is the time of the machine.
+				patience := time.AfterFunc(time.Minute, func() {
+					debug.SetTraceback("all")
+					panic(fmt.Sprintf("the world does not come to rest: %+v", todo))
+				})
+				defer patience.Stop()
+				var wrong []string
+				synctest.Test(t, func(t *testing.T) { wrong = newModel(t, cfg, manners).run(todo) })
+				if len(wrong) > 0 {
+					rt.Fatalf("%s", strings.Join(wrong, "\n"))
+				}
+			})
+		})
+	}
+}
+
+// model is a world, and what should be true in it.
+type model struct {
+	*world
+	manners
+	// handlers are the present ones by type, callers all that were ever set since the reconciler started.
+	handlers map[string]*strict
+	callers  []*strict
+	busy     map[lane]string // the call that runs
+	fates    map[*plugin]*fate
+	open     map[string]bool // instances that are registered, as the events tell
+	appeared uint64
+	wrong    []string
+}
+
+type lane struct{ ptype, name string }
+
+// fate is what the model knows of a plugin.
+type fate struct {
+	// rank is greater for the instance that is to be preferred; fresh is the one that it has unless it is remembered from before a restart.
+	rank, fresh uint64
+	// record is what was remembered, until it has answered; remembered is its type and name, as long as it counts.
+	record     *reconciler.Instance
+	remembered lane
+	// said is the last valid announcement.
+	said reconciler.Info
+	// lost is the instance as which it was remembered, if another process serves its socket since the restart.
+	lost string
+	// endpoints are all under which it may have been registered.
+	endpoints map[string]bool
+	// owed says that it has to be told of a refusal, refused that there was one.
+	owed, refused bool
+}
+
+func newModel(t *testing.T, cfg reconciler.Config, manners manners) *model {
+	m := &model{manners: manners, handlers: map[string]*strict{}, busy: map[lane]string{}, fates: map[*plugin]*fate{}, open: map[string]bool{}}
+	m.modes, m.released = map[string]string{}, make(chan struct{})
+	m.world = newWorld(t, cfg)
+	m.observe = m.observed
+	m.staging, m.publishing = m.staged, m.published
+	m.setHandler("T")
+	m.setHandler("U")
+	return m
+}
+
+// complain notes what is wrong. The world is locked.
+func (m *model) complain(format string, args ...any) {
+	m.wrong = append(m.wrong, fmt.Sprintf(format, args...))
+}
+
+func (m *model) setHandler(ptype string) {
+	h := &strict{m: m, ptype: ptype, names: map[string]*walk{}}
+	m.mu.Lock()
+	m.handlers[ptype] = h
+	m.callers = append(m.callers, h)
+	m.mu.Unlock()
+	m.r.SetHandler(ptype, h.handler())
+}
+
+// run disturbs the world, lets it come to rest and says what is wrong then.
+func (m *model) run(todo []step) []string {
 	for i, s := range todo {
-		w.disturb(s, fmt.Sprint("/endpoint", i), h)
-		time.Sleep(s.Pause)
-		synctest.Wait()
+		m.disturb(s, i)
+		if s.Pause >= 0 {
+			time.Sleep(s.Pause)
+			synctest.Wait()
+			if s.Pause > time.Second {
+				m.checkGivenOut()
+			}
+			m.checkWork(fmt.Sprintf("step %d, %s", i, s.Op), s.Pause, 100+60*retries(s.Pause))
+		}
 	}
 	// All disturbances end; the longest back-off is 2 min and a bit.
-	h.set("", "")
-	w.mu.Lock()
-	w.failSave = nil
-	for _, p := range w.plugins {
+	m.mu.Lock()
+	m.failSave = nil
+	for _, p := range m.plugins {
 		p.heal()
 	}
-	w.mu.Unlock()
-	w.r.SetHandler("T", h)
-	time.Sleep(15 * time.Minute)
+	m.mu.Unlock()
+	m.release()
+	for _, ptype := range []string{"T", "U"} {
+		if m.stay && m.handlers[ptype] == nil {
+			m.setHandler(ptype)
+		}
+	}
+	const rest = 15 * time.Minute
+	time.Sleep(rest)
 	synctest.Wait()
-	return append(h.complaints(), w.settled(h)...)
+	m.checkWork("the end", rest, 1000)
+	m.settled()
+	return m.wrong
 }
 
-// disturb does one step.
-func (w *world) disturb(s step, endpoint string, h *strict) {
-	w.mu.Lock()
-	at := w.plugins[s.Path]
-	w.mu.Unlock()
-	how, isMake := strings.CutPrefix(s.Op, "make")
-	if isMake {
-		p := &plugin{info: reconciler.Info{Type: "T", Name: s.Name, Endpoint: endpoint, Versions: []string{"v1"}}}
-		switch strings.TrimSpace(how) {
+// retries is how often something that fails is tried again in a time.
+func retries(d time.Duration) (n int) {
+	for wait := 80 * time.Millisecond; d >= wait; wait *= 2 {
+		d -= wait
+		n++
+	}
+	return n
+}
+
+// checkWork sees that since the last time no more was done than there is reason for. Four sockets exist at most.
+func (m *model) checkWork(when string, passed time.Duration, most int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	done := 0
+	for what, n := range m.work {
+		if what != "probe" && what != "dial" && what != "remove" && what != "discard" {
+			done += n
+		}
+	}
+	if done > most {
+		m.complain("%s led to %d calls, at most %d are called for: %v", when, done, most, m.work)
+	}
+	if probes := 20 + 4*int(passed/(2500*time.Millisecond)); m.work["probe"] > probes {
+		m.complain("%s led to %d probes, at most %d are called for", when, m.work["probe"], probes)
+	}
+	clear(m.work)
+}
+
+// disturb does one step, the i-th.
+func (m *model) disturb(s step, i int) {
+	m.mu.Lock()
+	at := m.plugins[s.Path]
+	m.mu.Unlock()
+	op, how, _ := strings.Cut(s.Op, " ")
+	switch op {
+	case "make":
+		m.make(s, how, fmt.Sprint("/endpoint", i))
+	case "announce":
+		m.announce(at, s, how, fmt.Sprint("/endpoint", i))
+	case "restart":
+		m.restart()
+	case "rename":
+		if at != nil && s.Path != s.To {
+			synctest.Wait() // A socket is dialled where it is.
+			m.mu.Lock()
+			m.fates[at].endpoints[s.To] = true
+			m.mu.Unlock()
+			m.move(s.Path, s.To, at)
+		}
+	case "remove", "set":
+		if how == "handler" {
+			m.changeHandler(op, s.Type)
+		} else {
+			m.remove(s.Path)
+		}
+	case "clear":
+		m.behave("", "")
+	case "release":
+		m.release()
+	case "pause":
+	case "save", "fail", "mend", "retry", "panic", "slow", "block":
+		if how != "save" {
+			m.behave(how, op)
+			break
+		}
+		m.mu.Lock()
+		m.failSave = map[string]error{"fail": errors.New("disk full")}[op]
+		m.mu.Unlock()
+	default:
+		m.afflict(at, op)
+	}
+}
+
+func (m *model) changeHandler(op, ptype string) {
+	if ptype == "unclaimed" {
+		return
+	}
+	if op == "set" {
+		m.setHandler(ptype)
+		return
+	}
+	m.mu.Lock()
+	delete(m.handlers, ptype)
+	m.mu.Unlock()
+	m.r.RemoveHandler(ptype)
+}
+
+// afflict does something to the plugin on a socket, if there is one.
+func (m *model) afflict(p *plugin, op string) {
+	if p == nil {
+		return
+	}
+	switch op {
+	case "kill":
+		m.kill(p)
+		return
+	case "change":
+		synctest.Wait() // Whoever has just answered is who is asked for its peer.
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch op {
+	case "change":
+		m.appeared++
+		p.peer = reconciler.Peer{PID: int(m.appeared), StartTime: 2, Boot: "b"}
+	case "heal":
+		p.heal()
+	case "unavailable":
+		p.infoErr = errors.New("unavailable")
+	default:
+		panic("no such disturbance: " + op)
+	}
+}
+
+func (p *plugin) heal() {
+	p.infoTakes, p.notifyTakes, p.hangs, p.infoErr, p.notifyErr = 0, 0, false, nil, nil
+	if p.info.Name == "" {
+		p.info.Name = "foo"
+	}
+	p.info.Versions = p.info.Versions[:min(len(p.info.Versions), 1)]
+}
+
+// make puts a plugin on a socket.
+func (m *model) make(s step, how, endpoint string) {
+	p := &plugin{info: reconciler.Info{Type: s.Type, Name: s.Name, Endpoint: endpoint, Versions: []string{"v1"}}}
+	for trait := range strings.FieldsSeq(how) {
+		switch trait {
 		case "bare":
 			p.info.Endpoint = ""
+		case "shared":
+			p.info.Endpoint = "/shared"
 		case "slow":
 			p.infoTakes = 50 * time.Millisecond
 		case "late":
@@ -105,246 +356,106 @@ func (w *world) disturb(s step, endpoint string, h *strict) {
 			p.infoErr = errors.New("unavailable")
 		case "untellable":
 			p.notifyErr = errors.New("does not listen")
+		case "reluctant":
+			p.notifyTakes = 100 * time.Millisecond
 		case "hidden":
 			p.hidden = true
+		case "strange":
+			p.strange = true
+		case "touchy":
+			p.exitsWhenRefused = true
+		case "sulky":
+			p.refusalTakes = time.Second
+		default:
+			panic("no such plugin: " + how)
 		}
-		w.serve(s.Path, s.Name, p)
+	}
+	m.appear(s.Path, p)
+}
+
+// appear puts a plugin on a socket, which is newer than all others.
+func (m *model) appear(path string, p *plugin) {
+	m.mu.Lock()
+	m.appeared++
+	fresh := 1<<32 + m.appeared
+	f := &fate{rank: fresh, fresh: fresh, endpoints: map[string]bool{path: true, p.info.Endpoint: true}}
+	m.fates[p] = f
+	p.onSaid = func(info reconciler.Info) { m.said(p, f, info) }
+	p.onTold = func(registered bool, reason string) { m.told(p, f, registered, reason) }
+	m.mu.Unlock()
+	m.serve(path, "", p)
+}
+
+// announce has a plugin say something else from now on.
+func (m *model) announce(p *plugin, s step, what, endpoint string) {
+	if p == nil {
 		return
 	}
-	switch s.Op {
-	case "remove":
-		w.remove(s.Path)
-	case "rename":
-		if at != nil && s.Path != s.To {
-			w.move(s.Path, s.To, at)
-		}
-	case "kill":
-		if at != nil {
-			w.kill(at)
-		}
-	case "change name":
-		if at != nil {
-			w.mu.Lock()
-			at.info.Name = s.Name
-			w.mu.Unlock()
-		}
-	case "heal":
-		if at != nil {
-			w.mu.Lock()
-			at.heal()
-			w.mu.Unlock()
-		}
-	case "fail save":
-		w.mu.Lock()
-		w.failSave = errors.New("disk full")
-		w.mu.Unlock()
-	case "mend save":
-		w.mu.Lock()
-		w.failSave = nil
-		w.mu.Unlock()
-	case "remove handler":
-		w.r.RemoveHandler("T")
-	case "set handler":
-		w.r.SetHandler("T", h)
-	case "clear handler":
-		h.set("", "")
-	case "pause":
-	default:
-		mode, call, _ := strings.Cut(s.Op, " ")
-		h.set(call, mode)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch what {
+	case "name":
+		p.info.Name = s.Name
+	case "type":
+		p.info.Type = s.Type
+	case "endpoint":
+		p.info.Endpoint = endpoint
+	case "socket":
+		p.info.Endpoint = ""
+	case "shared":
+		p.info.Endpoint = "/shared"
+	case "versions":
+		p.info.Versions = []string{endpoint}
+	case "nonsense":
+		p.info.Name = ""
+	case "too much":
+		p.info.Versions = slices.Repeat([]string{"v1"}, 65)
 	}
+	m.fates[p].endpoints[p.info.Endpoint] = true
 }
 
-func (p *plugin) heal() { p.infoTakes, p.hangs, p.infoErr, p.notifyErr = 0, false, nil, nil }
-
-// settled says what is wrong in a world without disturbances.
-func (w *world) settled(h *strict) (wrong []string) {
-	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	statuses := w.r.Plugins()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-
-	registered := []string{}
-	living := 0
-	current := map[string]reconciler.Status{}
-	for _, s := range statuses {
-		p := w.plugins[s.SocketPath]
-		switch {
-		case p == nil:
-			complain("%s has no socket and is %s", s.SocketPath, s.State)
-		case p.dead:
-			if s.State != reconciler.StateUnreachable && s.State != reconciler.StateBackoff && s.State != reconciler.StateConnecting {
-				complain("%s is dead and is %s", s.SocketPath, s.State)
-			}
-		default:
-			living++
-			// The newest comes first for each name.
-			first, known := current[s.Name]
-			switch {
-			case !known && (s.State != reconciler.StateRegistered || !s.Current):
-				complain("%s is the newest of %s and is %s: %+v", s.SocketPath, s.Name, s.State, s)
-			case known && (s.State != reconciler.StateSuperseded || s.Current):
-				complain("%s is older than %s and is %s", s.SocketPath, first.SocketPath, s.State)
-			}
-			if !known {
-				current[s.Name] = s
-				registered = append(registered, s.SocketPath)
+// restart ends the reconciler and starts another one, which finds the same sockets and remembers what is on disk.
+func (m *model) restart() {
+	m.release()
+	m.stop()
+	m.mu.Lock()
+	var order []*plugin
+	paths := map[*plugin]string{}
+	for path, p := range m.plugins {
+		order = append(order, p)
+		paths[p] = path
+	}
+	slices.SortFunc(order, func(a, b *plugin) int { return int(a.socket.Inode) - int(b.socket.Inode) })
+	clear(m.open)
+	clear(m.registry)
+	clear(m.unreachable)
+	for i, in := range m.saved {
+		m.registry[in.Name] = append(m.registry[in.Name], in.ID)
+		for _, p := range order {
+			if f := m.fates[p]; p.socket == in.Socket && !slices.ContainsFunc(m.saved[:i], func(n reconciler.Instance) bool { return n.Socket == in.Socket }) {
+				f.rank, f.record, f.remembered = uint64(len(m.saved)-i), &in, lane{in.Type, in.Name}
 			}
 		}
 	}
-	for path, p := range w.plugins {
-		if !p.dead {
-			living--
-		}
-		if !slices.ContainsFunc(statuses, func(s reconciler.Status) bool { return s.SocketPath == path }) {
-			complain("%s is not known", path)
-		}
-	}
-	actual := []string{}
-	for _, info := range w.actual.GetRegisteredPlugins() {
-		actual = append(actual, info.SocketPath)
-	}
-	if slices.Sort(registered); !slices.Equal(registered, actual) {
-		complain("the actual state has %v and not %v", actual, registered)
-	}
-	if living != 0 {
-		complain("%d more living plugins are known than there are", living)
-	}
-	for _, name := range []string{"foo", "bar"} {
-		if s, ok := current[name]; h.held[name] != s.Endpoint {
-			complain("the handler has %q of %s; current is %q (%t)", h.held[name], name, s.Endpoint, ok)
-		} else if ok && !slices.Contains(w.registry[name], s.Instance) {
-			complain("the registry has %v of %s and not the current %s", w.registry[name], name, s.Instance)
-		}
-		for _, id := range w.registry[name] {
-			if !slices.ContainsFunc(statuses, func(s reconciler.Status) bool { return s.Instance == id && s.Name == name }) {
-				complain("the registry has %s of %s, which is gone", id, name)
-			}
+	for _, p := range order {
+		f := m.fates[p]
+		m.appeared++
+		f.fresh, f.owed = 1<<32+m.appeared, false
+		if f.record == nil {
+			f.rank = f.fresh
 		}
 	}
-	return wrong
-}
-
-// strict is a handler that knows the documented state machine and misbehaves on demand.
-type strict struct {
-	keeps     bool
-	mu        sync.Mutex
-	held      map[string]string // endpoint by name, of those registered
-	validated map[string]string // endpoint by name, of those that may be registered next
-	busy      map[string]bool
-	mode      map[string]string // by call
-	wrong     []string
-}
-
-// set has calls of a kind misbehave from now on; the empty kind has all behave.
-func (h *strict) set(call, mode string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if call == "" {
-		clear(h.mode)
-	} else {
-		h.mode[call] = mode
+	kept := m.handlers
+	m.handlers, m.callers = map[string]*strict{}, nil
+	m.mu.Unlock()
+	m.start()
+	for ptype := range kept {
+		m.setHandler(ptype)
 	}
-}
-
-func (h *strict) complaints() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.wrong)
-}
-
-// call brackets one call for a name: no other may run meanwhile.
-func (h *strict) call(call, name string, allowed func() string) (mode string, end func()) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.busy[name] {
-		h.wrong = append(h.wrong, fmt.Sprintf("%s(%s) while another call runs", call, name))
-	}
-	h.busy[name] = true
-	if objection := allowed(); objection != "" {
-		h.wrong = append(h.wrong, fmt.Sprintf("%s(%s): %s", call, name, objection))
-	}
-	mode = h.mode[call]
-	return mode, func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.busy[name] = false
-	}
-}
-
-func (h *strict) ValidatePlugin(name, endpoint string, _ []string) error {
-	mode, end := h.call("validate", name, func() string { return "" })
-	defer end()
-	switch mode {
-	case "fail":
-		return errors.New("not valid")
-	case "slow":
-		time.Sleep(200 * time.Millisecond)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.validated[name] = endpoint
-	return nil
-}
-
-func (h *strict) RegisterPlugin(name, endpoint string, _ []string, _ *time.Duration) error {
-	mode, end := h.call("register", name, func() string {
-		if h.validated[name] != endpoint {
-			return fmt.Sprintf("%s was not validated", endpoint)
+	for _, p := range order {
+		if err := m.desired.SetSocket(cache.Socket{Path: paths[p], ID: p.socket}); err != nil {
+			m.t.Error(err)
 		}
-		delete(h.validated, name)
-		// Whatever comes of it, the one before is registered no more.
-		delete(h.held, name)
-		return ""
-	})
-	defer end()
-	switch mode {
-	case "fail":
-		return errors.New("cannot register")
-	case "retry":
-		return fmt.Errorf("wait: %w", cache.ErrRetry)
-	case "panic":
-		panic("oops")
-	case "slow":
-		time.Sleep(200 * time.Millisecond)
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.held[name] = endpoint
-	return nil
-}
-
-func (h *strict) DeRegisterPlugin(name string) {
-	mode, end := h.call("deregister", name, func() string {
-		if h.held[name] == "" {
-			return "it is not registered"
-		}
-		delete(h.validated, name)
-		return ""
-	})
-	defer end()
-	if mode == "slow" {
-		time.Sleep(200 * time.Millisecond)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.held, name)
-}
-
-func (h *strict) KeepRegistration(name string, _ error) bool {
-	_, end := h.call("keep", name, func() string { return "" })
-	end()
-	return h.keeps
-}
-
-func (h *strict) InstanceGone(name, endpoint string) {
-	_, end := h.call("gone", name, func() string {
-		if h.held[name] == endpoint {
-			return fmt.Sprintf("%s is the one that is registered", endpoint)
-		}
-		return ""
-	})
-	end()
+	m.r.Synced()
 }

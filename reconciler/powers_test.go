@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -100,6 +102,72 @@ func TestTimeouts(t *testing.T) {
 			time.Sleep(8 * time.Second)
 			w.expectCalls("validate foo /a.api", "register foo /a.api")
 		})
+	bubble(t, "too short to be told", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", &plugin{notifyTakes: 8 * time.Second})
+		time.Sleep(5 * time.Second)
+		if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, "cannot tell the plugin") {
+			t.Errorf("status: %+v", s)
+		}
+	})
+	bubble(t, "long enough to be told", reconciler.Config{TypeTimeouts: map[string]reconciler.Timeouts{"T": {Notify: 10 * time.Second}}},
+		func(t *testing.T, w *world) {
+			w.serve("/a", "foo", &plugin{notifyTakes: 8 * time.Second})
+			time.Sleep(8 * time.Second)
+			if s := w.status("/a"); s.State != reconciler.StateRegistered {
+				t.Errorf("status: %+v", s)
+			}
+		})
+	bubble(t, "a dial hangs", reconciler.Config{TypeTimeouts: map[string]reconciler.Timeouts{"T": {Dial: 3 * time.Second}}},
+		func(t *testing.T, w *world) {
+			w.serve("/a", "foo", &plugin{backlogFull: true})
+			time.Sleep(2 * time.Second)
+			if s := w.status("/a"); s.State != reconciler.StateConnecting {
+				t.Errorf("after 2 s: %+v", s)
+			}
+			time.Sleep(time.Second)
+			if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, "deadline") {
+				t.Errorf("after 3 s: %+v", s)
+			}
+		})
+}
+
+// TestClientTimeout has a timeout configured for a type, for one name of a type, and none.
+func TestClientTimeout(t *testing.T) {
+	second := time.Second
+	minute := time.Minute
+	cfg := reconciler.Config{ClientTimeout: func(ptype, name string) *time.Duration {
+		return map[string]*time.Duration{"T/foo": &second, "T/bar": &minute}[ptype+"/"+name]
+	}}
+	bubble(t, "", cfg, func(t *testing.T, w *world) {
+		timeouts := timeoutsOf{recorder: w.handler, got: map[string]*time.Duration{}}
+		w.r.SetHandler("T", timeouts)
+		w.r.SetHandler("U", timeouts)
+		for path, info := range map[string]reconciler.Info{
+			"/a": {Type: "T", Name: "foo"}, "/b": {Type: "T", Name: "bar"}, "/c": {Type: "T", Name: "baz"}, "/d": {Type: "U", Name: "foo"},
+		} {
+			w.serve(path, "", &plugin{info: info})
+		}
+		synctest.Wait()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		want := map[string]*time.Duration{"/a": &second, "/b": &minute, "/c": nil, "/d": nil}
+		if diff := cmp.Diff(want, timeouts.got); diff != "" {
+			t.Errorf("timeouts by endpoint (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// timeoutsOf notes the timeouts that it is given, by endpoint.
+type timeoutsOf struct {
+	*recorder
+	got map[string]*time.Duration
+}
+
+func (h timeoutsOf) RegisterPlugin(_, endpoint string, _ []string, timeout *time.Duration) error {
+	h.w.mu.Lock()
+	defer h.w.mu.Unlock()
+	h.got[endpoint] = timeout
+	return nil
 }
 
 func TestBounds(t *testing.T) {

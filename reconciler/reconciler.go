@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -21,6 +22,8 @@ type Reconciler struct {
 	wake chan struct{}
 	// running counts what Run has to wait for.
 	running sync.WaitGroup
+	// limits are the timeouts in force.
+	limits atomic.Pointer[timeoutTable]
 
 	// mu guards everything below and all instances and lanes. It is held for short steps that never block: no handler, plugin
 	// or disk is called with it. Config.Observe, Staged.Publish, Registry.Unreachable and the cache are, so their locks
@@ -52,10 +55,12 @@ func New(cfg Config) *Reconciler {
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}
+	if cfg.Source == nil {
+		cfg.Source = func(string) Source { return SourceDiscovered }
+	}
 	if cfg.Registry == nil {
 		cfg.Registry = noRegistry{}
 	}
-	cfg.Timeouts = cfg.Timeouts.or(Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second})
 	cfg.Bounds = Bounds{Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64)}
 	r := &Reconciler{
 		cfg:         cfg,
@@ -68,20 +73,28 @@ func New(cfg Config) *Reconciler {
 		restored:    map[cache.SocketID]*instance{},
 		free:        cmp.Or(cfg.Walks, defaultWalks),
 	}
+	r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts)
 	r.restore(cfg.Restored)
 	return r
 }
 
 // timeouts returns those for a plugin type; the empty type is one that is not known yet.
 func (r *Reconciler) timeouts(ptype string) Timeouts {
+	limits := r.limits.Load()
 	if ptype != "" {
-		return r.cfg.TypeTimeouts[ptype].or(r.cfg.Timeouts)
+		return limits.byType[ptype].or(limits.all)
 	}
-	longest := r.cfg.Timeouts
-	for _, t := range r.cfg.TypeTimeouts {
+	longest := limits.all
+	for _, t := range limits.byType {
 		longest = longest.max(t)
 	}
 	return longest
+}
+
+// SetTimeouts takes the place of Config.Timeouts and Config.TypeTimeouts, for every step that begins from now on. Neither is changed
+// afterwards.
+func (r *Reconciler) SetTimeouts(all Timeouts, byType map[string]Timeouts) {
+	r.limits.Store(&timeoutTable{all: all.or(defaultTimeouts), byType: byType})
 }
 
 // SetHandler makes h the handler for a plugin type. Plugins of that type which wait for one register at once; those of a
@@ -124,16 +137,9 @@ func (r *Reconciler) Synced() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.post(func(ctx context.Context) {
-		// What is in the desired state by now may not have been taken from it yet.
-		present := map[cache.SocketID]bool{}
-		for _, info := range r.cfg.Desired.GetPluginsToRegister() {
-			present[info.Socket] = true
-		}
 		for id, in := range r.restored {
-			if !present[id] {
-				delete(r.restored, id)
-				r.went(ctx, in, "its socket did not survive the restart")
-			}
+			delete(r.restored, id)
+			r.went(ctx, in, "its socket did not survive the restart")
 		}
 	})
 }
@@ -149,19 +155,17 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			r.stop()
 			return nil
 		case <-changes.C():
-			taken := changes.Take()
-			r.mu.Lock()
-			r.apply(ctx, taken)
-			r.mu.Unlock()
 		case <-r.wake:
-			r.mu.Lock()
-			for len(r.inbox) > 0 {
-				do := r.inbox[0]
-				r.inbox = r.inbox[1:]
-				do(ctx)
-			}
-			r.mu.Unlock()
 		}
+		r.mu.Lock()
+		// Before anything else, so that what is asked of the reconciler finds it up to date.
+		r.apply(ctx, changes.Take())
+		for len(r.inbox) > 0 {
+			do := r.inbox[0]
+			r.inbox = r.inbox[1:]
+			do(ctx)
+		}
+		r.mu.Unlock()
 	}
 }
 

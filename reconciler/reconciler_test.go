@@ -3,7 +3,7 @@ package reconciler_test
 import (
 	"errors"
 	"fmt"
-	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -147,12 +147,27 @@ func TestRulings(t *testing.T) {
 	bubble(t, "socket replaced, the new one answers late", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
-		w.serve("/a", "foo", &plugin{infoTakes: time.Second})
+		w.serve("/a", "foo", &plugin{infoTakes: 2 * time.Second})
+		time.Sleep(999 * time.Millisecond)
 		w.expectCalls()
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(time.Millisecond)
 		w.expectCalls("deregister foo")
 		time.Sleep(time.Second)
 		w.expectCalls(up...)
+	})
+	bubble(t, "socket replaced, and the handler takes its time with the new one", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.handler.mu.Lock()
+		w.handler.slow = map[string]chan struct{}{"register /a.api": make(chan struct{})}
+		w.handler.mu.Unlock()
+		w.serve("/a", "foo", nil)
+		w.expect(up...)
+		time.Sleep(time.Second)
+		// The old one is not given out for longer than that.
+		w.expect("event deregistered foo", "removed foo")
+		close(w.handler.slow["register /a.api"])
+		w.expect("saved foo /a.api", "told foo true", "published foo", "event registered foo")
 	})
 	bubble(t, "socket replaced by one that is renamed over it", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", nil)
@@ -165,6 +180,20 @@ func TestRulings(t *testing.T) {
 		if s := w.status("/a"); s.State != reconciler.StateRegistered {
 			t.Errorf("it is %q", s.State)
 		}
+	})
+	bubble(t, "a socket replaces two others, one after the other, before it answers", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "bar", nil)
+		w.expectCalls("validate bar /b.api", "register bar /b.api")
+		p := w.serve("/a", "baz", &plugin{infoTakes: 50 * time.Millisecond})
+		synctest.Wait()
+		w.move("/a", "/b", p)
+		time.Sleep(200 * time.Millisecond)
+		w.mu.Lock()
+		slices.Sort(w.log)
+		w.mu.Unlock()
+		w.expectCalls("deregister bar", "deregister foo", "register baz /a.api", "validate baz /a.api")
 	})
 	bubble(t, "socket renamed before anyone could dial it", reconciler.Config{}, func(t *testing.T, w *world) {
 		p := w.serve("/tmp", "foo", &plugin{dead: true})
@@ -184,7 +213,7 @@ func TestRulings(t *testing.T) {
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.move("/a", "/c", p)
 		close(w.handler.slow["register /a"])
-		w.expectCalls("validate foo /c", "register foo /c")
+		w.expectCalls("validate foo /c", "register foo /c", "gone foo /a")
 	})
 	bubble(t, "a superseded socket that is the endpoint moves, and goes", reconciler.Config{}, func(_ *testing.T, w *world) {
 		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
@@ -353,10 +382,7 @@ func TestRulings(t *testing.T) {
 			return func() {}
 		}})
 		w.expectCalls(up...)
-		w.mu.Lock()
-		ended := p.exited
-		w.mu.Unlock()
-		ended() // The connection, that is; somebody still accepts.
+		w.hint(p) // Its connection ended; somebody still accepts.
 		time.Sleep(time.Second)
 		w.expectCalls()
 		w.mu.Lock()
@@ -392,7 +418,7 @@ func TestRulings(t *testing.T) {
 		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
 		w.move("/a", "/c", p)
-		w.expect("validate foo /c", "register foo /c", "saved foo /c", "told foo true", "published foo", "event updated foo")
+		w.expect("validate foo /c", "register foo /c", "gone foo /a", "saved foo /c", "told foo true", "published foo", "event updated foo")
 	})
 }
 
@@ -421,53 +447,6 @@ func TestNoAttemptWhileTellingOfARefusal(t *testing.T) {
 		w.expectCalls()
 		time.Sleep(time.Second)
 		w.expectCalls("validate foo /a", "register foo /a")
-	})
-}
-
-func TestBackoff(t *testing.T) {
-	bubble(t, "grows, and a socket made anew starts at once", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.serve("/a", "foo", &plugin{infoErr: errors.New("garbage")})
-		time.Sleep(time.Hour)
-		s := w.status("/a")
-		// 0.1 s, 0.2 s, … up to 2 min, then every 2 min: about 11 + 28 attempts in an hour.
-		if s.State != reconciler.StateBackoff || s.Attempts < 30 || s.Attempts > 50 || s.NextRetry.IsZero() {
-			t.Errorf("after an hour: %+v", s)
-		}
-		w.mu.Lock()
-		events := len(w.log)
-		w.log = nil
-		w.mu.Unlock()
-		if events > 10 {
-			t.Errorf("the same failure was reported %d times", events)
-		}
-		w.serve("/a", "foo", nil)
-		w.expectCalls("validate foo /a.api", "register foo /a.api")
-	})
-	bubble(t, "hung plugins hold nobody up", reconciler.Config{Walks: 2}, func(_ *testing.T, w *world) {
-		for i := range 100 {
-			w.serve(fmt.Sprint("/hung", i), "hung", &plugin{hangs: true})
-		}
-		w.serve("/a", "foo", nil)
-		time.Sleep(2 * time.Second)
-		w.expectCalls("validate foo /a.api", "register foo /a.api")
-	})
-	bubble(t, "a thousand dead sockets hold nobody up and cost no goroutines", reconciler.Config{}, func(t *testing.T, w *world) {
-		for i := range 1000 {
-			w.serve(fmt.Sprint("/dead", i), "dead", &plugin{dead: true})
-		}
-		w.serve("/a", "foo", nil)
-		w.expectCalls("validate foo /a.api", "register foo /a.api")
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if n := runtime.NumGoroutine(); n > 50 {
-			t.Errorf("%d goroutines", n)
-		}
-	})
-	bubble(t, "a hung instance does not hold up its successor at the same path", reconciler.Config{}, func(_ *testing.T, w *world) {
-		w.serve("/a", "foo", &plugin{hangs: true})
-		synctest.Wait()
-		w.serve("/a", "foo", nil)
-		w.expectCalls("validate foo /a.api", "register foo /a.api")
 	})
 }
 

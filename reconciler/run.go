@@ -60,6 +60,7 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 		case release:
 			in.rest()
 			in.unclaimed = true
+			in.lastErr = unclaimed(in)
 			in.set(StateRefused)
 			r.mu.Unlock()
 			r.forget(ctx, in, "no handler is registered for its type")
@@ -73,7 +74,7 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 			r.mu.Unlock()
 		case refuse:
 			in.unclaimed = true
-			r.reject(ctx, in, in.takeConn(), fmt.Errorf("no handler registered for plugin type: %s at socket %s", l.key.ptype, in.info.SocketPath))
+			r.reject(ctx, in, in.takeConn(), unclaimed(in))
 			r.mu.Unlock()
 		case standDown:
 			r.standDown(l, in) // unlocks
@@ -84,22 +85,32 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 	}
 }
 
+// unclaimed is why an instance without a handler is refused.
+func unclaimed(in *instance) error {
+	return fmt.Errorf("no handler registered for plugin type: %s at socket %s", in.announced.Type, in.info.SocketPath)
+}
+
 // drop lets an instance that is gone leave the lane. It unlocks mu.
 func (r *Reconciler) drop(ctx context.Context, l *lane, in *instance) {
 	l.leave(in)
 	r.unrecord(ctx, in)
 	conn := in.takeConn()
-	var gone cache.InstanceGoneHandler
-	if in.handed && l.heldBy != nil && !l.endpointInUse(in) {
-		gone, _ = l.heldBy.PluginHandler.(cache.InstanceGoneHandler)
-	}
+	h := l.heldBy
+	tell := in.handed && h != nil && !l.handedUnder(in.given, in)
 	endpoint := in.given // its socket may have moved since
 	r.mu.Unlock()
 	if conn != nil {
 		r.closeConn(conn)
 	}
-	if gone != nil {
-		r.logError(r.call("InstanceGone", func() error { gone.InstanceGone(l.key.name, endpoint); return nil }))
+	if tell {
+		r.callGone(l, h, endpoint)
+	}
+}
+
+// callGone calls the handler's InstanceGone, if it has that.
+func (r *Reconciler) callGone(l *lane, h *handler, endpoint string) {
+	if g, ok := h.PluginHandler.(cache.InstanceGoneHandler); ok {
+		r.logError(r.call("InstanceGone", func() error { g.InstanceGone(l.key.name, endpoint); return nil }))
 	}
 }
 
@@ -136,10 +147,7 @@ func (r *Reconciler) letGo(l *lane) {
 	if l.held != nil {
 		r.leaveActual(l.held)
 	}
-	l.held, l.heldBy = nil, nil
-	for _, m := range l.members {
-		m.handed = false
-	}
+	l.letGo()
 }
 
 // standDown lets an instance that has answered rest behind the newer one that is registered. It unlocks mu.
@@ -156,8 +164,8 @@ func (r *Reconciler) standDown(l *lane, in *instance) {
 	}
 }
 
-// register walks an instance through its handler, the registry and the plugin itself: validated, registered, saved, told, announced
-// (docs/adr/0004).
+// register walks an instance through its handler, the registry and the plugin itself: validated, admitted, registered, saved, told,
+// announced (docs/adr/0004).
 func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn Conn, h *handler) {
 	r.mu.Lock()
 	endpoint, versions, deprecated := in.endpoint(), in.announced.Versions, in.info.FoundInDeprecatedDir
@@ -172,14 +180,19 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		return h.ValidatePlugin(name, endpoint, versions)
 	})
 	if err != nil {
-		if l.held == in {
+		err = fmt.Errorf("plugin validation failed: %w", err)
+	} else if err = r.admit(ctx, in, conn, endpoint); err != nil && r.stays(ctx, in) {
+		r.forget(ctx, in, err.Error())
+	}
+	if err != nil {
+		if l.held == in && r.stays(ctx, in) {
 			// It was to be registered again at its new path; at the old one it cannot stay.
 			r.callDeRegister(l, h)
 			r.mu.Lock()
 			r.letGo(l)
 			r.mu.Unlock()
 		}
-		r.turnedDown(ctx, in, conn, fmt.Errorf("plugin validation failed: %w", err))
+		r.turnedDown(ctx, in, conn, err)
 		return
 	}
 	if !r.proceed(ctx, in, StateRegistering, nil) {
@@ -191,7 +204,10 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		kind = EventUpdated
 	}
 	err = r.callRegister(ctx, in, h, endpoint)
-	previous := r.handedOver(l, in, h, endpoint, err)
+	previous, left := r.handedOver(l, in, h, endpoint, err)
+	if left != "" {
+		r.callGone(l, h, left)
+	}
 	if err != nil {
 		r.turnedDown(ctx, in, conn, fmt.Errorf("plugin registration failed: %w", err))
 		return
@@ -213,6 +229,29 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		r.discard(ctx, in, staged)
 		r.takeBack(ctx, l, in, h, err)
 	}
+}
+
+// stays says that an instance has not gone, and that the reconciler goes on.
+func (r *Reconciler) stays(ctx context.Context, in *instance) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !in.gone && ctx.Err() == nil
+}
+
+// admit asks whether the instance may be registered.
+func (r *Reconciler) admit(ctx context.Context, in *instance, conn Conn, endpoint string) error {
+	if r.cfg.Admit == nil {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if !r.proceed(ctx, in, StateAdmitting, cancel) {
+		return errGone
+	}
+	r.mu.Lock()
+	plugin := in.record(endpoint, conn.Peer())
+	r.mu.Unlock()
+	return r.call("Admit", func() error { return r.cfg.Admit(ctx, plugin) })
 }
 
 // callRegister calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
@@ -266,8 +305,8 @@ func (r *Reconciler) proceed(ctx context.Context, in *instance, state State, can
 }
 
 // handedOver records what RegisterPlugin did: on success the handler has the instance, on failure it has none. It returns the
-// instance that the handler had before.
-func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, endpoint string, err error) (previous *instance) {
+// instance that the handler had before and, if this one had another endpoint there which no other has, that one.
+func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, endpoint string, err error) (previous *instance, left string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if previous = l.held; previous != nil {
@@ -279,12 +318,16 @@ func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, endpoint stri
 	if previous != nil && !previous.gone {
 		previous.set(StateSuperseded)
 	}
-	l.held, l.heldBy = nil, nil
-	if err == nil {
-		l.held, l.heldBy = in, h
-		in.handed, in.given = true, endpoint
+	if err != nil {
+		l.letGo()
+		return previous, ""
 	}
-	return previous
+	if in.handed && in.given != endpoint && !l.handedUnder(in.given, in) {
+		left = in.given
+	}
+	l.held, l.heldBy = in, h
+	in.handed, in.given = true, endpoint
+	return previous, left
 }
 
 // save stages the instance in the registry. The error is errGone if the instance went meanwhile.
@@ -301,11 +344,7 @@ func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn, endpoint
 	if in.registeredAt.IsZero() {
 		in.registeredAt = time.Now()
 	}
-	record := Instance{
-		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
-		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: in.peer,
-		Source: in.source, RegisteredAt: in.registeredAt,
-	}
+	record := in.record(endpoint, in.peer)
 	r.mu.Unlock()
 	staged, err := r.cfg.Registry.Stage(record)
 	if err != nil {
@@ -373,9 +412,8 @@ func (r *Reconciler) discard(ctx context.Context, in *instance, staged Staged) {
 func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, err error) {
 	r.mu.Lock()
 	in.cancel = nil
-	gone := in.gone || ctx.Err() != nil
 	r.mu.Unlock()
-	if gone {
+	if !r.stays(ctx, in) {
 		// The lane deregisters what is gone, and nothing at the end of the reconciler.
 		return
 	}

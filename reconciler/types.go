@@ -22,6 +22,8 @@ const (
 	StateWaiting State = "waiting"
 	// StateValidating: its handler's ValidatePlugin runs.
 	StateValidating State = "validating"
+	// StateAdmitting: Config.Admit is being asked.
+	StateAdmitting State = "admitting"
 	// StateRegistering: its handler's RegisterPlugin runs, or the registration is being saved.
 	StateRegistering State = "registering"
 	// StateNotifying: it is being told that it is registered.
@@ -194,6 +196,14 @@ type Timeouts struct {
 	Handler time.Duration
 }
 
+var defaultTimeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
+
+// timeoutTable is what holds at one time.
+type timeoutTable struct {
+	all    Timeouts
+	byType map[string]Timeouts
+}
+
 // or fills zero values from other.
 func (t Timeouts) or(other Timeouts) Timeouts {
 	return Timeouts{
@@ -214,7 +224,8 @@ func (t Timeouts) max(other Timeouts) Timeouts {
 	}
 }
 
-// Bounds limit what a plugin may announce. Zero values stand for the defaults.
+// Bounds limit what a plugin may announce. Zero values stand for the defaults. A [Transport] may bound an answer as a whole before they
+// apply; the error of its GetInfo then names that bound.
 type Bounds struct {
 	// Text is the greatest length of a type, name, version or endpoint in bytes (default 4,096).
 	Text int
@@ -234,6 +245,14 @@ type Config struct {
 	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
 	// May be nil.
 	Observe func(Event)
+	// Admit says whether a plugin that its handler has validated may be registered; it has no ID yet, unless it was registered before. It
+	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is out, also of
+	// the registry, where it may stand from before. One that wraps cache.ErrRetry is not told to the plugin; either way it is asked again
+	// with back-off. Nil: every plugin may.
+	Admit func(ctx context.Context, plugin Instance) error
+	// Source says how the plugin behind a socket that appeared came to the host; nil: it was discovered. It is called with internal locks
+	// held: it must neither block nor call back.
+	Source func(socketPath string) Source
 	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. May be nil.
 	ClientTimeout func(ptype, name string) *time.Duration
 	// Timeouts are those of every plugin type; TypeTimeouts go before them for some types. Until a plugin has said of what type it

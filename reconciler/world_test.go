@@ -2,9 +2,7 @@ package reconciler_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -26,65 +24,101 @@ type world struct {
 	actual  cache.ActualStateOfWorld
 	r       *reconciler.Reconciler
 
+	cfg     reconciler.Config
+	stop    func()
+	handler *recorder
+
 	mu       sync.Mutex
 	plugins  map[string]*plugin // by the path of the socket
+	sockets  uint64             // counts sockets
 	log      []string           // handler and plugin calls, registry changes and events, in order
 	registry map[string][]string
+	// unreachable are instances that are not to be given out.
+	unreachable map[string]bool
+	// saved is what is on disk, the newest first.
+	saved    []reconciler.Instance
+	stages   map[string]*staged
 	failSave error
-	handler  *recorder
+	// work counts calls to plugins, the disk and handlers by kind.
+	work map[string]int
+	// observe, staging and publishing, if set, see events and what is to be saved and shown, the latter two with the world locked.
+	observe             func(reconciler.Event)
+	staging, publishing func(reconciler.Instance)
 }
 
 // plugin is who answers on a socket.
 type plugin struct {
+	socket    cache.SocketID
 	info      reconciler.Info
 	infoErr   error
 	infoTakes time.Duration
 	notifyErr error
-	// refusalTakes is how long it takes to be told of a refusal.
-	refusalTakes time.Duration
+	// notifyTakes is how long it takes to be told that it is registered, refusalTakes that it is not.
+	notifyTakes, refusalTakes time.Duration
 	// exitsWhenRefused: it ends inside the call that tells it of a refusal.
 	exitsWhenRefused bool
+	backlogFull      bool // it accepts no more for the moment
 	hangs            bool // in GetInfo
 	dead             bool // nobody accepts
 	peer             reconciler.Peer
-	exited           func()
+	watchers         []func()
 	// probed, if set, is what a probe does instead of watching.
-	probed func(hint func()) (stop func())
-	hidden bool // its process cannot be watched
-}
+	probed  func(hint func()) (stop func())
+	hidden  bool // its process cannot be watched
+	strange bool // its process cannot be seen
 
-var errRefused = errors.New("connection refused")
+	// said is what it answered last, and told whether it was told last that it is registered.
+	said reconciler.Info
+	told bool
+	// onSaid and onTold, if set, see what it says and what it is told, with the world locked.
+	onSaid func(reconciler.Info)
+	onTold func(registered bool, reason string)
+}
 
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
-	w := &world{t: t, desired: cache.NewDesiredStateOfWorld(), actual: cache.NewActualStateOfWorld(),
-		plugins: map[string]*plugin{}, registry: map[string][]string{}}
+	w := &world{t: t, actual: cache.NewActualStateOfWorld(), cfg: cfg,
+		plugins: map[string]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
+	w.saved = slices.Clone(cfg.Restored)
+	for _, in := range cfg.Restored {
+		w.registry[in.Name] = append(w.registry[in.Name], in.ID)
+	}
+	w.start()
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+// start runs a reconciler, which remembers what is on disk, in an empty desired state of the world.
+func (w *world) start() {
+	w.desired = cache.NewDesiredStateOfWorld()
+	cfg := w.cfg
+	cfg.Restored = slices.Clone(w.saved)
 	cfg.Desired, cfg.Actual, cfg.Transport, cfg.Registry = w.desired, w.actual, transport{w}, registry{w}
 	cfg.Observe = func(e reconciler.Event) {
+		if w.observe != nil {
+			w.observe(e)
+		}
 		if e.Kind != reconciler.EventRestored {
 			w.note("event %s %s", e.Kind, e.Name)
 		}
 	}
-	for _, in := range cfg.Restored {
-		w.registry[in.Name] = append(w.registry[in.Name], in.ID)
-	}
-	w.r = reconciler.New(cfg)
-	ctx, cancel := context.WithCancel(t.Context())
+	r := reconciler.New(cfg)
+	w.r = r
+	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		if err := w.r.Run(ctx); err != nil {
-			t.Errorf("Run: %v", err)
+		if err := r.Run(ctx); err != nil {
+			w.t.Errorf("Run: %v", err)
 		}
 	})
-	t.Cleanup(func() {
+	w.stop = func() {
 		cancel()
 		ended.Wait()
 		if left := w.actual.GetRegisteredPlugins(); len(left) != 0 {
-			t.Errorf("after Run ended the actual state still holds %v", left)
+			w.t.Errorf("after Run ended the actual state still holds %v", left)
 		}
-	})
-	return w
+	}
 }
 
 func (w *world) note(format string, args ...any) {
@@ -102,13 +136,15 @@ func (w *world) serve(path, name string, p *plugin) *plugin {
 	if p.info.Type == "" {
 		p.info = reconciler.Info{Type: "T", Name: name, Endpoint: path + ".api", Versions: []string{"v1"}}
 	}
-	if p.peer == (reconciler.Peer{}) {
-		p.peer = reconciler.Peer{PID: 1000 + len(path), StartTime: uint64(len(w.log)), Boot: "b"}
-	}
 	w.mu.Lock()
+	w.sockets++
+	if p.peer == (reconciler.Peer{}) && !p.strange {
+		p.peer = reconciler.Peer{PID: int(w.sockets), StartTime: 1, Boot: "b"}
+	}
+	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
 	w.plugins[path] = p
 	w.mu.Unlock()
-	if err := w.desired.AddOrUpdatePlugin(path); err != nil {
+	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {
 		w.t.Fatal(err)
 	}
 	return p
@@ -134,10 +170,18 @@ func (w *world) move(from, to string, p *plugin) {
 func (w *world) kill(p *plugin) {
 	w.mu.Lock()
 	p.dead = true
-	exited := p.exited
 	w.mu.Unlock()
-	if exited != nil {
-		exited()
+	w.hint(p)
+}
+
+// hint tells whoever watches a plugin that something happened to it.
+func (w *world) hint(p *plugin) {
+	w.mu.Lock()
+	watchers := p.watchers
+	p.watchers = nil
+	w.mu.Unlock()
+	for _, hint := range watchers {
+		hint()
 	}
 }
 
@@ -224,162 +268,3 @@ func (h *recorder) DeRegisterPlugin(name string) {
 }
 
 func (h *recorder) InstanceGone(name, endpoint string) { h.w.note("gone %s %s", name, endpoint) }
-
-type transport struct{ w *world }
-
-func (t transport) reach(path string) (*plugin, error) {
-	t.w.mu.Lock()
-	defer t.w.mu.Unlock()
-	p := t.w.plugins[path]
-	if p == nil || p.dead {
-		return nil, errRefused
-	}
-	return p, nil
-}
-
-func (t transport) Dial(_ context.Context, path string) (reconciler.Conn, error) {
-	p, err := t.reach(path)
-	if err != nil {
-		return nil, err
-	}
-	return &conn{t.w, p}, nil
-}
-
-func (t transport) Probe(_ context.Context, path string, hint func()) (func(), error) {
-	p, err := t.reach(path)
-	if err != nil {
-		return nil, err
-	}
-	if p.probed != nil {
-		return p.probed(hint), nil
-	}
-	stop, err := (&conn{t.w, p}).Watch(hint)
-	if err != nil {
-		return nil, nil //nolint:nilerr // It lives; it cannot be watched.
-	}
-	return stop, nil
-}
-
-func (t transport) Refused(err error) bool { return errors.Is(err, errRefused) }
-
-type conn struct {
-	w *world
-	p *plugin
-}
-
-func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
-	c.w.mu.Lock()
-	info, err, takes, hangs := c.p.info, c.p.infoErr, c.p.infoTakes, c.p.hangs
-	c.w.mu.Unlock()
-	if hangs {
-		takes = time.Hour
-	}
-	if takes > 0 {
-		timer := time.NewTimer(takes)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return reconciler.Info{}, ctx.Err()
-		}
-	}
-	if c.broken() {
-		return reconciler.Info{}, io.EOF
-	}
-	return info, err
-}
-
-// broken says that the plugin behind the connection is dead.
-func (c *conn) broken() bool {
-	c.w.mu.Lock()
-	defer c.w.mu.Unlock()
-	return c.p.dead
-}
-
-func (c *conn) Notify(_ context.Context, registered bool, reason string) error {
-	if c.broken() {
-		return io.EOF
-	}
-	c.w.note("told %s %t%s", c.p.info.Name, registered, map[bool]string{true: "", false: ": " + reason}[reason == ""])
-	if !registered {
-		time.Sleep(c.p.refusalTakes)
-		c.w.mu.Lock()
-		defer c.w.mu.Unlock()
-		if c.p.exitsWhenRefused {
-			c.p.dead = true
-			return io.EOF
-		}
-		return nil
-	}
-	c.w.mu.Lock()
-	defer c.w.mu.Unlock()
-	return c.p.notifyErr
-}
-
-func (c *conn) Peer() reconciler.Peer { return c.p.peer }
-
-func (c *conn) Watch(exited func()) (func(), error) {
-	c.w.mu.Lock()
-	defer c.w.mu.Unlock()
-	if c.p.hidden || c.p.dead {
-		return nil, io.EOF
-	}
-	c.p.exited = exited
-	return func() {}, nil
-}
-
-func (c *conn) Close() error { return nil }
-
-// registry notes what it is asked to keep; names only, for identifiers are random.
-type registry struct{ w *world }
-
-type staged struct {
-	w  *world
-	in reconciler.Instance
-}
-
-func (r registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
-	r.w.mu.Lock()
-	err := r.w.failSave
-	r.w.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	r.w.note("saved %s %s", in.Name, in.Endpoint)
-	return staged{r.w, in}, nil
-}
-
-func (r registry) Remove(_, name, id string) error {
-	r.w.mu.Lock()
-	if err := r.w.failSave; err != nil {
-		r.w.mu.Unlock()
-		return err
-	}
-	r.w.registry[name] = slices.DeleteFunc(r.w.registry[name], func(s string) bool { return s == id })
-	r.w.mu.Unlock()
-	r.w.note("removed %s", name)
-	return nil
-}
-
-func (r registry) Confirm(_, name, id string)          { r.w.note("confirmed %s %s", name, id) }
-func (r registry) Unreachable(_, _, _ string, _ error) {}
-
-func (s staged) Publish() {
-	s.w.note("published %s", s.in.Name)
-	s.w.mu.Lock()
-	defer s.w.mu.Unlock()
-	if !slices.Contains(s.w.registry[s.in.Name], s.in.ID) {
-		s.w.registry[s.in.Name] = append([]string{s.in.ID}, s.w.registry[s.in.Name]...)
-	}
-}
-
-func (s staged) Discard() error {
-	s.w.mu.Lock()
-	err := s.w.failSave
-	s.w.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	s.w.note("discarded %s", s.in.Name)
-	return nil
-}

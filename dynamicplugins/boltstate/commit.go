@@ -2,23 +2,27 @@ package boltstate
 
 import (
 	"fmt"
-	"runtime"
+	"sync/atomic"
 
 	"go.etcd.io/bbolt"
 )
 
-// group is changes that are written in one transaction.
+// group is records that are written in one transaction.
 type group struct {
-	changes []func(*bbolt.Tx) error // guarded by Store.mu
+	records []record // guarded by Store.mu
 	done    chan struct{}
-	err     error // set before done is closed
+	err     error        // set before done is closed
+	untold  atomic.Int64 // callers that do not know of err yet; set before done is closed
 }
 
-// commit makes a change durable. A change that arrives while nothing is written is written at once; those that arrive while a
-// transaction is under way form a group, which the first of them writes as soon as that transaction has ended.
+// commit makes a record durable. One that arrives while nothing is written is written at once; those that arrive while a transaction
+// is under way form a group, which the caller of the first of them writes next.
 //
-// All changes of a group fail together, so a change must not fail for a reason of its own.
-func (s *Store) commit(change func(*bbolt.Tx) error) error {
+// The transaction of a group begins when all callers of the one before have been told. They are about to run anyway, a transaction
+// that runs among them waits behind all of them whenever one of its writes has ended, and what they have to write next is in it.
+//
+// All records of a group fail together, so a record must not fail for a reason of its own.
+func (s *Store) commit(r record) error {
 	if err := s.use(); err != nil {
 		return err
 	}
@@ -31,61 +35,58 @@ func (s *Store) commit(change func(*bbolt.Tx) error) error {
 		g = &group{done: make(chan struct{})}
 		s.next = g
 	}
-	g.changes = append(g.changes, change)
+	g.records = append(g.records, r)
 	s.mu.Unlock()
 
 	if first {
 		s.writing.Lock()
 		s.write(g)
-		close(g.done)
-		s.writing.Unlock()
 	} else {
 		<-g.done
 	}
-	if g.err != nil {
-		return fmt.Errorf("cannot write state file %s: %w", s.path, g.err)
+	err := g.err
+	if g.untold.Add(-1) == 0 {
+		s.writing.Unlock()
 	}
-	return nil
+	return err
 }
 
-// write writes a group. Changes may join it until all that are there have been put into the transaction, so callers whose change
-// was in the transaction before, and who have another one, join while those of others are put. The caller holds s.writing.
+// write writes a group, which records may join until all that are there have been put into the transaction. The caller holds
+// s.writing, which the last caller of the group releases.
 func (s *Store) write(g *group) {
-	open := true
-	g.err = s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		bucket := tx.Bucket(pluginsBucket)
 		for put := 0; ; {
-			var changes []func(*bbolt.Tx) error
-			if changes, open = s.take(g, put); !open {
+			records := s.take(g, put)
+			if len(records) == 0 {
 				return nil
 			}
-			put += len(changes)
-			for _, change := range changes {
-				if err := change(tx); err != nil {
+			for _, r := range records {
+				if err := r.put(bucket); err != nil {
 					return err
 				}
 			}
+			put += len(records)
 		}
 	})
-	if open { // the transaction failed early
-		s.mu.Lock()
-		s.next = nil
-		s.mu.Unlock()
+	if err != nil {
+		g.err = fmt.Errorf("cannot write state file %s: %w", s.path, err)
 	}
+	s.mu.Lock()
+	if s.next == g { // the transaction failed early
+		s.next = nil
+	}
+	s.mu.Unlock()
+	g.untold.Store(int64(len(g.records)))
+	close(g.done)
 }
 
-// take returns the changes of g after the first n. If there are none, it closes g to further changes and reports false.
-func (s *Store) take(g *group, n int) (changes []func(*bbolt.Tx) error, open bool) {
+// take returns the records of g after the first n. If there are none, it closes g to further records.
+func (s *Store) take(g *group, n int) []record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(g.changes) == n && n > 1 {
-		// Callers that are about to join are runnable: they run first.
-		s.mu.Unlock()
-		runtime.Gosched()
-		s.mu.Lock()
+	if len(g.records) == n {
+		s.next = nil
 	}
-	if len(g.changes) > n {
-		return g.changes[n:], true
-	}
-	s.next = nil
-	return nil, false
+	return g.records[n:]
 }

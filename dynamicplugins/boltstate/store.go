@@ -16,10 +16,10 @@ type Store struct {
 	path string
 	db   *bbolt.DB
 
-	writing sync.Mutex // held while a transaction writes
+	writing sync.Mutex // held from the beginning of a transaction until those whom it concerns have been told
 
 	mu     sync.Mutex
-	next   *group // the changes that wait for writing; nil if there are none
+	next   *group // the records that wait for writing; nil if there are none
 	users  sync.WaitGroup
 	closed bool
 }
@@ -80,7 +80,18 @@ func (s *Store) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryStat
 			}
 		}
 	}
-	return s.commit(func(tx *bbolt.Tx) error {
+	return s.replace(records)
+}
+
+// replace writes records in the place of all that are stored.
+func (s *Store) replace(records []record) error {
+	if err := s.use(); err != nil {
+		return err
+	}
+	defer s.users.Done()
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	err := s.db.Update(func(tx *bbolt.Tx) error {
 		if err := tx.DeleteBucket(pluginsBucket); err != nil {
 			return err
 		}
@@ -95,6 +106,10 @@ func (s *Store) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryStat
 		}
 		return nil
 	})
+	if err != nil {
+		return fmt.Errorf("cannot write state file %s: %w", s.path, err)
+	}
+	return nil
 }
 
 // PutDynamicPluginChange replaces what is stored for one plugin.
@@ -103,7 +118,7 @@ func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) erro
 	if err != nil {
 		return fmt.Errorf("cannot write state file %s: %w", s.path, err)
 	}
-	return s.commit(func(tx *bbolt.Tx) error { return r.put(tx.Bucket(pluginsBucket)) })
+	return s.commit(r)
 }
 
 // Close waits for changes that are being written, and closes the file. Calling it again has no effect.

@@ -42,6 +42,21 @@ func mustOpen(tb testing.TB, path string) *boltstate.Store {
 	return store
 }
 
+// info is a plugin whose record takes about 200 bytes.
+func info(i int) *dynamicplugins.PluginInfo {
+	return &dynamicplugins.PluginInfo{
+		Type:           "CSIPlugin",
+		Name:           fmt.Sprintf("driver-%06d.csi.example.com", i),
+		Version:        "1.2.3",
+		AllocID:        fmt.Sprintf("6a0c3c2e-7a52-4d0b-9b0e-%012d", i),
+		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: fmt.Sprintf("/run/patchbay/plugins/driver-%06d/csi.sock", i)},
+		Options: map[string]string{
+			"versions": "1.0.0,1.1.0",
+			"endpoint": fmt.Sprintf("/var/lib/kubelet/plugins/driver-%06d.csi.example.com/csi.sock", i),
+		},
+	}
+}
+
 func change(p *dynamicplugins.PluginInfo) *dynamicplugins.PluginChange {
 	return &dynamicplugins.PluginChange{Type: p.Type, Name: p.Name, Plugins: []*dynamicplugins.PluginInfo{p}}
 }

@@ -1,0 +1,119 @@
+package reconciler_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// gatekeeper answers Config.Admit.
+type gatekeeper struct {
+	w *world
+	// What follows is guarded by the world's lock.
+	err   error
+	hangs bool // until its context ends
+}
+
+func (g *gatekeeper) admit(ctx context.Context, in reconciler.Instance) error {
+	g.w.note("admit %s/%s %s %s %s pid %d id %t", in.Type, in.Name, in.SocketPath, in.Endpoint, in.Source, in.Peer.PID, in.ID != "")
+	g.w.mu.Lock()
+	hangs, err := g.hangs, g.err
+	g.w.mu.Unlock()
+	if hangs {
+		<-ctx.Done()
+		g.w.note("given up")
+		return ctx.Err()
+	}
+	return err
+}
+
+func (g *gatekeeper) set(err error, hangs bool) {
+	g.w.mu.Lock()
+	defer g.w.mu.Unlock()
+	g.err, g.hangs = err, hangs
+}
+
+func TestAdmit(t *testing.T) {
+	no := errors.New("not on the list")
+	later := fmt.Errorf("nobody answers: %w", cache.ErrRetry)
+	run := func(name string, test func(t *testing.T, w *world, g *gatekeeper)) {
+		g := &gatekeeper{}
+		bubble(t, name, reconciler.Config{Admit: g.admit}, func(t *testing.T, w *world) {
+			g.w = w
+			test(t, w, g)
+		})
+	}
+	const validated, registered = "validate foo /a.api", "register foo /a.api"
+	const asked = "admit T/foo /a /a.api discovered pid 7 id false"
+	p := func() *plugin { return &plugin{peer: reconciler.Peer{PID: 7, StartTime: 1, Boot: "b"}} }
+
+	run("admitted", func(_ *testing.T, w *world, _ *gatekeeper) {
+		w.serve("/a", "foo", p())
+		w.expectCalls(validated, asked, registered)
+	})
+	run("not validated", func(_ *testing.T, w *world, _ *gatekeeper) {
+		w.handler.set("validate /a.api", errors.New("no"))
+		w.serve("/a", "foo", p())
+		w.expectCalls(validated)
+	})
+	run("refused", func(t *testing.T, w *world, g *gatekeeper) {
+		g.set(no, false)
+		w.serve("/a", "foo", p())
+		w.expect(validated, asked, "event refused foo", "told foo false: not on the list")
+		if s := w.status("/a"); s.State != reconciler.StateBackoff || s.LastError != no.Error() || s.Attempts != 1 || s.NextRetry.IsZero() {
+			t.Errorf("status: %+v", s)
+		}
+		g.set(nil, false)
+		time.Sleep(time.Second)
+		w.expectCalls(validated, asked, registered)
+	})
+	run("no answer", func(t *testing.T, w *world, g *gatekeeper) {
+		g.set(later, false)
+		w.serve("/a", "foo", p())
+		w.expect(validated, asked, "event failed foo")
+		if s := w.status("/a"); s.State != reconciler.StateBackoff || s.LastError != later.Error() {
+			t.Errorf("status: %+v", s)
+		}
+		g.set(nil, false)
+		time.Sleep(time.Second)
+		w.expectCalls(validated, asked, registered)
+	})
+	for name, err := range map[string]error{"moved and refused": no, "moved and no answer": later} {
+		run(name, func(_ *testing.T, w *world, g *gatekeeper) {
+			foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
+			w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
+			g.set(err, false)
+			w.move("/a", "/b", foo)
+			w.expectCalls("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "deregister foo")
+			if len(w.registry["foo"]) > 0 {
+				t.Errorf("%s: it is still in the registry", name)
+			}
+		})
+	}
+	run("gone meanwhile", func(t *testing.T, w *world, g *gatekeeper) {
+		g.set(nil, true)
+		w.serve("/a", "foo", p())
+		if s := w.status("/a"); s.State != reconciler.StateAdmitting {
+			t.Errorf("status: %+v", s)
+		}
+		w.remove("/a")
+		w.expect(validated, asked, "given up")
+	})
+	run("stopped meanwhile", func(t *testing.T, w *world, g *gatekeeper) {
+		foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
+		w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
+		g.set(nil, true)
+		w.move("/a", "/b", foo)
+		w.expectCalls("validate foo /b", "admit T/foo /b /b discovered pid 1 id true")
+		w.stop()
+		w.expect("given up")
+		if len(w.registry["foo"]) != 1 {
+			t.Errorf("registry: %v", w.registry)
+		}
+	})
+}

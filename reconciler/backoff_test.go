@@ -1,0 +1,135 @@
+package reconciler_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func TestBackoff(t *testing.T) {
+	bubble(t, "grows, and a socket made anew starts at once", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", &plugin{infoErr: errors.New("garbage")})
+		time.Sleep(time.Hour)
+		s := w.status("/a")
+		// 0.1 s, 0.2 s, … up to 2 min, then every 2 min: about 11 + 28 attempts in an hour.
+		if s.State != reconciler.StateBackoff || s.Attempts < 30 || s.Attempts > 50 || s.NextRetry.IsZero() {
+			t.Errorf("after an hour: %+v", s)
+		}
+		w.mu.Lock()
+		events := len(w.log)
+		w.log = nil
+		w.mu.Unlock()
+		if events > 10 {
+			t.Errorf("the same failure was reported %d times", events)
+		}
+		w.serve("/a", "foo", nil)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+	bubble(t, "hung plugins hold nobody up", reconciler.Config{Walks: 2}, func(_ *testing.T, w *world) {
+		for i := range 100 {
+			w.serve(fmt.Sprint("/hung", i), "hung", &plugin{hangs: true})
+		}
+		w.serve("/a", "foo", nil)
+		time.Sleep(2 * time.Second)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+	bubble(t, "a thousand dead sockets hold nobody up and cost no goroutines", reconciler.Config{}, func(t *testing.T, w *world) {
+		for i := range 1000 {
+			w.serve(fmt.Sprint("/dead", i), "dead", &plugin{dead: true})
+		}
+		w.serve("/a", "foo", nil)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if n := runtime.NumGoroutine(); n > 50 {
+			t.Errorf("%d goroutines", n)
+		}
+	})
+	bubble(t, "a hung instance does not hold up its successor at the same path", reconciler.Config{}, func(_ *testing.T, w *world) {
+		w.serve("/a", "foo", &plugin{hangs: true})
+		synctest.Wait()
+		w.serve("/a", "foo", nil)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+}
+
+// A plugin that is not ready yet is asked again and is not told off.
+func TestNotReadyYet(t *testing.T) {
+	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "foo", &plugin{infoErr: errors.New("unavailable: warming up")})
+		time.Sleep(time.Minute)
+		s := w.status("/a")
+		if s.State != reconciler.StateBackoff || s.Attempts < 5 || !strings.HasSuffix(s.LastError, "warming up") || !s.NextRetry.After(time.Now()) {
+			t.Errorf("status: %+v", s)
+		}
+		w.mu.Lock()
+		p.infoErr = nil
+		for _, line := range w.log {
+			if line != "event failed " {
+				t.Error(line)
+			}
+		}
+		w.log = nil
+		w.mu.Unlock()
+		time.Sleep(2 * time.Minute)
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+}
+
+// TestRepeatedFailuresAreLoggedSeldom counts lines of the log: one for each change, and for what stays the same after 4, 16, 64 attempts.
+func TestRepeatedFailuresAreLoggedSeldom(t *testing.T) {
+	var log lines
+	cfg := reconciler.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	bubble(t, "", cfg, func(t *testing.T, w *world) {
+		w.handler.set("validate /a.api", errors.New("too old"))
+		w.serve("/a", "foo", nil)
+		for _, phase := range []struct {
+			what    string
+			refusal error
+			lasts   time.Duration
+			want    int
+		}{
+			{"a first failure", errors.New("too old"), time.Second, 2}, // the 1st and the 4th attempt
+			{"the same for an hour", errors.New("too old"), time.Hour, 1},
+			{"another failure", errors.New("too new"), time.Minute * 3, 1},
+			{"the first one again", errors.New("too old"), time.Minute * 3, 1},
+			{"success", nil, time.Hour, 0},
+		} {
+			w.handler.set("validate /a.api", phase.refusal)
+			time.Sleep(phase.lasts)
+			synctest.Wait()
+			if got := log.take(); len(got) != phase.want {
+				t.Errorf("%s: %d lines, want %d:\n%s", phase.what, len(got), phase.want, strings.Join(got, "\n"))
+			}
+		}
+	})
+}
+
+// lines is a log of lines.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+// take returns the lines since the last time.
+func (l *lines) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.buf.Reset()
+	return strings.FieldsFunc(l.buf.String(), func(r rune) bool { return r == '\n' })
+}

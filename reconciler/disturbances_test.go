@@ -1,0 +1,94 @@
+package reconciler_test
+
+import (
+	"io"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// TestDisturbances has coincidences that the model meets seldom.
+func TestDisturbances(t *testing.T) {
+	up := []string{"validate foo /a.api", "register foo /a.api"}
+	bare := func() *plugin {
+		return &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}}
+	}
+
+	bubble(t, "a plugin that waits for a handler announces nonsense when there is one", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.r.RemoveHandler("T")
+		p := w.serve("/a", "foo", nil)
+		synctest.Wait()
+		w.mu.Lock()
+		p.info.Name = ""
+		w.work = map[string]int{}
+		w.mu.Unlock()
+		w.r.SetHandler("T", w.handler)
+		time.Sleep(time.Second)
+		if s := w.status("/a"); s.State != reconciler.StateBackoff || s.NextRetry.IsZero() {
+			t.Errorf("status: %+v", s)
+		}
+		w.mu.Lock()
+		if n := w.work["ask"]; n < 2 || n > 6 {
+			t.Errorf("it was asked %d times in a second", n)
+		}
+		w.mu.Unlock()
+	})
+	bubble(t, "an older instance is renamed over the registered one", reconciler.Config{}, func(t *testing.T, w *world) {
+		older := w.serve("/b", "foo", &plugin{infoTakes: 10 * time.Millisecond})
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.move("/b", "/a", older)
+		time.Sleep(20 * time.Millisecond)
+		w.expectCalls("validate foo /b.api", "register foo /b.api", "gone foo /a.api")
+		if s := w.status("/a"); s.State != reconciler.StateRegistered {
+			t.Errorf("it is %s", s.State)
+		}
+	})
+	bubble(t, "the handler is removed when an instance is superseded that was never registered", reconciler.Config{},
+		func(t *testing.T, w *world) {
+			w.serve("/b", "foo", &plugin{infoTakes: 10 * time.Millisecond})
+			w.serve("/a", "foo", nil)
+			time.Sleep(20 * time.Millisecond)
+			w.expectCalls(up...)
+			w.r.RemoveHandler("T")
+			w.expectCalls("deregister foo")
+			for _, path := range []string{"/a", "/b"} {
+				if s := w.status(path); s.State != reconciler.StateRefused || s.LastError == "" {
+					t.Errorf("%s: %+v", path, s)
+				}
+			}
+			w.r.SetHandler("T", w.handler)
+			time.Sleep(20 * time.Millisecond)
+			w.expectCalls(up...)
+		})
+	bubble(t, "two superseded instances with one endpoint go at once", reconciler.Config{}, func(_ *testing.T, w *world) {
+		for _, path := range []string{"/b", "/c"} {
+			p := bare()
+			p.info.Endpoint = "/shared"
+			w.serve(path, "", p)
+			w.expectCalls("validate foo /shared", "register foo /shared")
+		}
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.remove("/b")
+		w.remove("/c")
+		w.expectCalls("gone foo /shared")
+	})
+	bubble(t, "a superseded instance goes whose endpoint was given to one that is registered", reconciler.Config{}, func(_ *testing.T, w *world) {
+		older := w.serve("/a", "", bare())
+		w.expectCalls("validate foo /a", "register foo /a")
+		w.mu.Lock()
+		older.infoErr = io.EOF // It cannot be registered anew where it is moved to.
+		w.mu.Unlock()
+		w.move("/a", "/c", older)
+		synctest.Wait()
+		w.serve("/a", "", bare())
+		w.expectCalls("validate foo /a", "register foo /a")
+		w.remove("/c")
+		w.expectCalls()
+		w.remove("/a")
+		w.expectCalls("deregister foo")
+	})
+}

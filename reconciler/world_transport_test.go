@@ -1,0 +1,158 @@
+package reconciler_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+var errRefused = errors.New("connection refused")
+
+type transport struct{ w *world }
+
+func (t transport) reach(path string) (*plugin, error) {
+	t.w.mu.Lock()
+	defer t.w.mu.Unlock()
+	p := t.w.plugins[path]
+	if p == nil || p.dead {
+		return nil, errRefused
+	}
+	return p, nil
+}
+
+// did counts one piece of work. w.mu is held.
+func (w *world) did(what string) { w.work[what]++ }
+
+func (t transport) Dial(ctx context.Context, path string) (reconciler.Conn, error) {
+	t.w.mu.Lock()
+	t.w.did("dial")
+	t.w.mu.Unlock()
+	p, err := t.reach(path)
+	if err != nil {
+		return nil, err
+	}
+	if p.backlogFull {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return &conn{t.w, p}, nil
+}
+
+func (t transport) Probe(_ context.Context, path string, hint func()) (func(), error) {
+	t.w.mu.Lock()
+	t.w.did("probe")
+	t.w.mu.Unlock()
+	p, err := t.reach(path)
+	if err != nil {
+		return nil, err
+	}
+	if p.probed != nil {
+		return p.probed(hint), nil
+	}
+	stop, err := (&conn{t.w, p}).Watch(hint)
+	if err != nil {
+		return nil, nil //nolint:nilerr // It lives; it cannot be watched.
+	}
+	return stop, nil
+}
+
+func (t transport) Refused(err error) bool { return errors.Is(err, errRefused) }
+
+type conn struct {
+	w *world
+	p *plugin
+}
+
+func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
+	c.w.mu.Lock()
+	c.w.did("ask")
+	takes := c.p.infoTakes
+	if c.p.hangs {
+		takes = time.Hour
+	}
+	c.w.mu.Unlock()
+	if err := wait(ctx, takes); err != nil {
+		return reconciler.Info{}, err
+	}
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	switch {
+	case c.p.dead:
+		return reconciler.Info{}, io.EOF
+	case c.p.infoErr != nil:
+		return reconciler.Info{}, c.p.infoErr
+	}
+	c.p.said = c.p.info
+	if c.p.onSaid != nil {
+		c.p.onSaid(c.p.said)
+	}
+	return c.p.said, nil
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	if d == 0 {
+		return nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *conn) Notify(ctx context.Context, registered bool, reason string) error {
+	c.w.mu.Lock()
+	c.w.did("notify")
+	dead, takes := c.p.dead, c.p.notifyTakes
+	if !registered {
+		takes = c.p.refusalTakes
+	}
+	c.w.mu.Unlock()
+	if dead {
+		return io.EOF
+	}
+	c.w.note("told %s %t%s", c.p.info.Name, registered, map[bool]string{true: "", false: ": " + reason}[reason == ""])
+	if err := wait(ctx, takes); err != nil {
+		return err
+	}
+	c.w.mu.Lock()
+	if registered && c.p.notifyErr != nil {
+		defer c.w.mu.Unlock()
+		return c.p.notifyErr
+	}
+	c.p.told = registered
+	if c.p.onTold != nil {
+		c.p.onTold(registered, reason)
+	}
+	exits := !registered && c.p.exitsWhenRefused
+	c.w.mu.Unlock()
+	if exits {
+		c.w.kill(c.p)
+		return io.EOF
+	}
+	return nil
+}
+
+func (c *conn) Peer() reconciler.Peer {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.p.peer
+}
+
+func (c *conn) Watch(exited func()) (func(), error) {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	if c.p.hidden || c.p.dead {
+		return nil, io.EOF
+	}
+	c.p.watchers = append(c.p.watchers, exited)
+	return func() {}, nil
+}
+
+func (c *conn) Close() error { return nil }
