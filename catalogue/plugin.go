@@ -1,0 +1,109 @@
+package catalogue
+
+import "time"
+
+// Plugin is one plugin that the daemon may launch.
+type Plugin struct {
+	// Name names the plugin among all that are launched. It has at most 63 letters, digits, dots, dashes and underscores, and begins
+	// and ends with a letter or digit.
+	Name string `json:"name" required:"true"`
+	// Version is shown to people, for example "1.4.2".
+	Version string `json:"version"`
+	// Command is the program and its arguments. The program is an absolute path, or a name that is looked up in PATH at each start.
+	Command []string `json:"command" required:"true"`
+	// SHA256 is the digest that the program must have, as 64 hexadecimal digits. Without one, any content is run.
+	SHA256 string `json:"sha256"`
+	// Interpreter is the absolute path of the program that runs the plugin if that is a script whose digest is expected, or that has to
+	// be admitted. The script must name it in its first line.
+	Interpreter string `json:"interpreter"`
+	// Metadata is told to the plugin and to whoever lists it.
+	Metadata map[string]string `json:"metadata"`
+	// Env is the environment of the process. Nothing is inherited from the daemon.
+	Env map[string]string `json:"env"`
+	// Dir is the working directory, an absolute path (default: the root directory).
+	Dir string `json:"dir"`
+	// Protocol is what the plugin speaks with the daemon.
+	Protocol Protocol `json:"protocol" enum:"patchbay,go-plugin"`
+	// Type is the plugin type as which a plugin of go-plugin is registered. All others say of what type they are.
+	Type string `json:"type"`
+	// GoPlugin is what a plugin of go-plugin has to be told.
+	GoPlugin GoPlugin `json:"goPlugin"`
+	// Limits bound what the process and its descendants may use.
+	Limits Limits `json:"limits"`
+	// User is the name or number of the user that the process runs as (default: the daemon's).
+	User string `json:"user"`
+	// Group is the name or number of the group that the process runs as (default: that of the user).
+	Group string `json:"group"`
+	// Restart says what happens when the process ends by itself.
+	Restart Restart `json:"restart"`
+	// StopTimeout is how long the process may take to end when it is asked to, before it is killed.
+	StopTimeout time.Duration `json:"stopTimeout"`
+	// Survive has the process outlive the daemon, to be adopted by the next one.
+	Survive bool `json:"survive"`
+	// Autostart starts the plugin together with the daemon.
+	Autostart bool `json:"autostart"`
+	// Serve gives the plugin the path of a socket in a plugin directory, on which it is found and registered.
+	Serve bool `json:"serve"`
+	// LogRate bounds the lines of output that are logged in one second (default: the host's bound). What exceeds it is dropped and counted.
+	LogRate int `json:"logRate"`
+}
+
+// Limits bound what a process and its descendants may use. Zero stands for no limit.
+type Limits struct {
+	// Memory is an amount in bytes, for example 512Mi or 2G.
+	Memory Bytes `json:"memory"`
+	// CPU is a number of processors, for example 2, 0.5 or 500m.
+	CPU CPU `json:"cpu"`
+	// OpenFiles is the number of descriptors that one process may have.
+	OpenFiles int `json:"openFiles"`
+}
+
+// Restart says what happens when a process ends by itself.
+type Restart struct {
+	// Policy says after which exits the process is started again: all, those with an error or a signal, or none.
+	Policy Policy `json:"policy" enum:"on-failure,always,never"`
+	// Backoff is the pause before a restart. It doubles with each one, and starts anew after a quiet window.
+	Backoff Backoff `json:"backoff"`
+	// Limit is the number of restarts within a window after which the plugin has failed and is left alone until someone restarts it.
+	Limit int `json:"limit"`
+	// Window is the time in which restarts are counted.
+	Window time.Duration `json:"window"`
+	// Unresponsive has the plugin ended and started again also when it does not answer health checks (grpc.health.v1) any more.
+	Unresponsive bool `json:"unresponsive"`
+}
+
+// Backoff bounds a pause.
+type Backoff struct {
+	// Min is the first pause.
+	Min time.Duration `json:"min"`
+	// Max is the longest pause.
+	Max time.Duration `json:"max"`
+}
+
+// Policy says after which exits a process is started again.
+type Policy string
+
+// The policies of restart.
+const (
+	// RestartOnFailure: after an exit with another code than 0, and after a signal.
+	RestartOnFailure Policy = "on-failure"
+	// RestartAlways: after every exit that nobody asked for.
+	RestartAlways Policy = "always"
+	// RestartNever: the plugin is started by request only.
+	RestartNever Policy = "never"
+)
+
+// SetDefaults sets every field for which zero is not the default. It is called before the fields that are configured are set.
+func (p *Plugin) SetDefaults() {
+	p.Autostart = true
+	p.Serve = true
+	p.Protocol = ProtocolPatchbay
+	p.GoPlugin.AutoMTLS = true
+	p.StopTimeout = 5 * time.Second
+	p.Restart = Restart{
+		Policy:  RestartOnFailure,
+		Backoff: Backoff{Min: 500 * time.Millisecond, Max: time.Minute},
+		Limit:   10,
+		Window:  10 * time.Minute,
+	}
+}

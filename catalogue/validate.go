@@ -1,0 +1,113 @@
+package catalogue
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// The texts of two fields, as regular expressions that JSON Schema understands too.
+const (
+	// NamePattern matches the names of plugins. Such a name is safe as the name of a file, and a socket with it stays within the
+	// length that a path of a socket may have.
+	NamePattern = `^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`
+	// SHA256Pattern matches the digests of programs.
+	SHA256Pattern = `^[0-9A-Fa-f]{64}$`
+)
+
+var (
+	nameText   = regexp.MustCompile(NamePattern)
+	sha256Text = regexp.MustCompile(SHA256Pattern)
+)
+
+// FieldError says what is wrong with one field of a plugin.
+type FieldError struct {
+	// Index is the position of the plugin in the list, Name its name, which may be the field that is wrong.
+	Index int
+	Name  string
+	// Field is the path of the field below the plugin, as in the configuration: "sha256" or "restart.limit".
+	Field string
+	Err   error
+}
+
+func (e *FieldError) Error() string {
+	return fmt.Sprintf("plugins[%d].%s: %v", e.Index, e.Field, e.Err)
+}
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// problem is one thing that is wrong with a plugin.
+type problem struct {
+	field string
+	err   error
+}
+
+// problems returns what is wrong with a plugin, in the order of its fields.
+func (p *Plugin) problems() []problem {
+	var found []problem
+	check := func(ok bool, field, format string, args ...any) {
+		if !ok {
+			found = append(found, problem{field, fmt.Errorf(format, args...)})
+		}
+	}
+	check(nameText.MatchString(p.Name), "name", "%q is no name of a plugin: it must have 1 to 63 letters, digits, dots, dashes and "+
+		"underscores, and begin and end with a letter or digit", p.Name)
+	check(printable(p.Version), "version", "%q must have printable characters only", p.Version)
+	if err := checkCommand(p.Command); err != nil {
+		found = append(found, problem{"command", err})
+	}
+	check(p.SHA256 == "" || sha256Text.MatchString(p.SHA256), "sha256",
+		"%q is no SHA-256 digest: it must have 64 hexadecimal digits", p.SHA256)
+	check(p.Interpreter == "" || filepath.IsAbs(p.Interpreter) && !strings.ContainsAny(p.Interpreter, "\x00 \t\n"), "interpreter",
+		"%q must be an absolute path without spaces", p.Interpreter)
+	for _, key := range slices.Sorted(maps.Keys(p.Metadata)) {
+		check(key != "" && printable(key), "metadata", "the key %q must have printable characters only, and at least one", key)
+	}
+	for _, key := range slices.Sorted(maps.Keys(p.Env)) {
+		check(key != "" && !strings.ContainsAny(key, "=\x00"), "env", "%q is no name of a variable: it must not be empty or have = in it", key)
+		check(!strings.Contains(p.Env[key], "\x00"), "env."+key, "the value has a NUL character")
+	}
+	check(p.Dir == "" || filepath.IsAbs(p.Dir) && !strings.Contains(p.Dir, "\x00"), "dir", "%q must be an absolute path", p.Dir)
+	p.checkProtocol(check)
+	check(p.Limits.Memory >= 0, "limits.memory", "it must be above zero")
+	check(p.Limits.CPU >= 0, "limits.cpu", "it must be above zero")
+	check(p.Limits.OpenFiles >= 0, "limits.openFiles", "it must be above zero")
+	check(printable(p.User), "user", "%q must have printable characters only", p.User)
+	check(printable(p.Group), "group", "%q must have printable characters only", p.Group)
+	r := p.Restart
+	policies := []Policy{RestartOnFailure, RestartAlways, RestartNever}
+	check(slices.Contains(policies, r.Policy), "restart.policy",
+		"%q must be one of %s, %s, %s", r.Policy, policies[0], policies[1], policies[2])
+	check(r.Backoff.Min > 0, "restart.backoff.min", "it must be above zero")
+	check(r.Backoff.Max >= r.Backoff.Min, "restart.backoff.max", "%v must not be shorter than min, which is %v", r.Backoff.Max, r.Backoff.Min)
+	check(r.Limit > 0, "restart.limit", "it must be above zero")
+	check(r.Window > 0, "restart.window", "it must be above zero")
+	check(p.StopTimeout > 0, "stopTimeout", "it must be above zero")
+	check(p.LogRate >= 0, "logRate", "it must be above zero")
+	return found
+}
+
+func checkCommand(command []string) error {
+	if len(command) == 0 || command[0] == "" {
+		return errors.New("it names no program")
+	}
+	if program := command[0]; !filepath.IsAbs(program) && strings.ContainsAny(program, `/\`) {
+		return fmt.Errorf("%q must be an absolute path, or a name without slashes that is looked up in PATH", program)
+	}
+	for _, arg := range command {
+		if strings.Contains(arg, "\x00") {
+			return fmt.Errorf("the argument %q has a NUL character", arg)
+		}
+	}
+	return nil
+}
+
+func printable(s string) bool {
+	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}

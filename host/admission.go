@@ -1,0 +1,260 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"slices"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+const (
+	// maxPending bounds the checks of one plugin that are not resolved.
+	maxPending = 1 << 16
+	// maxKept bounds the final answers that are kept. The oldest goes first.
+	maxKept = 1 << 16
+	// maxPin bounds the length of each part of a pin.
+	maxPin = 4 << 10
+
+	defaultAdmissionTimeout = time.Minute
+)
+
+// AdmissionPlugin launches an admission plugin when it is needed, and asks it. It implements [plugin.AdmissionPlugin]. All
+// methods are safe for concurrent use. A handle that has not been used costs a few hundred bytes, and no goroutine; it need not
+// be closed.
+//
+// Nothing is admitted but by the plugin's answer: a check that has none in time, or whose plugin ends first, is refused, and a
+// later check with its pin asks again. So it is for refusals that the plugin does not call final (see Resolution in
+// api/patchbay/plugin/v1). Final answers are kept, the newest 65,536 of them.
+//
+// A plugin that has ended is started again by the next check, after a pause if it ended within 10 s of its start: 100 ms at
+// first, doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
+type AdmissionPlugin struct {
+	host       *Host
+	args       []string
+	protocol   Protocol
+	executable string
+	logger     *slog.Logger // nil: that of the host's PluginsContext
+	timeout    time.Duration
+
+	aborted chan struct{} // closed by Close
+	kill    chan struct{} // closed when a context of Close ends
+	nudge   chan struct{} // tells run that there is a deadline; capacity 1
+
+	mu        sync.Mutex // guards what follows; taken before the host's
+	closed    bool
+	killed    bool
+	checks    map[plugin.Pin]*Promise // those in the three lists
+	waiting   promises                // not sent
+	sent      promises
+	kept      promises      // resolved
+	running   chan struct{} // closed when run ends; nil if it does not run
+	armed     bool          // run has a timer for a deadline
+	session   *session      // nil if no plugin runs
+	failures  int           // short-lived sessions in a row
+	notBefore time.Time     // when the plugin may be started
+}
+
+var _ plugin.AdmissionPlugin = (*AdmissionPlugin)(nil)
+
+// AdmissionSpec says what an admission plugin is.
+type AdmissionSpec struct {
+	// Args are the program and its arguments. A program without a slash is searched for in PATH. The plugin has the environment of this
+	// process.
+	Args []string
+	// Protocol is what the plugin speaks with its host; [ProtocolPatchbay] if it is empty.
+	Protocol Protocol
+	// Timeout is how long a check may take; [Host].AdmissionTimeout if it is zero.
+	Timeout time.Duration
+}
+
+// NewAdmissionPlugin returns a handle to an admission plugin with this command line. The plugin is started by the first check.
+// The context is used for logging from the plugin only, see [WithLogger].
+func NewAdmissionPlugin(ctx context.Context, host *Host, args []string) *AdmissionPlugin {
+	return NewAdmission(ctx, host, AdmissionSpec{Args: args})
+}
+
+// NewAdmission is [NewAdmissionPlugin] with all that can be said about an admission plugin. What is wrong with it, each check is refused
+// with.
+func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *AdmissionPlugin {
+	logger, _ := ctx.Value(loggerKey{}).(*slog.Logger)
+	args := slices.Clone(spec.Args)
+	p := &AdmissionPlugin{
+		host: host, args: args, protocol: spec.Protocol, logger: logger, timeout: cmp.Or(spec.Timeout, host.AdmissionTimeout),
+		aborted: make(chan struct{}), kill: make(chan struct{}), nudge: make(chan struct{}, 1),
+	}
+	if p.timeout <= 0 {
+		p.timeout = defaultAdmissionTimeout
+	}
+	if len(args) > 0 {
+		p.executable = args[0]
+		if found, err := exec.LookPath(args[0]); err == nil {
+			p.executable = found
+		}
+	}
+	return p
+}
+
+// NewAdmissionPlugin returns a handle to an admission plugin, as the function of this name does, for a host that is initialized
+// and not closed.
+func (h *Host) NewAdmissionPlugin(cmdLine []string) (plugin.AdmissionPlugin, error) {
+	h.mu.Lock()
+	closed, initialized := h.closed, h.initialized
+	h.mu.Unlock()
+	switch {
+	case len(cmdLine) == 0 || cmdLine[0] == "":
+		return nil, errors.New("cannot make an admission plugin: its command line is empty")
+	case closed:
+		return nil, fmt.Errorf("cannot make an admission plugin: %w", ErrClosed)
+	case !initialized:
+		return nil, fmt.Errorf("cannot make an admission plugin: %w", ErrNotInitialized)
+	}
+	return NewAdmissionPlugin(context.Background(), h, cmdLine), nil
+}
+
+// Executable is the path of the plugin's program.
+func (p *AdmissionPlugin) Executable() string { return p.executable }
+
+// CheckAdmission asks whether the package with this pin may be deployed, on the package service that the host works with. A check
+// that is pending, or whose answer is kept, is not made again: equal pins share one promise. It does not block. With 65,536
+// checks pending, a new one is refused at once with [ErrQueueFull]; after Close, with [ErrAborted].
+func (p *AdmissionPlugin) CheckAdmission(pin plugin.Pin) plugin.Promise {
+	p.mu.Lock()
+	if known := p.checks[pin]; known != nil {
+		p.mu.Unlock()
+		return known
+	}
+	defer p.mu.Unlock()
+	promise := &Promise{pin: pin}
+	if err := p.enqueue(promise); err != nil {
+		promise.resolve(refusal(pin, err))
+	}
+	return promise
+}
+
+// enqueue lets a promise wait for the plugin, and starts what is needed for it to be resolved.
+func (p *AdmissionPlugin) enqueue(promise *Promise) error {
+	pin := promise.pin
+	switch {
+	case p.closed:
+		return ErrAborted
+	case len(pin.PackageName) > maxPin || len(pin.InstanceID) > maxPin:
+		return status.Errorf(codes.InvalidArgument, "a part of its pin has more than %d bytes", maxPin)
+	case !utf8.ValidString(pin.PackageName) || !utf8.ValidString(pin.InstanceID):
+		return status.Error(codes.InvalidArgument, "its pin is no valid UTF-8")
+	case p.waiting.n+p.sent.n == maxPending:
+		return ErrQueueFull
+	}
+	if p.running == nil {
+		running := make(chan struct{})
+		if !p.host.supervise(p, running) {
+			return ErrAborted
+		}
+		p.running = running
+	}
+	promise.deadline = time.Now().Add(p.timeout)
+	if p.checks == nil {
+		p.checks = map[plugin.Pin]*Promise{}
+	}
+	p.checks[pin] = promise
+	p.waiting.push(promise)
+	if p.session != nil {
+		p.session.wakeUp()
+	}
+	if !p.armed {
+		p.armed = true
+		p.nudge <- struct{}{} // has room: run empties it before it lets armed be false
+	}
+	return nil
+}
+
+// ClearCache forgets all resolved promises.
+func (p *AdmissionPlugin) ClearCache() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.kept.n > 0 {
+		p.kept.remove(p.kept.first) // a promise that somebody still has must not keep its neighbours
+	}
+	p.checks = nil // a map does not shrink
+	for _, list := range []promises{p.waiting, p.sent} {
+		for promise := list.first; promise != nil; promise = promise.next {
+			if p.checks == nil {
+				p.checks = map[plugin.Pin]*Promise{}
+			}
+			p.checks[promise.pin] = promise
+		}
+	}
+}
+
+// Close ends the plugin if it runs, as [PluginProcess.Terminate] does, and waits for its end. Pending checks are refused with
+// [ErrAborted] at once. Closing again does nothing more, but its context can make the end come sooner.
+func (p *AdmissionPlugin) Close(ctx context.Context) {
+	p.mu.Lock()
+	if !p.closed {
+		p.closed = true
+		close(p.aborted)
+	}
+	p.failAll(&p.waiting, ErrAborted)
+	p.failAll(&p.sent, ErrAborted)
+	running := p.running
+	p.mu.Unlock()
+	if running == nil {
+		return
+	}
+	select {
+	case <-running:
+		return
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	if !p.killed {
+		p.killed = true
+		close(p.kill)
+	}
+	p.mu.Unlock()
+	<-running
+}
+
+// failAll refuses the checks in a list of pending ones.
+func (p *AdmissionPlugin) failAll(list *promises, err error) {
+	for list.n > 0 {
+		p.fail(list, list.first, err)
+	}
+}
+
+// fail refuses a pending check for now.
+func (p *AdmissionPlugin) fail(list *promises, promise *Promise, err error) {
+	list.remove(promise)
+	delete(p.checks, promise.pin)
+	if p.session != nil {
+		delete(p.session.open, promise.id)
+	}
+	promise.resolve(refusal(promise.pin, err))
+}
+
+// settle keeps the final answer to a check that was sent.
+func (p *AdmissionPlugin) settle(promise *Promise, err error) {
+	p.sent.remove(promise)
+	p.kept.push(promise)
+	if p.kept.n > maxKept {
+		oldest := p.kept.first
+		p.kept.remove(oldest)
+		delete(p.checks, oldest.pin)
+	}
+	promise.resolve(err)
+}
+
+// refusal says of which package the error is.
+func refusal(pin plugin.Pin, err error) error {
+	return fmt.Errorf("package %s is not admitted: %w", pin, err)
+}

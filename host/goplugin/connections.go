@@ -1,0 +1,64 @@
+package goplugin
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// Connections knows how the plugins are reached that run. Its zero value has none; its methods are safe for concurrent use.
+type Connections struct {
+	mu sync.Mutex
+	at map[string]target // by endpoint
+}
+
+// target is where a plugin serves. Without a tls it does so in the clear.
+type target struct {
+	address net.Addr
+	tls     *tls.Config
+}
+
+func (c *Connections) add(endpoint string, address net.Addr, config *tls.Config) {
+	if config != nil {
+		config = config.Clone()
+		config.NextProtos = []string{"h2"} // without which servers refuse
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.at == nil {
+		c.at = map[string]target{}
+	}
+	c.at[endpoint] = target{address, config}
+}
+
+func (c *Connections) remove(endpoint string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.at, endpoint)
+}
+
+// Dial connects to an endpoint: to a running plugin of go-plugin as that wants it, and to everything else as the registry does by default.
+// It is meant for dynamicplugins.WithDialer.
+func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, error) {
+	c.mu.Lock()
+	to, known := c.at[endpoint]
+	c.mu.Unlock()
+	if !known {
+		return sock.Dial(ctx, endpoint)
+	}
+	var d net.Dialer
+	raw, err := d.DialContext(ctx, to.address.Network(), to.address.String())
+	if err != nil || to.tls == nil {
+		return raw, err
+	}
+	conn := tls.Client(raw, to.tls)
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot connect to %s with TLS: %w", endpoint, err), raw.Close())
+	}
+	return conn, nil
+}

@@ -1,0 +1,215 @@
+package goplugin
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/output"
+)
+
+const (
+	// maxHello bounds the line in which a plugin says where it serves. The longest part of it is a certificate.
+	maxHello = 16 << 10
+	// answerTimeout is how long a plugin may take to answer the first call.
+	answerTimeout = 5 * time.Second
+	// shutdown is the method by which a plugin is asked to end. Its messages are empty.
+	shutdown = "/plugin.GRPCController/Shutdown"
+)
+
+// life is one launch of a plugin, from the start of its process until nothing is left of it. It implements [host.Foreign].
+type life struct {
+	plugin *Plugin
+	spec   host.Spec
+	config *goplugin.ClientConfig
+	client *goplugin.Client
+	dir    string // in which the plugin makes its socket
+
+	// hello is what the plugin said first, up to the end of the line, which the library reads.
+	hello      *io.PipeReader
+	helloWrite *io.PipeWriter
+	spoke      atomic.Bool
+	// stdout and stderr are what the plugin prints once the library has redirected its output.
+	stdout, stderr stdio
+
+	process  *host.PluginProcess // set by start
+	unhook   func()
+	conn     atomic.Pointer[grpc.ClientConn]
+	endpoint string
+	unserve  func()
+
+	// settled is closed when Launch returns; gone when the process has ended or was given up.
+	settled, gone chan struct{}
+}
+
+func newLife(p *Plugin, spec host.Spec) (*life, error) {
+	l := &life{plugin: p, spec: spec, unhook: func() {}, unserve: func() {}, settled: make(chan struct{}), gone: make(chan struct{})}
+	l.spec.Foreign = l
+	l.hello, l.helloWrite = io.Pipe()
+	err := errors.Join(l.stdout.open(), l.stderr.open())
+	if err != nil {
+		l.stdout.close()
+		l.stderr.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// start starts the process. The end of ctx ends it until unhook is called.
+func (l *life) start(ctx context.Context, h *host.Host) error {
+	process, err := h.Launch(ctx, l.spec)
+	if err != nil {
+		return err
+	}
+	l.process = process
+	l.stdout.read(process.Logs(), output.Stdout)
+	l.stderr.read(process.Logs(), output.Stderr)
+	killed := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(killed)
+		l.kill()
+	})
+	l.unhook = sync.OnceFunc(func() {
+		if !stop() {
+			<-killed
+		}
+	})
+	return nil
+}
+
+// meet has the library start the plugin and connect to it, and makes it known.
+func (l *life) meet(ctx context.Context) error {
+	address, err := l.client.Start()
+	if err != nil {
+		return l.explain(ctx, err)
+	}
+	connected, err := l.client.Client()
+	if err != nil {
+		return l.explain(ctx, err)
+	}
+	client, ok := connected.(*goplugin.GRPCClient)
+	if !ok {
+		return fmt.Errorf("it speaks gRPC, and the library connected to it with a %T", connected)
+	}
+	conn := client.Conn
+	l.conn.Store(conn)
+	answering, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	if err := answers(answering, conn); err != nil {
+		if l.plugin.AutoMTLS {
+			err = fmt.Errorf("%w; a plugin that cannot do AutoMTLS needs it switched off", err)
+		}
+		return l.explain(ctx, err)
+	}
+	l.endpoint = address.String()
+	l.plugin.Connections.add(l.endpoint, address, l.config.TLSConfig)
+	l.unserve, err = serve(l.spec.PluginSocket, &registerapi.PluginInfo{
+		Type: l.plugin.Type, Name: l.plugin.Name, Endpoint: l.endpoint, SupportedVersions: []string{strconv.Itoa(l.client.NegotiatedVersion())},
+	}, conn)
+	if err != nil {
+		return err
+	}
+	l.unhook()
+	return ctx.Err()
+}
+
+// answers asks for the health of the plugin, which the protocol demands to be offered.
+func answers(ctx context.Context, conn grpc.ClientConnInterface) error {
+	_, err := healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: goplugin.GRPCServiceName})
+	switch status.Code(err) {
+	case codes.OK, codes.NotFound, codes.Unimplemented:
+		return nil
+	default:
+		return fmt.Errorf("it said where it serves and does not answer there: %w", err)
+	}
+}
+
+// explain says why the plugin could not be met. The process has ended afterwards.
+func (l *life) explain(ctx context.Context, err error) error {
+	if l.process == nil {
+		return errors.New(oneLine(err))
+	}
+	l.kill()
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case l.spoke.Load():
+		return errors.New(oneLine(err))
+	}
+	// How it ended is not wrapped: even an exit with status 0 is a failure.
+	return fmt.Errorf("it ended before it said where it serves: %s; see that the magic cookie %s is the one that it wants",
+		cmp.Or(l.process.Err(), err).Error(), l.plugin.CookieKey)
+}
+
+// kill ends the process at once and waits for that.
+func (l *life) kill() {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	// How a process ends that is killed is no news.
+	_ = l.process.Terminate(now)
+}
+
+// Hello gives the first line to the library. It implements [host.Foreign].
+func (l *life) Hello(stdout io.Reader) {
+	defer l.helloWrite.Close()
+	var line []byte
+	next := make([]byte, 1) // what follows the line belongs to the log
+	for len(line) < maxHello {
+		if _, err := io.ReadFull(stdout, next); err != nil {
+			break
+		}
+		line = append(line, next[0])
+		if next[0] == '\n' {
+			break
+		}
+	}
+	if len(line) > 0 {
+		l.spoke.Store(true)
+		_, _ = l.helloWrite.Write(line) // fails if the library has given up
+	}
+}
+
+// Stop implements [host.Foreign].
+func (l *life) Stop(ctx context.Context) {
+	if conn := l.conn.Load(); conn != nil {
+		// A plugin ends its connections before it answers. Whether it ends is seen by its process.
+		_ = conn.Invoke(ctx, shutdown, &emptypb.Empty{}, &emptypb.Empty{})
+	}
+}
+
+// Ended implements [host.Foreign].
+func (l *life) Ended() {
+	close(l.gone)
+	<-l.settled
+	l.close()
+}
+
+// close releases what belongs to the plugin beside its process, which has ended.
+func (l *life) close() {
+	l.unhook()
+	l.unserve()
+	l.plugin.Connections.remove(l.endpoint)
+	_ = l.hello.Close()
+	l.client.Kill()
+	l.stdout.close()
+	l.stderr.close()
+	if l.dir != "" {
+		_ = os.RemoveAll(l.dir) // the library does so too, if the process was started
+	}
+}

@@ -1,0 +1,183 @@
+package host
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/patchbay-dev/patchbay/internal/exe"
+	"github.com/patchbay-dev/patchbay/internal/process"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// Host launches plugin subprocesses and accepts calls from them. Its zero value works after [Host.Initialize]. The exported
+// fields are set before that and not changed afterwards. All methods are safe for concurrent use. It implements [plugin.Host].
+//
+// A Host costs nothing before the first launch; then it has a socket in a directory of its own under [os.TempDir], and a watchdog
+// process that ends the plugins when this process dies, and removes that directory.
+type Host struct {
+	// PluginsContext is used for the records of plugins that are not launched with a logger of their own: they go to the logger that
+	// [WithLogger] put into it. Without one they go to no log; [PluginProcess.Logs] has the last ones anyway.
+	PluginsContext context.Context //nolint:containedctx // the documented field; only its logger is used
+
+	// Events is called for each [Event], from several goroutines and while a call or a launch waits for it: it must not block.
+	Events func(Event)
+	// Logger gets what goes wrong in the host itself. Nil: no log.
+	Logger *slog.Logger
+	// StateDir is the directory in which plugins that survive their host are remembered; see [Spec].Survive and [Host.Adopt].
+	StateDir string
+	// Cgroup is the directory of the cgroup (version 2) in which each plugin gets one of its own. Empty: that of this process.
+	Cgroup string
+	// AdmissionTimeout is how long an admission check may take; one minute if it is zero.
+	AdmissionTimeout time.Duration
+
+	mu          sync.Mutex // guards what follows
+	config      plugin.Config
+	initialized bool
+	closed      bool
+	number      uint64 // of the newest ticket
+	group       *process.Group
+	server      *server
+	plugins     map[*PluginProcess]struct{}   // those that have not ended
+	admissions  map[*AdmissionPlugin]struct{} // those that have a goroutine
+	programs    exe.Cache
+
+	launching sync.WaitGroup // launches that have not returned
+	watching  sync.WaitGroup // goroutines
+	release   sync.Once
+}
+
+var _ plugin.Host = (*Host)(nil)
+
+// Initialize gives the host its configuration. It comes once, before every other call.
+func (h *Host) Initialize(cfg plugin.Config) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.closed:
+		return fmt.Errorf("initialize: %w", ErrClosed)
+	case h.initialized:
+		return errors.New("the plugin host is initialized already")
+	case !utf8.ValidString(cfg.ServiceURL):
+		return fmt.Errorf("the service URL %q is no valid UTF-8", cfg.ServiceURL)
+	}
+	h.config, h.initialized = cfg, true
+	return nil
+}
+
+// Config returns what Initialize was given.
+func (h *Host) Config() plugin.Config {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.config
+}
+
+// Plugins returns the plugins that were launched or adopted and have not ended, oldest first.
+func (h *Host) Plugins() []*PluginProcess {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var list []*PluginProcess
+	for p := range h.plugins {
+		if p.isStarted() {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b *PluginProcess) int { return cmp.Compare(a.ticket.number, b.ticket.number) })
+	return list
+}
+
+// Close terminates all plugins at once, as [PluginProcess.Terminate] does, except those that survive their host, and releases all
+// resources. It waits for the ends; those that have not ended when ctx does are killed. Afterwards nothing can be launched, and
+// pending admission checks are aborted. Closing again does nothing more, but its context can make the end come sooner.
+func (h *Host) Close(ctx context.Context) {
+	h.mu.Lock()
+	h.closed = true
+	h.mu.Unlock()
+	h.launching.Wait()
+
+	h.mu.Lock()
+	var ends sync.WaitGroup
+	for a := range h.admissions {
+		ends.Go(func() { a.Close(ctx) })
+	}
+	for p := range h.plugins {
+		ends.Go(func() { p.leave(ctx) })
+	}
+	h.mu.Unlock()
+	ends.Wait()
+	h.release.Do(func() { h.cleanUp(ctx) })
+}
+
+// cleanUp comes last in Close.
+func (h *Host) cleanUp(ctx context.Context) {
+	h.watching.Wait()
+	h.programs.Close()
+	h.mu.Lock()
+	group, server := h.group, h.server
+	h.mu.Unlock()
+	var errs []error
+	if group != nil {
+		errs = append(errs, group.Close(ctx))
+	}
+	if server != nil {
+		errs = append(errs, server.stop())
+	}
+	if err := errors.Join(errs...); err != nil {
+		h.warn("cannot release all that the plugin host had", "error", err)
+	}
+}
+
+// open makes what the first launch needs.
+func (h *Host) open() error {
+	switch {
+	case h.closed:
+		return ErrClosed
+	case !h.initialized:
+		return ErrNotInitialized
+	}
+	if h.server == nil {
+		s, err := serve(h.emit)
+		if err != nil {
+			return err
+		}
+		h.server = s
+	}
+	if h.group == nil {
+		g, err := process.NewGroup(process.Config{
+			Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover,
+			Remove: []string{h.server.path, h.server.dir},
+		})
+		if err != nil {
+			return err
+		}
+		h.group = g
+	}
+	if h.plugins == nil {
+		h.plugins = map[*PluginProcess]struct{}{}
+	}
+	return nil
+}
+
+// leftover is told of processes that a plugin left behind.
+func (h *Host) leftover(p *process.Process, pids []int) {
+	h.emit(Event{Time: time.Now(), Kind: EventLeftover, Plugin: p.Name(), PID: p.PID(),
+		Message: fmt.Sprintf("it left processes behind, which were killed: %v", pids)})
+}
+
+func (h *Host) emit(e Event) {
+	if h.Events != nil {
+		h.Events(e)
+	}
+}
+
+func (h *Host) warn(message string, args ...any) {
+	if h.Logger != nil {
+		h.Logger.Warn(message, args...)
+	}
+}

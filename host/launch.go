@@ -1,0 +1,260 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/output"
+	"github.com/patchbay-dev/patchbay/internal/process"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// Spec says what [Host.Launch] launches.
+type Spec struct {
+	// Name is the plugin's name in logs and events; that of the program's file if it is empty.
+	Name string
+	// Args are the program and its arguments. A program without a slash is searched for in PATH.
+	Args []string
+	// Env is the environment; that of this process if it is nil. The host adds what announces the handshake.
+	Env []string
+	// Dir is the working directory; that of this process if it is empty.
+	Dir string
+	// Controller says what the plugin may call. Nil: nothing but what every plugin may.
+	Controller *Controller
+	// Protocol is what the plugin speaks with its host; [ProtocolPatchbay] if it is empty.
+	Protocol Protocol
+	// PluginSocket is the path at which the plugin is to serve. It is told in the handshake of [ProtocolPatchbay], the only one in which it
+	// can be, and removed when the plugin has ended.
+	// Two plugins of a host cannot have the same at the same time.
+	PluginSocket string
+	// Logs takes what the plugin prints and logs, in place of a log of its own, and remains the caller's, who closes it. The logger
+	// of the context does not matter then.
+	Logs *Log
+	// ExtraFiles become descriptors 3 and up of the plugin. They remain the caller's.
+	ExtraFiles []*os.File
+	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [ErrDigest]. With it, or with Admit, what is
+	// executed is a copy in memory that nobody can change, and not the file: see docs/adr/0009.
+	SHA256 string
+	// Interpreter is the path of the program that runs the plugin if that is a script; exactly what its first line must name. A script with
+	// another one is not run if it has SHA256 or Admit.
+	Interpreter string
+	// Admit is asked whether the program may run, by Name and the digest of what is about to be executed. It may block until ctx ends. An
+	// error is a refusal.
+	Admit func(ctx context.Context, pin plugin.Pin) error
+	// User and Group are the names or numbers of those that the plugin runs as; it has no supplementary groups then. Empty: those of this
+	// process, and for Group that of User. This process has to be root. If the directory of PluginSocket is not there, it is made for this
+	// user and removed when the plugin has ended; the directory that it is in becomes searchable for all.
+	User, Group string
+	// Limits bound what the plugin may use. What cannot be limited on this system is an error.
+	Limits Limits
+	// NoNewPrivs keeps the plugin and its descendants from gaining privileges by executing a program.
+	NoNewPrivs bool
+	// Survive lets the plugin go on when this process ends. It needs [Host].StateDir; a later host with the same one can adopt it.
+	Survive bool
+	// Tag is kept with a plugin that survives, for whoever adopts it; see [PluginProcess.Tag].
+	Tag string
+	// Grace says how long each step of [PluginProcess.Terminate] waits.
+	Grace Grace
+	// Foreign is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is told to
+	// nobody, and it cannot survive.
+	Foreign Foreign
+}
+
+// Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
+// skips the wait.
+type Grace = process.Grace
+
+// Limits bound what a plugin may use. Zero stands for no limit.
+type Limits = process.Limits
+
+// Log holds the newest output of a plugin.
+type Log = output.Log
+
+// survivor is what a later host has to know of a plugin that survives.
+type survivor struct {
+	PluginSocket string `json:"pluginSocket,omitempty"`
+	Tag          string `json:"tag,omitempty"`
+}
+
+// LaunchPlugin launches a plugin with this command line. It does not wait for it to connect; a plugin that ends at once is no
+// error here, but one of [PluginProcess.Err]. The context is for logging from the plugin only, see [WithLogger]: its end ends
+// nothing. After Close the error wraps [ErrClosed].
+func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller) (*PluginProcess, error) {
+	return h.Launch(ctx, Spec{Args: args, Controller: ctrl})
+}
+
+// Launch is [Host.LaunchPlugin] with all that can be said about a plugin.
+func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
+	if len(spec.Args) == 0 || spec.Args[0] == "" {
+		return nil, errors.New("cannot launch a plugin: its command line is empty")
+	}
+	if spec.Name == "" {
+		spec.Name = filepath.Base(spec.Args[0])
+	}
+	p, err := h.launch(ctx, spec)
+	if err != nil {
+		return nil, fmt.Errorf("cannot launch plugin %s: %w", spec.Name, err)
+	}
+	return p, nil
+}
+
+func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
+	program, err := exec.LookPath(spec.Args[0])
+	if err != nil {
+		return nil, err
+	}
+	protocol, err := spec.Protocol.orDefault()
+	if err != nil {
+		return nil, err
+	}
+	if spec.Foreign != nil {
+		protocol = protocolForeign
+	}
+	granted, err := spec.Controller.services(protocol)
+	if err != nil {
+		return nil, err
+	}
+	if spec.PluginSocket != "" {
+		if spec.PluginSocket, err = filepath.Abs(spec.PluginSocket); err != nil {
+			return nil, err
+		}
+		if len(spec.PluginSocket) > maxPath {
+			return nil, fmt.Errorf("the path of its socket has more than %d bytes: %s", maxPath, spec.PluginSocket)
+		}
+	}
+	if spec.Foreign != nil && spec.Survive {
+		return nil, errors.New("it is to survive its host, which a plugin of a foreign protocol cannot")
+	}
+	if spec.PluginSocket != "" && protocol == ProtocolCIPD {
+		return nil, fmt.Errorf("by the protocol %q it cannot be told where to serve", protocol)
+	}
+	user, err := identify(spec.User, spec.Group)
+	if err != nil {
+		return nil, err
+	}
+	image, err := h.check(ctx, spec, program)
+	if err != nil {
+		return nil, err
+	}
+	defer release(image)
+	p := newPlugin(h, spec.Name, spec.PluginSocket)
+	p.protocol, p.survive, p.grace, p.logs = protocol, spec.Survive, spec.Grace, spec.Logs
+	p.foreign = spec.Foreign
+	if image != nil {
+		p.pin = pinOf(spec, image)
+	}
+	if p.logs == nil {
+		p.openLog(ctx)
+	}
+	if err := h.reserve(p); err != nil {
+		return nil, err
+	}
+	defer h.launching.Done()
+	p.grant(granted)
+	what, err := processSpec(p, spec, program)
+	if err == nil {
+		err = h.admitUser(&what, user, spec)
+	}
+	if err == nil {
+		execute(&what, image)
+		h.server.add(p)
+		err = p.start(func() (*process.Process, error) { return h.group.Start(what) })
+	}
+	if err != nil {
+		h.server.remove(p)
+		h.forget(p)
+		removeRoom(what, spec.PluginSocket)
+		return nil, err
+	}
+	h.emit(Event{Time: time.Now(), Kind: EventLaunched, Plugin: p.name, PID: p.PID(), Message: launchedMessage(program, image)})
+	h.watching.Go(p.watch)
+	return p, nil
+}
+
+// reserve gives a plugin its place and its ticket. When it succeeds the caller has to call h.launching.Done.
+func (h *Host) reserve(p *PluginProcess) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.open(); err != nil {
+		return err
+	}
+	for other := range h.plugins {
+		if p.pluginSocket != "" && other.pluginSocket == p.pluginSocket {
+			return fmt.Errorf("plugin %s, which has not ended, serves at %s", other.name, p.pluginSocket)
+		}
+	}
+	h.number++
+	p.ticket = newTicket(h.number)
+	h.plugins[p] = struct{}{}
+	h.launching.Add(1)
+	return nil
+}
+
+// forget takes a plugin out that has ended.
+func (h *Host) forget(p *PluginProcess) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.plugins, p)
+}
+
+// processSpec says how the process of a plugin is started.
+func processSpec(p *PluginProcess, spec Spec, program string) (process.Spec, error) {
+	line, err := p.handshakeLine()
+	if err != nil {
+		return process.Spec{}, err
+	}
+	s := process.Spec{
+		Name: spec.Name, Path: program, Args: spec.Args, Dir: spec.Dir, Stdin: line, ExtraFiles: spec.ExtraFiles,
+		Env: environment(spec.Env, p.protocol), Survive: spec.Survive, Limits: spec.Limits, NoNewPrivs: spec.NoNewPrivs,
+	}
+	if spec.PluginSocket != "" {
+		s.Remove = []string{spec.PluginSocket}
+	}
+	if spec.Survive {
+		s.Data, err = json.Marshal(survivor{PluginSocket: spec.PluginSocket, Tag: spec.Tag})
+	}
+	return s, err
+}
+
+// Adopt returns the plugins that survived an earlier host with the same StateDir. From now on they are this host's, and Close
+// lets them go on. They can serve, but they have no ticket: the host that gave them one is gone. It comes once, before the first
+// launch.
+func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
+	h.mu.Lock()
+	err := h.open()
+	if err == nil {
+		h.launching.Add(1)
+	}
+	h.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("cannot adopt plugins: %w", err)
+	}
+	defer h.launching.Done()
+	found, err := h.group.Adopt(ctx)
+	var adopted []*PluginProcess
+	for _, proc := range found {
+		var known survivor
+		_ = json.Unmarshal(proc.Data(), &known) // what cannot be read was not written by a host
+		p := newPlugin(h, proc.Name(), known.PluginSocket)
+		p.survive, p.tag = true, known.Tag
+		p.openLog(ctx)
+		_ = p.start(func() (*process.Process, error) { return proc, nil })
+		h.mu.Lock()
+		h.number++
+		p.ticket = newTicket(h.number)
+		h.plugins[p] = struct{}{}
+		h.mu.Unlock()
+		h.watching.Go(p.watch)
+		adopted = append(adopted, p)
+	}
+	if err != nil {
+		return adopted, fmt.Errorf("cannot adopt all plugins: %w", err)
+	}
+	return adopted, nil
+}

@@ -1,0 +1,53 @@
+package host
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	// maxPath is the longest path of a Unix socket that all systems can connect to.
+	maxPath = 103
+
+	dirPrefix  = "patchbay-host-"
+	socketName = "host.sock"
+
+	// minStale is the age below which a socket that nobody serves may be one that nobody serves yet.
+	minStale = time.Minute
+)
+
+// privateDir makes a directory of mode 0700 whose path is short enough for a socket in it.
+func privateDir() (string, error) {
+	parent := tempDir()
+	removeStale(parent, time.Now().Add(-minStale))
+	return os.MkdirTemp(parent, dirPrefix)
+}
+
+func tempDir() string {
+	const random = "4294967295"
+	if dir := os.TempDir(); len(filepath.Join(dir, dirPrefix+random, socketName)) <= maxPath {
+		return dir
+	}
+	return "/tmp"
+}
+
+// removeStale removes what hosts have left that were killed. What cannot be removed is somebody else's.
+func removeStale(parent string, before time.Time) {
+	sockets, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*", socketName)) // the pattern is well-formed
+	for _, path := range sockets {
+		info, err := os.Lstat(path)
+		if err != nil || info.Mode().Type() != os.ModeSocket || info.ModTime().After(before) {
+			continue
+		}
+		if _, err := sock.Probe(context.Background(), path); !sock.IsRefused(err) {
+			continue
+		}
+		if os.Remove(path) == nil {
+			_ = os.Remove(filepath.Dir(path)) // and nothing else that may be in it
+		}
+	}
+}

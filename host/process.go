@@ -1,0 +1,239 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"sync"
+	"time"
+
+	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/cipd"
+	"github.com/patchbay-dev/patchbay/internal/output"
+	"github.com/patchbay-dev/patchbay/internal/process"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+const (
+	// patience is how long what a plugin that has ended leaves open may stay open: its connections, and its output.
+	patience = 50 * time.Millisecond
+	// logPatience is how long a slow logger may take for the last records of a plugin that has ended.
+	logPatience = time.Second
+)
+
+// PluginProcess is a plugin subprocess. All methods are safe for concurrent use.
+type PluginProcess struct {
+	host         *Host
+	name         string
+	pluginSocket string
+	protocol     Protocol
+	survive      bool
+	tag          string
+	grace        Grace
+	ticket       ticket
+	services     grants // nil for one that was adopted
+	logs         *Log
+	ownLogs      bool
+	foreign      Foreign // nil for one whose protocol the host knows
+
+	started chan struct{}
+	proc    *process.Process // set before started is closed; nil if it could not be started
+	pin     plugin.Pin       // zero if what is executed was not checked
+
+	calls  calls
+	denied quota
+
+	left     chan struct{} // closed when the host lets a process go on that it cannot or shall not end
+	leftOnce sync.Once
+	done     chan struct{}
+	err      error // set before done is closed
+}
+
+func newPlugin(h *Host, name, pluginSocket string) *PluginProcess {
+	return &PluginProcess{
+		host: h, name: name, pluginSocket: pluginSocket,
+		started: make(chan struct{}), left: make(chan struct{}), done: make(chan struct{}),
+	}
+}
+
+// openLog makes a log for the plugin, whose records go to the logger in ctx or else to that in the host's PluginsContext.
+func (p *PluginProcess) openLog(ctx context.Context) {
+	p.logs = output.New(output.Config{Name: p.name, Handler: handlerOf(ctx, p.host.PluginsContext)})
+	p.ownLogs = true
+}
+
+// grant sets the services that the plugin may call.
+func (p *PluginProcess) grant(granted grants) {
+	p.services = maps.Clone(granted)
+	own := &hostService{config: p.host.Config(), logs: p.logs}
+	if p.protocol == ProtocolCIPD {
+		p.services[cipd.HostDesc.ServiceName] = service{&cipd.HostDesc, cipd.NewHost(own, own.config.ServiceURL)}
+		return
+	}
+	p.services[pluginv1.Host_ServiceDesc.ServiceName] = service{&pluginv1.Host_ServiceDesc, own}
+}
+
+// start starts the process.
+func (p *PluginProcess) start(start func() (*process.Process, error)) error {
+	defer close(p.started)
+	proc, err := start()
+	p.proc = proc
+	return err
+}
+
+func (p *PluginProcess) isStarted() bool {
+	select {
+	case <-p.started:
+		return p.proc != nil
+	default:
+		return false
+	}
+}
+
+// Name returns the name with which the plugin was launched.
+func (p *PluginProcess) Name() string { return p.name }
+
+// PID returns the process ID. It may belong to another process when the plugin has ended.
+func (p *PluginProcess) PID() int {
+	if p.proc == nil {
+		return 0
+	}
+	return p.proc.PID()
+}
+
+// Owns reports whether a process is the plugin's or descends from it.
+func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
+
+// PluginSocket returns the path at which the plugin was told to serve; empty if it was not.
+func (p *PluginProcess) PluginSocket() string { return p.pluginSocket }
+
+// Tag returns the [Spec].Tag with which the plugin was launched, maybe by an earlier host.
+func (p *PluginProcess) Tag() string { return p.tag }
+
+// Pin names what was executed, if that was checked: with [Spec].SHA256 or [Spec].Admit. It is zero for a plugin that was adopted.
+func (p *PluginProcess) Pin() plugin.Pin { return p.pin }
+
+// Logs has what the plugin printed and logged, as far as it is still held.
+func (p *PluginProcess) Logs() *Log { return p.logs }
+
+// Done returns a channel that is closed when the plugin has ended, with all processes that it had started, and all that it had
+// printed is in its logs. It stays open for one that survives its host's Close.
+func (p *PluginProcess) Done() <-chan struct{} { return p.done }
+
+// Err is nil until Done is closed. Then it is [ErrTerminated] if the plugin exited with status 0, and otherwise an error that
+// unwraps to [exec.ExitError], or to one like it for an adopted plugin.
+func (p *PluginProcess) Err() error {
+	select {
+	case <-p.done:
+		return p.err
+	default:
+		return nil
+	}
+}
+
+// Terminate ends the plugin and everything that it started, as its [Grace] says: it closes the plugin's standard input, sends
+// SIGTERM, and at last SIGKILL, after 5 s or when ctx ends. It waits for the end and returns the same as Err, or an error if even
+// SIGKILL did not help. It does nothing if the plugin has ended.
+func (p *PluginProcess) Terminate(ctx context.Context) error {
+	err := p.terminate(ctx)
+	if errors.Is(err, process.ErrTimeout) {
+		return err
+	}
+	select {
+	case <-p.done:
+	case <-p.left:
+	}
+	return p.Err()
+}
+
+// terminate ends the process. A foreign plugin is asked to end while it may do so by itself.
+func (p *PluginProcess) terminate(ctx context.Context) error {
+	if p.foreign == nil {
+		return p.proc.Terminate(ctx, p.grace)
+	}
+	asking, cancel := context.WithCancel(ctx)
+	var asked sync.WaitGroup
+	asked.Go(func() { p.foreign.Stop(asking) })
+	err := p.proc.Terminate(ctx, p.grace)
+	cancel()
+	asked.Wait()
+	return err
+}
+
+// leave ends the plugin for its host's Close, or lets it go on.
+func (p *PluginProcess) leave(ctx context.Context) {
+	if !p.survive {
+		if err := p.Terminate(ctx); !errors.Is(err, process.ErrTimeout) {
+			return
+		}
+		p.host.warn("a plugin cannot be ended", "plugin", p.name, "pid", p.PID())
+	}
+	p.abandon()
+}
+
+// abandon stops to wait for the end of the process.
+func (p *PluginProcess) abandon() { p.leftOnce.Do(func() { close(p.left) }) }
+
+// watch waits for the end of the process and cleans up after it.
+func (p *PluginProcess) watch() {
+	if p.foreign != nil {
+		defer p.foreign.Ended()
+	}
+	drain := p.readOutput()
+	ended := false
+	select {
+	case <-p.proc.Done():
+		ended = true
+	case <-p.left:
+	}
+	p.host.server.remove(p)
+	p.calls.finish(patience)
+	drain()
+	p.host.forget(p)
+	if ended {
+		if p.err = p.proc.Err(); p.err == nil {
+			p.err = ErrTerminated
+		}
+		p.host.emit(Event{Time: time.Now(), Kind: EventTerminated, Plugin: p.name, PID: p.PID(), Message: p.err.Error(), Err: p.err})
+		close(p.done)
+	}
+	if !p.ownLogs {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), logPatience)
+	defer cancel()
+	if err := p.logs.Close(ctx); err != nil {
+		p.host.warn("the logger is too slow for the last records of a plugin", "plugin", p.name, "error", err)
+	}
+}
+
+// readOutput puts what the plugin prints into its log. The function that it returns waits for the rest, with patience if a
+// process that could not be ended holds the other end.
+func (p *PluginProcess) readOutput() (drain func()) {
+	var readers sync.WaitGroup
+	pipes := make([]*os.File, 0, 2)
+	for source, pipe := range map[output.Source]*os.File{output.Stdout: p.proc.Stdout(), output.Stderr: p.proc.Stderr()} {
+		if pipe == nil {
+			continue
+		}
+		pipes = append(pipes, pipe)
+		readers.Go(func() {
+			if p.foreign != nil && source == output.Stdout {
+				p.foreign.Hello(pipe)
+			}
+			if err := p.logs.ReadFrom(pipe, source); err != nil {
+				p.host.warn("cannot read what a plugin prints", "plugin", p.name, "error", err)
+			}
+		})
+	}
+	return func() {
+		for _, pipe := range pipes {
+			_ = pipe.SetReadDeadline(time.Now().Add(patience)) // fails if it was read to its end
+		}
+		readers.Wait()
+		for _, pipe := range pipes {
+			_ = pipe.Close() // nothing reads it any more
+		}
+	}
+}

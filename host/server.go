@@ -1,0 +1,266 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// What a plugin may cost its host at most. The message size is the default of gRPC.
+const (
+	maxMessage       = 4 << 20
+	readBuffer       = 4 << 10 // of a connection; few calls are larger
+	maxHeader        = 16 << 10
+	maxStreams       = 128 // per connection
+	maxCalls         = 64  // per plugin, on all its connections; but see Protocol.maxCalls
+	streamWindow     = 256 << 10
+	connWindow       = 1 << 20
+	handshakeTimeout = 5 * time.Second
+)
+
+// server is the gRPC server of a host, on a socket in a private directory and, for the plugins that need it, over loopback. It knows no
+// service: it finds out which plugin calls, and passes the call to what is granted to that plugin.
+type server struct {
+	emit   func(Event)
+	dir    string
+	path   string
+	grpc   *grpc.Server
+	done   sync.WaitGroup
+	denied quota // of strangers
+
+	mu        sync.Mutex // guards what follows
+	plugins   map[uint64]*PluginProcess
+	strangers int
+	port      int     // on loopback; zero if it was not needed
+	unknown   []*conn // over loopback, oldest first
+}
+
+// serve makes a server and starts it. The caller stops it.
+func serve(emit func(Event)) (*server, error) {
+	s := &server{emit: emit, plugins: map[uint64]*PluginProcess{}}
+	l, err := s.listen()
+	if err != nil {
+		return nil, err
+	}
+	s.grpc = grpc.NewServer(
+		grpc.Creds(peerCredentials{s}),
+		grpc.UnknownServiceHandler(s.handle),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxHeaderListSize(maxHeader),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.WaitForHandlers(true),
+	)
+	s.done.Go(func() { _ = s.grpc.Serve(l) }) // ends with stop, and with nothing else that could be told
+	return s, nil
+}
+
+// listen makes the private directory and the socket in it.
+func (s *server) listen() (net.Listener, error) {
+	dir, err := privateDir()
+	if err != nil {
+		return nil, fmt.Errorf("make a private directory for the host's socket: %w", err)
+	}
+	s.dir, s.path = dir, filepath.Join(dir, socketName)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.path, Net: "unix"})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen on the host's socket: %w", err), os.RemoveAll(dir))
+	}
+	return listener{l}, nil
+}
+
+// stop ends all calls, waits for them, and removes the socket.
+func (s *server) stop() error {
+	s.grpc.Stop()
+	s.done.Wait()
+	return os.RemoveAll(s.dir)
+}
+
+// add lets a plugin call from now on.
+func (s *server) add(p *PluginProcess) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plugins[p.ticket.number] = p
+}
+
+// remove makes the ticket of a plugin worthless.
+func (s *server) remove(p *PluginProcess) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.plugins, p.ticket.number)
+}
+
+// identify finds out which plugin is at the other end of a connection. A stranger is let in to be told that it is one.
+func (s *server) identify(c *conn) error {
+	if c.unix == nil {
+		s.meet(c)
+		return nil
+	}
+	at, err := sock.PeerOf(c.unix)
+	if err != nil {
+		return err
+	}
+	c.peer = at
+	if p := s.owner(at.PID); p != nil {
+		c.plugin = p
+		c.count(func() { p.calls.disconnect(c) })
+		if err := p.calls.connect(c); err != nil {
+			s.deny(c, p, "connect", err.Error())
+			return err
+		}
+		return nil
+	}
+	if !s.letIn() {
+		return errors.New("too many connections of processes that are no plugins")
+	}
+	// It has no call to wait for that could take longer.
+	timer := time.AfterFunc(handshakeTimeout, func() { _ = c.Close() })
+	c.count(func() {
+		timer.Stop()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.strangers--
+	})
+	return nil
+}
+
+// letIn counts a stranger, unless there are too many.
+func (s *server) letIn() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.strangers == maxStrangers {
+		return false
+	}
+	s.strangers++
+	return true
+}
+
+// owner returns the plugin that a process is or descends from; nil if there is none.
+func (s *server) owner(pid int) *PluginProcess {
+	if pid <= 0 {
+		return nil // it lives in another PID namespace
+	}
+	s.mu.Lock()
+	candidates := make([]*PluginProcess, 0, len(s.plugins))
+	for _, p := range s.plugins {
+		candidates = append(candidates, p)
+	}
+	s.mu.Unlock()
+	// A look at the process alone is cheap; one at its ancestors is not. A plugin that was just started may call before its host has
+	// learned its PID.
+	for _, p := range candidates {
+		<-p.started
+		if p.PID() == pid {
+			return p
+		}
+	}
+	for _, p := range candidates {
+		if p.Owns(pid) {
+			return p
+		}
+	}
+	return nil
+}
+
+// handle is called for every call.
+func (s *server) handle(_ any, stream grpc.ServerStream) error {
+	full, _ := grpc.MethodFromServerStream(stream)
+	name, method, _ := strings.Cut(strings.TrimPrefix(full, "/"), "/")
+	p, err := s.authenticate(stream.Context(), full)
+	if err != nil {
+		return err
+	}
+	granted, ok := p.services[name]
+	if !ok {
+		c, _ := connOf(stream.Context())
+		s.deny(c, p, full, "the service is not granted to this plugin")
+		return status.Errorf(p.protocol.notGranted(), "the service %s is not granted to this plugin", name)
+	}
+	if err := p.calls.begin(p.protocol.maxCalls()); err != nil {
+		return err
+	}
+	defer p.calls.end()
+	return granted.dispatch(method, stream)
+}
+
+// authenticate finds out which plugin calls: the one that its ticket names, if the call comes from the plugin's process or a
+// descendant. Over loopback that cannot be told, but each connection is for one plugin only.
+func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess, error) {
+	c, err := connOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	owner := c.owner()
+	values := metadata.ValueFromIncomingContext(ctx, c.protocol.ticketKey())
+	if len(values) == 0 {
+		s.deny(c, owner, full, "the call has no ticket")
+		return nil, status.Errorf(codes.Unauthenticated, "the call has no ticket: send the one of the handshake as metadata %q",
+			c.protocol.ticketKey())
+	}
+	const message = "the ticket is not that of a running plugin to which the calling process belongs"
+	t, ok := parseTicket(values[0])
+	if !ok || len(values) > 1 {
+		s.deny(c, owner, full, "the call has something else than a ticket")
+		return nil, status.Error(codes.PermissionDenied, message)
+	}
+	s.mu.Lock()
+	p := s.plugins[t.number]
+	s.mu.Unlock()
+	if p == nil || !p.ticket.equal(t) || p.protocol != c.protocol {
+		s.deny(c, owner, full, "the ticket is wrong or has expired")
+		return nil, status.Error(codes.PermissionDenied, message)
+	}
+	if err = c.claim(p); err == nil {
+		return p, nil
+	}
+	s.deny(c, owner, full, err.Error())
+	return nil, status.Error(codes.PermissionDenied, message)
+}
+
+// deny sends the event of a call that was refused. The plugin is nil for a stranger.
+func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
+	event := Event{Time: time.Now(), Kind: EventDenied, Message: fmt.Sprintf("%.100q: %s", what, why)}
+	allowance := &s.denied
+	if c != nil {
+		event.PID = c.peer.PID
+	}
+	if p != nil {
+		allowance, event.Plugin = &p.denied, p.name
+	}
+	suppressed, ok := allowance.take(event.Time)
+	if !ok {
+		return
+	}
+	if suppressed > 0 {
+		event.Message += fmt.Sprintf(" (%d refusals before it were not told)", suppressed)
+	}
+	s.emit(event)
+}
+
+// connOf returns the connection of a call.
+func connOf(ctx context.Context) (*conn, error) {
+	from, ok := peer.FromContext(ctx)
+	if ok {
+		if info, ok := from.AuthInfo.(peerInfo); ok {
+			return info.conn, nil
+		}
+	}
+	return nil, status.Error(codes.Unauthenticated, "the caller is not known")
+}

@@ -1,0 +1,138 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+
+	"github.com/patchbay-dev/patchbay/internal/process"
+)
+
+// identify finds the user and the group that a plugin is to run as; nil for those of this process.
+func identify(userName, groupName string) (*process.User, error) {
+	if userName == "" && groupName == "" {
+		return nil, nil //nolint:nilnil // documented
+	}
+	uid, gid := os.Geteuid(), os.Getegid()
+	if userName != "" {
+		var err error
+		if uid, gid, err = lookUpUser(userName, groupName != ""); err != nil {
+			return nil, err
+		}
+	}
+	if groupName != "" {
+		var err error
+		if gid, err = lookUpGroup(groupName); err != nil {
+			return nil, err
+		}
+	}
+	if os.Geteuid() != 0 {
+		if uid == os.Geteuid() && gid == os.Getegid() {
+			return nil, nil //nolint:nilnil // documented
+		}
+		return nil, fmt.Errorf("it is to run as user %d and group %d, which only root can let it; this process is user %d: "+
+			"run it as root, or configure neither user nor group", uid, gid, os.Geteuid())
+	}
+	return &process.User{UID: uint32(uid), GID: uint32(gid)}, nil
+}
+
+// lookUpUser returns a user and his group. A number that nobody has is a user without a group.
+func lookUpUser(name string, hasGroup bool) (uid, gid int, err error) {
+	found, err := user.Lookup(name)
+	if number, ok := parseID(name); err != nil && ok {
+		if found, err = user.LookupId(name); err != nil {
+			if hasGroup {
+				return number, 0, nil
+			}
+			return 0, 0, fmt.Errorf("it is to run as user %s, who is not known here, and so neither is his group: configure a group too", name)
+		}
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("it is to run as user %s: %w", name, err)
+	}
+	uid, uok := parseID(found.Uid)
+	gid, gok := parseID(found.Gid)
+	if !uok || !gok {
+		return 0, 0, fmt.Errorf("it is to run as user %s: %w", name, errors.ErrUnsupported)
+	}
+	return uid, gid, nil
+}
+
+func lookUpGroup(name string) (int, error) {
+	found, err := user.LookupGroup(name)
+	if err == nil {
+		name = found.Gid
+	}
+	if gid, ok := parseID(name); ok {
+		return gid, nil
+	}
+	return 0, fmt.Errorf("it is to run as group %s: %w", name, err)
+}
+
+// parseID reads a user or group number. The highest one means "no change" to the system.
+func parseID(s string) (int, bool) {
+	const none = 1<<32 - 1
+	n, err := strconv.ParseUint(s, 10, 32)
+	return int(n), err == nil && n != none
+}
+
+// admitUser lets the process run as a user, who has to reach the host's socket and, if the plugin serves, to make its own. The user is nil
+// if it is that of this process. A foreign plugin does neither: its socket is this process's, which must not make it where somebody else
+// can put links.
+func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
+	if spec.User == "" && spec.Group == "" {
+		return nil
+	}
+	s.User = as
+	reaches := as != nil && spec.Foreign == nil
+	other := reaches && int(as.UID) != os.Geteuid()
+	if other {
+		// The directory cannot be listed, and those who connect are checked.
+		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir, 0o711)); err != nil {
+			return fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
+		}
+	}
+	if spec.PluginSocket == "" {
+		return nil
+	}
+	dir := filepath.Dir(spec.PluginSocket)
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, os.ErrExist) {
+		return nil // The caller has made it as he wants it.
+	}
+	if err == nil {
+		s.Remove = append(s.Remove, dir)
+	}
+	if err == nil && reaches {
+		err = os.Lchown(dir, int(as.UID), int(as.GID))
+	}
+	if err == nil && other {
+		err = makeSearchable(filepath.Dir(dir))
+	}
+	if err != nil {
+		return fmt.Errorf("make a directory in which it can serve as another user or group: %w", err)
+	}
+	return nil
+}
+
+// removeRoom removes what admitUser made for a process that could not be started.
+func removeRoom(s process.Spec, pluginSocket string) {
+	for _, path := range s.Remove {
+		if path != pluginSocket {
+			_ = os.Remove(path)
+		}
+	}
+}
+
+// makeSearchable lets everybody pass through a directory, who still cannot list it.
+func makeSearchable(dir string) error {
+	const search = 0o001
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode()&search != 0 {
+		return err
+	}
+	return os.Chmod(dir, info.Mode()|search) // which keeps its sticky and setgid bits
+}

@@ -1,0 +1,365 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/output"
+	"github.com/patchbay-dev/patchbay/internal/supervise"
+)
+
+const (
+	// settled is how long a plugin that does not serve has to run to be ready: nothing else tells that it came up.
+	settled = time.Second
+	// lastWords is how many of the last lines on standard error explain the end of a plugin.
+	lastWords = 5
+)
+
+// generation is a plugin under supervision from a start or a replacement to its stop: a row of lives.
+type generation struct {
+	unit   *unit
+	plugin Plugin
+	super  *supervise.Supervisor
+	cancel context.CancelFunc
+	// done is closed when the supervision has ended and nothing of it is left.
+	done chan struct{}
+	// started is told once whether the first process could be started.
+	started chan error
+	// ready is closed when a life is ready. unready is told why none is: the plugin was refused, or it is over.
+	ready   chan struct{}
+	unready chan error
+
+	mu        sync.Mutex // guards what follows
+	firstDone bool       // started was told
+	life      life
+}
+
+// life is what is known of the present process.
+type life struct {
+	process *host.PluginProcess // nil between two
+	socket  string
+	ready   bool
+	unready error // why it is not ready, if there is more to say
+	health  supervise.HealthState
+	since   time.Time // when it became ready or unresponsive
+}
+
+// newGeneration starts the supervision of the unit's plugin as it is configured now.
+func (u *unit) newGeneration() (*generation, error) {
+	select {
+	case <-u.removed:
+		return nil, ErrClosed
+	default:
+	}
+	u.mu.Lock()
+	plugin := u.plugin
+	u.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	g := &generation{
+		unit:    u,
+		plugin:  plugin,
+		cancel:  cancel,
+		done:    make(chan struct{}),
+		started: make(chan error, 1),
+		ready:   make(chan struct{}),
+		unready: make(chan error, 1),
+	}
+	g.super = supervise.New(plugin.Restart, g, g.observe)
+	u.launcher.work.Go(func() {
+		defer close(g.done)
+		defer cancel()
+		// How it ended is in its status.
+		_ = g.super.Run(ctx)
+		g.giveUp(errors.New("it has ended"))
+	})
+	return g, nil
+}
+
+// awaitStart waits until the first process runs, or returns why it could not be started.
+func (g *generation) awaitStart() error {
+	select {
+	case err := <-g.started:
+		return err
+	case <-g.done:
+		return ErrClosed
+	case <-g.unit.removed:
+		return ErrClosed
+	}
+}
+
+// end ends the present life and all that would follow, and waits until nothing is left.
+func (g *generation) end() {
+	g.cancel()
+	<-g.done
+}
+
+// over says whether the supervision has come to its end by itself: nothing runs and nothing is going to.
+func (g *generation) over() bool {
+	switch g.super.Status().State {
+	case supervise.Failed, supervise.Stopped:
+		return true
+	default:
+		return false
+	}
+}
+
+// Run is one life of the plugin. It implements supervise.Runner.
+func (g *generation) Run(ctx context.Context) error {
+	spec := host.Spec{
+		Name:       g.plugin.Name,
+		Args:       g.plugin.Args,
+		Env:        g.plugin.Env,
+		Dir:        g.plugin.Dir,
+		Controller: g.plugin.Controller,
+		Survive:    g.plugin.Survive,
+		Tag:        g.plugin.tag(),
+		Grace:      g.plugin.grace(),
+		Logs:       g.unit.log,
+
+		SHA256:      g.plugin.SHA256,
+		Interpreter: g.plugin.Interpreter,
+		Admit:       g.unit.launcher.cfg.Admit,
+		User:        g.plugin.User,
+		Group:       g.plugin.Group,
+		Limits:      g.plugin.Limits,
+		NoNewPrivs:  g.plugin.NoNewPrivs,
+	}
+	if g.plugin.Serve {
+		// One of a foreign protocol does not make the socket itself: the host does.
+		spec.PluginSocket = g.unit.nextSocket(g.plugin.User+g.plugin.Group != "" && g.plugin.Protocol == nil)
+	}
+	began := time.Now()
+	process := g.unit.launcher.takeAdopted(g.plugin)
+	var err error
+	if process == nil {
+		process, err = g.launch(ctx, spec)
+		err = g.explain(err, began)
+	} else {
+		spec.PluginSocket = process.PluginSocket()
+	}
+	g.tellStarted(err)
+	if err != nil {
+		if ctx.Err() == nil {
+			g.unit.observe(EventFailed, "", err.Error())
+		}
+		g.giveUp(err)
+		return err
+	}
+	g.setLife(life{process: process, socket: spec.PluginSocket, since: began})
+	defer g.setLife(life{})
+
+	living, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() { g.watch(living, process, spec.PluginSocket) })
+	select {
+	case <-process.Done():
+		err = g.explain(process.Err(), began)
+		g.giveUp(cmp.Or(err, errEndedEarly))
+	case <-ctx.Done():
+		if !g.plugin.Survive || !g.unit.launcher.closing() {
+			g.terminate(process)
+		}
+	}
+	cancel()
+	watching.Wait()
+	return err
+}
+
+func (g *generation) launch(ctx context.Context, spec host.Spec) (*host.PluginProcess, error) {
+	if g.plugin.Protocol != nil {
+		return g.plugin.Protocol.Launch(ctx, g.unit.launcher.cfg.Host, spec)
+	}
+	return g.unit.launcher.cfg.Host.Launch(ctx, spec)
+}
+
+// terminate ends a process within the plugin's time.
+func (g *generation) terminate(process *host.PluginProcess) {
+	ctx, cancel := context.WithTimeout(context.Background(), g.plugin.stopTimeout())
+	defer cancel()
+	// How a process ends that was told to is no news.
+	_ = process.Terminate(ctx)
+	<-process.Done()
+}
+
+// explain adds to the error of a process that ended what it wrote last. It returns nil for a clean end.
+func (g *generation) explain(err error, began time.Time) error {
+	if err == nil || errors.Is(err, host.ErrTerminated) {
+		return nil
+	}
+	var words []string
+	for _, r := range slices.Backward(g.unit.log.Tail(0)) {
+		if r.Time.Before(began) || len(words) == lastWords {
+			break
+		}
+		if r.Source == output.Stderr {
+			words = append(words, r.Message)
+		}
+	}
+	if len(words) == 0 {
+		return err
+	}
+	slices.Reverse(words)
+	return fmt.Errorf("%w; its last words: %s", err, strings.Join(words, " | "))
+}
+
+// watch follows a life until ctx ends: when it is ready, and whether it answers.
+func (g *generation) watch(ctx context.Context, process *host.PluginProcess, socket string) {
+	if socket == "" {
+		timer := time.NewTimer(settled)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			g.setReady()
+		case <-ctx.Done():
+		case <-process.Done():
+		}
+		return
+	}
+	for {
+		err := g.unit.launcher.cfg.AwaitRegistered(ctx, socket)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		// It may still be registered: its handler may change its mind or be another one.
+		g.setUnready(err)
+		g.giveUp(err)
+	}
+	g.setReady()
+	g.watchHealth(ctx, socket)
+}
+
+// errEndedEarly says why a replacement that ended without an error is none.
+var errEndedEarly = errors.New("it ended by itself before it was ready")
+
+// giveUp tells a replacement that waits that there is no use in it. What comes after it was ready is of no interest.
+func (g *generation) giveUp(err error) {
+	select {
+	case g.unready <- err:
+	default:
+	}
+}
+
+func (g *generation) tellStarted(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.firstDone {
+		g.firstDone = true
+		g.started <- err
+	}
+}
+
+func (g *generation) setLife(l life) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.life = l
+}
+
+func (g *generation) setUnready(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.life.unready = err
+}
+
+func (g *generation) setReady() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.life.ready, g.life.unready, g.life.since = true, nil, time.Now()
+	select {
+	case <-g.ready:
+	default:
+		close(g.ready)
+	}
+}
+
+// adoptedLog returns the log of a process that was not launched with the unit's; nil if there is none.
+func (g *generation) adoptedLog() *output.Log {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.life.process != nil && g.life.process.Logs() != g.unit.log {
+		return g.life.process.Logs()
+	}
+	return nil
+}
+
+func (g *generation) socket() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.life.socket
+}
+
+// observe is told of each status of the supervisor.
+func (g *generation) observe(s supervise.Status) {
+	if s.State == supervise.Failed {
+		g.giveUp(s.LastError)
+		g.unit.observe(EventFailed, "", s.LastError.Error())
+	}
+}
+
+func (g *generation) status() Status {
+	supervised := g.super.Status()
+	g.mu.Lock()
+	life := g.life
+	g.mu.Unlock()
+	s := Status{
+		Name: g.plugin.Name, Since: supervised.Since, Socket: life.socket, Health: string(cmp.Or(life.health, supervise.Unknown)),
+		Restarts: supervised.Restarts, NextStart: supervised.NextStart,
+	}
+	if supervised.LastError != nil {
+		s.LastError = supervised.LastError.Error()
+	}
+	if life.unready != nil {
+		s.LastError = life.unready.Error()
+	}
+	if life.process != nil {
+		s.PID = life.process.PID()
+	}
+	switch supervised.State {
+	case supervise.Backoff:
+		s.State = StateBackoff
+	case supervise.Failed:
+		s.State = StateFailed
+	case supervise.Stopped:
+		s.State = StateStopped
+	default:
+		s.State = StateStarting
+		switch {
+		case life.health == supervise.Unresponsive:
+			s.State, s.Since = StateUnresponsive, life.since
+		case life.ready:
+			s.State, s.Since = StateRunning, life.since
+		}
+	}
+	return s
+}
+
+// nextSocket returns the path at which the next life serves. Each has its own, so that an old and a new process never share one.
+// One that survived an earlier launcher may still have its own. One that runs as somebody else needs a directory in which to make it.
+func (u *unit) nextSocket(ownDir bool) string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for {
+		u.lives++
+		path := filepath.Join(u.launcher.cfg.Dir, fmt.Sprintf("%s.%d", u.name, u.lives))
+		if !ownDir {
+			path += ".sock"
+		}
+		if _, err := os.Lstat(path); err != nil {
+			if ownDir {
+				path = filepath.Join(path, "plugin.sock")
+			}
+			return path
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/supervise"
+)
+
+// watchHealth follows whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
+func (g *generation) watchHealth(ctx context.Context, socket string) {
+	conn, err := grpc.NewClient("passthrough:///"+socket,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) { return sock.Dial(ctx, path) }))
+	if err != nil {
+		g.unit.observe(EventFailed, socket, fmt.Sprintf("its health cannot be watched: %v", err))
+		return
+	}
+	health := supervise.NewHealth(conn, supervise.HealthConfig{}, func(s supervise.HealthStatus) {
+		g.setHealth(s, socket)
+		g.super.Health(s)
+	})
+	// Neither can fail: Run says so, and the connection is closed once.
+	_ = errors.Join(health.Run(ctx), conn.Close())
+}
+
+func (g *generation) setHealth(s supervise.HealthStatus, socket string) {
+	g.mu.Lock()
+	before := g.life.health
+	g.life.health = s.State
+	if s.State == supervise.Unresponsive || before == supervise.Unresponsive {
+		g.life.since = time.Now()
+	}
+	g.mu.Unlock()
+	switch {
+	case s.State == supervise.Unresponsive:
+		g.unit.observe(EventUnresponsive, socket, fmt.Sprintf("it does not answer health checks: %v", s.Err))
+	case before == supervise.Unresponsive:
+		g.unit.observe(EventResponsive, socket, "it answers health checks again")
+	case s.State == supervise.NotServing:
+		g.unit.observe(EventUnhealthy, socket, "it says that it does not serve: "+cmp.Or(errorText(s.Err), "NOT_SERVING"))
+	case before == supervise.NotServing:
+		g.unit.observe(EventHealthy, socket, "it says that it serves again")
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,243 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/output"
+)
+
+const (
+	defaultStopTimeout  = 5 * time.Second
+	defaultReadyTimeout = 30 * time.Second
+)
+
+// unit is one plugin to launch. It has one generation at a time, and two while one replaces the other.
+type unit struct {
+	launcher *Launcher
+	name     string
+	log      *output.Log
+	// removed is closed when the unit is to end for good; it cuts a replacement short.
+	removed    chan struct{}
+	removeOnce sync.Once
+	goneOnce   sync.Once
+	// gone is closed when nothing of the unit is left. before is that of an earlier unit of the same name; nil if there was none.
+	gone, before chan struct{}
+
+	// op is held over one operation of start, stop, replace and remove.
+	op sync.Mutex
+
+	mu     sync.Mutex // guards what follows
+	plugin Plugin
+	// wanted: it was started and not stopped since.
+	wanted  bool
+	current *generation
+	lives   int // that were begun, to name their sockets
+	// replaceErr says why the last replacement failed, until the next one.
+	replaceErr error
+}
+
+func newUnit(l *Launcher, p Plugin) *unit {
+	return &unit{
+		launcher: l,
+		name:     p.Name,
+		log:      output.New(output.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
+		removed:  make(chan struct{}),
+		gone:     make(chan struct{}),
+		plugin:   p,
+	}
+}
+
+// change gives the unit other details. It says whether a process has to be replaced for that.
+func (u *unit) change(p Plugin) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.plugin.LogRate != p.LogRate {
+		u.log.SetRate(p.LogRate)
+		u.plugin.LogRate = p.LogRate // the process notices nothing
+	}
+	if u.plugin.same(p) {
+		return false
+	}
+	u.plugin = p
+	return u.wanted
+}
+
+func (u *unit) start() error {
+	u.op.Lock()
+	defer u.op.Unlock()
+	if g := u.generation(); g != nil && !g.over() {
+		return nil
+	}
+	return u.begin()
+}
+
+// begin makes a new generation the current one, in the stead of one that is over, and waits until its first process has started.
+func (u *unit) begin() error {
+	if err := u.awaitTurn(); err != nil {
+		return err
+	}
+	if old := u.generation(); old != nil {
+		old.end()
+	}
+	g, err := u.newGeneration()
+	if err != nil {
+		return err
+	}
+	u.mu.Lock()
+	u.current, u.wanted, u.replaceErr = g, true, nil
+	u.mu.Unlock()
+	return g.awaitStart()
+}
+
+// awaitTurn waits until an earlier unit of the same name is gone: two of them do not run at once.
+func (u *unit) awaitTurn() error {
+	if u.before == nil {
+		return nil
+	}
+	select {
+	case <-u.before:
+		return nil
+	case <-u.removed:
+		return ErrClosed
+	}
+}
+
+func (u *unit) stop() error {
+	before := u.generation()
+	running := before != nil && !before.over()
+	if running {
+		before.cancel() // a start that holds op may wait for its plugin to be met
+	}
+	u.op.Lock()
+	defer u.op.Unlock()
+	u.mu.Lock()
+	u.wanted = false
+	g := u.current
+	u.mu.Unlock()
+	if running && g == before {
+		g.end()
+		u.observe(EventStopped, "", "it was stopped")
+		return nil
+	}
+	u.endWith(g, "it was stopped")
+	return nil
+}
+
+// endWith ends a generation, which may be over already or nil. Only the end of one that was not is an event.
+func (u *unit) endWith(g *generation, reason string) {
+	if g == nil {
+		return
+	}
+	over := g.over()
+	g.end() // also one that has failed waits to be ended
+	if !over {
+		u.observe(EventStopped, "", reason)
+	}
+}
+
+// replace puts a new generation in the place of the current one: first the new one becomes ready, then the old one ends. Of one that does
+// not serve there is nothing that could go over: it ends first.
+func (u *unit) replace(ctx context.Context) error {
+	u.op.Lock()
+	defer u.op.Unlock()
+	old := u.generation()
+	if old == nil || old.over() || !old.plugin.Serve {
+		return u.begin()
+	}
+	next, err := u.newGeneration()
+	if err == nil {
+		err = u.awaitReady(ctx, next)
+	}
+	if err != nil {
+		if next != nil {
+			next.end()
+		}
+		err = fmt.Errorf("%w, the old one goes on: %w", ErrReplacement, err)
+		u.mu.Lock()
+		u.replaceErr = err
+		u.mu.Unlock()
+		u.observe(EventFailed, "", err.Error())
+		return err
+	}
+	u.mu.Lock()
+	u.current, u.wanted, u.replaceErr = next, true, nil
+	u.mu.Unlock()
+	u.observe(EventReplaced, next.socket(), "a new process is ready, the old one is told to go")
+	old.end()
+	return nil
+}
+
+func (u *unit) awaitReady(ctx context.Context, g *generation) error {
+	u.mu.Lock()
+	timeout := cmp.Or(u.plugin.ReadyTimeout, defaultReadyTimeout)
+	u.mu.Unlock()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-g.ready:
+		return nil
+	case err := <-g.unready:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("it was not registered within %s", timeout)
+	case <-u.removed:
+		return ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// remove ends the unit for good.
+func (u *unit) remove() {
+	u.removeOnce.Do(func() { close(u.removed) })
+	u.op.Lock()
+	defer u.op.Unlock()
+	u.mu.Lock()
+	u.wanted = false
+	g := u.current
+	u.mu.Unlock()
+	u.endWith(g, "it is not to be launched any more")
+	closing, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	// A handler of the host that is stuck loses the rest.
+	_ = u.log.Close(closing)
+	u.goneOnce.Do(func() { close(u.gone) })
+}
+
+func (u *unit) generation() *generation {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.current
+}
+
+// output returns the log of the unit, or that of a process that an earlier launcher had started.
+func (u *unit) output() *output.Log {
+	if g := u.generation(); g != nil {
+		if adopted := g.adoptedLog(); adopted != nil {
+			return adopted
+		}
+	}
+	return u.log
+}
+
+func (u *unit) status() Status {
+	u.mu.Lock()
+	g, replaceErr := u.current, u.replaceErr
+	u.mu.Unlock()
+	s := Status{Name: u.name, State: StateStopped}
+	if g != nil {
+		s = g.status()
+	}
+	if replaceErr != nil && s.LastError == "" {
+		s.LastError = replaceErr.Error()
+	}
+	return s
+}
+
+func (u *unit) observe(kind EventKind, socket, message string) {
+	u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: kind, Name: u.name, Socket: socket, Message: message})
+}
