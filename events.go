@@ -33,6 +33,10 @@ func (rt *Runtime) Events(ctx context.Context, tail int) <-chan Event {
 	return rt.events.feed.Replay(ctx, tail)
 }
 
+// Publish puts an event of the host's own into the order of events, with the next number. It may be called at any time and does not block;
+// after the Runtime has ended it does nothing.
+func (rt *Runtime) Publish(e reconciler.Event) { rt.events.publish(e) }
+
 // eventLog numbers events and passes them on.
 type eventLog struct {
 	feed *feed.Feed[Event]

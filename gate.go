@@ -5,10 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
-
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
 // PluginName names one plugin.
@@ -24,39 +21,13 @@ func (rt *Runtime) WaitForPlugins(ctx context.Context, plugins ...PluginName) er
 	var waiting sync.WaitGroup
 	for i, p := range plugins {
 		waiting.Go(func() {
-			if err := rt.awaitRegistered(ctx, p); err != nil {
-				missing[i] = fmt.Errorf("plugin %s is not registered%s: %w", p, rt.stateOf(p), err)
+			if _, err := rt.registry.WaitForConfirmedPlugin(ctx, p.Type, p.Name); err != nil {
+				missing[i] = fmt.Errorf("plugin %s is not registered%s: %w", p, rt.stateOf(p), cmp.Or(ctx.Err(), err))
 			}
 		})
 	}
 	waiting.Wait()
 	return errors.Join(missing...)
-}
-
-// awaitRegistered waits until a plugin has a current instance that is known to live.
-func (rt *Runtime) awaitRegistered(ctx context.Context, p PluginName) error {
-	watching, cancel := context.WithCancel(ctx)
-	defer cancel()
-	// Two sources: of what the host itself registers the pipeline knows nothing, and of a restored plugin that was found alive as it was
-	// the registry has no news.
-	changes := rt.registry.PluginsUpdatedCh(watching, p.Type)
-	events := rt.Events(watching, 0)
-	for {
-		isCurrent := func(in dynamicplugins.Instance) bool { return in.State == dynamicplugins.InstanceRegistered }
-		if slices.ContainsFunc(rt.registry.Instances(p.Type, p.Name), isCurrent) {
-			return nil
-		}
-		var open bool
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case _, open = <-changes:
-		case _, open = <-events:
-		}
-		if !open {
-			return cmp.Or(ctx.Err(), dynamicplugins.ErrShutdown)
-		}
-	}
 }
 
 // stateOf says in which state the newest instance of a plugin is, if there is one.

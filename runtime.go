@@ -13,6 +13,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -44,7 +47,19 @@ type Config struct {
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
 	UnreachableGrace time.Duration
-	// Logger gets what an operator should know. Nil: nothing is logged.
+	// Host is what launched plugins are told of their surroundings.
+	Host plugin.Config
+	// Admission returns whom to ask whether a plugin may be registered, and before that whether a program may be launched; what
+	// [host.NewAdmission] returns, for example. It is called by New, with the host of the Runtime, which closes what it returns when Run ends.
+	// Nil: all may.
+	//
+	// The pin of a plugin is its name and the digest of the program that the process behind its socket runs; for one that was launched, the
+	// name with which it was, and the digest of what was executed. A plugin whose program cannot be read is refused. One for which there is
+	// no answer is tried again with back-off.
+	Admission func(*host.Host) (plugin.AdmissionPlugin, error)
+	// SurvivorDir is where launched plugins that survive the Runtime are remembered; see [host.Host].StateDir. Empty: none survives.
+	SurvivorDir string
+	// Logger gets what an operator should know, and what launched plugins print. Nil: nothing is logged.
 	Logger *slog.Logger
 }
 
@@ -56,6 +71,9 @@ type Runtime struct {
 	log      *slog.Logger
 	registry dynamicplugins.Registry
 	watcher  *pluginwatcher.Watcher
+	host     *host.Host
+	launcher *launcher.Launcher
+	entrance *entrance // nil if every plugin may be registered
 	events   *eventLog
 	ready    chan struct{}
 
@@ -82,6 +100,9 @@ func New(cfg Config) (*Runtime, error) {
 		events:   newEventLog(),
 		ready:    make(chan struct{}),
 	}
+	if err := rt.newLaunching(cfg); err != nil {
+		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
+	}
 	rt.watcher = pluginwatcher.New(pluginwatcher.Config{
 		Dirs:          cfg.PluginDirs,
 		DeprecatedDir: cfg.DeprecatedPluginDir,
@@ -92,6 +113,8 @@ func New(cfg Config) (*Runtime, error) {
 			Registry:         &record{registry: registry},
 			Restored:         restored(registry, cfg.Logger),
 			Observe:          rt.events.publish,
+			Source:           rt.source,
+			Admit:            rt.mayRegister(),
 			ClientTimeout:    cfg.ClientTimeout,
 			Timeouts:         cfg.Timeouts,
 			TypeTimeouts:     cfg.TypeTimeouts,
@@ -115,12 +138,18 @@ func (rt *Runtime) RemoveHandler(pluginType string) {
 	rt.watcher.RemoveHandler(pluginType)
 }
 
+// SetTimeouts takes the place of Config.Timeouts and Config.TypeTimeouts, for every step that begins from now on. It may be called at any
+// time; the map belongs to the Runtime afterwards.
+func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) {
+	rt.watcher.SetTimeouts(all, byType)
+}
+
 // Registry returns the registry of plugins. It can be used before, while and, except for changes, after the Runtime runs.
 func (rt *Runtime) Registry() dynamicplugins.Registry { return rt.registry }
 
-// Run finds and registers plugins until ctx ends. It returns when everything that it started has ended, which includes handler calls that
-// are running, and shuts the registry down. Plugins stay registered in the saved state: the next Run with the same state restores them.
-// Run may be called once. An error says that a plugin directory cannot be made or read.
+// Run finds and registers plugins until ctx ends. It then ends the launched plugins, and returns when everything that was started has
+// ended, which includes handler calls that are running, and the registry is shut down. Plugins stay registered in the saved state: the
+// next Run with the same state restores them. Run may be called once. An error says that a plugin directory cannot be made or read.
 func (rt *Runtime) Run(ctx context.Context) error {
 	rt.mu.Lock()
 	again := rt.ran
@@ -131,7 +160,7 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	}
 	defer rt.events.close()
 	defer rt.registry.Shutdown()
-	return rt.watcher.Run(ctx)
+	return rt.runUntil(ctx)
 }
 
 // Ready returns a channel that is closed when all plugin directories have been searched for the first time.
@@ -146,6 +175,7 @@ func (rt *Runtime) Plugins() []PluginStatus {
 			statuses = append(statuses, statusOf(in))
 		}
 	}
+	statuses = append(statuses, rt.launchedStatuses(statuses)...)
 	slices.SortStableFunc(statuses, func(a, b PluginStatus) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
 	})

@@ -10,12 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	hosting "github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -24,12 +25,12 @@ import (
 // patience bounds every wait. It says nothing about how long things take.
 const patience = 30 * time.Second
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
 // host is a Runtime with a state file, which can be ended and started again.
 type host struct {
 	t          *testing.T
 	dir, state string
+	survivors  string                                              // where launched plugins that survive are remembered; empty for nowhere
+	admission  func(*hosting.Host) (plugin.AdmissionPlugin, error) // nil for none
 	rt         *patchbay.Runtime
 	events     <-chan patchbay.Event
 	unread     []patchbay.Event // that were passed over by await
@@ -50,8 +51,10 @@ func (h *host) start() {
 		h.t.Fatal(err)
 	}
 	h.rt, err = patchbay.New(patchbay.Config{
-		PluginDirs: []string{h.dir},
-		State:      store,
+		PluginDirs:  []string{h.dir},
+		Admission:   h.admission,
+		State:       store,
+		SurvivorDir: h.survivors,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithConnDispenser("T", func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil

@@ -61,6 +61,20 @@ func (c *Client) Get(ctx context.Context, ptype, name string) ([]Plugin, error) 
 	return pluginsOf(response.Msg.GetPlugins()), nil
 }
 
+// Reload has the daemon read its configuration anew and change to it. It returns the keys whose values changed. An error says what is wrong
+// with the configuration, and where, and that nothing changed.
+func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
+	response, err := c.rpc.Reload(ctx, connect.NewRequest(&patchbayv1.ReloadRequest{}))
+	if err != nil {
+		return Reloaded{}, c.explain("reload the configuration", err)
+	}
+	changed := response.Msg.GetChanged()
+	if changed == nil {
+		changed = []string{} // an array in JSON, never null
+	}
+	return Reloaded{Changed: changed}, nil
+}
+
 // Version says which build of the daemon answers, and since when it has been running.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	response, err := c.rpc.GetVersion(ctx, connect.NewRequest(&patchbayv1.GetVersionRequest{}))

@@ -77,6 +77,12 @@ type Version struct {
 	StartTime time.Time `json:"startTime"`
 }
 
+// Reloaded says what a reload of the configuration did.
+type Reloaded struct {
+	// Changed are the keys whose values changed, in order, for example "log.level"; empty if nothing did.
+	Changed []string `json:"changed"`
+}
+
 // Goal is what [Client.Wait] waits for.
 type Goal string
 

@@ -7,7 +7,10 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"time"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -29,43 +32,106 @@ type Config struct {
 	// Timeouts bound the steps of a registration, TypeTimeouts those of some plugin types; see [patchbay.Config].
 	Timeouts     reconciler.Timeouts
 	TypeTimeouts map[string]reconciler.Timeouts
+	// ClientTimeouts are the timeouts for calls to plugins that their handlers are given, by TYPE or TYPE/NAME; the latter goes before the
+	// former. Those that are not here have none.
+	ClientTimeouts map[string]time.Duration
+	// Bounds, MaxDepth, MaxSockets and UnreachableGrace are those of [patchbay.Config].
+	Bounds               reconciler.Bounds
+	MaxDepth, MaxSockets int
+	UnreachableGrace     time.Duration
+	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Its final answers are forgotten by each
+	// reload that succeeds. Without Args every plugin may be registered.
+	Admission host.AdmissionSpec
+	// Catalogue has the plugins that are launched; nil for none.
+	Catalogue *catalogue.Catalogue
+	// Load reads the configuration anew, for [Daemon.Reload]. Nil: there is nothing to read. Of what it returns, what Build, Logger and the
+	// functions are does not matter.
+	Load func() (Config, error)
+	// Log says how the Logger is set; SetLog is told when a reload changes that.
+	Log    Log
+	SetLog func(Log)
 	// Build identifies the program to callers of the control API.
 	Build Build
 	// Logger is told what the daemon does; nil for no log.
 	Logger *slog.Logger
 }
 
-func (c Config) validate() error {
+// Log says how much is logged, and in which form, in words that are those of the program.
+type Log struct{ Level, Format string }
+
+// FieldError says what is wrong with one part of a [Config].
+type FieldError struct {
+	// Field is the path of the part in the configuration file, for example "handlers.MyPlugin".
+	Field string
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// Validate says whether a daemon can work with the configuration, as far as that can be told without looking at files and sockets. An
+// error joins one [FieldError] for each thing that is wrong.
+func (c Config) Validate() error {
+	var wrong []error
+	check := func(field string, err error) {
+		if err != nil {
+			wrong = append(wrong, &FieldError{field, err})
+		}
+	}
 	switch {
 	case len(c.PluginDirs) == 0:
-		return errors.New("no plugin directory is configured: name at least one")
+		check("pluginDirs", errors.New("no plugin directory is configured: name at least one"))
 	case slices.Contains(c.PluginDirs, ""):
-		return errors.New("a plugin directory has an empty path: name a directory")
-	case c.StatePath == "":
-		return errors.New("the state file has an empty path: name a file")
-	case c.ControlSocket == "":
+		check("pluginDirs", errors.New("a plugin directory has an empty path: name a directory"))
+	default:
+		check("pluginDirs", c.checkNested())
+	}
+	if c.StatePath == "" {
+		check("state", errors.New("the state file has an empty path: name a file"))
+	}
+	check("controlSocket", c.checkControlSocket())
+	if c.HTTPAddr != "" {
+		_, err := parseHTTPAddr(c.HTTPAddr)
+		check("http", err)
+	}
+	if len(c.Admission.Args) > 0 && c.Admission.Args[0] == "" {
+		check("admission.command", errors.New("the program of the admission plugin has an empty path: name a file, or no command at all"))
+	}
+	if len(c.Admission.Args) == 0 && c.Admission.Protocol == host.ProtocolCIPD {
+		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
+		check("admission.protocol", errors.New("there is no admission plugin that speaks it: name one with admission.command"))
+	}
+	for _, ptype := range slices.Sorted(maps.Keys(c.Handlers)) {
+		check("handlers."+ptype, validateHandler(ptype, c.Handlers[ptype]))
+	}
+	for _, ptype := range slices.Sorted(maps.Keys(c.TypeTimeouts)) {
+		check("typeTimeouts."+ptype, validateType(ptype))
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.ClientTimeouts)) {
+		check("clientTimeouts."+key, validateTypeOrPlugin(key))
+	}
+	return errors.Join(wrong...)
+}
+
+func (c Config) checkControlSocket() error {
+	if c.ControlSocket == "" {
 		return errors.New("the control socket has an empty path: name a file")
 	}
 	for _, dir := range c.pluginDirs() {
-		if within(c.ControlSocket, dir) {
+		if dir != "" && within(c.ControlSocket, dir) {
 			return fmt.Errorf("control socket %s lies in plugin directory %s, where it would be taken for a plugin: choose another path",
 				c.ControlSocket, dir)
 		}
 	}
+	return nil
+}
+
+func (c Config) checkNested() error {
 	if outer, inner, ok := nested(c.pluginDirs()); ok {
 		return fmt.Errorf("plugin directory %s contains plugin directory %s: name only the outer one", outer, inner)
 	}
-	if c.HTTPAddr != "" {
-		if _, err := parseHTTPAddr(c.HTTPAddr); err != nil {
-			return err
-		}
-	}
-	for _, ptype := range slices.Sorted(maps.Keys(c.TypeTimeouts)) {
-		if err := validateType(ptype); err != nil {
-			return err
-		}
-	}
-	return c.validateHandlers()
+	return nil
 }
 
 // pluginDirs returns all plugin directories.

@@ -27,9 +27,11 @@ type source interface {
 
 // control answers the control API. What is documented in control.proto is not repeated here.
 type control struct {
-	source  source
-	build   Build
-	started time.Time
+	source   source
+	launched launched
+	reload   func(context.Context) ([]string, error)
+	build    Build
+	started  time.Time
 }
 
 // GetVersion implements patchbayv1connect.ControlServiceHandler.
@@ -83,6 +85,25 @@ func (c *control) ListConditions(
 	context.Context, *connect.Request[patchbayv1.ListConditionsRequest],
 ) (*connect.Response[patchbayv1.ListConditionsResponse], error) {
 	return connect.NewResponse(&patchbayv1.ListConditionsResponse{Conditions: conditionMessages(c.source.Conditions())}), nil
+}
+
+// Reload implements patchbayv1connect.ControlServiceHandler.
+func (c *control) Reload(
+	ctx context.Context, _ *connect.Request[patchbayv1.ReloadRequest],
+) (*connect.Response[patchbayv1.ReloadResponse], error) {
+	changed, err := c.reload(ctx)
+	switch {
+	case err == nil:
+		for i := range changed {
+			changed[i] = valid(changed[i])
+		}
+		return connect.NewResponse(&patchbayv1.ReloadResponse{Changed: changed}), nil
+	case errors.Is(err, errStopping):
+		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
+	case ctx.Err() != nil:
+		return nil, ended(ctx)
+	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(err.Error())))
 }
 
 // instances returns what is known of one plugin, newest first.

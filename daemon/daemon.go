@@ -11,8 +11,11 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -26,18 +29,27 @@ type Daemon struct {
 	config Config
 	log    *slog.Logger
 	ready  chan struct{}
+	// timeouts are those for calls to plugins.
+	timeouts clientTimeouts
+	reloads  *reloads
+	// metadata is what launched plugins are told of the catalogue.
+	metadata metadata
+	// goPlugins is how the plugins of go-plugin are reached.
+	goPlugins goplugin.Connections
 }
 
 // New checks the configuration. It touches neither files nor sockets; Run does.
 func New(config Config) (*Daemon, error) {
-	if err := config.validate(); err != nil {
+	if err := config.Validate(); err != nil {
 		return nil, err
 	}
 	log := config.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Daemon{config: config, log: log, ready: make(chan struct{})}, nil
+	d := &Daemon{config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config)}
+	d.timeouts.set(config.ClientTimeouts)
+	return d, nil
 }
 
 // Ready is closed when the control socket is served and the plugins that were there at the start have been found.
@@ -50,6 +62,7 @@ func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
 func (d *Daemon) Run(ctx context.Context) error {
+	defer d.reloads.end()
 	// Whatever can fail without making a file comes first, and the control socket before the state: its lock is what keeps a
 	// second daemon from looking at the state at all.
 	httpListener, err := d.config.listenHTTP()
@@ -76,6 +89,15 @@ func (d *Daemon) Run(ctx context.Context) error {
 		State:               state,
 		Timeouts:            d.config.Timeouts,
 		TypeTimeouts:        d.config.TypeTimeouts,
+		Bounds:              d.config.Bounds,
+		MaxDepth:            d.config.MaxDepth,
+		MaxSockets:          d.config.MaxSockets,
+		UnreachableGrace:    d.config.UnreachableGrace,
+		ClientTimeout:       d.timeouts.of,
+		Admission:           d.admission(),
+		RegistryOptions:     []dynamicplugins.Option{dynamicplugins.WithDialer(d.goPlugins.Dial)},
+		Host:                plugin.Config{Repository: &d.metadata},
+		SurvivorDir:         d.config.StatePath + ".survivors",
 		Logger:              d.log,
 	})
 	if err != nil {
@@ -86,13 +108,18 @@ func (d *Daemon) Run(ctx context.Context) error {
 		runtime.AddHandler(ptype, newHandlers[kind]())
 	}
 
+	if err := d.launch(runtime, d.config.Catalogue); err != nil {
+		return errors.Join(err, state.Close(), listener.Close())
+	}
 	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
 		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
 		"handlers", handlers)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	d.reloads.begin(runtime)
+	seen := observed{Runtime: runtime, reloads: d.reloads}
 	server := serve(listener, newGuard(d.config.ControlSocket),
-		&control{source: runtime, build: d.config.Build, started: time.Now()}, cancel, d.log)
+		&control{source: seen, launched: runtime.Launcher(), reload: d.Reload, build: d.config.Build, started: time.Now()}, cancel, d.log)
 	stopHTTP := func() error { return nil }
 	if httpListener != nil {
 		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
@@ -100,6 +127,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
 	err = d.run(ctx, runtime)
+	d.reloads.end()
 	server.endCalls()
 	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
 	err = errors.Join(err, stopHTTP(), state.Close(), server.stop())

@@ -38,14 +38,12 @@ func (c Config) handlers() map[string]HandlerKind {
 	return all
 }
 
-func (c Config) validateHandlers() error {
-	for _, ptype := range slices.Sorted(maps.Keys(c.Handlers)) {
-		if err := validateType(ptype); err != nil {
-			return err
-		}
-		if kind := c.Handlers[ptype]; newHandlers[kind] == nil {
-			return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind, kinds())
-		}
+func validateHandler(ptype string, kind HandlerKind) error {
+	if err := validateType(ptype); err != nil {
+		return err
+	}
+	if newHandlers[kind] == nil {
+		return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind, kinds())
 	}
 	return nil
 }
@@ -54,6 +52,14 @@ func (c Config) validateHandlers() error {
 func validateType(ptype string) error {
 	if ptype == "" || strings.Contains(ptype, "/") {
 		return fmt.Errorf("%q is no plugin type: a type is not empty and has no slash, for example MyPlugin", ptype)
+	}
+	return nil
+}
+
+// validateTypeOrPlugin checks TYPE or TYPE/NAME.
+func validateTypeOrPlugin(key string) error {
+	if ptype, name, isPlugin := strings.Cut(key, "/"); ptype == "" || isPlugin && name == "" {
+		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", key)
 	}
 	return nil
 }

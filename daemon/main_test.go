@@ -1,9 +1,71 @@
 package daemon
 
 import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	grpcmetadata "google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// admissionEnv makes the test binary an admission plugin of CIPD, which refuses plugins whose names begin with "no", as long as the file
+// does not exist that the variable names.
+const admissionEnv = "PATCHBAY_TEST_ADMISSION"
+
+func TestMain(m *testing.M) {
+	if file := os.Getenv(admissionEnv); file != "" {
+		fmt.Println(serveAdmissions(file))
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func serveAdmissions(file string) error {
+	var handshake struct {
+		Port   int
+		Ticket string
+	}
+	line, err := bufio.NewReader(os.Stdin).ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &handshake)
+	}
+	if err != nil {
+		return err
+	}
+	host, err := grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", handshake.Port), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	ctx := grpcmetadata.AppendToOutgoingContext(context.Background(), "x-plugin-ticket", handshake.Ticket)
+	stream, err := host.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/cipd.plugin.Admissions/ListAdmissions")
+	if err == nil {
+		err = stream.SendMsg(&cipdv1.ListAdmissionsRequest{ProtocolVersion: 1})
+	}
+	if err == nil {
+		err = stream.CloseSend()
+	}
+	for err == nil {
+		var check cipdv1.Admission
+		if err = stream.RecvMsg(&check); err != nil {
+			break
+		}
+		answer := &cipdv1.ResolveAdmissionRequest{AdmissionId: check.GetAdmissionId()}
+		if _, serr := os.Stat(file); serr != nil && strings.HasPrefix(check.GetPackage(), "no") {
+			answer.Status = &cipdv1.Status{Code: int32(codes.PermissionDenied), Message: "it is not on the list"}
+		}
+		err = host.Invoke(ctx, "/cipd.plugin.Admissions/ResolveAdmission", answer, &emptypb.Empty{})
+	}
+	return err
+}

@@ -51,7 +51,6 @@ func TestNoHeavyDependency(t *testing.T) {
 		"k8s.io/client-go",
 		"k8s.io/kubernetes",
 		"github.com/hashicorp/nomad",
-		"github.com/hashicorp/go-plugin",
 		"go.chromium.org/luci",
 		"go.etcd.io/etcd/server/v3",
 		"go.etcd.io/etcd/tests/v3",
@@ -62,6 +61,22 @@ func TestNoHeavyDependency(t *testing.T) {
 			if len(fields) > 0 && strings.HasPrefix(fields[0]+"/", module+"/") {
 				t.Errorf("go.mod requires %s: move what needs it to a module of its own, which no user of the library downloads", fields[0])
 			}
+		}
+	}
+}
+
+// TestGoPluginComesWithTheDaemonOnly keeps the one library that few hosts need away from those that import the runtime or the SDK.
+func TestGoPluginComesWithTheDaemonOnly(t *testing.T) {
+	for _, p := range packages(t) {
+		if p.path != "host/goplugin" {
+			for imported := range p.foreign {
+				if strings.HasPrefix(imported, "github.com/hashicorp/") {
+					t.Errorf("%s imports %s: only host/goplugin may", p.path, imported)
+				}
+			}
+		}
+		if p.imports["host/goplugin"] && p.path != "daemon" {
+			t.Errorf("%s imports host/goplugin: only daemon may", p.path)
 		}
 	}
 }

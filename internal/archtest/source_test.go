@@ -24,6 +24,7 @@ type pkg struct {
 	name    string
 	doc     string          // the package comment
 	imports map[string]bool // packages of this module that its own files import, those of internal tests included
+	foreign map[string]bool // the other packages that they import
 }
 
 // packages reads the packages of the module from its source. The go command is not asked, because it sees the files of one
@@ -69,7 +70,7 @@ func readPackage(dir string) (pkg, error) {
 	if err != nil {
 		return pkg{}, err
 	}
-	p := pkg{path: filepath.ToSlash(relative), imports: map[string]bool{}}
+	p := pkg{path: filepath.ToSlash(relative), imports: map[string]bool{}, foreign: map[string]bool{}}
 	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	if err != nil {
 		return pkg{}, err
@@ -101,6 +102,8 @@ func (p *pkg) add(file *ast.File, isTest bool) {
 			p.imports["."] = true
 		} else if relative, ok := strings.CutPrefix(imported, modulePath+"/"); ok {
 			p.imports[path.Clean(relative)] = true
+		} else {
+			p.foreign[imported] = true
 		}
 	}
 }

@@ -32,7 +32,7 @@ one.`,
 	follow := cmd.Flags().BoolP("follow", "f", false, "go on with new events")
 	tail := cmd.Flags().Uint32("tail", 0, "number of past events to show (default all that are kept)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := connect(cmd, *socket)
+		c, err := socket.connect(cmd)
 		if err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 	socket := addControlSocket(cmd, paths)
 	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := connect(cmd, *socket)
+		c, err := socket.connect(cmd)
 		if err != nil {
 			return err
 		}

@@ -6,12 +6,13 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
 
-// Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT, SIGTERM or
-// SIGHUP asks the command to end; after a second one the process ends within a second.
+// Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT or SIGTERM
+// asks the command to end; after a second one the process ends within a second. So does SIGHUP, but for the daemon.
 func Main() int {
 	// A write to a pipe that nobody reads is an error of the write, so that whoever has to clean up can.
 	signal.Ignore(syscall.SIGPIPE)
@@ -33,22 +34,53 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // grace is what a second signal leaves a command to clean up, which mostly takes some milliseconds.
 const grace = time.Second
 
+// hangups passes SIGHUP on to the command that claims it. For any other it is a signal to end.
+type hangups struct {
+	claimed atomic.Bool
+	c       chan struct{}
+}
+
+type hangupsKey struct{}
+
+// claimHangups takes SIGHUP over: from now on, one on which nobody has acted yet is in the channel. Without signals the channel is nil.
+func claimHangups(ctx context.Context) <-chan struct{} {
+	h, ok := ctx.Value(hangupsKey{}).(*hangups)
+	if !ok {
+		return nil
+	}
+	h.claimed.Store(true)
+	return h.c
+}
+
 // untilSignal returns a context that ends with the first signal to terminate. A second one calls abandon, a grace later. After stop,
 // signals have their usual effect again and nothing is left running.
 func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancel(parent)
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	h := &hangups{c: make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(context.WithValue(parent, hangupsKey{}, h))
+	// Two channels, so that no number of the one keeps the other out.
+	terminate, hangup := make(chan os.Signal, 2), make(chan os.Signal, 1)
+	signal.Notify(terminate, os.Interrupt, syscall.SIGTERM)
+	signal.Notify(hangup, syscall.SIGHUP)
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		for _, act := range []func(){cancel, func() {}} {
+		for ended := 0; ended < 2; {
 			select {
-			case <-signals:
-				act()
+			case <-terminate:
+				ended++
+			case <-hangup:
+				if h.claimed.Load() {
+					select {
+					case h.c <- struct{}{}:
+					default:
+					}
+					continue
+				}
+				ended++
 			case <-done:
 				return
 			}
+			cancel()
 		}
 		deadline := time.NewTimer(grace)
 		defer deadline.Stop()
@@ -59,7 +91,8 @@ func untilSignal(parent context.Context, abandon func()) (_ context.Context, sto
 		}
 	})
 	return ctx, func() {
-		signal.Stop(signals)
+		signal.Stop(terminate)
+		signal.Stop(hangup)
 		close(done)
 		watching.Wait()
 		cancel()

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/daemon"
 )
 
 func TestUntilSignal(t *testing.T) {
@@ -44,6 +46,43 @@ func TestUntilSignal(t *testing.T) {
 	}
 }
 
+// TestHangups sends SIGHUP to who has claimed it, which ends nothing, and to who has not.
+func TestHangups(t *testing.T) {
+	self, err := os.FindProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func(sig os.Signal) {
+		if err := self.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, stop := untilSignal(t.Context(), func() { t.Error("abandoned") })
+	claimed := claimHangups(ctx)
+	for range 3 {
+		send(syscall.SIGHUP)
+		<-claimed
+	}
+	for range 1000 {
+		send(syscall.SIGHUP)
+	}
+	<-claimed // many are one, or a few
+	if ctx.Err() != nil {
+		t.Error("a claimed SIGHUP ends the context")
+	}
+	send(syscall.SIGTERM)
+	<-ctx.Done()
+	stop()
+
+	ctx, stop = untilSignal(t.Context(), func() { t.Error("abandoned") })
+	send(syscall.SIGHUP)
+	<-ctx.Done()
+	stop()
+	if claimHangups(t.Context()) != nil {
+		t.Error("there are hangups without signals")
+	}
+}
+
 func TestInterrupted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "control.sock")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -57,7 +96,7 @@ func TestInterrupted(t *testing.T) {
 
 func TestNewLogger(t *testing.T) {
 	var out bytes.Buffer
-	log := newLogger(&out, "warn", "auto")
+	log, set := newLogger(&out, daemon.Log{Level: "warn", Format: "auto"})
 	log.Info("too little")
 	log.Warn("enough")
 	var record struct{ Msg string }
@@ -65,11 +104,14 @@ func TestNewLogger(t *testing.T) {
 		t.Errorf("logged %q, want one record as JSON", &out)
 	}
 	out.Reset()
-	newLogger(&out, "debug", "text").Debug("all")
-	if !bytes.Contains(out.Bytes(), []byte("level=DEBUG msg=all")) {
+	derived := log.With("a", 1).WithGroup("g")
+	set(daemon.Log{Level: "debug", Format: "text"})
+	derived.Debug("all", "b", 2)
+	if !bytes.Contains(out.Bytes(), []byte("level=DEBUG msg=all a=1 g.b=2")) {
 		t.Errorf("logged %q, want text", &out)
 	}
-	if newLogger(&out, "error", "json").Enabled(t.Context(), slog.LevelWarn) {
+	set(daemon.Log{Level: "error", Format: "json"})
+	if log.Enabled(t.Context(), slog.LevelWarn) {
 		t.Error("warnings are logged at level error")
 	}
 }

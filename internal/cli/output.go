@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
+	"go.yaml.in/yaml/v3"
 )
 
 // choice is a flag that takes one of a few words. It implements pflag.Value.
@@ -68,11 +68,17 @@ func writeYAML(w io.Writer, value any) error {
 		return err
 	}
 	// The escapes matter here as well: YAML is refused for unprintable characters that are not escaped.
-	text, err = yaml.JSONToYAML(escapeJSON(text))
-	if err != nil {
+	var tree any
+	if err := yaml.Unmarshal(escapeJSON(text), &tree); err != nil {
 		return err
 	}
-	return write(w, text)
+	var out bytes.Buffer
+	encoder := yaml.NewEncoder(&out)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(tree); err != nil {
+		return err
+	}
+	return write(w, out.Bytes())
 }
 
 func write(w io.Writer, text []byte) error {

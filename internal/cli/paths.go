@@ -1,24 +1,10 @@
 package cli
 
-import (
-	"os"
-	"path/filepath"
-)
-
-// controlSocketEnv is the environment variable that sets the default of --control-socket.
-const controlSocketEnv = "PATCHBAY_CONTROL_SOCKET"
+import "path/filepath"
 
 // paths are the defaults of flags; empty where there is none.
 type paths struct {
 	pluginDir, controlSocket, state, config string
-}
-
-func defaultPaths() paths {
-	p := pathsFor(os.Geteuid(), os.Getenv)
-	if socket := os.Getenv(controlSocketEnv); socket != "" {
-		p.controlSocket = socket
-	}
-	return p
 }
 
 // pathsFor returns the paths of the file system hierarchy standard for root and those of the XDG base directory specification for other

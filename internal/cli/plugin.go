@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -25,28 +26,43 @@ func splitPlugin(arg string) (ptype, name string) {
 	return ptype, name
 }
 
-// pluginID is how plugins are written for people: TYPE/NAME, or "-" for a socket that has not said who it is.
+// pluginID is how plugins are written for people: TYPE/NAME, NAME for a launched plugin that has not registered, or "-" for a socket that
+// has not said who it is.
 func pluginID(ptype, name string) string {
-	if ptype == "" && name == "" {
+	switch {
+	case ptype == "" && name == "":
 		return "-"
+	case ptype == "":
+		return escape(name)
 	}
 	return escape(ptype + "/" + name)
 }
 
-// completePlugins completes TYPE/NAME with the plugins that the daemon knows. Without a daemon there is nothing to complete.
-func completePlugins(socket *string) cobra.CompletionFunc {
+// completePlugins completes TYPE/NAME with the plugins that the daemon knows.
+func completePlugins(socket *controlSocket) cobra.CompletionFunc {
+	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
+		listing, err := c.List(ctx)
+		return names(listing.Plugins), err
+	})
+}
+
+// completeWith completes one argument with what a daemon lists. Without a daemon there is nothing to complete.
+func completeWith(socket *controlSocket, list func(context.Context, *client.Client) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		c := client.New(*socket)
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
-		listing, err := c.List(ctx)
+		c, err := socket.connect(cmd)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return names(listing.Plugins), cobra.ShellCompDirectiveNoFileComp
+		defer c.Close()
+		ctx, cancel := answerInTime(cmd.Context())
+		defer cancel()
+		completions, err := list(ctx, c)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return completions, cobra.ShellCompDirectiveNoFileComp
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
-	"sigs.k8s.io/yaml"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/patchbay-dev/patchbay/client"
 )
@@ -112,7 +112,15 @@ func FuzzOutput(f *testing.F) {
 		if err := json.Unmarshal(asJSON.Bytes(), &fromJSON); err != nil {
 			t.Fatal(err)
 		}
-		if err := yaml.Unmarshal(asYAML.Bytes(), &fromYAML); err != nil {
+		var tree any
+		if err := yaml.Unmarshal(asYAML.Bytes(), &tree); err != nil {
+			t.Fatal(err)
+		}
+		again, err := json.Marshal(tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(again, &fromYAML); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(plugins[0].Versions, fromJSON[0].Versions); diff != "" {

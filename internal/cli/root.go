@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -29,7 +30,7 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
 	root.SetHelpCommand(newHelpCommand())
-	paths := defaultPaths()
+	paths := pathsFor(os.Geteuid(), os.Getenv)
 	root.AddCommand(
 		newDemoCommand(),
 		newDemoHostCommand(),
@@ -39,6 +40,13 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newStatusCommand(paths),
 		newEventsCommand(paths),
 		newWaitCommand(paths),
+		newLaunchCommand(paths),
+		newStopCommand(paths),
+		newRestartCommand(paths),
+		newLogsCommand(paths),
+		newReloadCommand(paths),
+		newConfigCommand(paths),
+		newDoctorCommand(paths),
 		newVersionCommand(),
 		newCompletionCommand(),
 	)

@@ -3,6 +3,7 @@ package cli_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,16 +24,20 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/internal/cli"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/sdk"
 )
 
-// TestMain makes the test binary also the two programs that the scripts run: patchbay, and a plugin.
+// TestMain makes the test binary also the programs that the scripts run: patchbay, and two plugins.
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"patchbay": func() { os.Exit(cli.Main()) },
 		"plugin":   servePlugin,
+		"hello":    serveHello,
 	})
 }
 
@@ -61,6 +66,7 @@ func TestScripts(t *testing.T) {
 			"denied":  denied,
 			"start":   start,
 			"signal":  sendSignal,
+			"storm":   storm,
 			"ended":   ended,
 			"json":    jsonValue,
 			"address": address,
@@ -103,6 +109,20 @@ func servePlugin() {
 			}
 			return
 		}
+	}
+}
+
+// serveHello is the program hello, a plugin that the daemon launches.
+func serveHello() {
+	fmt.Println("hello world")
+	fmt.Fprintln(os.Stderr, `level=warn msg="hello trouble" reason=none`)
+	err := sdk.Serve(context.Background(), sdk.Plugin{
+		Type: "ExamplePlugin", Name: "hello", Versions: []string{"v1beta1"},
+		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, v1beta1.UnimplementedExampleServer{}) },
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
@@ -273,13 +293,25 @@ func start(ts *testscript.TestScript, neg bool, args []string) {
 // signal NAME SIGNAL sends a signal to a process of start.
 func sendSignal(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
-		ts.Fatalf("usage: signal NAME INT|TERM|KILL")
+		ts.Fatalf("usage: signal NAME HUP|INT|TERM|KILL")
 	}
-	sig, ok := map[string]os.Signal{"INT": os.Interrupt, "TERM": syscall.SIGTERM, "KILL": os.Kill}[args[1]]
+	sig, ok := map[string]os.Signal{"HUP": syscall.SIGHUP, "INT": os.Interrupt, "TERM": syscall.SIGTERM, "KILL": os.Kill}[args[1]]
 	if !ok {
 		ts.Fatalf("unknown signal %q", args[1])
 	}
 	ts.Check(processOf(ts, args[0]).cmd.Process.Signal(sig))
+}
+
+// storm NAME COUNT sends SIGHUP to a process of start many times.
+func storm(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: storm NAME COUNT")
+	}
+	count, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	for range count {
+		ts.Check(processOf(ts, args[0]).cmd.Process.Signal(syscall.SIGHUP))
+	}
 }
 
 // ended NAME CODE waits until a process of start ends and checks its exit code, -1 if a signal killed it. What it printed is then the
@@ -405,7 +437,10 @@ func decode(ts *testscript.TestScript, text string) []map[string]any {
 
 func environment(ts *testscript.TestScript) []string {
 	env := os.Environ()
-	for _, key := range []string{"DIR", "GORACE", "HOME", "PATCHBAY_CONTROL_SOCKET", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"} {
+	for _, key := range []string{
+		"DIR", "GORACE", "HOME", "PATCHBAY_CONFIG", "PATCHBAY_CONTROL_SOCKET", "PATCHBAY_HTTP", "PATCHBAY_LOG_LEVEL", "PATCHBAY_STATE",
+		"XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME",
+	} {
 		env = append(env, key+"="+ts.Getenv(key))
 	}
 	return env

@@ -15,30 +15,47 @@ import (
 
 func newStatusCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "status TYPE/NAME",
+		Use:   "status TYPE/NAME | status NAME",
 		Short: "Show everything about one plugin.",
 		Long: `Show every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
-the next one is due, and the last error.
+the next one is due, and the last error. The type ends at the first slash; the name may have more.
 
-The type ends at the first slash; the name may have more.`,
+NAME alone is a launched plugin, by its name in the catalogue: its process, its health, how often it was started again, and how it
+last ended.`,
 		Example: `  # Why is the driver not registered?
   patchbay status CSIPlugin/hostpath.csi.k8s.io
 
   # The last error of its newest instance.
   patchbay status CSIPlugin/hostpath.csi.k8s.io -o json | jq -r '.[0].lastError'`,
-		Args: onePlugin,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && !strings.Contains(args[0], "/") {
+				return oneLaunched(cmd, args)
+			}
+			return onePlugin(cmd, args)
+		},
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completePlugins(socket)
 	output := addChoice(cmd, "output", "o", "output format", "text", "json", "yaml")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := connect(cmd, *socket)
+		c, err := socket.connect(cmd)
 		if err != nil {
 			return err
 		}
 		defer c.Close()
 		ctx, cancel := answerInTime(cmd.Context())
 		defer cancel()
+		if !strings.Contains(args[0], "/") {
+			p, found, err := launched(ctx, c, args[0])
+			if err == nil && !found {
+				err = fmt.Errorf("no launched plugin %s is known: plugins to launch are those of the catalogue, the key plugins of the "+
+					"configuration; a plugin that registered by itself is named TYPE/NAME", args[0])
+			}
+			if err != nil {
+				return err
+			}
+			return writeLaunched(cmd.OutOrStdout(), output.value, p)
+		}
 		ptype, name := splitPlugin(args[0])
 		instances, err := c.Get(ctx, ptype, name)
 		if err != nil {

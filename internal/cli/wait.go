@@ -32,7 +32,7 @@ The type ends at the first slash; the name may have more.`,
 		if *timeout <= 0 {
 			return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", *timeout)
 		}
-		c, err := connect(cmd, *socket)
+		c, err := socket.connect(cmd)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,153 @@
+package client
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+)
+
+// Launched is a plugin that the daemon launches.
+type Launched struct {
+	// Name is its name in the catalogue.
+	Name string `json:"name"`
+	// State is what it does, for example "running". States that this package does not know may be added.
+	State string     `json:"state"`
+	Since *time.Time `json:"since"`
+	// PID is its process; zero if it has none.
+	PID int `json:"pid"`
+	// SocketPath is where it serves; empty if it does not.
+	SocketPath string `json:"socketPath"`
+	// Health is what it says of itself through grpc.health.v1, for example "serving".
+	Health string `json:"health"`
+	// Restarts counts how often it was started again since somebody started or restarted it.
+	Restarts  int        `json:"restarts"`
+	NextStart *time.Time `json:"nextStart"`
+	// LastError says how its last process ended, or why its last replacement failed.
+	LastError string `json:"lastError"`
+}
+
+// LogRecord is one record of what a launched plugin printed or logged.
+type LogRecord struct {
+	Seq  uint64    `json:"seq"`
+	Time time.Time `json:"time"`
+	// Level is -4 for debug, 0 for info, 4 for warning and 8 for error, as in log/slog.
+	Level      int            `json:"level"`
+	Message    string         `json:"message"`
+	Attributes []LogAttribute `json:"attributes"`
+	// Source is "stdout", "stderr", or "log" for what the plugin logged through its host.
+	Source string `json:"source"`
+}
+
+// LogAttribute is one attribute of a record.
+type LogAttribute struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+// ListLaunched returns the plugins that the daemon launches, ordered by name.
+func (c *Client) ListLaunched(ctx context.Context) ([]Launched, error) {
+	response, err := c.rpc.ListLaunched(ctx, connect.NewRequest(&patchbayv1.ListLaunchedRequest{}))
+	if err != nil {
+		return nil, c.explain("list the launched plugins", err)
+	}
+	plugins := make([]Launched, len(response.Msg.GetPlugins()))
+	for i, p := range response.Msg.GetPlugins() {
+		plugins[i] = launchedOf(p)
+	}
+	return plugins, nil
+}
+
+// Launch starts a launched plugin that does not run. The name is that of the catalogue or, like for all that follow, TYPE/NAME as it
+// registered. A plugin that is not known is [ErrNotFound].
+func (c *Client) Launch(ctx context.Context, name string) (Launched, error) {
+	response, err := c.rpc.LaunchPlugin(ctx, connect.NewRequest(&patchbayv1.LaunchPluginRequest{Name: name}))
+	if err != nil {
+		return Launched{}, c.explain("launch "+name, err)
+	}
+	return launchedOf(response.Msg.GetPlugin()), nil
+}
+
+// Stop ends a launched plugin and returns when it has ended.
+func (c *Client) Stop(ctx context.Context, name string) (Launched, error) {
+	response, err := c.rpc.StopPlugin(ctx, connect.NewRequest(&patchbayv1.StopPluginRequest{Name: name}))
+	if err != nil {
+		return Launched{}, c.explain("stop "+name, err)
+	}
+	return launchedOf(response.Msg.GetPlugin()), nil
+}
+
+// Restart puts a new process in the place of the one that runs, without downtime if the plugin serves, and starts one that does not run.
+func (c *Client) Restart(ctx context.Context, name string) (Launched, error) {
+	response, err := c.rpc.RestartPlugin(ctx, connect.NewRequest(&patchbayv1.RestartPluginRequest{Name: name}))
+	if err != nil {
+		return Launched{}, c.explain("restart "+name, err)
+	}
+	return launchedOf(response.Msg.GetPlugin()), nil
+}
+
+// LogsOptions says which records [Client.Logs] gives. The zero value stands for all past records that are kept.
+type LogsOptions struct {
+	// Follow goes on with new records after the past ones.
+	Follow bool
+	// Tail is how many of the past records are given, the newest ones, oldest first; nil for all that are kept.
+	Tail *uint32
+}
+
+// Logs returns what a launched plugin printed and logged, in order. The sequence ends as that of [Client.Events] does.
+func (c *Client) Logs(ctx context.Context, name string, options LogsOptions) iter.Seq2[LogRecord, error] {
+	request := &patchbayv1.ReadLogsRequest{Name: name, Follow: options.Follow, Tail: options.Tail}
+	return func(yield func(LogRecord, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stream, err := c.rpc.ReadLogs(ctx, connect.NewRequest(request))
+		if err != nil {
+			yield(LogRecord{}, c.explain("read the log of "+name, err))
+			return
+		}
+		defer func() {
+			cancel()
+			_ = stream.Close() // nothing is left to learn from it
+		}()
+		for stream.Receive() {
+			record := stream.Msg().GetRecord()
+			if record == nil {
+				continue // says only that the stream stands
+			}
+			if !yield(recordOf(record), nil) {
+				return
+			}
+		}
+		if err := stream.Err(); err != nil {
+			yield(LogRecord{}, c.explain("read the log of "+name, err))
+		}
+	}
+}
+
+func launchedOf(p *patchbayv1.LaunchedPlugin) Launched {
+	return Launched{
+		Name:       p.GetName(),
+		State:      p.GetState(),
+		Since:      timeOf(p.GetSince()),
+		PID:        int(p.GetPid()),
+		SocketPath: p.GetSocketPath(),
+		Health:     p.GetHealth(),
+		Restarts:   int(p.GetRestarts()),
+		NextStart:  timeOf(p.GetNextStart()),
+		LastError:  p.GetLastError(),
+	}
+}
+
+func recordOf(r *patchbayv1.LogRecord) LogRecord {
+	record := LogRecord{
+		Seq: r.GetSeq(), Time: r.GetTime().AsTime(), Level: int(r.GetLevel()), Message: r.GetMessage(), Source: r.GetSource(),
+		Attributes: make([]LogAttribute, len(r.GetAttributes())),
+	}
+	for i, a := range r.GetAttributes() {
+		record.Attributes[i] = LogAttribute{Key: a.GetKey(), Value: a.GetValue()}
+	}
+	return record
+}

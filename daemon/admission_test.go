@@ -1,0 +1,65 @@
+package daemon_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/host"
+)
+
+func TestAdmission(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "admit-all")
+	t.Setenv("PATCHBAY_TEST_ADMISSION", file) // the admission plugin inherits it
+	admission := host.AdmissionSpec{Args: []string{os.Args[0]}, Protocol: host.ProtocolCIPD, Timeout: time.Minute}
+	config, r, c := startReloadable(t, func(c *daemon.Config) { c.Admission = admission })
+	serveExample(t, config, "yes")
+	await(t, c, "ExamplePlugin", "yes", client.GoalRegistered)
+
+	serveExample(t, config, "no")
+	for event, err := range c.Events(within(t), client.EventsOptions{Follow: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if event.Name == "no" && event.Kind == "refused" {
+			break
+		}
+	}
+	plugins, err := c.Get(within(t), "ExamplePlugin", "no")
+	if err != nil || len(plugins) != 1 || plugins[0].State == "registered" || !strings.Contains(plugins[0].LastError, "it is not on the list") {
+		t.Errorf("the refused plugin is %+v, %v", plugins, err)
+	}
+
+	other := config
+	other.Admission.Protocol = host.ProtocolPatchbay
+	r.set(other, nil)
+	if _, err := c.Reload(within(t)); err == nil || !strings.Contains(err.Error(), "needs a restart: admission;") {
+		t.Errorf("another admission plugin without a restart: %v", err)
+	}
+
+	// A reload lets the admission plugin change its mind.
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.set(config, nil)
+	if _, err := c.Reload(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	await(t, c, "ExamplePlugin", "no", client.GoalRegistered)
+}
+
+func TestAdmissionWithoutAProgram(t *testing.T) {
+	config := configIn(t)
+	config.Admission.Args = []string{""}
+	if _, err := daemon.New(config); err == nil || !strings.Contains(err.Error(), "admission plugin has an empty path") {
+		t.Errorf("it is taken: %v", err)
+	}
+	config.Admission = host.AdmissionSpec{Protocol: host.ProtocolCIPD}
+	if _, err := daemon.New(config); err == nil || !strings.Contains(err.Error(), "name one with admission.command") {
+		t.Errorf("a protocol without a plugin that speaks it: %v", err)
+	}
+}

@@ -1,0 +1,40 @@
+package daemon
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+// What the configuration says of a process is what the launcher is told, and nothing is inherited.
+func TestToLaunch(t *testing.T) {
+	var p catalogue.Plugin
+	p.SetDefaults()
+	p.Name, p.Command, p.SHA256, p.Interpreter = "name", []string{"/bin/x", "arg"}, strings.Repeat("ab", 32), "/bin/sh"
+	p.User, p.Group, p.Env = "user", "group", map[string]string{"B": "2", "A": "1"}
+	p.Limits = catalogue.Limits{Memory: 1 << 20, CPU: 500, OpenFiles: 64}
+	var bare catalogue.Plugin
+	bare.SetDefaults()
+	bare.Name, bare.Command = "other", []string{"x"}
+	c, err := catalogue.New([]catalogue.Plugin{p, bare})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []launcher.Plugin{
+		{
+			Name: "name", Args: []string{"/bin/x", "arg"}, Env: []string{"A=1", "B=2"}, Dir: "/", Serve: true, SHA256: strings.Repeat("ab", 32),
+			Interpreter: "/bin/sh", User: "user", Group: "group", Limits: host.Limits{Memory: 1 << 20, CPU: 500, OpenFiles: 64}, NoNewPrivs: true,
+		},
+		{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", Serve: true, NoNewPrivs: true},
+	}
+	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StopTimeout", "LogRate")
+	if diff := cmp.Diff(want, toLaunch(c, nil), unrelated); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,186 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+// launched is the part of a [launcher.Launcher] that the control API needs.
+type launched interface {
+	Plugins() []launcher.Status
+	Start(name string) error
+	Stop(name string) error
+	Restart(ctx context.Context, name string) error
+	Log(name string) (*launcher.Log, error)
+}
+
+// ListLaunched implements patchbayv1connect.ControlServiceHandler.
+func (c *control) ListLaunched(
+	context.Context, *connect.Request[patchbayv1.ListLaunchedRequest],
+) (*connect.Response[patchbayv1.ListLaunchedResponse], error) {
+	response := &patchbayv1.ListLaunchedResponse{}
+	for _, s := range c.launched.Plugins() {
+		response.Plugins = append(response.Plugins, launchedMessage(s))
+	}
+	return connect.NewResponse(response), nil
+}
+
+// LaunchPlugin implements patchbayv1connect.ControlServiceHandler.
+func (c *control) LaunchPlugin(
+	_ context.Context, request *connect.Request[patchbayv1.LaunchPluginRequest],
+) (*connect.Response[patchbayv1.LaunchPluginResponse], error) {
+	now, err := c.operate(request.Msg.GetName(), c.launched.Start)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&patchbayv1.LaunchPluginResponse{Plugin: now}), nil
+}
+
+// StopPlugin implements patchbayv1connect.ControlServiceHandler.
+func (c *control) StopPlugin(
+	_ context.Context, request *connect.Request[patchbayv1.StopPluginRequest],
+) (*connect.Response[patchbayv1.StopPluginResponse], error) {
+	now, err := c.operate(request.Msg.GetName(), c.launched.Stop)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&patchbayv1.StopPluginResponse{Plugin: now}), nil
+}
+
+// RestartPlugin implements patchbayv1connect.ControlServiceHandler.
+func (c *control) RestartPlugin(
+	ctx context.Context, request *connect.Request[patchbayv1.RestartPluginRequest],
+) (*connect.Response[patchbayv1.RestartPluginResponse], error) {
+	now, err := c.operate(request.Msg.GetName(), func(name string) error { return c.launched.Restart(ctx, name) })
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ended(ctx)
+		}
+		return nil, err
+	}
+	return connect.NewResponse(&patchbayv1.RestartPluginResponse{Plugin: now}), nil
+}
+
+// operate does something to a launched plugin and returns how it is afterwards.
+func (c *control) operate(name string, do func(name string) error) (*patchbayv1.LaunchedPlugin, error) {
+	name, err := c.launchedName(name)
+	if err != nil {
+		return nil, err
+	}
+	if err := do(name); err != nil {
+		return nil, launchError(err)
+	}
+	for _, s := range c.launched.Plugins() {
+		if s.Name == name {
+			return launchedMessage(s), nil
+		}
+	}
+	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // taken out of the catalogue meanwhile
+}
+
+// ReadLogs implements patchbayv1connect.ControlServiceHandler.
+func (c *control) ReadLogs(
+	ctx context.Context, request *connect.Request[patchbayv1.ReadLogsRequest], stream *connect.ServerStream[patchbayv1.ReadLogsResponse],
+) error {
+	name, err := c.launchedName(request.Msg.GetName())
+	if err != nil {
+		return err
+	}
+	log, err := c.launched.Log(name)
+	if err != nil {
+		return launchError(err)
+	}
+	tail := -1 // all
+	if request.Msg.Tail != nil {
+		tail = int(request.Msg.GetTail())
+	}
+	if !request.Msg.GetFollow() {
+		if tail == 0 {
+			return nil
+		}
+		for _, r := range log.Tail(tail) {
+			if err := stream.Send(&patchbayv1.ReadLogsResponse{Record: recordMessage(r)}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := stream.Send(&patchbayv1.ReadLogsResponse{}); err != nil {
+		return err
+	}
+	for r := range log.Follow(ctx, tail) {
+		if err := stream.Send(&patchbayv1.ReadLogsResponse{Record: recordMessage(r)}); err != nil {
+			return err
+		}
+	}
+	return ended(ctx)
+}
+
+// launchedName finds the launched plugin that a request names: by its name in the catalogue, or as TYPE/NAME by what it registered as.
+func (c *control) launchedName(name string) (string, error) {
+	if name == "" {
+		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set name"))
+	}
+	plugins := c.launched.Plugins()
+	if slices.ContainsFunc(plugins, func(s launcher.Status) bool { return s.Name == name }) {
+		return name, nil
+	}
+	if ptype, pname, both := strings.Cut(name, "/"); both {
+		for _, in := range c.instances(ptype, pname) {
+			for _, s := range plugins {
+				if s.Socket != "" && s.Socket == in.SocketPath {
+					return s.Name, nil
+				}
+			}
+		}
+	}
+	return "", connect.NewError(connect.CodeNotFound,
+		fmt.Errorf("no launched plugin %s is known: plugins to launch are those of the catalogue, the key plugins of the configuration", name))
+}
+
+func launchError(err error) error {
+	code := connect.CodeFailedPrecondition
+	switch {
+	case errors.Is(err, launcher.ErrUnknown):
+		code = connect.CodeNotFound
+	case errors.Is(err, launcher.ErrClosed):
+		return connect.NewError(connect.CodeUnavailable, errStopping)
+	}
+	// What was tried is said by the client.
+	if inner := errors.Unwrap(err); inner != nil && code == connect.CodeFailedPrecondition {
+		err = inner
+	}
+	return connect.NewError(code, errors.New(valid(err.Error())))
+}
+
+func launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
+	return &patchbayv1.LaunchedPlugin{
+		Name:       valid(s.Name),
+		State:      string(s.State),
+		Since:      timestamp(s.Since),
+		Pid:        int64(s.PID),
+		SocketPath: valid(s.Socket),
+		Health:     s.Health,
+		Restarts:   uint32(max(s.Restarts, 0)),
+		NextStart:  timestamp(s.NextStart),
+		LastError:  valid(s.LastError),
+	}
+}
+
+func recordMessage(r launcher.Record) *patchbayv1.LogRecord {
+	record := &patchbayv1.LogRecord{
+		Seq: r.Seq, Time: timestamp(r.Time), Level: int32(r.Level), Message: valid(r.Message), Source: string(r.Source),
+	}
+	for _, a := range r.Attrs {
+		record.Attributes = append(record.Attributes, &patchbayv1.LogAttribute{Key: valid(a.Key), Value: valid(a.Value.String())})
+	}
+	return record
+}

@@ -1,0 +1,204 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// The kinds of events of the daemon itself.
+const (
+	// EventReloaded says that a reload succeeded, and what changed.
+	EventReloaded reconciler.EventKind = "reloaded"
+	// EventReloadFailed says that a reload failed and changed nothing, and why.
+	EventReloadFailed reconciler.EventKind = "reload-failed"
+)
+
+// reloads is the state of [Daemon.Reload].
+type reloads struct {
+	// begun is closed when there is a runtime, ended when there is none any more.
+	begun, ended chan struct{}
+
+	// turn makes reloads, and the end of the daemon, take turns. It is held over Config.Load, and guards what follows.
+	turn    sync.Mutex
+	runtime *patchbay.Runtime
+	current Config
+
+	// mu guards failure, and comes last.
+	mu      sync.Mutex
+	failure patchbay.Condition // of the last reload; OK if it succeeded, or if there was none
+}
+
+// configuration is the name of the condition of the last reload.
+const configuration = "configuration"
+
+func newReloads(config Config) *reloads {
+	return &reloads{
+		begun: make(chan struct{}), ended: make(chan struct{}),
+		current: config,
+		failure: patchbay.Condition{Name: configuration, OK: true},
+	}
+}
+
+// begin lets reloads act on a runtime.
+func (r *reloads) begin(runtime *patchbay.Runtime) {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	r.runtime = runtime
+	close(r.begun)
+}
+
+// end waits for a reload that runs and refuses further ones. A second call does nothing.
+func (r *reloads) end() {
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	select {
+	case <-r.ended:
+	default:
+		close(r.ended)
+	}
+}
+
+// Reload reads the configuration anew with Config.Load and changes to it, and returns the keys of the configuration file whose values
+// changed. Handlers, timeouts, the log and the catalogue can change; plugins that are not concerned notice nothing, and one that is
+// registered keeps the client timeout with which it was. The answers of the admission plugin are forgotten. If anything else has changed,
+// or the configuration is wrong, Reload changes nothing and returns an error; until a reload succeeds, the condition "configuration" is
+// then degraded.
+//
+// Reload may be called at any time, concurrently too. It blocks until the daemon is up or ctx ends. What became of it is also logged
+// and published as an event.
+func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
+	if d.config.Load == nil {
+		return nil, errors.New("cannot reload the configuration: this daemon was given it by a program, and not by files")
+	}
+	r := d.reloads
+	select {
+	case <-r.begun:
+	case <-r.ended:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	select {
+	case <-r.ended:
+		return nil, errStopping
+	default:
+	}
+	changed, err = d.reload()
+	d.tell(changed, err)
+	return changed, err
+}
+
+// reload does what Reload says. The turn is held.
+func (d *Daemon) reload() (changed []string, err error) {
+	r := d.reloads
+	next, err := d.config.Load()
+	if err != nil {
+		return nil, err
+	}
+	if err := next.Validate(); err != nil {
+		return nil, err
+	}
+	changed, restart := differences(r.current, next)
+	if len(restart) > 0 {
+		return nil, fmt.Errorf("needs a restart: %s; nothing was changed", strings.Join(restart, ", "))
+	}
+	added, removed := handlerChanges(r.current, next)
+	// What is launched or registered from now on has to be admitted anew. If the reload fails, an answer is only asked for again.
+	if admission := r.runtime.Admission(); admission != nil {
+		admission.ClearCache()
+	}
+	// This comes next because it can fail; it waits for nothing.
+	if len(catalogueChanges(r.current, next)) > 0 {
+		if err := d.launch(r.runtime, next.Catalogue); err != nil {
+			return nil, fmt.Errorf("cannot change to the new catalogue: %w", err)
+		}
+	}
+	// Nothing can fail from here on. The timeouts come first, so that what registers now has the new ones.
+	if d.config.SetLog != nil && next.Log != r.current.Log {
+		d.config.SetLog(next.Log)
+	}
+	d.timeouts.set(next.ClientTimeouts)
+	r.runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
+	for _, ptype := range removed {
+		r.runtime.RemoveHandler(ptype)
+	}
+	for ptype, handler := range added {
+		r.runtime.AddHandler(ptype, handler)
+	}
+	r.current = next
+	return changed, nil
+}
+
+// handlerChanges returns the handlers of the types that have another one now, and the types that have none any more.
+func handlerChanges(before, after Config) (added map[string]cache.PluginHandler, removed []string) {
+	added = map[string]cache.PluginHandler{}
+	was, is := before.handlers(), after.handlers()
+	for ptype, kind := range is {
+		if was[ptype] != kind {
+			added[ptype] = newHandlers[kind]()
+		}
+	}
+	for ptype := range was {
+		if _, has := is[ptype]; !has {
+			removed = append(removed, ptype)
+		}
+	}
+	return added, removed
+}
+
+// tell makes known what became of a reload.
+func (d *Daemon) tell(changed []string, err error) {
+	r := d.reloads
+	if err != nil {
+		message := strings.ReplaceAll(err.Error(), "\n", "; ")
+		r.setFailure(patchbay.Condition{
+			Name: configuration, Since: time.Now(),
+			Message: "the configuration was not reloaded, and the one before is in force: " + message,
+		})
+		d.log.Error("configuration not reloaded", "error", message)
+		r.runtime.Publish(reconciler.Event{Time: time.Now(), Kind: EventReloadFailed, Message: message})
+		return
+	}
+	r.setFailure(patchbay.Condition{Name: configuration, OK: true})
+	d.log.Info("configuration reloaded", "changed", changed)
+	message := "the configuration was reloaded: nothing changed"
+	if len(changed) > 0 {
+		message = "the configuration was reloaded: " + strings.Join(changed, ", ")
+	}
+	r.runtime.Publish(reconciler.Event{Time: time.Now(), Kind: EventReloaded, Message: message})
+}
+
+func (r *reloads) setFailure(c patchbay.Condition) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !c.OK && !r.failure.OK {
+		c.Since = r.failure.Since
+	}
+	r.failure = c
+}
+
+func (r *reloads) condition() patchbay.Condition {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failure
+}
+
+// observed is the runtime as the daemon shows it: with a condition of the daemon's own.
+type observed struct {
+	*patchbay.Runtime
+	reloads *reloads
+}
+
+// Conditions are ordered by name.
+func (o observed) Conditions() []patchbay.Condition {
+	return append([]patchbay.Condition{o.reloads.condition()}, o.Runtime.Conditions()...)
+}

@@ -1,0 +1,51 @@
+package daemon
+
+import (
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+)
+
+// TestReloadedClientTimeouts reloads over a runtime that does not run.
+func TestReloadedClientTimeouts(t *testing.T) {
+	config := Config{PluginDirs: []string{t.TempDir()}, StatePath: "s", ControlSocket: "c", ClientTimeouts: map[string]time.Duration{"T": 1}}
+	config.Load = func() (Config, error) {
+		next := config
+		next.ClientTimeouts = map[string]time.Duration{"T": 2}
+		return next, nil
+	}
+	d, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime, err := patchbay.New(patchbay.Config{PluginDirs: config.PluginDirs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer runtime.Registry().Shutdown()
+	d.reloads.begin(runtime)
+	for want := range time.Duration(2) {
+		if got := d.timeouts.of("T", "n"); got == nil || *got != want+1 {
+			t.Errorf("got %v, want %v", got, want+1)
+		}
+		if _, err := d.Reload(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestClientTimeouts(t *testing.T) {
+	var c clientTimeouts
+	c.set(nil)
+	if got := c.of("T", "n"); got != nil {
+		t.Errorf("got %v, want none", *got)
+	}
+	c.set(map[string]time.Duration{"T": 1, "T/n/m": 2, "U/n": 3})
+	for plugin, want := range map[[2]string]time.Duration{{"T", "n"}: 1, {"T", "n/m"}: 2, {"U", "n"}: 3, {"U", "m"}: 0, {"", "T"}: 0} {
+		got := c.of(plugin[0], plugin[1])
+		if (got == nil) != (want == 0) || got != nil && *got != want {
+			t.Errorf("timeout of %v is %v, want %v", plugin, got, want)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/config"
+	"github.com/patchbay-dev/patchbay/internal/doctor"
+)
+
+// doctorTimeout bounds the whole examination. Only many sockets whose owners hang take long.
+const doctorTimeout = time.Minute
+
+// errUnwell ends a doctor command that found something that does not work.
+var errUnwell = errors.New("something does not work: see the lines marked fail")
+
+func newDoctorCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Find out what is wrong on this machine.",
+		Long: `Look at what the daemon depends on, with the configuration that "patchbay run" would have: the configuration itself, the plugin
+directories and the sockets in them, the state file and the space for it, the control socket, limits, kernel features and the clock.
+Each finding is ok, warn or fail, and says what to do. Nothing is changed, and a daemon may be running.
+
+Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
+		Example: `  patchbay doctor
+
+  # What has to be done?
+  patchbay doctor -o json | jq -r '.[] | select(.status != "ok") | .remedy'`,
+		Args:              noArguments,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	flags := addConfigFlags(cmd, paths)
+	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
+		defer cancel()
+		sources, err := flags.sources(cmd)
+		if err != nil {
+			return err
+		}
+		findings := examine(ctx, sources)
+		switch output.value {
+		case "json":
+			err = writeJSON(cmd.OutOrStdout(), findings)
+		case "yaml":
+			err = writeYAML(cmd.OutOrStdout(), findings)
+		default:
+			err = writeFindings(cmd.OutOrStdout(), findings)
+		}
+		if err == nil && doctor.Worst(findings) == doctor.Fail {
+			err = errUnwell
+		}
+		return err
+	}
+	return cmd
+}
+
+// examine looks at the configuration, and then at the machine with what it says, or with the defaults if it cannot be read.
+func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
+	finding := doctor.Finding{Check: "configuration", Status: doctor.OK, Message: "the configuration can be used"}
+	_, c, err := load(sources)
+	if err != nil {
+		finding.Status, finding.Message = doctor.Fail, err.Error()
+		finding.Remedy = `correct it; "patchbay config check" shows all that is wrong`
+		c = daemon.Config{
+			PluginDirs: sources.Defaults.PluginDirs, StatePath: sources.Defaults.State, ControlSocket: sources.Defaults.ControlSocket,
+		}
+	}
+	dirs := c.PluginDirs
+	if c.DeprecatedPluginDir != "" {
+		dirs = append(dirs[:len(dirs):len(dirs)], c.DeprecatedPluginDir)
+	}
+	return append([]doctor.Finding{finding},
+		doctor.Examine(ctx, doctor.Subject{PluginDirs: dirs, StatePath: c.StatePath, ControlSocket: c.ControlSocket})...)
+}
+
+func writeFindings(w io.Writer, findings []doctor.Finding) error {
+	var text bytes.Buffer
+	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	for _, f := range findings {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Status, f.Check, escape(f.Message))
+		if f.Remedy != "" {
+			fmt.Fprintf(table, "\t\t→ %s\n", escape(f.Remedy))
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return write(w, text.Bytes())
+}

@@ -1,0 +1,161 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+// operation is a command that does something to one launched plugin.
+type operation struct {
+	use, short, long, example string
+	do                        func(c *client.Client, ctx context.Context, name string) (client.Launched, error)
+}
+
+func newLaunchCommand(paths paths) *cobra.Command {
+	return newOperationCommand(paths, operation{
+		use:   "launch NAME",
+		short: "Start a plugin of the catalogue.",
+		long: `Start a plugin of the catalogue (the key plugins of the configuration) that does not run: one with autostart: false, one that
+was stopped, or one that has failed. One that runs already is left alone.
+
+The command returns when the process has been started. "patchbay wait" waits until the plugin is registered.`,
+		example: `  # Start it and wait until it can be used.
+  patchbay launch hello && patchbay wait Greeter/hello`,
+		do: (*client.Client).Launch,
+	})
+}
+
+func newStopCommand(paths paths) *cobra.Command {
+	return newOperationCommand(paths, operation{
+		use:   "stop NAME",
+		short: "End a launched plugin.",
+		long: `End a launched plugin and everything that it started: its standard input is closed, then it gets SIGTERM, and at last SIGKILL,
+within its stopTimeout. It is not started again before "patchbay launch" or "patchbay restart", or the next start of the daemon.
+
+The command returns when it has ended.`,
+		example: `  patchbay stop hello`,
+		do:      (*client.Client).Stop,
+	})
+}
+
+func newRestartCommand(paths paths) *cobra.Command {
+	return newOperationCommand(paths, operation{
+		use:   "restart NAME",
+		short: "Replace the process of a launched plugin, without downtime.",
+		long: `Start a new process of a launched plugin and, when that is ready, end the old one. A plugin that serves is ready when it is
+registered, so there is no moment without one. If the new one does not become ready, the old one goes on and the command fails.
+
+A plugin that does not run is started, also one that has failed: its count of restarts begins anew.`,
+		example: `  # Bring back a plugin that ended too often.
+  patchbay status hello
+  patchbay restart hello`,
+		do: (*client.Client).Restart,
+	})
+}
+
+func newOperationCommand(paths paths, o operation) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   o.use,
+		Short: o.short,
+		Long: o.long + `
+
+NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
+		Example: o.example,
+		Args:    oneLaunched,
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = completeLaunched(socket)
+	output := addChoice(cmd, "output", "o", "output format", "text", "json", "yaml")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := socket.connect(cmd)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		now, err := o.do(c, cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		return writeLaunched(cmd.OutOrStdout(), output.value, now)
+	}
+	return cmd
+}
+
+func writeLaunched(w io.Writer, format string, p client.Launched) error {
+	switch format {
+	case "json":
+		return writeJSON(w, p)
+	case "yaml":
+		return writeYAML(w, p)
+	}
+	var text bytes.Buffer
+	fmt.Fprintln(&text, escape(p.Name))
+	lines := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
+	for _, line := range describeLaunched(p, time.Now()) {
+		if line.value != "" {
+			fmt.Fprintf(lines, "  %s:\t%s\n", line.label, line.value)
+		}
+	}
+	if err := lines.Flush(); err != nil {
+		return err
+	}
+	return write(w, text.Bytes())
+}
+
+func describeLaunched(p client.Launched, now time.Time) []line {
+	positive := func(n int) string {
+		if n <= 0 {
+			return ""
+		}
+		return fmt.Sprint(n)
+	}
+	return []line{
+		{"State", escape(p.State)},
+		{"Since", moment(p.Since, now)},
+		{"PID", positive(p.PID)},
+		{"Socket", escape(p.SocketPath)},
+		{"Health", escape(p.Health)},
+		{"Restarts", positive(p.Restarts)},
+		{"Next start", moment(p.NextStart, now)},
+		{"Last error", escape(p.LastError)},
+	}
+}
+
+// oneLaunched is for commands whose only argument is the name of a launched plugin.
+func oneLaunched(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 || args[0] == "" {
+		return wrongUsage(cmd, "%q takes one argument, the name of a launched plugin, and got %d", cmd.CommandPath(), len(args))
+	}
+	return nil
+}
+
+// launched returns the plugin with a name, if the daemon launches one of that name.
+func launched(ctx context.Context, c *client.Client, name string) (p client.Launched, found bool, err error) {
+	all, err := c.ListLaunched(ctx)
+	for _, p := range all {
+		if p.Name == name {
+			return p, true, err
+		}
+	}
+	return client.Launched{}, false, err
+}
+
+// completeLaunched completes the names of launched plugins.
+func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
+	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
+		all, err := c.ListLaunched(ctx)
+		names := make([]string, len(all))
+		for i, p := range all {
+			names[i] = p.Name
+		}
+		return names, err
+	})
+}

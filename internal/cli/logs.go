@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+func newLogsCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "logs NAME",
+		Short: "Show what a launched plugin printed and logged.",
+		Long: `Show what a launched plugin wrote to standard output and standard error and what it logged through its host, oldest first, over
+all its processes, as far as it is kept: the newest 256 KiB. Lines above the plugin's logRate were dropped, and are counted where they
+are missing.
+
+With --follow the command goes on with what comes until it is interrupted, which is no failure, or the daemon goes away, which is one.
+
+NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
+		Example: `  # The last ten lines, and then every new one.
+  patchbay logs hello --tail 10 --follow
+
+  # Only errors.
+  patchbay logs hello -o json | jq -r 'select(.level >= 8) | .message'`,
+		Args: oneLaunched,
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = completeLaunched(socket)
+	output := addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
+	follow := cmd.Flags().BoolP("follow", "f", false, "go on with what comes")
+	tail := cmd.Flags().Uint32("tail", 0, "number of past lines to show (default all that are kept)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, err := socket.connect(cmd)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		options := client.LogsOptions{Follow: *follow}
+		if cmd.Flags().Changed("tail") {
+			options.Tail = tail
+		}
+		printRecord := writeRecord
+		if output.value == "json" {
+			printRecord = func(w io.Writer, r client.LogRecord) error { return writeJSONLine(w, r) }
+		}
+		for record, err := range c.Logs(cmd.Context(), args[0], options) {
+			if err != nil {
+				if *follow && errors.Is(err, context.Canceled) {
+					return nil
+				}
+				return err
+			}
+			if err := printRecord(cmd.OutOrStdout(), record); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+func writeRecord(w io.Writer, r client.LogRecord) error {
+	text := fmt.Appendf(nil, "%s  %-5s  %s", r.Time.Local().Format("2006-01-02T15:04:05.000Z07:00"), slog.Level(r.Level), escape(r.Message))
+	for _, a := range r.Attributes {
+		text = fmt.Appendf(text, " %s=%s", escape(a.Key), escape(a.Value))
+	}
+	return write(w, append(text, '\n'))
+}

@@ -1,0 +1,186 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+
+	"github.com/patchbay-dev/patchbay/catalogue"
+)
+
+// DropInDir is the directory, beside the configuration file, whose files *.yaml are read after it.
+const DropInDir = "conf.d"
+
+// Sources says what a configuration is made of. What comes later goes before what came earlier.
+type Sources struct {
+	// Defaults are the values that hold where nothing else is said.
+	Defaults Config
+	// File is the path of the configuration file; empty for neither file nor drop-ins.
+	File string
+	// Optional says that the file may be missing. The drop-ins count nevertheless.
+	Optional bool
+	// Over are the settings of the environment, and then of the flags.
+	Over []Setting
+}
+
+// Loaded is a configuration whose form is right.
+type Loaded struct {
+	// Config is what is in force.
+	Config Config
+	// Catalogue has the plugins of Config.
+	Catalogue *catalogue.Catalogue
+	// Files are the paths of the files that were read, in order.
+	Files []string
+
+	files   *node             // what the files say
+	origins map[string]Origin // of every value that is not a default, by path
+}
+
+// Load reads the files and merges everything. An error is of type [Errors], with all that is wrong with the files, unless one
+// cannot be read.
+func Load(s Sources) (*Loaded, error) {
+	paths, err := s.paths()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loaded{Config: s.Defaults, files: newMap(Default)}
+	var errs Errors
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if s.Optional && path == s.File && isMissing(err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot read the config file: %w", err)
+		}
+		tree, wrong := parse(path, text)
+		errs = append(errs, wrong...)
+		if len(errs) == 0 {
+			l.files = merge(l.files, tree)
+			l.Files = append(l.Files, path)
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errs
+	}
+	if err := l.finish(s.Over); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// finish puts the settings over the files and decodes the result.
+func (l *Loaded) finish(over []Setting) error {
+	tree := newMap(Default)
+	tree.set("apiVersion", Default, newScalar(APIVersion, Default))
+	tree.set("kind", Default, newScalar(Kind, Default))
+	tree = merge(tree, l.files)
+	for _, setting := range over {
+		tree = merge(tree, setting.layer())
+	}
+	l.origins = map[string]Origin{}
+	tree.collect("", l.origins)
+	d := decoder{}
+	d.decode(tree, reflect.ValueOf(&l.Config).Elem(), "", "")
+	if len(d.errs) > 0 {
+		return d.errs
+	}
+	var err error
+	l.Catalogue, err = catalogue.New(l.Config.Plugins)
+	return l.locateAll(err)
+}
+
+// parse reads the text of one file and checks it on its own.
+func parse(path string, text []byte) (*node, Errors) {
+	p := parser{file: path}
+	tree := p.parse(text)
+	if tree == nil {
+		return nil, p.errs
+	}
+	d := decoder{errs: p.errs}
+	d.decode(tree, reflect.ValueOf(new(Config)).Elem(), "", "")
+	d.errs.Sort()
+	return tree, d.errs
+}
+
+// paths returns the files to read, in order.
+func (s Sources) paths() ([]string, error) {
+	if s.File == "" {
+		return nil, nil
+	}
+	paths := []string{s.File}
+	dir := filepath.Join(filepath.Dir(s.File), DropInDir)
+	entries, err := os.ReadDir(dir) // sorted by name
+	if err != nil && !isMissing(err) {
+		return nil, fmt.Errorf("cannot read the directory of config drop-ins: %w", err)
+	}
+	for _, entry := range entries {
+		if name := entry.Name(); !strings.HasPrefix(name, ".") && filepath.Ext(name) == ".yaml" {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	return paths, nil
+}
+
+func isMissing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
+
+// collect enters the origins of a value and of everything in it.
+func (n *node) collect(path string, origins map[string]Origin) {
+	if n.isNull() {
+		return
+	}
+	if n.origin != Default {
+		origins[path] = n.origin
+	}
+	for _, m := range n.members {
+		m.collect(join(path, m.key), origins)
+	}
+	for i, item := range n.items {
+		item.collect(fmt.Sprintf("%s[%d]", path, i), origins)
+	}
+}
+
+// Origin says where the value with a path such as "log.level" or "plugins[0].name" comes from; of one that nobody gave, where what it
+// belongs to does.
+func (l *Loaded) Origin(path string) Origin {
+	for path != "" {
+		if origin, known := l.origins[path]; known {
+			return origin
+		}
+		path = path[:max(0, strings.LastIndexAny(path, ".["))]
+	}
+	return Default
+}
+
+// Locate adds to an error about the value with a path where that value comes from.
+func (l *Loaded) Locate(path string, err error) *Error {
+	return &Error{l.Origin(path), fmt.Errorf("%s: %w", path, err)}
+}
+
+// locateAll does so for the errors of the catalogue.
+func (l *Loaded) locateAll(err error) error {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return err
+	}
+	var errs Errors
+	for _, err := range joined.Unwrap() {
+		var field *catalogue.FieldError
+		if !errors.As(err, &field) {
+			return err
+		}
+		errs = append(errs, l.Locate(fmt.Sprintf("plugins[%d].%s", field.Index, field.Field), field.Err))
+	}
+	errs.Sort()
+	return errs
+}

@@ -1,0 +1,88 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Origin says where a value comes from.
+type Origin struct {
+	// Source is "environment variable NAME", "flag --name" or "default"; empty for a file.
+	Source string
+	// File is the path of a file; empty for any other source.
+	File string
+	// Line and Column are the position in the file, from 1; zero where it is not known.
+	Line, Column int
+}
+
+// Default is the origin of a value that nobody gave.
+var Default = Origin{Source: "default"}
+
+// IsFile says whether the value was read from a file.
+func (o Origin) IsFile() bool { return o.File != "" }
+
+// String returns FILE:LINE:COLUMN, as far as it is known, or the source.
+func (o Origin) String() string {
+	switch {
+	case o.Column > 0:
+		return fmt.Sprintf("%s:%d:%d", o.File, o.Line, o.Column)
+	case o.Line > 0:
+		return fmt.Sprintf("%s:%d", o.File, o.Line)
+	}
+	return cmp.Or(o.File, o.Source)
+}
+
+// Error says what is wrong with one value.
+type Error struct {
+	Origin Origin
+	Err    error
+}
+
+func (e *Error) Error() string {
+	if e.Origin == Default {
+		return e.Err.Error() // which names the value that nobody gave
+	}
+	return fmt.Sprintf("%s: %v", e.Origin, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Errors are all errors of a configuration, in the order of the files and of the lines in each.
+type Errors []*Error
+
+// Error returns one line for each error.
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, err := range e {
+		lines[i] = err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap returns the errors.
+func (e Errors) Unwrap() []error {
+	list := make([]error, len(e))
+	for i, err := range e {
+		list[i] = err
+	}
+	return list
+}
+
+// Sort puts the errors of each file in the order of their positions; files stay in the order in which they occur first.
+func (e Errors) Sort() {
+	rank := map[string]int{}
+	for _, err := range e {
+		if _, known := rank[err.Origin.File]; !known {
+			rank[err.Origin.File] = len(rank)
+		}
+	}
+	slices.SortStableFunc(e, func(a, b *Error) int {
+		return cmp.Or(
+			cmp.Compare(rank[a.Origin.File], rank[b.Origin.File]),
+			cmp.Compare(a.Origin.Line, b.Origin.Line),
+			cmp.Compare(a.Origin.Column, b.Origin.Column),
+		)
+	})
+}

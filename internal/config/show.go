@@ -1,0 +1,190 @@
+package config
+
+import (
+	"bytes"
+	"encoding"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// View is a configuration to be shown: as YAML, where a comment says where each value comes from, or as JSON.
+type View struct{ tree *node }
+
+// InFiles shows what the files say, merged.
+func (l *Loaded) InFiles() View { return View{l.files} }
+
+// Effective shows what is in force: the files with the environment and the flags over them and the defaults below.
+func (l *Loaded) Effective() View {
+	return View{l.treeOf(reflect.ValueOf(&l.Config).Elem(), "")}
+}
+
+// treeOf is the inverse of decode. What is zero and was not given is nil.
+func (l *Loaded) treeOf(v reflect.Value, path string) *node {
+	origin, given := l.origins[path]
+	if !given {
+		origin = Default
+	}
+	if !given && v.IsZero() {
+		return nil
+	}
+	switch value := v.Interface().(type) {
+	case time.Duration:
+		return newScalar(duration(value), origin)
+	case encoding.TextMarshaler:
+		text, err := value.MarshalText()
+		if err != nil {
+			panic(fmt.Sprintf("config: %s cannot be shown: %v", path, err))
+		}
+		return newScalar(string(text), origin)
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		tree := newMap(origin)
+		for i := range v.NumField() {
+			key := v.Type().Field(i).Tag.Get("json")
+			if value := l.treeOf(v.Field(i), join(path, key)); value != nil {
+				tree.set(key, value.origin, value)
+			}
+		}
+		return tree
+	case reflect.Map:
+		tree := newMap(origin)
+		for _, key := range slices.Sorted(maps.Keys(keySet(v))) {
+			value := l.treeOf(v.MapIndex(reflect.ValueOf(key)), join(path, key))
+			if value == nil {
+				value = newMap(origin) // a type without timeouts of its own
+			}
+			tree.set(key, value.origin, value)
+		}
+		return tree
+	case reflect.Slice:
+		tree := &node{kind: list, origin: origin}
+		for i := range v.Len() {
+			item := l.treeOf(v.Index(i), path+"["+strconv.Itoa(i)+"]")
+			if item == nil {
+				item = newScalar("", origin) // an empty path, which is no default that anyone could want
+			}
+			tree.items = append(tree.items, item)
+		}
+		return tree
+	case reflect.Bool:
+		return &node{text: strconv.FormatBool(v.Bool()), tag: "!!bool", origin: origin}
+	case reflect.Int:
+		return &node{text: strconv.FormatInt(v.Int(), 10), tag: "!!int", origin: origin}
+	default:
+		return newScalar(v.String(), origin)
+	}
+}
+
+func keySet(v reflect.Value) map[string]bool {
+	keys := map[string]bool{}
+	for _, key := range v.MapKeys() {
+		keys[key.String()] = true
+	}
+	return keys
+}
+
+// duration writes a duration without parts that are zero.
+func duration(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// YAML returns the text as YAML. Each value has a comment that says where it comes from.
+func (v View) YAML() ([]byte, error) {
+	document, err := v.tree.yaml()
+	if err != nil {
+		return nil, err
+	}
+	var text bytes.Buffer
+	encoder := yaml.NewEncoder(&text)
+	encoder.SetIndent(2)
+	if err := encoder.Encode(document); err != nil {
+		return nil, err
+	}
+	return text.Bytes(), encoder.Close()
+}
+
+func (n *node) yaml() (*yaml.Node, error) {
+	y := &yaml.Node{}
+	switch n.kind {
+	case mapping:
+		y.Kind, y.Tag = yaml.MappingNode, "!!map"
+		for _, m := range n.members {
+			var key yaml.Node
+			key.SetString(m.key)
+			value, err := m.yaml()
+			if err != nil {
+				return nil, err
+			}
+			y.Content = append(y.Content, &key, value)
+		}
+	case list:
+		y.Kind, y.Tag = yaml.SequenceNode, "!!seq"
+		for _, item := range n.items {
+			value, err := item.yaml()
+			if err != nil {
+				return nil, err
+			}
+			y.Content = append(y.Content, value)
+		}
+	default:
+		if n.tag != strTag {
+			y.Kind, y.Value = yaml.ScalarNode, n.text
+		} else if err := y.Encode(n.text); err != nil {
+			return nil, err
+		}
+		y.LineComment = "# " + oneLine(n.origin.String())
+	}
+	if n.kind != scalar && len(y.Content) == 0 {
+		y.Style = yaml.FlowStyle
+	}
+	return y, nil
+}
+
+// oneLine makes text fit for a comment.
+func oneLine(s string) string {
+	quoted := strconv.QuoteToGraphic(s)
+	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+}
+
+// MarshalJSON implements [json.Marshaler].
+func (v View) MarshalJSON() ([]byte, error) { return json.Marshal(v.tree.json()) }
+
+func (n *node) json() any {
+	switch {
+	case n.kind == mapping:
+		object := map[string]any{}
+		for _, m := range n.members {
+			object[m.key] = m.json()
+		}
+		return object
+	case n.kind == list:
+		array := []any{}
+		for _, item := range n.items {
+			array = append(array, item.json())
+		}
+		return array
+	case n.isNull():
+		return nil
+	case n.tag == "!!bool":
+		return strings.EqualFold(n.text, "true")
+	case n.tag == "!!int" && decimal.MatchString(n.text):
+		return json.Number(n.text)
+	}
+	return n.text
+}

@@ -1,0 +1,193 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// node is one value of a layer and where it comes from.
+type node struct {
+	kind   kind
+	origin Origin
+	// text and tag are those of a scalar; the tag is that of YAML, for example "!!str".
+	text, tag string
+	items     []*node  // of a list
+	members   []member // of a map, in the order of the file, each key once
+}
+
+type kind int
+
+const (
+	scalar kind = iota
+	list
+	mapping
+)
+
+// member is one entry of a map. A null value stands for a key that is not there.
+type member struct {
+	key string
+	at  Origin
+	*node
+}
+
+const strTag = "!!str"
+
+// newScalar returns a text that does not come from a file.
+func newScalar(text string, origin Origin) *node {
+	return &node{text: text, tag: strTag, origin: origin}
+}
+
+// newMap returns a map without members.
+func newMap(origin Origin) *node { return &node{kind: mapping, origin: origin} }
+
+// get returns the value of a key, nil if there is none.
+func (n *node) get(key string) *node {
+	if n == nil {
+		return nil
+	}
+	for _, m := range n.members {
+		if m.key == key {
+			return m.node
+		}
+	}
+	return nil
+}
+
+// set gives a key a value. The place of a key that is there already stays.
+func (n *node) set(key string, at Origin, value *node) {
+	for i := range n.members {
+		if n.members[i].key == key {
+			n.members[i] = member{key, at, value}
+			return
+		}
+	}
+	n.members = append(n.members, member{key, at, value})
+}
+
+// isNull says whether a value is not said.
+func (n *node) isNull() bool { return n.kind == scalar && n.tag == "!!null" }
+
+// describe says what a value is, for errors.
+func (n *node) describe() string {
+	switch {
+	case n.kind == list:
+		return "a list"
+	case n.kind == mapping:
+		return "a map"
+	case n.isNull():
+		return "empty"
+	}
+	what := map[string]string{strTag: "the text", "!!int": "the number", "!!float": "the number", "!!bool": "the boolean"}[n.tag]
+	if what == "" {
+		what = "the value"
+	}
+	return what + " " + strconv.Quote(n.text)
+}
+
+// parser turns the text of one file into a tree and collects what is wrong with it.
+type parser struct {
+	file string
+	errs Errors
+}
+
+// parse reads the YAML text of a file. The tree is nil if there is none.
+func (p *parser) parse(text []byte) *node {
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	var document, next yaml.Node
+	if err := decoder.Decode(&document); err != nil {
+		if !errors.Is(err, io.EOF) {
+			p.syntax(err, text)
+			return nil
+		}
+		return newMap(Origin{File: p.file, Line: 1, Column: 1})
+	}
+	switch err := decoder.Decode(&next); {
+	case err == nil:
+		p.fail(&next, "something follows the first YAML document: the file may have only one")
+	case !errors.Is(err, io.EOF):
+		p.syntax(err, text)
+	}
+	tree := p.node(document.Content[0])
+	if tree.isNull() {
+		return newMap(tree.origin)
+	}
+	return tree
+}
+
+var lineOfSyntax = regexp.MustCompile(`^line (\d+): `)
+
+// syntax takes over an error of the YAML library, which begins with "yaml: " and says the line, if any, in its text. It counts
+// the lines from 0 in the errors of its parser, and from 1 in those of its scanner.
+func (p *parser) syntax(err error, source []byte) {
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	at := Origin{File: p.file}
+	if match := lineOfSyntax.FindStringSubmatch(text); match != nil {
+		line, _ := strconv.Atoi(match[1]) // digits only
+		at.Line, text = line, text[len(match[0]):]
+		if strings.HasPrefix(text, "did not find expected") {
+			at.Line = min(line+1, 1+bytes.Count(source, []byte("\n")))
+		}
+	}
+	p.errs = append(p.errs, &Error{at, fmt.Errorf("this is not YAML: %s", text)})
+}
+
+func (p *parser) at(y *yaml.Node) Origin {
+	return Origin{File: p.file, Line: max(y.Line, 1), Column: max(y.Column, 1)}
+}
+
+func (p *parser) fail(y *yaml.Node, format string, args ...any) {
+	p.errs = append(p.errs, &Error{p.at(y), fmt.Errorf(format, args...)})
+}
+
+// node converts a value. Anchors are refused, because what they can build out of a small file has no bound.
+func (p *parser) node(y *yaml.Node) *node {
+	n := &node{origin: p.at(y)}
+	if y.Anchor != "" || y.Kind == yaml.AliasNode {
+		p.fail(y, "anchors and aliases are not supported: write the value out")
+		n.tag = "!!null"
+		return n
+	}
+	switch y.Kind {
+	case yaml.SequenceNode:
+		n.kind = list
+		for _, item := range y.Content {
+			n.items = append(n.items, p.node(item))
+		}
+	case yaml.MappingNode:
+		n.kind = mapping
+		p.members(n, y)
+	default:
+		n.text, n.tag = y.Value, y.ShortTag()
+	}
+	return n
+}
+
+func (p *parser) members(n *node, y *yaml.Node) {
+	lines := map[string]int{}
+	for i := 0; i+1 < len(y.Content); i += 2 {
+		key, value := y.Content[i], y.Content[i+1]
+		at := p.at(key)
+		switch {
+		case key.ShortTag() == "!!merge":
+			p.fail(key, "merge keys (<<) are not supported: write the values out")
+			continue
+		case key.Kind != yaml.ScalarNode || key.ShortTag() != strTag:
+			p.fail(key, "a key must be a text: put it in quotes")
+			continue
+		}
+		converted := p.node(value)
+		if line, known := lines[key.Value]; known {
+			p.fail(key, "duplicate key %q: it is in line %d already", key.Value, line)
+			continue
+		}
+		lines[key.Value] = at.Line
+		n.members = append(n.members, member{key.Value, at, converted})
+	}
+}

@@ -1,0 +1,116 @@
+package config
+
+import (
+	"time"
+
+	"github.com/patchbay-dev/patchbay/catalogue"
+)
+
+// What every file says of itself.
+const (
+	APIVersion = "patchbay.dev/v1alpha1"
+	Kind       = "Config"
+)
+
+// Config is the configuration of the daemon. What the tags of its fields mean:
+//
+//   - json: the key.
+//   - required: the key must be there.
+//   - enum: the words that are allowed.
+//   - zero: zero is allowed for a number or a duration, which else must be above it.
+//   - restart: a change needs a restart of the daemon; anything else can be reloaded.
+//   - pattern: the regular expression that a text has to match, or "command" for a program and its arguments.
+type Config struct {
+	// APIVersion is the version of the format: patchbay.dev/v1alpha1. Every file has it.
+	APIVersion string `json:"apiVersion" required:"true" enum:"patchbay.dev/v1alpha1"`
+	// Kind is Config. Every file has it.
+	Kind string `json:"kind" required:"true" enum:"Config"`
+	// PluginDirs are the directories in which plugins put their sockets. Those that do not exist are made. None may contain another.
+	PluginDirs []string `json:"pluginDirs" restart:"true"`
+	// DeprecatedPluginDir is one more plugin directory, in which everything under kubernetes.io/ is ignored.
+	DeprecatedPluginDir string `json:"deprecatedPluginDir" restart:"true"`
+	// State is the file that remembers the registered plugins.
+	State string `json:"state" restart:"true"`
+	// ControlSocket is the path of the socket on which the other commands reach the daemon.
+	ControlSocket string `json:"controlSocket" restart:"true"`
+	// HTTP is the loopback address and port on which /livez and /readyz are served, for example 127.0.0.1:8080; empty for nowhere.
+	HTTP string `json:"http" restart:"true"`
+	// Handlers say, by plugin type, what becomes of its plugins. The kind accept registers them and does nothing else. The types CSIPlugin,
+	// DevicePlugin and DRAPlugin are accepted without being named here; plugins of any other type are refused.
+	Handlers map[string]string `json:"handlers"`
+	// Log says what is logged, and how.
+	Log Log `json:"log"`
+	// Timeouts bound the steps of a registration.
+	Timeouts Timeouts `json:"timeouts"`
+	// TypeTimeouts go before timeouts for some plugin types.
+	TypeTimeouts map[string]Timeouts `json:"typeTimeouts"`
+	// ClientTimeouts are the timeouts for calls to plugins that their handlers are given, by TYPE or TYPE/NAME; the latter goes before the
+	// former. A plugin that is registered keeps the one with which it was.
+	ClientTimeouts map[string]time.Duration `json:"clientTimeouts"`
+	// Bounds limit what plugins may announce, and what is looked for in the plugin directories.
+	Bounds Bounds `json:"bounds" restart:"true"`
+	// Admission says whom to ask whether a plugin may be registered.
+	Admission Admission `json:"admission" restart:"true"`
+	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered; 0s for not at all.
+	UnreachableGrace time.Duration `json:"unreachableGrace" restart:"true" zero:"true"`
+	// Plugins is the catalogue: the plugins that the daemon may launch.
+	Plugins []catalogue.Plugin `json:"plugins"`
+}
+
+// Log says what is logged, and how.
+type Log struct {
+	// Level is the least level that is logged.
+	Level string `json:"level" enum:"info,debug,warn,error"`
+	// Format is the form of the log; auto is text on a terminal and JSON elsewhere.
+	Format string `json:"format" enum:"auto,text,json"`
+}
+
+// Timeouts bound the steps of a registration.
+type Timeouts struct {
+	// Dial bounds one connect to a socket.
+	Dial time.Duration `json:"dial"`
+	// GetInfo bounds the call that asks a plugin who it is.
+	GetInfo time.Duration `json:"getInfo"`
+	// Notify bounds the call that tells a plugin whether it is registered.
+	Notify time.Duration `json:"notify"`
+	// Handler bounds one registration by a handler that can be interrupted (default: no bound).
+	Handler time.Duration `json:"handler"`
+}
+
+// Bounds limit what plugins may announce, and what is looked for in the plugin directories.
+type Bounds struct {
+	// Text is the greatest length in bytes of a type, name, version or endpoint.
+	Text int `json:"text"`
+	// Versions is the greatest number of versions.
+	Versions int `json:"versions"`
+	// MaxDepth is the greatest number of directories below a plugin directory on the way to a socket.
+	MaxDepth int `json:"maxDepth"`
+	// MaxSockets is the greatest number of sockets in one directory.
+	MaxSockets int `json:"maxSockets"`
+}
+
+// Admission says whom to ask whether a plugin may be registered.
+type Admission struct {
+	// Command is the program of the admission plugin and its arguments. It has the environment of the daemon. Without it every plugin may
+	// be registered.
+	Command []string `json:"command"`
+	// Protocol is what the admission plugin speaks: that of Patchbay's SDK or that of CIPD.
+	Protocol string `json:"protocol" enum:"patchbay,cipd"`
+	// Timeout is how long the admission plugin may take for an answer; without one the plugin that it was asked for is not registered.
+	Timeout time.Duration `json:"timeout"`
+}
+
+// Words are the values that are allowed for some keys; the first of each is the default.
+var (
+	LogLevels  = []string{"info", "debug", "warn", "error"}
+	LogFormats = []string{"auto", "text", "json"}
+)
+
+// SetDefaults sets every field for which zero is not the default and that does not depend on the user.
+func (c *Config) SetDefaults() {
+	c.APIVersion, c.Kind = APIVersion, Kind
+	c.Log = Log{Level: LogLevels[0], Format: LogFormats[0]}
+	c.Timeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
+	c.Admission = Admission{Protocol: "patchbay", Timeout: time.Minute}
+	c.Bounds = Bounds{Text: 4096, Versions: 64, MaxDepth: 16, MaxSockets: 10_000}
+}

@@ -1,0 +1,16 @@
+package doctor
+
+func checks() []check {
+	return []check{
+		{"user", checkUser},
+		{"plugin-dirs", checkPluginDirs},
+		{"sockets", checkSockets},
+		{"state", checkState},
+		{"control-socket", checkControlSocket},
+		{"open-files", checkOpenFiles},
+		{"inotify", checkInotify},
+		{"kernel", checkKernel},
+		{"cgroup", checkCgroup},
+		{"clock", checkClock},
+	}
+}

@@ -1,0 +1,224 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	// capDACOverride is the number of the capability that opens the sockets of other users, from linux/capability.h.
+	capDACOverride = 1
+	// lowSpace is how many bytes should be free where the state is kept: far more than it takes, so that the warning comes in time.
+	lowSpace = 16 << 20
+	// probeTimeout bounds one connect.
+	probeTimeout = time.Second
+	// staleShown is how many stale sockets are named.
+	staleShown = 5
+)
+
+// checkUser says whether sockets of other users can be opened.
+func checkUser(context.Context, Subject) []Finding {
+	uid := os.Geteuid()
+	if hasCapability(capDACOverride) {
+		return []Finding{ok(fmt.Sprintf("user %d may open the sockets of every user", uid))}
+	}
+	return []Finding{warn(fmt.Sprintf("user %d may open its own sockets only: plugins of other users cannot be reached", uid),
+		"run as root, give the daemon the capability CAP_DAC_OVERRIDE, or run the plugins as the same user")}
+}
+
+func hasCapability(number int) bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return os.Geteuid() == 0
+	}
+	return data[number/32].Effective&(1<<(number%32)) != 0
+}
+
+// checkPluginDirs looks at who may read and write the plugin directories.
+func checkPluginDirs(_ context.Context, s Subject) []Finding {
+	findings := make([]Finding, len(s.PluginDirs))
+	for i, dir := range s.PluginDirs {
+		findings[i] = lookAtPluginDir(dir)
+	}
+	return findings
+}
+
+func lookAtPluginDir(dir string) Finding {
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return lookAtMissing(dir, "plugin directory "+dir)
+	case err != nil:
+		return fail(fmt.Sprintf("plugin directory %s cannot be looked at: %v", dir, err),
+			"make its parent directories accessible to the daemon's user")
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fail(dir+" is configured as a plugin directory and is none", "remove it, or configure another directory")
+	}
+	if err := unix.Access(dir, unix.R_OK|unix.X_OK); err != nil {
+		return fail(fmt.Sprintf("plugin directory %s (mode %04o, owner %d) cannot be read by user %d", dir, st.Mode&0o7777, st.Uid, os.Geteuid()),
+			fmt.Sprintf("chown it to the daemon's user, or chmod it to 0750 with the daemon's group: chmod 0750 %s", dir))
+	}
+	switch {
+	case st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0:
+		return fail(fmt.Sprintf("plugin directory %s may be written by everyone (mode %04o): whoever can write it can pose as any plugin",
+			dir, st.Mode&0o7777), "chmod 0750 "+dir)
+	case int(st.Uid) != os.Geteuid() && st.Uid != 0:
+		return fail(fmt.Sprintf("plugin directory %s belongs to user %d, who can pose as any plugin", dir, st.Uid),
+			fmt.Sprintf("chown it to root or to the daemon's user: chown %d %s", os.Geteuid(), dir))
+	}
+	return ok(fmt.Sprintf("plugin directory %s is there (mode %04o, owner %d)", dir, st.Mode&0o7777, st.Uid))
+}
+
+// lookAtMissing says whether something that does not exist yet could be made by this user.
+func lookAtMissing(path, what string) Finding {
+	parent := filepath.Dir(path)
+	for {
+		err := unix.Access(parent, unix.W_OK|unix.X_OK)
+		if err == nil {
+			return ok(what + " does not exist yet and can be made")
+		}
+		if !errors.Is(err, fs.ErrNotExist) || parent == filepath.Dir(parent) {
+			return fail(fmt.Sprintf("%s does not exist and cannot be made: user %d may not write to %s", what, os.Geteuid(), parent),
+				"make it by hand, with the daemon's user as its owner, or choose another path")
+		}
+		parent = filepath.Dir(parent)
+	}
+}
+
+// checkSockets looks for sockets on which nobody accepts.
+func checkSockets(ctx context.Context, s Subject) []Finding {
+	var alive int
+	var stale []string
+	for _, dir := range s.PluginDirs {
+		// What cannot be read is said by the check of the directories.
+		_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			switch {
+			case err != nil || ctx.Err() != nil:
+				return fs.SkipDir
+			case entry.IsDir() && path != dir && entry.Name()[0] == '.':
+				return fs.SkipDir
+			case entry.Type()&fs.ModeSocket == 0 || entry.Name()[0] == '.':
+				return nil
+			}
+			probing, cancel := context.WithTimeout(ctx, probeTimeout)
+			defer cancel()
+			if _, err := sock.Probe(probing, path); sock.IsRefused(err) {
+				stale = append(stale, path)
+			} else {
+				alive++
+			}
+			return nil
+		})
+	}
+	if len(stale) == 0 {
+		return []Finding{ok(fmt.Sprintf("%d sockets in the plugin directories, none of them stale", alive))}
+	}
+	shown := stale[:min(len(stale), staleShown)]
+	return []Finding{warn(fmt.Sprintf("%d of %d sockets are stale, nobody accepts on them: %q", len(stale), len(stale)+alive, shown),
+		"remove those whose plugins will not come back; a plugin that comes back makes its socket anew")}
+}
+
+// checkState looks at the state file and the space around it.
+func checkState(_ context.Context, s Subject) []Finding {
+	if s.StatePath == "" {
+		return []Finding{fail("no state file is configured", "name one with --state")}
+	}
+	findings := []Finding{lookAtStateFile(s.StatePath)}
+	if space, known := lookAtSpace(s.StatePath); known {
+		findings = append(findings, space)
+	}
+	return findings
+}
+
+func lookAtStateFile(path string) Finding {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return lookAtMissing(path, "state file "+path)
+	case err != nil:
+		return fail(fmt.Sprintf("state file %s cannot be looked at: %v", path, err), "make its directory accessible to the daemon's user")
+	case !info.Mode().IsRegular():
+		return fail(fmt.Sprintf("state file %s is not a regular file (%s)", path, info.Mode()), "choose another path with --state")
+	}
+	if err := unix.Access(path, unix.R_OK|unix.W_OK); err != nil {
+		return fail(fmt.Sprintf("state file %s (mode %04o) cannot be read and written by user %d: %v",
+			path, info.Mode().Perm(), os.Geteuid(), err),
+			"chown it to the daemon's user and chmod it to 0600")
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		return fail(fmt.Sprintf("state file %s may be written by others (mode %04o)", path, info.Mode().Perm()), "chmod 0600 "+path)
+	}
+	return ok(fmt.Sprintf("state file %s is there (%d bytes)", path, info.Size()))
+}
+
+// lookAtSpace looks at the file system of a path, or of the nearest directory above it that exists.
+func lookAtSpace(path string) (f Finding, known bool) {
+	var st unix.Statfs_t
+	dir := filepath.Dir(path)
+	for unix.Statfs(dir, &st) != nil {
+		if dir == filepath.Dir(dir) {
+			return Finding{}, false
+		}
+		dir = filepath.Dir(dir)
+	}
+	free := st.Bavail * uint64(st.Bsize)
+	switch {
+	case st.Flags&unix.ST_RDONLY != 0:
+		return fail("the file system of "+dir+" is read-only: nothing can be remembered",
+			"mount it writable, or choose another path with --state"), true
+	case free == 0:
+		return fail("the file system of "+dir+" is full: no registration can be saved",
+			"make room on it, or choose another path with --state"), true
+	case free < lowSpace:
+		return warn(fmt.Sprintf("the file system of %s has %d KiB left", dir, free>>10),
+			"make room before it is full: then no registration can be saved"), true
+	}
+	return ok(fmt.Sprintf("the file system of %s has %d MiB left", dir, free>>20)), true
+}
+
+// checkControlSocket looks at who serves the control socket.
+func checkControlSocket(ctx context.Context, s Subject) []Finding {
+	path := s.ControlSocket
+	if path == "" {
+		return []Finding{fail("no control socket is configured", "name one with --control-socket")}
+	}
+	if len(path) > sock.MaxPath {
+		return []Finding{fail(fmt.Sprintf("control socket %s has a path of %d bytes, a socket's path may have %d",
+			path, len(path), sock.MaxPath),
+			"choose a shorter one with --control-socket")}
+	}
+	info, err := sock.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Finding{lookAtMissing(path, "control socket "+path)}
+	case err != nil:
+		return []Finding{fail(fmt.Sprintf("control socket %s cannot be looked at: %v", path, err), "make its directory accessible")}
+	case !info.IsSocket():
+		return []Finding{fail(fmt.Sprintf("control socket %s is not a socket (%s): no daemon can serve there", path, info.Mode),
+			"remove it, or choose another path with --control-socket")}
+	}
+	probing, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	peer, err := sock.Probe(probing, path)
+	switch {
+	case err == nil:
+		return []Finding{ok(fmt.Sprintf("a daemon (pid %d) serves the control socket %s: no second one can be started with it",
+			peer.PID, path))}
+	case sock.IsRefused(err):
+		return []Finding{warn(fmt.Sprintf("control socket %s is stale: no daemon serves it", path),
+			"start the daemon: it takes the socket's place")}
+	}
+	return []Finding{fail(fmt.Sprintf("control socket %s cannot be reached: %v", path, err),
+		"run this as root, as the daemon's user, or as a member of the socket's group")}
+}

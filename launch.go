@@ -1,0 +1,152 @@
+package patchbay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// Host returns the host of launched plugins. What it launches is not supervised; [Runtime.Launcher] does that. Run closes it.
+func (rt *Runtime) Host() *host.Host { return rt.host }
+
+// Launcher returns what launches plugins and keeps them running. It can be used at any time; Run closes it.
+func (rt *Runtime) Launcher() *launcher.Launcher { return rt.launcher }
+
+// newLaunching makes the host and the launcher. Neither starts anything yet.
+func (rt *Runtime) newLaunching(cfg Config) error {
+	rt.host = &host.Host{
+		PluginsContext: host.WithLogger(context.Background(), cfg.Logger),
+		Events:         rt.observeHost,
+		Logger:         cfg.Logger,
+		StateDir:       cfg.SurvivorDir,
+	}
+	if err := rt.host.Initialize(cfg.Host); err != nil {
+		return err
+	}
+	if cfg.Admission != nil {
+		admission, err := cfg.Admission(rt.host)
+		if err != nil {
+			return err
+		}
+		if admission == nil {
+			return errors.New("Config.Admission returned neither a plugin nor an error: leave Config.Admission nil to admit every plugin")
+		}
+		rt.entrance = &entrance{host: rt.host, plugin: admission}
+	}
+	rt.launcher = launcher.New(launcher.Config{
+		Host:            rt.host,
+		Admit:           rt.mayRun(),
+		Dir:             cmp.Or(append(slices.Clone(cfg.PluginDirs), cfg.DeprecatedPluginDir)...),
+		AwaitRegistered: rt.awaitSocket,
+		Observe:         rt.observeLauncher,
+		Output:          cfg.Logger.Handler(),
+	})
+	return nil
+}
+
+// observeHost makes an event of what the host tells.
+func (rt *Runtime) observeHost(e host.Event) {
+	rt.events.publish(reconciler.Event{Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Plugin, Message: e.Message})
+}
+
+func (rt *Runtime) observeLauncher(e launcher.Event) {
+	rt.events.publish(reconciler.Event{
+		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Name, SocketPath: e.Socket, Message: e.Message,
+	})
+}
+
+// source says how a plugin whose socket is at this path came.
+func (rt *Runtime) source(socketPath string) reconciler.Source {
+	launched := func(p *host.PluginProcess) bool { return p.PluginSocket() == socketPath }
+	if slices.ContainsFunc(rt.host.Plugins(), launched) {
+		return reconciler.SourceLaunched
+	}
+	return reconciler.SourceDiscovered
+}
+
+// awaitSocket waits until the plugin behind a socket is registered. A refusal in the meantime is an error.
+func (rt *Runtime) awaitSocket(ctx context.Context, socketPath string) error {
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events := rt.Events(watching, 0)
+	registered := func(s PluginStatus) bool {
+		// A newer instance may have come before anybody looked here.
+		return s.SocketPath == socketPath && (s.State == reconciler.StateRegistered || s.State == reconciler.StateSuperseded)
+	}
+	for {
+		if statuses, _ := rt.watcher.Plugins(); slices.ContainsFunc(statuses, registered) {
+			return nil
+		}
+		for concerned := false; !concerned; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case e, open := <-events:
+				if !open {
+					return cmp.Or(ctx.Err(), dynamicplugins.ErrShutdown)
+				}
+				if e.SocketPath == socketPath && e.Kind == reconciler.EventRefused {
+					return fmt.Errorf("it was refused: %s", e.Message)
+				}
+				concerned = e.SocketPath == socketPath || e.Kind == EventResync
+			}
+		}
+	}
+}
+
+// launchedStatuses describes the launched plugins that the pipeline does not know: those that do not serve, or not yet, or not any more.
+func (rt *Runtime) launchedStatuses(known []PluginStatus) []PluginStatus {
+	var statuses []PluginStatus
+	for _, l := range rt.launcher.Plugins() {
+		serves := func(s PluginStatus) bool { return l.Socket != "" && s.SocketPath == l.Socket }
+		if slices.ContainsFunc(known, serves) {
+			continue
+		}
+		statuses = append(statuses, PluginStatus{
+			Name: l.Name, State: reconciler.State(l.State), Source: reconciler.SourceLaunched, SocketPath: l.Socket,
+			FirstSeen: l.Since, Since: l.Since, Attempts: l.Restarts, NextRetry: l.NextStart, LastError: l.LastError,
+		})
+	}
+	return statuses
+}
+
+// endLaunched ends all launched plugins. They go while the pipeline still runs, which deregisters them.
+func (rt *Runtime) endLaunched() {
+	rt.launcher.Close()
+	ending, cancel := context.WithTimeout(context.Background(), hostCloseTimeout)
+	defer cancel()
+	if rt.entrance != nil {
+		rt.entrance.plugin.Close(ending)
+	}
+	rt.host.Close(ending)
+}
+
+// hostCloseTimeout is how long launched plugins that nobody supervises may take to end.
+const hostCloseTimeout = 10 * time.Second
+
+// runUntil runs the pipeline until ctx ends and all launched plugins have ended.
+func (rt *Runtime) runUntil(ctx context.Context) error {
+	piping, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	ended := make(chan struct{})
+	closing := func() {
+		defer close(ended)
+		rt.endLaunched()
+		stop()
+	}
+	hook := context.AfterFunc(ctx, closing)
+	err := rt.watcher.Run(piping)
+	if hook() {
+		closing() // the pipeline ended first
+	}
+	<-ended
+	return err
+}

@@ -1,0 +1,150 @@
+package patchbay_test
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// script is a launched plugin that is a shell script and does not serve.
+func script(text string, args ...string) launcher.Plugin {
+	return launcher.Plugin{
+		Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
+		Restart: launcher.RestartPolicy{Restart: launcher.RestartNever},
+	}
+}
+
+// TestStopTimeoutIsHowLongAPluginMayTake gives a plugin more time than any default is, which it takes, because it heeds SIGTERM only and
+// then has something to do.
+func TestStopTimeoutIsHowLongAPluginMayTake(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	note := filepath.Join(t.TempDir(), "note")
+	p := script(`trap 'sleep 3; echo done > "$1"; exit' TERM; : > "$1"; while :; do sleep 0.1; done`, note)
+	p.StopTimeout = 10 * time.Second
+	h.set(p)
+	h.until("the trap", func() bool { _, err := os.Stat(note); return err == nil })
+	if err := h.rt.Launcher().Stop("unit"); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := os.ReadFile(note); err != nil || string(said) != "done\n" {
+		t.Errorf("the plugin left %q, %v: it was killed before its StopTimeout", said, err)
+	}
+}
+
+// TestManualSurvivorIsNotForgotten adopts a plugin that is not started with the launcher, but was by an operator.
+func TestManualSurvivorIsNotForgotten(t *testing.T) {
+	h := newHost(t)
+	h.survivors = t.TempDir()
+	h.end()
+	h.start()
+	surviving := launchable("serve")
+	surviving.Survive, surviving.Manual = true, true
+	h.set(surviving)
+	if err := h.rt.Launcher().Start("unit"); err != nil {
+		t.Fatal(err)
+	}
+	before := h.running("registration")
+	h.end()
+	h.start()
+	h.set(surviving)
+	if after := h.running("adoption"); after.PID != before.PID {
+		t.Errorf("after the restart it is %+v, before %+v", after, before)
+	}
+	if err := h.rt.Launcher().Stop("unit"); err != nil {
+		t.Fatal(err)
+	}
+	if alive(before.PID) {
+		t.Errorf("process %d is alive after Stop", before.PID)
+	}
+}
+
+// TestSupersededPluginIsRunning launches two plugins that register under one name, so that often the second one has taken over before the
+// launcher has looked at the first one.
+func TestSupersededPluginIsRunning(t *testing.T) {
+	h := newHost(t)
+	other := launchable("serve")
+	other.Name = "other"
+	// stoodBack: it came so late that it was never registered, and waits behind the other one.
+	stoodBack := func(socket string) bool {
+		return slices.ContainsFunc(h.rt.Plugins(), func(s patchbay.PluginStatus) bool {
+			return s.SocketPath == socket && s.State == reconciler.StateSuperseded && s.RegisteredAt.IsZero()
+		})
+	}
+	for range 8 {
+		h.set(launchable("serve"), other)
+		h.until("both", func() bool {
+			return !slices.ContainsFunc(h.rt.Launcher().Plugins(), func(s launcher.Status) bool {
+				return s.State != launcher.StateRunning && !stoodBack(s.Socket)
+			})
+		})
+		h.set()
+		h.until("their end", func() bool { return len(h.rt.Registry().Instances("T", "launched")) == 0 })
+	}
+}
+
+// TestReplacementThatEndsSaysWhy does not wait for one that has ended already.
+func TestReplacementThatEndsSaysWhy(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	before := h.running("registration")
+	for behaviour, why := range map[string]string{"crash": "the flux is empty", "quit": "ended by itself", "": "no such file"} {
+		bad := launchable(behaviour)
+		bad.ReadyTimeout = 10 * patience
+		bad.Restart = launcher.RestartPolicy{MinBackoff: 10 * patience}
+		if behaviour == "" {
+			bad.Args = []string{filepath.Join(t.TempDir(), "nothing")}
+		}
+		h.set(bad)
+		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().LastError, why) })
+		if s := h.unit(); s.PID != before.PID {
+			t.Errorf("it is %+v, want process %d as before", s, before.PID)
+		}
+	}
+}
+
+// TestLogRateChangesWithoutARestart lets a plugin say more, and the plugin notices nothing.
+func TestLogRateChangesWithoutARestart(t *testing.T) {
+	h := newHost(t)
+	p := script(`i=0; while :; do i=$((i+1)); echo $i; done`)
+	p.LogRate = 1
+	h.set(p)
+	h.until("a process", func() bool { return h.unit().PID != 0 })
+	before := h.unit().PID
+	log, err := h.rt.Launcher().Log("unit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.until("drops", func() bool { return log.Stats().Dropped > 0 })
+	kept := func() uint64 { s := log.Stats(); return s.Lines - s.Dropped }
+	begin := kept()
+	p.LogRate = -1
+	h.set(p)
+	h.until("more than the burst", func() bool { return kept() > begin+10_000 })
+	if all := h.rt.Host().Plugins(); len(all) != 1 || all[0].PID() != before {
+		t.Errorf("%d processes run, want process %d as before and no other", len(all), before)
+	}
+}
+
+// TestPluginThatComesBackAwaitsItsEnd takes a plugin out of the configuration and puts it back while it still ends.
+func TestPluginThatComesBackAwaitsItsEnd(t *testing.T) {
+	h := newHost(t)
+	dir := t.TempDir()
+	p := script(`mkdir "$1/alone" || exit 9; trap 'sleep 0.3; rmdir "$1/alone"; exit' TERM; : > "$1/up"; while :; do sleep 0.1; done`, dir)
+	p.StopTimeout = time.Second
+	h.set(p)
+	h.until("the trap", func() bool { _, err := os.Stat(filepath.Join(dir, "up")); return err == nil })
+	before := h.unit().PID
+	h.set()
+	h.set(p)
+	if s := h.running("its return"); s.PID == before || s.LastError != "" {
+		t.Errorf("it is %+v, want another process than %d, which ran alone", s, before)
+	}
+}

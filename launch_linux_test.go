@@ -1,0 +1,370 @@
+package patchbay_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func launchable(behaviour string) launcher.Plugin {
+	return launcher.Plugin{
+		Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}, Serve: true,
+		Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 3},
+	}
+}
+
+// unit returns the status of the launched plugin.
+func (h *host) unit() launcher.Status {
+	for _, s := range h.rt.Launcher().Plugins() {
+		if s.Name == "unit" {
+			return s
+		}
+	}
+	return launcher.Status{}
+}
+
+func (h *host) set(plugins ...launcher.Plugin) {
+	h.t.Helper()
+	if err := h.rt.Launcher().Set(plugins); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// until waits until a condition holds, which may change with each event.
+func (h *host) until(what string, holds func() bool) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	events := h.rt.Events(ctx, 0)
+	for !holds() {
+		tick := time.NewTimer(20 * time.Millisecond) // not every change of a launched plugin is an event
+		select {
+		case _, open := <-events:
+			if !open {
+				h.t.Fatalf("%s did not come about: %+v", what, h.rt.Plugins())
+			}
+		case <-tick.C:
+		}
+		tick.Stop()
+	}
+}
+
+func (h *host) running(what string) launcher.Status {
+	h.t.Helper()
+	h.until(what, func() bool { return h.unit().State == launcher.StateRunning })
+	return h.unit()
+}
+
+func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	unit := h.running("registration")
+	i := slices.IndexFunc(h.rt.Plugins(), func(s patchbay.PluginStatus) bool { return s.Name == "launched" })
+	if i < 0 || len(h.rt.Plugins()) != 1 {
+		t.Fatalf("plugins are %+v, want the launched one and no other", h.rt.Plugins())
+	}
+	if s := h.rt.Plugins()[i]; s.Source != reconciler.SourceLaunched || s.State != reconciler.StateRegistered || s.SocketPath != unit.Socket {
+		t.Errorf("the plugin is %+v, want it registered and launched, at %s", s, unit.Socket)
+	}
+	log, err := h.rt.Launcher().Log("unit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(log.Tail(0), func(r launcher.Record) bool { return strings.Contains(r.Message, "hello from the plugin") }) {
+		t.Errorf("the log is %+v, want what the plugin printed", log.Tail(0))
+	}
+
+	if err := h.rt.Launcher().Stop("unit"); err != nil {
+		t.Fatal(err)
+	}
+	if alive(unit.PID) {
+		t.Errorf("process %d is alive after Stop", unit.PID)
+	}
+	if _, err := os.Lstat(unit.Socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is still there after Stop: %v", err)
+	}
+	h.until("deregistration", func() bool { return len(h.rt.Registry().Instances("T", "launched")) == 0 })
+	if s := h.unit(); s.State != launcher.StateStopped || s.PID != 0 {
+		t.Errorf("after Stop it is %+v", s)
+	}
+	if err := h.rt.Launcher().Start("unit"); err != nil {
+		t.Fatal(err)
+	}
+	h.running("second start")
+}
+
+func TestLaunchedPluginIsStartedAgain(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	first := h.running("registration")
+	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	h.until("another life", func() bool { s := h.unit(); return s.State == launcher.StateRunning && s.PID != first.PID })
+	if s := h.unit(); s.Restarts != 1 || !strings.Contains(s.LastError, "killed") {
+		t.Errorf("it is %+v, want one restart because it was killed", s)
+	}
+	if _, err := os.Lstat(first.Socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket of the killed process is still there: %v", err)
+	}
+}
+
+func TestLaunchedPluginThatCannotRunFails(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("crash"))
+	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
+	if s := h.unit(); !strings.Contains(s.LastError, "the flux is empty") || !strings.Contains(s.LastError, "exit status 3") {
+		t.Errorf("its last error is %q, want its exit status and last words", s.LastError)
+	}
+	if s := h.rt.Plugins(); len(s) != 1 || s[0].Name != "unit" || s[0].State != "failed" || s[0].Source != reconciler.SourceLaunched {
+		t.Errorf("plugins are %+v, want the failed one", s)
+	}
+	// A change of its configuration does not start one that has failed; an operator does.
+	h.set(launchable("serve"))
+	if err := h.rt.Launcher().Restart(t.Context(), "unit"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.running("a new start"); s.Restarts != 0 {
+		t.Errorf("after the restart by hand it is %+v, want no restarts", s)
+	}
+}
+
+func TestFailedPluginsDoNotHoldUpTheEnd(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("crash"))
+	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
+	if err := h.rt.Launcher().Stop("unit"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.unit(); s.State != launcher.StateStopped {
+		t.Errorf("after Stop it is %+v", s)
+	}
+	h.set()
+	h.set(launchable("crash"))
+	h.until("giving up again", func() bool { return h.unit().State == launcher.StateFailed })
+	h.end()
+}
+
+func TestRefusedPluginSaysWhy(t *testing.T) {
+	h := newHost(t)
+	h.rt.RemoveHandler("T")
+	h.set(launchable("serve"))
+	h.until("refusal", func() bool { return strings.Contains(h.unit().LastError, "no handler registered") })
+	h.rt.AddHandler("T", patchbay.AcceptHandler())
+	if s := h.running("registration"); s.LastError != "" {
+		t.Errorf("it is %+v, want no error any more", s)
+	}
+}
+
+// callThrough calls the launched plugin through the registry until stop is closed, and counts.
+func (h *host) callThrough(stop <-chan struct{}, calls, failed *atomic.Int64) {
+	client, err := dynamicplugins.Dispense[v1beta1.ExampleClient](h.rt.Registry(), "T", "launched")
+	if err != nil {
+		h.t.Error(err)
+		return
+	}
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		calls.Add(1)
+		if _, err := client.GetExampleInfo(h.t.Context(), &v1beta1.ExampleRequest{}); err != nil {
+			h.t.Errorf("call %d failed: %v", calls.Load(), err)
+			failed.Add(1)
+			return
+		}
+	}
+}
+
+func TestRestartFailsNoCall(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	before := h.running("registration")
+	stop := make(chan struct{})
+	var calls, failed atomic.Int64
+	callers := make(chan struct{}, 16)
+	for range cap(callers) {
+		go func() {
+			h.callThrough(stop, &calls, &failed)
+			callers <- struct{}{}
+		}()
+	}
+	for range 3 {
+		if err := h.rt.Launcher().Restart(t.Context(), "unit"); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	for range cap(callers) {
+		<-callers
+	}
+	if calls.Load() == 0 || failed.Load() > 0 {
+		t.Errorf("%d of %d calls failed", failed.Load(), calls.Load())
+	}
+	if after := h.unit(); after.PID == before.PID || alive(before.PID) {
+		t.Errorf("process %d was not replaced: %+v", before.PID, after)
+	}
+	if n := len(h.rt.Registry().Instances("T", "launched")); n != 1 {
+		t.Errorf("%d instances are registered, want the new one", n)
+	}
+}
+
+func TestBadReplacementLeavesTheOldOne(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	before := h.running("registration")
+	for _, behaviour := range []string{"crash", "mute"} {
+		bad := launchable(behaviour)
+		bad.ReadyTimeout = time.Second
+		h.set(bad)
+		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().LastError, launcher.ErrReplacement.Error()) })
+		if s := h.unit(); s.PID != before.PID || s.State != launcher.StateRunning {
+			t.Errorf("after a replacement that is %s it is %+v, want process %d as before", behaviour, s, before.PID)
+		}
+	}
+	h.set()
+	h.until("its end", func() bool { return !alive(before.PID) })
+	if len(h.rt.Launcher().Plugins()) != 0 {
+		t.Errorf("launched plugins are %+v, want none", h.rt.Launcher().Plugins())
+	}
+	if err := h.rt.Launcher().Stop("unit"); !errors.Is(err, launcher.ErrUnknown) {
+		t.Errorf("Stop of a plugin that is not to be launched: %v", err)
+	}
+}
+
+func TestLaunchedPluginsEndWithTheRuntime(t *testing.T) {
+	h := newHost(t)
+	silent := launchable("mute")
+	silent.Name, silent.Serve = "silent", false
+	h.set(launchable("serve"), silent)
+	pid := h.running("registration").PID
+	var other int
+	h.until("the other one", func() bool {
+		for _, s := range h.rt.Launcher().Plugins() {
+			if s.Name == "silent" && s.State == launcher.StateRunning {
+				other = s.PID
+			}
+		}
+		return other != 0
+	})
+	h.end()
+	if alive(pid) || alive(other) {
+		t.Errorf("processes %d and %d: alive %t and %t after the end of the runtime", pid, other, alive(pid), alive(other))
+	}
+	if left, err := filepath.Glob(filepath.Join(h.dir, "*")); err != nil || len(left) > 0 {
+		t.Errorf("the plugin directory has %q, %v", left, err)
+	}
+}
+
+func TestSurvivorIsTakenOver(t *testing.T) {
+	h := newHost(t)
+	h.survivors = t.TempDir()
+	h.end()
+	h.start()
+	surviving := launchable("serve")
+	surviving.Survive = true
+	h.set(surviving)
+	before := h.running("registration")
+	id := h.rt.Registry().Instances("T", "launched")[0].Info.AllocID
+	h.end()
+	if !alive(before.PID) {
+		t.Fatalf("process %d ended with the runtime", before.PID)
+	}
+	h.start()
+	h.set(surviving)
+	after := h.running("adoption")
+	if after.PID != before.PID || after.Socket != before.Socket {
+		t.Errorf("after the restart it is %+v, before %+v", after, before)
+	}
+	if now := h.rt.Registry().Instances("T", "launched"); len(now) != 1 || now[0].Info.AllocID != id {
+		t.Errorf("instances are %+v, want %s as before", now, id)
+	}
+	if err := h.rt.Launcher().Stop("unit"); err != nil {
+		t.Fatal(err)
+	}
+	if alive(before.PID) {
+		t.Errorf("process %d is alive after Stop", before.PID)
+	}
+}
+
+func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
+	h := newHost(t)
+	p := launchable("serve")
+	h.set(p)
+	before := h.running("registration")
+	stopped := func() bool { return h.unit().State == launcher.StateUnresponsive }
+	if err := syscall.Kill(before.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	h.until("unresponsiveness", stopped)
+	if err := syscall.Kill(before.PID, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	h.until("recovery", func() bool { return h.unit().State == launcher.StateRunning })
+	if s := h.unit(); s.PID != before.PID || s.Restarts != 0 {
+		t.Errorf("after it was slow it is %+v, want process %d as before", s, before.PID)
+	}
+
+	p.Restart.RestartUnresponsive = true
+	h.set(p)
+	h.until("replacement", func() bool { s := h.unit(); return s.PID != before.PID && s.State == launcher.StateRunning })
+	hung := h.unit()
+	if err := syscall.Kill(hung.PID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	h.until("another life", func() bool { s := h.unit(); return s.PID != hung.PID && s.State == launcher.StateRunning })
+	if alive(hung.PID) {
+		t.Errorf("process %d, which hung, is alive", hung.PID)
+	}
+}
+
+func TestOutdatedSurvivorIsReplaced(t *testing.T) {
+	h := newHost(t)
+	h.survivors = t.TempDir()
+	h.end()
+	h.start()
+	surviving := launchable("serve")
+	surviving.Survive = true
+	h.set(surviving)
+	before := h.running("registration")
+	h.end()
+	h.start()
+	surviving.Env = append(surviving.Env, "CHANGED=1")
+	h.set(surviving)
+	h.until("the replacement", func() bool { s := h.unit(); return s.State == launcher.StateRunning && s.PID != before.PID })
+	h.until("the end of the old one", func() bool { return !alive(before.PID) })
+	if err := h.rt.Launcher().Stop("unit"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRestartOfWhatDoesNotServe(t *testing.T) {
+	h := newHost(t)
+	alone := launchable("mute")
+	alone.Serve = false
+	h.set(alone)
+	before := h.running("start")
+	if err := h.rt.Launcher().Restart(t.Context(), "unit"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.unit(); s.PID == before.PID || alive(before.PID) {
+		t.Errorf("after the restart it is %+v, and process %d is alive: %t", s, before.PID, alive(before.PID))
+	}
+}

@@ -1,0 +1,65 @@
+package patchbay_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/sdk"
+)
+
+// pluginEnv makes the test binary a plugin that behaves as its value says.
+const pluginEnv = "PATCHBAY_TEST_PLUGIN"
+
+// echoer is the service of the launched plugin. It tells which process answered.
+type echoer struct {
+	v1beta1.UnimplementedExampleServer
+}
+
+func (echoer) GetExampleInfo(context.Context, *v1beta1.ExampleRequest) (*v1beta1.ExampleResponse, error) {
+	return &v1beta1.ExampleResponse{Error: fmt.Sprint(os.Getpid())}, nil
+}
+
+// servePlugin is the main function of a launched plugin.
+func servePlugin(behaviour string) int {
+	switch behaviour {
+	case "admission":
+		return serveAdmission()
+	case "discovered":
+		return serveDiscovered()
+	case "crash":
+		fmt.Fprintln(os.Stderr, "cannot go on: the flux is empty")
+		return 3
+	case "quit":
+		return 0
+	case "mute": // launched, and never serves
+		ended := make([]byte, 1)
+		for {
+			if _, err := os.Stdin.Read(ended); err != nil {
+				return 0
+			}
+		}
+	}
+	fmt.Println("hello from the plugin")
+	err := sdk.Serve(context.Background(), sdk.Plugin{
+		Type: "T", Name: "launched", Versions: []string{"v1beta1"},
+		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, echoer{}) },
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func TestMain(m *testing.M) {
+	if behaviour := os.Getenv(pluginEnv); behaviour != "" {
+		os.Exit(servePlugin(behaviour))
+	}
+	goleak.VerifyTestMain(m)
+}
