@@ -15,18 +15,23 @@ import (
 
 // managers are the contestants that find and register plugins, except the peers.
 var managers = map[string]manager.Contestant{
-	"floor":   runFloor,
-	"watcher": runWatcher,
-	"runtime": runRuntime,
-	"idle":    runIdle,
+	"floor":       floor(registerGRPC),
+	"floor-http2": floor(registerHTTP2),
+	floorRaw:      floor(registerRaw),
+	"watcher":     runWatcher,
+	"runtime":     runRuntime,
+	"idle":        runIdle,
 }
 
-// all are the managers in the order in which they are printed; the floor comes first. The others of a benchmark take turns, except in the
-// steps in which the kubelet would take the processor from them or keep them waiting.
+// all are the managers in the order in which they are printed; the floor comes first. Those of a benchmark take turns, except in the
+// steps in which the kubelet would take the processor from the others or keep them waiting.
 var (
 	all  = []string{"floor", "watcher", "runtime", kubelet}
 	fast = []string{"floor", "watcher", "runtime"}
 )
+
+// floorRaw has plugins of its own kind.
+const floorRaw = "floor-raw"
 
 // kubelet looks at what it has found once in this period, and then waits that long.
 const (
@@ -53,7 +58,9 @@ type contender struct {
 func prepare(b *testing.B, name string) *contender {
 	b.Helper()
 	root := b.TempDir()
-	c := &contender{name: name, sockets: Sockets{Dir: filepath.Join(root, "plugins"), Staging: filepath.Join(root, "staging")}}
+	c := &contender{name: name, sockets: Sockets{
+		Dir: filepath.Join(root, "plugins"), Staging: filepath.Join(root, "staging"), Raw: name == floorRaw,
+	}}
 	for _, dir := range []string{c.sockets.Dir, c.sockets.Staging} {
 		if err := os.Mkdir(dir, 0o750); err != nil {
 			b.Fatal(err)
@@ -75,7 +82,7 @@ func contend(b *testing.B, name string, n int) *contender {
 	b.Helper()
 	c := prepare(b, name)
 	there := names("there", n)
-	c.plugins.call("Plugins.Prepare", Sockets{Staging: c.sockets.Dir, Names: there}, new(proc.None))
+	c.plugins.call("Plugins.Prepare", c.there(there), new(proc.None))
 	c.start()
 	c.plugins.call("Plugins.Told", there, new(int64))
 	c.call("Manager.Settled", n, new(proc.None))
@@ -103,6 +110,11 @@ func (c *contender) named(staged bool, names ...string) Sockets {
 	return s
 }
 
+// there returns sockets that are in the plugin directory from the start.
+func (c *contender) there(names []string) Sockets {
+	return Sockets{Staging: c.sockets.Dir, Names: names, Raw: c.sockets.Raw}
+}
+
 // names returns n names.
 func names(prefix string, n int) []string {
 	names := make([]string, n)
@@ -125,7 +137,7 @@ type metrics []any
 // goals adds the metrics that compare with a goal, which is met if they are 1 or less, if the contestant has goals.
 func (m metrics) goals(contestant string, goals ...any) metrics {
 	switch contestant {
-	case "watcher", "runtime", "patchbay":
+	case "watcher", "runtime", "patchbay", "host", "host-ticket", "launcher", "launcher-state":
 		return append(m, goals...)
 	default:
 		return m

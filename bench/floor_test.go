@@ -26,9 +26,19 @@ const (
 	floorQueue = 1 << 14
 )
 
-// runFloor is the least that finds plugins and registers them: fsnotify, grpc-go, and the two calls of the registration service on a
-// fresh connection. It looks at no directory below, recognizes nothing, keeps nothing, and repeats nothing that failed.
-func runFloor(ctx context.Context, dir string, j *manager.Journal) error {
+// registrar registers the plugin whose socket is at path, on a fresh connection: it asks for its name, hands that to registered, tells the
+// plugin so, and closes the connection.
+type registrar func(ctx context.Context, path string, registered func(name string) error) error
+
+// floor returns the least that finds plugins and registers them: fsnotify, and a registrar. It looks at no directory below, recognizes
+// nothing, keeps nothing, and repeats nothing that failed.
+func floor(register registrar) manager.Contestant {
+	return func(ctx context.Context, dir string, j *manager.Journal) error {
+		return runFloor(ctx, dir, j, register)
+	}
+}
+
+func runFloor(ctx context.Context, dir string, j *manager.Journal, register registrar) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
@@ -44,9 +54,16 @@ func runFloor(ctx context.Context, dir string, j *manager.Journal) error {
 	for range floorWorkers {
 		workers.Go(func() {
 			for path := range queue {
-				if err := floorRegister(ctx, path, j); err != nil {
+				name := ""
+				err := register(ctx, path, func(announced string) error {
+					name = announced
+					return j.Registered(name)
+				})
+				if err != nil {
 					fmt.Fprintln(os.Stderr, "floor:", path, err)
+					continue
 				}
+				j.Settled(name, "")
 			}
 		})
 	}
@@ -79,32 +96,24 @@ func runFloor(ctx context.Context, dir string, j *manager.Journal) error {
 	}
 }
 
-func floorRegister(ctx context.Context, path string, j *manager.Journal) error {
+// registerGRPC is a registrar over grpc-go.
+func registerGRPC(ctx context.Context, path string, registered func(string) error) (err error) {
 	conn, err := grpc.NewClient("passthrough:///"+path, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dialListening))
 	if err != nil {
 		return err
 	}
-	name, err := floorCalls(ctx, conn, j)
-	if err := errors.Join(err, conn.Close()); err != nil {
-		return err
-	}
-	j.Settled(name, "")
-	return nil
-}
-
-// floorCalls asks a plugin for its name and tells it that it is registered.
-func floorCalls(ctx context.Context, conn *grpc.ClientConn, j *manager.Journal) (name string, err error) {
+	defer func() { err = errors.Join(err, conn.Close()) }()
 	client := registerapi.NewRegistrationClient(conn)
 	info, err := client.GetInfo(ctx, &registerapi.InfoRequest{})
 	if err != nil {
-		return "", err
+		return err
 	}
-	if err := j.Registered(info.GetName()); err != nil {
-		return "", err
+	if err := registered(info.GetName()); err != nil {
+		return err
 	}
 	_, err = client.NotifyRegistrationStatus(ctx, &registerapi.RegistrationStatus{PluginRegistered: true})
-	return info.GetName(), err
+	return err
 }
 
 // dialListening dials a socket on which its plugin may be about to listen. It tries without a pause, which nothing beats: gRPC's own

@@ -6,17 +6,22 @@ import (
 	"os"
 	"testing"
 
+	"github.com/patchbay-dev/patchbay/bench/internal/launch"
 	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 	"github.com/patchbay-dev/patchbay/bench/internal/registry"
 )
 
-// roleVariable is the environment variable that makes the test binary one of the processes of a benchmark. Its value is rolePlugins, or
-// the name of a contestant in managers or registries.
+// roleVariable is the environment variable that makes the test binary one of the processes of a benchmark. Its value is one of the roles
+// below, or the name of a contestant in managers, registries or hosts.
 const roleVariable = "PATCHBAY_BENCH_ROLE"
 
-// rolePlugins is the role of the process in which all plugins run.
-const rolePlugins = "plugins"
+const (
+	// rolePlugins is the role of the process in which all plugins run.
+	rolePlugins = "plugins"
+	// roleAdmissions is that of the host of an admission plugin.
+	roleAdmissions = "admissions"
+)
 
 func TestMain(m *testing.M) {
 	role := os.Getenv(roleVariable)
@@ -46,11 +51,17 @@ func play(role string) error {
 	if role == rolePlugins {
 		return proc.Serve(newPlugins())
 	}
+	if role == roleAdmissions {
+		return serveAdmissions(os.Args[1])
+	}
 	if run, ok := managers[role]; ok {
 		return manager.Serve(run, os.Args[1])
 	}
 	if open, ok := registries[role]; ok {
 		return registry.Serve(open, os.Args[1])
+	}
+	if open, ok := hosts[role]; ok {
+		return launch.Serve(open, os.Args[1])
 	}
 	return fmt.Errorf("there is no contestant %q", role)
 }

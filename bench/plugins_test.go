@@ -18,17 +18,18 @@ import (
 // Plugins is the process in which all plugins of a benchmark run. It serves calls of net/rpc.
 type Plugins struct {
 	mu      sync.Mutex
-	running map[string][]*plugin // by name, in the order in which they were made
+	running map[string][]*fake // by name, in the order in which they were made
 }
 
-func newPlugins() *Plugins { return &Plugins{running: map[string][]*plugin{}} }
+func newPlugins() *Plugins { return &Plugins{running: map[string][]*fake{}} }
 
 // Sockets names sockets: Names in the directory Dir. A socket that is not Staged is bound and listened on in Dir, which makes it visible
-// before it is listened on. A Staged one is made in the directory Staging, and moved to Dir when it serves.
+// before it is listened on. A Staged one is made in the directory Staging, and moved to Dir when it serves. The plugins behind them serve
+// with grpc-go, or are Raw.
 type Sockets struct {
 	Dir, Staging string
 	Names        []string
-	Staged       bool
+	Staged, Raw  bool
 }
 
 // Appearance says when plugins appeared and when the last of them was told that it is registered, in nanoseconds of [proc.Now].
@@ -39,7 +40,7 @@ type Appearance struct {
 // Prepare makes plugins serve on staged sockets. With Staging the same as Dir, they are there without having appeared.
 func (p *Plugins) Prepare(sockets Sockets, _ *proc.None) error {
 	for _, name := range sockets.Names {
-		plugin, err := listen(filepath.Join(sockets.Staging, name))
+		plugin, err := listen(filepath.Join(sockets.Staging, name), sockets.Raw)
 		if err != nil {
 			return err
 		}
@@ -64,7 +65,7 @@ func (p *Plugins) Appear(sockets Sockets, reply *Appearance) error {
 			}
 			continue
 		}
-		plugin, err := listen(path)
+		plugin, err := listen(path, sockets.Raw)
 		if err != nil {
 			return err
 		}
@@ -111,7 +112,9 @@ func (p *Plugins) Stop(names []string, _ *proc.None) error {
 		delete(p.running, name)
 		p.mu.Unlock()
 		for _, plugin := range running {
-			plugin.server.Stop()
+			if err := plugin.stop(); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -123,27 +126,27 @@ func (p *Plugins) Usage(_ proc.None, usage *proc.Usage) (err error) {
 	return err
 }
 
-func (p *Plugins) add(name string, plugin *plugin) {
+func (p *Plugins) add(name string, plugin *fake) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running[name] = append(p.running[name], plugin)
 }
 
 // get returns the newest plugin of a name.
-func (p *Plugins) get(name string) *plugin {
+func (p *Plugins) get(name string) *fake {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	running := p.running[name]
 	return running[len(running)-1]
 }
 
-// plugin serves the registration service on one socket.
-type plugin struct {
+// fake is a plugin that serves the registration service on one socket.
+type fake struct {
 	registerapi.UnimplementedRegistrationServer
 
 	name     string
 	listener net.Listener
-	server   *grpc.Server
+	server   *grpc.Server // nil if it is raw
 	told     chan told
 }
 
@@ -154,9 +157,12 @@ type told struct {
 }
 
 // listen returns a plugin that listens on a socket and does not serve yet.
-func listen(path string) (*plugin, error) {
-	p := &plugin{name: filepath.Base(path), server: grpc.NewServer(), told: make(chan told, 1)}
-	registerapi.RegisterRegistrationServer(p.server, p)
+func listen(path string, raw bool) (*fake, error) {
+	p := &fake{name: filepath.Base(path), told: make(chan told, 1)}
+	if !raw {
+		p.server = grpc.NewServer()
+		registerapi.RegisterRegistrationServer(p.server, p)
+	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return nil, err
@@ -166,19 +172,31 @@ func listen(path string) (*plugin, error) {
 	return p, nil
 }
 
-func (p *plugin) serve() {
-	if err := p.server.Serve(p.listener); err != nil {
+func (p *fake) serve() {
+	serve := p.serveRaw
+	if p.server != nil {
+		serve = func() error { return p.server.Serve(p.listener) }
+	}
+	if err := serve(); err != nil {
 		p.tell(told{err: err})
 	}
 }
 
+func (p *fake) stop() error {
+	if p.server == nil {
+		return p.listener.Close()
+	}
+	p.server.Stop()
+	return nil
+}
+
 // GetInfo implements the registration service.
-func (p *plugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+func (p *fake) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{Type: manager.PluginType, Name: p.name, SupportedVersions: []string{"v1"}}, nil
 }
 
 // NotifyRegistrationStatus implements the registration service.
-func (p *plugin) NotifyRegistrationStatus(
+func (p *fake) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	at, err := proc.Now()
@@ -190,7 +208,7 @@ func (p *plugin) NotifyRegistrationStatus(
 }
 
 // tell keeps the first status; a benchmark in which there are more is broken in ways that show elsewhere.
-func (p *plugin) tell(t told) {
+func (p *fake) tell(t told) {
 	select {
 	case p.told <- t:
 	default:

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -25,18 +26,18 @@ type process struct {
 	client *rpc.Client
 }
 
-// start starts a process, with the directory that it works in: a program of its own if the role is a peer, or else the test binary in
-// that role. It ends with the benchmark at the latest.
+// start starts a process, with the directory that it works in and the role as arguments: a program of its own if the role is a peer, or
+// else the test binary in that role. It ends with the benchmark at the latest.
 func start(b *testing.B, role, dir string) *process {
 	b.Helper()
 	exe, err := os.Executable()
-	if peers[role] {
-		exe, err = program(role)
+	if folder, ok := peers[role]; ok {
+		exe, err = program(folder)
 	}
 	if err != nil {
 		b.Fatal(err)
 	}
-	cmd := exec.CommandContext(b.Context(), exe, dir)
+	cmd := exec.CommandContext(b.Context(), exe, dir, role)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)
 	cmd.Stderr = os.Stderr
 	// A benchmark that is killed leaves nobody behind, even if a call is stuck.
@@ -97,17 +98,17 @@ func (p *process) kill() {
 	_ = p.client.Close()
 }
 
-// peers are the contestants that are programs of their own, in the folder and module of the same name.
-var peers = map[string]bool{"kubelet": true, "nomad": true}
+// peers are the contestants that are programs of their own, by the folders of their modules.
+var peers = map[string]string{"kubelet": "kubelet", "nomad": "nomad", goPlugin: "goplugin", goPluginMTLS: "goplugin"}
 
-// programs are the peers that have been built, in a directory that is made for the first one.
+// programs are the peers and the plugins that have been built, in a directory that is made for the first one.
 var programs struct {
 	sync.Mutex
 	dir string
 }
 
-// program returns the path of a peer, which it builds if this has not been done yet.
-func program(peer string) (path string, err error) {
+// program returns the path of the program whose source is in a folder. It is built if this has not been done yet.
+func program(folder string) (path string, err error) {
 	programs.Lock()
 	defer programs.Unlock()
 	if programs.dir == "" {
@@ -115,14 +116,14 @@ func program(peer string) (path string, err error) {
 			return "", err
 		}
 	}
-	path = filepath.Join(programs.dir, peer)
+	path = filepath.Join(programs.dir, strings.ReplaceAll(folder, "/", "-"))
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
 	build := exec.Command("go", "build", "-o", path, ".")
-	build.Dir = peer
+	build.Dir = filepath.FromSlash(folder)
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("cannot build the peer %s: %w\n%s", peer, err, out)
+		return "", fmt.Errorf("cannot build %s: %w\n%s", folder, err, out)
 	}
 	return path, nil
 }
