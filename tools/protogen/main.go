@@ -39,6 +39,7 @@ type generator struct {
 var (
 	messages = generator{tool: "protoc-gen-go"}
 	connect  = generator{tool: "protoc-gen-connect-go"}
+	grpc     = generator{tool: "protoc-gen-go-grpc"}
 	// The documented ExampleServer interface of the example services has one method only.
 	plainGRPC = generator{tool: "protoc-gen-go-grpc", parameter: ",require_unimplemented_servers=false"}
 )
@@ -48,6 +49,8 @@ var targets = []struct {
 	generators []generator
 }{
 	{"patchbay/v1/control.proto", []generator{messages, connect}},
+	{"patchbay/plugin/v1/plugin.proto", []generator{messages, grpc}},
+	{"patchbay/cipd/v1/cipd.proto", []generator{messages}},
 	{"pluginwatcher/example_plugin_apis/v1beta1/api.proto", []generator{messages, plainGRPC}},
 	{"pluginwatcher/example_plugin_apis/v1beta2/api.proto", []generator{messages, plainGRPC}},
 }
