@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -23,6 +25,13 @@ const (
 	optionVersions     = "patchbay.dev/versions"
 	optionSource       = "patchbay.dev/source"
 	optionRegisteredAt = "patchbay.dev/registered-at"
+	// optionRoles are the roles of an instance, in its entry under its own type; optionRoleOf is that type, in the entries of the roles.
+	optionRoles  = "patchbay.dev/roles"
+	optionRoleOf = "patchbay.dev/role-of"
+	// optionEndpointWatched says that the handler asked for that.
+	optionEndpointWatched = "patchbay.dev/endpoint-watched"
+	// ownOptions begin the keys that are the pipeline's own.
+	ownOptions = "patchbay.dev/"
 )
 
 // record is the registry as the reconciler sees it.
@@ -30,11 +39,51 @@ type record struct {
 	registry dynamicplugins.Registry
 }
 
+// Stage stages the instance under its type and under each of its roles. All are saved at once, so that a storage can do it in one step.
 func (r *record) Stage(in reconciler.Instance) (reconciler.Staged, error) {
-	return r.registry.StagePlugin(infoOf(in))
+	info := infoOf(in)
+	infos := []*dynamicplugins.PluginInfo{info}
+	for _, role := range in.Registration.Roles {
+		infos = append(infos, roleOf(info, role))
+	}
+	if err := r.dropRoles(in); err != nil {
+		return nil, err
+	}
+	all := make(stagedRoles, len(infos))
+	err := atOnce(len(infos), func(i int) error {
+		staged, err := r.registry.StagePlugin(infos[i])
+		if err == nil {
+			all[i] = staged
+		}
+		return err
+	})
+	if err != nil {
+		return nil, errors.Join(err, all.Discard())
+	}
+	return all, nil
 }
 
+// dropRoles removes the instance from the roles that it had and has no more.
+func (r *record) dropRoles(in reconciler.Instance) error {
+	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
+		return slices.Contains(in.Registration.Roles, role)
+	})
+	return r.removeRoles(former, in.Name, in.ID)
+}
+
+// Remove removes the instance from its roles first: if the host ends in between, the next one knows of what is left.
 func (r *record) Remove(ptype, name, id string) error {
+	if err := r.removeRoles(r.roles(ptype, name, id), name, id); err != nil {
+		return err
+	}
+	return r.remove(ptype, name, id)
+}
+
+func (r *record) removeRoles(roles []string, name, id string) error {
+	return atOnce(len(roles), func(i int) error { return r.remove(roles[i], name, id) })
+}
+
+func (r *record) remove(ptype, name, id string) error {
 	err := r.registry.DeregisterPlugin(ptype, name, id)
 	if errors.Is(err, dynamicplugins.ErrNotFound) {
 		return nil
@@ -43,18 +92,68 @@ func (r *record) Remove(ptype, name, id string) error {
 }
 
 func (r *record) Confirm(ptype, name, id string) {
-	// Not found means that it went meanwhile.
-	_ = r.registry.ConfirmPlugin(ptype, name, id)
+	for _, t := range append(r.roles(ptype, name, id), ptype) {
+		// Not found means that it went meanwhile.
+		_ = r.registry.ConfirmPlugin(t, name, id)
+	}
 }
 
 func (r *record) Unreachable(ptype, name, id string, reason error) {
-	_ = r.registry.MarkUnreachable(ptype, name, id, reason)
+	for _, t := range append(r.roles(ptype, name, id), ptype) {
+		_ = r.registry.MarkUnreachable(t, name, id, reason)
+	}
+}
+
+// roles returns the roles under which an instance is registered.
+func (r *record) roles(ptype, name, id string) []string {
+	info, err := r.registry.PluginForAlloc(ptype, name, id)
+	if err != nil {
+		return nil
+	}
+	roles, _ := unmarshalList(info.Options[optionRoles])
+	return roles
+}
+
+// stagedRoles is one instance under its type and its roles, staged. Those that were not staged are nil.
+type stagedRoles []dynamicplugins.Staged
+
+func (s stagedRoles) Publish() {
+	for _, staged := range s {
+		staged.Publish()
+	}
+}
+
+func (s stagedRoles) Discard() error {
+	return atOnce(len(s), func(i int) error {
+		if s[i] == nil {
+			return nil
+		}
+		return s[i].Discard()
+	})
+}
+
+// atOnce calls f for 0 to n-1, in goroutines of their own if there are several, and joins the errors.
+func atOnce(n int, f func(i int) error) error {
+	if n == 1 {
+		return f(0)
+	}
+	errs := make([]error, n)
+	var running sync.WaitGroup
+	for i := range n {
+		running.Go(func() { errs[i] = f(i) })
+	}
+	running.Wait()
+	return errors.Join(errs...)
 }
 
 // restored returns what the registry has from before, as far as the pipeline put it there.
 func restored(registry dynamicplugins.Registry, log *slog.Logger) []reconciler.Instance {
 	var instances []reconciler.Instance
 	for _, info := range registry.RestoredPlugins() {
+		if mainType := info.Options[optionRoleOf]; mainType != "" {
+			dropOrphan(registry, info, mainType, log)
+			continue
+		}
 		if info.Options[optionSource] == "" {
 			continue
 		}
@@ -68,29 +167,77 @@ func restored(registry dynamicplugins.Registry, log *slog.Logger) []reconciler.I
 	return instances
 }
 
-func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
-	versions, err := json.Marshal(in.Versions)
-	if err != nil {
-		versions = nil // Strings cannot fail to marshal.
+// dropOrphan removes a role of an instance that is not registered under its own type any more.
+func dropOrphan(registry dynamicplugins.Registry, info *dynamicplugins.PluginInfo, mainType string, log *slog.Logger) {
+	if _, err := registry.PluginForAlloc(mainType, info.Name, info.AllocID); err == nil {
+		return
 	}
+	if err := registry.DeregisterPlugin(info.Type, info.Name, info.AllocID); err != nil {
+		log.Error("cannot remove a role of a plugin that is not registered", "type", info.Type, "name", info.Name,
+			"instance", info.AllocID, "error", err)
+	}
+}
+
+func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
+	registration := in.Registration
 	info := &dynamicplugins.PluginInfo{
 		Type:           in.Type,
 		Name:           in.Name,
+		Version:        registration.Version,
 		AllocID:        in.ID,
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: in.Endpoint},
 		Options: map[string]string{
 			optionSocketPath:   in.SocketPath,
 			optionSocketID:     sock.ID(in.Socket).String(),
 			optionPeer:         formatPeer(in.Peer),
-			optionVersions:     string(versions),
+			optionVersions:     marshalList(in.Versions),
 			optionSource:       string(in.Source),
 			optionRegisteredAt: in.RegisteredAt.UTC().Format(time.RFC3339Nano),
 		},
 	}
-	if len(in.Versions) > 0 {
+	if info.Version == "" && len(in.Versions) > 0 {
 		info.Version = in.Versions[0]
 	}
+	if len(registration.Roles) > 0 {
+		info.Options[optionRoles] = marshalList(registration.Roles)
+	}
+	if registration.WatchEndpoint {
+		info.Options[optionEndpointWatched] = "true"
+	}
+	for key, value := range registration.Details {
+		if !strings.HasPrefix(key, ownOptions) {
+			info.Options[key] = value
+		}
+	}
 	return info
+}
+
+// roleOf returns the entry of a role of an instance.
+func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.PluginInfo {
+	entry := *info
+	entry.Type = role
+	entry.Options = map[string]string{optionRoleOf: info.Type}
+	for key, value := range info.Options {
+		if !strings.HasPrefix(key, ownOptions) {
+			entry.Options[key] = value
+		}
+	}
+	return &entry
+}
+
+func marshalList(list []string) string {
+	b, err := json.Marshal(list)
+	if err != nil {
+		return "" // Strings cannot fail to marshal.
+	}
+	return string(b)
+}
+
+func unmarshalList(s string) (list []string, err error) {
+	if s != "" {
+		err = json.Unmarshal([]byte(s), &list)
+	}
+	return list, err
 }
 
 // instanceOf is the reverse of infoOf. With an error it returns what could be read.
@@ -105,10 +252,24 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 	in.Socket = cache.SocketID(id)
 	peer, peerErr := parsePeer(info.Options[optionPeer])
 	in.Peer = peer
-	versionsErr := json.Unmarshal([]byte(info.Options[optionVersions]), &in.Versions)
+	versions, versionsErr := unmarshalList(info.Options[optionVersions])
+	in.Versions = versions
 	at, timeErr := time.Parse(time.RFC3339Nano, info.Options[optionRegisteredAt])
 	in.RegisteredAt = at
-	return in, errors.Join(idErr, peerErr, versionsErr, timeErr)
+	roles, rolesErr := unmarshalList(info.Options[optionRoles])
+	in.Registration = cache.Registration{Roles: roles, WatchEndpoint: info.Options[optionEndpointWatched] != ""}
+	if len(versions) == 0 || info.Version != versions[0] {
+		in.Registration.Version = info.Version
+	}
+	for key, value := range info.Options {
+		if !strings.HasPrefix(key, ownOptions) {
+			if in.Registration.Details == nil {
+				in.Registration.Details = map[string]string{}
+			}
+			in.Registration.Details[key] = value
+		}
+	}
+	return in, errors.Join(idErr, peerErr, versionsErr, rolesErr, timeErr)
 }
 
 // statusOf describes an instance that the pipeline does not know, or not yet.
@@ -122,7 +283,7 @@ func statusOf(in dynamicplugins.Instance) PluginStatus {
 		Type: in.Info.Type, Name: in.Info.Name, Version: in.Info.Version,
 		State: reconciler.State(in.State), Current: in.State == dynamicplugins.InstanceRegistered,
 		Endpoint: in.Info.ConnectionInfo.SocketPath, Instance: in.Info.AllocID, Source: known.Source,
-		Versions: known.Versions, SocketPath: known.SocketPath, RegisteredAt: known.RegisteredAt, Since: in.Since,
+		Versions: known.Versions, Registration: known.Registration, SocketPath: known.SocketPath, RegisteredAt: known.RegisteredAt, Since: in.Since,
 	}
 	if in.Reason != nil {
 		s.LastError = in.Reason.Error()

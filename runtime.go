@@ -171,6 +171,9 @@ func (rt *Runtime) Ready() <-chan struct{} { return rt.ready }
 func (rt *Runtime) Plugins() []PluginStatus {
 	statuses, running := rt.watcher.Plugins()
 	for _, in := range rt.registry.Instances("", "") {
+		if in.Info.Options[optionRoleOf] != "" {
+			continue // it stands there under its own type
+		}
 		if !running || in.Info.Options[optionSource] == "" {
 			statuses = append(statuses, statusOf(in))
 		}

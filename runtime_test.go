@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	hosting "github.com/patchbay-dev/patchbay/host"
@@ -31,6 +32,7 @@ type host struct {
 	dir, state string
 	survivors  string                                              // where launched plugins that survive are remembered; empty for nowhere
 	admission  func(*hosting.Host) (plugin.AdmissionPlugin, error) // nil for none
+	handler    cache.PluginHandler                                 // nil for one that accepts
 	rt         *patchbay.Runtime
 	events     <-chan patchbay.Event
 	unread     []patchbay.Event // that were passed over by await
@@ -64,7 +66,10 @@ func (h *host) start() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.rt.AddHandler("T", patchbay.AcceptHandler())
+	if h.handler == nil {
+		h.handler = patchbay.AcceptHandler()
+	}
+	h.rt.AddHandler("T", h.handler)
 	ctx, cancel := context.WithCancel(context.Background())
 	h.events, h.unread = h.rt.Events(ctx, 0), nil
 	ended := make(chan error, 1)

@@ -47,9 +47,26 @@ type InstanceGoneHandler interface {
 
 // ContextRegistrar is a power that a [PluginHandler] may also have. If it has it, RegisterPluginContext is called instead of
 // RegisterPlugin. The context ends when the plugin's socket goes, when the pipeline stops, and when the time configured for handlers has
-// passed; the handler should then return an error soon.
+// passed; the handler should then return an error soon. What it returns beside the error is kept with the instance.
 type ContextRegistrar interface {
-	RegisterPluginContext(ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error
+	RegisterPluginContext(
+		ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
+	) (Registration, error)
+}
+
+// Registration is what a handler found out about a plugin that it took into use. The zero value says nothing.
+type Registration struct {
+	// Roles are further plugin types under which the registry has the instance, with the same name and AllocID, for example csi-node:
+	// it appears, is superseded and goes under all of them together.
+	Roles []string
+	// Version is the plugin's own version. If it is empty, the first one that the plugin announced stands in its place.
+	Version string
+	// Details are kept in the options of the instance's entries in the registry, under the same keys. The prefix patchbay.dev/ is the
+	// pipeline's own.
+	Details map[string]string
+	// WatchEndpoint asks for the instance to be given up also when nobody accepts on its endpoint any more, where that is another
+	// socket than the one on which it registered. It is then registered again as soon as RegisterPluginContext succeeds.
+	WatchEndpoint bool
 }
 
 // RegistrationKeeper is a power that a [PluginHandler] may also have. KeepRegistration is asked, in the lane of the plugin name, when a

@@ -9,15 +9,13 @@ import (
 )
 
 func pluginOf(p *patchbayv1.Plugin) Plugin {
-	versions := p.GetVersions()
-	if versions == nil {
-		versions = []string{} // an array in JSON, never null
-	}
 	return Plugin{
 		Type:         p.GetType(),
 		Name:         p.GetName(),
 		Version:      p.GetVersion(),
-		Versions:     versions,
+		Versions:     listOf(p.GetVersions()),
+		Roles:        listOf(p.GetRoles()),
+		Details:      p.GetDetails(),
 		State:        p.GetState(),
 		Reason:       p.GetReason(),
 		Current:      p.GetCurrent(),
@@ -32,6 +30,14 @@ func pluginOf(p *patchbayv1.Plugin) Plugin {
 		NextRetry:    timeOf(p.GetNextRetry()),
 		LastError:    p.GetLastError(),
 	}
+}
+
+// listOf returns a list that is an array in JSON, never null.
+func listOf(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
 }
 
 func pluginsOf(list []*patchbayv1.Plugin) []Plugin {

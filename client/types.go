@@ -8,7 +8,8 @@ type Plugin struct {
 	// Type and Name are what the plugin announced; empty while its socket has not answered.
 	Type string `json:"type"`
 	Name string `json:"name"`
-	// Versions are the versions that the plugin announced, in its order; Version is the first of them.
+	// Versions are the versions that the plugin announced, in its order; Version is its own where its handler found that out, and else the
+	// first of them.
 	Version  string   `json:"version"`
 	Versions []string `json:"versions"`
 	// State is what the instance is doing, for example "registered". States that this package does not know may be added.
@@ -22,6 +23,10 @@ type Plugin struct {
 	SocketPath string `json:"socketPath"`
 	// Instance identifies the instance; empty as long as it has never been registered.
 	Instance string `json:"instance"`
+	// Roles are further types under which the instance is registered, for example "csi-node".
+	Roles []string `json:"roles"`
+	// Details are what the handler of its type found out about it.
+	Details map[string]string `json:"details"`
 	// Source is "discovered", "launched", or "host" for what the host itself registered.
 	Source string `json:"source"`
 	// FirstSeen is when the socket appeared, Since when the instance entered its state.

@@ -23,15 +23,15 @@ var reasons = map[reconciler.State]string{
 }
 
 func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
-	versions := make([]string, len(s.Versions))
-	for i, v := range s.Versions {
-		versions[i] = valid(v)
+	details := make(map[string]string, len(s.Registration.Details))
+	for key, value := range s.Registration.Details {
+		details[valid(key)] = valid(value)
 	}
 	return &patchbayv1.Plugin{
 		Type:         valid(s.Type),
 		Name:         valid(s.Name),
 		Version:      valid(s.Version),
-		Versions:     versions,
+		Versions:     validAll(s.Versions),
 		State:        string(s.State),
 		Reason:       reasons[s.State],
 		Current:      s.Current,
@@ -45,6 +45,8 @@ func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 		Attempts:     uint32(max(s.Attempts, 0)),
 		NextRetry:    timestamp(s.NextRetry),
 		LastError:    valid(s.LastError),
+		Roles:        validAll(s.Registration.Roles),
+		Details:      details,
 	}
 }
 
@@ -81,6 +83,14 @@ func conditionMessages(conditions []patchbay.Condition) []*patchbayv1.Condition 
 
 // valid makes a string fit for protobuf, which refuses a whole message for one that is not UTF-8. Paths may hold any bytes.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+func validAll(list []string) []string {
+	all := make([]string, len(list))
+	for i, s := range list {
+		all[i] = valid(s)
+	}
+	return all
+}
 
 func timestamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {

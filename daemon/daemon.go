@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
@@ -32,6 +33,7 @@ type Daemon struct {
 	// timeouts are those for calls to plugins.
 	timeouts clientTimeouts
 	reloads  *reloads
+	handlers handlerSet
 	// metadata is what launched plugins are told of the catalogue.
 	metadata metadata
 	// goPlugins is how the plugins of go-plugin are reached.
@@ -47,7 +49,8 @@ func New(config Config) (*Daemon, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	d := &Daemon{config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config)}
+	d := &Daemon{config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config),
+		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}}
 	d.timeouts.set(config.ClientTimeouts)
 	return d, nil
 }
@@ -104,12 +107,18 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return errors.Join(err, state.Close(), listener.Close())
 	}
 	handlers := d.config.handlers()
+	d.handlers.needs = handlerNeeds{log: d.log, state: state, pluginDirs: d.config.PluginDirs, registry: runtime.Registry()}
 	for ptype, kind := range handlers {
-		runtime.AddHandler(ptype, newHandlers[kind]())
+		h, err := d.handlers.make(ptype, kind)
+		if err != nil {
+			return errors.Join(err, d.handlers.close(), state.Close(), listener.Close())
+		}
+		d.handlers.use(ptype, h)
+		runtime.AddHandler(ptype, h)
 	}
 
 	if err := d.launch(runtime, d.config.Catalogue); err != nil {
-		return errors.Join(err, state.Close(), listener.Close())
+		return errors.Join(err, d.handlers.close(), state.Close(), listener.Close())
 	}
 	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
 		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
@@ -130,7 +139,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.reloads.end()
 	server.endCalls()
 	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
-	err = errors.Join(err, stopHTTP(), state.Close(), server.stop())
+	err = errors.Join(err, stopHTTP(), d.handlers.close(), state.Close(), server.stop())
 	d.log.Info("patchbay has stopped")
 	return err
 }

@@ -1,15 +1,21 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 )
 
 // HandlerKind names what a daemon does with the plugins of a type.
@@ -18,14 +24,78 @@ type HandlerKind string
 // HandlerAccept accepts every plugin and does nothing else; see [patchbay.AcceptHandler].
 const HandlerAccept HandlerKind = "accept"
 
+// handlerNeeds is what handlers are made with.
+type handlerNeeds struct {
+	log *slog.Logger
+	// state is the daemon's state file, in which a handler may keep what it must know after a restart.
+	state *boltstate.Store
+	// pluginDirs are the plugin directories, at least one.
+	pluginDirs []string
+	registry   dynamicplugins.Registry
+}
+
 // newHandlers makes a handler of each kind that exists.
-var newHandlers = map[HandlerKind]func() cache.PluginHandler{
-	HandlerAccept: patchbay.AcceptHandler,
+var newHandlers = map[HandlerKind]func(handlerNeeds) (cache.PluginHandler, error){
+	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
 }
 
 // DefaultTypes are the plugin types that every daemon accepts.
 func DefaultTypes() []string {
 	return []string{registerapi.CSIPlugin, registerapi.DevicePlugin, registerapi.DRAPlugin}
+}
+
+// handlerSet has the handlers of a running daemon. Those that are also an io.Closer are closed when they are not used any more.
+type handlerSet struct {
+	needs handlerNeeds
+
+	mu     sync.Mutex
+	byType map[string]cache.PluginHandler
+}
+
+// make returns a handler for a type. It is not in the set yet.
+func (s *handlerSet) make(ptype string, kind HandlerKind) (cache.PluginHandler, error) {
+	h, err := newHandlers[kind](s.needs)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make the %s handler of plugin type %s: %w", kind, ptype, err)
+	}
+	return h, nil
+}
+
+// use records that h is the handler of a type now, nil for none, and returns the one before, nil if there was none.
+func (s *handlerSet) use(ptype string, h cache.PluginHandler) (before cache.PluginHandler) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before = s.byType[ptype]
+	if h == nil {
+		delete(s.byType, ptype)
+	} else {
+		s.byType[ptype] = h
+	}
+	return before
+}
+
+// all returns the handlers by type.
+func (s *handlerSet) all() map[string]cache.PluginHandler {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.byType)
+}
+
+// close closes all handlers.
+func (s *handlerSet) close() error {
+	var errs []error
+	for _, h := range s.all() {
+		errs = append(errs, closeHandler(h))
+	}
+	return errors.Join(errs...)
+}
+
+// closeHandler has a handler let go of what it holds. After a reload its plugins may still be being deregistered.
+func closeHandler(h cache.PluginHandler) error {
+	if c, ok := h.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
 }
 
 // handlers returns the kind of handler of every type that has one.

@@ -111,7 +111,10 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if len(restart) > 0 {
 		return nil, fmt.Errorf("needs a restart: %s; nothing was changed", strings.Join(restart, ", "))
 	}
-	added, removed := handlerChanges(r.current, next)
+	added, removed, err := d.handlerChanges(r.current, next)
+	if err != nil {
+		return nil, err
+	}
 	// What is launched or registered from now on has to be admitted anew. If the reload fails, an answer is only asked for again.
 	if admission := r.runtime.Admission(); admission != nil {
 		admission.ClearCache()
@@ -119,6 +122,9 @@ func (d *Daemon) reload() (changed []string, err error) {
 	// This comes next because it can fail; it waits for nothing.
 	if len(catalogueChanges(r.current, next)) > 0 {
 		if err := d.launch(r.runtime, next.Catalogue); err != nil {
+			for _, h := range added {
+				err = errors.Join(err, closeHandler(h))
+			}
 			return nil, fmt.Errorf("cannot change to the new catalogue: %w", err)
 		}
 	}
@@ -130,29 +136,46 @@ func (d *Daemon) reload() (changed []string, err error) {
 	r.runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
 	for _, ptype := range removed {
 		r.runtime.RemoveHandler(ptype)
+		d.letGo(d.handlers.use(ptype, nil))
 	}
 	for ptype, handler := range added {
 		r.runtime.AddHandler(ptype, handler)
+		d.letGo(d.handlers.use(ptype, handler))
 	}
 	r.current = next
 	return changed, nil
 }
 
-// handlerChanges returns the handlers of the types that have another one now, and the types that have none any more.
-func handlerChanges(before, after Config) (added map[string]cache.PluginHandler, removed []string) {
+// handlerChanges returns new handlers for the types that have another kind of handler now, and the types that have none any more.
+func (d *Daemon) handlerChanges(before, after Config) (added map[string]cache.PluginHandler, removed []string, err error) {
 	added = map[string]cache.PluginHandler{}
 	was, is := before.handlers(), after.handlers()
 	for ptype, kind := range is {
-		if was[ptype] != kind {
-			added[ptype] = newHandlers[kind]()
+		if was[ptype] == kind {
+			continue
 		}
+		h, err := d.handlers.make(ptype, kind)
+		if err != nil {
+			for _, h := range added {
+				err = errors.Join(err, closeHandler(h))
+			}
+			return nil, nil, err
+		}
+		added[ptype] = h
 	}
 	for ptype := range was {
 		if _, has := is[ptype]; !has {
 			removed = append(removed, ptype)
 		}
 	}
-	return added, removed
+	return added, removed, nil
+}
+
+// letGo closes a handler that was taken out of the runtime. Its plugins are still being deregistered: it has to bear that.
+func (d *Daemon) letGo(h cache.PluginHandler) {
+	if err := closeHandler(h); err != nil {
+		d.log.Error("cannot close a plugin handler", "error", err)
+	}
 }
 
 // tell makes known what became of a reload.

@@ -393,11 +393,11 @@ func (a adapter) RegisterPlugin(pluginName, endpoint string, versions []string, 
 
 func (a adapter) RegisterPluginContext(
 	ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
-) error {
+) (cache.Registration, error) {
 	if h, ok := a.PluginHandler.(cache.ContextRegistrar); ok {
 		return h.RegisterPluginContext(ctx, pluginName, endpoint, versions, pluginClientTimeout)
 	}
-	return a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
+	return cache.Registration{}, a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
 }
 
 func (a adapter) KeepRegistration(pluginName string, reason error) bool {

@@ -20,6 +20,7 @@ func (r *Reconciler) restore(records []Instance) {
 			id:           record.ID,
 			recorded:     true,
 			registeredAt: record.RegisteredAt,
+			registration: record.Registration,
 			restored:     &record,
 		}
 		in.set(StateRestored)
@@ -231,7 +232,7 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
 
 // reborn ends an instance and begins a new one on the same socket. mu is held.
 func (r *Reconciler) reborn(ctx context.Context, in *instance, why string) *instance {
-	fresh := &instance{info: in.info, source: in.source, rank: newRank(in.info), announced: in.announced}
+	fresh := &instance{info: in.info, source: in.source, rank: newRank(in.info), announced: in.announced, registration: in.registration}
 	fresh.set(StateConnecting)
 	r.went(ctx, in, why)
 	r.sockets[in.info.SocketPath] = fresh

@@ -75,9 +75,10 @@ type instance struct {
 	// one if it moved on before it gave one.
 	replacement *instance
 	replaces    []*instance
-	// unwatch ends the watch for its death. checking: it is being found out whether anybody accepts; recheck: a hint came meanwhile.
-	unwatch           func()
-	checking, recheck bool
+	// registration is what its handler found out about it when it was registered last.
+	registration cache.Registration
+	// watches are for its death: of who accepts on its registration socket and, if its handler asks for it, on its endpoint.
+	registrationWatch, endpointWatch watch
 }
 
 // record describes the instance. mu is held.
@@ -85,7 +86,7 @@ func (in *instance) record(endpoint string, peer Peer) Instance {
 	return Instance{
 		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
 		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: peer,
-		Source: in.source, RegisteredAt: in.registeredAt,
+		Source: in.source, RegisteredAt: in.registeredAt, Registration: in.registration,
 	}
 }
 
@@ -112,10 +113,8 @@ func (in *instance) rest() {
 	if in.cancel != nil {
 		in.cancel()
 	}
-	if in.unwatch != nil {
-		in.unwatch()
-		in.unwatch = nil
-	}
+	in.registrationWatch.end()
+	in.endpointWatch.end()
 }
 
 func (in *instance) stopRetry() {
@@ -140,6 +139,16 @@ func (in *instance) takeConn() Conn {
 	conn := in.conn
 	in.conn = nil
 	return conn
+}
+
+func (in *instance) version() string {
+	switch {
+	case in.registration.Version != "":
+		return in.registration.Version
+	case len(in.announced.Versions) > 0:
+		return in.announced.Versions[0]
+	}
+	return ""
 }
 
 func (in *instance) endpoint() string {

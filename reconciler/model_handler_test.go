@@ -218,8 +218,8 @@ type strictContext struct{ *strict }
 
 func (h strictContext) RegisterPluginContext(
 	ctx context.Context, name, endpoint string, versions []string, timeout *time.Duration,
-) error {
-	return h.register(ctx, name, endpoint, versions, timeout)
+) (cache.Registration, error) {
+	return cache.Registration{}, h.register(ctx, name, endpoint, versions, timeout)
 }
 
 // clientTimeout is configured for some plugins only.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -55,10 +56,10 @@ func TestKeepRegistration(t *testing.T) {
 // patient is a handler whose registration takes until its context ends.
 type patient struct{ *recorder }
 
-func (p patient) RegisterPluginContext(ctx context.Context, name, endpoint string, _ []string, _ *time.Duration) error {
+func (p patient) RegisterPluginContext(ctx context.Context, name, endpoint string, _ []string, _ *time.Duration) (cache.Registration, error) {
 	p.w.note("register %s %s with a context", name, endpoint)
 	<-ctx.Done()
-	return ctx.Err()
+	return cache.Registration{}, ctx.Err()
 }
 
 func TestRegisterPluginContext(t *testing.T) {

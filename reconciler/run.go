@@ -77,7 +77,7 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 			r.reject(ctx, in, in.takeConn(), unclaimed(in))
 			r.mu.Unlock()
 		case standDown:
-			r.standDown(l, in) // unlocks
+			r.standDown(ctx, l, in) // unlocks
 		case ask:
 			r.ask(ctx, in)
 			r.mu.Unlock()
@@ -151,13 +151,14 @@ func (r *Reconciler) letGo(l *lane) {
 }
 
 // standDown lets an instance that has answered rest behind the newer one that is registered. It unlocks mu.
-func (r *Reconciler) standDown(l *lane, in *instance) {
+func (r *Reconciler) standDown(ctx context.Context, l *lane, in *instance) {
 	conn := in.takeConn()
 	in.attempts, in.lastErr = 0, nil
 	in.set(StateSuperseded)
 	confirm := in.recorded
 	id := in.id
-	r.watch(in, conn)
+	r.watchRegistration(in, conn)
+	r.watchEndpoint(ctx, in)
 	r.mu.Unlock()
 	if confirm {
 		r.cfg.Registry.Confirm(l.key.ptype, l.key.name, id)
@@ -172,6 +173,10 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	in.progress(StateValidating)
 	r.mu.Unlock()
 	name := l.key.name
+	if err := r.endpointAnswers(ctx, l, in, endpoint); err != nil {
+		r.turnedDown(ctx, in, conn, err)
+		return
+	}
 
 	err := r.call("ValidatePlugin", func() error {
 		if v, ok := h.PluginHandler.(cache.DeprecatedDirValidator); ok {
@@ -203,8 +208,8 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	if l.held == in {
 		kind = EventUpdated
 	}
-	err = r.callRegister(ctx, in, h, endpoint)
-	previous, left := r.handedOver(l, in, h, endpoint, err)
+	registration, err := r.callRegister(ctx, in, h, endpoint)
+	previous, left := r.handedOver(l, in, h, endpoint, registration, err)
 	if left != "" {
 		r.callGone(l, h, left)
 	}
@@ -255,7 +260,9 @@ func (r *Reconciler) admit(ctx context.Context, in *instance, conn Conn, endpoin
 }
 
 // callRegister calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
-func (r *Reconciler) callRegister(ctx context.Context, in *instance, h *handler, endpoint string) error {
+func (r *Reconciler) callRegister(
+	ctx context.Context, in *instance, h *handler, endpoint string,
+) (registration cache.Registration, err error) {
 	ptype, name, versions := in.announced.Type, in.announced.Name, in.announced.Versions
 	var clientTimeout *time.Duration
 	if r.cfg.ClientTimeout != nil {
@@ -263,7 +270,7 @@ func (r *Reconciler) callRegister(ctx context.Context, in *instance, h *handler,
 	}
 	registrar, ok := h.PluginHandler.(cache.ContextRegistrar)
 	if !ok {
-		return r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, endpoint, versions, clientTimeout) })
+		return registration, r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, endpoint, versions, clientTimeout) })
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -274,9 +281,11 @@ func (r *Reconciler) callRegister(ctx context.Context, in *instance, h *handler,
 	if !r.proceed(ctx, in, StateRegistering, cancel) {
 		cancel()
 	}
-	return r.call("RegisterPluginContext", func() error {
-		return registrar.RegisterPluginContext(ctx, name, endpoint, versions, clientTimeout)
+	err = r.call("RegisterPluginContext", func() error {
+		registration, err = registrar.RegisterPluginContext(ctx, name, endpoint, versions, clientTimeout)
+		return err
 	})
+	return registration, err
 }
 
 // keep asks the handler whether a plugin that could not be told stays registered.
@@ -306,7 +315,9 @@ func (r *Reconciler) proceed(ctx context.Context, in *instance, state State, can
 
 // handedOver records what RegisterPlugin did: on success the handler has the instance, on failure it has none. It returns the
 // instance that the handler had before and, if this one had another endpoint there which no other has, that one.
-func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, endpoint string, err error) (previous *instance, left string) {
+func (r *Reconciler) handedOver(
+	l *lane, in *instance, h *handler, endpoint string, registration cache.Registration, err error,
+) (previous *instance, left string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if previous = l.held; previous != nil {
@@ -327,6 +338,7 @@ func (r *Reconciler) handedOver(l *lane, in *instance, h *handler, endpoint stri
 	}
 	l.held, l.heldBy = in, h
 	in.handed, in.given = true, endpoint
+	in.registration = registration
 	return previous, left
 }
 
@@ -386,7 +398,8 @@ func (r *Reconciler) announce(
 	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
 	in.set(StateRegistered)
 	r.enterActual(in)
-	r.watch(in, conn)
+	r.watchRegistration(in, conn)
+	r.watchEndpoint(ctx, in)
 	r.observe(kind, in, "registered with its handler")
 	if previous != nil && !previous.gone {
 		r.observe(EventSuperseded, previous, "instance "+in.id+" is current now")

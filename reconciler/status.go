@@ -42,9 +42,7 @@ func (in *instance) status() Status {
 		FirstSeen: in.info.Timestamp, Since: in.since,
 		Attempts: in.attempts, NextRetry: in.nextRetry,
 	}
-	if len(s.Versions) > 0 {
-		s.Version = s.Versions[0]
-	}
+	s.Version, s.Registration = in.version(), in.registration
 	if s.Type != "" {
 		s.Endpoint = in.endpoint()
 	}

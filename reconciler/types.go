@@ -59,12 +59,15 @@ const (
 type Status struct {
 	// Type and Name are what the plugin announced; empty as long as it has not answered.
 	Type, Name string
-	// Versions are the versions that the plugin announced, in its order; Version is the first of them.
+	// Versions are the versions that the plugin announced, in its order; Version is its own, if its handler found that out, and else the
+	// first of them.
 	Version  string
 	Versions []string
 	State    State
 	// Current says that this instance is the one its handler has.
 	Current bool
+	// Registration is what its handler found out about it when it was registered last; zero before.
+	Registration cache.Registration
 	// Endpoint is the socket of the plugin's own services, SocketPath the one of its registration service.
 	Endpoint, SocketPath string
 	// Instance identifies the instance; empty as long as it has never been registered.
@@ -130,6 +133,8 @@ type Instance struct {
 	Peer                 Peer
 	Source               Source
 	RegisteredAt         time.Time
+	// Registration is what the handler found out about it; zero before it was registered.
+	Registration cache.Registration
 }
 
 // Registry is what the reconciler needs of the plugin registry. Its methods may block on the disk; they are called without locks

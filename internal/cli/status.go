@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -103,14 +105,16 @@ func describe(p client.Plugin, now time.Time) []line {
 	if p.Attempts > 0 {
 		attempts = fmt.Sprint(p.Attempts)
 	}
-	return []line{
+	lines := []line{
 		{"State", state},
 		{"Since", moment(p.Since, now)},
 		{"Reason", escape(p.Reason)},
 		{"Failed attempts", attempts},
 		{"Next attempt", moment(p.NextRetry, now)},
 		{"Last error", escape(p.LastError)},
+		{"Version", escape(ownVersion(p))},
 		{"Versions", escape(strings.Join(p.Versions, ", "))},
+		{"Roles", escape(strings.Join(p.Roles, ", "))},
 		{"Endpoint", escape(p.Endpoint)},
 		{"Socket", escape(p.SocketPath)},
 		{"Source", escape(p.Source)},
@@ -118,6 +122,18 @@ func describe(p client.Plugin, now time.Time) []line {
 		{"First seen", moment(p.FirstSeen, now)},
 		{"Registered at", moment(p.RegisteredAt, now)},
 	}
+	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
+		lines = append(lines, line{escape(key), escape(p.Details[key])})
+	}
+	return lines
+}
+
+// ownVersion returns the version of a plugin that is none of those that it announced.
+func ownVersion(p client.Plugin) string {
+	if slices.Contains(p.Versions, p.Version) {
+		return ""
+	}
+	return p.Version
 }
 
 // moment writes a time and how far it is from now.

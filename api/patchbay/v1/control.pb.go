@@ -1551,7 +1551,7 @@ type Plugin struct {
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The name that the plugin announced, unique within its type. It is empty while a socket has not said who it is.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// The version of the plugin, where it is known. For a plugin that announced versions of its service this is the first of them.
+	// The version of the plugin, where its handler found that out, and else the first of those of its service that it announced.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	// The versions of its service that the plugin announced, in its order. They need not be version numbers: a DRA driver announces
 	// names of gRPC services.
@@ -1596,7 +1596,11 @@ type Plugin struct {
 	// Why the instance is in its state, and what it is waiting for, as a sentence for people. It is empty if the state says it all.
 	Reason string `protobuf:"bytes,16,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Whether the instance is the one that is dispensed for its type and name.
-	Current       bool `protobuf:"varint,17,opt,name=current,proto3" json:"current,omitempty"`
+	Current bool `protobuf:"varint,17,opt,name=current,proto3" json:"current,omitempty"`
+	// Further types under which the instance is registered, for example "csi-node".
+	Roles []string `protobuf:"bytes,18,rep,name=roles,proto3" json:"roles,omitempty"`
+	// What the handler of its type found out about it.
+	Details       map[string]string `protobuf:"bytes,19,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1748,6 +1752,20 @@ func (x *Plugin) GetCurrent() bool {
 		return x.Current
 	}
 	return false
+}
+
+func (x *Plugin) GetRoles() []string {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+func (x *Plugin) GetDetails() map[string]string {
+	if x != nil {
+		return x.Details
+	}
+	return nil
 }
 
 // Event is one thing that happened.
@@ -2038,7 +2056,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"\x0f\n" +
 	"\rReloadRequest\"*\n" +
 	"\x0eReloadResponse\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\xc3\x04\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\xd1\x05\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -2061,7 +2079,12 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"last_error\x18\x0f \x01(\tR\tlastError\x12\x16\n" +
 	"\x06reason\x18\x10 \x01(\tR\x06reason\x12\x18\n" +
-	"\acurrent\x18\x11 \x01(\bR\acurrent\"\xf8\x01\n" +
+	"\acurrent\x18\x11 \x01(\bR\acurrent\x12\x14\n" +
+	"\x05roles\x18\x12 \x03(\tR\x05roles\x12:\n" +
+	"\adetails\x18\x13 \x03(\v2 .patchbay.v1.Plugin.DetailsEntryR\adetails\x1a:\n" +
+	"\fDetailsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf8\x01\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
@@ -2111,7 +2134,7 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                   // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),      // 1: patchbay.v1.GetVersionRequest
@@ -2144,10 +2167,11 @@ var file_patchbay_v1_control_proto_goTypes = []any{
 	(*Plugin)(nil),                 // 28: patchbay.v1.Plugin
 	(*Event)(nil),                  // 29: patchbay.v1.Event
 	(*Condition)(nil),              // 30: patchbay.v1.Condition
-	(*timestamppb.Timestamp)(nil),  // 31: google.protobuf.Timestamp
+	nil,                            // 31: patchbay.v1.Plugin.DetailsEntry
+	(*timestamppb.Timestamp)(nil),  // 32: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	31, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	32, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
 	28, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
 	30, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
 	28, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
@@ -2160,45 +2184,46 @@ var file_patchbay_v1_control_proto_depIdxs = []int32{
 	23, // 10: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
 	23, // 11: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
 	24, // 12: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	31, // 13: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	31, // 14: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	31, // 15: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	32, // 13: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	32, // 14: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	32, // 15: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
 	25, // 16: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	31, // 17: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	31, // 18: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	31, // 19: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	31, // 20: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	31, // 21: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	31, // 22: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 23: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 24: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 25: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	7,  // 26: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	9,  // 27: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	11, // 28: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	13, // 29: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	15, // 30: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	17, // 31: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	19, // 32: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	21, // 33: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	26, // 34: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 35: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 36: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 37: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 38: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	10, // 39: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	12, // 40: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	14, // 41: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	16, // 42: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	18, // 43: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	20, // 44: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	22, // 45: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	27, // 46: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	35, // [35:47] is the sub-list for method output_type
-	23, // [23:35] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	32, // 17: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	32, // 18: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	32, // 19: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	32, // 20: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	31, // 21: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	32, // 22: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	32, // 23: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 24: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 25: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 26: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	7,  // 27: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	9,  // 28: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	11, // 29: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	13, // 30: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	15, // 31: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	17, // 32: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	19, // 33: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	21, // 34: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	26, // 35: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 36: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 37: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 38: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	8,  // 39: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	10, // 40: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	12, // 41: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	14, // 42: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	16, // 43: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	18, // 44: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	20, // 45: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	22, // 46: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	27, // 47: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	36, // [36:48] is the sub-list for method output_type
+	24, // [24:36] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }
@@ -2214,7 +2239,7 @@ func file_patchbay_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
