@@ -39,16 +39,20 @@ func (rt *Runtime) Publish(e reconciler.Event) { rt.events.publish(e) }
 
 // eventLog numbers events and passes them on.
 type eventLog struct {
-	feed *feed.Feed[Event]
+	feed  *feed.Feed[Event]
+	event func(reconciler.Event) // may be nil
 
 	mu  sync.Mutex // held over a publication, so that the events are in the order of their numbers
 	seq uint64     // of the last event
 }
 
-func newEventLog() *eventLog {
-	return &eventLog{feed: feed.New(feed.Config[Event]{
+func newEventLog(observer Observer) *eventLog {
+	return &eventLog{event: observer.Event, feed: feed.New(feed.Config[Event]{
 		History: eventHistory,
 		Resync: func(_ string, commit func(Event)) {
+			if observer.Resync != nil {
+				observer.Resync()
+			}
 			commit(Event{Event: reconciler.Event{
 				Time: time.Now(), Kind: EventResync, Message: "events were missed because they were not read in time; list the plugins anew",
 			}})
@@ -59,6 +63,9 @@ func newEventLog() *eventLog {
 func (l *eventLog) publish(e reconciler.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.event != nil {
+		l.event(e)
+	}
 	l.seq++
 	l.feed.Publish("", Event{Seq: l.seq, Event: e})
 }

@@ -59,6 +59,8 @@ type Config struct {
 	Admission func(*host.Host) (plugin.AdmissionPlugin, error)
 	// SurvivorDir is where launched plugins that survive the Runtime are remembered; see [host.Host].StateDir. Empty: none survives.
 	SurvivorDir string
+	// Observer sees what the Runtime does.
+	Observer Observer
 	// Logger gets what an operator should know, and what launched plugins print. Nil: nothing is logged.
 	Logger *slog.Logger
 }
@@ -90,29 +92,32 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, cfg.RegistryOptions...)
+	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, append(cfg.Observer.registryOptions(), cfg.RegistryOptions...)...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
 	}
 	rt := &Runtime{
 		log:      cfg.Logger,
 		registry: registry,
-		events:   newEventLog(),
+		events:   newEventLog(cfg.Observer),
 		ready:    make(chan struct{}),
 	}
 	if err := rt.newLaunching(cfg); err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
 	}
 	rt.watcher = pluginwatcher.New(pluginwatcher.Config{
-		Dirs:          cfg.PluginDirs,
-		DeprecatedDir: cfg.DeprecatedPluginDir,
-		MaxDepth:      cfg.MaxDepth,
-		MaxSockets:    cfg.MaxSockets,
-		Scanned:       func() { close(rt.ready) },
+		Dirs:           cfg.PluginDirs,
+		DeprecatedDir:  cfg.DeprecatedPluginDir,
+		MaxDepth:       cfg.MaxDepth,
+		MaxSockets:     cfg.MaxSockets,
+		Scanned:        func() { close(rt.ready) },
+		FileEventsLost: cfg.Observer.FileEventsLost,
 		Reconciler: reconciler.Config{
 			Registry:         &record{registry: registry},
 			Restored:         restored(registry, cfg.Logger),
 			Observe:          rt.events.publish,
+			Attempted:        cfg.Observer.Attempt,
+			Tracer:           cfg.Observer.Tracer,
 			Source:           rt.source,
 			Admit:            rt.mayRegister(),
 			ClientTimeout:    cfg.ClientTimeout,
@@ -165,6 +170,10 @@ func (rt *Runtime) Run(ctx context.Context) error {
 
 // Ready returns a channel that is closed when all plugin directories have been searched for the first time.
 func (rt *Runtime) Ready() <-chan struct{} { return rt.ready }
+
+// Check returns nil as soon as what finds and what registers plugins answers, and an error that says what does not when ctx ends before
+// that, or if the Runtime does not run. It is what a watchdog should ask: a handler or plugin that hangs does not matter to it.
+func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ctx) }
 
 // Plugins describes all plugins and sockets that are known, sorted by type and name, the newest instance of each first. It includes what
 // was put into the registry by others than the Runtime.

@@ -19,6 +19,7 @@ import (
 type registry struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
+	observer       Observer
 	unusable       error // why the state could not be loaded; immutable
 	save           saver
 	feed           *feed.Feed[*PluginUpdateEvent]

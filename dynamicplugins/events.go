@@ -19,6 +19,9 @@ func (r *registry) Watch(ctx context.Context, ptype string) ([]*PluginInfo, <-ch
 // resync makes the event for a subscriber that has missed too much. The event is filled after commit, when the lock is free
 // again and the subscriber does not have it yet.
 func (r *registry) resync(ptype string, commit func(*PluginUpdateEvent)) {
+	if r.observer.Resync != nil {
+		r.observer.Resync()
+	}
 	event := &PluginUpdateEvent{EventType: EventTypeResync}
 	r.mu.Lock()
 	views := r.collect(ptype, "")

@@ -3,6 +3,7 @@ package dynamicplugins
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,6 +90,7 @@ func (l *link) closeUnused() {
 // A pool owns the connections of all links and the goroutines that close them.
 type pool struct {
 	dial    func(ctx context.Context, socketPath string) (net.Conn, error)
+	options []grpc.DialOption
 	closing sync.WaitGroup // added to with mu held, while down is false
 
 	mu   sync.Mutex
@@ -112,11 +114,11 @@ func (p *pool) connect(l *link) (*grpc.ClientConn, error) {
 	if p.down {
 		return nil, errDown
 	}
-	conn, err := grpc.NewClient("passthrough:///localhost",
+	conn, err := grpc.NewClient("passthrough:///localhost", append(slices.Clone(p.options),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return p.dial(ctx, l.path) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: connectTimeout}),
-		grpc.WithIdleTimeout(idleTimeout))
+		grpc.WithIdleTimeout(idleTimeout))...)
 	if err == nil {
 		p.open[l] = conn
 	}

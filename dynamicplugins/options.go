@@ -36,3 +36,23 @@ func WithConfirmTimeout(d time.Duration) Option {
 func WithDialer(dial func(ctx context.Context, socketPath string) (net.Conn, error)) Option {
 	return func(r *registry) { r.pool.dial = dial }
 }
+
+// WithDialOptions adds options to those with which shared connections are made, for example stats handlers. They go before the registry's
+// own.
+func WithDialOptions(options ...grpc.DialOption) Option {
+	return func(r *registry) { r.pool.options = append(r.pool.options, options...) }
+}
+
+// Observer sees what a registry does, for metrics. Its functions may be nil. They are called by several goroutines at once and
+// must neither block nor call the registry.
+type Observer struct {
+	// Dispense is told the outcome of every DispensePlugin.
+	Dispense func(ptype string, err error)
+	// Resync is told whenever a subscriber was too slow and has to look anew.
+	Resync func()
+}
+
+// WithObserver has an observer see what the registry does.
+func WithObserver(o Observer) Option {
+	return func(r *registry) { r.observer = o }
+}

@@ -9,6 +9,14 @@ import (
 
 // DispensePlugin implements Registry.
 func (r *registry) DispensePlugin(ptype, name string) (any, error) {
+	client, err := r.dispense(ptype, name)
+	if r.observer.Dispense != nil {
+		r.observer.Dispense(ptype, err)
+	}
+	return client, err
+}
+
+func (r *registry) dispense(ptype, name string) (any, error) {
 	switch {
 	case ptype == "":
 		return nil, invalid("must specify plugin type to dispense")

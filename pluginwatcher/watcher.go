@@ -59,6 +59,8 @@ type Config struct {
 	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
 	// watches: it must not block.
 	Scanned func()
+	// FileEventsLost, if set, is called whenever the system lost file events, for which a scan makes up, under the rules of Scanned.
+	FileEventsLost func()
 }
 
 // Condition is something that hinders discovery at present.
@@ -150,6 +152,21 @@ func (w *Watcher) Conditions() []Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.conditions)
+}
+
+// Check returns nil as soon as what finds and what registers plugins answers, and an error that says what does not when ctx ends before
+// that, or if the watcher does not run. A handler or plugin that hangs does not matter to it.
+func (w *Watcher) Check(ctx context.Context) error {
+	w.mu.Lock()
+	p := w.running
+	w.mu.Unlock()
+	if p == nil {
+		return errors.New("the plugin watcher does not run")
+	}
+	if err := p.dirs.Check(ctx); err != nil {
+		return err
+	}
+	return p.reconciler.Check(ctx)
 }
 
 // Start begins to watch, in the background, until [Watcher.Stop]. Plugins whose sockets are there already are found too. An error says
@@ -265,7 +282,7 @@ func (w *Watcher) begin() (*pipeline, error) {
 	var err error
 	p.dirs, err = dirwatch.New(dirwatch.Config{
 		Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) },
-		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets,
+		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, Lost: w.cfg.FileEventsLost,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)

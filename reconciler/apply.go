@@ -175,6 +175,7 @@ func (r *Reconciler) went(ctx context.Context, in *instance, why string) {
 	}
 	in.gone = true
 	in.why = why
+	r.end(in, ResultGone, nil)
 	in.rest()
 	if r.sockets[in.info.SocketPath] == in {
 		delete(r.sockets, in.info.SocketPath)
@@ -227,6 +228,7 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
 	fresh.lastErr = err
 	fresh.loggedText = err.Error()
 	fresh.set(StateUnreachable)
+	r.end(fresh, ResultFailed, err)
 	r.retryLater(fresh)
 }
 
@@ -234,6 +236,7 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
 func (r *Reconciler) reborn(ctx context.Context, in *instance, why string) *instance {
 	fresh := &instance{info: in.info, source: in.source, rank: newRank(in.info), announced: in.announced, registration: in.registration}
 	fresh.set(StateConnecting)
+	fresh.attempt, in.attempt = in.attempt, attempt{}
 	r.went(ctx, in, why)
 	r.sockets[in.info.SocketPath] = fresh
 	r.appearances[in.info.Appearance] = fresh

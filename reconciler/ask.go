@@ -26,6 +26,7 @@ func (r *Reconciler) ask(ctx context.Context, in *instance) {
 	}
 	in.stopRetry()
 	in.asking = true
+	r.begin(in)
 	if in.state != StateRestored {
 		in.progress(StateConnecting)
 	}
@@ -61,7 +62,7 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 			continue
 		}
 		r.free--
-		askCtx, cancel := context.WithCancel(ctx)
+		askCtx, cancel := context.WithCancel(in.traced(ctx))
 		in.cancel = cancel
 		path := in.info.SocketPath
 		timeouts := r.timeouts(in.announced.Type)
@@ -103,14 +104,34 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 // interview dials a socket and asks who is there. A socket exists a moment before its plugin listens on it: as long as it is fresh, a
 // refused dial is repeated. waits is called before it waits for that.
 func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts, waits func()) (Conn, Info, error) {
+	conn, err := r.reach(ctx, path, fresh, timeouts.Dial, waits)
+	if err != nil {
+		return nil, Info{}, err
+	}
+	ctx, done := r.step(ctx, "GetInfo")
+	callCtx, cancel := context.WithTimeout(ctx, timeouts.GetInfo)
+	defer cancel()
+	info, err := conn.GetInfo(callCtx)
+	done(err)
+	if err != nil {
+		r.closeConn(conn)
+		return nil, Info{}, fmt.Errorf("GetInfo on %s failed: %w", path, err)
+	}
+	return conn, info, nil
+}
+
+// reach dials a socket, again and again for a moment if that is fresh.
+func (r *Reconciler) reach(ctx context.Context, path string, fresh bool, timeout time.Duration, waits func()) (_ Conn, err error) {
+	ctx, done := r.step(ctx, "connect")
+	defer func() { done(err) }()
 	began := time.Now()
-	conn, err := r.dial(ctx, path, timeouts.Dial)
+	conn, err := r.dial(ctx, path, timeout)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
 		// The last dial begins after the window, however late a busy machine has this goroutine go on.
 		fresh = time.Since(began) < answerWindow
 		if tries < refusedTries {
 			runtime.Gosched()
-			conn, err = r.dial(ctx, path, timeouts.Dial)
+			conn, err = r.dial(ctx, path, timeout)
 			continue
 		}
 		waits()
@@ -118,22 +139,15 @@ func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, tim
 		select {
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, Info{}, ctx.Err()
+			return nil, ctx.Err()
 		case <-pause.C:
 		}
-		conn, err = r.dial(ctx, path, timeouts.Dial)
+		conn, err = r.dial(ctx, path, timeout)
 	}
 	if err != nil {
-		return nil, Info{}, connectError(path, err)
+		return nil, connectError(path, err)
 	}
-	callCtx, cancel := context.WithTimeout(ctx, timeouts.GetInfo)
-	defer cancel()
-	info, err := conn.GetInfo(callCtx)
-	if err != nil {
-		r.closeConn(conn)
-		return nil, Info{}, fmt.Errorf("GetInfo on %s failed: %w", path, err)
-	}
-	return conn, info, nil
+	return conn, nil
 }
 
 func connectError(path string, err error) error {

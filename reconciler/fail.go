@@ -62,6 +62,7 @@ func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err error) {
 	in.settling = true
 	in.lastErr = err
+	r.end(in, ResultRefused, err)
 	in.attempts++
 	if in.unclaimed {
 		in.set(StateRefused)
@@ -96,6 +97,7 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 func (r *Reconciler) failed(in *instance, err error) {
 	in.attempts++
 	in.lastErr = err
+	r.end(in, ResultFailed, err)
 	if r.cfg.Transport.Refused(err) && in.announced.Type != "" {
 		in.progress(StateUnreachable)
 	} else {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/patchbay-dev/patchbay/cache"
 )
 
@@ -43,6 +45,10 @@ type instance struct {
 	settling, walking bool
 	// judgeAnew: what its handler judges by changed while its lane was at work on it.
 	judgeAnew bool
+
+	// attempt is the one that is under way; trace is the trace that its span, and those of the attempts after it, belong to.
+	attempt attempt
+	trace   trace.SpanContext
 
 	attempts  int
 	nextRetry time.Time

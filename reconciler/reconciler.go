@@ -144,6 +144,20 @@ func (r *Reconciler) Synced() {
 	})
 }
 
+// Check returns nil as soon as the reconciler's loop answers, whatever its lanes are waiting for, and an error when ctx ends before that.
+func (r *Reconciler) Check(ctx context.Context) error {
+	answered := make(chan struct{})
+	r.mu.Lock()
+	r.post(func(context.Context) { close(answered) })
+	r.mu.Unlock()
+	select {
+	case <-answered:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the reconciler does not answer: %w", ctx.Err())
+	}
+}
+
 // Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
 // running. Plugins are not deregistered; the actual state of the world is forgotten. Run may be called once.
 func (r *Reconciler) Run(ctx context.Context) error {

@@ -155,6 +155,7 @@ func (r *Reconciler) standDown(ctx context.Context, l *lane, in *instance) {
 	conn := in.takeConn()
 	in.attempts, in.lastErr = 0, nil
 	in.set(StateSuperseded)
+	r.end(in, ResultSuperseded, nil)
 	confirm := in.recorded
 	id := in.id
 	r.watchRegistration(in, conn)
@@ -170,6 +171,7 @@ func (r *Reconciler) standDown(ctx context.Context, l *lane, in *instance) {
 func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn Conn, h *handler) {
 	r.mu.Lock()
 	endpoint, versions, deprecated := in.endpoint(), in.announced.Versions, in.info.FoundInDeprecatedDir
+	ctx = in.traced(ctx)
 	in.progress(StateValidating)
 	r.mu.Unlock()
 	name := l.key.name
@@ -178,12 +180,14 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		return
 	}
 
+	_, done := r.step(ctx, "validate")
 	err := r.call("ValidatePlugin", func() error {
 		if v, ok := h.PluginHandler.(cache.DeprecatedDirValidator); ok {
 			return v.ValidatePluginInDir(name, endpoint, versions, deprecated)
 		}
 		return h.ValidatePlugin(name, endpoint, versions)
 	})
+	done(err)
 	if err != nil {
 		err = fmt.Errorf("plugin validation failed: %w", err)
 	} else if err = r.admit(ctx, in, conn, endpoint); err != nil && r.stays(ctx, in) {
@@ -256,7 +260,10 @@ func (r *Reconciler) admit(ctx context.Context, in *instance, conn Conn, endpoin
 	r.mu.Lock()
 	plugin := in.record(endpoint, conn.Peer())
 	r.mu.Unlock()
-	return r.call("Admit", func() error { return r.cfg.Admit(ctx, plugin) })
+	ctx, done := r.step(ctx, "admit")
+	err := r.call("Admit", func() error { return r.cfg.Admit(ctx, plugin) })
+	done(err)
+	return err
 }
 
 // callRegister calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
@@ -268,6 +275,8 @@ func (r *Reconciler) callRegister(
 	if r.cfg.ClientTimeout != nil {
 		clientTimeout = r.cfg.ClientTimeout(ptype, name)
 	}
+	ctx, done := r.step(ctx, "register")
+	defer func() { done(err) }()
 	registrar, ok := h.PluginHandler.(cache.ContextRegistrar)
 	if !ok {
 		return registration, r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, endpoint, versions, clientTimeout) })
@@ -358,7 +367,9 @@ func (r *Reconciler) save(ctx context.Context, in *instance, conn Conn, endpoint
 	}
 	record := in.record(endpoint, in.peer)
 	r.mu.Unlock()
+	_, done := r.step(ctx, "save")
 	staged, err := r.cfg.Registry.Stage(record)
+	done(err)
 	if err != nil {
 		return nil, fmt.Errorf("cannot save the registration: %w", err)
 	}
@@ -372,7 +383,10 @@ func (r *Reconciler) tell(ctx context.Context, in *instance, conn Conn) error {
 	if !r.proceed(ctx, in, StateNotifying, cancel) {
 		return errGone
 	}
-	if err := conn.Notify(ctx, true, ""); err != nil {
+	ctx, done := r.step(ctx, "notify")
+	err := conn.Notify(ctx, true, "")
+	done(err)
+	if err != nil {
 		return fmt.Errorf("cannot tell the plugin that it is registered: %w", err)
 	}
 	return nil
@@ -397,6 +411,7 @@ func (r *Reconciler) announce(
 	attempts := in.attempts
 	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
 	in.set(StateRegistered)
+	r.end(in, ResultRegistered, nil)
 	r.enterActual(in)
 	r.watchRegistration(in, conn)
 	r.watchEndpoint(ctx, in)

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/patchbay-dev/patchbay/cache"
 )
 
@@ -250,6 +252,11 @@ type Config struct {
 	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
 	// May be nil.
 	Observe func(Event)
+	// Attempted is told how each attempt to register an instance ended, under the rules of Observe. May be nil.
+	Attempted func(Attempt)
+	// Tracer traces attempts: one span each with one for every step in it, and one trace from when a socket is seen until it is registered.
+	// The context of RegisterPluginContext carries it on. Nil: nothing is traced.
+	Tracer trace.Tracer
 	// Admit says whether a plugin that its handler has validated may be registered; it has no ID yet, unless it was registered before. It
 	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is out, also of
 	// the registry, where it may stand from before. One that wraps cache.ErrRetry is not told to the plugin; either way it is asked again

@@ -101,6 +101,9 @@ func (t *tree) doubt() {
 	}
 	now := time.Now()
 	t.lostAt, t.changed = now, true
+	if t.cfg.Lost != nil {
+		t.cfg.Lost()
+	}
 	t.flush()
 	if t.syncAt.Before(now) {
 		t.syncAt = now

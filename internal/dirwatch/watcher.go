@@ -53,6 +53,9 @@ type Config struct {
 	// update, which may have no facts, comes when the first scan is complete. Later ones have facts, or a change of Degraded.
 	Notify func(Update)
 
+	// Lost is called, from Run's goroutine, whenever file events were lost. May be nil.
+	Lost func()
+
 	MaxDepth   int // directories below a root on the way to a socket; default 16
 	MaxSockets int // sockets in one directory; default 10,000
 
@@ -67,8 +70,9 @@ type Config struct {
 
 // Watcher watches directory trees for sockets.
 type Watcher struct {
-	cfg  Config
-	open func() (*notifier, error)
+	cfg   Config
+	open  func() (*notifier, error)
+	check chan struct{}
 }
 
 // New checks the configuration. It touches no file.
@@ -104,7 +108,7 @@ func New(cfg Config) (*Watcher, error) {
 	if cfg.MaxDepth < 0 || cfg.MaxSockets < 0 || cfg.ScanInterval < 0 || cfg.PollInterval < 0 || cfg.RenameHold < 0 {
 		return nil, errors.New("bounds and intervals must be positive")
 	}
-	return &Watcher{cfg: cfg, open: openNotifier}, nil
+	return &Watcher{cfg: cfg, open: openNotifier, check: make(chan struct{})}, nil
 }
 
 // Run watches until ctx is done and then returns nil, with everything closed that it opened. It starts from nothing each time, so a
@@ -142,6 +146,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			}
 			t.handle(ev)
 			t.drain(events)
+		case <-w.check:
 		case <-doubt:
 			t.doubt()
 		case <-retry.c():
@@ -154,6 +159,16 @@ func (w *Watcher) Run(ctx context.Context) error {
 		}
 		t.expireHolds(time.Now())
 		t.flush()
+	}
+}
+
+// Check returns nil as soon as Run's loop answers, and an error when ctx ends before that: a file system may hang.
+func (w *Watcher) Check(ctx context.Context) error {
+	select {
+	case w.check <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the watch of the plugin directories does not answer: %w", ctx.Err())
 	}
 }
 
