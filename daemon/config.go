@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -44,9 +46,15 @@ type Config struct {
 	Admission host.AdmissionSpec
 	// Catalogue has the plugins that are launched; nil for none.
 	Catalogue *catalogue.Catalogue
+	// ControlListener and HTTPListener are sockets that the service manager passed, which take the place of ControlSocket, whose path has
+	// to be the same, and HTTPAddr; nil if it passed none. Notifier tells it what the daemon does.
+	ControlListener, HTTPListener net.Listener
+	Notifier                      *systemd.Notifier
 	// Load reads the configuration anew, for [Daemon.Reload]. Nil: there is nothing to read. Of what it returns, what Build, Logger and the
 	// functions are does not matter.
 	Load func() (Config, error)
+	// Tracing says where traces of registrations and of calls to plugins go.
+	Tracing Tracing
 	// Log says how the Logger is set; SetLog is told when a reload changes that.
 	Log    Log
 	SetLog func(Log)
@@ -91,10 +99,13 @@ func (c Config) Validate() error {
 		check("state", errors.New("the state file has an empty path: name a file"))
 	}
 	check("controlSocket", c.checkControlSocket())
+	check("", c.checkPassed())
 	if c.HTTPAddr != "" {
 		_, err := parseHTTPAddr(c.HTTPAddr)
 		check("http", err)
 	}
+	check("tracing.endpoint", c.Tracing.check())
+	check("tracing.percent", c.Tracing.checkPercent())
 	if len(c.Admission.Args) > 0 && c.Admission.Args[0] == "" {
 		check("admission.command", errors.New("the program of the admission plugin has an empty path: name a file, or no command at all"))
 	}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
@@ -15,7 +16,6 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
@@ -64,8 +64,10 @@ func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 // is in use.
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
-func (d *Daemon) Run(ctx context.Context) error {
+func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer d.reloads.end()
+	var parts closers
+	defer func() { err = errors.Join(err, parts.close()) }()
 	// Whatever can fail without making a file comes first, and the control socket before the state: its lock is what keeps a
 	// second daemon from looking at the state at all.
 	httpListener, err := d.config.listenHTTP()
@@ -73,23 +75,73 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	if httpListener != nil {
-		defer httpListener.Close() // a second time if it was served
+		parts.add(func() error { _ = httpListener.Close(); return nil }) // a second time if it was served
 	}
+	traced, stopTracing, err := d.config.Tracing.start(d.config.Build)
+	if err != nil {
+		return err
+	}
+	parts.add(func() error { d.warn(stopTracing()); return nil })
 	if err := d.makeDirs(); err != nil {
 		return err
 	}
-	listener, err := sock.Listen(d.config.ControlSocket, controlMode)
+	listener, err := d.listenControl()
 	if err != nil {
-		return advise(fmt.Errorf("cannot serve the control API: %w", err), "control socket")
+		return err
 	}
+	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
+	stopControl := listener.Close
+	parts.add(func() error { return stopControl() })
 	state, err := boltstate.Open(d.config.StatePath)
 	if err != nil {
-		return errors.Join(advise(err, "state file"), listener.Close())
+		return advise(err, "state file")
 	}
-	runtime, err := patchbay.New(patchbay.Config{
+	parts.add(state.Close)
+	metrics := newMetrics(d.config.Build, d.handlers.has)
+	runtime, err := d.newRuntime(state, metrics, traced)
+	if err != nil {
+		return err
+	}
+	seen := observed{Runtime: runtime, reloads: d.reloads}
+	metrics.watch(seen, runtime.Launcher(), d.config.StatePath)
+	parts.add(d.handlers.close)
+	if err := d.addHandlers(runtime, state); err != nil {
+		return err
+	}
+	if err := d.launch(runtime, d.config.Catalogue); err != nil {
+		return err
+	}
+	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
+		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
+		"handlers", d.config.handlers())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	d.reloads.begin(runtime)
+	server := serve(listener, newGuard(d.config.ControlSocket),
+		&control{source: seen, launched: runtime.Launcher(), reload: d.Reload, build: d.config.Build, started: time.Now()}, cancel, d.log)
+	stopControl = server.stop
+	if httpListener != nil {
+		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
+		health := health{scanned: runtime.Ready(), conditions: runtime.Conditions}
+		parts.add(serveHTTP(httpListener, pages{health: health, metrics: metrics.handler()}, cancel, d.log).stop)
+	}
+	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
+	err = d.run(ctx, runtime)
+	d.reloads.end()
+	server.endCalls()
+	err = errors.Join(err, parts.close())
+	d.log.Info("patchbay has stopped")
+	return err
+}
+
+// newRuntime makes the runtime that the configuration asks for.
+func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced patchbay.Observer) (*patchbay.Runtime, error) {
+	observer := metrics.observer()
+	observer.Tracer, observer.DialOptions = traced.Tracer, append(observer.DialOptions, traced.DialOptions...)
+	return patchbay.New(patchbay.Config{
 		PluginDirs:          d.config.PluginDirs,
 		DeprecatedPluginDir: d.config.DeprecatedPluginDir,
-		State:               state,
+		State:               measuredState{state, metrics.stateWrites},
 		Timeouts:            d.config.Timeouts,
 		TypeTimeouts:        d.config.TypeTimeouts,
 		Bounds:              d.config.Bounds,
@@ -101,62 +153,45 @@ func (d *Daemon) Run(ctx context.Context) error {
 		RegistryOptions:     []dynamicplugins.Option{dynamicplugins.WithDialer(d.goPlugins.Dial)},
 		Host:                plugin.Config{Repository: &d.metadata},
 		SurvivorDir:         d.config.StatePath + ".survivors",
+		Observer:            observer,
 		Logger:              d.log,
 	})
-	if err != nil {
-		return errors.Join(err, state.Close(), listener.Close())
-	}
-	handlers := d.config.handlers()
+}
+
+// addHandlers gives the runtime the handlers that the configuration asks for.
+func (d *Daemon) addHandlers(runtime *patchbay.Runtime, state *boltstate.Store) error {
 	d.handlers.needs = handlerNeeds{log: d.log, state: state, pluginDirs: d.config.PluginDirs, registry: runtime.Registry()}
-	for ptype, kind := range handlers {
+	for ptype, kind := range d.config.handlers() {
 		h, err := d.handlers.make(ptype, kind)
 		if err != nil {
-			return errors.Join(err, d.handlers.close(), state.Close(), listener.Close())
+			return err
 		}
 		d.handlers.use(ptype, h)
 		runtime.AddHandler(ptype, h)
 	}
-
-	if err := d.launch(runtime, d.config.Catalogue); err != nil {
-		return errors.Join(err, d.handlers.close(), state.Close(), listener.Close())
-	}
-	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
-		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
-		"handlers", handlers)
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	d.reloads.begin(runtime)
-	seen := observed{Runtime: runtime, reloads: d.reloads}
-	server := serve(listener, newGuard(d.config.ControlSocket),
-		&control{source: seen, launched: runtime.Launcher(), reload: d.Reload, build: d.config.Build, started: time.Now()}, cancel, d.log)
-	stopHTTP := func() error { return nil }
-	if httpListener != nil {
-		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
-		stopHTTP = serveHealth(httpListener, health{scanned: runtime.Ready(), conditions: runtime.Conditions}, cancel, d.log).stop
-	}
-	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
-	err = d.run(ctx, runtime)
-	d.reloads.end()
-	server.endCalls()
-	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
-	err = errors.Join(err, stopHTTP(), d.handlers.close(), state.Close(), server.stop())
-	d.log.Info("patchbay has stopped")
-	return err
+	return nil
 }
 
-// run runs the runtime until ctx ends or something fails, and returns when the runtime has ended.
-func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
-	ran := make(chan error, 1)
-	go func() { ran <- runtime.Run(ctx) }()
-	var err error
-	select {
-	case <-runtime.Ready():
-		d.log.Info("plugin directories have been searched", "plugins", len(runtime.Plugins()))
-		close(d.ready)
-		err = <-ran
-	case err = <-ran:
+// warn logs an error that must not keep the daemon from ending in order.
+func (d *Daemon) warn(err error) {
+	if err != nil {
+		d.log.Warn(err.Error())
 	}
-	return err
+}
+
+// closers are what has to be done at the end, in reverse order.
+type closers []func() error
+
+func (c *closers) add(f func() error) { *c = append(*c, f) }
+
+// close does it, once.
+func (c *closers) close() error {
+	var errs []error
+	for _, f := range slices.Backward(*c) {
+		errs = append(errs, f())
+	}
+	*c = nil
+	return errors.Join(errs...)
 }
 
 // makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.

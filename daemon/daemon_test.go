@@ -360,7 +360,7 @@ func TestConfig(t *testing.T) {
 		"outer directory":     func(c *daemon.Config) { c.DeprecatedPluginDir = filepath.Dir(c.PluginDirs[0]) },
 		"empty type":          func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"": daemon.HandlerAccept} },
 		"type with a slash":   func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"a/b": daemon.HandlerAccept} },
-		"unknown handler":     func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"A": "csi"} },
+		"unknown handler":     func(c *daemon.Config) { c.Handlers = map[string]daemon.HandlerKind{"A": "none"} },
 		"timeouts of no type": func(c *daemon.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"a/b": {}} },
 		"public HTTP":         func(c *daemon.Config) { c.HTTPAddr = "0.0.0.0:0" },
 	} {

@@ -22,6 +22,7 @@ func differences(before, after Config) (changed, restart []string) {
 		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
 			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout},
+		{"tracing", before.Tracing != after.Tracing},
 		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},
 	} {
 		if part.differ {

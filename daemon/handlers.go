@@ -16,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/handlers/csi"
 )
 
 // HandlerKind names what a daemon does with the plugins of a type.
@@ -23,6 +24,12 @@ type HandlerKind string
 
 // HandlerAccept accepts every plugin and does nothing else; see [patchbay.AcceptHandler].
 const HandlerAccept HandlerKind = "accept"
+
+// HandlerCSI takes CSI drivers into use; see package handlers/csi.
+const HandlerCSI HandlerKind = "csi"
+
+// HandlerKinds returns the kinds that exist, sorted.
+func HandlerKinds() []HandlerKind { return slices.Sorted(maps.Keys(newHandlers)) }
 
 // handlerNeeds is what handlers are made with.
 type handlerNeeds struct {
@@ -37,6 +44,7 @@ type handlerNeeds struct {
 // newHandlers makes a handler of each kind that exists.
 var newHandlers = map[HandlerKind]func(handlerNeeds) (cache.PluginHandler, error){
 	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
+	HandlerCSI:    func(handlerNeeds) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
 }
 
 // DefaultTypes are the plugin types that every daemon accepts.
@@ -72,6 +80,13 @@ func (s *handlerSet) use(ptype string, h cache.PluginHandler) (before cache.Plug
 		s.byType[ptype] = h
 	}
 	return before
+}
+
+// has says whether a type has a handler.
+func (s *handlerSet) has(ptype string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byType[ptype] != nil
 }
 
 // all returns the handlers by type.
@@ -136,7 +151,7 @@ func validateTypeOrPlugin(key string) error {
 
 func kinds() string {
 	var names []string
-	for _, kind := range slices.Sorted(maps.Keys(newHandlers)) {
+	for _, kind := range HandlerKinds() {
 		names = append(names, string(kind))
 	}
 	return strings.Join(names, ", ")

@@ -3,7 +3,6 @@ package daemon
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -15,11 +14,11 @@ import (
 )
 
 const (
-	// healthTimeout bounds one request, and its answer. It is well below stopTimeout, so that a caller that connects and says nothing
+	// httpTimeout bounds one request, and its answer. It is well below stopTimeout, so that a caller that connects and says nothing
 	// cannot hold up the end of the daemon for longer than that.
-	healthTimeout = 2 * time.Second
-	// maxHealthHeader bounds the header of a request in bytes.
-	maxHealthHeader = 16 << 10
+	httpTimeout = 2 * time.Second
+	// maxHTTPHeader bounds the header of a request in bytes.
+	maxHTTPHeader = 16 << 10
 )
 
 // health answers the questions of supervisors over HTTP: GET /livez, whether the daemon runs at all, and GET /readyz, whether it is as it
@@ -30,26 +29,13 @@ type health struct {
 	conditions func() []patchbay.Condition
 }
 
-// ServeHTTP implements [http.Handler]. It reads nothing of a request but its line and its host.
+// ServeHTTP implements [http.Handler]. It reads nothing of a request but its line.
 func (h health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	header := w.Header()
-	header.Set("Cache-Control", "no-store")
-	header.Set("X-Content-Type-Options", "nosniff")
-	if !loopbackHost(r.Host) {
-		// A web page can have its own name resolve to a loopback address (DNS rebinding); its browser then sends that name.
-		http.Error(w, "the Host header names no loopback host: use localhost or a loopback address", http.StatusForbidden)
-		return
+	checks := h.live
+	if r.URL.Path == "/readyz" {
+		checks = h.ready
 	}
-	checks, ok := map[string]func() []patchbay.Condition{"/livez": h.live, "/readyz": h.ready}[r.URL.Path]
-	switch {
-	case !ok:
-		http.Error(w, "not found: ask for /livez or /readyz", http.StatusNotFound)
-	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		header.Set("Allow", "GET, HEAD")
-		http.Error(w, "use GET", http.StatusMethodNotAllowed)
-	default:
-		answer(w, checks(), r.URL.Query().Has("verbose"))
-	}
+	answer(w, checks(), r.URL.Query().Has("verbose"))
 }
 
 // live checks nothing: that there is an answer says it.
@@ -124,6 +110,9 @@ func parseHTTPAddr(addr string) (netip.AddrPort, error) {
 
 // listenHTTP listens where the configuration says, nil if nowhere.
 func (c Config) listenHTTP() (net.Listener, error) {
+	if c.HTTPListener != nil {
+		return c.HTTPListener, nil
+	}
 	if c.HTTPAddr == "" {
 		return nil, nil
 	}
@@ -136,15 +125,4 @@ func (c Config) listenHTTP() (net.Listener, error) {
 		return nil, fmt.Errorf("cannot serve HTTP: %w; choose another address", err)
 	}
 	return listener, nil
-}
-
-// serveHealth starts to serve and returns. The caller ends it with stop.
-func serveHealth(listener net.Listener, h health, failed func(), log *slog.Logger) *server {
-	return startServer("HTTP", listener, &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: healthTimeout,
-		ReadTimeout:       healthTimeout,
-		WriteTimeout:      healthTimeout,
-		MaxHeaderBytes:    maxHealthHeader,
-	}, failed, log)
 }

@@ -20,7 +20,7 @@ func TestHealth(t *testing.T) {
 	const (
 		scanMissing = "[-]scan: the plugin directories have not been searched yet\n"
 		broken      = "[-]discovery: /a\uFFFDb\uFFFD: no watches left\n"
-		notFound    = "not found: ask for /livez or /readyz\n"
+		notFound    = "not found: ask for /livez, /readyz or /metrics\n"
 		foreign     = "the Host header names no loopback host: use localhost or a loopback address\n"
 	)
 	for name, test := range map[string]struct {
@@ -44,7 +44,7 @@ func TestHealth(t *testing.T) {
 		"root":                   {target: "/", status: 404, body: notFound},
 		"below":                  {target: "/livez/", status: 404, body: notFound},
 		"unclean":                {target: "//livez", status: 404, body: notFound},
-		"elsewhere":              {method: "POST", target: "/metrics", status: 404, body: notFound},
+		"elsewhere":              {method: "POST", target: "/metric", status: 404, body: notFound},
 		"post":                   {method: "POST", target: "/livez", status: 405, body: "use GET\n"},
 		"options":                {method: "OPTIONS", target: "/readyz", status: 405, body: "use GET\n"},
 		"name":                   {target: "/livez", host: "LocalHost:80", status: 200, body: "ok"},
@@ -80,7 +80,7 @@ func TestHealth(t *testing.T) {
 				request.Host = test.host
 			}
 			response := httptest.NewRecorder()
-			h.ServeHTTP(response, request)
+			pages{health: h}.ServeHTTP(response, request)
 			if response.Code != test.status || response.Body.String() != test.body {
 				t.Errorf("got %d %q, want %d %q", response.Code, response.Body, test.status, test.body)
 			}
@@ -124,7 +124,7 @@ func serveHealthHere(t *testing.T, failed func()) (*server, net.Listener) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return serveHealth(listener, health{}, failed, discard), listener
+	return serveHTTP(listener, pages{}, failed, discard), listener
 }
 
 // TestSilentCallers stops the server while connections are open on which nothing, or half a request, was said, and one that is idle.

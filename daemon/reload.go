@@ -92,8 +92,10 @@ func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 		return nil, errStopping
 	default:
 	}
+	d.warn(d.config.Notifier.Reloading())
 	changed, err = d.reload()
 	d.tell(changed, err)
+	d.notify("READY=1")
 	return changed, err
 }
 

@@ -147,9 +147,11 @@ func (r *Reconciler) Synced() {
 // Check returns nil as soon as the reconciler's loop answers, whatever its lanes are waiting for, and an error when ctx ends before that.
 func (r *Reconciler) Check(ctx context.Context) error {
 	answered := make(chan struct{})
-	r.mu.Lock()
-	r.post(func(context.Context) { close(answered) })
-	r.mu.Unlock()
+	go func() { // the lock may be what does not come free
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.post(func(context.Context) { close(answered) })
+	}()
 	select {
 	case <-answered:
 		return nil

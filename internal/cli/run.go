@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
 func newRunCommand(paths paths) *cobra.Command {
@@ -18,6 +19,9 @@ state file, and answer the other commands on the control socket. The daemon logs
 
 Plugins of the types CSIPlugin, DevicePlugin and DRAPlugin are accepted, and those of other types if --handler or --accept-type
 names them. A plugin of another type is told that there is no handler for it.
+
+To accept a plugin (--handler TYPE=accept) is to register it and no more. --handler CSIPlugin=csi takes CSI drivers into use: it waits until
+they are ready, asks what they are and what they know of this node, and registers them as csi-node and csi-controller too.
 
 With --http, GET /livez answers 200 as long as the daemon runs, and GET /readyz once the plugin directories have been searched and
 nothing is degraded, else 503 with what is not ready; /readyz?verbose lists everything. Only loopback addresses are served.
@@ -49,8 +53,14 @@ remembers them.`,
 			return blame(cmd, err)
 		}
 		c.Logger, c.SetLog = newLogger(cmd.ErrOrStderr(), c.Log)
+		if err := takePassed(&c); err != nil {
+			return err
+		}
 		c.Load = func() (daemon.Config, error) {
 			_, next, err := load(sources)
+			if c.ControlListener != nil {
+				next.ControlSocket = c.ControlSocket
+			}
 			return next, err
 		}
 		d, err := daemon.New(c)
@@ -60,6 +70,20 @@ remembers them.`,
 		return runReloading(cmd.Context(), d, hangups)
 	}
 	return cmd
+}
+
+// takePassed takes what the service manager passed: sockets by the names control and http, and whom to notify.
+func takePassed(c *daemon.Config) (err error) {
+	sockets := systemd.Inherited()
+	c.Notifier = systemd.TakeNotifier()
+	if c.ControlListener, err = sockets.Take("control"); err != nil {
+		return err
+	}
+	if c.ControlListener != nil {
+		c.ControlSocket = c.ControlListener.Addr().String()
+	}
+	c.HTTPListener, err = sockets.Take("http")
+	return err
 }
 
 // runReloading runs a daemon and has it reload at each hangup. Several that come together are one.

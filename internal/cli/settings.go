@@ -61,8 +61,12 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.StringArrayVar(&f.dirs, "plugin-dir", dirs, "directory in which plugins put their sockets; can be repeated")
 	flags.String("deprecated-plugin-dir", "", "one more plugin directory, in which everything under kubernetes.io/ is ignored")
 	flags.String("state", paths.state, "file that remembers the registered plugins")
-	flags.String("http", "", "loopback address and port on which /livez and /readyz are served, for example 127.0.0.1:8080")
-	flags.Var(f.handlers, "handler", "what becomes of the plugins of a type; the only kind is accept; can be repeated")
+	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
+	flags.Var(f.handlers, "handler", "what becomes of the plugins of a type; the kinds are "+handlerKinds()+"; can be repeated")
+	if err := cmd.RegisterFlagCompletionFunc("handler",
+		cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag was added above
+	}
 	flags.Var(acceptFlag{f.handlers}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
 	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
 	addChoice(cmd, "log-level", "", "least level that is logged", config.LogLevels...)
@@ -186,6 +190,7 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},
+		Tracing:          daemon.Tracing(c.Tracing),
 		UnreachableGrace: c.UnreachableGrace,
 		Catalogue:        loaded.Catalogue,
 		Build:            daemon.ThisBuild(),

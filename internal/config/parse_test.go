@@ -1,6 +1,7 @@
 package config
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -108,8 +109,7 @@ const plugins = header + "plugins:\n- name: a\n  command: [a]\n  "
 
 // TestRefused has one row for each way in which a file can be wrong, with exactly what is said of it.
 func TestRefused(t *testing.T) {
-	const keys = "apiVersion, kind, pluginDirs, deprecatedPluginDir, state, controlSocket, http, handlers, log, timeouts, typeTimeouts, " +
-		"clientTimeouts, bounds, admission, unreachableGrace, plugins"
+	keys := strings.Join(keysOf(reflect.TypeFor[Config]()), ", ")
 	for text, want := range map[string]string{
 		"":                           "f:1:1: apiVersion is missing: write apiVersion: patchbay.dev/v1alpha1\nf:1:1: kind is missing: write kind: Config",
 		"# Nothing.\n":               "f:1:1: apiVersion is missing: write apiVersion: patchbay.dev/v1alpha1\nf:1:1: kind is missing: write kind: Config",

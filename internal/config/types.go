@@ -33,10 +33,11 @@ type Config struct {
 	State string `json:"state" restart:"true"`
 	// ControlSocket is the path of the socket on which the other commands reach the daemon.
 	ControlSocket string `json:"controlSocket" restart:"true"`
-	// HTTP is the loopback address and port on which /livez and /readyz are served, for example 127.0.0.1:8080; empty for nowhere.
+	// HTTP is the loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080; empty for nowhere.
 	HTTP string `json:"http" restart:"true"`
-	// Handlers say, by plugin type, what becomes of its plugins. The kind accept registers them and does nothing else. The types CSIPlugin,
-	// DevicePlugin and DRAPlugin are accepted without being named here; plugins of any other type are refused.
+	// Handlers say, by plugin type, what becomes of its plugins. The kind accept registers them and does nothing else;
+	// csi also takes CSI drivers into use. The types CSIPlugin, DevicePlugin and DRAPlugin are accepted without being named here; plugins of
+	// any other type are refused.
 	Handlers map[string]string `json:"handlers"`
 	// Log says what is logged, and how.
 	Log Log `json:"log"`
@@ -51,6 +52,8 @@ type Config struct {
 	Bounds Bounds `json:"bounds" restart:"true"`
 	// Admission says whom to ask whether a plugin may be registered.
 	Admission Admission `json:"admission" restart:"true"`
+	// Tracing says where OpenTelemetry traces of registrations, and of calls to plugins, go.
+	Tracing Tracing `json:"tracing" restart:"true"`
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered; 0s for not at all.
 	UnreachableGrace time.Duration `json:"unreachableGrace" restart:"true" zero:"true"`
 	// Plugins is the catalogue: the plugins that the daemon may launch.
@@ -100,6 +103,14 @@ type Admission struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
+// Tracing says where OpenTelemetry traces go.
+type Tracing struct {
+	// Endpoint is the URL of a collector that takes OTLP over gRPC, for example http://127.0.0.1:4317. Without it nothing is traced.
+	Endpoint string `json:"endpoint"`
+	// Percent is how many of a hundred traces are kept.
+	Percent int `json:"percent" zero:"true"`
+}
+
 // Words are the values that are allowed for some keys; the first of each is the default.
 var (
 	LogLevels  = []string{"info", "debug", "warn", "error"}
@@ -111,6 +122,7 @@ func (c *Config) SetDefaults() {
 	c.APIVersion, c.Kind = APIVersion, Kind
 	c.Log = Log{Level: LogLevels[0], Format: LogFormats[0]}
 	c.Timeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
+	c.Tracing = Tracing{Percent: 100}
 	c.Admission = Admission{Protocol: "patchbay", Timeout: time.Minute}
 	c.Bounds = Bounds{Text: 4096, Versions: 64, MaxDepth: 16, MaxSockets: 10_000}
 }

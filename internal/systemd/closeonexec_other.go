@@ -1,6 +1,6 @@
 //go:build !unix
 
-package sdk
+package systemd
 
 // closeOnExec does nothing: there is no systemd here.
 func closeOnExec(int) {}

@@ -1,6 +1,6 @@
 //go:build unix
 
-package sdk
+package systemd
 
 import "golang.org/x/sys/unix"
 

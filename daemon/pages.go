@@ -1,0 +1,46 @@
+package daemon
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+)
+
+// pages answer over HTTP: /livez and /readyz, and /metrics for Prometheus. Everything is read only.
+type pages struct {
+	health  health
+	metrics http.Handler
+}
+
+// ServeHTTP implements [http.Handler].
+func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Content-Type-Options", "nosniff")
+	if !loopbackHost(r.Host) {
+		// A web page can have its own name resolve to a loopback address (DNS rebinding); its browser then sends that name.
+		http.Error(w, "the Host header names no loopback host: use localhost or a loopback address", http.StatusForbidden)
+		return
+	}
+	page, ok := map[string]http.Handler{"/livez": p.health, "/readyz": p.health, "/metrics": p.metrics}[r.URL.Path]
+	switch {
+	case !ok:
+		http.Error(w, "not found: ask for /livez, /readyz or /metrics", http.StatusNotFound)
+	case r.Method != http.MethodGet && r.Method != http.MethodHead:
+		header.Set("Allow", "GET, HEAD")
+		http.Error(w, "use GET", http.StatusMethodNotAllowed)
+	default:
+		page.ServeHTTP(w, r)
+	}
+}
+
+// serveHTTP starts to serve and returns. The caller ends it with stop.
+func serveHTTP(listener net.Listener, p pages, failed func(), log *slog.Logger) *server {
+	return startServer("HTTP", listener, &http.Server{
+		Handler:           p,
+		ReadHeaderTimeout: httpTimeout,
+		ReadTimeout:       httpTimeout,
+		WriteTimeout:      httpTimeout,
+		MaxHeaderBytes:    maxHTTPHeader,
+	}, failed, log)
+}

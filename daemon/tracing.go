@@ -1,0 +1,87 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"time"
+
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay"
+)
+
+const (
+	// exportTimeout bounds how long the collector may take for a batch. The end of the daemon waits for two at most: the one that is on
+	// its way, and what is left.
+	exportTimeout = 2 * time.Second
+	// maxSpans is how many spans wait to be sent, and go in one batch; those above it are lost.
+	maxSpans = 2048
+)
+
+// Tracing says where traces go.
+type Tracing struct {
+	// Endpoint is the URL of a collector that takes OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT with the certificates that the
+	// system trusts. Empty: nothing is traced.
+	Endpoint string
+	// Percent is how many of a hundred traces are kept. What a caller has decided for its own trace goes before it.
+	Percent int
+}
+
+// check says what is wrong.
+func (t Tracing) check() error {
+	if t.Endpoint == "" {
+		return nil
+	}
+	u, err := url.Parse(t.Endpoint)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("%q is no URL of a collector: write http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:4317",
+			t.Endpoint)
+	}
+	return nil
+}
+
+func (t Tracing) checkPercent() error {
+	if t.Percent < 0 || t.Percent > 100 {
+		return fmt.Errorf("%d is no share of traces: write a number from 0 to 100", t.Percent)
+	}
+	return nil
+}
+
+// start begins to send traces. The observer has the steps of registrations and the calls to plugins traced, whose context is passed on to
+// the plugins. A collector that does not answer holds up nothing. The caller ends it with stop.
+func (t Tracing) start(build Build) (_ patchbay.Observer, stop func() error, err error) {
+	if t.Endpoint == "" {
+		return patchbay.Observer{}, func() error { return nil }, nil
+	}
+	exporter, err := otlptracegrpc.New(context.Background(), otlptracegrpc.WithEndpointURL(t.Endpoint))
+	if err != nil {
+		return patchbay.Observer{}, nil, fmt.Errorf("cannot send traces to %s: %w", t.Endpoint, err)
+	}
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(exporter, sdktrace.WithExportTimeout(exportTimeout), sdktrace.WithMaxQueueSize(maxSpans),
+			sdktrace.WithMaxExportBatchSize(maxSpans)),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(float64(t.Percent)/100))),
+		sdktrace.WithResource(resource.NewSchemaless(
+			attribute.String("service.name", "patchbay"), attribute.String("service.version", build.Version))),
+	)
+	observer := patchbay.Observer{
+		Tracer: provider.Tracer("github.com/patchbay-dev/patchbay"),
+		DialOptions: []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(
+			otelgrpc.WithTracerProvider(provider),
+			otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
+		))},
+	}
+	return observer, func() error {
+		if err := provider.Shutdown(context.Background()); err != nil {
+			return fmt.Errorf("cannot send the last traces to %s: %w", t.Endpoint, err)
+		}
+		return nil
+	}, nil
+}

@@ -1,0 +1,89 @@
+package daemon_test
+
+import (
+	"context"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/daemon"
+)
+
+// traces is a collector of traces.
+type traces struct {
+	collector.UnimplementedTraceServiceServer
+	mu    sync.Mutex
+	spans []*tracev1.Span
+	got   chan struct{}
+}
+
+func (c *traces) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, resource := range r.ResourceSpans {
+		for _, scope := range resource.ScopeSpans {
+			c.spans = append(c.spans, scope.Spans...)
+		}
+	}
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func TestTracing(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, c := grpc.NewServer(), &traces{}
+	collector.RegisterTraceServiceServer(server, c)
+	go func() { _ = server.Serve(listener) }()
+	defer server.Stop()
+
+	config := configIn(t)
+	config.Tracing = daemon.Tracing{Endpoint: "http://" + listener.Addr().String(), Percent: 100}
+	stop := start(t, config)
+	serveExample(t, config, "foo")
+	if _, err := dial(t, config).Wait(within(t), "ExamplePlugin", "foo", client.GoalRegistered); err != nil {
+		t.Fatal(err)
+	}
+	if err := stop(); err != nil { // sends what is left
+		t.Fatal(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var names []string
+	for _, span := range c.spans {
+		names = append(names, span.Name)
+		if !slices.Equal(span.TraceId, c.spans[0].TraceId) {
+			t.Errorf("%s is in a trace of its own", span.Name)
+		}
+	}
+	slices.Sort(names)
+	if want := []string{"GetInfo", "connect", "notify", "register", "register plugin", "save", "validate"}; !slices.Equal(names, want) {
+		t.Errorf("spans %v, want %v", names, want)
+	}
+}
+
+// A collector that is not there holds up neither the daemon nor its end.
+func TestTracingWithoutACollector(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() // it accepts and says nothing
+	config := configIn(t)
+	config.Tracing = daemon.Tracing{Endpoint: "http://" + listener.Addr().String(), Percent: 100}
+	stop := start(t, config)
+	serveExample(t, config, "foo")
+	if _, err := dial(t, config).Wait(within(t), "ExamplePlugin", "foo", client.GoalRegistered); err != nil {
+		t.Fatal(err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,16 @@
+package systemd
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// monotonic returns the assignment that systemd wants beside RELOADING=1, for services of Type=notify-reload.
+func monotonic() string {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return ""
+	}
+	return fmt.Sprintf("MONOTONIC_USEC=%d", now.Nano()/1000)
+}

@@ -1,0 +1,73 @@
+package patchbay_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func TestObserverAndCheck(t *testing.T) {
+	stuck, goOn := make(chan struct{}), make(chan struct{})
+	attempts := make(chan reconciler.Attempt, 1)
+	dispensed := make(chan error, 1)
+	dir := t.TempDir()
+	rt, err := patchbay.New(patchbay.Config{
+		PluginDirs: []string{dir},
+		Observer: patchbay.Observer{
+			Event: func(e reconciler.Event) {
+				if e.Kind == reconciler.EventRegistered {
+					close(stuck)
+					<-goOn // as no observer should
+				}
+			},
+			Attempt:  func(a reconciler.Attempt) { attempts <- a },
+			Dispense: func(_ string, err error) { dispensed <- err },
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rt.AddHandler("T", patchbay.AcceptHandler())
+	if err := rt.Check(t.Context()); err == nil {
+		t.Error("a runtime that does not run answers")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- rt.Run(ctx) }()
+	<-rt.Ready()
+	if err := rt.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	p := pluginwatcher.NewTestExamplePlugin("foo", "T", dir+"/foo.sock", "v1")
+	if err := p.Serve(); err != nil {
+		t.Fatal(err)
+	}
+	<-stuck
+	short, cancelShort := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancelShort()
+	if err := rt.Check(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a reconciler that is stuck answers: %v", err)
+	}
+	close(goOn)
+	if err := rt.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if a := <-attempts; a.Type != "T" || a.Name != "foo" || a.Result != reconciler.ResultRegistered || a.Duration <= 0 {
+		t.Errorf("attempt %+v", a)
+	}
+	if _, err := rt.Registry().DispensePlugin("T", "foo"); err == nil || err != <-dispensed {
+		t.Errorf("dispensing without a dispenser: %v", err)
+	}
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
