@@ -28,6 +28,14 @@ type guard struct {
 
 type verdictKey struct{}
 
+// refused says why the caller of a request, whose context it is given, was not admitted; nil if it was.
+func refused(request context.Context) error {
+	if v, ok := request.Value(verdictKey{}).(verdict); ok {
+		return v.refused
+	}
+	return errors.New("the caller was not identified")
+}
+
 // connContext judges the caller once for each connection. It is a ConnContext of [http.Server].
 func (g guard) connContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, verdictKey{}, g.judge(conn))
@@ -38,9 +46,8 @@ func (g guard) gate(ctx context.Context, _ connect.Spec, _ connect.Peer, _ http.
 	if errors.Is(context.Cause(ctx), errStopping) {
 		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
 	}
-	// A connection that nobody judged is refused as well.
-	if verdict, ok := ctx.Value(verdictKey{}).(verdict); !ok || verdict.refused != nil {
-		return nil, connect.NewError(connect.CodePermissionDenied, verdict.refused)
+	if err := refused(ctx); err != nil {
+		return nil, connect.NewError(connect.CodePermissionDenied, err)
 	}
 	return ctx, nil
 }

@@ -26,6 +26,12 @@ type Config struct {
 	StatePath string
 	// ControlSocket is the path of the control socket. It is made with mode 0660, its directory with 0755.
 	ControlSocket string
+	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for consumers that are not Go; empty for none.
+	// It is made with mode 0750, the sockets with 0660.
+	DispenseDir string
+	// DeviceSocketDir is the directory in which kubelet.sock is served for device plugins that register the older way, if there is a handler
+	// of kind [HandlerDevice]; empty for none. It is made with mode 0750, the socket with 0600.
+	DeviceSocketDir string
 	// Handlers say what becomes of the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused.
 	Handlers map[string]HandlerKind
 	// HTTPAddr is where /livez and /readyz are served over HTTP, as HOST:PORT; empty for nowhere. The host is a loopback address or
@@ -44,6 +50,8 @@ type Config struct {
 	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Its final answers are forgotten by each
 	// reload that succeeds. Without Args every plugin may be registered.
 	Admission host.AdmissionSpec
+	// Fleet is the fleet that the node belongs to.
+	Fleet FleetConfig
 	// Catalogue has the plugins that are launched; nil for none.
 	Catalogue *catalogue.Catalogue
 	// ControlListener and HTTPListener are sockets that the service manager passed, which take the place of ControlSocket, whose path has
@@ -100,6 +108,8 @@ func (c Config) Validate() error {
 	}
 	check("controlSocket", c.checkControlSocket())
 	check("", c.checkPassed())
+	check("dispenseDir", c.checkDispenseDir())
+	check("device.socketDir", c.checkDeviceSocketDir())
 	if c.HTTPAddr != "" {
 		_, err := parseHTTPAddr(c.HTTPAddr)
 		check("http", err)
@@ -113,6 +123,7 @@ func (c Config) Validate() error {
 		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
 		check("admission.protocol", errors.New("there is no admission plugin that speaks it: name one with admission.command"))
 	}
+	c.Fleet.validate(check)
 	for _, ptype := range slices.Sorted(maps.Keys(c.Handlers)) {
 		check("handlers."+ptype, validateHandler(ptype, c.Handlers[ptype]))
 	}

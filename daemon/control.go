@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"runtime"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/cache"
 )
 
 // source is what the control API shows: the part of a [patchbay.Runtime] that it needs.
@@ -29,6 +31,11 @@ type source interface {
 type control struct {
 	source   source
 	launched launched
+	// calls takes what is not for the control API; nil refuses it.
+	calls http.Handler
+	fleet *fleetMember // nil if the node belongs to no fleet
+	// handlers returns the handlers by plugin type.
+	handlers func() map[string]cache.PluginHandler
 	reload   func(context.Context) ([]string, error)
 	build    Build
 	started  time.Time

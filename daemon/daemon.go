@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/web"
 )
 
 const (
@@ -102,7 +103,15 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	seen := observed{Runtime: runtime, reloads: d.reloads}
+	dispense, err := d.newDispense(runtime)
+	if err != nil {
+		return err
+	}
+	seen := observed{Runtime: runtime, reloads: d.reloads, dispense: dispense}
+	if seen.fleet, err = newFleetMember(d.config.Fleet, d.config.Build, seen, d.log); err != nil {
+		return err
+	}
+	parts.add(seen.fleet.leave)
 	metrics.watch(seen, runtime.Launcher(), d.config.StatePath)
 	parts.add(d.handlers.close)
 	if err := d.addHandlers(runtime, state); err != nil {
@@ -117,16 +126,22 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	d.reloads.begin(runtime)
+	seen.fleet.join(ctx)
 	server := serve(listener, newGuard(d.config.ControlSocket),
-		&control{source: seen, launched: runtime.Launcher(), reload: d.Reload, build: d.config.Build, started: time.Now()}, cancel, d.log)
+		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(runtime.Registry()), fleet: seen.fleet, reload: d.Reload,
+			handlers: d.handlers.all,
+			build: d.config.Build, started: time.Now()}, cancel, d.log)
 	stopControl = server.stop
 	if httpListener != nil {
 		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
+		status := web.New(webSource{seen, runtime.Launcher()})
 		health := health{scanned: runtime.Ready(), conditions: runtime.Conditions}
-		parts.add(serveHTTP(httpListener, pages{health: health, metrics: metrics.handler()}, cancel, d.log).stop)
+		parts.add(serveHTTP(httpListener, pages{health, metrics.handler(), status}, cancel, d.log).stop)
 	}
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
+	stopDispense := dispense.start(ctx)
 	err = d.run(ctx, runtime)
+	stopDispense()
 	d.reloads.end()
 	server.endCalls()
 	err = errors.Join(err, parts.close())
@@ -160,7 +175,8 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 
 // addHandlers gives the runtime the handlers that the configuration asks for.
 func (d *Daemon) addHandlers(runtime *patchbay.Runtime, state *boltstate.Store) error {
-	d.handlers.needs = handlerNeeds{log: d.log, state: state, pluginDirs: d.config.PluginDirs, registry: runtime.Registry()}
+	d.handlers.needs = handlerNeeds{log: d.log, state: state, pluginDirs: d.config.PluginDirs, registry: runtime.Registry(),
+		deviceSocketDir: d.config.DeviceSocketDir}
 	for ptype, kind := range d.config.handlers() {
 		h, err := d.handlers.make(ptype, kind)
 		if err != nil {

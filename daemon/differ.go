@@ -18,11 +18,14 @@ func differences(before, after Config) (changed, restart []string) {
 		{"deprecatedPluginDir", before.DeprecatedPluginDir != after.DeprecatedPluginDir},
 		{"state", before.StatePath != after.StatePath},
 		{"controlSocket", before.ControlSocket != after.ControlSocket},
+		{"dispenseDir", before.DispenseDir != after.DispenseDir},
+		{"device", before.DeviceSocketDir != after.DeviceSocketDir},
 		{"http", before.HTTPAddr != after.HTTPAddr},
 		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
 			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout},
 		{"tracing", before.Tracing != after.Tracing},
+		{"fleet", !before.Fleet.equal(after.Fleet)},
 		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},
 	} {
 		if part.differ {

@@ -28,6 +28,9 @@ const HandlerAccept HandlerKind = "accept"
 // HandlerCSI takes CSI drivers into use; see package handlers/csi.
 const HandlerCSI HandlerKind = "csi"
 
+// HandlerDevice takes device plugins into use and allocates their devices; see package handlers/device. It is for the type DevicePlugin only.
+const HandlerDevice HandlerKind = "device"
+
 // HandlerKinds returns the kinds that exist, sorted.
 func HandlerKinds() []HandlerKind { return slices.Sorted(maps.Keys(newHandlers)) }
 
@@ -39,12 +42,15 @@ type handlerNeeds struct {
 	// pluginDirs are the plugin directories, at least one.
 	pluginDirs []string
 	registry   dynamicplugins.Registry
+	// deviceSocketDir is Config.DeviceSocketDir.
+	deviceSocketDir string
 }
 
 // newHandlers makes a handler of each kind that exists.
 var newHandlers = map[HandlerKind]func(handlerNeeds) (cache.PluginHandler, error){
 	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
 	HandlerCSI:    func(handlerNeeds) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
+	HandlerDevice: newDeviceHandler,
 }
 
 // DefaultTypes are the plugin types that every daemon accepts.
@@ -129,6 +135,9 @@ func validateHandler(ptype string, kind HandlerKind) error {
 	}
 	if newHandlers[kind] == nil {
 		return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind, kinds())
+	}
+	if kind == HandlerDevice && ptype != registerapi.DevicePlugin {
+		return fmt.Errorf("plugin type %s cannot have a handler of kind %s: that is for the type %s", ptype, kind, registerapi.DevicePlugin)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func TestHealth(t *testing.T) {
 	const (
 		scanMissing = "[-]scan: the plugin directories have not been searched yet\n"
 		broken      = "[-]discovery: /a\uFFFDb\uFFFD: no watches left\n"
-		notFound    = "not found: ask for /livez, /readyz or /metrics\n"
+		notFound    = "404 page not found\n"
 		foreign     = "the Host header names no loopback host: use localhost or a loopback address\n"
 	)
 	for name, test := range map[string]struct {
@@ -44,7 +44,7 @@ func TestHealth(t *testing.T) {
 		"root":                   {target: "/", status: 404, body: notFound},
 		"below":                  {target: "/livez/", status: 404, body: notFound},
 		"unclean":                {target: "//livez", status: 404, body: notFound},
-		"elsewhere":              {method: "POST", target: "/metric", status: 404, body: notFound},
+		"elsewhere":              {method: "POST", target: "/metric", status: 405, body: "use GET\n"},
 		"post":                   {method: "POST", target: "/livez", status: 405, body: "use GET\n"},
 		"options":                {method: "OPTIONS", target: "/readyz", status: 405, body: "use GET\n"},
 		"name":                   {target: "/livez", host: "LocalHost:80", status: 200, body: "ok"},
@@ -80,7 +80,7 @@ func TestHealth(t *testing.T) {
 				request.Host = test.host
 			}
 			response := httptest.NewRecorder()
-			pages{health: h}.ServeHTTP(response, request)
+			pages{health: h, status: http.NotFoundHandler()}.ServeHTTP(response, request)
 			if response.Code != test.status || response.Body.String() != test.body {
 				t.Errorf("got %d %q, want %d %q", response.Code, response.Body, test.status, test.body)
 			}

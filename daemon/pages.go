@@ -6,10 +6,10 @@ import (
 	"net/http"
 )
 
-// pages answer over HTTP: /livez and /readyz, and /metrics for Prometheus. Everything is read only.
+// pages answer over HTTP: /livez and /readyz, /metrics for Prometheus, and the status page. Everything is read only.
 type pages struct {
-	health  health
-	metrics http.Handler
+	health          health
+	metrics, status http.Handler
 }
 
 // ServeHTTP implements [http.Handler].
@@ -23,9 +23,10 @@ func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	page, ok := map[string]http.Handler{"/livez": p.health, "/readyz": p.health, "/metrics": p.metrics}[r.URL.Path]
+	if !ok {
+		page = p.status
+	}
 	switch {
-	case !ok:
-		http.Error(w, "not found: ask for /livez, /readyz or /metrics", http.StatusNotFound)
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
 		header.Set("Allow", "GET, HEAD")
 		http.Error(w, "use GET", http.StatusMethodNotAllowed)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -220,10 +221,18 @@ func (r *reloads) condition() patchbay.Condition {
 // observed is the runtime as the daemon shows it: with a condition of the daemon's own.
 type observed struct {
 	*patchbay.Runtime
-	reloads *reloads
+	reloads  *reloads
+	dispense *dispense // nil if there are no stable sockets
+	fleet    *fleetMember
 }
 
 // Conditions are ordered by name.
 func (o observed) Conditions() []patchbay.Condition {
-	return append([]patchbay.Condition{o.reloads.condition()}, o.Runtime.Conditions()...)
+	all := append([]patchbay.Condition{o.reloads.condition()}, o.Runtime.Conditions()...)
+	if o.dispense != nil {
+		all = append(all, o.dispense.condition())
+	}
+	all = append(all, o.fleet.conditions()...)
+	slices.SortFunc(all, func(a, b patchbay.Condition) int { return strings.Compare(a.Name, b.Name) })
+	return all
 }

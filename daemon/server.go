@@ -39,6 +39,13 @@ type server struct {
 func serve(listener net.Listener, g guard, c *control, failed func(), log *slog.Logger) *server {
 	mux := http.NewServeMux()
 	mux.Handle(patchbayv1connect.NewControlServiceHandler(c, connect.WithRequestGate(g.gate), connect.WithReadMaxBytes(maxRequest)))
+	mux.Handle(patchbayv1connect.NewFleetServiceHandler(fleetService{c.fleet}, connect.WithRequestGate(g.gate),
+		connect.WithReadMaxBytes(maxRequest)))
+	mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers}, connect.WithRequestGate(g.gate),
+		connect.WithReadMaxBytes(maxDeviceRequest)))
+	if c.calls != nil {
+		mux.Handle("/", c.calls)
+	}
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // what gRPC clients speak on a socket without TLS

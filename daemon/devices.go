@@ -1,0 +1,189 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/handlers/device"
+)
+
+// maxDeviceRequest bounds a request for devices in bytes: it may name many of them.
+const maxDeviceRequest = 1 << 20
+
+// newDeviceHandler makes the handler of device plugins. It announces those that register the older way in the first plugin directory.
+func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
+	h, err := device.New(device.Config{
+		Store:     needs.state.Bucket(string(HandlerDevice)),
+		SocketDir: needs.deviceSocketDir,
+		PluginDir: needs.pluginDirs[0],
+		Logger:    needs.log,
+	})
+	if err != nil {
+		return nil, advise(err, "directory with device.socketDir")
+	}
+	return h, nil
+}
+
+func (c Config) checkDeviceSocketDir() error {
+	used := false
+	for _, kind := range c.Handlers {
+		used = used || kind == HandlerDevice
+	}
+	if !used || c.DeviceSocketDir == "" {
+		return nil
+	}
+	for _, dir := range c.pluginDirs() {
+		if outer, inner, ok := nested([]string{c.DeviceSocketDir, dir}); ok {
+			return fmt.Errorf("%s contains %s, and the directory of kubelet.sock may neither be in a plugin directory nor contain one: "+
+				"choose another directory", outer, inner)
+		}
+	}
+	return nil
+}
+
+// deviceService answers for devices. What is documented in devices.proto is not repeated here.
+type deviceService struct {
+	handlers func() map[string]cache.PluginHandler
+}
+
+// handler returns the handler that has the devices.
+func (s deviceService) handler() (*device.Handler, error) {
+	for _, h := range s.handlers() {
+		if h, ok := h.(*device.Handler); ok {
+			return h, nil
+		}
+	}
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("the daemon does nothing with devices: "+
+		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
+}
+
+// ListDevices implements patchbayv1connect.DeviceServiceHandler.
+func (s deviceService) ListDevices(
+	_ context.Context, request *connect.Request[patchbayv1.ListDevicesRequest],
+) (*connect.Response[patchbayv1.ListDevicesResponse], error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	response := &patchbayv1.ListDevicesResponse{}
+	devices, allocations := h.Snapshot()
+	for _, d := range devices {
+		if anyOf(request.Msg.GetResources(), d.Resource) {
+			response.Devices = append(response.Devices, &patchbayv1.Device{
+				Resource: d.Resource, Id: valid(d.ID), Health: string(d.Health), NumaNodes: d.NUMANodes, Owner: valid(d.Owner),
+			})
+		}
+	}
+	for _, a := range allocations {
+		if anyOf(request.Msg.GetResources(), a.Resource) {
+			response.Allocations = append(response.Allocations, allocationMessage(a))
+		}
+	}
+	return connect.NewResponse(response), nil
+}
+
+// AllocateDevices implements patchbayv1connect.DeviceServiceHandler.
+func (s deviceService) AllocateDevices(
+	ctx context.Context, request *connect.Request[patchbayv1.AllocateDevicesRequest],
+) (*connect.Response[patchbayv1.AllocateDevicesResponse], error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	m := request.Msg
+	a, err := h.Allocate(ctx, device.Request{
+		Resource: m.GetResource(), Owner: m.GetOwner(), Count: int(m.GetCount()), Devices: m.GetDevices(),
+	})
+	if err != nil {
+		return nil, deviceError(ctx, err)
+	}
+	return connect.NewResponse(&patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}), nil
+}
+
+// ReleaseDevices implements patchbayv1connect.DeviceServiceHandler.
+func (s deviceService) ReleaseDevices(
+	ctx context.Context, request *connect.Request[patchbayv1.ReleaseDevicesRequest],
+) (*connect.Response[patchbayv1.ReleaseDevicesResponse], error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	a, err := h.Release(ctx, request.Msg.GetResource(), request.Msg.GetOwner())
+	if err != nil {
+		return nil, deviceError(ctx, err)
+	}
+	return connect.NewResponse(&patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}), nil
+}
+
+// GetPreferredDevices implements patchbayv1connect.DeviceServiceHandler.
+func (s deviceService) GetPreferredDevices(
+	ctx context.Context, request *connect.Request[patchbayv1.GetPreferredDevicesRequest],
+) (*connect.Response[patchbayv1.GetPreferredDevicesResponse], error) {
+	h, err := s.handler()
+	if err != nil {
+		return nil, err
+	}
+	m := request.Msg
+	devices, err := h.Preferred(ctx, device.Request{Resource: m.GetResource(), Count: int(m.GetCount()), Devices: m.GetDevices()})
+	if err != nil {
+		return nil, deviceError(ctx, err)
+	}
+	return connect.NewResponse(&patchbayv1.GetPreferredDevicesResponse{Devices: validAll(devices)}), nil
+}
+
+// deviceError is the answer for an error of the handler. What was tried is said by the client.
+func deviceError(ctx context.Context, err error) error {
+	if inner := errors.Unwrap(err); inner != nil {
+		err = inner
+	}
+	code := connect.CodeFailedPrecondition
+	switch {
+	case errors.Is(err, device.ErrClosed):
+		return connect.NewError(connect.CodeUnavailable, errStopping)
+	case ctx.Err() != nil:
+		return ended(ctx)
+	case errors.Is(err, device.ErrInvalid):
+		code = connect.CodeInvalidArgument
+	case errors.Is(err, device.ErrNotFound):
+		code = connect.CodeNotFound
+	case errors.Is(err, device.ErrConflict):
+		code = connect.CodeAlreadyExists
+	}
+	return connect.NewError(code, errors.New(valid(err.Error())))
+}
+
+func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {
+	answer := &patchbayv1.DeviceAnswer{
+		Envs: validMap(a.Answer.Envs), Annotations: validMap(a.Answer.Annotations), CdiDevices: validAll(a.Answer.CDIDevices),
+	}
+	for _, m := range a.Answer.Mounts {
+		answer.Mounts = append(answer.Mounts, &patchbayv1.DeviceMount{
+			ContainerPath: valid(m.ContainerPath), HostPath: valid(m.HostPath), ReadOnly: m.ReadOnly,
+		})
+	}
+	for _, n := range a.Answer.Devices {
+		answer.Devices = append(answer.Devices, &patchbayv1.DeviceNode{
+			ContainerPath: valid(n.ContainerPath), HostPath: valid(n.HostPath), Permissions: valid(n.Permissions),
+		})
+	}
+	return &patchbayv1.DeviceAllocation{
+		Resource: a.Resource, Owner: valid(a.Owner), Devices: validAll(slices.Clone(a.Devices)), Time: timestamp(a.Time), Answer: answer,
+	}
+}
+
+func validMap(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
+	}
+	checked := make(map[string]string, len(m))
+	for key, value := range m {
+		checked[valid(key)] = valid(value)
+	}
+	return checked
+}

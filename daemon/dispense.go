@@ -1,0 +1,372 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/proxy"
+)
+
+const (
+	stableDirMode = 0o750
+	stableMode    = 0o660
+	// goneGrace is how long the socket of a plugin that is gone stays, with calls answered that it is gone. A client that is refused a
+	// connection waits before it tries again, gRPC's own up to two minutes; one that is answered meets the plugin's return at once.
+	goneGrace = 30 * time.Second
+	// maxGone is how many sockets of plugins that are gone there are at most, so that names that come and go do not use up descriptors.
+	maxGone = 256
+	// stableRetry is the time until a socket that could not be made is tried again.
+	stableRetry = 5 * time.Second
+)
+
+// dispense keeps one stable socket for each plugin and role in the registry, which always leads to the current instance, for consumers
+// that are not Go. It follows the registry; calls on the sockets are forwarded by package proxy.
+type dispense struct {
+	dir      string
+	registry dynamicplugins.Registry
+	grace    time.Duration
+	log      *slog.Logger
+
+	// end is what the calls end with.
+	end  context.Context //nolint:containedctx // It is that of Run, which all calls share.
+	stop context.CancelCauseFunc
+	// serving are the servers, also those of sockets that are gone.
+	serving sync.WaitGroup
+
+	// sockets and due belong to the goroutine of run.
+	sockets map[pluginKey]*stableSocket
+	// due has the sockets of plugins that are gone, with the time at which they go, and those that could not be made, with that of the next
+	// try.
+	due map[pluginKey]time.Time
+
+	mu     sync.Mutex
+	failed map[pluginKey]error
+	since  time.Time // when the first of failed failed
+}
+
+type pluginKey struct{ ptype, name string }
+
+func (k pluginKey) String() string { return k.ptype + "/" + k.name }
+
+// stableSocket is a socket and its server.
+type stableSocket struct {
+	listener *sock.Placed
+	server   *grpc.Server
+}
+
+// newDispense returns what keeps the stable sockets, nil if the configuration asks for none.
+func (d *Daemon) newDispense(runtime *patchbay.Runtime) (*dispense, error) {
+	if d.config.DispenseDir == "" {
+		return nil, nil
+	}
+	return newDispense(d.config.DispenseDir, runtime.Registry(), d.log)
+}
+
+// start runs d, unless it is nil. What it returns ends d and returns when nothing is left of it.
+func (d *dispense) start(ctx context.Context) (stop func()) {
+	if d == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		d.run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// newDispense makes the directory.
+func newDispense(dir string, registry dynamicplugins.Registry, log *slog.Logger) (*dispense, error) {
+	dir, err := filepath.Abs(dir)
+	if err == nil {
+		err = os.MkdirAll(dir, stableDirMode)
+	}
+	if err != nil {
+		return nil, advise(fmt.Errorf("cannot make the directory of the stable sockets: %w", err), "dispense directory")
+	}
+	d := &dispense{
+		dir: dir, registry: registry, grace: goneGrace, log: log,
+		sockets: map[pluginKey]*stableSocket{}, due: map[pluginKey]time.Time{}, failed: map[pluginKey]error{},
+	}
+	d.end, d.stop = context.WithCancelCause(context.Background())
+	return d, nil
+}
+
+// run keeps the sockets until ctx ends, then ends all calls, and returns when nothing is left.
+func (d *dispense) run(ctx context.Context) {
+	// The registry is shut down soon after: by then every call has been told why it ends.
+	defer context.AfterFunc(ctx, func() { d.stop(errStopping) })()
+	d.clear(ctx)
+	plugins, events := d.registry.Watch(ctx, "")
+	d.followAll(ctx, plugins)
+	timer := time.NewTimer(d.untilDue())
+	defer timer.Stop()
+	for open := true; open; timer.Reset(d.untilDue()) {
+		var event *dynamicplugins.PluginUpdateEvent
+		select {
+		case event, open = <-events:
+			switch {
+			case !open:
+			case event.EventType == dynamicplugins.EventTypeResync:
+				d.followAll(ctx, event.Plugins)
+			default:
+				d.follow(ctx, pluginKey{event.Info.Type, event.Info.Name})
+			}
+		case now := <-timer.C:
+			d.settle(ctx, now)
+		}
+	}
+	d.close()
+}
+
+// followAll follows after anything may have changed.
+func (d *dispense) followAll(ctx context.Context, plugins []*dynamicplugins.PluginInfo) {
+	for _, p := range plugins {
+		d.follow(ctx, pluginKey{p.Type, p.Name})
+	}
+	for k := range d.sockets {
+		d.follow(ctx, k)
+	}
+	for k := range d.due {
+		d.follow(ctx, k)
+	}
+}
+
+// follow brings the socket of a plugin in line with the registry as it is now.
+func (d *dispense) follow(ctx context.Context, k pluginKey) {
+	there := len(d.registry.Instances(k.ptype, k.name)) > 0
+	_, waiting := d.due[k]
+	switch s := d.sockets[k]; {
+	case there && s != nil:
+		delete(d.due, k)
+	case there:
+		d.open(ctx, k)
+	case s == nil:
+		delete(d.due, k)
+		d.succeeded(k)
+	case !waiting:
+		d.due[k] = time.Now().Add(d.grace)
+		d.limitGone(ctx)
+	}
+}
+
+// settle does what is due.
+func (d *dispense) settle(ctx context.Context, now time.Time) {
+	for k, at := range d.due {
+		if at.After(now) {
+			continue
+		}
+		if d.sockets[k] != nil {
+			d.remove(ctx, k)
+		} else {
+			d.follow(ctx, k)
+		}
+	}
+}
+
+// untilDue returns how long there is nothing to do.
+func (d *dispense) untilDue() time.Duration {
+	first := time.Time{}
+	for _, at := range d.due {
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	if first.IsZero() {
+		return time.Hour // and then it looks again
+	}
+	return time.Until(first)
+}
+
+// limitGone removes the socket of the plugin that went first if there are too many of those that are gone.
+func (d *dispense) limitGone(ctx context.Context) {
+	if len(d.due) <= maxGone {
+		return
+	}
+	var first pluginKey
+	gone := 0
+	for k := range d.due {
+		if d.sockets[k] == nil {
+			continue
+		}
+		if gone++; gone == 1 || d.due[k].Before(d.due[first]) {
+			first = k
+		}
+	}
+	if gone > maxGone {
+		d.remove(ctx, first)
+	}
+}
+
+// open makes the socket of a plugin and serves it.
+func (d *dispense) open(ctx context.Context, k pluginKey) {
+	path := stablePath(d.dir, k.ptype, k.name)
+	err := os.MkdirAll(filepath.Dir(path), stableDirMode)
+	var listener *sock.Placed
+	if err == nil {
+		listener, err = sock.Place(ctx, path, stableMode, nil)
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			d.due[k] = time.Now().Add(stableRetry)
+			d.fail(k, advise(err, "dispense directory"))
+		}
+		return
+	}
+	delete(d.due, k)
+	d.succeeded(k)
+	forward := proxy.Handler(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
+		return connTo(ctx, d.registry, k.ptype, k.name)
+	})
+	server := proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
+		return endWith(d.end, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
+	})
+	d.sockets[k] = &stableSocket{listener: listener, server: server}
+	d.serving.Go(func() {
+		if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			d.log.Error("a stable socket is not served any more", "plugin", k.String(), "path", path, "error", err)
+		}
+	})
+	d.log.Debug("a stable socket leads to a plugin", "plugin", k.String(), "path", path)
+}
+
+// remove removes the socket of a plugin. Calls in progress go on.
+func (d *dispense) remove(ctx context.Context, k pluginKey) {
+	s := d.sockets[k]
+	delete(d.sockets, k)
+	delete(d.due, k)
+	d.withdraw(ctx, k, s)
+	d.serving.Go(func() { d.drain(s.server) })
+	d.log.Debug("the stable socket of a plugin that is gone was removed", "plugin", k.String())
+}
+
+func (d *dispense) withdraw(ctx context.Context, k pluginKey, s *stableSocket) {
+	if _, err := s.listener.Withdraw(ctx); err != nil && ctx.Err() == nil {
+		d.log.Warn("the stable socket of a plugin cannot be removed", "plugin", k.String(), "error", err)
+	}
+}
+
+// close ends all calls, removes all sockets, and returns when nothing is left.
+func (d *dispense) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	for k, s := range d.sockets {
+		d.withdraw(ctx, k, s)
+	}
+	d.stop(errStopping)
+	for _, s := range d.sockets {
+		d.serving.Go(func() { d.drain(s.server) })
+	}
+	clear(d.sockets)
+	d.serving.Wait()
+}
+
+// drain ends a server when its last call has ended. Only the stop of the daemon cuts short a call whose plugin is gone.
+func (d *dispense) drain(server *grpc.Server) {
+	drained := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		close(drained)
+	}()
+	select {
+	case <-drained:
+		return
+	case <-d.end.Done():
+	}
+	timer := time.NewTimer(stopTimeout)
+	defer timer.Stop()
+	select {
+	case <-drained:
+	case <-timer.C:
+		server.Stop()
+		<-drained
+	}
+}
+
+// clear removes the sockets on which nobody accepts any more. What somebody serves, and what is no such socket, stays.
+func (d *dispense) clear(ctx context.Context) {
+	folders, err := os.ReadDir(d.dir)
+	if err != nil {
+		d.log.Warn("the dispense directory cannot be searched for what was left behind", "error", err)
+	}
+	for _, folder := range folders {
+		files, err := os.ReadDir(filepath.Join(d.dir, folder.Name()))
+		if err != nil {
+			continue // not a directory, or not ours
+		}
+		for _, file := range files {
+			if path := filepath.Join(d.dir, folder.Name(), file.Name()); isStableName(file.Name()) && isLeft(ctx, path) {
+				d.clearPath(ctx, path)
+			}
+		}
+	}
+}
+
+// isLeft says whether a file is a socket of this user on which nobody accepts.
+func isLeft(ctx context.Context, path string) bool {
+	info, err := sock.Stat(path)
+	if err != nil || !info.IsSocket() || int(info.UID) != os.Geteuid() {
+		return false
+	}
+	_, err = sock.Probe(ctx, path)
+	return sock.IsRefused(err)
+}
+
+// clearPath removes a socket on which nobody accepts by taking its place, which looks again, with the lock.
+func (d *dispense) clearPath(ctx context.Context, path string) {
+	placed, err := sock.Place(ctx, path, stableMode, nil)
+	if err == nil {
+		_, err = placed.Withdraw(ctx)
+		err = errors.Join(err, placed.Close())
+	}
+	if err != nil && !errors.Is(err, sock.ErrInUse) {
+		d.log.Warn("a stable socket that was left behind cannot be removed", "path", path, "error", err)
+	}
+}
+
+func (d *dispense) fail(k pluginKey, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := d.failed[k]
+	if before == nil || before.Error() != err.Error() {
+		d.log.Error("a plugin has no stable socket", "plugin", k.String(), "error", err)
+	}
+	if len(d.failed) == 0 {
+		d.since = time.Now()
+	}
+	d.failed[k] = err
+}
+
+func (d *dispense) succeeded(k pluginKey) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.failed, k)
+}
+
+// condition says whether every plugin has its socket.
+func (d *dispense) condition() patchbay.Condition {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for k, err := range d.failed {
+		return patchbay.Condition{
+			Name: "dispense", Since: d.since,
+			Message: fmt.Sprintf("%d plugins have no stable socket, for example %s: %v", len(d.failed), k, err),
+		}
+	}
+	return patchbay.Condition{Name: "dispense", OK: true}
+}

@@ -1,0 +1,83 @@
+package daemon
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	socketSuffix = ".sock"
+	// shortMark stands before the digest in a name that was too long. An escape never looks like it.
+	shortMark = "~~"
+	// digestLength is the length of the digest in characters of five bits, shortLength that of the shortest name with one.
+	digestLength = 16
+	shortLength  = len(shortMark) + digestLength
+	// maxDispenseDir is the length of the longest directory in which there is room for every type and name.
+	maxDispenseDir = sock.MaxPath - len("/") - shortLength - len("/") - shortLength - len(socketSuffix)
+)
+
+var digestEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
+
+// stablePath returns where below a directory the stable socket of a plugin is: DIR/TYPE/NAME.sock. Type and name are written as file names:
+//
+//   - ASCII letters, digits, dots, hyphens and underscores stand for themselves, except a dot in front.
+//   - Every other byte is a tilde and two hexadecimal digits: "a/b" is "a~2Fb".
+//   - What would make the path longer than a socket's may be is cut; two tildes and a digest of the whole name follow.
+//
+// Different plugins have different paths, unless digests of 80 bits are the same.
+func stablePath(dir, ptype, name string) string {
+	room := sock.MaxPath - len(dir) - len("//") - len(socketSuffix)
+	folder := fileName(ptype, room-shortLength)
+	return filepath.Join(dir, folder, fileName(name, room-len(folder))+socketSuffix)
+}
+
+// fileName returns a text as a file name of at most length bytes, of which there must be at least shortLength.
+func fileName(text string, length int) string {
+	var b strings.Builder
+	for i := range len(text) {
+		if c := text[i]; isPlain(c) && (c != '.' || i > 0) {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "~%02X", c)
+		}
+	}
+	if b.Len() <= length {
+		return b.String()
+	}
+	sum := sha256.Sum256([]byte(text))
+	digest := strings.ToLower(digestEncoding.EncodeToString(sum[:]))[:digestLength]
+	return b.String()[:length-shortLength] + shortMark + digest
+}
+
+// isStableName says whether a file may be a stable socket, going by its name.
+func isStableName(file string) bool {
+	name, ok := strings.CutSuffix(file, socketSuffix)
+	return ok && name != "" && name[0] != '.' &&
+		!strings.ContainsFunc(name, func(r rune) bool { return r != '~' && (r > 'z' || !isPlain(byte(r))) })
+}
+
+func isPlain(c byte) bool {
+	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '-' || c == '_'
+}
+
+func (c Config) checkDispenseDir() error {
+	if c.DispenseDir == "" {
+		return nil
+	}
+	for _, dir := range c.pluginDirs() {
+		if dir != "" && (within(c.DispenseDir, dir) || within(dir, c.DispenseDir)) {
+			return fmt.Errorf("dispense directory %s and plugin directory %s lie one in the other, where a stable socket would be taken for "+
+				"a plugin: choose another path", c.DispenseDir, dir)
+		}
+	}
+	if dir, err := filepath.Abs(c.DispenseDir); err == nil && len(dir) > maxDispenseDir {
+		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
+			dir, len(dir), maxDispenseDir)
+	}
+	return nil
+}

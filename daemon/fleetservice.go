@@ -1,0 +1,223 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// firstRead bounds how long a request waits for the first list of the fleet. It is less than callers wait for an answer, so that they get the
+// reason.
+const firstRead = 4 * time.Second
+
+// fleetService answers for the fleet. What is documented in fleet.proto is not repeated here.
+type fleetService struct {
+	member *fleetMember // nil if the node belongs to no fleet
+}
+
+// read returns a reader that has read the fleet.
+func (s fleetService) read(ctx context.Context) (*fleet.Reader, func(), error) {
+	if s.member == nil {
+		return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
+			errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration"))
+	}
+	reader, release, err := s.member.acquire()
+	if err != nil {
+		return nil, nil, connect.NewError(connect.CodeUnavailable, err)
+	}
+	waiting, cancel := context.WithTimeout(ctx, firstRead)
+	defer cancel()
+	if err := reader.Ready(waiting); err != nil {
+		release()
+		switch {
+		case errors.Is(err, fleet.ErrClosed):
+			return nil, nil, connect.NewError(connect.CodeUnavailable, errStopping)
+		case ctx.Err() != nil:
+			return nil, nil, ended(ctx)
+		}
+		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(reader.Health().Message)))
+	}
+	return reader, release, nil
+}
+
+// ListNodes implements patchbayv1connect.FleetServiceHandler.
+func (s fleetService) ListNodes(
+	ctx context.Context, request *connect.Request[patchbayv1.ListNodesRequest],
+) (*connect.Response[patchbayv1.ListNodesResponse], error) {
+	reader, release, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	response := &patchbayv1.ListNodesResponse{Health: healthMessage(reader.Health())}
+	for _, n := range reader.Nodes() {
+		if anyOf(request.Msg.GetNodes(), n.Name) && anyOf(request.Msg.GetStates(), string(n.State)) {
+			response.Nodes = append(response.Nodes, nodeMessage(n))
+		}
+	}
+	return connect.NewResponse(response), nil
+}
+
+// ListFleetPlugins implements patchbayv1connect.FleetServiceHandler.
+func (s fleetService) ListFleetPlugins(
+	ctx context.Context, request *connect.Request[patchbayv1.ListFleetPluginsRequest],
+) (*connect.Response[patchbayv1.ListFleetPluginsResponse], error) {
+	reader, release, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	return connect.NewResponse(&patchbayv1.ListFleetPluginsResponse{
+		Plugins: fleetPluginMessages(reader.Plugins(filterOf(request.Msg.GetFilter()))), Health: healthMessage(reader.Health()),
+	}), nil
+}
+
+// WatchFleet implements patchbayv1connect.FleetServiceHandler.
+func (s fleetService) WatchFleet(
+	ctx context.Context, request *connect.Request[patchbayv1.WatchFleetRequest],
+	stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
+) error {
+	reader, release, err := s.read(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	snapshot, changes, err := reader.Watch(ctx, filterOf(request.Msg.GetFilter()))
+	if err != nil {
+		return ended(ctx)
+	}
+	send := func(kind fleet.ChangeKind, n *fleet.Node, p *fleet.Plugin) error {
+		message := &patchbayv1.WatchFleetResponse{Kind: string(kind)}
+		switch {
+		case p != nil:
+			message.Plugin = fleetPluginMessage(*p)
+		case n != nil && !request.Msg.GetWithNodes():
+			return nil
+		case n != nil:
+			message.Node = nodeMessage(*n)
+		}
+		return stream.Send(message)
+	}
+	for _, n := range snapshot.Nodes {
+		if err := send(fleet.Added, &n, nil); err != nil {
+			return err
+		}
+	}
+	for _, p := range snapshot.Plugins {
+		if err := send(fleet.Added, nil, &p); err != nil {
+			return err
+		}
+	}
+	if err := send("", nil, nil); err != nil {
+		return err
+	}
+	for c := range changes {
+		if c.Kind == fleet.Resync {
+			return connect.NewError(connect.CodeResourceExhausted,
+				errors.New("changes were lost because they were read too slowly: watch again"))
+		}
+		if err := send(c.Kind, c.Node, c.Plugin); err != nil {
+			return err
+		}
+	}
+	return ended(ctx)
+}
+
+// WaitForFleetPlugin implements patchbayv1connect.FleetServiceHandler.
+func (s fleetService) WaitForFleetPlugin(
+	ctx context.Context, request *connect.Request[patchbayv1.WaitForFleetPluginRequest],
+) (*connect.Response[patchbayv1.WaitForFleetPluginResponse], error) {
+	reader, release, err := s.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	count := int(request.Msg.GetCount())
+	plugins, err := reader.Wait(ctx, filterOf(request.Msg.GetFilter()), func(plugins []fleet.Plugin) bool {
+		if count == 0 {
+			return len(plugins) == 0
+		}
+		return len(plugins) >= count
+	})
+	if err != nil {
+		err := ended(ctx)
+		if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
+			err = connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: %d plugins match", len(plugins)))
+		}
+		return nil, err
+	}
+	return connect.NewResponse(&patchbayv1.WaitForFleetPluginResponse{Plugins: fleetPluginMessages(plugins)}), nil
+}
+
+func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {
+	filter := fleet.Filter{Types: f.GetTypes(), Names: f.GetNames(), Nodes: f.GetNodes(), Versions: f.GetVersions()}
+	for _, state := range f.GetStates() {
+		filter.States = append(filter.States, reconciler.State(state))
+	}
+	return filter
+}
+
+func healthMessage(h fleet.Health) *patchbayv1.FleetHealth {
+	return &patchbayv1.FleetHealth{Current: h.Current, Message: valid(h.Message), Since: timestamp(h.Since)}
+}
+
+func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
+	message := &patchbayv1.FleetNode{
+		Name: n.Name, State: string(n.State), Instance: valid(n.Instance), Address: valid(n.Address), Version: valid(n.Version),
+		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), Plugins: uint32(n.Plugins), Reason: nodeReason(n.State, n.LastSeen),
+	}
+	for _, c := range n.Conditions {
+		status := "degraded"
+		if c.OK {
+			status = "ok"
+		}
+		message.Conditions = append(message.Conditions,
+			&patchbayv1.Condition{Name: valid(c.Name), Status: status, Message: valid(c.Message), Since: timestamp(c.Since)})
+	}
+	return message
+}
+
+// nodeReason says why a node is in its state.
+func nodeReason(state fleet.NodeState, seen time.Time) string {
+	at := seen.UTC().Format(time.RFC3339)
+	switch state {
+	case fleet.NodeUnreachable:
+		return "Its presence in etcd has ended; it was last seen at " + at + "."
+	case fleet.NodeStopped:
+		return "Its daemon stopped at " + at + "."
+	case fleet.NodeUnknown:
+		return "Its record is missing, or was written by a newer version of Patchbay."
+	}
+	return ""
+}
+
+func fleetPluginMessages(plugins []fleet.Plugin) []*patchbayv1.FleetPlugin {
+	messages := make([]*patchbayv1.FleetPlugin, len(plugins))
+	for i, p := range plugins {
+		messages[i] = fleetPluginMessage(p)
+	}
+	return messages
+}
+
+func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
+	message := &patchbayv1.FleetPlugin{
+		Node: p.Node, Type: valid(p.Type), Name: valid(p.Name), Version: valid(p.Version), State: valid(string(p.State)),
+		PublishedState: valid(string(p.Published)), Instance: valid(p.Instance), Endpoint: valid(p.Endpoint), Source: valid(string(p.Source)),
+		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen), Current: p.Current,
+		Reason: reasons[p.State],
+	}
+	switch p.NodeState {
+	case fleet.NodeUnreachable:
+		message.Reason = "Its node is unreachable, last seen at " + p.LastSeen.UTC().Format(time.RFC3339) + "."
+	case fleet.NodeStopped:
+		message.Reason = "Its node stopped at " + p.LastSeen.UTC().Format(time.RFC3339) + "."
+	}
+	return message
+}

@@ -1,0 +1,86 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcmetadata "google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/proxy"
+)
+
+// forwarder takes the gRPC calls on the control socket that are not for the control API and forwards each to the plugin that its metadata
+// name, see [proxy.Route]. It admits whom the control API admits.
+type forwarder struct{ grpc *grpc.Server }
+
+func newForwarder(registry dynamicplugins.Registry) *forwarder {
+	forward := proxy.Handler(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
+		md, _ := grpcmetadata.FromIncomingContext(ctx)
+		ptype, name, err := proxy.ParseRoute(md)
+		if err != nil {
+			return nil, status.Error(codes.Unimplemented, err.Error())
+		}
+		return connTo(ctx, registry, ptype, name)
+	})
+	return &forwarder{proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
+		request, ok := caller.Context().Value(requestKey{}).(context.Context)
+		if !ok {
+			return status.Error(codes.Internal, "the call came over no request")
+		}
+		if err := refused(request); err != nil {
+			return status.Error(codes.PermissionDenied, err.Error())
+		}
+		return endWith(request, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
+	})}
+}
+
+// connTo returns a connection to a plugin whose calls go to the instance that is current when they begin.
+func connTo(ctx context.Context, registry dynamicplugins.Registry, ptype, name string) (grpc.ClientConnInterface, error) {
+	conn, err := registry.Conn(ctx, ptype, name)
+	if err != nil {
+		return nil, err
+	}
+	return proxy.Named(conn, "plugin "+ptype+"/"+name), nil
+}
+
+// requestKey leads to the context of the HTTP request of a call.
+type requestKey struct{}
+
+// ServeHTTP implements [http.Handler].
+func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor != 2 || !strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
+		http.NotFound(w, r)
+		return
+	}
+	// A call whose context has ended is cut off without a status. Of those that end because the daemon does, the handler knows, and says why.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
+	defer cancel()
+	defer context.AfterFunc(r.Context(), func() {
+		if !errors.Is(context.Cause(r.Context()), errStopping) {
+			cancel()
+		}
+	})()
+	f.grpc.ServeHTTP(w, r.WithContext(context.WithValue(ctx, requestKey{}, r.Context())))
+}
+
+// endWith runs a handler whose call ends with end too, and for the same cause.
+func endWith(end context.Context, caller grpc.ServerStream, handle func(grpc.ServerStream) error) error {
+	ctx, cancel := context.WithCancelCause(caller.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
+	return handle(streamWithContext{caller, ctx})
+}
+
+// streamWithContext is a stream with another context, one made from its own.
+type streamWithContext struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // A stream has a context.
+}
+
+func (s streamWithContext) Context() context.Context { return s.ctx }

@@ -1,0 +1,168 @@
+package web
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"sync"
+	"time"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+)
+
+//go:embed page
+var embedded embed.FS
+
+const (
+	// writeTimeout bounds how long a viewer may take for one message.
+	writeTimeout = 10 * time.Second
+	// ping is how often something is said on a stream on which nothing happens, so that both sides notice when it is dead.
+	ping = 15 * time.Second
+	// logTail is how many past records of a log are shown.
+	logTail = 200
+)
+
+// policy lets the page load its own script, style and data, and nothing else from anywhere.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// Handler serves the page at / and what it needs below /page/ and /api/. It answers GET and HEAD only.
+type Handler struct {
+	mux *http.ServeMux
+	hub *hub
+}
+
+// New returns a handler that shows a source.
+func New(source Source) *Handler {
+	h := &Handler{mux: http.NewServeMux(), hub: newHub(source)}
+	page, err := fs.Sub(embedded, "page")
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	files := http.StripPrefix("/page/", http.FileServerFS(page))
+	h.mux.Handle("GET /page/{file}", files)
+	h.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, page, "index.html") })
+	h.mux.HandleFunc("GET /api/stream", h.stream)
+	h.mux.HandleFunc("GET /api/log", func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) })
+	return h
+}
+
+// ServeHTTP implements [http.Handler].
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	header := w.Header()
+	header.Set("Content-Security-Policy", policy)
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("Referrer-Policy", "no-referrer")
+	header.Set("Cross-Origin-Opener-Policy", "same-origin")
+	header.Set("Cross-Origin-Resource-Policy", "same-origin")
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" && r.URL.Path != "/" {
+		http.Error(w, "this is for the page itself, and not for other sites", http.StatusForbidden)
+		return
+	}
+	h.mux.ServeHTTP(w, r)
+}
+
+// stream answers with the picture and then with its changes.
+func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
+	out := newStream(w)
+	viewer := h.hub.join()
+	defer h.hub.leave(viewer)
+	quiet := time.NewTicker(ping)
+	defer quiet.Stop()
+	for {
+		var err error
+		select {
+		case <-r.Context().Done():
+			return
+		case <-quiet.C:
+			err = out.ping()
+		case m, ok := <-viewer:
+			if !ok {
+				return
+			}
+			err = out.send(m)
+		}
+		if err != nil {
+			return // the viewer is gone
+		}
+	}
+}
+
+// log answers with the log of one launched plugin.
+func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
+	ctx, cancel := context.WithCancel(r.Context())
+	records, err := source.Log(ctx, r.URL.Query().Get("name"), logTail)
+	if err != nil {
+		cancel()
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
+	}
+	lines := make(chan *patchbayv1.LogRecord)
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		defer close(lines)
+		for record := range records {
+			select {
+			case lines <- record:
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	defer reading.Wait()
+	defer cancel()
+	out := newStream(w)
+	if err := out.send(message{"begin", []byte("{}")}); err != nil {
+		return
+	}
+	quiet := time.NewTicker(ping)
+	defer quiet.Stop()
+	for {
+		var err error
+		select {
+		case <-quiet.C:
+			err = out.ping()
+		case record, ok := <-lines:
+			if !ok {
+				return
+			}
+			err = out.send(message{"record", encode(record)})
+		}
+		if err != nil {
+			return // the viewer is gone
+		}
+	}
+}
+
+// stream is an answer of server-sent events.
+type stream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+}
+
+func newStream(w http.ResponseWriter) stream {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	s := stream{w, http.NewResponseController(w)}
+	// The server's own bounds are for short answers. Where there is none, or no way to lift it, this does nothing.
+	_ = s.control.SetReadDeadline(time.Time{})
+	return s
+}
+
+func (s stream) send(m message) error {
+	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if _, err := fmt.Fprintf(s.w, "event: %s\nretry: 1000\ndata: %s\n\n", m.event, m.data); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+func (s stream) ping() error {
+	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if _, err := fmt.Fprint(s.w, ":\n\n"); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
