@@ -57,7 +57,7 @@ type ContextRegistrar interface {
 // Registration is what a handler found out about a plugin that it took into use. The zero value says nothing.
 type Registration struct {
 	// Roles are further plugin types under which the registry has the instance, with the same name and AllocID, for example csi-node:
-	// it appears, is superseded and goes under all of them together.
+	// it appears and goes under all of them together. A newer instance supersedes it in the roles that both have.
 	Roles []string
 	// Version is the plugin's own version. If it is empty, the first one that the plugin announced stands in its place.
 	Version string

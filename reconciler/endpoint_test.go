@@ -48,17 +48,25 @@ func TestWatchedEndpoint(t *testing.T) {
 		w.kill(driver)
 		synctest.Wait()
 		w.expectCalls("deregister foo")
-		time.Sleep(time.Minute)
+		time.Sleep(20 * time.Second)
 		w.expect("event failed foo")
-		if s := w.status("/a"); s.State != reconciler.StateUnreachable || s.Attempts < 5 || s.Attempts > 15 || s.NextRetry.IsZero() {
+		if s := w.status("/a"); s.State != reconciler.StateUnreachable || s.Attempts < 6 || s.Attempts > 14 || s.NextRetry.IsZero() {
 			t.Errorf("status %+v", s)
 		}
 		w.serveEndpoint("/a.api")
-		time.Sleep(3 * time.Minute)
+		time.Sleep(6 * time.Second)
 		w.expect(slices.Concat(up, told)...)
 		if s := w.status("/a"); s.State != reconciler.StateRegistered || s.Attempts > 0 {
 			t.Errorf("status %+v", s)
 		}
+	})
+	bubble(t, "it accepts no more and its process lives", reconciler.Config{}, func(_ *testing.T, w *world) {
+		_, driver := start(w)
+		w.mu.Lock()
+		driver.dead = true // nothing is told of it
+		w.mu.Unlock()
+		time.Sleep(5 * time.Second)
+		w.expectCalls("deregister foo")
 	})
 	bubble(t, "one that lives is left alone", reconciler.Config{}, func(_ *testing.T, w *world) {
 		_, driver := start(w)

@@ -113,6 +113,9 @@ func (r *Reconciler) failed(in *instance, err error) {
 func (r *Reconciler) retryLater(in *instance) {
 	in.stopRetry()
 	wait := backoff(in.attempts)
+	if _, endpoint := errors.AsType[notYet](in.lastErr); endpoint {
+		wait = min(wait, probeInterval) // whoever serves it may be back without its registrar noticing
+	}
 	in.nextRetry = time.Now().Add(wait)
 	in.retry = r.after(wait, func(ctx context.Context) { r.ask(ctx, in) })
 }

@@ -50,7 +50,7 @@ func (r *Reconciler) watchRegistration(in *instance, conn Conn) {
 	w.end()
 	stop, err := conn.Watch(r.hint(in, w))
 	if err != nil {
-		r.checkLater(in, w)
+		r.checkLater(in, w, func() {})
 		return
 	}
 	w.begin(stop)
@@ -103,11 +103,14 @@ func (r *Reconciler) hint(in *instance, w *watch) func() {
 	}
 }
 
-// checkLater arranges a check of a socket of an instance. mu is held.
-func (r *Reconciler) checkLater(in *instance, w *watch) {
+// checkLater arranges a check of a socket of an instance, beside the watch that stop ends. mu is held.
+func (r *Reconciler) checkLater(in *instance, w *watch, stop func()) {
 	wait := probeInterval/2 + mathrand.N(probeInterval/2)
 	timer := r.after(wait, func(ctx context.Context) { r.check(ctx, in, w) })
-	w.begin(func() { timer.Stop() })
+	w.begin(func() {
+		timer.Stop()
+		stop()
+	})
 }
 
 // check asks whether anybody accepts on a socket of an instance. A process that ended may have left its listening socket to another
@@ -141,9 +144,13 @@ func (r *Reconciler) check(ctx context.Context, in *instance, w *watch) {
 			r.lost(ctx, in, connectError(path, err))
 			return
 		}
-		if stop == nil {
-			r.checkLater(in, w)
-		} else {
+		switch {
+		case stop == nil:
+			r.checkLater(in, w, func() {})
+		case w == &in.endpointWatch:
+			// Nothing tells that a process which lives accepts there no more.
+			r.checkLater(in, w, stop)
+		default:
 			w.begin(stop)
 		}
 		if w.recheck {

@@ -1,0 +1,218 @@
+package csi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+// The back-off between two probes of a driver that is not ready. A probe may be costly for the driver.
+const (
+	firstPause = 100 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+// driver is a CSI driver that is being asked.
+type driver struct {
+	conn        grpc.ClientConnInterface
+	callTimeout time.Duration
+}
+
+// awaitReady probes the driver until it says that it is ready, for a bounded time.
+func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		ready, err := d.probe(bounded)
+		if ready || err != nil && !errors.Is(err, cache.ErrRetry) {
+			return err
+		}
+		if err == nil {
+			err = fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-bounded.Done():
+			timer.Stop()
+			if ctx.Err() != nil {
+				return fmt.Errorf("given up before it was ready: %w: %w", context.Cause(ctx), err)
+			}
+			return fmt.Errorf("not ready within %v: %w", timeout, err)
+		}
+	}
+}
+
+// probe reports whether the driver is ready.
+func (d driver) probe(ctx context.Context) (ready bool, err error) {
+	answer, err := ask(ctx, d, "Probe", csipb.NewIdentityClient(d.conn).Probe, &csipb.ProbeRequest{})
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		// It cannot say that it is not ready. That there is a driver at all shows with the next call, which every one implements.
+		return true, nil
+	case err != nil:
+		return false, err
+	}
+	return answer.GetReady() == nil || answer.GetReady().GetValue(), nil
+}
+
+// examine finds out what the driver is.
+func (d driver) examine(ctx context.Context, name, version string) (cache.Registration, error) {
+	vendorVersion, err := d.identify(ctx, name)
+	if err != nil {
+		return cache.Registration{}, err
+	}
+	capabilities, err := d.capabilities(ctx)
+	if err != nil {
+		return cache.Registration{}, err
+	}
+	found := cache.Registration{
+		Version:       vendorVersion,
+		Details:       map[string]string{KeyVersion: version},
+		WatchEndpoint: true,
+	}
+	if len(capabilities) > 0 {
+		found.Details[KeyCapabilities] = strings.Join(capabilities, ",")
+	}
+	servesNode, err := d.node(ctx, found.Details)
+	if err != nil {
+		return cache.Registration{}, err
+	}
+	if servesNode {
+		found.Roles = append(found.Roles, dynamicplugins.PluginTypeCSINode)
+	}
+	if slices.Contains(capabilities, csipb.PluginCapability_Service_CONTROLLER_SERVICE.String()) {
+		found.Roles = append(found.Roles, dynamicplugins.PluginTypeCSIController)
+	}
+	if len(found.Roles) == 0 {
+		return cache.Registration{}, errors.New("it serves no node, and has not the capability CONTROLLER_SERVICE; implement the Node service")
+	}
+	return found, nil
+}
+
+// identify makes sure that the driver is the one that was announced, and returns its own version.
+func (d driver) identify(ctx context.Context, name string) (vendorVersion string, err error) {
+	answer, err := ask(ctx, d, "GetPluginInfo", csipb.NewIdentityClient(d.conn).GetPluginInfo, &csipb.GetPluginInfoRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return "", fmt.Errorf("%w; it is no CSI driver, or not one of CSI 1.x: serve csi.v1.Identity there", err)
+	}
+	if err != nil {
+		return "", err
+	}
+	if answer.GetName() != name {
+		return "", fmt.Errorf("GetPluginInfo: the driver's own name is %s, and it was registered as %s; register it under its own name",
+			quote(answer.GetName()), name)
+	}
+	if err := checkText("vendor_version", answer.GetVendorVersion(), maxString); err != nil {
+		return "", fmt.Errorf("GetPluginInfo: %w", err)
+	}
+	return answer.GetVendorVersion(), nil
+}
+
+// capabilities returns the names of those capabilities of the plugin that are known, sorted.
+func (d driver) capabilities(ctx context.Context) ([]string, error) {
+	answer, err := ask(ctx, d, "GetPluginCapabilities", csipb.NewIdentityClient(d.conn).GetPluginCapabilities,
+		&csipb.GetPluginCapabilitiesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, capability := range answer.GetCapabilities() {
+		var name string
+		switch {
+		case capability.GetService() != nil:
+			name = csipb.PluginCapability_Service_Type_name[int32(capability.GetService().GetType())]
+		case capability.GetVolumeExpansion() != nil:
+			// ONLINE and OFFLINE alone would say too little.
+			if n := csipb.PluginCapability_VolumeExpansion_Type_name[int32(capability.GetVolumeExpansion().GetType())]; n != "" {
+				name = "VOLUME_EXPANSION_" + n
+			}
+		}
+		known[name] = true
+	}
+	return sortedNames(known), nil
+}
+
+func sortedNames(known map[string]bool) []string {
+	var names []string
+	for name := range known {
+		if name != "" && !strings.HasSuffix(name, "UNKNOWN") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// node reports whether the driver serves this node, and adds what it knows of it to the details.
+func (d driver) node(ctx context.Context, details map[string]string) (serves bool, err error) {
+	client := csipb.NewNodeClient(d.conn)
+	answer, err := ask(ctx, d, "NodeGetInfo", client.NodeGetInfo, &csipb.NodeGetInfoRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		// Only drivers that publish volumes through their controller have to implement it. Every Node service has this one:
+		_, err := ask(ctx, d, "NodeGetCapabilities", client.NodeGetCapabilities, &csipb.NodeGetCapabilitiesRequest{})
+		if status.Code(err) == codes.Unimplemented {
+			return false, nil
+		}
+		return err == nil, err
+	}
+	if err != nil {
+		return false, err
+	}
+	info, err := nodeInfo(answer)
+	if err != nil {
+		return false, fmt.Errorf("NodeGetInfo: %w", err)
+	}
+	return true, info.addTo(details)
+}
+
+// ask calls a method of the driver, bounded, and waits until the driver can be connected to.
+func ask[Request, Response any](
+	ctx context.Context, d driver, name string,
+	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
+) (Response, error) {
+	bounded, cancel := context.WithTimeout(ctx, d.callTimeout)
+	defer cancel()
+	response, err := method(bounded, request, grpc.WaitForReady(true))
+	if err != nil {
+		return response, &callError{method: name, status: status.Convert(err)}
+	}
+	return response, nil
+}
+
+// callError is the failure of a call to a driver. Its text is of bounded length, whatever the driver said.
+type callError struct {
+	method string
+	status *status.Status
+}
+
+func (e *callError) Error() string {
+	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), quote(e.status.Message()))
+}
+
+// GRPCStatus is what status.Code looks for.
+func (e *callError) GRPCStatus() *status.Status { return e.status }
+
+// Is says of an error whether it means "not yet".
+func (e *callError) Is(target error) bool {
+	if target != cache.ErrRetry {
+		return false
+	}
+	switch e.status.Code() {
+	case codes.Canceled, codes.DeadlineExceeded, codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
+		return true
+	default:
+		return false
+	}
+}

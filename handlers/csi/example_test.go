@@ -1,0 +1,81 @@
+package csi_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/handlers/csi"
+	"github.com/patchbay-dev/patchbay/sdk"
+)
+
+// A host takes a CSI driver into use and calls its Node service.
+func Example() {
+	dir, err := os.MkdirTemp("", "csi")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	runtime, err := patchbay.New(patchbay.Config{
+		PluginDirs:      []string{dir},
+		RegistryOptions: csi.Dispensers(nil),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	runtime.AddHandler(registerapi.CSIPlugin, csi.NewHandler(csi.Options{}))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 2)
+	go func() { ended <- runtime.Run(ctx) }()
+
+	// Elsewhere, a driver comes up.
+	driver := newFake()
+	go func() {
+		ended <- sdk.Serve(ctx, sdk.Plugin{
+			Type: registerapi.CSIPlugin, Name: driverName, Versions: []string{"1.11.0"},
+			Socket:   filepath.Join(dir, "fake.sock"),
+			Register: driver.register,
+		})
+	}()
+
+	if err := use(ctx, runtime.Registry()); err != nil {
+		fmt.Println(err)
+	}
+	cancel()
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// fake.csi.example.com v3.2.1 calls this node node-7 in z1
+	// capabilities: 0
+}
+
+// use waits for the driver, shows what is known of it, and calls it.
+func use(ctx context.Context, registry dynamicplugins.Registry) error {
+	info, err := registry.WaitForPlugin(ctx, dynamicplugins.PluginTypeCSINode, driverName)
+	if err != nil {
+		return err
+	}
+	if node, ok := csi.NodeInfoOf(info); ok {
+		fmt.Println(info.Name, info.Version, "calls this node", node.NodeID, "in", node.Topology["com.example/zone"])
+	}
+	client, err := dynamicplugins.Dispense[csipb.NodeClient](registry, dynamicplugins.PluginTypeCSINode, driverName)
+	if err != nil {
+		return err
+	}
+	answer, err := client.NodeGetCapabilities(ctx, &csipb.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return err
+	}
+	fmt.Println("capabilities:", len(answer.GetCapabilities()))
+	return nil
+}

@@ -1,0 +1,135 @@
+package csi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// Options say how a [Handler] asks drivers. The zero value works.
+type Options struct {
+	// CallTimeout bounds one call to a driver for which no client timeout is configured (default 15 s).
+	CallTimeout time.Duration
+	// ReadyTimeout bounds how long one registration waits for a driver to become ready (default 30 s). After that it fails with an error
+	// that wraps [cache.ErrRetry], and the pipeline begins again later.
+	ReadyTimeout time.Duration
+}
+
+const (
+	defaultCallTimeout  = 15 * time.Second
+	defaultReadyTimeout = 30 * time.Second
+)
+
+// Handler is a [cache.PluginHandler] for CSI drivers. It remembers nothing: what it finds out is kept in the registry, with the instance.
+// Its methods are safe for concurrent use.
+type Handler struct {
+	callTimeout, readyTimeout time.Duration
+}
+
+var (
+	_ cache.PluginHandler          = (*Handler)(nil)
+	_ cache.ContextRegistrar       = (*Handler)(nil)
+	_ cache.DeprecatedDirValidator = (*Handler)(nil)
+)
+
+// NewHandler returns a handler for the plugin type CSIPlugin.
+func NewHandler(options Options) *Handler {
+	return &Handler{
+		callTimeout:  cmp.Or(max(options.CallTimeout, 0), defaultCallTimeout),
+		readyTimeout: cmp.Or(max(options.ReadyTimeout, 0), defaultReadyTimeout),
+	}
+}
+
+// ValidatePlugin checks the name of a driver and whether one of the versions is supported; see [Negotiate].
+func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
+	if err := checkName(pluginName); err != nil {
+		return err
+	}
+	if _, err := Negotiate(versions); err != nil {
+		return fmt.Errorf("cannot use CSI driver %s: %w", pluginName, err)
+	}
+	return nil
+}
+
+// ValidatePluginInDir is ValidatePlugin for a driver found in the deprecated plugin directory too. As with the kubelet, as long as it had
+// one, that is for drivers which announce a version 0.x beside the one that is supported; newer ones belong in a plugin directory.
+func (h *Handler) ValidatePluginInDir(pluginName, endpointPath string, versions []string, foundInDeprecatedDir bool) error {
+	if err := h.ValidatePlugin(pluginName, endpointPath, versions); err != nil {
+		return err
+	}
+	if foundInDeprecatedDir && !announcesZero(versions) {
+		return fmt.Errorf("cannot use CSI driver %s: it was found in the deprecated plugin directory, and announces no CSI version 0.x; "+
+			"have it make its registration socket in a plugin directory", pluginName)
+	}
+	return nil
+}
+
+// RegisterPlugin is RegisterPluginContext with a context that does not end, for who calls the handler without the pipeline. What was found
+// out is lost.
+func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
+	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
+	return err
+}
+
+// RegisterPluginContext waits until the driver is ready and finds out what it is. It blocks until then, at most for
+// [Options].ReadyTimeout and four calls. pluginClientTimeout, or else [Options].CallTimeout, bounds each call.
+//
+// The error wraps [cache.ErrRetry] if the driver does not answer, is not ready, or cannot say yet what it is asked. Any other error says
+// what is wrong with the driver.
+func (h *Handler) RegisterPluginContext(
+	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
+) (cache.Registration, error) {
+	registration, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
+	if err != nil {
+		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", clip(pluginName), endpointPath, err)
+	}
+	return registration, nil
+}
+
+func (h *Handler) register(
+	ctx context.Context, name, path string, versions []string, clientTimeout *time.Duration,
+) (registration cache.Registration, err error) {
+	if err := checkName(name); err != nil {
+		return cache.Registration{}, err
+	}
+	version, err := Negotiate(versions)
+	if err != nil {
+		return cache.Registration{}, err
+	}
+	conn, err := endpoint.Dial(path)
+	if err != nil {
+		return cache.Registration{}, err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	d := driver{conn: conn, callTimeout: h.callTimeout}
+	if clientTimeout != nil && *clientTimeout > 0 {
+		d.callTimeout = *clientTimeout
+	}
+	if err := d.awaitReady(ctx, h.readyTimeout); err != nil {
+		return cache.Registration{}, withConnectError(ctx, path, err)
+	}
+	return d.examine(ctx, name, version)
+}
+
+// withConnectError adds to an error why nobody can connect to a socket, if that is so: a call that waits for a connection does not always
+// say.
+func withConnectError(ctx context.Context, path string, err error) error {
+	if !errors.Is(err, cache.ErrRetry) {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if _, connectErr := sock.Probe(ctx, path); connectErr != nil {
+		return fmt.Errorf("%w; %w", err, connectErr)
+	}
+	return err
+}
+
+// DeRegisterPlugin does nothing: the handler has nothing of a driver once it is registered.
+func (h *Handler) DeRegisterPlugin(string) {}

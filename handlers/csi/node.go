@@ -1,0 +1,174 @@
+package csi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+// The keys under which the options of a driver's entries in the registry hold what the handler found out.
+const (
+	// KeyVersion is the negotiated CSI version, for example 1.9.0.
+	KeyVersion = "csi/version"
+	// KeyCapabilities are the capabilities of the plugin by their names in the specification, sorted and separated by commas, for example
+	// CONTROLLER_SERVICE,VOLUME_ACCESSIBILITY_CONSTRAINTS. It is missing if the plugin has none.
+	KeyCapabilities = "csi/capabilities"
+	// KeyNodeID is how the driver calls this node. It is missing if the driver serves no node, or cannot say.
+	KeyNodeID = "csi/node-id"
+	// KeyMaxVolumesPerNode is a decimal number of volumes. It is missing if the driver sets no limit.
+	KeyMaxVolumesPerNode = "csi/max-volumes-per-node"
+	// KeyTopology is where the node is accessible from, as a JSON object of texts. It is missing if the driver does not say.
+	KeyTopology = "csi/topology"
+)
+
+// Limits of the CSI specification, in bytes.
+const (
+	maxString  = 128
+	maxMap     = 4 << 10
+	maxNodeID  = 256
+	maxSegment = 63
+)
+
+// NodeInfo is what a driver knows of the node that it runs on.
+type NodeInfo struct {
+	// NodeID is how the driver calls this node; not empty.
+	NodeID string
+	// MaxVolumesPerNode is how many volumes can be published to the node at most; 0 if the driver sets no limit.
+	MaxVolumesPerNode int64
+	// Topology says where the node is accessible from, for example its zone; empty if the driver does not say.
+	Topology map[string]string
+}
+
+// NodeInfoOf returns what the driver of a registry entry, of type CSIPlugin, csi-node or csi-controller, said of its node when it was
+// registered. It is false if the driver serves no node or did not say, or if the entry is not one of [Handler].
+func NodeInfoOf(info *dynamicplugins.PluginInfo) (NodeInfo, bool) {
+	if info == nil || info.Options[KeyNodeID] == "" {
+		return NodeInfo{}, false
+	}
+	node := NodeInfo{NodeID: info.Options[KeyNodeID]}
+	if s := info.Options[KeyMaxVolumesPerNode]; s != "" {
+		limit, err := strconv.ParseInt(s, 10, 64)
+		if err != nil {
+			return NodeInfo{}, false
+		}
+		node.MaxVolumesPerNode = limit
+	}
+	if s := info.Options[KeyTopology]; s != "" && json.Unmarshal([]byte(s), &node.Topology) != nil {
+		return NodeInfo{}, false
+	}
+	return node, true
+}
+
+// addTo adds the node to the details of a registration.
+func (n NodeInfo) addTo(details map[string]string) error {
+	details[KeyNodeID] = n.NodeID
+	if n.MaxVolumesPerNode > 0 {
+		details[KeyMaxVolumesPerNode] = strconv.FormatInt(n.MaxVolumesPerNode, 10)
+	}
+	if len(n.Topology) == 0 {
+		return nil
+	}
+	topology, err := json.Marshal(n.Topology)
+	details[KeyTopology] = string(topology)
+	return err
+}
+
+// nodeInfo checks what a driver said of its node against the limits of the specification.
+func nodeInfo(answer *csipb.NodeGetInfoResponse) (NodeInfo, error) {
+	n := NodeInfo{
+		NodeID:            answer.GetNodeId(),
+		MaxVolumesPerNode: answer.GetMaxVolumesPerNode(),
+		Topology:          answer.GetAccessibleTopology().GetSegments(),
+	}
+	if n.NodeID == "" {
+		return NodeInfo{}, errors.New("the node ID is empty; it is required")
+	}
+	if err := checkText("the node ID", n.NodeID, maxNodeID); err != nil {
+		return NodeInfo{}, err
+	}
+	if n.MaxVolumesPerNode < 0 {
+		return NodeInfo{}, fmt.Errorf("max_volumes_per_node is %d; it must not be negative", n.MaxVolumesPerNode)
+	}
+	return n, checkTopology(n.Topology)
+}
+
+var (
+	driverName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$`)
+	keyPrefix  = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`)
+	segment    = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
+)
+
+// checkName checks the name of a driver.
+func checkName(name string) error {
+	if len(name) > maxSegment {
+		return fmt.Errorf("a CSI driver's name of %d bytes is too long: %d are allowed", len(name), maxSegment)
+	}
+	if !driverName.MatchString(name) {
+		return fmt.Errorf("%q is no name of a CSI driver: letters, digits, dashes and dots are allowed, and it begins and ends with a letter "+
+			"or digit, for example hostpath.csi.k8s.io", name)
+	}
+	return nil
+}
+
+// checkTopology checks everything that the specification demands, except that all prefixes be equal: widely used drivers have several.
+func checkTopology(segments map[string]string) error {
+	size := 0
+	seen := make(map[string]bool, min(len(segments), maxMap))
+	for key, value := range segments {
+		if size += len(key) + len(value); size > maxMap {
+			return fmt.Errorf("the topology is larger than the %d bytes that are allowed", maxMap)
+		}
+		prefix, name, hasPrefix := strings.Cut(key, "/")
+		if !hasPrefix {
+			prefix, name = "", key
+		}
+		if !isSegment(segment, name) || hasPrefix && !isSegment(keyPrefix, prefix) {
+			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", quote(key))
+		}
+		if !isSegment(segment, value) {
+			return fmt.Errorf("%s, the value of topology key %s, is no topology segment: 1 to %d letters, digits, dashes, underscores and "+
+				"dots, for example z1", quote(value), key, maxSegment)
+		}
+		lower := strings.ToLower(key)
+		if seen[lower] {
+			return fmt.Errorf("topology key %s is there twice; upper and lower case are the same", key)
+		}
+		seen[lower] = true
+	}
+	return nil
+}
+
+func isSegment(form *regexp.Regexp, s string) bool {
+	return len(s) <= maxSegment && form.MatchString(s)
+}
+
+// checkText checks a text that is opaque otherwise.
+func checkText(what, text string, limit int) error {
+	if len(text) > limit {
+		return fmt.Errorf("%s has %d bytes; %d are allowed", what, len(text), limit)
+	}
+	if strings.ContainsFunc(text, unicode.IsControl) {
+		return fmt.Errorf("%s %q has control characters", what, text)
+	}
+	return nil
+}
+
+// quote returns a text of a plugin in quotes, in bounded length.
+func quote(text string) string { return strconv.Quote(clip(text)) }
+
+// clip cuts a text of a plugin after 256 bytes.
+func clip(text string) string {
+	const limit = 256
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit], "") + "…"
+}

@@ -1,0 +1,327 @@
+package browser
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+)
+
+// screenshot is where TestScreenshot writes what it sees; empty for nowhere.
+var screenshot = flag.String("screenshot", "", "write a picture of the status page to this file")
+
+const patience = 30 * time.Second
+
+var bin string // where the programs are that the tests run
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	var err error
+	if bin, err = os.MkdirTemp("", "patchbay-browser"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(bin)
+	build := exec.CommandContext(context.Background(), "go", "build", "-o", bin+"/", "./cmd/patchbay", "./examples/plugin")
+	build.Dir, build.Stderr = "../..", os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "cannot build what is to be tested:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// daemon is a running "patchbay run" in a directory of its own.
+type daemon struct {
+	t    *testing.T
+	dir  string
+	addr string
+	cmd  *exec.Cmd
+}
+
+func newDaemon(t *testing.T) *daemon {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "pb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{t: t, dir: dir, addr: addr}
+	t.Cleanup(func() { d.end(syscall.SIGTERM); os.RemoveAll(dir) })
+	d.start()
+	return d
+}
+
+func (d *daemon) start() {
+	d.t.Helper()
+	d.cmd = exec.CommandContext(context.Background(), filepath.Join(bin, "patchbay"), "run", "--plugin-dir", filepath.Join(d.dir, "plugins"),
+		"--state", filepath.Join(d.dir, "state.db"), "--control-socket", filepath.Join(d.dir, "control.sock"), "--http", d.addr,
+		"--accept-type", "ExamplePlugin", "--config", d.config())
+	if err := d.cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	deadline := time.Now().Add(patience)
+	for {
+		response, err := http.Get("http://" + d.addr + "/readyz") //nolint:noctx // bounded by the loop
+		if err == nil {
+			_, _ = io.Copy(io.Discard, response.Body)
+			response.Body.Close()
+			if response.StatusCode == http.StatusOK {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			d.t.Fatalf("the daemon does not become ready: %v", err)
+		}
+		time.Sleep(20 * time.Millisecond) // a process of its own cannot tell this one
+	}
+}
+
+// config returns a configuration with a launched plugin.
+func (d *daemon) config() string {
+	path := filepath.Join(d.dir, "patchbay.yaml")
+	text := "apiVersion: patchbay.dev/v1alpha1\nkind: Config\nplugins:\n- name: talker\n  serve: false\n" +
+		"  command: [/bin/sh, -c, \"echo '<b>it speaks</b>'; exec sleep 1000\"]\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+	return path
+}
+
+func (d *daemon) end(with os.Signal) {
+	if d.cmd.ProcessState == nil {
+		_ = d.cmd.Process.Signal(with)
+		_ = d.cmd.Wait()
+	}
+}
+
+// plugin starts a plugin, which ends with the test or when stop is called.
+func (d *daemon) plugin(file, ptype, name string) (stop func()) {
+	d.t.Helper()
+	cmd := exec.CommandContext(context.Background(), filepath.Join(bin, "plugin"), filepath.Join(d.dir, "plugins", file), ptype, name)
+	if err := cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	stop = func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			_ = cmd.Wait()
+		}
+	}
+	d.t.Cleanup(stop)
+	return stop
+}
+
+// browser is a tab of a browser.
+type browser struct {
+	t   *testing.T
+	ctx context.Context
+	// said is what the page's script complained of.
+	said chan string
+}
+
+func open(t *testing.T, url string) *browser {
+	t.Helper()
+	path, err := find()
+	if err != nil {
+		t.Skip(err)
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.DisableGPU,
+		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-component-update", true), chromedp.WindowSize(1200, 800))
+	allocator, cancelAllocator := chromedp.NewExecAllocator(context.Background(), options...)
+	ctx, cancel := chromedp.NewContext(allocator)
+	t.Cleanup(func() { cancel(); cancelAllocator() })
+	b := &browser{t: t, ctx: ctx, said: make(chan string, 100)}
+	err = chromedp.Listen(ctx, func(e any) {
+		if e, ok := e.(*runtime.EventExceptionThrown); ok {
+			b.said <- fmt.Sprintf("%+v", e.ExceptionDetails)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.do(chromedp.Navigate(url))
+	t.Cleanup(func() {
+		select {
+		case s := <-b.said:
+			t.Errorf("the page's script failed: %s", s)
+		default:
+		}
+	})
+	return b
+}
+
+func find() (string, error) {
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", errors.New("cannot test the status page: there is no Chromium; install it, which make test does as root on Debian")
+}
+
+func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
+	defer cancel()
+	if err := chromedp.Do(ctx, actions...); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// waits waits until an expression of the page is true.
+func (b *browser) waits(expression string) {
+	b.t.Helper()
+	_, err := chromedp.Run(b.ctx, chromedp.Poll[bool](expression, chromedp.WithPollingTimeout(patience),
+		chromedp.WithPollingInterval(50*time.Millisecond)))
+	if err != nil {
+		text, _ := chromedp.Run(b.ctx, chromedp.Evaluate[string]("document.body.innerText"))
+		b.t.Fatalf("not true: %s: %v; the page says:\n%s", expression, err, text)
+	}
+}
+
+func (b *browser) is(expression string) bool {
+	b.t.Helper()
+	is, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool](expression))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return is
+}
+
+const table = "document.querySelector('#list tbody').innerText"
+
+func TestPluginsAppearAndChangeLive(t *testing.T) {
+	d := newDaemon(t)
+	b := open(t, "http://"+d.addr+"/")
+	b.waits("document.querySelector('#connection').innerText == 'Live'")
+	stop := d.plugin("a.sock", "ExamplePlugin", "alpha")
+	b.waits(table + ".includes('alpha') && " + table + ".includes('registered')")
+	d.plugin("b.sock", "OtherType", "beta")
+	b.waits(table + ".includes('beta') && " + table + ".includes('refused') && " + table + ".includes('no handler registered')")
+	stop()
+	b.waits("!" + table + ".includes('alpha')")
+
+	b.do(chromedp.SendKeys("#search", "nothing like it"))
+	b.waits("document.querySelector('#list tbody').rows.length == 0")
+	b.do(chromedp.SetValue("#search", ""))
+
+	b.do(chromedp.Navigate("http://" + d.addr + "/#/events"))
+	b.waits("document.querySelector('#timeline').innerText.includes('deregistered')")
+}
+
+func TestOnePlugin(t *testing.T) {
+	d := newDaemon(t)
+	d.plugin("a.sock", "ExamplePlugin", "alpha")
+	b := open(t, "http://"+d.addr+"/")
+	b.waits(table + ".includes('alpha')")
+	// With the keyboard alone.
+	b.do(chromedp.KeyEvent("j"), chromedp.KeyEvent("\r"))
+	b.waits("location.hash == '#/plugin/ExamplePlugin/alpha'")
+	b.waits("document.querySelector('#instances').innerText.includes('a.sock')")
+	b.waits("document.querySelector('#history').innerText.includes('registered')")
+
+	b.do(chromedp.Navigate("http://" + d.addr + "/#/plugin//talker"))
+	b.waits("document.querySelector('#records').innerText.includes('<b>it speaks</b>')")
+	if b.is("document.querySelectorAll('#records b').length > 0") {
+		t.Error("what a plugin prints is taken for markup")
+	}
+}
+
+func TestTheDaemonIsRestarted(t *testing.T) {
+	d := newDaemon(t)
+	d.plugin("a.sock", "ExamplePlugin", "alpha")
+	b := open(t, "http://"+d.addr+"/")
+	b.waits(table + ".includes('alpha')")
+	d.end(syscall.SIGKILL)
+	b.waits("document.querySelector('#connection').innerText.startsWith('Not connected')")
+	d.start()
+	b.waits("document.querySelector('#connection').innerText == 'Live'")
+	b.waits(table + ".includes('alpha') && " + table + ".includes('registered')")
+}
+
+func TestHostileNames(t *testing.T) {
+	d := newDaemon(t)
+	for i, name := range []string{
+		"<img src=x onerror=document.title='hacked'>", "\"><script>document.title='hacked'</script>", "__proto__", "../../etc", "%2e%2e%2f#/x",
+		strings.Repeat("long", 900), "\u202etxt.exe",
+	} {
+		d.plugin(fmt.Sprint(i, ".sock"), "ExamplePlugin", name)
+	}
+	b := open(t, "http://"+d.addr+"/")
+	b.waits("document.querySelector('#list tbody').rows.length == 7")
+	if b.is("document.title != 'Patchbay' || document.querySelectorAll('main img, main script').length > 0") {
+		t.Error("a name is taken for markup")
+	}
+	for i := range 7 {
+		b.do(chromedp.Navigate("http://"+d.addr+"/"), chromedp.Evaluate[chromedp.Void](
+			fmt.Sprintf("document.querySelectorAll('#list tbody a')[%d].click()", i)))
+		b.waits("document.querySelector('#instances').innerText.includes('.sock')")
+	}
+	if b.is("document.title != 'Patchbay'") {
+		t.Error("a name is taken for markup")
+	}
+}
+
+func TestNarrowAndDark(t *testing.T) {
+	d := newDaemon(t)
+	d.plugin("a.sock", "ExamplePlugin", strings.Repeat("a-rather-long-name-", 5))
+	b := open(t, "http://"+d.addr+"/")
+	b.do(chromedp.EmulateViewport(320, 600))
+	_, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.waits(table + ".includes('a-rather')")
+	if b.is("document.documentElement.scrollWidth > 320") {
+		t.Error("the page is wider than a narrow screen")
+	}
+	if b.is("getComputedStyle(document.body).backgroundColor == 'rgb(255, 255, 255)'") {
+		t.Error("it is not dark in the dark")
+	}
+}
+
+func TestScreenshot(t *testing.T) {
+	if *screenshot == "" {
+		t.Skip("nobody wants one: use -screenshot FILE")
+	}
+	d := newDaemon(t)
+	d.plugin("a.sock", "ExamplePlugin", "alpha.example.com")
+	d.plugin("a2.sock", "ExamplePlugin", "alpha.example.com")
+	d.plugin("b.sock", "ExamplePlugin", "beta.example.com")
+	d.plugin("c.sock", "OtherType", "gamma.example.com")
+	b := open(t, "http://"+d.addr+"/")
+	b.waits("document.querySelector('#list tbody').rows.length >= 4")
+	b.do(chromedp.EmulateViewport(1100, 420))
+	picture, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(*screenshot, picture, 0o644); err != nil { //nolint:gosec // a picture for everybody
+		t.Fatal(err)
+	}
+}
