@@ -1,12 +1,9 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,16 +81,14 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	list := &table{terminal: terminalOf(w), cut: noCut}
 	for _, f := range findings {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Status, f.Check, escape(f.Message))
+		row := plainRow(string(f.Status), f.Check, escape(f.Message))
+		row[0].is = map[doctor.Status]tone{doctor.OK: good, doctor.Warn: busy, doctor.Fail: bad}[f.Status]
+		list.add(row...)
 		if f.Remedy != "" {
-			fmt.Fprintf(table, "\t\t→ %s\n", escape(f.Remedy))
+			list.add(plainRow("", "", "→ "+escape(f.Remedy))...)
 		}
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	return write(w, text.Bytes())
+	return list.write(w)
 }

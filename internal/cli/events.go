@@ -62,6 +62,12 @@ one.`,
 }
 
 func writeEvent(w io.Writer, e client.Event) error {
-	return write(w, fmt.Appendf(nil, "%s  %-12s  %s  %s\n",
-		e.Time.Local().Format("2006-01-02T15:04:05.000Z07:00"), escape(e.Kind), pluginID(e.Type, e.Name), escape(e.Message)))
+	return write(w, []byte(eventLine(terminalOf(w), e)+"\n"))
+}
+
+// eventLine describes an event in one line, which a terminal may wrap.
+func eventLine(t terminal, e client.Event) string {
+	return fmt.Sprintf("%s  %s  %s  %s",
+		t.paint(e.Time.Local().Format("2006-01-02T15:04:05.000Z07:00"), faint), t.paint(fmt.Sprintf("%-12s", escape(e.Kind)), toneOf(e.Kind)),
+		pluginID(e.Type, e.Name), escape(e.Message))
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -80,7 +79,9 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 			return err
 		}
 		defer c.Close()
+		done := progress(cmd.Context(), cmd.ErrOrStderr(), func(ctx context.Context) string { return presentLife(ctx, c, args[0]) })
 		now, err := o.do(c, cmd.Context(), args[0])
+		done()
 		if err != nil {
 			return err
 		}
@@ -98,15 +99,7 @@ func writeLaunched(w io.Writer, format string, p client.Launched) error {
 	}
 	var text bytes.Buffer
 	fmt.Fprintln(&text, escape(p.Name))
-	lines := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
-	for _, line := range describeLaunched(p, time.Now()) {
-		if line.value != "" {
-			fmt.Fprintf(lines, "  %s:\t%s\n", line.label, line.value)
-		}
-	}
-	if err := lines.Flush(); err != nil {
-		return err
-	}
+	writeDescription(&text, terminalOf(w), describeLaunched(p, time.Now()))
 	return write(w, text.Bytes())
 }
 
@@ -146,6 +139,15 @@ func launched(ctx context.Context, c *client.Client, name string) (p client.Laun
 		}
 	}
 	return client.Launched{}, false, err
+}
+
+// presentLife says what a launched plugin does.
+func presentLife(ctx context.Context, c *client.Client, name string) string {
+	p, found, err := launched(ctx, c, name)
+	if err != nil || !found {
+		return escape(name)
+	}
+	return escape(name) + " is " + escape(p.State)
 }
 
 // completeLaunched completes the names of launched plugins.

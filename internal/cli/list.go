@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -72,24 +71,21 @@ func warn(stderr io.Writer, listing client.Listing) {
 }
 
 func writeTable(w io.Writer, plugins []client.Plugin, now time.Time) error {
-	if len(plugins) == 0 {
-		return nil
-	}
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
-	fmt.Fprintln(table, "TYPE\tNAME\tVERSION\tSTATE\tENDPOINT\tAGE")
+	return pluginTable(terminalOf(w), plugins, now).write(w)
+}
+
+func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
+	list := &table{terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"}, cut: 4}
 	for _, p := range plugins {
 		endpoint := p.Endpoint
 		if endpoint == "" {
 			endpoint = p.SocketPath
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n",
-			cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(endpoint), age(p, now))
+		row := plainRow(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(endpoint), age(p, now))
+		row[3].is, row[5].is = toneOf(p.State), faint
+		list.add(row...)
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	return write(w, text.Bytes())
+	return list
 }
 
 // cell is a value that fills its place in a table and cannot break out of it.

@@ -7,9 +7,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
@@ -77,24 +77,34 @@ last ended.`,
 
 func writeStatus(w io.Writer, instances []client.Plugin, now time.Time) error {
 	var text bytes.Buffer
+	screen := terminalOf(w)
 	fmt.Fprintln(&text, pluginID(instances[0].Type, instances[0].Name))
 	for i, p := range instances {
 		fmt.Fprintf(&text, "\nInstance %d of %d\n", i+1, len(instances))
-		lines := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
-		for _, line := range describe(p, now) {
-			if line.value != "" {
-				fmt.Fprintf(lines, "  %s:\t%s\n", line.label, line.value)
-			}
-		}
-		if err := lines.Flush(); err != nil {
-			return err
-		}
+		writeDescription(&text, screen, describe(p, now))
 	}
 	return write(w, text.Bytes())
 }
 
 // line is one line of a description; without a value it is left out.
 type line struct{ label, value string }
+
+// writeDescription writes the lines that have a value.
+func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
+	lines = slices.DeleteFunc(lines, func(l line) bool { return l.value == "" })
+	widest := 0
+	for _, l := range lines {
+		widest = max(widest, runewidth.StringWidth(l.label))
+	}
+	for _, l := range lines {
+		is := plain
+		if l.label == "State" {
+			is = toneOf(strings.Fields(l.value)[0])
+		}
+		label := l.label + ":" + strings.Repeat(" ", widest-runewidth.StringWidth(l.label))
+		fmt.Fprintf(text, "  %s  %s\n", screen.paint(label, faint), screen.paint(l.value, is))
+	}
+}
 
 func describe(p client.Plugin, now time.Time) []line {
 	state := escape(p.State)

@@ -40,6 +40,7 @@ The type ends at the first slash; the name may have more.`,
 		ctx, cancel := context.WithTimeout(cmd.Context(), *timeout)
 		defer cancel()
 		ptype, name := splitPlugin(args[0])
+		defer progress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentState(ctx, c, ptype, name) })()
 		_, err = c.Wait(ctx, ptype, name, client.Goal(goal.value))
 		return err
 	}

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/mattn/go-runewidth"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+func TestTableIsCutToTheScreen(t *testing.T) {
+	list := table{terminal: terminal{width: 40}, head: []string{"NAME", "ENDPOINT", "AGE"}, cut: 1}
+	list.add(plainRow("漢字", strings.Repeat("/long", 20), "1s")...)
+	list.add(plainRow("plain", "/short", "10d")...)
+	lines := list.lines()
+	if len(lines) != 3 || lines[0][:4] != "NAME" {
+		t.Fatalf("%q", lines)
+	}
+	for _, line := range lines {
+		if width := runewidth.StringWidth(line); width > 40 {
+			t.Errorf("%d cells: %q", width, line)
+		}
+	}
+	if !strings.Contains(lines[1], "…") || strings.Contains(lines[2], "…") {
+		t.Errorf("%q", lines)
+	}
+	at := func(line, part string) int { return runewidth.StringWidth(line[:strings.Index(line, part)]) }
+	if at(lines[1], "1s") != at(lines[2], "10d") {
+		t.Errorf("not aligned: %q", lines)
+	}
+	list.terminal = terminal{}
+	if whole := list.lines()[1]; strings.Contains(whole, "…") {
+		t.Errorf("cut where there is no screen: %q", whole)
+	}
+}
+
+func TestPaint(t *testing.T) {
+	if got := (terminal{colour: true}).paint("x", bad); got != "\x1b[31mx\x1b[0m" {
+		t.Errorf("%q", got)
+	}
+	if got := (terminal{}).paint("x", bad); got != "x" {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestTopFitsTheScreen(t *testing.T) {
+	v := &topView{}
+	for range 50 {
+		v.listing.Plugins = append(v.listing.Plugins, client.Plugin{Type: "T", Name: "well", State: "registered", Endpoint: strings.Repeat("/e", 99)})
+	}
+	v.listing.Plugins = append(v.listing.Plugins, client.Plugin{Type: "T", Name: "sick\x1b[2J", State: "backoff"})
+	for range topEvents {
+		v.events = append(v.events, client.Event{Kind: "registered", Type: "T", Name: "well", Message: strings.Repeat("long ", 50)})
+	}
+	for _, height := range []int{1, 3, 8, 24, 100} {
+		screen := terminal{width: 60, height: height}
+		drawn := v.draw(screen, time.Now())
+		lines := strings.Split(drawn, "\r\n")
+		if len(lines) > height {
+			t.Errorf("%d lines on a screen of %d", len(lines), height)
+		}
+		for _, line := range lines {
+			line = strings.NewReplacer("\x1b[H", "", "\x1b[K", "", "\x1b[J", "").Replace(line)
+			if strings.Contains(line, "\x1b") || runewidth.StringWidth(line) > 60 {
+				t.Errorf("line %q", line)
+			}
+		}
+	}
+	drawn := v.draw(terminal{width: 60, height: 24}, time.Now())
+	if sick, well := strings.Index(drawn, "sick"), strings.Index(drawn, "well"); sick < 0 || sick > well {
+		t.Errorf("what is not well does not come first:\n%s", drawn)
+	}
+	for range 100 {
+		v.scroll(keyPageDown)
+		drawn = v.draw(terminal{width: 60, height: 24}, time.Now())
+	}
+	if strings.Contains(drawn, "sick") || !strings.Contains(drawn, "well") {
+		t.Errorf("scrolled to the end:\n%s", drawn)
+	}
+}
