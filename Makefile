@@ -12,7 +12,7 @@ TOOL := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 TEST_FLAGS ?=
 
 # What needs heavy dependencies is a module of its own, so that users of the library never download them.
-LINT_MODULES := . tools $(patsubst %/go.mod,%,$(wildcard integration/go.mod bench/go.mod))
+LINT_MODULES := . tools $(patsubst %/go.mod,%,$(wildcard integration/go.mod bench/go.mod packaging/go.mod))
 
 .PHONY: help
 help: ## show this list
@@ -23,6 +23,21 @@ build: ## build the patchbay binary, static, into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath \
 		-ldflags '-s -w -X $(MODULE)/daemon.version=$(VERSION) -X $(MODULE)/daemon.commit=$(COMMIT)' \
 		-o bin/ ./cmd/patchbay
+
+# The time of the commit. Nothing in a package has another one.
+EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+
+.PHONY: package
+package: ## build the Debian packages, archives, bills of materials and checksums of all systems into dist/
+	cd packaging && $(GO) run . -source .. -out ../dist -version $(VERSION) -commit '$(COMMIT)' -epoch $(EPOCH)
+
+.PHONY: check-package
+check-package: ## build the package of this system twice, in two directories and without a cache, and compare
+	packaging/reproduce $(VERSION) '$(COMMIT)' $(EPOCH)
+
+.PHONY: man
+man: ## make the man pages and completion scripts in dist/man and dist/completions
+	SOURCE_DATE_EPOCH=$(EPOCH) $(GO) run ./internal/mangen dist
 
 .PHONY: test
 test: ## run the tests of all modules with the race detector
@@ -53,6 +68,11 @@ generate: ## generate the Go code of the protobuf files
 .PHONY: check-generated
 check-generated: ## fail if the generated code is not that of the protobuf files
 	cd tools && $(GO) run ./protogen -check ..
+
+.PHONY: screenshot
+screenshot: ## take the picture of the status page that is in the docs
+	.ci/browser
+	cd integration && $(GO) test -count 1 -run TestScreenshot ./browser -screenshot $(CURDIR)/docs/images/status-page.png
 
 .PHONY: bench
 bench: ## run all benchmarks, those against other systems included

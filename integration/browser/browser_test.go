@@ -6,8 +6,10 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +21,9 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/web"
 )
 
 // screenshot is where TestScreenshot writes what it sees; empty for nowhere.
@@ -226,7 +231,8 @@ func TestPluginsAppearAndChangeLive(t *testing.T) {
 
 	b.do(chromedp.SendKeys("#search", "nothing like it"))
 	b.waits("document.querySelector('#list tbody').rows.length == 0")
-	b.do(chromedp.SetValue("#search", ""))
+	b.do(chromedp.KeyEvent("\x1b"))
+	b.waits("document.querySelector('#list tbody').rows.length == 2")
 
 	b.do(chromedp.Navigate("http://" + d.addr + "/#/events"))
 	b.waits("document.querySelector('#timeline').innerText.includes('deregistered')")
@@ -271,14 +277,18 @@ func TestHostileNames(t *testing.T) {
 		d.plugin(fmt.Sprint(i, ".sock"), "ExamplePlugin", name)
 	}
 	b := open(t, "http://"+d.addr+"/")
-	b.waits("document.querySelector('#list tbody').rows.length == 7")
+	b.waits("document.querySelectorAll('#list tbody a').length == 8") // with the one that is launched
+	if b.is("document.body.innerText.includes('\u202e')") {
+		t.Error("a name turns the direction of the text")
+	}
 	if b.is("document.title != 'Patchbay' || document.querySelectorAll('main img, main script').length > 0") {
 		t.Error("a name is taken for markup")
 	}
-	for i := range 7 {
-		b.do(chromedp.Navigate("http://"+d.addr+"/"), chromedp.Evaluate[chromedp.Void](
-			fmt.Sprintf("document.querySelectorAll('#list tbody a')[%d].click()", i)))
-		b.waits("document.querySelector('#instances').innerText.includes('.sock')")
+	for i := range 8 {
+		b.do(chromedp.Navigate("http://" + d.addr + "/#/"))
+		b.waits("document.querySelectorAll('#list tbody a').length == 8")
+		b.do(chromedp.Evaluate[chromedp.Void](fmt.Sprintf("document.querySelectorAll('#list tbody a')[%d].click()", i)))
+		b.waits("document.querySelector('#instances').innerText.includes('Instance 1 of 1')")
 	}
 	if b.is("document.title != 'Patchbay'") {
 		t.Error("a name is taken for markup")
@@ -324,4 +334,39 @@ func TestScreenshot(t *testing.T) {
 	if err := os.WriteFile(*screenshot, picture, 0o644); err != nil { //nolint:gosec // a picture for everybody
 		t.Fatal(err)
 	}
+}
+
+// many is a daemon with 5,000 plugins.
+type many struct{}
+
+func (many) Plugins() []*patchbayv1.Plugin {
+	plugins := make([]*patchbayv1.Plugin, 5000)
+	for i := range plugins {
+		plugins[i] = &patchbayv1.Plugin{
+			Type: "CSIPlugin", Name: fmt.Sprintf("plugin-%04d.example.com", i), State: "registered", Current: true,
+			SocketPath: fmt.Sprintf("/run/patchbay/plugins/%04d.sock", i),
+		}
+	}
+	return plugins
+}
+
+func (many) Launched() []*patchbayv1.LaunchedPlugin          { return nil }
+func (many) Conditions() []*patchbayv1.Condition             { return nil }
+func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
+func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }
+func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
+	return nil, errors.New("nothing is launched")
+}
+
+func TestManyPlugins(t *testing.T) {
+	server := httptest.NewServer(web.New(many{}))
+	defer server.Close()
+	b := open(t, server.URL)
+	b.waits("document.querySelector('#count').innerText == '5000 instances'")
+	b.waits("document.querySelector('#list tbody').rows.length == 100 && document.querySelector('#page').innerText == 'Page 1 of 50'")
+	b.do(chromedp.Click("#next"))
+	b.waits("document.querySelector('#page').innerText == 'Page 2 of 50' && " + table + ".includes('plugin-0100')")
+	b.do(chromedp.SendKeys("#search", "4321"))
+	b.waits("document.querySelector('#list tbody').rows.length == 1 && " + table + ".includes('plugin-4321')")
+	server.CloseClientConnections()
 }

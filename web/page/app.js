@@ -14,13 +14,16 @@ let sort = { key: "name", down: false };
 
 const $ = (id) => document.getElementById(id);
 
+// visible returns a text in which nothing is hidden or turns the direction of what follows.
+const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cn}\u2028\u2029]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+
 // make returns an element with text, or other nodes, in it.
 function make(tag, attributes = {}, ...content) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value !== undefined && value !== "") element.setAttribute(name, value);
   }
-  element.append(...content.filter((c) => c !== undefined && c !== ""));
+  element.append(...content.filter((c) => c !== undefined && c !== "").map((c) => (typeof c === "string" ? visible(c) : c)));
   return element;
 }
 
@@ -106,7 +109,7 @@ function row(p) {
   const tr = make("tr", { "data-key": p.key });
   for (const column of columns) {
     const kind = { endpoint: "path", age: "age" }[column.key];
-    tr.append(make("td", { class: kind, "data-label": column.title }, ...cells[column.key]));
+    tr.append(make("td", { class: kind, "data-label": column.title }, make("div", { class: "clamp" }, ...cells[column.key])));
   }
   return tr;
 }
@@ -184,7 +187,7 @@ function describe(fields) {
 function showPlugin(type, name) {
   const instances = all("plugin").filter((p) => (p.type ?? "") === type && (p.name ?? "") === name)
     .sort((a, b) => (b.current ? 1 : 0) - (a.current ? 1 : 0) || (a.firstSeen < b.firstSeen ? 1 : -1));
-  $("plugin-title").textContent = `${type}/${name}`;
+  $("plugin-title").textContent = visible(type ? `${type}/${name}` : name);
   const launched = all("launched");
   $("instances").replaceChildren(...(instances.length ? instances.map((p, i) => {
     const process = launched.find((l) => l.socketPath && l.socketPath === p.socketPath);
