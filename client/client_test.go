@@ -124,11 +124,11 @@ func TestList(t *testing.T) {
 	want := client.Listing{
 		Plugins: []client.Plugin{
 			{
-				Type: "CSIPlugin", Name: "a/b", Version: "v1", Versions: []string{"v1", "v2"}, State: "registered", Current: true,
+				Type: "CSIPlugin", Name: "a/b", Version: "v1", Versions: []string{"v1", "v2"}, Roles: []string{}, State: "registered", Current: true,
 				Endpoint: "/e", SocketPath: "/s", Instance: "i", Source: "discovered", RegisteredAt: &registered,
 				Attempts: 3, LastError: "e", Reason: "r",
 			},
-			{SocketPath: "/t", State: "connecting", Versions: []string{}},
+			{SocketPath: "/t", State: "connecting", Versions: []string{}, Roles: []string{}},
 		},
 		Conditions: []client.Condition{{Name: "discovery", Status: "ok"}},
 	}
@@ -143,7 +143,7 @@ func TestJSONKeys(t *testing.T) {
 		value any
 		keys  string
 	}{
-		"plugin": {client.Plugin{}, "attempts current endpoint firstSeen instance lastError name nextRetry reason registeredAt since " +
+		"plugin": {client.Plugin{}, "attempts current details endpoint firstSeen instance lastError name nextRetry reason registeredAt roles since " +
 			"socketPath source state type version versions"},
 		"event":     {client.Event{}, "endpoint instance kind message name seq socketPath time type"},
 		"condition": {client.Condition{}, "message name since status"},

@@ -33,6 +33,7 @@ type driver struct {
 func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	var before error
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		ready, err := d.probe(bounded)
 		if ready || err != nil && !errors.Is(err, cache.ErrRetry) {
@@ -41,6 +42,10 @@ func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
 		if err == nil {
 			err = fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
 		}
+		if before != nil && bounded.Err() != nil {
+			err = before // what was said, and not that the last call was cut short
+		}
+		before = err
 		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:

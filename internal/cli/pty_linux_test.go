@@ -107,18 +107,18 @@ func daemonFor(t *testing.T) (dir, control string) {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait()
 	})
-	return dir, control
+	for range 200 {
+		up := exec.CommandContext(t.Context(), "patchbay", "wait", "T/none", "--for", "deregistered", "--control-socket", control)
+		if up.Run() == nil {
+			return dir, control
+		}
+	}
+	t.Fatal("the daemon does not come up")
+	return "", ""
 }
 
 func TestTop(t *testing.T) {
 	_, control := daemonFor(t)
-	wait := exec.CommandContext(t.Context(), "patchbay", "wait", "T/none", "--for", "deregistered", "--control-socket", control)
-	for range 100 {
-		if wait.Run() == nil {
-			break
-		}
-		wait = exec.CommandContext(t.Context(), wait.Args[0], wait.Args[1:]...)
-	}
 	s := onScreen(t, nil, "top", "--control-socket", control)
 	s.shows("\x1b[?1049h")
 	s.shows("0 instances")

@@ -47,7 +47,8 @@ func TestRestartTags(t *testing.T) {
 	}()
 
 	changes := map[string]string{
-		"pluginDirs": "[/x]", "deprecatedPluginDir": "/x", "state": "/x", "controlSocket": "/x/y", "http": "127.0.0.1:1", "handlers": "{A: accept}",
+		"pluginDirs": "[/x]", "deprecatedPluginDir": "/x", "state": "/x", "controlSocket": "/x/y", "dispenseDir": "/x", "http": "127.0.0.1:1",
+		"handlers": "{A: accept}", "device": "{socketDir: /x}", "tracing": "{percent: 9}", "fleet": "{node: x}",
 		"log": "{level: error}", "timeouts": "{dial: 9s}", "typeTimeouts": "{A: {dial: 9s}}", "clientTimeouts": "{A: 9s}", "bounds": "{maxDepth: 9}",
 		"admission": "{command: [a]}", "unreachableGrace": "9s", "plugins": "[{name: a, command: [a]}]",
 	}

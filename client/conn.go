@@ -1,0 +1,61 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/proxy"
+)
+
+// Conn returns a gRPC connection to a plugin through the control socket: every method that the plugin serves can be called on it,
+// reflection and health included. Each call goes to the instance that is current when it begins. It does not connect; the caller closes it,
+// and [Client.Close] does not.
+//
+// Messages may have up to [proxy.MaxMessageSize] bytes. The errors of calls are gRPC statuses: codes.Unavailable if no daemon runs, or if
+// the plugin is not registered or cannot be reached, and codes.PermissionDenied if the daemon refuses the user; others are the plugin's.
+func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) {
+	if ptype == "" || name == "" {
+		return nil, errors.New("cannot connect to a plugin: its type or its name is empty")
+	}
+	route := proxy.Route(ptype, name)
+	conn, err := grpc.NewClient("passthrough:///localhost",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) }),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(proxy.MaxMessageSize)),
+		grpc.WithUnaryInterceptor(func(
+			ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+		) error {
+			return invoke(metadata.AppendToOutgoingContext(ctx, route...), method, request, reply, conn, options...)
+		}),
+		grpc.WithStreamInterceptor(func(
+			ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, options ...grpc.CallOption,
+		) (grpc.ClientStream, error) {
+			return open(metadata.AppendToOutgoingContext(ctx, route...), desc, conn, method, options...)
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to plugin %s/%s: %w", ptype, name, err)
+	}
+	return conn, nil
+}
+
+// dial connects to the control socket, with an error that says what is wrong with it.
+func (c *Client) dial(ctx context.Context) (net.Conn, error) {
+	conn, err := sock.Dial(ctx, c.socketPath)
+	switch {
+	case err == nil:
+		return conn, nil
+	case sock.IsGone(err) || sock.IsRefused(err):
+		return nil, fmt.Errorf("%w at control socket %s", ErrNotRunning, c.socketPath)
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("%w (%s)", ErrPermission, c.socketPath)
+	}
+	return nil, err
+}

@@ -1,0 +1,211 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+)
+
+// FleetFilter selects plugins of the fleet. An empty list matches everything; a list with several values matches any of them.
+type FleetFilter struct {
+	// Types also match the roles of a plugin.
+	Types, Names, Nodes, Versions, States []string
+}
+
+// FleetHealth says how current the daemon's view of the fleet is.
+type FleetHealth struct {
+	// Current says that the daemon follows etcd at present. If it does not, Message says why, and Since is when that began.
+	Current bool       `json:"current"`
+	Message string     `json:"message"`
+	Since   *time.Time `json:"since"`
+}
+
+// FleetNode is one node of the fleet.
+type FleetNode struct {
+	Name string `json:"name"`
+	// State is "ready", "unreachable", "stopped" or "unknown". States that this package does not know may be added.
+	State string `json:"state"`
+	// Reason says in a sentence why it is in its state; empty if the state says it all.
+	Reason string `json:"reason"`
+	// Instance identifies this start of its daemon.
+	Instance string `json:"instance"`
+	// Address is HOST:PORT at which it takes calls; empty if it takes none.
+	Address string `json:"address"`
+	// Version is the version of Patchbay that it runs.
+	Version   string     `json:"version"`
+	StartedAt *time.Time `json:"startedAt"`
+	// LastSeen is when it was last known to be alive; nil while it is ready.
+	LastSeen   *time.Time  `json:"lastSeen"`
+	Conditions []Condition `json:"conditions"`
+	// Plugins is the number of instances of plugins that it has.
+	Plugins int `json:"plugins"`
+}
+
+// FleetPlugin is one instance of a plugin on one node.
+type FleetPlugin struct {
+	Node    string `json:"node"`
+	Type    string `json:"type"`
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	// State is the one that its node published, and "unreachable" if the node is not ready; PublishedState is the former in any case.
+	State          string `json:"state"`
+	PublishedState string `json:"publishedState"`
+	// Reason says in a sentence why it is in its state; empty if the state says it all.
+	Reason   string            `json:"reason"`
+	Current  bool              `json:"current"`
+	Instance string            `json:"instance"`
+	Endpoint string            `json:"endpoint"`
+	Source   string            `json:"source"`
+	Roles    []string          `json:"roles"`
+	Details  map[string]string `json:"details"`
+	// RegisteredAt is when it was registered; LastSeen is when its node was last known to be alive, nil while that is ready.
+	RegisteredAt *time.Time `json:"registeredAt"`
+	LastSeen     *time.Time `json:"lastSeen"`
+}
+
+// FleetChange is one change in the fleet.
+type FleetChange struct {
+	// Kind is "added", "changed" or "removed".
+	Kind string `json:"kind"`
+	// Plugin or Node is what changed, as it is now, or as it was if it was removed.
+	Plugin *FleetPlugin `json:"plugin,omitempty"`
+	Node   *FleetNode   `json:"node,omitempty"`
+}
+
+// FleetNodes returns the nodes of the fleet with these names and states, ordered by name; an empty list matches all.
+func (c *Client) FleetNodes(ctx context.Context, names, states []string) ([]FleetNode, FleetHealth, error) {
+	response, err := c.fleet().ListNodes(ctx, connect.NewRequest(&patchbayv1.ListNodesRequest{Nodes: names, States: states}))
+	if err != nil {
+		return nil, FleetHealth{}, c.explain("list the nodes of the fleet", err)
+	}
+	nodes := make([]FleetNode, len(response.Msg.GetNodes()))
+	for i, n := range response.Msg.GetNodes() {
+		nodes[i] = fleetNodeOf(n)
+	}
+	return nodes, fleetHealthOf(response.Msg.GetHealth()), nil
+}
+
+// FleetPlugins returns the plugins of the fleet that match, ordered by type, name and node.
+func (c *Client) FleetPlugins(ctx context.Context, f FleetFilter) ([]FleetPlugin, FleetHealth, error) {
+	response, err := c.fleet().ListFleetPlugins(ctx, connect.NewRequest(&patchbayv1.ListFleetPluginsRequest{Filter: f.message()}))
+	if err != nil {
+		return nil, FleetHealth{}, c.explain("list the plugins of the fleet", err)
+	}
+	return fleetPluginsOf(response.Msg.GetPlugins()), fleetHealthOf(response.Msg.GetHealth()), nil
+}
+
+// WatchFleet returns what is in the fleet, as changes of kind "added", and then every change, without gap and without repeat. With nodes it
+// also gives those of the nodes that the filter names.
+//
+// The sequence is single-use and ends as that of [Client.Events] does. Whoever needs to know where the present state ends gives the
+// function listed, which is called there; it may be nil.
+func (c *Client) WatchFleet(ctx context.Context, f FleetFilter, nodes bool, listed func()) iter.Seq2[FleetChange, error] {
+	request := &patchbayv1.WatchFleetRequest{Filter: f.message(), WithNodes: nodes}
+	return func(yield func(FleetChange, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stream, err := c.fleet().WatchFleet(ctx, connect.NewRequest(request))
+		if err != nil {
+			yield(FleetChange{}, c.explain("watch the fleet", err))
+			return
+		}
+		defer func() {
+			cancel()
+			_ = stream.Close() // nothing is left to learn from it
+		}()
+		for stream.Receive() {
+			message := stream.Msg()
+			change := FleetChange{Kind: message.GetKind()}
+			switch {
+			case message.GetPlugin() != nil:
+				change.Plugin = new(fleetPluginOf(message.GetPlugin()))
+			case message.GetNode() != nil:
+				change.Node = new(fleetNodeOf(message.GetNode()))
+			default:
+				if listed != nil {
+					listed()
+				}
+				continue
+			}
+			if !yield(change, nil) {
+				return
+			}
+		}
+		if err := stream.Err(); err != nil {
+			yield(FleetChange{}, c.explain("watch the fleet", err))
+		}
+	}
+}
+
+// WaitFleet blocks until at least count plugins of the fleet match, or none does if count is zero, and returns those that match. If the
+// deadline of ctx passes first, the error matches [context.DeadlineExceeded] and says how many there are.
+func (c *Client) WaitFleet(ctx context.Context, f FleetFilter, count int) ([]FleetPlugin, error) {
+	request := &patchbayv1.WaitForFleetPluginRequest{Filter: f.message(), Count: uint32(max(count, 0))}
+	response, err := c.fleet().WaitForFleetPlugin(ctx, connect.NewRequest(request))
+	if err == nil {
+		return fleetPluginsOf(response.Msg.GetPlugins()), nil
+	}
+	const task = "wait for plugins of the fleet"
+	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || errors.Is(ctx.Err(), context.Canceled) {
+		return nil, c.explain(task, err)
+	}
+	// The deadline ends the call on both sides at the same moment, so the daemon's own word rarely arrives.
+	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+	defer cancel()
+	plugins, _, err := c.FleetPlugins(look, f)
+	switch {
+	case err != nil:
+		return nil, err
+	case count == 0 && len(plugins) == 0, count > 0 && len(plugins) >= count:
+		return plugins, nil
+	case count == 0:
+		return nil, fmt.Errorf("cannot %s to go: the time is over and %d still match: %w", task, len(plugins), context.DeadlineExceeded)
+	}
+	return nil, fmt.Errorf("cannot %s: the time is over and %d of %d match: %w", task, len(plugins), count, context.DeadlineExceeded)
+}
+
+// fleet returns the client of the service for the fleet, on the same connections.
+func (c *Client) fleet() patchbayv1connect.FleetServiceClient {
+	return patchbayv1connect.NewFleetServiceClient(&http.Client{Transport: c.transport}, "http://patchbay")
+}
+
+func (f FleetFilter) message() *patchbayv1.FleetFilter {
+	return &patchbayv1.FleetFilter{Types: f.Types, Names: f.Names, Nodes: f.Nodes, Versions: f.Versions, States: f.States}
+}
+
+func fleetHealthOf(h *patchbayv1.FleetHealth) FleetHealth {
+	return FleetHealth{Current: h.GetCurrent(), Message: h.GetMessage(), Since: timeOf(h.GetSince())}
+}
+
+func fleetNodeOf(n *patchbayv1.FleetNode) FleetNode {
+	return FleetNode{
+		Name: n.GetName(), State: n.GetState(), Reason: n.GetReason(), Instance: n.GetInstance(), Address: n.GetAddress(),
+		Version: n.GetVersion(), StartedAt: timeOf(n.GetStartedAt()), LastSeen: timeOf(n.GetLastSeen()),
+		Conditions: conditionsOf(n.GetConditions()), Plugins: int(n.GetPlugins()),
+	}
+}
+
+func fleetPluginsOf(list []*patchbayv1.FleetPlugin) []FleetPlugin {
+	plugins := make([]FleetPlugin, len(list))
+	for i, p := range list {
+		plugins[i] = fleetPluginOf(p)
+	}
+	return plugins
+}
+
+func fleetPluginOf(p *patchbayv1.FleetPlugin) FleetPlugin {
+	return FleetPlugin{
+		Node: p.GetNode(), Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), State: p.GetState(),
+		PublishedState: p.GetPublishedState(), Reason: p.GetReason(), Current: p.GetCurrent(), Instance: p.GetInstance(),
+		Endpoint: p.GetEndpoint(), Source: p.GetSource(), Roles: listOf(p.GetRoles()), Details: p.GetDetails(),
+		RegisteredAt: timeOf(p.GetRegisteredAt()), LastSeen: timeOf(p.GetLastSeen()),
+	}
+}
