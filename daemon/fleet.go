@@ -79,7 +79,8 @@ type fleetMember struct {
 	closed bool
 }
 
-// newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published before join; the caller calls leave.
+// newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published before join; the caller calls
+// leave.
 func newFleetMember(c FleetConfig, build Build, source source, log *slog.Logger) (*fleetMember, error) {
 	if !c.enabled() {
 		return nil, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// firstRead bounds how long a request waits for the first list of the fleet. It is less than callers wait for an answer, so that they get the
-// reason.
+// firstRead bounds how long a request waits for the first list of the fleet. It is less than callers wait for an answer, so that they get
+// the reason.
 const firstRead = 4 * time.Second
 
 // fleetService answers for the fleet. What is documented in fleet.proto is not repeated here.
@@ -186,16 +186,24 @@ func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
 
 // nodeReason says why a node is in its state.
 func nodeReason(state fleet.NodeState, seen time.Time) string {
-	at := seen.UTC().Format(time.RFC3339)
 	switch state {
 	case fleet.NodeUnreachable:
-		return "Its presence in etcd has ended; it was last seen at " + at + "."
+		return "Its presence in etcd has ended; it was last seen " + at(seen) + "."
 	case fleet.NodeStopped:
-		return "Its daemon stopped at " + at + "."
+		return "Its daemon stopped " + at(seen) + "."
 	case fleet.NodeUnknown:
 		return "Its record is missing, or was written by a newer version of Patchbay."
+	case fleet.NodeReady:
 	}
 	return ""
+}
+
+// at says when something was, if that is known.
+func at(t time.Time) string {
+	if t.IsZero() {
+		return "at a time that is not known"
+	}
+	return "at " + t.UTC().Format(time.RFC3339)
 }
 
 func fleetPluginMessages(plugins []fleet.Plugin) []*patchbayv1.FleetPlugin {
@@ -210,14 +218,17 @@ func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
 	message := &patchbayv1.FleetPlugin{
 		Node: p.Node, Type: valid(p.Type), Name: valid(p.Name), Version: valid(p.Version), State: valid(string(p.State)),
 		PublishedState: valid(string(p.Published)), Instance: valid(p.Instance), Endpoint: valid(p.Endpoint), Source: valid(string(p.Source)),
-		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen), Current: p.Current,
-		Reason: reasons[p.State],
+		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
+		Current: p.Current, Reason: reasons[p.State],
 	}
 	switch p.NodeState {
 	case fleet.NodeUnreachable:
-		message.Reason = "Its node is unreachable, last seen at " + p.LastSeen.UTC().Format(time.RFC3339) + "."
+		message.Reason = "Its node is unreachable, last seen " + at(p.LastSeen) + "."
 	case fleet.NodeStopped:
-		message.Reason = "Its node stopped at " + p.LastSeen.UTC().Format(time.RFC3339) + "."
+		message.Reason = "Its node stopped " + at(p.LastSeen) + "."
+	case fleet.NodeUnknown:
+		message.Reason = "It is not known how its node is."
+	case fleet.NodeReady:
 	}
 	return message
 }

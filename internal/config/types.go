@@ -33,11 +33,15 @@ type Config struct {
 	State string `json:"state" restart:"true"`
 	// ControlSocket is the path of the socket on which the other commands reach the daemon.
 	ControlSocket string `json:"controlSocket" restart:"true"`
+	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go; empty for none.
+	DispenseDir string `json:"dispenseDir" restart:"true"`
 	// HTTP is the loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080; empty for nowhere.
 	HTTP string `json:"http" restart:"true"`
+	// Device says how the handler of kind device works.
+	Device Device `json:"device" restart:"true"`
 	// Handlers say, by plugin type, what becomes of its plugins. The kind accept registers them and does nothing else;
-	// csi also takes CSI drivers into use. The types CSIPlugin, DevicePlugin and DRAPlugin are accepted without being named here; plugins of
-	// any other type are refused.
+	// csi also takes CSI drivers into use, device device plugins, whose devices it allocates, and dra DRA drivers. The types CSIPlugin,
+	// DevicePlugin and DRAPlugin are accepted without being named here; plugins of any other type are refused.
 	Handlers map[string]string `json:"handlers"`
 	// Log says what is logged, and how.
 	Log Log `json:"log"`
@@ -56,8 +60,17 @@ type Config struct {
 	Tracing Tracing `json:"tracing" restart:"true"`
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered; 0s for not at all.
 	UnreachableGrace time.Duration `json:"unreachableGrace" restart:"true" zero:"true"`
+	// Fleet says how this node and others know of each other's plugins.
+	Fleet Fleet `json:"fleet" restart:"true"`
 	// Plugins is the catalogue: the plugins that the daemon may launch.
 	Plugins []catalogue.Plugin `json:"plugins"`
+}
+
+// Device says how the handler of kind device works.
+type Device struct {
+	// SocketDir is the directory in which kubelet.sock is served for device plugins that register the older way, and in which these have
+	// their sockets; empty for none. The kubelet's is /var/lib/kubelet/device-plugins.
+	SocketDir string `json:"socketDir"`
 }
 
 // Log says what is logged, and how.
@@ -103,6 +116,44 @@ type Admission struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
+// Fleet says how this node and others know of each other's plugins.
+type Fleet struct {
+	// Etcd is where the fleet is kept. Without endpoints the node belongs to no fleet.
+	Etcd Etcd `json:"etcd"`
+	// Node is the name of this node, which no other may have: letters, digits, ".", "-" and "_" (default: the host name).
+	Node string `json:"node"`
+	// Address is HOST:PORT at which other nodes reach this one; empty if they do not.
+	Address string `json:"address"`
+	// Presence is how long the node counts as alive after its last sign of life, at least 2s.
+	Presence time.Duration `json:"presence"`
+	// Retention is how long the plugins of a dead node stay visible.
+	Retention time.Duration `json:"retention"`
+}
+
+// Etcd says how etcd is reached, and where in it the fleet is kept.
+type Etcd struct {
+	// Endpoints are the URLs of its members, for example https://10.0.0.1:2379.
+	Endpoints []string `json:"endpoints"`
+	// CA is a file with the certificates that sign those of etcd (default: those that the system trusts).
+	CA string `json:"ca"`
+	// Cert is a file with the certificate of the client. It is read again when it changes.
+	Cert string `json:"cert"`
+	// Key is the file with the key of that certificate.
+	Key string `json:"key"`
+	// ServerName is the name in the certificates of etcd, if that is not the host of the endpoint.
+	ServerName string `json:"serverName"`
+	// User is the user of etcd. With a client certificate it is not needed.
+	User string `json:"user"`
+	// PasswordFile is a file with the user's password in its first line. It is read for each connection.
+	PasswordFile string `json:"passwordFile"`
+	// Prefix begins every key.
+	Prefix string `json:"prefix"`
+	// Namespace separates fleets with one prefix: letters, digits, ".", "-" and "_".
+	Namespace string `json:"namespace"`
+	// Timeout bounds one request.
+	Timeout time.Duration `json:"timeout"`
+}
+
 // Tracing says where OpenTelemetry traces go.
 type Tracing struct {
 	// Endpoint is the URL of a collector that takes OTLP over gRPC, for example http://127.0.0.1:4317. Without it nothing is traced.
@@ -123,6 +174,9 @@ func (c *Config) SetDefaults() {
 	c.Log = Log{Level: LogLevels[0], Format: LogFormats[0]}
 	c.Timeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
 	c.Tracing = Tracing{Percent: 100}
+	c.Fleet = Fleet{
+		Etcd: Etcd{Prefix: "/patchbay", Namespace: "default", Timeout: 5 * time.Second}, Presence: 10 * time.Second, Retention: time.Hour,
+	}
 	c.Admission = Admission{Protocol: "patchbay", Timeout: time.Minute}
 	c.Bounds = Bounds{Text: 4096, Versions: 64, MaxDepth: 16, MaxSockets: 10_000}
 }

@@ -49,6 +49,9 @@ var targets = []struct {
 	generators []generator
 }{
 	{"patchbay/v1/control.proto", []generator{messages, connect}},
+	{"patchbay/v1/fleet.proto", []generator{messages, connect}},
+	{"patchbay/v1/devices.proto", []generator{messages, connect}},
+	{"patchbay/fleet/v1/fleet.proto", []generator{messages}},
 	{"patchbay/plugin/v1/plugin.proto", []generator{messages, grpc}},
 	{"patchbay/cipd/v1/cipd.proto", []generator{messages}},
 	{"pluginwatcher/example_plugin_apis/v1beta1/api.proto", []generator{messages, plainGRPC}},

@@ -1,0 +1,188 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+// Etcd says how etcd is reached.
+type Etcd struct {
+	// Endpoints are the URLs of the members, for example https://10.0.0.1:2379; at least one.
+	Endpoints []string
+	// CA is a file with the certificates, in PEM, that sign those of etcd; empty for those that the system trusts.
+	CA string
+	// Cert and Key are files with the certificate of this client and its key, in PEM; empty for none. They are read again when they have
+	// changed, for every connection that is made from then on.
+	Cert, Key string
+	// ServerName is the name in the certificates of etcd, if that is not the host of the endpoint.
+	ServerName string
+	// User and PasswordFile are for etcd's own users; the file has the password in its first line and is read for each connection. Etcd hashes
+	// the password each time, which costs it much: many nodes better have certificates, whose common name is the user.
+	User, PasswordFile string
+	// Timeout bounds one request (default 5 s).
+	Timeout time.Duration
+}
+
+// defaultTimeout bounds one request to etcd.
+const defaultTimeout = 5 * time.Second
+
+// Validate says whether the configuration makes sense, without looking at files.
+func (e Etcd) Validate() error {
+	if len(e.Endpoints) == 0 {
+		return errors.New("there is no etcd endpoint: name at least one, for example https://10.0.0.1:2379")
+	}
+	secure := 0
+	for _, endpoint := range e.Endpoints {
+		scheme, host, ok := strings.Cut(endpoint, "://")
+		switch {
+		case !ok || host == "" || scheme != "http" && scheme != "https":
+			return fmt.Errorf("etcd endpoint %q is no URL: write it as https://HOST:PORT or http://HOST:PORT", endpoint)
+		case scheme == "https":
+			secure++
+		}
+	}
+	switch {
+	case secure > 0 && secure < len(e.Endpoints):
+		return errors.New("some etcd endpoints have TLS and others do not: use https:// for all")
+	case secure == 0 && cmp.Or(e.CA, e.Cert, e.Key, e.ServerName) != "":
+		return errors.New("there are settings for TLS and no etcd endpoint uses it: write https:// for all")
+	case (e.Cert == "") != (e.Key == ""):
+		return errors.New("a client certificate needs its key: name both files, or neither")
+	case (e.User == "") != (e.PasswordFile == ""):
+		return errors.New("a user needs a password: name a user and the file with the password, or neither")
+	}
+	return nil
+}
+
+// Cluster is a cluster of etcd to which a [Publisher] and a [Reader] connect. It has no connections itself: each of them has one at a time,
+// to one member, and takes another member when that fails. It may be used from several goroutines.
+type Cluster struct {
+	config  Etcd
+	tls     *tls.Config // nil for none
+	options []grpc.DialOption
+}
+
+// Connect returns a cluster. It neither blocks nor connects: an error says that the configuration or a file is wrong. The options are added
+// to those of each connection.
+func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
+	e.Timeout = cmp.Or(e.Timeout, defaultTimeout)
+	err := e.Validate()
+	c := &Cluster{config: e, options: options}
+	if err == nil {
+		c.tls, err = e.tls()
+	}
+	if err == nil && e.User != "" {
+		_, err = e.password()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot use etcd: %w", err)
+	}
+	return c, nil
+}
+
+// Client returns a client of the cluster for other uses of it, for example elections, with what the configuration says. It connects to all
+// members. With a user it asks for a token, and then blocks until it has one or fails. The caller closes it.
+func (c *Cluster) Client() (*clientv3.Client, error) {
+	config := clientv3.Config{
+		Endpoints: c.config.Endpoints, DialTimeout: c.config.Timeout, DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout,
+		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), DialOptions: c.options,
+	}
+	var err error
+	if c.config.User != "" {
+		if config.Password, err = c.config.password(); err != nil {
+			return nil, fmt.Errorf("cannot use etcd: %w", err)
+		}
+	}
+	client, err := clientv3.New(config)
+	if err != nil {
+		return nil, fmt.Errorf("cannot use etcd: %w", explain(err))
+	}
+	return client, nil
+}
+
+func (e Etcd) password() (string, error) {
+	text, err := os.ReadFile(e.PasswordFile)
+	if err != nil {
+		return "", fmt.Errorf("cannot read the password: %w", err)
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	if line = strings.TrimRight(line, "\r"); line == "" {
+		return "", fmt.Errorf("the first line of password file %s is empty: write the password there", e.PasswordFile)
+	}
+	return line, nil
+}
+
+// tls returns nil if the endpoints have no TLS.
+func (e Etcd) tls() (*tls.Config, error) {
+	if !strings.HasPrefix(e.Endpoints[0], "https://") {
+		return nil, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: e.ServerName}
+	if e.CA != "" {
+		text, err := os.ReadFile(e.CA)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read the certificates of the CA: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("file %s has no certificate in PEM", e.CA)
+		}
+	}
+	if e.Cert != "" {
+		pair := &keyPair{cert: e.Cert, key: e.Key}
+		if _, err := pair.get(nil); err != nil {
+			return nil, err
+		}
+		config.GetClientCertificate = pair.get
+	}
+	return config, nil
+}
+
+// keyPair is a certificate and its key in files that may change.
+type keyPair struct {
+	cert, key string
+
+	mu     sync.Mutex
+	loaded *tls.Certificate
+	from   [2]time.Time // when the files had been modified that it was loaded from
+}
+
+// get returns the pair. If the files have changed and cannot be used, which happens while they are being replaced, it is the one before.
+func (k *keyPair) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var from [2]time.Time
+	for i, file := range []string{k.cert, k.key} {
+		if info, err := os.Stat(file); err == nil {
+			from[i] = info.ModTime()
+		}
+	}
+	if k.loaded != nil && from == k.from {
+		return k.loaded, nil
+	}
+	pair, err := tls.LoadX509KeyPair(k.cert, k.key)
+	switch {
+	case err == nil:
+		k.loaded, k.from = &pair, from
+	case k.loaded == nil:
+		return nil, fmt.Errorf("cannot read the client certificate for etcd: %w", err)
+	}
+	return k.loaded, nil
+}
+
+// within returns a context for one request.
+func within(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, timeout)
+}

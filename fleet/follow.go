@@ -1,0 +1,379 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const (
+	// pageSize is the number of keys of one page of a list.
+	pageSize = 500
+	// maxDeadAsked bounds for how many dead nodes etcd is asked when they were last alive.
+	maxDeadAsked = 256
+)
+
+var (
+	// errHistory says that etcd's history is not the one that the reader knows.
+	errHistory = errors.New("etcd was restored, replaced or compacted; the fleet is read anew")
+	// errQuiet says that a watch did not begin in time.
+	errQuiet = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
+)
+
+// follower is what the goroutine of a reader knows.
+type follower struct {
+	*Reader
+	store  store
+	facts  map[string]*facts
+	listed bool
+	// anchor is the last write that was seen. A watch goes on after it: every deletion that came since is then seen once more, and deletes
+	// nothing.
+	anchor struct {
+		key      string
+		revision int64
+	}
+	// contact is when etcd was last heard of.
+	contact time.Time
+}
+
+// run follows etcd until ctx ends.
+func (r *Reader) run(ctx context.Context) {
+	defer close(r.done)
+	f := &follower{Reader: r}
+	failures := 0
+	for delay := time.Duration(0); sleep(ctx, delay); {
+		progressed, err := f.attempt(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if progressed {
+			failures = 0
+		}
+		failures++
+		delay = backoff(failures)
+		if progressed {
+			delay = spread(minDelay)
+		}
+		if errors.Is(err, errHistory) && progressed {
+			delay = 0
+		}
+		r.lost(err)
+	}
+}
+
+// attempt follows by the first member that is good for it.
+func (f *follower) attempt(ctx context.Context) (progressed bool, err error) {
+	for range f.dialer.members() {
+		if progressed, err = f.follow(ctx); progressed || ctx.Err() != nil || !elsewhere(err) {
+			return progressed, err
+		}
+	}
+	return false, err
+}
+
+func (r *Reader) lost(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	message := explain(err).Error()
+	if r.stats.Lists > 0 {
+		message = "the fleet may have changed since: " + message
+	}
+	if r.health.Current {
+		r.health.Since = time.Now()
+	}
+	if r.health.Current || r.health.Message != message {
+		r.config.Logger.Warn("fleet: " + message)
+	}
+	r.health.Current, r.health.Message = false, message
+}
+
+func (r *Reader) found() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.health.Current {
+		r.config.Logger.Info("fleet: it is being followed")
+	}
+	r.health = Health{Current: true}
+	select {
+	case <-r.ready:
+	default:
+		close(r.ready)
+	}
+}
+
+// follow lists if need be and watches until something goes wrong. Progressed says that it got as far as watching.
+func (f *follower) follow(ctx context.Context) (progressed bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer func() {
+		if cause := context.Cause(ctx); cause != nil && err != nil {
+			err = cause
+		}
+	}()
+	waiting, done := within(ctx, f.config.Timeout)
+	defer done()
+	if f.store, err = f.dialer.dial(waiting); err != nil {
+		return false, err
+	}
+	defer f.store.close()
+	// The stream comes first. Etcd cannot be restored or replaced without ending it, so what is read after it is read from the etcd that is
+	// watched.
+	timer := time.AfterFunc(f.config.Timeout, func() { cancel(errQuiet) })
+	stream, err := f.store.watch(ctx)
+	timer.Stop()
+	if err != nil {
+		return false, err
+	}
+	from := f.anchor.revision + 1
+	if f.listed {
+		if err := f.verify(ctx); err != nil {
+			f.listed = f.listed && !errors.Is(err, errHistory)
+			return !f.listed, err
+		}
+	} else if from, err = f.list(ctx); err != nil {
+		return false, err
+	}
+	timer = time.AfterFunc(f.config.Timeout, func() { cancel(errQuiet) })
+	err = f.begin(stream, from)
+	timer.Stop()
+	if err != nil {
+		return false, err
+	}
+	f.found()
+	for {
+		if err := f.receive(stream); err != nil {
+			return true, err
+		}
+	}
+}
+
+// begin begins the watch at a revision.
+func (f *follower) begin(stream watchStream, from int64) error {
+	prefix := f.config.Space.nodes()
+	if err := stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
+		Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)), StartRevision: from,
+		ProgressNotify: true, Fragment: true,
+	}}}); err != nil {
+		if _, reason := stream.Recv(); reason != nil {
+			return reason
+		}
+		return err
+	}
+	response, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if err := f.canceled(response); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stats.Watches++
+	return nil
+}
+
+// canceled returns the error of a watch that etcd has ended.
+func (f *follower) canceled(response *pb.WatchResponse) error {
+	switch {
+	case response.GetCompactRevision() > 0:
+		f.listed = false
+		return errHistory
+	case response.GetCanceled():
+		return fmt.Errorf("etcd has ended the watch: %s", cmp.Or(valid(response.GetCancelReason()), "it did not say why"))
+	}
+	return nil
+}
+
+// verify says whether etcd has the history that is known: the last write that was seen has to be there, at its revision.
+func (f *follower) verify(ctx context.Context) error {
+	if f.anchor.key == "" {
+		return errHistory // nothing to tell it by; there is nothing to read anew either
+	}
+	ctx, cancel := within(ctx, f.config.Timeout)
+	defer cancel()
+	response, err := f.store.get(ctx, f.anchor.key, clientv3.WithRev(f.anchor.revision), clientv3.WithKeysOnly())
+	known := rpctypes.Error(err)
+	switch {
+	case errors.Is(known, rpctypes.ErrCompacted), errors.Is(known, rpctypes.ErrFutureRev):
+		return errHistory
+	case err != nil:
+		return err
+	case len(response.Kvs) != 1 || response.Kvs[0].ModRevision != f.anchor.revision:
+		return errHistory
+	}
+	return nil
+}
+
+// receive takes one message of the watch over. All changes of one revision become visible at once.
+func (f *follower) receive(stream watchStream) error {
+	var events []*mvccpb.Event
+	for {
+		response, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if err := f.canceled(response); err != nil {
+			return err
+		}
+		events = append(events, response.GetEvents()...)
+		if !response.GetFragment() {
+			break
+		}
+	}
+	f.contact = time.Now()
+	touched := map[string]bool{}
+	for _, event := range events {
+		name, key, ok := f.split(event.GetKv().GetKey())
+		if !ok {
+			continue
+		}
+		if event.GetType() == mvccpb.Event_DELETE {
+			if known := f.facts[name]; known != nil {
+				known.delete(key)
+			}
+		} else {
+			f.put(name, key, event.GetKv())
+		}
+		touched[name] = true
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stats.Events += uint64(len(events))
+	for name := range touched {
+		f.show(name, f.contact, true)
+	}
+	return nil
+}
+
+// split takes a key of a node apart.
+func (f *follower) split(key []byte) (name, rest string, ok bool) {
+	below, ok := strings.CutPrefix(string(key), f.config.Space.nodes())
+	if !ok {
+		return "", "", false
+	}
+	name, rest, ok = strings.Cut(below, "/")
+	return name, rest, ok && validateName(name) == nil
+}
+
+// put takes a value over.
+func (f *follower) put(name, key string, kv *mvccpb.KeyValue) {
+	known := f.facts[name]
+	if known == nil {
+		known = &facts{}
+	}
+	if !known.put(key, kv) {
+		return
+	}
+	f.facts[name] = known
+	if kv.GetModRevision() >= f.anchor.revision {
+		f.anchor.key, f.anchor.revision = string(kv.GetKey()), kv.GetModRevision()
+	}
+}
+
+// show makes what is known of a node visible. The caller holds mu.
+func (f *follower) show(name string, now time.Time, announce bool) {
+	known := f.facts[name]
+	if known == nil || known.empty() {
+		delete(f.facts, name)
+		f.publish(name, nil, announce)
+		return
+	}
+	f.publish(name, known.member(name, f.members[name], now), announce)
+}
+
+// list reads everything, at one revision, and announces how it differs from what was known. A watch goes on at the revision next.
+func (f *follower) list(ctx context.Context) (next int64, err error) {
+	f.facts = map[string]*facts{}
+	f.anchor.key, f.anchor.revision = "", 0
+	from := f.config.Space.nodes()
+	end := clientv3.GetPrefixRangeEnd(from)
+	revision := int64(0)
+	for more := true; more; {
+		page, err := f.page(ctx, from, end, revision)
+		if err != nil {
+			if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
+				return 0, errHistory
+			}
+			return 0, err
+		}
+		if revision == 0 {
+			revision = page.Header.GetRevision()
+		}
+		for _, kv := range page.Kvs {
+			if name, key, ok := f.split(kv.Key); ok {
+				f.put(name, key, kv)
+			}
+		}
+		if more = page.More && len(page.Kvs) > 0; more {
+			from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+		}
+	}
+	f.listed = true
+	lastContact := f.contact
+	f.contact = time.Now()
+	if lastContact.IsZero() {
+		lastContact = f.contact
+	}
+	f.mu.Lock()
+	f.stats.Lists++
+	announce := f.stats.Lists > 1
+	gone := []string{}
+	for name := range f.members {
+		if f.facts[name] == nil {
+			gone = append(gone, name)
+		}
+	}
+	for _, name := range gone {
+		f.show(name, lastContact, announce)
+	}
+	for name := range f.facts {
+		f.show(name, lastContact, announce)
+	}
+	f.mu.Unlock()
+	if !announce {
+		f.date(ctx)
+	}
+	return revision + 1, nil
+}
+
+func (f *follower) page(ctx context.Context, from, end string, revision int64) (*clientv3.GetResponse, error) {
+	ctx, cancel := within(ctx, f.config.Timeout)
+	defer cancel()
+	return f.store.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+}
+
+// date finds out when nodes that were dead before the reader came were last alive: a node renews its retention lease.
+func (f *follower) date(ctx context.Context) {
+	f.mu.RLock()
+	dead := map[string]clientv3.LeaseID{}
+	for name, m := range f.members {
+		if m.node.State == NodeUnreachable && m.lease != 0 && len(dead) < maxDeadAsked {
+			dead[name] = m.lease
+		}
+	}
+	f.mu.RUnlock()
+	for name, lease := range dead {
+		asking, cancel := within(ctx, f.config.Timeout)
+		ago, err := f.store.renewed(asking, lease)
+		cancel()
+		if err != nil {
+			return // it is not worth more
+		}
+		seen := time.Now().Add(-ago)
+		f.mu.Lock()
+		if m := f.members[name]; seen.After(m.node.LastSeen) {
+			later := *m
+			later.node.LastSeen = seen
+			f.publish(name, &later, true)
+		}
+		f.mu.Unlock()
+	}
+}

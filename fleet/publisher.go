@@ -1,0 +1,252 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// Local is the node as a [Publisher] sees it. Its methods are called from one goroutine and do not block.
+type Local interface {
+	// Plugins returns all plugins; those that have not said who they are are not published.
+	Plugins() []reconciler.Status
+	// Conditions says how the node is.
+	Conditions() []Condition
+	// Changes returns a channel that gets a value after something about the plugins has changed, at the latest when the last one has been
+	// read; one value may stand for many changes. It is asked for once. Changes of conditions need not be told.
+	Changes(ctx context.Context) <-chan struct{}
+}
+
+// Condition is one aspect of a node's health.
+type Condition struct {
+	Name string
+	OK   bool
+	// Message says what is wrong, as one line; Since is when that began. Both are zero if OK.
+	Message string
+	Since   time.Time
+}
+
+// ConditionName is the name of the condition of a [Publisher].
+const ConditionName = "fleet"
+
+// The defaults of [PublisherConfig].
+const (
+	DefaultPresence    = 10 * time.Second
+	DefaultRetention   = time.Hour
+	DefaultMinInterval = time.Second
+	DefaultSpread      = 10 * time.Second
+)
+
+// PublisherConfig is what a [Publisher] works with.
+type PublisherConfig struct {
+	Space Space
+	// Node is the name of the node, which no other may have. It is required.
+	Node string
+	// Address is HOST:PORT at which the node takes calls from other nodes; empty for none. It can be changed with SetAddress.
+	Address string
+	// Version is the version of Patchbay, for readers.
+	Version string
+	// Presence is how long the node counts as alive after its last sign of life; Retention is how long what it had stays visible. They are
+	// rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
+	Presence, Retention time.Duration
+	// MinInterval is the least time between two writes.
+	MinInterval time.Duration
+	// Spread is the time over which nodes that have lost etcd come back. The start is spread over a tenth of it.
+	Spread time.Duration
+	// Timeout bounds one request (default: that of Etcd, but at most half of Presence).
+	Timeout time.Duration
+	// Local is what is published. It is required.
+	Local Local
+	// Logger is told when etcd is lost and found; nil for no log.
+	Logger *slog.Logger
+}
+
+// Publisher publishes one node. All methods may be called at once from several goroutines.
+type Publisher struct {
+	config   PublisherConfig
+	dialer   dialer
+	log      *slog.Logger
+	node     string // the range of the node's keys
+	instance string
+	started  time.Time
+	changes  <-chan struct{}
+	touched  chan struct{} // gets a value when the address changes
+
+	// The following belong to the goroutine of Run.
+
+	leases     leases
+	held       held
+	generation uint64
+
+	mu        sync.Mutex
+	address   string
+	condition Condition
+	stats     Stats
+}
+
+// Stats counts what a [Publisher] did.
+type Stats struct {
+	// Sessions counts how often etcd was found, Writes the transactions that wrote something, Bytes the size of their values.
+	Sessions, Writes, Bytes uint64
+	// Failures counts the sessions and writes that failed.
+	Failures uint64
+	// Published is when the node was last written; zero for never.
+	Published time.Time
+}
+
+// leases are those of the node; zero for one that there is none of.
+type leases struct{ presence, retention clientv3.LeaseID }
+
+// NewPublisher returns a publisher. Nothing happens before Run.
+func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
+	return newPublisher(newDialer(c), config)
+}
+
+func newPublisher(d dialer, config PublisherConfig) (*Publisher, error) {
+	config.Presence = cmp.Or(config.Presence, DefaultPresence)
+	config.Retention = cmp.Or(config.Retention, DefaultRetention)
+	config.MinInterval = cmp.Or(config.MinInterval, DefaultMinInterval)
+	config.Spread = cmp.Or(config.Spread, DefaultSpread)
+	config.Timeout = min(cmp.Or(config.Timeout, defaultTimeout), config.Presence/2)
+	if err := errors.Join(config.Space.Validate(), ValidateNode(config.Node)); err != nil {
+		return nil, fmt.Errorf("cannot publish the node: %w", err)
+	}
+	if err := ValidateTimes(config.Presence, config.Retention); err != nil {
+		return nil, fmt.Errorf("cannot publish the node: %w", err)
+	}
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Publisher{
+		config: config, dialer: d, log: config.Logger, address: config.Address, instance: rand.Text(),
+		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
+	}
+	p.condition = Condition{Name: ConditionName, Message: "the node has not been published yet", Since: time.Now()}
+	return p, nil
+}
+
+// ValidateTimes says whether two durations can be those of a [PublisherConfig].
+func ValidateTimes(presence, retention time.Duration) error {
+	if presence < 2*time.Second {
+		return fmt.Errorf("presence is %v: etcd needs at least 2s", presence)
+	}
+	if retention <= presence {
+		return fmt.Errorf("retention is %v: it must be longer than presence, which is %v", retention, presence)
+	}
+	return nil
+}
+
+// Instance returns the identifier of this start.
+func (p *Publisher) Instance() string { return p.instance }
+
+// SetAddress changes the address at which the node takes calls. It does not block.
+func (p *Publisher) SetAddress(address string) {
+	p.mu.Lock()
+	p.address = address
+	p.mu.Unlock()
+	select {
+	case p.touched <- struct{}{}:
+	default:
+	}
+}
+
+// Condition says whether the fleet sees the node as it is.
+func (p *Publisher) Condition() Condition {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.condition
+}
+
+// Stats returns what has been done so far.
+func (p *Publisher) Stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stats
+}
+
+// Run publishes the node until ctx ends. It then says in etcd that the node has stopped, if that takes no more than 2 s, and returns. It
+// may be called once.
+func (p *Publisher) Run(ctx context.Context) {
+	p.started = time.Now()
+	p.changes = p.config.Local.Changes(ctx)
+	failures := 0
+	for delay := spread(p.config.Spread / 10); sleep(ctx, delay); {
+		stood, err := p.attempt(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if !stood || !isExpired(err) { // a token that has expired is renewed by the next session, and nobody has to know
+			p.failed(err)
+		}
+		switch {
+		case stood:
+			failures = 0
+			delay = spread(p.config.Presence / 4) // the presence lease may still be saved
+			if errors.Is(err, errLeaseLost) {
+				delay = spread(p.config.Spread)
+			}
+		case errors.Is(err, errNameTaken):
+			delay = around(p.config.Presence / 3)
+		default:
+			failures++
+			delay = backoff(failures)
+			if failures == 1 {
+				delay = max(delay, spread(p.config.Spread))
+			}
+		}
+	}
+}
+
+// attempt has one session, with the first member that is good for one. Stood says that there was one.
+func (p *Publisher) attempt(ctx context.Context) (stood bool, err error) {
+	for range p.dialer.members() {
+		s := &session{Publisher: p}
+		if err = s.run(ctx); s.stood || ctx.Err() != nil || !elsewhere(err) {
+			return s.stood, err
+		}
+	}
+	return false, err
+}
+
+// failed makes an error known.
+func (p *Publisher) failed(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stats.Failures++
+	message := "the node is not published as it is: " + explain(err).Error()
+	if p.condition.OK {
+		p.condition.Since = time.Now()
+	}
+	if p.condition.OK || p.condition.Message != message {
+		p.log.Warn("fleet: "+message, "node", p.config.Node)
+	}
+	p.condition.OK, p.condition.Message = false, message
+}
+
+// succeeded makes known that the fleet sees the node as it is.
+func (p *Publisher) succeeded(published time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !published.IsZero() {
+		p.stats.Published = published
+	}
+	if !p.condition.OK {
+		p.log.Info("fleet: the node is published", "node", p.config.Node)
+	}
+	p.condition = Condition{Name: ConditionName, OK: true}
+}
+
+func (p *Publisher) count(add func(*Stats)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	add(&p.stats)
+}

@@ -1,0 +1,211 @@
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// runPublisher runs a publisher until the test ends.
+func runPublisher(t *testing.T, f *fake, config PublisherConfig) *Publisher {
+	t.Helper()
+	p, err := newPublisher(f, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { p.Run(ctx) })
+	t.Cleanup(func() { cancel(); running.Wait() })
+	return p
+}
+
+// TestWritesOnlyChanges: at rest nothing is written, whatever is told; conditions are looked at with each renewal.
+func TestWritesOnlyChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, local := newFake(), newFakeLocal("T/one")
+		p := runPublisher(t, f, PublisherConfig{Node: "a", Local: local})
+		time.Sleep(time.Minute)
+		if f.writes() != 1 || !p.Condition().OK {
+			t.Fatalf("a start made %d writes: %+v", f.writes(), p.Condition())
+		}
+		for range 100 {
+			local.set("T/one") // no news
+			time.Sleep(time.Second)
+		}
+		time.Sleep(24 * time.Hour)
+		if f.writes() != 1 {
+			t.Errorf("a node at rest made %d writes", f.writes())
+		}
+		// A day has 25,920 thirds of a presence and 72 thirds of a retention.
+		if f.renewalsSoFar() < 23_000 || f.renewalsSoFar() > 29_000 {
+			t.Errorf("%d renewals in a day", f.renewalsSoFar())
+		}
+		local.mu.Lock()
+		local.conditions = []Condition{{Name: "discovery", Message: "broken"}}
+		local.mu.Unlock()
+		time.Sleep(DefaultPresence)
+		if f.writes() != 2 {
+			t.Errorf("a condition that changed was not written: %d writes", f.writes())
+		}
+	})
+}
+
+// TestCoalesces: many changes at once are one write, changes that do not end are written more and more rarely, and what comes last is
+// written in any case.
+func TestCoalesces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, local := newFake(), newFakeLocal()
+		runPublisher(t, f, PublisherConfig{Node: "a", Local: local})
+		time.Sleep(time.Minute)
+		start := f.writes()
+		for i := range 1000 {
+			local.set(fmt.Sprintf("T/%d", i))
+		}
+		time.Sleep(time.Minute)
+		if got := f.writes() - start; got != 1 {
+			t.Errorf("1000 changes at once made %d writes", got)
+		}
+		start = f.writes()
+		for i := range 6000 { // ten minutes
+			local.set(fmt.Sprintf("T/%d", i))
+			time.Sleep(100 * time.Millisecond)
+		}
+		if got := f.writes() - start; got < 30 || got > 60 {
+			t.Errorf("changes without end made %d writes in ten minutes", got)
+		}
+		time.Sleep(time.Minute)
+		if value := f.value(Space{}.NodeRange("a") + "plugins/0/0000"); !strings.Contains(value, "5999") {
+			t.Error("the last change was not written")
+		}
+		// After a rest it is quick again.
+		time.Sleep(10 * time.Minute)
+		start = f.writes()
+		local.set("T/quick")
+		time.Sleep(2 * DefaultMinInterval)
+		if got := f.writes() - start; got != 1 {
+			t.Errorf("%d writes after a rest", got)
+		}
+	})
+}
+
+// TestFullStaysPresent: while nothing can be written, renewals go on, and attempts to write get rare.
+func TestFullStaysPresent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, local := newFake(), newFakeLocal("T/one")
+		p := runPublisher(t, f, PublisherConfig{Node: "a", Local: local})
+		time.Sleep(time.Minute)
+		f.set(func() { f.full = true })
+		local.set("T/two")
+		before := f.renewalsSoFar()
+		failures := p.Stats().Failures
+		time.Sleep(10 * time.Minute)
+		if got := f.renewalsSoFar() - before; got < 150 {
+			t.Errorf("%d renewals in ten minutes", got)
+		}
+		if got := p.Stats().Failures - failures; got < 10 || got > 50 {
+			t.Errorf("%d attempts to write in ten minutes", got)
+		}
+		if c := p.Condition(); c.OK || time.Since(c.Since) < 9*time.Minute {
+			t.Errorf("condition %+v", c)
+		}
+		f.set(func() { f.full = false })
+		time.Sleep(time.Minute)
+		if c := p.Condition(); !c.OK || p.Stats().Sessions != 1 {
+			t.Errorf("condition %+v, stats %+v", c, p.Stats())
+		}
+	})
+}
+
+// most returns the greatest number of times within any second.
+func most(times []time.Time) int {
+	slices.SortFunc(times, time.Time.Compare)
+	greatest := 0
+	for i, from := 0, 0; i < len(times); i++ {
+		for times[i].Sub(times[from]) >= time.Second {
+			from++
+		}
+		greatest = max(greatest, i-from+1)
+	}
+	return greatest
+}
+
+// TestNoStorm: many nodes lose etcd at one moment. While it is away they ask for it ever more rarely, and when it is back they come one
+// after the other.
+func TestNoStorm(t *testing.T) {
+	const nodes = 2000
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		var all []*Publisher
+		for i := range nodes {
+			all = append(all, runPublisher(t, f, PublisherConfig{Node: fmt.Sprint(i), Local: newFakeLocal("T/one")}))
+		}
+		time.Sleep(time.Minute)
+		f.set(func() { f.away, f.dialed, f.committed = true, nil, nil })
+		time.Sleep(10 * time.Minute)
+		dialed := f.dials()
+		perMinute := len(dialed) / 10 / nodes
+		t.Logf("while etcd is away: %d attempts per node and minute, at most %d of %d nodes in one second", perMinute, most(dialed), nodes)
+		if perMinute > 5 {
+			t.Errorf("%d attempts per node and minute", perMinute)
+		}
+		f.set(func() { f.away, f.dialed = false, nil })
+		back := time.Now()
+		time.Sleep(time.Minute)
+		for _, p := range all {
+			if !p.Condition().OK {
+				t.Fatalf("a node did not come back: %+v", p.Condition())
+			}
+		}
+		dialed = f.dials()
+		slices.SortFunc(dialed, time.Time.Compare)
+		t.Logf("back: at most %d of %d nodes in one second, the last after %v", most(dialed), nodes,
+			dialed[len(dialed)-1].Sub(back).Round(time.Second))
+		if got := most(dialed); got > nodes/10 {
+			t.Errorf("%d of %d nodes came back in one second", got, nodes)
+		}
+		if f.writes() != 0 {
+			t.Errorf("%d nodes wrote although etcd had everything", f.writes())
+		}
+	})
+}
+
+// TestRefuses: what cannot work is refused with what to do.
+func TestRefuses(t *testing.T) {
+	for want, config := range map[string]PublisherConfig{
+		"node name \"\"":        {},
+		"use letters, digits":   {Node: "a/b"},
+		"it has dots only":      {Node: ".."},
+		"use at most 253":       {Node: strings.Repeat("a", 254)},
+		"namespace \"a b\"":     {Node: "a", Space: Space{Namespace: "a b"}},
+		"at least 2s":           {Node: "a", Presence: time.Second},
+		"longer than presence,": {Node: "a", Presence: time.Minute, Retention: time.Minute},
+	} {
+		config.Local = newFakeLocal()
+		if _, err := newPublisher(newFake(), config); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want %q", config, err, want)
+		}
+	}
+	for want, e := range map[string]Etcd{
+		"no etcd endpoint":     {},
+		"is no URL":            {Endpoints: []string{"10.0.0.1:2379"}},
+		"use https:// for all": {Endpoints: []string{"https://a:1", "http://b:1"}},
+		"settings for TLS":     {Endpoints: []string{"http://a:1"}, CA: "ca.crt"},
+		"needs its key":        {Endpoints: []string{"https://a:1"}, Cert: "a.crt"},
+		"needs a password":     {Endpoints: []string{"https://a:1"}, User: "a"},
+		"no such file":         {Endpoints: []string{"https://a:1"}, CA: "/nowhere/ca.crt"},
+	} {
+		if _, err := Connect(e); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: error %v, want %q", e, err, want)
+		}
+	}
+}

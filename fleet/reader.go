@@ -1,0 +1,247 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/feed"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// ErrClosed is the error of calls on a [Reader] that has been closed.
+var ErrClosed = errors.New("the reader of the fleet is closed")
+
+// ReaderConfig is what a [Reader] works with.
+type ReaderConfig struct {
+	Space Space
+	// Timeout bounds one request (default 5 s).
+	Timeout time.Duration
+	// Logger is told when etcd is lost and found; nil for no log.
+	Logger *slog.Logger
+}
+
+// Reader follows the fleet. All methods may be called at once from several goroutines; none but Ready, Watch, Wait and Close blocks.
+type Reader struct {
+	config ReaderConfig
+	dialer dialer
+	cancel context.CancelFunc
+	done   chan struct{}
+	ready  chan struct{} // closed when the fleet has been listed for the first time
+	feed   *feed.Feed[Change]
+
+	mu      sync.RWMutex // held over a publication, so that a snapshot and what follows on it meet
+	members map[string]*member
+	health  Health
+	stats   ReaderStats
+}
+
+// ReaderStats counts what a [Reader] did.
+type ReaderStats struct {
+	// Lists counts complete lists, Watches how often a watch began, Events the changes of keys that came through it.
+	Lists, Watches, Events uint64
+}
+
+// Open begins to read a fleet. It does not block; Ready does. The caller calls Close.
+func Open(c *Cluster, config ReaderConfig) *Reader { return open(newDialer(c), config) }
+
+func open(d dialer, config ReaderConfig) *Reader {
+	config.Timeout = cmp.Or(config.Timeout, defaultTimeout)
+	if config.Logger == nil {
+		config.Logger = slog.New(slog.DiscardHandler)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &Reader{
+		config: config, dialer: d, cancel: cancel, done: make(chan struct{}), ready: make(chan struct{}), members: map[string]*member{},
+		health: Health{Message: "the fleet has not been read yet", Since: time.Now()},
+	}
+	r.feed = feed.New(feed.Config[Change]{Resync: func(_ string, commit func(Change)) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		commit(Change{Kind: Resync})
+	}})
+	go r.run(ctx)
+	return r
+}
+
+// Close ends all watches and waits, and returns when nothing of the reader is left. A second call does nothing.
+func (r *Reader) Close() {
+	r.cancel()
+	<-r.done
+	r.feed.Close()
+}
+
+// Ready returns when the fleet has been read for the first time. If ctx ends before, the error says why it has not been.
+func (r *Reader) Ready(ctx context.Context) error {
+	select {
+	case <-r.ready:
+		return nil
+	default:
+	}
+	select {
+	case <-r.ready:
+		return nil
+	case <-r.done:
+		return ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("cannot read the fleet: %s: %w", r.Health().Message, context.Cause(ctx))
+	}
+}
+
+// Health says how current the reader is.
+func (r *Reader) Health() Health {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.health
+}
+
+// Stats returns what has been done so far.
+func (r *Reader) Stats() ReaderStats {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.stats
+}
+
+// Nodes returns all nodes, ordered by name.
+func (r *Reader) Nodes() []Node {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.nodes(Filter{})
+}
+
+// Plugins returns the plugins that pass the filter, in the order of [Snapshot].
+func (r *Reader) Plugins(f Filter) []Plugin {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.plugins(f)
+}
+
+// Snapshot returns the nodes that Filter.Nodes names and the plugins that pass the filter.
+func (r *Reader) Snapshot(f Filter) Snapshot {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.snapshot(f)
+}
+
+// Instances returns the plugins that pass the filter and can be called now: those that are registered and current on a node that is
+// ready, in the order of [Snapshot].
+func (r *Reader) Instances(f Filter) []Instance {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	f.States = []reconciler.State{reconciler.StateRegistered}
+	var instances []Instance
+	for _, p := range r.plugins(f) {
+		if p.Current {
+			instances = append(instances, Instance{Plugin: p, Address: r.members[p.Node].node.Address})
+		}
+	}
+	return instances
+}
+
+// Watch returns the present state and a sequence of what follows on it, without gap and without repeat. What passes the filter now and did
+// not before is added, and the other way round removed. The sequence can be iterated once; it ends with ctx, when the caller leaves it, and
+// with the reader. A change of kind [Resync] takes the place of changes that the caller was too slow to read, at least 8,192 of them.
+//
+// It blocks until the fleet has been read for the first time.
+func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error) {
+	if err := r.Ready(ctx); err != nil {
+		return Snapshot{}, nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	r.mu.Lock()
+	snapshot := r.snapshot(f)
+	changes := r.feed.Subscribe(ctx, "")
+	r.mu.Unlock()
+	return snapshot, func(yield func(Change) bool) {
+		defer cancel()
+		for change := range changes {
+			if change, ok := change.through(f); ok && !yield(change) {
+				return
+			}
+		}
+	}, nil
+}
+
+// Wait blocks until the plugins that pass the filter are what is waited for, and returns them. If ctx ends before, the error is its cause,
+// and the plugins are those that there were then.
+func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) ([]Plugin, error) {
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	snapshot, changes, err := r.Watch(watching, f)
+	if err != nil {
+		return nil, err
+	}
+	plugins := snapshot.Plugins
+	if until(plugins) {
+		return plugins, nil
+	}
+	for change := range changes {
+		if change.Node != nil {
+			continue
+		}
+		if plugins = r.Plugins(f); until(plugins) {
+			return plugins, nil
+		}
+	}
+	if ctx.Err() != nil {
+		return plugins, context.Cause(ctx)
+	}
+	return plugins, ErrClosed
+}
+
+// snapshot is what Snapshot returns. The caller holds mu.
+func (r *Reader) snapshot(f Filter) Snapshot {
+	return Snapshot{Nodes: r.nodes(f), Plugins: r.plugins(f)}
+}
+
+func (r *Reader) nodes(f Filter) []Node {
+	nodes := make([]Node, 0, len(r.members))
+	for _, name := range slices.Sorted(maps.Keys(r.members)) {
+		if n := r.members[name].node; f.MatchNode(n) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+func (r *Reader) plugins(f Filter) []Plugin {
+	var plugins []Plugin
+	for name, m := range r.members {
+		if !anyOf(f.Nodes, name) {
+			continue
+		}
+		for _, record := range m.plugins {
+			if p := m.plugin(record); f.Match(p) {
+				plugins = append(plugins, p)
+			}
+		}
+	}
+	slices.SortStableFunc(plugins, func(a, b Plugin) int {
+		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))
+	})
+	return plugins
+}
+
+// publish makes members visible and announces the difference; nil stands for one that is gone. The caller holds mu.
+func (r *Reader) publish(name string, now *member, announce bool) {
+	before := r.members[name]
+	if now == nil {
+		delete(r.members, name)
+	} else {
+		r.members[name] = now
+	}
+	if !announce {
+		return
+	}
+	for _, change := range differences(before, now) {
+		r.feed.Publish("", change)
+	}
+}

@@ -1,0 +1,315 @@
+package fleet
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+	"unique"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// facts are what etcd has of one node.
+type facts struct {
+	present bool
+	// hasRecord says that there is a record, newer that it cannot be understood.
+	hasRecord, newer bool
+	record           nodeRecord
+	slots            [slots][]*part // by number; nil for one that is not there
+}
+
+// nodeRecord is what a node says of itself.
+type nodeRecord struct {
+	instance, address, version      string
+	startedAt, stoppedAt, writtenAt time.Time
+	conditions                      []Condition
+	lease                           clientv3.LeaseID
+}
+
+// part is one part of a generation.
+type part struct {
+	instance   string
+	generation uint64
+	parts      int
+	revision   int64
+	writtenAt  time.Time
+	plugins    []*pluginRecord
+}
+
+// pluginRecord is what a node says of one instance of a plugin. It does not change.
+type pluginRecord struct {
+	ptype, name, version, instance, endpoint string
+	state                                    reconciler.State
+	source                                   reconciler.Source
+	roles                                    []string
+	details                                  map[string]string
+	registeredAt                             time.Time
+	current                                  bool
+}
+
+// member is one node as readers see it. It does not change once it is published.
+type member struct {
+	node      Node
+	writtenAt time.Time
+	lease     clientv3.LeaseID
+	plugins   []*pluginRecord // in the order of the node
+	slot      int
+}
+
+// put takes a value over. It returns false for a key that is not one of a node's.
+func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
+	switch slot, number, isPart := parsePart(key); {
+	case key == presenceKey:
+		f.present = true
+	case key == recordKey:
+		var record fleetv1.NodeRecord
+		err := decode(kv.Value, &record)
+		f.hasRecord, f.newer = err == nil, err != nil
+		f.record = recordOf(&record)
+		f.record.lease = clientv3.LeaseID(kv.Lease)
+	case isPart:
+		var value fleetv1.PluginsPart
+		var p *part
+		if decode(kv.Value, &value) == nil && value.GetPart() == uint32(number) && value.GetParts() > 0 && value.GetParts() <= maxParts {
+			p = partOf(&value, kv.ModRevision)
+		}
+		for len(f.slots[slot]) <= number {
+			f.slots[slot] = append(f.slots[slot], nil)
+		}
+		f.slots[slot][number] = p
+	default:
+		return false
+	}
+	return true
+}
+
+// delete takes the end of a key over.
+func (f *facts) delete(key string) {
+	switch slot, number, isPart := parsePart(key); {
+	case key == presenceKey:
+		f.present = false
+	case key == recordKey:
+		f.hasRecord, f.newer, f.record = false, false, nodeRecord{}
+	case isPart && number < len(f.slots[slot]):
+		f.slots[slot][number] = nil
+		for n := len(f.slots[slot]); n > 0 && f.slots[slot][n-1] == nil; n-- {
+			f.slots[slot] = f.slots[slot][:n-1]
+		}
+	}
+}
+
+func (f *facts) empty() bool {
+	return !f.present && !f.hasRecord && !f.newer && len(f.slots[0]) == 0 && len(f.slots[1]) == 0
+}
+
+// complete returns the generation of a slot, if all of its parts are there.
+func (f *facts) complete(slot int) []*part {
+	all := f.slots[slot]
+	if len(all) == 0 || all[0] == nil || all[0].parts > len(all) {
+		return nil
+	}
+	first := all[0]
+	for _, p := range all[:first.parts] {
+		if p == nil || p.instance != first.instance || p.generation != first.generation || p.parts != first.parts {
+			return nil
+		}
+	}
+	return all[:first.parts]
+}
+
+// member returns the node as readers see it now. Before is what they saw; nil for nothing. Now is when the node was last known to be alive
+// if it was until this moment.
+func (f *facts) member(name string, before *member, now time.Time) *member {
+	m := &member{node: Node{
+		Name: name, Instance: f.record.instance, Address: f.record.address, Version: f.record.version, StartedAt: f.record.startedAt,
+		Conditions: f.record.conditions,
+	}, lease: f.record.lease, writtenAt: f.record.writtenAt}
+	var latest []*part
+	for slot := range f.slots {
+		if parts := f.complete(slot); len(parts) > 0 && (len(latest) == 0 || parts[0].revision > latest[0].revision) {
+			latest, m.slot = parts, slot
+		}
+	}
+	switch {
+	case len(latest) > 0:
+		if len(latest) == 1 {
+			m.plugins = latest[0].plugins
+		} else {
+			for _, p := range latest {
+				m.plugins = append(m.plugins, p.plugins...)
+			}
+		}
+		m.node.Generation = latest[0].generation
+		if latest[0].writtenAt.After(m.writtenAt) {
+			m.writtenAt = latest[0].writtenAt
+		}
+	case before != nil && (len(f.slots[0]) > 0 || len(f.slots[1]) > 0):
+		m.plugins, m.node.Generation = before.plugins, before.node.Generation // one is being written
+	}
+	m.node.Plugins = len(m.plugins)
+	switch {
+	case !f.hasRecord:
+		m.node.State = NodeUnknown
+	case f.present:
+		m.node.State = NodeReady
+	case !f.record.stoppedAt.IsZero():
+		m.node.State = NodeStopped
+	default:
+		m.node.State = NodeUnreachable
+	}
+	switch {
+	case m.node.State == NodeReady || m.node.State == NodeUnknown && f.present:
+	case m.node.State == NodeStopped:
+		m.node.LastSeen = f.record.stoppedAt
+	case before != nil && before.node.LastSeen.IsZero():
+		m.node.LastSeen = now
+	case before != nil:
+		m.node.LastSeen = before.node.LastSeen
+	default:
+		m.node.LastSeen = m.writtenAt
+	}
+	if m.node.LastSeen.After(now) {
+		m.node.LastSeen = now // the node's clock is ahead
+	}
+	return m
+}
+
+// plugin returns a plugin as readers see it.
+func (m *member) plugin(r *pluginRecord) Plugin {
+	p := Plugin{
+		Node: m.node.Name, Type: r.ptype, Name: r.name, Version: r.version, State: r.state, Published: r.state, NodeState: m.node.State,
+		Instance: r.instance, Endpoint: r.endpoint, Source: r.source, Roles: r.roles, Details: r.details, RegisteredAt: r.registeredAt,
+		LastSeen: m.node.LastSeen, Current: r.current,
+	}
+	if m.node.State != NodeReady {
+		p.State = StateUnreachable
+	}
+	return p
+}
+
+// key orders the plugins of a node for comparisons.
+func (r *pluginRecord) compare(other *pluginRecord) int {
+	return cmp.Or(strings.Compare(r.ptype, other.ptype), strings.Compare(r.name, other.name),
+		strings.Compare(r.instance, other.instance), strings.Compare(r.endpoint, other.endpoint))
+}
+
+func (r *pluginRecord) same(other *pluginRecord) bool {
+	return r == other || r.version == other.version && r.state == other.state && r.source == other.source &&
+		r.current == other.current && r.registeredAt.Equal(other.registeredAt) && slices.Equal(r.roles, other.roles) &&
+		maps.Equal(r.details, other.details)
+}
+
+// sorted returns the plugins in the order of compare.
+func (m *member) sorted() []*pluginRecord {
+	if m == nil {
+		return nil
+	}
+	all := slices.Clone(m.plugins)
+	slices.SortStableFunc(all, (*pluginRecord).compare)
+	return all
+}
+
+// differences returns what leads from one view of a node to another; either may be nil.
+func differences(before, after *member) []Change {
+	var changes []Change
+	switch {
+	case before == nil && after == nil:
+		return nil
+	case before == nil:
+		changes = append(changes, Change{Kind: Added, Node: &after.node})
+	case after == nil:
+	case !sameNode(before.node, after.node):
+		changes = append(changes, Change{Kind: Changed, Node: &after.node, nodeBefore: &before.node})
+	}
+	old, now := before.sorted(), after.sorted()
+	moved := before != nil && after != nil &&
+		(before.node.State != after.node.State || !before.node.LastSeen.Equal(after.node.LastSeen))
+	for len(old) > 0 || len(now) > 0 {
+		var order int
+		switch {
+		case len(old) == 0:
+			order = 1
+		case len(now) == 0:
+			order = -1
+		default:
+			order = old[0].compare(now[0])
+		}
+		switch {
+		case order < 0:
+			changes = append(changes, Change{Kind: Removed, Plugin: new(before.plugin(old[0]))})
+			old = old[1:]
+		case order > 0:
+			changes = append(changes, Change{Kind: Added, Plugin: new(after.plugin(now[0]))})
+			now = now[1:]
+		default:
+			if moved || !old[0].same(now[0]) {
+				changes = append(changes,
+					Change{Kind: Changed, Plugin: new(after.plugin(now[0])), pluginBefore: new(before.plugin(old[0]))})
+			}
+			old, now = old[1:], now[1:]
+		}
+	}
+	if after == nil {
+		changes = append(changes, Change{Kind: Removed, Node: &before.node})
+	}
+	return changes
+}
+
+// sameNode says whether two views of a node are alike. The generation is no change by itself: that of its plugins is.
+func sameNode(a, b Node) bool {
+	return a.State == b.State && a.Instance == b.Instance && a.Address == b.Address && a.Version == b.Version &&
+		a.StartedAt.Equal(b.StartedAt) && a.LastSeen.Equal(b.LastSeen) && a.Plugins == b.Plugins &&
+		slices.EqualFunc(a.Conditions, b.Conditions, func(x, y Condition) bool {
+			return x.Name == y.Name && x.OK == y.OK && x.Message == y.Message && x.Since.Equal(y.Since)
+		})
+}
+
+// intern returns a string that is kept once, however often it occurs: types, names, versions and paths are alike on many nodes.
+func intern(s string) string { return unique.Make(s).Value() }
+
+func internAll(list []string) []string {
+	for i := range list {
+		list[i] = intern(list[i])
+	}
+	return list
+}
+
+func recordOf(r *fleetv1.NodeRecord) nodeRecord {
+	record := nodeRecord{
+		instance: r.GetInstance(), address: r.GetAddress(), version: intern(r.GetVersion()), startedAt: timeOf(r.GetStartedAt()),
+		stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt()),
+	}
+	for _, c := range r.GetConditions() {
+		record.conditions = append(record.conditions,
+			Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
+	}
+	return record
+}
+
+func partOf(v *fleetv1.PluginsPart, revision int64) *part {
+	p := &part{instance: v.GetInstance(), generation: v.GetGeneration(), parts: int(v.GetParts()), revision: revision,
+		writtenAt: timeOf(v.GetWrittenAt()), plugins: make([]*pluginRecord, 0, len(v.GetPlugins()))}
+	records := make([]pluginRecord, len(v.GetPlugins()))
+	for i, r := range v.GetPlugins() {
+		records[i] = pluginRecord{
+			ptype: intern(r.GetType()), name: intern(r.GetName()), version: intern(r.GetVersion()), instance: r.GetInstance(),
+			endpoint: intern(r.GetEndpoint()), state: reconciler.State(intern(r.GetState())), source: reconciler.Source(intern(r.GetSource())),
+			roles: internAll(r.GetRoles()), registeredAt: timeOf(r.GetRegisteredAt()), current: r.GetCurrent(),
+		}
+		if len(r.GetDetails()) > 0 {
+			records[i].details = make(map[string]string, len(r.GetDetails()))
+			for key, value := range r.GetDetails() {
+				records[i].details[intern(key)] = intern(value)
+			}
+		}
+		p.plugins = append(p.plugins, &records[i])
+	}
+	return p
+}

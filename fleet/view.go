@@ -1,0 +1,176 @@
+package fleet
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// NodeState says whether a node is there.
+type NodeState string
+
+// The states of a node.
+const (
+	// NodeReady: its presence is there.
+	NodeReady NodeState = "ready"
+	// NodeUnreachable: its presence is gone, without a word.
+	NodeUnreachable NodeState = "unreachable"
+	// NodeStopped: its daemon ended in an orderly way.
+	NodeStopped NodeState = "stopped"
+	// NodeUnknown: its record is missing, or of a format that this program does not know.
+	NodeUnknown NodeState = "unknown"
+)
+
+// StateUnreachable is the state of the plugins of a node that is not ready.
+const StateUnreachable = reconciler.StateUnreachable
+
+// Node is one node of the fleet. Its slices are not to be changed.
+type Node struct {
+	Name  string
+	State NodeState
+	// Instance identifies this start of its daemon.
+	Instance string
+	// Address is HOST:PORT at which it takes calls; empty if it takes none.
+	Address string
+	// Version is the version of Patchbay that it runs.
+	Version string
+	// StartedAt is when its daemon started, by its own clock.
+	StartedAt time.Time
+	// LastSeen is when it was last known to be alive: when the reader lost sight of it, or, if it was gone before the reader came, when it
+	// stopped, wrote or renewed its retention last. Zero while it is ready.
+	LastSeen time.Time
+	// Conditions are ordered by name.
+	Conditions []Condition
+	// Plugins is the number of instances that it has published.
+	Plugins int
+	// Generation counts what this instance has published.
+	Generation uint64
+}
+
+// Plugin is one instance of a plugin on one node. Its slices and maps are not to be changed.
+type Plugin struct {
+	Node, Type, Name, Version string
+	// State is what the node published, and StateUnreachable if the node is not ready.
+	State reconciler.State
+	// Published is what the node published last.
+	Published reconciler.State
+	// NodeState is the state of the node.
+	NodeState NodeState
+	// Instance is its identifier; empty if it was never registered.
+	Instance string
+	// Endpoint is the path on its node at which its services answer.
+	Endpoint string
+	Source   reconciler.Source
+	// Roles are further types under which it is registered.
+	Roles []string
+	// Details are what the handler of its type found out about it; nil if that is too much for the fleet.
+	Details      map[string]string
+	RegisteredAt time.Time
+	// LastSeen is that of the node.
+	LastSeen time.Time
+	// Current says that it is the one that is dispensed for its type and name on its node.
+	Current bool
+}
+
+// Instance is a plugin that can be called now, and where.
+type Instance struct {
+	Plugin
+	// Address is HOST:PORT of the node's daemon; empty if it takes no calls.
+	Address string
+}
+
+// Filter selects plugins. Each list that is not empty has to contain the value of the plugin.
+type Filter struct {
+	// Types also match the roles of a plugin.
+	Types, Names, Nodes, Versions []string
+	States                        []reconciler.State
+}
+
+// Match says whether a plugin passes.
+func (f Filter) Match(p Plugin) bool {
+	return (anyOf(f.Types, p.Type) || slices.ContainsFunc(p.Roles, func(role string) bool { return slices.Contains(f.Types, role) })) &&
+		anyOf(f.Names, p.Name) && anyOf(f.Nodes, p.Node) && anyOf(f.Versions, p.Version) && anyOf(f.States, p.State)
+}
+
+// MatchNode says whether a node passes: only Nodes counts.
+func (f Filter) MatchNode(n Node) bool { return anyOf(f.Nodes, n.Name) }
+
+func anyOf[T comparable](list []T, value T) bool {
+	return len(list) == 0 || slices.Contains(list, value)
+}
+
+// ChangeKind says what a [Change] is.
+type ChangeKind string
+
+// The kinds of changes.
+const (
+	Added   ChangeKind = "added"
+	Changed ChangeKind = "changed"
+	Removed ChangeKind = "removed"
+	// Resync takes the place of changes that a subscriber was too slow to read: it should look anew.
+	Resync ChangeKind = "resync"
+)
+
+// Change is one change in the fleet, of a node or of a plugin.
+type Change struct {
+	Kind ChangeKind
+	// Node or Plugin is what changed, as it is now, or as it was if it was removed.
+	Node   *Node
+	Plugin *Plugin
+
+	// before is what it was if it was changed.
+	nodeBefore   *Node
+	pluginBefore *Plugin
+}
+
+// through returns what a change is for someone who sees only what passes a filter, and false if it is nothing.
+func (c Change) through(f Filter) (Change, bool) {
+	switch {
+	case c.Node != nil:
+		return c, f.MatchNode(*c.Node)
+	case c.Plugin == nil:
+		return c, true
+	case c.Kind != Changed:
+		return c, f.Match(*c.Plugin)
+	}
+	was, is := f.Match(*c.pluginBefore), f.Match(*c.Plugin)
+	switch {
+	case was && is:
+		return c, true
+	case is:
+		return Change{Kind: Added, Plugin: c.Plugin}, true
+	case was:
+		return Change{Kind: Removed, Plugin: c.pluginBefore}, true
+	}
+	return Change{}, false
+}
+
+// Snapshot is the fleet at one moment.
+type Snapshot struct {
+	// Nodes are ordered by name.
+	Nodes []Node
+	// Plugins are ordered by type, name and node, and as the node has them within a node: newest first.
+	Plugins []Plugin
+}
+
+// Health says how current a reader is.
+type Health struct {
+	// Current says that the reader follows etcd. What it returns is then never older than a lost presence takes to end.
+	Current bool
+	// Message says why it does not, Since is when that began; zero if Current.
+	Message string
+	Since   time.Time
+}
+
+// Source is the fleet as others see it, for example a status page. A [Reader] is one.
+type Source interface {
+	// Snapshot returns the nodes, and the plugins that pass the filter.
+	Snapshot(Filter) Snapshot
+	// Watch returns the present state and what follows on it.
+	Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error)
+	// Health says how current they are.
+	Health() Health
+}

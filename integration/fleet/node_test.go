@@ -1,0 +1,315 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// The server of etcd leaves these behind.
+		goleak.IgnoreAnyFunction("go.etcd.io/etcd/server/v3/mvcc.(*store).restore"),
+		goleak.IgnoreAnyFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"),
+	)
+}
+
+// patience bounds every wait for what should happen.
+const patience = 40 * time.Second
+
+// presence is the presence of the tests: the shortest that etcd allows.
+const presence = 2 * time.Second
+
+// local is a node that tests change.
+type local struct {
+	changed chan struct{}
+
+	mu      sync.Mutex
+	plugins []reconciler.Status
+}
+
+func newLocal(names ...string) *local {
+	l := &local{changed: make(chan struct{}, 1)}
+	l.set(names...)
+	return l
+}
+
+func status(name string) reconciler.Status {
+	return reconciler.Status{
+		Type: "CSIPlugin", Name: name, Version: "1.0.0", State: reconciler.StateRegistered, Current: true, Instance: "i-" + name,
+		Endpoint: "/run/" + name + ".sock", Source: reconciler.SourceDiscovered, RegisteredAt: time.Unix(1700000000, 0),
+	}
+}
+
+func (l *local) set(names ...string) {
+	var plugins []reconciler.Status
+	for _, name := range names {
+		plugins = append(plugins, status(name))
+	}
+	l.setAll(plugins)
+}
+
+func (l *local) setAll(plugins []reconciler.Status) {
+	l.mu.Lock()
+	l.plugins = plugins
+	l.mu.Unlock()
+	select {
+	case l.changed <- struct{}{}:
+	default:
+	}
+}
+
+func (l *local) Plugins() []reconciler.Status {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.plugins
+}
+
+func (l *local) Conditions() []fleet.Condition {
+	return []fleet.Condition{{Name: "discovery", OK: true}}
+}
+
+func (l *local) Changes(context.Context) <-chan struct{} { return l.changed }
+
+// node is a publisher that runs.
+type node struct {
+	*local
+	*fleet.Publisher
+	// stop ends it in order, and returns when it has ended.
+	stop func()
+}
+
+func startNode(t testing.TB, client *fleet.Cluster, name string, plugins ...string) *node {
+	t.Helper()
+	return startNodeWith(t, client, fleet.PublisherConfig{Node: name}, newLocal(plugins...))
+}
+
+func startNodeWith(t testing.TB, client *fleet.Cluster, config fleet.PublisherConfig, l *local) *node {
+	t.Helper()
+	config.Local, config.MinInterval, config.Version = l, 20*time.Millisecond, "v1.2.3"
+	if config.Presence == 0 {
+		config.Presence = presence
+	}
+	if config.Spread == 0 {
+		config.Spread = 100 * time.Millisecond
+	}
+	if config.Retention == 0 {
+		config.Retention = time.Minute
+	}
+	p, err := fleet.NewPublisher(client, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); p.Run(ctx) }()
+	n := &node{local: l, Publisher: p, stop: func() { cancel(); <-done }}
+	t.Cleanup(n.stop)
+	return n
+}
+
+func openReader(t testing.TB, client *fleet.Cluster) *fleet.Reader {
+	t.Helper()
+	r := fleet.Open(client, fleet.ReaderConfig{})
+	t.Cleanup(r.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := r.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// eventually waits until something is true.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in %v: %s", patience, what)
+		}
+	}
+}
+
+func (n *node) published(t testing.TB) {
+	t.Helper()
+	eventually(t, "the node is published: "+n.Condition().Message, func() bool { return n.Condition().OK })
+}
+
+// names returns NODE/NAME=STATE of every plugin.
+func names(r *fleet.Reader) []string {
+	list := []string{}
+	for _, p := range r.Plugins(fleet.Filter{}) {
+		list = append(list, fmt.Sprintf("%s/%s=%s", p.Node, p.Name, p.State))
+	}
+	slices.Sort(list)
+	return list
+}
+
+// shows waits until the reader has exactly these plugins, as NODE/NAME=STATE.
+func shows(t testing.TB, r *fleet.Reader, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	deadline := time.Now().Add(patience)
+	for {
+		got := names(r)
+		if slices.Equal(got, want) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v the fleet is\n%v\nand not\n%v\nhealth: %+v", patience, got, want, r.Health())
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func stateOf(r *fleet.Reader, name string) fleet.NodeState {
+	for _, n := range r.Nodes() {
+		if n.Name == name {
+			return n.State
+		}
+	}
+	return ""
+}
+
+// follower is a subscriber that keeps its own picture and checks that no change is a repeat or comes after a gap.
+type follower struct {
+	t      testing.TB
+	cancel func()
+	done   chan struct{}
+
+	mu      sync.Mutex
+	nodes   map[string]fleet.Node
+	plugins map[string]fleet.Plugin
+	changes []string
+	wrong   []string
+}
+
+func pluginKey(p fleet.Plugin) string { return p.Node + "/" + p.Type + "/" + p.Name + "/" + p.Instance }
+
+func follow(t testing.TB, r *fleet.Reader) *follower {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	snapshot, changes, err := r.Watch(ctx, fleet.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &follower{t: t, cancel: cancel, done: make(chan struct{}), nodes: map[string]fleet.Node{}, plugins: map[string]fleet.Plugin{}}
+	for _, n := range snapshot.Nodes {
+		f.nodes[n.Name] = n
+	}
+	for _, p := range snapshot.Plugins {
+		f.plugins[pluginKey(p)] = p
+	}
+	go func() {
+		defer close(f.done)
+		for c := range changes {
+			f.take(c)
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-f.done })
+	return f
+}
+
+func (f *follower) take(c fleet.Change) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var known, same bool
+	var what string
+	switch {
+	case c.Node != nil:
+		old, has := f.nodes[c.Node.Name]
+		what, known, same = "node "+c.Node.Name+" "+string(c.Node.State), has, reflect.DeepEqual(old, *c.Node)
+		f.nodes[c.Node.Name] = *c.Node
+		if c.Kind == fleet.Removed {
+			delete(f.nodes, c.Node.Name)
+		}
+	case c.Plugin != nil:
+		key := pluginKey(*c.Plugin)
+		old, has := f.plugins[key]
+		what, known, same = key+" "+string(c.Plugin.State), has, reflect.DeepEqual(old, *c.Plugin)
+		f.plugins[key] = *c.Plugin
+		if c.Kind == fleet.Removed {
+			delete(f.plugins, key)
+		}
+	}
+	what = string(c.Kind) + " " + what
+	f.changes = append(f.changes, what)
+	switch {
+	case c.Kind == fleet.Resync:
+		f.wrong = append(f.wrong, "a resync")
+	case c.Kind == fleet.Added && known, c.Kind != fleet.Added && !known, c.Kind == fleet.Changed && same:
+		f.wrong = append(f.wrong, what)
+	}
+}
+
+// agrees waits until the picture is that of the reader and says what was wrong on the way.
+func (f *follower) agrees(r *fleet.Reader) {
+	f.t.Helper()
+	var why string
+	same := func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		snapshot := r.Snapshot(fleet.Filter{})
+		why = fmt.Sprintf("nodes %v\nreader %v", f.nodes, snapshot.Nodes)
+		if len(snapshot.Nodes) != len(f.nodes) || len(snapshot.Plugins) != len(f.plugins) {
+			return false
+		}
+		for _, n := range snapshot.Nodes {
+			mine := f.nodes[n.Name]
+			mine.Generation = n.Generation // no change by itself
+			if !reflect.DeepEqual(n, mine) {
+				return false
+			}
+		}
+		for _, p := range snapshot.Plugins {
+			if !reflect.DeepEqual(p, f.plugins[pluginKey(p)]) {
+				return false
+			}
+		}
+		return true
+	}
+	deadline := time.Now().Add(patience)
+	for !same() {
+		if time.Now().After(deadline) {
+			f.t.Fatalf("the picture of a subscriber is not that of the reader\n%s\nchanges: %v", why, f.changes)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.wrong) > 0 {
+		f.t.Errorf("repeats, or changes after a gap: %v\nall changes: %v", f.wrong, f.changes)
+	}
+}
+
+// bury puts a dead node with one plugin into etcd, under no lease. Nothing that it says has been checked by anybody.
+func bury(t testing.TB, admin *clientv3.Client, node, plugin string) {
+	t.Helper()
+	for key, value := range map[string]proto.Message{
+		"record": &fleetv1.NodeRecord{Format: 1, Instance: "i", Version: "v\x1b[2J"},
+		"plugins/0/0000": &fleetv1.PluginsPart{Format: 1, Instance: "i", Generation: 1, Parts: 1, Plugins: []*fleetv1.PluginRecord{
+			{Type: "CSIPlugin", Name: plugin, State: "registered"},
+		}},
+	} {
+		text, err := proto.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		do(t, "put", func(ctx context.Context) error {
+			_, err := admin.Put(ctx, fleet.Space{}.NodeRange(node)+key, string(text))
+			return err
+		})
+	}
+}

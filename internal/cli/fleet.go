@@ -1,0 +1,324 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+func newFleetCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "fleet",
+		Short: "Show the plugins of all nodes.",
+		Long: `Show the nodes that publish their plugins to the etcd of this daemon's configuration, and their plugins.
+
+A node that has died stays visible, with its plugins as unreachable, until its retention is over. When the daemon has lost etcd, what
+is shown is the last that it knew, and a warning says so.`,
+		Example: `  patchbay fleet nodes
+  patchbay fleet list --type CSIPlugin --state registered`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return wrongUsage(cmd, "unknown command %q for %q", args[0], cmd.CommandPath())
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newFleetNodesCommand(paths), newFleetListCommand(paths), newFleetWatchCommand(paths), newFleetWaitCommand(paths))
+	return cmd
+}
+
+// fleetFilter are the flags that select plugins of the fleet.
+type fleetFilter struct{ client.FleetFilter }
+
+func addFleetFilter(cmd *cobra.Command, named bool) *fleetFilter {
+	f := &fleetFilter{}
+	flags := cmd.Flags()
+	if !named {
+		flags.StringArrayVar(&f.Types, "type", nil, "plugins of this type, or in this role, only; can be repeated")
+		flags.StringArrayVar(&f.Names, "name", nil, "plugins of this name only; can be repeated")
+		flags.StringArrayVar(&f.States, "state", nil, "plugins in this state only, for example registered; can be repeated")
+	}
+	flags.StringArrayVar(&f.Nodes, "node", nil, "plugins of this node only; can be repeated")
+	flags.StringArrayVar(&f.Versions, "version", nil, "plugins of this version only; can be repeated")
+	return f
+}
+
+func newFleetNodesCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "nodes",
+		Short: "List the nodes of the fleet.",
+		Long: `List the nodes of the fleet. A node is ready, unreachable (its presence in etcd has ended), stopped (its daemon ended in order),
+or unknown (its record cannot be read).
+
+The output is a table, an array of objects as JSON or YAML, or one name a line.`,
+		Example: `  # Which nodes are gone, and since when?
+  patchbay fleet nodes --state unreachable`,
+		Args:              noArguments,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	socket := addControlSocket(cmd, paths)
+	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
+	names := cmd.Flags().StringArray("node", nil, "this node only; can be repeated")
+	states := cmd.Flags().StringArray("state", nil, "nodes in this state only, for example ready; can be repeated")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := socket.connect(cmd)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx, cancel := answerInTime(cmd.Context())
+		defer cancel()
+		nodes, health, err := c.FleetNodes(ctx, *names, *states)
+		if err != nil {
+			return err
+		}
+		warnStale(cmd.ErrOrStderr(), health)
+		stdout := cmd.OutOrStdout()
+		switch output.value {
+		case "json":
+			return writeJSON(stdout, nodes)
+		case "yaml":
+			return writeYAML(stdout, nodes)
+		case "name":
+			return writeEach(stdout, nodes, func(n client.FleetNode) string { return escape(n.Name) })
+		}
+		return writeNodes(stdout, nodes, time.Now())
+	}
+	return cmd
+}
+
+func newFleetListCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List the plugins of all nodes.",
+		Long: `List the plugins of all nodes, one line for each instance. The plugins of a node that is not ready are unreachable.
+
+The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAME a line.`,
+		Example: `  # On which nodes is the driver registered?
+  patchbay fleet list --name hostpath.csi.k8s.io --state registered -o json | jq -r '.[].node'`,
+		Args:              noArguments,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	socket := addControlSocket(cmd, paths)
+	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
+	filter := addFleetFilter(cmd, false)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := socket.connect(cmd)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx, cancel := answerInTime(cmd.Context())
+		defer cancel()
+		plugins, health, err := c.FleetPlugins(ctx, filter.FleetFilter)
+		if err != nil {
+			return err
+		}
+		warnStale(cmd.ErrOrStderr(), health)
+		stdout := cmd.OutOrStdout()
+		switch output.value {
+		case "json":
+			return writeJSON(stdout, plugins)
+		case "yaml":
+			return writeYAML(stdout, plugins)
+		case "name":
+			return writeEach(stdout, plugins, fleetPluginID)
+		}
+		return writeFleetPlugins(stdout, plugins, time.Now())
+	}
+	return cmd
+}
+
+func newFleetWatchCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "watch",
+		Short: "Show the plugins of all nodes, and every change.",
+		Long: `Show what is in the fleet, as added, and then every change, without gap and without repeat, until the command is interrupted, which
+is no failure, or the daemon goes away, which is one. A plugin that passes the filter no more is removed, one that begins to is added.`,
+		Example: `  # Tell me when a controller comes or goes.
+  patchbay fleet watch --type csi-controller --state registered`,
+		Args:              noArguments,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	socket := addControlSocket(cmd, paths)
+	output := addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
+	nodes := cmd.Flags().Bool("nodes", false, "show changes of nodes too")
+	filter := addFleetFilter(cmd, false)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := socket.connect(cmd)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for change, err := range c.WatchFleet(cmd.Context(), filter.FleetFilter, *nodes, nil) {
+			switch {
+			case errors.Is(err, context.Canceled):
+				return nil
+			case err != nil:
+				return err
+			}
+			if output.value == "json" {
+				err = writeJSONLine(cmd.OutOrStdout(), change)
+			} else {
+				err = writeFleetChange(cmd.OutOrStdout(), change)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+func newFleetWaitCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "wait TYPE/NAME",
+		Short: "Wait until a plugin is registered in the fleet, or nowhere any more.",
+		Long: `Wait until a plugin is registered on as many nodes as asked for, or registered on none any more, and exit with 0. If that does not
+happen in time, the command exits with 1. It prints nothing else. A plugin on a node that is not ready does not count as registered.`,
+		Example: `  # Go on when three nodes have the driver.
+  patchbay fleet wait CSIPlugin/hostpath.csi.k8s.io --count 3
+
+  # Go on when this node has it no more.
+  patchbay fleet wait CSIPlugin/hostpath.csi.k8s.io --node node-7 --for deregistered`,
+		Args:              onePlugin,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	socket := addControlSocket(cmd, paths)
+	goal := addChoice(cmd, "for", "", "what to wait for", string(client.GoalRegistered), string(client.GoalDeregistered))
+	count := cmd.Flags().Uint16("count", 1, "number of instances to wait for")
+	timeout := cmd.Flags().Duration("timeout", 30*time.Second, "how long to wait, for example 90s or 5m")
+	filter := addFleetFilter(cmd, true)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case *timeout <= 0:
+			return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", *timeout)
+		case *count == 0:
+			return wrongUsage(cmd, "--count 0 is nothing to wait for: give one above zero, or use --for deregistered")
+		case goal.value == string(client.GoalDeregistered) && cmd.Flags().Changed("count"):
+			return wrongUsage(cmd, "--count goes with --for registered only")
+		}
+		c, err := socket.connect(cmd)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx, cancel := context.WithTimeout(cmd.Context(), *timeout)
+		defer cancel()
+		ptype, name := splitPlugin(args[0])
+		filter.Types, filter.Names, filter.States = []string{ptype}, []string{name}, []string{"registered"}
+		wanted := int(*count)
+		if goal.value == string(client.GoalDeregistered) {
+			wanted = 0
+		}
+		_, err = c.WaitFleet(ctx, filter.FleetFilter, wanted)
+		return err
+	}
+	return cmd
+}
+
+// warnStale says that what is shown may be out of date.
+func warnStale(stderr io.Writer, h client.FleetHealth) {
+	if !h.Current {
+		fmt.Fprintf(stderr, "warning: %s\n", escape(h.Message))
+	}
+}
+
+func writeNodes(w io.Writer, nodes []client.FleetNode, now time.Time) error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	return writeColumns(w, "NAME\tSTATE\tVERSION\tPLUGINS\tADDRESS\tUP\tLAST SEEN", nodes, func(n client.FleetNode) string {
+		up := "-"
+		if n.State == "ready" {
+			up = since(n.StartedAt, now)
+		}
+		return fmt.Sprintf("%s\t%s\t%s\t%d\t%s\t%s\t%s", cell(n.Name), cell(stateOfNode(n)), cell(n.Version), n.Plugins, cell(n.Address), up,
+			ago(n.LastSeen, now))
+	})
+}
+
+// stateOfNode is the state of a node, with what is wrong with one that is ready.
+func stateOfNode(n client.FleetNode) string {
+	if n.State == "ready" && slices.ContainsFunc(n.Conditions, func(c client.Condition) bool { return c.Status != "ok" }) {
+		return "ready, degraded"
+	}
+	return n.State
+}
+
+func writeFleetPlugins(w io.Writer, plugins []client.FleetPlugin, now time.Time) error {
+	if len(plugins) == 0 {
+		return nil
+	}
+	return writeColumns(w, "TYPE\tNAME\tVERSION\tNODE\tSTATE\tAGE\tLAST SEEN", plugins, func(p client.FleetPlugin) string {
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s\t%s", cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State),
+			since(p.RegisteredAt, now), ago(p.LastSeen, now))
+	})
+}
+
+// writeColumns writes a table.
+func writeColumns[T any](w io.Writer, header string, rows []T, row func(T) string) error {
+	var text bytes.Buffer
+	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(table, header)
+	for _, r := range rows {
+		fmt.Fprintln(table, row(r))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return write(w, text.Bytes())
+}
+
+// writeEach writes one line for each.
+func writeEach[T any](w io.Writer, all []T, line func(T) string) error {
+	var text bytes.Buffer
+	for _, t := range all {
+		fmt.Fprintln(&text, line(t))
+	}
+	return write(w, text.Bytes())
+}
+
+func fleetPluginID(p client.FleetPlugin) string { return escape(p.Node + "/" + p.Type + "/" + p.Name) }
+
+// since says how long ago something was; ago does so in words.
+func since(t *time.Time, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return short(now.Sub(*t))
+}
+
+func ago(t *time.Time, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return short(now.Sub(*t)) + " ago"
+}
+
+func writeFleetChange(w io.Writer, c client.FleetChange) error {
+	if c.Node != nil {
+		return write(w, fmt.Appendf(nil, "%-8s  node    %s  %s\n", escape(c.Kind), escape(c.Node.Name), withReason(c.Node.State, c.Node.Reason)))
+	}
+	return write(w, fmt.Appendf(nil, "%-8s  plugin  %s  %s  %s\n", escape(c.Kind), fleetPluginID(*c.Plugin), cell(c.Plugin.Version),
+		withReason(c.Plugin.State, c.Plugin.Reason)))
+}
+
+func withReason(state, reason string) string {
+	if reason == "" {
+		return escape(state)
+	}
+	return escape(state + ": " + reason)
+}
