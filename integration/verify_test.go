@@ -1,0 +1,86 @@
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// verification is what "verify -o json" says.
+type verification struct {
+	Type    string `json:"type"`
+	Name    string `json:"name"`
+	Results []struct {
+		Rule   string `json:"rule"`
+		Status string `json:"status"`
+		Reason string `json:"reason"`
+	} `json:"results"`
+}
+
+// checkRules verifies a command, of which only some rules may not pass, and only some may not apply.
+func checkRules(t *testing.T, wantType string, doubtful, families []string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "patchbay"), append([]string{"verify", "-o", "json"}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	stdout, err := cmd.Output()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		t.Fatal(err)
+	}
+	var v verification
+	if err := json.Unmarshal(stdout, &v); err != nil {
+		t.Fatalf("%v: %s", err, &stderr)
+	}
+	if v.Type != wantType {
+		t.Errorf("the type is %q, want %q", v.Type, wantType)
+	}
+	applied := map[string]bool{}
+	for _, r := range v.Results {
+		switch {
+		case r.Status == "passed":
+			applied[r.Rule[:3]] = true
+		case r.Status == "warned" && slices.Contains(doubtful, r.Rule), r.Status == "not-applicable":
+		default:
+			t.Errorf("%s is %s: %s", r.Rule, r.Status, r.Reason)
+		}
+		t.Logf("%s %s %s", r.Rule, r.Status, r.Reason)
+	}
+	for _, family := range append(families, "REG", "CON", "PRC") {
+		if !applied[family] {
+			t.Errorf("no rule of the family %s passed", family)
+		}
+	}
+}
+
+// The plugin's socket is called dp.<seconds>: an instance that starts in a later second leaves a killed one's socket, and one that starts
+// in the same second shares its path, which the first to end removes. It binds in place, so it may refuse connections for a moment.
+func TestVerifySampleDevicePlugin(t *testing.T) {
+	control := filepath.Join(t.TempDir(), "register")
+	if err := os.WriteFile(control, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	checkRules(t, "DevicePlugin", []string{"PRC002", "PRC006", "PRC007"}, []string{"DEV"},
+		"--env", "PLUGIN_SOCK_DIR={dir}", "--env", "REGISTER_CONTROL_FILE="+control, "--", filepath.Join(bin, "sample-device-plugin"))
+}
+
+// The helper removes what is at its path when it starts, and again when it ends, whoever made it.
+func TestVerifyDRADriver(t *testing.T) {
+	checkRules(t, "DRAPlugin", []string{"PRC002", "PRC007"}, []string{"DRA"},
+		"--", filepath.Join(bin, "dradriver"), "-driver-name", "gpu.example.com", "-registrar-dir", "{dir}", "-data-dir", "{tmp}")
+}
+
+// The examples keep all rules.
+func TestVerifyExamples(t *testing.T) {
+	dir := t.TempDir() + string(filepath.Separator)
+	if err := goCommand("..", "build", "-o", dir, "./examples/hello", "./examples/plugin"); err != nil {
+		t.Fatal(err)
+	}
+	checkRules(t, "ExamplePlugin", nil, []string{"SVC"}, "--strict", "--", dir+"hello")
+	checkRules(t, "ExamplePlugin", nil, []string{"SVC"}, "--strict", "--no-handshake", "--", dir+"hello", "{socket}")
+	checkRules(t, "ExamplePlugin", nil, nil, "--strict", "--", dir+"plugin", "{socket}", "ExamplePlugin", "one")
+}

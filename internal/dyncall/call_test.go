@@ -1,0 +1,171 @@
+package dyncall
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/dynamicpb"
+)
+
+// TestCall calls through reflection of either version and without any.
+func TestCall(t *testing.T) {
+	for name, register := range map[string]func(*grpc.Server){
+		"v1":      func(s *grpc.Server) { reflection.RegisterV1(s) },
+		"v1alpha": func(s *grpc.Server) { reflection.Register(onlyAlpha{s}) },
+		"none":    func(*grpc.Server) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := serve(t, register)
+			s, err := Load(t.Context(), conn, "NodeGetInfo")
+			if err != nil || s.Reflected != (name != "none") {
+				t.Fatal(s, err)
+			}
+			ctx := metadata.AppendToOutgoingContext(t.Context(), "tenant", "t-1")
+			answers, err := call(ctx, s, conn, "NodeGetInfo", "")
+			if err != nil || len(answers) != 1 || compact(answers[0]) != `{"nodeId":"t-1"}` {
+				t.Errorf("answers %q, error %v", answers, err)
+			}
+			_, err = call(t.Context(), s, conn, "/csi.v1.Node/NodePublishVolume",
+				`{"volume_id": "v", "volumeCapability": {"mount": {"fsType": "ext4"}}, "volumeContext": {"any.key": "v"}}`)
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// onlyAlpha leaves out the newer reflection service.
+type onlyAlpha struct{ *grpc.Server }
+
+func (o onlyAlpha) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	if desc.ServiceName == "grpc.reflection.v1alpha.ServerReflection" {
+		o.Server.RegisterService(desc, impl)
+	}
+}
+
+func TestCallErrors(t *testing.T) {
+	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
+	s, err := Load(t.Context(), conn, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = call(t.Context(), s, conn, "NodeUnpublishVolume", "{}")
+	answer, ok := errors.AsType[*StatusError](err)
+	if !ok || answer.Code != codes.FailedPrecondition || answer.Method != "csi.v1.Node/NodeUnpublishVolume" || len(answer.Details) != 1 {
+		t.Fatalf("got %#v, %v", answer, err)
+	}
+	want := `cannot call csi.v1.Node/NodeUnpublishVolume: FailedPrecondition: busy` + "\x1b" + `[2J; details: ` +
+		`{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"MOUNTED","domain":"example.com"}`
+	if err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+	method, err := s.Method("NodeGetInfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tooLarge := &limited{ClientConnInterface: conn}
+	err = s.Call(t.Context(), tooLarge, method, One(dynamicpb.NewMessage(s.services[0].Methods().Get(0).Input())), nil)
+	if answer, ok := errors.AsType[*StatusError](err); !ok || answer.Code != codes.ResourceExhausted {
+		t.Errorf("a request that is not sent is %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err = call(ctx, s, conn, "NodeGetInfo", ""); !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled call returns %v", err)
+	}
+}
+
+// limited is a connection whose own side refuses to send.
+type limited struct{ grpc.ClientConnInterface }
+
+func (l *limited) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	stream, err := l.ClientConnInterface.NewStream(ctx, desc, method, options...)
+	return refusing{stream}, err
+}
+
+type refusing struct{ grpc.ClientStream }
+
+func (refusing) SendMsg(any) error { return status.Error(codes.ResourceExhausted, "too large") }
+
+// TestStreams follows a stream of answers until it is cancelled, and holds a conversation.
+func TestStreams(t *testing.T) {
+	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
+	s, err := Load(t.Context(), conn, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch, err := s.Method("Health/Watch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := s.Request(watch, []byte(`{"service": ""}`), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	err = s.Call(ctx, conn, watch, One(request), func(text []byte) error {
+		if compact(string(text)) != `{"status":"SERVING"}` {
+			t.Errorf("answer %s", text)
+		}
+		cancel()
+		return nil
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the end of the stream is %v", err)
+	}
+
+	// The second request is made of the first answer.
+	info, err := s.Method("grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered := make(chan struct{}, 2)
+	sent := 0
+	requests := func(ctx context.Context) (proto.Message, error) {
+		if sent > 0 {
+			<-answered
+		}
+		if sent++; sent > 2 {
+			return nil, io.EOF
+		}
+		return s.Request(info, []byte(`{"listServices": "*"}`), sent)
+	}
+	answers := 0
+	err = s.Call(t.Context(), conn, info, requests, func(text []byte) error {
+		if !strings.Contains(string(text), `"csi.v1.Node"`) {
+			t.Errorf("answer %s", text)
+		}
+		answers++
+		answered <- struct{}{}
+		return nil
+	})
+	if err != nil || answers != 2 {
+		t.Errorf("%d answers, %v", answers, err)
+	}
+
+	// Errors of either side of the caller end the call and come out as they are.
+	mine := errors.New("mine")
+	err = s.Call(t.Context(), conn, info, func(context.Context) (proto.Message, error) { return nil, mine }, nil)
+	if !errors.Is(err, mine) {
+		t.Errorf("an error of the requests is %v", err)
+	}
+	err = s.Call(t.Context(), conn, watch, One(request), func([]byte) error { return mine })
+	if !errors.Is(err, mine) {
+		t.Errorf("an error of who takes answers is %v", err)
+	}
+}
+
+// compact removes the spaces that package protojson adds at random.
+func compact(text string) string { return strings.ReplaceAll(text, " ", "") }

@@ -1,0 +1,150 @@
+package dyncall
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jhump/protoreflect/v2/protoprint"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// maxTypes bounds how many types are shown for one method.
+const maxTypes = 200
+
+// Describe returns the proto text of a service, of a method with all types that its messages use, or of a message or enum by its full name.
+// Services and methods may be named as for [Schema.Method]. The text may hold any characters in comments and options.
+func (s *Schema) Describe(selector string) (text string, err error) {
+	// The printer too is made for what compilers wrote.
+	defer func() {
+		if problem := recover(); problem != nil {
+			text, err = "", fmt.Errorf("cannot describe %s: %w: %v", selector, ErrReflection, problem)
+		}
+	}()
+	name := strings.TrimPrefix(selector, "/")
+	var services []protoreflect.ServiceDescriptor
+	for _, service := range s.services {
+		if string(service.FullName()) == name {
+			return protoText(service)
+		}
+		if name != "" && matches(service.FullName(), name) {
+			services = append(services, service)
+		}
+	}
+	if len(services) == 1 {
+		return protoText(services[0])
+	}
+	if d := s.typeNamed(protoreflect.FullName(name)); d != nil {
+		return protoText(d)
+	}
+	method, err := s.Method(selector)
+	if err != nil {
+		return "", err
+	}
+	return describeMethod(method)
+}
+
+func protoText(d protoreflect.Descriptor) (string, error) {
+	printer := protoprint.Printer{Compact: true, OmitComments: protoprint.CommentsDetached}
+	text, err := printer.PrintProtoToString(d)
+	if err != nil {
+		return "", fmt.Errorf("cannot describe %s: %w", d.FullName(), err)
+	}
+	return strings.TrimRight(text, "\n") + "\n", nil
+}
+
+// describeMethod returns the text of a method and of the types that its messages use, in the order in which a reader meets them.
+func describeMethod(method protoreflect.MethodDescriptor) (string, error) {
+	text, err := protoText(method)
+	if err != nil {
+		return "", err
+	}
+	out := strings.Builder{}
+	fmt.Fprintf(&out, "// %s\n%s", MethodPath(method), text)
+	types := []protoreflect.Descriptor{method.Input()}
+	if method.Output() != method.Input() {
+		types = append(types, method.Output())
+	}
+	for i := 0; i < len(types); i++ { // it grows
+		if isBuiltinType(types[i].FullName()) {
+			continue
+		}
+		if i == maxTypes {
+			fmt.Fprintf(&out, "\n// More types are left out.\n")
+			break
+		}
+		text, err := protoText(types[i])
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&out, "\n%s", text)
+		if message, ok := types[i].(protoreflect.MessageDescriptor); ok {
+			types = addUsed(types, message)
+		}
+	}
+	return out.String(), nil
+}
+
+// addUsed adds the types of the fields of a message, and of the messages declared in it, with which it is printed.
+func addUsed(types []protoreflect.Descriptor, message protoreflect.MessageDescriptor) []protoreflect.Descriptor {
+	for i := range message.Fields().Len() {
+		field := message.Fields().Get(i)
+		if field.IsMap() {
+			field = field.MapValue()
+		}
+		var used protoreflect.Descriptor
+		switch {
+		case field.Message() != nil:
+			used = field.Message()
+		case field.Enum() != nil:
+			used = field.Enum()
+		default:
+			continue
+		}
+		if !slices.ContainsFunc(types, func(t protoreflect.Descriptor) bool { return contains(t.FullName(), used.FullName()) }) {
+			types = append(types, used)
+		}
+	}
+	for i := range message.Messages().Len() {
+		if nested := message.Messages().Get(i); !nested.IsMapEntry() {
+			types = addUsed(types, nested)
+		}
+	}
+	return types
+}
+
+// contains says whether a name is another one's or declared in it.
+func contains(outer, name protoreflect.FullName) bool {
+	return outer == name || strings.HasPrefix(string(name), string(outer)+".")
+}
+
+// typeNamed returns the message or enum of that full name, or nil.
+func (s *Schema) typeNamed(name protoreflect.FullName) protoreflect.Descriptor {
+	if s.files != nil {
+		if d, err := s.files.FindDescriptorByName(name); err == nil {
+			return typeOnly(d)
+		}
+	}
+	for _, service := range s.services {
+		file := service.ParentFile()
+		for i := range file.Messages().Len() {
+			if m := file.Messages().Get(i); m.FullName() == name {
+				return m
+			}
+		}
+		for i := range file.Enums().Len() {
+			if e := file.Enums().Get(i); e.FullName() == name {
+				return e
+			}
+		}
+	}
+	return nil
+}
+
+func typeOnly(d protoreflect.Descriptor) protoreflect.Descriptor {
+	switch d.(type) {
+	case protoreflect.MessageDescriptor, protoreflect.EnumDescriptor:
+		return d
+	}
+	return nil
+}

@@ -1,0 +1,199 @@
+package dyncall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// What a server may say about itself. Real ones stay far below.
+const (
+	maxServices        = 1000
+	maxFiles           = 1000
+	maxDescriptorBytes = 16 << 20
+	maxName            = 512
+)
+
+// ErrReflection is wrapped by the error of Load for a server whose answers to reflection cannot be used.
+var ErrReflection = errors.New("the plugin's reflection cannot be used")
+
+// reflectionMethods are the versions of the reflection service, newest first. Their messages differ in nothing but the package.
+var reflectionMethods = []string{
+	"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+	"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+}
+
+// Load learns the services of the server behind conn. With a selector (see [Schema.Method]), only the methods of the services that it may
+// mean are learnt; the empty one is all. A server without reflection has those of [Builtin], also in the stead of a service that it has and
+// does not describe. Load blocks until the server has answered or ctx ends.
+func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string) (*Schema, error) {
+	for _, method := range reflectionMethods {
+		s, err := load(ctx, conn, method, selector)
+		if err == nil || !refused(err) {
+			return s, err
+		}
+	}
+	return Builtin(), nil
+}
+
+// refused says whether a server answered that it does not offer reflection, or not to this caller.
+func refused(err error) bool {
+	switch status.Code(err) {
+	case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
+		return true
+	default:
+		return false
+	}
+}
+
+func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector string) (*Schema, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the stream, whatever the server does
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return nil, err
+	}
+	r := &conversation{stream: stream, files: files{byName: map[string]*file{}}}
+	names, err := r.services()
+	if err != nil {
+		return nil, err
+	}
+	s := &Schema{Reflected: true}
+	var wanted []protoreflect.FullName
+	for _, name := range names {
+		if !mayMean(selector, name) {
+			s.undescribed = append(s.undescribed, name)
+			continue
+		}
+		found, err := r.describe(name)
+		if err != nil {
+			return nil, err
+		}
+		switch known := builtinService(name); {
+		case found:
+			wanted = append(wanted, name)
+		case known != nil:
+			s.add(known)
+		default:
+			s.undescribed = append(s.undescribed, name)
+		}
+	}
+	if s.files, err = r.files.link(); err != nil {
+		return nil, err
+	}
+	for _, name := range wanted {
+		descriptor, err := s.files.FindDescriptorByName(name)
+		service, ok := descriptor.(protoreflect.ServiceDescriptor)
+		if err != nil || !ok {
+			return nil, fmt.Errorf("%w: the file that should have service %s has not", ErrReflection, name)
+		}
+		s.add(service)
+	}
+	return s, nil
+}
+
+// mayMean says whether the selector of a method may be one of the service. A selector that fits none is for an error, which needs no more
+// than the names.
+func mayMean(selector string, service protoreflect.FullName) bool {
+	name, _ := split(selector)
+	return matches(service, name)
+}
+
+// conversation asks a server, over one stream.
+type conversation struct {
+	stream grpc.ClientStream
+	files  files
+}
+
+// services returns the names of the server's services, sorted.
+func (r *conversation) services() ([]protoreflect.FullName, error) {
+	answer, err := r.ask(&reflectionv1.ServerReflectionRequest{
+		MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{ListServices: "*"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	listed := answer.GetListServicesResponse()
+	if listed == nil {
+		return nil, fmt.Errorf("%w: it answers the question for its services with %s", ErrReflection, sayError(answer))
+	}
+	if n := len(listed.GetService()); n > maxServices {
+		return nil, fmt.Errorf("%w: it lists %d services, more than %d", ErrReflection, n, maxServices)
+	}
+	var names []protoreflect.FullName
+	for _, service := range listed.GetService() {
+		name := protoreflect.FullName(service.GetName())
+		if len(name) > maxName || !name.IsValid() {
+			return nil, fmt.Errorf("%w: it lists a service with the malformed name %.100q", ErrReflection, string(name))
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// describe fetches the file of a service and all that it imports. It returns false if the server has no description of the service.
+func (r *conversation) describe(service protoreflect.FullName) (bool, error) {
+	found, err := r.fetch(&reflectionv1.ServerReflectionRequest{
+		MessageRequest: &reflectionv1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: string(service)},
+	})
+	if err != nil || !found {
+		return false, err
+	}
+	for {
+		name, ok := r.files.nextMissing()
+		if !ok {
+			return true, nil
+		}
+		// What the server lacks is taken from this program, or may turn out not to be needed.
+		if _, err := r.fetch(&reflectionv1.ServerReflectionRequest{
+			MessageRequest: &reflectionv1.ServerReflectionRequest_FileByFilename{FileByFilename: name},
+		}); err != nil {
+			return false, err
+		}
+	}
+}
+
+// fetch adds the files of one answer. It returns false if the answer says that there is none.
+func (r *conversation) fetch(request *reflectionv1.ServerReflectionRequest) (bool, error) {
+	answer, err := r.ask(request)
+	if err != nil {
+		return false, err
+	}
+	files := answer.GetFileDescriptorResponse().GetFileDescriptorProto()
+	for _, raw := range files {
+		if err := r.files.add(raw); err != nil {
+			return false, err
+		}
+	}
+	return len(files) > 0, nil
+}
+
+// ask sends a question and returns the answer, which is as large as conn lets it be.
+func (r *conversation) ask(request *reflectionv1.ServerReflectionRequest) (*reflectionv1.ServerReflectionResponse, error) {
+	answer := &reflectionv1.ServerReflectionResponse{}
+	// The error of a send is io.EOF, and that of the receive says why.
+	_ = r.stream.SendMsg(request)
+	if err := r.stream.RecvMsg(answer); err != nil {
+		return nil, err
+	}
+	if len(answer.ProtoReflect().GetUnknown()) > maxDescriptorBytes || proto.Size(answer) > maxDescriptorBytes {
+		return nil, fmt.Errorf("%w: an answer has more than %d bytes", ErrReflection, maxDescriptorBytes)
+	}
+	return answer, nil
+}
+
+func sayError(answer *reflectionv1.ServerReflectionResponse) string {
+	if e := answer.GetErrorResponse(); e != nil {
+		return fmt.Sprintf("%v: %.200q", codes.Code(uint32(e.GetErrorCode())), e.GetErrorMessage())
+	}
+	return "something else"
+}

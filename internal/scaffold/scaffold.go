@@ -1,0 +1,154 @@
+package scaffold
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"go/format"
+	"path"
+	"strings"
+	"text/template"
+)
+
+// Options say what to write. Name and Type are required, and one of Version and Replace.
+type Options struct {
+	// Name and Type are what the plugin announces.
+	Name, Type string
+	// Module is the path of the Go module (default "example.com/" and the binary's name).
+	Module string
+	// Version is the released version of Patchbay whose SDK the plugin uses, for example "v1.2.3".
+	Version string
+	// Replace is the directory of Patchbay's source, to build with that instead.
+	Replace string
+}
+
+// File is one file to write, with the slash-separated path relative to the plugin's directory.
+type File struct {
+	Path string
+	Data []byte
+}
+
+//go:embed templates
+var templates embed.FS
+
+// kinds are the types with a service of their own; what is none of them gets the plain one.
+var kinds = map[string]kind{
+	"CSIPlugin": {
+		folder: "csi", call: "NodeGetInfo", mounts: true,
+		notes: "`identity.go` and `node.go` are the services of CSI that a driver must have. A driver that makes volumes also has a controller.",
+	},
+	"DevicePlugin": {
+		folder: "device", call: "ListAndWatch",
+		notes: "The name is that of the resource which pods ask for. Devices that come and go are sent by `ListAndWatch`.",
+	},
+	"DRAPlugin": {
+		folder: "dra", call: `NodePrepareResources '{"claims": [{"namespace": "default", "name": "one", "uid": "1"}]}'`,
+		notes: "Publishing the devices as resource slices is not part of this plugin: that needs the API server of a cluster.",
+	},
+}
+
+var plain = kind{
+	folder: "plain", call: `Greet '"world"'`,
+	notes: "`service.go` says how to replace the example by a service of your own.",
+}
+
+// kind is what differs between types.
+type kind struct {
+	folder string // of the templates
+	call   string // an example for "patchbay call"
+	notes  string
+	mounts bool
+}
+
+// BinaryName returns the name of the program for a plugin: the last part of its name, and of a domain name the first label, with nothing
+// that file names or Go modules do not take.
+func BinaryName(name string) string {
+	name = path.Base(name)
+	name, _, _ = strings.Cut(name, ".")
+	name = strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		}
+		return '-'
+	}, name)
+	name = strings.Trim(name, "-")
+	if name == "" {
+		return "plugin"
+	}
+	return name
+}
+
+// Render returns the files of a plugin, go.mod first. Nothing is written. An error of what the caller gave wraps [ErrOptions].
+func Render(o Options) ([]File, error) {
+	binary := BinaryName(o.Name)
+	if o.Module == "" {
+		o.Module = "example.com/" + binary
+	}
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	files, err := o.moduleFiles()
+	if err != nil {
+		return nil, err
+	}
+	k, ok := kinds[o.Type]
+	if !ok {
+		k = plain
+	}
+	data := map[string]any{
+		"Name": o.Name, "Type": o.Type, "Module": o.Module, "Binary": binary, "Call": k.call, "Notes": k.notes, "Mounts": k.mounts,
+		"Env":     strings.ToUpper(strings.ReplaceAll(binary, "-", "_")),
+		"Package": packageName(binary),
+	}
+	for _, folder := range []string{"common", k.folder} {
+		entries, err := templates.ReadDir("templates/" + folder)
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range entries {
+			file, err := render("templates/"+folder+"/"+entry.Name(), data)
+			if err != nil {
+				return nil, err
+			}
+			files = append(files, file)
+		}
+	}
+	return files, nil
+}
+
+// render fills in one template.
+func render(name string, data map[string]any) (File, error) {
+	t, err := template.New(path.Base(name)).Option("missingkey=error").ParseFS(templates, name)
+	if err != nil {
+		return File{}, err
+	}
+	var text bytes.Buffer
+	if err := t.Execute(&text, data); err != nil {
+		return File{}, err
+	}
+	file := File{Path: strings.TrimSuffix(path.Base(name), ".tmpl"), Data: text.Bytes()}
+	switch file.Path {
+	case "gitignore":
+		file.Path = ".gitignore"
+	case "service":
+		file.Path = fmt.Sprint(data["Binary"], ".service")
+	}
+	if path.Ext(file.Path) == ".go" {
+		if file.Data, err = format.Source(file.Data); err != nil {
+			return File{}, fmt.Errorf("template %s: %w", name, err)
+		}
+	}
+	return file, nil
+}
+
+// packageName returns a name that a protobuf package may have.
+func packageName(binary string) string {
+	name := strings.ReplaceAll(binary, "-", "_")
+	if name[0] >= '0' && name[0] <= '9' {
+		name = "p" + name
+	}
+	return name
+}

@@ -1,0 +1,87 @@
+package scaffold
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// ExistsError says which files are in the way.
+type ExistsError struct {
+	Dir   string
+	Paths []string
+}
+
+func (e *ExistsError) Error() string {
+	return fmt.Sprintf("cannot write the plugin to %s: there are already %s; name another directory, or move them away",
+		e.Dir, strings.Join(e.Paths, ", "))
+}
+
+// Unwrap returns [fs.ErrExist].
+func (*ExistsError) Unwrap() error { return fs.ErrExist }
+
+// Write writes the files into dir, which is made if it is not there. It overwrites nothing: if any of them exists, nothing is written, and
+// the error is an [*ExistsError]. If it fails later, it removes what it has written.
+func Write(dir string, files []File) (err error) {
+	var taken []string
+	for _, f := range files {
+		switch _, err := os.Lstat(filepath.Join(dir, f.Path)); {
+		case err == nil:
+			taken = append(taken, f.Path)
+		case !errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("cannot write the plugin to %s: %w", dir, err)
+		}
+	}
+	if len(taken) > 0 {
+		return &ExistsError{dir, taken}
+	}
+	made, err := makeDirs(dir)
+	defer func() {
+		if err != nil {
+			for i := range made { // the newest first
+				_ = os.Remove(made[len(made)-1-i])
+			}
+			err = fmt.Errorf("cannot write the plugin to %s: %w", dir, err)
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		path := filepath.Join(dir, f.Path)
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		if err != nil {
+			return err
+		}
+		made = append(made, path)
+		_, err = file.Write(f.Data)
+		if err := errors.Join(err, file.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeDirs makes a directory and those above it, and returns which it has made, the outermost first.
+func makeDirs(dir string) ([]string, error) {
+	err := os.Mkdir(dir, 0o755)
+	switch {
+	case err == nil:
+		return []string{dir}, nil
+	case errors.Is(err, fs.ErrExist):
+		return nil, nil // if it is no directory, what follows says so
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, err
+	}
+	above, err := makeDirs(filepath.Dir(dir))
+	if err != nil {
+		return above, err
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return above, err
+	}
+	return append(above, dir), nil
+}
