@@ -129,12 +129,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	seen.fleet.join(ctx)
 	server := serve(listener, newGuard(d.config.ControlSocket),
 		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(runtime.Registry()), fleet: seen.fleet, reload: d.Reload,
-			handlers: d.handlers.all,
-			build: d.config.Build, started: time.Now()}, cancel, d.log)
+			handlers: d.handlers.all, build: d.config.Build, started: time.Now()}, cancel, d.log)
 	stopControl = server.stop
 	if httpListener != nil {
 		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
-		status := web.New(webSource{seen, runtime.Launcher()})
+		status := web.New(webSource{seen, runtime.Launcher(), seen.fleet})
 		health := health{scanned: runtime.Ready(), conditions: runtime.Conditions}
 		parts.add(serveHTTP(httpListener, pages{health, metrics.handler(), status}, cancel, d.log).stop)
 	}

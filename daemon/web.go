@@ -6,6 +6,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/web"
 )
 
@@ -13,9 +14,45 @@ import (
 type webSource struct {
 	source   source
 	launched launched
+	fleet    *fleetMember // nil for none
 }
 
-var _ web.Source = webSource{}
+var (
+	_ web.Source      = webSource{}
+	_ web.FleetSource = webSource{}
+)
+
+func (s webSource) Fleet() (web.Fleet, error) {
+	if s.fleet == nil {
+		return nil, nil //nolint:nilnil // no fleet is no error
+	}
+	reader, release, err := s.fleet.acquire()
+	if err != nil {
+		return nil, err
+	}
+	return webFleet{reader, release}, nil
+}
+
+// webFleet is the fleet as the status page sees it.
+type webFleet struct {
+	reader  *fleet.Reader
+	release func()
+}
+
+func (f webFleet) Nodes() []*patchbayv1.FleetNode {
+	nodes := f.reader.Snapshot(fleet.Filter{Types: []string{""}}).Nodes
+	messages := make([]*patchbayv1.FleetNode, len(nodes))
+	for i, n := range nodes {
+		messages[i] = nodeMessage(n)
+	}
+	return messages
+}
+
+func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
+	return fleetPluginMessages(f.reader.Snapshot(fleet.Filter{Nodes: []string{node}}).Plugins)
+}
+
+func (f webFleet) Close() { f.release() }
 
 func (s webSource) Plugins() []*patchbayv1.Plugin {
 	statuses := s.source.Plugins()

@@ -81,15 +81,22 @@ func (h *hub) start() {
 	stopped := make(chan struct{})
 	h.stop, h.stopped = cancel, stopped
 	events := h.source.Events(ctx)
-	h.shown = h.picture()
+	fleet, err := follow(h.source)
+	if err != nil {
+		fleet = nil // the daemon's conditions say so
+	}
+	h.shown = h.picture(fleet)
 	go func() {
 		defer close(stopped)
-		h.follow(ctx, events)
+		if fleet != nil {
+			defer fleet.Close()
+		}
+		h.follow(ctx, events, fleet)
 	}()
 }
 
 // follow tells the viewers what changes until ctx ends or the source has ended.
-func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event) {
+func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event, fleet Fleet) {
 	ticker := time.NewTicker(look)
 	defer ticker.Stop()
 	var pending []*patchbayv1.Event
@@ -110,7 +117,7 @@ func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event) {
 		case <-due:
 		case <-ticker.C:
 		}
-		h.tell(ctx, pending)
+		h.tell(ctx, pending, fleet)
 		pending, due = nil, nil
 	}
 }
@@ -131,8 +138,8 @@ func (h *hub) end(ctx context.Context) {
 }
 
 // tell tells the viewers of events, and of what has changed since they were told last.
-func (h *hub) tell(ctx context.Context, events []*patchbayv1.Event) {
-	now := h.picture()
+func (h *hub) tell(ctx context.Context, events []*patchbayv1.Event, fleet Fleet) {
+	now := h.picture(fleet)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if ctx.Err() != nil {
@@ -178,8 +185,13 @@ func (h *hub) whole() message {
 }
 
 // picture looks at the source. The keys begin with what the message is.
-func (h *hub) picture() picture {
+func (h *hub) picture(fleet Fleet) picture {
 	p := picture{}
+	if fleet != nil {
+		for _, node := range fleet.Nodes() {
+			p["node "+node.GetName()] = node
+		}
+	}
 	for _, plugin := range h.source.Plugins() {
 		p["plugin "+plugin.GetSocketPath()+" "+plugin.GetInstance()+" "+plugin.GetType()+"/"+plugin.GetName()] = plugin
 	}

@@ -22,3 +22,25 @@ type Source interface {
 	// the catalogue. An error says that there is no such plugin.
 	Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error)
 }
+
+// FleetSource is a power that a [Source] may also have: it knows the plugins of other nodes.
+type FleetSource interface {
+	// Fleet begins to follow the fleet, until the caller closes what it returns; nil if the node belongs to none.
+	Fleet() (Fleet, error)
+}
+
+// Fleet is the present state of a fleet. Its methods return at once.
+type Fleet interface {
+	Nodes() []*patchbayv1.FleetNode
+	// Plugins returns those of one node.
+	Plugins(node string) []*patchbayv1.FleetPlugin
+	Close()
+}
+
+// follow begins to follow the fleet of a source, nil if there is none.
+func follow(source Source) (Fleet, error) {
+	if s, ok := source.(FleetSource); ok {
+		return s.Fleet()
+	}
+	return nil, nil //nolint:nilnil // no fleet is no error
+}

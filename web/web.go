@@ -46,7 +46,25 @@ func New(source Source) *Handler {
 	h.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, page, "index.html") })
 	h.mux.HandleFunc("GET /api/stream", h.stream)
 	h.mux.HandleFunc("GET /api/log", func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) })
+	h.mux.HandleFunc("GET /api/fleet", func(w http.ResponseWriter, r *http.Request) { fleetPlugins(w, r, source) })
 	return h
+}
+
+// fleetPlugins answers with the plugins of one node.
+func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
+	fleet, err := follow(source)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	if fleet == nil {
+		http.Error(w, "this node belongs to no fleet", http.StatusNotFound)
+		return
+	}
+	defer fleet.Close()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(marshal(encodeAll(fleet.Plugins(r.URL.Query().Get("node"))))) // whoever asked is gone
 }
 
 // ServeHTTP implements [http.Handler].

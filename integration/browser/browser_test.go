@@ -358,6 +358,43 @@ func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], 
 	return nil, errors.New("nothing is launched")
 }
 
+// manyNodes is a fleet of 1,000 nodes, of which one is dead.
+type manyNodes struct{ many }
+
+func (manyNodes) Fleet() (web.Fleet, error) { return nodes{}, nil }
+
+type nodes struct{}
+
+func (nodes) Nodes() []*patchbayv1.FleetNode {
+	list := make([]*patchbayv1.FleetNode, 1000)
+	for i := range list {
+		list[i] = &patchbayv1.FleetNode{Name: fmt.Sprintf("node-%03d", i), State: "ready", Plugins: 1}
+	}
+	list[777].State = "unreachable"
+	return list
+}
+
+func (nodes) Plugins(node string) []*patchbayv1.FleetPlugin {
+	return []*patchbayv1.FleetPlugin{{Node: node, Type: "CSIPlugin", Name: "on-" + node, State: "registered"}}
+}
+
+func (nodes) Close() {}
+
+func TestFleet(t *testing.T) {
+	server := httptest.NewServer(web.New(manyNodes{}))
+	defer server.Close()
+	b := open(t, server.URL)
+	b.waits("!document.querySelector('nav a[data-view=fleet]').hidden")
+	b.do(chromedp.Click("nav a[data-view=fleet]"))
+	b.waits("document.querySelector('#nodes tbody').rows.length == 100")
+	b.waits("document.querySelector('#nodes tbody').rows[0].innerText.includes('node-777')")
+	b.do(chromedp.SendKeys("#node-search", "node-123"))
+	b.waits("document.querySelector('#nodes tbody').rows.length == 1")
+	b.do(chromedp.Click("#nodes tbody a"))
+	b.waits("document.querySelector('#node-plugins').innerText.includes('on-node-123')")
+	server.CloseClientConnections()
+}
+
 func TestManyPlugins(t *testing.T) {
 	server := httptest.NewServer(web.New(many{}))
 	defer server.Close()

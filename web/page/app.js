@@ -4,7 +4,7 @@ const perPage = 100;
 const keptEvents = 500;
 const keptRecords = 500;
 const good = new Set(["registered", "running", "serving", "ok", "ready"]);
-const bad = new Set(["unreachable", "failed", "refused", "backoff", "unresponsive", "not-serving"]);
+const bad = new Set(["unreachable", "failed", "refused", "unknown", "backoff", "unresponsive", "not-serving"]);
 
 const known = new Map(); // what was sent, by key
 let events = [];         // newest first
@@ -237,19 +237,55 @@ function showConditions() {
   $("conditions").replaceChildren(...degraded.map((c) => make("li", {}, make("strong", {}, c.name), ": ", c.message ?? "")));
 }
 
+// The fleet may have thousands of nodes: the first that match are shown.
 function showFleet() {
-  const nodes = all("node").sort((a, b) => (a.name < b.name ? -1 : 1));
+  const words = $("node-search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const nodes = all("node");
+  const rank = { unreachable: 0, unknown: 1, stopped: 2, ready: 3 };
+  const matching = nodes.filter((n) => words.every((w) => `${n.name} ${n.state} ${n.version} ${n.address}`.toLowerCase().includes(w)))
+    .sort((a, b) => (rank[a.state] ?? 1) - (rank[b.state] ?? 1) || (a.name < b.name ? -1 : 1));
   document.querySelector('nav a[data-view="fleet"]').hidden = !nodes.length;
-  keepFocus($("nodes").tBodies[0], nodes.map((n) => make("tr", { "data-key": n.key },
-    make("td", { "data-label": "Node" }, n.name ?? ""), make("td", { "data-label": "State" }, stateOf(n.state)),
+  $("node-count").textContent = matching.length > perPage ? `the first ${perPage} of ${matching.length} nodes` : `${matching.length} of ${nodes.length} nodes`;
+  keepFocus($("nodes").tBodies[0], matching.slice(0, perPage).map((n) => make("tr", { "data-key": n.key },
+    make("td", { "data-label": "Node" }, make("a", { href: `#/node//${encodeURIComponent(n.name ?? "")}` }, n.name ?? "")),
+    make("td", { "data-label": "State" }, stateOf(n.state), n.reason ? make("div", { class: "why" }, n.reason) : ""),
     make("td", { "data-label": "Version" }, n.version ?? ""), make("td", { "data-label": "Plugins" }, String(n.plugins ?? 0)),
     make("td", { "data-label": "Last seen", class: "age" }, moment(n.lastSeen)))));
 }
 
+let nodeShown = ""; // what of which node is shown, so that it is fetched again only when it changes
+
+async function showNode(name) {
+  const node = known.get(`node ${name}`);
+  $("node-title").textContent = visible(name);
+  $("node-about").replaceChildren(node ? describe([
+    ["State", stateOf(node.state)], ["Why", node.reason], ["Version", node.version], ["Address", node.address],
+    ["Started", moment(node.startedAt)], ["Last seen", moment(node.lastSeen)],
+    ...(node.conditions ?? []).filter((c) => c.status !== "ok").map((c) => [c.name, c.message]),
+  ]) : make("p", {}, "This node is not known any more."));
+  const now = JSON.stringify(node ?? null);
+  if (now === nodeShown) return;
+  nodeShown = now;
+  let plugins = [];
+  try {
+    const answer = await fetch(`/api/fleet?node=${encodeURIComponent(name)}`);
+    plugins = answer.ok ? await answer.json() : [];
+  } catch {
+    nodeShown = "";
+    return;
+  }
+  if (nodeShown !== now) return;
+  $("node-plugins").tBodies[0].replaceChildren(...plugins.map((p) => make("tr", {},
+    make("td", { "data-label": "Type" }, p.type ?? ""), make("td", { "data-label": "Name" }, p.name ?? ""),
+    make("td", { "data-label": "Version" }, p.version ?? ""),
+    make("td", { "data-label": "State" }, stateOf(p.state), p.reason ? make("div", { class: "why" }, p.reason) : ""),
+    make("td", { "data-label": "Endpoint", class: "path" }, p.endpoint ?? ""))));
+}
+
 function show() {
   const [, view = "", type = "", name = ""] = location.hash.match(/^#\/(\w*)(?:\/([^/]*)\/(.*))?$/) ?? [];
-  const current = { events: "events", plugin: "plugin", fleet: "fleet" }[view] ?? "plugins";
-  for (const id of ["plugins", "events", "plugin", "fleet"]) $(id).hidden = id !== current;
+  const current = { events: "events", plugin: "plugin", fleet: "fleet", node: "node" }[view] ?? "plugins";
+  for (const id of ["plugins", "events", "plugin", "fleet", "node"]) $(id).hidden = id !== current;
   for (const a of document.querySelectorAll("nav a[data-view]")) {
     if (a.dataset.view === current) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
@@ -259,6 +295,8 @@ function show() {
   if (current !== "plugin") followLog("");
   if (current === "plugins") showList();
   if (current === "events") $("timeline").replaceChildren(...events.map(eventItem));
+  if (current === "node") showNode(decodeURIComponent(name));
+  else nodeShown = "";
   if (current === "plugin") showPlugin(decodeURIComponent(type), decodeURIComponent(name));
 }
 
@@ -309,6 +347,7 @@ $("search").addEventListener("input", () => { page = 0; show(); });
 $("state").addEventListener("change", () => { page = 0; show(); });
 $("previous").addEventListener("click", () => { page--; show(); });
 $("next").addEventListener("click", () => { page++; show(); });
+$("node-search").addEventListener("input", show);
 addEventListener("hashchange", () => {
   show();
   $("main").focus();

@@ -1,0 +1,190 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/verify"
+)
+
+// errNonconforming ends a verify command that found a broken rule.
+var errNonconforming = errors.New("the plugin breaks rules: see the results that are marked")
+
+// verifyFlags are those of verify.
+type verifyFlags struct {
+	target  verify.Target
+	options verify.Options
+	strict  bool
+	list    bool
+	log     string
+	output  *choice
+}
+
+func newVerifyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "verify SOCKET | verify [--socket PATH] -- COMMAND...",
+		Short: "Check whether a plugin behaves as hosts expect it.",
+		Long: `Play the host of one plugin and check it against rules with stable identifiers: registration, connections, the services of its type
+and, if it is a command, how it starts, is refused, is killed and ends. No daemon and no kubelet is needed; docs/verify.md explains
+each rule.
+
+A plugin that is given as SOCKET is left running: rules that would refuse, end or start it do not apply. A COMMAND is started as often as
+the rules need it, and no process of it is left. It finds its place by any of these: {socket}, {dir} and {tmp} in its arguments, the
+environment variables PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR, or, if it is made with Patchbay's sdk, the handshake on its
+standard input. Name the program itself, not "go run" or a script that does not exec it: signals go to the process that is started.
+
+The exit code is 1 if a rule failed or, with --strict, warned.`,
+		Example: `  patchbay verify /run/patchbay/plugins/hello.sock
+  patchbay verify -- ./my-plugin {socket}
+  patchbay verify -o junit --skip PRC007 -- ./dra-driver --registrar-dir {dir} --data-dir {tmp} > verify.xml
+
+  # What is checked?
+  patchbay verify --list-rules`,
+	}
+	var f verifyFlags
+	flags := cmd.Flags()
+	flags.StringVar(&f.target.Socket, "socket", "", "path at which the command makes its socket")
+	flags.StringVar(&f.target.Dir, "dir", "", "plugin directory for the command (default a temporary one)")
+	flags.StringArrayVar(&f.target.Env, "env", nil, "additional environment variable for the command, KEY=VALUE (repeatable)")
+	flags.BoolVar(&f.target.NoHandshake, "no-handshake", false, "start the command as by hand, without the handshake of the sdk")
+	flags.DurationVar(&f.options.Timeout, "timeout", 2*time.Minute, "how long all of it may take")
+	flags.DurationVar(&f.options.CallTimeout, "call-timeout", 5*time.Second, "how long one call may take")
+	flags.DurationVar(&f.options.StartTimeout, "start-timeout", 10*time.Second, "how long the command may take until it answers")
+	flags.DurationVar(&f.options.ExitTimeout, "exit-timeout", 5*time.Second, "how long the command may take to end after SIGTERM")
+	flags.StringSliceVar(&f.options.Rules, "rule", nil, "check only this rule or family, such as REG001 or REG (repeatable)")
+	flags.StringSliceVar(&f.options.Skip, "skip", nil, "leave this rule or family out (repeatable)")
+	flags.BoolVar(&f.strict, "strict", false, "fail also if a rule warned")
+	flags.BoolVar(&f.list, "list-rules", false, "list the rules, and check nothing")
+	flags.StringVar(&f.log, "plugin-log", "", "file to which goes what the command prints")
+	f.output = addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "junit")
+	cmd.RunE = f.run
+	return cmd
+}
+
+func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
+	if f.list {
+		return f.listRules(cmd, args)
+	}
+	switch dash := cmd.ArgsLenAtDash(); {
+	case dash == 0 && len(args) > 0:
+		f.target.Command = args
+	case dash < 0 && len(args) == 1 && f.target.Socket == "" && args[0] != "":
+		f.target.Socket = args[0]
+	default:
+		return wrongUsage(cmd, `%q takes one socket, or "--" and a command`, cmd.CommandPath())
+	}
+	for _, timeout := range []time.Duration{f.options.Timeout, f.options.CallTimeout, f.options.StartTimeout, f.options.ExitTimeout} {
+		if timeout <= 0 {
+			return wrongUsage(cmd, "a timeout of %v leaves no time", timeout)
+		}
+	}
+	if f.log != "" {
+		file, err := os.OpenFile(f.log, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+		if err != nil {
+			return fmt.Errorf("cannot write the plugin's log: %w; name another file with --plugin-log", err)
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		f.options.Output = file
+	}
+	report, err := verify.Run(cmd.Context(), f.target, f.options)
+	if errors.Is(err, verify.ErrUsage) {
+		return wrongUsage(cmd, "%w", err)
+	}
+	if err == nil || len(report.Results) > 0 {
+		if werr := f.write(cmd.OutOrStdout(), report); werr != nil {
+			return werr
+		}
+	}
+	if err == nil && !report.OK(f.strict) {
+		err = errNonconforming
+	}
+	return err
+}
+
+func (f *verifyFlags) listRules(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return wrongUsage(cmd, "unexpected argument %q: --list-rules takes none", args[0])
+	}
+	out := cmd.OutOrStdout()
+	switch f.output.value {
+	case "json":
+		return writeJSON(out, verify.Rules())
+	case "yaml":
+		return writeYAML(out, verify.Rules())
+	case "junit":
+		return wrongUsage(cmd, "rules have no JUnit form: use -o table, json or yaml")
+	}
+	var text bytes.Buffer
+	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(table, "RULE\tTYPE\tNEEDS\tTITLE")
+	for _, r := range verify.Rules() {
+		needs, of := "socket", "any"
+		if r.Command {
+			needs = "command"
+		}
+		if r.Type != "" {
+			of = r.Type
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.ID, of, needs, r.Title)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	return write(out, text.Bytes())
+}
+
+func (f *verifyFlags) write(w io.Writer, report verify.Report) error {
+	switch f.output.value {
+	case "json":
+		return writeJSON(w, report)
+	case "yaml":
+		return writeYAML(w, report)
+	case "junit":
+		var text bytes.Buffer
+		if err := report.WriteJUnit(&text, f.strict); err != nil {
+			return err
+		}
+		return write(w, text.Bytes())
+	}
+	return writeVerification(w, report)
+}
+
+// writeVerification writes a report for people: all results in a table, and then what has to be changed.
+func writeVerification(w io.Writer, report verify.Report) error {
+	var text bytes.Buffer
+	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
+	fmt.Fprintln(table, "RULE\tRESULT\tTITLE\tFOUND")
+	for _, r := range report.Results {
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Rule, r.Status, r.Title, escape(r.Reason))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, r := range report.Results {
+		if r.Status != verify.Failed && r.Status != verify.Warned {
+			continue
+		}
+		fmt.Fprintf(&text, "\n%s %s: %s\n", r.Rule, r.Status, r.Title)
+		for _, line := range []struct{ label, text string }{
+			{"found", r.Reason}, {"sent", r.Sent}, {"received", r.Received}, {"change", r.Remedy},
+		} {
+			if line.text != "" {
+				fmt.Fprintf(&text, "  %-9s %s\n", line.label+":", escape(line.text))
+			}
+		}
+	}
+	name := report.Target
+	if report.Name != "" {
+		name = report.Type + "/" + report.Name
+	}
+	fmt.Fprintf(&text, "\n%s: %d passed, %d failed, %d warned, %d not applicable\n", escape(name), report.Count(verify.Passed),
+		report.Count(verify.Failed), report.Count(verify.Warned), report.Count(verify.NotApplicable))
+	return write(w, text.Bytes())
+}

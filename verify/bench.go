@@ -1,0 +1,340 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/process"
+	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// socketName is the name that a started plugin is offered for its socket.
+const socketName = "plugin.sock"
+
+// bench starts the plugin's command, in a plugin directory, as often as the rules need it.
+type bench struct {
+	target  Target
+	options Options
+	program string
+	base    string // the temporary directory, with all that is not the caller's
+	dir     string // the plugin directory
+	socket  string // where the plugin may make its socket
+	tmp     string
+	host    *launchingHost // nil without a handshake
+	group   *process.Group
+	output  io.Writer
+
+	before    map[string]sock.ID // what was in the plugin directory
+	instances []*instance
+}
+
+func newBench(target Target, options Options) (_ *bench, err error) {
+	b := &bench{target: target, options: options, dir: target.Dir, socket: target.Socket, output: &serialWriter{w: options.Output}}
+	if b.program, err = exec.LookPath(target.Command[0]); err != nil {
+		return nil, err
+	}
+	if b.program, err = filepath.Abs(b.program); err != nil {
+		return nil, err
+	}
+	if b.base, err = os.MkdirTemp("", "pbverify"); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	switch {
+	case b.socket != "":
+		b.dir = filepath.Dir(b.socket)
+	case b.dir == "":
+		b.dir = filepath.Join(b.base, "plugins")
+		if err := os.Mkdir(b.dir, 0o750); err != nil {
+			return nil, err
+		}
+	}
+	if b.socket == "" {
+		b.socket = filepath.Join(b.dir, socketName)
+	}
+	b.tmp = filepath.Join(b.base, "tmp")
+	if err := os.Mkdir(b.tmp, 0o700); err != nil {
+		return nil, err
+	}
+	if b.before, err = listing(b.dir); err != nil {
+		return nil, fmt.Errorf("cannot read plugin directory %s: %w; make it first", b.dir, err)
+	}
+	if !target.NoHandshake {
+		if b.host, err = serveHost(filepath.Join(b.base, "host.sock"), b.output); err != nil {
+			return nil, err
+		}
+	}
+	b.group, err = process.NewGroup(process.Config{})
+	return b, err
+}
+
+// close kills what runs and removes what the verification made.
+func (b *bench) close() error {
+	var errs []error
+	if b.group != nil {
+		now, cancel := context.WithCancel(context.Background())
+		cancel() // those that still run have been judged
+		errs = append(errs, b.group.Close(now))
+		for _, i := range b.instances {
+			i.reading.Wait()
+			_ = i.handle.Release() // says only that it is released
+		}
+		b.sweep()
+	}
+	if b.host != nil {
+		b.host.close()
+	}
+	if err := errors.Join(append(errs, os.RemoveAll(b.base))...); err != nil {
+		return fmt.Errorf("cannot clean up after the verification: %w", err)
+	}
+	return nil
+}
+
+// launch starts the command.
+func (b *bench) launch() (*instance, error) {
+	place := strings.NewReplacer("{socket}", b.socket, "{dir}", b.dir, "{tmp}", b.tmp)
+	args := make([]string, len(b.target.Command))
+	for i, arg := range b.target.Command {
+		args[i] = place.Replace(arg)
+	}
+	spec := process.Spec{Name: filepath.Base(b.program), Path: b.program, Args: args, Env: b.environment(place)}
+	if b.host != nil {
+		var line strings.Builder
+		err := handshake.Write(&line, handshake.Handshake{HostSocket: b.host.path, Ticket: "verify", PluginSocket: b.socket})
+		if err != nil {
+			return nil, err
+		}
+		spec.Stdin = []byte(line.String())
+	}
+	proc, err := b.group.Start(spec)
+	if err != nil {
+		return nil, err
+	}
+	i, err := newInstance(proc, b.output)
+	b.instances = append(b.instances, i)
+	return i, err
+}
+
+// environment is that of this process, without what another supervisor tells this process, and with where the plugin is to serve.
+func (b *bench) environment(place *strings.Replacer) []string {
+	env := slices.DeleteFunc(os.Environ(), func(entry string) bool {
+		key, _, _ := strings.Cut(entry, "=")
+		return slices.Contains([]string{"LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", handshake.Env}, key)
+	})
+	env = append(env, "PATCHBAY_SOCKET="+b.socket, "PATCHBAY_PLUGIN_DIR="+b.dir, "PATCHBAY_TMP_DIR="+b.tmp)
+	if b.host != nil {
+		env = append(env, handshake.Env+"="+handshake.EnvValue)
+	}
+	for _, entry := range b.target.Env {
+		env = append(env, place.Replace(entry))
+	}
+	return env
+}
+
+// appearance is how a socket of a started plugin came to be.
+type appearance struct {
+	path   string
+	id     sock.ID
+	mode   fs.FileMode
+	after  time.Duration // from the start of the command until it was seen
+	window time.Duration // from the first attempt to connect until one succeeded
+	// refused is how many attempts failed before.
+	refused int
+}
+
+// start starts the plugin and waits until its registration socket is there: the first one that answers GetInfo, whatever it answers, or
+// the one that was offered. The appearance is that of the socket, also if it is of no use; nil without one.
+func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
+	bounded, cancel := context.WithTimeout(ctx, b.options.StartTimeout)
+	defer cancel()
+	w, err := watchSockets(b.dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer w.close()
+	began := time.Now()
+	i, err := b.launch()
+	if err != nil {
+		return nil, nil, fmt.Errorf("cannot start %s: %w", b.program, err)
+	}
+	a, err := b.await(bounded, w, i, began)
+	switch {
+	case err == nil:
+		return i, a, nil
+	case i.hasEnded():
+		err = fmt.Errorf("the command ended before it served: %s", i.end())
+	case bounded.Err() != nil && a == nil:
+		err = fmt.Errorf("no registration socket appeared in %s within %v%s", b.dir, b.options.StartTimeout, i.lastWords())
+	}
+	return nil, a, errors.Join(err, i.kill())
+}
+
+// await waits for the registration socket of an instance.
+func (b *bench) await(ctx context.Context, w *socketWatch, i *instance, began time.Time) (*appearance, error) {
+	var doubtful *appearance
+	for {
+		path, err := w.next(ctx, i.proc.Done())
+		if err != nil {
+			if doubtful != nil && !i.hasEnded() {
+				return doubtful, nil
+			}
+			return doubtful, err
+		}
+		if b.target.Socket != "" && path != b.target.Socket {
+			continue
+		}
+		a, err := meet(ctx, path, i)
+		if a == nil {
+			continue // gone already
+		}
+		a.after = time.Since(began) - a.window
+		if err != nil {
+			return a, err
+		}
+		switch err := identify(ctx, path, b.options.CallTimeout); {
+		case err == nil || path == b.socket:
+			return a, nil
+		case status.Code(err) == codes.Unimplemented: // a socket for something else
+		case doubtful == nil:
+			doubtful = a
+		}
+	}
+}
+
+// meet connects to a socket that has just appeared. Without an appearance there is none any more.
+func meet(ctx context.Context, path string, i *instance) (*appearance, error) {
+	info, err := sock.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	a := &appearance{path: path, id: info.ID, mode: info.Mode}
+	first := time.Now()
+	for {
+		conn, err := sock.Dial(ctx, path)
+		a.window = time.Since(first)
+		switch {
+		case err == nil:
+			_ = conn.Close() // nothing was sent
+			return a, nil
+		case sock.IsBusy(err):
+			return a, nil
+		case sock.IsGone(err):
+			return nil, err
+		case !sock.IsRefused(err):
+			return a, fmt.Errorf("cannot connect to %s: %w", path, err)
+		}
+		a.refused++
+		retry := time.NewTimer(time.Millisecond) // nothing tells of a listen(2)
+		select {
+		case <-retry.C:
+		case <-i.proc.Done():
+			retry.Stop()
+			return a, errors.New("the command ended")
+		case <-ctx.Done():
+			retry.Stop()
+			return a, fmt.Errorf("nobody listens on %s, although the socket is there", path)
+		}
+	}
+}
+
+// identify asks who serves a socket.
+func identify(ctx context.Context, path string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	client, err := registration.Dial(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	_, err = client.GetInfo(ctx)
+	return err
+}
+
+// left lists what is in the plugin directory and was not there before the verification, sockets first.
+func (b *bench) left() (sockets, others []string) {
+	now, err := listing(b.dir)
+	if err != nil {
+		return nil, nil // the directory is gone, and all in it
+	}
+	for path, id := range now {
+		if old, ok := b.before[path]; ok && old == id {
+			continue
+		}
+		if info, err := sock.Stat(path); err == nil && info.IsSocket() {
+			sockets = append(sockets, path)
+		} else if err == nil {
+			others = append(others, path)
+		}
+	}
+	slices.Sort(sockets)
+	slices.Sort(others)
+	return sockets, others
+}
+
+// sweep removes the sockets that ended instances left, so that one failure is not the next rule's as well.
+func (b *bench) sweep() {
+	sockets, _ := b.left()
+	for _, path := range sockets {
+		_ = os.Remove(path) // a start that fails because of it says so
+	}
+}
+
+// maxListed bounds how much of a plugin directory is looked at.
+const maxListed = 10_000
+
+// listing returns everything below a directory.
+func listing(dir string) (map[string]sock.ID, error) {
+	all := map[string]sock.ID{}
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if path == dir || err != nil && errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if len(all) == maxListed {
+			return fs.SkipAll
+		}
+		if info, err := sock.Stat(path); err == nil {
+			all[path] = info.ID
+		}
+		return nil
+	})
+	return all, err
+}
+
+// lastWords says what a running instance printed last.
+func (i *instance) lastWords() string {
+	if said := i.printed.last(); said != "" {
+		return "; the command runs, and printed last " + quote(said)
+	}
+	return "; the command runs and has printed nothing"
+}
+
+// serialWriter makes writes follow one another.
+type serialWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (s *serialWriter) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.Write(p)
+}

@@ -1,0 +1,287 @@
+//go:build linux
+
+package verify
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// broken has a plugin for each rule that breaks it. One without a fake is a process, see play.
+var broken = map[string]struct {
+	of      string // the type; Plain if empty
+	breaks  func(f *fake)
+	also    []string // the rules that cannot but fail too
+	warns   bool     // the rule warns at most
+	watched bool     // another process watches the directory
+	timeout time.Duration
+}{
+	"ENV001": {breaks: func(*fake) {}, warns: true, watched: true},
+	"REG001": {breaks: func(f *fake) { f.socket = ".p.sock" }},
+	"REG002": {breaks: func(f *fake) { f.mode = 0o666 }},
+	"REG003": {breaks: func(f *fake) { f.uid = 65534 }},
+	"REG004": {breaks: func(f *fake) { f.dirMode = 0o777 }},
+	"REG005": {breaks: func(f *fake) { f.broken = "GetInfo" }},
+	"REG006": {breaks: func(f *fake) { f.info.Type = "a/b" }},
+	"REG007": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.info.Name = "gpu" }},
+	"REG008": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.info.SupportedVersions = []string{"0.3.0"} }},
+	"REG009": {breaks: func(f *fake) { f.again = true }, also: []string{"REG012"}},
+	"REG010": {breaks: func(f *fake) { f.info.Endpoint = "relative.sock" }},
+	"REG011": {breaks: func(f *fake) { f.deaf = true }},
+	"REG012": {breaks: func(f *fake) {
+		f.conns = func(f *fake, conn net.Conn) net.Conn {
+			return onClosedWindow(conn, func() {}, func() {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				f.lost = f.told > 0 // after it was registered
+			})
+		}
+	}},
+	"REG013": {},
+	"SVC001": {breaks: func(f *fake) { f.health = grpc_health_v1.HealthCheckResponse_NOT_SERVING }},
+	"SVC002": {breaks: func(f *fake) { f.useless = true }},
+	"CSI001": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.pluginID = "other.example.com" }},
+	"CSI002": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "GetPluginCapabilities" }},
+	"CSI003": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "Probe" }},
+	"CSI004": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "NodeGetCapabilities" }},
+	"CSI005": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.nodeID = "" }},
+	"CSI006": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "ControllerGetCapabilities" }},
+	"DEV001": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.broken = "GetDevicePluginOptions" }},
+	"DEV002": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.devices = []*deviceapi.Device{{ID: "d"}} }},
+	"DEV003": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.hangUp = true }},
+	"DRA001": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.broken = "NodePrepareResources" }},
+	"DRA002": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.broken = "NodeUnprepareResources" }},
+	"CON001": {breaks: func(f *fake) { f.limit = crowd / 2 }},
+	"CON002": {breaks: func(f *fake) {
+		f.conns = func(_ *fake, conn net.Conn) net.Conn { // reads before it accepts the next
+			b := make([]byte, 1)
+			if _, err := conn.Read(b); err != nil {
+				return nil
+			}
+			return &prefixed{Conn: conn, first: b}
+		}
+	}, timeout: time.Second},
+	"CON003": {breaks: func(f *fake) {
+		f.eager = true
+		f.conns = func(f *fake, conn net.Conn) net.Conn { return onClosedWindow(conn, f.stuck.Lock, f.stuck.Unlock) }
+	}, timeout: time.Second},
+	"CON004": {breaks: func(f *fake) {
+		f.conns = func(f *fake, conn net.Conn) net.Conn {
+			return &sniffer{Conn: conn, seen: func(b []byte) {
+				if strings.HasPrefix(string(b), "GET") {
+					go f.server.Stop()
+				}
+			}}
+		}
+	}, also: []string{}},
+	"PRC001": {},
+	"PRC002": {},
+	"PRC003": {},
+	"PRC004": {},
+	"PRC005": {warns: true},
+	"PRC006": {},
+	"PRC007": {},
+}
+
+type prefixed struct {
+	net.Conn
+
+	first []byte
+}
+
+func (p *prefixed) Read(b []byte) (int, error) {
+	if n := copy(b, p.first); n > 0 {
+		p.first = p.first[n:]
+		return n, nil
+	}
+	return p.Conn.Read(b)
+}
+
+// shortDir returns a directory whose path leaves room for the name of a socket.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// found lists the rules that did not pass although they apply.
+func found(r Report) []string {
+	var all []string
+	for _, result := range r.Results {
+		if result.Status == Failed || result.Status == Warned {
+			all = append(all, result.Rule)
+		}
+	}
+	return all
+}
+
+func describe(r Report) string {
+	var text strings.Builder
+	for _, result := range r.Results {
+		if result.Status == NotApplicable {
+			continue
+		}
+		fmt.Fprintf(&text, "%s %s: %s\n", result.Rule, result.Status, result.Reason)
+	}
+	return text.String()
+}
+
+func verifyFake(t *testing.T, f *fake, options Options) Report {
+	t.Helper()
+	path, stop, err := f.serve(shortDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	report, err := Run(t.Context(), Target{Socket: path}, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+func verifyProcess(t *testing.T, name string, options Options) Report {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := Run(t.Context(), Target{
+		Command: []string{self}, NoHandshake: true, Env: []string{fakeEnv + "=" + name, "GORACE=atexit_sleep_ms=0"},
+	}, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// TestConforming finds nothing wrong with plugins that conform.
+func TestConforming(t *testing.T) {
+	for _, ptype := range []string{"Plain", registerapi.CSIPlugin, registerapi.DevicePlugin, registerapi.DRAPlugin} {
+		report := verifyFake(t, newFake(ptype), Options{})
+		if !report.OK(true) || report.Type != ptype {
+			t.Errorf("%s:\n%s", ptype, describe(report))
+		}
+		applied := slices.ContainsFunc(report.Results, func(r Result) bool {
+			return r.Status == Passed && !slices.Contains(
+				[]string{"ENV", "REG", "SVC", "CON"}, r.Rule[:3])
+		})
+		if applied != (ptype != "Plain") {
+			t.Errorf("%s: rules of its type passed: %v", ptype, applied)
+		}
+		for _, result := range report.Results {
+			if strings.HasPrefix(result.Rule, "PRC") && result.Status != NotApplicable {
+				t.Errorf("%s is %s for a socket", result.Rule, result.Status)
+			}
+		}
+	}
+	if report := verifyProcess(t, "conforming", Options{}); !report.OK(true) || report.Count(Passed) < 20 {
+		t.Errorf("process:\n%s", describe(report))
+	}
+}
+
+// TestEachRuleCanFail verifies, for each rule, a plugin that breaks it and nothing else.
+func TestEachRuleCanFail(t *testing.T) {
+	for _, rule := range Rules() {
+		b, ok := broken[rule.ID]
+		if !ok {
+			t.Errorf("no plugin breaks %s", rule.ID)
+			continue
+		}
+		t.Run(rule.ID, func(t *testing.T) {
+			if rule.ID == "REG003" && os.Geteuid() != 0 {
+				t.Skip("only root gives a socket to somebody else")
+			}
+			var report Report
+			if b.breaks == nil {
+				report = verifyProcess(t, rule.ID, Options{StartTimeout: 2 * time.Second, ExitTimeout: time.Second})
+			} else {
+				f := newFake(orPlain(b.of))
+				b.breaks(f)
+				report = verifyBroken(t, f, Options{CallTimeout: b.timeout}, b.watched)
+			}
+			want := append([]string{rule.ID}, b.also...)
+			slices.Sort(want)
+			got := found(report)
+			slices.Sort(got)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("rules that fail (-want +got):\n%s\n%s", diff, describe(report))
+			}
+			for _, result := range report.Results {
+				if result.Rule == rule.ID && ((result.Status == Failed) == b.warns || result.Remedy == "" || result.Reason == "") {
+					t.Errorf("the result is %+v", result)
+				}
+			}
+		})
+	}
+	if len(broken) != len(Rules()) {
+		t.Errorf("%d broken plugins for %d rules", len(broken), len(Rules()))
+	}
+}
+
+func orPlain(ptype string) string {
+	if ptype == "" {
+		return "Plain"
+	}
+	return ptype
+}
+
+func verifyBroken(t *testing.T, f *fake, options Options, watched bool) Report {
+	t.Helper()
+	dir := shortDir(t)
+	if watched {
+		watchElsewhere(t, dir)
+	}
+	path, stop, err := f.serve(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	report, err := Run(t.Context(), Target{Socket: path}, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// watchElsewhere has another process, which inherits the watch, watch a directory.
+func watchElsewhere(t *testing.T, dir string) {
+	t.Helper()
+	fd, err := syscall.InotifyInit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := syscall.InotifyAddWatch(fd, dir, syscall.IN_CREATE); err != nil {
+		t.Fatal(err)
+	}
+	watch := os.NewFile(uintptr(fd), "inotify")
+	defer watch.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := os.StartProcess("/bin/cat", []string{"cat"}, &os.ProcAttr{Files: []*os.File{r, os.Stderr, os.Stderr, watch}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Close()
+	t.Cleanup(func() {
+		_ = w.Close()
+		_, _ = child.Wait()
+	})
+}

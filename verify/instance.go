@@ -1,0 +1,122 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/process"
+)
+
+// maxTail is how much of a plugin's output is kept for the results.
+const maxTail = 4 << 10
+
+// instance is one run of the plugin's command.
+type instance struct {
+	proc    *process.Process
+	handle  *os.Process // by which it is signalled and nothing else, whatever has got its number meanwhile
+	printed *tail
+	reading sync.WaitGroup
+}
+
+func newInstance(proc *process.Process, output io.Writer) (*instance, error) {
+	i := &instance{proc: proc, printed: &tail{copy: output}}
+	for _, pipe := range []*os.File{proc.Stdout(), proc.Stderr()} {
+		i.reading.Go(func() {
+			defer pipe.Close()
+			_, _ = io.Copy(i.printed, pipe) // it ends with the process
+		})
+	}
+	handle, err := os.FindProcess(proc.PID())
+	i.handle = handle
+	return i, err
+}
+
+func (i *instance) hasEnded() bool {
+	select {
+	case <-i.proc.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// signal sends a signal to the process. That it has ended is no error.
+func (i *instance) signal(sig syscall.Signal) error {
+	if i.hasEnded() {
+		return nil
+	}
+	if err := i.handle.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("cannot send the plugin %v: %w", sig, err)
+	}
+	return nil
+}
+
+// await waits for the end of the process and reports whether it came in time.
+func (i *instance) await(ctx context.Context, timeout time.Duration) bool {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case <-i.proc.Done():
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return i.hasEnded()
+}
+
+// kill ends the process, and what it started, and waits for the end.
+func (i *instance) kill() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // at once
+	if err := i.proc.Terminate(ctx, process.Grace{Stdin: -1, Term: -1}); errors.Is(err, process.ErrTimeout) {
+		return err
+	}
+	return nil
+}
+
+// end says how the process ended and what it printed last.
+func (i *instance) end() string {
+	i.reading.Wait()
+	how := "exit status 0"
+	if err := i.proc.Err(); err != nil {
+		how = err.Error()
+	}
+	if said := i.printed.last(); said != "" {
+		how += ", after it had printed " + quote(said)
+	}
+	return how
+}
+
+// tail keeps the end of what is written to it. It is safe for concurrent use.
+type tail struct {
+	mu   sync.Mutex
+	copy io.Writer
+	text []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, _ = t.copy.Write(p)
+	if len(p) > maxTail {
+		t.text = append(t.text[:0], p[len(p)-maxTail:]...)
+	} else {
+		t.text = append(t.text, p...)
+		t.text = t.text[max(0, len(t.text)-maxTail):]
+	}
+	return len(p), nil
+}
+
+// last returns the last line that is not empty.
+func (t *tail) last() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := strings.TrimSpace(string(t.text))
+	return strings.TrimSpace(text[strings.LastIndexByte(text, '\n')+1:])
+}

@@ -1,0 +1,21 @@
+//go:build linux
+
+package verify
+
+import (
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// fakeEnv tells the re-executed test binary which plugin to be.
+const fakeEnv = "VERIFY_TEST_PLUGIN"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(fakeEnv); name != "" {
+		playProcess(name)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}

@@ -1,0 +1,100 @@
+//go:build linux
+
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// playProcess is a plugin as a process that breaks one of the process rules, by its name.
+func playProcess(rule string) {
+	if err := play(rule); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func play(rule string) error {
+	path := os.Getenv("PATCHBAY_SOCKET")
+	if rule == "PRC001" {
+		return errors.New("no mood to serve")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	living, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err == nil && rule == "PRC007" { // takes the living one's socket away, and fails
+		return errors.Join(errors.New("now there is none"), living.Close(), os.Remove(path))
+	}
+	if err == nil {
+		return errors.Join(errors.New("another instance serves"), living.Close())
+	}
+	if rule != "PRC006" {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	bound := filepath.Join(filepath.Dir(path), ".bound")
+	if rule == "PRC002" {
+		bound = path
+	}
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: bound}); err != nil {
+		return err
+	}
+	if rule == "PRC002" {
+		<-time.After(3 * insistence)
+	}
+	if err := syscall.Listen(fd, 128); err != nil {
+		return err
+	}
+	if bound != path {
+		if err := os.Link(bound, path); err != nil {
+			return errors.Join(err, os.Remove(bound))
+		}
+		if err := os.Remove(bound); err != nil {
+			return err
+		}
+	}
+	listener, err := net.FileListener(os.NewFile(uintptr(fd), path))
+	if err != nil {
+		return err
+	}
+	if rule == "PRC005" {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(path), "notes"), nil, 0o600); err != nil {
+			return err
+		}
+	}
+	f := newFake("Plain")
+	f.fragile = rule == "REG013"
+	f.server = f.newServer()
+	served := make(chan error, 1)
+	go func() { served <- f.server.Serve(listener) }()
+	<-ctx.Done()
+	if rule == "PRC003" {
+		<-time.After(time.Minute)
+	}
+	f.server.Stop()
+	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	if rule == "PRC004" {
+		return nil
+	}
+	return os.Remove(path)
+}
+
+var _ registerapi.RegistrationServer = (*fake)(nil)

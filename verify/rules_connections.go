@@ -1,0 +1,209 @@
+package verify
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	crowd   = 64 // connections at once
+	silents = 16 // connections that say nothing
+)
+
+func connectionRules() []Rule {
+	return []Rule{
+		{
+			ID: "CON001", Title: "Many connections at once are served",
+			Why:    "Hosts, registries and probes each have connections of their own; one that is not served looks like a dead plugin.",
+			Remedy: "serve connections concurrently, with no limit below 64 and a backlog to match",
+			check:  checkCrowd,
+		},
+		{
+			ID: "CON002", Title: "Connections that say nothing hold up nobody",
+			Why:    "Probes connect and send nothing; a plugin that reads from a connection before it accepts the next one hangs with them.",
+			Remedy: "do the HTTP/2 handshake of each connection concurrently, and give it a deadline",
+			check:  checkSilence,
+		},
+		{
+			ID: "CON003", Title: "A peer that reads nothing holds up nobody",
+			Why:    "A stopped consumer leaves its window full; a plugin that waits for it under a lock is dead for all others.",
+			Remedy: "hold no lock while a message is sent, and let streams end with their contexts",
+			check:  checkSlowReader,
+		},
+		{
+			ID: "CON004", Title: "A peer that speaks no gRPC does no harm",
+			Why:    "Anything may connect to a socket; the plugin must outlive it.",
+			Remedy: "treat an error of a connection as the end of that connection only",
+			check:  checkGarbage,
+		},
+	}
+}
+
+// others asks on a fresh connection while something goes on.
+func (s *subject) others(ctx context.Context, meanwhile string) outcome {
+	if _, err := s.getInfo(ctx); err != nil {
+		return fail("while %s, GetInfo of another connection %s", meanwhile, clip(brief(err)))
+	}
+	return pass("while %s, another connection is served", meanwhile)
+}
+
+// checkable says whether there is a plugin that answers at all, so that what a rule finds is an effect of the rule.
+func (s *subject) checkable(ctx context.Context) outcome {
+	_, o := s.info(ctx)
+	return o
+}
+
+func checkCrowd(ctx context.Context, s *subject) outcome {
+	if o := s.checkable(ctx); o.status != "" {
+		return o
+	}
+	whole := ctx
+	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
+	defer cancel()
+	var clients []*registration.Client
+	defer s.recover(whole) // when all are closed
+	defer func() {
+		for _, c := range clients {
+			_ = c.Close() // nothing is lost
+		}
+	}()
+	for i := range crowd {
+		c, err := registration.Dial(ctx, s.path)
+		if err != nil {
+			s.trace.add(fmt.Sprintf("connect %d of %d", i+1, crowd), err.Error())
+			return fail("connection %d of %d at once fails: %s", i+1, crowd, clip(err.Error()))
+		}
+		clients = append(clients, c)
+	}
+	failures := make(chan error, crowd)
+	for _, c := range clients {
+		go func() {
+			_, err := c.GetInfo(ctx)
+			failures <- err
+		}()
+	}
+	var failed int
+	var first error
+	for range clients {
+		if err := <-failures; err != nil {
+			failed++
+			first = errors.Join(first, err)
+		}
+	}
+	if failed > 0 {
+		s.trace.add(fmt.Sprintf("GetInfo on %d connections at once", crowd), clip(first.Error()))
+		return fail("%d of %d connections at once got no answer", failed, crowd)
+	}
+	return pass("%d connections at once got an answer", crowd)
+}
+
+func checkSilence(ctx context.Context, s *subject) outcome {
+	if o := s.checkable(ctx); o.status != "" {
+		return o
+	}
+	for range silents {
+		conn, err := sock.Dial(ctx, s.path)
+		if err != nil {
+			return fail("a connect fails: %v", err)
+		}
+		defer conn.Close()
+	}
+	s.trace.add(fmt.Sprintf("%d connections without a byte", silents), "")
+	return s.others(ctx, fmt.Sprintf("%d connections say nothing", silents))
+}
+
+func checkSlowReader(ctx context.Context, s *subject) outcome {
+	if o := s.checkable(ctx); o.status != "" {
+		return o
+	}
+	conn, err := sock.Dial(ctx, s.path)
+	if err != nil {
+		return fail("a connect fails: %v", err)
+	}
+	defer conn.Close()
+	request, err := unreadRequests(silents)
+	if err != nil {
+		return fail("%v", err)
+	}
+	if err := conn.SetDeadline(time.Now().Add(s.options.CallTimeout)); err != nil {
+		return fail("%v", err)
+	}
+	if _, err := conn.Write(request); err != nil {
+		return fail("a connection ended while it sent its requests: %v", err)
+	}
+	// The plugin has begun to answer when its settings are there.
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		return fail("a connection whose flow-control window is closed gets no settings: %v", clip(err.Error()))
+	}
+	s.trace.add(fmt.Sprintf("%d times GetInfo on a connection whose window is closed", silents), "")
+	return s.others(ctx, "a peer with unanswered requests reads nothing")
+}
+
+// unreadRequests returns what a client sends that asks GetInfo some times and gives the plugin no window to answer.
+func unreadRequests(n uint32) ([]byte, error) {
+	var out, headers bytes.Buffer
+	out.WriteString(http2.ClientPreface)
+	framer := http2.NewFramer(&out, nil)
+	if err := framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}); err != nil {
+		return nil, err
+	}
+	for i := range n {
+		headers.Reset()
+		encoder := hpack.NewEncoder(&headers)
+		encoder.SetMaxDynamicTableSize(0)
+		for _, field := range []hpack.HeaderField{
+			{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
+			{Name: ":path", Value: registerapi.Registration_GetInfo_FullMethodName}, {Name: ":authority", Value: "localhost"},
+			{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
+		} {
+			if err := encoder.WriteField(field); err != nil {
+				return nil, err
+			}
+		}
+		stream := 2*i + 1
+		if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: headers.Bytes(), EndHeaders: true}); err != nil {
+			return nil, err
+		}
+		if err := framer.WriteData(stream, true, make([]byte, 5)); err != nil { // an empty message with its prefix
+			return nil, err
+		}
+	}
+	return out.Bytes(), nil
+}
+
+func checkGarbage(ctx context.Context, s *subject) outcome {
+	if o := s.checkable(ctx); o.status != "" {
+		return o
+	}
+	for _, garbage := range []string{
+		"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "\x00\xff\x00\xff\n", http2.ClientPreface + "\xff\xff\xff\x00\x00\x00\x00\x00\x00",
+	} {
+		conn, err := sock.Dial(ctx, s.path)
+		if err != nil {
+			return fail("a connect fails: %v", err)
+		}
+		s.speak(conn, garbage)
+		_ = conn.Close() // nothing is expected of it
+	}
+	return s.others(ctx, "others have sent what is no gRPC")
+}
+
+// speak sends something and gives the plugin the time to react: until it closes the connection or says something.
+func (s *subject) speak(conn net.Conn, text string) {
+	s.trace.add(quote(text), "")
+	if conn.SetDeadline(time.Now().Add(min(s.options.CallTimeout, time.Second))) == nil {
+		_, _ = conn.Write([]byte(text))
+		_, _ = conn.Read(make([]byte, 1))
+	}
+}

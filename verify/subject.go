@@ -1,0 +1,257 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// subject is the plugin that is verified, and what is known of it. One goroutine uses it.
+type subject struct {
+	target  Target
+	options Options
+	bench   *bench // nil without a command
+
+	path string    // the registration socket; empty until one is known
+	run  *instance // the instance that runs; nil without a command, before the first start and after an end that a rule caused
+
+	trace trace // of the rule that is being checked
+
+	appeared *appearance // of the first start
+	lost     string      // why there is nothing to verify any more
+	told     bool        // a rule failed because the plugin cannot be asked; the others need not fail for it too
+	starting error       // why the first start failed
+	asked    *answer     // what GetInfo said
+	ended    *farewell   // how the plugin behaves on SIGTERM
+}
+
+// answer is what came of the first GetInfo.
+type answer struct {
+	info  *registerapi.PluginInfo
+	err   error
+	after time.Duration
+}
+
+func newSubject(target Target, options Options) (*subject, error) {
+	s := &subject{target: target, options: options, path: target.Socket}
+	if len(target.Command) == 0 {
+		return s, nil
+	}
+	var err error
+	s.bench, err = newBench(target, options)
+	return s, err
+}
+
+func (s *subject) close() error {
+	if s.bench == nil {
+		return nil
+	}
+	return s.bench.close()
+}
+
+func (s *subject) describe(r *Report) {
+	r.Socket = s.path
+	if s.asked != nil && s.asked.err == nil {
+		info := s.asked.info
+		r.Type, r.Name, r.Endpoint = clip(info.Type), clip(info.Name), clip(info.Endpoint)
+		for _, v := range info.SupportedVersions[:min(len(info.SupportedVersions), maxVersions)] {
+			r.Versions = append(r.Versions, clip(v))
+		}
+	}
+}
+
+// apply checks one rule.
+func (s *subject) apply(ctx context.Context, rule Rule) Result {
+	began := time.Now()
+	s.trace.reset()
+	o := s.check(ctx, rule)
+	result := Result{Rule: rule.ID, Title: rule.Title, Status: o.status, Reason: o.reason, Seconds: time.Since(began).Seconds()}
+	if o.status == Failed || o.status == Warned {
+		result.Sent, result.Received = s.trace.texts()
+		result.Remedy = o.remedy
+		if result.Remedy == "" {
+			result.Remedy = rule.Remedy
+		}
+	}
+	return result
+}
+
+func (s *subject) check(ctx context.Context, rule Rule) outcome {
+	if rule.Command && s.bench == nil {
+		return notApplicable("it would start, refuse or end the plugin; verify a command for it")
+	}
+	if o, ok := timeIsUp(ctx, s.options.Timeout); ok {
+		return o
+	}
+	if rule.check == nil { // of its family are those that need nothing
+		return notApplicable("nothing to check")
+	}
+	if rule.Family() != "PRC" && rule.Family() != "ENV" {
+		if o := s.ready(ctx); o.status != "" {
+			return o
+		}
+	}
+	if rule.Type != "" {
+		info, o := s.info(ctx)
+		if info == nil {
+			return o
+		}
+		if info.Type != rule.Type {
+			return notApplicable("the plugin is of type %s, the rule is for %s", quote(info.Type), rule.Type)
+		}
+	}
+	o := rule.check(ctx, s)
+	if up, ok := timeIsUp(ctx, s.options.Timeout); ok && o.status != Passed {
+		return up
+	}
+	if lost := s.mourn(ctx, rule); lost.status != "" {
+		return lost
+	}
+	return o
+}
+
+// recover waits for a moment until a plugin that was asked too much answers again, so that one failure is not the next rule's as well.
+func (s *subject) recover(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settle)
+	defer cancel()
+	for identify(ctx, s.path, s.options.CallTimeout) != nil {
+		retry := time.NewTimer(10 * time.Millisecond) // the plugin tells nobody that it has room again
+		select {
+		case <-retry.C:
+		case <-ctx.Done():
+			retry.Stop()
+			return
+		}
+	}
+}
+
+func timeIsUp(ctx context.Context, timeout time.Duration) (outcome, bool) {
+	// The deadline itself, because the timer of the context may be later than what the deadline has ended already.
+	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && (!ok || time.Now().Before(deadline)) {
+		return outcome{}, false
+	}
+	o := fail("the time for the verification, %v, was up before it was checked", timeout)
+	o.remedy = "allow more time, or see which rule before it took so long"
+	return o, true
+}
+
+// ready starts the plugin if it has to be started. An outcome that is not empty says why there is nothing to check.
+func (s *subject) ready(ctx context.Context) outcome {
+	if s.lost != "" {
+		return s.unasked("%s", s.lost)
+	}
+	if s.bench == nil || s.run != nil {
+		return outcome{}
+	}
+	if err := s.start(ctx); err != nil {
+		return s.unasked("the plugin did not start: %s", clip(err.Error()))
+	}
+	return outcome{}
+}
+
+// unasked is the outcome of a rule that cannot ask the plugin. The first one of them fails.
+func (s *subject) unasked(format string, args ...any) outcome {
+	if s.told {
+		return notApplicable("the plugin cannot be asked: an earlier rule says why")
+	}
+	s.told = true
+	return fail(format, args...)
+}
+
+// start starts the plugin. Its first failure is for good.
+func (s *subject) start(ctx context.Context) error {
+	if s.starting != nil {
+		return s.starting
+	}
+	run, a, err := s.bench.start(ctx)
+	if s.appeared == nil {
+		s.appeared = a
+	}
+	if err != nil {
+		s.starting = err
+		return err
+	}
+	s.run, s.path = run, a.path
+	return nil
+}
+
+// mourn finds out whether the plugin ended while a rule was checked that should not have ended it.
+func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
+	if s.bench == nil {
+		if _, err := sock.Probe(ctx, s.path); !sock.IsGone(err) && !sock.IsRefused(err) || s.lost != "" {
+			return outcome{}
+		}
+		if s.asked == nil || s.asked.err != nil {
+			return outcome{} // it was never there; the rules say so
+		}
+		s.lost, s.told = fmt.Sprintf("nobody accepts on the socket any more since %s was checked", rule.ID), true
+		return fail("nobody accepts on the socket any more: the plugin ended while the rule was checked")
+	}
+	if s.run == nil || !s.run.hasEnded() {
+		return outcome{}
+	}
+	how := s.run.end()
+	s.run = nil
+	return fail("the plugin ended while the rule was checked: %s", how)
+}
+
+// info returns what the plugin announces. If it does not, the outcome says so.
+func (s *subject) info(ctx context.Context) (*registerapi.PluginInfo, outcome) {
+	a := s.ask(ctx)
+	if a.err != nil {
+		return nil, s.unasked("the plugin does not say what it is: GetInfo %s", clip(brief(a.err)))
+	}
+	return a.info, outcome{}
+}
+
+// ask calls GetInfo for the first time.
+func (s *subject) ask(ctx context.Context) *answer {
+	if s.asked == nil {
+		s.asked = &answer{}
+		began := time.Now()
+		s.asked.info, s.asked.err = s.getInfo(ctx)
+		s.asked.after = time.Since(began)
+	}
+	return s.asked
+}
+
+// getInfo calls GetInfo on a connection of its own.
+func (s *subject) getInfo(ctx context.Context) (*registerapi.PluginInfo, error) {
+	conn, err := s.dial(s.path)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
+}
+
+// notify tells the plugin its status on a connection of its own.
+func (s *subject) notify(ctx context.Context, registered bool, reason string) error {
+	conn, err := s.dial(s.path)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = registerapi.NewRegistrationClient(conn).NotifyRegistrationStatus(ctx,
+		&registerapi.RegistrationStatus{PluginRegistered: registered, Error: reason})
+	return err
+}
+
+// endpoint returns where the plugin's own services answer.
+func (s *subject) endpoint(info *registerapi.PluginInfo) (string, error) {
+	switch {
+	case info.Endpoint == "":
+		return s.path, nil
+	case len(info.Endpoint) > maxText:
+		return "", fmt.Errorf("the endpoint has %d bytes, and hosts accept %d at most", len(info.Endpoint), maxText)
+	case !filepath.IsAbs(info.Endpoint):
+		return "", errors.New("the endpoint is not absolute")
+	}
+	return info.Endpoint, nil
+}

@@ -1,0 +1,143 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// Target says which plugin to verify: one that serves at Socket, or one that Command starts.
+type Target struct {
+	// Socket is the path of the registration socket. With a Command it is where the plugin makes it; if it is empty then, any socket that
+	// appears in Dir and answers is the plugin's.
+	Socket string
+	// Command is the program with its arguments, in which {socket}, {dir} and {tmp} stand for the path at which it may make its socket, the
+	// plugin directory, and a temporary directory for what else it writes. The same are in its environment as PATCHBAY_SOCKET,
+	// PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR. A program that is no path is searched for in PATH.
+	Command []string
+	// Dir is the plugin directory for a Command; by default that of Socket, or else a temporary one.
+	Dir string
+	// Env is added to the environment of this process for the Command, as KEY=VALUE, with the same replacements as in its arguments.
+	Env []string
+	// NoHandshake starts the Command as by hand, without the handshake on standard input by which plugins made with Patchbay's sdk learn
+	// where to serve.
+	NoHandshake bool
+}
+
+func (t Target) String() string {
+	if len(t.Command) > 0 {
+		return strings.Join(t.Command, " ")
+	}
+	return t.Socket
+}
+
+// Options say how to verify. The zero value is what hosts do by default.
+type Options struct {
+	// Timeout bounds the whole verification (default 2 min). Rules for which no time is left fail.
+	Timeout time.Duration
+	// CallTimeout bounds each call to the plugin (default 5 s).
+	CallTimeout time.Duration
+	// StartTimeout bounds how long a started plugin may take until it answers on its socket (default 10 s).
+	StartTimeout time.Duration
+	// ExitTimeout bounds how long a plugin may take to end after SIGTERM (default 5 s).
+	ExitTimeout time.Duration
+	// Rules are the only ones to check, by identifier or family; empty for all. Skip leaves some of them out.
+	Rules, Skip []string
+	// Output gets what a started plugin prints, as it is. Writes are not concurrent, and an error of one is ignored.
+	Output io.Writer
+}
+
+func (o Options) withDefaults() Options {
+	o.Timeout = cmp.Or(o.Timeout, 2*time.Minute)
+	o.CallTimeout = cmp.Or(o.CallTimeout, 5*time.Second)
+	o.StartTimeout = cmp.Or(o.StartTimeout, 10*time.Second)
+	o.ExitTimeout = cmp.Or(o.ExitTimeout, 5*time.Second)
+	if o.Output == nil {
+		o.Output = io.Discard
+	}
+	return o
+}
+
+// ErrUsage is wrapped by the error of Run for a target or options that make no sense.
+var ErrUsage = errors.New("cannot verify")
+
+// Run verifies a plugin. It blocks until all rules were checked, at most for about the timeout, and leaves no process of the plugin behind,
+// nor goroutines or files of its own. Verifications of different plugins may run at once.
+//
+// A plugin that breaks rules is no error; see [Report.OK]. An error says why nothing could be verified, or that ctx ended before the end;
+// the report then has what was found until then.
+func Run(ctx context.Context, target Target, options Options) (Report, error) {
+	report := Report{Target: target.String(), Started: time.Now().UTC(), Results: []Result{}}
+	options = options.withDefaults()
+	rules, err := selectRules(options.Rules, options.Skip)
+	if err == nil {
+		target, err = target.complete()
+	}
+	if err == nil {
+		err = options.check()
+	}
+	if err != nil {
+		return report, fmt.Errorf("%w: %w", ErrUsage, err)
+	}
+	s, err := newSubject(target, options)
+	if err != nil {
+		return report, fmt.Errorf("cannot verify %s: %w", target, err)
+	}
+	bounded, cancel := context.WithTimeout(ctx, options.Timeout)
+	defer cancel()
+	for _, rule := range rules {
+		result := s.apply(bounded, rule)
+		if ctx.Err() != nil {
+			break // what the rule found is an effect of that
+		}
+		report.Results = append(report.Results, result)
+	}
+	s.describe(&report)
+	err = s.close()
+	report.Seconds = time.Since(report.Started).Seconds()
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return report, err
+}
+
+func (o Options) check() error {
+	if o.Timeout < 0 || o.CallTimeout < 0 || o.StartTimeout < 0 || o.ExitTimeout < 0 {
+		return errors.New("a timeout is negative")
+	}
+	return nil
+}
+
+// complete makes the paths of a target absolute, or says what is wrong with it.
+func (t Target) complete() (_ Target, err error) {
+	switch {
+	case t.Socket == "" && len(t.Command) == 0:
+		return t, errors.New("name a socket or a command")
+	case len(t.Command) > 0 && t.Command[0] == "":
+		return t, errors.New("the command is empty")
+	case len(t.Command) == 0 && (t.Dir != "" || len(t.Env) > 0 || t.NoHandshake):
+		return t, errors.New("a plugin directory, an environment and a handshake are for a command")
+	case t.Socket != "" && t.Dir != "":
+		return t, errors.New("name the socket or the plugin directory, not both")
+	}
+	if t.Socket != "" {
+		if t.Socket, err = filepath.Abs(t.Socket); err != nil {
+			return t, err
+		}
+		if len(t.Socket) > sock.MaxPath && len(t.Command) > 0 {
+			return t, fmt.Errorf("socket path %s has %d bytes, and no socket can be made at a path of more than %d", t.Socket, len(t.Socket),
+				sock.MaxPath)
+		}
+	}
+	if t.Dir != "" {
+		t.Dir, err = filepath.Abs(t.Dir)
+	}
+	return t, err
+}

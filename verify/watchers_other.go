@@ -1,0 +1,8 @@
+//go:build !linux
+
+package verify
+
+import "errors"
+
+// watchersOf returns the processes that watch a directory. This system does not say.
+func watchersOf(string) ([]string, error) { return nil, errors.ErrUnsupported }

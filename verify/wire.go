@@ -1,0 +1,134 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	// maxMessage bounds one answer of a plugin in bytes.
+	maxMessage = 4 << 20
+	// maxTraced is how many calls of a rule are told.
+	maxTraced = 4
+)
+
+// trace is what was sent to the plugin while a rule was checked and what came back: the first calls and the last one. It is safe for
+// concurrent use.
+type trace struct {
+	mu             sync.Mutex
+	sent, received []string
+	more           int
+}
+
+func (t *trace) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sent, t.received, t.more = nil, nil, 0
+}
+
+func (t *trace) add(sent, received string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.sent) == maxTraced {
+		t.sent, t.received = t.sent[:maxTraced-1], t.received[:maxTraced-1]
+		t.more++
+	}
+	t.sent, t.received = append(t.sent, clip(sent)), append(t.received, clip(received))
+}
+
+func (t *trace) texts() (sent, received string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	join := func(all []string) string {
+		if t.more > 0 {
+			last := len(all) - 1
+			return fmt.Sprintf("%s; … (%d more); %s", strings.Join(all[:last], "; "), t.more, all[last])
+		}
+		return strings.Join(all, "; ")
+	}
+	return join(t.sent), join(t.received)
+}
+
+// addCall adds a call to the trace.
+func (t *trace) addCall(method string, request, response any, err error) {
+	received := show(response)
+	if err != nil {
+		received = brief(err)
+	}
+	t.add(strings.TrimPrefix(method, "/")+" "+show(request), received)
+}
+
+// show returns a message as JSON in bounded length.
+func show(message any) string {
+	m, ok := message.(proto.Message)
+	if !ok {
+		return ""
+	}
+	if size := proto.Size(m); size > 64<<10 {
+		return fmt.Sprintf("(%d bytes)", size)
+	}
+	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err != nil {
+		return "(" + err.Error() + ")"
+	}
+	return clip(string(text))
+}
+
+// brief returns what an error of a call says, in one line.
+func brief(err error) string {
+	st, ok := status.FromError(err)
+	if !ok {
+		return err.Error()
+	}
+	return fmt.Sprintf("failed with %v: %s", st.Code(), clip(st.Message()))
+}
+
+// answered reports whether an error is an answer of the method itself, and not one of the transport, of a deadline or of a server that does
+// not have the method.
+func answered(err error) bool {
+	switch status.Code(err) {
+	case codes.Unimplemented, codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return false
+	default:
+		return true
+	}
+}
+
+// dial returns a connection to a socket. Each call on it has the deadline of a call and is traced. The connection is made with the first
+// call.
+func (s *subject) dial(path string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("passthrough:///localhost", // the authority; plugins of some languages refuse a path there
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, path) }),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: s.options.CallTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(0),
+		grpc.WithUnaryInterceptor(func(
+			ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+		) error {
+			ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
+			defer cancel()
+			err := invoke(ctx, method, request, response, conn, options...)
+			s.trace.addCall(method, request, response, err)
+			return err
+		}),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("cannot connect to %s: %w", path, err)
+	}
+	return conn, nil
+}
