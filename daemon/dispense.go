@@ -35,7 +35,8 @@ const (
 type dispense struct {
 	dir      string
 	registry dynamicplugins.Registry
-	grace    time.Duration
+	grace    time.Duration // goneGrace
+	retry    time.Duration // stableRetry
 	log      *slog.Logger
 
 	// end is what the calls end with.
@@ -100,7 +101,7 @@ func newDispense(dir string, registry dynamicplugins.Registry, log *slog.Logger)
 		return nil, advise(fmt.Errorf("cannot make the directory of the stable sockets: %w", err), "dispense directory")
 	}
 	d := &dispense{
-		dir: dir, registry: registry, grace: goneGrace, log: log,
+		dir: dir, registry: registry, grace: goneGrace, retry: stableRetry, log: log,
 		sockets: map[pluginKey]*stableSocket{}, due: map[pluginKey]time.Time{}, failed: map[pluginKey]error{},
 	}
 	d.end, d.stop = context.WithCancelCause(context.Background())
@@ -223,7 +224,7 @@ func (d *dispense) open(ctx context.Context, k pluginKey) {
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			d.due[k] = time.Now().Add(stableRetry)
+			d.due[k] = time.Now().Add(d.retry)
 			d.fail(k, advise(err, "dispense directory"))
 		}
 		return

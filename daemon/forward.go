@@ -42,11 +42,12 @@ func newForwarder(registry dynamicplugins.Registry) *forwarder {
 
 // connTo returns a connection to a plugin whose calls go to the instance that is current when they begin.
 func connTo(ctx context.Context, registry dynamicplugins.Registry, ptype, name string) (grpc.ClientConnInterface, error) {
+	called := "plugin " + ptype + "/" + name
 	conn, err := registry.Conn(ctx, ptype, name)
 	if err != nil {
-		return nil, err
+		return nil, proxy.CannotCall(called, err)
 	}
-	return proxy.Named(conn, "plugin "+ptype+"/"+name), nil
+	return proxy.Named(conn, called), nil
 }
 
 // requestKey leads to the context of the HTTP request of a call.

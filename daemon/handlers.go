@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
+	"github.com/patchbay-dev/patchbay/handlers/dra"
 )
 
 // HandlerKind names what a daemon does with the plugins of a type.
@@ -28,8 +29,12 @@ const HandlerAccept HandlerKind = "accept"
 // HandlerCSI takes CSI drivers into use; see package handlers/csi.
 const HandlerCSI HandlerKind = "csi"
 
-// HandlerDevice takes device plugins into use and allocates their devices; see package handlers/device. It is for the type DevicePlugin only.
+// HandlerDevice takes device plugins into use and allocates their devices; see package handlers/device. It is for the type DevicePlugin
+// only.
 const HandlerDevice HandlerKind = "device"
+
+// HandlerDRA takes DRA drivers into use; see package handlers/dra.
+const HandlerDRA HandlerKind = "dra"
 
 // HandlerKinds returns the kinds that exist, sorted.
 func HandlerKinds() []HandlerKind { return slices.Sorted(maps.Keys(newHandlers)) }
@@ -51,6 +56,7 @@ var newHandlers = map[HandlerKind]func(handlerNeeds) (cache.PluginHandler, error
 	HandlerAccept: func(handlerNeeds) (cache.PluginHandler, error) { return patchbay.AcceptHandler(), nil },
 	HandlerCSI:    func(handlerNeeds) (cache.PluginHandler, error) { return csi.NewHandler(csi.Options{}), nil },
 	HandlerDevice: newDeviceHandler,
+	HandlerDRA:    func(n handlerNeeds) (cache.PluginHandler, error) { return dra.New(dra.Config{Log: n.log}), nil },
 }
 
 // DefaultTypes are the plugin types that every daemon accepts.

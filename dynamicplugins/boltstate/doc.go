@@ -3,6 +3,8 @@
 // Each plugin is one record, so a change costs the same however many plugins there are, and changes that arrive while one is being
 // written are written together, with one fsync, by the transaction after it.
 //
+// Beside the plugins, a handler can keep keys and values of its own, in a [Bucket].
+//
 // A file that is not a sound state file of a known format is never opened for writing and never repaired: it stays as it is, byte
 // for byte, and the error says what is wrong. The package keeps what the registry gives it and knows nothing about its meaning.
 package boltstate

@@ -15,7 +15,8 @@ import (
 )
 
 // formatVersion is the format that this package writes, and the newest that it reads. Version 1: the bucket "patchbay" has the
-// version under the key "format", an unsigned varint; the bucket "plugins" has the records.
+// version under the key "format", an unsigned varint; the bucket "plugins" has the records. Others whose
+// names begin with "handler/" are those of a [Bucket].
 const formatVersion = 1
 
 var (

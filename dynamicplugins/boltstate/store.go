@@ -144,8 +144,11 @@ func (s *Store) use() error {
 	return nil
 }
 
-// record is what is stored for one plugin.
-type record struct{ key, value []byte }
+// record is what is stored for one plugin, or under one key of a [Bucket]. Without a value it is removed.
+type record struct {
+	bucket     []byte // nil for the plugins
+	key, value []byte
+}
 
 // newRecord checks that the record can be stored, so that it cannot make others fail in the same transaction.
 func newRecord(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record, error) {
@@ -167,7 +170,14 @@ func newRecord(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record
 	return r, nil
 }
 
-func (r record) put(bucket *bbolt.Bucket) error {
+func (r record) put(plugins *bbolt.Bucket) error {
+	bucket := plugins
+	if r.bucket != nil {
+		var err error
+		if bucket, err = plugins.Tx().CreateBucketIfNotExists(r.bucket); err != nil {
+			return err
+		}
+	}
 	if r.value == nil {
 		return bucket.Delete(r.key)
 	}

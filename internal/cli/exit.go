@@ -63,6 +63,8 @@ func hintFor(err error) string {
 		return `start a daemon with "patchbay run", or name the control socket of one with --control-socket`
 	case errors.Is(err, client.ErrPermission):
 		return "run the command as root, as the daemon's user, or as a member of the socket's group"
+	case errors.Is(err, client.ErrDeviceNotFound):
+		return `"patchbay devices list" shows what is known`
 	case errors.Is(err, client.ErrNotFound):
 		return `"patchbay list" shows what is known`
 	case errors.Is(err, client.ErrBehind):

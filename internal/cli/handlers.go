@@ -21,6 +21,26 @@ func (h handlerFlag) Set(value string) error {
 	return nil
 }
 
+// handlerKinds returns the kinds of handlers that exist, separated by commas.
+func handlerKinds() string {
+	var names []string
+	for _, kind := range daemon.HandlerKinds() {
+		names = append(names, string(kind))
+	}
+	return strings.Join(names, ", ")
+}
+
+// completeHandler returns the values of the flag for the types that every daemon knows.
+func completeHandler() []string {
+	var values []string
+	for _, ptype := range daemon.DefaultTypes() {
+		for _, kind := range daemon.HandlerKinds() {
+			values = append(values, ptype+"="+string(kind))
+		}
+	}
+	return values
+}
+
 // String implements pflag.Value. No type is configured by default.
 func (h handlerFlag) String() string { return "" }
 

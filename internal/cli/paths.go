@@ -4,7 +4,7 @@ import "path/filepath"
 
 // paths are the defaults of flags; empty where there is none.
 type paths struct {
-	pluginDir, controlSocket, state, config string
+	pluginDir, deviceSocketDir, controlSocket, state, config string
 }
 
 // pathsFor returns the paths of the file system hierarchy standard for root and those of the XDG base directory specification for other
@@ -13,10 +13,11 @@ type paths struct {
 func pathsFor(uid int, getenv func(string) string) paths {
 	if uid == 0 {
 		return paths{
-			pluginDir:     "/run/patchbay/plugins",
-			controlSocket: "/run/patchbay/control.sock",
-			state:         "/var/lib/patchbay/state.db",
-			config:        "/etc/patchbay/patchbay.yaml",
+			pluginDir:       "/run/patchbay/plugins",
+			deviceSocketDir: "/run/patchbay/device-plugins",
+			controlSocket:   "/run/patchbay/control.sock",
+			state:           "/var/lib/patchbay/state.db",
+			config:          "/etc/patchbay/patchbay.yaml",
 		}
 	}
 	// base returns an XDG base directory, empty if none is known. The specification says to ignore relative paths.
@@ -42,6 +43,7 @@ func pathsFor(uid int, getenv func(string) string) paths {
 		runtimeDir = stateHome
 	}
 	p.pluginDir = filepath.Join(runtimeDir, "patchbay", "plugins")
+	p.deviceSocketDir = filepath.Join(runtimeDir, "patchbay", "device-plugins")
 	p.controlSocket = filepath.Join(runtimeDir, "patchbay", "control.sock")
 	p.state = filepath.Join(stateHome, "patchbay", "state.db")
 	return p

@@ -205,17 +205,21 @@ func TestPaths(t *testing.T) {
 		want paths
 	}{
 		"root": {0, map[string]string{"XDG_RUNTIME_DIR": "/run/user/0", "HOME": "/root"}, paths{
-			"/run/patchbay/plugins", "/run/patchbay/control.sock", "/var/lib/patchbay/state.db", "/etc/patchbay/patchbay.yaml",
+			"/run/patchbay/plugins", "/run/patchbay/device-plugins", "/run/patchbay/control.sock", "/var/lib/patchbay/state.db",
+			"/etc/patchbay/patchbay.yaml",
 		}},
 		"user": {1000, map[string]string{"XDG_RUNTIME_DIR": "/run/user/1000", "HOME": "/home/u"}, paths{
-			"/run/user/1000/patchbay/plugins", "/run/user/1000/patchbay/control.sock", "/home/u/.local/state/patchbay/state.db",
+			"/run/user/1000/patchbay/plugins", "/run/user/1000/patchbay/device-plugins", "/run/user/1000/patchbay/control.sock",
+			"/home/u/.local/state/patchbay/state.db",
 			"/home/u/.config/patchbay/patchbay.yaml",
 		}},
 		"state directory": {1000, map[string]string{"XDG_RUNTIME_DIR": "/r", "XDG_STATE_HOME": "/s", "HOME": "/home/u"}, paths{
-			"/r/patchbay/plugins", "/r/patchbay/control.sock", "/s/patchbay/state.db", "/home/u/.config/patchbay/patchbay.yaml",
+			"/r/patchbay/plugins", "/r/patchbay/device-plugins", "/r/patchbay/control.sock", "/s/patchbay/state.db",
+			"/home/u/.config/patchbay/patchbay.yaml",
 		}},
 		"relative paths": {1000, map[string]string{"XDG_RUNTIME_DIR": "r", "XDG_STATE_HOME": "s", "XDG_CONFIG_HOME": "c", "HOME": "/home/u"}, paths{
-			"/home/u/.local/state/patchbay/plugins", "/home/u/.local/state/patchbay/control.sock", "/home/u/.local/state/patchbay/state.db",
+			"/home/u/.local/state/patchbay/plugins", "/home/u/.local/state/patchbay/device-plugins",
+			"/home/u/.local/state/patchbay/control.sock", "/home/u/.local/state/patchbay/state.db",
 			"/home/u/.config/patchbay/patchbay.yaml",
 		}},
 		"config directory alone": {1000, map[string]string{"XDG_CONFIG_HOME": "/c"}, paths{config: "/c/patchbay/patchbay.yaml"}},

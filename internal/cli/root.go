@@ -7,8 +7,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newRoot returns the command tree, with fresh flags.
-func newRoot() *cobra.Command {
+// newRoot returns the command tree, with fresh flags, as it is for the user who runs it.
+func newRoot() *cobra.Command { return newRootFor(pathsFor(os.Geteuid(), os.Getenv)) }
+
+// newRootFor returns the command tree with these defaults.
+func newRootFor(paths paths) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "patchbay",
 		Short: "Patchbay finds, registers and remembers plugins that speak the kubelet registration protocol.",
@@ -30,7 +33,6 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
 	root.SetHelpCommand(newHelpCommand())
-	paths := pathsFor(os.Geteuid(), os.Getenv)
 	root.AddCommand(
 		newDemoCommand(),
 		newDemoHostCommand(),
@@ -39,14 +41,20 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newListCommand(paths),
 		newStatusCommand(paths),
 		newEventsCommand(paths),
+		newTopCommand(paths),
 		newWaitCommand(paths),
+		newCallCommand(paths),
+		newVerifyCommand(),
+		newFleetCommand(paths),
 		newLaunchCommand(paths),
 		newStopCommand(paths),
 		newRestartCommand(paths),
 		newLogsCommand(paths),
+		newDevicesCommand(paths),
 		newReloadCommand(paths),
 		newConfigCommand(paths),
 		newDoctorCommand(paths),
+		newInitCommand(),
 		newVersionCommand(),
 		newCompletionCommand(),
 	)

@@ -22,6 +22,8 @@ names them. A plugin of another type is told that there is no handler for it.
 
 To accept a plugin (--handler TYPE=accept) is to register it and no more. --handler CSIPlugin=csi takes CSI drivers into use: it waits until
 they are ready, asks what they are and what they know of this node, and registers them as csi-node and csi-controller too.
+--handler DevicePlugin=device keeps the list of the devices of device plugins up to date and allocates them; see "patchbay help devices".
+--handler DRAPlugin=dra connects to drivers for dynamic resource allocation, of both versions, and follows the health of their devices.
 
 With --http, GET /livez answers 200 as long as the daemon runs, and GET /readyz once the plugin directories have been searched and
 nothing is degraded, else 503 with what is not ready; /readyz?verbose lists everything. Only loopback addresses are served.

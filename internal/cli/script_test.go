@@ -38,6 +38,7 @@ func TestMain(m *testing.M) {
 		"patchbay": func() { os.Exit(cli.Main()) },
 		"plugin":   servePlugin,
 		"hello":    serveHello,
+		"gadgets":  serveGadgets,
 	})
 }
 
@@ -112,15 +113,18 @@ func servePlugin() {
 	}
 }
 
-// serveHello is the program hello, a plugin that the daemon launches.
+// serveHello is the program hello [SOCKET], a plugin that the daemon launches, or that makes a socket of its own.
 func serveHello() {
 	fmt.Println("hello world")
 	fmt.Fprintln(os.Stderr, `level=warn msg="hello trouble" reason=none`)
-	err := sdk.Serve(context.Background(), sdk.Plugin{
+	p := sdk.Plugin{
 		Type: "ExamplePlugin", Name: "hello", Versions: []string{"v1beta1"},
 		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, v1beta1.UnimplementedExampleServer{}) },
-	})
-	if err != nil {
+	}
+	if len(os.Args) > 1 {
+		p.Socket = os.Args[1]
+	}
+	if err := sdk.Serve(context.Background(), p); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -35,6 +35,8 @@ var settings = []struct {
 	{"deprecated-plugin-dir", []string{"deprecatedPluginDir"}},
 	{"state", []string{"state"}},
 	{"control-socket", []string{"controlSocket"}},
+	{"dispense-dir", []string{"dispenseDir"}},
+	{"device-socket-dir", []string{"device", "socketDir"}},
 	{"http", []string{"http"}},
 	{"log-level", []string{"log", "level"}},
 	{"log-format", []string{"log", "format"}},
@@ -61,6 +63,9 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.StringArrayVar(&f.dirs, "plugin-dir", dirs, "directory in which plugins put their sockets; can be repeated")
 	flags.String("deprecated-plugin-dir", "", "one more plugin directory, in which everything under kubernetes.io/ is ignored")
 	flags.String("state", paths.state, "file that remembers the registered plugins")
+	flags.String("dispense-dir", "", "directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go")
+	flags.String("device-socket-dir", paths.deviceSocketDir,
+		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
 	flags.Var(f.handlers, "handler", "what becomes of the plugins of a type; the kinds are "+handlerKinds()+"; can be repeated")
 	if err := cmd.RegisterFlagCompletionFunc("handler",
@@ -122,6 +127,7 @@ func sourcesFor(paths paths) config.Sources {
 		s.Defaults.PluginDirs = []string{paths.pluginDir}
 	}
 	s.Defaults.State, s.Defaults.ControlSocket = paths.state, paths.controlSocket
+	s.Defaults.Device.SocketDir = paths.deviceSocketDir
 	if file := os.Getenv(configEnv); file != "" {
 		s.File, s.Optional = file, false
 	}
@@ -178,6 +184,8 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		DeprecatedPluginDir: c.DeprecatedPluginDir,
 		StatePath:           c.State,
 		ControlSocket:       c.ControlSocket,
+		DispenseDir:         c.DispenseDir,
+		DeviceSocketDir:     c.Device.SocketDir,
 		HTTPAddr:            c.HTTP,
 		Handlers:            map[string]daemon.HandlerKind{},
 		Log:                 daemon.Log(c.Log),
@@ -192,6 +200,7 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		},
 		Tracing:          daemon.Tracing(c.Tracing),
 		UnreachableGrace: c.UnreachableGrace,
+		Fleet:            fleetConfig(c.Fleet),
 		Catalogue:        loaded.Catalogue,
 		Build:            daemon.ThisBuild(),
 	}

@@ -1,0 +1,424 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// testPatience bounds how long a test waits for what should happen at once.
+const testPatience = 30 * time.Second
+
+// instance is an instance of a plugin, which says in each answer who it is.
+type instance struct {
+	testpb.UnimplementedTestServiceServer
+	id     string
+	path   string
+	server *grpc.Server
+	calls  chan struct{} // one for each duplex call that has begun
+}
+
+func (i *instance) UnaryCall(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+	return &testpb.SimpleResponse{Username: i.id}, nil
+}
+
+func (i *instance) FullDuplexCall(s testpb.TestService_FullDuplexCallServer) error {
+	select {
+	case i.calls <- struct{}{}:
+	default:
+	}
+	for {
+		r, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = s.Send(&testpb.StreamingOutputCallResponse{Payload: r.GetPayload()})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// bed is a registry with stable sockets.
+type bed struct {
+	*dispense
+	t        *testing.T
+	tmp      string
+	registry dynamicplugins.Registry
+	stopRun  func()
+}
+
+func newBed(t *testing.T, change func(*dispense)) *bed {
+	t.Helper()
+	tmp, err := os.MkdirTemp("", "pb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(tmp) })
+	b := &bed{t: t, tmp: tmp, registry: dynamicplugins.NewRegistry(nil, nil)}
+	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(b.dispense)
+	}
+	b.stopRun = sync.OnceFunc(b.dispense.start(t.Context()))
+	t.Cleanup(func() {
+		b.stopRun()
+		b.registry.Shutdown()
+	})
+	return b
+}
+
+// serve starts an instance.
+func (b *bed) serve(id string) *instance {
+	b.t.Helper()
+	i := &instance{id: id, path: filepath.Join(b.tmp, id), server: grpc.NewServer(), calls: make(chan struct{}, 100)}
+	testpb.RegisterTestServiceServer(i.server, i)
+	listener, err := net.Listen("unix", i.path)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- i.server.Serve(listener) }()
+	b.t.Cleanup(func() {
+		i.server.Stop()
+		if err := <-served; err != nil {
+			b.t.Error(err)
+		}
+	})
+	return i
+}
+
+func (b *bed) register(ptype, name string, i *instance) {
+	b.t.Helper()
+	if err := b.registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		Type: ptype, Name: name, AllocID: i.id, ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: i.path},
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bed) deregister(ptype, name, id string) {
+	b.t.Helper()
+	if err := b.registry.DeregisterPlugin(ptype, name, id); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// socket waits until the socket of a plugin is there, or is not, and returns its path.
+func (b *bed) socket(ptype, name string, there bool) string {
+	b.t.Helper()
+	path := stablePath(b.dir, ptype, name)
+	until(b.t, fmt.Sprintf("%s is there: %t", path, there), func() bool {
+		_, err := os.Lstat(path)
+		return (err == nil) == there
+	})
+	return path
+}
+
+// client waits for the socket of a plugin and returns a client of it.
+func (b *bed) client(ptype, name string) testpb.TestServiceClient {
+	b.t.Helper()
+	path := b.socket(ptype, name, true)
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, path) }))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = conn.Close() })
+	return testpb.NewTestServiceClient(conn)
+}
+
+func (b *bed) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(b.t.Context(), testPatience)
+	b.t.Cleanup(cancel)
+	return ctx
+}
+
+// ask returns who answers.
+func (b *bed) ask(c testpb.TestServiceClient) string {
+	b.t.Helper()
+	r, err := c.UnaryCall(b.ctx(), &testpb.SimpleRequest{})
+	if err != nil {
+		return err.Error()
+	}
+	return r.GetUsername()
+}
+
+func until(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for end := time.Now().Add(testPatience); !done(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+func TestStableSocketLeadsToCurrentInstance(t *testing.T) {
+	b := newBed(t, nil)
+	one, two := b.serve("one"), b.serve("two")
+	b.register("T", "n", one)
+	c := b.client("T", "n")
+	path := stablePath(b.dir, "T", "n")
+	for path, want := range map[string]fs.FileMode{path: fs.ModeSocket | 0o660, filepath.Dir(path): fs.ModeDir | 0o750, b.dir: fs.ModeDir | 0o750} {
+		if info, err := os.Lstat(path); err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v, want mode %v", path, info.Mode(), err, want)
+		}
+	}
+	if got := b.ask(c); got != "one" {
+		t.Errorf("asked %s", got)
+	}
+	old, err := c.FullDuplexCall(b.ctx())
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-one.calls
+	b.register("T", "n", two)
+	if got := b.ask(c); got != "two" {
+		t.Errorf("after the upgrade asked %s", got)
+	}
+	b.deregister("T", "n", "one")
+	if err := old.Send(&testpb.StreamingOutputCallRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := old.Recv(); err != nil {
+		t.Errorf("the stream at the old instance: %v", err)
+	}
+	b.deregister("T", "n", "two")
+	b.register("T", "n", one)
+	if got := b.ask(c); got != "one" {
+		t.Errorf("after the return asked %s", got)
+	}
+	b.stopRun()
+	if _, err := old.Recv(); status.Code(err) != codes.Unavailable || status.Convert(err).Message() != errStopping.Error() {
+		t.Errorf("at the end the stream got %v", err)
+	}
+	b.socket("T", "n", false)
+}
+
+func TestStableSocketOfPluginThatIsGone(t *testing.T) {
+	t.Run("at once", func(t *testing.T) {
+		b := newBed(t, nil)
+		one := b.serve("one")
+		b.register("csi-node", "n", one)
+		c := b.client("csi-node", "n")
+		b.deregister("csi-node", "n", "one")
+		if got := b.ask(c); !strings.Contains(got, "code = Unavailable") || !strings.Contains(got, "csi-node") {
+			t.Errorf("got %s", got)
+		}
+		b.socket("csi-node", "n", true)
+	})
+	t.Run("after the grace", func(t *testing.T) {
+		b := newBed(t, func(d *dispense) { d.grace = time.Millisecond })
+		one := b.serve("one")
+		b.register("T", "n", one)
+		b.register("T", "other", one)
+		s, err := b.client("T", "n").FullDuplexCall(b.ctx())
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-one.calls
+		b.deregister("T", "n", "one")
+		b.socket("T", "n", false)
+		if err := s.Send(&testpb.StreamingOutputCallRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); err != nil {
+			t.Errorf("the call in progress: %v", err)
+		}
+		b.register("T", "n", one)
+		if got := b.ask(b.client("T", "n")); got != "one" {
+			t.Errorf("at the new socket asked %s", got)
+		}
+		b.socket("T", "other", true)
+		b.stopRun()
+		if _, err := s.Recv(); status.Convert(err).Message() != errStopping.Error() {
+			t.Errorf("at the end the stream got %v", err)
+		}
+	})
+	t.Run("too many", func(t *testing.T) {
+		b := newBed(t, nil)
+		one := b.serve("one")
+		for i := range maxGone + 1 {
+			b.register("T", fmt.Sprint(i), one)
+		}
+		b.socket("T", fmt.Sprint(maxGone), true)
+		for i := range maxGone + 1 {
+			b.deregister("T", fmt.Sprint(i), "one")
+		}
+		b.socket("T", "0", false)
+		b.socket("T", "1", true)
+	})
+}
+
+func TestStableSocketsOfHostileNames(t *testing.T) {
+	b := newBed(t, nil)
+	names := []string{"..", "../../x", "a\x00b", ".", ".hidden", "a/b", "a~2Fb", "A", "a", strings.Repeat("n", 4000), "\xff\n", "x.sock"}
+	for n, name := range names {
+		b.register(names[len(names)-1-n], name, b.serve(fmt.Sprint(n)))
+	}
+	for n, name := range names {
+		if got := b.ask(b.client(names[len(names)-1-n], name)); got != fmt.Sprint(n) {
+			t.Errorf("%q: asked %s", name, got)
+		}
+	}
+	if entries, err := os.ReadDir(b.tmp); err != nil || len(entries) != 1+len(names) {
+		t.Errorf("something lies beside the directory: %v, %v", entries, err)
+	}
+}
+
+// TestStableSocketsUpgrade replaces a plugin under 64 callers that do nothing but call: none may see an error.
+func TestStableSocketsUpgrade(t *testing.T) {
+	const callers, upgrades = 64, 5
+	b := newBed(t, nil)
+	current := b.serve("0")
+	b.register("T", "n", current)
+	b.socket("T", "n", true)
+	var unary, streamed atomic.Int64
+	done := make(chan struct{})
+	var running sync.WaitGroup
+	for i := range callers {
+		c := b.client("T", "n")
+		running.Go(func() {
+			ctx := t.Context()
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				if i%2 == 0 {
+					if _, err := c.UnaryCall(ctx, &testpb.SimpleRequest{}); err != nil {
+						t.Errorf("unary: %v", err)
+						return
+					}
+					unary.Add(1)
+					continue
+				}
+				if err := converse(ctx, c, 20); err != nil {
+					t.Errorf("stream: %v", err)
+					return
+				}
+				streamed.Add(1)
+			}
+		})
+	}
+	for n := range upgrades {
+		before := [2]int64{unary.Load(), streamed.Load()}
+		next := b.serve(fmt.Sprint(n + 1))
+		b.register("T", "n", next)
+		b.deregister("T", "n", current.id)
+		current.server.GracefulStop()
+		current = next
+		until(t, "calls succeed after the upgrade", func() bool {
+			return t.Failed() || unary.Load() > before[0]+callers && streamed.Load() > before[1]+8
+		})
+	}
+	close(done)
+	running.Wait()
+	t.Logf("%d upgrades, %d unary calls, %d streams of 20 messages", upgrades, unary.Load(), streamed.Load())
+}
+
+// converse has a stream of n messages, each of which is answered.
+func converse(ctx context.Context, c testpb.TestServiceClient, n int) error {
+	s, err := c.FullDuplexCall(ctx)
+	for i := 0; err == nil && i < n; i++ {
+		if err = s.Send(&testpb.StreamingOutputCallRequest{Payload: &testpb.Payload{Body: []byte("x")}}); err == nil {
+			_, err = s.Recv()
+		}
+	}
+	if err == nil {
+		err = s.CloseSend()
+	}
+	if err == nil {
+		if _, err = s.Recv(); errors.Is(err, io.EOF) {
+			return nil
+		}
+	}
+	return err
+}
+
+// TestStableSocketsLeftBehind finds what a daemon that was killed has left, and things of others.
+func TestStableSocketsLeftBehind(t *testing.T) {
+	var left, hidden, foreign, file string
+	b := newBed(t, func(d *dispense) {
+		folder := filepath.Join(d.dir, "T")
+		if err := os.MkdirAll(folder, 0o750); err != nil {
+			t.Fatal(err)
+		}
+		left, hidden, foreign = filepath.Join(folder, "left.sock"), filepath.Join(folder, ".left.sock"), filepath.Join(folder, "foreign.sock")
+		file = filepath.Join(folder, "file.sock")
+		for _, path := range []string{left, hidden, filepath.Join(folder, "n.sock"), foreign} {
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			if path == foreign {
+				t.Cleanup(func() { _ = l.Close() })
+			} else if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d.retry = time.Millisecond
+	})
+	b.socket("T", "left", false)
+	one := b.serve("one")
+	b.register("T", "n", one)
+	until(t, "the socket that was left is replaced", func() bool {
+		_, err := sock.Probe(t.Context(), stablePath(b.dir, "T", "n"))
+		return err == nil
+	})
+	if got := b.ask(b.client("T", "n")); got != "one" {
+		t.Errorf("in the place of a socket that was left asked %s", got)
+	}
+	b.register("T", "foreign", one)
+	b.register("T", "file", one)
+	until(t, "the condition says so", func() bool {
+		c := b.condition()
+		return !c.OK && strings.HasPrefix(c.Message, "2 plugins have no stable socket")
+	})
+	for _, path := range []string{hidden, foreign, file} {
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.ask(b.client("T", "file")); got != "one" {
+		t.Errorf("after the path was free asked %s", got)
+	}
+	b.deregister("T", "foreign", "one")
+	until(t, "the condition is gone", func() bool { return b.condition().OK })
+	b.stopRun()
+	if _, err := os.Lstat(foreign); err != nil {
+		t.Error(err)
+	}
+}

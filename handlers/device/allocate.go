@@ -1,0 +1,449 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Request says which devices are wanted, and for whom.
+type Request struct {
+	// Resource is the name of the plugin, for example example.com/gpu.
+	Resource string
+	// Owner is who gets the devices: any printable name of the caller's choice, of up to 253 bytes.
+	Owner string
+	// Count is how many devices; 0 for as many as there are in Devices, or else 1.
+	Count int
+	// Devices have to be among them.
+	Devices []string
+}
+
+// wish checks the request and returns it in a form that can be compared.
+func (q Request) wish(limit int) (wish, error) {
+	w := wish{count: q.Count, devices: slices.Sorted(slices.Values(q.Devices))}
+	if w.count == 0 {
+		w.count = max(len(w.devices), 1)
+	}
+	switch {
+	case w.count < 0:
+		return wish{}, fmt.Errorf("%d devices cannot be allocated: %w", w.count, ErrInvalid)
+	case w.count > limit:
+		return wish{}, fmt.Errorf("%d devices are more than the %d that a resource can have: %w", w.count, limit, ErrInvalid)
+	case len(w.devices) > w.count:
+		return wish{}, fmt.Errorf("%d devices are named and %d wanted: %w", len(w.devices), w.count, ErrInvalid)
+	case len(slices.Compact(slices.Clone(w.devices))) < len(w.devices):
+		return wish{}, fmt.Errorf("a device is named twice: %w", ErrInvalid)
+	}
+	for _, id := range w.devices {
+		if err := checkText(id, maxDeviceID); err != nil {
+			return wish{}, fmt.Errorf("the ID of a device is malformed: %w: %w", err, ErrInvalid)
+		}
+	}
+	return w, nil
+}
+
+func checkNames(resource, owner string) error {
+	if err := checkResource(resource); err != nil {
+		return fmt.Errorf("%w: %w", err, ErrInvalid)
+	}
+	if err := checkText(owner, maxOwner); err != nil {
+		return fmt.Errorf("the owner is malformed: %w: %w", err, ErrInvalid)
+	}
+	return nil
+}
+
+// Allocate gives devices to an owner: first those that the plugin prefers, if it says so, and then others in the order of their IDs. When
+// it returns, the allocation is durable; it ends with [Handler.Release] only. With an error nothing was allocated.
+//
+// An owner has at most one allocation of a resource. The same request again returns it, also after a restart, so that a caller who got no
+// answer can ask again; a request for something else is [ErrConflict]. A plugin that wants to prepare devices before each start of their
+// owner (PreStartContainer) is asked to whenever Allocate is called, so call it before each start.
+//
+// It blocks for up to three calls to the plugin, and for another call for the same owner. ctx ends that.
+func (h *Handler) Allocate(ctx context.Context, request Request) (Allocation, error) {
+	allocation, err := h.allocate(ctx, request)
+	if err != nil {
+		return Allocation{}, fmt.Errorf("cannot allocate %s for %s: %w", quote(request.Resource), quote(request.Owner), err)
+	}
+	return allocation, nil
+}
+
+func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, error) {
+	wanted, err := request.wish(h.config.MaxDevices)
+	if err := errors.Join(err, checkNames(request.Resource, request.Owner)); err != nil {
+		return Allocation{}, err
+	}
+	if err := h.enter(); err != nil {
+		return Allocation{}, err
+	}
+	defer h.running.Done()
+	ctx, cancel := h.bound(ctx)
+	defer cancel()
+	a, p, err := h.claim(ctx, request, wanted)
+	if err != nil {
+		return Allocation{}, err
+	}
+	defer p.done()
+	if a.given {
+		defer h.settle(a)
+		return h.again(ctx, a, p, wanted)
+	}
+	if err := h.give(ctx, a, p); err != nil {
+		h.free(a)
+		return Allocation{}, err
+	}
+	defer h.settle(a)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a.given = true
+	return a.public(), nil
+}
+
+// user is a plugin that is in use until done is called. The plugin is nil if there is none.
+type user struct {
+	*plugin
+	done func()
+}
+
+// claim makes the caller the one who is busy with the allocation of an owner, which is a new one if there is none. The caller ends that
+// with settle or free. It waits until nobody else is.
+func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (*allocation, user, error) {
+	for {
+		h.mu.Lock()
+		a, busy, p, err := h.tryClaim(request, wanted)
+		h.mu.Unlock()
+		if busy == nil {
+			return a, p, err
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, user{}, fmt.Errorf("another call for it has not ended: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// tryClaim is claim without waiting: it returns what to wait for if there is something. The caller holds h.mu.
+func (h *Handler) tryClaim(request Request, wanted wish) (_ *allocation, busy chan struct{}, _ user, _ error) {
+	r := h.resources[request.Resource]
+	if r == nil {
+		return nil, nil, user{}, fmt.Errorf("the resource: %w: no device plugin of that name has registered", ErrNotFound)
+	}
+	p := user{done: func() {}}
+	if r.plugin != nil && r.plugin.watched {
+		p.plugin = r.plugin
+	}
+	a := r.allocations[request.Owner]
+	switch {
+	case a != nil && a.busy != nil:
+		return nil, a.busy, user{}, nil
+	case a == nil && p.plugin == nil:
+		return nil, nil, user{}, ErrUnavailable
+	case a == nil:
+		a = &allocation{resource: request.Resource, owner: request.Owner}
+		r.allocations[a.owner] = a
+	}
+	if !a.given {
+		a.wanted = wanted
+	}
+	a.busy = make(chan struct{})
+	if p.plugin != nil {
+		p.done = h.acquire(p.plugin)
+	}
+	return a, nil, p, nil
+}
+
+// settle ends being busy with an allocation.
+func (h *Handler) settle(a *allocation) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	close(a.busy)
+	a.busy = nil
+	h.tell()
+}
+
+// free removes an allocation that the caller is busy with. If the store may have it, it stays, neither given nor free.
+func (h *Handler) free(a *allocation) {
+	doubt := false
+	if !a.time.IsZero() { // it was to be stored
+		if err := h.store.Delete(a.key()); err != nil {
+			doubt = true
+			h.log.Error("devices stay reserved, because it is not known whether their allocation was saved; release it",
+				"resource", a.resource, "owner", a.owner, "error", err)
+		}
+	}
+	h.mu.Lock()
+	if !doubt {
+		h.remove(a)
+	}
+	h.mu.Unlock()
+	h.settle(a)
+}
+
+// remove takes an allocation out of its resource. The caller holds h.mu.
+func (h *Handler) remove(a *allocation) {
+	r := h.resources[a.resource]
+	for _, id := range a.devices {
+		delete(r.holders, id)
+	}
+	delete(r.allocations, a.owner)
+	h.tidy(r)
+}
+
+// again returns an allocation that exists.
+func (h *Handler) again(ctx context.Context, a *allocation, p user, wanted wish) (Allocation, error) {
+	if !a.wanted.equal(wanted) {
+		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.devices),
+			a.time.Format(time.RFC3339), ErrConflict)
+	}
+	if a.preStart {
+		if p.plugin == nil {
+			return Allocation{}, fmt.Errorf("the plugin is to prepare the devices again: %w", ErrUnavailable)
+		}
+		if err := p.prepare(ctx, a.devices); err != nil {
+			return Allocation{}, refused(ctx, err)
+		}
+	}
+	return a.public(), nil
+}
+
+// give chooses devices for a new allocation, has the plugin make them ready, and saves it.
+func (h *Handler) give(ctx context.Context, a *allocation, p user) error {
+	if !a.time.IsZero() { // an attempt before this one is in doubt
+		if err := h.store.Delete(a.key()); err != nil {
+			return fmt.Errorf("an attempt before may have been saved: %w", err)
+		}
+		h.mu.Lock()
+		for _, id := range a.devices {
+			delete(h.resources[a.resource].holders, id)
+		}
+		a.devices, a.time = nil, time.Time{}
+		h.mu.Unlock()
+	}
+	if p.plugin == nil {
+		return ErrUnavailable
+	}
+	if err := h.reserve(a, h.preference(ctx, p, a.wanted)); err != nil {
+		return err
+	}
+	answer, err := p.allocate(ctx, a.devices)
+	if err != nil {
+		return refused(ctx, err)
+	}
+	if p.preStart {
+		if err := p.prepare(ctx, a.devices); err != nil {
+			return refused(ctx, err)
+		}
+	}
+	h.mu.Lock()
+	a.answer, a.preStart, a.time = answer, p.preStart, time.Now().UTC()
+	h.mu.Unlock()
+	record, err := a.record()
+	if err != nil {
+		return err
+	}
+	return h.store.Put(a.key(), record)
+}
+
+// refused is the error for a call to a plugin that failed.
+func refused(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	if status.Code(err) == codes.Unavailable {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return fmt.Errorf("%w: %w", ErrRefused, err)
+}
+
+// reserve chooses devices, the preferred ones first, and holds them for an allocation.
+func (h *Handler) reserve(a *allocation, preferred []string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.resources[a.resource]
+	chosen, err := r.choose(a.wanted, preferred)
+	if err != nil {
+		return err
+	}
+	a.devices = chosen
+	for _, id := range chosen {
+		r.holders[id] = a
+	}
+	h.tell()
+	return nil
+}
+
+// choose returns free devices, in order. The caller holds the handler's lock.
+func (r *resource) choose(w wish, preferred []string) ([]string, error) {
+	for _, id := range w.devices {
+		if err := r.checkFree(id); err != nil {
+			return nil, err
+		}
+	}
+	free := r.free()
+	if len(free) < w.count {
+		return nil, fmt.Errorf("%d are wanted, and %d of %d are free and healthy: %w", w.count, len(free), len(r.devices), ErrNotEnough)
+	}
+	open := make(map[string]bool, len(free))
+	for _, id := range free {
+		open[id] = true
+	}
+	chosen := make([]string, 0, w.count)
+	for _, ids := range [][]string{w.devices, preferred, free} {
+		for _, id := range ids {
+			if len(chosen) < w.count && open[id] {
+				chosen = append(chosen, id)
+				open[id] = false
+			}
+		}
+	}
+	slices.Sort(chosen)
+	return chosen, nil
+}
+
+// checkFree says why a device cannot be allocated.
+func (r *resource) checkFree(id string) error {
+	_, listed := r.devices[id]
+	holder := r.holders[id]
+	switch {
+	case holder != nil:
+		return fmt.Errorf("device %s is that of %s: %w", quote(id), quote(holder.owner), ErrInUse)
+	case !listed:
+		return fmt.Errorf("device %s: %w", quote(id), ErrNotFound)
+	case r.health(id) == Unhealthy:
+		return fmt.Errorf("device %s: %w", quote(id), ErrUnhealthy)
+	case r.health(id) != Healthy:
+		return ErrUnavailable
+	}
+	return nil
+}
+
+// preference asks the plugin which devices it would choose. It is advice: a plugin that gives none has none.
+func (h *Handler) preference(ctx context.Context, p user, w wish) []string {
+	if !p.preferred || w.count == len(w.devices) {
+		return nil
+	}
+	h.mu.Lock()
+	r := h.resources[p.resource]
+	_, err := r.choose(w, nil)
+	available := r.free()
+	h.mu.Unlock()
+	if err != nil {
+		return nil // reserve says so
+	}
+	preferred, err := p.prefer(ctx, available, w.devices, w.count)
+	if err != nil {
+		h.log.Warn("a device plugin does not say which devices it prefers", "resource", p.resource, "error", err)
+	}
+	return preferred
+}
+
+// Preferred returns which of the free devices the plugin would choose, in order; none if it has no preferences or does not say. It
+// allocates nothing, and does not need an owner. It blocks for one call.
+func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, error) {
+	preferred, err := h.askPreferred(ctx, request)
+	if err != nil {
+		return nil, fmt.Errorf("cannot find out which devices of %s the plugin prefers: %w", quote(request.Resource), err)
+	}
+	return preferred, nil
+}
+
+func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, error) {
+	wanted, err := request.wish(h.config.MaxDevices)
+	if err := errors.Join(err, checkNames(request.Resource, "nobody")); err != nil {
+		return nil, err
+	}
+	if err := h.enter(); err != nil {
+		return nil, err
+	}
+	defer h.running.Done()
+	ctx, cancel := h.bound(ctx)
+	defer cancel()
+	h.mu.Lock()
+	r := h.resources[request.Resource]
+	switch {
+	case r == nil:
+		err = fmt.Errorf("the resource: %w: no device plugin of that name has registered", ErrNotFound)
+	case r.plugin == nil || !r.plugin.watched:
+		err = ErrUnavailable
+	default:
+		_, err = r.choose(wanted, nil)
+	}
+	if err != nil {
+		h.mu.Unlock()
+		return nil, err
+	}
+	p := user{plugin: r.plugin, done: h.acquire(r.plugin)}
+	h.mu.Unlock()
+	defer p.done()
+	preferred := h.preference(ctx, p, wanted)
+	if len(preferred) == 0 {
+		return nil, nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return r.choose(wanted, preferred)
+}
+
+// Release ends an allocation: its devices are free, and durably so. It returns what was released. One that is not known is [ErrNotFound].
+// The plugin is not asked: its API has no call for it.
+func (h *Handler) Release(ctx context.Context, resource, owner string) (Allocation, error) {
+	released, err := h.endAllocation(ctx, resource, owner)
+	if err != nil {
+		return Allocation{}, fmt.Errorf("cannot release %s of %s: %w", quote(resource), quote(owner), err)
+	}
+	return released, nil
+}
+
+func (h *Handler) endAllocation(ctx context.Context, resource, owner string) (Allocation, error) {
+	if err := checkNames(resource, owner); err != nil {
+		return Allocation{}, err
+	}
+	if err := h.enter(); err != nil {
+		return Allocation{}, err
+	}
+	defer h.running.Done()
+	ctx, cancel := h.bound(ctx)
+	defer cancel()
+	for {
+		h.mu.Lock()
+		var a *allocation
+		if r := h.resources[resource]; r != nil {
+			a = r.allocations[owner]
+		}
+		if a == nil {
+			h.mu.Unlock()
+			return Allocation{}, fmt.Errorf("the allocation: %w", ErrNotFound)
+		}
+		busy := a.busy
+		if busy == nil {
+			a.busy = make(chan struct{})
+		}
+		h.mu.Unlock()
+		if busy == nil {
+			return h.erase(a)
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return Allocation{}, fmt.Errorf("another call for it has not ended: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// erase removes an allocation that the caller is busy with, from the store first.
+func (h *Handler) erase(a *allocation) (Allocation, error) {
+	defer h.settle(a)
+	if err := h.store.Delete(a.key()); err != nil {
+		return Allocation{}, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.remove(a)
+	return a.public(), nil
+}

@@ -1,0 +1,140 @@
+package device
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	// boardDir is the name of the directory, inside the plugin directory, in which plugins that registered the older way are announced.
+	boardDir = "patchbay-device-plugins"
+	// farewell bounds how long the end of an announcement waits for an answer that is on its way.
+	farewell = time.Second
+)
+
+// board is the directory of the announcements. All in it is the handler's own.
+type board struct {
+	dir  string
+	last atomic.Uint64
+}
+
+// newBoard makes the directory, without what a host that was killed has left in it.
+func newBoard(pluginDir string) (*board, error) {
+	dir, err := filepath.Abs(filepath.Join(pluginDir, boardDir))
+	if err != nil {
+		return nil, err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, fmt.Errorf("cannot remove what is left of earlier announcements: %w", err)
+	}
+	if err := os.MkdirAll(pluginDir, 0o750); err != nil {
+		return nil, fmt.Errorf("cannot make the plugin directory: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the directory in which plugins are announced: %w", err)
+	}
+	return &board{dir: dir}, nil
+}
+
+func (b *board) close() error { return os.RemoveAll(b.dir) }
+
+// put makes the socket of an announcement. No two have the same path, so that each is an appearance of its own whatever the file system
+// says.
+func (b *board) put(a *announcement) (err error) {
+	a.serial = b.last.Add(1)
+	a.listener, err = sock.Listen(filepath.Join(b.dir, strconv.FormatUint(a.serial, 36)+".sock"), socketMode)
+	if err != nil {
+		return fmt.Errorf("cannot announce it: %w", err)
+	}
+	return nil
+}
+
+// announcement is the registration socket of a plugin that registered the older way. It answers the pipeline in the plugin's stead.
+type announcement struct {
+	registerapi.UnimplementedRegistrationServer
+
+	older          *older
+	resource, name string
+	path           string // of the plugin
+	socket         sock.ID
+	options
+
+	serial   uint64 // grows from one announcement to the next
+	listener *sock.Listener
+	telling  sync.Once
+	told     chan struct{} // closed when the pipeline has decided for the first time
+	refusal  string        // why the plugin was refused; set before told is closed
+	leaving  sync.Once
+	leave    chan struct{} // closed when it is to be taken down
+	keep     bool          // the plugin stays remembered; set before leave is closed
+}
+
+// begin serves until end is called.
+func (a *announcement) begin() {
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRegister), grpc.WaitForHandlers(true))
+	registerapi.RegisterRegistrationServer(server, a)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(a.listener) }) // ends with Stop, and with nothing else that could be told
+	a.older.running.Go(func() {
+		<-a.leave
+		timer := time.AfterFunc(farewell, server.Stop)
+		server.GracefulStop()
+		timer.Stop()
+		serving.Wait()
+		a.older.left(a)
+	})
+}
+
+// takeDown ends the announcement of a plugin that is gone, refused or replaced, and does not wait for that.
+func (a *announcement) takeDown() { a.end(false) }
+
+// end ends the announcement. The plugin may stay remembered, to be announced again when the host comes back.
+func (a *announcement) end(keep bool) {
+	a.leaving.Do(func() {
+		a.keep = keep
+		close(a.leave)
+	})
+}
+
+// GetInfo implements registerapi.RegistrationServer.
+func (a *announcement) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{
+		Type: registerapi.DevicePlugin, Name: a.resource, Endpoint: a.path, SupportedVersions: []string{pluginapi.Version},
+	}, nil
+}
+
+// NotifyRegistrationStatus implements registerapi.RegistrationServer. A plugin that was refused would have to register again.
+func (a *announcement) NotifyRegistrationStatus(
+	_ context.Context, result *registerapi.RegistrationStatus,
+) (*registerapi.RegistrationStatusResponse, error) {
+	registered := result.GetPluginRegistered()
+	if registered {
+		a.older.remember(a)
+	} else {
+		a.takeDown()
+	}
+	a.telling.Do(func() {
+		if !registered {
+			a.refusal = cmp.Or(result.GetError(), "it was refused")
+		}
+		close(a.told)
+	})
+	// What was announced before at the same endpoint is this plugin, or one that is gone.
+	a.older.takeDown(func(other *announcement) bool {
+		return other.path == a.path && other.serial < a.serial && (registered && other.resource == a.resource || other.socket != a.socket)
+	})
+	return &registerapi.RegistrationStatusResponse{}, nil
+}

@@ -1,0 +1,72 @@
+package device
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// The reasons for which methods of a [Handler] fail. Their errors wrap one of them, or that of the context.
+var (
+	// ErrInvalid says that the request is malformed, whatever the devices are.
+	ErrInvalid = errors.New("invalid request")
+	// ErrNotFound says that the resource, the device or the allocation is not known.
+	ErrNotFound = errors.New("not found")
+	// ErrNotEnough says that fewer devices are free and healthy than wanted.
+	ErrNotEnough = errors.New("not enough devices")
+	// ErrUnhealthy says that a device that was asked for is not healthy.
+	ErrUnhealthy = errors.New("device is not healthy")
+	// ErrInUse says that a device that was asked for has another owner.
+	ErrInUse = errors.New("device is in use")
+	// ErrConflict says that the owner has an allocation of that resource which was asked for otherwise.
+	ErrConflict = errors.New("allocation is another one")
+	// ErrUnavailable says that the plugin is not there, or that its list of devices is not known to be up to date.
+	ErrUnavailable = errors.New("plugin is not available")
+	// ErrRefused says that the plugin refused, did not answer in time or answered what makes no sense.
+	ErrRefused = errors.New("plugin refused")
+	// ErrClosed says that the handler was closed.
+	ErrClosed = errors.New("device handler was closed")
+)
+
+// callError is the failure of a call to a plugin. Its text is of bounded length, whatever the plugin said.
+type callError struct {
+	method string
+	status *status.Status
+}
+
+func (e *callError) Error() string {
+	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), quote(e.status.Message()))
+}
+
+// GRPCStatus is what status.Code looks for.
+func (e *callError) GRPCStatus() *status.Status { return e.status }
+
+// Is says of an error whether it means "not yet".
+func (e *callError) Is(target error) bool {
+	if target != cache.ErrRetry {
+		return false
+	}
+	switch e.status.Code() {
+	case codes.Canceled, codes.DeadlineExceeded, codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
+		return true
+	default:
+		return false
+	}
+}
+
+// maxQuoted bounds what is repeated of a text in an error, in bytes.
+const maxQuoted = 256
+
+// quote returns a text of a plugin or a caller as one printable, bounded word.
+func quote(s string) string {
+	if len(s) > maxQuoted {
+		return strconv.Quote(strings.ToValidUTF8(s[:maxQuoted], "")) + "…"
+	}
+	return strconv.Quote(s)
+}

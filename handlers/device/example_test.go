@@ -1,0 +1,92 @@
+package device_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/handlers/device"
+	"github.com/patchbay-dev/patchbay/sdk"
+)
+
+// A host takes device plugins into use, and gives one of a plugin's devices to a job.
+func Example() {
+	if err := giveGadget(); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// job-7 has [gadget-1] and is started with GADGETS=gadget-1
+	// gadget-1 is healthy, owner "job-7"
+	// gadget-2 is healthy, owner ""
+}
+
+func giveGadget() error {
+	dir, err := os.MkdirTemp("", "dev")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	plugins := filepath.Join(dir, "plugins")
+	state, err := boltstate.Open(filepath.Join(dir, "state.db"))
+	if err != nil {
+		return err
+	}
+	devices, err := device.New(device.Config{
+		Store:     state.Bucket("device"),
+		SocketDir: filepath.Join(dir, "device-plugins"), // for plugins that register on kubelet.sock
+		PluginDir: plugins,
+	})
+	if err != nil {
+		return err
+	}
+	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{plugins}, State: state})
+	if err != nil {
+		return err
+	}
+	runtime.AddHandler(registerapi.DevicePlugin, devices)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- runtime.Run(ctx) }()
+
+	// Elsewhere, a plugin comes up.
+	plugin := newFake("gadget-1", "gadget-2")
+	pluginCtx, stopPlugin := context.WithCancel(context.Background())
+	defer stopPlugin()
+	pluginEnded := make(chan error, 1)
+	go func() {
+		pluginEnded <- sdk.Serve(pluginCtx, sdk.Plugin{
+			Type: registerapi.DevicePlugin, Name: "example.com/gadget", Versions: []string{"v1beta1"},
+			Socket:   filepath.Join(plugins, "gadget.sock"),
+			Register: func(s grpc.ServiceRegistrar) { plugin.register(s) },
+		})
+	}()
+
+	if _, err := runtime.Registry().WaitForPlugin(ctx, registerapi.DevicePlugin, "example.com/gadget"); err != nil {
+		return err
+	}
+	given, err := devices.Allocate(ctx, device.Request{Resource: "example.com/gadget", Owner: "job-7"})
+	if err != nil {
+		return err
+	}
+	fmt.Println("job-7 has", given.Devices, "and is started with GADGETS="+given.Answer.Envs["GADGETS"])
+	for _, d := range devices.Devices() {
+		fmt.Printf("%s is %s, owner %q\n", d.ID, d.Health, d.Owner)
+	}
+	if _, err := devices.Release(ctx, "example.com/gadget", "job-7"); err != nil {
+		return err
+	}
+
+	// The plugin ends, and then the host: first its runtime, then the handler, and the state last.
+	stopPlugin()
+	err = <-pluginEnded
+	cancel()
+	return errors.Join(err, <-ended, devices.Close(), state.Close())
+}

@@ -1,0 +1,362 @@
+package device
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// Store keeps what a [Handler] must know after a restart. A change is durable when the method returns; one that fails may or may not have
+// been made. All methods may be called at once from several goroutines. A Bucket of package dynamicplugins/boltstate is one.
+type Store interface {
+	Put(key string, value []byte) error
+	Delete(key string) error
+	// ForEach calls fn for every key until that returns an error, which it then returns.
+	ForEach(fn func(key string, value []byte) error) error
+}
+
+// Config says how a [Handler] works. The zero value works, for plugins in plugin directories, and remembers nothing after a restart.
+type Config struct {
+	// Store keeps the allocations; nil to keep them in memory only. It has to be open until Close returns.
+	Store Store
+	// SocketDir is the directory in which kubelet.sock is served for plugins that register the older way, and in which these have their
+	// sockets; empty for none. The kubelet's is /var/lib/kubelet/device-plugins. A missing one is made, with mode 0750.
+	SocketDir string
+	// PluginDir is a plugin directory of the pipeline that the handler is part of, in which the plugins of SocketDir are announced. It must
+	// not contain SocketDir, nor the reverse. It is needed with SocketDir only.
+	PluginDir string
+	// CallTimeout bounds one call to a plugin for which no client timeout is configured (default 30 s).
+	CallTimeout time.Duration
+	// ListTimeout bounds how long a registration waits for the first list of devices (default 5 s). A plugin that sends none until then is
+	// registered without devices.
+	ListTimeout time.Duration
+	// MaxDevices bounds the devices of one resource (default 16,384). A list with more is refused.
+	MaxDevices int
+	// MaxResources bounds the resources that are known (default 256); those of plugins that are gone and have no allocations make room.
+	MaxResources int
+	// Logger is told what happens to plugins; nil for no log.
+	Logger *slog.Logger
+}
+
+const (
+	defaultCallTimeout  = 30 * time.Second // the kubelet's for PreStartContainer; its Allocate has none
+	defaultListTimeout  = 5 * time.Second
+	defaultMaxDevices   = 16_384
+	defaultMaxResources = 256
+)
+
+// Handler takes device plugins into use and allocates their devices. Its methods are safe for concurrent use, and none holds a lock while
+// it calls a plugin or the store. Make one with [New].
+type Handler struct {
+	config Config
+	log    *slog.Logger
+	store  Store
+	older  *older // nil if there is no SocketDir
+	// bound returns a context that ends with the handler, too.
+	bound func(context.Context) (context.Context, context.CancelFunc)
+	end   context.CancelFunc
+	// running counts calls of methods and goroutines. It grows only under mu while the handler is not closed.
+	running sync.WaitGroup
+
+	mu        sync.Mutex // guards what follows, in the whole tree; held for short steps only
+	closed    bool
+	resources map[string]*resource
+	changed   chan struct{} // closed at the next change
+}
+
+var (
+	_ cache.PluginHandler       = (*Handler)(nil)
+	_ cache.ContextRegistrar    = (*Handler)(nil)
+	_ cache.InstanceGoneHandler = (*Handler)(nil)
+)
+
+// New returns a handler that knows the allocations of its store, and serves kubelet.sock if it has a SocketDir. The caller closes it. An
+// error says that the store cannot be read or that kubelet.sock cannot be served; it wraps sock.ErrInUse if another process serves it.
+func New(config Config) (*Handler, error) {
+	config.CallTimeout = cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout)
+	config.ListTimeout = cmp.Or(max(config.ListTimeout, 0), defaultListTimeout)
+	config.MaxDevices = cmp.Or(max(config.MaxDevices, 0), defaultMaxDevices)
+	config.MaxResources = cmp.Or(max(config.MaxResources, 0), defaultMaxResources)
+	h := &Handler{
+		config: config, log: config.Logger, store: config.Store,
+		resources: map[string]*resource{}, changed: make(chan struct{}),
+	}
+	if h.log == nil {
+		h.log = slog.New(slog.DiscardHandler)
+	}
+	if h.store == nil {
+		h.store = forgetful{}
+	}
+	life, end := context.WithCancel(context.Background())
+	h.end = end
+	h.bound = func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		stop := context.AfterFunc(life, func() { cancel(ErrClosed) })
+		return ctx, func() { stop(); cancel(nil) }
+	}
+	endpoints, err := h.load()
+	if err == nil && config.SocketDir != "" {
+		h.older, err = h.serveOlder(endpoints)
+	}
+	if err != nil {
+		end()
+		return nil, fmt.Errorf("cannot make a handler for device plugins: %w", err)
+	}
+	return h, nil
+}
+
+// Close ends calls that are running and lets go of all plugins. Allocations stay in the store. The pipeline may still call the handler
+// afterwards. Calling Close again has no effect.
+func (h *Handler) Close() error {
+	h.mu.Lock()
+	h.closed = true
+	for _, r := range h.resources {
+		h.depart(r)
+	}
+	h.mu.Unlock()
+	h.end()
+	var err error
+	if h.older != nil {
+		err = h.older.close()
+	}
+	h.running.Wait()
+	return err
+}
+
+// enter counts the caller among those whom Close waits for; it calls h.running.Done when it has finished.
+func (h *Handler) enter() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ErrClosed
+	}
+	h.running.Add(1)
+	return nil
+}
+
+// Changed returns a channel that is closed when a device or an allocation changes. Take it before looking at Devices or Allocations to miss
+// nothing.
+func (h *Handler) Changed() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.changed
+}
+
+// tell says that something has changed. The caller holds h.mu.
+func (h *Handler) tell() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// ValidatePlugin checks that the name is that of an extended resource, such as example.com/gpu, and that a version is supported.
+func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
+	err := checkResource(pluginName)
+	if err == nil {
+		err = checkVersions(versions)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot use device plugin %s: %w", quote(pluginName), err)
+	}
+	return nil
+}
+
+// RegisterPlugin is RegisterPluginContext with a context that does not end, for who calls the handler without the pipeline.
+func (h *Handler) RegisterPlugin(pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error {
+	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpoint, versions, pluginClientTimeout)
+	return err
+}
+
+// RegisterPluginContext asks the plugin for its options and begins to watch its devices; an older instance of the same resource is let go
+// of. It blocks until the plugin has sent the first list of devices, at most for one call and Config.ListTimeout. pluginClientTimeout, or
+// else Config.CallTimeout, bounds each call, also later ones.
+//
+// The error wraps [cache.ErrRetry] if the plugin does not answer or cannot yet. Any other error says what is wrong with it.
+func (h *Handler) RegisterPluginContext(
+	ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
+) (cache.Registration, error) {
+	p, err := h.register(ctx, pluginName, endpoint, versions, pluginClientTimeout)
+	if err != nil {
+		h.drop(pluginName) // after an error the handler has no instance
+		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", quote(pluginName), endpoint, err)
+	}
+	found := cache.Registration{WatchEndpoint: true, Details: map[string]string{}}
+	if p.preStart {
+		found.Details[KeyPreStart] = "true"
+	}
+	if p.preferred {
+		found.Details[KeyPreferred] = "true"
+	}
+	return found, nil
+}
+
+// Keys of the details that are kept with an instance in the registry. Each is "true" or missing.
+const (
+	// KeyPreStart says that the plugin prepares devices before each start of their owner.
+	KeyPreStart = "device/pre-start-required"
+	// KeyPreferred says that the plugin has preferences among its devices.
+	KeyPreferred = "device/preferred-allocation"
+)
+
+func (h *Handler) register(
+	ctx context.Context, name, path string, versions []string, clientTimeout *time.Duration,
+) (*plugin, error) {
+	if err := cmp.Or(checkResource(name), checkVersions(versions)); err != nil {
+		return nil, err
+	}
+	if err := h.enter(); err != nil {
+		return nil, fmt.Errorf("%w: %w", err, cache.ErrRetry)
+	}
+	defer h.running.Done()
+	ctx, cancel := h.bound(ctx)
+	defer cancel()
+	timeout := h.config.CallTimeout
+	if clientTimeout != nil && *clientTimeout > 0 {
+		timeout = *clientTimeout
+	}
+	p, err := newPlugin(name, path, timeout)
+	if err != nil {
+		return nil, err
+	}
+	err = h.meet(ctx, p)
+	if err == nil {
+		err = h.install(p)
+	}
+	if err != nil {
+		h.forsake(p)
+		if h.older != nil && h.older.isDead(path) {
+			// It was there when it registered, and registers again when it is back.
+			return nil, fmt.Errorf("it ended: %w", withoutRetry{err})
+		}
+		return nil, err
+	}
+	h.log.Info("device plugin in use", "resource", name, "endpoint", path)
+	return p, nil
+}
+
+// meet asks a plugin for its options and begins to watch its devices.
+func (h *Handler) meet(ctx context.Context, p *plugin) error {
+	var registered *options
+	if h.older != nil {
+		registered = h.older.optionsOf(p.path)
+	}
+	if err := p.askOptions(ctx, registered); err != nil {
+		return err
+	}
+	h.startWatch(p)
+	timer := time.NewTimer(h.config.ListTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-p.first:
+		return err
+	case <-timer.C:
+		h.log.Warn("device plugin has sent no list of devices yet", "resource", p.resource, "endpoint", p.path)
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("given up before it sent a list of devices: %w: %w", context.Cause(ctx), cache.ErrRetry)
+	}
+}
+
+// install makes a plugin the one of its resource.
+func (h *Handler) install(p *plugin) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return fmt.Errorf("%w: %w", ErrClosed, cache.ErrRetry)
+	}
+	r := h.resources[p.resource]
+	if r == nil {
+		if err := h.makeRoom(); err != nil {
+			return err
+		}
+		r = newResource(p.resource)
+		h.resources[p.resource] = r
+	}
+	if r.plugin != nil {
+		h.release(r.plugin)
+	}
+	r.plugin = p
+	if p.devices != nil {
+		r.devices, p.devices = p.devices, nil
+	}
+	h.tell()
+	return nil
+}
+
+// makeRoom makes sure that there can be one more resource. The caller holds h.mu.
+func (h *Handler) makeRoom() error {
+	if len(h.resources) < h.config.MaxResources {
+		return nil
+	}
+	var oldest *resource
+	for _, r := range h.resources {
+		if r.plugin == nil && len(r.allocations) == 0 && (oldest == nil || r.gone.Before(oldest.gone)) {
+			oldest = r
+		}
+	}
+	if oldest == nil {
+		return fmt.Errorf("%d resources are known already, and more are not allowed; end a device plugin or release its allocations",
+			len(h.resources))
+	}
+	delete(h.resources, oldest.name)
+	return nil
+}
+
+// DeRegisterPlugin lets go of the plugin of a resource. Its devices are unavailable until it is back, and allocations stay.
+func (h *Handler) DeRegisterPlugin(pluginName string) {
+	h.drop(pluginName)
+	if h.older != nil {
+		h.older.dropDead(pluginName)
+	}
+	h.log.Info("device plugin not in use any more", "resource", pluginName)
+}
+
+// InstanceGone lets go of what announces an instance that is gone. The handler has no connection to a superseded one.
+func (h *Handler) InstanceGone(pluginName, _ string) {
+	if h.older != nil {
+		h.older.dropDead(pluginName)
+	}
+}
+
+// drop takes the plugin from a resource, if it has one.
+func (h *Handler) drop(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.resources[name]; r != nil && r.plugin != nil {
+		h.depart(r)
+		h.tell()
+	}
+}
+
+// depart lets go of the plugin of a resource. The caller holds h.mu.
+func (h *Handler) depart(r *resource) {
+	if r.plugin == nil {
+		return
+	}
+	h.release(r.plugin)
+	r.plugin, r.gone = nil, time.Now()
+	h.tidy(r)
+}
+
+// tidy forgets a resource of which nothing is left to show. The caller holds h.mu.
+func (h *Handler) tidy(r *resource) {
+	if r.plugin == nil && len(r.devices) == 0 && len(r.allocations) == 0 {
+		delete(h.resources, r.name)
+	}
+}
+
+// withoutRetry is an error that does not mean "not yet".
+type withoutRetry struct{ inner error }
+
+func (e withoutRetry) Error() string { return e.inner.Error() }
+
+// forgetful is the store of a handler that has none.
+type forgetful struct{}
+
+func (forgetful) Put(string, []byte) error                           { return nil }
+func (forgetful) Delete(string) error                                { return nil }
+func (forgetful) ForEach(func(key string, value []byte) error) error { return nil }

@@ -1,0 +1,326 @@
+package device
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	// kubeletSocket is the name of the socket on which plugins register the older way.
+	kubeletSocket = "kubelet.sock"
+	// socketMode lets those register who may do so with a kubelet: the daemon's user and root.
+	socketMode = 0o600
+	// settleTime is how long Register waits to tell the plugin whether it is registered. It is accepted if that takes longer.
+	settleTime = 5 * time.Second
+	// maxAnnounced bounds the plugins that are announced at a time, maxRegistering the calls of Register that are being served.
+	maxAnnounced   = 256
+	maxRegistering = 16
+	// maxRegister bounds one request in bytes, maxIdle how long a caller may stay connected without one, helloTimeout how long it may take
+	// to say that it speaks HTTP/2.
+	maxRegister  = 16 << 10
+	maxIdle      = time.Minute
+	helloTimeout = 5 * time.Second
+	// maxEndpoint is the greatest length of a file name.
+	maxEndpoint = 255
+)
+
+// older serves the registration service for plugins that register the older way: they call Register on kubelet.sock and name the socket in
+// the same directory on which they serve. Each is announced in a plugin directory.
+type older struct {
+	pluginapi.UnimplementedRegistrationServer
+
+	h      *Handler
+	dir    string
+	server *grpc.Server
+	board  *board
+	turn   chan struct{}
+	closed sync.Once
+	// running counts the server and the announcements.
+	running sync.WaitGroup
+
+	// saving is held over a change of what is remembered of an endpoint, before mu.
+	saving sync.Mutex
+
+	mu        sync.Mutex
+	announced map[*announcement]bool
+}
+
+// serveOlder begins to serve, and announces those plugins again that were in use before and are still there. kubelet.sock is made anew, so
+// that plugins notice that somebody else is listening now and register again.
+func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
+	if h.config.PluginDir == "" {
+		return nil, errors.New("plugins that register the older way have to be announced in a plugin directory; set PluginDir")
+	}
+	dir, err := filepath.Abs(h.config.SocketDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, fmt.Errorf("cannot make the directory of %s: %w", kubeletSocket, err)
+	}
+	listener, err := sock.Listen(filepath.Join(dir, kubeletSocket), socketMode)
+	if err != nil {
+		return nil, fmt.Errorf("cannot serve %s for plugins that register the older way: %w", kubeletSocket, err)
+	}
+	o := &older{h: h, dir: dir, turn: make(chan struct{}, maxRegistering), announced: map[*announcement]bool{}}
+	if o.board, err = newBoard(h.config.PluginDir); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		o.restore(name, known[name])
+	}
+	o.server = grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRegister), grpc.MaxConcurrentStreams(maxRegistering), grpc.ConnectionTimeout(helloTimeout),
+		grpc.WaitForHandlers(true), grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
+	)
+	pluginapi.RegisterRegistrationServer(o.server, o)
+	o.running.Go(func() {
+		if err := o.server.Serve(listener); err != nil { // it ends with Stop, and that is no error
+			h.log.Error("device plugins cannot register the older way any more", "socket", listener.Addr().String(), "error", err)
+		}
+	})
+	return o, nil
+}
+
+// close stops serving and takes all announcements down. Calling it again has no effect.
+func (o *older) close() (err error) {
+	o.closed.Do(func() {
+		o.server.Stop()
+		for _, a := range o.matching(func(*announcement) bool { return true }) {
+			a.end(true)
+		}
+		o.running.Wait()
+		err = o.board.close()
+	})
+	return err
+}
+
+// Register implements the service of the kubelet. It answers when the pipeline has decided on the plugin, or after settleTime.
+func (o *older) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	select {
+	case o.turn <- struct{}{}:
+		defer func() { <-o.turn }()
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+	if err := o.register(ctx, request); err != nil {
+		o.h.log.Warn("device plugin not registered", "resource", clip(request.GetResourceName()), "endpoint", clip(request.GetEndpoint()),
+			"error", err)
+		return nil, err
+	}
+	return &pluginapi.Empty{}, nil
+}
+
+func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
+	resource, name := request.GetResourceName(), request.GetEndpoint()
+	err := checkResource(resource)
+	if err == nil {
+		err = checkVersions([]string{request.GetVersion()})
+	}
+	if err == nil {
+		err = checkEndpoint(name)
+	}
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	id, err := o.lookAt(name)
+	if err != nil {
+		return status.Error(codes.FailedPrecondition, err.Error())
+	}
+	a, err := o.announce(resource, name, id, optionsOf(request.GetOptions()))
+	if err != nil {
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
+	timer := time.NewTimer(settleTime)
+	defer timer.Stop()
+	select {
+	case <-a.told:
+		if a.refusal != "" {
+			return status.Error(codes.FailedPrecondition, a.refusal)
+		}
+	case <-timer.C: // it goes on
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+// checkEndpoint checks that a name is that of a file, and of none that the handler itself has.
+func checkEndpoint(name string) error {
+	if err := checkText(name, maxEndpoint); err != nil {
+		return fmt.Errorf("the endpoint is malformed: %w", err)
+	}
+	if strings.ContainsAny(name, `/\`) || strings.HasPrefix(name, ".") || name == kubeletSocket {
+		return fmt.Errorf("endpoint %s is not the name of a socket of the plugin: name a file in the directory of %s, without the directory",
+			quote(name), kubeletSocket)
+	}
+	return nil
+}
+
+// lookAt makes sure that there is a socket of somebody who may register, on which somebody accepts, and returns its identity.
+func (o *older) lookAt(name string) (sock.ID, error) {
+	path := filepath.Join(o.dir, name)
+	info, err := sock.Stat(path)
+	if err != nil {
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", quote(name), err)
+	}
+	if !info.IsSocket() {
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", quote(name))
+	}
+	if info.UID != 0 && int(info.UID) != os.Geteuid() && os.Geteuid() >= 0 {
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", quote(name), info.UID,
+			os.Geteuid())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if _, err := sock.Probe(ctx, path); err != nil {
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", quote(name), err)
+	}
+	return info.ID, nil
+}
+
+// announce announces a plugin. One before it at the same endpoint is taken down when the pipeline has decided on the new one.
+func (o *older) announce(resource, name string, id sock.ID, opts options) (*announcement, error) {
+	o.mu.Lock()
+	full := len(o.announced) >= maxAnnounced
+	o.mu.Unlock()
+	if full {
+		o.takeDown(func(a *announcement) bool { return isDead(a.path) })
+		return nil, fmt.Errorf("%d plugins have registered already, and more are not allowed; end those that are not needed and try again",
+			maxAnnounced)
+	}
+	a := &announcement{
+		older: o, resource: resource, name: name, path: filepath.Join(o.dir, name), socket: id, options: opts,
+		told: make(chan struct{}), leave: make(chan struct{}),
+	}
+	if err := o.board.put(a); err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	o.announced[a] = true
+	o.mu.Unlock()
+	a.begin()
+	return a, nil
+}
+
+// restore announces a plugin that was in use before the host came back, if it is still the same.
+func (o *older) restore(name string, r endpointRecord) {
+	err := errors.Join(checkResource(r.Resource), checkEndpoint(name))
+	if err == nil {
+		var id sock.ID
+		if id, err = o.lookAt(name); err == nil && id.String() == r.Socket {
+			_, err = o.announce(r.Resource, name, id, options{preStart: r.PreStart, preferred: r.Preferred})
+		}
+		if err == nil && id.String() == r.Socket {
+			return
+		}
+	}
+	o.h.log.Info("a device plugin that had registered the older way is not there any more", "resource", clip(r.Resource),
+		"endpoint", clip(name))
+	o.forget(name)
+}
+
+// remember saves a plugin that is in use.
+func (o *older) remember(a *announcement) {
+	record, err := json.Marshal(endpointRecord{
+		Resource: a.resource, Socket: a.socket.String(), PreStart: a.preStart, Preferred: a.preferred,
+	})
+	o.saving.Lock()
+	defer o.saving.Unlock()
+	if err == nil {
+		err = o.h.store.Put(endpointPrefix+a.name, record)
+	}
+	if err != nil {
+		o.h.log.Warn("a device plugin will have to register again after a restart", "resource", a.resource, "error", err)
+	}
+}
+
+// left is called when an announcement was taken down.
+func (o *older) left(a *announcement) {
+	o.saving.Lock()
+	defer o.saving.Unlock()
+	o.mu.Lock()
+	delete(o.announced, a)
+	keep := a.keep
+	for other := range o.announced {
+		keep = keep || other.name == a.name
+	}
+	o.mu.Unlock()
+	if !keep {
+		o.forget(a.name)
+	}
+}
+
+// forget removes what remember saved.
+func (o *older) forget(name string) {
+	if err := o.h.store.Delete(endpointPrefix + name); err != nil {
+		o.h.log.Warn("cannot forget a device plugin that is gone", "endpoint", clip(name), "error", err)
+	}
+}
+
+// matching returns announcements.
+func (o *older) matching(is func(*announcement) bool) []*announcement {
+	o.mu.Lock()
+	all := slices.Collect(maps.Keys(o.announced))
+	o.mu.Unlock()
+	return slices.DeleteFunc(all, func(a *announcement) bool { return !is(a) })
+}
+
+func (o *older) takeDown(is func(*announcement) bool) {
+	for _, a := range o.matching(is) {
+		a.takeDown()
+	}
+}
+
+// dropDead takes the announcements of a resource down whose plugins are gone. A plugin that comes back registers again.
+func (o *older) dropDead(resource string) {
+	o.takeDown(func(a *announcement) bool { return a.resource == resource && isDead(a.path) })
+}
+
+// dropDeadAt takes the announcements of a plugin down if it is gone. The end of its stream tells it at once; the
+// pipeline looks only now and then, unless its process ended.
+func (o *older) dropDeadAt(path string) {
+	if isDead(path) {
+		o.takeDown(func(a *announcement) bool { return a.path == path })
+	}
+}
+
+// optionsOf returns the options with which the plugin at a path registered, nil if none did.
+func (o *older) optionsOf(path string) *options {
+	for _, a := range o.matching(func(a *announcement) bool { return a.path == path }) {
+		return &a.options
+	}
+	return nil
+}
+
+// isDead says whether a path is that of a plugin that registered the older way and is gone.
+func (o *older) isDead(path string) bool {
+	return o.optionsOf(path) != nil && isDead(path)
+}
+
+// isDead says whether nobody can accept at a path.
+func isDead(path string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err := sock.Probe(ctx, path)
+	return sock.IsRefused(err) || sock.IsGone(err)
+}
+
+// clip bounds a text for the log.
+func clip(s string) string { return s[:min(len(s), maxQuoted)] }

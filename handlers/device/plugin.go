@@ -1,0 +1,162 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+)
+
+// options is what a plugin says of itself.
+type options struct {
+	// preStart: PreStartContainer is to be called before each start of an owner.
+	preStart bool
+	// preferred: GetPreferredAllocation can be called.
+	preferred bool
+}
+
+// plugin is one running instance of a device plugin.
+type plugin struct {
+	resource, path string
+	timeout        time.Duration // of one call
+	conn           *grpc.ClientConn
+	client         pluginapi.DevicePluginClient
+	options                      // set once, before anybody else knows the plugin
+	first          chan error    // gets one value: nil with the first list, or why there is none
+	unwatch        func()        // ends the watch
+	unwatched      chan struct{} // closed when the watch has ended; nil if there is none
+
+	// Guarded by Handler.mu:
+	watched bool              // the list of devices is up to date
+	devices map[string]device // before it is the plugin of a resource
+	users   int               // calls that are running
+	left    bool              // it is not used for new calls, and closed with the last user
+}
+
+func newPlugin(resource, path string, timeout time.Duration) (*plugin, error) {
+	conn, err := endpoint.Dial(path)
+	if err != nil {
+		return nil, err
+	}
+	return &plugin{
+		resource: resource, path: path, timeout: timeout, conn: conn, client: pluginapi.NewDevicePluginClient(conn),
+		first: make(chan error, 1), unwatch: func() {},
+	}, nil
+}
+
+// askOptions asks the plugin for its options. Those that it was registered with count if it has no such method.
+func (p *plugin) askOptions(ctx context.Context, registered *options) error {
+	answer, err := call(ctx, p, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		if registered != nil {
+			p.options = *registered
+		}
+	case err != nil:
+		return err
+	default:
+		p.options = optionsOf(answer)
+	}
+	return nil
+}
+
+func optionsOf(o *pluginapi.DevicePluginOptions) options {
+	return options{preStart: o.GetPreStartRequired(), preferred: o.GetGetPreferredAllocationAvailable()}
+}
+
+// allocate has the plugin make devices ready for an owner and returns what is to be done for it.
+func (p *plugin) allocate(ctx context.Context, devices []string) (Answer, error) {
+	response, err := call(ctx, p, "Allocate", p.client.Allocate, &pluginapi.AllocateRequest{
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: devices}},
+	})
+	if err != nil {
+		return Answer{}, err
+	}
+	if n := len(response.GetContainerResponses()); n != 1 {
+		return Answer{}, fmt.Errorf("Allocate: it answered for %d containers and was asked for 1", n)
+	}
+	answer := answerOf(response.GetContainerResponses()[0])
+	if err := answer.check(); err != nil {
+		return Answer{}, fmt.Errorf("Allocate: %w", err)
+	}
+	return answer, nil
+}
+
+// prepare has the plugin prepare devices for a start of their owner.
+func (p *plugin) prepare(ctx context.Context, devices []string) error {
+	_, err := call(ctx, p, "PreStartContainer", p.client.PreStartContainer, &pluginapi.PreStartContainerRequest{DevicesIds: devices})
+	return err
+}
+
+// prefer returns which devices the plugin would choose. Some of them may make no sense.
+func (p *plugin) prefer(ctx context.Context, available, wanted []string, count int) ([]string, error) {
+	response, err := call(ctx, p, "GetPreferredAllocation", p.client.GetPreferredAllocation, &pluginapi.PreferredAllocationRequest{
+		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
+			AvailableDeviceIDs: available, MustIncludeDeviceIDs: wanted, AllocationSize: int32(min(count, len(available))),
+		}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(response.GetContainerResponses()) != 1 {
+		return nil, errors.New("GetPreferredAllocation: it did not answer for one container, which it was asked for")
+	}
+	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
+}
+
+// call calls a method of a plugin, bounded.
+func call[Request, Response any](
+	ctx context.Context, p *plugin, name string,
+	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
+) (Response, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	response, err := method(ctx, request)
+	if err != nil {
+		return response, &callError{method: name, status: status.Convert(err)}
+	}
+	return response, nil
+}
+
+// acquire counts the caller among those who call the plugin; it calls done when it has finished. The caller holds h.mu.
+func (h *Handler) acquire(p *plugin) (done func()) {
+	p.users++
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		p.users--
+		h.closeUnused(p)
+	}
+}
+
+// release ends the watch of a plugin and closes its connection when the last call has ended. The caller holds h.mu.
+func (h *Handler) release(p *plugin) {
+	p.left = true
+	p.unwatch()
+	h.closeUnused(p)
+}
+
+// closeUnused closes the connection to a plugin that nobody uses. The caller holds h.mu, and gRPC's Close may wait: it has its own
+// goroutine.
+func (h *Handler) closeUnused(p *plugin) {
+	if !p.left || p.users > 0 {
+		return
+	}
+	h.running.Go(func() { _ = p.conn.Close() }) // it fails only if it was closed
+}
+
+// forsake lets go of a plugin that was not taken into use, and waits until nothing is left of it.
+func (h *Handler) forsake(p *plugin) {
+	p.unwatch()
+	if p.unwatched != nil {
+		<-p.unwatched
+	}
+	_ = p.conn.Close()
+}

@@ -1,0 +1,128 @@
+package device
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Health says whether a device can be used.
+type Health string
+
+const (
+	// Healthy devices can be allocated if they are free.
+	Healthy Health = "healthy"
+	// Unhealthy is what the plugin says of the device.
+	Unhealthy Health = "unhealthy"
+	// Unavailable devices are those of a plugin that is away, or whose list is not known to be up to date.
+	Unavailable Health = "unavailable"
+	// Missing devices are allocated, and the plugin does not list them any more.
+	Missing Health = "missing"
+)
+
+// Device is one device of a resource.
+type Device struct {
+	// Resource is the name of the plugin, for example example.com/gpu, and ID what that calls the device.
+	Resource, ID string
+	Health       Health
+	// NUMANodes are the nodes that the device is near to, as the plugin says, in order.
+	NUMANodes []int64
+	// Owner has the device; empty if it is free.
+	Owner string
+}
+
+// resource is the devices of one name. Handler.mu guards it.
+type resource struct {
+	name   string
+	plugin *plugin   // nil if none is registered
+	gone   time.Time // since when there is none
+	// devices are those of the last list.
+	devices     map[string]device
+	allocations map[string]*allocation // by owner
+	holders     map[string]*allocation // by device
+}
+
+func newResource(name string) *resource {
+	return &resource{name: name, devices: map[string]device{}, allocations: map[string]*allocation{}, holders: map[string]*allocation{}}
+}
+
+// health says how a device is.
+func (r *resource) health(id string) Health {
+	d, listed := r.devices[id]
+	switch {
+	case r.plugin == nil || !r.plugin.watched:
+		return Unavailable
+	case !listed:
+		return Missing
+	case !d.healthy:
+		return Unhealthy
+	}
+	return Healthy
+}
+
+// free returns the devices that are healthy and have no owner, in order.
+func (r *resource) free() []string {
+	var ids []string
+	for id := range r.devices {
+		if r.holders[id] == nil && r.health(id) == Healthy {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// list returns the devices, in order.
+func (r *resource) list() []Device {
+	ids := slices.Collect(maps.Keys(r.devices))
+	for id := range r.holders {
+		if _, listed := r.devices[id]; !listed {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	devices := make([]Device, 0, len(ids))
+	for _, id := range ids {
+		d := Device{Resource: r.name, ID: id, Health: r.health(id), NUMANodes: slices.Clone(r.devices[id].nodes)}
+		if a := r.holders[id]; a != nil {
+			d.Owner = a.owner
+		}
+		devices = append(devices, d)
+	}
+	return devices
+}
+
+// Devices returns the devices of all resources, ordered by resource and ID. The device of a plugin that is gone is in it as long as the
+// handler lives or the device has an owner.
+func (h *Handler) Devices() []Device {
+	devices, _ := h.Snapshot()
+	return devices
+}
+
+// Allocations returns what is allocated, ordered by resource and owner.
+func (h *Handler) Allocations() []Allocation {
+	_, allocations := h.Snapshot()
+	return allocations
+}
+
+// Snapshot returns Devices and Allocations of one moment.
+func (h *Handler) Snapshot() ([]Device, []Allocation) {
+	var devices []Device
+	var allocations []Allocation
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.resources {
+		devices = append(devices, r.list()...)
+		for _, a := range r.allocations {
+			if a.given {
+				allocations = append(allocations, a.public())
+			}
+		}
+	}
+	slices.SortFunc(devices, func(a, b Device) int { return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID)) })
+	slices.SortFunc(allocations, func(a, b Allocation) int {
+		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Owner, b.Owner))
+	})
+	return devices, allocations
+}

@@ -1,0 +1,170 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const (
+	// The back-off between two streams of lists, and how long one has to last for the back-off to begin anew.
+	firstPause = 50 * time.Millisecond
+	lastPause  = 5 * time.Second
+	steady     = 10 * time.Second
+	// A plugin may send listBurst lists at once and one in listPause on average. Further ones wait in the plugin.
+	listPause = 20 * time.Millisecond
+	listBurst = 50
+	// maxNodes bounds the NUMA nodes of a device.
+	maxNodes = 64
+)
+
+// device is what a plugin says of one of its devices.
+type device struct {
+	healthy bool
+	nodes   []int64
+}
+
+// startWatch begins to keep the list of a plugin's devices up to date, until the plugin is let go of.
+func (h *Handler) startWatch(p *plugin) {
+	ctx, cancel := h.bound(context.Background())
+	p.unwatch, p.unwatched = cancel, make(chan struct{})
+	h.running.Go(func() { // the caller is counted, so this is before the end of Close
+		defer close(p.unwatched)
+		defer cancel()
+		h.watch(ctx, p)
+	})
+}
+
+// watch keeps a stream of lists open and resumes it when it breaks.
+func (h *Handler) watch(ctx context.Context, p *plugin) {
+	pause := firstPause
+	for {
+		began := time.Now()
+		err := h.stream(ctx, p)
+		if ctx.Err() != nil {
+			return
+		}
+		h.lost(p, err)
+		if h.older != nil {
+			h.older.dropDeadAt(p.path)
+		}
+		if time.Since(began) > steady {
+			pause = firstPause
+		}
+		if !wait(ctx, pause/2+rand.N(pause/2)) {
+			return
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// stream takes lists until the stream breaks.
+func (h *Handler) stream(ctx context.Context, p *plugin) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
+	if err != nil {
+		return &callError{method: "ListAndWatch", status: status.Convert(err)}
+	}
+	var due time.Time
+	for {
+		list, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return errors.New("ListAndWatch: the plugin ended it")
+		}
+		if err != nil {
+			return &callError{method: "ListAndWatch", status: status.Convert(err)}
+		}
+		devices, err := devicesOf(list, h.config.MaxDevices)
+		if err != nil {
+			return fmt.Errorf("ListAndWatch: %w", err)
+		}
+		h.listed(p, devices)
+		now := time.Now()
+		if earliest := now.Add(-listBurst * listPause); due.Before(earliest) {
+			due = earliest
+		}
+		if due = due.Add(listPause); due.After(now) && !wait(ctx, due.Sub(now)) {
+			return ctx.Err()
+		}
+	}
+}
+
+// devicesOf checks a list of devices. Of two with one ID the latter counts, as for the kubelet.
+func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]device, error) {
+	if n := len(list.GetDevices()); n > limit {
+		return nil, fmt.Errorf("the list has %d devices, and more than %d are not allowed", n, limit)
+	}
+	devices := make(map[string]device, len(list.GetDevices()))
+	for _, d := range list.GetDevices() {
+		if err := checkText(d.GetID(), maxDeviceID); err != nil {
+			return nil, fmt.Errorf("the list has a device with a malformed ID: %w", err)
+		}
+		nodes := d.GetTopology().GetNodes()
+		if len(nodes) > maxNodes {
+			return nil, fmt.Errorf("device %s is near to %d NUMA nodes, and more than %d are not allowed", quote(d.GetID()), len(nodes), maxNodes)
+		}
+		found := device{healthy: d.GetHealth() == pluginapi.Healthy}
+		for _, n := range nodes {
+			found.nodes = append(found.nodes, n.GetID())
+		}
+		slices.Sort(found.nodes)
+		devices[d.GetID()] = found
+	}
+	return devices, nil
+}
+
+// listed takes a list of devices over.
+func (h *Handler) listed(p *plugin, devices map[string]device) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p.watched = true
+	if r := h.resources[p.resource]; r != nil && r.plugin == p {
+		r.devices = devices
+		h.tell()
+	} else {
+		p.devices = devices
+	}
+	p.answerFirst(nil)
+}
+
+// lost records that the list of a plugin's devices is not up to date any more.
+func (h *Handler) lost(p *plugin, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p.answerFirst(err)
+	was := p.watched
+	p.watched = false
+	if r := h.resources[p.resource]; r != nil && r.plugin == p && was {
+		h.tell()
+		h.log.Warn("the list of a device plugin's devices is not up to date: it is asked for again", "resource", p.resource,
+			"endpoint", p.path, "error", err)
+	}
+}
+
+// answerFirst says how the first list went, once.
+func (p *plugin) answerFirst(err error) {
+	select {
+	case p.first <- err:
+	default: // it was said, or nobody waits
+	}
+}
+
+// wait waits and says whether ctx has not ended.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

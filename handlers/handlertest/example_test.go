@@ -1,0 +1,62 @@
+package handlertest_test
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/handlers/handlertest"
+)
+
+// The handler of docs/handlers.md.
+type myHandler struct {
+	mu    sync.Mutex
+	conns map[string]*grpc.ClientConn
+}
+
+func (h *myHandler) ValidatePlugin(name, endpoint string, versions []string) error {
+	if !slices.Contains(versions, "v1") {
+		return fmt.Errorf("plugin %s speaks none of the versions that are supported; announce v1", name)
+	}
+	return nil
+}
+
+func (h *myHandler) RegisterPlugin(name, endpoint string, versions []string, timeout *time.Duration) error {
+	conn, err := grpc.NewClient("unix:"+endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		h.DeRegisterPlugin(name) // an error leaves no instance of that name behind
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if former := h.conns[name]; former != nil {
+		former.Close() // a re-registration
+	}
+	h.conns[name] = conn
+	return nil
+}
+
+func (h *myHandler) DeRegisterPlugin(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if conn := h.conns[name]; conn != nil {
+		conn.Close()
+		delete(h.conns, name)
+	}
+}
+
+func TestHandlerOfTheDocumentation(t *testing.T) {
+	handlertest.Test(t, handlertest.Config{
+		NewHandler: func(string) (cache.PluginHandler, error) {
+			return &myHandler{conns: map[string]*grpc.ClientConn{}}, nil
+		},
+		Versions:      []string{"v1"},
+		WrongVersions: [][]string{nil, {"v2"}},
+	})
+}

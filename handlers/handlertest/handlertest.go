@@ -1,0 +1,55 @@
+package handlertest
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// Config says how a handler is made and what its plugins are. NewHandler and Versions are required.
+type Config struct {
+	// NewHandler makes a handler whose state, if it has any, is in the directory dir. It is called for the same directory again, after the
+	// handler was closed if it is an io.Closer, to make it anew over the same state. Timeouts of the handler should be shorter than Patience.
+	NewHandler func(dir string) (cache.PluginHandler, error)
+	// Versions are what a plugin announces that the handler supports.
+	Versions []string
+	// Serve registers the services of a plugin that behaves well. If it is nil, the plugins of the suite are gRPC servers without services.
+	Serve Services
+	// Name returns the name of plugin i, different for different i. If it is nil, plugins are called plugin-0.example.com and so on.
+	Name func(i int) string
+	// WrongVersions are lists of versions each of which ValidatePlugin must refuse; WrongNames are names that it must refuse.
+	WrongVersions [][]string
+	WrongNames    []string
+	// WrongPlugins are plugins that RegisterPlugin must refuse, by what is wrong with them. Beside them the suite has plugins that cannot be
+	// connected to, whose calls all fail, or that hang up; those the handler may register.
+	WrongPlugins map[string]Services
+	// HoldsConnection says that the handler keeps a connection to the endpoint of every registered plugin.
+	HoldsConnection bool
+	// Has, if it is not nil, reports whether the handler has an instance of a plugin.
+	Has func(h cache.PluginHandler, pluginName string) bool
+	// Patience is how long the suite waits for what must happen soon (default 20 s). A correct handler never makes it wait that long.
+	Patience time.Duration
+}
+
+// Services registers gRPC services of the plugin with that name.
+type Services func(s grpc.ServiceRegistrar, pluginName string)
+
+// Test runs the suite, each case as a subtest with a handler and a directory of its own. It counts goroutines: nothing else may run at the
+// same time in the test's process.
+func Test(t *testing.T, config Config) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			err := run(config, c, t.TempDir())
+			switch {
+			case errors.Is(err, errNotApplicable):
+				t.Skip(err)
+			case err != nil:
+				t.Error(err)
+			}
+		})
+	}
+}
