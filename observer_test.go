@@ -60,7 +60,7 @@ func TestObserverAndCheck(t *testing.T) {
 	if a := <-attempts; a.Type != "T" || a.Name != "foo" || a.Result != reconciler.ResultRegistered || a.Duration <= 0 {
 		t.Errorf("attempt %+v", a)
 	}
-	if _, err := rt.Registry().DispensePlugin("T", "foo"); err == nil || err != <-dispensed {
+	if _, err := rt.Registry().DispensePlugin("T", "foo"); err == nil || !errors.Is(<-dispensed, err) {
 		t.Errorf("dispensing without a dispenser: %v", err)
 	}
 	if err := p.Stop(); err != nil {

@@ -283,7 +283,8 @@ func statusOf(in dynamicplugins.Instance) PluginStatus {
 		Type: in.Info.Type, Name: in.Info.Name, Version: in.Info.Version,
 		State: reconciler.State(in.State), Current: in.State == dynamicplugins.InstanceRegistered,
 		Endpoint: in.Info.ConnectionInfo.SocketPath, Instance: in.Info.AllocID, Source: known.Source,
-		Versions: known.Versions, Registration: known.Registration, SocketPath: known.SocketPath, RegisteredAt: known.RegisteredAt, Since: in.Since,
+		Versions: known.Versions, Registration: known.Registration, SocketPath: known.SocketPath,
+		RegisteredAt: known.RegisteredAt, Since: in.Since,
 	}
 	if in.Reason != nil {
 		s.LastError = in.Reason.Error()

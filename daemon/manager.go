@@ -51,9 +51,15 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 	if interval <= 0 {
 		return
 	}
-	ticker := time.NewTicker(interval)
-	defer ticker.Stop()
+	next := time.NewTimer(0)
+	defer next.Stop()
 	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next.C:
+		}
+		next.Reset(interval)
 		check, cancel := context.WithTimeout(ctx, interval)
 		err := runtime.Check(check)
 		cancel()
@@ -62,11 +68,6 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 			d.notify("WATCHDOG=1")
 		case ctx.Err() == nil:
 			d.log.Error("the daemon does not tell the service manager that it lives", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
 		}
 	}
 }

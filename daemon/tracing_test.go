@@ -20,7 +20,6 @@ type traces struct {
 	collector.UnimplementedTraceServiceServer
 	mu    sync.Mutex
 	spans []*tracev1.Span
-	got   chan struct{}
 }
 
 func (c *traces) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {

@@ -72,7 +72,9 @@ func (s webSource) Launched() []*patchbayv1.LaunchedPlugin {
 	return plugins
 }
 
-func (s webSource) Conditions() []*patchbayv1.Condition { return conditionMessages(s.source.Conditions()) }
+func (s webSource) Conditions() []*patchbayv1.Condition {
+	return conditionMessages(s.source.Conditions())
+}
 
 func (s webSource) LastEvents(n int) []*patchbayv1.Event {
 	events := s.source.LastEvents(n)

@@ -77,8 +77,8 @@ func (r *Reconciler) end(in *instance, result Result, err error) {
 	if a.span == nil {
 		return
 	}
-	a.span.SetAttributes(attribute.String("patchbay.plugin.type", in.announced.Type), attribute.String("patchbay.plugin.name", in.announced.Name),
-		attribute.String("patchbay.result", string(result)))
+	a.span.SetAttributes(attribute.String("patchbay.plugin.type", in.announced.Type),
+		attribute.String("patchbay.plugin.name", in.announced.Name), attribute.String("patchbay.result", string(result)))
 	if err != nil {
 		a.span.SetStatus(codes.Error, err.Error())
 	}

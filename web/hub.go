@@ -97,8 +97,8 @@ func (h *hub) start() {
 
 // follow tells the viewers what changes until ctx ends or the source has ended.
 func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event, fleet Fleet) {
-	ticker := time.NewTicker(look)
-	defer ticker.Stop()
+	next := time.NewTimer(look)
+	defer next.Stop()
 	var pending []*patchbayv1.Event
 	var due <-chan time.Time
 	for {
@@ -115,8 +115,9 @@ func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event, fleet
 			}
 			continue
 		case <-due:
-		case <-ticker.C:
+		case <-next.C:
 		}
+		next.Reset(look)
 		h.tell(ctx, pending, fleet)
 		pending, due = nil, nil
 	}

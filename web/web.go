@@ -87,7 +87,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	out := newStream(w)
 	viewer := h.hub.join()
 	defer h.hub.leave(viewer)
-	quiet := time.NewTicker(ping)
+	quiet := time.NewTimer(ping)
 	defer quiet.Stop()
 	for {
 		var err error
@@ -105,6 +105,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return // the viewer is gone
 		}
+		quiet.Reset(ping)
 	}
 }
 
@@ -135,7 +136,7 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 	if err := out.send(message{"begin", []byte("{}")}); err != nil {
 		return
 	}
-	quiet := time.NewTicker(ping)
+	quiet := time.NewTimer(ping)
 	defer quiet.Stop()
 	for {
 		var err error
@@ -151,6 +152,7 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 		if err != nil {
 			return // the viewer is gone
 		}
+		quiet.Reset(ping)
 	}
 }
 

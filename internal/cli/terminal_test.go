@@ -26,7 +26,10 @@ func TestTableIsCutToTheScreen(t *testing.T) {
 	if !strings.Contains(lines[1], "…") || strings.Contains(lines[2], "…") {
 		t.Errorf("%q", lines)
 	}
-	at := func(line, part string) int { return runewidth.StringWidth(line[:strings.Index(line, part)]) }
+	at := func(line, part string) int {
+		before, _, _ := strings.Cut(line, part)
+		return runewidth.StringWidth(before)
+	}
 	if at(lines[1], "1s") != at(lines[2], "10d") {
 		t.Errorf("not aligned: %q", lines)
 	}

@@ -30,8 +30,8 @@ func newTopCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show the plugins live.",
-		Long: `Show all plugins and the last events, renewed as they change, until q or Ctrl-C. Those that are not well come first. The arrows, Page
-Up and Page Down, or j and k, move through the list.
+		Long: `Show all plugins and the last events, renewed as they change, until q or Ctrl-C. Those that are not well come first. The arrows,
+Page Up and Page Down, or j and k, move through the list.
 
 It needs a terminal; "patchbay list" and "patchbay events --follow" are for everything else.`,
 		Example:           `  patchbay top`,
