@@ -1,0 +1,78 @@
+package dra
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+// Bounds of what a driver may answer for one claim. Kubernetes allocates 32 devices to a claim at most.
+const (
+	maxDevices  = 1024
+	maxRequests = 256
+	maxCDI      = 256
+	maxCDIID    = 1024
+	maxShareID  = 63
+)
+
+// errNoAnswer is for claims that are missing in an answer.
+var errNoAnswer = errors.New("the driver's answer says nothing of it; try again, and report it to the driver's author")
+
+// preparedDevices returns the devices that a driver prepared for a claim.
+func preparedDevices(claims map[string]*drav1.NodePrepareResourceResponse, uid string) ([]*drav1.Device, error) {
+	claim, ok := claims[uid]
+	if err := claimError(ok, claim.GetError()); err != nil {
+		return nil, err
+	}
+	if len(claim.GetDevices()) > maxDevices {
+		return nil, fmt.Errorf("the driver answers with %d devices; %d are allowed", len(claim.GetDevices()), maxDevices)
+	}
+	for i, device := range claim.GetDevices() {
+		if err := checkDevice(device); err != nil {
+			return nil, fmt.Errorf("device %d of the driver's answer: %w", i, err)
+		}
+	}
+	return claim.GetDevices(), nil
+}
+
+// claimError is what an answer says went wrong with a claim.
+func claimError(answered bool, text string) error {
+	switch {
+	case !answered:
+		return errNoAnswer
+	case text != "":
+		return errors.New("the driver says: " + strconv.Quote(clip(text)))
+	default:
+		return nil
+	}
+}
+
+func checkDevice(device *drav1.Device) error {
+	if device == nil {
+		return errors.New("it is nil")
+	}
+	if len(device.GetRequestNames()) > maxRequests || len(device.GetCdiDeviceIds()) > maxCDI {
+		return fmt.Errorf("%d requests and %d CDI device IDs; %d and %d are allowed",
+			len(device.GetRequestNames()), len(device.GetCdiDeviceIds()), maxRequests, maxCDI)
+	}
+	errs := []error{
+		checkRequired("the pool's name", device.GetPoolName(), maxSubdomain),
+		checkRequired("the device's name", device.GetDeviceName(), maxSubdomain),
+		checkText("the share ID", device.GetShareId(), maxShareID),
+	}
+	for _, request := range device.GetRequestNames() {
+		errs = append(errs, checkRequired("a request's name", request, maxSubdomain))
+	}
+	for _, id := range device.GetCdiDeviceIds() {
+		errs = append(errs, checkRequired("a CDI device ID", id, maxCDIID))
+	}
+	// The first says enough; a text of bounded length.
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,257 @@
+package dra
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+)
+
+// The keys under which the options of a driver's entry in the registry hold what the handler found out.
+const (
+	// KeyService is the service for claims that is used, v1.DRAPlugin or v1beta1.DRAPlugin.
+	KeyService = "dra/service"
+	// KeyHealth is the health service, v1alpha1.DRAResourceHealth. It is missing if the driver does not announce it.
+	KeyHealth = "dra/health"
+)
+
+// Config says how a [Handler] deals with drivers. The zero value works.
+type Config struct {
+	// CallTimeout bounds one call to a driver for which no client timeout is configured (default 45 s, as in the kubelet).
+	CallTimeout time.Duration
+	// Timeout bounds Prepare and Unprepare with all repetitions (default 90 s).
+	Timeout time.Duration
+	// ConnectTimeout bounds how long one registration waits for a connection to the driver (default 10 s). After that it fails with an error
+	// that wraps [cache.ErrRetry], and the pipeline begins again later.
+	ConnectTimeout time.Duration
+	// Log gets what goes wrong with health streams; nil discards it.
+	Log *slog.Logger
+}
+
+const (
+	defaultCallTimeout    = 45 * time.Second
+	defaultTimeout        = 90 * time.Second
+	defaultConnectTimeout = 10 * time.Second
+)
+
+// Handler is a [cache.PluginHandler] for DRA drivers. Its methods are safe for concurrent use.
+type Handler struct {
+	callTimeout, timeout, connectTimeout time.Duration
+
+	log    *slog.Logger
+	claims claimLocks
+	health healthStore
+
+	// mu is held for short steps only, never over a call.
+	mu      sync.Mutex
+	drivers map[string][]*instance // oldest first
+	changed chan struct{}          // closed and made anew when an instance is added
+	closed  bool
+}
+
+var (
+	_ cache.PluginHandler       = (*Handler)(nil)
+	_ cache.ContextRegistrar    = (*Handler)(nil)
+	_ cache.InstanceGoneHandler = (*Handler)(nil)
+)
+
+// ErrClosed is returned by the methods of a [Handler] after Close.
+var ErrClosed = errors.New("the DRA handler is closed")
+
+// ErrNotRegistered is wrapped by the errors of Prepare and Unprepare when there is no driver of that name.
+var ErrNotRegistered = errors.New("no DRA driver of that name is registered")
+
+// New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended.
+func New(config Config) *Handler {
+	h := &Handler{
+		callTimeout:    cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout),
+		timeout:        cmp.Or(max(config.Timeout, 0), defaultTimeout),
+		connectTimeout: cmp.Or(max(config.ConnectTimeout, 0), defaultConnectTimeout),
+		log:            cmp.Or(config.Log, slog.New(slog.DiscardHandler)),
+		drivers:        map[string][]*instance{},
+		changed:        make(chan struct{}),
+	}
+	h.health.init()
+	return h
+}
+
+// ValidatePlugin checks the name of a driver and whether one of its services is supported; see [Negotiate].
+func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
+	if err := checkName(pluginName); err != nil {
+		return err
+	}
+	if _, err := Negotiate(versions); err != nil {
+		return fmt.Errorf("cannot use DRA driver %s: %w", pluginName, err)
+	}
+	return nil
+}
+
+// RegisterPlugin is RegisterPluginContext with a context that does not end, for who calls the handler without the pipeline.
+func (h *Handler) RegisterPlugin(pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error {
+	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpoint, versions, pluginClientTimeout)
+	return err
+}
+
+// RegisterPluginContext connects to the driver, which is the newest instance of its name from then on. It blocks until there is a
+// connection, at most for [Config].ConnectTimeout. pluginClientTimeout, or else [Config].CallTimeout, bounds each later call. Calls to
+// an older instance go on meanwhile.
+//
+// The error wraps [cache.ErrRetry] if there is no connection in time. After an error no instance of that name is left.
+func (h *Handler) RegisterPluginContext(
+	ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
+) (cache.Registration, error) {
+	if err := h.ValidatePlugin(pluginName, endpoint, versions); err != nil {
+		h.DeRegisterPlugin(pluginName)
+		return cache.Registration{}, err
+	}
+	in := newInstance(pluginName, endpoint, versions)
+	in.callTimeout = h.callTimeout
+	if pluginClientTimeout != nil && *pluginClientTimeout > 0 {
+		in.callTimeout = *pluginClientTimeout
+	}
+	err := in.connect(ctx, h.connectTimeout)
+	if err == nil {
+		err = h.add(in)
+	}
+	if err != nil {
+		in.retire()
+		h.DeRegisterPlugin(pluginName)
+		return cache.Registration{}, fmt.Errorf("cannot use DRA driver %s at %s: %w", pluginName, endpoint, err)
+	}
+	registration := cache.Registration{Details: map[string]string{KeyService: in.service}, WatchEndpoint: true}
+	if in.hasHealth {
+		registration.Details[KeyHealth] = serviceHealth
+	}
+	return registration, nil
+}
+
+// add makes an instance the newest of its driver. It takes the place of one at the same endpoint.
+func (h *Handler) add(in *instance) error {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return ErrClosed
+	}
+	var replaced *instance
+	instances := make([]*instance, 0, len(h.drivers[in.driver])+1)
+	for _, other := range h.drivers[in.driver] {
+		if other.endpoint == in.endpoint {
+			replaced = other
+			continue
+		}
+		// What the newest says of the devices is what counts.
+		other.stopHealth()
+		instances = append(instances, other)
+	}
+	h.drivers[in.driver] = append(instances, in)
+	close(h.changed)
+	h.changed = make(chan struct{})
+	if replaced != nil {
+		replaced.stopHealth()
+	}
+	h.startHealth(in)
+	h.mu.Unlock()
+	if replaced != nil {
+		replaced.retire()
+	}
+	return nil
+}
+
+// DeRegisterPlugin lets go of all instances of a driver. Calls that run are not cut off; the connection is closed after the last.
+func (h *Handler) DeRegisterPlugin(pluginName string) {
+	h.mu.Lock()
+	instances := h.drivers[pluginName]
+	delete(h.drivers, pluginName)
+	for _, in := range instances {
+		in.stopHealth()
+	}
+	h.health.forget(pluginName)
+	h.mu.Unlock()
+	for _, in := range instances {
+		in.retire()
+	}
+}
+
+// InstanceGone lets go of the instance of a driver at an endpoint, as DeRegisterPlugin does of all.
+func (h *Handler) InstanceGone(pluginName, endpoint string) {
+	h.mu.Lock()
+	var gone *instance
+	var left []*instance
+	for _, in := range h.drivers[pluginName] {
+		if in.endpoint == endpoint {
+			gone = in
+		} else {
+			left = append(left, in)
+		}
+	}
+	if gone == nil {
+		h.mu.Unlock()
+		return
+	}
+	gone.stopHealth()
+	if len(left) == 0 {
+		delete(h.drivers, pluginName)
+		h.health.forget(pluginName)
+	} else {
+		h.drivers[pluginName] = left
+		h.startHealth(left[len(left)-1])
+	}
+	h.mu.Unlock()
+	gone.retire()
+}
+
+// Close cuts off all calls, closes all connections and waits until nothing of the handler runs any more, but for the callers of its
+// methods. Closing again does nothing.
+func (h *Handler) Close() error {
+	h.mu.Lock()
+	if !h.closed {
+		h.closed = true
+		close(h.changed)
+	}
+	drivers := h.drivers
+	h.drivers = map[string][]*instance{}
+	for _, instances := range drivers {
+		for _, in := range instances {
+			in.stopHealth()
+		}
+	}
+	h.health.end()
+	h.mu.Unlock()
+	var errs []error
+	for _, instances := range drivers {
+		for _, in := range instances {
+			errs = append(errs, in.close())
+		}
+	}
+	h.health.running.Wait()
+	return errors.Join(errs...)
+}
+
+// newest takes the newest instance of a driver into use. If there is none, it returns what is closed when there may be one.
+func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, nil, ErrClosed
+	}
+	instances := h.drivers[driver]
+	if len(instances) == 0 {
+		return nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", clip(driver), ErrNotRegistered)
+	}
+	in = instances[len(instances)-1]
+	in.use()
+	return in, h.changed, nil
+}
+
+// isNewest reports whether calls to the driver go to an instance.
+func (h *Handler) isNewest(in *instance) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	instances := h.drivers[in.driver]
+	return len(instances) > 0 && instances[len(instances)-1] == in
+}

@@ -1,0 +1,135 @@
+package dra_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/handlers/dra"
+	"github.com/patchbay-dev/patchbay/handlers/handlertest"
+)
+
+func TestConformance(t *testing.T) {
+	for name, versions := range map[string][]string{"V1": onlyV1, "V1beta1": onlyV1beta1, "Health": withHealth} {
+		t.Run(name, func(t *testing.T) {
+			handlertest.Test(t, handlertest.Config{
+				NewHandler: func(string) (cache.PluginHandler, error) {
+					return dra.New(dra.Config{}), nil
+				},
+				Versions: versions,
+				Serve:    func(s grpc.ServiceRegistrar, name string) { newFake(name).register(s) },
+				WrongVersions: [][]string{
+					nil, {"v1"}, {"v1alpha3.Node"}, {"v1alpha1.DRAResourceHealth"}, {"v1.draplugin"}, {"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"},
+				},
+				WrongNames:      []string{"", "GPU.example.com", "gpu_example", "../gpu", "-gpu", "gpu.", strings.Repeat("a", 64), "a\x00"},
+				HoldsConnection: true,
+				Has: func(h cache.PluginHandler, name string) bool {
+					ctx, cancel := context.WithTimeout(context.Background(), patience)
+					defer cancel()
+					_, err := h.(*dra.Handler).Prepare(ctx, name, claim("1"))
+					return !errors.Is(err, dra.ErrNotRegistered)
+				},
+			})
+		})
+	}
+}
+
+func TestNegotiate(t *testing.T) {
+	for _, c := range []struct {
+		announced []string
+		want      string
+	}{
+		{onlyV1, "v1.DRAPlugin"},
+		{onlyV1beta1, "v1beta1.DRAPlugin"},
+		{[]string{"v1beta1.DRAPlugin", "v2.DRAPlugin", "v1.DRAPlugin"}, "v1.DRAPlugin"},
+		{withHealth, "v1.DRAPlugin"},
+	} {
+		if got, err := dra.Negotiate(c.announced); got != c.want || err != nil {
+			t.Errorf("%q: got %q, %v, want %q", c.announced, got, err, c.want)
+		}
+	}
+	for _, c := range []struct {
+		announced []string
+		want      string
+	}{
+		{nil, "no gRPC services were announced; announce one of v1.DRAPlugin, v1beta1.DRAPlugin as version"},
+		{[]string{"v9.\x1b[2J"}, `none of the announced gRPC services "v9.\x1b[2J" is supported; ` +
+			"announce one of v1.DRAPlugin, v1beta1.DRAPlugin as version"},
+	} {
+		if got, err := dra.Negotiate(c.announced); got != "" || err == nil || err.Error() != c.want {
+			t.Errorf("%q: got %q, %v, want %s", c.announced, got, err, c.want)
+		}
+	}
+	if _, err := dra.Negotiate(make([]string, 100_000)); err == nil || len(err.Error()) > 1000 {
+		t.Errorf("the error for very many services is not short: %d bytes", len(err.Error()))
+	}
+}
+
+func TestRegistration(t *testing.T) {
+	h := newHandler(t, dra.Config{})
+	s := serve(t, newFake("a").register)
+	got, err := h.RegisterPluginContext(t.Context(), driverName, s.socket, withHealth, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !got.WatchEndpoint || got.Details[dra.KeyService] != "v1.DRAPlugin" || got.Details[dra.KeyHealth] != "v1alpha1.DRAResourceHealth" {
+		t.Errorf("registration %+v", got)
+	}
+	got, err = h.RegisterPluginContext(t.Context(), driverName, s.socket, onlyV1beta1, nil)
+	if err != nil || got.Details[dra.KeyService] != "v1beta1.DRAPlugin" || got.Details[dra.KeyHealth] != "" {
+		t.Errorf("registration %+v, %v", got, err)
+	}
+}
+
+// TestNotThereYet: it is not the driver's fault.
+func TestNotThereYet(t *testing.T) {
+	h := newHandler(t, dra.Config{ConnectTimeout: 50 * time.Millisecond})
+	path := filepath.Join(t.TempDir(), "dra.sock")
+	_, err := h.RegisterPluginContext(t.Context(), driverName, path, onlyV1, nil)
+	if !errors.Is(err, cache.ErrRetry) || !strings.Contains(err.Error(), "no gRPC connection: ") ||
+		!strings.Contains(err.Error(), "no such file") {
+		t.Errorf("got %v", err)
+	}
+	silent, err := net.Listen("unix", filepath.Join(t.TempDir(), "dra.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	_, err = h.RegisterPluginContext(t.Context(), driverName, silent.Addr().String(), onlyV1, nil)
+	if !errors.Is(err, cache.ErrRetry) || !strings.Contains(err.Error(), "within 50ms: somebody accepts there, and does not answer") {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = h.RegisterPluginContext(ctx, driverName, silent.Addr().String(), onlyV1, nil)
+	if !errors.Is(err, cache.ErrRetry) || !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	h := dra.New(dra.Config{})
+	s := serve(t, newFake("a").register)
+	register(t, h, s, withHealth)
+	for range 2 {
+		if err := h.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	}
+	if _, err := h.RegisterPluginContext(t.Context(), driverName, s.socket, onlyV1, nil); !errors.Is(err, dra.ErrClosed) {
+		t.Errorf("Register: %v", err)
+	}
+	if _, err := h.Prepare(t.Context(), driverName, claim("1")); !errors.Is(err, dra.ErrClosed) {
+		t.Errorf("Prepare: %v", err)
+	}
+	for range h.WatchHealth(t.Context(), driverName) {
+		t.Error("WatchHealth yields something")
+	}
+}

@@ -1,0 +1,236 @@
+package dra
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"sync"
+	"time"
+
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+)
+
+// HealthStatus is how a device is.
+type HealthStatus string
+
+// The values of HealthStatus. A device is unknown too if its driver has not said anything of it for the device's timeout.
+const (
+	Healthy   HealthStatus = "healthy"
+	Unhealthy HealthStatus = "unhealthy"
+	Unknown   HealthStatus = "unknown"
+)
+
+// DeviceHealth is what a driver last said of one of its devices.
+type DeviceHealth struct {
+	// Pool and Device name the device among those of its driver.
+	Pool, Device string
+	Status       HealthStatus
+	// Message is the driver's explanation, at most 1,024 characters; often empty. It may hold any characters.
+	Message string
+	// LastReport is when the driver last said so, by the clock of this machine.
+	LastReport time.Time
+	// Timeout is for how long after LastReport that counts. It is 30 s if the driver does not name another.
+	Timeout time.Duration
+}
+
+const (
+	defaultHealthTimeout = 30 * time.Second
+	maxHealthTimeout     = 365 * 24 * time.Hour
+	maxHealthMessage     = 1024
+	// maxHealthDevices bounds the devices of one driver whose health is kept.
+	maxHealthDevices = 8192
+)
+
+// Health returns what a driver last said of its devices, by pool and device. It is empty if the driver is not registered, offers no health
+// service or has said nothing yet.
+func (h *Handler) Health(driver string) []DeviceHealth {
+	devices, _, _ := h.health.of(driver)
+	return devices
+}
+
+// WatchHealth yields what Health returns, at first and then whenever a device comes, goes, or changes in anything but LastReport, until ctx
+// ends or the handler is closed. It yields the present state: who is slow misses states in between, and holds up nobody.
+func (h *Handler) WatchHealth(ctx context.Context, driver string) iter.Seq[[]DeviceHealth] {
+	return func(yield func([]DeviceHealth) bool) {
+		var yielded []DeviceHealth
+		for first := true; ; first = false {
+			devices, changed, expiry := h.health.of(driver)
+			if changed == nil {
+				return
+			}
+			if first || !slices.EqualFunc(devices, yielded, sameHealth) {
+				if !yield(slices.Clone(devices)) {
+					return
+				}
+				yielded = devices
+			}
+			if !awaitChange(ctx, changed, expiry) {
+				return
+			}
+		}
+	}
+}
+
+// awaitChange reports whether there may be something new: changed was closed or expiry, if it is not zero, has passed.
+func awaitChange(ctx context.Context, changed <-chan struct{}, expiry time.Time) bool {
+	var expired <-chan time.Time
+	if !expiry.IsZero() {
+		timer := time.NewTimer(time.Until(expiry))
+		defer timer.Stop()
+		expired = timer.C
+	}
+	select {
+	case <-changed:
+	case <-expired:
+	case <-ctx.Done():
+		return false
+	}
+	return true
+}
+
+func sameHealth(a, b DeviceHealth) bool {
+	a.LastReport = b.LastReport
+	return a == b
+}
+
+// healthStore has the health of all devices.
+type healthStore struct {
+	running sync.WaitGroup // the streams
+
+	mu      sync.Mutex
+	drivers map[string]map[deviceKey]DeviceHealth
+	changed chan struct{} // closed and made anew with each change; nil after the end
+}
+
+type deviceKey struct{ pool, device string }
+
+func (s *healthStore) init() {
+	s.drivers = map[string]map[deviceKey]DeviceHealth{}
+	s.changed = make(chan struct{})
+}
+
+// of returns the devices of a driver, what is closed when there is news, and when the next of them becomes unknown by itself.
+func (s *healthStore) of(driver string) (devices []DeviceHealth, changed <-chan struct{}, expiry time.Time) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, device := range s.drivers[driver] {
+		end := device.LastReport.Add(device.Timeout)
+		switch {
+		case device.Status == Unknown:
+		case now.Before(end):
+			if expiry.IsZero() || end.Before(expiry) {
+				expiry = end
+			}
+		default:
+			device.Status, device.Message = Unknown, ""
+		}
+		devices = append(devices, device)
+	}
+	slices.SortFunc(devices, func(a, b DeviceHealth) int {
+		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device))
+	})
+	return devices, s.changed, expiry
+}
+
+// update takes in a report of a driver. What it does not mention stays as it is, until its timeout. The error says what was passed over.
+func (s *healthStore) update(driver string, reported []*drahealth.DeviceHealth) error {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	devices := s.drivers[driver]
+	if devices == nil {
+		devices = map[deviceKey]DeviceHealth{}
+		s.drivers[driver] = devices
+	}
+	if len(devices)+len(reported) > maxHealthDevices {
+		dropExpired(devices, now)
+	}
+	var problem error
+	for _, report := range reported {
+		device, err := deviceHealth(report, now)
+		key := deviceKey{device.Pool, device.Device}
+		if _, known := devices[key]; err == nil && !known && len(devices) >= maxHealthDevices {
+			err = fmt.Errorf("more than %d devices", maxHealthDevices)
+		}
+		if err != nil {
+			problem = cmp.Or(problem, err)
+			continue
+		}
+		devices[key] = device
+	}
+	s.announce()
+	return problem
+}
+
+func dropExpired(devices map[deviceKey]DeviceHealth, now time.Time) {
+	for key, device := range devices {
+		if !now.Before(device.LastReport.Add(device.Timeout)) {
+			delete(devices, key)
+		}
+	}
+}
+
+// forget removes all devices of a driver.
+func (s *healthStore) forget(driver string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drivers[driver] != nil {
+		delete(s.drivers, driver)
+		s.announce()
+	}
+}
+
+// end ends all watches.
+func (s *healthStore) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed != nil {
+		clear(s.drivers)
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+// announce wakes those who wait. The caller holds mu.
+func (s *healthStore) announce() {
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = make(chan struct{})
+	}
+}
+
+// deviceHealth checks one entry of a report.
+func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, error) {
+	device := DeviceHealth{
+		Pool: report.GetDevice().GetPoolName(), Device: report.GetDevice().GetDeviceName(),
+		Status: Unknown, Message: clipMessage(report.GetMessage()), LastReport: now, Timeout: defaultHealthTimeout,
+	}
+	switch report.GetHealth() {
+	case drahealth.HealthStatus_HEALTHY:
+		device.Status = Healthy
+	case drahealth.HealthStatus_UNHEALTHY:
+		device.Status = Unhealthy
+	default: // what later versions may add
+	}
+	if seconds := report.GetHealthCheckTimeoutSeconds(); seconds > 0 {
+		device.Timeout = time.Duration(min(seconds, int64(maxHealthTimeout/time.Second))) * time.Second
+	}
+	return device, errors.Join(
+		checkRequired("the pool's name", device.Pool, maxSubdomain), checkRequired("the device's name", device.Device, maxSubdomain))
+}
+
+// clipMessage cuts a message as the protocol says.
+func clipMessage(message string) string {
+	if len(message) <= maxHealthMessage {
+		return message // as many characters at most
+	}
+	characters := []rune(message)
+	if len(characters) <= maxHealthMessage {
+		return message
+	}
+	return string(characters[:maxHealthMessage-3]) + "..."
+}

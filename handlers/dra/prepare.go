@@ -1,0 +1,181 @@
+package dra
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+)
+
+// Prepared is what a driver answered for one claim.
+type Prepared struct {
+	// Devices are to be made available to who uses the claim.
+	Devices []*drav1.Device
+	// Err says why the claim could not be prepared; Devices is nil then. Preparing it again may help.
+	Err error
+}
+
+// Prepare has a driver prepare claims for use on this machine, and returns what it answered for each, by UID. All claims are asked for in
+// one call, which is for the newest instance of the driver. To prepare a claim that is prepared already is allowed, and needed when it is
+// not known what became of an earlier attempt, or when a driver lost its state.
+//
+// It blocks until the driver has answered. A call that did not come through is repeated, with back-off and on the instance that is newest
+// then, also after the driver went away in the middle of it, until ctx ends or [Config].Timeout has passed. Calls for the same claim of a
+// driver, those of Unprepare too, follow each other.
+//
+// The error says that there is no answer: it wraps [ErrNotRegistered] if the driver was not there to begin with.
+func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]Prepared, error) {
+	var answer *drav1.NodePrepareResourcesResponse
+	err := h.call(ctx, driver, claims, "prepare", func(ctx context.Context, client drav1.DRAPluginClient) (err error) {
+		answer, err = client.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{Claims: claims})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	results := make(map[string]Prepared, len(claims))
+	for _, claim := range claims {
+		devices, err := preparedDevices(answer.GetClaims(), claim.GetUid())
+		if err != nil {
+			err = fmt.Errorf("DRA driver %s did not prepare claim %s/%s: %w", driver, claim.GetNamespace(), claim.GetName(), err)
+		}
+		results[claim.GetUid()] = Prepared{Devices: devices, Err: err}
+	}
+	return results, nil
+}
+
+// Unprepare reverts Prepare. It returns an error, or nil, for each claim, by UID. To unprepare a claim that is not prepared is allowed. For
+// all else see Prepare.
+func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]error, error) {
+	var answer *drav1.NodeUnprepareResourcesResponse
+	err := h.call(ctx, driver, claims, "unprepare", func(ctx context.Context, client drav1.DRAPluginClient) (err error) {
+		answer, err = client.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: claims})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	results := make(map[string]error, len(claims))
+	for _, claim := range claims {
+		// An entry may be nil and means success.
+		of, ok := answer.GetClaims()[claim.GetUid()]
+		err := claimError(ok, of.GetError())
+		if err != nil {
+			err = fmt.Errorf("DRA driver %s did not unprepare claim %s/%s: %w", driver, claim.GetNamespace(), claim.GetName(), err)
+		}
+		results[claim.GetUid()] = err
+	}
+	return results, nil
+}
+
+// The back-off between two attempts.
+const (
+	firstPause = 50 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+// call makes a call for claims, and again where that may help.
+func (h *Handler) call(
+	ctx context.Context, driver string, claims []*drav1.Claim, what string, once func(context.Context, drav1.DRAPluginClient) error,
+) error {
+	uids, err := claimUIDs(claims)
+	if err != nil || len(uids) == 0 {
+		return err
+	}
+	bounded, cancel := context.WithTimeoutCause(ctx, h.timeout, fmt.Errorf("not done within %v: %w", h.timeout, context.DeadlineExceeded))
+	defer cancel()
+	unlock, err := h.claims.lock(bounded, driver, uids)
+	if err != nil {
+		return fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w", what, clip(driver), err)
+	}
+	defer unlock()
+	var last error
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		in, changed, err := h.newest(driver)
+		switch {
+		case err != nil && (last == nil || errors.Is(err, ErrClosed)):
+			return err
+		case err == nil:
+			last = in.callOnce(bounded, once)
+			if last == nil {
+				return nil
+			}
+			if bounded.Err() == nil && !h.repeatable(last, in) {
+				return fmt.Errorf("cannot %s claims with DRA driver %s at %s: %w", what, driver, in.endpoint, last)
+			}
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-changed:
+			timer.Stop()
+		case <-bounded.Done():
+			timer.Stop()
+			return fmt.Errorf("cannot %s claims with DRA driver %s: %w; the last attempt: %w", what, driver, context.Cause(bounded), last)
+		}
+	}
+}
+
+// callOnce makes one call to an instance in use, and ends that use.
+func (in *instance) callOnce(ctx context.Context, once func(context.Context, drav1.DRAPluginClient) error) error {
+	defer in.done()
+	ctx, cancel := context.WithTimeout(ctx, in.callTimeout)
+	defer cancel()
+	if err := once(ctx, newClient(in.service, in.conn)); err != nil {
+		return asCallError(err)
+	}
+	return nil
+}
+
+// repeatable reports whether a call that failed on an instance may succeed later.
+func (h *Handler) repeatable(err error, in *instance) bool {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.Aborted:
+		return true
+	case codes.Canceled, codes.DeadlineExceeded:
+		// A driver that lives and does not answer in time would not do so the next time either.
+		return !h.isNewest(in)
+	default:
+		return false
+	}
+}
+
+// callError is the failure of a call to a driver. Its text is of bounded length, whatever the driver said.
+type callError struct{ status *status.Status }
+
+func (e *callError) Error() string {
+	return fmt.Sprintf("%s: %s", e.status.Code(), strconv.Quote(clip(e.status.Message())))
+}
+
+func asCallError(err error) *callError { return &callError{status: status.Convert(err)} }
+
+// GRPCStatus is what status.Code looks for.
+func (e *callError) GRPCStatus() *status.Status { return e.status }
+
+// claimUIDs checks claims and returns their UIDs.
+func claimUIDs(claims []*drav1.Claim) ([]string, error) {
+	seen := make(map[string]bool, len(claims))
+	uids := make([]string, 0, len(claims))
+	for _, claim := range claims {
+		err := cmp.Or(
+			checkRequired("the namespace of a claim", claim.GetNamespace(), maxSubdomain),
+			checkRequired("the name of a claim", claim.GetName(), maxSubdomain),
+			checkRequired("the UID of a claim", claim.GetUid(), maxSubdomain),
+		)
+		if err != nil {
+			return nil, err
+		}
+		if seen[claim.GetUid()] {
+			return nil, fmt.Errorf("claim %s is there twice", claim.GetUid())
+		}
+		seen[claim.GetUid()] = true
+		uids = append(uids, claim.GetUid())
+	}
+	return uids, nil
+}

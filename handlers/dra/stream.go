@@ -1,0 +1,94 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+)
+
+// The back-off between two health streams, with jitter. It begins anew when a stream has said something.
+const (
+	firstHealthPause = time.Second
+	lastHealthPause  = 30 * time.Second
+)
+
+// startHealth has the health stream of an instance kept open, if it offers one. The caller holds h.mu.
+func (h *Handler) startHealth(in *instance) {
+	if !in.hasHealth || in.endHealth != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	in.endHealth = cancel
+	h.health.running.Go(func() { h.keepHealth(ctx, in) })
+}
+
+// keepHealth follows what an instance says of its devices until ctx ends.
+func (h *Handler) keepHealth(ctx context.Context, in *instance) {
+	for pause := firstHealthPause; ; pause = min(2*pause, lastHealthPause) {
+		said, err := h.followHealth(ctx, in)
+		if ctx.Err() != nil {
+			return
+		}
+		if said {
+			pause = firstHealthPause
+		}
+		h.log.Warn("the health stream of a DRA driver ended and is opened again; its devices become unknown with their timeouts",
+			"driver", in.driver, "endpoint", in.endpoint, "pause", pause, "error", err)
+		timer := time.NewTimer(pause/2 + rand.N(pause/2))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// followHealth takes in one health stream, and reports whether it said anything.
+func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := drahealth.NewDRAResourceHealthClient(in.conn).NodeWatchResources(
+		ctx, &drahealth.NodeWatchResourcesRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		return false, streamError(err)
+	}
+	var former string
+	for {
+		report, err := stream.Recv()
+		if err != nil {
+			return said, streamError(err)
+		}
+		said = true
+		problem := h.takeHealth(ctx, in, report.GetDevices())
+		if problem == nil {
+			former = ""
+		} else if text := problem.Error(); text != former {
+			former = text
+			h.log.Warn("part of a DRA driver's health report was passed over",
+				"driver", in.driver, "endpoint", in.endpoint, "error", problem)
+		}
+	}
+}
+
+// takeHealth takes in a report, unless the stream was given up meanwhile.
+func (h *Handler) takeHealth(ctx context.Context, in *instance, report []*drahealth.DeviceHealth) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return h.health.update(in.driver, report)
+}
+
+func streamError(err error) error {
+	if errors.Is(err, io.EOF) {
+		return errors.New("the driver ended it")
+	}
+	return asCallError(err)
+}
