@@ -7,7 +7,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -178,20 +177,17 @@ func oneAllocation(cmd *cobra.Command, args []string) error {
 }
 
 func writeDevices(w io.Writer, devices []client.Device) error {
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
-	fmt.Fprintln(table, "RESOURCE\tID\tHEALTH\tNUMA\tOWNER")
+	list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, cut: 1}
 	for _, d := range devices {
 		var nodes []string
 		for _, n := range d.NUMANodes {
 			nodes = append(nodes, fmt.Sprint(n))
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", cell(d.Resource), cell(d.ID), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
+		row := plainRow(cell(d.Resource), cell(d.ID), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
+		row[2].is = toneOf(strings.ToLower(d.Health))
+		list.add(row...)
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	return write(w, text.Bytes())
+	return list.write(w)
 }
 
 func writeDeviceNames(w io.Writer, devices []client.Device) error {
@@ -215,16 +211,11 @@ func writeAllocation(w io.Writer, format string, a client.DeviceAllocation) erro
 	case "name":
 		return writeDeviceNames(w, devices)
 	}
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
-	fmt.Fprintln(table, "RESOURCE\tID\tOWNER")
+	list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "OWNER"}, cut: 1}
 	for _, d := range devices {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", cell(d.Resource), cell(d.ID), cell(a.Owner))
+		list.add(plainRow(cell(d.Resource), cell(d.ID), cell(a.Owner))...)
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	return write(w, text.Bytes())
+	return list.write(w)
 }
 
 // completeResources completes one argument with the names of resources.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/doctor"
 )
@@ -24,7 +26,8 @@ func newDoctorCommand(paths paths) *cobra.Command {
 		Use:   "doctor",
 		Short: "Find out what is wrong on this machine.",
 		Long: `Look at what the daemon depends on, with the configuration that "patchbay run" would have: the configuration itself, the plugin
-directories and the sockets in them, the state file and the space for it, the control socket, limits, kernel features and the clock.
+directories and the sockets in them, the state file and the space for it, the control socket, other daemons, the programs of the
+catalogue, etcd where there is a fleet, limits, kernel features and the clock.
 Each finding is ok, warn or fail, and says what to do. Nothing is changed, and a daemon may be running.
 
 Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
@@ -76,8 +79,33 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	if c.DeprecatedPluginDir != "" {
 		dirs = append(dirs[:len(dirs):len(dirs)], c.DeprecatedPluginDir)
 	}
-	return append([]doctor.Finding{finding},
-		doctor.Examine(ctx, doctor.Subject{PluginDirs: dirs, StatePath: c.StatePath, ControlSocket: c.ControlSocket})...)
+	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.StatePath, ControlSocket: c.ControlSocket}
+	for _, p := range c.Catalogue.List() {
+		subject.Programs = append(subject.Programs, doctor.Program{Plugin: p.Name, Path: p.Command[0], SHA256: p.SHA256})
+	}
+	if len(c.Fleet.Etcd.Endpoints) > 0 {
+		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet) }
+	}
+	return append([]doctor.Finding{finding}, doctor.Examine(ctx, subject)...)
+}
+
+// etcdTimeout bounds how long etcd may take to answer. Where it takes longer, the fleet is of no use to anybody who waits.
+const etcdTimeout = 3 * time.Second
+
+// membersOf tries the members of etcd. Files that cannot be used are the fault of all.
+func membersOf(ctx context.Context, c daemon.FleetConfig) []doctor.Member {
+	etcd := c.Etcd
+	etcd.Timeout = etcdTimeout
+	cluster, err := fleet.Connect(etcd)
+	if err != nil {
+		return []doctor.Member{{Endpoint: strings.Join(etcd.Endpoints, ", "), Err: err}}
+	}
+	found := cluster.Check(ctx, c.Space)
+	members := make([]doctor.Member, len(found))
+	for i, m := range found {
+		members[i] = doctor.Member(m)
+	}
+	return members
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {

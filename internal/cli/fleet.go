@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -237,17 +236,17 @@ func warnStale(stderr io.Writer, h client.FleetHealth) {
 }
 
 func writeNodes(w io.Writer, nodes []client.FleetNode, now time.Time) error {
-	if len(nodes) == 0 {
-		return nil
-	}
-	return writeColumns(w, "NAME\tSTATE\tVERSION\tPLUGINS\tADDRESS\tUP\tLAST SEEN", nodes, func(n client.FleetNode) string {
+	list := &table{terminal: terminalOf(w), head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, cut: 0}
+	for _, n := range nodes {
 		up := "-"
 		if n.State == "ready" {
 			up = since(n.StartedAt, now)
 		}
-		return fmt.Sprintf("%s\t%s\t%s\t%d\t%s\t%s\t%s", cell(n.Name), cell(stateOfNode(n)), cell(n.Version), n.Plugins, cell(n.Address), up,
-			ago(n.LastSeen, now))
-	})
+		row := plainRow(cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up, ago(n.LastSeen, now))
+		row[1].is = toneOf(n.State)
+		list.add(row...)
+	}
+	return list.write(w)
 }
 
 // stateOfNode is the state of a node, with what is wrong with one that is ready.
@@ -259,27 +258,13 @@ func stateOfNode(n client.FleetNode) string {
 }
 
 func writeFleetPlugins(w io.Writer, plugins []client.FleetPlugin, now time.Time) error {
-	if len(plugins) == 0 {
-		return nil
+	list := &table{terminal: terminalOf(w), head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cut: 1}
+	for _, p := range plugins {
+		row := plainRow(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now), ago(p.LastSeen, now))
+		row[4].is = toneOf(p.State)
+		list.add(row...)
 	}
-	return writeColumns(w, "TYPE\tNAME\tVERSION\tNODE\tSTATE\tAGE\tLAST SEEN", plugins, func(p client.FleetPlugin) string {
-		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s\t%s", cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State),
-			since(p.RegisteredAt, now), ago(p.LastSeen, now))
-	})
-}
-
-// writeColumns writes a table.
-func writeColumns[T any](w io.Writer, header string, rows []T, row func(T) string) error {
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
-	fmt.Fprintln(table, header)
-	for _, r := range rows {
-		fmt.Fprintln(table, row(r))
-	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	return write(w, text.Bytes())
+	return list.write(w)
 }
 
 // writeEach writes one line for each.

@@ -53,9 +53,9 @@ func (t terminal) paint(text string, is tone) string {
 // toneOf says what a state or the kind of an event means.
 func toneOf(word string) tone {
 	switch word {
-	case "registered", "running", "serving", "ok", "ready", "passed", "responsive", "healthy", "reloaded":
+	case "registered", "running", "added", "serving", "ok", "ready", "passed", "responsive", "healthy", "reloaded":
 		return good
-	case "unreachable", "failed", "refused", "backoff", "unresponsive", "not-serving", "degraded", "deregistered", "unhealthy",
+	case "unreachable", "unhealthy", "failed", "refused", "backoff", "unresponsive", "not-serving", "degraded", "deregistered",
 		"reload-failed":
 		return bad
 	case "superseded", "stopped", "restored", "not-offered":

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -121,9 +120,7 @@ func (f *verifyFlags) listRules(cmd *cobra.Command, args []string) error {
 	case "junit":
 		return wrongUsage(cmd, "rules have no JUnit form: use -o table, json or yaml")
 	}
-	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
-	fmt.Fprintln(table, "RULE\tTYPE\tNEEDS\tTITLE")
+	list := &table{terminal: terminalOf(out), head: []string{"RULE", "TYPE", "NEEDS", "TITLE"}, cut: 3}
 	for _, r := range verify.Rules() {
 		needs, of := "socket", "any"
 		if r.Command {
@@ -132,12 +129,9 @@ func (f *verifyFlags) listRules(cmd *cobra.Command, args []string) error {
 		if r.Type != "" {
 			of = r.Type
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.ID, of, needs, r.Title)
+		list.add(plainRow(r.ID, of, needs, r.Title)...)
 	}
-	if err := table.Flush(); err != nil {
-		return err
-	}
-	return write(out, text.Bytes())
+	return list.write(out)
 }
 
 func (f *verifyFlags) write(w io.Writer, report verify.Report) error {
@@ -159,13 +153,14 @@ func (f *verifyFlags) write(w io.Writer, report verify.Report) error {
 // writeVerification writes a report for people: all results in a table, and then what has to be changed.
 func writeVerification(w io.Writer, report verify.Report) error {
 	var text bytes.Buffer
-	table := tabwriter.NewWriter(&text, 0, 8, 3, ' ', 0)
-	fmt.Fprintln(table, "RULE\tRESULT\tTITLE\tFOUND")
+	list := &table{terminal: terminalOf(w), head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, cut: 3}
 	for _, r := range report.Results {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.Rule, r.Status, r.Title, escape(r.Reason))
+		row := plainRow(r.Rule, string(r.Status), r.Title, escape(r.Reason))
+		row[1].is = map[verify.Status]tone{verify.Passed: good, verify.Failed: bad, verify.Warned: busy, verify.NotApplicable: faint}[r.Status]
+		list.add(row...)
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	for _, line := range list.lines() {
+		fmt.Fprintln(&text, line)
 	}
 	for _, r := range report.Results {
 		if r.Status != verify.Failed && r.Status != verify.Warned {
