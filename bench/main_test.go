@@ -63,5 +63,8 @@ func play(role string) error {
 	if open, ok := hosts[role]; ok {
 		return launch.Serve(open, os.Args[1])
 	}
+	if run, ok := proxied[role]; ok {
+		return playProxied(run, os.Args[1])
+	}
 	return fmt.Errorf("there is no contestant %q", role)
 }

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -56,4 +58,31 @@ func TestStableSocketsBelongToTheGroupOfTheDirectory(t *testing.T) {
 			t.Errorf("%s belongs to group %d, %v", path, info.GID, err)
 		}
 	}
+}
+
+// TestStableSocketsOfOthers finds sockets on which nobody accepts, one of another user.
+func TestStableSocketsOfOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to be another user")
+	}
+	b := newBed(t, func(d *dispense) {
+		for name, uid := range map[string]int{"ours": 0, "theirs": 65534} {
+			path := stablePath(d.dir, "T", name)
+			if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+				t.Fatal(err)
+			}
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			if err := errors.Join(l.Close(), os.Chown(path, uid, uid)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	b.register("T", "n", b.serve("one"))
+	b.socket("T", "n", true) // made after the others were looked at
+	b.socket("T", "ours", false)
+	b.socket("T", "theirs", true)
 }

@@ -84,7 +84,7 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 	if change != nil {
 		change(b.dispense)
 	}
-	b.stopRun = sync.OnceFunc(b.dispense.start(t.Context()))
+	b.stopRun = sync.OnceFunc(b.start(t.Context()))
 	t.Cleanup(func() {
 		b.stopRun()
 		b.registry.Shutdown()
@@ -257,6 +257,26 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		b.stopRun()
 		if _, err := s.Recv(); status.Convert(err).Message() != errStopping.Error() {
 			t.Errorf("at the end the stream got %v", err)
+		}
+	})
+	t.Run("back in time", func(t *testing.T) {
+		b := newBed(t, func(d *dispense) { d.grace = 2 * time.Second })
+		one := b.serve("one")
+		b.register("T", "n", one)
+		b.register("T", "other", one)
+		b.socket("T", "other", true)
+		before, err := sock.Stat(b.socket("T", "n", true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.deregister("T", "n", "one")
+		b.register("T", "next", one)
+		b.socket("T", "next", true) // so it is noticed that n is gone
+		b.register("T", "n", one)
+		b.deregister("T", "other", "one")
+		b.socket("T", "other", false) // it was due later
+		if after, err := sock.Stat(stablePath(b.dir, "T", "n")); err != nil || after.ID != before.ID {
+			t.Errorf("the socket was removed: %v", err)
 		}
 	})
 	t.Run("too many", func(t *testing.T) {

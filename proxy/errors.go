@@ -1,0 +1,63 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// isLost says whether an error is that of a connection which ended under a call. gRPC gives it codes that a plugin may use too; the text
+// tells them apart.
+func isLost(err error) bool {
+	s, ok := status.FromError(err)
+	if !ok {
+		return false
+	}
+	switch text := s.Message(); s.Code() {
+	case codes.Unavailable:
+		return text == "transport is closing" || strings.HasPrefix(text, "error reading from server: ") ||
+			strings.HasPrefix(text, "closing transport due to: ")
+	case codes.Canceled:
+		return strings.HasPrefix(text, "grpc: the client connection is closing")
+	default:
+		return false
+	}
+}
+
+// lost is the status of a call whose connection to name ended under it.
+func lost(err error, name string) error {
+	return status.Errorf(codes.Unavailable, "the call was lost with the connection to %s: %s", name, status.Convert(err).Message())
+}
+
+// CannotCall is the status of a call that could not be made, with the code and the details of err and a text that says what was called, for
+// example "plugin csi-node/hostpath.csi.k8s.io".
+func CannotCall(name string, err error) error {
+	s := status.Convert(unavailableUnlessStatus(err)).Proto()
+	s.Message = "cannot call " + name + ": " + s.GetMessage()
+	return status.FromProto(s).Err()
+}
+
+// unavailableUnlessStatus makes an error a gRPC status, as the documentation of Director says.
+func unavailableUnlessStatus(err error) error {
+	if err == nil {
+		return nil
+	}
+	if s, ok := status.FromError(err); ok {
+		return s.Err()
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.Unavailable, err.Error())
+}
+
+// ownCause returns the cause with which ctx was ended, nil if it goes on or ended in an ordinary way.
+func ownCause(ctx context.Context) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// Director chooses the connection for a call; method is its full name, for example "/csi.v1.Identity/Probe". The metadata of the call is
+// the incoming one of ctx, which ends with the call. It may block for as long as ctx lasts. An error is what the caller gets: a gRPC status
+// as it is, any other with codes.Unavailable.
+//
+// A connection whose String method says what it leads to, as that of [Named], is named in the errors of the proxy, and an error of the
+// director by [CannotCall].
+type Director func(ctx context.Context, method string) (grpc.ClientConnInterface, error)
+
+// Handler returns the handler that forwards calls, for a server that has the options of [ServerOptions] and no other use for the codec.
+//
+// The caller gets the status of the plugin. Where there is none, because the call could not be made or was lost with its connection, the
+// status says so and names the plugin; the code is codes.Unavailable. A call whose context ends with a cause of its own (context.Cause),
+// for example because the server stops, ends with codes.Unavailable and the text of the cause.
+func Handler(director Director) grpc.StreamHandler {
+	return func(_ any, caller grpc.ServerStream) error {
+		method, ok := grpc.MethodFromServerStream(caller)
+		if !ok {
+			return status.Error(codes.Internal, "the call has no method")
+		}
+		conn, err := director(caller.Context(), method)
+		if err == nil {
+			err = forward(caller, conn, method)
+		}
+		if cause := ownCause(caller.Context()); err != nil && cause != nil {
+			return status.Error(codes.Unavailable, cause.Error())
+		}
+		return unavailableUnlessStatus(err)
+	}
+}
+
+// everyStream describes a call of any kind: a unary one is a stream with one message each way.
+var everyStream = grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+
+func forward(caller grpc.ServerStream, conn grpc.ClientConnInterface, method string) error {
+	// The cause is what went wrong at the caller's end.
+	ctx, cancel := context.WithCancelCause(caller.Context())
+	defer cancel(nil)
+	md, _ := metadata.FromIncomingContext(ctx)
+	options := []grpc.CallOption{
+		grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(MaxMessageSize), grpc.MaxCallSendMsgSize(MaxMessageSize),
+	}
+	if subtype := subtypeOf(md); subtype != "" {
+		options = append(options, grpc.CallContentSubtype(subtype))
+	}
+	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md)), &everyStream, method, options...)
+	if err != nil {
+		return CannotCall(nameOf(conn), err)
+	}
+	// It ends when the caller has half-closed, or else with this call, whose end ends RecvMsg.
+	go forwardRequests(caller, plugin, cancel)
+	err = forwardResponses(caller, plugin, conn)
+	if wrong := context.Cause(ctx); err != nil && wrong != nil && caller.Context().Err() == nil {
+		return wrong
+	}
+	return err
+}
+
+// forwardRequests forwards what the caller sends until it has half-closed or the call has ended, and reports to failed what is wrong with
+// the caller's messages.
+func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, failed context.CancelCauseFunc) {
+	var m message
+	for {
+		err := caller.RecvMsg(&m)
+		if errors.Is(err, io.EOF) {
+			_ = plugin.CloseSend() // what is wrong is the status of the call
+			return
+		}
+		if err != nil {
+			failed(err)
+			return
+		}
+		if err := plugin.SendMsg(&m); err != nil {
+			m.free()
+			return // the status of the call says why
+		}
+	}
+}
+
+// forwardResponses forwards what the plugin sends, and returns how the call ended.
+func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn grpc.ClientConnInterface) error {
+	// Headers are forwarded when they come, which may be long before the first message. Without any there is a status only.
+	if header, err := plugin.Header(); err == nil && header != nil {
+		if err := checkSize(header, conn); err != nil {
+			return err
+		}
+		if err := caller.SendHeader(forwarded(header)); err != nil {
+			return err
+		}
+	}
+	var m message
+	for {
+		if err := plugin.RecvMsg(&m); err != nil {
+			trailer := plugin.Trailer()
+			if len(trailer) == 0 && isLost(err) {
+				return lost(err, nameOf(conn))
+			}
+			if err := checkSize(trailer, conn); err != nil {
+				return err
+			}
+			caller.SetTrailer(forwarded(trailer))
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := caller.SendMsg(&m); err != nil {
+			m.free()
+			return err
+		}
+	}
+}
+
+func checkSize(md metadata.MD, conn grpc.ClientConnInterface) error {
+	if size := sizeOf(md); size > MaxMetadataSize {
+		return status.Errorf(codes.ResourceExhausted, "%s answered with %d bytes of metadata, more than the %d that are forwarded",
+			nameOf(conn), size, MaxMetadataSize)
+	}
+	return nil
+}
+
+// Named returns a connection that is known by a name in the errors of the proxy, for example "plugin csi-node/hostpath.csi.k8s.io".
+func Named(conn grpc.ClientConnInterface, name string) grpc.ClientConnInterface {
+	return named{conn, name}
+}
+
+type named struct {
+	grpc.ClientConnInterface
+	name string
+}
+
+func (n named) String() string { return n.name }
+
+func nameOf(conn grpc.ClientConnInterface) string {
+	if n, ok := conn.(fmt.Stringer); ok {
+		return n.String()
+	}
+	return "the plugin"
+}

@@ -1,0 +1,9 @@
+package proxy
+
+// What the proxy carries at most. The bounds are far above what gRPC's own defaults allow the ends, so that those decide.
+const (
+	// MaxMessageSize is the size in bytes of the largest message.
+	MaxMessageSize = 256 << 20
+	// MaxMetadataSize is the size in bytes, as HTTP/2 counts it, of the largest header or trailer.
+	MaxMetadataSize = 1 << 20
+)
