@@ -27,9 +27,11 @@ build: ## build the patchbay binary, static, into bin/
 # The time of the commit. Nothing in a package has another one.
 EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
+DIST  ?= $(CURDIR)/dist
+
 .PHONY: package
 package: ## build the Debian packages, archives, bills of materials and checksums of all systems into dist/
-	cd packaging && $(GO) run . -source .. -out ../dist -version $(VERSION) -commit '$(COMMIT)' -epoch $(EPOCH)
+	cd packaging && $(GO) run . -source .. -out $(DIST) -version $(VERSION) -commit '$(COMMIT)' -epoch $(EPOCH)
 
 .PHONY: check-package
 check-package: ## build the package of this system twice, in two directories and without a cache, and compare
