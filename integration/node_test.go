@@ -153,14 +153,15 @@ func greet(t *testing.T, conn *grpc.ClientConn) int {
 }
 
 // count calls Count and returns how many answers came.
-func count(t *testing.T, conn *grpc.ClientConn, times uint64) (int, error) {
+func count(t *testing.T, conn *grpc.ClientConn, name string, times uint64) (int, error) {
 	t.Helper()
 	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/example.greeter.v1.Greeter/Count",
 		grpc.ForceCodec(bytesCodec{}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), times)
+	request := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), name)
+	request = protowire.AppendVarint(protowire.AppendTag(request, 2, protowire.VarintType), times)
 	if err := errors.Join(stream.SendMsg(&request), stream.CloseSend()); err != nil {
 		t.Fatal(err)
 	}
@@ -186,11 +187,18 @@ func TestNodePlugin(t *testing.T) {
 	if pid := greet(t, conn); pid != p.cmd.Process.Pid {
 		t.Errorf("process %d answers, want %d", pid, p.cmd.Process.Pid)
 	}
-	if n, err := count(t, conn, 1000); n != 1000 || err != nil {
+	if n, err := count(t, conn, "", 1000); n != 1000 || err != nil {
 		t.Errorf("Count gave %d answers and %v", n, err)
 	}
-	if _, err := count(t, conn, 1001); status.Code(err) != codes.InvalidArgument {
+	if _, err := count(t, conn, "", 1001); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("Count of too many gave %v", err)
+	}
+	// Answers that have to wait for their reader cost nothing that stays.
+	if n, err := count(t, conn, strings.Repeat("n", 1<<16), 100); n != 100 || err != nil {
+		t.Errorf("Count of large answers gave %d of them and %v", n, err)
+	}
+	if line, ok := p.output.line("MaxListenersExceededWarning"); ok {
+		t.Errorf("the plugin leaks: %s", line)
 	}
 	health := healthpb.NewHealthClient(conn)
 	if r, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
@@ -265,6 +273,8 @@ func TestNodePluginIsUpgraded(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = killed.Wait()
+	// The daemon tries its socket until there is another one, and warns of that if it takes long to start.
+	d.warns = "dial unix " + two + ": connect: connection refused"
 	d.wait(nodeID, "deregistered")
 	if _, err := os.Lstat(two); err != nil {
 		t.Fatalf("a plugin that was killed leaves its socket: %v", err)

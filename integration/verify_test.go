@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 )
@@ -60,12 +61,23 @@ func checkRules(t *testing.T, wantType string, doubtful, families []string, args
 // The plugin's socket is called dp.<seconds>: an instance that starts in a later second leaves a killed one's socket, and one that starts
 // in the same second shares its path, which the first to end removes. It binds in place, so it may refuse connections for a moment.
 func TestVerifySampleDevicePlugin(t *testing.T) {
+	forgetSampleFiles(t)
 	control := filepath.Join(t.TempDir(), "register")
 	if err := os.WriteFile(control, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	checkRules(t, "DevicePlugin", []string{"PRC002", "PRC006", "PRC007"}, []string{"DEV"},
 		"--env", "PLUGIN_SOCK_DIR={dir}", "--env", "REGISTER_CONTROL_FILE="+control, "--", filepath.Join(bin, "sample-device-plugin"))
+}
+
+// The same plugin as the kubelet has known it for long: at the kubelet's own path, where it registers by itself.
+func TestVerifySampleDevicePluginAtKubeletSock(t *testing.T) {
+	if runtime.GOOS != "linux" || os.Geteuid() != 0 {
+		t.Skip("only root can show the plugin another directory in the place of the kubelet's")
+	}
+	forgetSampleFiles(t)
+	checkRules(t, "DevicePlugin", []string{"PRC002", "PRC006", "PRC007"}, []string{"DEV", "KUB"},
+		"--kubelet-sock", "--", filepath.Join(bin, "atkubelet"), "{dir}", filepath.Join(bin, "sample-device-plugin"))
 }
 
 // The helper removes what is at its path when it starts, and again when it ends, whoever made it.

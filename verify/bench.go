@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/patchbay-dev/patchbay/internal/handshake"
 	"github.com/patchbay-dev/patchbay/internal/process"
@@ -36,6 +37,7 @@ type bench struct {
 	socket  string // where the plugin may make its socket
 	tmp     string
 	host    *launchingHost // nil without a handshake
+	kubelet *kubelet       // nil for plugins that are found by their sockets
 	group   *process.Group
 	output  io.Writer
 
@@ -78,6 +80,11 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 	if b.before, err = listing(b.dir); err != nil {
 		return nil, fmt.Errorf("cannot read plugin directory %s: %w; make it first", b.dir, err)
 	}
+	if target.KubeletSock {
+		if b.kubelet, err = serveKubelet(b.dir); err != nil {
+			return nil, err
+		}
+	}
 	if !target.NoHandshake {
 		if b.host, err = serveHost(filepath.Join(b.base, "host.sock"), b.output); err != nil {
 			return nil, err
@@ -102,6 +109,9 @@ func (b *bench) close() error {
 	}
 	if b.host != nil {
 		b.host.close()
+	}
+	if b.kubelet != nil {
+		b.kubelet.close()
 	}
 	if err := errors.Join(append(errs, os.RemoveAll(b.base))...); err != nil {
 		return fmt.Errorf("cannot clean up after the verification: %w", err)
@@ -159,6 +169,7 @@ type appearance struct {
 	window time.Duration // from the first attempt to connect until one succeeded
 	// refused is how many attempts failed before.
 	refused int
+	request *deviceapi.RegisterRequest // by which it was made known, if it was on kubelet.sock
 }
 
 // start starts the plugin and waits until its registration socket is there: the first one that answers GetInfo, whatever it answers, or
@@ -171,18 +182,26 @@ func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 		return nil, nil, err
 	}
 	defer w.close()
+	if b.kubelet != nil {
+		b.kubelet.forget() // what an instance before this one registered
+	}
 	began := time.Now()
 	i, err := b.launch()
 	if err != nil {
 		return nil, nil, fmt.Errorf("cannot start %s: %w", b.program, err)
 	}
-	a, err := b.await(bounded, w, i, began)
+	var a *appearance
+	if b.kubelet == nil {
+		a, err = b.await(bounded, w, i, began)
+	} else if a, err = b.awaitRegister(bounded, i, b.options.StartTimeout); a != nil {
+		a.after = time.Since(began) - a.window
+	}
 	switch {
 	case err == nil:
 		return i, a, nil
 	case i.hasEnded():
 		err = fmt.Errorf("the command ended before it served: %s", i.end())
-	case bounded.Err() != nil && a == nil:
+	case bounded.Err() != nil && a == nil && b.kubelet == nil:
 		err = fmt.Errorf("no registration socket appeared in %s within %v%s", b.dir, b.options.StartTimeout, i.lastWords())
 	}
 	return nil, a, errors.Join(err, i.kill())
@@ -276,7 +295,7 @@ func (b *bench) left() (sockets, others []string) {
 		return nil, nil // the directory is gone, and all in it
 	}
 	for path, id := range now {
-		if old, ok := b.before[path]; ok && old == id {
+		if old, ok := b.before[path]; ok && old == id || b.kubelet != nil && b.kubelet.made(path) {
 			continue
 		}
 		if info, err := sock.Stat(path); err == nil && info.IsSocket() {

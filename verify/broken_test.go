@@ -25,7 +25,9 @@ var broken = map[string]struct {
 	also    []string // the rules that cannot but fail too
 	warns   bool     // the rule warns at most
 	watched bool     // another process watches the directory
-	timeout time.Duration
+	// registers says that the process registers on kubelet.sock.
+	registers bool
+	timeout   time.Duration
 }{
 	"ENV001": {breaks: func(*fake) {}, warns: true, watched: true},
 	"REG001": {breaks: func(f *fake) { f.socket = ".p.sock" }},
@@ -60,6 +62,8 @@ var broken = map[string]struct {
 	"DEV001": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.broken = "GetDevicePluginOptions" }},
 	"DEV002": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.devices = []*deviceapi.Device{{ID: "d"}} }},
 	"DEV003": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.hangUp = true }},
+	"KUB001": {registers: true},
+	"KUB002": {registers: true},
 	"DRA001": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.broken = "NodePrepareResources" }},
 	"DRA002": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.broken = "NodeUnprepareResources" }},
 	"CON001": {breaks: func(f *fake) { f.limit = crowd / 2 }},
@@ -208,7 +212,9 @@ func TestEachRuleCanFail(t *testing.T) {
 				t.Skip("only root gives a socket to somebody else")
 			}
 			var report Report
-			if b.breaks == nil {
+			if b.registers {
+				report = verifyRegistering(t, rule.ID, Options{StartTimeout: 2 * time.Second, ExitTimeout: time.Second})
+			} else if b.breaks == nil {
 				report = verifyProcess(t, rule.ID, Options{StartTimeout: 2 * time.Second, ExitTimeout: time.Second})
 			} else {
 				f := newFake(orPlain(b.of))

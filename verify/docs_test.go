@@ -53,7 +53,8 @@ func generatedRules() string {
 // families are the headings.
 var families = map[string]string{
 	"ENV": "where it runs", "PRC": "the process", "REG": "registration", "SVC": "services that every plugin may have", "CSI": "CSI drivers",
-	"DEV": "device plugins", "DRA": "DRA drivers", "CON": "connections",
+	"DEV": "device plugins", "DRA": "DRA drivers",
+	"KUB": "device plugins that register on kubelet.sock", "CON": "connections",
 }
 
 // TestGenerated compares the page with what the rules say now. With -update it writes the page.

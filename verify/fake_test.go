@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -41,11 +43,11 @@ type fake struct {
 	dirMode  os.FileMode
 	mode     os.FileMode
 	uid      int
-	noServer bool // nothing listens
 	health   grpc_health_v1.HealthCheckResponse_ServingStatus
-	useless  bool // has no service of its own
-	noDRA    bool
-	broken   string // the method that fails
+	sick     string // the service that is not well
+	nodeOnly bool   // announces no controller
+	useless  bool   // has no service of its own
+	broken   string // the methods that are not implemented
 	conns    func(f *fake, conn net.Conn) net.Conn
 	limit    int // of connections
 	eager    bool
@@ -85,34 +87,30 @@ func newFake(ptype string) *fake {
 }
 
 // serve serves until stop is called.
-func (f *fake) serve(dir string) (path string, stop func(), err error) {
-	path = filepath.Join(dir, f.socket)
-	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", path)
+func (f *fake) serve(dir string) (socket string, stop func(), err error) {
+	socket = filepath.Join(dir, f.socket)
+	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", socket)
 	if err != nil {
 		return "", nil, err
 	}
-	if err := errors.Join(os.Chmod(path, f.mode), os.Chmod(dir, f.dirMode)); err != nil {
+	if err := errors.Join(os.Chmod(socket, f.mode), os.Chmod(dir, f.dirMode)); err != nil {
 		return "", nil, err
 	}
 	if f.uid >= 0 {
-		if err := os.Chown(path, f.uid, -1); err != nil {
+		if err := os.Chown(socket, f.uid, -1); err != nil {
 			return "", nil, err
 		}
-	}
-	if f.noServer {
-		listener.(*net.UnixListener).SetUnlinkOnClose(false)
-		return path, func() {}, listener.Close()
 	}
 	f.server = f.newServer()
 	var served sync.WaitGroup
 	served.Go(func() { _ = f.server.Serve(&fakeListener{Listener: listener, fake: f}) })
-	return path, func() { f.server.Stop(); served.Wait() }, nil
+	return socket, func() { f.server.Stop(); served.Wait() }, nil
 }
 
 func (f *fake) newServer() *grpc.Server {
 	server := grpc.NewServer(grpc.UnaryInterceptor(
 		func(ctx context.Context, request any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-			if f.broken != "" && strings.HasSuffix(info.FullMethod, "/"+f.broken) {
+			if slices.Contains(strings.Fields(f.broken), path.Base(info.FullMethod)) {
 				return nil, status.Error(codes.Unimplemented, "broken")
 			}
 			return next(ctx, request)
@@ -130,14 +128,15 @@ func (f *fake) newServer() *grpc.Server {
 	case registerapi.DevicePlugin:
 		deviceapi.RegisterDevicePluginServer(server, f)
 	case registerapi.DRAPlugin:
-		if !f.noDRA {
-			drav1.RegisterDRAPluginServer(server, fakeDRA{})
-		}
+		drav1.RegisterDRAPluginServer(server, fakeDRA{})
 	default:
 		v1beta1.RegisterExampleServer(server, v1beta1.UnimplementedExampleServer{})
 	}
 	h := health.NewServer()
 	h.SetServingStatus("", f.health)
+	if f.sick != "" {
+		h.SetServingStatus(f.sick, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	}
 	grpc_health_v1.RegisterHealthServer(server, h)
 	reflection.Register(server)
 	return server
@@ -185,6 +184,9 @@ func (f *fake) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, er
 }
 
 func (f *fake) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	if f.nodeOnly {
+		return &csi.GetPluginCapabilitiesResponse{}, nil
+	}
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{Type: &csi.PluginCapability_Service_{
 		Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE},
 	}}}}, nil

@@ -13,6 +13,7 @@ type (
 		XMLName  xml.Name     `xml:"testsuites"`
 		Tests    int          `xml:"tests,attr"`
 		Failures int          `xml:"failures,attr"`
+		Errors   int          `xml:"errors,attr"`
 		Skipped  int          `xml:"skipped,attr"`
 		Time     string       `xml:"time,attr"`
 		Suites   []junitSuite `xml:"testsuite"`
@@ -32,6 +33,7 @@ type (
 		ClassName string        `xml:"classname,attr"`
 		Time      string        `xml:"time,attr"`
 		Failure   *junitMessage `xml:"failure,omitempty"`
+		Error     *junitMessage `xml:"error,omitempty"`
 		Skipped   *junitMessage `xml:"skipped,omitempty"`
 		SystemOut string        `xml:"system-out,omitempty"`
 	}
@@ -43,7 +45,8 @@ type (
 )
 
 // WriteJUnit writes the report as JUnit XML: one suite, with one case a rule. A rule that does not apply is skipped; one that warned
-// is a failure if strict, and else has its text in system-out. Characters that XML cannot hold are replaced.
+// is a failure if strict, and else has its text in system-out. An incomplete report has one
+// more case, which is an error. Characters that XML cannot hold are replaced.
 func (r Report) WriteJUnit(w io.Writer, strict bool) error {
 	suite := junitSuite{
 		Name: "patchbay verify " + r.Target, Tests: len(r.Results), Skipped: r.Count(NotApplicable), Failures: r.Count(Failed),
@@ -65,13 +68,22 @@ func (r Report) WriteJUnit(w io.Writer, strict bool) error {
 		}
 		suite.Cases = append(suite.Cases, c)
 	}
+	if r.Incomplete {
+		suite.Tests++
+		suite.Errors++
+		suite.Cases = append(suite.Cases, junitCase{
+			Name: "All rules are checked", ClassName: "verify", Time: junitTime(0),
+			Error: &junitMessage{Message: "the verification was ended before all rules were checked"},
+		})
+	}
 	if _, err := io.WriteString(w, xml.Header); err != nil {
 		return err
 	}
 	encoder := xml.NewEncoder(w)
 	encoder.Indent("", "  ")
 	err := encoder.Encode(junitSuites{
-		Tests: suite.Tests, Failures: suite.Failures, Skipped: suite.Skipped, Time: suite.Time, Suites: []junitSuite{suite},
+		Tests: suite.Tests, Failures: suite.Failures, Errors: suite.Errors, Skipped: suite.Skipped, Time: suite.Time,
+		Suites: []junitSuite{suite},
 	})
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,7 +20,12 @@ import (
 
 // playProcess is a plugin as a process that breaks one of the process rules, by its name.
 func playProcess(rule string) {
-	if err := play(rule); err != nil {
+	act := play
+	rule, registers := strings.CutPrefix(rule, kubeletOf)
+	if registers {
+		act = playDevicePlugin
+	}
+	if err := act(rule); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -43,6 +49,9 @@ func play(rule string) error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
+	}
+	if rule == "open to all" {
+		syscall.Umask(0)
 	}
 	bound := filepath.Join(filepath.Dir(path), ".bound")
 	if rule == "PRC002" {

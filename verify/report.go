@@ -41,6 +41,8 @@ type Report struct {
 	Versions []string  `json:"versions,omitempty"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
+	// Incomplete says that the verification was ended before it had checked all rules.
+	Incomplete bool `json:"incomplete,omitempty"`
 	// Results are in the order in which the rules were checked.
 	Results []Result `json:"results"`
 }
@@ -56,9 +58,9 @@ func (r Report) Count(status Status) int {
 	return n
 }
 
-// OK reports whether no rule failed and, if strict, none warned.
+// OK reports whether all rules were checked and none failed nor, if strict, warned.
 func (r Report) OK(strict bool) bool {
-	return !slices.ContainsFunc(r.Results, func(result Result) bool {
+	return !r.Incomplete && !slices.ContainsFunc(r.Results, func(result Result) bool {
 		return result.Status == Failed || strict && result.Status == Warned
 	})
 }

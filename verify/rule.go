@@ -55,7 +55,7 @@ func notApplicable(format string, args ...any) outcome {
 func Rules() []Rule {
 	// The refusal may end the plugin, and the process rules do, so they are last.
 	return slices.Concat(environmentRules(), startRules(), placeRules(), registrationRules(), serviceRules(), csiRules(), deviceRules(),
-		draRules(), connectionRules(), statusRules(), processRules())
+		kubeletRules(), draRules(), connectionRules(), statusRules(), processRules())
 }
 
 // selectRules returns the rules that only names, without those that skip names, by identifier or family.

@@ -6,13 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -53,7 +52,7 @@ func connectionRules() []Rule {
 // others asks on a fresh connection while something goes on.
 func (s *subject) others(ctx context.Context, meanwhile string) outcome {
 	if _, err := s.getInfo(ctx); err != nil {
-		return fail("while %s, GetInfo of another connection %s", meanwhile, clip(brief(err)))
+		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), clip(brief(err)))
 	}
 	return pass("while %s, another connection is served", meanwhile)
 }
@@ -71,38 +70,35 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
-	var clients []*registration.Client
+	var askers []asker
 	defer s.recover(whole) // when all are closed
 	defer func() {
-		for _, c := range clients {
-			_ = c.Close() // nothing is lost
+		for _, a := range askers {
+			_ = a.Close() // nothing is lost
 		}
 	}()
 	for i := range crowd {
-		c, err := registration.Dial(ctx, s.path)
+		a, err := s.openAsker(ctx)
 		if err != nil {
 			s.trace.add(fmt.Sprintf("connect %d of %d", i+1, crowd), err.Error())
 			return fail("connection %d of %d at once fails: %s", i+1, crowd, clip(err.Error()))
 		}
-		clients = append(clients, c)
+		askers = append(askers, a)
 	}
 	failures := make(chan error, crowd)
-	for _, c := range clients {
-		go func() {
-			_, err := c.GetInfo(ctx)
-			failures <- err
-		}()
+	for _, a := range askers {
+		go func() { failures <- a.ask(ctx) }()
 	}
 	var failed int
 	var first error
-	for range clients {
+	for range askers {
 		if err := <-failures; err != nil {
 			failed++
 			first = errors.Join(first, err)
 		}
 	}
 	if failed > 0 {
-		s.trace.add(fmt.Sprintf("GetInfo on %d connections at once", crowd), clip(first.Error()))
+		s.trace.add(fmt.Sprintf("%s on %d connections at once", path.Base(s.question()), crowd), clip(first.Error()))
 		return fail("%d of %d connections at once got no answer", failed, crowd)
 	}
 	return pass("%d connections at once got an answer", crowd)
@@ -132,7 +128,7 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 		return fail("a connect fails: %v", err)
 	}
 	defer conn.Close()
-	request, err := unreadRequests(silents)
+	request, err := unreadRequests(s.question(), silents)
 	if err != nil {
 		return fail("%v", err)
 	}
@@ -146,12 +142,12 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
 		return fail("a connection whose flow-control window is closed gets no settings: %v", clip(err.Error()))
 	}
-	s.trace.add(fmt.Sprintf("%d times GetInfo on a connection whose window is closed", silents), "")
+	s.trace.add(fmt.Sprintf("%d times %s on a connection whose window is closed", silents, path.Base(s.question())), "")
 	return s.others(ctx, "a peer with unanswered requests reads nothing")
 }
 
-// unreadRequests returns what a client sends that asks GetInfo some times and gives the plugin no window to answer.
-func unreadRequests(n uint32) ([]byte, error) {
+// unreadRequests returns what a client sends that calls a method some times and gives the plugin no window to answer.
+func unreadRequests(method string, n uint32) ([]byte, error) {
 	var out, headers bytes.Buffer
 	out.WriteString(http2.ClientPreface)
 	framer := http2.NewFramer(&out, nil)
@@ -164,7 +160,7 @@ func unreadRequests(n uint32) ([]byte, error) {
 		encoder.SetMaxDynamicTableSize(0)
 		for _, field := range []hpack.HeaderField{
 			{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
-			{Name: ":path", Value: registerapi.Registration_GetInfo_FullMethodName}, {Name: ":authority", Value: "localhost"},
+			{Name: ":path", Value: method}, {Name: ":authority", Value: "localhost"},
 			{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
 		} {
 			if err := encoder.WriteField(field); err != nil {

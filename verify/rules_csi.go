@@ -113,6 +113,9 @@ func checkProbe(ctx context.Context, s *subject) outcome {
 func checkNodeCapabilities(ctx context.Context, s *subject) outcome {
 	return s.onEndpoint(ctx, func(_ *registerapi.PluginInfo, conn *grpc.ClientConn) outcome {
 		answer, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+		if status.Code(err) == codes.Unimplemented && controllerAlone(ctx, conn) {
+			return notApplicable("the driver serves a controller and no node")
+		}
 		if err != nil {
 			return fail("NodeGetCapabilities %s", brief(err))
 		}
@@ -124,6 +127,8 @@ func checkNodeInfo(ctx context.Context, s *subject) outcome {
 	return s.onEndpoint(ctx, func(_ *registerapi.PluginInfo, conn *grpc.ClientConn) outcome {
 		answer, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 		switch {
+		case status.Code(err) == codes.Unimplemented && controllerAlone(ctx, conn):
+			return notApplicable("the driver serves a controller and no node")
 		case err != nil:
 			return fail("NodeGetInfo %s", brief(err))
 		case answer.NodeId == "":
@@ -149,15 +154,34 @@ func checkNodeInfo(ctx context.Context, s *subject) outcome {
 	})
 }
 
+// controllerAlone reports whether a driver announces a controller and has no Node service at all. One that implements NodeGetCapabilities
+// has a node, and the kubelet wants NodeGetInfo of it.
+func controllerAlone(ctx context.Context, conn *grpc.ClientConn) bool {
+	node := csi.NewNodeClient(conn)
+	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
+		return false
+	}
+	if _, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}); status.Code(err) != codes.Unimplemented {
+		return false
+	}
+	announced, err := announcesController(ctx, conn)
+	return err == nil && announced
+}
+
+func announcesController(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
+	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	return slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool {
+		return c.GetService().GetType() == csi.PluginCapability_Service_CONTROLLER_SERVICE
+	}), err
+}
+
 func checkController(ctx context.Context, s *subject) outcome {
 	return s.onEndpoint(ctx, func(_ *registerapi.PluginInfo, conn *grpc.ClientConn) outcome {
-		answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+		announced, err := announcesController(ctx, conn)
 		if err != nil {
 			return notApplicable("the driver does not say whether it has one")
 		}
-		if !slices.ContainsFunc(answer.Capabilities, func(c *csi.PluginCapability) bool {
-			return c.GetService().GetType() == csi.PluginCapability_Service_CONTROLLER_SERVICE
-		}) {
+		if !announced {
 			return notApplicable("the driver announces no controller")
 		}
 		can, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})

@@ -42,8 +42,12 @@ func placeRules() []Rule {
 }
 
 func checkPlace(ctx context.Context, s *subject) outcome {
-	s.trace.add("connect "+s.path, "connected")
 	info, err := sock.Stat(s.path)
+	if err != nil {
+		s.trace.add("stat "+s.path, err.Error())
+	} else {
+		s.trace.add("stat "+s.path, info.Mode.String())
+	}
 	switch {
 	case err != nil:
 		s.lost = fmt.Sprintf("there is no socket at %s", s.path)
@@ -61,7 +65,6 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 		return fail("the path has %d bytes; hosts that connect by path reach none of more than %d", len(s.path), sock.MaxPath)
 	}
 	if _, err := sock.Probe(ctx, s.path); err != nil {
-		s.trace.reset()
 		s.trace.add("connect "+s.path, err.Error())
 		s.lost, s.told = fmt.Sprintf("nobody can be reached on %s", s.path), true
 		return fail("the socket is there, and a connect fails: %v", err)
@@ -72,7 +75,7 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 func checkMode(_ context.Context, s *subject) outcome {
 	info, err := sock.Stat(s.path)
 	if err != nil {
-		return notApplicable("there is no socket to look at: %v", err)
+		return s.unasked("there is no socket to look at: %v", err)
 	}
 	s.trace.add("stat "+s.path, fmt.Sprintf("mode %04o", info.Mode.Perm()))
 	if info.Mode.Perm()&0o002 == 0 {
@@ -80,6 +83,9 @@ func checkMode(_ context.Context, s *subject) outcome {
 	}
 	// The directory may keep strangers out.
 	dir, err := sock.Stat(filepath.Dir(s.path))
+	if s.inOwnDirectory() {
+		return warn("the mode is %04o: everyone may connect, unless the plugin directory of the host keeps strangers out", info.Mode.Perm())
+	}
 	if err == nil && dir.Mode.Perm()&0o001 == 0 {
 		return pass("the mode is %04o, in a directory of mode %04o into which strangers do not get", info.Mode.Perm(), dir.Mode.Perm())
 	}
@@ -89,7 +95,7 @@ func checkMode(_ context.Context, s *subject) outcome {
 func checkOwner(_ context.Context, s *subject) outcome {
 	info, err := sock.Stat(s.path)
 	if err != nil {
-		return notApplicable("there is no socket to look at: %v", err)
+		return s.unasked("there is no socket to look at: %v", err)
 	}
 	s.trace.add("stat "+s.path, fmt.Sprintf("owner %d", info.UID))
 	if own := os.Geteuid(); own >= 0 && info.UID != 0 && int64(info.UID) != int64(own) {
@@ -98,14 +104,19 @@ func checkOwner(_ context.Context, s *subject) outcome {
 	return pass("the owner is user %d", info.UID)
 }
 
+// inOwnDirectory reports whether the socket is in a directory that was made for the verification, whose mode says nothing of hosts.
+func (s *subject) inOwnDirectory() bool {
+	return s.bench != nil && strings.HasPrefix(s.path, s.bench.base+string(filepath.Separator))
+}
+
 func checkDirectory(_ context.Context, s *subject) outcome {
 	dir := filepath.Dir(s.path)
-	if s.bench != nil && strings.HasPrefix(dir, s.bench.base) {
+	if s.inOwnDirectory() {
 		return notApplicable("the plugin directory was made for the verification")
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
-		return notApplicable("cannot look at %s: %v", dir, err)
+		return s.unasked("cannot look at %s: %v", dir, err)
 	}
 	s.trace.add("stat "+dir, fmt.Sprintf("mode %04o", info.Mode().Perm()))
 	if info.Mode().Perm()&0o002 != 0 {

@@ -64,8 +64,27 @@ func checkHealth(ctx context.Context, s *subject) outcome {
 		case answer.Status != grpc_health_v1.HealthCheckResponse_SERVING:
 			return fail("the health is %v", answer.Status)
 		}
-		return pass("the health is %v", answer.Status)
+		return s.checkHealthOfServices(ctx, conn)
 	})
+}
+
+// maxHealthChecked bounds for how many services the health is asked.
+const maxHealthChecked = 16
+
+// checkHealthOfServices asks for the health of each service that reflection shows, which clients may ask for instead of that of the whole.
+// A service that the health service does not know is none that it speaks for.
+func (s *subject) checkHealthOfServices(ctx context.Context, conn *grpc.ClientConn) outcome {
+	names, err := s.reflected(ctx, conn)
+	if err != nil {
+		names = nil // whether there is reflection is for another rule
+	}
+	for _, name := range names[:min(len(names), maxHealthChecked)] {
+		answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: name})
+		if err == nil && answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
+			return warn("the health is SERVING, but that of the service %s is %v", quote(name), answer.Status)
+		}
+	}
+	return pass("the health is SERVING")
 }
 
 func checkReflection(ctx context.Context, s *subject) outcome {

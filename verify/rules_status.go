@@ -58,7 +58,7 @@ func checkHostRestart(ctx context.Context, s *subject) outcome {
 	if err != nil {
 		return fail("a connect fails: %v", err)
 	}
-	requests, err := unreadRequests(1)
+	requests, err := unreadRequests(s.question(), 1)
 	if err == nil {
 		s.speak(conn, string(requests))
 	}

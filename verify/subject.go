@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -89,8 +90,8 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 	if o, ok := timeIsUp(ctx, s.options.Timeout); ok {
 		return o
 	}
-	if rule.check == nil { // of its family are those that need nothing
-		return notApplicable("nothing to check")
+	if o := s.fits(rule); o.status != "" {
+		return o
 	}
 	if rule.Family() != "PRC" && rule.Family() != "ENV" {
 		if o := s.ready(ctx); o.status != "" {
@@ -120,7 +121,7 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 func (s *subject) recover(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()
-	for identify(ctx, s.path, s.options.CallTimeout) != nil {
+	for s.try(ctx) != nil {
 		retry := time.NewTimer(10 * time.Millisecond) // the plugin tells nobody that it has room again
 		select {
 		case <-retry.C:
@@ -178,6 +179,9 @@ func (s *subject) start(ctx context.Context) error {
 		return err
 	}
 	s.run, s.path = run, a.path
+	if a.request != nil && s.asked == nil {
+		s.asked = &answer{info: a.announcement(), after: a.after}
+	}
 	return nil
 }
 
@@ -221,13 +225,17 @@ func (s *subject) ask(ctx context.Context) *answer {
 	return s.asked
 }
 
-// getInfo calls GetInfo on a connection of its own.
+// getInfo calls GetInfo on a connection of its own. A plugin that registers by itself is asked something else there.
 func (s *subject) getInfo(ctx context.Context) (*registerapi.PluginInfo, error) {
 	conn, err := s.dial(s.path)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
+	if s.registersItself() {
+		_, err := deviceapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &deviceapi.Empty{})
+		return s.asked.info, err
+	}
 	return registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
 }
 

@@ -29,6 +29,9 @@ type Target struct {
 	// NoHandshake starts the Command as by hand, without the handshake on standard input by which plugins made with Patchbay's sdk learn
 	// where to serve.
 	NoHandshake bool
+	// KubeletSock plays the kubelet to a Command that is a device plugin and registers by itself: it serves kubelet.sock in the plugin
+	// directory and waits for Register there.
+	KubeletSock bool
 }
 
 func (t Target) String() string {
@@ -95,6 +98,7 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	for _, rule := range rules {
 		result := s.apply(bounded, rule)
 		if ctx.Err() != nil {
+			report.Incomplete = true
 			break // what the rule found is an effect of that
 		}
 		report.Results = append(report.Results, result)
@@ -122,8 +126,8 @@ func (t Target) complete() (_ Target, err error) {
 		return t, errors.New("name a socket or a command")
 	case len(t.Command) > 0 && t.Command[0] == "":
 		return t, errors.New("the command is empty")
-	case len(t.Command) == 0 && (t.Dir != "" || len(t.Env) > 0 || t.NoHandshake):
-		return t, errors.New("a plugin directory, an environment and a handshake are for a command")
+	case len(t.Command) == 0 && (t.Dir != "" || len(t.Env) > 0 || t.NoHandshake || t.KubeletSock):
+		return t, errors.New("a plugin directory, an environment, a handshake and kubelet.sock are for a command")
 	case t.Socket != "" && t.Dir != "":
 		return t, errors.New("name the socket or the plugin directory, not both")
 	}

@@ -148,7 +148,7 @@ func TestInterrupted(t *testing.T) {
 	report, err := Run(ctx, Target{
 		Command: []string{"/bin/sh", "-c", "echo named-by-test; exec " + self}, Env: []string{fakeEnv + "=PRC003"}, NoHandshake: true,
 	}, Options{Output: seen})
-	if !errors.Is(err, context.Canceled) || len(report.Results) == len(Rules()) {
+	if !errors.Is(err, context.Canceled) || len(report.Results) == len(Rules()) || !report.Incomplete || report.OK(false) {
 		t.Errorf("%v after %v\n%s", err, time.Since(started), describe(report))
 	}
 	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) > 0 {
@@ -166,6 +166,19 @@ func (n *notice) Write(p []byte) (int, error) {
 		n.seen()
 	}
 	return len(p), nil
+}
+
+// TestIncompleteJUnit: what looks at the file alone sees that it does not say all.
+func TestIncompleteJUnit(t *testing.T) {
+	report := Report{Incomplete: true, Results: []Result{{Rule: "REG001", Title: "a", Status: Passed}}}
+	var out bytes.Buffer
+	var got junitSuites
+	if err := errors.Join(report.WriteJUnit(&out, false), xml.Unmarshal(out.Bytes(), &got)); err != nil {
+		t.Fatal(err)
+	}
+	if cases := got.Suites[0].Cases; got.Tests != 2 || got.Errors != 1 || len(cases) != 2 || cases[1].Error == nil {
+		t.Errorf("%s", &out)
+	}
 }
 
 func TestJUnit(t *testing.T) {

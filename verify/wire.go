@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 
@@ -53,6 +54,9 @@ func (t *trace) texts() (sent, received string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	join := func(all []string) string {
+		if !slices.ContainsFunc(all, func(text string) bool { return text != "" }) {
+			return ""
+		}
 		if t.more > 0 {
 			last := len(all) - 1
 			return fmt.Sprintf("%s; … (%d more); %s", strings.Join(all[:last], "; "), t.more, all[last])

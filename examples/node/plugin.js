@@ -39,9 +39,10 @@ const greeter = {
       call.emit('error', { code: grpc.status.INVALID_ARGUMENT, details: `more than ${MAX_TIMES} times` });
       return;
     }
+    const cancelled = new Promise((resolve) => call.once('cancelled', resolve));
     for (let i = 0; i < call.request.times && !call.cancelled; i++) {
       if (!call.write(greeting(call.request.name))) {
-        await new Promise((resolve) => call.once('drain', resolve).once('cancelled', resolve));
+        await Promise.race([cancelled, new Promise((resolve) => call.once('drain', resolve))]);
       }
     }
     call.end();

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/dyncall"
 )
 
@@ -26,6 +27,8 @@ const callTimeout = 30 * time.Second
 type callCommand struct {
 	control  *controlSocket
 	socket   string
+	fleet    bool
+	node     string
 	data     string
 	list     bool
 	describe string
@@ -41,7 +44,8 @@ func newCallCommand(paths paths) *cobra.Command {
 		Short: "Call a method of a plugin.",
 		Long: `Call any gRPC method of a plugin with a request in JSON, and print the answer as JSON. TYPE may also be a role, such as
 csi-node. The call goes through the daemon to the current instance of the plugin, or with --socket, without a daemon, to whoever listens on
-a socket.
+a socket. With --fleet it goes to any node of the fleet that has the plugin, first of all this one, and with --node to that node; the daemon
+there has to allow it.
 
 What methods there are is learnt from the plugin through gRPC reflection. Of a plugin without it, the services of the kubelet's plugin
 protocols are known: registration, CSI, device plugin, DRA, and gRPC health. The service or its package may be left out where no
@@ -63,6 +67,10 @@ If the plugin answers with an error, its code, message and details are printed, 
   # Who serves this socket? It needs no daemon.
   patchbay call --socket /run/patchbay/plugins/hello.sock pluginregistration.Registration/GetInfo
 
+  # Call the CSI controller on whichever node has it, and a plugin on one node.
+  patchbay call --fleet csi-controller/hostpath.csi.k8s.io ListVolumes
+  patchbay call --node node-7 CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
+
   # Follow the devices of a device plugin.
   patchbay call DevicePlugin/example.com/widget ListAndWatch`,
 		Args:              c.args,
@@ -72,6 +80,8 @@ If the plugin answers with an error, its code, message and details are printed, 
 	c.control = addControlSocket(cmd, paths)
 	flags := cmd.Flags()
 	flags.StringVar(&c.socket, "socket", "", "call who listens on this socket, without a daemon")
+	flags.BoolVar(&c.fleet, "fleet", false, "call the plugin on any node of the fleet, on this one if it has it")
+	flags.StringVar(&c.node, "node", "", "call the plugin on this node of the fleet")
 	flags.StringVarP(&c.data, "data", "d", "", "the request: JSON, @FILE, or @- for standard input")
 	flags.BoolVar(&c.list, "list", false, "list the services and methods")
 	flags.StringVar(&c.describe, "describe", "", "print a service, method or type as proto text")
@@ -92,6 +102,14 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 			return err
 		}
 		rest = args[1:]
+	}
+	if cmd.Flags().Changed("node") {
+		if err := fleet.ValidateNode(c.node); err != nil {
+			return wrongUsage(cmd, "--node: %w", err)
+		}
+	}
+	if c.socket != "" && (c.fleet || c.node != "") {
+		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet and --node out")
 	}
 	asks := c.list || c.describe != ""
 	switch {
@@ -180,7 +198,13 @@ func (c *callCommand) connect(ctx context.Context, cmd *cobra.Command, args []st
 	if err != nil {
 		return nil, nil, err
 	}
-	conn, err := daemon.Conn(splitPlugin(args[0]))
+	ptype, name := splitPlugin(args[0])
+	var conn *grpc.ClientConn
+	if c.fleet || c.node != "" {
+		conn, err = daemon.FleetConn(ptype, name, c.node)
+	} else {
+		conn, err = daemon.Conn(ptype, name)
+	}
 	if err != nil {
 		daemon.Close()
 		return nil, nil, err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/config"
@@ -80,6 +81,12 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		dirs = append(dirs[:len(dirs):len(dirs)], c.DeprecatedPluginDir)
 	}
 	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.StatePath, ControlSocket: c.ControlSocket}
+	subject.Daemon = func(ctx context.Context) (int, error) {
+		asked := client.New(c.ControlSocket)
+		defer asked.Close()
+		v, err := asked.Version(ctx)
+		return v.PID, err
+	}
 	for _, p := range c.Catalogue.List() {
 		subject.Programs = append(subject.Programs, doctor.Program{Plugin: p.Name, Path: p.Command[0], SHA256: p.SHA256})
 	}

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -63,6 +65,11 @@ func completeWith(socket *controlSocket, list func(context.Context, *client.Clie
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
+		completions = slices.DeleteFunc(completions, func(c string) bool { return !completable.MatchString(c) })
 		return completions, cobra.ShellCompDirectiveNoFileComp
 	}
 }
+
+// completable are the words that are the same to every shell and cannot be taken for anything else: plugins choose their names, and one
+// with spaces, quotes, a leading dash or what cobra takes for a directive of its own is for those to type who know what it is.
+var completable = regexp.MustCompile(`^[\p{L}\p{N}._][\p{L}\p{N}._/:@+,=-]*$`)

@@ -2,9 +2,11 @@ package cli
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel"
 
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
@@ -55,6 +57,7 @@ remembers them.`,
 			return blame(cmd, err)
 		}
 		c.Logger, c.SetLog = newLogger(cmd.ErrOrStderr(), c.Log)
+		logLostTraces(c.Logger)
 		if err := takePassed(&c); err != nil {
 			return err
 		}
@@ -72,6 +75,11 @@ remembers them.`,
 		return runReloading(cmd.Context(), d, hangups)
 	}
 	return cmd
+}
+
+// logLostTraces has what OpenTelemetry cannot do logged like everything else. Otherwise it writes lines of its own to standard error.
+func logLostTraces(log *slog.Logger) {
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces are lost", "error", err) }))
 }
 
 // takePassed takes what the service manager passed: sockets by the names control and http, and whom to notify.

@@ -65,6 +65,7 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits":   exits,
 			"denied":  denied,
+			"etcd":    badEtcd,
 			"start":   start,
 			"signal":  sendSignal,
 			"storm":   storm,

@@ -83,3 +83,20 @@ func TestTopFitsTheScreen(t *testing.T) {
 		t.Errorf("scrolled to the end:\n%s", drawn)
 	}
 }
+
+// TestTopOnANarrowScreen has more states than fit into a line: it must not take two.
+func TestTopOnANarrowScreen(t *testing.T) {
+	v := &topView{}
+	for _, state := range []string{"registered", "backoff", "unreachable", "refused", "validating", "superseded"} {
+		v.listing.Plugins = append(v.listing.Plugins, client.Plugin{Type: "T", Name: state, State: state})
+	}
+	for _, width := range []int{100, 30, 12, 1} {
+		summary := v.summary(terminal{width: width}, v.listing.Plugins)
+		if got := runewidth.StringWidth(summary); got > width || summary == "" {
+			t.Errorf("on a screen of %d cells the first line has %d: %q", width, got, summary)
+		}
+	}
+	if summary := v.summary(terminal{width: 200}, v.listing.Plugins); !strings.HasSuffix(summary, "  1 validating") {
+		t.Errorf("%q", summary)
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
@@ -148,6 +149,9 @@ func (v *topView) run(ctx context.Context, c *client.Client, keys <-chan key) er
 			renew.Reset(topEvery)
 		}
 		screen := terminalOf(v.out)
+		if screen.width == 0 || screen.height == 0 { // a serial line does not say
+			screen.width, screen.height = 80, 24
+		}
 		if _, err := io.WriteString(v.out, v.draw(screen, time.Now())); err != nil {
 			return fmt.Errorf("cannot write the output: %w", err)
 		}
@@ -228,14 +232,25 @@ func (v *topView) summary(screen terminal, plugins []client.Plugin) string {
 	for _, p := range plugins {
 		counts[p.State]++
 	}
-	parts := []string{screen.paint(fmt.Sprintf("%d instances", len(plugins)), strong)}
 	states := make([]string, 0, len(counts))
 	for state := range counts {
 		states = append(states, state)
 	}
 	slices.Sort(states)
-	for _, state := range states {
-		parts = append(parts, screen.paint(fmt.Sprintf("%d %s", counts[state], escape(state)), toneOf(state)))
+	room := screen.width
+	var line strings.Builder
+	add := func(text string, is tone) {
+		if room <= 0 {
+			return // even nothing would be marked as cut
+		}
+		text = truncate(text, room)
+		line.WriteString(screen.paint(text, is))
+		room -= runewidth.StringWidth(text)
 	}
-	return strings.Join(parts, "  ")
+	add(fmt.Sprintf("%d instances", len(plugins)), strong)
+	for _, state := range states {
+		add("  ", plain)
+		add(fmt.Sprintf("%d %s", counts[state], escape(state)), toneOf(state))
+	}
+	return line.String()
 }

@@ -37,12 +37,14 @@ each rule.
 A plugin that is given as SOCKET is left running: rules that would refuse, end or start it do not apply. A COMMAND is started as often as
 the rules need it, and no process of it is left. It finds its place by any of these: {socket}, {dir} and {tmp} in its arguments, the
 environment variables PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR, or, if it is made with Patchbay's sdk, the handshake on its
-standard input. Name the program itself, not "go run" or a script that does not exec it: signals go to the process that is started.
+standard input. A device plugin that makes no registration socket, but calls Register on kubelet.sock, is verified with --kubelet-sock.
+Name the program itself, not "go run" or a script that does not exec it: signals go to the process that is started.
 
 The exit code is 1 if a rule failed or, with --strict, warned.`,
 		Example: `  patchbay verify /run/patchbay/plugins/hello.sock
   patchbay verify -- ./my-plugin {socket}
   patchbay verify -o junit --skip PRC007 -- ./dra-driver --registrar-dir {dir} --data-dir {tmp} > verify.xml
+  patchbay verify --kubelet-sock -- ./device-plugin --socket-dir {dir}
 
   # What is checked?
   patchbay verify --list-rules`,
@@ -53,6 +55,7 @@ The exit code is 1 if a rule failed or, with --strict, warned.`,
 	flags.StringVar(&f.target.Dir, "dir", "", "plugin directory for the command (default a temporary one)")
 	flags.StringArrayVar(&f.target.Env, "env", nil, "additional environment variable for the command, KEY=VALUE (repeatable)")
 	flags.BoolVar(&f.target.NoHandshake, "no-handshake", false, "start the command as by hand, without the handshake of the sdk")
+	flags.BoolVar(&f.target.KubeletSock, "kubelet-sock", false, "be a kubelet to a device plugin that registers on {dir}/kubelet.sock")
 	flags.DurationVar(&f.options.Timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	flags.DurationVar(&f.options.CallTimeout, "call-timeout", 5*time.Second, "how long one call may take")
 	flags.DurationVar(&f.options.StartTimeout, "start-timeout", 10*time.Second, "how long the command may take until it answers")
@@ -179,7 +182,11 @@ func writeVerification(w io.Writer, report verify.Report) error {
 	if report.Name != "" {
 		name = report.Type + "/" + report.Name
 	}
-	fmt.Fprintf(&text, "\n%s: %d passed, %d failed, %d warned, %d not applicable\n", escape(name), report.Count(verify.Passed),
+	fmt.Fprintf(&text, "\n%s: %d passed, %d failed, %d warned, %d not applicable", escape(name), report.Count(verify.Passed),
 		report.Count(verify.Failed), report.Count(verify.Warned), report.Count(verify.NotApplicable))
+	if report.Incomplete {
+		text.WriteString(", the others not checked")
+	}
+	text.WriteByte('\n')
 	return write(w, text.Bytes())
 }

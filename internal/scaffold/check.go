@@ -61,10 +61,12 @@ func checkName(ptype, name string) error {
 		return errors.New("is not made of up to 253 letters, digits, dots, dashes, underscores and slashes")
 	case ptype == "CSIPlugin" && (len(name) > 63 || !csiSyntax.MatchString(name)):
 		return errors.New("is not made of up to 63 letters, digits, dots and dashes, which CSI asks for; write, for example, disk.example.com")
-	case ptype == "DRAPlugin" && !domainSyntax.MatchString(name):
-		return errors.New("is no domain name, which DRA asks for; write, for example, gpu.example.com")
+	case ptype == "DRAPlugin" && (len(name) > 63 || !domainSyntax.MatchString(name)):
+		return errors.New("is no domain name of up to 63 characters, which DRA asks for; write, for example, gpu.example.com")
 	case ptype == "DevicePlugin" && (!hasSlash || !domainSyntax.MatchString(domain) || !resourceSyntax.MatchString(resource)):
 		return errors.New("is no resource name with a domain, which hosts ask of device plugins; write, for example, example.com/widget")
+	case ptype == "DevicePlugin" && (strings.HasSuffix("."+domain, ".kubernetes.io") || strings.HasPrefix(domain, "requests.")):
+		return errors.New("is in a domain that Kubernetes keeps for itself; write, for example, example.com/widget")
 	}
 	return nil
 }

@@ -1,0 +1,151 @@
+package verify
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+const (
+	kubeletSocket = "kubelet.sock"
+	kubeletMode   = 0o600
+	// maxRegister bounds one registration in bytes, maxRegistered how many are kept until somebody looks at them.
+	maxRegister   = 16 << 10
+	maxRegistered = 16
+)
+
+// kubelet serves the registration service of the kubelet for device plugins that register there by themselves.
+type kubelet struct {
+	deviceapi.UnimplementedRegistrationServer
+
+	path     string
+	server   *grpc.Server
+	served   sync.WaitGroup
+	requests chan *deviceapi.RegisterRequest
+}
+
+func serveKubelet(dir string) (*kubelet, error) {
+	k := &kubelet{path: filepath.Join(dir, kubeletSocket), requests: make(chan *deviceapi.RegisterRequest, maxRegistered)}
+	if err := k.serve(); err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+func (k *kubelet) serve() error {
+	listener, err := sock.Listen(k.path, kubeletMode) // it listens when it appears: plugins act on the appearance
+	if err != nil {
+		return fmt.Errorf("cannot play the kubelet: %w", err)
+	}
+	k.server = grpc.NewServer(grpc.MaxRecvMsgSize(maxRegister))
+	deviceapi.RegisterRegistrationServer(k.server, k)
+	server := k.server
+	k.served.Go(func() { _ = server.Serve(listener) }) // it ends with close
+	return nil
+}
+
+// close stops serving, and removes the socket.
+func (k *kubelet) close() {
+	k.server.Stop()
+	k.served.Wait()
+}
+
+// made reports whether the file at a path is the socket or its lock.
+func (k *kubelet) made(path string) bool {
+	return path == k.path || path == filepath.Join(filepath.Dir(k.path), "."+kubeletSocket+".lock")
+}
+
+// forget drops what was registered until now.
+func (k *kubelet) forget() {
+	for {
+		select {
+		case <-k.requests:
+		default:
+			return
+		}
+	}
+}
+
+// Register implements the service. Like the kubelet, it refuses what it could not use.
+func (k *kubelet) Register(_ context.Context, request *deviceapi.RegisterRequest) (*deviceapi.Empty, error) {
+	select {
+	case k.requests <- request:
+	default:
+		return nil, status.Error(codes.ResourceExhausted, "there are too many registrations; register once")
+	}
+	if wrong := checkRegister(request); wrong != "" {
+		return nil, status.Error(codes.InvalidArgument, wrong)
+	}
+	return &deviceapi.Empty{}, nil
+}
+
+// checkRegister returns what the kubelet would refuse a registration for, or nothing.
+func checkRegister(request *deviceapi.RegisterRequest) string {
+	switch {
+	case !slices.Contains(deviceVersions(), request.Version):
+		return fmt.Sprintf("version %s is none of %s", quote(request.Version), quoteAll(deviceVersions()))
+	case request.Endpoint == "" || strings.ContainsAny(request.Endpoint, `/\`) || request.Endpoint == kubeletSocket:
+		return fmt.Sprintf("endpoint %s is not the name of a socket of the plugin's in the directory of %s", quote(request.Endpoint),
+			kubeletSocket)
+	}
+	return checkResourceName(request.ResourceName)
+}
+
+// awaitRegister waits until a plugin registers, and connects to it.
+func (b *bench) awaitRegister(ctx context.Context, i *instance, within time.Duration) (*appearance, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	select {
+	case request := <-b.kubelet.requests:
+		return b.meetRegistered(ctx, request, i)
+	case <-i.proc.Done():
+		return nil, errEnded
+	case <-ctx.Done():
+		return nil, fmt.Errorf("nobody registered on %s within %v%s", b.kubelet.path, within, i.lastWords())
+	}
+}
+
+func (b *bench) meetRegistered(ctx context.Context, request *deviceapi.RegisterRequest, i *instance) (*appearance, error) {
+	path := filepath.Join(b.dir, request.Endpoint)
+	if filepath.Dir(path) != b.dir || path == b.kubelet.path {
+		return nil, fmt.Errorf("the plugin registered endpoint %s, which is no socket in %s; register the name of the socket alone",
+			quote(request.Endpoint), b.dir)
+	}
+	a, err := meet(ctx, path, i)
+	if a == nil {
+		return nil, fmt.Errorf("the plugin registered endpoint %s, at which nobody can be reached: %w; serve there before Register",
+			quote(request.Endpoint), err)
+	}
+	a.request = request
+	return a, err
+}
+
+// restartKubelet does what the kubelet does when it starts: it removes the plugins' sockets, and serves its own anew.
+func (b *bench) restartKubelet() error {
+	b.kubelet.close()
+	b.kubelet.forget()
+	b.sweep()
+	return b.kubelet.serve()
+}
+
+// announcement returns what a plugin that registers by itself would announce.
+func (a *appearance) announcement() *registerapi.PluginInfo {
+	return &registerapi.PluginInfo{
+		Type: registerapi.DevicePlugin, Name: a.request.ResourceName, Endpoint: a.path, SupportedVersions: []string{a.request.Version},
+	}
+}
+
+// registersItself reports whether the plugin registers on kubelet.sock, and is not asked and told by its host.
+func (s *subject) registersItself() bool { return s.bench != nil && s.bench.kubelet != nil }
