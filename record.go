@@ -43,7 +43,7 @@ type record struct {
 func (r *record) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	info := infoOf(in)
 	infos := []*dynamicplugins.PluginInfo{info}
-	for _, role := range in.Registration.Roles {
+	for _, role := range rolesOf(in) {
 		infos = append(infos, roleOf(info, role))
 	}
 	if err := r.dropRoles(in); err != nil {
@@ -66,7 +66,7 @@ func (r *record) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 // dropRoles removes the instance from the roles that it had and has no more.
 func (r *record) dropRoles(in reconciler.Instance) error {
 	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
-		return slices.Contains(in.Registration.Roles, role)
+		return slices.Contains(rolesOf(in), role)
 	})
 	return r.removeRoles(former, in.Name, in.ID)
 }
@@ -198,8 +198,8 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 	if info.Version == "" && len(in.Versions) > 0 {
 		info.Version = in.Versions[0]
 	}
-	if len(registration.Roles) > 0 {
-		info.Options[optionRoles] = marshalList(registration.Roles)
+	if roles := rolesOf(in); len(roles) > 0 {
+		info.Options[optionRoles] = marshalList(roles)
 	}
 	if registration.WatchEndpoint {
 		info.Options[optionEndpointWatched] = "true"
@@ -210,6 +210,17 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 		}
 	}
 	return info
+}
+
+// rolesOf returns the roles of an instance, each once and without its own type, as which it is registered anyway.
+func rolesOf(in reconciler.Instance) []string {
+	var roles []string
+	for _, role := range in.Registration.Roles {
+		if role != "" && role != in.Type && !slices.Contains(roles, role) {
+			roles = append(roles, role)
+		}
+	}
+	return roles
 }
 
 // roleOf returns the entry of a role of an instance.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 // The back-off between two probes of a driver that is not ready. A probe may be costly for the driver.
@@ -117,7 +118,7 @@ func (d driver) identify(ctx context.Context, name string) (vendorVersion string
 	}
 	if answer.GetName() != name {
 		return "", fmt.Errorf("GetPluginInfo: the driver's own name is %s, and it was registered as %s; register it under its own name",
-			quote(answer.GetName()), name)
+			endpoint.Quote(answer.GetName()), name)
 	}
 	if err := checkText("vendor_version", answer.GetVendorVersion(), maxString); err != nil {
 		return "", fmt.Errorf("GetPluginInfo: %w", err)
@@ -187,37 +188,5 @@ func ask[Request, Response any](
 	ctx context.Context, d driver, name string,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
 ) (Response, error) {
-	bounded, cancel := context.WithTimeout(ctx, d.callTimeout)
-	defer cancel()
-	response, err := method(bounded, request, grpc.WaitForReady(true))
-	if err != nil {
-		return response, &callError{method: name, status: status.Convert(err)}
-	}
-	return response, nil
-}
-
-// callError is the failure of a call to a driver. Its text is of bounded length, whatever the driver said.
-type callError struct {
-	method string
-	status *status.Status
-}
-
-func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), quote(e.status.Message()))
-}
-
-// GRPCStatus is what status.Code looks for.
-func (e *callError) GRPCStatus() *status.Status { return e.status }
-
-// Is says of an error whether it means "not yet".
-func (e *callError) Is(target error) bool {
-	if target != cache.ErrRetry {
-		return false
-	}
-	switch e.status.Code() {
-	case codes.Canceled, codes.DeadlineExceeded, codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
-		return true
-	default:
-		return false
-	}
+	return endpoint.Call(ctx, d.callTimeout, name, method, request, grpc.WaitForReady(true))
 }

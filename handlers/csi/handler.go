@@ -87,7 +87,7 @@ func (h *Handler) RegisterPluginContext(
 ) (cache.Registration, error) {
 	registration, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
-		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", clip(pluginName), endpointPath, err)
+		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", endpoint.Clip(pluginName), endpointPath, err)
 	}
 	return registration, nil
 }

@@ -138,13 +138,13 @@ func TestRefused(t *testing.T) {
 	}{
 		"another name":   {named("other.example.com"), `own name is "other.example.com", and it was registered as fake.csi.example.com; register`},
 		"no name":        {named(""), `own name is "", `},
-		"a long name":    {named(strings.Repeat("x", 1<<20)), `own name is "x{256}…", `},
+		"a long name":    {named(strings.Repeat("x", 1<<20)), `own name is "x{256}"…, `},
 		"a huge answer":  {named(strings.Repeat("x", 5<<20)), `GetPluginInfo: ResourceExhausted: `},
 		"control in it":  {named("a\x1b[2J\n"), `own name is "a\\x1b\[2J\\n", `},
 		"long version":   {version(strings.Repeat("1", 129)), `vendor_version has 129 bytes; 128 are allowed`},
 		"escape version": {version("1\x1b[31m"), `vendor_version "1\\x1b\[31m" has control characters`},
 		"unhealthy":      {probe(codes.Internal, "disk on fire"), `Probe: Internal: "disk on fire"`},
-		"long text":      {probe(codes.Internal, strings.Repeat("\x1b", 5000)), `Probe: Internal: "(\\x1b){256}…"$`},
+		"long text":      {probe(codes.Internal, strings.Repeat("\x1b", 5000)), `Probe: Internal: "(\\x1b){256}"…$`},
 		"no such driver": {info(codes.Unimplemented), `GetPluginInfo: Unimplemented: .*serve csi.v1.Identity there`},
 		"no capabilities": {func(f *fake) {
 			f.capabilities = func(context.Context) (*csipb.GetPluginCapabilitiesResponse, error) {
@@ -266,12 +266,12 @@ func TestNotYet(t *testing.T) {
 			f.probe = func(context.Context) (*csipb.ProbeResponse, error) {
 				return &csipb.ProbeResponse{Ready: wrapperspb.Bool(false)}, nil
 			}
-		}, `not ready within 300ms: it says that it is not ready`},
-		"precondition": {probe(codes.FailedPrecondition, "no disk"), `not ready within 300ms: Probe: FailedPrecondition: "no disk"`},
-		"unavailable":  {probe(codes.Unavailable, "soon"), `not ready within 300ms: Probe: Unavailable: "soon"`},
+		}, `not ready within 1s: it says that it is not ready`},
+		"precondition": {probe(codes.FailedPrecondition, "no disk"), `not ready within 1s: Probe: FailedPrecondition: "no disk"`},
+		"unavailable":  {probe(codes.Unavailable, "soon"), `not ready within 1s: Probe: Unavailable: "soon"`},
 		"hanging probe": {func(f *fake) {
 			f.probe = func(ctx context.Context) (*csipb.ProbeResponse, error) { return nil, hang(ctx) }
-		}, `not ready within 300ms: Probe: DeadlineExceeded: `},
+		}, `not ready within 1s: Probe: DeadlineExceeded: `},
 		"hanging name": {func(f *fake) {
 			f.info = func(ctx context.Context) (*csipb.GetPluginInfoResponse, error) { return nil, hang(ctx) }
 		}, `GetPluginInfo: DeadlineExceeded: `},
@@ -291,13 +291,13 @@ func TestNotYet(t *testing.T) {
 	}
 	t.Run("no socket", func(t *testing.T) {
 		t.Parallel()
-		notYet(t, filepath.Join(t.TempDir(), "none.sock"), `not ready within 300ms: Probe: .*no such file`)
+		notYet(t, filepath.Join(t.TempDir(), "none.sock"), `not ready within 1s: Probe: .*no such file`)
 	})
 	t.Run("nobody accepts", func(t *testing.T) {
 		t.Parallel()
 		s := serve(t, newFake())
 		s.kill()
-		notYet(t, s.socket, `not ready within 300ms: Probe: .*connection refused`)
+		notYet(t, s.socket, `not ready within 1s: Probe: .*connection refused`)
 	})
 	t.Run("mute", func(t *testing.T) {
 		t.Parallel()
@@ -307,15 +307,15 @@ func TestNotYet(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer listener.Close()
-		notYet(t, socket, `not ready within 300ms: Probe: `)
+		notYet(t, socket, `not ready within 1s: Probe: `)
 	})
 }
 
 // notYet has a handler without patience register what is at a socket.
 func notYet(t *testing.T, socket, want string) {
 	t.Helper()
-	h := csi.NewHandler(csi.Options{ReadyTimeout: 300 * time.Millisecond})
-	timeout := 200 * time.Millisecond
+	h := csi.NewHandler(csi.Options{ReadyTimeout: time.Second})
+	timeout := 700 * time.Millisecond
 	_, err := h.RegisterPluginContext(t.Context(), driverName, socket, versions, &timeout)
 	if !errors.Is(err, cache.ErrRetry) || !regexp.MustCompile(want).MatchString(err.Error()) {
 		t.Errorf("got %v, want an error that wraps ErrRetry and matches %s", err, want)

@@ -12,6 +12,7 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 // The keys under which the options of a driver's entries in the registry hold what the handler found out.
@@ -131,11 +132,11 @@ func checkTopology(segments map[string]string) error {
 			prefix, name = "", key
 		}
 		if !isSegment(segment, name) || hasPrefix && !isSegment(keyPrefix, prefix) {
-			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", quote(key))
+			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", endpoint.Quote(key))
 		}
 		if !isSegment(segment, value) {
 			return fmt.Errorf("%s, the value of topology key %s, is no topology segment: 1 to %d letters, digits, dashes, underscores and "+
-				"dots, for example z1", quote(value), key, maxSegment)
+				"dots, for example z1", endpoint.Quote(value), key, maxSegment)
 		}
 		lower := strings.ToLower(key)
 		if seen[lower] {
@@ -159,16 +160,4 @@ func checkText(what, text string, limit int) error {
 		return fmt.Errorf("%s %q has control characters", what, text)
 	}
 	return nil
-}
-
-// quote returns a text of a plugin in quotes, in bounded length.
-func quote(text string) string { return strconv.Quote(clip(text)) }
-
-// clip cuts a text of a plugin after 256 bytes.
-func clip(text string) string {
-	const limit = 256
-	if len(text) <= limit {
-		return text
-	}
-	return strings.ToValidUTF8(text[:limit], "") + "…"
 }

@@ -9,6 +9,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 // Request says which devices are wanted, and for whom.
@@ -68,7 +70,7 @@ func checkNames(resource, owner string) error {
 func (h *Handler) Allocate(ctx context.Context, request Request) (Allocation, error) {
 	allocation, err := h.allocate(ctx, request)
 	if err != nil {
-		return Allocation{}, fmt.Errorf("cannot allocate %s for %s: %w", quote(request.Resource), quote(request.Owner), err)
+		return Allocation{}, fmt.Errorf("cannot allocate %s for %s: %w", endpoint.Quote(request.Resource), endpoint.Quote(request.Owner), err)
 	}
 	return allocation, nil
 }
@@ -312,11 +314,11 @@ func (r *resource) checkFree(id string) error {
 	holder := r.holders[id]
 	switch {
 	case holder != nil:
-		return fmt.Errorf("device %s is that of %s: %w", quote(id), quote(holder.owner), ErrInUse)
+		return fmt.Errorf("device %s is that of %s: %w", endpoint.Quote(id), endpoint.Quote(holder.owner), ErrInUse)
 	case !listed:
-		return fmt.Errorf("device %s: %w", quote(id), ErrNotFound)
+		return fmt.Errorf("device %s: %w", endpoint.Quote(id), ErrNotFound)
 	case r.health(id) == Unhealthy:
-		return fmt.Errorf("device %s: %w", quote(id), ErrUnhealthy)
+		return fmt.Errorf("device %s: %w", endpoint.Quote(id), ErrUnhealthy)
 	case r.health(id) != Healthy:
 		return ErrUnavailable
 	}
@@ -329,12 +331,15 @@ func (h *Handler) preference(ctx context.Context, p user, w wish) []string {
 		return nil
 	}
 	h.mu.Lock()
-	r := h.resources[p.resource]
-	_, err := r.choose(w, nil)
-	available := r.free()
+	var available []string
+	if r := h.resources[p.resource]; r != nil { // nobody needs to have an allocation of it that would keep it
+		if _, err := r.choose(w, nil); err == nil { // otherwise reserve says so
+			available = r.free()
+		}
+	}
 	h.mu.Unlock()
-	if err != nil {
-		return nil // reserve says so
+	if len(available) == 0 {
+		return nil
 	}
 	preferred, err := p.prefer(ctx, available, w.devices, w.count)
 	if err != nil {
@@ -348,7 +353,7 @@ func (h *Handler) preference(ctx context.Context, p user, w wish) []string {
 func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, error) {
 	preferred, err := h.askPreferred(ctx, request)
 	if err != nil {
-		return nil, fmt.Errorf("cannot find out which devices of %s the plugin prefers: %w", quote(request.Resource), err)
+		return nil, fmt.Errorf("cannot find out which devices of %s the plugin prefers: %w", endpoint.Quote(request.Resource), err)
 	}
 	return preferred, nil
 }
@@ -395,7 +400,7 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 func (h *Handler) Release(ctx context.Context, resource, owner string) (Allocation, error) {
 	released, err := h.endAllocation(ctx, resource, owner)
 	if err != nil {
-		return Allocation{}, fmt.Errorf("cannot release %s of %s: %w", quote(resource), quote(owner), err)
+		return Allocation{}, fmt.Errorf("cannot release %s of %s: %w", endpoint.Quote(resource), endpoint.Quote(owner), err)
 	}
 	return released, nil
 }

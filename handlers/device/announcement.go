@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -75,8 +77,8 @@ type announcement struct {
 	serial   uint64 // grows from one announcement to the next
 	listener *sock.Listener
 	telling  sync.Once
-	told     chan struct{} // closed when the pipeline has decided for the first time
-	refusal  string        // why the plugin was refused; set before told is closed
+	told     chan struct{} // closed when it is certain what the plugin is told
+	refusal  string        // why it is told to be refused, if it is; set before told is closed
 	leaving  sync.Once
 	leave    chan struct{} // closed when it is to be taken down
 	keep     bool          // the plugin stays remembered; set before leave is closed
@@ -109,6 +111,15 @@ func (a *announcement) end(keep bool) {
 	})
 }
 
+// answer is what the plugin is told: that it was refused, if that has been decided. It hears of nothing that comes later.
+func (a *announcement) answer() error {
+	a.telling.Do(func() { close(a.told) })
+	if a.refusal != "" {
+		return status.Error(codes.FailedPrecondition, a.refusal)
+	}
+	return nil
+}
+
 // GetInfo implements registerapi.RegistrationServer.
 func (a *announcement) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{
@@ -116,22 +127,26 @@ func (a *announcement) GetInfo(context.Context, *registerapi.InfoRequest) (*regi
 	}, nil
 }
 
-// NotifyRegistrationStatus implements registerapi.RegistrationServer. A plugin that was refused would have to register again.
+// NotifyRegistrationStatus implements registerapi.RegistrationServer. A plugin that hears of its refusal has to register again. One that
+// does not, because it registered long ago, stays announced as long as it lives: the pipeline tries again.
 func (a *announcement) NotifyRegistrationStatus(
 	_ context.Context, result *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	registered := result.GetPluginRegistered()
 	if registered {
 		a.older.remember(a)
-	} else {
-		a.takeDown()
 	}
+	hears := false
 	a.telling.Do(func() {
 		if !registered {
 			a.refusal = cmp.Or(result.GetError(), "it was refused")
 		}
+		hears = true
 		close(a.told)
 	})
+	if !registered && (hears || a.older.isOutdated(a) || isDead(a.path)) {
+		a.takeDown()
+	}
 	// What was announced before at the same endpoint is this plugin, or one that is gone.
 	a.older.takeDown(func(other *announcement) bool {
 		return other.path == a.path && other.serial < a.serial && (registered && other.resource == a.resource || other.socket != a.socket)

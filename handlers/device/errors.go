@@ -1,16 +1,6 @@
 package device
 
-import (
-	"errors"
-	"fmt"
-	"strconv"
-	"strings"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
-	"github.com/patchbay-dev/patchbay/cache"
-)
+import "errors"
 
 // The reasons for which methods of a [Handler] fail. Their errors wrap one of them, or that of the context.
 var (
@@ -33,40 +23,3 @@ var (
 	// ErrClosed says that the handler was closed.
 	ErrClosed = errors.New("device handler was closed")
 )
-
-// callError is the failure of a call to a plugin. Its text is of bounded length, whatever the plugin said.
-type callError struct {
-	method string
-	status *status.Status
-}
-
-func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), quote(e.status.Message()))
-}
-
-// GRPCStatus is what status.Code looks for.
-func (e *callError) GRPCStatus() *status.Status { return e.status }
-
-// Is says of an error whether it means "not yet".
-func (e *callError) Is(target error) bool {
-	if target != cache.ErrRetry {
-		return false
-	}
-	switch e.status.Code() {
-	case codes.Canceled, codes.DeadlineExceeded, codes.FailedPrecondition, codes.Unavailable, codes.Aborted:
-		return true
-	default:
-		return false
-	}
-}
-
-// maxQuoted bounds what is repeated of a text in an error, in bytes.
-const maxQuoted = 256
-
-// quote returns a text of a plugin or a caller as one printable, bounded word.
-func quote(s string) string {
-	if len(s) > maxQuoted {
-		return strconv.Quote(strings.ToValidUTF8(s[:maxQuoted], "")) + "…"
-	}
-	return strconv.Quote(s)
-}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 // Store keeps what a [Handler] must know after a restart. A change is durable when the method returns; one that fails may or may not have
@@ -118,6 +119,7 @@ func (h *Handler) Close() error {
 	for _, r := range h.resources {
 		h.depart(r)
 	}
+	h.tell()
 	h.mu.Unlock()
 	h.end()
 	var err error
@@ -160,14 +162,14 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 		err = checkVersions(versions)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot use device plugin %s: %w", quote(pluginName), err)
+		return fmt.Errorf("cannot use device plugin %s: %w", endpoint.Quote(pluginName), err)
 	}
 	return nil
 }
 
 // RegisterPlugin is RegisterPluginContext with a context that does not end, for who calls the handler without the pipeline.
-func (h *Handler) RegisterPlugin(pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error {
-	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpoint, versions, pluginClientTimeout)
+func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
+	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
 	return err
 }
 
@@ -177,12 +179,12 @@ func (h *Handler) RegisterPlugin(pluginName, endpoint string, versions []string,
 //
 // The error wraps [cache.ErrRetry] if the plugin does not answer or cannot yet. Any other error says what is wrong with it.
 func (h *Handler) RegisterPluginContext(
-	ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
+	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
 ) (cache.Registration, error) {
-	p, err := h.register(ctx, pluginName, endpoint, versions, pluginClientTimeout)
+	p, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
 		h.drop(pluginName) // after an error the handler has no instance
-		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", quote(pluginName), endpoint, err)
+		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", endpoint.Quote(pluginName), endpointPath, err)
 	}
 	found := cache.Registration{WatchEndpoint: true, Details: map[string]string{}}
 	if p.preStart {

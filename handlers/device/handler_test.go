@@ -503,6 +503,18 @@ func TestCallOutlivesItsPlugin(t *testing.T) {
 	giving.Wait()
 }
 
+func TestCloseTells(t *testing.T) {
+	r := newRig(t, newFake("a"), device.Config{})
+	changed := r.Changed()
+	r.must(r.Close())
+	select {
+	case <-changed:
+	default:
+		t.Error("nobody is told that the devices are unavailable now")
+	}
+	eventually(t, r.Handler, "a:unavailable")
+}
+
 func TestCloseEndsCalls(t *testing.T) {
 	f := newFake("a")
 	called := make(chan struct{})

@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 const (
@@ -35,17 +37,17 @@ func checkResource(resource string) error {
 	prefix, name, both := strings.Cut(resource, "/")
 	switch {
 	case !both:
-		return fmt.Errorf("resource name %s has no domain; name it like example.com/gpu", quote(resource))
+		return fmt.Errorf("resource name %s has no domain; name it like example.com/gpu", endpoint.Quote(resource))
 	case strings.Contains(resource, "kubernetes.io/"):
-		return fmt.Errorf("resource name %s has a domain of Kubernetes; use a domain of your own", quote(resource))
+		return fmt.Errorf("resource name %s has a domain of Kubernetes; use a domain of your own", endpoint.Quote(resource))
 	case strings.HasPrefix(resource, quotaPrefix):
-		return fmt.Errorf("resource name %s begins with %s, which is reserved; use a domain of your own", quote(resource), quotaPrefix)
+		return fmt.Errorf("resource name %s begins with %s, which is reserved; use a domain of your own", endpoint.Quote(resource), quotaPrefix)
 	case len(prefix) > maxPrefix || !domain.MatchString(prefix):
 		return fmt.Errorf("the domain of resource name %s is no lower-case DNS name of up to %d bytes; name it like example.com/gpu",
-			quote(resource), maxPrefix)
+			endpoint.Quote(resource), maxPrefix)
 	case len(name) > maxName || !qualifiedName.MatchString(name):
 		return fmt.Errorf("the name behind the domain of resource name %s is not made of up to %d letters, digits, -, _ and . that begins "+
-			"and ends with a letter or digit; name it like example.com/gpu", quote(resource), maxName)
+			"and ends with a letter or digit; name it like example.com/gpu", endpoint.Quote(resource), maxName)
 	}
 	return nil
 }
@@ -59,7 +61,7 @@ func checkVersions(versions []string) error {
 	}
 	var announced []string
 	for _, v := range versions[:min(len(versions), 8)] {
-		announced = append(announced, quote(v))
+		announced = append(announced, endpoint.Quote(v))
 	}
 	return fmt.Errorf("none of the versions %s of the device plugin API is supported; announce %s", strings.Join(announced, ", "),
 		pluginapi.Version)
@@ -71,9 +73,9 @@ func checkText(s string, maxLength int) error {
 	case s == "":
 		return errors.New("it is empty")
 	case len(s) > maxLength:
-		return fmt.Errorf("it is longer than %d bytes: %s", maxLength, quote(s))
+		return fmt.Errorf("it is longer than %d bytes: %s", maxLength, endpoint.Quote(s))
 	case !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("it has characters that cannot be printed: %s", quote(s))
+		return fmt.Errorf("it has characters that cannot be printed: %s", endpoint.Quote(s))
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -121,8 +122,8 @@ func (o *older) Register(ctx context.Context, request *pluginapi.RegisterRequest
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	if err := o.register(ctx, request); err != nil {
-		o.h.log.Warn("device plugin not registered", "resource", clip(request.GetResourceName()), "endpoint", clip(request.GetEndpoint()),
-			"error", err)
+		o.h.log.Warn("device plugin not registered", "resource", endpoint.Clip(request.GetResourceName()),
+			"endpoint", endpoint.Clip(request.GetEndpoint()), "error", err)
 		return nil, err
 	}
 	return &pluginapi.Empty{}, nil
@@ -148,17 +149,15 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 	if err != nil {
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
+	a.begin()
 	timer := time.NewTimer(settleTime)
 	defer timer.Stop()
 	select {
 	case <-a.told:
-		if a.refusal != "" {
-			return status.Error(codes.FailedPrecondition, a.refusal)
-		}
 	case <-timer.C: // it goes on
 	case <-ctx.Done():
 	}
-	return nil
+	return a.answer()
 }
 
 // checkEndpoint checks that a name is that of a file, and of none that the handler itself has.
@@ -168,7 +167,7 @@ func checkEndpoint(name string) error {
 	}
 	if strings.ContainsAny(name, `/\`) || strings.HasPrefix(name, ".") || name == kubeletSocket {
 		return fmt.Errorf("endpoint %s is not the name of a socket of the plugin: name a file in the directory of %s, without the directory",
-			quote(name), kubeletSocket)
+			endpoint.Quote(name), kubeletSocket)
 	}
 	return nil
 }
@@ -178,24 +177,25 @@ func (o *older) lookAt(name string) (sock.ID, error) {
 	path := filepath.Join(o.dir, name)
 	info, err := sock.Stat(path)
 	if err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", quote(name), err)
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", endpoint.Quote(name), err)
 	}
 	if !info.IsSocket() {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", quote(name))
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", endpoint.Quote(name))
 	}
 	if info.UID != 0 && int(info.UID) != os.Geteuid() && os.Geteuid() >= 0 {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", quote(name), info.UID,
-			os.Geteuid())
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", endpoint.Quote(name),
+			info.UID, os.Geteuid())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if _, err := sock.Probe(ctx, path); err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", quote(name), err)
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", endpoint.Quote(name), err)
 	}
 	return info.ID, nil
 }
 
-// announce announces a plugin. One before it at the same endpoint is taken down when the pipeline has decided on the new one.
+// announce announces a plugin, once the caller lets that begin. One before it at the same endpoint is taken down when the pipeline has
+// decided on the new one.
 func (o *older) announce(resource, name string, id sock.ID, opts options) (*announcement, error) {
 	o.mu.Lock()
 	full := len(o.announced) >= maxAnnounced
@@ -215,7 +215,6 @@ func (o *older) announce(resource, name string, id sock.ID, opts options) (*anno
 	o.mu.Lock()
 	o.announced[a] = true
 	o.mu.Unlock()
-	a.begin()
 	return a, nil
 }
 
@@ -225,14 +224,16 @@ func (o *older) restore(name string, r endpointRecord) {
 	if err == nil {
 		var id sock.ID
 		if id, err = o.lookAt(name); err == nil && id.String() == r.Socket {
-			_, err = o.announce(r.Resource, name, id, options{preStart: r.PreStart, preferred: r.Preferred})
-		}
-		if err == nil && id.String() == r.Socket {
-			return
+			var a *announcement
+			if a, err = o.announce(r.Resource, name, id, options{preStart: r.PreStart, preferred: r.Preferred}); err == nil {
+				_ = a.answer() // it does not wait for one
+				a.begin()
+				return
+			}
 		}
 	}
-	o.h.log.Info("a device plugin that had registered the older way is not there any more", "resource", clip(r.Resource),
-		"endpoint", clip(name))
+	o.h.log.Info("a device plugin that had registered the older way is not there any more", "resource", endpoint.Clip(r.Resource),
+		"endpoint", endpoint.Clip(name))
 	o.forget(name)
 }
 
@@ -270,7 +271,7 @@ func (o *older) left(a *announcement) {
 // forget removes what remember saved.
 func (o *older) forget(name string) {
 	if err := o.h.store.Delete(endpointPrefix + name); err != nil {
-		o.h.log.Warn("cannot forget a device plugin that is gone", "endpoint", clip(name), "error", err)
+		o.h.log.Warn("cannot forget a device plugin that is gone", "endpoint", endpoint.Clip(name), "error", err)
 	}
 }
 
@@ -286,6 +287,11 @@ func (o *older) takeDown(is func(*announcement) bool) {
 	for _, a := range o.matching(is) {
 		a.takeDown()
 	}
+}
+
+// isOutdated says whether a plugin registered again at the same endpoint after an announcement.
+func (o *older) isOutdated(a *announcement) bool {
+	return len(o.matching(func(other *announcement) bool { return other.path == a.path && other.serial > a.serial })) > 0
 }
 
 // dropDead takes the announcements of a resource down whose plugins are gone. A plugin that comes back registers again.
@@ -321,6 +327,3 @@ func isDead(path string) bool {
 	_, err := sock.Probe(ctx, path)
 	return sock.IsRefused(err) || sock.IsGone(err)
 }
-
-// clip bounds a text for the log.
-func clip(s string) string { return s[:min(len(s), maxQuoted)] }

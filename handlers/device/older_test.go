@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -276,6 +277,49 @@ func TestOlderWayRefuses(t *testing.T) {
 	}
 	r.has("a:healthy")
 	r.untilRegistered(1)
+}
+
+// A plugin that waits for no answer does not hear of a refusal, and so has no reason to register again.
+func TestOlderWayRefusedUnheard(t *testing.T) {
+	dir := tempDir(t)
+	store := newMemory()
+	r := startHost(t, dir, store, nil)
+	stop := serveAt(t, filepath.Join(dir, "sockets", "one.sock"), newFake("a").register)
+	if err := registerOlder(t, dir, older(resource, "one.sock")); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+
+	var refused atomic.Int64
+	var wanted atomic.Bool
+	r = startHost(t, dir, store, func(string) error {
+		if wanted.Load() {
+			return nil
+		}
+		refused.Add(1)
+		return errors.New("not now")
+	})
+	until(t, r.Handler, "it is refused again and again", func() bool { return refused.Load() >= 3 },
+		func() string { return fmt.Sprintf("refused %d times", refused.Load()) })
+	wanted.Store(true)
+	r.has("a:healthy")
+	r.untilRegistered(1)
+
+	// It ends while it is refused: then nobody is left to be taken into use.
+	r.stop()
+	wanted.Store(false)
+	refused.Store(0)
+	r = startHost(t, dir, store, func(string) error {
+		refused.Add(1)
+		return errors.New("not now")
+	})
+	until(t, r.Handler, "it is refused", func() bool { return refused.Load() > 0 }, func() string { return "" })
+	stop()
+	r.untilRegistered(0)
+	r.stop()
+	if len(store.values) != 0 {
+		t.Errorf("the store has %q", store.values)
+	}
 }
 
 // The newer way, through the plugin directory, and both at once.

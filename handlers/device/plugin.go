@@ -116,13 +116,7 @@ func call[Request, Response any](
 	ctx context.Context, p *plugin, name string,
 	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
 ) (Response, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.timeout)
-	defer cancel()
-	response, err := method(ctx, request)
-	if err != nil {
-		return response, &callError{method: name, status: status.Convert(err)}
-	}
-	return response, nil
+	return endpoint.Call(ctx, p.timeout, name, method, request)
 }
 
 // acquire counts the caller among those who call the plugin; it calls done when it has finished. The caller holds h.mu.

@@ -9,8 +9,9 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 const (
@@ -71,7 +72,7 @@ func (h *Handler) stream(ctx context.Context, p *plugin) error {
 	defer cancel()
 	stream, err := p.client.ListAndWatch(ctx, &pluginapi.Empty{})
 	if err != nil {
-		return &callError{method: "ListAndWatch", status: status.Convert(err)}
+		return endpoint.CallError("ListAndWatch", err)
 	}
 	var due time.Time
 	for {
@@ -80,7 +81,7 @@ func (h *Handler) stream(ctx context.Context, p *plugin) error {
 			return errors.New("ListAndWatch: the plugin ended it")
 		}
 		if err != nil {
-			return &callError{method: "ListAndWatch", status: status.Convert(err)}
+			return endpoint.CallError("ListAndWatch", err)
 		}
 		devices, err := devicesOf(list, h.config.MaxDevices)
 		if err != nil {
@@ -109,7 +110,8 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 		}
 		nodes := d.GetTopology().GetNodes()
 		if len(nodes) > maxNodes {
-			return nil, fmt.Errorf("device %s is near to %d NUMA nodes, and more than %d are not allowed", quote(d.GetID()), len(nodes), maxNodes)
+			return nil, fmt.Errorf("device %s is near to %d NUMA nodes, and more than %d are not allowed", endpoint.Quote(d.GetID()), len(nodes),
+				maxNodes)
 		}
 		found := device{healthy: d.GetHealth() == pluginapi.Healthy}
 		for _, n := range nodes {

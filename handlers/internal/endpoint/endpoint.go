@@ -1,5 +1,5 @@
-// Package endpoint connects a handler to the endpoint of a plugin. It is for the handler's own calls while a plugin is taken into use;
-// consumers of the plugin use the shared connection of the registry.
+// Package endpoint connects a handler to the endpoint of a plugin and calls it there, bounded in time and text. It is for the handler's own
+// calls; consumers of the plugin use the shared connection of the registry.
 package endpoint
 
 import (
