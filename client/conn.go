@@ -2,10 +2,12 @@ package client
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/url"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -25,7 +27,25 @@ func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) {
 	if ptype == "" || name == "" {
 		return nil, errors.New("cannot connect to a plugin: its type or its name is empty")
 	}
-	route := proxy.Route(ptype, name)
+	return c.conn(ptype, name, proxy.Route(ptype, name))
+}
+
+// FleetConn returns a connection as Conn does, to a plugin of the fleet. With a node, calls go to that node. Without one they go to this
+// node if it has the plugin, else to another one; all calls on the connection to the same, for as long as that can be called. Calls that
+// are made on other nodes are made with the certificate of this node's daemon.
+func (c *Client) FleetConn(ptype, name, node string) (*grpc.ClientConn, error) {
+	if ptype == "" || name == "" {
+		return nil, errors.New("cannot connect to a plugin: its type or its name is empty")
+	}
+	route := append(proxy.Route(ptype, name), proxy.FleetKey, rand.Text())
+	if node != "" {
+		route = append(route, proxy.NodeKey, url.PathEscape(node))
+	}
+	return c.conn(ptype, name, route)
+}
+
+// conn returns a connection whose calls have the metadata of a route.
+func (c *Client) conn(ptype, name string, route []string) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) }),

@@ -69,6 +69,8 @@ type FleetPlugin struct {
 	// RegisteredAt is when it was registered; LastSeen is when its node was last known to be alive, nil while that is ready.
 	RegisteredAt *time.Time `json:"registeredAt"`
 	LastSeen     *time.Time `json:"lastSeen"`
+	// FencingToken is above zero if its node holds the lock of a plugin of which one instance in the fleet may be active. Only lists have it.
+	FencingToken int64 `json:"fencingToken"`
 }
 
 // FleetChange is one change in the fleet.
@@ -207,5 +209,6 @@ func fleetPluginOf(p *patchbayv1.FleetPlugin) FleetPlugin {
 		PublishedState: p.GetPublishedState(), Reason: p.GetReason(), Current: p.GetCurrent(), Instance: p.GetInstance(),
 		Endpoint: p.GetEndpoint(), Source: p.GetSource(), Roles: listOf(p.GetRoles()), Details: p.GetDetails(),
 		RegisteredAt: timeOf(p.GetRegisteredAt()), LastSeen: timeOf(p.GetLastSeen()),
+		FencingToken: p.GetFencingToken(),
 	}
 }

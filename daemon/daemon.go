@@ -78,6 +78,13 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	if httpListener != nil {
 		parts.add(func() error { _ = httpListener.Close(); return nil }) // a second time if it was served
 	}
+	fleetListener, err := d.config.Fleet.listen(ctx)
+	if err != nil {
+		return err
+	}
+	if fleetListener != nil {
+		parts.add(func() error { _ = fleetListener.Close(); return nil }) // a second time if it was served
+	}
 	traced, stopTracing, err := d.config.Tracing.start(d.config.Build)
 	if err != nil {
 		return err
@@ -108,11 +115,17 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		return err
 	}
 	seen := observed{Runtime: runtime, reloads: d.reloads, dispense: dispense}
-	if seen.fleet, err = newFleetMember(d.config.Fleet, d.config.Build, seen, d.log); err != nil {
+	seen.fleet, err = newFleetMember(d.config.Fleet, d.config.Build, seen, runtime.Registry(), fleetListener, d.log)
+	if err != nil {
 		return err
 	}
 	parts.add(seen.fleet.leave)
+	registry := seen.fleet.guard(runtime.Registry())
+	if dispense != nil {
+		dispense.registry = registry
+	}
 	metrics.watch(seen, runtime.Launcher(), d.config.StatePath)
+	metrics.watchFleet(seen.fleet)
 	parts.add(d.handlers.close)
 	if err := d.addHandlers(runtime, state); err != nil {
 		return err
@@ -126,16 +139,21 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	d.reloads.begin(runtime)
-	seen.fleet.join(ctx)
+	seen.fleet.join(ctx, runtime.Registry())
 	server := serve(listener, newGuard(d.config.ControlSocket),
-		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(runtime.Registry()), fleet: seen.fleet, reload: d.Reload,
-			handlers: d.handlers.all, build: d.config.Build, started: time.Now()}, cancel, d.log)
+		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(registry, seen.fleet.caller()), fleet: seen.fleet,
+			reload: d.Reload, handlers: d.handlers.all, build: d.config.Build, started: time.Now()}, cancel, d.log)
 	stopControl = server.stop
 	if httpListener != nil {
 		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
 		status := web.New(webSource{seen, runtime.Launcher(), seen.fleet})
 		health := health{scanned: runtime.Ready(), conditions: runtime.Conditions}
 		parts.add(serveHTTP(httpListener, pages{health, metrics.handler(), status}, cancel, d.log).stop)
+	}
+	if fleetListener != nil {
+		d.log.Info("taking calls from other nodes", "address", fleetListener.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
+		parts.add(serveFleet(ctx, fleetListener, seen.fleet.credentials, d.config.Fleet.Serve.Allow, registry, runtime.Publish, cancel,
+			d.log).stop)
 	}
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
 	stopDispense := dispense.start(ctx)

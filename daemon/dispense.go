@@ -112,9 +112,9 @@ func newDispense(dir string, registry dynamicplugins.Registry, log *slog.Logger)
 func (d *dispense) run(ctx context.Context) {
 	// The registry is shut down soon after: by then every call has been told why it ends.
 	defer context.AfterFunc(ctx, func() { d.stop(errStopping) })()
-	d.clear(ctx)
 	plugins, events := d.registry.Watch(ctx, "")
 	d.followAll(ctx, plugins)
+	d.clear(ctx)
 	timer := time.NewTimer(d.untilDue())
 	defer timer.Stop()
 	for open := true; open; timer.Reset(d.untilDue()) {

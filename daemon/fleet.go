@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"reflect"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
@@ -23,8 +25,12 @@ type FleetConfig struct {
 	Space fleet.Space
 	// Node is the name of the node; empty for the host name, in lower case.
 	Node string
-	// Address is HOST:PORT at which other nodes reach this one; empty if they do not.
+	// Address is HOST:PORT at which other nodes reach this one; empty for where Serve listens.
 	Address string
+	// Serve says how the node and others call each other's plugins.
+	Serve FleetServe
+	// Exclusive are the types, or roles, of plugins of which only one instance of a name in the fleet may be active.
+	Exclusive []string
 	// Presence and Retention are those of [fleet.PublisherConfig]; zero for the defaults.
 	Presence, Retention time.Duration
 }
@@ -39,6 +45,9 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 		rest.Endpoints, rest.Timeout = nil, 0
 		if !reflect.DeepEqual(rest, fleet.Etcd{}) {
 			check("fleet.etcd", errors.New("there is no endpoint: name at least one with fleet.etcd.endpoints, or leave the rest out too"))
+		}
+		if c.Serve.Listen != "" || len(c.Serve.Allow) > 0 || c.Serve.enabled() {
+			check("fleet.serve", errors.New("the node belongs to no fleet: name etcd with fleet.etcd.endpoints"))
 		}
 		return
 	}
@@ -55,6 +64,10 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 		retention = fleet.DefaultRetention
 	}
 	check("fleet.presence", fleet.ValidateTimes(presence, retention))
+	c.Serve.validate(check)
+	for _, ptype := range c.Exclusive {
+		check("fleet.exclusive", validateType(ptype))
+	}
 }
 
 // equal says whether two configurations are alike.
@@ -65,23 +78,31 @@ const readerIdle = 5 * time.Minute
 
 // fleetMember is the daemon's part in a fleet. Nil stands for none.
 type fleetMember struct {
-	cluster   *fleet.Cluster
-	space     fleet.Space
-	publisher *fleet.Publisher
-	log       *slog.Logger
-	cancel    context.CancelFunc
-	running   sync.WaitGroup
+	cluster *fleet.Cluster
+	node    string
+	local   fleetLocal
+	calls   *fleetCalls
+	// credentials are nil if the node neither takes calls from others nor calls them.
+	credentials *fleet.Credentials
+	space       fleet.Space
+	publisher   *fleet.Publisher
+	log         *slog.Logger
+	cancel      context.CancelFunc
+	running     sync.WaitGroup
 
-	mu     sync.Mutex
-	reader *fleet.Reader // nil while nobody asks
-	users  int
-	idle   *time.Timer
-	closed bool
+	mu            sync.Mutex
+	reader        *fleet.Reader     // nil while nobody asks
+	closedReaders fleet.ReaderStats // the sum of what readers that are closed did
+	users         int
+	idle          *time.Timer
+	closed        bool
 }
 
-// newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published before join; the caller calls
-// leave.
-func newFleetMember(c FleetConfig, build Build, source source, log *slog.Logger) (*fleetMember, error) {
+// newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Listener is where it takes calls from other nodes,
+// nil for nowhere. Nothing is published before join; the caller calls leave.
+func newFleetMember(
+	c FleetConfig, build Build, source source, registry dynamicplugins.Registry, listener net.Listener, log *slog.Logger,
+) (*fleetMember, error) {
 	if !c.enabled() {
 		return nil, nil
 	}
@@ -97,24 +118,56 @@ func newFleetMember(c FleetConfig, build Build, source source, log *slog.Logger)
 	if err != nil {
 		return nil, err
 	}
+	address, err := c.published(listener)
+	if err != nil {
+		return nil, err
+	}
 	publisher, err := fleet.NewPublisher(cluster, fleet.PublisherConfig{
-		Space: c.Space, Node: node, Address: c.Address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
+		Space: c.Space, Node: node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
 		Local: fleetLocal{source}, Logger: log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &fleetMember{cluster: cluster, space: c.Space, publisher: publisher, log: log, cancel: func() {}}, nil
+	m := &fleetMember{
+		cluster: cluster, node: node, local: fleetLocal{source}, space: c.Space, publisher: publisher, log: log, cancel: func() {},
+	}
+	if c.Serve.enabled() {
+		if m.credentials, err = fleet.NewCredentials(c.Serve.TLS); err != nil {
+			return nil, err
+		}
+	}
+	if m.calls, err = newFleetCalls(m, c, registry); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
-// join begins to publish the node, until ctx ends. It does not block.
-func (m *fleetMember) join(ctx context.Context) {
+// join begins to publish the node and to compete for its locks, until ctx ends. It does not block.
+func (m *fleetMember) join(ctx context.Context, registry dynamicplugins.Registry) {
 	if m == nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	m.cancel = cancel
 	m.running.Go(func() { m.publisher.Run(ctx) })
+	m.calls.stand(ctx, registry, m.local.Changes(ctx))
+}
+
+// guard returns the registry without the plugins whose locks the node does not hold.
+func (m *fleetMember) guard(registry dynamicplugins.Registry) dynamicplugins.Registry {
+	if m == nil {
+		return registry
+	}
+	return m.calls.guard(registry)
+}
+
+// caller returns what calls the fleet, nil if the node belongs to none.
+func (m *fleetMember) caller() *fleetCalls {
+	if m == nil {
+		return nil
+	}
+	return m.calls
 }
 
 // leave ends everything that join and the requests have begun. It takes no more than a few seconds, whatever etcd does.
@@ -134,7 +187,7 @@ func (m *fleetMember) leave() error {
 		reader.Close()
 	}
 	m.running.Wait()
-	return nil
+	return m.calls.close()
 }
 
 // conditions returns the condition of the publisher, if there is one.
@@ -174,6 +227,7 @@ func (m *fleetMember) release() {
 		defer m.mu.Unlock()
 		if m.users == 0 && !m.closed && m.reader != nil {
 			m.reader.Close()
+			m.closedReaders = m.closedReaders.Add(m.reader.Stats())
 			m.reader = nil
 		}
 	})

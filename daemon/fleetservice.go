@@ -13,8 +13,8 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// firstRead bounds how long a request waits for the first list of the fleet. It is less than callers wait for an answer, so that they get
-// the reason.
+// firstRead bounds how long a request, unless it is one to wait, waits for the first list of the fleet. It is less than callers wait for
+// an answer, so that they get the reason.
 const firstRead = 4 * time.Second
 
 // fleetService answers for the fleet. What is documented in fleet.proto is not repeated here.
@@ -24,16 +24,31 @@ type fleetService struct {
 
 // read returns a reader that has read the fleet.
 func (s fleetService) read(ctx context.Context) (*fleet.Reader, func(), error) {
+	waiting, cancel := context.WithTimeout(ctx, firstRead)
+	defer cancel()
+	return s.readWhile(ctx, waiting)
+}
+
+// readPatiently is read for a call that is there to wait: for nearly all of its time, so that the reason still arrives.
+func (s fleetService) readPatiently(ctx context.Context) (*fleet.Reader, func(), error) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return s.readWhile(ctx, ctx)
+	}
+	waiting, cancel := context.WithTimeout(ctx, time.Until(deadline)*9/10)
+	defer cancel()
+	return s.readWhile(ctx, waiting)
+}
+
+// readWhile waits for the first list until waiting ends, which comes from ctx, that of the call.
+func (s fleetService) readWhile(ctx, waiting context.Context) (*fleet.Reader, func(), error) {
 	if s.member == nil {
-		return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
-			errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration"))
+		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
 	}
 	reader, release, err := s.member.acquire()
 	if err != nil {
 		return nil, nil, connect.NewError(connect.CodeUnavailable, err)
 	}
-	waiting, cancel := context.WithTimeout(ctx, firstRead)
-	defer cancel()
 	if err := reader.Ready(waiting); err != nil {
 		release()
 		switch {
@@ -74,9 +89,16 @@ func (s fleetService) ListFleetPlugins(
 		return nil, err
 	}
 	defer release()
-	return connect.NewResponse(&patchbayv1.ListFleetPluginsResponse{
-		Plugins: fleetPluginMessages(reader.Plugins(filterOf(request.Msg.GetFilter()))), Health: healthMessage(reader.Health()),
-	}), nil
+	plugins := fleetPluginMessages(reader.Plugins(filterOf(request.Msg.GetFilter())))
+	health := healthMessage(reader.Health())
+	leaders, err := s.member.calls.leaders(ctx)
+	if err != nil && health.GetMessage() == "" {
+		health.Message = valid(err.Error())
+	}
+	for _, p := range plugins {
+		markLeader(p, leaders)
+	}
+	return connect.NewResponse(&patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}), nil
 }
 
 // WatchFleet implements patchbayv1connect.FleetServiceHandler.
@@ -134,7 +156,7 @@ func (s fleetService) WatchFleet(
 func (s fleetService) WaitForFleetPlugin(
 	ctx context.Context, request *connect.Request[patchbayv1.WaitForFleetPluginRequest],
 ) (*connect.Response[patchbayv1.WaitForFleetPluginResponse], error) {
-	reader, release, err := s.read(ctx)
+	reader, release, err := s.readPatiently(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -212,6 +234,17 @@ func fleetPluginMessages(plugins []fleet.Plugin) []*patchbayv1.FleetPlugin {
 		messages[i] = fleetPluginMessage(p)
 	}
 	return messages
+}
+
+// markLeader says of a plugin whether its node holds its lock, that of its type or of the first of its roles that has one.
+func markLeader(p *patchbayv1.FleetPlugin, leaders map[fleet.Lock]fleet.Leader) {
+	for _, ptype := range append([]string{p.GetType()}, p.GetRoles()...) {
+		leader, ok := leaders[fleet.Lock{Type: ptype, Name: p.GetName()}]
+		if ok && leader.Node == p.GetNode() && p.GetCurrent() {
+			p.FencingToken = leader.Token
+			return
+		}
+	}
 }
 
 func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {

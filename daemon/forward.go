@@ -16,15 +16,18 @@ import (
 )
 
 // forwarder takes the gRPC calls on the control socket that are not for the control API and forwards each to the plugin that its metadata
-// name, see [proxy.Route]. It admits whom the control API admits.
+// name, see [proxy.Route], on this node or in the fleet. It admits whom the control API admits.
 type forwarder struct{ grpc *grpc.Server }
 
-func newForwarder(registry dynamicplugins.Registry) *forwarder {
+func newForwarder(registry dynamicplugins.Registry, calls *fleetCalls) *forwarder {
 	forward := proxy.Handler(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
 		md, _ := grpcmetadata.FromIncomingContext(ctx)
 		ptype, name, err := proxy.ParseRoute(md)
 		if err != nil {
 			return nil, status.Error(codes.Unimplemented, err.Error())
+		}
+		if isFleetCall(md) {
+			return calls.direct(md, ptype, name)
 		}
 		return connTo(ctx, registry, ptype, name)
 	})

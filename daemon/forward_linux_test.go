@@ -22,7 +22,7 @@ func TestForwardRefusesStranger(t *testing.T) {
 	listener, path := openSocket(t, 0)
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
-	s := serve(listener, newGuard(path), &control{calls: newForwarder(b.registry), started: time.Now()},
+	s := serve(listener, newGuard(path), &control{calls: newForwarder(b.registry, nil), started: time.Now()},
 		func() { t.Error("the server failed") }, discard)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))

@@ -118,14 +118,27 @@ patchbay_plugins{state="registered",type="T"} 2
 
 func TestMethodLabelsAreBounded(t *testing.T) {
 	m := newRPCMetrics()
+	for _, named := range []string{"/s/none", "/s/\xff"} {
+		if got := m.label(named, codes.Unimplemented); got != labelOther {
+			t.Errorf("%q, which nobody has, has label %q", named, got)
+		}
+	}
+	if got := m.label("/s/\xff", codes.OK); got != labelOther {
+		t.Errorf("a method that is not UTF-8 has label %q", got)
+	}
 	for i := range 2 * maxMethods {
-		m.label(fmt.Sprint("/s/", i))
+		m.label(fmt.Sprint("/s/", i), codes.OK)
 	}
-	if got := m.label("/s/0"); got != "/s/0" {
-		t.Errorf("a known method has label %q", got)
+	for _, code := range []codes.Code{codes.OK, codes.Unimplemented} {
+		if got := m.label("/s/0", code); got != "/s/0" {
+			t.Errorf("a known method has label %q", got)
+		}
 	}
-	if got := m.label("/s/new"); got != labelOther {
+	if got := m.label("/s/new", codes.OK); got != labelOther {
 		t.Errorf("one too many has label %q", got)
+	}
+	if len(m.methods) != maxMethods {
+		t.Errorf("%d methods are kept, want %d", len(m.methods), maxMethods)
 	}
 }
 

@@ -3,13 +3,15 @@ package daemon
 import (
 	"context"
 	"sync"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 )
 
-// maxMethods bounds how many RPC methods have a label of their own: callers of a plugin choose their names.
+// maxMethods bounds how many RPC methods have a label of their own: callers of a plugin choose their names, and plugins which they answer.
 const maxMethods = 256
 
 // rpcMetrics counts the calls on the shared connections to plugins. It is a [stats.Handler].
@@ -40,7 +42,7 @@ type rpcMethod struct{}
 
 // TagRPC implements [stats.Handler].
 func (m *rpcMetrics) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
-	return context.WithValue(ctx, rpcMethod{}, m.label(info.FullMethodName))
+	return context.WithValue(ctx, rpcMethod{}, info.FullMethodName)
 }
 
 // HandleRPC implements [stats.Handler].
@@ -50,7 +52,9 @@ func (m *rpcMetrics) HandleRPC(ctx context.Context, s stats.RPCStats) {
 		return
 	}
 	method, _ := ctx.Value(rpcMethod{}).(string)
-	m.calls.WithLabelValues(method, status.Code(end.Error).String()).Inc()
+	code := status.Code(end.Error)
+	method = m.label(method, code)
+	m.calls.WithLabelValues(method, code.String()).Inc()
 	m.durations.WithLabelValues(method).Observe(end.EndTime.Sub(end.BeginTime).Seconds())
 }
 
@@ -60,13 +64,17 @@ func (m *rpcMetrics) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.
 // HandleConn implements [stats.Handler].
 func (m *rpcMetrics) HandleConn(context.Context, stats.ConnStats) {}
 
-// label returns the label of a method: the method, unless there are too many.
-func (m *rpcMetrics) label(method string) string {
+// label returns the label of a method whose call ended with a code: the method, unless there are too many, or only callers have ever named
+// it.
+func (m *rpcMetrics) label(method string, code codes.Code) string {
 	m.mu.RLock()
 	known := m.methods[method]
 	m.mu.RUnlock()
-	if known {
+	switch {
+	case known:
 		return method
+	case code == codes.Unimplemented || !utf8.ValidString(method): // which no label may be
+		return labelOther
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

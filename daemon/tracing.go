@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/otel/attribute"
@@ -13,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay"
 )
@@ -75,6 +77,8 @@ func (t Tracing) start(build Build) (_ patchbay.Observer, stop func() error, err
 		Tracer: provider.Tracer("github.com/patchbay-dev/patchbay"),
 		DialOptions: []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(
 			otelgrpc.WithTracerProvider(provider),
+			// The name of a method is a caller's own; one that is not UTF-8 would have all spans of its batch dropped.
+			otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return utf8.ValidString(info.FullMethodName) }),
 			otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
 		))},
 	}

@@ -40,7 +40,7 @@ type webFleet struct {
 }
 
 func (f webFleet) Nodes() []*patchbayv1.FleetNode {
-	nodes := f.reader.Snapshot(fleet.Filter{Types: []string{""}}).Nodes
+	nodes := f.reader.Nodes()
 	messages := make([]*patchbayv1.FleetNode, len(nodes))
 	for i, n := range nodes {
 		messages[i] = nodeMessage(n)
@@ -49,7 +49,7 @@ func (f webFleet) Nodes() []*patchbayv1.FleetNode {
 }
 
 func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
-	return fleetPluginMessages(f.reader.Snapshot(fleet.Filter{Nodes: []string{node}}).Plugins)
+	return fleetPluginMessages(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}))
 }
 
 func (f webFleet) Close() { f.release() }

@@ -7,7 +7,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,7 +23,7 @@ import (
 type Etcd struct {
 	// Endpoints are the URLs of the members, for example https://10.0.0.1:2379; at least one.
 	Endpoints []string
-	// CA is a file with the certificates, in PEM, that sign those of etcd; empty for those that the system trusts.
+	// CA is a file with the certificates, in PEM, that sign those of etcd; empty for those that the system trusts. It is read once.
 	CA string
 	// Cert and Key are files with the certificate of this client and its key, in PEM; empty for none. They are read again when they have
 	// changed, for every connection that is made from then on.
@@ -45,9 +47,11 @@ func (e Etcd) Validate() error {
 	}
 	secure := 0
 	for _, endpoint := range e.Endpoints {
-		scheme, host, ok := strings.Cut(endpoint, "://")
+		scheme, address, ok := strings.Cut(endpoint, "://")
+		host, port, err := net.SplitHostPort(address)
+		_, noPort := strconv.ParseUint(port, 10, 16)
 		switch {
-		case !ok || host == "" || scheme != "http" && scheme != "https":
+		case !ok || err != nil || host == "" || noPort != nil || scheme != "http" && scheme != "https":
 			return fmt.Errorf("etcd endpoint %q is no URL: write it as https://HOST:PORT or http://HOST:PORT", endpoint)
 		case scheme == "https":
 			secure++
@@ -177,7 +181,7 @@ func (k *keyPair) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 	case err == nil:
 		k.loaded, k.from = &pair, from
 	case k.loaded == nil:
-		return nil, fmt.Errorf("cannot read the client certificate for etcd: %w", err)
+		return nil, fmt.Errorf("cannot read certificate %s and its key: %w", k.cert, err)
 	}
 	return k.loaded, nil
 }

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// pageSize is the number of keys of one page of a list.
+	// pageSize is the number of keys of one page of a list, unless their values are too large for one message.
 	pageSize = 500
 	// maxDeadAsked bounds for how many dead nodes etcd is asked when they were last alive.
 	maxDeadAsked = 256
@@ -295,9 +295,13 @@ func (f *follower) list(ctx context.Context) (next int64, err error) {
 	f.anchor.key, f.anchor.revision = "", 0
 	from := f.config.Space.nodes()
 	end := clientv3.GetPrefixRangeEnd(from)
-	revision := int64(0)
+	revision, limit := int64(0), int64(pageSize)
 	for more := true; more; {
-		page, err := f.page(ctx, from, end, revision)
+		page, err := f.page(ctx, from, end, revision, limit)
+		if isTooLarge(err) && limit > 1 {
+			limit /= 2
+			continue
+		}
 		if err != nil {
 			if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
 				return 0, errHistory
@@ -344,10 +348,10 @@ func (f *follower) list(ctx context.Context) (next int64, err error) {
 	return revision + 1, nil
 }
 
-func (f *follower) page(ctx context.Context, from, end string, revision int64) (*clientv3.GetResponse, error) {
+func (f *follower) page(ctx context.Context, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
 	ctx, cancel := within(ctx, f.config.Timeout)
 	defer cancel()
-	return f.store.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision))
+	return f.store.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
 }
 
 // date finds out when nodes that were dead before the reader came were last alive: a node renews its retention lease.
@@ -364,7 +368,10 @@ func (f *follower) date(ctx context.Context) {
 		asking, cancel := within(ctx, f.config.Timeout)
 		ago, err := f.store.renewed(asking, lease)
 		cancel()
-		if err != nil {
+		switch {
+		case errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound):
+			continue // its retention has just ended
+		case err != nil:
 			return // it is not worth more
 		}
 		seen := time.Now().Add(-ago)

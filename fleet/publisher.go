@@ -108,6 +108,7 @@ type leases struct{ presence, retention clientv3.LeaseID }
 
 // NewPublisher returns a publisher. Nothing happens before Run.
 func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
+	config.Timeout = cmp.Or(config.Timeout, c.config.Timeout)
 	return newPublisher(newDialer(c), config)
 }
 

@@ -196,13 +196,15 @@ func TestRefuses(t *testing.T) {
 		}
 	}
 	for want, e := range map[string]Etcd{
-		"no etcd endpoint":     {},
-		"is no URL":            {Endpoints: []string{"10.0.0.1:2379"}},
-		"use https:// for all": {Endpoints: []string{"https://a:1", "http://b:1"}},
-		"settings for TLS":     {Endpoints: []string{"http://a:1"}, CA: "ca.crt"},
-		"needs its key":        {Endpoints: []string{"https://a:1"}, Cert: "a.crt"},
-		"needs a password":     {Endpoints: []string{"https://a:1"}, User: "a"},
-		"no such file":         {Endpoints: []string{"https://a:1"}, CA: "/nowhere/ca.crt"},
+		"no etcd endpoint":      {},
+		"is no URL":             {Endpoints: []string{"10.0.0.1:2379"}},
+		"\"http://a\" is no":    {Endpoints: []string{"http://a"}},
+		"\"http://a:1/\" is no": {Endpoints: []string{"http://a:1/"}},
+		"use https:// for all":  {Endpoints: []string{"https://a:1", "http://b:1"}},
+		"settings for TLS":      {Endpoints: []string{"http://a:1"}, CA: "ca.crt"},
+		"needs its key":         {Endpoints: []string{"https://a:1"}, Cert: "a.crt"},
+		"needs a password":      {Endpoints: []string{"https://a:1"}, User: "a"},
+		"no such file":          {Endpoints: []string{"https://a:1"}, CA: "/nowhere/ca.crt"},
 	} {
 		if _, err := Connect(e); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %q", e, err, want)

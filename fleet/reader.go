@@ -23,7 +23,7 @@ var ErrClosed = errors.New("the reader of the fleet is closed")
 // ReaderConfig is what a [Reader] works with.
 type ReaderConfig struct {
 	Space Space
-	// Timeout bounds one request (default 5 s).
+	// Timeout bounds one request (default: that of Etcd).
 	Timeout time.Duration
 	// Logger is told when etcd is lost and found; nil for no log.
 	Logger *slog.Logger
@@ -50,8 +50,16 @@ type ReaderStats struct {
 	Lists, Watches, Events uint64
 }
 
+// Add returns the sum of two counts.
+func (s ReaderStats) Add(other ReaderStats) ReaderStats {
+	return ReaderStats{Lists: s.Lists + other.Lists, Watches: s.Watches + other.Watches, Events: s.Events + other.Events}
+}
+
 // Open begins to read a fleet. It does not block; Ready does. The caller calls Close.
-func Open(c *Cluster, config ReaderConfig) *Reader { return open(newDialer(c), config) }
+func Open(c *Cluster, config ReaderConfig) *Reader {
+	config.Timeout = cmp.Or(config.Timeout, c.config.Timeout)
+	return open(newDialer(c), config)
+}
 
 func open(d dialer, config ReaderConfig) *Reader {
 	config.Timeout = cmp.Or(config.Timeout, defaultTimeout)
@@ -156,10 +164,7 @@ func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change
 		return Snapshot{}, nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r.mu.Lock()
-	snapshot := r.snapshot(f)
-	changes := r.feed.Subscribe(ctx, "")
-	r.mu.Unlock()
+	snapshot, changes := r.subscribe(ctx, f)
 	return snapshot, func(yield func(Change) bool) {
 		defer cancel()
 		for change := range changes {
@@ -170,23 +175,36 @@ func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change
 	}, nil
 }
 
+// subscribe returns the present state and a channel of all that follows on it.
+func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan Change) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.snapshot(f), r.feed.Subscribe(ctx, "")
+}
+
 // Wait blocks until the plugins that pass the filter are what is waited for, and returns them. If ctx ends before, the error is its cause,
 // and the plugins are those that there were then.
 func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) ([]Plugin, error) {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
-	snapshot, changes, err := r.Watch(watching, f)
-	if err != nil {
+	if err := r.Ready(watching); err != nil {
 		return nil, err
 	}
+	snapshot, changes := r.subscribe(watching, f)
 	plugins := snapshot.Plugins
 	if until(plugins) {
 		return plugins, nil
 	}
+	changed := false
 	for change := range changes {
-		if change.Node != nil {
+		if change.Node == nil {
+			_, passes := change.through(f)
+			changed = changed || passes
+		}
+		if !changed || len(changes) > 0 { // one look is enough for all that have come
 			continue
 		}
+		changed = false
 		if plugins = r.Plugins(f); until(plugins) {
 			return plugins, nil
 		}
@@ -213,20 +231,31 @@ func (r *Reader) nodes(f Filter) []Node {
 }
 
 func (r *Reader) plugins(f Filter) []Plugin {
-	var plugins []Plugin
-	for name, m := range r.members {
+	// What is sorted is small: plugins are large, and a fleet has many.
+	type found struct {
+		*member
+		*pluginRecord
+		number int
+	}
+	var all []found
+	for _, name := range slices.Sorted(maps.Keys(r.members)) {
 		if !anyOf(f.Nodes, name) {
 			continue
 		}
+		m := r.members[name]
 		for _, record := range m.plugins {
-			if p := m.plugin(record); f.Match(p) {
-				plugins = append(plugins, p)
+			if f.Match(m.plugin(record)) {
+				all = append(all, found{m, record, len(all)})
 			}
 		}
 	}
-	slices.SortStableFunc(plugins, func(a, b Plugin) int {
-		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))
+	slices.SortFunc(all, func(a, b found) int {
+		return cmp.Or(strings.Compare(a.ptype, b.ptype), strings.Compare(a.name, b.name), a.number-b.number)
 	})
+	plugins := make([]Plugin, len(all))
+	for i, p := range all {
+		plugins[i] = p.plugin(p.pluginRecord)
+	}
 	return plugins
 }
 

@@ -335,8 +335,11 @@ func (c content) same(other content) bool {
 	return c.recordSum == other.recordSum && c.pluginsSum == other.pluginsSum
 }
 
-// leave says that the node has stopped.
+// leave says that the node has stopped, if it can have been published: a record without a lease would stay for ever.
 func (s *session) leave(ctx context.Context) {
+	if s.leases.presence == 0 || s.leases.retention == 0 {
+		return
+	}
 	ctx, cancel := within(ctx, min(s.config.Timeout, 2*time.Second))
 	defer cancel()
 	record := s.record()

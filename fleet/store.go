@@ -81,7 +81,7 @@ func (d *clusterDialer) dial(ctx context.Context) (store, error) {
 	}
 	s := &etcdStore{config: d.config}
 	_, host, _ := strings.Cut(endpoint, "://")
-	conn, err := grpc.NewClient(host, append([]grpc.DialOption{
+	conn, err := grpc.NewClient("dns:///"+host, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
 		grpc.WithPerRPCCredentials(&s.token),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
@@ -238,7 +238,16 @@ func elsewhere(err error) bool {
 		return true
 	}
 	code := status.Code(err)
+	if answer, ok := errors.AsType[rpctypes.EtcdError](known); ok {
+		code = answer.Code()
+	}
 	return code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled
+}
+
+// isTooLarge says whether an answer was larger than maxMessage. Etcd has errors with the same code.
+func isTooLarge(err error) bool {
+	_, known := errors.AsType[rpctypes.EtcdError](rpctypes.Error(err))
+	return !known && status.Code(err) == codes.ResourceExhausted
 }
 
 // explain makes an error of etcd readable, with what to do where that is known.
@@ -257,6 +266,9 @@ func explain(err error) error {
 		return fmt.Errorf("the member of etcd has no leader: %w; see that most of the members run and reach each other", known)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(known, rpctypes.ErrTimeout):
 		return errors.New("etcd does not answer in time; see that it runs and can be reached")
+	}
+	if answer, ok := errors.AsType[rpctypes.EtcdError](known); ok {
+		return fmt.Errorf("etcd refuses: %w", answer)
 	}
 	if s, ok := status.FromError(err); ok && s.Message() != "" {
 		return fmt.Errorf("etcd cannot be reached: %s", strings.ReplaceAll(s.Message(), "\n", " "))

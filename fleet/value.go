@@ -158,8 +158,9 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
+// timeOf returns zero also for a time beyond the years 1 to 9999, which no format for times can show.
 func timeOf(t *timestamppb.Timestamp) time.Time {
-	if t == nil {
+	if !t.IsValid() {
 		return time.Time{}
 	}
 	return t.AsTime()

@@ -15,16 +15,16 @@ const (
 	NameKey = "patchbay-name"
 )
 
-// Metadata keys for calls between nodes. The proxy forwards none of them, so that neither a plugin nor a caller can be deceived by one that was
-// not meant for it. Values are percent-encoded.
+// Metadata keys for calls between nodes. The proxy forwards none of them, so that neither a plugin nor a caller can be deceived by one that
+// was not meant for it. Values are percent-encoded.
 const (
-	// FleetKey, on a control socket, has a call go to any node of the fleet. Calls with the same value, which may be any text, go to the same
-	// node for as long as that can be called.
+	// FleetKey, on a control socket, has a call go to any node of the fleet. Calls with the same value, which may be any text, go to the
+	// same node for as long as that can be called.
 	FleetKey = "patchbay-fleet"
 	// NodeKey, on a control socket, has a call go to the node of this name.
 	NodeKey = "patchbay-node"
-	// FencingTokenKey has, in calls to a plugin of which only one instance in the fleet may be active, a decimal number that grows whenever the
-	// lock of the plugin passes to another node. Only Patchbay sets it.
+	// FencingTokenKey has, in calls to a plugin of which only one instance in the fleet may be active, a decimal number that grows whenever
+	// the lock of the plugin passes to another node. Only Patchbay sets it.
 	FencingTokenKey = "patchbay-fencing-token"
 )
 

@@ -2,6 +2,7 @@ package reconciler
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -56,7 +57,7 @@ func (r *Reconciler) begin(in *instance) {
 	}
 	ctx := trace.ContextWithSpanContext(context.Background(), in.trace)
 	_, in.attempt.span = r.cfg.Tracer.Start(ctx, "register plugin", trace.WithTimestamp(in.attempt.began),
-		trace.WithAttributes(attribute.String("patchbay.socket", in.info.SocketPath)))
+		trace.WithAttributes(attribute.String("patchbay.socket", spanText(in.info.SocketPath))))
 	if !in.trace.IsValid() {
 		in.trace = in.attempt.span.SpanContext()
 	}
@@ -80,13 +81,16 @@ func (r *Reconciler) end(in *instance, result Result, err error) {
 	a.span.SetAttributes(attribute.String("patchbay.plugin.type", in.announced.Type),
 		attribute.String("patchbay.plugin.name", in.announced.Name), attribute.String("patchbay.result", string(result)))
 	if err != nil {
-		a.span.SetStatus(codes.Error, err.Error())
+		a.span.SetStatus(codes.Error, spanText(err.Error()))
 	}
 	a.span.End()
 	if result == ResultRegistered {
 		in.trace = trace.SpanContext{} // what comes after this is another story
 	}
 }
+
+// spanText returns a text for a span. A path may have bytes that are not UTF-8, for which an exporter would drop all spans of a batch.
+func spanText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // traced returns a context for the calls of the attempt on an instance. mu is held.
 func (in *instance) traced(ctx context.Context) context.Context {
@@ -104,7 +108,7 @@ func (r *Reconciler) step(ctx context.Context, name string) (_ context.Context, 
 	ctx, span := r.cfg.Tracer.Start(ctx, name)
 	return ctx, func(err error) {
 		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
+			span.SetStatus(codes.Error, spanText(err.Error()))
 		}
 		span.End()
 	}

@@ -50,7 +50,7 @@ func newHub(source Source) *hub { return &hub{source: source, viewers: map[chan 
 func (h *hub) join() chan message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.viewers) == 0 {
+	if h.stop == nil { // not by the number of viewers: one that was cut off may not have left yet
 		h.start()
 	}
 	viewer := make(chan message, backlog)

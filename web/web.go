@@ -84,7 +84,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // stream answers with the picture and then with its changes.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
-	out := newStream(w)
+	out := newStream(r.Context(), w)
+	defer out.end()
 	viewer := h.hub.join()
 	defer h.hub.leave(viewer)
 	quiet := time.NewTimer(ping)
@@ -132,7 +133,8 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 	})
 	defer reading.Wait()
 	defer cancel()
-	out := newStream(w)
+	out := newStream(r.Context(), w)
+	defer out.end()
 	if err := out.send(message{"begin", []byte("{}")}); err != nil {
 		return
 	}
@@ -160,28 +162,45 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 type stream struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+	// ended is closed when nothing more is to be sent.
+	ended <-chan struct{}
+	// end is called when the handler is done: the connection may be used for another answer.
+	end func() bool
 }
 
-func newStream(w http.ResponseWriter) stream {
+// newStream begins an answer that ends with ctx, even while a viewer reads nothing and a message is stuck: the server would have to wait.
+func newStream(ctx context.Context, w http.ResponseWriter) stream {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	s := stream{w, http.NewResponseController(w)}
+	control := http.NewResponseController(w)
 	// The server's own bounds are for short answers. Where there is none, or no way to lift it, this does nothing.
-	_ = s.control.SetReadDeadline(time.Time{})
-	return s
+	_ = control.SetReadDeadline(time.Time{})
+	cutShort := context.AfterFunc(ctx, func() { _ = control.SetWriteDeadline(time.Unix(1, 0)) })
+	return stream{w, control, ctx.Done(), cutShort}
 }
 
 func (s stream) send(m message) error {
-	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
-	if _, err := fmt.Fprintf(s.w, "event: %s\nretry: 1000\ndata: %s\n\n", m.event, m.data); err != nil {
+	return s.write(func() error {
+		_, err := fmt.Fprintf(s.w, "event: %s\nretry: 1000\ndata: %s\n\n", m.event, m.data)
 		return err
-	}
-	return s.control.Flush()
+	})
 }
 
 func (s stream) ping() error {
+	return s.write(func() error {
+		_, err := fmt.Fprint(s.w, ":\n\n")
+		return err
+	})
+}
+
+func (s stream) write(write func() error) error {
 	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
-	if _, err := fmt.Fprint(s.w, ":\n\n"); err != nil {
+	select {
+	case <-s.ended: // looked at after the deadline was set, which is not the one of the end then
+		return context.Canceled
+	default:
+	}
+	if err := write(); err != nil {
 		return err
 	}
 	return s.control.Flush()

@@ -188,10 +188,16 @@ func TestStream(t *testing.T) {
 	first.close()
 	second.close()
 	server.Close()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.followed != 0 {
-		t.Error("the source is followed without a viewer")
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) { // the source learns of it in a goroutine of its own
+		s.mu.Lock()
+		followed := s.followed
+		s.mu.Unlock()
+		if followed == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the source is followed without a viewer")
+		}
 	}
 }
 

@@ -21,8 +21,14 @@ import (
 // program builds patchbay and returns its path.
 func program(t *testing.T) string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "patchbay")
-	cmd := exec.Command("go", "build", "-o", file, "./cmd/patchbay")
+	return build(t, "./cmd/patchbay")
+}
+
+// build builds a program of the main module and returns its path.
+func build(t *testing.T, pkg string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	cmd := exec.Command("go", "build", "-o", file, pkg)
 	cmd.Dir = "../.."
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
@@ -234,4 +240,43 @@ func TestDaemons(t *testing.T) {
 	})
 	etcd.start()
 	b.shows("z/evil\x1b[31m=unreachable", "b/local=registered", "b/one=registered", "a/two=unreachable")
+}
+
+// TestSuspended: a daemon that stood still for longer than its presence is missed meanwhile, and publishes itself anew when it goes on.
+func TestSuspended(t *testing.T) {
+	etcd := startOne(t)
+	patchbay := program(t)
+	a, b := newDaemon(t, patchbay, "a", etcd.client), newDaemon(t, patchbay, "b", etcd.client)
+	a.start()
+	b.start()
+	a.plugin("one")
+	b.shows("a/one=registered")
+	if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.shows("a/one=unreachable")
+	if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	a.plugin("two")
+	b.shows("a/one=registered", "a/two=registered")
+}
+
+// TestWaitForEtcd: a wait that begins before etcd can be reached goes on when it can.
+func TestWaitForEtcd(t *testing.T) {
+	etcd := newMember(t, nil)
+	a := newDaemon(t, program(t), "a", etcd.client)
+	a.start()
+	a.plugin("one")
+	waited := make(chan error, 1)
+	go func() { _, err := a.try("fleet", "wait", "CSIPlugin/one", "--timeout", patience.String()); waited <- err }()
+	select {
+	case err := <-waited:
+		t.Fatalf("it waited for nothing: %v", err)
+	case <-time.After(6 * time.Second):
+	}
+	etcd.start()
+	if err := <-waited; err != nil {
+		t.Error(err)
+	}
 }

@@ -35,7 +35,8 @@ type Config struct {
 	ControlSocket string `json:"controlSocket" restart:"true"`
 	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go; empty for none.
 	DispenseDir string `json:"dispenseDir" restart:"true"`
-	// HTTP is the loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080; empty for nowhere.
+	// HTTP is the loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080; empty for
+	// nowhere.
 	HTTP string `json:"http" restart:"true"`
 	// Device says how the handler of kind device works.
 	Device Device `json:"device" restart:"true"`
@@ -122,12 +123,48 @@ type Fleet struct {
 	Etcd Etcd `json:"etcd"`
 	// Node is the name of this node, which no other may have: letters, digits, ".", "-" and "_" (default: the host name).
 	Node string `json:"node"`
-	// Address is HOST:PORT at which other nodes reach this one; empty if they do not.
+	// Address is HOST:PORT at which other nodes reach this one (default: where fleet.serve.listen listens, with the host name if that is
+	// every address).
 	Address string `json:"address"`
+	// Serve says how this node and others call each other's plugins.
+	Serve FleetServe `json:"serve"`
+	// Exclusive are the types, or roles, of plugins of which only one instance of a name in the fleet may be active, for example
+	// csi-controller. It has to be the same on all nodes.
+	Exclusive []string `json:"exclusive"`
 	// Presence is how long the node counts as alive after its last sign of life, at least 2s.
 	Presence time.Duration `json:"presence"`
 	// Retention is how long the plugins of a dead node stay visible.
 	Retention time.Duration `json:"retention"`
+}
+
+// FleetServe says how this node and others call each other's plugins.
+type FleetServe struct {
+	// Listen is HOST:PORT at which calls from other nodes are taken, for example 10.0.0.7:7443 or :7443; empty for none.
+	Listen string `json:"listen"`
+	// Cert is a file with the certificate of the node, for servers and clients, with its name as DNS name. It is also shown to nodes that
+	// are called. It is read again when it changes, as are the key and the CA.
+	Cert string `json:"cert"`
+	// Key is the file with the key of that certificate.
+	Key string `json:"key"`
+	// CA is a file with the certificates that sign those of all nodes.
+	CA string `json:"ca"`
+	// ServerName is the DNS name that the certificates of other nodes have; {node} stands for the name of the node (default: {node}).
+	ServerName string `json:"serverName"`
+	// Allow says who may call what on this node. What no entry allows is denied.
+	Allow []FleetAllow `json:"allow"`
+}
+
+// FleetAllow allows calls from other nodes. All of its keys have to match. In a pattern * stands for any text without a slash, and a
+// pattern that is only "*" matches everything.
+type FleetAllow struct {
+	// Identity is a pattern for the caller: the URI in its certificate, else its DNS name, else its common name.
+	Identity string `json:"identity" required:"true"`
+	// Types are patterns for the type, or role, of the plugin.
+	Types []string `json:"types" required:"true"`
+	// Names are patterns for the name of the plugin.
+	Names []string `json:"names" required:"true"`
+	// Methods are patterns for SERVICE/METHOD, for example csi.v1.Controller/*.
+	Methods []string `json:"methods" required:"true"`
 }
 
 // Etcd says how etcd is reached, and where in it the fleet is kept.

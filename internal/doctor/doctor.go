@@ -1,6 +1,6 @@
-// Package doctor looks for what is wrong on this machine for a Patchbay daemon: permissions, limits, kernel features, stale sockets. It
-// looks without changing anything, beside a running daemon too, and says of each finding what to do. It is not the daemon's health: what a
-// running daemon finds wrong with itself are its conditions.
+// Package doctor looks for what is wrong on this machine for a Patchbay daemon: permissions, limits, kernel features, stale sockets, other
+// daemons, programs and services that it needs. It looks without changing anything, beside a running daemon too, and says of each finding
+// what to do. It is not the daemon's health: what a running daemon finds wrong with itself are its conditions.
 package doctor
 
 import "context"
@@ -34,16 +34,40 @@ type Subject struct {
 	PluginDirs []string
 	// StatePath and ControlSocket are those of the daemon.
 	StatePath, ControlSocket string
+	// Daemon asks the daemon at the control socket for its process, in which it need not be the one that listens: the service manager may.
+	// Nil if it cannot be asked.
+	Daemon func(ctx context.Context) (pid int, err error)
+	// Programs are those of the catalogue.
+	Programs []Program
+	// Fleet tries the members of etcd in which the fleet is kept; nil if there is no fleet. It blocks until ctx ends at most.
+	Fleet func(ctx context.Context) []Member
 }
 
-// check is one question. It returns at least one finding, without their names.
+// Program is what a plugin of the catalogue is started from.
+type Program struct {
+	// Plugin is the name of the plugin.
+	Plugin string
+	// Path is the program: an absolute path, or a name that is looked up in PATH.
+	Path string
+	// SHA256 is the digest that it must have, in hexadecimal digits; empty for none.
+	SHA256 string
+}
+
+// Member is one member of etcd.
+type Member struct {
+	Endpoint string
+	// Err says why it cannot be used; nil if it can.
+	Err error
+}
+
+// check is one question. It returns at least one finding, without their names, or none if there is nothing to look at.
 type check struct {
 	name string
 	look func(ctx context.Context, s Subject) []Finding
 }
 
-// Examine asks every question and returns the findings in a fixed order. It blocks for as long as sockets take to accept or refuse, at
-// most until ctx ends.
+// Examine asks every question and returns the findings in a fixed order. It blocks for as long as sockets take to accept or refuse, and
+// as etcd takes to answer, at most until ctx ends.
 func Examine(ctx context.Context, s Subject) []Finding {
 	var findings []Finding
 	for _, c := range checks() {

@@ -21,8 +21,10 @@ const (
 	lowSpace = 16 << 20
 	// probeTimeout bounds one connect.
 	probeTimeout = time.Second
-	// staleShown is how many stale sockets are named.
-	staleShown = 5
+	// askTimeout bounds how long a daemon may take to say who it is.
+	askTimeout = 3 * time.Second
+	// shown is how many sockets of a kind are named.
+	shown = 5
 )
 
 // checkUser says whether sockets of other users can be opened.
@@ -49,6 +51,9 @@ func checkPluginDirs(_ context.Context, s Subject) []Finding {
 	findings := make([]Finding, len(s.PluginDirs))
 	for i, dir := range s.PluginDirs {
 		findings[i] = lookAtPluginDir(dir)
+		if space, known := lookAtSpace(dir, "no plugin can make a socket in it"); known && space.Status == Fail && findings[i].Status == OK {
+			findings[i] = space
+		}
 	}
 	return findings
 }
@@ -70,12 +75,17 @@ func lookAtPluginDir(dir string) Finding {
 			fmt.Sprintf("chown it to the daemon's user, or chmod it to 0750 with the daemon's group: chmod 0750 %s", dir))
 	}
 	switch {
-	case st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0:
+	case st.Mode&0o002 != 0:
 		return fail(fmt.Sprintf("plugin directory %s may be written by everyone (mode %04o): whoever can write it can pose as any plugin",
 			dir, st.Mode&0o7777), "chmod 0750 "+dir)
 	case int(st.Uid) != os.Geteuid() && st.Uid != 0:
 		return fail(fmt.Sprintf("plugin directory %s belongs to user %d, who can pose as any plugin", dir, st.Uid),
 			fmt.Sprintf("chown it to root or to the daemon's user: chown %d %s", os.Geteuid(), dir))
+	}
+	if err := unix.Access(dir, unix.W_OK); err != nil && !errors.Is(err, unix.EROFS) { // which the space says
+		return warn(fmt.Sprintf("plugin directory %s (mode %04o, owner %d) cannot be written by user %d: plugins of the catalogue have no "+
+			"place for their sockets", dir, st.Mode&0o7777, st.Uid, os.Geteuid()),
+			fmt.Sprintf("chown %d %s, or run the daemon as user %d", os.Geteuid(), dir, st.Uid))
 	}
 	return ok(fmt.Sprintf("plugin directory %s is there (mode %04o, owner %d)", dir, st.Mode&0o7777, st.Uid))
 }
@@ -96,10 +106,10 @@ func lookAtMissing(path, what string) Finding {
 	}
 }
 
-// checkSockets looks for sockets on which nobody accepts.
+// checkSockets looks for sockets on which nobody accepts, which cannot be opened, or whose owner may not be meant to have one.
 func checkSockets(ctx context.Context, s Subject) []Finding {
-	var alive int
-	var stale []string
+	var all int
+	var stale, denied, foreign []string
 	for _, dir := range s.PluginDirs {
 		// What cannot be read is said by the check of the directories.
 		_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -111,22 +121,39 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 			case entry.Type()&fs.ModeSocket == 0 || entry.Name()[0] == '.':
 				return nil
 			}
+			all++
 			probing, cancel := context.WithTimeout(ctx, probeTimeout)
 			defer cancel()
-			if _, err := sock.Probe(probing, path); sock.IsRefused(err) {
+			_, err = sock.Probe(probing, path)
+			switch {
+			case sock.IsRefused(err):
 				stale = append(stale, path)
-			} else {
-				alive++
+			case errors.Is(err, fs.ErrPermission):
+				denied = append(denied, path)
+			}
+			var st unix.Stat_t
+			if unix.Lstat(path, &st) == nil && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
+				foreign = append(foreign, fmt.Sprintf("%s (user %d)", path, st.Uid))
 			}
 			return nil
 		})
 	}
-	if len(stale) == 0 {
-		return []Finding{ok(fmt.Sprintf("%d sockets in the plugin directories, none of them stale", alive))}
+	var findings []Finding
+	report := func(f func(message, remedy string) Finding, paths []string, what, remedy string) {
+		if len(paths) > 0 {
+			findings = append(findings, f(fmt.Sprintf("%d of %d sockets %s: %q", len(paths), all, what, paths[:min(len(paths), shown)]), remedy))
+		}
 	}
-	shown := stale[:min(len(stale), staleShown)]
-	return []Finding{warn(fmt.Sprintf("%d of %d sockets are stale, nobody accepts on them: %q", len(stale), len(stale)+alive, shown),
-		"remove those whose plugins will not come back; a plugin that comes back makes its socket anew")}
+	report(warn, stale, "are stale, nobody accepts on them",
+		"remove those whose plugins will not come back; a plugin that comes back makes its socket anew")
+	report(fail, denied, fmt.Sprintf("cannot be opened by user %d: their plugins will not be registered", os.Geteuid()),
+		"run the daemon as their owner or as root, give it the capability CAP_DAC_OVERRIDE, or chown the sockets")
+	report(warn, foreign, "belong neither to root nor to the daemon's user",
+		"see that these users are meant to run plugins; else remove the sockets and take the right to write to the directory from them")
+	if len(findings) == 0 {
+		findings = []Finding{ok(fmt.Sprintf("%d sockets in the plugin directories, none of them stale", all))}
+	}
+	return findings
 }
 
 // checkState looks at the state file and the space around it.
@@ -135,7 +162,7 @@ func checkState(_ context.Context, s Subject) []Finding {
 		return []Finding{fail("no state file is configured", "name one with --state")}
 	}
 	findings := []Finding{lookAtStateFile(s.StatePath)}
-	if space, known := lookAtSpace(s.StatePath); known {
+	if space, known := lookAtSpace(filepath.Dir(s.StatePath), "no registration can be saved"); known {
 		findings = append(findings, space)
 	}
 	return findings
@@ -162,10 +189,9 @@ func lookAtStateFile(path string) Finding {
 	return ok(fmt.Sprintf("state file %s is there (%d bytes)", path, info.Size()))
 }
 
-// lookAtSpace looks at the file system of a path, or of the nearest directory above it that exists.
-func lookAtSpace(path string) (f Finding, known bool) {
+// lookAtSpace looks at the file system of a directory, or of the nearest one above it that exists. The loss is what comes of a full one.
+func lookAtSpace(dir, loss string) (f Finding, known bool) {
 	var st unix.Statfs_t
-	dir := filepath.Dir(path)
 	for unix.Statfs(dir, &st) != nil {
 		if dir == filepath.Dir(dir) {
 			return Finding{}, false
@@ -175,16 +201,34 @@ func lookAtSpace(path string) (f Finding, known bool) {
 	free := st.Bavail * uint64(st.Bsize)
 	switch {
 	case st.Flags&unix.ST_RDONLY != 0:
-		return fail("the file system of "+dir+" is read-only: nothing can be remembered",
-			"mount it writable, or choose another path with --state"), true
+		return fail("the file system of "+dir+" is read-only: "+loss, "mount it writable, or choose another path"), true
 	case free == 0:
-		return fail("the file system of "+dir+" is full: no registration can be saved",
-			"make room on it, or choose another path with --state"), true
+		return fail("the file system of "+dir+" is full: "+loss, "make room on it, or choose another path"), true
+	case st.Files > 0 && st.Ffree == 0:
+		return fail("the file system of "+dir+" has no inode left: "+loss, "remove files from it, or choose another path"), true
 	case free < lowSpace:
-		return warn(fmt.Sprintf("the file system of %s has %d KiB left", dir, free>>10),
-			"make room before it is full: then no registration can be saved"), true
+		return warn(fmt.Sprintf("the file system of %s has %d KiB left", dir, free>>10), "make room before it is full: then "+loss), true
 	}
 	return ok(fmt.Sprintf("the file system of %s has %d MiB left", dir, free>>20)), true
+}
+
+// errSilent says that somebody accepts on the control socket who does not answer.
+var errSilent = errors.New("no answer")
+
+// daemonOf returns the process of the daemon that serves the control socket, or, with errSilent, of whoever accepts there.
+func daemonOf(ctx context.Context, s Subject) (pid int, err error) {
+	probing, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	peer, err := sock.Probe(probing, s.ControlSocket)
+	if err != nil || s.Daemon == nil {
+		return peer.PID, err
+	}
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if pid, err = s.Daemon(asking); err != nil {
+		return peer.PID, fmt.Errorf("%w: %w", errSilent, err)
+	}
+	return pid, nil
 }
 
 // checkControlSocket looks at who serves the control socket.
@@ -208,13 +252,13 @@ func checkControlSocket(ctx context.Context, s Subject) []Finding {
 		return []Finding{fail(fmt.Sprintf("control socket %s is not a socket (%s): no daemon can serve there", path, info.Mode),
 			"remove it, or choose another path with --control-socket")}
 	}
-	probing, cancel := context.WithTimeout(ctx, probeTimeout)
-	defer cancel()
-	peer, err := sock.Probe(probing, path)
+	pid, err := daemonOf(ctx, s)
 	switch {
 	case err == nil:
-		return []Finding{ok(fmt.Sprintf("a daemon (pid %d) serves the control socket %s: no second one can be started with it",
-			peer.PID, path))}
+		return []Finding{ok(fmt.Sprintf("a daemon (pid %d) serves the control socket %s: no second one can be started with it", pid, path))}
+	case errors.Is(err, errSilent):
+		return []Finding{fail(fmt.Sprintf("process %d accepts on control socket %s and does not answer as a daemon: %v", pid, path, err),
+			"look at the log of that process; end it if it hangs, or choose another path with --control-socket")}
 	case sock.IsRefused(err):
 		return []Finding{warn(fmt.Sprintf("control socket %s is stale: no daemon serves it", path),
 			"start the daemon: it takes the socket's place")}

@@ -23,6 +23,10 @@ const (
 	fewInstances = 64
 	// builtYear is a year that the clock cannot be before.
 	builtYear = 2026
+	// absurdYear is one that no clock is right with.
+	absurdYear = 2100
+	// clockSlack is by how much the clocks of a machine and of its file systems may differ.
+	clockSlack = time.Minute
 )
 
 // checkOpenFiles looks at the limit on open files. The Go runtime raises the soft limit to the hard one.
@@ -179,19 +183,29 @@ func lookAtLimits(system cgroupfs.System, controllers func(dir string) []string,
 }
 
 // checkClock looks whether the wall clock can be right.
-func checkClock(context.Context, Subject) []Finding {
+func checkClock(_ context.Context, s Subject) []Finding {
 	var timex unix.Timex
 	_, err := unix.Adjtimex(&timex)
-	return []Finding{lookAtClock(time.Now(), err == nil && timex.Status&unix.STA_UNSYNC == 0)}
+	var written time.Time
+	if info, err := os.Stat(s.StatePath); err == nil {
+		written = info.ModTime()
+	}
+	return []Finding{lookAtClock(time.Now(), written, err == nil && timex.Status&unix.STA_UNSYNC == 0)}
 }
 
-func lookAtClock(now time.Time, synchronised bool) Finding {
+// lookAtClock says what is wrong with the time that it is now, when the state was last written at another.
+func lookAtClock(now, written time.Time, synchronised bool) Finding {
+	const setIt = "set the clock, for example with timedatectl set-ntp true"
 	switch {
 	case now.Year() < builtYear:
-		return fail("the clock says "+now.Format(time.DateOnly)+", which is before this program was made",
-			"set the clock, for example with timedatectl set-ntp true")
+		return fail("the clock says "+now.Format(time.DateOnly)+", which is before this program was made", setIt)
+	case now.Year() >= absurdYear:
+		return fail("the clock says "+now.Format(time.DateOnly)+": certificates and times of other nodes cannot be judged with it", setIt)
+	case written.Sub(now) > clockSlack:
+		return warn(fmt.Sprintf("the clock says %s, and the state file was written at %s: the clock was set back, or is wrong",
+			now.UTC().Format(time.RFC3339), written.UTC().Format(time.RFC3339)), setIt)
 	case !synchronised:
-		return warn("the clock is not synchronised: times in events and states may be off; nothing else depends on it",
+		return warn("the clock is not synchronised: times in events and states may be off, and certificates may seem to be invalid",
 			"timedatectl set-ntp true")
 	}
 	return ok("the clock is synchronised")

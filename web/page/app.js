@@ -27,6 +27,24 @@ function make(tag, attributes = {}, ...content) {
   return element;
 }
 
+// decode reads a part of the address, which anybody may have written.
+function decode(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+// redraw has a node show something, unless it shows that already: so it keeps the focus and what the reader has marked.
+const shown = new WeakMap();
+function redraw(node, what, draw) {
+  const now = JSON.stringify(what);
+  if (shown.get(node) === now) return;
+  shown.set(node, now);
+  node.replaceChildren(...draw());
+}
+
 const all = (kind) => [...known].filter(([key]) => key.startsWith(kind + " ")).map(([key, value]) => ({ key, ...value }));
 const idOf = (p) => (p.type || p.name ? `${p.type ?? ""}/${p.name ?? ""}` : "");
 const hashOf = (type, name) => `#/plugin/${encodeURIComponent(type)}/${encodeURIComponent(name)}`;
@@ -189,7 +207,7 @@ function showPlugin(type, name) {
     .sort((a, b) => (b.current ? 1 : 0) - (a.current ? 1 : 0) || (a.firstSeen < b.firstSeen ? 1 : -1));
   $("plugin-title").textContent = visible(type ? `${type}/${name}` : name);
   const launched = all("launched");
-  $("instances").replaceChildren(...(instances.length ? instances.map((p, i) => {
+  redraw($("instances"), [type, name, instances, launched, Math.floor(Date.now() / 10_000)], () => (instances.length ? instances.map((p, i) => {
     const process = launched.find((l) => l.socketPath && l.socketPath === p.socketPath);
     return make("article", { class: "instance" }, make("h3", {}, `Instance ${i + 1} of ${instances.length}`), describe([
       ["State", make("span", {}, stateOf(p.state), p.current ? " (current)" : "")], ["Since", moment(p.since)], ["Why", p.reason],
@@ -197,15 +215,15 @@ function showPlugin(type, name) {
       ["Version", p.version], ["Versions", (p.versions ?? []).join(", ")], ["Roles", (p.roles ?? []).join(", ")],
       ["Endpoint", p.endpoint], ["Socket", p.socketPath], ["Source", p.source], ["Instance ID", p.instance],
       ["First seen", moment(p.firstSeen)], ["Registered", moment(p.registeredAt)],
-      ...Object.entries(p.details ?? {}).sort(),
       ...(process ? [["Launched as", process.name], ["Process", `${process.state}, pid ${process.pid}`], ["Health", process.health],
         ["Restarts", process.restarts ? String(process.restarts) : ""], ["Next start", moment(process.nextStart)],
         ["Process error", process.lastError]] : []),
-    ]));
+    ]), ...(Object.keys(p.details ?? {}).length ? [make("h4", {}, "What its handler found out"), describe(Object.entries(p.details).sort())] : []));
   }) : [make("p", {}, "No instance of this plugin is known any more.")]));
   const sockets = new Set(instances.map((p) => p.socketPath));
   followLog(launched.find((l) => (l.socketPath && sockets.has(l.socketPath)) || (!type && l.name === name))?.name ?? "");
-  $("history").replaceChildren(...events.filter((e) => (e.type ?? "") === type && (e.name ?? "") === name).map(eventItem));
+  const history = events.filter((e) => (e.type ?? "") === type && (e.name ?? "") === name);
+  redraw($("history"), history, () => history.map(eventItem));
 }
 
 function followLog(name) {
@@ -294,10 +312,10 @@ function show() {
   showFleet();
   if (current !== "plugin") followLog("");
   if (current === "plugins") showList();
-  if (current === "events") $("timeline").replaceChildren(...events.map(eventItem));
-  if (current === "node") showNode(decodeURIComponent(name));
+  if (current === "events") redraw($("timeline"), events, () => events.map(eventItem));
+  if (current === "node") showNode(decode(name));
   else nodeShown = "";
-  if (current === "plugin") showPlugin(decodeURIComponent(type), decodeURIComponent(name));
+  if (current === "plugin") showPlugin(decode(type), decode(name));
 }
 
 let drawing = false;

@@ -740,7 +740,10 @@ type FleetPlugin struct {
 	// When its node was last known to be alive; absent while that is ready.
 	LastSeen *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
 	// Whether it is the one that is dispensed for its type and name on its node.
-	Current       bool `protobuf:"varint,15,opt,name=current,proto3" json:"current,omitempty"`
+	Current bool `protobuf:"varint,15,opt,name=current,proto3" json:"current,omitempty"`
+	// If its node holds the lock of a plugin of which one instance in the fleet may be active, the fencing token; zero if it does not. Only
+	// lists have it.
+	FencingToken  int64 `protobuf:"varint,16,opt,name=fencing_token,json=fencingToken,proto3" json:"fencing_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -880,6 +883,13 @@ func (x *FleetPlugin) GetCurrent() bool {
 	return false
 }
 
+func (x *FleetPlugin) GetFencingToken() int64 {
+	if x != nil {
+		return x.FencingToken
+	}
+	return 0
+}
+
 var File_patchbay_v1_fleet_proto protoreflect.FileDescriptor
 
 const file_patchbay_v1_fleet_proto_rawDesc = "" +
@@ -933,7 +943,7 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"conditions\x12\x18\n" +
 	"\aplugins\x18\t \x01(\rR\aplugins\x12\x16\n" +
 	"\x06reason\x18\n" +
-	" \x01(\tR\x06reason\"\xb1\x04\n" +
+	" \x01(\tR\x06reason\"\xd6\x04\n" +
 	"\vFleetPlugin\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x12\n" +
@@ -950,7 +960,8 @@ const file_patchbay_v1_fleet_proto_rawDesc = "" +
 	"\adetails\x18\f \x03(\v2%.patchbay.v1.FleetPlugin.DetailsEntryR\adetails\x12?\n" +
 	"\rregistered_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\fregisteredAt\x127\n" +
 	"\tlast_seen\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x18\n" +
-	"\acurrent\x18\x0f \x01(\bR\acurrent\x1a:\n" +
+	"\acurrent\x18\x0f \x01(\bR\acurrent\x12#\n" +
+	"\rfencing_token\x18\x10 \x01(\x03R\ffencingToken\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x012\x87\x03\n" +

@@ -1,0 +1,66 @@
+package daemon
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/patchbay-dev/patchbay/fleet"
+)
+
+// TestFleetMetrics: what the node does for the fleet is counted, also by readers that are closed, and how well it follows it is told while
+// somebody asks.
+func TestFleetMetrics(t *testing.T) {
+	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://127.0.0.1:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publisher, err := fleet.NewPublisher(cluster, fleet.PublisherConfig{Node: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	member := &fleetMember{
+		cluster: cluster, publisher: publisher, log: slog.New(slog.DiscardHandler), closedReaders: fleet.ReaderStats{Lists: 1, Watches: 2, Events: 3},
+	}
+	m := newTestMetrics(t)
+	m.watchFleet(nil) // the node of no fleet has none
+	m.watchFleet(member)
+	const read = `
+# HELP patchbay_fleet_reader_events_total Changes of keys of the fleet that came from etcd.
+# TYPE patchbay_fleet_reader_events_total counter
+patchbay_fleet_reader_events_total 3
+# HELP patchbay_fleet_reader_lists_total How often the whole fleet was read from etcd.
+# TYPE patchbay_fleet_reader_lists_total counter
+patchbay_fleet_reader_lists_total 1
+# HELP patchbay_fleet_reader_watches_total How often a watch of the fleet began in etcd.
+# TYPE patchbay_fleet_reader_watches_total counter
+patchbay_fleet_reader_watches_total 2
+`
+	const following = `
+# HELP patchbay_fleet_reader_current Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; absent while nobody asks for the fleet.
+# TYPE patchbay_fleet_reader_current gauge
+patchbay_fleet_reader_current 0
+`
+	is := func(want string) {
+		t.Helper()
+		if err := testutil.GatherAndCompare(m.registry, strings.NewReader(want), "patchbay_fleet_reader_events_total",
+			"patchbay_fleet_reader_lists_total", "patchbay_fleet_reader_watches_total", "patchbay_fleet_reader_current"); err != nil {
+			t.Error(err)
+		}
+	}
+	is(read)
+	_, release, err := member.acquire()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer member.reader.Close()
+	is(read + following)
+	release()
+	member.idle.Stop()
+	problems, err := testutil.GatherAndLint(m.registry)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
+}

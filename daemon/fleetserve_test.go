@@ -1,0 +1,140 @@
+package daemon
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func TestAllowed(t *testing.T) {
+	rule := FleetAllow{
+		Identity: "spiffe://example.com/nomad/*", Types: []string{"csi-controller"}, Names: []string{"*.csi.k8s.io"},
+		Methods: []string{"csi.v1.Controller/*"},
+	}
+	with := func(change func(*FleetAllow)) FleetAllow {
+		r := rule
+		change(&r)
+		return r
+	}
+	const method = "/csi.v1.Controller/CreateVolume"
+	for _, test := range []struct {
+		rule                FleetAllow
+		identities          string
+		ptype, name, method string
+		want                bool
+	}{
+		{rule, "spiffe://example.com/nomad/server", "csi-controller", "hostpath.csi.k8s.io", method, true},
+		{rule, "spiffe://example.com/other/server", "csi-controller", "hostpath.csi.k8s.io", method, false},
+		{rule, "spiffe://example.com/nomad/a/b", "csi-controller", "hostpath.csi.k8s.io", method, false},
+		{rule, "", "csi-controller", "hostpath.csi.k8s.io", method, false},
+		{rule, "spiffe://example.com/nomad/server", "csi-node", "hostpath.csi.k8s.io", method, false},
+		{rule, "spiffe://example.com/nomad/server", "csi-controller", "other", method, false},
+		{rule, "spiffe://example.com/nomad/server", "csi-controller", "hostpath.csi.k8s.io", "/csi.v1.Node/NodeGetInfo", false},
+		{with(func(r *FleetAllow) { r.Identity = "*" }), "spiffe://x/y", "csi-controller", "a.csi.k8s.io", method, true},
+		{with(func(r *FleetAllow) { r.Identity = "*.Example.com" }), "node.example.com", "csi-controller", "a.csi.k8s.io", method, true},
+		{with(func(r *FleetAllow) { r.Identity = "*//*" }), "spiffe://x", "csi-controller", "a.csi.k8s.io", method, false},
+		{with(func(r *FleetAllow) { r.Identity = "*://*/*" }), "node", "csi-controller", "a.csi.k8s.io", method, false},
+		{with(func(r *FleetAllow) { r.Names = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a/b", method, true},
+		{with(func(r *FleetAllow) { r.Methods = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a.csi.k8s.io", "/x/y", true},
+		{FleetAllow{Identity: "*"}, "node", "csi-controller", "a", method, false},
+	} {
+		var identities []string
+		if test.identities != "" {
+			identities = []string{"someone", test.identities}
+		}
+		if got := allowed([]FleetAllow{test.rule}, identities, test.ptype, test.name, test.method); got != test.want {
+			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
+		}
+	}
+	if allowed(nil, []string{"a"}, "T", "n", method) {
+		t.Error("without rules something is allowed")
+	}
+}
+
+func TestFleetServeConfig(t *testing.T) {
+	tls := fleet.TLS{CA: "ca", Cert: "crt", Key: "key"}
+	all := []string{"*"}
+	good := FleetServe{Listen: ":7443", TLS: tls, Allow: []FleetAllow{{"*", all, all, all}}}
+	for want, change := range map[string]func(*FleetServe){
+		"":                           func(*FleetServe) {},
+		"is not HOST:PORT":           func(s *FleetServe) { s.Listen = "7443" },
+		"need a certificate":         func(s *FleetServe) { s.TLS = fleet.TLS{} },
+		"name the files ca":          func(s *FleetServe) { s.TLS.CA = "" },
+		"rule 1: methods is empty":   func(s *FleetServe) { s.Allow = []FleetAllow{{"*", all, all, nil}} },
+		"rule 1: identity is empty":  func(s *FleetServe) { s.Allow = []FleetAllow{{"", all, all, all}} },
+		`names has "[", which is no`: func(s *FleetServe) { s.Allow = []FleetAllow{{"*", all, []string{"["}, all}} },
+	} {
+		s := good
+		change(&s)
+		var wrong []string
+		s.validate(func(field string, err error) {
+			if err != nil {
+				wrong = append(wrong, field+": "+err.Error())
+			}
+		})
+		if text := strings.Join(wrong, "\n"); (want == "") != (text == "") || !strings.Contains(text, want) {
+			t.Errorf("got %q, want %q", text, want)
+		}
+	}
+}
+
+func TestDenials(t *testing.T) {
+	var events []string
+	d := denials{
+		publish: func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, log: slog.New(slog.DiscardHandler),
+		told: map[string]time.Time{},
+	}
+	for range 3 {
+		err := d.deny([]string{"node"}, "T", strings.Repeat("n", 1000), "/s/m")
+		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {
+			t.Errorf("got %v", err)
+		}
+	}
+	if len(events) != 1 || !strings.HasPrefix(events[0], "fleet-call-denied node may not call s/m of plugin T/nnn") {
+		t.Errorf("events %q", events)
+	}
+	for i := range 2 * maxDenials {
+		_ = d.deny([]string{"node"}, "T", fmt.Sprint(i), "/s/m")
+	}
+	if len(events) > maxDenials || len(d.told) > maxDenials {
+		t.Errorf("%d events, %d remembered", len(events), len(d.told))
+	}
+}
+
+func TestPublishedAddress(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	everywhere, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer everywhere.Close()
+	for _, test := range []struct {
+		config   FleetConfig
+		listener net.Listener
+		want     func(string) bool
+	}{
+		{FleetConfig{Address: "x:1"}, listener, func(s string) bool { return s == "x:1" }},
+		{FleetConfig{}, listener, func(s string) bool { return s == listener.Addr().String() }},
+		{FleetConfig{}, everywhere, func(s string) bool {
+			return !strings.HasPrefix(s, "[::]") && !strings.HasPrefix(s, "0.0.0.0") && s != ""
+		}},
+		{FleetConfig{}, nil, func(s string) bool { return s == "" }},
+	} {
+		if got, err := test.config.published(test.listener); err != nil || !test.want(got) {
+			t.Errorf("%+v: %q, %v", test.config, got, err)
+		}
+	}
+}

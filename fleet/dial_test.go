@@ -1,0 +1,195 @@
+package fleet
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func instances(nodes ...string) []Instance {
+	var list []Instance
+	for _, n := range nodes {
+		list = append(list, Instance{Plugin: Plugin{Node: n}, Address: n + ":1"})
+	}
+	return list
+}
+
+func names(list []candidate) string {
+	var text []string
+	for _, c := range list {
+		text = append(text, c.node)
+	}
+	return strings.Join(text, " ")
+}
+
+// place is a fleet of the nodes here, b, c and d, of which those that are listed have the plugin.
+func place(local bool, leader string, nodes ...string) *Dialer {
+	config := DialerConfig{
+		Node: "here",
+		Find: func(_ context.Context, f Filter) ([]Instance, error) {
+			return slices.DeleteFunc(instances(nodes...), func(i Instance) bool { return !anyOf(f.Nodes, i.Node) }), nil
+		},
+		Local: func(context.Context, string, string) (grpc.ClientConnInterface, error) {
+			if local {
+				return (*grpc.ClientConn)(nil), nil
+			}
+			return nil, status.Error(codes.NotFound, "not here")
+		},
+	}
+	if leader != "" {
+		config.Leader = func(_ context.Context, l Lock) (string, bool, error) {
+			return strings.Trim(leader, "-"), l.Type == "Locked", nil
+		}
+	}
+	return NewDialer(config)
+}
+
+func TestCandidates(t *testing.T) {
+	for name, test := range map[string]struct {
+		dialer *Dialer
+		ptype  string
+		policy Policy
+		want   string
+		err    string
+	}{
+		"this node first":          {dialer: place(true, "", "b"), want: "here b"},
+		"published here too":       {dialer: place(true, "", "b", "here"), want: "here b"},
+		"another node":             {dialer: place(false, "", "b", "here"), want: "b"},
+		"one for each node":        {dialer: place(false, "", "b", "b"), want: "b"},
+		"a node":                   {dialer: place(true, "", "b", "c", "d"), policy: Policy{Node: "c"}, want: "c"},
+		"this node by name":        {dialer: place(true, "", "b"), policy: Policy{Node: "here"}, want: "here"},
+		"this node, without it":    {dialer: place(false, "", "b"), policy: Policy{Node: "here"}, err: "not here"},
+		"a node that is not one":   {dialer: place(true, "", "b"), policy: Policy{Node: "x"}},
+		"the leader":               {dialer: place(true, "c", "b", "c"), ptype: "Locked", want: "c"},
+		"the leader is here":       {dialer: place(true, "here", "b"), ptype: "Locked", want: "here"},
+		"no leader":                {dialer: place(true, "-", "b"), ptype: "Locked", err: "no node holds its lock"},
+		"no lock":                  {dialer: place(true, "c", "b"), want: "here b"},
+		"a node that is no leader": {dialer: place(true, "c", "b", "c"), ptype: "Locked", policy: Policy{Node: "b"}, want: "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list, err := test.dialer.candidates(t.Context(), test.ptype, "n", test.policy)
+			if test.err != "" {
+				if err == nil || !strings.Contains(err.Error(), test.err) {
+					t.Errorf("got %v, %v", names(list), err)
+				}
+				return
+			}
+			if err != nil || names(list) != test.want {
+				t.Errorf("got %q, %v; want %q", names(list), err, test.want)
+			}
+		})
+	}
+}
+
+// TestFindFails: without the fleet, a plugin of this node can be called, and others cannot.
+func TestFindFails(t *testing.T) {
+	for _, local := range []bool{true, false} {
+		d := place(local, "")
+		d.config.Find = func(context.Context, Filter) ([]Instance, error) { return nil, errors.New("etcd is away") }
+		if list, err := d.candidates(t.Context(), "", "n", Policy{}); (err == nil) != local || len(list) > 1 {
+			t.Errorf("local %t: %v, %v", local, names(list), err)
+		}
+	}
+}
+
+func TestSticky(t *testing.T) {
+	first := func(key string, nodes ...string) string {
+		list := instances(nodes...)
+		rank(list, key)
+		return list[0].Node
+	}
+	count := map[string]int{}
+	for i := range 300 {
+		key := strings.Repeat("k", i+1)
+		at := first(key, "a", "b", "c")
+		count[at]++
+		if again := first(key, "c", "a", "b"); again != at {
+			t.Fatalf("%s and then %s", at, again)
+		}
+		rest := slices.DeleteFunc([]string{"a", "b", "c", "d"}, func(n string) bool { return n == at })
+		if moved := first(key, rest...); moved != "d" && first(key, "a", "b", "c", "d") != at && first(key, "a", "b", "c", "d") != "d" {
+			t.Errorf("a node that came moved a key between others: %s", moved)
+		}
+	}
+	for node, n := range count {
+		if n < 50 {
+			t.Errorf("%s has %d of 300 keys", node, n)
+		}
+	}
+	seen := map[string]bool{}
+	for range 200 {
+		seen[first("", "a", "b", "c")] = true
+	}
+	if len(seen) != 3 {
+		t.Errorf("by chance only %v come first", seen)
+	}
+}
+
+func TestIdentities(t *testing.T) {
+	uri, err := url.Parse("spiffe://example.com/nomad")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, cert := range map[string]*x509.Certificate{
+		"spiffe://example.com/nomad": {URIs: []*url.URL{uri}, DNSNames: []string{"a"}},
+		"a b.example.com":            {DNSNames: []string{"a", "B.Example.com", "spiffe://fake"}},
+		"":                           {},
+	} {
+		if got := strings.Join(Identities(cert), " "); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	named := &x509.Certificate{}
+	named.Subject.CommonName = "Root"
+	if got := Identities(named); len(got) != 1 || got[0] != "root" {
+		t.Errorf("by the common name: %v", got)
+	}
+}
+
+// TestTerm: a lease is believed in for nine tenths of its time from when its renewal was sent, by both clocks.
+func TestTerm(t *testing.T) {
+	sent := time.Now()
+	now := &term{timer: time.NewTimer(time.Hour)}
+	now.living, now.end = context.WithCancelCause(t.Context())
+	now.extend(sent, 10*time.Second)
+	for after, want := range map[time.Duration]bool{0: true, 8 * time.Second: true, 9 * time.Second: false, time.Hour: false} {
+		if got := now.valid(sent.Add(after)); got != want {
+			t.Errorf("after %v: %t", after, got)
+		}
+		if got := now.valid(sent.Add(after).Round(0)); got != want {
+			t.Errorf("after %v by the other clock: %t", after, got)
+		}
+	}
+	now.end(nil)
+	if now.valid(sent) {
+		t.Error("it is valid after its end")
+	}
+	if (*term)(nil).valid(sent) {
+		t.Error("none is valid")
+	}
+}
+
+func TestLockKeys(t *testing.T) {
+	for _, l := range []Lock{{"csi-controller", "hostpath.csi.k8s.io"}, {"T", "example.com/widget"}, {"T", "a%2Fb c"}} {
+		key := l.key(Space{}) + "/694d"
+		if got, ok := parseLock(Space{}, key); !ok || got != l {
+			t.Errorf("%s: %v, %t", key, got, ok)
+		}
+	}
+	for _, key := range []string{
+		"", "/patchbay/default/v1/elections/T/x", "/patchbay/default/v1/elections/T/%zz/1", "/patchbay/other/v1/elections/T/x/1",
+	} {
+		if l, ok := parseLock(Space{}, key); ok {
+			t.Errorf("%s: %v", key, l)
+		}
+	}
+}

@@ -1,0 +1,204 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+)
+
+// stuck is an etcd that grants no lease, and does not say so.
+type stuck struct{ *fake }
+
+func (s stuck) dial(ctx context.Context) (store, error) {
+	if _, err := s.fake.dial(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s stuck) grant(ctx context.Context, _ time.Duration) (clientv3.LeaseID, error) {
+	<-ctx.Done()
+	return 0, context.Cause(ctx)
+}
+
+// TestNothingWithoutLease: a node that ends before it has its leases writes nothing, because that would stay for ever.
+func TestNothingWithoutLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := stuck{newFake()}
+		p, err := newPublisher(f, PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { p.Run(ctx) })
+		time.Sleep(DefaultSpread/10 + time.Second)
+		synctest.Wait()
+		cancel()
+		running.Wait()
+		if f.writes() != 0 {
+			t.Errorf("%d writes; the record is %q", f.writes(), f.value(Space{}.NodeRange("a")+recordKey))
+		}
+	})
+}
+
+// TestTimeoutOfEtcd: the timeout of etcd is that of publishers and readers, within what the presence of a node allows.
+func TestTimeoutOfEtcd(t *testing.T) {
+	c, err := Connect(Etcd{Endpoints: []string{"http://127.0.0.1:1"}, Timeout: 700 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := NewPublisher(c, PublisherConfig{Node: "a", Local: newFakeLocal()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := Open(c, ReaderConfig{})
+	defer r.Close()
+	if p.config.Timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond {
+		t.Errorf("publisher %v, reader %v", p.config.Timeout, r.config.Timeout)
+	}
+}
+
+// TestHostileTimes: a node whose times no format can show does not keep readers from showing the fleet.
+func TestHostileTimes(t *testing.T) {
+	for _, at := range []*timestamppb.Timestamp{
+		{Seconds: math.MaxInt64}, {Seconds: math.MinInt64}, {Seconds: 1 << 40, Nanos: -1}, {Nanos: math.MaxInt32}, {Seconds: 253402300799},
+	} {
+		known := &facts{}
+		for key, m := range map[string]formatted{
+			recordKey: &fleetv1.NodeRecord{Format: format, StartedAt: at, StoppedAt: at, WrittenAt: at,
+				Conditions: []*fleetv1.Condition{{Name: "c", Since: at}}},
+			partKey(0, 0): &fleetv1.PluginsPart{Format: format, Parts: 1, WrittenAt: at,
+				Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", RegisteredAt: at}}},
+		} {
+			value, err := deterministic.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			known.put(key, &mvccpb.KeyValue{Value: value})
+		}
+		m := known.member("a", nil, time.Now())
+		for _, shown := range []any{m.node, m.plugin(m.plugins[0])} {
+			if _, err := json.Marshal(shown); err != nil {
+				t.Errorf("%v: %v", at, err)
+			}
+		}
+	}
+}
+
+// pages is an etcd whose pages of more than a few keys are too large.
+type pages struct {
+	*fake
+	most   int64
+	limits []int64
+}
+
+func (p *pages) get(_ context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	op := clientv3.OpGet(key, options...)
+	limit := op.Limit()
+	p.limits = append(p.limits, limit)
+	if limit > p.most {
+		return nil, status.Error(codes.ResourceExhausted, "grpc: received message larger than max (268435457 vs. 268435456)")
+	}
+	response := &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: 9}}
+	for n := range 100 {
+		k := fmt.Sprintf("%s%03d/presence", Space{}.nodes(), n)
+		if k >= key && int64(len(response.Kvs)) < limit {
+			response.Kvs = append(response.Kvs, &mvccpb.KeyValue{Key: []byte(k), ModRevision: 9})
+		}
+	}
+	last := string(response.Kvs[len(response.Kvs)-1].GetKey())
+	response.More = !strings.HasSuffix(last, "099/presence")
+	return (*clientv3.GetResponse)(response), nil
+}
+
+// TestLargeValues: a list whose pages are too large for one message is read in smaller ones, and given up only if one value is too large.
+func TestLargeValues(t *testing.T) {
+	for _, most := range []int64{500, 7, 1, 0} {
+		etcd := &pages{fake: newFake(), most: most}
+		r := open(newFake(), ReaderConfig{Timeout: time.Second})
+		r.Close()
+		f := &follower{Reader: r, store: etcd}
+		_, err := f.list(t.Context())
+		switch {
+		case most == 0 && status.Code(err) != codes.ResourceExhausted:
+			t.Errorf("one value is too large: %v", err)
+		case most > 0 && (err != nil || len(r.Nodes()) != 100):
+			t.Errorf("at most %d: %d nodes, %v; limits %v", most, len(r.Nodes()), err, etcd.limits)
+		}
+	}
+}
+
+// expired is an etcd that has forgotten one lease.
+type expired struct{ *fake }
+
+func (expired) renewed(_ context.Context, lease clientv3.LeaseID) (time.Duration, error) {
+	if lease == 1 {
+		return 0, rpctypes.ErrLeaseNotFound
+	}
+	return time.Minute, nil
+}
+
+// TestDates: a dead node whose retention has just ended does not keep the others from being dated.
+func TestDates(t *testing.T) {
+	r := open(newFake(), ReaderConfig{})
+	r.Close()
+	for n := range 50 {
+		r.members[fmt.Sprint(n)] = &member{node: Node{State: NodeUnreachable}, lease: clientv3.LeaseID(n + 1)}
+	}
+	f := &follower{Reader: r, store: expired{newFake()}}
+	f.date(t.Context())
+	dated := 0
+	for _, n := range r.Nodes() {
+		if !n.LastSeen.IsZero() {
+			dated++
+		}
+	}
+	if dated != 49 {
+		t.Errorf("%d of 49 nodes were dated", dated)
+	}
+}
+
+// TestErrors: an answer of etcd is told from the lack of one, and another member is tried where it may be better.
+func TestErrors(t *testing.T) {
+	for _, test := range []struct {
+		err       error
+		elsewhere bool
+		says      string
+	}{
+		{rpctypes.ErrGRPCRequestTooLarge, false, "etcd refuses: etcdserver: request is too large"},
+		{rpctypes.Error(rpctypes.ErrGRPCRequestTooLarge), false, "etcd refuses: etcdserver: request is too large"},
+		{rpctypes.Error(rpctypes.ErrGRPCLeaderChanged), true, "etcd refuses: etcdserver: leader changed"},
+		{rpctypes.Error(rpctypes.ErrGRPCTimeoutDueToConnectionLost), true, "etcd refuses: etcdserver: request timed out"},
+		{rpctypes.Error(rpctypes.ErrGRPCNoSpace), false, "etcd is full"},
+		{rpctypes.ErrGRPCNoLeader, true, "no leader"},
+		{status.Error(codes.Unavailable, "gone\naway"), true, "etcd cannot be reached: gone away"},
+		{context.DeadlineExceeded, true, "does not answer in time"},
+		{errors.New("no such file"), false, "no such file"},
+	} {
+		if got := elsewhere(test.err); got != test.elsewhere {
+			t.Errorf("%v: another member: %v", test.err, got)
+		}
+		if got := explain(test.err).Error(); !strings.Contains(got, test.says) {
+			t.Errorf("%v: %q", test.err, got)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package fleet
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+)
+
+// TestWaitLooksOnce: many changes at once, as when a fleet starts, have a wait look once, and it sees the last of them.
+func TestWaitLooksOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := open(newFake(), ReaderConfig{})
+		defer r.Close()
+		r.found()
+		var looks []int
+		waited := make(chan int)
+		go func() {
+			plugins, err := r.Wait(t.Context(), Filter{Names: []string{"n"}}, func(p []Plugin) bool {
+				looks = append(looks, len(p))
+				return len(p) == 8
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			waited <- len(plugins)
+		}()
+		synctest.Wait()
+		add := func(node, plugin string) {
+			m := &member{node: Node{Name: node, State: NodeReady}, plugins: []*pluginRecord{{ptype: "T", name: plugin}}}
+			m.node.Plugins = len(m.plugins)
+			r.publish(node, m, true)
+		}
+		r.mu.Lock()
+		for i := range 7 { // with the other, as many changes as a subscriber may leave unread before it is served otherwise
+			add(fmt.Sprint(i), "n")
+		}
+		add("other", "o")
+		r.mu.Unlock()
+		synctest.Wait()
+		if len(looks) > 4 || looks[len(looks)-1] != 7 {
+			t.Errorf("after many changes it saw %v", looks)
+		}
+		r.mu.Lock()
+		add("last", "n")
+		r.mu.Unlock()
+		if got := <-waited; got != 8 {
+			t.Errorf("%d plugins", got)
+		}
+	})
+}
+
+// TestOrder: plugins are ordered by type, name and node, and as the node has them within a node.
+func TestOrder(t *testing.T) {
+	r := open(newFake(), ReaderConfig{})
+	r.Close()
+	for _, name := range []string{"b", "a", "c"} {
+		r.members[name] = &member{node: Node{Name: name, State: NodeReady}, plugins: []*pluginRecord{
+			{ptype: "T", name: "y", instance: "2"}, {ptype: "T", name: "y", instance: "1"}, {ptype: "T", name: "x"}, {ptype: "S", name: "z"},
+		}}
+	}
+	var got []string
+	for _, p := range r.Plugins(Filter{Nodes: []string{"c", "a"}}) {
+		got = append(got, p.Type+p.Name+p.Node+p.Instance)
+	}
+	if want := []string{"Sza", "Szc", "Txa", "Txc", "Tya2", "Tya1", "Tyc2", "Tyc1"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

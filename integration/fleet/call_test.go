@@ -1,0 +1,658 @@
+package fleet_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/metadata"
+	grpcstatus "google.golang.org/grpc/status"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/fleet"
+	pbproxy "github.com/patchbay-dev/patchbay/proxy"
+)
+
+// signNode makes the certificate of a node.
+func (a *authority) signNode(name string) {
+	a.t.Helper()
+	a.sign(name, &x509.Certificate{
+		DNSNames: []string{name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	})
+}
+
+// allowNodes lets every node call the plugins of a test.
+const allowNodes = `[{identity: "*", types: ["*"], names: ["one"], methods: ["*"]}]`
+
+// newCaller returns a daemon that can call and be called, with more of the section fleet.
+func newCaller(t *testing.T, program, name, etcd string, ca *authority, allow, more string) *daemon {
+	t.Helper()
+	d := newDaemon(t, program, name, etcd)
+	ca.signNode(name)
+	file := filepath.Join(d.dir, "patchbay.yaml")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	added := fmt.Sprintf(`  serve:
+    listen: 127.0.0.1:0
+    cert: %s
+    key: %s
+    ca: %s
+    allow: %s
+%shandlers: {Echo: accept}
+`, ca.file(name+".crt"), ca.file(name+".key"), ca.file("ca.crt"), allow, more)
+	if err := os.WriteFile(file, append(text, added...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// echo is a plugin that says where it is.
+type echo struct {
+	plugin
+	grpc_testing.UnimplementedTestServiceServer
+	node string
+	// during is called in every unary call, with its fencing token.
+	during func(ctx context.Context, token string)
+}
+
+func (e *echo) UnaryCall(ctx context.Context, r *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	if e.during != nil {
+		e.during(ctx, strings.Join(md.Get(pbproxy.FencingTokenKey), "|"))
+	}
+	if want := r.GetResponseStatus(); want != nil {
+		return nil, grpcstatus.Error(codes.Code(want.GetCode()), want.GetMessage())
+	}
+	_, hasDeadline := ctx.Deadline()
+	_ = grpc.SetHeader(ctx, metadata.Pairs("echo", strings.Join(md.Get("say"), "|"), "deadline", strconv.FormatBool(hasDeadline),
+		"token", strings.Join(md.Get(pbproxy.FencingTokenKey), "|"), "route", strings.Join(md.Get(pbproxy.TypeKey), "|")))
+	return &grpc_testing.SimpleResponse{Payload: r.GetPayload(), Username: e.node}, nil
+}
+
+func (e *echo) FullDuplexCall(s grpc_testing.TestService_FullDuplexCallServer) error {
+	for {
+		r, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = s.Send(&grpc_testing.StreamingOutputCallResponse{Payload: r.GetPayload()})
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// echo has the plugin Echo/one with a daemon until it is stopped.
+func (d *daemon) echo(during func(ctx context.Context, token string)) (stop func()) {
+	d.t.Helper()
+	l, err := net.Listen("unix", filepath.Join(d.dir, "plugins", "echo.sock"))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
+	e := &echo{node: d.name, during: during, plugin: plugin{info: &registerapi.PluginInfo{
+		Type: "Echo", Name: "one", SupportedVersions: []string{"1.0.0"},
+	}}}
+	registerapi.RegisterRegistrationServer(server, e)
+	grpc_testing.RegisterTestServiceServer(server, e)
+	go func() { _ = server.Serve(l) }()
+	d.t.Cleanup(server.Stop)
+	d.run("wait", "Echo/one")
+	return server.Stop
+}
+
+// caller returns a client of Echo/one in the fleet through a daemon; node may be empty.
+func (d *daemon) caller(node string) grpc_testing.TestServiceClient {
+	d.t.Helper()
+	c := client.New(filepath.Join(d.dir, "control.sock"))
+	conn, err := c.FleetConn("Echo", "one", node)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { conn.Close(); c.Close() })
+	return grpc_testing.NewTestServiceClient(conn)
+}
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// answers returns which node answers.
+func answers(t testing.TB, c grpc_testing.TestServiceClient) (string, error) {
+	r, err := c.UnaryCall(soon(t), &grpc_testing.SimpleRequest{})
+	return r.GetUsername(), err
+}
+
+func answersFrom(t testing.TB, c grpc_testing.TestServiceClient, want string) {
+	t.Helper()
+	if got, err := answers(t, c); err != nil || got != want {
+		t.Fatalf("%q answers, want %q: %v", got, want, err)
+	}
+}
+
+// inFleet waits until so many nodes have Echo/one, as a daemon sees it.
+func (d *daemon) inFleet(count int) {
+	d.t.Helper()
+	d.run("fleet", "wait", "Echo/one", "--count", fmt.Sprint(count))
+}
+
+// TestCall: a call goes to this node first, then to another one, to one by name, and to the same one; as transparently as on a local socket.
+func TestCall(t *testing.T) {
+	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	nodes := map[string]*daemon{}
+	for _, name := range []string{"a", "b", "c"} {
+		nodes[name] = newCaller(t, patchbay, name, etcd.client, ca, allowNodes, "")
+		nodes[name].start()
+	}
+	a := nodes["a"]
+	if _, err := answers(t, a.caller("")); grpcstatus.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "no node that can be called") {
+		t.Errorf("before there is one: %v", err)
+	}
+	for _, name := range []string{"b", "c"} {
+		nodes[name].echo(nil)
+	}
+	a.inFleet(2)
+	answersFrom(t, a.caller("b"), "b")
+	answersFrom(t, a.caller("c"), "c")
+	seen := map[string]bool{}
+	for range 40 {
+		c := a.caller("")
+		first, err := answers(t, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[first] = true
+		for range 3 {
+			answersFrom(t, c, first) // a connection stays with its node
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("only %v answered", seen)
+	}
+	if _, err := answers(t, a.caller("a")); grpcstatus.Code(err) != codes.Unavailable && grpcstatus.Code(err) != codes.NotFound {
+		t.Errorf("a node that does not have it: %v", err)
+	}
+	if _, err := answers(t, a.caller("nobody")); grpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("a node that is not there: %v", err)
+	}
+	transparent(t, a.caller("b"))
+	command := func(args ...string) string { return a.run(append([]string{"call"}, args...)...) }
+	t.Run("command", func(t *testing.T) {
+		// The plugin has no reflection; what every plugin has is known.
+		for _, flags := range [][]string{{"--node", "b"}, {"--fleet"}} {
+			text := command(append(flags, "Echo/one", "pluginregistration.Registration/GetInfo")...)
+			if !strings.Contains(text, `"name":"one"`) {
+				t.Errorf("%v: %s", flags, text)
+			}
+		}
+	})
+	a.echo(nil)
+	for range 5 {
+		answersFrom(t, a.caller(""), "a") // without waiting for etcd
+	}
+}
+
+func transparent(t *testing.T, c grpc_testing.TestServiceClient) {
+	t.Helper()
+	var header metadata.MD
+	body := bytes.Repeat([]byte{7}, 8<<20)
+	ctx := metadata.AppendToOutgoingContext(soon(t), "say", "x", pbproxy.FencingTokenKey, "12")
+	r, err := c.UnaryCall(ctx, &grpc_testing.SimpleRequest{Payload: &grpc_testing.Payload{Body: body}}, grpc.Header(&header))
+	if err != nil || !bytes.Equal(r.GetPayload().GetBody(), body) {
+		t.Errorf("8 MiB: %d bytes came back, %v", len(r.GetPayload().GetBody()), err)
+	}
+	for key, want := range map[string]string{"echo": "x", "deadline": "true", "token": "", "route": ""} {
+		if got := strings.Join(header.Get(key), "|"); got != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+	_, err = c.UnaryCall(soon(t), &grpc_testing.SimpleRequest{ResponseStatus: &grpc_testing.EchoStatus{Code: 9, Message: "no ü"}})
+	if s := grpcstatus.Convert(err); s.Code() != 9 || s.Message() != "no ü" {
+		t.Errorf("an error came back as %v", err)
+	}
+	ctx, cancel := context.WithCancel(soon(t))
+	s, err := c.FullDuplexCall(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		size := i * 10_000
+		if err := s.Send(&grpc_testing.StreamingOutputCallRequest{Payload: &grpc_testing.Payload{Body: body[:size]}}); err != nil {
+			t.Fatal(err)
+		}
+		if r, err := s.Recv(); err != nil || len(r.GetPayload().GetBody()) != size {
+			t.Fatalf("message %d: %d bytes, %v", i, len(r.GetPayload().GetBody()), err)
+		}
+	}
+	cancel()
+	if _, err := s.Recv(); grpcstatus.Code(err) != codes.Canceled {
+		t.Errorf("after it was cancelled: %v", err)
+	}
+}
+
+// TestCallDenied: nothing can be called from other nodes that no rule allows, nor by somebody without the right certificate.
+func TestCallDenied(t *testing.T) {
+	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	closed := newCaller(t, patchbay, "closed", etcd.client, ca, `[]`, "")
+	narrow := newCaller(t, patchbay, "narrow", etcd.client, ca, `[
+      {identity: "spiffe://example.com/*", types: [Echo], names: [one], methods: [grpc.testing.TestService/UnaryCall]},
+      {identity: friend, types: [Echo], names: [one], methods: ["*"]}]`, "")
+	friend := newCaller(t, patchbay, "friend", etcd.client, ca, `[]`, "")
+	stranger := newCaller(t, patchbay, "stranger", etcd.client, ca, `[]`, "")
+	for _, d := range []*daemon{closed, narrow, friend, stranger} {
+		d.start()
+	}
+	closed.echo(nil)
+	narrow.echo(nil)
+	for _, d := range []*daemon{friend, stranger} {
+		d.inFleet(2)
+	}
+	answersFrom(t, friend.caller("narrow"), "narrow")
+	for _, test := range []struct {
+		from *daemon
+		to   string
+	}{{friend, "closed"}, {stranger, "closed"}, {stranger, "narrow"}} {
+		_, err := answers(t, test.from.caller(test.to))
+		if grpcstatus.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "fleet.serve.allow") {
+			t.Errorf("%s calls %s: %v", test.from.name, test.to, err)
+		}
+	}
+	if events := narrow.run("events", "--tail", "100", "-o", "json", "--follow=false"); !strings.Contains(events, "fleet-call-denied") ||
+		!strings.Contains(events, "stranger may not call") {
+		t.Errorf("the denial is no event: %s", events)
+	}
+
+	// Whoever has a certificate and calls without a daemon is judged alike.
+	address := addressOf(t, friend, "narrow")
+	dial := func(t *testing.T, tls fleet.TLS) grpc_testing.TestServiceClient {
+		t.Helper()
+		credentials, err := fleet.NewCredentials(tls)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := fleet.Dial(soon(t), "Echo", "one", fleet.DialerConfig{Credentials: credentials,
+			Find: func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
+				return []fleet.Instance{{Plugin: fleet.Plugin{Node: "narrow"}, Address: address}}, nil
+			}}, fleet.Policy{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return grpc_testing.NewTestServiceClient(conn)
+	}
+	pair := func(a *authority, name string) fleet.TLS {
+		return fleet.TLS{CA: ca.file("ca.crt"), Cert: a.file(name + ".crt"), Key: a.file(name + ".key")}
+	}
+	asClient := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	nomad, err := url.Parse("spiffe://example.com/nomad")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca.sign("nomad", &x509.Certificate{URIs: []*url.URL{nomad}, DNSNames: []string{"friend"}, ExtKeyUsage: asClient})
+	workload := dial(t, pair(ca, "nomad"))
+	answersFrom(t, workload, "narrow")
+	if s, err := workload.FullDuplexCall(soon(t)); err == nil {
+		// The URI goes before the DNS name, which could.
+		if _, err = s.Recv(); grpcstatus.Code(err) != codes.PermissionDenied {
+			t.Errorf("another method: %v", err)
+		}
+	}
+	other := newAuthority(t)
+	other.sign("friend", &x509.Certificate{DNSNames: []string{"friend"}, ExtKeyUsage: asClient})
+	if _, err := answers(t, dial(t, pair(other, "friend"))); grpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("with the certificate of another CA: %v", err)
+	}
+	// A node is believed to be who its certificate says.
+	wrong := pair(ca, "friend")
+	wrong.ServerName = "other.{node}"
+	if _, err := answers(t, dial(t, wrong)); grpcstatus.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "certificate is valid for narrow") {
+		t.Errorf("a node with another name: %v", err)
+	}
+	// Certificates are read anew for each connection.
+	changing := fleet.TLS{CA: ca.file("ca.crt"), Cert: filepath.Join(t.TempDir(), "crt"), Key: filepath.Join(t.TempDir(), "key")}
+	use := func(a *authority, name string) {
+		for to, from := range map[string]string{changing.Cert: name + ".crt", changing.Key: name + ".key"} {
+			text, err := os.ReadFile(a.file(from))
+			if err == nil {
+				err = os.WriteFile(to, text, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	use(other, "friend")
+	c := dial(t, changing)
+	if _, err := answers(t, c); err == nil {
+		t.Error("the certificate of another CA is enough")
+	}
+	use(ca, "friend")
+	eventually(t, "the new certificate counts", func() bool { _, err := answers(t, c); return err == nil })
+}
+
+func addressOf(t *testing.T, d *daemon, node string) string {
+	t.Helper()
+	var nodes []struct{ Name, Address string }
+	if err := json.Unmarshal([]byte(d.run("fleet", "nodes", "-o", "json")), &nodes); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes {
+		if n.Name == node {
+			return n.Address
+		}
+	}
+	t.Fatalf("no node %s", node)
+	return ""
+}
+
+// TestCallFailover: a node that dies between calls is passed over before its presence ends; a call that it had is lost, and not made again.
+func TestCallFailover(t *testing.T) {
+	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	nodes := map[string]*daemon{}
+	var calls atomic.Int64
+	began := make(chan string, 10)
+	for _, name := range []string{"a", "b", "c"} {
+		d := newCaller(t, patchbay, name, etcd.client, ca, allowNodes, "")
+		file := filepath.Join(d.dir, "patchbay.yaml")
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, bytes.Replace(text, []byte("presence: 2s"), []byte("presence: 50s"), 1), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[name] = d
+		d.start()
+		if name != "a" {
+			d.echo(func(ctx context.Context, _ string) {
+				calls.Add(1)
+				if md, _ := metadata.FromIncomingContext(ctx); len(md.Get("stay")) > 0 {
+					began <- name
+					<-ctx.Done()
+				}
+			})
+		}
+	}
+	a := nodes["a"]
+	a.inFleet(2)
+	c := a.caller("")
+	first, err := answers(t, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := map[string]string{"b": "c", "c": "b"}[first]
+	before := calls.Load()
+	lost := make(chan error, 1)
+	go func() {
+		_, err := c.UnaryCall(metadata.AppendToOutgoingContext(soon(t), "stay", "1"), &grpc_testing.SimpleRequest{})
+		lost <- err
+	}()
+	if at := <-began; at != first {
+		t.Errorf("the call is at %s, not at %s", at, first)
+	}
+	nodes[first].kill()
+	if err := <-lost; grpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("the call that was there: %v", err)
+	}
+	if got := calls.Load() - before; got != 1 {
+		t.Errorf("the call was made %d times", got)
+	}
+	start := time.Now()
+	answersFrom(t, c, other)
+	t.Logf("the next call was answered after %v", time.Since(start))
+	answersFrom(t, a.caller(""), other)
+	var states []struct{ Name, State string }
+	if err := json.Unmarshal([]byte(a.run("fleet", "nodes", "-o", "json")), &states); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range states {
+		if n.State != "ready" {
+			t.Errorf("node %s is %s already: the test shows nothing", n.Name, n.State)
+		}
+	}
+	nodes[other].kill()
+	if _, err := answers(t, c); grpcstatus.Code(err) != codes.Unavailable {
+		t.Errorf("when both are dead: %v", err)
+	}
+}
+
+// TestCallCSI: the calls of a scheduler to a CSI controller reach the one node whose controller is active, and the next one when it dies.
+func TestCallCSI(t *testing.T) {
+	etcd, patchbay, hostdir, ca := startOne(t), program(t), build(t, "./examples/hostdir"), newAuthority(t)
+	root := t.TempDir() // storage that all nodes share
+	const allow = `[{identity: scheduler, types: [csi-controller], names: [hostdir.example.com],
+      methods: [csi.v1.Controller/*, csi.v1.Identity/*, grpc.reflection.v1.ServerReflection/*]}]`
+	nodes := map[string]*daemon{}
+	for _, name := range []string{"a", "b", "scheduler"} {
+		d := newCaller(t, patchbay, name, etcd.client, ca, allow, "  exclusive: [csi-controller]\n")
+		file := filepath.Join(d.dir, "patchbay.yaml")
+		text, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, bytes.Replace(text, []byte("{Echo: accept}"), []byte("{CSIPlugin: csi}"), 1), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.start()
+		nodes[name] = d
+		if name == "scheduler" {
+			continue
+		}
+		driver := exec.Command(hostdir, "--socket", filepath.Join(d.dir, "plugins", "hostdir.sock"), "--root", root, "--node-id", name)
+		if err := driver.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = driver.Process.Kill(); _ = driver.Wait() })
+	}
+	scheduler := nodes["scheduler"]
+	scheduler.run("fleet", "wait", "csi-controller/hostdir.example.com", "--count", "2")
+	create := func(name string) (string, error) {
+		return scheduler.try("call", "--fleet", "csi-controller/hostdir.example.com", "csi.v1.Controller/CreateVolume",
+			`{"name":"`+name+`","capacityRange":{"requiredBytes":"1024"},"volumeCapabilities":[{"mount":{},"accessMode":{"mode":"SINGLE_NODE_WRITER"}}]}`)
+	}
+	eventually(t, "a volume is made", func() bool { _, err := create("one"); return err == nil })
+	holder := func() (node string) {
+		var list []struct {
+			Node         string
+			FencingToken int64
+		}
+		if err := json.Unmarshal([]byte(scheduler.run("fleet", "list", "-o", "json", "--type", "csi-controller")), &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range list {
+			if p.FencingToken > 0 {
+				node = p.Node
+			}
+		}
+		return node
+	}
+	first := holder()
+	nodes[first].kill()
+	eventually(t, "the other node makes a volume", func() bool { _, err := create("two"); return err == nil })
+	if second := holder(); second == first || second == "" {
+		t.Errorf("first %q, then %q held the lock", first, second)
+	}
+	if _, err := scheduler.try("call", "--node", map[string]string{"a": "b", "b": "a"}[first], "CSIPlugin/hostdir.example.com",
+		"csi.v1.Node/NodeGetInfo"); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
+		t.Errorf("what no rule allows: %v", err)
+	}
+}
+
+// recorder notes who is active with which token, and whether ever two are.
+type recorder struct {
+	mu     sync.Mutex
+	active map[string]int
+	tokens []int64
+	holder string
+	wrong  []string
+}
+
+// during is for the plugin of a node.
+func (r *recorder) during(node string) func(context.Context, string) {
+	return func(ctx context.Context, text string) {
+		token, err := strconv.ParseInt(text, 10, 64)
+		r.mu.Lock()
+		if err != nil {
+			r.wrong = append(r.wrong, fmt.Sprintf("%s has the token %q", node, text))
+		}
+		r.active[node]++
+		for other, n := range r.active {
+			if other != node && n > 0 {
+				r.wrong = append(r.wrong, fmt.Sprintf("%s and %s are active", node, other))
+			}
+		}
+		switch n := len(r.tokens); {
+		case n == 0 || r.tokens[n-1] < token:
+			r.tokens, r.holder = append(r.tokens, token), node
+		case r.tokens[n-1] > token || r.holder != node:
+			r.wrong = append(r.wrong, fmt.Sprintf("%s has token %d after %v of %s", node, token, r.tokens, r.holder))
+		}
+		r.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+		r.mu.Lock()
+		r.active[node]--
+		r.mu.Unlock()
+	}
+}
+
+func (r *recorder) check(t *testing.T, least int) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, text := range r.wrong {
+		t.Error(text)
+	}
+	if len(r.tokens) < least {
+		t.Errorf("there were %d holders, want at least %d", len(r.tokens), least)
+	}
+	t.Logf("tokens: %v", r.tokens)
+}
+
+// TestCallLock: of an exclusive plugin one instance is active, over stops, crashes and partitions, and the token grows.
+func TestCallLock(t *testing.T) {
+	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	record := &recorder{active: map[string]int{}}
+	nodes, links, stops := map[string]*daemon{}, map[string]*proxy{}, map[string]func(){}
+	for _, name := range []string{"a", "b", "caller"} {
+		link := newProxy(t, etcd.client)
+		nodes[name] = newCaller(t, patchbay, name, link.url, ca, allowNodes, "  exclusive: [Echo]\n")
+		links[name] = link
+		nodes[name].start()
+		if name != "caller" {
+			stops[name] = nodes[name].echo(record.during(name))
+		}
+	}
+	caller := nodes["caller"]
+	caller.inFleet(2)
+	ctx, cancel := context.WithCancel(t.Context())
+	var calling sync.WaitGroup
+	t.Cleanup(func() { cancel(); calling.Wait() })
+	var good atomic.Int64
+	// All of these call all the time: through the fleet, and each node at its own socket.
+	call := func(c grpc_testing.TestServiceClient) {
+		calling.Go(func() {
+			for ctx.Err() == nil {
+				limited, done := context.WithTimeout(ctx, 3*time.Second)
+				_, err := c.UnaryCall(limited, &grpc_testing.SimpleRequest{})
+				done()
+				if err == nil {
+					good.Add(1)
+				} else {
+					time.Sleep(20 * time.Millisecond)
+				}
+			}
+		})
+	}
+	for _, node := range []string{"", "a", "b"} {
+		call(caller.caller(node))
+	}
+	for _, name := range []string{"a", "b"} {
+		conn, err := client.New(filepath.Join(nodes[name].dir, "control.sock")).Conn("Echo", "one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		call(grpc_testing.NewTestServiceClient(conn))
+	}
+	// next waits until another than this node holds the lock and is called.
+	next := func(not string) string {
+		t.Helper()
+		before := good.Load()
+		holder := ""
+		eventually(t, "another node holds the lock", func() bool {
+			output, err := caller.try("fleet", "list", "-o", "json", "--type", "Echo")
+			var list []struct {
+				Node         string
+				FencingToken int64
+			}
+			if err != nil || json.Unmarshal([]byte(output), &list) != nil {
+				return false
+			}
+			holder = ""
+			for _, p := range list {
+				if p.FencingToken > 0 {
+					holder = p.Node
+				}
+			}
+			return holder != "" && holder != not
+		})
+		eventually(t, "calls are answered", func() bool { return good.Load() > before+3 })
+		return holder
+	}
+	other := map[string]string{"a": "b", "b": "a"}
+	first := next("")
+	if _, err := answers(t, caller.caller(other[first])); grpcstatus.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the node that does not hold the lock: %v", err)
+	}
+	links[first].sever()
+	second := next(first)
+	time.Sleep(3 * time.Second) // whoever was cut off has every chance to do wrong
+	links[first].mend()
+	record.check(t, 2)
+
+	nodes[second].kill()
+	stops[second]()
+	if got := next(second); got != first {
+		t.Errorf("%s holds the lock", got)
+	}
+	os.Remove(filepath.Join(nodes[second].dir, "plugins", "echo.sock"))
+	nodes[second].start()
+	stops[second] = nodes[second].echo(record.during(second))
+	caller.inFleet(2)
+	start := time.Now()
+	nodes[first].end(syscall.SIGTERM)
+	next(first)
+	t.Logf("after an orderly stop the lock passed on in %v", time.Since(start))
+	record.check(t, 4)
+}

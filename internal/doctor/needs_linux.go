@@ -1,0 +1,116 @@
+package doctor
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// digestStep is how many bytes are read before it is looked whether there is still time.
+const digestStep = 4 << 20
+
+// checkCatalogue looks at the programs of the plugins that may be launched.
+func checkCatalogue(ctx context.Context, s Subject) []Finding {
+	var findings []Finding
+	for _, p := range s.Programs {
+		if f := lookAtProgram(ctx, p); f.Status != OK {
+			findings = append(findings, f)
+		}
+	}
+	if len(findings) == 0 && len(s.Programs) > 0 {
+		findings = []Finding{ok(fmt.Sprintf("the programs of %d plugins are there and can be run", len(s.Programs)))}
+	}
+	return findings
+}
+
+func lookAtProgram(ctx context.Context, p Program) Finding {
+	what := fmt.Sprintf("program %s of plugin %s", p.Path, p.Plugin)
+	path, err := exec.LookPath(p.Path)
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return fail(what+" is not in PATH", "install it, or write its absolute path as the first word of the plugin's command")
+	case errors.Is(err, fs.ErrNotExist):
+		return fail(what+" does not exist", "install it, or correct the first word of the plugin's command")
+	case errors.Is(err, fs.ErrPermission):
+		return fail(fmt.Sprintf("%s cannot be executed by user %d", what, os.Geteuid()),
+			"chmod 0755 "+p.Path+", make its directories accessible, or move it to a file system that is mounted without noexec")
+	case err != nil:
+		return fail(fmt.Sprintf("%s cannot be run: %v", what, errors.Unwrap(err)), "correct the first word of the plugin's command")
+	}
+	info, err := os.Stat(path)
+	if err == nil && p.SHA256 == "" && info.Mode().Perm()&0o002 != 0 {
+		return fail(fmt.Sprintf("%s may be written by everyone (mode %04o): whoever writes it is run by the daemon", what, info.Mode().Perm()),
+			"chmod 0755 "+path+", or set the plugin's sha256")
+	}
+	if p.SHA256 == "" {
+		return ok("")
+	}
+	digest, err := digestOf(ctx, path)
+	switch {
+	case err != nil:
+		return fail(fmt.Sprintf("%s cannot be read to check its digest: %v", what, err),
+			"make it readable to the daemon's user: chmod 0755 "+path)
+	case !strings.EqualFold(digest, p.SHA256):
+		return fail(fmt.Sprintf("%s has the SHA-256 %s and not %s: it will not be started", what, digest, p.SHA256),
+			"install the program that is expected, or, if the new one is right, set the plugin's sha256 to its digest")
+	}
+	return ok("")
+}
+
+func digestOf(ctx context.Context, path string) (string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is not a regular file (%s)", filepath.Base(path), info.Mode())
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	for ctx.Err() == nil {
+		if _, err := io.CopyN(sum, f, digestStep); errors.Is(err, io.EOF) {
+			return hex.EncodeToString(sum.Sum(nil)), nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+	return "", context.Cause(ctx)
+}
+
+// checkFleet looks whether the members of etcd can be used.
+func checkFleet(ctx context.Context, s Subject) []Finding {
+	if s.Fleet == nil {
+		return nil
+	}
+	members := s.Fleet(ctx)
+	var bad []Finding
+	for _, m := range members {
+		if m.Err != nil {
+			// One of several is made up for by the others.
+			bad = append(bad, warn(fmt.Sprintf("etcd %s: %v", m.Endpoint, m.Err),
+				"see that etcd runs at fleet.etcd.endpoints, that no firewall is between, and that fleet.etcd.ca, cert and key are its own; "+
+					"plugins of this node work meanwhile"))
+		}
+	}
+	if len(bad) == len(members) {
+		for i := range bad {
+			bad[i].Status = Fail
+		}
+	}
+	if len(bad) == 0 {
+		return []Finding{ok(fmt.Sprintf("etcd answers at %d of %d endpoints", len(members), len(members)))}
+	}
+	return bad
+}

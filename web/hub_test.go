@@ -1,0 +1,58 @@
+package web
+
+import (
+	"context"
+	"iter"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+)
+
+// counted is a source that counts who follows it.
+type counted struct{ followed atomic.Int64 }
+
+func (*counted) Plugins() []*patchbayv1.Plugin          { return nil }
+func (*counted) Launched() []*patchbayv1.LaunchedPlugin { return nil }
+func (*counted) Conditions() []*patchbayv1.Condition    { return nil }
+func (*counted) LastEvents(int) []*patchbayv1.Event     { return nil }
+func (*counted) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
+	return nil, nil
+}
+
+func (c *counted) Events(ctx context.Context) <-chan *patchbayv1.Event {
+	c.followed.Add(1)
+	context.AfterFunc(ctx, func() { c.followed.Add(-1) })
+	return make(chan *patchbayv1.Event)
+}
+
+// TestJoinBehindOneThatWasCutOff has a viewer join when the only other one was too slow and does not know yet that it was cut off.
+func TestJoinBehindOneThatWasCutOff(t *testing.T) {
+	source := &counted{}
+	h := newHub(source)
+	slow := h.join()
+	h.mu.Lock()
+	for range backlog {
+		h.broadcast(message{event: "change"})
+	}
+	left := len(h.viewers)
+	h.mu.Unlock()
+	if left != 0 {
+		t.Fatalf("%d viewers are left, want none", left)
+	}
+	second := h.join()
+	if n := source.followed.Load(); n != 1 {
+		t.Errorf("the source is followed %d times, want once", n)
+	}
+	h.leave(slow)
+	if n := source.followed.Load(); n != 1 {
+		t.Errorf("with one viewer the source is followed %d times, want once", n)
+	}
+	h.leave(second)
+	for deadline := time.Now().Add(30 * time.Second); source.followed.Load() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("without a viewer the source is followed")
+		}
+	}
+}
