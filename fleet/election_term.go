@@ -144,7 +144,9 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 	defer func() {
 		t.end(context.Canceled)
 		t.timer.Stop()
-		e.holdersKnow()
+		e.mu.Lock()
+		e.term = nil // whoever wins a lock after this knows that the term is over
+		e.mu.Unlock()
 		t.holding.Wait()
 		// Others need not wait for the lease to end, if etcd can be told.
 		revoking, cancel := within(context.WithoutCancel(ctx), stopPatience)
@@ -153,9 +155,6 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 		// An election gives up with a request that only the end of its client ends.
 		e.disconnect()
 		running.Wait()
-		e.mu.Lock()
-		e.term = nil
-		e.mu.Unlock()
 	}()
 	defer context.AfterFunc(ctx, func() { t.end(context.Cause(ctx)) })()
 	running.Go(func() { e.renew(client, t) })
@@ -192,12 +191,6 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 			return context.Cause(t.living)
 		}
 	}
-}
-
-// holdersKnow returns when whoever wins a lock from now on knows that the term is over.
-func (e *Elector) holdersKnow() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
 }
 
 // renew renews the lease until the term ends.

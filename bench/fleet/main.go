@@ -1,8 +1,8 @@
 // Fleet measures what a fleet of many nodes costs one etcd, and how late its readers learn of it.
 //
-// The nodes are simulated: each is a [fleet.Publisher] with a connection of its own over TCP, and all of them run in this process. So is each
-// reader: a [fleet.Reader] with its own connection, list and watch. Etcd is a process of its own, with its data on the disk and every write
-// synced. The times of publishers are those that are shipped. Run with small sizes it shows only that it works.
+// The nodes are simulated: each is a [fleet.Publisher] with a connection of its own over TCP, and all of them run in this process. So does
+// each reader: a [fleet.Reader] with its own connection, list and watch. Etcd is a process of its own, with its data on the disk and every
+// write synced. The times of publishers are those that are shipped. Run with small sizes it shows only that it works.
 package main
 
 import (

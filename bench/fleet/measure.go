@@ -189,7 +189,8 @@ func (m *measure) size(ctx context.Context, when string) error {
 	if err != nil {
 		return err
 	}
-	m.row("etcd "+when, "database %.1f MB, in use %.1f MB, resident %d MB", float64(status.DbSize)/1e6, float64(status.DbSizeInUse)/1e6, memory)
+	m.row("etcd "+when, "database %.1f MB, in use %.1f MB, resident %d MB",
+		float64(status.DbSize)/1e6, float64(status.DbSizeInUse)/1e6, memory)
 	return nil
 }
 

@@ -192,8 +192,8 @@ func (m *measure) changeAll(ctx context.Context, version string) (resyncs int, e
 			return resyncs, nil
 		}
 	}
-	return resyncs, fmt.Errorf("a reader was told of %d of %d changes, and of %d resyncs, and knows of %d: %w", len(seen), len(m.nodes), resyncs,
-		len(m.reader.Plugins(filter)), ctx.Err())
+	return resyncs, fmt.Errorf("a reader was told of %d of %d changes, and of %d resyncs, and knows of %d: %w",
+		len(seen), len(m.nodes), resyncs, len(m.reader.Plugins(filter)), ctx.Err())
 }
 
 func (m *measure) churn(ctx context.Context) error {

@@ -269,7 +269,10 @@ func TestWaitForEtcd(t *testing.T) {
 	a.start()
 	a.plugin("one")
 	waited := make(chan error, 1)
-	go func() { _, err := a.try("fleet", "wait", "CSIPlugin/one", "--timeout", patience.String()); waited <- err }()
+	go func() {
+		_, err := a.try("fleet", "wait", "CSIPlugin/one", "--timeout", patience.String())
+		waited <- err
+	}()
 	select {
 	case err := <-waited:
 		t.Fatalf("it waited for nothing: %v", err)

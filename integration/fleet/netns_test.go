@@ -23,8 +23,8 @@ const (
 	nodeAddress = "192.0.2.%d/24"
 )
 
-// namespace is a network namespace. It has no name in the file system: it is that of a process, which ends with the test, however that ends,
-// because its standard input does. The kernel removes the namespace, and its links, with the last process in it.
+// namespace is a network namespace. It has no name in the file system: it is that of a process, which ends with the test, however that
+// ends, because its standard input does. The kernel removes the namespace, and its links, with the last process in it.
 type namespace struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -173,13 +173,14 @@ func (d *daemon) lastSeen(node string) time.Time {
 	return list[0].LastSeen
 }
 
-// TestNamespaces: of three nodes on a network two are cut off, one whose link is taken down, and one whose link stays up while everything on
-// it is dropped. They work on and say that they are alone; the third sees them as unreachable when their presence has ended. When the network
-// is back, everything that has happened anywhere meanwhile is seen everywhere, a death included.
+// TestNamespaces: of three nodes on a network two are cut off, one whose link is taken down, and one whose link stays up while everything
+// on it is dropped. They work on and say that they are alone; the third sees them as unreachable when their presence has ended. When the
+// network is back, everything that has happened anywhere meanwhile is seen everywhere, a death included.
 func TestNamespaces(t *testing.T) {
 	network := newNetwork(t, 3)
 	patchbay := program(t)
-	down, drop, whole := network.daemon(t, patchbay, "down", 0), network.daemon(t, patchbay, "drop", 1), network.daemon(t, patchbay, "whole", 2)
+	down, drop := network.daemon(t, patchbay, "down", 0), network.daemon(t, patchbay, "drop", 1)
+	whole := network.daemon(t, patchbay, "whole", 2)
 	all, alone := []*daemon{down, drop, whole}, []*daemon{down, drop}
 	show := func(daemons []*daemon, want ...string) {
 		t.Helper()
