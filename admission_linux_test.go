@@ -149,10 +149,11 @@ func TestRefused(t *testing.T) {
 	h.discover(os.Args[0], "no-1")
 	event := h.await(reconciler.EventRefused, "no-1")
 	pin := "no-1:" + instanceOf(t, os.Args[0])
-	s := h.only("no-1")
-	if s.State != reconciler.StateBackoff || s.NextRetry.IsZero() {
-		t.Errorf("status: %+v", s)
-	}
+	var s patchbay.PluginStatus
+	h.until("its rest between two attempts", func() bool {
+		s = h.only("no-1")
+		return s.State == reconciler.StateBackoff && !s.NextRetry.IsZero()
+	})
 	for _, text := range []string{event.Message, s.LastError} {
 		if !strings.Contains(text, pin) || !strings.Contains(text, "it is not on the list") {
 			t.Errorf("why it is refused: %q", text)

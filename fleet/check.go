@@ -16,8 +16,8 @@ type Member struct {
 }
 
 // Check tries all members at once and returns them in the order in which they were configured: it connects, as the user if there is one,
-// and counts the keys of a space, for which the member needs a leader. It changes nothing and blocks for at most the timeout of one request, or
-// until ctx ends.
+// and counts the keys of a space, for which the member needs a leader. It changes nothing and blocks for at most the timeout of one
+// request, or until ctx ends.
 func (c *Cluster) Check(ctx context.Context, s Space) []Member {
 	ctx, cancel := within(ctx, c.config.Timeout)
 	defer cancel()

@@ -89,7 +89,7 @@ func (d *daemon) start() {
 	}
 	deadline := time.Now().Add(patience)
 	for {
-		response, err := http.Get("http://" + d.addr + "/readyz") //nolint:noctx // bounded by the loop
+		response, err := http.Get("http://" + d.addr + "/readyz")
 		if err == nil {
 			_, _ = io.Copy(io.Discard, response.Body)
 			response.Body.Close()
@@ -142,7 +142,7 @@ func (d *daemon) plugin(file, ptype, name string) (stop func()) {
 // browser is a tab of a browser.
 type browser struct {
 	t   *testing.T
-	ctx context.Context
+	ctx context.Context //nolint:containedctx // chromedp keeps its tab in it
 	// said is what the page's script complained of.
 	said chan string
 }

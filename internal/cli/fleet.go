@@ -260,7 +260,8 @@ func stateOfNode(n client.FleetNode) string {
 func writeFleetPlugins(w io.Writer, plugins []client.FleetPlugin, now time.Time) error {
 	list := &table{terminal: terminalOf(w), head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cut: 1}
 	for _, p := range plugins {
-		row := plainRow(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now), ago(p.LastSeen, now))
+		row := plainRow(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now),
+			ago(p.LastSeen, now))
 		row[4].is = toneOf(p.State)
 		list.add(row...)
 	}
