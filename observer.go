@@ -19,7 +19,7 @@ type Observer struct {
 	FileEventsLost func()
 	// Resync is told whenever a subscriber of events, of the Runtime or of its registry, was too slow and has to look anew.
 	Resync func()
-	// Dispense is told the outcome of every DispensePlugin of the registry.
+	// Dispense is told the outcome of every DispensePlugin and Conn of the registry.
 	Dispense func(pluginType string, err error)
 	// Tracer traces attempts to register plugins; nil for none.
 	Tracer trace.Tracer

@@ -63,6 +63,9 @@ func TestObserverAndCheck(t *testing.T) {
 	if _, err := rt.Registry().DispensePlugin("T", "foo"); err == nil || !errors.Is(<-dispensed, err) {
 		t.Errorf("dispensing without a dispenser: %v", err)
 	}
+	if _, err := rt.Registry().Conn(t.Context(), "T", "foo"); err != nil || <-dispensed != nil {
+		t.Errorf("a connection: %v", err)
+	}
 	if err := p.Stop(); err != nil {
 		t.Error(err)
 	}

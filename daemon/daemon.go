@@ -60,9 +60,10 @@ func New(config Config) (*Daemon, error) {
 func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 
 // Run runs the daemon until ctx ends, and returns when all that it started has ended. It may be called once. It returns nil after an
-// orderly end, and an error if the daemon could not start or could not go on. A start that fails leaves no file behind and does not
-// disturb a daemon that owns the control socket, the state or the HTTP address already; the error then wraps [sock.ErrInUse] or says what
-// is in use.
+// orderly end, and an error if the daemon could not start or could not go on. A start does not disturb a
+// daemon that owns the control socket, the state or the HTTP address already: it fails without a file left behind, and the error wraps
+// [sock.ErrInUse] or says what is in use. One that fails later, because a handler or the catalogue cannot be used, may leave a new, empty
+// state file.
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
 func (d *Daemon) Run(ctx context.Context) (err error) {

@@ -62,7 +62,7 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 		}),
 		dispenses: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "patchbay_dispenses_total",
-			Help: "Clients of plugins that were asked for, by outcome.",
+			Help: "Clients of plugins and connections to them that were asked for, by outcome.",
 		}, []string{"type", "result"}),
 		rpcs: newRPCMetrics(),
 		stateWrites: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -95,8 +95,8 @@ func (m *metrics) observer() patchbay.Observer {
 		FileEventsLost: m.fileEventsLost.Inc,
 		Resync:         m.resyncs.Inc,
 		Dispense: func(ptype string, err error) {
-			if errors.Is(err, dynamicplugins.ErrNoDispenser) || errors.Is(err, dynamicplugins.ErrInvalid) {
-				ptype = labelOther // the caller's own words; else it is a type or role with a dispenser
+			if err != nil {
+				ptype = m.typeLabel(ptype) // maybe the caller's own word; else it is a type or role that is registered
 			}
 			m.dispenses.WithLabelValues(ptype, dispenseResult(err)).Inc()
 		},

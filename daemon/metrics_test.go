@@ -52,6 +52,8 @@ func newTestMetrics(t *testing.T) *metrics {
 	o.Event(reconciler.Event{Kind: reconciler.EventUnreachable, Type: "T"})
 	o.Attempt(reconciler.Attempt{Type: "T", Result: reconciler.ResultRegistered, Duration: time.Millisecond})
 	o.Dispense("T", nil)
+	o.Dispense("csi-node", nil)
+	o.Dispense("T", fmt.Errorf("%w", dynamicplugins.ErrUnreachable))
 	o.Dispense("csi-node", fmt.Errorf("%w", dynamicplugins.ErrNotFound))
 	o.Dispense("X", fmt.Errorf("%w", dynamicplugins.ErrNoDispenser))
 	o.FileEventsLost()
@@ -90,11 +92,13 @@ func TestMetrics(t *testing.T) {
 # TYPE patchbay_condition_degraded gauge
 patchbay_condition_degraded{condition="configuration"} 0
 patchbay_condition_degraded{condition="discovery"} 1
-# HELP patchbay_dispenses_total Clients of plugins that were asked for, by outcome.
+# HELP patchbay_dispenses_total Clients of plugins and connections to them that were asked for, by outcome.
 # TYPE patchbay_dispenses_total counter
 patchbay_dispenses_total{result="error",type="other"} 1
-patchbay_dispenses_total{result="not_found",type="csi-node"} 1
+patchbay_dispenses_total{result="not_found",type="other"} 1
 patchbay_dispenses_total{result="ok",type="T"} 1
+patchbay_dispenses_total{result="ok",type="csi-node"} 1
+patchbay_dispenses_total{result="unreachable",type="T"} 1
 # HELP patchbay_launched_plugin_restarts_total How often a plugin of the catalogue was started again since somebody started it.
 # TYPE patchbay_launched_plugin_restarts_total counter
 patchbay_launched_plugin_restarts_total{plugin="hello"} 2

@@ -32,6 +32,14 @@ func Dispense[T any](r Registry, ptype, name string) (T, error) {
 
 // Conn implements Registry.
 func (r *registry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
+	conn, err := r.conn(ctx, ptype, name)
+	if r.observer.Dispense != nil {
+		r.observer.Dispense(ptype, err)
+	}
+	return conn, err
+}
+
+func (r *registry) conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	switch {
 	case ptype == "":
 		return nil, invalid("must specify plugin type to connect to")

@@ -46,7 +46,7 @@ func WithDialOptions(options ...grpc.DialOption) Option {
 // Observer sees what a registry does, for metrics. Its functions may be nil. They are called by several goroutines at once and
 // must neither block nor call the registry.
 type Observer struct {
-	// Dispense is told the outcome of every DispensePlugin.
+	// Dispense is told the outcome of every DispensePlugin and Conn.
 	Dispense func(ptype string, err error)
 	// Resync is told whenever a subscriber was too slow and has to look anew.
 	Resync func()
