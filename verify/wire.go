@@ -3,7 +3,6 @@ package verify
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -11,12 +10,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 )
 
 const (
@@ -114,13 +112,10 @@ func answered(err error) bool {
 // dial returns a connection to a socket. Each call on it has the deadline of a call and is traced. The connection is made with the first
 // call.
 func (s *subject) dial(path string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("passthrough:///localhost", // the authority; plugins of some languages refuse a path there
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, path) }),
+	return grpcsock.Dial(path,
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: s.options.CallTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithIdleTimeout(0),
 		grpc.WithUnaryInterceptor(func(
 			ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 		) error {
@@ -131,8 +126,4 @@ func (s *subject) dial(path string) (*grpc.ClientConn, error) {
 			return err
 		}),
 	)
-	if err != nil {
-		return nil, fmt.Errorf("cannot connect to %s: %w", path, err)
-	}
-	return conn, nil
 }
