@@ -31,7 +31,7 @@ type registry struct {
 	stopping   chan struct{} // closed when down is set
 	shutdown   sync.Once
 
-	entry   sync.Mutex
+	entry   sync.RWMutex   // for reading by changes that begin, so that they do not wait for each other
 	changes sync.WaitGroup // those that may use the storage; added to with entry held, while down is false
 
 	mu    sync.Mutex

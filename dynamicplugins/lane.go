@@ -63,8 +63,8 @@ func (r *registry) enter(k key) (*lane, error) {
 
 // begin counts a change among those that Shutdown waits for.
 func (r *registry) begin() error {
-	r.entry.Lock()
-	defer r.entry.Unlock()
+	r.entry.RLock()
+	defer r.entry.RUnlock()
 	if err := r.usable(); err != nil {
 		return err
 	}

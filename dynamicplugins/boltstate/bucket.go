@@ -64,7 +64,7 @@ func (b *Bucket) view(look func(*bbolt.Bucket) error) error {
 		return err
 	}
 	defer b.store.users.Done()
-	err := b.store.db.View(func(tx *bbolt.Tx) error {
+	err := b.store.view(func(tx *bbolt.Tx) error {
 		if bucket := tx.Bucket(b.name); bucket != nil {
 			return look(bucket)
 		}

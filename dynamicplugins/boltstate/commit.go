@@ -23,38 +23,43 @@ type group struct {
 //
 // All records of a group fail together, so a record must not fail for a reason of its own.
 func (s *Store) commit(r record) error {
-	if err := s.use(); err != nil {
+	g, first, err := s.join(r)
+	if err != nil {
 		return err
 	}
 	defer s.users.Done()
-
-	s.mu.Lock()
-	g := s.next
-	first := g == nil
-	if first {
-		g = &group{done: make(chan struct{})}
-		s.next = g
-	}
-	g.records = append(g.records, r)
-	s.mu.Unlock()
-
 	if first {
 		s.writing.Lock()
 		s.write(g)
 	} else {
 		<-g.done
 	}
-	err := g.err
+	err = g.err
 	if g.untold.Add(-1) == 0 {
 		s.writing.Unlock()
 	}
 	return err
 }
 
+// join does what use does, and puts a record into the next group. It reports whether the group is new: its caller is to write it then.
+func (s *Store) join(r record) (g *group, first bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.enter(); err != nil {
+		return nil, false, err
+	}
+	first = s.next == nil
+	if first {
+		s.next = &group{done: make(chan struct{})}
+	}
+	s.next.records = append(s.next.records, r)
+	return s.next, first, nil
+}
+
 // write writes a group, which records may join until all that are there have been put into the transaction. The caller holds
 // s.writing, which the last caller of the group releases.
 func (s *Store) write(g *group) {
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket(pluginsBucket)
 		for put := 0; ; {
 			records := s.take(g, put)
@@ -75,6 +80,9 @@ func (s *Store) write(g *group) {
 	s.mu.Lock()
 	if s.next == g { // the transaction failed early
 		s.next = nil
+	}
+	if err != nil {
+		s.unsaved(g.records)
 	}
 	s.mu.Unlock()
 	g.untold.Store(int64(len(g.records)))

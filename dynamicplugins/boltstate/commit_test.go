@@ -55,7 +55,7 @@ func TestGroups(t *testing.T) {
 // lastTransaction returns the number of the last transaction that wrote.
 func lastTransaction(t *testing.T, store *Store) int {
 	var id int
-	if err := store.db.View(func(tx *bbolt.Tx) error { id = tx.ID(); return nil }); err != nil {
+	if err := store.view(func(tx *bbolt.Tx) error { id = tx.ID(); return nil }); err != nil {
 		t.Fatal(err)
 	}
 	return id

@@ -3,6 +3,7 @@ package boltstate
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 )
 
 var (
@@ -12,6 +13,8 @@ var (
 	ErrNewer = errors.New("state file of a newer format")
 	// ErrLocked says that another process has the file open.
 	ErrLocked = errors.New("state file in use")
+	// ErrReplaced says that, when the file had to be opened again after a failure, another one was in its place.
+	ErrReplaced = errors.New("state file was replaced")
 	// ErrClosed says that the store was closed.
 	ErrClosed = errors.New("state file was closed")
 )
@@ -32,6 +35,14 @@ func (e *fileError) Is(target error) bool { return target == e.kind }
 
 func corrupt(path, format string, args ...any) error {
 	return &fileError{path, ErrCorrupt, fmt.Sprintf(format, args...), "it was left as it is: move it away to start with an empty state"}
+}
+
+// unsound is corrupt, unless what is wrong is that the device cannot be read: then nobody knows what is in the file.
+func unsound(path, format string, err error) error {
+	if _, device := errors.AsType[*fs.PathError](err); device {
+		return fmt.Errorf("cannot read state file: %w; see whether its device works", err)
+	}
+	return corrupt(path, format, err)
 }
 
 func newer(path string, version uint64) error {

@@ -26,7 +26,7 @@ func inspect(path string) (err error) {
 	}
 	defer f.Close()
 	if _, err := readMeta(f, info.Size()); err != nil {
-		return corrupt(path, "%v", err)
+		return unsound(path, "%v", err)
 	}
 
 	// From here on the file is locked, so that no other process is at work on what is read.
@@ -34,19 +34,19 @@ func inspect(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
+	defer func() { err = errors.Join(err, db.bolt.Close()) }()
 	if info, err = f.Stat(); err != nil {
 		return fmt.Errorf("cannot open state file: %w", err)
 	}
 	if err := checkPages(f, info.Size()); err != nil {
-		return corrupt(path, "it is damaged: %v", err)
+		return unsound(path, "it is damaged: %v", err)
 	}
 	return inspectContent(path, db)
 }
 
 // inspectContent checks the format and every record.
-func inspectContent(path string, db *bbolt.DB) error {
-	return db.View(func(tx *bbolt.Tx) error {
+func inspectContent(path string, db *database) error {
+	_, err := db.transact(false, func(tx *bbolt.Tx) error {
 		meta, plugins := tx.Bucket(metaBucket), tx.Bucket(pluginsBucket)
 		if meta == nil {
 			return corrupt(path, "it is a bbolt file of another program")
@@ -67,4 +67,5 @@ func inspectContent(path string, db *bbolt.DB) error {
 			return nil
 		})
 	})
+	return err
 }

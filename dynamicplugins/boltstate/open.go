@@ -42,7 +42,12 @@ func Open(path string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{path: path, db: db}, nil
+	meta, err := db.newest()
+	if err != nil {
+		db.close()
+		return nil, unsound(path, "%v", err)
+	}
+	return &Store{path: path, db: db, last: meta.transaction}, nil
 }
 
 // create makes an empty state file at path unless there is a file. A crash leaves no file or a whole one.
@@ -106,18 +111,20 @@ func syncDir(dir string) error {
 }
 
 // openDB opens an existing file with bbolt.
-func openDB(path string, readOnly bool) (db *bbolt.DB, err error) {
+func openDB(path string, readOnly bool) (db *database, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = corrupt(path, "it is damaged (%v)", p)
 		}
 	}()
-	db, err = bbolt.Open(path, 0o600, &bbolt.Options{
+	db = &database{}
+	db.bolt, err = bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout:      lockTimeout,
 		ReadOnly:     readOnly,
 		FreelistType: bbolt.FreelistMapType,
 		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
-			return os.OpenFile(name, flag&^os.O_CREATE, mode)
+			db.file, err = os.OpenFile(name, flag&^os.O_CREATE, mode)
+			return db.file, err
 		},
 	})
 	switch {

@@ -13,10 +13,17 @@ import (
 // Store is a state file that is open. It implements dynamicplugins.StateStorage and dynamicplugins.ChangeStorage. All methods may
 // be called at once from several goroutines.
 type Store struct {
-	path string
-	db   *bbolt.DB
+	path      string
+	onFailure func(error)
 
 	writing sync.Mutex // held from the beginning of a transaction until those whom it concerns have been told
+	last    uint64     // the last transaction that succeeded; guarded by writing
+	settled bool       // last is on the device for sure; guarded by writing
+	lost    int        // the most bytes that could not be written since Check succeeded; guarded by writing
+
+	access sync.RWMutex // held while db is used; who changes db also holds writing
+	db     *database    // nil: a transaction failed, and the file could not be opened again
+	failed error        // why
 
 	mu     sync.Mutex
 	next   *group // the records that wait for writing; nil if there are none
@@ -31,7 +38,7 @@ func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, 
 	}
 	defer s.users.Done()
 	state := &dynamicplugins.RegistryState{Plugins: make(map[string]map[string]*list.List)}
-	err := s.db.View(func(tx *bbolt.Tx) error {
+	err := s.view(func(tx *bbolt.Tx) error {
 		return tx.Bucket(pluginsBucket).ForEach(func(key, value []byte) error {
 			plugins, err := decode(key, value)
 			if err != nil {
@@ -91,7 +98,7 @@ func (s *Store) replace(records []record) error {
 	defer s.users.Done()
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	err := s.db.Update(func(tx *bbolt.Tx) error {
+	err := s.update(func(tx *bbolt.Tx) error {
 		if err := tx.DeleteBucket(pluginsBucket); err != nil {
 			return err
 		}
@@ -107,6 +114,7 @@ func (s *Store) replace(records []record) error {
 		return nil
 	})
 	if err != nil {
+		s.unsaved(records)
 		return fmt.Errorf("cannot write state file %s: %w", s.path, err)
 	}
 	return nil
@@ -127,7 +135,12 @@ func (s *Store) Close() error {
 	s.closed = true
 	s.mu.Unlock()
 	s.users.Wait()
-	if err := s.db.Close(); err != nil {
+	s.access.RLock()
+	defer s.access.RUnlock()
+	if s.db == nil {
+		return nil
+	}
+	if err := s.db.bolt.Close(); err != nil {
 		return fmt.Errorf("cannot close state file %s: %w", s.path, err)
 	}
 	return nil
@@ -137,6 +150,11 @@ func (s *Store) Close() error {
 func (s *Store) use() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.enter()
+}
+
+// enter is use for who holds s.mu.
+func (s *Store) enter() error {
 	if s.closed {
 		return fmt.Errorf("cannot use state file %s: %w", s.path, ErrClosed)
 	}

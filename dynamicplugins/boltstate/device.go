@@ -1,0 +1,226 @@
+package boltstate
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"os"
+	"runtime/debug"
+
+	"go.etcd.io/bbolt"
+)
+
+// database is a state file that is open with bbolt.
+type database struct {
+	bolt *bbolt.DB
+	file *os.File // bbolt's own, which it closes
+}
+
+// close closes what a transaction has failed on, so an error of it says nothing new.
+func (d *database) close() { _ = d.bolt.Close() }
+
+// newest returns the meta page that counts.
+func (d *database) newest() (boltMeta, error) {
+	info, err := d.file.Stat()
+	if err != nil {
+		return boltMeta{}, err
+	}
+	return readMeta(d.file, info.Size())
+}
+
+// transact runs fn in a transaction, commits it if it is writable, and returns its number.
+func (d *database) transact(writable bool, fn func(*bbolt.Tx) error) (id uint64, err error) {
+	// bbolt reads by following pointers into the mapped file. A page that the device cannot give is a fault, which ends a program that
+	// does not ask for a panic.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		p := recover()
+		fault, ok := p.(interface {
+			error
+			Addr() uintptr
+		})
+		switch {
+		case ok:
+			err = fmt.Errorf("its device does not give the page at %#x of the memory to which it is mapped", fault.Addr())
+		case p != nil:
+			panic(p)
+		}
+	}()
+	// A fault within Begin would leave bbolt's locks held. It looks at the meta pages only, which are in memory once they were read.
+	if _, err := d.newest(); err != nil {
+		return 0, err
+	}
+	tx, err := d.bolt.Begin(writable)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback() }() // after Commit it does nothing
+	if err := fn(tx); err != nil || !writable {
+		return 0, err
+	}
+	id = uint64(tx.ID())
+	return id, tx.Commit()
+}
+
+// view runs fn in a transaction that only reads.
+func (s *Store) view(fn func(*bbolt.Tx) error) error {
+	s.access.RLock()
+	defer s.access.RUnlock()
+	if s.db == nil {
+		return s.failed
+	}
+	_, err := s.db.transact(false, fn)
+	return err
+}
+
+// update runs fn in a transaction. What it returns nil for is on the device. An error that it returns leaves
+// the file with the transaction before as its last, now or, if the device does not let it, before the next transaction. The caller holds
+// s.writing.
+//
+// bbolt alone does not promise that. If the sync of a meta page fails, the page is in memory and looks written: bbolt goes on from the
+// transaction that failed. The kernel does not write such a page again, so the device may keep the meta page before it, and the next
+// transaction overwrites the one that was acknowledged, while it is the only sound one there is.
+func (s *Store) update(fn func(*bbolt.Tx) error) error {
+	err := s.tryUpdate(fn)
+	if err == nil {
+		return nil
+	}
+	s.access.Lock()
+	if s.db != nil {
+		s.db.close()
+		s.db = nil
+	}
+	s.failed = err
+	s.access.Unlock()
+	_ = s.reopen() // or before the next transaction
+	if s.onFailure != nil {
+		s.onFailure(err)
+	}
+	return err
+}
+
+func (s *Store) tryUpdate(fn func(*bbolt.Tx) error) error {
+	if s.db == nil {
+		if err := s.reopen(); err != nil {
+			return err
+		}
+	}
+	if !s.settled {
+		if err := s.db.settle(s.last); err != nil {
+			return err
+		}
+		s.settled = true
+	}
+	id, err := s.db.transact(true, fn)
+	if err == nil {
+		s.last = id
+	}
+	return err
+}
+
+// reopen opens the file again after a transaction failed, and takes that transaction back. The caller holds s.writing.
+func (s *Store) reopen() error {
+	if err := inspect(s.path); err != nil {
+		return err
+	}
+	for {
+		db, err := openDB(s.path, false)
+		if err != nil {
+			return err
+		}
+		meta, err := db.newest()
+		switch {
+		case err != nil:
+		case meta.transaction == s.last+1:
+			// bbolt has read the pages of the transaction that failed, so it has to begin anew.
+			if err = db.settle(s.last); err == nil {
+				db.close()
+				continue
+			}
+		case meta.transaction != s.last:
+			err = &fileError{s.path, ErrReplaced, "it is not the one that this process wrote last", "restart the process to use it as it is"}
+		}
+		if err != nil {
+			db.close()
+			return err
+		}
+		s.access.Lock()
+		s.db, s.settled = db, false
+		s.access.Unlock()
+		return nil
+	}
+}
+
+// settle makes a transaction the last one of the file, on the device as well as in memory: the meta page of a later one gets the content of
+// its own with the number before, as bbolt does when it copies a file. If there is no later one, the page is written once more: whoever
+// wrote it may have ended, or failed, before the device had it.
+func (d *database) settle(transaction uint64) error {
+	newest, err := d.newest()
+	if err != nil {
+		return err
+	}
+	pageSize := int64(newest.pageSize)
+	own := int64(0)
+	if meta, err := readMetaAt(d.file, 0); err != nil || meta.transaction != transaction {
+		own = 1
+	}
+	var page [pageHeaderSize + metaSize]byte
+	if _, err := d.file.ReadAt(page[:], own*pageSize); err != nil {
+		return err
+	}
+	meta := page[pageHeaderSize:]
+	if order.Uint64(meta[48:]) != transaction {
+		return errors.New("the meta page of its last transaction is not there")
+	}
+	to := own
+	if newest.transaction != transaction {
+		to = 1 - own
+		order.PutUint64(page[:], uint64(to))
+		order.PutUint64(meta[48:], transaction-1)
+		sum := fnv.New64a()
+		_, _ = sum.Write(meta[:metaSize-8])
+		order.PutUint64(meta[metaSize-8:], sum.Sum64())
+	}
+	if _, err := d.file.WriteAt(page[:], to*pageSize); err != nil {
+		return err
+	}
+	return d.file.Sync()
+}
+
+// checkKey is in the bucket of the format while [Store.Check] is at work.
+var checkKey = []byte("check")
+
+// unsaved takes note of what could not be written. The caller holds s.writing.
+func (s *Store) unsaved(records []record) {
+	size := 0
+	for _, r := range records {
+		size += len(r.key) + len(r.value)
+	}
+	s.lost = max(s.lost, size)
+}
+
+// OnFailure has f called with the error of every change that fails because of the file or its device, before whoever wanted the change is
+// told. f runs while no other change can, so it must not take long, nor use the Store. It is to be set before the Store is used.
+func (s *Store) OnFailure(f func(error)) { s.onFailure = f }
+
+// Check finds out whether changes can be made durable, which after a failure may have become possible again: it opens the file again if
+// that is needed, and writes and removes as much as could not be written before. It is for somebody who has nothing to write and
+// waits for the device; changes themselves open the file again too.
+func (s *Store) Check() error {
+	if err := s.use(); err != nil {
+		return err
+	}
+	defer s.users.Done()
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	lost := s.lost
+	err := s.update(func(tx *bbolt.Tx) error { return tx.Bucket(metaBucket).Put(checkKey, make([]byte, lost)) })
+	if err == nil {
+		err = s.update(func(tx *bbolt.Tx) error { return tx.Bucket(metaBucket).Delete(checkKey) })
+	}
+	if err != nil {
+		return fmt.Errorf("cannot write state file %s: %w", s.path, err)
+	}
+	s.lost = 0
+	return nil
+}
