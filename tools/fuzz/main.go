@@ -1,0 +1,193 @@
+// Command fuzz runs the fuzz targets of the main module, each for a budget of processor time, and keeps what they found.
+//
+//	fuzz [-cpu 10m] [-run REGEXP] [-slice 1m] DIR
+//
+// DIR is the root of the module. Inputs that reach new code, and one that fails, are kept in testdata/fuzz of the package, so every run of
+// the tests meets them again. What was spent on each target stands in .ci/fuzz.json, which is written after each slice: a run that was
+// stopped goes on where it was. The status is 1 if a target failed.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// target is what was spent on one fuzz target so far, and what it gave.
+type target struct {
+	CPU        time.Duration `json:"cpuNanoseconds"`
+	Executions int64         `json:"executions"`
+	Corpus     int           `json:"corpus"`
+	Failed     bool          `json:"failed,omitempty"`
+}
+
+func main() {
+	budget := flag.Duration("cpu", 10*time.Minute, "processor `time` for each target, earlier runs included")
+	slice := flag.Duration("slice", time.Minute, "`time` of one run of the fuzzer; a run that is stopped loses at most this")
+	only := flag.String("run", "", "fuzz only targets whose PACKAGE.NAME matches this `regexp`")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	pattern, err := regexp.Compile(*only)
+	if err == nil && flag.NArg() != 1 {
+		err = errors.New("name the directory of the module")
+	}
+	if err == nil {
+		err = run(ctx, flag.Arg(0), pattern, *budget, *slice)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fuzz:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice time.Duration) error {
+	book := filepath.Join(dir, ".ci", "fuzz.json")
+	spent := map[string]*target{}
+	if data, err := os.ReadFile(book); err == nil {
+		if err := json.Unmarshal(data, &spent); err != nil {
+			return fmt.Errorf("reading %s: %w; delete it to begin anew", book, err)
+		}
+	}
+	names, err := targets(ctx, dir)
+	if err != nil {
+		return err
+	}
+	// What is no longer there takes its record along.
+	maps.DeleteFunc(spent, func(name string, _ *target) bool { return !slices.Contains(names, name) })
+	temp, err := os.MkdirTemp("", "fuzz")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(temp) }()
+	binary := filepath.Join(temp, "fuzz.test")
+	failed := false
+	for _, name := range names {
+		if !only.MatchString(name) {
+			continue
+		}
+		t := spent[name]
+		if t == nil {
+			t = new(target)
+			spent[name] = t
+		}
+		if t.CPU >= budget && !t.Failed {
+			continue
+		}
+		dot := strings.LastIndex(name, ".")
+		pkg, fn := filepath.Join(dir, name[:dot]), name[dot+1:]
+		// A program of its own, because what the compiler takes is not spent on fuzzing.
+		build := exec.CommandContext(ctx, "go", "test", "-c", "-fuzz", "^"+fn+"$", "-o", binary, ".")
+		build.Dir = pkg
+		if out, err := build.CombinedOutput(); err != nil {
+			return fmt.Errorf("building the tests of %s: %w\n%s", pkg, err, out)
+		}
+		for t.Failed = false; t.CPU < budget && !t.Failed; {
+			if err := t.fuzz(ctx, binary, pkg, fn, slice); err != nil {
+				return err
+			}
+			fmt.Printf("%s: %s of processor time, %d executions, %d inputs\n", name, t.CPU.Round(time.Second), t.Executions, t.Corpus)
+			data, err := json.MarshalIndent(spent, "", "\t")
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(book, append(data, '\n'), 0o644); err != nil {
+				return err
+			}
+		}
+		failed = failed || t.Failed
+	}
+	if failed {
+		return errors.New("a target failed, see above; its input is in testdata/fuzz")
+	}
+	return nil
+}
+
+// targets lists the fuzz targets of the module in dir, as PACKAGE.NAME, with the package relative to the module.
+func targets(ctx context.Context, dir string) ([]string, error) {
+	list := exec.CommandContext(ctx, "go", "list", "-f", "{{range .TestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}", "./...")
+	list.Dir = dir
+	list.Stderr = os.Stderr
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the packages: %w", err)
+	}
+	root, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	fuzz := regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
+	var names []string
+	for _, file := range strings.Fields(string(out)) {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		pkg, err := filepath.Rel(root, filepath.Dir(file))
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range fuzz.FindAllSubmatch(source, -1) {
+			names = append(names, filepath.ToSlash(pkg)+"."+string(m[1]))
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+var progress = regexp.MustCompile(`execs: (\d+) .*\(total: (\d+)\)`)
+
+// fuzz runs the test binary in the directory of its package for one slice of time on all processors and adds what that took.
+func (t *target) fuzz(ctx context.Context, binary, dir, fn string, slice time.Duration) error {
+	cmd := exec.Command(binary, "-test.run", "^$", "-test.fuzz", "^"+fn+"$", "-test.fuzztime", slice.String(),
+		"-test.fuzzcachedir", filepath.Join("testdata", "fuzz"), "-test.parallel", strconv.Itoa(runtime.NumCPU()))
+	cmd.Dir = dir
+	var output bytes.Buffer
+	cmd.Stdout = &output
+	cmd.Stderr = &output
+	// The fuzzer saves what it has when it is interrupted, as it is by a terminal too.
+	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(os.Interrupt) })()
+	runErr := cmd.Run()
+	if cmd.ProcessState == nil {
+		return runErr
+	}
+	t.CPU += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	late := !bytes.Contains(output.Bytes(), []byte("Failing input written")) && bytes.Contains(output.Bytes(), []byte("    context deadline exceeded\n"))
+	executions, corpus := counts(&output, os.Stdout)
+	t.Executions += executions
+	t.Corpus = max(t.Corpus, corpus)
+	// Before Go 1.27 the end of the time may count as a failure, of which no input is written (go.dev/issue/75804).
+	t.Failed = runErr != nil && ctx.Err() == nil && !late
+	return context.Cause(ctx)
+}
+
+// counts reads what the fuzzer said last of its progress, and passes on what is none.
+func counts(output io.Reader, rest io.Writer) (executions int64, corpus int) {
+	lines := bufio.NewScanner(output)
+	for lines.Scan() {
+		line := lines.Text()
+		if m := progress.FindStringSubmatch(line); m != nil {
+			executions, _ = strconv.ParseInt(m[1], 10, 64)
+			corpus, _ = strconv.Atoi(m[2])
+		} else if !strings.HasPrefix(line, "fuzz: elapsed") && !strings.HasPrefix(line, "ok ") && line != "PASS" {
+			fmt.Fprintln(rest, line)
+		}
+	}
+	return executions, corpus
+}
