@@ -2,6 +2,7 @@ package bench
 
 import (
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -90,6 +91,18 @@ func (b *bolt) Register(i int) error {
 func (b *bolt) Deregister(i int) error {
 	key := []byte(registry.Name(i))
 	return b.commit(b, func(tx *bbolt.Tx) error { return tx.Bucket(boltBucket).Delete(key) })
+}
+
+// List implements [registry.Subject].
+func (b *bolt) List() (n int) {
+	values := map[string][]byte{}
+	_ = b.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(boltBucket).ForEach(func(key, value []byte) error {
+			values[string(key)] = slices.Clone(value)
+			return nil
+		})
+	})
+	return len(values)
 }
 
 // Close implements [registry.Subject].

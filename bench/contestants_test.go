@@ -23,12 +23,8 @@ var managers = map[string]manager.Contestant{
 	"idle":        runIdle,
 }
 
-// all are the managers in the order in which they are printed; the floor comes first. Those of a benchmark take turns, except in the
-// steps in which the kubelet would take the processor from the others or keep them waiting.
-var (
-	all  = []string{"floor", "watcher", "runtime", kubelet}
-	fast = []string{"floor", "watcher", "runtime"}
-)
+// fast are the managers that take turns where the kubelet would take the processor from the others or keep them waiting.
+var fast = []string{"floor", "watcher", "runtime"}
 
 // floorRaw has plugins of its own kind.
 const floorRaw = "floor-raw"
@@ -55,7 +51,7 @@ type contender struct {
 }
 
 // prepare makes a contender that is not started yet.
-func prepare(b *testing.B, name string) *contender {
+func prepare(b testing.TB, name string) *contender {
 	b.Helper()
 	root := b.TempDir()
 	c := &contender{name: name, sockets: Sockets{
@@ -78,7 +74,7 @@ func (c *contender) start() {
 }
 
 // contend starts a contestant with n plugins that are there already, and returns when all of them are registered.
-func contend(b *testing.B, name string, n int) *contender {
+func contend(b testing.TB, name string, n int) *contender {
 	b.Helper()
 	c := prepare(b, name)
 	there := names("there", n)
@@ -129,28 +125,4 @@ func turns[T any](contestants []T, round int, do func(T)) {
 	for turn := range contestants {
 		do(contestants[(round+turn)%len(contestants)])
 	}
-}
-
-// metrics are what is printed of one contestant, in pairs of a unit and a value.
-type metrics []any
-
-// goals adds the metrics that compare with a goal, which is met if they are 1 or less, if the contestant has goals.
-func (m metrics) goals(contestant string, goals ...any) metrics {
-	switch contestant {
-	case "watcher", "runtime", "patchbay", "host", "host-ticket", "launcher", "launcher-state":
-		return append(m, goals...)
-	default:
-		return m
-	}
-}
-
-// report prints the metrics of one contestant as a benchmark of the name.
-func report(b *testing.B, name string, m metrics) {
-	b.Helper()
-	b.Run(name, func(b *testing.B) {
-		b.ReportMetric(0, "ns/op")
-		for i := 0; i < len(m); i += 2 {
-			b.ReportMetric(m[i+1].(float64), m[i].(string))
-		}
-	})
 }

@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -49,8 +51,7 @@ func (h hostSocketpair) Close() error { return closeHost(h.host) }
 
 // inherited is a plugin at the other end of a socket pair.
 type inherited struct {
-	launch.Incomplete
-
+	mu   sync.Mutex // held by the call that is made
 	ours *os.File
 	stop func() error
 }
@@ -69,16 +70,24 @@ func inherit(start func(theirs *os.File) (stop func() error, err error)) (launch
 	if err = errors.Join(err, theirs.Close()); err != nil {
 		return nil, errors.Join(err, ours.Close())
 	}
-	p := inherited{ours: ours, stop: stop}
-	b := []byte{1}
-	if _, err := ours.Write(b); err != nil {
-		return nil, err
-	}
-	if _, err := io.ReadFull(ours, b); err != nil {
+	p := &inherited{ours: ours, stop: stop}
+	if err := p.Call(context.Background()); err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
+// Call implements [launch.Plugin].
+func (p *inherited) Call(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := []byte{1}
+	if _, err := p.ours.Write(b); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(p.ours, b)
+	return err
+}
+
 // Stop implements [launch.Plugin].
-func (p inherited) Stop() error { return errors.Join(p.ours.Close(), p.stop()) }
+func (p *inherited) Stop() error { return errors.Join(p.ours.Close(), p.stop()) }

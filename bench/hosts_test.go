@@ -37,6 +37,7 @@ var pluginOf = map[string]string{
 	"launcher-state":  "plugins/sdk",
 	goPlugin:          "goplugin/plugin",
 	goPluginMTLS:      "goplugin/plugin",
+	"ttrpc":           "ttrpc/plugin",
 }
 
 // The contestants of the module goplugin.

@@ -14,7 +14,7 @@ type launching struct {
 }
 
 // open starts contestants that launch plugins, and builds what they launch.
-func open(b *testing.B, names ...string) []launching {
+func open(b testing.TB, names ...string) []launching {
 	b.Helper()
 	contestants := make([]launching, len(names))
 	for i, name := range names {
@@ -23,7 +23,7 @@ func open(b *testing.B, names ...string) []launching {
 	return contestants
 }
 
-func build(b *testing.B, folder string) string {
+func build(b testing.TB, folder string) string {
 	b.Helper()
 	path, err := program(folder)
 	if err != nil {

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	// Each benchmark is one run, which nothing makes longer.
+	// A row is one run, which nothing makes longer.
 	flag.Parse()
 	if err := flag.Set("test.benchtime", "1x"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -44,6 +44,50 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// rows are the comparisons. The files in results/ have their names.
+var rows = []struct {
+	name string
+	run  func(b testing.TB)
+}{
+	{"P1", benchP1},
+	{"P2", benchP2},
+	{"P3", benchP3},
+	{"P4", benchP4},
+	{"P5", benchP5},
+	{"P6", benchP6},
+	{"P7", benchP7},
+	{"P8", benchP8},
+	{"P9", benchP9},
+	{"P10", benchP10},
+	{"P11", benchP11},
+	{"P12", benchP12},
+	{"P13", benchP13},
+	{"P14", benchP14},
+	{"List", benchList},
+	{"Restore", benchRestore},
+	{"Proxy", benchProxy},
+}
+
+// BenchmarkRow measures the rows.
+func BenchmarkRow(b *testing.B) {
+	for _, row := range rows {
+		b.Run(row.name, func(b *testing.B) { row.run(b) })
+	}
+}
+
+// TestRow: every comparison works, small.
+func TestRow(t *testing.T) {
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) { row.run(t) })
+	}
+}
+
+// small says whether a comparison is made to see that it works, and not for its times.
+func small(b testing.TB) bool {
+	_, test := b.(*testing.T)
+	return test || testing.Short()
 }
 
 // play makes this process one of those of a benchmark until standard input ends. The argument of a contestant is its directory.

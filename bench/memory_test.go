@@ -68,6 +68,9 @@ func (m *memory) Dispense(name string) error {
 	return nil
 }
 
+// List implements [registry.Subject].
+func (m *memory) List() int { return len(slices.Collect(maps.Values(*m.plugins.Load()))) }
+
 // Wait implements [registry.Subject].
 func (m *memory) Wait(_ context.Context, i int) error {
 	m.mu.Lock()

@@ -16,33 +16,26 @@ import (
 // instanceID is that of all pins.
 const instanceID = "ZmFrZS1pbnN0YW5jZS1vZi1hLXBhY2thZ2UtMDEyMzQ1AQ"
 
-// BenchmarkP12 measures admission checks through one plugin: of new pins, with many pending at a time or one, and of a pin whose answer is
+// benchP12 measures admission checks through one plugin: of new pins, with many pending at a time or one, and of a pin whose answer is
 // kept.
-func BenchmarkP12(b *testing.B) {
+func benchP12(b testing.TB) {
 	rounds, many, single, cached := 10, 200_000, 2000, 5_000_000
-	if testing.Short() {
+	if small(b) {
 		rounds, many, single, cached = 1, 2000, 20, 10_000
 	}
 	const pending = 10_000
 	p := start(b, roleAdmissions, build(b, "plugins/admission"))
-	var rates, alone, kept []float64
-	var allocations float64
 	p.call("Admissions.Check", Checks{N: many, Pending: pending}, new(Cost)) // warms up
 	for range rounds {
 		var c Cost
 		p.call("Admissions.Check", Checks{N: many, Pending: pending}, &c)
-		rates = append(rates, 1e9/c.Nanoseconds)
+		record(b, fmt.Sprintf("P12/pending=%d/host", pending), many, metrics{"checks/s", 1e9 / c.Nanoseconds})
 		p.call("Admissions.Check", Checks{N: single, Pending: 1}, &c)
-		alone = append(alone, c.Nanoseconds)
+		record(b, "P12/pending=1/host", single, metrics{"check-µs", c.Nanoseconds / 1e3})
 		p.call("Admissions.CheckKept", cached, &c)
-		kept, allocations = append(kept, c.Nanoseconds), c.Allocations
+		record(b, "P12/kept=1/host", cached, metrics{"check-ns", c.Nanoseconds, "allocs/check", c.Allocations})
 	}
 	p.stop()
-	rate, ns := quantile(rates, 0.5), quantile(kept, 0.5)
-	report(b, fmt.Sprintf("pending=%d", pending), metrics{
-		"checks/s", rate, "checks/s-min", quantile(rates, 0), "checks/s-max", quantile(rates, 1), "goal/rate", 150_000 / rate})
-	report(b, "pending=1", metrics{"check-µs", quantile(alone, 0.5) / 1e3})
-	report(b, "kept", metrics{"check-ns", ns, "allocs/check", allocations, "check/goal", ns / 100})
 }
 
 // Admissions is a host with an admission plugin. Its methods are those of net/rpc.

@@ -7,46 +7,40 @@ import (
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
 
-// BenchmarkP14 measures what a plugin costs the host's process, registered or launched, and an admission plugin that is not used: the
+// benchP14 measures what a plugin costs the host's process, registered or launched, and an admission plugin that is not used: the
 // difference between a process with plugins and one without, divided by their number, after all memory that is not in use has gone back to
 // the system.
-func BenchmarkP14(b *testing.B) {
-	registered, launched, idle := []int{1000, 5000}, 50, 10_000
-	if testing.Short() {
-		registered, launched, idle = []int{100}, 3, 100
+func benchP14(b testing.TB) {
+	rounds, registered, launched, idle := 5, []int{10, 100, 1000, 5000}, 50, 10_000
+	if small(b) {
+		rounds, registered, launched, idle = 1, []int{100}, 3, 100
 	}
 	managing := []string{"watcher", "runtime", kubelet}
-	empty := map[string]proc.Footprint{}
-	for _, name := range managing {
-		empty[name] = measureRegistered(b, name, 0)
+	launching := []string{"bare", goPlugin, goPluginMTLS, "host", "launcher", "launcher-state"}
+	for round := range rounds {
+		turns(managing, round, func(name string) {
+			empty := measureRegistered(b, name, 0)
+			for _, n := range registered {
+				record(b, fmt.Sprintf("P14/registered=%d/%s", n, name), n, holds(empty, measureRegistered(b, name, n), n))
+			}
+		})
+		turns(launching, round, func(name string) {
+			l := open(b, name)[0]
+			// What the first plugin of a process costs is not the plugin's.
+			l.launch(1)
+			before := ask[proc.Footprint](l.process, "Launcher.Footprint")
+			l.launch(launched)
+			after := ask[proc.Footprint](l.process, "Launcher.Footprint")
+			l.stop()
+			record(b, fmt.Sprintf("P14/launched=%d/%s", launched, name), launched, holds(before, after, launched))
+		})
+		p := start(b, roleAdmissions, build(b, "plugins/admission"))
+		before := ask[proc.Footprint](p, "Admissions.Footprint")
+		p.call("Admissions.Hold", idle, new(proc.None))
+		after := ask[proc.Footprint](p, "Admissions.Footprint")
+		p.stop()
+		record(b, fmt.Sprintf("P14/admission-idle=%d/host", idle), idle, holds(before, after, idle))
 	}
-	for _, n := range registered {
-		for _, name := range managing {
-			report(b, fmt.Sprintf("registered=%d/%s", n, name), holds(empty[name], measureRegistered(b, name, n), n))
-		}
-	}
-	peer := 0.0
-	for _, l := range open(b, "bare", goPlugin, goPluginMTLS, "host", "launcher", "launcher-state") {
-		// What the first plugin of a process costs is not the plugin's.
-		l.launch(1)
-		before := ask[proc.Footprint](l.process, "Launcher.Footprint")
-		l.launch(launched)
-		after := ask[proc.Footprint](l.process, "Launcher.Footprint")
-		l.stop()
-		live := float64(after.Live - before.Live)
-		if l.name == goPlugin {
-			peer = live
-		}
-		report(b, fmt.Sprintf("launched=%d/%s", launched, l.name),
-			holds(before, after, launched).goals(l.name, "live/goal", live/peer))
-	}
-	p := start(b, roleAdmissions, build(b, "plugins/admission"))
-	before := ask[proc.Footprint](p, "Admissions.Footprint")
-	p.call("Admissions.Hold", idle, new(proc.None))
-	after := ask[proc.Footprint](p, "Admissions.Footprint")
-	p.stop()
-	report(b, fmt.Sprintf("admission-idle=%d", idle),
-		append(holds(before, after, idle), "live/goal", float64(after.Live-before.Live)/1e4/float64(idle)))
 }
 
 // holds is what each of n plugins holds.
@@ -60,7 +54,7 @@ func holds(none, full proc.Footprint, n int) metrics {
 	}
 }
 
-func measureRegistered(b *testing.B, name string, registered int) proc.Footprint {
+func measureRegistered(b testing.TB, name string, registered int) proc.Footprint {
 	b.Helper()
 	c := contend(b, name, registered)
 	defer c.stop()

@@ -13,53 +13,50 @@ type latencies struct {
 	register, told []float64
 }
 
-// BenchmarkP1 measures the time from the moment at which a plugin listens on its socket to the call of RegisterPlugin ("register") and to
+// benchP1 measures the time from the moment at which a plugin listens on its socket to the call of RegisterPlugin ("register") and to
 // the moment at which the plugin is told that it is registered ("told"), with as many plugins registered already as the name says. The
 // plugin makes its socket in the plugin directory ("listen"), or elsewhere and moves it there ("rename").
-func BenchmarkP1(b *testing.B) {
-	rounds, kubeletRounds, registered := 200, 20, []int{0, 5000}
-	if testing.Short() {
+func benchP1(b testing.TB) {
+	rounds, kubeletRounds, registered := 200, 10, []int{0, 10, 100, 1000, 5000}
+	if small(b) {
 		rounds, kubeletRounds, registered = 5, 2, []int{0, 50}
 	}
-	quick := []string{"floor", "floor-http2", floorRaw, "watcher", "runtime"}
 	for _, n := range registered {
-		for _, appearance := range []string{"listen", "rename"} {
-			results := map[string]*latencies{}
-			measureP1(b, quick, n, appearance == "rename", rounds, results)
-			measureP1(b, []string{kubelet}, n, appearance == "rename", kubeletRounds, results)
-			floor := results["floor"].register
-			for _, name := range append(quick, kubelet) {
-				r := results[name]
-				report(b, fmt.Sprintf("registered=%d/%s/%s", n, appearance, name), metrics{
-					"register-p50-µs", quantile(r.register, 0.5), "register-p99-µs", quantile(r.register, 0.99),
-					"told-p50-µs", quantile(r.told, 0.5), "told-p99-µs", quantile(r.told, 0.99),
-				}.goals(name,
-					"p50/goal", quantile(r.register, 0.5)/(0.8*quantile(floor, 0.5)),
-					"p99/goal", quantile(r.register, 0.99)/(3*quantile(floor, 0.99))))
-			}
-		}
+		measureP1(b, []string{"floor", "floor-http2", floorRaw, "watcher", "runtime"}, n, rounds, "listen", "rename")
+		measureP1(b, []string{kubelet}, n, kubeletRounds, "rename")
 	}
 }
 
-func measureP1(b *testing.B, contestants []string, registered int, staged bool, rounds int, results map[string]*latencies) {
+func measureP1(b testing.TB, contestants []string, registered, rounds int, appearances ...string) {
 	b.Helper()
 	var contenders []*contender
 	for _, name := range contestants {
 		contenders = append(contenders, contend(b, name, registered))
-		results[name] = &latencies{}
 	}
 	// The first rounds warm up.
 	warm := min(3, rounds/2)
-	for round := range warm + rounds {
-		turns(contenders, round, func(c *contender) {
-			c.pause()
-			register, told := appear(c, c.named(staged, fmt.Sprint(round)), 1)
-			if round >= warm {
-				r := results[c.name]
-				r.register, r.told = append(r.register, register), append(r.told, told)
-			}
-			vanish(c, fmt.Sprint(round))
-		})
+	for _, appearance := range appearances {
+		results := map[string]*latencies{}
+		for _, name := range contestants {
+			results[name] = &latencies{}
+		}
+		for round := range warm + rounds {
+			turns(contenders, round, func(c *contender) {
+				c.pause()
+				name := fmt.Sprint(appearance, round)
+				register, told := appear(c, c.named(appearance == "rename", name), 1)
+				if round >= warm {
+					r := results[c.name]
+					r.register, r.told = append(r.register, register), append(r.told, told)
+				}
+				vanish(c, name)
+			})
+		}
+		for _, name := range contestants {
+			line := fmt.Sprintf("P1/appear=%s/registered=%d/%s", appearance, registered, name)
+			recordSamples(b, line, "register", results[name].register)
+			recordSamples(b, line, "told", results[name].told)
+		}
 	}
 	for _, c := range contenders {
 		c.stop()

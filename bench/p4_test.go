@@ -2,14 +2,15 @@ package bench
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 )
 
-// BenchmarkP4 measures the time from the removal of a socket to DeRegisterPlugin ("deregister"), and the time from the moment at which
+// benchP4 measures the time from the removal of a socket to DeRegisterPlugin ("deregister"), and the time from the moment at which
 // another plugin of the same name, which serves already, moves its socket over that of the first to its RegisterPlugin ("replace").
-func BenchmarkP4(b *testing.B) {
-	rounds, kubeletRounds := 200, 20
-	if testing.Short() {
+func benchP4(b testing.TB) {
+	rounds, kubeletRounds := 200, 10
+	if small(b) {
 		rounds, kubeletRounds = 5, 2
 	}
 	deregister, replace := map[string][]float64{}, map[string][]float64{}
@@ -35,13 +36,8 @@ func BenchmarkP4(b *testing.B) {
 	}
 	measure(fast, rounds)
 	measure([]string{kubelet}, kubeletRounds)
-	for _, name := range all {
-		d, r := deregister[name], replace[name]
-		report(b, name, metrics{
-			"deregister-p50-µs", quantile(d, 0.5), "deregister-p99-µs", quantile(d, 0.99),
-			"replace-p50-µs", quantile(r, 0.5), "replace-p99-µs", quantile(r, 0.99),
-		}.goals(name,
-			"deregister/goal", quantile(d, 0.5)/(3*quantile(deregister["floor"], 0.5)),
-			"replace/goal", quantile(r, 0.5)/(1.5*quantile(replace["floor"], 0.5))))
+	for _, name := range append(slices.Clone(fast), kubelet) {
+		recordSamples(b, "P4/"+name, "deregister", deregister[name])
+		recordSamples(b, "P4/"+name, "replace", replace[name])
 	}
 }

@@ -21,14 +21,14 @@ const patience = 3 * time.Minute
 
 // process is one process of a benchmark. Calls go over its standard input and output.
 type process struct {
-	b      *testing.B
+	b      testing.TB
 	cmd    *exec.Cmd
 	client *rpc.Client
 }
 
 // start starts a process, with the directory that it works in and the role as arguments: a program of its own if the role is a peer, or
 // else the test binary in that role. It ends with the benchmark at the latest.
-func start(b *testing.B, role, dir string) *process {
+func start(b testing.TB, role, dir string) *process {
 	b.Helper()
 	exe, err := os.Executable()
 	if folder, ok := peers[role]; ok {
@@ -99,7 +99,7 @@ func (p *process) kill() {
 }
 
 // peers are the contestants that are programs of their own, by the folders of their modules.
-var peers = map[string]string{"kubelet": "kubelet", "nomad": "nomad", goPlugin: "goplugin", goPluginMTLS: "goplugin"}
+var peers = map[string]string{"kubelet": "kubelet", "nomad": "nomad", goPlugin: "goplugin", goPluginMTLS: "goplugin", "ttrpc": "ttrpc"}
 
 // programs are the peers and the plugins that have been built, in a directory that is made for the first one.
 var programs struct {

@@ -25,7 +25,7 @@ import (
 	"github.com/patchbay-dev/patchbay/daemon"
 )
 
-// proxied are the roles of the processes of BenchmarkProxy. Each is given a directory, in which its sockets are.
+// proxied are the roles of the processes of benchProxy. Each is given a directory, in which its sockets are.
 var proxied = map[string]func(ctx context.Context, dir string) error{
 	"proxied-plugin": func(ctx context.Context, dir string) error {
 		server := grpc.NewServer(grpc.ForceServerCodec(bytesCodec{}), grpc.UnknownServiceHandler(answerBytes))
@@ -178,12 +178,12 @@ type road struct {
 	conn *grpc.ClientConn
 }
 
-// BenchmarkProxy measures calls to a plugin: on a connection to its own socket ("direct"), through the stable socket of a daemon ("stable"),
+// benchProxy measures calls to a plugin: on a connection to its own socket ("direct"), through the stable socket of a daemon ("stable"),
 // through its control socket ("control"), and through a proxy that is nothing but grpc-go ("floor"). Caller, plugin, daemon and floor are
 // processes of their own; the ways take turns.
-func BenchmarkProxy(b *testing.B) {
-	rounds, calls, messages := 11, map[int]int{1: 2000, 64: 16_000}, 256
-	if testing.Short() {
+func benchProxy(b testing.TB) {
+	rounds, calls, messages := 10, map[int]int{1: 1000, 64: 8000}, 128
+	if small(b) {
 		rounds, calls, messages = 1, map[int]int{1: 100, 64: 640}, 8
 	}
 	dir, err := os.MkdirTemp("", "pb")
@@ -220,7 +220,6 @@ func BenchmarkProxy(b *testing.B) {
 	roads = append(roads, road{"control", conn})
 
 	for _, callers := range []int{1, 64} {
-		took := map[string][]float64{}
 		for round := range 1 + rounds {
 			turns(roads, round, func(r road) {
 				begin := time.Now()
@@ -228,18 +227,12 @@ func BenchmarkProxy(b *testing.B) {
 					b.Fatalf("%s: %v", r.name, err)
 				}
 				if round > 0 { // the first warms up
-					took[r.name] = append(took[r.name], float64(time.Since(begin).Microseconds())/float64(calls[callers]))
+					each := float64(time.Since(begin).Microseconds()) / float64(calls[callers])
+					record(b, fmt.Sprintf("Proxy/callers=%d/%s", callers, r.name), calls[callers], metrics{"µs/call", each, "calls/s", 1e6 / each})
 				}
 			})
 		}
-		for _, r := range roads {
-			each := quantile(took[r.name], 0.5)
-			report(b, fmt.Sprintf("unary/callers=%d/%s", callers, r.name), metrics{
-				"µs/call", each, "calls/s", 1e6 / each, "ratio-to-direct", each / quantile(took["direct"], 0.5),
-			})
-		}
 	}
-	speed := map[string][]float64{}
 	for round := range 1 + rounds {
 		turns(roads, round, func(r road) {
 			begin := time.Now()
@@ -247,18 +240,14 @@ func BenchmarkProxy(b *testing.B) {
 				b.Fatalf("%s: %v", r.name, err)
 			}
 			if round > 0 {
-				speed[r.name] = append(speed[r.name], float64(messages)/time.Since(begin).Seconds())
+				record(b, "Proxy/stream=1MiB/"+r.name, messages, metrics{"MiB/s", float64(messages) / time.Since(begin).Seconds()})
 			}
 		})
-	}
-	for _, r := range roads {
-		each := quantile(speed[r.name], 0.5)
-		report(b, "stream-of-1MiB/"+r.name, metrics{"MiB/s", each, "ratio-to-direct", each / quantile(speed["direct"], 0.5)})
 	}
 }
 
 // startProxied starts one of the roles and returns when its socket is there.
-func startProxied(b *testing.B, role, dir, socket string) (stop func()) {
+func startProxied(b testing.TB, role, dir, socket string) (stop func()) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0], dir)
 	cmd.Env = append(os.Environ(), roleVariable+"="+role)

@@ -79,6 +79,8 @@ func (r patchbayRegistry) Subscribe(ctx context.Context, receive func()) {
 	}()
 }
 
+func (r patchbayRegistry) List() int { return len(r.ListPlugins(registry.Type)) }
+
 func (r patchbayRegistry) Close() error {
 	r.Shutdown()
 	if r.state == nil {

@@ -74,6 +74,8 @@ func (s subject) Subscribe(ctx context.Context, receive func()) {
 	}()
 }
 
+func (s subject) List() int { return len(s.ListPlugins(registry.Type)) }
+
 func (s subject) Close() error {
 	s.Shutdown()
 	if s.db == nil {

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -11,7 +12,27 @@ import (
 )
 
 // Registry does work with a [Subject] and says how long it took. Its methods are those of net/rpc.
-type Registry struct{ subject Subject }
+type Registry struct {
+	subject Subject
+	opened  time.Duration
+}
+
+// Opened says how many nanoseconds it took to open the subject, with what its directory had.
+func (r *Registry) Opened(_ proc.None, took *int64) error {
+	*took = r.opened.Nanoseconds()
+	return nil
+}
+
+// List says how many nanoseconds it takes to list all plugins, of which there have to be n.
+func (r *Registry) List(n int, took *int64) error {
+	start := time.Now()
+	got := r.subject.List()
+	*took = time.Since(start).Nanoseconds()
+	if got != n {
+		return fmt.Errorf("%d plugins are listed, want %d", got, n)
+	}
+	return nil
+}
 
 // Burst is the registration of plugins First, First+1, …, by a number of callers at once.
 type Burst struct{ First, Count, Callers int }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
@@ -38,6 +39,8 @@ type Subject interface {
 	// Subscribe calls receive, from one goroutine, for each change after it has returned. With a nil receive it is a subscriber that
 	// never reads.
 	Subscribe(ctx context.Context, receive func())
+	// List counts the plugins by listing all of them.
+	List() int
 	Close() error
 }
 
@@ -64,14 +67,18 @@ func (Incomplete) Wait(context.Context, int) error { return errCannot }
 // Subscribe implements [Subject].
 func (Incomplete) Subscribe(context.Context, func()) {}
 
+// List implements [Subject].
+func (Incomplete) List() int { return 0 }
+
 // Close implements [Subject].
 func (Incomplete) Close() error { return nil }
 
 // Serve opens a subject, and serves a [Registry], until standard input ends.
 func Serve(open Opener, dir string) error {
+	start := time.Now()
 	subject, err := open(dir)
 	if err != nil {
 		return err
 	}
-	return errors.Join(proc.Serve(&Registry{subject}), subject.Close())
+	return errors.Join(proc.Serve(&Registry{subject, time.Since(start)}), subject.Close())
 }
