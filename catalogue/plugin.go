@@ -54,6 +54,8 @@ type Limits struct {
 	Memory Bytes `json:"memory"`
 	// CPU is a number of processors, for example 2, 0.5 or 500m.
 	CPU CPU `json:"cpu"`
+	// Processes is the number of processes and threads that there may be at a time.
+	Processes int `json:"processes"`
 	// OpenFiles is the number of descriptors that one process may have.
 	OpenFiles int `json:"openFiles"`
 }

@@ -77,6 +77,7 @@ func (p *Plugin) problems() []problem {
 	p.checkProtocol(check)
 	check(p.Limits.Memory >= 0, "limits.memory", "it must be above zero")
 	check(p.Limits.CPU >= 0, "limits.cpu", "it must be above zero")
+	check(p.Limits.Processes >= 0, "limits.processes", "it must be above zero")
 	check(p.Limits.OpenFiles >= 0, "limits.openFiles", "it must be above zero")
 	check(printable(p.User), "user", "%q must have printable characters only", p.User)
 	check(printable(p.Group), "group", "%q must have printable characters only", p.Group)

@@ -8,5 +8,6 @@
 //
 // What is not the same as on a direct connection: compression is undone and not redone. gRPC defines it for one hop, and the hops here do
 // not leave the machine; a message in an encoding that this program does not know is refused with codes.Unimplemented, as gRPC prescribes.
-// Headers that belong to one connection (user-agent, :authority, the encodings) are those of the proxy.
+// Headers that belong to one connection (user-agent, :authority, the encodings) are those of the proxy, and [HopsKey] has one value more: a
+// call that comes back again and again, because the endpoint of a plugin is a socket of the proxy, ends after [MaxHops].
 package proxy

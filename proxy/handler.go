@@ -50,6 +50,10 @@ func forward(caller grpc.ServerStream, conn grpc.ClientConnInterface, method str
 	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
 	md, _ := metadata.FromIncomingContext(ctx)
+	if len(md[HopsKey]) >= MaxHops {
+		return CannotCall(nameOf(conn), status.Errorf(codes.FailedPrecondition,
+			"the call has come through %d proxies: the endpoint of the plugin leads back to where the call came from", MaxHops))
+	}
 	options := []grpc.CallOption{
 		grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(MaxMessageSize), grpc.MaxCallSendMsgSize(MaxMessageSize),
 	}

@@ -16,11 +16,17 @@ var perHop = []string{
 	FleetKey, NodeKey, FencingTokenKey,
 }
 
-// forwarded takes from md, which it changes, what is not for the other end.
+// HopsKey is the metadata that a forwarded call has one value of for each proxy through which it came. Whoever serves what is not to be
+// reached through a plugin refuses calls that have it: a plugin says itself where its endpoint is, and a proxy connects there with its own
+// rights.
+const HopsKey = "patchbay-hops"
+
+// forwarded takes from md, which it changes, what is not for the other end, and adds this hop.
 func forwarded(md metadata.MD) metadata.MD {
 	for _, key := range perHop {
 		delete(md, key)
 	}
+	md.Append(HopsKey, "1")
 	return md
 }
 

@@ -534,6 +534,24 @@ func TestOwnErrors(t *testing.T) {
 }
 
 // TestLost ends the connection to the plugin, at either end, under a call.
+// TestComesBack has a call go to a plugin whose endpoint is the proxy's own socket.
+func TestComesBack(t *testing.T) {
+	var itself *grpc.ClientConn
+	var calls atomic.Int32
+	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
+		calls.Add(1)
+		return proxy.Named(itself, "plugin T/n"), nil
+	})
+	itself = connect(t, path)
+	_, err := testpb.NewTestServiceClient(itself).UnaryCall(within(t), &testpb.SimpleRequest{})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "plugin T/n") || !strings.Contains(err.Error(), "leads back") {
+		t.Errorf("the call ends with %v", err)
+	}
+	if n := calls.Load(); n != proxy.MaxHops+1 {
+		t.Errorf("it came %d times", n)
+	}
+}
+
 func TestLost(t *testing.T) {
 	for name, end := range map[string]func(*grpc.Server, *grpc.ClientConn){
 		"plugin": func(s *grpc.Server, _ *grpc.ClientConn) { s.Stop() },

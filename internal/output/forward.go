@@ -43,6 +43,21 @@ func (l *Log) hand(source flags, r Record) {
 		return
 	}
 	record := slog.NewRecord(r.Time, r.Level, r.Message, 0)
-	record.AddAttrs(r.Attrs...)
+	for _, a := range r.Attrs {
+		if reserved(a.Key) {
+			a.Key = "plugin." + a.Key
+		}
+		record.AddAttrs(a)
+	}
 	_ = h.Handle(ctx, record)
+}
+
+// reserved says whether a key is one that records have in the log. An attribute of the plugin must not have it too: of two equal keys, most
+// readers of JSON take the last, and a plugin could log in the name of another.
+func reserved(key string) bool {
+	switch key {
+	case slog.TimeKey, slog.LevelKey, slog.MessageKey, slog.SourceKey, pluginKey, streamKey:
+		return true
+	}
+	return false
 }

@@ -36,9 +36,9 @@ func New(cfg Config) *Log {
 	cfg = cfg.withDefaults()
 	l := &Log{cfg: cfg, limiter: newLimiter(cfg.Rate, cfg.Burst), ring: ring{keep: cfg.Keep, next: 1}, position: cursor{seq: 1}}
 	if cfg.Handler != nil {
-		named := cfg.Handler.WithAttrs([]slog.Attr{slog.String("plugin", cfg.Name)})
+		named := cfg.Handler.WithAttrs([]slog.Attr{slog.String(pluginKey, cfg.Name)})
 		for i, source := range sources {
-			l.handler[i] = named.WithAttrs([]slog.Attr{slog.String("stream", string(source))})
+			l.handler[i] = named.WithAttrs([]slog.Attr{slog.String(streamKey, string(source))})
 		}
 	}
 	return l

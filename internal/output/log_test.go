@@ -3,6 +3,7 @@ package output
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,6 +45,26 @@ func TestTail(t *testing.T) {
 	}
 	if got := l.Tail(1)[0].Seq; got != 3 {
 		t.Errorf("the third record has number %d", got)
+	}
+}
+
+// TestForgery has a plugin log what would make its record one of another plugin, time or level.
+func TestForgery(t *testing.T) {
+	var buf bytes.Buffer
+	l := New(Config{Name: "p", Handler: slog.NewJSONHandler(&buf, nil)})
+	l.Add(Record{Message: "m", Level: slog.LevelInfo, Source: RPC, Attrs: []slog.Attr{
+		slog.String("plugin", "q"), slog.String("level", "ERROR"), slog.String("msg", "n"), slog.String("stream", "host"), slog.Int("time", 0), slog.Int("k", 1),
+	}})
+	l.Close(t.Context())
+	var got map[string]any
+	if err := json.Unmarshal(buf.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	delete(got, "time")
+	want := map[string]any{"msg": "m", "level": "INFO", "plugin": "p", "stream": "log", "k": 1.0,
+		"plugin.plugin": "q", "plugin.level": "ERROR", "plugin.msg": "n", "plugin.stream": "host", "plugin.time": 0.0}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
 	}
 }
 

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // roles are what the test binary does instead of testing when it is executed again as a plugin.
@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 		role()
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }

@@ -27,6 +27,9 @@ type Record struct {
 	Source  Source
 }
 
+// The attributes that every forwarded record has: the plugin's name, and how it came.
+const pluginKey, streamKey = "plugin", "stream"
+
 // Config says whose output it is, where it goes, and how much of it. Zero values stand for the defaults.
 type Config struct {
 	Name    string       // the plugin's name, which every forwarded record carries as the attribute "plugin"

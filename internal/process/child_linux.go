@@ -59,7 +59,7 @@ func (c *child) start() error {
 	announce()
 	attr := &os.ProcAttr{Dir: spec.Dir, Env: spec.Env, Files: slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)}
 	pidfd, err := c.fork(attr)
-	limited := spec.Limits.Memory > 0 || spec.Limits.CPU > 0
+	limited := spec.Limits.grouped()
 	if refused := err; refused != nil && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
 		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
 		_ = c.leaf.remove()
@@ -88,7 +88,7 @@ func (c *child) start() error {
 // confine sets the limits that cgroups have.
 func (c *child) confine() error {
 	limits := c.process.spec.Limits
-	if limits.Memory <= 0 && limits.CPU <= 0 {
+	if !limits.grouped() {
 		return nil
 	}
 	system, err := cgroupfs.Self()

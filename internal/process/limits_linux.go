@@ -47,6 +47,12 @@ var controllers = []controller{
 		},
 	},
 	{
+		name:   "pids",
+		wanted: func(l Limits) int64 { return int64(l.Processes) },
+		v2:     func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n)}} },
+		v1:     func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n)}} },
+	},
+	{
 		name:   "cpu",
 		wanted: func(l Limits) int64 { return l.CPU },
 		v2: func(milli int64) []setting {
@@ -56,6 +62,11 @@ var controllers = []controller{
 			return []setting{{file: "cpu.cfs_period_us", value: decimal(period)}, {file: "cpu.cfs_quota_us", value: quota(milli)}}
 		},
 	},
+}
+
+// grouped says whether a limit is set that takes a cgroup.
+func (l Limits) grouped() bool {
+	return slices.ContainsFunc(controllers, func(c controller) bool { return c.wanted(l) > 0 })
 }
 
 // quota returns the microseconds of each period for an amount of processors in thousandths.

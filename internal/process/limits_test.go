@@ -116,6 +116,24 @@ func needLimits(t *testing.T) {
 	<-p.Done()
 }
 
+// A process that may have no further ones cannot fork.
+func TestProcessesAreBounded(t *testing.T) {
+	g := newGroup(t, Config{})
+	if p, err := g.Start(Spec{Path: "/bin/true", Limits: Limits{Processes: 1}}); err != nil {
+		t.Skip(err)
+	} else {
+		drain(p.Stdout(), p.Stderr())
+		<-p.Done()
+	}
+	const command = "/bin/true && echo forked" // by itself the shell would execute it in its own place
+	if got := output(t, g, command); got != "forked" {
+		t.Fatalf("without a limit it prints %q", got)
+	}
+	if got := output(t, g, command, func(s *Spec) { s.Limits.Processes = 1 }); got != "" {
+		t.Errorf("it prints %q", got)
+	}
+}
+
 // limitsOf reads what limits a process.
 func limitsOf(t *testing.T, p *Process) map[string]string {
 	t.Helper()
@@ -214,12 +232,12 @@ func system(t *testing.T) cgroupfs.System {
 	return s
 }
 
-// tree is a cgroup file system of plain files: DIR/host/patchbay/1 is the leaf, and DIR/v1/memory and DIR/v1/cpu are of version 1.
+// tree is a cgroup file system of plain files: DIR/host/patchbay/1 is the leaf, and those in DIR/v1 are of version 1.
 func tree(t *testing.T, controllers map[string]string) (dir string, leaf *cgroup) {
 	t.Helper()
 	dir = t.TempDir()
 	leaf = &cgroup{dir: filepath.Join(dir, "host/patchbay/1")}
-	for _, made := range []string{leaf.dir, filepath.Join(dir, "v1/memory"), filepath.Join(dir, "v1/cpu")} {
+	for _, made := range []string{leaf.dir, filepath.Join(dir, "v1/memory"), filepath.Join(dir, "v1/cpu"), filepath.Join(dir, "v1/pids")} {
 		if err := os.MkdirAll(made, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -293,8 +311,15 @@ func TestConfine(t *testing.T) {
 			controllers: map[string]string{"host": "pids"}, limits: both,
 			err: "memory cannot be limited here, where the cgroups are version 2: the cgroup DIR/host does not have the controller memory",
 		},
-		"no cgroups at all":  {limits: Limits{CPU: 1}, noLeaf: true, err: "cpu cannot be limited here, where the cgroups are version 2"},
-		"nothing to limit":   {},
+		"no cgroups at all": {limits: Limits{CPU: 1}, noLeaf: true, err: "cpu cannot be limited here, where the cgroups are version 2"},
+		"nothing to limit":  {},
+		"processes": {
+			controllers: map[string]string{"host/patchbay/1": "pids"}, limits: Limits{Processes: 7},
+			want: map[string]string{"host/patchbay/1/pids.max": "7"},
+		},
+		"processes, version 1": {
+			limits: Limits{Processes: 7}, noLeaf: true, v1: []string{"pids"}, want: map[string]string{"v1/pids/x/pids.max": "7"},
+		},
 		"files do not count": {controllers: map[string]string{"host": "pids"}, limits: Limits{OpenFiles: 5}},
 	}
 	for name, test := range tests {

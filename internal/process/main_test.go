@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/cgroupfs"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // roleEnv tells the re-executed test binary which part to play.
@@ -60,7 +60,7 @@ type said struct {
 func TestMain(m *testing.M) {
 	b := os.Getenv(roleEnv)
 	if b == "" {
-		goleak.VerifyTestMain(m)
+		leaktest.Main(m)
 		return
 	}
 	var r role

@@ -47,6 +47,8 @@ type Limits struct {
 	Memory int64
 	// CPU is how much processor time they may use together, in thousandths of one processor.
 	CPU int64
+	// Processes is how many processes and threads there may be of it and its descendants at a time.
+	Processes int
 	// OpenFiles is how many descriptors each process may have.
 	OpenFiles int
 }

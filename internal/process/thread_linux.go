@@ -42,6 +42,7 @@ func (t *thread) run() {
 // that was changed about it.
 func (t *thread) serve() {
 	defer close(t.ended)
+	dropAmbient()
 	for f := range t.work {
 		f()
 	}

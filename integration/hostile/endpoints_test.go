@@ -1,0 +1,103 @@
+//go:build linux
+
+package hostile
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+)
+
+// elsewhere is a plugin whose endpoint is what at returns; calls to it end with one of the codes.
+func elsewhere(name, does, happens string, at func(*attacker) string, want ...codes.Code) attack {
+	return attack{
+		name: name, does: "says that its services are at " + does, happens: happens, bound: "the call that is made", named: event("registered: "),
+		play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = at(a) }),
+		check: func(s *scene) {
+			s.Helper()
+			err := check(s.Context(), s.dial(s.awaitStable()))
+			if got := status.Code(err); len(want) > 0 && !contains(want, got) {
+				s.Errorf("a call to it ends with %v, want one of %v", err, want)
+			}
+		},
+	}
+}
+
+func contains(list []codes.Code, c codes.Code) bool {
+	for _, l := range list {
+		if l == c {
+			return true
+		}
+	}
+	return false
+}
+
+// awaitStable returns the stable socket of the hostile plugin when it is there.
+func (s *scene) awaitStable() (socket string) {
+	s.Helper()
+	s.await("the hostile plugin has a stable socket", func() bool {
+		found, _ := filepath.Glob(s.stable(hostileType, "*"))
+		if len(found) > 0 {
+			socket = found[0]
+		}
+		return len(found) > 0
+	})
+	return socket
+}
+
+// beside is a path beside the plugin directory.
+func beside(a *attacker, name ...string) string {
+	return filepath.Join(append([]string{filepath.Dir(a.dir)}, name...)...)
+}
+
+func endpointAttacks() []attack {
+	const fails = "it is registered, and calls to it fail with UNAVAILABLE"
+	return []attack{
+		elsewhere("endpoint-directory", "a directory", fails, func(a *attacker) string { return a.dir }, codes.Unavailable),
+		elsewhere("endpoint-fifo", "a FIFO", fails, func(a *attacker) string {
+			path := filepath.Join(a.dir, "fifo")
+			must(syscall.Mkfifo(path, 0o666))
+			return path
+		}, codes.Unavailable),
+		elsewhere("endpoint-neighbour", "the socket of a neighbour", "calls to it are calls to the neighbour, as those on its own socket are",
+			func(a *attacker) string { return filepath.Join(a.dir, "neighbour") }, codes.OK),
+		elsewhere("endpoint-relative", "a relative path", fails, func(*attacker) string { return "../control.sock" }, codes.Unavailable),
+		{
+			name: "endpoint-loop", does: "says that its services are at its own stable socket, so that each call to it comes back to the daemon",
+			happens: "a call that comes back is refused", bound: "one round", named: event("registered: "),
+			play: announces(func(a *attacker, i *registerapi.PluginInfo) {
+				i.Endpoint = beside(a, "dispense", hostileType, "hostile.sock")
+			}),
+			check: func(s *scene) {
+				if err := check(s.Context(), s.dial(s.awaitStable())); !strings.Contains(status.Convert(err).Message(), "leads back") {
+					s.Errorf("a call ends with %v", err)
+				}
+			},
+		},
+		{
+			name: "endpoint-control", does: "says that its services are at the control socket, so that whoever may call plugins would call the daemon as the daemon",
+			happens: "the control API refuses what was forwarded by the daemon itself", bound: "one call", named: event("registered: "),
+			play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = beside(a, "control.sock") }),
+			check: func(s *scene) {
+				ctx, cancel := context.WithTimeout(s.Context(), 10*time.Second)
+				defer cancel()
+				conn := s.dial(s.awaitStable())
+				err := conn.Invoke(ctx, "/patchbay.v1.ControlService/ListPlugins", &patchbayv1.ListPluginsRequest{}, &patchbayv1.ListPluginsResponse{})
+				if status.Code(err) != codes.PermissionDenied {
+					s.Errorf("a call of the control API ends with %v", err)
+				}
+				if err := check(ctx, conn); err == nil {
+					s.Error("a call that is forwarded twice succeeds")
+				}
+			},
+		},
+	}
+}

@@ -1,0 +1,102 @@
+//go:build linux
+
+package hostile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/sdk"
+)
+
+const (
+	// roleEnv makes the test binary a plugin: the name of an attack, or roleNeighbour. dirEnv and socketEnv say where.
+	roleEnv, dirEnv, socketEnv = "PATCHBAY_TEST_ROLE", "PATCHBAY_TEST_DIR", "PATCHBAY_TEST_SOCKET"
+	roleNeighbour              = "neighbour"
+	// lifetime is the longest time that a hostile process lives, whatever becomes of the test.
+	lifetime = 3 * time.Minute
+)
+
+// bin is a directory that every user may search, with patchbay and this test binary as plugin.
+var bin string
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(play(role))
+	}
+	if err := prepare(); err != nil {
+		fmt.Fprintln(os.Stderr, "cannot build what is to be tested:", errors.Join(err, os.RemoveAll(bin)))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(exitCode int) {
+		if err := os.RemoveAll(bin); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(exitCode)
+	}))
+}
+
+// prepare fills bin. The daemon has the race detector if the tests have it.
+func prepare() (err error) {
+	if bin, err = os.MkdirTemp("", "pb"); err != nil {
+		return err
+	}
+	// A program with the race detector would sleep for a second before it exits.
+	if err := errors.Join(os.Chmod(bin, 0o755), os.Setenv("GORACE", "atexit_sleep_ms=0")); err != nil {
+		return err
+	}
+	args := []string{"build", "-o", bin + string(filepath.Separator)}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	cmd := exec.CommandContext(context.Background(), "go", append(args, "./cmd/patchbay")...)
+	cmd.Dir = filepath.Join("..", "..")
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", cmd, err, output)
+	}
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	defer self.Close()
+	plugin, err := os.OpenFile(filepath.Join(bin, "plugin"), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(plugin, self)
+	return errors.Join(err, plugin.Close())
+}
+
+// play is what the test binary does as a plugin.
+func play(role string) int {
+	time.AfterFunc(lifetime, func() { os.Exit(3) })
+	if role == roleNeighbour {
+		err := sdk.Serve(context.Background(), sdk.Plugin{
+			Type: "Neighbour", Name: filepath.Base(os.Getenv(dirEnv)), Versions: []string{"1"}, Socket: os.Getenv(socketEnv),
+			Register: func(grpc.ServiceRegistrar) {}, // grpc.health.v1, which the SDK adds, is called
+		})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
+	for _, a := range catalogue() {
+		if a.name == role {
+			a.play(&attacker{dir: os.Getenv(dirEnv), socket: os.Getenv(socketEnv)})
+			select {} // its end is no part of an attack, unless it is said
+		}
+	}
+	fmt.Fprintln(os.Stderr, "no such attack:", role)
+	return 2
+}
