@@ -6,6 +6,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Observer sees what a [Runtime] does, for metrics and traces. Its functions may be nil. They are called by several goroutines at once and
@@ -15,6 +16,8 @@ type Observer struct {
 	Event func(reconciler.Event)
 	// Attempt is told how each attempt to register a plugin ended.
 	Attempt func(reconciler.Attempt)
+	// Refused is told whenever a directory, a socket, a process or a claim of a plugin is refused because it is not trusted.
+	Refused func(trust.Reason)
 	// FileEventsLost is told whenever the system lost file events of the plugin directories, for which a scan makes up.
 	FileEventsLost func()
 	// Resync is told whenever a subscriber of events, of the Runtime or of its registry, was too slow and has to look anew.

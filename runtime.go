@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Config says what a [Runtime] works with. A Config with one plugin directory works.
@@ -49,6 +50,9 @@ type Config struct {
 	UnreachableGrace time.Duration
 	// Host is what launched plugins are told of their surroundings.
 	Host plugin.Config
+	// Trust says whose directories and sockets are used, and who may register plugins of which types. The zero value: those of root and of
+	// the user of this process, who may register everything. A plugin that the Launcher runs as another user is trusted at its own socket.
+	Trust trust.Policy
 	// Admission returns whom to ask whether a plugin may be registered, and before that whether a program may be launched; what
 	// [host.NewAdmission] returns, for example. It is called by New, with the host of the Runtime, which closes what it returns when Run ends.
 	// Nil: all may.
@@ -92,6 +96,10 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	trusted, err := trust.New(cfg.Trust)
+	if err != nil {
+		return nil, fmt.Errorf("cannot make a plugin runtime: trust.%w", err)
+	}
 	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, append(cfg.Observer.registryOptions(), cfg.RegistryOptions...)...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
@@ -110,6 +118,8 @@ func New(cfg Config) (*Runtime, error) {
 		DeprecatedDir:  cfg.DeprecatedPluginDir,
 		MaxDepth:       cfg.MaxDepth,
 		MaxSockets:     cfg.MaxSockets,
+		Trust:          trusted,
+		Launched:       rt.launchedAt,
 		Scanned:        func() { close(rt.ready) },
 		FileEventsLost: cfg.Observer.FileEventsLost,
 		Reconciler: reconciler.Config{
@@ -117,6 +127,7 @@ func New(cfg Config) (*Runtime, error) {
 			Restored:         restored(registry, cfg.Logger),
 			Observe:          rt.events.publish,
 			Attempted:        cfg.Observer.Attempt,
+			Refused:          cfg.Observer.Refused,
 			Tracer:           cfg.Observer.Tracer,
 			Source:           rt.source,
 			Admit:            rt.mayRegister(),

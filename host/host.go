@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -90,6 +91,19 @@ func (h *Host) Plugins() []*PluginProcess {
 	}
 	slices.SortFunc(list, func(a, b *PluginProcess) int { return cmp.Compare(a.ticket.number, b.ticket.number) })
 	return list
+}
+
+// PluginAt returns the plugin that serves, or is about to serve, at a path, or in the directory at a path; nil if there is none. It may not
+// have been started yet; see [PluginProcess.Started].
+func (h *Host) PluginAt(path string) *PluginProcess {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for p := range h.plugins {
+		if p.pluginSocket != "" && (p.pluginSocket == path || filepath.Dir(p.pluginSocket) == path) {
+			return p
+		}
+	}
+	return nil
 }
 
 // Close terminates all plugins at once, as [PluginProcess.Terminate] does, except those that survive their host, and releases all

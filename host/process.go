@@ -91,6 +91,9 @@ func (p *PluginProcess) isStarted() bool {
 	}
 }
 
+// Started is closed when the process has been started, or could not be. Only then do PID and Owns know it.
+func (p *PluginProcess) Started() <-chan struct{} { return p.started }
+
 // Name returns the name with which the plugin was launched.
 func (p *PluginProcess) Name() string { return p.name }
 

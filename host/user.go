@@ -29,12 +29,12 @@ func identify(userName, groupName string) (*process.User, error) {
 			return nil, err
 		}
 	}
-	if os.Geteuid() != 0 {
-		if uid == os.Geteuid() && gid == os.Getegid() {
-			return nil, nil //nolint:nilnil // documented
-		}
-		return nil, fmt.Errorf("it is to run as user %d and group %d, which only root can let it; this process is user %d: "+
-			"run it as root, or configure neither user nor group", uid, gid, os.Geteuid())
+	if os.Geteuid() != 0 && uid == os.Geteuid() && gid == os.Getegid() {
+		return nil, nil //nolint:nilnil // documented
+	}
+	if !process.MayChangeUser() {
+		return nil, fmt.Errorf("it is to run as user %d and group %d, which only root can let it, or a process with CAP_SETUID, CAP_SETGID "+
+			"and CAP_KILL; this process is user %d: run it as root or with these, or configure neither user nor group", uid, gid, os.Geteuid())
 	}
 	return &process.User{UID: uint32(uid), GID: uint32(gid)}, nil
 }

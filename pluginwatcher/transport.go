@@ -3,32 +3,86 @@ package pluginwatcher
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // transport reaches plugins over real sockets.
 type transport struct {
 	peers *sock.Watcher
 	boot  string
+	gate  *gate
+	roots []string // absolute
 }
 
-func newTransport() (*transport, error) {
+func newTransport(gate *gate, dirs []string) (*transport, error) {
+	roots := make([]string, len(dirs))
+	for i, dir := range dirs {
+		var err error
+		if roots[i], err = filepath.Abs(dir); err != nil {
+			return nil, err
+		}
+	}
 	peers, err := sock.NewWatcher()
 	if err != nil {
 		return nil, err
 	}
-	return &transport{peers: peers, boot: sock.BootID()}, nil
+	return &transport{peers: peers, boot: sock.BootID(), gate: gate, roots: roots}, nil
 }
 
 func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, error) {
-	client, err := registration.Dial(ctx, path)
+	socket, owner, err := t.connect(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	return conn{client, t}, nil
+	account := trust.Account{UID: owner, Known: true}
+	peer, err := sock.PeerOf(socket)
+	if err == nil {
+		account, err = t.gate.account(ctx, path, owner, peer)
+	}
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return nil, errors.Join(err, socket.Close())
+	}
+	return conn{registration.New(socket, peer), t, account}, nil
+}
+
+// connect connects to a socket and says whose it is. Where nobody but root and the host's user can make files, what was judged when it was
+// found is what is there now.
+func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixConn, owner uint32, err error) {
+	launched := t.gate.launched(path) != nil
+	if t.gate.trust.Alone() && !launched {
+		socket, err = sock.Dial(ctx, path)
+		return socket, 0, t.explain(err, path)
+	}
+	root := slices.IndexFunc(t.roots, func(root string) bool { return strings.HasPrefix(path, root+string(filepath.Separator)) })
+	socket, info, err := sock.DialBelow(ctx, t.roots[max(root, 0)], path)
+	if err != nil {
+		return nil, 0, t.explain(err, path)
+	}
+	if err := t.gate.trust.Socket(path, info.UID, info.GID); err != nil && !launched {
+		return nil, 0, errors.Join(err, socket.Close())
+	}
+	return socket, info.UID, nil
+}
+
+// explain says of an error of permission what to do.
+func (t *transport) explain(err error, path string) error {
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	info, statErr := sock.Stat(path)
+	if statErr != nil {
+		return err
+	}
+	return explainDenied(err, path, info)
 }
 
 // Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so
@@ -49,6 +103,7 @@ func (t *transport) Refused(err error) bool {
 type conn struct {
 	*registration.Client
 	transport *transport
+	account   trust.Account
 }
 
 func (c conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
@@ -63,6 +118,8 @@ func (c conn) Peer() reconciler.Peer {
 	}
 	return reconciler.Peer{PID: peer.PID, StartTime: peer.StartTime, Boot: c.transport.boot}
 }
+
+func (c conn) Account() trust.Account { return c.account }
 
 // Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
 // process is watched.

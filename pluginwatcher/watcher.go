@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/dirwatch"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 const (
@@ -31,7 +32,8 @@ const (
 
 // Watcher finds plugins and hands them to their handlers. Its methods are safe for concurrent use.
 type Watcher struct {
-	cfg Config
+	cfg  Config
+	gate *gate
 
 	// mu guards what follows.
 	mu         sync.Mutex
@@ -54,7 +56,13 @@ type Config struct {
 	// MaxDepth bounds the directories below a plugin directory on the way to a socket (default 16), MaxSockets the sockets in one directory
 	// (default 10,000). What lies beyond a bound is left out, and a [Condition] says so.
 	MaxDepth, MaxSockets int
-	// Reconciler configures what happens with the sockets that are found. Desired, Actual and Transport need not be set.
+	// Trust says whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
+	// register everything.
+	Trust *trust.Judge
+	// Launched returns the plugin that was told to serve at a path, or in the directory at a path; nil if there is none. It is trusted
+	// there as whatever user it runs. Nil: nothing is launched.
+	Launched func(path string) Launch
+	// Reconciler configures what happens with the sockets that are found. Desired, Actual, Transport, Trust and Withdrawn need not be set.
 	Reconciler reconciler.Config
 	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
 	// watches: it must not block.
@@ -96,7 +104,16 @@ func New(cfg Config) *Watcher {
 	if cfg.Reconciler.Logger == nil {
 		cfg.Reconciler.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Watcher{cfg: cfg, handlers: map[string]cache.PluginHandler{}}
+	if cfg.Trust == nil {
+		cfg.Trust = trust.Default()
+	}
+	if cfg.Reconciler.Source == nil {
+		cfg.Reconciler.Source = func(string) reconciler.Source { return reconciler.SourceDiscovered }
+	}
+	if cfg.Launched == nil {
+		cfg.Launched = func(string) Launch { return nil }
+	}
+	return &Watcher{cfg: cfg, gate: &gate{trust: cfg.Trust, launched: cfg.Launched}, handlers: map[string]cache.PluginHandler{}}
 }
 
 // AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
@@ -144,7 +161,7 @@ func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
 	if p == nil {
 		return nil, false
 	}
-	return p.reconciler.Plugins(), true
+	return append(p.reconciler.Plugins(), w.gate.statuses(w.cfg.Reconciler.Source)...), true
 }
 
 // Conditions says what hinders discovery at present, sorted by path.
@@ -282,7 +299,7 @@ func (w *Watcher) begin() (*pipeline, error) {
 	var err error
 	p.dirs, err = dirwatch.New(dirwatch.Config{
 		Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) },
-		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, Lost: w.cfg.FileEventsLost,
+		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, Trust: w.gate.admit, Lost: w.cfg.FileEventsLost,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
@@ -295,10 +312,16 @@ func (w *Watcher) begin() (*pipeline, error) {
 		cfg.Actual = cache.NewActualStateOfWorld()
 	}
 	if cfg.Transport == nil {
-		if p.transport, err = newTransport(); err != nil {
+		if p.transport, err = newTransport(w.gate, w.dirs()); err != nil {
 			return nil, err
 		}
 		cfg.Transport = p.transport
+	}
+	if cfg.Trust == nil {
+		cfg.Trust = w.cfg.Trust
+	}
+	if cfg.Withdrawn == nil {
+		cfg.Withdrawn = w.gate.why
 	}
 	p.desired = cfg.Desired
 	p.reconciler = reconciler.New(cfg)
@@ -316,6 +339,7 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 		defer w.mu.Unlock()
 		w.running = nil
 		w.conditions = nil
+		w.gate.set(nil)
 	}()
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.dirs.Run(ctx) })
@@ -328,6 +352,7 @@ func (w *Watcher) run(ctx context.Context, p *pipeline) error {
 
 // take enters facts about sockets into the desired state of the world.
 func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
+	w.refuse(u.Refused) // first, so that it is known why a socket is gone
 	deprecatedRoot := len(w.cfg.Dirs)
 	for _, fact := range u.Facts {
 		socket := cache.Socket{Path: fact.Path, ID: cache.SocketID(fact.Info.ID), Deprecated: fact.Root == deprecatedRoot}
@@ -342,7 +367,9 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 			}
 		}
 	}
-	w.degrade(u.Degraded)
+	degraded := append(slices.Clip(u.Degraded), w.gate.conditions(u.Refused, w.dirs())...)
+	slices.SortStableFunc(degraded, func(a, b dirwatch.Condition) int { return strings.Compare(a.Path, b.Path) })
+	w.degrade(degraded)
 	if u.Scanned && !p.scanned {
 		p.scanned = true
 		p.reconciler.Synced()
@@ -368,21 +395,20 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 	for _, c := range now {
 		if !slices.ContainsFunc(before, c.same) {
 			w.cfg.Reconciler.Logger.Warn("discovery is degraded", "path", c.Path, "reason", c.Reason)
-			w.observe(EventDegraded, c)
+			w.observe(EventDegraded, c.Path, c.Reason)
 		}
 	}
 	for _, c := range before {
 		if !slices.ContainsFunc(now, c.same) {
 			w.cfg.Reconciler.Logger.Info("discovery has recovered", "path", c.Path, "from", c.Reason)
-			c.Reason = "over: " + c.Reason
-			w.observe(EventRecovered, c)
+			w.observe(EventRecovered, c.Path, "over: "+c.Reason)
 		}
 	}
 }
 
-func (w *Watcher) observe(kind reconciler.EventKind, c Condition) {
+func (w *Watcher) observe(kind reconciler.EventKind, path, message string) {
 	if w.cfg.Reconciler.Observe != nil {
-		w.cfg.Reconciler.Observe(reconciler.Event{Time: time.Now(), Kind: kind, SocketPath: c.Path, Message: c.Reason})
+		w.cfg.Reconciler.Observe(reconciler.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
 	}
 }
 

@@ -20,6 +20,7 @@ func (r *Reconciler) restore(records []Instance) {
 			id:           record.ID,
 			recorded:     true,
 			registeredAt: record.RegisteredAt,
+			account:      record.Account,
 			registration: record.Registration,
 			restored:     &record,
 		}
@@ -67,7 +68,7 @@ func (r *Reconciler) apply(ctx context.Context, changes []cache.Change) {
 				r.replace(at, in, appeared || in.asking)
 				r.went(ctx, at, "its socket was replaced")
 			} else {
-				r.went(ctx, at, "its socket was removed")
+				r.removed(ctx, at)
 			}
 		}
 		if appeared {
@@ -165,6 +166,16 @@ func (r *Reconciler) leaveActual(in *instance) {
 		r.cfg.Actual.RemovePlugin(in.entered)
 		in.entered = ""
 	}
+}
+
+// removed takes over that there is no socket any more. mu is held.
+func (r *Reconciler) removed(ctx context.Context, in *instance) {
+	if refused := r.cfg.Withdrawn(in.info.SocketPath); refused != nil {
+		r.went(ctx, in, refused.Error())
+		return
+	}
+	r.watchUnlinked(in)
+	r.went(ctx, in, "its socket was removed")
 }
 
 // went takes over that an instance is gone. Its registry entry goes at once, unless it may be replaced at its path any moment; the

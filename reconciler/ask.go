@@ -2,11 +2,13 @@ package reconciler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 const (
@@ -195,6 +197,9 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 		r.lost(ctx, in, err)
 		return nil
 	case err != nil:
+		if _, distrusted := errors.AsType[*trust.Refusal](err); distrusted {
+			in = r.disown(ctx, in, err)
+		}
 		r.failed(in, err)
 		return nil
 	}
@@ -210,14 +215,23 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 	case in.lane != nil && in.lane.key != key:
 		in = r.reborn(ctx, in, fmt.Sprintf("its socket now announces %s/%s", info.Type, info.Name))
 	}
+	l := r.lane(key)
+	refused := r.bars(l, in, conn.Account())
+	if refused != nil {
+		in = r.disown(ctx, in, refused)
+	}
 	in.restored = nil
 	in.unclaimed, in.judgeAnew = false, false
 	in.announced = info
-	in.conn = conn
-	in.peer = conn.Peer()
-	in.progress(StateWaiting)
+	in.peer, in.account = conn.Peer(), conn.Account()
 	if in.lane == nil {
-		r.lane(key).join(in)
+		l.join(in)
 	}
-	return in.lane
+	if in.barred = refused != nil; in.barred {
+		r.reject(ctx, in, conn, refused)
+		return nil
+	}
+	in.conn = conn
+	in.progress(StateWaiting)
+	return l
 }

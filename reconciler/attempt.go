@@ -19,7 +19,7 @@ const (
 	ResultRegistered Result = "registered"
 	// ResultSuperseded: it answered, and rests behind a newer instance.
 	ResultSuperseded Result = "superseded"
-	// ResultRefused: it was told that it is not registered.
+	// ResultRefused: it was told that it is not registered, or is not trusted enough to be told anything.
 	ResultRefused Result = "refused"
 	// ResultFailed: something failed without the plugin being told of a refusal.
 	ResultFailed Result = "failed"

@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // BenchmarkPipeline is the cost of one registration without its plugin and its disk: what the reconciler itself adds.
@@ -66,6 +67,8 @@ func (c instantConn) GetInfo(context.Context) (reconciler.Info, error) {
 func (instantConn) Notify(context.Context, bool, string) error { return nil }
 
 func (instantConn) Peer() reconciler.Peer { return reconciler.Peer{} }
+
+func (instantConn) Account() trust.Account { return trust.Account{} }
 
 func (instantConn) Watch(func()) (func(), error) { return func() {}, nil }
 

@@ -64,7 +64,7 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 	in.lastErr = err
 	r.end(in, ResultRefused, err)
 	in.attempts++
-	if in.unclaimed {
+	if r.distrusted(err) || in.unclaimed {
 		in.set(StateRefused)
 	} else {
 		in.progress(StateBackoff)
@@ -97,14 +97,19 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 func (r *Reconciler) failed(in *instance, err error) {
 	in.attempts++
 	in.lastErr = err
-	r.end(in, ResultFailed, err)
-	if r.cfg.Transport.Refused(err) && in.announced.Type != "" {
+	kind, result := EventFailed, ResultFailed
+	switch {
+	case r.distrusted(err):
+		kind, result = EventRefused, ResultRefused
+		in.progress(StateRefused)
+	case r.cfg.Transport.Refused(err) && in.announced.Type != "":
 		in.progress(StateUnreachable)
-	} else {
+	default:
 		in.progress(StateBackoff)
 	}
+	r.end(in, result, err)
 	if r.logFailure(in, "plugin registration failed", err) {
-		r.observe(EventFailed, in, err.Error())
+		r.observe(kind, in, err.Error())
 	}
 	r.retryLater(in)
 }

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 const (
@@ -63,8 +64,12 @@ type instance struct {
 	// conn is the connection on which it announced itself, not nil as long as it waits for its turn in the lane.
 	conn Conn
 	peer Peer
+	// account is whose plugin it is, as far as it has answered.
+	account trust.Account
 	// unclaimed: there is no handler for its type.
 	unclaimed bool
+	// barred: it may not register what it announced. It stands in its lane for that to change and counts for nothing there.
+	barred bool
 	// handed: its handler has been given it, now or before it was superseded; given is the endpoint that the handler has.
 	handed bool
 	given  string
@@ -92,7 +97,7 @@ func (in *instance) record(endpoint string, peer Peer) Instance {
 	return Instance{
 		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
 		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: peer,
-		Source: in.source, RegisteredAt: in.registeredAt, Registration: in.registration,
+		Source: in.source, RegisteredAt: in.registeredAt, Account: in.account, Registration: in.registration,
 	}
 }
 

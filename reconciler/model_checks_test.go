@@ -105,6 +105,11 @@ func (m *model) observed(e reconciler.Event) {
 		return
 	case reconciler.EventRefused, reconciler.EventFailed:
 		return
+	case reconciler.EventUnlinked:
+		if m.open[e.Instance] {
+			m.complain("%q is missed without its socket, and is registered", e.Instance)
+		}
+		return
 	case reconciler.EventDeregistered:
 		defer delete(m.open, e.Instance)
 	case reconciler.EventUpdated, reconciler.EventSuperseded, reconciler.EventUnreachable:

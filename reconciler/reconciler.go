@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Reconciler makes the actual state of the world match the desired one. Its methods are safe for concurrent use.
@@ -39,6 +40,8 @@ type Reconciler struct {
 	appearances map[uint64]*instance
 	// restored are the instances from before a restart whose sockets have not been seen yet.
 	restored map[cache.SocketID]*instance
+	// unlinked are instances whose sockets have just been removed and which are still watched; the function ends that.
+	unlinked map[*instance]func()
 	// queue holds the instances that wait for a slot; free counts the slots.
 	queue []*instance
 	free  int
@@ -54,6 +57,12 @@ func New(cfg Config) *Reconciler {
 	}
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
+	}
+	if cfg.Refused == nil {
+		cfg.Refused = func(trust.Reason) {}
+	}
+	if cfg.Withdrawn == nil {
+		cfg.Withdrawn = func(string) error { return nil }
 	}
 	if cfg.Source == nil {
 		cfg.Source = func(string) Source { return SourceDiscovered }
@@ -71,6 +80,7 @@ func New(cfg Config) *Reconciler {
 		sockets:     map[string]*instance{},
 		appearances: map[uint64]*instance{},
 		restored:    map[cache.SocketID]*instance{},
+		unlinked:    map[*instance]func(){},
 		free:        cmp.Or(cfg.Walks, defaultWalks),
 	}
 	r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts)
@@ -191,6 +201,9 @@ func (r *Reconciler) stop() {
 	r.stopped = true
 	for in := range r.instances() {
 		in.rest()
+	}
+	for in := range r.unlinked {
+		r.unwatchUnlinked(in)
 	}
 	r.mu.Unlock()
 	r.running.Wait()

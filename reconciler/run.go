@@ -92,7 +92,7 @@ func unclaimed(in *instance) error {
 
 // drop lets an instance that is gone leave the lane. It unlocks mu.
 func (r *Reconciler) drop(ctx context.Context, l *lane, in *instance) {
-	l.leave(in)
+	r.leave(ctx, l, in)
 	r.unrecord(ctx, in)
 	conn := in.takeConn()
 	h := l.heldBy
@@ -123,7 +123,7 @@ func (r *Reconciler) deregister(ctx context.Context, l *lane) {
 	r.mu.Lock()
 	r.letGo(l)
 	if in.gone {
-		l.leave(in)
+		r.leave(ctx, l, in)
 		r.unrecord(ctx, in)
 		conn := in.takeConn()
 		r.mu.Unlock()

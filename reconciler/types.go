@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // State is what one instance of a plugin is doing, as operators read it.
@@ -40,7 +41,7 @@ const (
 	StateBackoff State = "backoff"
 	// StateUnreachable: its socket exists and nobody accepts on it.
 	StateUnreachable State = "unreachable"
-	// StateRefused: no handler is registered for its type; it registers as soon as there is one.
+	// StateRefused: no handler is registered for its type, or it is not trusted; it registers as soon as that has changed.
 	StateRefused State = "refused"
 )
 
@@ -96,12 +97,15 @@ const (
 	EventUpdated EventKind = "updated"
 	// EventSuperseded: a newer instance became current; this one lives on behind it.
 	EventSuperseded EventKind = "superseded"
-	// EventRefused: the plugin was told that it is not registered, and why.
+	// EventRefused: the plugin was told that it is not registered, and why. One whose directory, socket or process is not trusted is not
+	// spoken to.
 	EventRefused EventKind = "refused"
 	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
 	EventFailed EventKind = "failed"
 	// EventUnreachable: nobody accepts on the socket of a registered plugin any more.
 	EventUnreachable EventKind = "unreachable"
+	// EventUnlinked: the socket of a plugin that was registered is gone, and the plugin still serves on it: somebody else removed it.
+	EventUnlinked EventKind = "unlinked"
 	// EventRestored: an instance is known from before a restart of the host and is being checked for life.
 	EventRestored EventKind = "restored"
 )
@@ -135,6 +139,8 @@ type Instance struct {
 	Peer                 Peer
 	Source               Source
 	RegisteredAt         time.Time
+	// Account is whose plugin it is.
+	Account trust.Account
 	// Registration is what the handler found out about it; zero before it was registered.
 	Registration cache.Registration
 }
@@ -169,7 +175,7 @@ type Info struct {
 
 // Transport reaches plugins through their registration sockets.
 type Transport interface {
-	// Dial connects to the socket.
+	// Dial connects to the socket. An error that wraps a [trust.Refusal] says that it is not trusted.
 	Dial(ctx context.Context, path string) (Conn, error)
 	// Probe says whether anybody accepts on the socket: no error if so. It then also watches the plugin, as Conn.Watch does, in a way that
 	// the plugin does not notice; a nil stop says that it cannot.
@@ -186,6 +192,8 @@ type Conn interface {
 	Notify(ctx context.Context, registered bool, reason string) error
 	// Peer names the process at the other end; zero if it cannot be seen.
 	Peer() Peer
+	// Account is who answers for the plugin; zero if the system does not say.
+	Account() trust.Account
 	// Watch has hint called, at most once, when anything suggests that the plugin is gone; hint does not block. It takes the connection over:
 	// only stop may be called afterwards, which ends the watch and may be called at any time. An error says that the plugin cannot
 	// be watched; the connection is then closed.
@@ -262,6 +270,13 @@ type Config struct {
 	// the registry, where it may stand from before. One that wraps cache.ErrRetry is not told to the plugin; either way it is asked again
 	// with back-off. Nil: every plugin may.
 	Admit func(ctx context.Context, plugin Instance) error
+	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
+	Trust *trust.Judge
+	// Refused is told of everything that is not trusted, whenever it is refused, under the rules of Observe. May be nil.
+	Refused func(trust.Reason)
+	// Withdrawn says why a socket that left the desired state of the world does not count any more though it is there; nil: it was removed. It
+	// is called under the rules of Observe. May be nil.
+	Withdrawn func(socketPath string) error
 	// Source says how the plugin behind a socket that appeared came to the host; nil: it was discovered. It is called with internal locks
 	// held: it must neither block nor call back.
 	Source func(socketPath string) Source

@@ -17,6 +17,8 @@ const probeInterval = 5 * time.Second
 type watch struct {
 	// unwatch ends it; nil if nothing is watched.
 	unwatch func()
+	// blind: nothing is watched, and somebody looks now and then.
+	blind bool
 	// checking: it is being found out whether anybody accepts; recheck: a hint came meanwhile.
 	checking, recheck bool
 }
@@ -32,6 +34,7 @@ func (w *watch) end() {
 // begin puts another watch into the place of this one.
 func (w *watch) begin(unwatch func()) {
 	w.end()
+	w.blind = false
 	w.unwatch = unwatch
 }
 
@@ -111,12 +114,14 @@ func (r *Reconciler) checkLater(in *instance, w *watch, stop func()) {
 		timer.Stop()
 		stop()
 	})
+	w.blind = true
 }
 
 // check asks whether anybody accepts on a socket of an instance. A process that ended may have left its listening socket to another
 // one, and a connection may be closed for any reason, so only a refused connect proves that the plugin is gone. mu is held.
 func (r *Reconciler) check(ctx context.Context, in *instance, w *watch) {
 	if in.gone || w.unwatch == nil {
+		r.unwatchUnlinked(in) // it ended by itself
 		return
 	}
 	if w.checking {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // world is everything around a reconciler, made of memory, so that its time is the one of a synctest bubble.
@@ -50,6 +51,7 @@ type world struct {
 type plugin struct {
 	socket    cache.SocketID
 	info      reconciler.Info
+	dialErr   error
 	infoErr   error
 	infoTakes time.Duration
 	notifyErr error
@@ -61,6 +63,7 @@ type plugin struct {
 	hangs            bool // in GetInfo
 	dead             bool // nobody accepts
 	peer             reconciler.Peer
+	account          trust.Account
 	watchers         []func()
 	// probed, if set, is what a probe does instead of watching.
 	probed  func(hint func()) (stop func())

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 var errRefused = errors.New("connection refused")
@@ -37,6 +38,11 @@ func (t transport) Dial(ctx context.Context, path string) (reconciler.Conn, erro
 	if p.backlogFull {
 		<-ctx.Done()
 		return nil, ctx.Err()
+	}
+	t.w.mu.Lock()
+	defer t.w.mu.Unlock()
+	if p.dialErr != nil {
+		return nil, p.dialErr
 	}
 	return &conn{t.w, p}, nil
 }
@@ -143,6 +149,12 @@ func (c *conn) Peer() reconciler.Peer {
 	c.w.mu.Lock()
 	defer c.w.mu.Unlock()
 	return c.p.peer
+}
+
+func (c *conn) Account() trust.Account {
+	c.w.mu.Lock()
+	defer c.w.mu.Unlock()
+	return c.p.account
 }
 
 func (c *conn) Watch(exited func()) (func(), error) {

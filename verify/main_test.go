@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // fakeEnv tells the re-executed test binary which plugin to be.
@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 		playProcess(name)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }

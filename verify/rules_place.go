@@ -2,12 +2,14 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 func placeRules() []Rule {
@@ -98,8 +100,8 @@ func checkOwner(_ context.Context, s *subject) outcome {
 		return s.unasked("there is no socket to look at: %v", err)
 	}
 	s.trace.add("stat "+s.path, fmt.Sprintf("owner %d", info.UID))
-	if own := os.Geteuid(); own >= 0 && info.UID != 0 && int64(info.UID) != int64(own) {
-		return fail("the owner is user %d, neither root nor user %d of this verification", info.UID, own)
+	if trust.Default().Socket(s.path, info.UID, info.GID) != nil {
+		return fail("the owner is user %d, neither root nor user %d of this verification", info.UID, os.Geteuid())
 	}
 	return pass("the owner is user %d", info.UID)
 }
@@ -114,13 +116,18 @@ func checkDirectory(_ context.Context, s *subject) outcome {
 	if s.inOwnDirectory() {
 		return notApplicable("the plugin directory was made for the verification")
 	}
-	info, err := os.Stat(dir)
+	var info sock.Info
+	target, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		info, err = sock.Stat(target)
+	}
 	if err != nil {
 		return s.unasked("cannot look at %s: %v", dir, err)
 	}
-	s.trace.add("stat "+dir, fmt.Sprintf("mode %04o", info.Mode().Perm()))
-	if info.Mode().Perm()&0o002 != 0 {
-		return fail("everyone may write to %s (mode %04o)", dir, info.Mode().Perm())
+	s.trace.add("stat "+dir, fmt.Sprintf("mode %04o", info.Mode.Perm()))
+	// Whose the directory is, is the host's business.
+	if refusal, refused := errors.AsType[*trust.Refusal](trust.Default().Directory(dir, info.Mode, 0, info.GID)); refused {
+		return fail("%s", refusal.Problem)
 	}
-	return pass("the mode of %s is %04o", dir, info.Mode().Perm())
+	return pass("the mode of %s is %04o", dir, info.Mode.Perm())
 }

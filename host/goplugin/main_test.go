@@ -11,11 +11,11 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
@@ -30,7 +30,7 @@ const (
 func TestMain(m *testing.M) {
 	switch os.Getenv(modeEnv) {
 	case "":
-		goleak.VerifyTestMain(m)
+		leaktest.Main(m)
 	case "silent": // a program that is none of go-plugin
 		time.Sleep(time.Hour)
 	case "babble":

@@ -30,7 +30,9 @@ func (t *tree) refreshConditions() bool {
 			"a scan makes up for them"})
 	}
 	for _, d := range t.dirs {
-		if d.readErr != nil {
+		if r := d.refused[""]; r != nil {
+			list = append(list, Condition{d.path, r.Err.Error()})
+		} else if d.readErr != nil {
 			list = append(list, Condition{d.path, explainRead(d.readErr)})
 		} else if t.notifier != nil && d.watchErr != nil {
 			list = append(list, Condition{d.path, t.explainWatch(d.watchErr)})

@@ -1,6 +1,6 @@
 // Package dirwatch states which Unix sockets exist in a set of directory trees, and says what changes, promptly and truthfully.
 //
-// It knows paths and identities of sockets ([sock.ID]) and nothing else: it connects to none and does not judge whom to trust.
+// It knows paths, identities ([sock.ID]), owners and modes and nothing else: it connects to no socket, and asks whom to trust.
 //
 // File events are hints, never facts. Each event leads to a look at the path that it names, and what is seen there is what is reported;
 // events that were lost, or that the system never sends (bind mounts, a full queue, a file system without them), are made up for by a
@@ -10,5 +10,6 @@
 // What counts:
 //   - A socket in a root or in any directory below it. Names that start with a dot are ignored, files and directories, and so is
 //     whatever is no socket. Symbolic links are not followed; only a root may be one.
+//   - What Config.Trust refuses is not used, with everything below it, until it is mended.
 //   - The same tree gives the same facts whenever the watcher starts.
 package dirwatch

@@ -33,11 +33,11 @@ func (t *tree) handle(ev event) {
 		return
 	}
 	parent, name := t.split(ev.Name)
-	if parent == nil || t.skip(parent, name) {
+	if parent == nil || parent.refused[""] != nil || t.skip(parent, name) {
 		return
 	}
 	start := len(t.facts)
-	known := t.socks[ev.Name] != nil
+	known := t.socks[ev.Name] != nil || parent.refused[name] != nil
 	switch {
 	case ev.Has(fsnotify.Create):
 		t.look(parent, name, created)
@@ -45,7 +45,7 @@ func (t *tree) handle(ev event) {
 		t.look(parent, name, removed)
 	case known && ev.Has(fsnotify.Rename):
 		t.look(parent, name, renamed)
-	case known && ev.Has(fsnotify.Chmod):
+	case ev.Has(fsnotify.Chmod): // also of one that is refused and was too much to be remembered
 		t.look(parent, name, scanned)
 	}
 	t.sortScan(start)
@@ -71,7 +71,7 @@ func (t *tree) handleDir(d *dir, ev event) {
 		}
 	case ev.Has(fsnotify.Create):
 		// Usually its parent was read before this event came.
-		if id, _, err := t.stat(d); err != nil || id != d.id || !d.watched || d.readErr != nil {
+		if info, _, err := t.stat(d); err != nil || info.ID != d.info.ID || !d.watched || d.readErr != nil {
 			t.visit(d, deep)
 		}
 	default:

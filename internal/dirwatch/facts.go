@@ -23,6 +23,15 @@ const (
 func (t *tree) look(d *dir, name string, why cause) {
 	path := join(d.path, name)
 	info, err := sock.Stat(path)
+	if err == nil {
+		if refused := t.judge(path, info); refused != nil {
+			t.turnAway(d, name, info, refused, why)
+			return
+		}
+	}
+	if err == nil || gone(err) {
+		t.pardon(d, name)
+	}
 	switch {
 	case err == nil && info.IsSocket():
 		t.present(d, name, path, info, why)

@@ -60,11 +60,11 @@ func (t *tree) safetyScan() {
 
 // inspect visits a directory if it is not what it was when it was read.
 func (t *tree) inspect(d *dir) {
-	id, mtime, err := t.stat(d)
+	info, mtime, err := t.stat(d)
 	switch {
-	case err != nil, id != d.id:
+	case err != nil, info.ID != d.info.ID:
 		t.visit(d, deep)
-	case d.readErr != nil, !d.watched && t.tryWatch(d), d.unsure, !mtime.Equal(d.mtime):
+	case d.readErr != nil, info != d.info, !d.watched && t.tryWatch(d), d.unsure, !mtime.Equal(d.mtime):
 		news := len(t.facts) + len(t.holds)
 		t.visit(d, shallow)
 		if d.watched && len(t.facts)+len(t.holds) > news && t.known(d) {
@@ -73,27 +73,42 @@ func (t *tree) inspect(d *dir) {
 			t.visit(d, shallow)
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(d.refused)) {
+		if name != "" && t.known(d) {
+			t.look(d, name, scanned) // no change to d tells that it was mended
+		}
+	}
 }
 
 // visit makes the watcher right about a directory: watches it, reads it, and does the same for subdirectories. The watch comes before the
 // reading, so that nothing can appear between the two.
 func (t *tree) visit(d *dir, how reach) {
-	id, mtime, err := t.stat(d)
+	info, mtime, err := t.stat(d)
 	if err != nil {
 		if gone(err) {
 			t.drop(d, scanned)
 		}
 		if t.known(d) {
 			t.unwatch(d)
-			d.id = sock.ID{}
+			d.info = sock.Info{}
 			t.fail(d, err)
 		}
 		return
 	}
-	if how == deep || id != d.id {
+	refused := t.judge(d.path, info)
+	if refused != nil && d.parent != nil {
+		t.turnAway(d.parent, d.name, info, refused, scanned)
+		return
+	}
+	if how == deep || info.ID != d.info.ID {
 		t.unwatch(d)
 	}
-	d.id, d.mtime = id, mtime
+	d.info, d.mtime = info, mtime
+	if refused != nil {
+		t.turnAwayRoot(d, refused)
+		return
+	}
+	t.pardon(d, "")
 	t.tryWatch(d)
 
 	now := time.Now()
@@ -113,7 +128,7 @@ func (t *tree) visit(d *dir, how reach) {
 	t.track(d)
 
 	for _, sub := range slices.Sorted(maps.Keys(d.dirs)) {
-		if c := d.dirs[sub]; c != nil && (how == deep || c.id.IsZero()) {
+		if c := d.dirs[sub]; c != nil && (how == deep || c.info.ID.IsZero()) {
 			t.visit(c, how)
 		}
 	}
@@ -131,7 +146,7 @@ func (t *tree) read(d *dir) error {
 		names, err := f.ReadDir(readBatch)
 		for _, n := range names {
 			switch {
-			case n.Type()&(fs.ModeSocket|fs.ModeDir) == 0 || t.skip(d, n.Name()):
+			case n.Type()&(fs.ModeSocket|fs.ModeDir|fs.ModeSymlink) == 0 || t.skip(d, n.Name()):
 			case n.IsDir():
 				sub := d.dirs[n.Name()]
 				if sub == nil {
@@ -163,6 +178,11 @@ func (t *tree) missing(d *dir, round uint64) {
 			t.look(d, name, scanned)
 		}
 	}
+	for name, r := range d.refused {
+		if r.seen != round && name != "" {
+			t.look(d, name, scanned)
+		}
+	}
 	for _, sub := range d.dirs {
 		if sub.seen == round {
 			continue
@@ -173,8 +193,8 @@ func (t *tree) missing(d *dir, round uint64) {
 	}
 }
 
-// stat returns the identity of a directory and the time of its last change. Only a root may be a symbolic link.
-func (t *tree) stat(d *dir) (sock.ID, time.Time, error) {
+// stat describes a directory and returns the time of its last change. Only a root may be a symbolic link.
+func (t *tree) stat(d *dir) (sock.Info, time.Time, error) {
 	path := d.path
 	info, err := sock.Stat(path)
 	if err == nil && d.parent == nil && info.Mode&fs.ModeSymlink != 0 {
@@ -183,16 +203,16 @@ func (t *tree) stat(d *dir) (sock.ID, time.Time, error) {
 		}
 	}
 	if err != nil {
-		return sock.ID{}, time.Time{}, err
+		return sock.Info{}, time.Time{}, err
 	}
 	if !info.Mode.IsDir() {
-		return sock.ID{}, time.Time{}, &fs.PathError{Op: "read", Path: d.path, Err: syscall.ENOTDIR}
+		return sock.Info{}, time.Time{}, &fs.PathError{Op: "read", Path: d.path, Err: syscall.ENOTDIR}
 	}
 	fi, err := os.Lstat(path)
 	if err != nil {
-		return sock.ID{}, time.Time{}, err
+		return sock.Info{}, time.Time{}, err
 	}
-	return info.ID, fi.ModTime(), nil
+	return info, fi.ModTime(), nil
 }
 
 // fail records that the contents of a directory are not known.

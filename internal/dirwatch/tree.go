@@ -31,6 +31,10 @@ type tree struct {
 	lostAt time.Time // when events were lost that no scan has made up for yet
 	syncAt time.Time // when it is due
 
+	refused    []Refusal // as it was told last
+	refusals   int       // how many there are in all directories
+	newRefused bool      // refused is out of date
+
 	facts    []Fact
 	scanned  bool
 	told     bool // an update was sent
@@ -47,10 +51,11 @@ type dir struct {
 	depth  int
 	parent *dir // nil for a root
 
-	dirs  map[string]*dir
-	socks map[string]*entry
+	dirs    map[string]*dir
+	socks   map[string]*entry
+	refused map[string]*refusal // what lies in it; of a root also itself, under the empty name
 
-	id     sock.ID // of the directory that was read last
+	info   sock.Info // of the directory that was read last
 	mtime  time.Time
 	unsure bool   // read so soon after its last change that the next change might not show in mtime
 	seen   uint64 // round in which the parent's reading met it
@@ -116,18 +121,29 @@ func (t *tree) addDir(parent *dir, name string) *dir {
 
 // drop forgets a directory that is gone, with everything below it. A root keeps its record.
 func (t *tree) drop(d *dir, why cause) {
-	for _, sub := range d.dirs {
-		t.drop(sub, why)
-	}
-	for _, e := range d.socks {
-		t.vanish(e, why)
-	}
+	t.empty(d, why)
+	t.pardon(d, "")
 	t.unwatch(d)
 	delete(t.polled, d)
 	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany
 	if d.parent != nil {
 		delete(d.parent.dirs, d.name)
 		delete(t.dirs, d.path)
+	}
+}
+
+// empty forgets what lies in a directory.
+func (t *tree) empty(d *dir, why cause) {
+	for _, sub := range d.dirs {
+		t.drop(sub, why)
+	}
+	for _, e := range d.socks {
+		t.vanish(e, why)
+	}
+	for name := range d.refused {
+		if name != "" {
+			t.pardon(d, name)
+		}
 	}
 }
 
@@ -152,13 +168,14 @@ func (t *tree) set(flag *bool, v bool) {
 func (t *tree) flush() {
 	moved := t.changed && t.refreshConditions()
 	t.changed = false
-	if len(t.facts) == 0 && !moved && t.told {
+	judged := t.refreshRefused()
+	if len(t.facts) == 0 && !moved && !judged && t.told {
 		return
 	}
 	t.told = true
 	facts := t.facts
 	t.facts = nil
-	t.cfg.Notify(Update{Facts: facts, Scanned: t.scanned, Degraded: t.degraded})
+	t.cfg.Notify(Update{Facts: facts, Scanned: t.scanned, Degraded: t.degraded, Refused: t.refused})
 }
 
 // join appends a name to the path of a directory.

@@ -51,7 +51,7 @@ func (t *tree) tryWatch(d *dir) bool {
 	d.watchErr = err
 	if err == nil {
 		d.watched = true
-		t.watched[d.id] = d
+		t.watched[d.info.ID] = d
 	}
 	t.track(d)
 	return d.watched
@@ -59,11 +59,11 @@ func (t *tree) tryWatch(d *dir) bool {
 
 // takeOver gives up the watch that another record has on the inode of d. fsnotify would keep that record's path for its events.
 func (t *tree) takeOver(d *dir) error {
-	other := t.watched[d.id]
+	other := t.watched[d.info.ID]
 	if other == nil || other == d {
 		return nil
 	}
-	if id, _, err := t.stat(other); err == nil && id == d.id {
+	if info, _, err := t.stat(other); err == nil && info.ID == d.info.ID {
 		return errMountedTwice
 	}
 	t.unwatch(other)
@@ -76,8 +76,8 @@ func (t *tree) unwatch(d *dir) {
 	}
 	_ = t.notifier.remove(d.path) // fails if the watch has ended by itself, which is as good
 	d.watched = false
-	if t.watched[d.id] == d {
-		delete(t.watched, d.id)
+	if t.watched[d.info.ID] == d {
+		delete(t.watched, d.info.ID)
 	}
 	t.track(d)
 }

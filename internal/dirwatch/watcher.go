@@ -44,6 +44,19 @@ type Update struct {
 	Scanned bool
 	// Degraded is the complete list of what hinders the watcher now, in the order of the paths. It is shared between updates: read only.
 	Degraded []Condition
+	// Refused is the complete list of what Config.Trust refuses now, up to a bound, in the order of the paths. It is shared between updates:
+	// read only.
+	Refused []Refusal
+}
+
+// Refusal is a directory, socket or symbolic link that was found and is not used.
+type Refusal struct {
+	Path string
+	// Info describes what is there; for a root that is a symbolic link, the directory that it leads to.
+	Info sock.Info
+	// Err is what Config.Trust said.
+	Err   error
+	Since time.Time
 }
 
 // Config configures a Watcher. Roots and Notify are required; zero means the default elsewhere.
@@ -52,6 +65,11 @@ type Config struct {
 	// Notify is told everything, from Run's goroutine and in order. While it runs nothing is watched, so it should be quick. The first
 	// update, which may have no facts, comes when the first scan is complete. Later ones have facts, or a change of Degraded.
 	Notify func(Update)
+
+	// Trust says why a directory, socket or symbolic link is not to be used; nil if it is. There are no facts about a socket that is refused,
+	// nor about any below a directory that is; what is mended is found at once. It is called from Run's goroutine whenever something was
+	// found or its mode or owner changed. Nil: everything is used but symbolic links, which never are.
+	Trust func(path string, info sock.Info) error
 
 	// Lost is called, from Run's goroutine, whenever file events were lost. May be nil.
 	Lost func()
@@ -99,6 +117,9 @@ func New(cfg Config) (*Watcher, error) {
 				return nil, fmt.Errorf("roots %s and %s contain each other: name only the outer one", other.Path, abs)
 			}
 		}
+	}
+	if cfg.Trust == nil {
+		cfg.Trust = func(string, sock.Info) error { return nil }
 	}
 	setDefault(&cfg.MaxDepth, 16)
 	setDefault(&cfg.MaxSockets, 10_000)

@@ -3,7 +3,11 @@
 // what to do. It is not the daemon's health: what a running daemon finds wrong with itself are its conditions.
 package doctor
 
-import "context"
+import (
+	"context"
+
+	"github.com/patchbay-dev/patchbay/trust"
+)
 
 // Status says how bad a finding is.
 type Status string
@@ -32,6 +36,8 @@ type Finding struct {
 type Subject struct {
 	// PluginDirs are all plugin directories.
 	PluginDirs []string
+	// Trust says whose directories and sockets the daemon uses; nil: those of root and of its user.
+	Trust *trust.Judge
 	// StatePath and ControlSocket are those of the daemon.
 	StatePath, ControlSocket string
 	// Daemon asks the daemon at the control socket for its process, in which it need not be the one that listens: the service manager may.
@@ -69,6 +75,9 @@ type check struct {
 // Examine asks every question and returns the findings in a fixed order. It blocks for as long as sockets take to accept or refuse, and
 // as etcd takes to answer, at most until ctx ends.
 func Examine(ctx context.Context, s Subject) []Finding {
+	if s.Trust == nil {
+		s.Trust = trust.Default()
+	}
 	var findings []Finding
 	for _, c := range checks() {
 		for _, f := range c.look(ctx, s) {

@@ -149,7 +149,7 @@ func TestFaultsAreFound(t *testing.T) {
 				listen(t, path)
 				try(t, os.Chown(path, 12345, 12345))
 			},
-			check: "sockets", status: Warn, says: `theirs.sock (user 12345)"`, remedy: "meant to run plugins",
+			check: "sockets", status: Warn, says: "theirs.sock belongs to user 12345", remedy: "trust.owners.users",
 		},
 		"wrong owner: state that others may write": {
 			provoke: func(t *testing.T, s *Subject) {

@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 const (
@@ -50,7 +53,7 @@ func hasCapability(number int) bool {
 func checkPluginDirs(_ context.Context, s Subject) []Finding {
 	findings := make([]Finding, len(s.PluginDirs))
 	for i, dir := range s.PluginDirs {
-		findings[i] = lookAtPluginDir(dir)
+		findings[i] = lookAtPluginDir(dir, s.Trust)
 		if space, known := lookAtSpace(dir, "no plugin can make a socket in it"); known && space.Status == Fail && findings[i].Status == OK {
 			findings[i] = space
 		}
@@ -58,7 +61,7 @@ func checkPluginDirs(_ context.Context, s Subject) []Finding {
 	return findings
 }
 
-func lookAtPluginDir(dir string) Finding {
+func lookAtPluginDir(dir string, judge *trust.Judge) Finding {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
 	switch {
@@ -74,13 +77,12 @@ func lookAtPluginDir(dir string) Finding {
 		return fail(fmt.Sprintf("plugin directory %s (mode %04o, owner %d) cannot be read by user %d", dir, st.Mode&0o7777, st.Uid, os.Geteuid()),
 			fmt.Sprintf("chown it to the daemon's user, or chmod it to 0750 with the daemon's group: chmod 0750 %s", dir))
 	}
-	switch {
-	case st.Mode&0o002 != 0:
-		return fail(fmt.Sprintf("plugin directory %s may be written by everyone (mode %04o): whoever can write it can pose as any plugin",
-			dir, st.Mode&0o7777), "chmod 0750 "+dir)
-	case int(st.Uid) != os.Geteuid() && st.Uid != 0:
-		return fail(fmt.Sprintf("plugin directory %s belongs to user %d, who can pose as any plugin", dir, st.Uid),
-			fmt.Sprintf("chown it to root or to the daemon's user: chown %d %s", os.Geteuid(), dir))
+	mode := fs.FileMode(st.Mode & 0o777)
+	if st.Mode&unix.S_ISVTX != 0 {
+		mode |= fs.ModeSticky
+	}
+	if refusal, refused := errors.AsType[*trust.Refusal](judge.Directory(dir, mode, st.Uid, st.Gid)); refused {
+		return fail("plugin "+refusal.Problem, refusal.Remedy)
 	}
 	if err := unix.Access(dir, unix.W_OK); err != nil && !errors.Is(err, unix.EROFS) { // which the space says
 		return warn(fmt.Sprintf("plugin directory %s (mode %04o, owner %d) cannot be written by user %d: plugins of the catalogue have no "+
@@ -106,10 +108,11 @@ func lookAtMissing(path, what string) Finding {
 	}
 }
 
-// checkSockets looks for sockets on which nobody accepts, which cannot be opened, or whose owner may not be meant to have one.
+// checkSockets looks for sockets on which nobody accepts, which cannot be opened, and for what is not trusted.
 func checkSockets(ctx context.Context, s Subject) []Finding {
 	var all int
-	var stale, denied, foreign []string
+	var stale, denied []string
+	refused := map[trust.Reason][]string{}
 	for _, dir := range s.PluginDirs {
 		// What cannot be read is said by the check of the directories.
 		_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -118,7 +121,16 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 				return fs.SkipDir
 			case entry.IsDir() && path != dir && entry.Name()[0] == '.':
 				return fs.SkipDir
-			case entry.Type()&fs.ModeSocket == 0 || entry.Name()[0] == '.':
+			case path == dir || entry.Name()[0] == '.':
+				return nil
+			}
+			if refusal := judged(s.Trust, path); refusal != nil {
+				refused[refusal.Reason] = append(refused[refusal.Reason], path)
+				if entry.IsDir() {
+					return fs.SkipDir
+				}
+			}
+			if entry.Type()&fs.ModeSocket == 0 {
 				return nil
 			}
 			all++
@@ -130,10 +142,6 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 				stale = append(stale, path)
 			case errors.Is(err, fs.ErrPermission):
 				denied = append(denied, path)
-			}
-			var st unix.Stat_t
-			if unix.Lstat(path, &st) == nil && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
-				foreign = append(foreign, fmt.Sprintf("%s (user %d)", path, st.Uid))
 			}
 			return nil
 		})
@@ -148,12 +156,38 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 		"remove those whose plugins will not come back; a plugin that comes back makes its socket anew")
 	report(fail, denied, fmt.Sprintf("cannot be opened by user %d: their plugins will not be registered", os.Geteuid()),
 		"run the daemon as their owner or as root, give it the capability CAP_DAC_OVERRIDE, or chown the sockets")
-	report(warn, foreign, "belong neither to root nor to the daemon's user",
-		"see that these users are meant to run plugins; else remove the sockets and take the right to write to the directory from them")
+	for _, reason := range slices.Sorted(maps.Keys(refused)) {
+		paths := refused[reason]
+		first := judged(s.Trust, paths[0])
+		if first == nil {
+			continue // mended meanwhile
+		}
+		problem := first.Problem
+		if len(paths) > 1 {
+			problem += fmt.Sprintf(", and %d more like it: %q", len(paths)-1, paths[1:min(len(paths), shown)])
+		}
+		findings = append(findings, warn("not used: "+problem, first.Remedy))
+	}
 	if len(findings) == 0 {
 		findings = []Finding{ok(fmt.Sprintf("%d sockets in the plugin directories, none of them stale", all))}
 	}
 	return findings
+}
+
+// judged says why a directory, socket or link in a plugin directory is not used; nil if it is.
+func judged(judge *trust.Judge, path string) *trust.Refusal {
+	info, err := sock.Stat(path) // of what has gone meanwhile nothing is said
+	switch {
+	case err != nil:
+	case info.Mode&fs.ModeSymlink != 0:
+		err = judge.Link(path)
+	case info.Mode.IsDir():
+		err = judge.Directory(path, info.Mode, info.UID, info.GID)
+	case info.IsSocket():
+		err = judge.Socket(path, info.UID, info.GID)
+	}
+	refusal, _ := errors.AsType[*trust.Refusal](err)
+	return refusal
 }
 
 // checkState looks at the state file and the space around it.

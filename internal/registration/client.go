@@ -46,14 +46,15 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newClient(socket), nil
-}
-
-func newClient(socket *net.UnixConn) *Client {
 	peer, err := sock.PeerOf(socket)
 	if err != nil {
 		peer = sock.Peer{}
 	}
+	return New(socket, peer), nil
+}
+
+// New returns a client on a connection to a registration socket, at whose other end is the peer. It takes the connection over.
+func New(socket *net.UnixConn, peer sock.Peer) *Client {
 	c := &Client{socket: socket, peer: peer}
 	c.conn.init(socket)
 	return c

@@ -24,6 +24,10 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	if err != nil {
 		return nil, err
 	}
+	return unixConn(conn, path)
+}
+
+func unixConn(conn net.Conn, path string) (*net.UnixConn, error) {
 	uc, ok := conn.(*net.UnixConn)
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("connect %s: unexpected connection type %T", path, conn), conn.Close())

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // childEnv tells the re-executed test binary which part to play.
@@ -19,7 +19,7 @@ const childEnv = "SOCK_TEST_CHILD"
 func TestMain(m *testing.M) {
 	switch role, path, _ := strings.Cut(os.Getenv(childEnv), ":"); role {
 	case "":
-		goleak.VerifyTestMain(m)
+		leaktest.Main(m)
 	case "serve":
 		child(net.Listen("unix", path))
 	case "own":

@@ -11,14 +11,22 @@ const statxMask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STAT
 // Stat describes what is at path without following a symbolic link in its last element. It works for every kind of file; ask
 // [Info.IsSocket]. An error is an [*fs.PathError]. It costs one system call.
 func Stat(path string) (Info, error) {
+	info, err := statAt(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT)
+	if err != nil {
+		return Info{}, &fs.PathError{Op: "statx", Path: path, Err: err}
+	}
+	return info, nil
+}
+
+func statAt(dir int, path string, flags int) (Info, error) {
 	var st unix.Statx_t
 	for {
-		err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, statxMask, &st)
+		err := unix.Statx(dir, path, flags, statxMask, &st)
 		if err == nil {
 			break
 		}
 		if err != unix.EINTR {
-			return Info{}, &fs.PathError{Op: "statx", Path: path, Err: err}
+			return Info{}, err
 		}
 	}
 	birth := st.Ctime

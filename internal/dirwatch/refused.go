@@ -1,0 +1,100 @@
+package dirwatch
+
+import (
+	"io/fs"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// maxRefused bounds how many refusals are remembered: whoever may make files in a directory could make any number that are refused.
+const maxRefused = 1000
+
+// refusal is what is refused under one name.
+type refusal struct {
+	Refusal
+	seen uint64 // round in which the reading of its directory met it
+}
+
+// judge says why what is at path is not to be used; nil if it is, or if it is of no interest.
+func (t *tree) judge(path string, info sock.Info) error {
+	if info.Mode&(fs.ModeSocket|fs.ModeDir|fs.ModeSymlink) == 0 {
+		return nil
+	}
+	return t.cfg.Trust(path, info)
+}
+
+// turnAway handles that what has a name in d is refused: what was there before, or was trusted before, is gone.
+func (t *tree) turnAway(d *dir, name string, info sock.Info, err error, why cause) {
+	path := join(d.path, name)
+	if e := t.socks[path]; e != nil {
+		if e.info.ID == info.ID {
+			why = removed
+		}
+		t.vanish(e, why)
+	}
+	if sub := t.dirs[path]; sub != nil {
+		t.drop(sub, removed)
+	}
+	t.refuse(d, name, info, err)
+}
+
+// turnAwayRoot handles that a root itself is refused.
+func (t *tree) turnAwayRoot(d *dir, err error) {
+	t.empty(d, removed)
+	t.tryWatch(d)
+	t.refuse(d, "", d.info, err)
+	t.fail(d, err)
+}
+
+// refuse records that what has a name in d is refused. The empty name is d itself.
+func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
+	r := d.refused[name]
+	if r == nil {
+		if t.refusals >= maxRefused {
+			return
+		}
+		path := d.path
+		if name != "" {
+			path = join(d.path, name)
+		}
+		r = &refusal{Refusal: Refusal{Path: path, Since: time.Now()}}
+		if d.refused == nil {
+			d.refused = map[string]*refusal{}
+		}
+		d.refused[name] = r
+		t.refusals++
+	}
+	r.seen = t.round
+	if r.Err == nil || r.Info != info || r.Err.Error() != err.Error() {
+		r.Info, r.Err, t.newRefused = info, err, true
+	}
+}
+
+// pardon forgets that what has a name in d was refused.
+func (t *tree) pardon(d *dir, name string) {
+	if d.refused[name] != nil {
+		delete(d.refused, name)
+		t.refusals--
+		t.newRefused = true
+	}
+}
+
+// refreshRefused makes the list of refusals anew and reports whether it is another one.
+func (t *tree) refreshRefused() bool {
+	if !t.newRefused {
+		return false
+	}
+	t.newRefused = false
+	list := make([]Refusal, 0, t.refusals)
+	for _, d := range t.dirs {
+		for _, r := range d.refused {
+			list = append(list, r.Refusal)
+		}
+	}
+	slices.SortFunc(list, func(a, b Refusal) int { return strings.Compare(a.Path, b.Path) })
+	t.refused = list
+	return true
+}

@@ -1,0 +1,191 @@
+package pluginwatcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/dirwatch"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// Launch is a plugin that the host itself launched, or is about to launch.
+type Launch interface {
+	// Owns says whether a process is the plugin's. It waits until the plugin has been started, or ctx ends.
+	Owns(ctx context.Context, pid int) bool
+}
+
+// gate applies the rule of trust to what is found, and remembers what it refuses.
+type gate struct {
+	trust *trust.Judge
+	// launched is Config.Launched.
+	launched func(path string) Launch
+
+	// mu guards what follows. It is taken with the reconciler's lock held, so nothing is called with it.
+	mu      sync.Mutex
+	refused []dirwatch.Refusal // sorted by path
+
+	quota quota // of the goroutine that watches
+}
+
+// admit says why a directory, socket or symbolic link is not used.
+func (g *gate) admit(path string, info sock.Info) error {
+	switch {
+	case info.Mode&fs.ModeSymlink != 0:
+		return g.trust.Link(path)
+	case info.Mode.IsDir():
+		owner := info.UID
+		if !g.trust.Privileged(owner) && g.launched(path) != nil {
+			owner = 0 // the host made it for the plugin
+		}
+		return g.trust.Directory(path, info.Mode, owner, info.GID)
+	}
+	if err := g.trust.Socket(path, info.UID, info.GID); err != nil && g.launched(path) == nil {
+		return err
+	}
+	return explainDenied(sock.MayConnect(path, info), path, info)
+}
+
+// explainDenied makes an error of permission one that says what to do.
+func explainDenied(err error, path string, info sock.Info) error {
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return &trust.Refusal{
+		Reason: trust.Denied,
+		Problem: fmt.Sprintf("socket %s (mode %04o, owner %d) may not be opened by user %d of this process: permission denied",
+			path, info.Mode.Perm(), info.UID, os.Geteuid()),
+		Remedy: "give the host the capability CAP_DAC_OVERRIDE, or have the plugin make its socket with mode 0660 and a group of the host",
+	}
+}
+
+// account says who answers for a plugin: who owns the socket or, if that is root or the host's user, who listens on it.
+func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Peer) (trust.Account, error) {
+	if launch := g.launched(path); launch != nil && launch.Owns(ctx, peer.PID) {
+		return trust.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true}, nil
+	}
+	if err := g.trust.Listener(path, peer.UID, peer.GID); err != nil {
+		return trust.Account{}, err
+	}
+	account := trust.Account{UID: peer.UID, GID: peer.GID, Known: true}
+	if !g.trust.Privileged(owner) {
+		account.UID = owner
+	}
+	return account, nil
+}
+
+// set takes over what is refused now and returns what was not before.
+func (g *gate) set(now []dirwatch.Refusal) (fresh []dirwatch.Refusal) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, r := range now {
+		if was := g.find(r.Path); was == nil || was.Info.ID != r.Info.ID || was.Err.Error() != r.Err.Error() {
+			fresh = append(fresh, r)
+		}
+	}
+	g.refused = now
+	return fresh
+}
+
+// why says why what is at a path, or on the way to it, is refused; nil if it is not.
+func (g *gate) why(path string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for {
+		if r := g.find(path); r != nil {
+			return r.Err
+		}
+		parent := filepath.Dir(path)
+		if parent == path {
+			return nil
+		}
+		path = parent
+	}
+}
+
+// find returns what is refused at a path. mu is held.
+func (g *gate) find(path string) *dirwatch.Refusal {
+	i, found := slices.BinarySearchFunc(g.refused, path, func(r dirwatch.Refusal, path string) int { return cmp.Compare(r.Path, path) })
+	if !found {
+		return nil
+	}
+	return &g.refused[i]
+}
+
+// statuses describes what is refused.
+func (g *gate) statuses(source func(string) reconciler.Source) []reconciler.Status {
+	g.mu.Lock()
+	refused := g.refused
+	g.mu.Unlock()
+	statuses := make([]reconciler.Status, len(refused))
+	for i, r := range refused {
+		statuses[i] = reconciler.Status{
+			State: reconciler.StateRefused, SocketPath: r.Path, Source: source(r.Path), FirstSeen: r.Since, Since: r.Since,
+			LastError: r.Err.Error(),
+		}
+	}
+	return statuses
+}
+
+// conditions are the directories of the host's own that are refused, below the plugin directories. Those of others are others' business: a
+// plugin must not be able to have its host called ill.
+func (g *gate) conditions(refused []dirwatch.Refusal, roots []string) []dirwatch.Condition {
+	var list []dirwatch.Condition
+	for _, r := range refused {
+		if r.Info.Mode.IsDir() && g.trust.Privileged(r.Info.UID) && !slices.Contains(roots, r.Path) {
+			list = append(list, dirwatch.Condition{Path: r.Path, Reason: r.Err.Error()})
+		}
+	}
+	return list
+}
+
+// tellMax is how many refusals are told in a second: who may make files in a directory could make any number that are refused.
+const tellMax = 20
+
+// quota bounds how many refusals are told. It is not safe for concurrent use.
+type quota struct {
+	since          time.Time
+	told, withheld int
+}
+
+// take says whether one more may be told, and how many were not since the last one.
+func (q *quota) take(now time.Time) (withheld int, ok bool) {
+	if now.Sub(q.since) >= time.Second {
+		q.since, q.told = now, 0
+	}
+	if q.told == tellMax {
+		q.withheld++
+		return 0, false
+	}
+	q.told++
+	withheld, q.withheld = q.withheld, 0
+	return withheld, true
+}
+
+// refuse takes over what is refused now, and tells what is new.
+func (w *Watcher) refuse(refused []dirwatch.Refusal) {
+	for _, r := range w.gate.set(refused) {
+		if refusal, ok := errors.AsType[*trust.Refusal](r.Err); ok && w.cfg.Reconciler.Refused != nil {
+			w.cfg.Reconciler.Refused(refusal.Reason)
+		}
+		withheld, ok := w.gate.quota.take(time.Now())
+		if !ok {
+			continue
+		}
+		message := r.Err.Error()
+		if withheld > 0 {
+			message += fmt.Sprintf(" (%d more were refused that are not told one by one)", withheld)
+		}
+		w.cfg.Reconciler.Logger.Warn("not trusted", "path", r.Path, "reason", message)
+		w.observe(reconciler.EventRefused, r.Path, message)
+	}
+}

@@ -1,0 +1,107 @@
+package trust
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os/user"
+	"slices"
+	"strconv"
+)
+
+// Policy says who is trusted besides root and the user of the host. Users and groups are names or numbers.
+type Policy struct {
+	// Owners may have sockets in a plugin directory, and its users directories, and may register plugins of every type that types does not
+	// name.
+	Owners Accounts `json:"owners"`
+	// Types say, by plugin type, who besides root and the user of the host may register plugins of it; nobody else may. They may have
+	// sockets and directories too.
+	Types map[string]Type `json:"types"`
+	// Sticky says that a directory in which others may make files can be a plugin directory if it has the sticky bit (mode 1777, for
+	// example): everybody can make sockets there, of which those of trusted users are used.
+	Sticky bool `json:"sticky"`
+}
+
+// Equal says whether two policies are alike as they are written.
+func (p Policy) Equal(other Policy) bool {
+	return slices.Equal(p.Owners.Users, other.Owners.Users) && slices.Equal(p.Owners.Groups, other.Owners.Groups) &&
+		p.Sticky == other.Sticky && maps.EqualFunc(p.Types, other.Types, func(a, b Type) bool {
+		return slices.Equal(a.Users, b.Users) && slices.Equal(a.Groups, b.Groups) && a.Supersede == b.Supersede
+	})
+}
+
+// Accounts are users and groups. A member of a group counts with his effective group only.
+type Accounts struct {
+	// Users are names, or numbers in quotes.
+	Users []string `json:"users"`
+	// Groups are names, or numbers in quotes. They may write to plugin directories.
+	Groups []string `json:"groups"`
+}
+
+// Type says who may register plugins of a type.
+type Type struct {
+	// Users are names, or numbers in quotes.
+	Users []string `json:"users"`
+	// Groups are names, or numbers in quotes.
+	Groups []string `json:"groups"`
+	// Supersede says that plugins of different users may take each other's place under one name. Otherwise a name that one user's plugin
+	// has is refused to those of other users, except root's and the host's own, as long as that plugin lives.
+	Supersede bool `json:"supersede"`
+}
+
+// accounts are users and groups by their numbers.
+type accounts struct{ users, groups map[uint32]bool }
+
+func (a accounts) has(uid, gid uint32) bool { return a.users[uid] || a.groups[gid] }
+
+func (a accounts) add(other accounts) {
+	maps.Copy(a.users, other.users)
+	maps.Copy(a.groups, other.groups)
+}
+
+// resolve looks users and groups up. The error names the field under path.
+func resolve(path string, users, groups []string) (accounts, error) {
+	uids, uerr := numbers(path+".users", users, func(name string) (string, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return "", err
+		}
+		return u.Uid, nil
+	})
+	gids, gerr := numbers(path+".groups", groups, func(name string) (string, error) {
+		g, err := user.LookupGroup(name)
+		if err != nil {
+			return "", err
+		}
+		return g.Gid, nil
+	})
+	return accounts{uids, gids}, errors.Join(uerr, gerr)
+}
+
+func numbers(path string, names []string, lookUp func(string) (string, error)) (map[uint32]bool, error) {
+	ids := map[uint32]bool{}
+	var wrong []error
+	for _, name := range names {
+		id, isID := parseID(name)
+		if !isID {
+			number, err := lookUp(name)
+			if id, isID = parseID(number); err != nil || !isID {
+				wrong = append(wrong, fmt.Errorf("%s: %q is not known on this machine: %w; write a name that is, or a number", path, name,
+					errors.Join(err)))
+				continue
+			}
+		}
+		ids[id] = true
+	}
+	return ids, errors.Join(wrong...)
+}
+
+// parseID reads a user or group number. The highest one means "nobody in particular" to the system.
+func parseID(s string) (uint32, bool) {
+	const none = 1<<32 - 1
+	n, err := strconv.ParseUint(s, 10, 32)
+	return uint32(n), err == nil && n != none
+}
+
+// types returns the plugin types that the policy names, sorted.
+func (p Policy) types() []string { return slices.Sorted(maps.Keys(p.Types)) }

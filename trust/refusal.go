@@ -1,0 +1,33 @@
+package trust
+
+// Reason says in one word why something is refused.
+type Reason string
+
+// The reasons.
+const (
+	// Writable: a directory in which others may replace what is there.
+	Writable Reason = "writable"
+	// DirectoryOwner: a directory of a user who is not trusted.
+	DirectoryOwner Reason = "directory-owner"
+	// SocketOwner: a socket of a user who is not trusted.
+	SocketOwner Reason = "socket-owner"
+	// Link: a symbolic link.
+	Link Reason = "link"
+	// Denied: a socket that the host may not open.
+	Denied Reason = "denied"
+	// Listener: a socket on which a user listens who is not trusted.
+	Listener Reason = "listener"
+	// PluginType: a plugin of a type that its user may not register.
+	PluginType Reason = "type"
+	// Name: a plugin with the name of one that belongs to another user and lives.
+	Name Reason = "name"
+)
+
+// Refusal is the error for what is not trusted.
+type Refusal struct {
+	Reason Reason
+	// Problem says what is wrong, Remedy what to do about it, each in one line.
+	Problem, Remedy string
+}
+
+func (r *Refusal) Error() string { return r.Problem + "; " + r.Remedy }
