@@ -12,7 +12,7 @@ TOOL := $(GO) tool -modfile=$(CURDIR)/tools/go.mod
 TEST_FLAGS ?=
 
 # What needs heavy dependencies is a module of its own, so that users of the library never download them.
-LINT_MODULES := . tools $(patsubst %/go.mod,%,$(wildcard integration/go.mod bench/go.mod packaging/go.mod))
+LINT_MODULES := . tools $(patsubst %/go.mod,%,$(wildcard integration/go.mod bench/go.mod bench/*/go.mod packaging/go.mod))
 
 .PHONY: help
 help: ## show this list
@@ -46,8 +46,31 @@ test: ## run the tests of all modules with the race detector
 	@.ci/test $(TEST_FLAGS)
 
 .PHONY: crash
-crash: ## kill the daemon 200 times at random instants and see that it loses nothing
-	$(GO) test -run TestKillNineLosesNothing -timeout 15m -count 1 -v ./internal/cli -kills 200
+crash: ## kill the daemon 1,000 times at random instants, and its plugins, and see that it loses nothing
+	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./internal/cli -kills 1000
+
+.PHONY: repeat
+repeat: ## run the tests of the main module 20 times under load; a run that was stopped goes on where it was
+	.ci/repeat
+
+.PHONY: fuzz
+fuzz: ## run each fuzz target until 10 minutes of processor time were spent on it, and keep what it finds
+	cd tools && $(GO) run ./fuzz ..
+
+# How long the soak disturbs the daemon.
+SOAK ?= 20m
+
+.PHONY: soak
+soak: ## disturb a daemon with everything for SOAK (20m) and see that it is right again each time
+	cd integration && $(GO) run ./soak -for $(SOAK)
+
+# The size of the load; LOAD=1m is a shorter one.
+LOAD ?= 10m
+
+.PHONY: load
+load: ## 5,000 plugins of which 200 a second are replaced for LOAD (10m), 10,000 subscribers, 1,000 processes, no descriptors left
+	cd integration && $(GO) test -count 1 -v -timeout 2h ./load -sockets 5000 -rate 200 -for $(LOAD) -window 1m -subscribers 10000 \
+		-streams 10000 -sequence 1000 -at-once 200
 
 .PHONY: cover
 cover: ## run the tests of the main module and show how much of each function they reach
@@ -63,6 +86,10 @@ lint: check-generated ## run the linters, and go vet for the other operating sys
 	GOOS=darwin $(GO) vet ./...
 	GOOS=windows $(GO) vet ./...
 
+.PHONY: vuln
+vuln: ## look for known vulnerabilities in what is called; needs the network
+	@for module in $(LINT_MODULES); do echo "govulncheck: $$module"; (cd $$module && $(TOOL) govulncheck -test ./...) || exit 1; done
+
 .PHONY: generate
 generate: ## generate the Go code of the protobuf files
 	cd tools && $(GO) run ./protogen ..
@@ -76,12 +103,23 @@ screenshot: ## take the picture of the status page that is in the docs
 	.ci/browser
 	cd integration && $(GO) test -count 1 -run TestScreenshot ./browser -screenshot $(CURDIR)/docs/images/status-page.png
 
+# Comparisons for make bench, for example ROWS='p1 p6'; all if empty. With RESUME=1 only those that have no results of this commit.
+ROWS ?=
+
 .PHONY: bench
-bench: ## run all benchmarks, those against other systems included
-	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./...
-	$(if $(wildcard bench/go.mod),cd bench && $(GO) test -run '^$$' -bench . -benchmem -timeout 60m -v ./...)
+bench: ## compare with other systems, about 25 minutes; write bench/results and docs/performance.md
+	bench/record $(if $(RESUME),-resume) $(ROWS)
+	$(MAKE) --no-print-directory performance
+
+.PHONY: performance
+performance: ## make docs/performance.md and its charts of bench/results
+	cd bench/report && $(GO) run .
 
 .PHONY: bench-short
-bench-short: ## run every benchmark once, to see that it works
-	$(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 10m ./...
-	$(if $(wildcard bench/go.mod),cd bench && $(GO) test -short -run '^$$' -bench . -benchtime 1x -timeout 10m ./...)
+bench-short: ## make every comparison once and small, and check docs/performance.md
+	cd bench && $(GO) test -timeout 15m -count 1 ./...
+	cd bench/report && $(GO) test -count 1 ./...
+
+.PHONY: bench-packages
+bench-packages: ## run the benchmarks of the packages
+	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./...

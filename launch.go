@@ -11,6 +11,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -70,6 +71,26 @@ func (rt *Runtime) source(socketPath string) reconciler.Source {
 		return reconciler.SourceLaunched
 	}
 	return reconciler.SourceDiscovered
+}
+
+// launchedAt returns the plugin that was launched to serve at a path, or in a directory; nil if there is none.
+func (rt *Runtime) launchedAt(path string) pluginwatcher.Launch {
+	if p := rt.host.PluginAt(path); p != nil {
+		return launch{p}
+	}
+	return nil
+}
+
+// launch is a launched plugin as discovery sees it.
+type launch struct{ process *host.PluginProcess }
+
+func (l launch) Owns(ctx context.Context, pid int) bool {
+	select {
+	case <-l.process.Started():
+		return l.process.Owns(pid)
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // awaitSocket waits until the plugin behind a socket is registered. A refusal in the meantime is an error.

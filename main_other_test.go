@@ -5,7 +5,7 @@ package patchbay_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -6,9 +6,9 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
@@ -61,5 +61,5 @@ func TestMain(m *testing.M) {
 	if behaviour := os.Getenv(pluginEnv); behaviour != "" {
 		os.Exit(servePlugin(behaviour))
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }

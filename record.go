@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // The pipeline keeps what it must know of an instance after a restart in the options of its registry entry.
@@ -22,6 +23,7 @@ const (
 	optionSocketPath   = "patchbay.dev/socket-path"
 	optionSocketID     = "patchbay.dev/socket-id"
 	optionPeer         = "patchbay.dev/peer"
+	optionAccount      = "patchbay.dev/account"
 	optionVersions     = "patchbay.dev/versions"
 	optionSource       = "patchbay.dev/source"
 	optionRegisteredAt = "patchbay.dev/registered-at"
@@ -190,6 +192,7 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 			optionSocketPath:   in.SocketPath,
 			optionSocketID:     sock.ID(in.Socket).String(),
 			optionPeer:         formatPeer(in.Peer),
+			optionAccount:      formatAccount(in.Account),
 			optionVersions:     marshalList(in.Versions),
 			optionSource:       string(in.Source),
 			optionRegisteredAt: in.RegisteredAt.UTC().Format(time.RFC3339Nano),
@@ -263,6 +266,8 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 	in.Socket = cache.SocketID(id)
 	peer, peerErr := parsePeer(info.Options[optionPeer])
 	in.Peer = peer
+	account, accountErr := parseAccount(info.Options[optionAccount])
+	in.Account = account
 	versions, versionsErr := unmarshalList(info.Options[optionVersions])
 	in.Versions = versions
 	at, timeErr := time.Parse(time.RFC3339Nano, info.Options[optionRegisteredAt])
@@ -280,7 +285,7 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 			in.Registration.Details[key] = value
 		}
 	}
-	return in, errors.Join(idErr, peerErr, versionsErr, rolesErr, timeErr)
+	return in, errors.Join(idErr, peerErr, accountErr, versionsErr, rolesErr, timeErr)
 }
 
 // statusOf describes an instance that the pipeline does not know, or not yet.
@@ -301,6 +306,26 @@ func statusOf(in dynamicplugins.Instance) PluginStatus {
 		s.LastError = in.Reason.Error()
 	}
 	return s
+}
+
+func formatAccount(a trust.Account) string {
+	if !a.Known {
+		return ""
+	}
+	return fmt.Sprintf("%d %d", a.UID, a.GID)
+}
+
+func parseAccount(s string) (trust.Account, error) {
+	if s == "" {
+		return trust.Account{}, nil // of an older host, or of a system that does not say
+	}
+	uid, gid, _ := strings.Cut(s, " ")
+	u, uidErr := strconv.ParseUint(uid, 10, 32)
+	g, gidErr := strconv.ParseUint(gid, 10, 32)
+	if err := errors.Join(uidErr, gidErr); err != nil {
+		return trust.Account{}, fmt.Errorf("account %q is not of the form UID GID: %w", s, err)
+	}
+	return trust.Account{UID: uint32(u), GID: uint32(g), Known: true}, nil
 }
 
 func formatPeer(p reconciler.Peer) string {

@@ -49,7 +49,7 @@ func serveDevices(t *testing.T, s deviceService) *client.Client {
 	}
 	mux := http.NewServeMux()
 	mux.Handle(patchbayv1connect.NewDeviceServiceHandler(s))
-	server := &http.Server{Handler: mux} //nolint:gosec // A test has no hostile callers.
+	server := &http.Server{Handler: mux}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	c := client.New(path)

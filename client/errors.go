@@ -19,11 +19,19 @@ var (
 	// ErrPermission is wrapped by the error of a call that the file system or the daemon refused to the user. It matches
 	// [fs.ErrPermission].
 	ErrPermission = fmt.Errorf("the control socket is closed to this user: %w", fs.ErrPermission)
+	// ErrDenied is wrapped by the error of a call for which the user does not have the role; its text says which that is, and how to get it.
+	// It matches [ErrPermission].
+	ErrDenied = fmt.Errorf("the role of this user does not suffice: %w", ErrPermission)
 	// ErrNotFound is wrapped by the error of [Client.Get] for a plugin that is not known.
 	ErrNotFound = errors.New("no such plugin is known")
 	// ErrBehind is wrapped by the last error of [Client.Events] if events were lost because they were not read in time.
 	ErrBehind = errors.New("events were lost because they were read too slowly")
 )
+
+// denied matches ErrDenied, in the words of the daemon.
+type denied struct{ error }
+
+func (denied) Unwrap() error { return ErrDenied }
 
 // explain makes the error of a call readable: "cannot <task>: <what is wrong>".
 func (c *Client) explain(task string, err error) error {
@@ -47,7 +55,7 @@ func (c *Client) explain(task string, err error) error {
 	case !answered && errors.Is(err, context.Canceled):
 		return fmt.Errorf("cannot %s: %w", task, context.Canceled)
 	case code == connect.CodePermissionDenied:
-		return fmt.Errorf("cannot %s: %w (%s): %w", task, ErrPermission, c.socketPath, detail)
+		return fmt.Errorf("cannot %s: %w", task, denied{detail})
 	case code == connect.CodeNotFound:
 		return fmt.Errorf("cannot %s: %w", task, ErrNotFound)
 	case code == connect.CodeResourceExhausted:

@@ -8,90 +8,242 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"slices"
+	"sync"
 
 	"connectrpc.com/connect"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/proxy"
 )
 
 // errStopping is the cause of the end of every call that the daemon's stop cuts short.
 var errStopping = errors.New("the daemon is stopping")
 
-// guard admits callers of the control socket by their peer credentials: root, the user of the daemon, and the members of the
-// socket's group. The mode of the socket says the same; the guard still holds when the mode was changed or does not count.
+// guard lets callers of the control socket do what their roles allow, by their peer credentials. The mode of the socket says who can
+// connect; the guard still holds when the mode was changed or does not count.
 type guard struct {
 	socketPath string
 	// uid is the user of the daemon.
-	uid uint32
+	uid   uint32
+	audit *auditor
+
+	mu     sync.Mutex
+	policy policy
+	held   map[*heldCall]bool // the calls in progress
 }
 
-type verdictKey struct{}
+// heldCall is a call that ends when its caller loses the role that it needs.
+type heldCall struct {
+	caller *caller
+	needed role
+	end    context.CancelCauseFunc
+}
 
-// refused says why the caller of a request, whose context it is given, was not admitted; nil if it was.
-func refused(request context.Context) error {
-	if v, ok := request.Value(verdictKey{}).(verdict); ok {
-		return v.refused
+// newGuard returns a guard with the policy of an empty configuration.
+func newGuard(socketPath string, audit *auditor) *guard {
+	return &guard{
+		socketPath: socketPath, uid: uint32(os.Geteuid()), audit: audit,
+		policy: policy{byGroup: roleOperate}, held: map[*heldCall]bool{},
 	}
-	return errors.New("the caller was not identified")
 }
 
-// connContext judges the caller once for each connection. It is a ConnContext of [http.Server].
-func (g guard) connContext(ctx context.Context, conn net.Conn) context.Context {
-	return context.WithValue(ctx, verdictKey{}, g.judge(conn))
+// use changes who has which role, at once: a call in progress whose caller may not make it any more is ended.
+func (g *guard) use(p policy) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.policy = p
+	for call := range g.held {
+		if err := g.deny(call.caller, call.needed); err != nil {
+			call.end(err)
+		}
+	}
 }
 
-// gate refuses the calls of a connection whose caller was not admitted. It is a [connect.RequestGateFunc].
-func (g guard) gate(ctx context.Context, _ connect.Spec, _ connect.Peer, _ http.Header) (context.Context, error) {
+// caller is the process at the other end of a connection, as it was when it connected.
+type caller struct {
+	peer sock.Peer
+	// unknown says why nothing is known of it.
+	unknown error
+	// groups are those that it is in, as far as they are known for certain; groupsErr says why others are not.
+	groups    []uint32
+	groupsErr error
+	// socketGroup is the group of the control socket, unless socketErr says why that is not known.
+	socketGroup uint32
+	socketErr   error
+}
+
+type callerKey struct{}
+
+// callerIn returns who makes a request, whose context it is given.
+func callerIn(request context.Context) *caller {
+	if c, ok := request.Value(callerKey{}).(*caller); ok {
+		return c
+	}
+	return &caller{unknown: errors.New("it came over no connection that was looked at")}
+}
+
+// connContext finds out who calls, once for each connection. It is a ConnContext of [http.Server].
+func (g *guard) connContext(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, callerKey{}, g.identify(conn))
+}
+
+func (g *guard) identify(conn net.Conn) *caller {
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		return &caller{unknown: fmt.Errorf("a connection of type %T says nothing of it", conn)}
+	}
+	peer, err := sock.PeerOf(unixConn)
+	if err != nil {
+		return &caller{unknown: err}
+	}
+	c := &caller{peer: peer}
+	c.groups, c.groupsErr = supplementaryGroups(unixConn)
+	c.groups = append(c.groups, peer.GID)
+	c.socketGroup, c.socketErr = groupOf(g.socketPath)
+	return c
+}
+
+// denial is the error of a call for which a caller does not have the role.
+type denial struct{ text string }
+
+func (d *denial) Error() string { return d.text }
+
+func isDenial(err error) bool {
+	_, ok := errors.AsType[*denial](err)
+	return ok
+}
+
+// roleOf returns the role of a caller. mu is held.
+func (g *guard) roleOf(c *caller) role {
+	if c.unknown != nil {
+		return roleNone
+	}
+	if c.peer.UID == 0 || c.peer.UID == g.uid {
+		return roleAdmin
+	}
+	found := g.policy.users[c.peer.UID]
+	for _, gid := range c.groups {
+		found = max(found, g.policy.groups[gid])
+		if c.socketErr == nil && gid == c.socketGroup {
+			found = max(found, g.policy.byGroup)
+		}
+	}
+	return found
+}
+
+// deny says why a caller may not make a call that needs a role; nil if it may. mu is held.
+func (g *guard) deny(c *caller, needed role) error {
+	has := g.roleOf(c)
+	switch {
+	case has >= needed:
+		return nil
+	case c.unknown != nil:
+		return &denial{fmt.Sprintf("the caller cannot be identified: %v", c.unknown)}
+	}
+	text := fmt.Sprintf("user %d has the role %s on this control socket", c.peer.UID, has)
+	if has == roleNone {
+		text = fmt.Sprintf("user %d has no role on this control socket", c.peer.UID)
+	}
+	text += fmt.Sprintf(", and the call needs %s: ", needed)
+	if g.policy.byGroup >= needed && c.socketErr == nil {
+		text += fmt.Sprintf("add the user to the socket's group %d, or ", c.socketGroup)
+	}
+	text += fmt.Sprintf("name the user or a group of theirs under control.roles.%s in the daemon's configuration", needed)
+	for _, err := range []error{c.groupsErr, c.socketErr} {
+		if err != nil {
+			text += fmt.Sprintf(" (%v)", err)
+		}
+	}
+	return &denial{text}
+}
+
+// admit says why the caller of a request, whose context it is given, may not do what needs a role; nil if it may. What is denied is
+// audited.
+func (g *guard) admit(request context.Context, action string, needed role) error {
+	c := callerIn(request)
+	g.mu.Lock()
+	err := g.deny(c, needed)
+	g.mu.Unlock()
+	if err != nil {
+		g.audit.denied(c, action, err)
+	}
+	return err
+}
+
+// hold returns a context that also ends when the caller of the request loses the role that it needs; the cause then says so. Release is
+// called when the call has ended.
+func (g *guard) hold(request context.Context, needed role) (_ context.Context, release func()) {
+	ctx, cancel := context.WithCancelCause(request)
+	call := &heldCall{callerIn(request), needed, cancel}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.deny(call.caller, needed); err != nil { // meanwhile
+		cancel(err)
+	}
+	g.held[call] = true
+	return ctx, func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		delete(g.held, call)
+		cancel(nil)
+	}
+}
+
+// gate refuses calls before anything of them is read. It is a [connect.RequestGateFunc].
+func (g *guard) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, header http.Header) (context.Context, error) {
 	if errors.Is(context.Cause(ctx), errStopping) {
 		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
 	}
-	if err := refused(ctx); err != nil {
+	if len(header.Values(proxy.HopsKey)) > 0 { // it would have the rights of the daemon, whose connection this is
+		return nil, connect.NewError(connect.CodePermissionDenied,
+			errors.New("the control API is not reached through a plugin: the endpoint of the plugin that was called is the control socket"))
+	}
+	if err := g.admit(ctx, actionOf(spec.Procedure), roleFor(spec.Procedure)); err != nil {
 		return nil, connect.NewError(connect.CodePermissionDenied, err)
 	}
 	return ctx, nil
 }
 
-// verdict holds why a caller is refused, nil if it is admitted.
-type verdict struct{ refused error }
+// WrapUnary implements [connect.Interceptor]: calls end with the role of the caller, and those that take more than to read are audited.
+func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+		procedure := request.Spec().Procedure
+		held, release := g.hold(ctx, roleFor(procedure))
+		defer release()
+		response, err := next(held, request)
+		if roleFor(procedure) > roleRead {
+			g.audit.done(callerIn(ctx), actionOf(procedure), targetOf(request.Any()), err)
+		}
+		return response, err
+	}
+}
 
-func (g guard) judge(conn net.Conn) verdict {
-	unixConn, ok := conn.(*net.UnixConn)
-	if !ok {
-		return verdict{fmt.Errorf("the caller cannot be identified on a connection of type %T", conn)}
+// WrapStreamingHandler implements [connect.Interceptor].
+func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, stream connect.StreamingHandlerConn) error {
+		procedure := stream.Spec().Procedure
+		held, release := g.hold(ctx, roleFor(procedure))
+		defer release()
+		err := next(held, stream)
+		if roleFor(procedure) > roleRead {
+			g.audit.done(callerIn(ctx), actionOf(procedure), "", err)
+		}
+		return err
 	}
-	peer, err := sock.PeerOf(unixConn)
-	if err != nil {
-		return verdict{fmt.Errorf("the caller cannot be identified: %w", err)}
-	}
-	if peer.UID == 0 || peer.UID == g.uid {
-		return verdict{}
-	}
-	gid, err := groupOf(g.socketPath)
-	if err != nil {
-		return verdict{fmt.Errorf("user %d is neither root nor the daemon's user %d, and the socket's group is not known: %w",
-			peer.UID, g.uid, err)}
-	}
-	// The error counts only if the group that is known for certain does not admit the caller.
-	groups, err := supplementaryGroups(unixConn)
-	if peer.GID == gid || slices.Contains(groups, gid) {
-		return verdict{}
-	}
-	return verdict{errors.Join(
-		fmt.Errorf("user %d is neither root, nor the daemon's user %d, nor in the socket's group %d", peer.UID, g.uid, gid), err)}
+}
+
+// WrapStreamingClient implements [connect.Interceptor]; the daemon is no client of its own.
+func (g *guard) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
 }
 
 func groupOf(path string) (uint32, error) {
 	info, err := sock.Stat(path)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("the socket's group is not known: %w", err)
 	}
 	if !info.IsSocket() {
 		return 0, &fs.PathError{Op: "stat", Path: path, Err: errors.New("not a socket")}
 	}
 	return info.GID, nil
-}
-
-func newGuard(socketPath string) guard {
-	return guard{socketPath: socketPath, uid: uint32(os.Geteuid())}
 }

@@ -82,54 +82,86 @@ func openSocket(t *testing.T, gid int) (net.Listener, string) {
 	return listener, path
 }
 
-func TestJudge(t *testing.T) {
+func TestRoleOf(t *testing.T) {
 	const group, daemonUID = 4242, 777
 	listener, path := openSocket(t, group)
-	g := guard{socketPath: path, uid: daemonUID}
 	many := make([]uint32, 100)
 	for i := range many {
 		many[i] = uint32(10_000 + i)
 	}
+	ids := func(ids ...string) []string { return ids }
+	named := Roles{
+		Read:    Members{Users: ids("2001", "nobody"), Groups: ids("3001")},
+		Operate: Members{Groups: ids("3002", "10050")},
+		Admin:   Members{Users: ids("2003"), Groups: ids("3003")},
+	}
 	for name, test := range map[string]struct {
+		roles    Roles
 		uid, gid uint32
 		groups   []uint32
-		refused  string
+		want     role
 	}{
-		"root":                         {uid: 0, gid: 0},
-		"the daemon's user":            {uid: daemonUID, gid: 9},
-		"primary group":                {uid: 65534, gid: group},
-		"supplementary group":          {uid: 65534, gid: 65534, groups: []uint32{7, group}},
-		"supplementary group of many":  {uid: 65534, gid: 65534, groups: append(many[:len(many):len(many)], group)},
-		"stranger":                     {uid: 65534, gid: 65534, refused: "user 65534 is neither root, nor the daemon's user 777, nor in the socket's group 4242"},
-		"stranger with other groups":   {uid: 65534, gid: 65534, groups: many, refused: "user 65534 is neither root"},
-		"stranger in the root group":   {uid: 65534, gid: 0, refused: "user 65534 is neither root"},
-		"stranger with our uid as gid": {uid: 65534, gid: daemonUID, refused: "user 65534 is neither root"},
+		"root":                         {uid: 0, gid: 0, want: roleAdmin},
+		"the daemon's user":            {uid: daemonUID, gid: 9, want: roleAdmin},
+		"primary group":                {uid: 65534, gid: group, want: roleOperate},
+		"supplementary group":          {uid: 65534, gid: 65534, groups: []uint32{7, group}, want: roleOperate},
+		"supplementary group of many":  {uid: 65534, gid: 65534, groups: append(many[:len(many):len(many)], group), want: roleOperate},
+		"stranger":                     {uid: 65534, gid: 65534},
+		"stranger with other groups":   {uid: 65534, gid: 65534, groups: many},
+		"stranger in the root group":   {uid: 65534, gid: 0},
+		"stranger with our uid as gid": {uid: 65534, gid: daemonUID},
+
+		"root, whoever is named":         {roles: named, uid: 0, gid: 0, want: roleAdmin},
+		"our user, whoever is named":     {roles: named, uid: daemonUID, gid: 9, want: roleAdmin},
+		"named user":                     {roles: named, uid: 2001, gid: 9, want: roleRead},
+		"user named by name":             {roles: named, uid: 65534, gid: 9, want: roleRead},
+		"named group":                    {roles: named, uid: 2009, gid: 3002, want: roleOperate},
+		"named supplementary group":      {roles: named, uid: 2009, gid: 9, groups: many, want: roleOperate},
+		"named twice":                    {roles: named, uid: 2001, gid: 3001, groups: []uint32{3003, 3002}, want: roleAdmin},
+		"user with the number of group":  {roles: named, uid: 3003, gid: 9},
+		"group with the number of user":  {roles: named, uid: 2009, gid: 2003},
+		"socket's group, others named":   {roles: named, uid: 2009, gid: group},
+		"socket's group, no one by name": {roles: Roles{Read: Members{Groups: ids("4242")}}, uid: 2009, gid: group, want: roleRead},
 	} {
 		t.Run(name, func(t *testing.T) {
+			g := testGuard(path)
+			g.uid = daemonUID
+			p, err := test.roles.policy()
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.use(p)
 			dialAs(t, path, test.uid, test.gid, test.groups...)
 			conn, err := listener.Accept()
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			err = g.judge(conn).refused
-			switch {
-			case test.refused == "" && err != nil:
-				t.Errorf("refused: %v", err)
-			case test.refused != "" && (err == nil || !strings.Contains(err.Error(), test.refused)):
-				t.Errorf("got %v, want %q", err, test.refused)
+			c := g.identify(conn)
+			if got := g.roleOf(c); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+			for needed := roleRead; needed <= roleAdmin; needed++ {
+				err := g.deny(c, needed)
+				if (err == nil) != (test.want >= needed) || err != nil && !strings.Contains(err.Error(), "control.roles."+needed.String()) {
+					t.Errorf("a call that needs %s: %v", needed, err)
+				}
 			}
 		})
 	}
-	if g.judge(&net.TCPConn{}).refused == nil {
-		t.Error("a connection that is no Unix socket is admitted")
+	g := testGuard(path)
+	if c := g.identify(&net.TCPConn{}); g.roleOf(c) != roleNone || g.deny(c, roleRead) == nil {
+		t.Error("a connection that is no Unix socket has a role")
+	}
+	if g.deny(callerIn(t.Context()), roleRead) == nil {
+		t.Error("whom nobody looked at has a role")
 	}
 }
 
 // TestRefusedCalls calls every kind of method as a stranger, in every kind of connection.
 func TestRefusedCalls(t *testing.T) {
 	listener, path := openSocket(t, 0)
-	s := serve(listener, newGuard(path), &control{started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	s := serve(listener, testGuard(path), &control{started: time.Now()}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
 		if err := s.stop(); err != nil {
 			t.Error(err)

@@ -65,7 +65,9 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			Interpreter: p.Interpreter,
 			User:        p.User,
 			Group:       p.Group,
-			Limits:      host.Limits{Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), OpenFiles: p.Limits.OpenFiles},
+			Limits: host.Limits{
+				Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
+			},
 			NoNewPrivs:  true,
 			Restart:     policy,
 			StopTimeout: p.StopTimeout,

@@ -14,6 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Config is what a [Daemon] works with.
@@ -26,6 +27,8 @@ type Config struct {
 	StatePath string
 	// ControlSocket is the path of the control socket. It is made with mode 0660, its directory with 0755.
 	ControlSocket string
+	// Roles say who may do how much on the control socket.
+	Roles Roles
 	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for consumers that are not Go; empty for none.
 	// It is made with mode 0750, the sockets with 0660.
 	DispenseDir string
@@ -47,6 +50,8 @@ type Config struct {
 	Bounds               reconciler.Bounds
 	MaxDepth, MaxSockets int
 	UnreachableGrace     time.Duration
+	// Trust says whose directories and sockets are used, and who may register plugins of which types; see [patchbay.Config].
+	Trust trust.Policy
 	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Its final answers are forgotten by each
 	// reload that succeeds. Without Args every plugin may be registered.
 	Admission host.AdmissionSpec
@@ -107,6 +112,7 @@ func (c Config) Validate() error {
 		check("state", errors.New("the state file has an empty path: name a file"))
 	}
 	check("controlSocket", c.checkControlSocket())
+	check("control.roles", c.Roles.validate())
 	check("", c.checkPassed())
 	check("dispenseDir", c.checkDispenseDir())
 	check("device.socketDir", c.checkDeviceSocketDir())
@@ -122,6 +128,9 @@ func (c Config) Validate() error {
 	if len(c.Admission.Args) == 0 && c.Admission.Protocol == host.ProtocolCIPD {
 		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
 		check("admission.protocol", errors.New("there is no admission plugin that speaks it: name one with admission.command"))
+	}
+	for _, ptype := range slices.Sorted(maps.Keys(c.Trust.Types)) {
+		check("trust.types."+ptype, validateType(ptype))
 	}
 	c.Fleet.validate(check)
 	for _, ptype := range slices.Sorted(maps.Keys(c.Handlers)) {

@@ -139,6 +139,8 @@ func ended(ctx context.Context) error {
 		return connect.NewError(connect.CodeUnavailable, errStopping)
 	case errors.Is(err, context.DeadlineExceeded):
 		return connect.NewError(connect.CodeDeadlineExceeded, err)
+	case isDenial(err):
+		return connect.NewError(connect.CodePermissionDenied, err)
 	default:
 		return connect.NewError(connect.CodeCanceled, err)
 	}

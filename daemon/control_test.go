@@ -21,6 +21,11 @@ import (
 
 var discard = slog.New(slog.DiscardHandler)
 
+// testGuard is a guard whose audit goes nowhere.
+func testGuard(path string) *guard {
+	return newGuard(path, &auditor{publish: func(reconciler.Event) {}, log: discard})
+}
+
 // recorded is a source whose events and plugins a test lays down.
 type recorded struct {
 	plugins []patchbay.PluginStatus

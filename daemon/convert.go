@@ -19,7 +19,7 @@ var reasons = map[reconciler.State]string{
 	reconciler.StateSuperseded:  "A newer instance of the same type and name is current.",
 	reconciler.StateBackoff:     "The last attempt failed, and another one is planned.",
 	reconciler.StateUnreachable: "Nobody accepts on its socket.",
-	reconciler.StateRefused:     "No handler is registered for its type.",
+	reconciler.StateRefused:     "It may not be registered as it is; the last error says why.",
 }
 
 func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {

@@ -39,6 +39,8 @@ type Daemon struct {
 	metadata metadata
 	// goPlugins is how the plugins of go-plugin are reached.
 	goPlugins goplugin.Connections
+	// guard says who may do what on the control socket. Its audit is for a running daemon.
+	guard *guard
 }
 
 // New checks the configuration. It touches neither files nor sockets; Run does.
@@ -51,7 +53,7 @@ func New(config Config) (*Daemon, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	d := &Daemon{config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config),
-		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}}
+		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}, guard: newGuard(config.ControlSocket, &auditor{log: log})}
 	d.timeouts.set(config.ClientTimeouts)
 	return d, nil
 }
@@ -70,6 +72,10 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer d.reloads.end()
 	var parts closers
 	defer func() { err = errors.Join(err, parts.close()) }()
+	roles, err := d.config.Roles.policy()
+	if err != nil {
+		return err
+	}
 	// Whatever can fail without making a file comes first, and the control socket before the state: its lock is what keeps a
 	// second daemon from looking at the state at all.
 	httpListener, err := d.config.listenHTTP()
@@ -106,6 +112,8 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		return advise(err, "state file")
 	}
 	parts.add(state.Close)
+	stateWatch := newStateWatch(d.config.StatePath, state.Check, d.log)
+	state.OnFailure(stateWatch.failed)
 	metrics := newMetrics(d.config.Build, d.handlers.has)
 	runtime, err := d.newRuntime(state, metrics, traced)
 	if err != nil {
@@ -115,7 +123,8 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	seen := observed{Runtime: runtime, reloads: d.reloads, dispense: dispense}
+	stateWatch.publish = runtime.Publish
+	seen := observed{Runtime: runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}}
 	seen.fleet, err = newFleetMember(d.config.Fleet, d.config.Build, seen, runtime.Registry(), fleetListener, d.log)
 	if err != nil {
 		return err
@@ -139,16 +148,18 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		"handlers", d.config.handlers())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	d.guard.audit.publish = runtime.Publish
+	d.guard.use(roles)
 	d.reloads.begin(runtime)
 	seen.fleet.join(ctx, runtime.Registry())
-	server := serve(listener, newGuard(d.config.ControlSocket),
-		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(registry, seen.fleet.caller()), fleet: seen.fleet,
+	server := serve(listener, d.guard,
+		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(d.guard, registry, seen.fleet.caller()), fleet: seen.fleet,
 			reload: d.Reload, handlers: d.handlers.all, build: d.config.Build, started: time.Now()}, cancel, d.log)
 	stopControl = server.stop
 	if httpListener != nil {
 		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
 		status := web.New(webSource{seen, runtime.Launcher(), seen.fleet})
-		health := health{scanned: runtime.Ready(), conditions: runtime.Conditions}
+		health := health{scanned: runtime.Ready(), conditions: seen.readiness}
 		parts.add(serveHTTP(httpListener, pages{health, metrics.handler(), status}, cancel, d.log).stop)
 	}
 	if fleetListener != nil {
@@ -157,9 +168,10 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 			d.log).stop)
 	}
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
-	stopDispense := dispense.start(ctx)
+	stopDispense, stopStateWatch := dispense.start(ctx), stateWatch.start(ctx)
 	err = d.run(ctx, runtime)
 	stopDispense()
+	stopStateWatch()
 	d.reloads.end()
 	server.endCalls()
 	err = errors.Join(err, parts.close())
@@ -182,6 +194,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		MaxSockets:          d.config.MaxSockets,
 		UnreachableGrace:    d.config.UnreachableGrace,
 		ClientTimeout:       d.timeouts.of,
+		Trust:               d.config.Trust,
 		Admission:           d.admission(),
 		RegistryOptions:     []dynamicplugins.Option{dynamicplugins.WithDialer(d.goPlugins.Dial)},
 		Host:                plugin.Config{Repository: &d.metadata},

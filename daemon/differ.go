@@ -22,6 +22,7 @@ func differences(before, after Config) (changed, restart []string) {
 		{"device", before.DeviceSocketDir != after.DeviceSocketDir},
 		{"http", before.HTTPAddr != after.HTTPAddr},
 		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
+		{"trust", !before.Trust.Equal(after.Trust)},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
 			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout},
 		{"tracing", before.Tracing != after.Tracing},
@@ -33,6 +34,9 @@ func differences(before, after Config) (changed, restart []string) {
 		}
 	}
 	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
+	if !before.Roles.equal(after.Roles) {
+		changed = append(changed, "control.roles")
+	}
 	if before.Log.Level != after.Log.Level {
 		changed = append(changed, "log.level")
 	}

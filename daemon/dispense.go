@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -311,11 +313,29 @@ func (d *dispense) clear(ctx context.Context) {
 			continue // not a directory, or not ours
 		}
 		for _, file := range files {
-			if path := filepath.Join(d.dir, folder.Name(), file.Name()); isStableName(file.Name()) && isLeft(ctx, path) {
+			name, beside := besideStable(file.Name())
+			path := filepath.Join(d.dir, folder.Name(), name)
+			if isStableName(name) && (beside && isFree(path) || isLeft(ctx, path)) {
 				d.clearPath(ctx, path)
 			}
 		}
 	}
+}
+
+// besideStable returns for a hidden file that package sock makes beside a socket, as .NAME.sock.lock, the name of the socket, and for
+// another file its own.
+func besideStable(file string) (name string, beside bool) {
+	end := strings.LastIndexByte(file, '.')
+	if end < 1 || file[0] != '.' {
+		return file, false
+	}
+	return file[1:end], true
+}
+
+// isFree says whether there is nothing at a path.
+func isFree(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist)
 }
 
 // isLeft says whether a file is a socket of this user on which nobody accepts.

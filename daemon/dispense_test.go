@@ -387,7 +387,7 @@ func converse(ctx context.Context, c testpb.TestServiceClient, n int) error {
 
 // TestStableSocketsLeftBehind finds what a daemon that was killed has left, and things of others.
 func TestStableSocketsLeftBehind(t *testing.T) {
-	var left, hidden, foreign, file string
+	var left, hidden, foreign, file, unborn string
 	b := newBed(t, func(d *dispense) {
 		folder := filepath.Join(d.dir, "T")
 		if err := os.MkdirAll(folder, 0o750); err != nil {
@@ -408,6 +408,11 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 			}
 		}
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		// Of a daemon that was killed before the socket had its name.
+		unborn = filepath.Join(folder, ".unborn.sock.lock")
+		if err := errors.Join(os.WriteFile(unborn, nil, 0o600), os.Mkdir(filepath.Join(folder, ".unborn.sock.new"), 0o700)); err != nil {
 			t.Fatal(err)
 		}
 		d.retry = time.Millisecond
@@ -434,6 +439,11 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 		c := b.condition()
 		return !c.OK && strings.HasPrefix(c.Message, "2 plugins have no stable socket")
 	})
+	for _, path := range []string{unborn, filepath.Join(filepath.Dir(unborn), ".unborn.sock.new")} {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
 	for _, path := range []string{hidden, foreign, file} {
 		if _, err := os.Lstat(path); err != nil {
 			t.Error(err)

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -120,7 +119,7 @@ func serveFleet(
 	publish func(reconciler.Event), failed func(), log *slog.Logger,
 ) *fleetServer {
 	s := &fleetServer{
-		registry: registry, rules: rules, denials: denials{publish: publish, log: log, told: map[string]time.Time{}},
+		registry: registry, rules: rules, denials: denials{publish: publish, log: log},
 		served: make(chan error, 1),
 	}
 	s.end, s.refuse = context.WithCancelCause(context.Background())
@@ -201,21 +200,14 @@ func callerOf(ctx context.Context) (*x509.Certificate, error) {
 	return cert, nil
 }
 
-const (
-	// denialQuiet is for how long a denial is not told again, maxDenials how many are remembered for that, and maxDenialText the greatest
-	// length of what a caller says in one.
-	denialQuiet   = time.Minute
-	maxDenials    = 256
-	maxDenialText = 128
-)
+// maxDenialText is the greatest length of what a caller says in a denial.
+const maxDenialText = 128
 
 // denials makes denied calls known.
 type denials struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
-
-	mu   sync.Mutex
-	told map[string]time.Time
+	told    sparse
 }
 
 // deny makes one known and returns its status, which is the same whether there is such a plugin or not.
@@ -225,33 +217,11 @@ func (d *denials) deny(identities []string, ptype, name, method string) error {
 		who = short(strings.Join(identities, ", "))
 	}
 	what := fmt.Sprintf("%s of plugin %s/%s", short(strings.TrimPrefix(method, "/")), short(ptype), short(name))
-	if d.first(who + " " + what) {
+	if first, _ := d.told.first(who + " " + what); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what)
 		d.publish(reconciler.Event{Time: time.Now(), Kind: EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s", who, what)})
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
-}
-
-// first says whether something is to be told.
-func (d *denials) first(key string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	now := time.Now()
-	if at, ok := d.told[key]; ok && now.Sub(at) < denialQuiet {
-		return false
-	}
-	if len(d.told) >= maxDenials {
-		for k, at := range d.told {
-			if now.Sub(at) >= denialQuiet {
-				delete(d.told, k)
-			}
-		}
-		if len(d.told) >= maxDenials {
-			return false // somebody makes up names: enough of them are known
-		}
-	}
-	d.told[key] = now
-	return true
 }
 
 // short returns text of a caller for people.

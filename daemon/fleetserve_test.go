@@ -6,7 +6,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -91,7 +90,6 @@ func TestDenials(t *testing.T) {
 	var events []string
 	d := denials{
 		publish: func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, log: slog.New(slog.DiscardHandler),
-		told: map[string]time.Time{},
 	}
 	for range 3 {
 		err := d.deny([]string{"node"}, "T", strings.Repeat("n", 1000), "/s/m")
@@ -102,11 +100,11 @@ func TestDenials(t *testing.T) {
 	if len(events) != 1 || !strings.HasPrefix(events[0], "fleet-call-denied node may not call s/m of plugin T/nnn") {
 		t.Errorf("events %q", events)
 	}
-	for i := range 2 * maxDenials {
+	for i := range 2 * maxSparse {
 		_ = d.deny([]string{"node"}, "T", fmt.Sprint(i), "/s/m")
 	}
-	if len(events) > maxDenials || len(d.told) > maxDenials {
-		t.Errorf("%d events, %d remembered", len(events), len(d.told))
+	if len(events) > maxSparse || len(d.told.told) > maxSparse {
+		t.Errorf("%d events, %d remembered", len(events), len(d.told.told))
 	}
 }
 

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 
@@ -16,10 +17,10 @@ import (
 )
 
 // forwarder takes the gRPC calls on the control socket that are not for the control API and forwards each to the plugin that its metadata
-// name, see [proxy.Route], on this node or in the fleet. It admits whom the control API admits.
+// name, see [proxy.Route], on this node or in the fleet. Callers need the role that [callRole] says.
 type forwarder struct{ grpc *grpc.Server }
 
-func newForwarder(registry dynamicplugins.Registry, calls *fleetCalls) *forwarder {
+func newForwarder(g *guard, registry dynamicplugins.Registry, calls *fleetCalls) *forwarder {
 	forward := proxy.Handler(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
 		md, _ := grpcmetadata.FromIncomingContext(ctx)
 		ptype, name, err := proxy.ParseRoute(md)
@@ -36,11 +37,33 @@ func newForwarder(registry dynamicplugins.Registry, calls *fleetCalls) *forwarde
 		if !ok {
 			return status.Error(codes.Internal, "the call came over no request")
 		}
-		if err := refused(request); err != nil {
+		if err := g.admit(request, actionCall, callRole); err != nil {
 			return status.Error(codes.PermissionDenied, err.Error())
 		}
-		return endWith(request, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
+		held, release := g.hold(request, callRole)
+		defer release()
+		err := endWith(held, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
+		if lost := context.Cause(held); isDenial(lost) && err != nil {
+			err = status.Error(codes.PermissionDenied, lost.Error())
+		}
+		g.audit.called(callerIn(request), calledIn(caller), status.Code(err))
+		return err
 	})}
+}
+
+// calledIn returns what a call calls, for people.
+func calledIn(caller grpc.ServerStream) string {
+	md, _ := grpcmetadata.FromIncomingContext(caller.Context())
+	ptype, name, err := proxy.ParseRoute(md)
+	if err != nil {
+		return "that it does not name"
+	}
+	method, _ := grpc.MethodFromServerStream(caller)
+	where := ""
+	if isFleetCall(md) {
+		where = " in the fleet"
+	}
+	return fmt.Sprintf("%s/%s%s: %s", short(ptype), short(name), where, short(strings.TrimPrefix(method, "/")))
 }
 
 // connTo returns a connection to a plugin whose calls go to the instance that is current when they begin.

@@ -14,6 +14,8 @@ import (
 	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -22,7 +24,8 @@ func TestForwardRefusesStranger(t *testing.T) {
 	listener, path := openSocket(t, 0)
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
-	s := serve(listener, newGuard(path), &control{calls: newForwarder(b.registry, nil), started: time.Now()},
+	g := testGuard(path)
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil), started: time.Now()},
 		func() { t.Error("the server failed") }, discard)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
@@ -33,6 +36,64 @@ func TestForwardRefusesStranger(t *testing.T) {
 	if _, err := testpb.NewTestServiceClient(conn).UnaryCall(ctx, &testpb.SimpleRequest{}); status.Code(err) != codes.PermissionDenied ||
 		!strings.Contains(err.Error(), "user 65534") {
 		t.Errorf("got %v", err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := s.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestForwardEndsWithRole takes the role away from the caller of a plugin while the call is in progress.
+func TestForwardEndsWithRole(t *testing.T) {
+	listener, path := openSocket(t, 0)
+	b := newBed(t, nil)
+	one := b.serve("one")
+	b.register("T", "n", one)
+	g := testGuard(path)
+	g.use(policy{users: map[uint32]role{65534: roleOperate}})
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil), started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := testpb.NewTestServiceClient(conn).FullDuplexCall(grpcmetadata.AppendToOutgoingContext(b.ctx(), proxy.Route("T", "n")...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-one.calls
+	g.use(policy{users: map[uint32]role{65534: roleRead}})
+	if _, err := stream.Recv(); status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(err.Error(), "user 65534 has the role read on this control socket, and the call needs operate") {
+		t.Errorf("got %v", err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := s.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestControlIsNoPlugin calls the control API as a plugin would be called whose endpoint is the control socket: by the daemon itself.
+func TestControlIsNoPlugin(t *testing.T) {
+	listener, path := openSocket(t, 0)
+	g := testGuard(path)
+	s := serve(listener, g, &control{started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	conn, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, ctx := range map[codes.Code]context.Context{
+		codes.OK:               t.Context(),
+		codes.PermissionDenied: grpcmetadata.AppendToOutgoingContext(t.Context(), proxy.HopsKey, "1"),
+	} {
+		err := conn.Invoke(ctx, patchbayv1connect.ControlServiceGetVersionProcedure, &patchbayv1.GetVersionRequest{}, &patchbayv1.GetVersionResponse{})
+		if status.Code(err) != want {
+			t.Errorf("%v, want %v", err, want)
+		}
 	}
 	if err := conn.Close(); err != nil {
 		t.Error(err)

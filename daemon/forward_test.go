@@ -28,7 +28,8 @@ func (b *bed) control() (*server, string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	s := serve(listener, newGuard(path), &control{calls: newForwarder(b.registry, nil), started: time.Now()},
+	g := testGuard(path)
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil), started: time.Now()},
 		func() { b.t.Error("the server failed") }, discard)
 	return s, path
 }
@@ -123,7 +124,7 @@ func TestForwardEndsWithCaller(t *testing.T) {
 func TestForwardRefuses(t *testing.T) {
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
-	forwarder := newForwarder(b.registry, nil)
+	forwarder := newForwarder(testGuard(b.tmp), b.registry, nil)
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)

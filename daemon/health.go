@@ -19,6 +19,9 @@ const (
 	httpTimeout = 2 * time.Second
 	// maxHTTPHeader bounds the header of a request in bytes.
 	maxHTTPHeader = 16 << 10
+	// maxHTTPConns bounds the connections; more wait to be accepted. httpIdle is how long one may stay without a request.
+	maxHTTPConns = 256
+	httpIdle     = 10 * time.Second
 )
 
 // health answers the questions of supervisors over HTTP: GET /livez, whether the daemon runs at all, and GET /readyz, whether it is as it

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // admissionEnv makes the test binary an admission plugin of CIPD, which refuses plugins whose names begin with "no", as long as the file
@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(serveAdmissions(file))
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 func serveAdmissions(file string) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // The labels for what would else let a plugin or a caller make a label of its own.
@@ -32,6 +33,7 @@ type metrics struct {
 
 	registrations  *prometheus.HistogramVec
 	events         *prometheus.CounterVec
+	refusals       *prometheus.CounterVec
 	fileEventsLost prometheus.Counter
 	resyncs        prometheus.Counter
 	dispenses      *prometheus.CounterVec
@@ -52,6 +54,10 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 			Name: "patchbay_plugin_events_total",
 			Help: "Events of plugins, by kind; unreachable is the death of a registered plugin.",
 		}, []string{"type", "kind"}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "patchbay_refusals_total",
+			Help: "How often something was refused because it is not trusted, by reason.",
+		}, []string{"reason"}),
 		fileEventsLost: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "patchbay_file_events_lost_total",
 			Help: "How often the system lost file events of the plugin directories, which a scan makes up for.",
@@ -77,7 +83,7 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 		ConstLabels: prometheus.Labels{"version": build.Version, "commit": build.Commit, "go_version": runtime.Version()},
 	})
 	info.Set(1)
-	m.registry.MustRegister(info, m.registrations, m.events, m.fileEventsLost, m.resyncs, m.dispenses, m.rpcs.calls, m.rpcs.durations,
+	m.registry.MustRegister(info, m.registrations, m.events, m.refusals, m.fileEventsLost, m.resyncs, m.dispenses, m.rpcs.calls, m.rpcs.durations,
 		m.stateWrites, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -92,6 +98,7 @@ func (m *metrics) observer() patchbay.Observer {
 			m.registrations.WithLabelValues(m.typeLabel(a.Type), string(a.Result)).Observe(a.Duration.Seconds())
 		},
 		DialOptions:    []grpc.DialOption{grpc.WithStatsHandler(m.rpcs)},
+		Refused:        func(reason trust.Reason) { m.refusals.WithLabelValues(string(reason)).Inc() },
 		FileEventsLost: m.fileEventsLost.Inc,
 		Resync:         m.resyncs.Inc,
 		Dispense: func(ptype string, err error) {

@@ -68,7 +68,7 @@ func (r *reloads) end() {
 }
 
 // Reload reads the configuration anew with Config.Load and changes to it, and returns the keys of the configuration file whose values
-// changed. Handlers, timeouts, the log and the catalogue can change; plugins that are not concerned notice nothing, and one that is
+// changed. Roles, handlers, timeouts, the log and the catalogue can change; plugins that are not concerned notice nothing, and one that is
 // registered keeps the client timeout with which it was. The answers of the admission plugin are forgotten. If anything else has changed,
 // or the configuration is wrong, Reload changes nothing and returns an error; until a reload succeeds, the condition "configuration" is
 // then degraded.
@@ -114,6 +114,10 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if len(restart) > 0 {
 		return nil, fmt.Errorf("needs a restart: %s; nothing was changed", strings.Join(restart, ", "))
 	}
+	roles, err := next.Roles.policy()
+	if err != nil {
+		return nil, err
+	}
 	added, removed, err := d.handlerChanges(r.current, next)
 	if err != nil {
 		return nil, err
@@ -135,6 +139,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if d.config.SetLog != nil && next.Log != r.current.Log {
 		d.config.SetLog(next.Log)
 	}
+	d.guard.use(roles)
 	d.timeouts.set(next.ClientTimeouts)
 	r.runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
 	for _, ptype := range removed {
@@ -223,16 +228,24 @@ type observed struct {
 	*patchbay.Runtime
 	reloads  *reloads
 	dispense *dispense // nil if there are no stable sockets
+	state    *stateWatch
 	fleet    *fleetMember
+	files    *fileLimit
+}
+
+// readiness is the conditions without which no plugin can be registered.
+func (o observed) readiness() []patchbay.Condition {
+	return append(o.Runtime.Conditions(), o.state.get())
 }
 
 // Conditions are ordered by name.
 func (o observed) Conditions() []patchbay.Condition {
-	all := append([]patchbay.Condition{o.reloads.condition()}, o.Runtime.Conditions()...)
+	all := append([]patchbay.Condition{o.reloads.condition()}, o.readiness()...)
 	if o.dispense != nil {
 		all = append(all, o.dispense.condition())
 	}
 	all = append(all, o.fleet.conditions()...)
+	all = append(all, o.files.condition())
 	slices.SortFunc(all, func(a, b patchbay.Condition) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }

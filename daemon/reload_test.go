@@ -99,7 +99,7 @@ func condition(t *testing.T, c *client.Client) client.Condition {
 	return listing.Conditions[0]
 }
 
-// eventsOf returns the kinds and messages of the past events of one plugin; of the daemon's own for an empty type.
+// eventsOf returns the kinds and messages of the past events of one plugin; of the daemon's own, without the audit, for an empty type.
 func eventsOf(t *testing.T, c *client.Client, ptype, name string) []string {
 	t.Helper()
 	var kinds []string
@@ -107,7 +107,8 @@ func eventsOf(t *testing.T, c *client.Client, ptype, name string) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if event.Type == ptype && event.Name == name && event.SocketPath == "" == (ptype == "") {
+		if event.Type == ptype && event.Name == name && event.SocketPath == "" == (ptype == "") &&
+			event.Kind != string(daemon.EventAudit) {
 			kinds = append(kinds, event.Kind+" "+event.Message)
 		}
 	}
@@ -307,7 +308,7 @@ func TestReloadsUnderLoad(t *testing.T) {
 				}
 			})
 		}
-		for i := range rapid.IntRange(1, 5).Draw(rt, "reloads") {
+		for i := range rapid.IntRange(1, 3).Draw(rt, "reloads") {
 			next := config
 			next.Handlers = map[string]daemon.HandlerKind{"ExamplePlugin": daemon.HandlerAccept}
 			for _, ptype := range rapid.SliceOf(rapid.SampledFrom([]string{"A", "B"})).Draw(rt, fmt.Sprint("types ", i)) {
@@ -335,7 +336,8 @@ func TestReloadsUnderLoad(t *testing.T) {
 			rt.Fatal(err)
 		}
 	})
-	if events := eventsOf(t, c, "ExamplePlugin", "stable"); len(events) != 1 {
+	// That one may be too long ago to be kept.
+	if events := eventsOf(t, c, "ExamplePlugin", "stable"); slices.ContainsFunc(events, func(e string) bool { return !strings.HasPrefix(e, "registered") }) {
 		t.Errorf("events of a plugin that no reload concerned: %q", events)
 	}
 	// What was left is the configuration of the start.

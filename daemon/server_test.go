@@ -42,7 +42,7 @@ func TestServerEndsCalls(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := serve(listener, newGuard(path), &control{source: &recorded{live: make(chan patchbay.Event)}, started: time.Now()},
+			s := serve(listener, testGuard(path), &control{source: &recorded{live: make(chan patchbay.Event)}, started: time.Now()},
 				func() { t.Error("the server failed") }, discard)
 			stream, err := clientOf(t, path).WatchEvents(t.Context(), connect.NewRequest(&patchbayv1.WatchEventsRequest{Follow: true}))
 			if err != nil {
@@ -70,4 +70,32 @@ func clientOf(t *testing.T, path string) patchbayv1connect.ControlServiceClient 
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return sock.Dial(ctx, path) }}
 	t.Cleanup(transport.CloseIdleConnections)
 	return patchbayv1connect.NewControlServiceClient(&http.Client{Transport: transport}, "http://x")
+}
+
+// TestServerStopsWithoutItsCallers: a call that does not end is cut off, and its server has stopped all the same.
+func TestServerStopsWithoutItsCallers(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	called, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	defer func() { close(end); <-ended }()
+	s := startServer("the test", listener, &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		defer close(ended)
+		close(called)
+		<-end
+	})}, func() { t.Error("the server failed") }, discard)
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("GET / HTTP/1.1\r\nHost: test\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	<-called
+	if err := s.stop(); err != nil {
+		t.Error(err)
+	}
 }

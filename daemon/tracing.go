@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"net/url"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay"
@@ -62,7 +64,10 @@ func (t Tracing) start(build Build) (_ patchbay.Observer, stop func() error, err
 	if t.Endpoint == "" {
 		return patchbay.Observer{}, func() error { return nil }, nil
 	}
-	exporter, err := otlptracegrpc.New(context.Background(), otlptracegrpc.WithEndpointURL(t.Endpoint))
+	exporter, err := otlptracegrpc.New(context.Background(),
+		// What does not begin with https:// has no TLS whatever the credentials.
+		otlptracegrpc.WithTLSCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})),
+		otlptracegrpc.WithEndpointURL(t.Endpoint))
 	if err != nil {
 		return patchbay.Observer{}, nil, fmt.Errorf("cannot send traces to %s: %w", t.Endpoint, err)
 	}

@@ -2,8 +2,11 @@ package daemon_test
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -84,5 +87,34 @@ func TestTracingWithoutACollector(t *testing.T) {
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestTracingWantsModernTLS has the daemon meet a collector that speaks TLS 1.2 only.
+func TestTracingWantsModernTLS(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	server := httptest.NewUnstartedServer(nil) // has a certificate
+	server.StartTLS()
+	defer server.Close()
+	for _, most := range []uint16{tls.VersionTLS12, tls.VersionTLS13} {
+		config := configIn(t)
+		config.Tracing = daemon.Tracing{Endpoint: "https://" + listener.Addr().String(), Percent: 100}
+		stop := start(t, config)
+		serveExample(t, config, "foo") // whose registration is traced
+		conn, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = tls.Server(conn, &tls.Config{Certificates: server.TLS.Certificates, MaxVersion: most, NextProtos: []string{"h2"}}).Handshake()
+		// The certificate is that of nobody whom the system trusts: with TLS 1.3 that is why it fails.
+		if err == nil || strings.Contains(err.Error(), "client offered only unsupported versions") != (most == tls.VersionTLS12) {
+			t.Errorf("TLS up to %x: %v", most, err)
+		}
+		_ = conn.Close()
+		_ = stop() // that nothing could be sent is no error
 	}
 }

@@ -133,7 +133,7 @@ func (e Etcd) tls() (*tls.Config, error) {
 	if !strings.HasPrefix(e.Endpoints[0], "https://") {
 		return nil, nil
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: e.ServerName}
+	config := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: e.ServerName}
 	if e.CA != "" {
 		text, err := os.ReadFile(e.CA)
 		if err != nil {

@@ -10,10 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // runPublisher runs a publisher until the test ends.
 func runPublisher(t *testing.T, f *fake, config PublisherConfig) *Publisher {

@@ -19,10 +19,10 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("end", r.run())
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 func (r role) run() error {

@@ -22,6 +22,8 @@ const (
 	ping = 15 * time.Second
 	// logTail is how many past records of a log are shown.
 	logTail = 200
+	// maxStreams bounds the streams that are open at once, so that they leave connections for others.
+	maxStreams = 64
 )
 
 // policy lets the page load its own script, style and data, and nothing else from anywhere.
@@ -32,11 +34,13 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect
 type Handler struct {
 	mux *http.ServeMux
 	hub *hub
+	// streams has a place for each stream.
+	streams chan struct{}
 }
 
 // New returns a handler that shows a source.
 func New(source Source) *Handler {
-	h := &Handler{mux: http.NewServeMux(), hub: newHub(source)}
+	h := &Handler{mux: http.NewServeMux(), hub: newHub(source), streams: make(chan struct{}, maxStreams)}
 	page, err := fs.Sub(embedded, "page")
 	if err != nil {
 		panic(err) // it is embedded
@@ -44,8 +48,8 @@ func New(source Source) *Handler {
 	files := http.StripPrefix("/page/", http.FileServerFS(page))
 	h.mux.Handle("GET /page/{file}", files)
 	h.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, page, "index.html") })
-	h.mux.HandleFunc("GET /api/stream", h.stream)
-	h.mux.HandleFunc("GET /api/log", func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) })
+	h.mux.HandleFunc("GET /api/stream", h.bounded(h.stream))
+	h.mux.HandleFunc("GET /api/log", h.bounded(func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) }))
 	h.mux.HandleFunc("GET /api/fleet", func(w http.ResponseWriter, r *http.Request) { fleetPlugins(w, r, source) })
 	return h
 }
@@ -69,17 +73,48 @@ func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
 
 // ServeHTTP implements [http.Handler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	header := w.Header()
+	SetPolicy(w.Header())
+	if FromOtherSite(r) {
+		http.Error(w, "this is for the page itself, and not for other sites", http.StatusForbidden)
+		return
+	}
+	h.mux.ServeHTTP(w, r)
+}
+
+// SetPolicy sets the headers of an answer that keep browsers from loading anything from elsewhere, and other sites from showing or reading
+// what is answered.
+func SetPolicy(header http.Header) {
 	header.Set("Content-Security-Policy", policy)
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Referrer-Policy", "no-referrer")
 	header.Set("Cross-Origin-Opener-Policy", "same-origin")
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")
-	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" && r.URL.Path != "/" {
-		http.Error(w, "this is for the page itself, and not for other sites", http.StatusForbidden)
-		return
+}
+
+// FromOtherSite says whether a browser makes a request for the page of another site. To follow a link to the page itself is allowed.
+func FromOtherSite(r *http.Request) bool {
+	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host && origin != "https://"+r.Host {
+		return true
 	}
-	h.mux.ServeHTTP(w, r)
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "same-origin", "none":
+		return false
+	}
+	mode := r.Header.Get("Sec-Fetch-Mode")
+	return r.URL.Path != "/" || mode != "" && mode != "navigate"
+}
+
+// bounded refuses streams above the bound.
+func (h *Handler) bounded(serve http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case h.streams <- struct{}{}:
+			defer func() { <-h.streams }()
+			serve(w, r)
+		default:
+			http.Error(w, "too many pages are open: close some", http.StatusServiceUnavailable)
+		}
+	}
 }
 
 // stream answers with the picture and then with its changes.

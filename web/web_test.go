@@ -15,13 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/web"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 const patience = 30 * time.Second
 
@@ -278,6 +277,70 @@ func TestPage(t *testing.T) {
 		response.Body.Close()
 		if response.StatusCode != http.StatusNotFound {
 			t.Errorf("%s: %d", path, response.StatusCode)
+		}
+	}
+}
+
+// TestTooManyStreams has more viewers than there are places: the rest of the page goes on, and a place that is left is taken.
+func TestTooManyStreams(t *testing.T) {
+	server := serve(t, &source{})
+	var viewers []*viewer
+	for range 64 {
+		v := view(t, server, "/api/log?name=hello")
+		v.next("begin")
+		viewers = append(viewers, v)
+	}
+	status := func(path string) int {
+		response, err := server.Client().Get(server.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		return response.StatusCode
+	}
+	for path, want := range map[string]int{
+		"/api/stream": http.StatusServiceUnavailable, "/api/log?name=hello": http.StatusServiceUnavailable, "/": http.StatusOK,
+	} {
+		if got := status(path); got != want {
+			t.Errorf("%s: %d, want %d", path, got, want)
+		}
+	}
+	viewers[0].close()
+	for deadline := time.Now().Add(patience); status("/api/log?name=other") != http.StatusNotFound; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the place of a viewer who left is not free")
+		}
+	}
+}
+
+func TestFromOtherSite(t *testing.T) {
+	for _, test := range []struct {
+		path, origin, site, mode string
+		want                     bool
+	}{
+		{"/", "", "", "", false},
+		{"/api/stream", "", "same-origin", "cors", false},
+		{"/api/stream", "http://localhost:80", "", "", false},
+		{"/api/stream", "http://evil.example", "", "", true},
+		{"/api/stream", "http://localhost:81", "same-site", "cors", true},
+		{"/api/stream", "null", "", "", true},
+		{"/metrics", "", "cross-site", "no-cors", true},
+		{"/metrics", "", "cross-site", "navigate", true},
+		{"/", "", "cross-site", "navigate", false},
+		{"/", "", "cross-site", "no-cors", true},
+		{"/", "", "cross-site", "websocket", true},
+		{"/", "http://evil.example", "cross-site", "navigate", true},
+		{"/", "", "same-site", "", false},
+	} {
+		request := httptest.NewRequest(http.MethodGet, test.path, http.NoBody)
+		request.Host = "localhost:80"
+		for name, value := range map[string]string{"Origin": test.origin, "Sec-Fetch-Site": test.site, "Sec-Fetch-Mode": test.mode} {
+			if value != "" {
+				request.Header.Set(name, value)
+			}
+		}
+		if got := web.FromOtherSite(request); got != test.want {
+			t.Errorf("%+v: %t", test, got)
 		}
 	}
 }

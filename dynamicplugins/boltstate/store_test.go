@@ -11,18 +11,17 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/statetest"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(writerEnv) != "" {
 		runWriter(os.Getenv(writerEnv))
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 func TestConformance(t *testing.T) {

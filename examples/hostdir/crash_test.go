@@ -15,10 +15,11 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // programEnv makes the test binary the program itself.
@@ -29,7 +30,7 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 // bench is a driver in a process of its own, and clients of it.

@@ -15,9 +15,10 @@ import (
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // patience is how long a test waits for what should happen at once before it fails.
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(socketEnv); socket != "" {
 		os.Exit(beDriver(socket))
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 // beDriver is the main function of a driver that is a process of its own. It ends with its standard input.

@@ -14,11 +14,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/patchbay-dev/patchbay/handlers/device"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // patience is how long a test waits for what should happen at once before it fails.
@@ -26,7 +26,7 @@ const patience = 30 * time.Second
 
 const resource = "example.com/gadget"
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // fake is a device plugin. What is nil in it has the behaviour of an ordinary one.
 type fake struct {

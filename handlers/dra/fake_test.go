@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/patchbay-dev/patchbay/handlers/dra"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // patience is how long a test waits for what should happen at once before it fails.
@@ -28,7 +28,7 @@ var (
 	withHealth  = []string{"v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"}
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // fake is a DRA driver. Its calls are counted, and answered by prepare and unprepare if they are set, before it serves.
 type fake struct {

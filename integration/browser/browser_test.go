@@ -331,7 +331,7 @@ func TestScreenshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(*screenshot, picture, 0o644); err != nil { //nolint:gosec // a picture for everybody
+	if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

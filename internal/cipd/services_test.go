@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -18,9 +17,10 @@ import (
 
 	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // admissions is a host that sends one good check and one with a pin that is none, and takes answers when it may.
 type admissions struct {

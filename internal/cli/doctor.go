@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/config"
 	"github.com/patchbay-dev/patchbay/internal/doctor"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // doctorTimeout bounds the whole examination. Only many sockets whose owners hang take long.
@@ -81,6 +83,17 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		dirs = append(dirs[:len(dirs):len(dirs)], c.DeprecatedPluginDir)
 	}
 	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.StatePath, ControlSocket: c.ControlSocket}
+	// The directories of launched plugins that run as somebody else are theirs.
+	policy := c.Trust
+	for _, p := range c.Catalogue.List() {
+		if p.User != "" {
+			policy.Owners.Users = append(slices.Clip(policy.Owners.Users), p.User)
+		}
+	}
+	if subject.Trust, err = trust.New(policy); err != nil {
+		finding.Status, finding.Message = doctor.Fail, err.Error()
+		finding.Remedy = "correct the names in trust and in the users of the plugins"
+	}
 	subject.Daemon = func(ctx context.Context) (int, error) {
 		asked := client.New(c.ControlSocket)
 		defer asked.Close()

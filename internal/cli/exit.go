@@ -61,6 +61,8 @@ func hintFor(err error) string {
 	switch {
 	case errors.Is(err, client.ErrNotRunning):
 		return `start a daemon with "patchbay run", or name the control socket of one with --control-socket`
+	case errors.Is(err, client.ErrDenied):
+		return "" // it says so itself
 	case errors.Is(err, client.ErrPermission):
 		return "run the command as root, as the daemon's user, or as a member of the socket's group"
 	case errors.Is(err, client.ErrDeviceNotFound):

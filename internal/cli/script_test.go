@@ -3,6 +3,7 @@ package cli_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -114,12 +115,13 @@ func servePlugin() {
 	}
 }
 
-// serveHello is the program hello [SOCKET], a plugin that the daemon launches, or that makes a socket of its own.
+// serveHello is the program hello [SOCKET], a plugin that the daemon launches, or that makes a socket of its own. HELLO_NAME is its name,
+// if it is not hello.
 func serveHello() {
 	fmt.Println("hello world")
 	fmt.Fprintln(os.Stderr, `level=warn msg="hello trouble" reason=none`)
 	p := sdk.Plugin{
-		Type: "ExamplePlugin", Name: "hello", Versions: []string{"v1beta1"},
+		Type: "ExamplePlugin", Name: cmp.Or(os.Getenv("HELLO_NAME"), "hello"), Versions: []string{"v1beta1"},
 		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, v1beta1.UnimplementedExampleServer{}) },
 	}
 	if len(os.Args) > 1 {

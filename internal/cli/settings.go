@@ -176,6 +176,10 @@ func blame(cmd *cobra.Command, err error) error {
 	return wrongUsage(cmd, "%w", err)
 }
 
+func controlRoles(r config.Roles) daemon.Roles {
+	return daemon.Roles{Read: daemon.Members(r.Read), Operate: daemon.Members(r.Operate), Admin: daemon.Members(r.Admin)}
+}
+
 // daemonConfig returns what a configuration means for the daemon.
 func daemonConfig(loaded *config.Loaded) daemon.Config {
 	c := loaded.Config
@@ -184,6 +188,7 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		DeprecatedPluginDir: c.DeprecatedPluginDir,
 		StatePath:           c.State,
 		ControlSocket:       c.ControlSocket,
+		Roles:               controlRoles(c.Control.Roles),
 		DispenseDir:         c.DispenseDir,
 		DeviceSocketDir:     c.Device.SocketDir,
 		HTTPAddr:            c.HTTP,
@@ -198,6 +203,7 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},
+		Trust:            c.Trust,
 		Tracing:          daemon.Tracing(c.Tracing),
 		UnreachableGrace: c.UnreachableGrace,
 		Fleet:            fleetConfig(c.Fleet),

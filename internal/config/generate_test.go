@@ -28,7 +28,7 @@ const docsDir = "../../docs"
 func descriptions(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	for _, dir := range []string{".", "../../catalogue"} {
+	for _, dir := range []string{".", "../../catalogue", "../../trust"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)

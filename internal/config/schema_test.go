@@ -158,6 +158,7 @@ func TestExample(t *testing.T) {
 		fmt.Fprintln(&said, path)
 	}
 	paths := regexp.MustCompile(`(?m)^typeTimeouts\.[^.\n]+`).ReplaceAllString(said.String(), "typeTimeouts.TYPE")
+	paths = regexp.MustCompile(`(?m)^trust\.types\.[^.\n]+`).ReplaceAllString(paths, "trust.types.TYPE")
 	paths = regexp.MustCompile(`(?m)^(plugins|fleet\.serve\.allow)\[\d\]`).ReplaceAllString(paths, "$1[]")
 	for _, r := range rowsOf(t, descriptions(t), reflect.TypeFor[Config](), "", "", false) {
 		// Those of one type are as those of all.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // What every file says of itself.
@@ -33,6 +34,8 @@ type Config struct {
 	State string `json:"state" restart:"true"`
 	// ControlSocket is the path of the socket on which the other commands reach the daemon.
 	ControlSocket string `json:"controlSocket" restart:"true"`
+	// Control says who may do what on the control socket.
+	Control Control `json:"control"`
 	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go; empty for none.
 	DispenseDir string `json:"dispenseDir" restart:"true"`
 	// HTTP is the loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080; empty for
@@ -55,6 +58,9 @@ type Config struct {
 	ClientTimeouts map[string]time.Duration `json:"clientTimeouts"`
 	// Bounds limit what plugins may announce, and what is looked for in the plugin directories.
 	Bounds Bounds `json:"bounds" restart:"true"`
+	// Trust says whose plugin directories and sockets are used, besides those of root and the daemon's user, and who may register plugins of
+	// which types.
+	Trust trust.Policy `json:"trust" restart:"true"`
 	// Admission says whom to ask whether a plugin may be registered.
 	Admission Admission `json:"admission" restart:"true"`
 	// Tracing says where OpenTelemetry traces of registrations, and of calls to plugins, go.
@@ -65,6 +71,32 @@ type Config struct {
 	Fleet Fleet `json:"fleet" restart:"true"`
 	// Plugins is the catalogue: the plugins that the daemon may launch.
 	Plugins []catalogue.Plugin `json:"plugins"`
+}
+
+// Control says who may do what on the control socket.
+type Control struct {
+	// Roles are given to users and groups; who has several has the highest. Root and the daemon's user are always administrators. As long as
+	// nobody is named, the members of the socket's group have the role operate; else only those who are named have one. Whoever is to connect
+	// must also be let in by the mode of the socket.
+	Roles Roles `json:"roles"`
+}
+
+// Roles are given to users and groups.
+type Roles struct {
+	// Read is to see plugins, events, logs, devices and the fleet.
+	Read Members `json:"read"`
+	// Operate is also to start and stop launched plugins, to allocate devices, and to call plugins.
+	Operate Members `json:"operate"`
+	// Admin is also to reload the configuration.
+	Admin Members `json:"admin"`
+}
+
+// Members have a role.
+type Members struct {
+	// Users are names, or numbers in quotes.
+	Users []string `json:"users"`
+	// Groups are names, or numbers in quotes. The groups of a caller are those of its process.
+	Groups []string `json:"groups"`
 }
 
 // Device says how the handler of kind device works.

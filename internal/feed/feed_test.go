@@ -7,11 +7,12 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // owner publishes numbers under a lock. Its state is the last number; a resync is that number, negative.
 type owner struct {

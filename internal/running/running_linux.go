@@ -131,7 +131,7 @@ func keepsTimes(f *os.File) bool {
 	if err := raw.Control(func(fd uintptr) { serr = unix.Fstatfs(int(fd), &st) }); err != nil || serr != nil {
 		return false
 	}
-	switch uint32(st.Type) { //nolint:gosec // the magic numbers have 32 bits, the field may have 64
+	switch uint32(st.Type) { // The magic numbers have 32 bits, the field may have 64
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC:
 		return true
 	default:

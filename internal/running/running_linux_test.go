@@ -10,14 +10,14 @@ import (
 	"runtime"
 	"testing"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/exe"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // sleepPath is a program that was installed long ago.
 func sleepPath(t *testing.T) string {

@@ -6,7 +6,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // socketVariable makes the test binary a plugin that offers health at the socket that it names.
@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 		serveHealth(socket)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }

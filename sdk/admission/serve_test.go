@@ -14,20 +14,20 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/sdk"
 	"github.com/patchbay-dev/patchbay/sdk/admission"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // host serves the Admit stream with a function of the test's.
 type host struct {

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/sdk"
@@ -21,7 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk/sdktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // greeter is a plugin whose answers carry what ListMetadata says of a package, and whose log shows the calls.
 type greeter struct {

@@ -23,7 +23,7 @@ func CopyMarked(from, path, mark string) error {
 	}
 	fresh := path + ".new"
 	padded := append([]byte(mark), make([]byte, MarkSize-len(mark))...)
-	return errors.Join(os.WriteFile(fresh, append(text, padded...), 0o755), os.Rename(fresh, path)) //nolint:gosec // a program
+	return errors.Join(os.WriteFile(fresh, append(text, padded...), 0o755), os.Rename(fresh, path))
 }
 
 // Mark returns the mark of a program.

@@ -19,14 +19,14 @@ import (
 	"testing/slogtest"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // logHost takes logs; while it is deaf it reads nothing.
 type logHost struct {

@@ -1,0 +1,159 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"os/user"
+	"slices"
+	"strconv"
+
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+)
+
+// Roles say who may do how much on the control socket. Who is in several has the highest. Root and the daemon's user are always
+// administrators. As long as nobody is named, the members of the socket's group operate; else only those who are named have a role.
+type Roles struct {
+	// Read sees everything: plugins, events, logs, devices, the fleet.
+	Read Members
+	// Operate also starts and stops launched plugins, allocates devices, and calls plugins.
+	Operate Members
+	// Admin also reloads the configuration.
+	Admin Members
+}
+
+// Members are users and groups, by name or number.
+type Members struct{ Users, Groups []string }
+
+// role says how much a caller of the control socket may do. Each includes those before it.
+type role int
+
+const (
+	roleNone role = iota
+	roleRead
+	roleOperate
+	roleAdmin
+)
+
+func (r role) String() string { return [...]string{"none", "read", "operate", "admin"}[r] }
+
+// procedureRoles are the roles that the methods of the control API need.
+var procedureRoles = map[string]role{
+	patchbayv1connect.ControlServiceGetVersionProcedure:         roleRead,
+	patchbayv1connect.ControlServiceListPluginsProcedure:        roleRead,
+	patchbayv1connect.ControlServiceGetPluginProcedure:          roleRead,
+	patchbayv1connect.ControlServiceWatchEventsProcedure:        roleRead,
+	patchbayv1connect.ControlServiceWaitForPluginProcedure:      roleRead,
+	patchbayv1connect.ControlServiceListConditionsProcedure:     roleRead,
+	patchbayv1connect.ControlServiceListLaunchedProcedure:       roleRead,
+	patchbayv1connect.ControlServiceReadLogsProcedure:           roleRead,
+	patchbayv1connect.ControlServiceLaunchPluginProcedure:       roleOperate,
+	patchbayv1connect.ControlServiceStopPluginProcedure:         roleOperate,
+	patchbayv1connect.ControlServiceRestartPluginProcedure:      roleOperate,
+	patchbayv1connect.ControlServiceReloadProcedure:             roleAdmin,
+	patchbayv1connect.DeviceServiceListDevicesProcedure:         roleRead,
+	patchbayv1connect.DeviceServiceGetPreferredDevicesProcedure: roleRead,
+	patchbayv1connect.DeviceServiceAllocateDevicesProcedure:     roleOperate,
+	patchbayv1connect.DeviceServiceReleaseDevicesProcedure:      roleOperate,
+	patchbayv1connect.FleetServiceListNodesProcedure:            roleRead,
+	patchbayv1connect.FleetServiceListFleetPluginsProcedure:     roleRead,
+	patchbayv1connect.FleetServiceWatchFleetProcedure:           roleRead,
+	patchbayv1connect.FleetServiceWaitForFleetPluginProcedure:   roleRead,
+}
+
+// callRole is the role that a call to a plugin needs, of whatever method: what that does, only the plugin knows.
+const callRole = roleOperate
+
+// roleFor returns the role that a method needs. One that has none is for administrators.
+func roleFor(procedure string) role {
+	if needed, ok := procedureRoles[procedure]; ok {
+		return needed
+	}
+	return roleAdmin
+}
+
+// policy is who has which role, by number.
+type policy struct {
+	users, groups map[uint32]role
+	// byGroup is the role of the members of the socket's group.
+	byGroup role
+}
+
+// policy looks up the names.
+func (r Roles) policy() (policy, error) {
+	p := policy{users: map[uint32]role{}, groups: map[uint32]role{}}
+	var wrong []error
+	for i, members := range []Members{r.Read, r.Operate, r.Admin} {
+		granted := roleRead + role(i)
+		for _, kind := range []struct {
+			what   string
+			names  []string
+			lookUp func(string) (string, error)
+			to     map[uint32]role
+		}{{"user", members.Users, userID, p.users}, {"group", members.Groups, groupID, p.groups}} {
+			for _, name := range kind.names {
+				id, err := idOf(name, kind.lookUp)
+				if err != nil {
+					wrong = append(wrong, fmt.Errorf("control.roles.%s names %s %q, who is not known on this machine: %w",
+						granted, kind.what, name, err))
+					continue
+				}
+				kind.to[id] = max(kind.to[id], granted)
+			}
+		}
+	}
+	if len(p.users)+len(p.groups) == 0 {
+		p.byGroup = roleOperate
+	}
+	return p, errors.Join(wrong...)
+}
+
+// idOf returns the number of a name that may be one itself.
+func idOf(name string, lookUp func(string) (string, error)) (uint32, error) {
+	found, err := lookUp(name)
+	if err != nil {
+		found = name
+	}
+	id, notNumber := strconv.ParseUint(found, 10, 32)
+	if notNumber == nil {
+		return uint32(id), nil
+	}
+	if err == nil {
+		err = notNumber // where users have no numbers
+	}
+	return 0, err
+}
+
+func userID(name string) (string, error) {
+	found, err := user.Lookup(name)
+	if err != nil {
+		return "", err
+	}
+	return found.Uid, nil
+}
+
+func groupID(name string) (string, error) {
+	found, err := user.LookupGroup(name)
+	if err != nil {
+		return "", err
+	}
+	return found.Gid, nil
+}
+
+// equal says whether two policies are alike as they are written.
+func (r Roles) equal(other Roles) bool {
+	return slices.EqualFunc(r.all(), other.all(), slices.Equal)
+}
+
+func (r Roles) all() [][]string {
+	return [][]string{r.Read.Users, r.Read.Groups, r.Operate.Users, r.Operate.Groups, r.Admin.Users, r.Admin.Groups}
+}
+
+// validate says what is wrong without looking anybody up.
+func (r Roles) validate() error {
+	for _, names := range r.all() {
+		if slices.Contains(names, "") {
+			return errors.New("a user or group has an empty name: name one, or leave it out")
+		}
+	}
+	return nil
+}
