@@ -83,8 +83,8 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 		ConstLabels: prometheus.Labels{"version": build.Version, "commit": build.Commit, "go_version": runtime.Version()},
 	})
 	info.Set(1)
-	m.registry.MustRegister(info, m.registrations, m.events, m.refusals, m.fileEventsLost, m.resyncs, m.dispenses, m.rpcs.calls, m.rpcs.durations,
-		m.stateWrites, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(info, m.registrations, m.events, m.refusals, m.fileEventsLost, m.resyncs, m.dispenses, m.rpcs.calls,
+		m.rpcs.durations, m.stateWrites, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net/url"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -64,10 +65,11 @@ func (t Tracing) start(build Build) (_ patchbay.Observer, stop func() error, err
 	if t.Endpoint == "" {
 		return patchbay.Observer{}, func() error { return nil }, nil
 	}
-	exporter, err := otlptracegrpc.New(context.Background(),
-		// What does not begin with https:// has no TLS whatever the credentials.
-		otlptracegrpc.WithTLSCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})),
-		otlptracegrpc.WithEndpointURL(t.Endpoint))
+	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(t.Endpoint)}
+	if strings.HasPrefix(t.Endpoint, "https:") { // credentials go before the URL
+		options = append(options, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})))
+	}
+	exporter, err := otlptracegrpc.New(context.Background(), options...)
 	if err != nil {
 		return patchbay.Observer{}, nil, fmt.Errorf("cannot send traces to %s: %w", t.Endpoint, err)
 	}

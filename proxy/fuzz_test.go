@@ -67,7 +67,8 @@ func FuzzPeers(f *testing.F) {
 		c := testpb.NewTestServiceClient(connectInMemory(t, func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 		// The plugin ends its connection when it has sent that, and with it the call.
 		ctx := within(t)
-		if _, err := c.EmptyCall(ctx, &testpb.Empty{}); ctx.Err() != nil {
+		_, err = c.EmptyCall(ctx, &testpb.Empty{})
+		if ctx.Err() != nil {
 			t.Errorf("a call to the plugin that sends %q does not end: %v", fromPlugin, err)
 		}
 		if _, err := c.UnaryCall(ctx, &testpb.SimpleRequest{}); err != nil {

@@ -6,6 +6,6 @@ const (
 	MaxMessageSize = 256 << 20
 	// MaxMetadataSize is the size in bytes, as HTTP/2 counts it, of the largest header or trailer.
 	MaxMetadataSize = 1 << 20
-	// MaxHops is how many proxies a call may come through. One whose plugin has a socket of the proxy as its endpoint would come back for ever.
+	// MaxHops is how many proxies a call may come through. One to a plugin whose endpoint is a socket of the proxy would come back for ever.
 	MaxHops = 8
 )

@@ -51,6 +51,7 @@ func TestRestartTags(t *testing.T) {
 		"handlers": "{A: accept}", "device": "{socketDir: /x}", "tracing": "{percent: 9}", "fleet": "{node: x}",
 		"log": "{level: error}", "timeouts": "{dial: 9s}", "typeTimeouts": "{A: {dial: 9s}}", "clientTimeouts": "{A: 9s}", "bounds": "{maxDepth: 9}",
 		"admission": "{command: [a]}", "unreachableGrace": "9s", "plugins": "[{name: a, command: [a]}]",
+		"control": "{roles: {read: {users: [\"1\"]}}}", "trust": "{owners: {users: [\"1\"]}}",
 	}
 	for field := range reflect.TypeFor[config.Config]().Fields() {
 		key := field.Tag.Get("json")
