@@ -288,8 +288,8 @@ func launchedAttacks() []attack {
 			launched: "    serve: true\n", named: []naming{{inStatus, "starting"}}, play: func(*attacker) { shake() },
 		},
 		{
-			name: "crowds-its-directory", does: "makes 20,000 files and 100 sockets in the directory that it was given", happens: "files are passed over, and sockets beyond the bound",
-			bound: "`bounds.maxSockets`", launched: "    serve: true\n", named: []naming{{inCondition, fmt.Sprintf("more than %d sockets", maxSockets)}},
+			name: "crowds-its-directory", does: "makes 20,000 files and 100 sockets in the directory that it was given", happens: "files are passed over, and sockets of its user that are not its own",
+			bound: "20 refusals told a second", launched: "    serve: true\n", named: event("belongs to user"),
 			play: func(*attacker) {
 				h, _ := shake()
 				crowd(filepath.Dir(h.PluginSocket), 20_000, 2*maxSockets)

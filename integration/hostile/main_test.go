@@ -5,6 +5,7 @@ package hostile
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -37,6 +38,10 @@ func TestMain(m *testing.M) {
 	if err := prepare(); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot build what is to be tested:", errors.Join(err, os.RemoveAll(bin)))
 		os.Exit(1)
+	}
+	// Most attacks wait most of the time: for the deadlines that they run into.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
 	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(exitCode int) {
 		if err := os.RemoveAll(bin); err != nil {
