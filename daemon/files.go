@@ -29,6 +29,6 @@ func (f *fileLimit) condition() patchbay.Condition {
 	if f.since.IsZero() {
 		f.since = time.Now()
 	}
-	return patchbay.Condition{Name: filesCondition, Since: f.since, Message: fmt.Sprintf("no other file can be opened: %v; registered plugins "+
-		"stay so, other plugins and callers wait; raise the limit of open files (ulimit -n, or LimitNOFILE= of the service)", err)}
+	return patchbay.Condition{Name: filesCondition, Since: f.since, Message: fmt.Sprintf("no other file can be opened: %v; registered "+
+		"plugins stay so, other plugins and callers wait; raise the limit of open files (ulimit -n, or LimitNOFILE= of the service)", err)}
 }

@@ -65,7 +65,8 @@ func (r *Reconciler) distrusted(err error) bool {
 // watchUnlinked watches a registered instance whose socket was removed a moment longer: one that serves on was robbed of it. mu is held.
 func (r *Reconciler) watchUnlinked(in *instance) {
 	w := &in.registrationWatch
-	if in.gone || !in.recorded || w.unwatch == nil || w.blind {
+	// What is being checked has given a hint that it ends, and gives no other.
+	if in.gone || !in.recorded || w.unwatch == nil || w.blind || w.checking {
 		return
 	}
 	unwatch := w.unwatch

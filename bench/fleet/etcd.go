@@ -68,7 +68,7 @@ type etcd struct {
 func newEtcd(dir string) (*etcd, error) {
 	e := &etcd{dir: filepath.Join(dir, "etcd")}
 	for _, u := range []*string{&e.client, &e.peer} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it is at once
 		if err != nil {
 			return nil, err
 		}
@@ -84,7 +84,7 @@ func (e *etcd) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.cmd = exec.Command(program)
+	e.cmd = exec.Command(program) //nolint:noctx // it is ended by its owner
 	e.cmd.Env = append(os.Environ(), dirVariable+"="+e.dir, clientVariable+"="+e.client, peerVariable+"="+e.peer)
 	e.cmd.Stderr = os.Stderr
 	if _, err := e.cmd.StdinPipe(); err != nil { // it ends with this process

@@ -117,7 +117,7 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 func until(ctx context.Context, what string, is func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
+	tick := time.NewTicker(50 * time.Millisecond) //nolint:forbidigo // a measurement takes samples
 	defer tick.Stop()
 	for !is() {
 		select {
@@ -163,7 +163,7 @@ func (m *measure) loaded(do func() error) error {
 
 // peak returns the most requests in one second before ctx ended.
 func (m *measure) peak(ctx context.Context) int {
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTicker(time.Second) //nolint:forbidigo // a measurement takes samples
 	defer tick.Stop()
 	last, most := m.meter.total(), 0
 	for {

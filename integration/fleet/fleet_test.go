@@ -149,6 +149,7 @@ func TestOneName(t *testing.T) {
 	r := openReader(t, client)
 	first := startNode(t, client, "a", "one")
 	shows(t, r, "a/one=registered")
+	first.published(t)
 	writes := first.Stats().Writes
 	second := startNode(t, client, "a", "two")
 	eventually(t, "a condition that says so", func() bool {

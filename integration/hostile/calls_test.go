@@ -83,7 +83,7 @@ func callAttacks() []attack {
 			check: ends(codes.Unavailable),
 			play: called(func(p *peer) {
 				_ = p.WriteGoAway(p.stream, http2.ErrCodeNo, nil)
-				_ = p.Conn.Close()
+				_ = p.Close()
 			}),
 		},
 		{

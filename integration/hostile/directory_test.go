@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
-
 	"github.com/patchbay-dev/patchbay/client"
 )
 
@@ -55,7 +53,7 @@ func registered(s *scene) {
 
 // serve serves a proper plugin on l until l is closed.
 func serve(l net.Listener) {
-	go func() { _ = serveGRPC(l, func() *registerapi.PluginInfo { return info() }) }()
+	go func() { _ = serveGRPC(l, info) }()
 }
 
 func directoryAttacks() []attack {

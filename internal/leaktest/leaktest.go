@@ -35,9 +35,7 @@ const patience = 2 * time.Second
 // leftOver returns what is open that was not before.
 func leftOver(before map[string]string) []string {
 	// Nobody tells when the kernel has closed the last of them.
-	again := time.NewTicker(10 * time.Millisecond)
-	defer again.Stop()
-	for began := time.Now(); ; <-again.C {
+	for began := time.Now(); ; <-time.After(10 * time.Millisecond) {
 		var left []string
 		for fd, file := range open() {
 			if before[fd] != file && !ofRuntime(file) {

@@ -43,7 +43,6 @@ func main() {
 	only := flag.String("run", "", "fuzz only targets whose PACKAGE.NAME matches this `regexp`")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
 	pattern, err := regexp.Compile(*only)
 	if err == nil && flag.NArg() != 1 {
 		err = errors.New("name the directory of the module")
@@ -51,6 +50,7 @@ func main() {
 	if err == nil {
 		err = run(ctx, flag.Arg(0), pattern, *budget, *slice)
 	}
+	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "fuzz:", err)
 		os.Exit(1)
@@ -121,7 +121,8 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 
 // targets lists the fuzz targets of the module in dir, as PACKAGE.NAME, with the package relative to the module.
 func targets(ctx context.Context, dir string) ([]string, error) {
-	list := exec.CommandContext(ctx, "go", "list", "-f", "{{range .TestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}", "./...")
+	const files = "{{range .TestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$.Dir}}/{{.}}\n{{end}}"
+	list := exec.CommandContext(ctx, "go", "list", "-f", files, "./...")
 	list.Dir = dir
 	list.Stderr = os.Stderr
 	out, err := list.Output()
@@ -155,7 +156,8 @@ var progress = regexp.MustCompile(`execs: (\d+) .*\(total: (\d+)\)`)
 
 // fuzz runs the test binary in the directory of its package for one slice of time on all processors and adds what that took.
 func (t *target) fuzz(ctx context.Context, binary, dir, fn string, slice time.Duration) error {
-	cmd := exec.Command(binary, "-test.run", "^$", "-test.fuzz", "^"+fn+"$", "-test.fuzztime", slice.String(),
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary,
+		"-test.run", "^$", "-test.fuzz", "^"+fn+"$", "-test.fuzztime", slice.String(),
 		"-test.fuzzcachedir", filepath.Join("testdata", "fuzz"), "-test.parallel", strconv.Itoa(runtime.NumCPU()))
 	cmd.Dir = dir
 	var output bytes.Buffer
@@ -168,7 +170,8 @@ func (t *target) fuzz(ctx context.Context, binary, dir, fn string, slice time.Du
 		return runErr
 	}
 	t.CPU += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
-	late := !bytes.Contains(output.Bytes(), []byte("Failing input written")) && bytes.Contains(output.Bytes(), []byte("    context deadline exceeded\n"))
+	late := !bytes.Contains(output.Bytes(), []byte("Failing input written")) &&
+		bytes.Contains(output.Bytes(), []byte("    context deadline exceeded\n"))
 	executions, corpus := counts(&output, os.Stdout)
 	t.Executions += executions
 	t.Corpus = max(t.Corpus, corpus)
