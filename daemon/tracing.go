@@ -66,7 +66,7 @@ func (t Tracing) start(build Build) (_ patchbay.Observer, stop func() error, err
 		return patchbay.Observer{}, func() error { return nil }, nil
 	}
 	options := []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(t.Endpoint)}
-	if strings.HasPrefix(t.Endpoint, "https:") { // credentials go before the URL
+	if strings.HasPrefix(strings.ToLower(t.Endpoint), "https:") { // credentials go before the URL
 		options = append(options, otlptracegrpc.WithTLSCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})))
 	}
 	exporter, err := otlptracegrpc.New(context.Background(), options...)
