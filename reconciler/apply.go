@@ -13,7 +13,7 @@ import (
 func (r *Reconciler) restore(records []Instance) {
 	for i, record := range records {
 		in := &instance{
-			rank:         uint64(len(records) - i),
+			rank:         uint64(len(records)-i) * rankStep,
 			info:         cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket},
 			source:       record.Source,
 			announced:    Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions},
@@ -111,7 +111,7 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 		in.info = info
 		r.lane(laneKey{in.announced.Type, in.announced.Name}).join(in)
 	} else {
-		in = &instance{info: info, source: r.cfg.Source(info.SocketPath), rank: newRank(info)}
+		in = &instance{info: info, source: r.cfg.Source(info.SocketPath), rank: newRank(info), found: !r.synced && info.Socket.Birth != 0}
 		in.set(StateConnecting)
 	}
 	r.sockets[info.SocketPath] = in
@@ -119,8 +119,14 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 	return in
 }
 
+// Restored instances have multiples of rankStep as ranks, below firstRank.
+const (
+	rankStep  = 1 << 32
+	firstRank = 1 << 63
+)
+
 // newRank ranks an appearance in this process above all restored instances.
-func newRank(info cache.PluginInfo) uint64 { return 1<<32 + info.Appearance }
+func newRank(info cache.PluginInfo) uint64 { return firstRank + info.Appearance }
 
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there. mu is held.
 func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInfo) {

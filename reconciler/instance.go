@@ -28,8 +28,10 @@ type instance struct {
 	info   cache.PluginInfo
 	source Source
 	// rank orders the instances of one name: the greater is the newer. Restored instances rank in the order in which they were
-	// registered, below everything that appeared in this process.
-	rank  uint64
+	// registered, below everything that appeared in this process; but see yield.
+	rank uint64
+	// found: its socket was there when this process began, nobody remembers it, and its birth is known.
+	found bool
 	state State
 	since time.Time
 

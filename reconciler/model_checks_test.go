@@ -27,6 +27,14 @@ func (m *model) said(p *plugin, f *fate, info reconciler.Info) {
 	if another || f.remembered != key {
 		f.rank = f.fresh
 	}
+	if f.found {
+		f.found = false
+		for _, other := range m.plugins {
+			if o := m.fates[other]; o.rank < 1<<63 && o.remembered == key && o.rank%(1<<32) == 0 && p.socket.Birth < other.socket.Birth {
+				f.rank = min(f.rank, o.rank-1<<32+f.fresh-1<<63)
+			}
+		}
+	}
 	f.record, f.remembered, f.said = nil, key, info
 }
 

@@ -141,6 +141,8 @@ type lane struct{ ptype, name string }
 type fate struct {
 	// rank is greater for the instance that is to be preferred; fresh is the one that it has unless it is remembered from before a restart.
 	rank, fresh uint64
+	// found: it was there at a restart and is not remembered, so it does not come before those that are and were born later.
+	found bool
 	// record is what was remembered, until it has answered; remembered is its type and name, as long as it counts.
 	record     *reconciler.Instance
 	remembered lane
@@ -377,7 +379,7 @@ func (m *model) make(s step, how, endpoint string) {
 func (m *model) appear(path string, p *plugin) {
 	m.mu.Lock()
 	m.appeared++
-	fresh := 1<<32 + m.appeared
+	fresh := 1<<63 + m.appeared
 	f := &fate{rank: fresh, fresh: fresh, endpoints: map[string]bool{path: true, p.info.Endpoint: true}}
 	m.fates[p] = f
 	p.onSaid = func(info reconciler.Info) { m.said(p, f, info) }
@@ -433,14 +435,14 @@ func (m *model) restart() {
 		m.registry[in.Name] = append(m.registry[in.Name], in.ID)
 		for _, p := range order {
 			if f := m.fates[p]; p.socket == in.Socket && !slices.ContainsFunc(m.saved[:i], func(n reconciler.Instance) bool { return n.Socket == in.Socket }) {
-				f.rank, f.record, f.remembered = uint64(len(m.saved)-i), &in, lane{in.Type, in.Name}
+				f.rank, f.record, f.remembered = uint64(len(m.saved)-i)<<32, &in, lane{in.Type, in.Name}
 			}
 		}
 	}
 	for _, p := range order {
 		f := m.fates[p]
 		m.appeared++
-		f.fresh, f.owed = 1<<32+m.appeared, false
+		f.fresh, f.owed, f.found = 1<<63+m.appeared, false, f.record == nil
 		if f.record == nil {
 			f.rank = f.fresh
 		}

@@ -40,6 +40,8 @@ type Reconciler struct {
 	appearances map[uint64]*instance
 	// restored are the instances from before a restart whose sockets have not been seen yet.
 	restored map[cache.SocketID]*instance
+	// synced: all sockets that were there at the start have been seen.
+	synced bool
 	// unlinked are instances whose sockets have just been removed and which are still watched; the function ends that.
 	unlinked map[*instance]func()
 	// queue holds the instances that wait for a slot; free counts the slots.
@@ -147,6 +149,7 @@ func (r *Reconciler) Synced() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.post(func(ctx context.Context) {
+		r.synced = true
 		for id, in := range r.restored {
 			delete(r.restored, id)
 			r.went(ctx, in, "its socket did not survive the restart")

@@ -18,8 +18,8 @@ func TestRestore(t *testing.T) {
 			Socket: socket(n), Peer: peer, Source: reconciler.SourceDiscovered, RegisteredAt: time.Unix(1, 0)}
 	}
 	up := []string{"validate foo /a.api", "register foo /a.api"}
-	// found puts a socket of a certain identity in place, with a plugin behind it.
-	found := func(w *world, path string, n uint64, p *plugin) {
+	// foundAs puts a socket of a certain identity in place, with a plugin behind it.
+	foundAs := func(w *world, path string, id cache.SocketID, p *plugin) {
 		if p == nil {
 			p = &plugin{}
 		}
@@ -27,10 +27,11 @@ func TestRestore(t *testing.T) {
 		w.mu.Lock()
 		w.plugins[path] = p
 		w.mu.Unlock()
-		if err := w.desired.SetSocket(cache.Socket{Path: path, ID: socket(n)}); err != nil {
+		if err := w.desired.SetSocket(cache.Socket{Path: path, ID: id}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
+	found := func(w *world, path string, n uint64, p *plugin) { foundAs(w, path, socket(n), p) }
 
 	bubble(t, "alive: the same instance", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {
@@ -109,4 +110,45 @@ func TestRestore(t *testing.T) {
 				t.Errorf("the newer one: %+v", s)
 			}
 		})
+	// One that is not remembered came while nobody looked, or rested behind its successor without ever being registered.
+	born := func(n uint64, birth int64) cache.SocketID { return cache.SocketID{Device: 1, Inode: n, Birth: birth} }
+	current := remembered("/a", "current", 1)
+	current.Socket.Birth = 5
+	for name, c := range map[string]struct {
+		birth  int64
+		synced bool
+		newer  bool
+	}{
+		"found, and born before the one that is remembered":      {birth: 4},
+		"found, and born at the same moment":                     {birth: 5, newer: true},
+		"found, and born later":                                  {birth: 6, newer: true},
+		"found, and nobody knows when it was born":               {newer: true},
+		"it came after the restart, when the clock stepped back": {birth: 4, synced: true, newer: true},
+	} {
+		for _, first := range []string{"remembered", "other"} {
+			if c.synced && first == "other" {
+				continue
+			}
+			bubble(t, name+", "+first+" first", reconciler.Config{Restored: []reconciler.Instance{current}}, func(t *testing.T, w *world) {
+				appear := map[string]func(){
+					"remembered": func() { foundAs(w, "/a", born(1, 5), &plugin{peer: peer}) },
+					"other":      func() { foundAs(w, "/b", born(2, c.birth), nil) },
+				}
+				second := map[string]string{"remembered": "other", "other": "remembered"}[first]
+				appear[first]()
+				synctest.Wait()
+				if c.synced {
+					w.r.Synced()
+					synctest.Wait()
+				}
+				appear[second]()
+				w.r.Synced()
+				synctest.Wait()
+				want := map[bool]string{true: "/b", false: "/a"}[c.newer]
+				if s := w.status(want); s.State != reconciler.StateRegistered {
+					t.Errorf("%s is %s", want, s.State)
+				}
+			})
+		}
+	}
 }
