@@ -111,7 +111,7 @@ func (m *model) observed(e reconciler.Event) {
 	case reconciler.EventRegistered, reconciler.EventRestored:
 		m.open[e.Instance] = true
 		return
-	case reconciler.EventRefused, reconciler.EventFailed:
+	case reconciler.EventRefused, reconciler.EventFailed, reconciler.EventSuperseded:
 		return
 	case reconciler.EventUnlinked:
 		if m.open[e.Instance] {
@@ -120,7 +120,7 @@ func (m *model) observed(e reconciler.Event) {
 		return
 	case reconciler.EventDeregistered:
 		defer delete(m.open, e.Instance)
-	case reconciler.EventUpdated, reconciler.EventSuperseded, reconciler.EventUnreachable:
+	case reconciler.EventUpdated, reconciler.EventUnreachable:
 	}
 	if !m.open[e.Instance] {
 		m.complain("event %s of %q, which is not registered", e.Kind, e.Instance)

@@ -156,6 +156,7 @@ func (r *Reconciler) standDown(ctx context.Context, l *lane, in *instance) {
 	in.attempts, in.lastErr = 0, nil
 	in.set(StateSuperseded)
 	r.end(in, ResultSuperseded, nil)
+	r.observe(EventSuperseded, in, "instance "+l.held.id+" is newer and current")
 	confirm := in.recorded
 	id := in.id
 	r.watchRegistration(in, conn)

@@ -95,7 +95,7 @@ const (
 	EventDeregistered EventKind = "deregistered"
 	// EventUpdated: an instance that is registered was registered again, for example because its socket moved.
 	EventUpdated EventKind = "updated"
-	// EventSuperseded: a newer instance became current; this one lives on behind it.
+	// EventSuperseded: a newer instance is current; this one lives on behind it, registered before or not.
 	EventSuperseded EventKind = "superseded"
 	// EventRefused: the plugin was told that it is not registered, and why. One whose directory, socket or process is not trusted is not
 	// spoken to.
