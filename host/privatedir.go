@@ -16,7 +16,7 @@ const (
 	dirPrefix  = "patchbay-host-"
 	socketName = "host.sock"
 
-	// minStale is the age below which a socket that nobody serves may be one that nobody serves yet.
+	// minStale is the age below which a directory may be one in which nobody serves yet.
 	minStale = time.Minute
 )
 
@@ -24,6 +24,8 @@ const (
 func privateDir() (string, error) {
 	parent := tempDir()
 	removeStale(parent, time.Now().Add(-minStale))
+	// gofail: var hostPrivateDir struct{}
+	// return "", &os.PathError{Op: "mkdir", Path: parent, Err: os.ErrPermission}
 	return os.MkdirTemp(parent, dirPrefix)
 }
 
@@ -37,17 +39,18 @@ func tempDir() string {
 
 // removeStale removes what hosts have left that were killed. What cannot be removed is somebody else's.
 func removeStale(parent string, before time.Time) {
-	sockets, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*", socketName)) // the pattern is well-formed
-	for _, path := range sockets {
-		info, err := os.Lstat(path)
-		if err != nil || info.Mode().Type() != os.ModeSocket || info.ModTime().After(before) {
+	dirs, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*")) // the pattern is well-formed
+	for _, dir := range dirs {
+		if info, err := os.Lstat(dir); err != nil || !info.IsDir() || info.ModTime().After(before) {
 			continue
 		}
-		if _, err := sock.Probe(context.Background(), path); !sock.IsRefused(err) {
-			continue
+		path := filepath.Join(dir, socketName)
+		if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
+			if _, err := sock.Probe(context.Background(), path); !sock.IsRefused(err) {
+				continue
+			}
+			_ = os.Remove(path)
 		}
-		if os.Remove(path) == nil {
-			_ = os.Remove(filepath.Dir(path)) // and nothing else that may be in it
-		}
+		_ = os.Remove(dir) // if it is empty
 	}
 }

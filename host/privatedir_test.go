@@ -66,14 +66,18 @@ func TestRemoveStale(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	empty := filepath.Join(parent, dirPrefix+"empty")
+	if err := os.Mkdir(empty, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	now := time.Now()
-	for _, path := range []string{alive, dead, file} {
-		if err := os.Chtimes(path, now.Add(-time.Hour), now.Add(-time.Hour)); err != nil {
+	for _, dir := range []string{filepath.Dir(alive), filepath.Dir(dead), filepath.Dir(file), empty} {
+		if err := os.Chtimes(dir, now.Add(-time.Hour), now.Add(-time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	removeStale(parent, now.Add(-time.Minute))
-	for path, want := range map[string]bool{alive: true, dead: false, filepath.Dir(dead): false, young: true, file: true} {
+	for path, want := range map[string]bool{alive: true, dead: false, filepath.Dir(dead): false, young: true, file: true, empty: false} {
 		if _, err := os.Lstat(path); (err == nil) != want {
 			t.Errorf("%s: %v", path, err)
 		}

@@ -79,6 +79,8 @@ func (s *server) listen() (net.Listener, error) {
 		return nil, fmt.Errorf("make a private directory for the host's socket: %w", err)
 	}
 	s.dir, s.path = dir, filepath.Join(dir, socketName)
+	// gofail: var hostListen struct{}
+	// s.path = filepath.Join(dir, "gone", socketName)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.path, Net: "unix"})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on the host's socket: %w", err), os.RemoveAll(dir))
@@ -113,6 +115,8 @@ func (s *server) identify(c *conn) error {
 		s.meet(c)
 		return nil
 	}
+	// gofail: var hostConnect string
+	// return errors.New(hostConnect)
 	at, err := sock.PeerOf(c.unix)
 	if err != nil {
 		return err

@@ -164,6 +164,10 @@ func (b Bounds) check(info Info) error {
 	if strings.Contains(info.Type, "/") {
 		return fmt.Errorf("the plugin announces the type %q; a type must not contain a slash", info.Type)
 	}
+	if strings.HasPrefix(info.Endpoint, "@") { // what connects takes it for that
+		return fmt.Errorf("the plugin announces the endpoint %q; it must not be an abstract socket, which every user may serve: "+
+			"announce the path of a socket", info.Endpoint)
+	}
 	return nil
 }
 

@@ -186,6 +186,7 @@ func TestBounds(t *testing.T) {
 		"many versions":       {reconciler.Info{Type: "T", Name: "n", Versions: make([]string, 65)}, "at most 64"},
 		"a control character": {reconciler.Info{Type: "T", Name: "n\x1b[2J"}, "control characters"},
 		"NUL in the endpoint": {reconciler.Info{Type: "T", Name: "n", Endpoint: "/a\x00"}, "control characters"},
+		"abstract endpoint":   {reconciler.Info{Type: "T", Name: "n", Endpoint: "@a"}, "abstract socket"},
 		"invalid UTF-8":       {reconciler.Info{Type: "T", Name: "n\xff"}, "invalid UTF-8"},
 	} {
 		bubble(t, name, reconciler.Config{}, func(t *testing.T, w *world) {

@@ -183,6 +183,8 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 
 	_, done := r.step(ctx, "validate")
 	err := r.call("ValidatePlugin", func() error {
+		// gofail: var handlerValidate string
+		// return errors.New(handlerValidate)
 		if v, ok := h.PluginHandler.(cache.DeprecatedDirValidator); ok {
 			return v.ValidatePluginInDir(name, endpoint, versions, deprecated)
 		}
@@ -278,6 +280,8 @@ func (r *Reconciler) callRegister(
 	}
 	ctx, done := r.step(ctx, "register")
 	defer func() { done(err) }()
+	// gofail: var handlerRegister string
+	// return registration, errors.New(handlerRegister)
 	registrar, ok := h.PluginHandler.(cache.ContextRegistrar)
 	if !ok {
 		return registration, r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, endpoint, versions, clientTimeout) })

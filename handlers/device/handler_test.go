@@ -1,9 +1,11 @@
 package device_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"runtime"
@@ -336,6 +338,37 @@ func TestFirstListIsLate(t *testing.T) {
 	r.refuses(device.ErrUnavailable, "one", 1)
 	close(late)
 	eventually(t, r.Handler, "a:healthy")
+}
+
+// Why there still is no list after a plugin was registered without one is said once for each reason, and not for each attempt.
+func TestFirstListIsLateAndWrong(t *testing.T) {
+	f := newFake()
+	late, attempts := make(chan struct{}), make(chan int, 1)
+	attempts <- 0
+	f.list = func(stream pluginapi.DevicePlugin_ListAndWatchServer) error {
+		<-late
+		n := <-attempts + 1
+		attempts <- n
+		if n > 6 {
+			return newFake("a").ListAndWatch(nil, stream)
+		}
+		return stream.Send(&pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{{ID: strings.Repeat("\x00", n/4)}}})
+	}
+	var log bytes.Buffer
+	h := newHandler(t, device.Config{ListTimeout: time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	socket := filepath.Join(tempDir(t), "plugin.sock")
+	serveAt(t, socket, f.register)
+	if err := h.RegisterPlugin(resource, socket, []string{"v1beta1"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	close(late)
+	eventually(t, h, "a:healthy")
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(log.String(), "is not up to date"); n != 2 {
+		t.Errorf("the lack of a list is said %d times, want 2:\n%s", n, &log)
+	}
 }
 
 // A plugin that never stops sending lists is slowed down, and the last list is seen.

@@ -35,6 +35,7 @@ type plugin struct {
 
 	// Guarded by Handler.mu:
 	watched bool              // the list of devices is up to date
+	wrong   string            // why it is not, as the log says; empty if it does not
 	devices map[string]device // before it is the plugin of a resource
 	users   int               // calls that are running
 	left    bool              // it is not used for new calls, and closed with the last user

@@ -127,7 +127,7 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 func (h *Handler) listed(p *plugin, devices map[string]device) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p.watched = true
+	p.watched, p.wrong = true, ""
 	if r := h.resources[p.resource]; r != nil && r.plugin == p {
 		r.devices = devices
 		h.tell()
@@ -137,15 +137,23 @@ func (h *Handler) listed(p *plugin, devices map[string]device) {
 	p.answerFirst(nil)
 }
 
-// lost records that the list of a plugin's devices is not up to date any more.
+// lost records that the list of a plugin's devices is not up to date any more, or still is not. The log says so once for each reason in a
+// row.
 func (h *Handler) lost(p *plugin, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p.answerFirst(err)
 	was := p.watched
 	p.watched = false
-	if r := h.resources[p.resource]; r != nil && r.plugin == p && was {
+	r := h.resources[p.resource]
+	if r == nil || r.plugin != p {
+		return
+	}
+	if was {
 		h.tell()
+	}
+	if wrong := err.Error(); wrong != p.wrong {
+		p.wrong = wrong
 		h.log.Warn("the list of a device plugin's devices is not up to date: it is asked for again", "resource", p.resource,
 			"endpoint", p.path, "error", err)
 	}

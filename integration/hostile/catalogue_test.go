@@ -40,6 +40,8 @@ type attack struct {
 	// root for another reason.
 	launched string
 	root     bool
+	// trust has the plugin directory open to all, with the sticky bit, and is what the configuration says of trust beyond that.
+	trust string
 	// named says where the daemon names what happened: all must come.
 	named []naming
 	// check is what else must hold while the attack lasts. May be nil.
@@ -68,7 +70,8 @@ func (s *scene) find(n naming) bool {
 	case inEvent:
 		return slices.ContainsFunc(s.events(), func(e client.Event) bool {
 			of := e.SocketPath != "" || e.Name != ""
-			return of && s.neighbours[e.Name] == "" && strings.Contains(e.Kind+": "+e.Message, n.text)
+			neighbour := s.neighbours[e.Name] != "" && s.neighbours[e.Name] == e.Instance
+			return of && !neighbour && strings.Contains(e.Kind+": "+e.Message, n.text)
 		})
 	case inCondition:
 		return slices.ContainsFunc(s.list().Conditions, func(c client.Condition) bool {
@@ -99,7 +102,7 @@ func (s *scene) find(n naming) bool {
 
 // catalogue returns all attacks.
 func catalogue() []attack {
-	return slices.Concat(wireAttacks(), lyingAttacks(), endpointAttacks(), directoryAttacks(), launchedAttacks(), callAttacks())
+	return slices.Concat(wireAttacks(), lyingAttacks(), endpointAttacks(), directoryAttacks(), trustAttacks(), launchedAttacks(), callAttacks())
 }
 
 // groups are the headings of the documentation, in the order of the catalogue.
@@ -109,6 +112,8 @@ func groups() []group {
 		{"Lies", "The protocol is spoken well, and what is said is not true or not decent.", lyingAttacks()},
 		{"Endpoints", "The plugin says that its services are where they are not.", endpointAttacks()},
 		{"Plugin directory", "The plugin does something with files.", directoryAttacks()},
+		{"Trust", "The plugin directory has mode 1777 and `trust.sticky` is set, so that every user can make sockets there. Whom the configuration\n" +
+			"names beside that is in parentheses.", trustAttacks()},
 		{"Launched plugins", "The daemon launches the plugin as a user of its own, with limits where said.", launchedAttacks()},
 		{"Calls", "The plugin is registered and called.", callAttacks()},
 	}
@@ -235,7 +240,10 @@ directory and a depth of %d are configured; all else is as it is by default.
 				named = append(named, n.where+" `"+n.text+"`")
 			}
 			does := a.does
-			if a.user != 0 {
+			switch {
+			case a.trust != "":
+				does += " (`" + a.trust + "`)"
+			case a.user != 0:
 				does += " (as another user)"
 			}
 			fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", a.name, cell(does), cell(a.happens), cell(strings.Join(named, "; ")), cell(a.bound))

@@ -70,6 +70,8 @@ func endpointAttacks() []attack {
 		elsewhere("endpoint-neighbour", "the socket of a neighbour", "calls to it are calls to the neighbour, as those on its own socket are",
 			func(a *attacker) string { return filepath.Join(a.dir, "neighbour") }, codes.OK),
 		elsewhere("endpoint-relative", "a relative path", fails, func(*attacker) string { return "../control.sock" }, codes.Unavailable),
+		refused("endpoint-abstract", "that its services are at an abstract socket, which has no owner", "`@` is no beginning of an endpoint",
+			"the endpoint \"@hostile\"; it must not be an abstract socket", func(i *registerapi.PluginInfo) { i.Endpoint = "@hostile" }),
 		{
 			name: "endpoint-loop", does: "says that its services are at its own stable socket, so that each call to it comes back to the daemon",
 			happens: "a call that comes back is refused", bound: "one round", named: event("registered: "),

@@ -9,11 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,6 +38,8 @@ const (
 	neighbourUser, hostileUser = 64_701, 64_702
 	// launchedName is the name of a hostile plugin in the catalogue.
 	launchedName = "hostile"
+	// laterName is the name in the catalogue, and as a plugin, of another well-behaved one, which is only launched when an attack wants it.
+	laterName = "later"
 )
 
 // scene is a daemon with well-behaved plugins, in a directory of its own.
@@ -65,7 +69,12 @@ func newScene(t *testing.T, a *attack) *scene {
 		}
 	})
 	s := &scene{T: t, dir: dir, plugins: filepath.Join(dir, "plugins"), neighbours: map[string]string{}}
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(s.plugins, 0o755), os.WriteFile(s.path("config.yaml"), s.config(a), 0o600)); err != nil {
+	mode := fs.FileMode(0o755)
+	if a.trust != "" {
+		mode = fs.ModeSticky | 0o777
+	}
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(s.plugins, 0o755), os.Chmod(s.plugins, mode),
+		os.WriteFile(s.path("config.yaml"), s.config(a), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	s.log = &transcript{}
@@ -119,9 +128,15 @@ handlers: {Neighbour: accept, Hostile: accept, CSIPlugin: csi, DevicePlugin: dev
 timeouts: {getInfo: 1s, notify: 1s}
 bounds: {maxSockets: %d, maxDepth: %d}
 `, s.plugins, s.path("state.db"), s.path("control.sock"), s.path("dispense"), s.path("device"), maxSockets, maxDepth)
+	if a.trust != "" {
+		fmt.Fprintf(&b, "trust: {sticky: true, %s}\n", a.trust)
+	}
 	b.WriteString("plugins:\n")
 	if root {
-		s.launchable(&b, "neighbour", roleNeighbour, neighbourUser, filepath.Join(s.dir, "launched"), "")
+		s.launchable(&b, "neighbour", roleNeighbour, neighbourUser, s.path("launched"), "")
+	}
+	if a.trust != "" {
+		s.launchable(&b, laterName, roleNeighbour, neighbourUser, s.path(laterName), "    autostart: false\n")
 	}
 	if a.launched != "" {
 		s.launchable(&b, launchedName, a.name, hostileUser, s.plugins, "    autostart: false\n"+a.launched)
@@ -244,10 +259,11 @@ func (s *scene) metric(name string) int {
 		s.Fatal(err)
 	}
 	request.Close = true
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		s.Fatal(err)
-	}
+	var response *http.Response
+	s.await("there are metrics", func() bool { // a caller whom a busy machine makes slow is cut off
+		response, err = http.DefaultClient.Do(request) //nolint:bodyclose // it is closed below
+		return err == nil
+	})
 	defer response.Body.Close()
 	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
 		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
@@ -389,16 +405,20 @@ func (s *scene) events() []client.Event {
 	return all
 }
 
-// unharmed checks that the neighbours are what they were: one event each, and the same instance.
+// unharmed checks that the neighbours are what they were: one event each, and the same instance. Others who want their names are refused.
 func (s *scene) unharmed() {
 	s.Helper()
 	for _, e := range s.events() {
-		if e.Type == "Neighbour" && s.neighbours[e.Name] != "" && (e.Kind != "registered" || e.Instance != s.neighbours[e.Name]) {
+		if e.Type != "Neighbour" || s.neighbours[e.Name] == "" {
+			continue
+		}
+		if want := map[bool]string{true: "registered", false: "refused"}[e.Instance == s.neighbours[e.Name]]; e.Kind != want {
 			s.Errorf("a neighbour has the event %+v", e)
 		}
 	}
 	for name, instance := range s.neighbours {
 		ps, err := s.client.Get(s.Context(), "Neighbour", name)
+		ps = slices.DeleteFunc(ps, func(p client.Plugin) bool { return p.Instance != instance && p.State == "refused" })
 		if err != nil || len(ps) != 1 || ps[0].State != "registered" || !ps[0].Current || ps[0].Instance != instance || ps[0].LastError != "" {
 			s.Errorf("neighbour %s, which was instance %s, is now %+v, %v", name, instance, ps, err)
 		}

@@ -1,0 +1,186 @@
+//go:build linux
+
+package hostile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+// What the configuration may say of the hostile user.
+var (
+	nobody  = "owners: {}"
+	trusted = fmt.Sprintf(`owners: {users: ["%d"]}`, hostileUser)
+	// bound lets only neighbours register neighbours, rivals also the hostile user.
+	bound  = trusted + fmt.Sprintf(`, types: {Neighbour: {users: ["%d"]}}`, neighbourUser)
+	rivals = trusted + fmt.Sprintf(`, types: {Neighbour: {users: ["%d", "%d"]}}`, neighbourUser, hostileUser)
+)
+
+// untouched serves a socket to which nobody is to connect.
+func untouched(a *attacker) {
+	_, err := listen(a.socket).Accept()
+	must(errors.Join(err, errors.New("somebody connected")))
+}
+
+// trap makes a directory that is not searched, with a socket s to which nobody is to connect.
+func trap(a *attacker) (dir string) {
+	dir = filepath.Join(a.dir, ".trap")
+	must(os.Mkdir(dir, 0o755))
+	go untouched(&attacker{socket: filepath.Join(dir, "s")})
+	return dir
+}
+
+// swap exchanges two entries of a directory without end.
+func swap(one, other string) {
+	for {
+		must(unix.Renameat2(unix.AT_FDCWD, one, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE))
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// asStranger has an attack played by the hostile user, of whom the configuration says what trust says.
+func asStranger(trust string, a attack) attack {
+	a.user, a.trust = hostileUser, trust
+	return a
+}
+
+// foundOften is a check that a hostile plugin was registered so often that the daemon has met it in each of its states.
+func foundOften(s *scene) {
+	s.await("it was registered 10 times", func() bool {
+		n := 0
+		for _, e := range s.events() {
+			if e.Type == hostileType && e.Kind == "registered" {
+				n++
+			}
+		}
+		return n >= 10
+	})
+}
+
+func trustAttacks() []attack {
+	const passes = "the socket is registered whenever it is there, the link refused and never followed"
+	return []attack{
+		asStranger(nobody, attack{
+			name: "socket-of-a-stranger", does: "serves a plugin", happens: "nobody connects to it", bound: "the owner of the socket",
+			named: event(fmt.Sprintf("belongs to user %d", hostileUser)), play: untouched,
+		}),
+		asStranger(nobody, attack{
+			name: "directory-of-a-stranger", does: "serves a plugin in a directory of its own", happens: "the directory is not searched", bound: "the owner of the directory",
+			named: event(fmt.Sprintf("belongs to user %d, who could put any socket there", hostileUser)),
+			play: func(a *attacker) {
+				must(os.Mkdir(a.socket, 0o755))
+				untouched(&attacker{socket: filepath.Join(a.socket, "s")})
+			},
+		}),
+		asStranger(nobody, attack{
+			name: "crowd-of-a-stranger", does: "makes 20,000 files and 2,000 sockets", happens: "others find room, and the host is not called ill",
+			bound: "1,000 refusals are remembered, and 20 told a second", named: event(fmt.Sprintf("belongs to user %d", hostileUser)),
+			play: func(a *attacker) { crowd(a.dir, 20_000, 40*maxSockets) },
+			check: func(s *scene) {
+				for _, c := range s.list().Conditions {
+					if c.Status != "ok" {
+						s.Errorf("condition %+v", c)
+					}
+				}
+			},
+		}),
+		asStranger(bound, attack{
+			name: "claims-a-type", does: "registers a plugin of a type that is others'", happens: "it is refused and told why", bound: "`trust.types`",
+			named: event(fmt.Sprintf("user %d may not register plugins of type Neighbour", hostileUser)),
+			play:  announces(func(_ *attacker, i *registerapi.PluginInfo) { i.Type = "Neighbour" }),
+		}),
+		asStranger(rivals, attack{
+			name: "takes-names-over", does: "registers newer plugins with the names of the neighbours", happens: "they are refused and told why", bound: "the user who has the name",
+			named: []naming{
+				{inEvent, fmt.Sprintf("the name found of type Neighbour is that of a plugin of user 0, and user %d may not take it", hostileUser)},
+				{inEvent, fmt.Sprintf("the name launched of type Neighbour is that of a plugin of user %d", neighbourUser)},
+			},
+			play: func(a *attacker) {
+				for _, name := range []string{"found", "launched"} {
+					i := info()
+					i.Type, i.Name = "Neighbour", name
+					go func() { must(serveGRPC(listen(a.socket+"-"+name), func() *registerapi.PluginInfo { return i })) }()
+				}
+			},
+		}),
+		asStranger(trusted, attack{
+			name: "unlinks-where-all-may-write", does: "removes everybody's sockets, renames its own over them and exchanges it for them", happens: "the kernel refuses it",
+			bound: "the sticky bit", named: event("registered: "),
+			play: func(a *attacker) {
+				serve(listen(a.socket))
+				entries, err := os.ReadDir(a.dir)
+				must(err)
+				for _, e := range entries {
+					path := filepath.Join(a.dir, e.Name())
+					if path == a.socket {
+						continue
+					}
+					for _, err := range []error{
+						os.Remove(path), os.Rename(path, a.socket+"-taken"), os.Rename(a.socket, path),
+						unix.Renameat2(unix.AT_FDCWD, a.socket, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE),
+					} {
+						if !errors.Is(err, os.ErrPermission) && !errors.Is(err, syscall.EISDIR) && !errors.Is(err, os.ErrExist) {
+							must(fmt.Errorf("it is possible with %s: %w", path, err))
+						}
+					}
+				}
+			},
+		}),
+		asStranger(trusted, attack{
+			name: "swaps-a-link", does: "exchanges its socket for a symbolic link to another socket, and back, without end", happens: passes,
+			bound: "the connect is to the inode that was judged", named: append(event("is a symbolic link"), event("registered: ")...), check: foundOften,
+			play: func(a *attacker) {
+				link := filepath.Join(a.dir, ".link")
+				must(os.Symlink(filepath.Join(trap(a), "s"), link))
+				serve(listen(a.socket))
+				swap(a.socket, link)
+			},
+		}),
+		asStranger(trusted, attack{
+			name: "swaps-a-directory", does: "exchanges the directory of its socket for a symbolic link to another directory, and back, without end", happens: passes,
+			bound: "each component of the path is opened without links", named: append(event("is a symbolic link"), event("registered: ")...), check: foundOften,
+			play: func(a *attacker) {
+				dir, link := filepath.Join(a.dir, "dir"), filepath.Join(a.dir, ".link")
+				must(errors.Join(os.Symlink(trap(a), link), os.Mkdir(dir, 0o755)))
+				serve(listen(filepath.Join(dir, "s")))
+				swap(dir, link)
+			},
+		}),
+		asStranger(nobody, attack{
+			name: "squats-directories", does: "makes what another plugin would get as its own when it is launched: directories, files and links", happens: "that plugin gets another one",
+			bound: "a directory of its own is one that was not there", named: event(fmt.Sprintf("%s.9 belongs to user %d", laterName, hostileUser)),
+			play: func(a *attacker) {
+				for i := range 10 {
+					path := filepath.Join(a.dir, fmt.Sprintf("%s.%d", laterName, i))
+					switch i % 3 {
+					case 0:
+						must(os.Mkdir(path, 0o755))
+						must(os.Chmod(path, 0o777))
+					case 1:
+						must(os.Symlink(filepath.Join(a.dir, "nowhere"), path))
+					case 2:
+						must(os.WriteFile(path, nil, 0o600))
+					}
+				}
+			},
+			check: func(s *scene) {
+				if _, err := s.client.Launch(s.Context(), laterName); err != nil {
+					s.Fatal(err)
+				}
+				p, err := s.client.Wait(s.Context(), "Neighbour", laterName, client.GoalRegistered)
+				if want := filepath.Join(s.plugins, laterName+".10", "plugin.sock"); err != nil || p.SocketPath != want {
+					s.Errorf("the launched plugin is %+v, %v, want it at %s", p, err, want)
+				}
+			},
+		}),
+	}
+}
