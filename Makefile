@@ -51,6 +51,10 @@ test: ## run the tests of all modules with the race detector
 crash: ## kill the daemon 1,000 times at random instants, and its plugins, and see that it loses nothing
 	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./internal/cli -kills 1000
 
+.PHONY: failpoints
+failpoints: ## have the daemon fail at every point where it can, and see what becomes of that; "make test" does so too
+	cd integration && $(GO) test -race -count 1 -v ./failpoints
+
 .PHONY: repeat
 repeat: ## run the tests of the main module 20 times under load; a run that was stopped goes on where it was
 	.ci/repeat

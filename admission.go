@@ -56,6 +56,8 @@ func (e *entrance) admit(ctx context.Context, in reconciler.Instance) error {
 		return err
 	}
 	err = e.plugin.CheckAdmission(pin).Wait(ctx)
+	// gofail: var admissionAnswer struct{}
+	// err = host.ErrAborted
 	if err != nil && !final(err) {
 		return fmt.Errorf("%w: %w", err, cache.ErrRetry)
 	}
@@ -72,6 +74,8 @@ func (e *entrance) pin(ctx context.Context, in reconciler.Instance) (plugin.Pin,
 		pin.PackageName = p.Name()
 	}
 	digest, err := e.programs.Digest(ctx, in.Peer.PID, in.Peer.StartTime)
+	// gofail: var admissionDigest string
+	// err = errors.New(admissionDigest)
 	switch {
 	case err == nil:
 	case errors.Is(err, running.ErrEnded) || ctx.Err() != nil:

@@ -304,6 +304,8 @@ func (d *dispense) drain(server *grpc.Server) {
 // clear removes the sockets on which nobody accepts any more. What somebody serves, and what is no such socket, stays.
 func (d *dispense) clear(ctx context.Context) {
 	folders, err := os.ReadDir(d.dir)
+	// gofail: var dispenseClear string
+	// folders, err = nil, errors.New(dispenseClear)
 	if err != nil {
 		d.log.Warn("the dispense directory cannot be searched for what was left behind", "error", err)
 	}

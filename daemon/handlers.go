@@ -74,6 +74,8 @@ type handlerSet struct {
 
 // make returns a handler for a type. It is not in the set yet.
 func (s *handlerSet) make(ptype string, kind HandlerKind) (cache.PluginHandler, error) {
+	// gofail: var daemonHandler string
+	// return nil, fmt.Errorf("cannot make the %s handler of plugin type %s: %s", kind, ptype, daemonHandler)
 	h, err := newHandlers[kind](s.needs)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make the %s handler of plugin type %s: %w", kind, ptype, err)

@@ -123,6 +123,8 @@ func (c Config) listenHTTP() (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
+	// gofail: var daemonHTTP string
+	// return nil, fmt.Errorf("cannot serve HTTP: %s; choose another address", daemonHTTP)
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
 	if err != nil {
 		return nil, fmt.Errorf("cannot serve HTTP: %w; choose another address", err)

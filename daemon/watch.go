@@ -21,6 +21,8 @@ func (c *control) WatchEvents(
 		return anyOf(wanted.GetTypes(), e.Type) && anyOf(wanted.GetNames(), e.Name)
 	}
 	send := func(e patchbay.Event) error {
+		// gofail: var controlEvent string
+		// return errors.New(controlEvent)
 		return stream.Send(&patchbayv1.WatchEventsResponse{Event: eventMessage(e)})
 	}
 

@@ -45,6 +45,8 @@ func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, err
 	}
 	account := trust.Account{UID: owner, Known: true}
 	peer, err := sock.PeerOf(socket)
+	// gofail: var transportPeer string
+	// err = errors.New(transportPeer)
 	if err == nil {
 		account, err = t.gate.account(ctx, path, owner, peer)
 	}
@@ -57,6 +59,8 @@ func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, err
 // connect connects to a socket and says whose it is. Where nobody but root and the host's user can make files, what was judged when it was
 // found is what is there now.
 func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixConn, owner uint32, err error) {
+	// gofail: var transportConnect string
+	// return nil, 0, errors.New(transportConnect)
 	launched := t.gate.launched(path) != nil
 	if t.gate.trust.Alone() && !launched {
 		socket, err = sock.Dial(ctx, path)
@@ -88,6 +92,8 @@ func (t *transport) explain(err error, path string) error {
 // Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so
 // what is watched from then on is the process.
 func (t *transport) Probe(ctx context.Context, path string, hint func()) (stop func(), err error) {
+	// gofail: var transportProbe string
+	// return nil, errors.New(transportProbe)
 	stop, err = t.peers.ProbeWatch(ctx, path, hint)
 	if sock.IsBusy(err) || errors.Is(err, sock.ErrNotVisible) {
 		return nil, nil // It lives, and cannot be watched.

@@ -60,6 +60,8 @@ func forward(caller grpc.ServerStream, conn grpc.ClientConnInterface, method str
 	if subtype := subtypeOf(md); subtype != "" {
 		options = append(options, grpc.CallContentSubtype(subtype))
 	}
+	// gofail: var proxyStream string
+	// return CannotCall(nameOf(conn), errors.New(proxyStream))
 	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md)), &everyStream, method, options...)
 	if err != nil {
 		return CannotCall(nameOf(conn), err)
@@ -78,6 +80,9 @@ func forward(caller grpc.ServerStream, conn grpc.ClientConnInterface, method str
 func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, failed context.CancelCauseFunc) {
 	var m message
 	for {
+		// gofail: var proxyRequest string
+		// failed(errors.New(proxyRequest))
+		// return
 		err := caller.RecvMsg(&m)
 		if errors.Is(err, io.EOF) {
 			_ = plugin.CloseSend() // what is wrong is the status of the call
@@ -107,6 +112,8 @@ func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn g
 	}
 	var m message
 	for {
+		// gofail: var proxyResponse string
+		// return status.Error(codes.Unavailable, proxyResponse)
 		if err := plugin.RecvMsg(&m); err != nil {
 			trailer := plugin.Trailer()
 			if len(trailer) == 0 && isLost(err) {

@@ -59,6 +59,11 @@ func (d *database) transact(writable bool, fn func(*bbolt.Tx) error) (id uint64,
 		return 0, err
 	}
 	id = uint64(tx.ID())
+	// gofail: var boltstateCommit string
+	// return 0, errors.New(boltstateCommit)
+
+	// gofail: var boltstateSync string
+	// return 0, errors.Join(tx.Commit(), errors.New(boltstateSync))
 	return id, tx.Commit()
 }
 
@@ -100,6 +105,8 @@ func (s *Store) update(fn func(*bbolt.Tx) error) error {
 }
 
 func (s *Store) tryUpdate(fn func(*bbolt.Tx) error) error {
+	// gofail: var boltstateBegin string
+	// return errors.New(boltstateBegin)
 	if s.db == nil {
 		if err := s.reopen(); err != nil {
 			return err
@@ -120,6 +127,8 @@ func (s *Store) tryUpdate(fn func(*bbolt.Tx) error) error {
 
 // reopen opens the file again after a transaction failed, and takes that transaction back. The caller holds s.writing.
 func (s *Store) reopen() error {
+	// gofail: var boltstateReopen string
+	// return errors.New(boltstateReopen)
 	if err := inspect(s.path); err != nil {
 		return err
 	}
@@ -155,6 +164,8 @@ func (s *Store) reopen() error {
 // its own with the number before, as bbolt does when it copies a file. If there is no later one, the page is written once more: whoever
 // wrote it may have ended, or failed, before the device had it.
 func (d *database) settle(transaction uint64) error {
+	// gofail: var boltstateSettle string
+	// return errors.New(boltstateSettle)
 	newest, err := d.newest()
 	if err != nil {
 		return err

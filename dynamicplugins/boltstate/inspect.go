@@ -20,6 +20,8 @@ func inspect(path string) (err error) {
 	case info.Size() == 0:
 		return corrupt(path, "it is empty")
 	}
+	// gofail: var boltstateInspect string
+	// return fmt.Errorf("cannot open state file: %s", boltstateInspect)
 	f, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("cannot open state file: %w", err)

@@ -59,6 +59,8 @@ func create(path string) error {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
+	// gofail: var boltstateCreate string
+	// return errors.New(boltstateCreate)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".new-")
 	if err != nil {
 		return err
@@ -71,6 +73,9 @@ func create(path string) error {
 	if err := format(fresh); err != nil {
 		return err
 	}
+	// gofail: var boltstateLink struct{}
+	// fresh += ".gone"
+
 	// Unlike a rename, a link does not replace the file of a process that was faster.
 	if err := os.Link(fresh, path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -85,6 +90,8 @@ func format(path string) error {
 		return err
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
+		// gofail: var boltstateFormat string
+		// return errors.New(boltstateFormat)
 		meta, err := tx.CreateBucket(metaBucket)
 		if err != nil {
 			return err
@@ -100,6 +107,8 @@ func format(path string) error {
 
 // syncDir makes the entries of a directory durable. Windows has no such operation and does it by itself.
 func syncDir(dir string) error {
+	// gofail: var boltstateSyncDir string
+	// return errors.New(boltstateSyncDir)
 	if runtime.GOOS == "windows" {
 		return nil
 	}
@@ -112,6 +121,8 @@ func syncDir(dir string) error {
 
 // openDB opens an existing file with bbolt.
 func openDB(path string, readOnly bool) (db *database, err error) {
+	// gofail: var boltstateOpen string
+	// return nil, fmt.Errorf("cannot open state file %s: %s", path, boltstateOpen)
 	defer func() {
 		if p := recover(); p != nil {
 			err = corrupt(path, "it is damaged (%v)", p)

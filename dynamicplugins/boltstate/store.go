@@ -39,6 +39,8 @@ func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, 
 	defer s.users.Done()
 	state := &dynamicplugins.RegistryState{Plugins: make(map[string]map[string]*list.List)}
 	err := s.view(func(tx *bbolt.Tx) error {
+		// gofail: var boltstateLoad string
+		// return fmt.Errorf("%s", boltstateLoad)
 		return tx.Bucket(pluginsBucket).ForEach(func(key, value []byte) error {
 			plugins, err := decode(key, value)
 			if err != nil {
@@ -140,6 +142,8 @@ func (s *Store) Close() error {
 	if s.db == nil {
 		return nil
 	}
+	// gofail: var boltstateClose string
+	// return fmt.Errorf("cannot close state file %s: %s%v", s.path, boltstateClose, s.db.bolt.Close())
 	if err := s.db.bolt.Close(); err != nil {
 		return fmt.Errorf("cannot close state file %s: %w", s.path, err)
 	}
@@ -189,6 +193,8 @@ func newRecord(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record
 }
 
 func (r record) put(plugins *bbolt.Bucket) error {
+	// gofail: var boltstatePut string
+	// return fmt.Errorf("%s", boltstatePut)
 	bucket := plugins
 	if r.bucket != nil {
 		var err error

@@ -28,6 +28,9 @@ func (t *tree) drain(events <-chan event) {
 
 // handle looks at the path that an event names.
 func (t *tree) handle(ev event) {
+	// gofail: var dirwatchEvent struct{}
+	// t.doubt()
+	// return
 	if d := t.dirs[ev.Name]; d != nil {
 		t.handleDir(d, ev)
 		return

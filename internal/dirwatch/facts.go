@@ -23,6 +23,8 @@ const (
 func (t *tree) look(d *dir, name string, why cause) {
 	path := join(d.path, name)
 	info, err := sock.Stat(path)
+	// gofail: var dirwatchLook string
+	// info, err = sock.Info{}, errors.New(dirwatchLook)
 	if err == nil {
 		if refused := t.judge(path, info); refused != nil {
 			t.turnAway(d, name, info, refused, why)

@@ -143,6 +143,8 @@ func (t *tree) read(d *dir) error {
 	}
 	defer f.Close()
 	for {
+		// gofail: var dirwatchRead string
+		// return errors.New(dirwatchRead)
 		names, err := f.ReadDir(readBatch)
 		for _, n := range names {
 			switch {
@@ -195,6 +197,8 @@ func (t *tree) missing(d *dir, round uint64) {
 
 // stat describes a directory and returns the time of its last change. Only a root may be a symbolic link.
 func (t *tree) stat(d *dir) (sock.Info, time.Time, error) {
+	// gofail: var dirwatchStat string
+	// return sock.Info{}, time.Time{}, errors.New(dirwatchStat)
 	path := d.path
 	info, err := sock.Stat(path)
 	if err == nil && d.parent == nil && info.Mode&fs.ModeSymlink != 0 {

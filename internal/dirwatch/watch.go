@@ -19,6 +19,9 @@ var errMountedTwice = errors.New("the directory is in the watched tree under ano
 
 // openNotifier starts the source of events, if the system gives one.
 func (t *tree) openNotifier() {
+	// gofail: var dirwatchNotifier string
+	// t.notifierErr, t.changed = errors.New(dirwatchNotifier), true
+	// return
 	n, err := t.open()
 	t.notifier, t.notifierErr, t.changed = n, err, true
 }
@@ -42,6 +45,8 @@ func (t *tree) tryWatch(d *dir) bool {
 		return d.watched
 	}
 	err := t.takeOver(d)
+	// gofail: var dirwatchAdd string
+	// err = errors.New(dirwatchAdd)
 	if err == nil {
 		err = t.notifier.add(d.path)
 	}

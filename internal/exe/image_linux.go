@@ -158,6 +158,8 @@ func copyOf(source *os.File, name string) (*os.File, error) {
 
 // memfd makes a file in memory that can be executed and sealed.
 func memfd(name string) (int, error) {
+	// gofail: var exeMemory string
+	// return -1, fmt.Errorf("make a file in memory (memfd_create): %s", exeMemory)
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	fd, err := unix.MemfdCreate(name, flags|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3, where all can be executed

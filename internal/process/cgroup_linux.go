@@ -26,6 +26,8 @@ type cgroup struct {
 
 // newCgroup makes a cgroup with a name of its own in parent, or in the cgroup of this process if that is empty.
 func newCgroup(parent string) (cgroup, error) {
+	// gofail: var processCgroup string
+	// return cgroup{}, errors.New(processCgroup)
 	system, err := cgroupfs.Self()
 	if err != nil {
 		return cgroup{}, err
@@ -87,6 +89,8 @@ func delegated(dir string) string {
 // leaf makes a cgroup in c.
 func (c cgroup) leaf(name string) (cgroup, error) {
 	l := cgroup{dir: c.dir + "/" + name, path: c.path + "/" + name}
+	// gofail: var processLeaf string
+	// return l, errors.New(processLeaf)
 	return l, os.Mkdir(l.dir, 0o755)
 }
 

@@ -60,7 +60,7 @@ func (c *child) start() error {
 	attr := &os.ProcAttr{Dir: spec.Dir, Env: spec.Env, Files: slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)}
 	pidfd, err := c.fork(attr)
 	limited := spec.Limits.grouped()
-	if refused := err; refused != nil && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
+	if refused := err; refused != nil && c.proc == nil && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
 		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
 		_ = c.leaf.remove()
 		c.leaf = nil
@@ -104,6 +104,8 @@ func (c *child) remains() []string { return slices.Concat(c.process.spec.Remove,
 
 // fork starts the program on a thread that lives as long as the group.
 func (c *child) fork(attr *os.ProcAttr) (pidfd int, err error) {
+	// gofail: var processFork string
+	// return -1, errors.New(processFork)
 	pidfd = -1
 	spec := &c.process.spec
 	sys := &syscall.SysProcAttr{

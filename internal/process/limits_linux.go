@@ -154,6 +154,8 @@ func apply(dir string, settings []setting) error {
 // traced by the thread that forked it, which calls this; it goes on unless there is an error. One that was killed meanwhile is left to be
 // waited for.
 func prepare(pid int, as *User, l Limits, v1 []string) error {
+	// gofail: var processLimit string
+	// return errors.New(processLimit)
 	const trapped = 4 // CLD_TRAPPED
 	var info unix.Siginfo
 	err := error(unix.EINTR)

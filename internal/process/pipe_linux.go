@@ -27,6 +27,8 @@ func newPipes() (in, out, errs pipe, err error) {
 
 // newPipe makes a pipe of which this process has the given end.
 func newPipe(own int) (pipe, error) {
+	// gofail: var processPipe string
+	// return pipe{}, fmt.Errorf("make a pipe: %s", processPipe)
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
 		return pipe{}, fmt.Errorf("make a pipe: %w", err)
@@ -40,6 +42,8 @@ func feed(w *os.File, b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
+	// gofail: var processFeed string
+	// return fmt.Errorf("write %d bytes for standard input: %s", len(b), processFeed)
 	n := 0
 	err := control(w, func(fd int) (err error) {
 		n, err = unix.Write(fd, b)

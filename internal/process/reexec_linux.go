@@ -69,6 +69,8 @@ func settle(role string) {
 
 // startHelper starts this program again in a role, in a session of its own, with stdin as its only descriptor. It outlives this process.
 func startHelper(role string, stdin *os.File) (*os.Process, exit, error) {
+	// gofail: var processWatchdog string
+	// return nil, exit{}, fmt.Errorf("execute this program again as %s: %s", helperName+role, processWatchdog)
 	pidfd := -1
 	proc, err := os.StartProcess("/proc/self/exe", []string{helperName + role}, &os.ProcAttr{
 		// The collector runs often, which is cheap on so little.

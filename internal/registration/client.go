@@ -62,6 +62,8 @@ func New(socket *net.UnixConn, peer sock.Peer) *Client {
 
 // GetInfo asks the plugin who it is. It blocks until the answer is there or ctx is done.
 func (c *Client) GetInfo(ctx context.Context) (Info, error) {
+	// gofail: var registrationGetInfo string
+	// return Info{}, status.Error(codes.Unavailable, registrationGetInfo)
 	var info registerapi.PluginInfo
 	if err := c.invoke(ctx, getInfoHeaders, &registerapi.InfoRequest{}, &info); err != nil {
 		return Info{}, err
@@ -71,6 +73,8 @@ func (c *Client) GetInfo(ctx context.Context) (Info, error) {
 
 // Notify tells the plugin whether it is registered and, if not, why. It blocks until the plugin has answered or ctx is done.
 func (c *Client) Notify(ctx context.Context, registered bool, reason string) error {
+	// gofail: var registrationNotify string
+	// return status.Error(codes.Unavailable, registrationNotify)
 	if len(reason) > maxReason {
 		reason = reason[:maxReason]
 	}
@@ -105,6 +109,8 @@ func (c *Client) Peer() sock.Peer { return c.peer }
 // because no call has been made on it, the plugin is ending it or the system cannot watch it, is an error, and then c still has to be
 // closed.
 func (c *Client) Hold(w *sock.Watcher, fn func()) (stop func(), err error) {
+	// gofail: var registrationHold string
+	// return nil, errors.New(registrationHold)
 	raw, err := c.socket.SyscallConn()
 	if err != nil {
 		return nil, err

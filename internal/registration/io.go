@@ -65,6 +65,8 @@ func (c *conn) flush() {
 type frameReader struct{ *conn }
 
 func (r frameReader) Read(p []byte) (n int, err error) {
+	// gofail: var registrationRead string
+	// return 0, errors.New(registrationRead)
 	if r.budget <= 0 {
 		return 0, errTooMuch
 	}

@@ -9,6 +9,8 @@ import (
 
 // bind listens on path, which may be longer than a socket address can hold.
 func bind(path string) (*net.UnixListener, error) {
+	// gofail: var sockBind int
+	// return nil, unix.Errno(sockBind)
 	dir, err := openPath(filepath.Dir(path), unix.O_DIRECTORY)
 	if err != nil {
 		return nil, err

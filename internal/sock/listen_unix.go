@@ -60,6 +60,8 @@ func (l *Listener) Close() error { return l.close() }
 
 // unlink removes the socket file if it is the one that Listen made.
 func (l *Listener) unlink() error {
+	// gofail: var sockUnlink string
+	// return errors.New(sockUnlink)
 	info, err := Stat(l.path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && info.ID != l.id {
 		return nil
@@ -91,6 +93,8 @@ func place(path string, mode fs.FileMode) (_ *net.UnixListener, _ ID, err error)
 		if err := clearStale(path); err != nil {
 			return nil, ID{}, errors.Join(err, l.Close())
 		}
+		// gofail: var sockListenLink struct{}
+		// hidden += ".gone"
 		err := os.Link(hidden, path)
 		if errors.Is(err, fs.ErrExist) {
 			continue // made by a program that does not know the lock: judge it

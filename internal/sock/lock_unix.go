@@ -13,6 +13,8 @@ import (
 
 // acquire takes the lock that the owner of a socket holds. It does not wait.
 func acquire(path string) (*os.File, error) {
+	// gofail: var sockLock string
+	// return nil, fmt.Errorf("cannot listen on %s: open its lock file: %s", path, sockLock)
 	name := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".lock")
 	for {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)

@@ -77,6 +77,8 @@ func (p *Placed) Commit(ctx context.Context) error {
 // Withdraw takes the socket from its path, where another one stays. A socket that it replaced is put back in the same step if it lives and
 // there was no Commit; restored says so. Withdraw comes before Close: while the socket is open, no other can have its identity.
 func (p *Placed) Withdraw(ctx context.Context) (restored bool, err error) {
+	// gofail: var sockWithdraw string
+	// return false, errors.New(sockWithdraw)
 	lock, err := acquireSoon(ctx, p.path)
 	if IsGone(err) {
 		return false, nil
@@ -150,6 +152,8 @@ func (p *Placed) place(ctx context.Context, hidden string, replace func(*net.Uni
 		if err := removeStale(p.path, there); err != nil {
 			return err
 		}
+		// gofail: var sockPlaceLink struct{}
+		// hidden += ".gone"
 		err = os.Link(hidden, p.path)
 		if errors.Is(err, fs.ErrExist) {
 			continue // made by a program that does not know the lock: judge it

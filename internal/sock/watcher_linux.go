@@ -81,6 +81,8 @@ func (w *Watcher) WatchConn(conn *net.UnixConn, fn func()) (stop func(), err err
 
 // add watches fd, which it closes if that fails.
 func (w *Watcher) add(fd int, events uint32, fn func()) (stop func(), err error) {
+	// gofail: var sockWatch string
+	// return nil, errors.Join(errors.New(sockWatch), unix.Close(fd))
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.epfd < 0 {

@@ -1,0 +1,623 @@
+//go:build linux
+
+package failpoints
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	gofail "go.etcd.io/gofail/runtime"
+
+	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/host"
+)
+
+var update = flag.Bool("update", false, "write docs/failpoints.md")
+
+// failure is a point that fails and what becomes of it.
+type failure struct {
+	// point is the name of the point, unless arms has more than it; then it is the first.
+	point string
+	arms  []arm
+	// fails says what fails, and happens what becomes of that.
+	fails, happens string
+	// said says where the daemon says what happened: all must come.
+	said []naming
+	play func(*scene, *failure)
+}
+
+// naming is a text, and where it is said.
+type naming struct{ where, text string }
+
+// Where something is said.
+const (
+	inEvent     = "event"     // KIND: MESSAGE
+	inCondition = "condition" // NAME: MESSAGE, in patchbay list, /readyz and the metrics
+	inLog       = "log"
+	inError     = "error" // of the call, or with which the daemon ends
+)
+
+func in(where string, texts ...string) []naming {
+	var all []naming
+	for _, text := range texts {
+		all = append(all, naming{where, text})
+	}
+	return all
+}
+
+// appears has the guest appear while the points fail. It is registered in the end.
+func appears(s *scene, f *failure) {
+	s.begin()
+	s.arm()
+	s.serve(guest)
+	s.hear(f.said)
+	s.registered(guest)
+	s.await("its stable socket leads to it", func() bool { return s.call(guest) == nil })
+	s.disarm()
+}
+
+// leaves has the guest leave while the points fail. It is deregistered in the end, also after a restart.
+func leaves(s *scene, f *failure) {
+	s.begin()
+	s.serve(guest)
+	s.registered(guest)
+	s.arm()
+	s.leave(guest, false)
+	s.hear(f.said)
+	s.deregistered(guest)
+	s.await("it has left the list", func() bool { return len(s.list().Plugins) == 1 })
+	s.disarm()
+}
+
+// dies has the points fail while the guest registers and after its death, in which it leaves its socket. It is deregistered all the same.
+func dies(s *scene, _ *failure) {
+	s.begin()
+	s.arm()
+	s.serve(guest)
+	s.registered(guest)
+	s.leave(guest, true)
+	s.deregistered(guest)
+	s.disarm()
+	if err := os.Remove(filepath.Join(s.path("plugins"), guest+".sock")); err != nil {
+		s.Error(err)
+	}
+	s.await("it has left the list", func() bool { return len(s.list().Plugins) == 1 })
+}
+
+// starts has the points fail while the daemon starts, which it then does not do; nothing is left, and the next start succeeds.
+func starts(s *scene, f *failure) {
+	s.arm()
+	s.err = s.tryStart()
+	s.hear(f.said)
+	s.disarm()
+	_ = s.stop()
+	for _, name := range []string{"control.sock", "dispense"} {
+		if _, err := os.Lstat(s.path(name)); err == nil {
+			s.Errorf("a start that failed leaves %s", name)
+		}
+	}
+	s.begin()
+}
+
+// restarts has the points fail while the daemon starts with the state of one before, which it then does not do.
+func restarts(s *scene, f *failure) {
+	s.begin()
+	if err := s.stop(); err != nil {
+		s.Error(err)
+	}
+	s.arm()
+	s.err = s.tryStart()
+	s.hear(f.said)
+	s.disarm()
+	if err := s.stop(); err != nil {
+		s.Error(err)
+	}
+}
+
+// stops has the points fail while the daemon ends.
+func stops(s *scene, f *failure) {
+	s.begin()
+	s.arm()
+	s.err = s.stop()
+	s.hear(f.said)
+	s.disarm()
+}
+
+// starting has the points fail while the daemon starts, which it does all the same.
+func starting(s *scene, f *failure) {
+	s.arm()
+	s.begin()
+	s.hear(f.said)
+	s.disarm()
+}
+
+// launches has the points fail while the guest is launched.
+func launches(more func(*catalogue.Plugin)) func(*scene, *failure) {
+	return func(s *scene, f *failure) {
+		s.begin()
+		s.launchable(more)
+		s.arm()
+		if _, err := s.client.Reload(s.Context()); err != nil {
+			s.Error(err)
+		}
+		s.hear(f.said)
+		s.registered(guest)
+		s.disarm()
+	}
+}
+
+// launchesFirst has the points fail while the daemon starts, with the guest to be launched.
+func launchesFirst(s *scene, f *failure) {
+	s.launchable(nil)
+	starting(s, f)
+	s.registered(guest)
+}
+
+// asksFirst has the points fail while the guest appears, before any other plugin.
+func asksFirst(s *scene, f *failure) {
+	s.start()
+	s.arm()
+	s.serve(guest)
+	s.hear(f.said)
+	s.registered(guest)
+	s.disarm()
+	s.serve(neighbour)
+}
+
+// calls has the points fail while the neighbour is called; the next call succeeds.
+func calls(s *scene, f *failure) {
+	s.begin()
+	s.arm()
+	s.err = s.call(neighbour)
+	s.hear(f.said)
+	s.disarm()
+	if err := s.call(neighbour); err != nil {
+		s.Errorf("the next call: %v", err)
+	}
+}
+
+// admits has an admission plugin asked.
+func admits(play func(*scene, *failure)) func(*scene, *failure) {
+	return func(s *scene, f *failure) {
+		s.config.Admission = host.AdmissionSpec{Args: []string{"/usr/bin/env", roleEnv + "=" + admitter, os.Args[0]}, Timeout: patience}
+		play(s, f)
+	}
+}
+
+// digest returns that of this program.
+func digest() string {
+	text, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		panic(err)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+const (
+	polled  = "the directory is looked at every second until it can be watched again"
+	retried = "it is tried again with growing pauses, and registered"
+	refused = "the daemon does not start, and leaves no file; the next start succeeds"
+	kept    = "the daemon does not start; the state is as it was for the next one"
+	takenIn = "it is taken back, and tried again until it is saved"
+	again   = "the launch is tried again after a pause"
+)
+
+// groups are the headings of the documentation, in its order.
+func groups() []group {
+	return []group{
+		{"Plugin directories", []failure{
+			{
+				point: "dirwatchNotifier", fails: "to open inotify", happens: polled,
+				said: in(inEvent, "degraded: ", "file events are not available (injected: "), play: starting,
+			},
+			{
+				point: "dirwatchAdd", fails: "to watch a directory", happens: polled,
+				said: in(inEvent, "the directory cannot be watched (injected: "), play: starting,
+			},
+			{
+				point: "dirwatchStat", fails: "to look at a directory", happens: "it is tried again a second later",
+				said: in(inEvent, "the directory cannot be read (injected: "), play: starting,
+			},
+			{
+				point: "dirwatchOpen", arms: []arm{{"dirwatchOpen", fmt.Sprintf("1*return(%d)", int(syscall.EMFILE))}},
+				fails: "to open a directory", happens: "it is tried again a second later", said: in(inEvent, "too many open files"),
+				play: starting,
+			},
+			{
+				point: "dirwatchRead", fails: "to read a directory", happens: "it is tried again a second later",
+				said: in(inEvent, "the directory cannot be read (injected: "), play: starting,
+			},
+			{
+				point: "dirwatchLook", fails: "to look at a socket", happens: "its directory is read again a second later; then it is registered",
+				said: in(inEvent, "the directory cannot be read (injected: "), play: appears,
+			},
+			{
+				point: "dirwatchEvent", arms: []arm{{"dirwatchEvent", "1*return()"}},
+				fails: "to keep up with file events, of which one is lost", happens: "all directories are read again; the plugin is registered",
+				said: in(inEvent, "some were lost; a scan makes up for them"), play: appears,
+			},
+		}},
+		{"Registration", []failure{
+			{
+				point: "transportConnect", fails: "to connect to a plugin", happens: retried,
+				said: in(inEvent, "failed: cannot connect to"), play: appears,
+			},
+			{
+				point: "transportPeer", fails: "to ask the kernel who serves", happens: retried,
+				said: in(inEvent, "failed: cannot connect to"), play: appears,
+			},
+			{
+				point: "registrationGetInfo", fails: "the call of GetInfo", happens: retried,
+				said: in(inEvent, "failed: GetInfo on "), play: appears,
+			},
+			{
+				point: "registrationRead", fails: "to read the answer of GetInfo", happens: retried,
+				said: in(inEvent, "the connection to the plugin ended: "), play: appears,
+			},
+			{
+				point: "handlerValidate", fails: "the handler's ValidatePlugin", happens: "the plugin is told why; " + retried,
+				said: in(inEvent, "refused: plugin validation failed: "), play: appears,
+			},
+			{
+				point: "handlerValidate", arms: []arm{{"handlerValidate", `1*panic("injected")`}},
+				fails: "the handler's ValidatePlugin, which panics", happens: "the plugin is told why; " + retried,
+				said: in(inEvent, "refused: plugin validation failed: "), play: appears,
+			},
+			{
+				point: "handlerRegister", fails: "the handler's RegisterPlugin", happens: "the plugin is told why; " + retried,
+				said: in(inEvent, "refused: plugin registration failed: "), play: appears,
+			},
+			{
+				point: "admissionDigest", fails: "to find out which program serves", happens: "the plugin is told why; " + retried,
+				said: in(inEvent, "is not admitted, because it cannot be told what it is"), play: admits(appears),
+			},
+			{
+				point: "admissionAnswer", arms: []arm{{"admissionAnswer", "1*return()"}},
+				fails: "the admission plugin to answer", happens: "the plugin is not told off; " + retried,
+				said: in(inEvent, "failed: "), play: admits(appears),
+			},
+			{
+				point: "registrationNotify", fails: "to tell the plugin that it is registered", happens: "it is taken back; " + retried,
+				said: in(inEvent, "failed: cannot tell the plugin that it is registered: "), play: appears,
+			},
+			{
+				point: "registrationHold", fails: "to keep the connection as a hint of the plugin's end",
+				happens: "its process is watched, and its socket looked at now and then", play: appears,
+			},
+			{
+				point: "sockWatch", arms: []arm{times("sockWatch", 2)}, fails: "to watch the plugin at all",
+				happens: "its socket is looked at now and then; its death is noticed within 5 s", play: dies,
+			},
+			{
+				point: "transportProbe", arms: []arm{times("sockWatch", 2), once("transportProbe")},
+				fails: "to look at that socket", happens: "it is looked at again; the plugin stays registered until nobody accepts there", play: dies,
+			},
+		}},
+		{"State file", []failure{
+			{point: "boltstateCreate", fails: "to make the state file", happens: refused, said: in(inError, "cannot make state file"), play: starts},
+			{point: "boltstateFormat", fails: "to write an empty state", happens: refused, said: in(inError, "cannot make state file"), play: starts},
+			{
+				point: "boltstateLink", arms: []arm{{"boltstateLink", "1*return()"}}, fails: "to bring it to its place", happens: refused,
+				said: in(inError, "cannot make state file"), play: starts,
+			},
+			{
+				point: "boltstateSyncDir", fails: "to sync its directory", happens: "the daemon does not start; the next start finds the empty state",
+				said: in(inError, "cannot make state file"), play: starts,
+			},
+			{point: "boltstateOpen", fails: "to open the state file", happens: kept, said: in(inError, "cannot open state file"), play: restarts},
+			{point: "boltstateInspect", fails: "to check the state file", happens: kept, said: in(inError, "cannot open state file"), play: restarts},
+			{point: "boltstateLoad", fails: "to read the registered plugins", happens: kept, said: in(inError, "cannot read state file"), play: restarts},
+			{
+				point: "boltstateBegin", fails: "to begin a transaction", happens: takenIn,
+				said: in(inEvent, "failed: cannot save the registration: "), play: appears,
+			},
+			{
+				point: "boltstatePut", fails: "to write a record", happens: takenIn,
+				said: in(inEvent, "failed: cannot save the registration: ", "degraded: cannot write state file", "recovered: "), play: appears,
+			},
+			{
+				point: "boltstateCommit", arms: []arm{times("boltstateCommit", 3)}, fails: "to commit a transaction, three times", happens: takenIn,
+				said: in(inEvent, "failed: cannot save the registration: ", "degraded: cannot write state file", "recovered: "), play: appears,
+			},
+			{
+				point: "boltstateSync", fails: "to sync a transaction that is in the file",
+				happens: "the transaction is taken out of the file; " + takenIn,
+				said:    in(inEvent, "failed: cannot save the registration: ", "degraded: cannot write state file", "recovered: "), play: appears,
+			},
+			{
+				point: "boltstateReopen", arms: []arm{once("boltstateReopen"), once("boltstateCommit")},
+				fails: "to open the file again after that", happens: takenIn,
+				said: in(inEvent, "failed: cannot save the registration: ", "degraded: cannot write state file", "recovered: "), play: appears,
+			},
+			{
+				point: "boltstateSettle", arms: []arm{times("boltstateSettle", 2), once("boltstateSync")},
+				fails: "to take a transaction out of the file", happens: takenIn,
+				said: in(inEvent, "failed: cannot save the registration: ", "degraded: cannot write state file", "recovered: "), play: appears,
+			},
+			{
+				point: "boltstateCommit", arms: []arm{times("boltstateCommit", 3)}, fails: "to commit the end of a registration, three times",
+				happens: "the plugin is not current any more at once; it is removed from the file when that works",
+				said:    in(inEvent, "deregistered: ", "degraded: cannot write state file", "recovered: "), play: leaves,
+			},
+			{
+				point: "boltstateCommit", arms: []arm{once("registrationNotify"), {"boltstateCommit", `1*off->3*return("injected")`}},
+				fails: "to commit that a registration is taken back", happens: takenIn,
+				said: in(inEvent, "failed: cannot tell the plugin that it is registered: "), play: appears,
+			},
+			{
+				point: "boltstateClose", fails: "to close the state file", happens: "the daemon ends with the error; the state is as it was",
+				said: in(inError, "cannot close state file"), play: stops,
+			},
+		}},
+		{"Sockets of the daemon", []failure{
+			{point: "daemonHTTP", fails: "to listen for HTTP", happens: refused, said: in(inError, "cannot serve HTTP: "), play: starts},
+			{
+				point: "sockLock", fails: "to lock the control socket", happens: refused,
+				said: in(inError, "cannot serve the control API: cannot listen on "), play: starts,
+			},
+			{
+				point: "sockBind", arms: []arm{{"sockBind", fmt.Sprintf("1*return(%d)", int(syscall.ENOSPC))}}, fails: "to bind it", happens: refused,
+				said: in(inError, "cannot serve the control API: cannot listen on ", "no space left on device"), play: starts,
+			},
+			{
+				point: "sockListenLink", arms: []arm{{"sockListenLink", "1*return()"}}, fails: "to bring it to its place", happens: refused,
+				said: in(inError, "cannot serve the control API: cannot listen on "), play: starts,
+			},
+			{
+				point: "sockUnlink", fails: "to remove it at the end", happens: "the daemon ends with the error; the next one takes the place",
+				said: in(inError, injected+"sockUnlink"), play: stops,
+			},
+			{
+				point: "sockPlaceLink", arms: []arm{{"sockPlaceLink", "1*return()"}}, fails: "to bring a stable socket to its place",
+				happens: "the plugin is registered; the socket is made 5 s later", said: in(inCondition, "dispense: 1 plugins have no stable socket"),
+				play: appears,
+			},
+			{
+				point: "sockLock", fails: "to lock the place of a stable socket", happens: "the plugin is registered; the socket is made 5 s later",
+				said: in(inCondition, "dispense: 1 plugins have no stable socket"), play: appears,
+			},
+			{
+				point: "sockWithdraw", fails: "to remove a stable socket at the end", happens: "the next daemon takes the place",
+				said: in(inLog, "the stable socket of a plugin cannot be removed"), play: stops,
+			},
+			{
+				point: "dispenseClear", fails: "to look for stable sockets that were left behind", happens: "the daemon starts",
+				said: in(inLog, "the dispense directory cannot be searched"), play: starting,
+			},
+		}},
+		{"Calls", []failure{
+			{
+				point: "proxyStream", fails: "to call a plugin for a caller of its stable socket", happens: "the call fails, the next one does not",
+				said: in(inError, "code = Unavailable", "cannot call plugin ExamplePlugin/neighbour: "), play: calls,
+			},
+			{
+				point: "proxyRequest", fails: "to read a request", happens: "the call fails, the next one does not",
+				said: in(inError, injected+"proxyRequest"), play: calls,
+			},
+			{
+				point: "proxyResponse", fails: "to read an answer", happens: "the call fails, the next one does not",
+				said: in(inError, "code = Unavailable", injected+"proxyResponse"), play: calls,
+			},
+			{
+				point: "controlEvent", fails: "to send an event to a caller of the control socket", happens: "the call fails, the next one does not",
+				said: in(inError, "cannot read the events"),
+				play: func(s *scene, f *failure) {
+					s.begin()
+					s.arm()
+					for _, err := range s.client.Events(s.Context(), client.EventsOptions{}) {
+						s.err = err
+					}
+					s.hear(f.said)
+					s.disarm()
+				},
+			},
+			{
+				point: "daemonHandler", fails: "to make a handler in a reload", happens: "nothing is changed; the next reload succeeds",
+				said: append(in(inError, "cannot make the accept handler"), append(in(inEvent, "reload-failed: cannot make the accept handler"),
+					in(inCondition, "configuration: the configuration was not reloaded")...)...),
+				play: func(s *scene, f *failure) {
+					s.begin()
+					s.arm()
+					s.config.Handlers = map[string]daemon.HandlerKind{ptype: "accept", "Another": "accept"}
+					_, s.err = s.client.Reload(s.Context())
+					s.hear(f.said)
+					s.disarm()
+					if _, err := s.client.Reload(s.Context()); err != nil {
+						s.Error(err)
+					}
+				},
+			},
+			{
+				point: "daemonHandler", fails: "to make a handler at the start", happens: "the daemon does not start; the next start succeeds",
+				said: in(inError, "cannot make the accept handler"), play: restarts,
+			},
+		}},
+		{"Launched plugins", []failure{
+			{
+				point: "hostPrivateDir", arms: []arm{{"hostPrivateDir", "2*return()"}}, fails: "to make the directory of the host's socket, twice",
+				happens: again,
+				said: in(inEvent, "cannot adopt plugins: make a private directory for the host's socket: ",
+					"cannot launch plugin guest: make a private directory for the host's socket: "),
+				play: launchesFirst,
+			},
+			{
+				point: "hostListen", arms: []arm{{"hostListen", "2*return()"}}, fails: "to listen for plugins, twice", happens: again,
+				said: in(inEvent, "cannot adopt plugins: listen on the host's socket: ", "cannot launch plugin guest: listen on the host's socket: "),
+				play: launchesFirst,
+			},
+			{
+				point: "hostConnect", fails: "to find out which plugin connects to the host", happens: "the plugin ends and is started again; what waits for its answer is asked again",
+				said: in(inEvent, "failed: ", "the admission plugin ended before it answered"), play: admits(asksFirst),
+			},
+			{
+				point: "processWatchdog", fails: "to start the watchdog of the processes", happens: again,
+				said: in(inEvent, "start the watchdog of the processes: "), play: launches(nil),
+			},
+			{
+				point: "processCgroup", fails: "to make a cgroup for the processes", happens: "they run without, which is logged",
+				said: in(inLog, "no cgroup for processes"), play: launches(nil),
+			},
+			{
+				point: "processLeaf", fails: "to make a cgroup for a process", happens: "it runs without, which is logged",
+				said: in(inLog, "no cgroup for a process"), play: launches(nil),
+			},
+			{
+				point: "processPipe", arms: []arm{{"processPipe", `3*off->1*return("injected: processPipe")`}},
+				fails: "to make the pipe for standard error", happens: again, said: in(inEvent, "make a pipe: "), play: launches(nil),
+			},
+			{
+				point: "processFeed", fails: "to write the handshake", happens: again, said: in(inEvent, "for standard input: "), play: launches(nil),
+			},
+			{
+				point: "processFork", fails: "to start a process in its cgroup", happens: "it is started without, which is logged",
+				said: in(inLog, "a process was refused its cgroup and runs without"), play: launches(nil),
+			},
+			{
+				point: "processFork", arms: []arm{times("processFork", 2)}, fails: "to start a process at all", happens: again,
+				said: in(inEvent, injected+"processFork"), play: launches(nil),
+			},
+			{
+				point: "processLimit", fails: "to limit a process", happens: "it is killed before it has run; " + again,
+				said: in(inEvent, injected+"processLimit"), play: launches(func(p *catalogue.Plugin) { p.Limits.OpenFiles = 1000 }),
+			},
+			{
+				point: "exeMemory", fails: "to copy a program into memory to check it", happens: again,
+				said: in(inEvent, "make a file in memory"), play: launches(func(p *catalogue.Plugin) { p.SHA256 = digest() }),
+			},
+		}},
+	}
+}
+
+type group struct {
+	title    string
+	failures []failure
+}
+
+// with returns the points that are armed.
+func (f *failure) with() []arm {
+	if f.arms == nil {
+		return []arm{once(f.point)}
+	}
+	return f.arms
+}
+
+func TestPoints(t *testing.T) {
+	for _, g := range groups() {
+		for _, f := range g.failures {
+			t.Run(f.point, func(t *testing.T) {
+				s := newScene(t)
+				s.armed = f.with()
+				t.Cleanup(func() {
+					for _, a := range s.armed {
+						_ = gofail.Disable(a.point) // again, unless the test was cut short
+					}
+					if t.Failed() && s.end != nil {
+						t.Logf("events: %+v", s.events())
+					}
+					if err := s.stop(); err != nil {
+						t.Error(err)
+					}
+					if t.Failed() {
+						t.Logf("log of the daemon:\n%s", s.log)
+					}
+				})
+				f.play(s, &f)
+				s.finish()
+			})
+		}
+	}
+}
+
+// TestEveryPointFails compares the table with the source.
+func TestEveryPointFails(t *testing.T) {
+	files, err := findPoints()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var there, failing []string
+	for _, m := range files {
+		there = append(there, m.points...)
+	}
+	for _, g := range groups() {
+		for _, f := range g.failures {
+			for _, a := range f.with() {
+				failing = append(failing, a.point)
+			}
+		}
+	}
+	slices.Sort(there)
+	slices.Sort(failing)
+	if failing = slices.Compact(failing); !slices.Equal(there, failing) {
+		t.Errorf("the source has the points %v,\nand the table %v", there, failing)
+	}
+}
+
+func TestDocumentation(t *testing.T) {
+	const path = "../../docs/failpoints.md"
+	want, err := document()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(path, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(filepath.FromSlash(path))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%s is not current (%v): run go test ./failpoints -run Documentation -update in integration", path, err)
+	}
+}
+
+func document() ([]byte, error) {
+	files, err := findPoints()
+	if err != nil {
+		return nil, err
+	}
+	where := map[string]string{}
+	for _, m := range files {
+		for _, p := range m.points {
+			where[p] = m.path
+		}
+	}
+	n := 0
+	for _, g := range groups() {
+		n += len(g.failures)
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, `# Failpoints
+
+What becomes of %d failures at the %d points at which a test can have the daemon fail. Each has a daemon of its own, with a plugin that must not
+notice: it keeps its instance and has no event. A failure comes once unless the table says otherwise. In the end each plugin that lives is
+registered, once, and answers through its stable socket, no condition is degraded, and the same is so after a restart; when all plugins have
+gone, the state is empty, and no file, goroutine or descriptor is left. This page is generated from the tests in
+[integration/failpoints](../integration/failpoints), which show it.
+
+A point is a comment that begins with `+"`// gofail:`"+` in the source. The tests compile copies of the files in which the comments are code;
+nothing else has it. `+"`make failpoints`"+` runs them.
+`, n, len(where))
+	cell := func(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
+	for _, g := range groups() {
+		fmt.Fprintf(&b, "\n## %s\n\n| point | where | what fails | what happens | how it is said |\n|---|---|---|---|---|\n", g.title)
+		for _, f := range g.failures {
+			var said []string
+			for _, n := range f.said {
+				said = append(said, n.where+" `"+strings.TrimSpace(n.text)+"`")
+			}
+			fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s |\n", f.point, where[f.point], cell(f.fails), cell(f.happens), cell(strings.Join(said, "; ")))
+		}
+	}
+	return b.Bytes(), nil
+}
