@@ -113,7 +113,7 @@ screenshot: ## take the picture of the status page that is in the docs
 ROWS ?=
 
 .PHONY: bench
-bench: ## compare with other systems, about 25 minutes; write bench/results and docs/performance.md
+bench: ## compare with other systems, about an hour; write bench/results and docs/performance.md
 	bench/record $(if $(RESUME),-resume) $(ROWS)
 	$(MAKE) --no-print-directory performance
 

@@ -11,7 +11,7 @@ import (
 // difference between a process with plugins and one without, divided by their number, after all memory that is not in use has gone back to
 // the system.
 func benchP14(b testing.TB) {
-	rounds, registered, launched, idle := 5, []int{10, 100, 1000, 5000}, 50, 10_000
+	rounds, registered, launched, idle := 10, []int{10, 100, 1000, 5000}, 50, 10_000
 	if small(b) {
 		rounds, registered, launched, idle = 1, []int{100}, 3, 100
 	}
