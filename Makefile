@@ -52,7 +52,7 @@ crash: ## kill the daemon 1,000 times at random instants, and its plugins, and s
 	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./internal/cli -kills 1000
 
 .PHONY: failpoints
-failpoints: ## have the daemon fail at every point where it can, and see what becomes of that; "make test" does so too
+failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test" does so too
 	cd integration && $(GO) test -race -count 1 -v ./failpoints
 
 .PHONY: repeat

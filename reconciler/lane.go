@@ -35,10 +35,18 @@ func (l *lane) join(in *instance) {
 	l.members = slices.Insert(l.members, at, in)
 }
 
+// lead ranks an instance that was found above all restored ones, now that it is registered: in the registry it is the newest.
+func (l *lane) lead(in *instance) {
+	if in.found {
+		in.found, in.rank = false, newRank(in.info)
+		slices.SortFunc(l.members, newestFirst)
+	}
+}
+
 func newestFirst(a, b *instance) int { return cmp.Compare(b.rank, a.rank) }
 
 // yield ranks an instance that was found right behind a restored one whose socket was born after its own, and says whether that changed
-// its rank. It rested behind that one before the restart without ever being registered, and so without a record.
+// its rank. It has no record, so most likely it rested behind that one before the restart and was never registered.
 func (in *instance) yield(to *instance) bool {
 	if !in.found || to.found || to.rank >= firstRank || in.info.Socket.Birth >= to.info.Socket.Birth {
 		return false

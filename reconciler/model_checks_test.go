@@ -110,9 +110,16 @@ func (m *model) observed(e reconciler.Event) {
 	switch e.Kind {
 	case reconciler.EventRegistered, reconciler.EventRestored:
 		m.open[e.Instance] = true
+		if p := m.plugins[e.SocketPath]; p != nil && e.Kind == reconciler.EventRegistered {
+			if f := m.fates[p]; f.rank%(1<<32) != 0 {
+				f.rank = f.fresh // what was found leads once it is registered
+			}
+		}
 		return
-	case reconciler.EventRefused, reconciler.EventFailed, reconciler.EventSuperseded:
+	case reconciler.EventRefused, reconciler.EventFailed:
 		return
+	case reconciler.EventSuperseded:
+		return // also of one that was never registered
 	case reconciler.EventUnlinked:
 		if m.open[e.Instance] {
 			m.complain("%q is missed without its socket, and is registered", e.Instance)

@@ -2,6 +2,7 @@ package reconciler_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -125,28 +126,34 @@ func TestRestore(t *testing.T) {
 		"found, and nobody knows when it was born":               {newer: true},
 		"it came after the restart, when the clock stepped back": {birth: 4, synced: true, newer: true},
 	} {
-		for _, first := range []string{"remembered", "other"} {
-			if c.synced && first == "other" {
+		for _, order := range []string{"the remembered one appears first", "the other appears first", "the other is registered first"} {
+			if c.synced && order != "the remembered one appears first" {
 				continue
 			}
-			bubble(t, name+", "+first+" first", reconciler.Config{Restored: []reconciler.Instance{current}}, func(t *testing.T, w *world) {
-				appear := map[string]func(){
-					"remembered": func() { foundAs(w, "/a", born(1, 5), &plugin{peer: peer}) },
-					"other":      func() { foundAs(w, "/b", born(2, c.birth), nil) },
+			bubble(t, name+"; "+order, reconciler.Config{Restored: []reconciler.Instance{current}}, func(t *testing.T, w *world) {
+				appear := []func(){
+					func() { foundAs(w, "/a", born(1, 5), &plugin{peer: peer}) },
+					func() { foundAs(w, "/b", born(2, c.birth), nil) },
 				}
-				second := map[string]string{"remembered": "other", "other": "remembered"}[first]
-				appear[first]()
-				synctest.Wait()
+				leads := c.newer
+				if order != "the remembered one appears first" {
+					slices.Reverse(appear)
+				}
+				appear[0]()
+				if order == "the other is registered first" {
+					leads = true // in the registry, too
+					synctest.Wait()
+				}
 				if c.synced {
 					w.r.Synced()
 					synctest.Wait()
 				}
-				appear[second]()
+				appear[1]()
 				w.r.Synced()
 				synctest.Wait()
-				want := map[bool]string{true: "/b", false: "/a"}[c.newer]
-				if s := w.status(want); s.State != reconciler.StateRegistered {
-					t.Errorf("%s is %s", want, s.State)
+				want := map[bool]string{true: "/b", false: "/a"}[leads]
+				if s := w.status(want); s.State != reconciler.StateRegistered || w.registry["foo"][0] != s.Instance {
+					t.Errorf("%s is %s as %s; the registry has %v", want, s.State, s.Instance, w.registry["foo"])
 				}
 			})
 		}

@@ -264,6 +264,7 @@ func (c *crash) checkTold() {
 	}
 	clear(c.asked)
 	clear(c.told)
+	clear(c.over)
 }
 
 // firstList returns the first thing that a daemon that has just been started says.
