@@ -24,7 +24,7 @@ import (
 // knows nothing but which sockets serve, in which order they came, and what was asked for.
 func TestControlModel(t *testing.T) {
 	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
-		if err := checks.Value.Set("5"); err != nil {
+		if err := checks.Value.Set("8"); err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = checks.Value.Set(checks.DefValue) }()

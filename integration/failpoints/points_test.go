@@ -600,10 +600,10 @@ func document() ([]byte, error) {
 	fmt.Fprintf(&b, `# Failpoints
 
 What becomes of %d failures at the %d points at which a test can have the daemon fail. Each has a daemon of its own and, where that has started
-before, another plugin that must not notice: it keeps its instance and has no event. A failure comes once unless the table says otherwise. In the end each plugin that lives is
-registered, once, and answers through its stable socket, no condition is degraded, and the same is so after a restart; when all plugins have
-gone, the state is empty, and no file, goroutine or descriptor is left. This page is generated from the tests in
-[integration/failpoints](../integration/failpoints), which show it.
+before, another plugin that must not notice: it keeps its instance and has no event. A failure comes once unless the table says otherwise.
+In the end each plugin that lives is registered, once, and answers through its stable socket, no condition is degraded, and the same is so
+after a restart; when all plugins have gone, the state is empty, and no file, goroutine or descriptor is left. This page is generated from
+the tests in [integration/failpoints](../integration/failpoints).
 
 A point is a comment that begins with `+"`// gofail:`"+` in the source. The tests compile copies of the files in which the comments are code;
 nothing else has it. `+"`make failpoints`"+` runs them.
