@@ -16,13 +16,13 @@ type stage struct {
 
 // RegisterPlugin implements Registry.
 func (r *registry) RegisterPlugin(info *PluginInfo) error {
-	return r.register(info, r.publish)
+	return r.register(info, false, r.publish)
 }
 
 // StagePlugin implements Registry.
 func (r *registry) StagePlugin(info *PluginInfo) (Staged, error) {
 	st := &stage{registry: r}
-	err := r.register(info, func(l *lane, s *slot, info *PluginInfo) {
+	err := r.register(info, true, func(l *lane, s *slot, info *PluginInfo) {
 		st.lane, st.info = l, info
 		s.staged = st
 	})
@@ -32,8 +32,8 @@ func (r *registry) StagePlugin(info *PluginInfo) (Staged, error) {
 	return st, nil
 }
 
-// register saves info and calls then with its slot, with r.mu held.
-func (r *registry) register(info *PluginInfo, then func(*lane, *slot, *PluginInfo)) error {
+// register saves info and calls then with its slot, with r.mu held. An instance that is known goes in front if front is set.
+func (r *registry) register(info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) error {
 	if err := info.check(); err != nil {
 		return err
 	}
@@ -43,24 +43,32 @@ func (r *registry) register(info *PluginInfo, then func(*lane, *slot, *PluginInf
 		return err
 	}
 	defer r.leave(l)
-	i := l.find(info.AllocID)
-	known := i >= 0
+	from := l.find(info.AllocID)
+	to := max(from, 0)
+	if front {
+		to = 0
+	}
 	switch {
-	case !known:
-		i = 0
+	case from < 0:
 		err = r.put(l, slices.Concat([]*PluginInfo{info}, l.saved))
-	case !l.saved[i].equal(info):
-		err = r.replace(l, i, info)
+	case from != to || !l.saved[from].equal(info):
+		err = r.move(l, from, to, info)
 	}
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !known {
-		l.slots = slices.Insert(l.slots, 0, slot{})
+	if from != to {
+		s := slot{}
+		if from >= 0 {
+			s = l.slots[from]
+			l.slots = slices.Delete(l.slots, from, from+1)
+		}
+		s.rank = l.top()
+		l.slots = slices.Insert(l.slots, 0, s)
 	}
-	then(l, &l.slots[i], info)
+	then(l, &l.slots[to], info)
 	return nil
 }
 
@@ -94,25 +102,30 @@ func (st *stage) Discard() error {
 	}
 	st.leaving = true
 	shown := l.slots[i].shown
+	to := i // where shown belongs
+	for shown != nil && to+1 < len(l.slots) && l.slots[to+1].rank > shown.rank {
+		to++
+	}
 	r.mu.Unlock()
 
 	switch {
 	case shown == nil:
 		err = r.remove(l, i)
-	case !shown.info.equal(st.info):
-		err = r.replace(l, i, shown.info)
+	case to != i || !shown.info.equal(st.info):
+		err = r.move(l, i, to, shown.info)
 	}
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	st.leaving = false
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case shown == nil:
-		l.slots = slices.Delete(l.slots, i, i+1)
-	default:
-		l.slots[i].staged = nil
+	}
+	s := l.slots[i]
+	l.slots = slices.Delete(l.slots, i, i+1)
+	if s.shown != nil {
+		s.staged, s.rank = nil, s.shown.rank
+		l.slots = slices.Insert(l.slots, to, s)
 	}
 	return nil
 }
@@ -130,11 +143,13 @@ func (r *registry) publish(l *lane, s *slot, info *PluginInfo) {
 	if was != nil {
 		event = EventTypeUpdated
 		if was.info.equal(info) {
-			if !was.restored && was.dead == nil {
-				return
-			}
-			event = ""
 			info = was.info
+			if was.rank == s.rank {
+				event = ""
+				if !was.restored && was.dead == nil {
+					return
+				}
+			}
 		}
 	}
 	if was != nil && was.dead == nil && *was.info.ConnectionInfo == *info.ConnectionInfo {
@@ -142,6 +157,7 @@ func (r *registry) publish(l *lane, s *slot, info *PluginInfo) {
 	} else {
 		s.shown = newInstance(r.pool, info)
 	}
+	s.shown.rank = s.rank
 	r.show(l)
 	if event != "" {
 		r.feed.Publish(info.Type, &PluginUpdateEvent{EventType: event, Info: info})

@@ -89,7 +89,7 @@ func TestDiscard(t *testing.T) {
 	events := r.PluginsUpdatedCh(t.Context(), "")
 	added := stage(t, r, plugin("t", "n", "2"))
 	changed := stage(t, r, version(plugin("t", "n", "1"), "2"))
-	expectStored(t, store, "2 1", "1 2")
+	expectStored(t, store, "1 2", "2 1")
 
 	broken := errors.New("disk on fire")
 	store.setFail(broken)
@@ -107,6 +107,40 @@ func TestDiscard(t *testing.T) {
 	expectEvents(t, events)
 	if p, err := r.PluginForAlloc("t", "n", "1"); err != nil || p.Version != "1" {
 		t.Errorf("the registered instance is %v, %v", p, err)
+	}
+}
+
+// TestStageOfKnown: what is staged last is the current one, also if it was there before.
+func TestStageOfKnown(t *testing.T) {
+	store := &changing{}
+	r := open(t, store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
+	for _, id := range []string{"1", "2", "3"} {
+		register(t, r, plugin("t", "n", id))
+	}
+	events := r.PluginsUpdatedCh(t.Context(), "")
+	current := func(want string) {
+		t.Helper()
+		p, err := dynamicplugins.Dispense[*dynamicplugins.PluginInfo](r, "t", "n")
+		check(t, err)
+		if p.AllocID != want {
+			t.Errorf("%s is current, want %s", p.AllocID, want)
+		}
+	}
+	first := stage(t, r, plugin("t", "n", "1"))
+	second := stage(t, r, plugin("t", "n", "2"))
+	expectStored(t, store, "2 1", "1 1", "3 1")
+	check(t, r.MarkUnreachable("t", "n", "1", nil)) // anything that makes the order visible
+	current("3")
+	check(t, first.Discard())
+	expectStored(t, store, "2 1", "3 1", "1 1")
+	expectEvents(t, events)
+	second.Publish()
+	current("2")
+	expectEvents(t, events, "updated 2 1")
+	stage(t, r, plugin("t", "n", "2")).Publish()
+	expectEvents(t, events)
+	if got := allocs(r.Instances("t", "n")); !slices.Equal(got, []string{"2", "3", "1"}) {
+		t.Errorf("order: %v", got)
 	}
 }
 

@@ -1,6 +1,8 @@
 package dynamicplugins
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -47,6 +49,7 @@ type instance struct {
 	info     *PluginInfo
 	restored bool              // and not confirmed yet
 	dead     *UnreachableError // nil while it is reachable
+	rank     uint64            // among those of its plugin, highest first
 	link     *link
 }
 
@@ -134,11 +137,12 @@ func newView(slots []slot) *view {
 	v := &view{}
 	v.instances = v.single[:0]
 	for _, s := range slots {
-		in := s.shown
-		if in == nil {
-			continue
+		if s.shown != nil {
+			v.instances = append(v.instances, s.shown)
 		}
-		v.instances = append(v.instances, in)
+	}
+	slices.SortFunc(v.instances, func(a, b *instance) int { return cmp.Compare(b.rank, a.rank) })
+	for _, in := range v.instances {
 		if in.dead != nil {
 			continue
 		}

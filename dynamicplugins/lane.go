@@ -15,7 +15,7 @@ type lane struct {
 	saved    []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
 	gone     bool          // the registry has dropped the lane; guarded by changing
 
-	slots  []slot               // of the instances in saved, in the same order; guarded by registry.mu
+	slots  []slot               // of the instances in saved, in the same order: that of rank; guarded by registry.mu
 	single [1]slot              // room for slots, as nearly all plugins have one instance
 	view   atomic.Pointer[view] // the one that readers see, or nil; written with registry.mu held
 }
@@ -25,6 +25,15 @@ type lane struct {
 type slot struct {
 	shown  *instance
 	staged *stage
+	rank   uint64 // highest first; that of shown, or a higher one that is staged
+}
+
+// top returns the rank above all others. The caller holds registry.mu.
+func (l *lane) top() uint64 {
+	if len(l.slots) == 0 {
+		return 1
+	}
+	return l.slots[0].rank + 1
 }
 
 func newLane(k key) *lane {
@@ -103,9 +112,12 @@ func (r *registry) remove(l *lane, i int) error {
 
 // replace saves info in the place of the instance at i. The caller holds l.changing.
 func (r *registry) replace(l *lane, i int, info *PluginInfo) error {
-	plugins := slices.Clone(l.saved)
-	plugins[i] = info
-	return r.put(l, plugins)
+	return r.move(l, i, i, info)
+}
+
+// move saves info, which is the instance at from, at to. The caller holds l.changing.
+func (r *registry) move(l *lane, from, to int, info *PluginInfo) error {
+	return r.put(l, slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info))
 }
 
 // show makes what is in the slots of l visible, wakes those who wait for it and retires connections that are not used any more.

@@ -14,10 +14,10 @@ func (r *registry) load(storage StateStorage) error {
 	r.save = newSaver(storage, loaded)
 	for k, plugins := range loaded {
 		l := &lane{key: k, saved: plugins}
-		for _, info := range plugins {
+		for i, info := range plugins {
 			in := newInstance(r.pool, info)
-			in.restored = true
-			l.slots = append(l.slots, slot{shown: in})
+			in.restored, in.rank = true, uint64(len(plugins)-i)
+			l.slots = append(l.slots, slot{shown: in, rank: in.rank})
 		}
 		r.lanes.Store(k, l)
 		r.show(l)

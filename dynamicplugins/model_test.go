@@ -81,6 +81,7 @@ type model struct {
 	expected []string // events
 	plugins  map[string][]*modelInstance
 	stages   []*modelStage
+	ranks    int // given so far
 }
 
 type modelInstance struct {
@@ -88,6 +89,7 @@ type modelInstance struct {
 	shown          string // version that is visible, or empty
 	restored, dead bool
 	stage          *modelStage
+	rank, saved    int // among those of the name, highest first: the visible one, and the one that the storage has
 }
 
 type modelStage struct {
@@ -161,19 +163,32 @@ func (m *model) drawInfo(rt *rapid.T) (*dynamicplugins.PluginInfo, string, *mode
 	return info, name, m.find(name, id)
 }
 
-func (m *model) staged(name string, in *modelInstance, info *dynamicplugins.PluginInfo) *modelInstance {
+func (m *model) staged(name string, in *modelInstance, info *dynamicplugins.PluginInfo, front bool) *modelInstance {
 	if in == nil {
 		in = &modelInstance{id: info.AllocID}
-		m.plugins[name] = slices.Insert(m.plugins[name], 0, in)
+		m.plugins[name] = append(m.plugins[name], in)
+		front = true
 	}
+	if front && in != m.plugins[name][0] || in.saved == 0 {
+		m.ranks++
+		in.saved = m.ranks
+	}
+	m.sort(name)
 	in.stage = &modelStage{plugin: name, version: info.Version}
 	return in
 }
 
+// sort sorts the instances of a name as the storage has them.
+func (m *model) sort(name string) {
+	slices.SortFunc(m.plugins[name], func(a, b *modelInstance) int { return b.saved - a.saved })
+}
+
 func (m *model) published(in *modelInstance) {
-	switch in.shown {
-	case in.stage.version:
-	case "":
+	moved := in.rank != in.saved
+	in.rank = in.saved
+	switch {
+	case in.shown == in.stage.version && !moved:
+	case in.shown == "":
 		m.expected = append(m.expected, "registered "+in.stage.plugin+" "+in.id+" "+in.stage.version)
 	default:
 		m.expected = append(m.expected, "updated "+in.stage.plugin+" "+in.id+" "+in.stage.version)
@@ -185,15 +200,15 @@ func (m *model) register(rt *rapid.T) {
 	info, name, in := m.drawInfo(rt)
 	err := m.registry.RegisterPlugin(info)
 	if m.expectSave(rt, err, in == nil || in.stored() != info.Version) {
-		m.published(m.staged(name, in, info))
+		m.published(m.staged(name, in, info, false))
 	}
 }
 
 func (m *model) stage(rt *rapid.T) {
 	info, name, in := m.drawInfo(rt)
 	staged, err := m.registry.StagePlugin(info)
-	if m.expectSave(rt, err, in == nil || in.stored() != info.Version) {
-		in = m.staged(name, in, info)
+	if m.expectSave(rt, err, in == nil || in.stored() != info.Version || in != m.plugins[name][0]) {
+		in = m.staged(name, in, info, true)
 		in.stage.staged = staged
 		m.stages = append(m.stages, in.stage)
 	}
@@ -224,12 +239,20 @@ func (m *model) publish(rt *rapid.T) {
 func (m *model) discard(rt *rapid.T) {
 	st, in := m.drawStage(rt)
 	err := st.staged.Discard()
-	if m.expectSave(rt, err, in != nil && in.shown != st.version) && in != nil {
-		in.stage = nil
+	if m.expectSave(rt, err, in != nil && (in.shown != st.version || m.returns(st.plugin, in))) && in != nil {
+		in.stage, in.saved = nil, in.rank
+		m.sort(st.plugin)
 		if in.shown == "" {
 			m.remove(st.plugin, in)
 		}
 	}
+}
+
+// returns says whether an instance is saved behind others again if its stage is discarded.
+func (m *model) returns(name string, in *modelInstance) bool {
+	return slices.ContainsFunc(m.plugins[name], func(other *modelInstance) bool {
+		return other.saved < in.saved && other.saved > in.rank
+	})
 }
 
 // visible draws an instance; if it is not visible, err must be ErrNotFound.
@@ -278,7 +301,7 @@ func (m *model) restart(rt *rapid.T) {
 	m.apply()
 	for name, instances := range m.plugins {
 		for i, in := range instances {
-			instances[i] = &modelInstance{id: in.id, shown: in.stored(), restored: true}
+			instances[i] = &modelInstance{id: in.id, shown: in.stored(), restored: true, saved: in.saved, rank: in.saved}
 		}
 		m.plugins[name] = instances
 	}
@@ -292,6 +315,10 @@ func (m *model) compare(rt *rapid.T) {
 		first, current := true, ""
 		for _, in := range m.plugins[name] {
 			stored = append(stored, name+" "+in.id+" "+in.stored())
+		}
+		visible := slices.Clone(m.plugins[name])
+		slices.SortFunc(visible, func(a, b *modelInstance) int { return b.rank - a.rank })
+		for _, in := range visible {
 			if in.shown == "" {
 				continue
 			}

@@ -13,11 +13,12 @@ type Registry interface {
 	// RegisterPlugin adds an instance, which becomes the current one of its type and name, and sends EventTypeRegistered. An
 	// instance that is known (by AllocID) keeps its rank: with other details it is replaced and EventTypeUpdated is sent, with
 	// the same details nothing happens, except that it is confirmed and reachable again. When RegisterPlugin returns nil, the
-	// instance is saved. It is StagePlugin and Staged.Publish in one step.
+	// instance is saved.
 	RegisterPlugin(info *PluginInfo) error
 
-	// StagePlugin does the first half of RegisterPlugin: the instance is saved and has its rank, and nobody sees it. The order in
-	// which instances are staged is their rank. Staging an instance again makes its earlier stage void.
+	// StagePlugin does the first half of a registration: the instance is saved, and nobody sees it. It is staged in front of all others
+	// of its name, also if it is known: the last one that is staged and published is the current one. One that is known and comes in
+	// front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void.
 	StagePlugin(info *PluginInfo) (Staged, error)
 
 	// DeregisterPlugin removes an instance and sends EventTypeDeregistered. If it was the current one, the newest of those that

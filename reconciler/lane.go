@@ -35,14 +35,6 @@ func (l *lane) join(in *instance) {
 	l.members = slices.Insert(l.members, at, in)
 }
 
-// lead ranks an instance that was found above all restored ones, now that it is registered: in the registry it is the newest.
-func (l *lane) lead(in *instance) {
-	if in.found {
-		in.found, in.rank = false, newRank(in.info)
-		slices.SortFunc(l.members, newestFirst)
-	}
-}
-
 func newestFirst(a, b *instance) int { return cmp.Compare(b.rank, a.rank) }
 
 // yield ranks an instance that was found right behind a restored one whose socket was born after its own, and says whether that changed

@@ -110,11 +110,6 @@ func (m *model) observed(e reconciler.Event) {
 	switch e.Kind {
 	case reconciler.EventRegistered, reconciler.EventRestored:
 		m.open[e.Instance] = true
-		if p := m.plugins[e.SocketPath]; p != nil && e.Kind == reconciler.EventRegistered {
-			if f := m.fates[p]; f.rank%(1<<32) != 0 {
-				f.rank = f.fresh // what was found leads once it is registered
-			}
-		}
 		return
 	case reconciler.EventRefused, reconciler.EventFailed:
 		return
@@ -241,8 +236,9 @@ func (m *model) checkLane(key lane, paths []string, byPath map[string]reconciler
 		if !p.told {
 			m.complain("%s was not told that it is registered", path)
 		}
-		if !slices.Contains(m.registry[key.name], s.Instance) {
-			m.complain("the registry has %v of %v and not the current %s", m.registry[key.name], key, s.Instance)
+		ofLane := slices.DeleteFunc(slices.Clone(m.registry[key.name]), func(id string) bool { return m.saved[m.find(id)].Type != key.ptype })
+		if len(ofLane) == 0 || ofLane[0] != s.Instance {
+			m.complain("the registry has %v of %v and not the current %s in front", ofLane, key, s.Instance)
 		}
 	}
 }

@@ -413,7 +413,6 @@ func (r *Reconciler) announce(
 	}
 	staged.Publish()
 	in.recorded = true
-	in.lane.lead(in)
 	attempts := in.attempts
 	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
 	in.set(StateRegistered)

@@ -148,7 +148,8 @@ type Instance struct {
 // Registry is what the reconciler needs of the plugin registry. Its methods may block on the disk; they are called without locks
 // and, for different plugins, concurrently.
 type Registry interface {
-	// Stage makes the instance durable without showing it to anyone. An instance whose ID is known is updated.
+	// Stage makes the instance durable, in front of all others of its type and name, without showing it to anyone. One whose ID is known
+	// is updated and comes in front too: what is registered last is current, in the registry as in the handler.
 	Stage(Instance) (Staged, error)
 	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what is not
 	// there is no error.

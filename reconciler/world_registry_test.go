@@ -12,7 +12,7 @@ type registry struct{ w *world }
 type staged struct {
 	w     *world
 	in    reconciler.Instance
-	shown *reconciler.Instance // what is shown of it meanwhile
+	shown []reconciler.Instance // what is shown of it meanwhile, and all that was saved behind it; empty if nothing is
 }
 
 func (r registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
@@ -26,15 +26,13 @@ func (r registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	err := w.failSave
 	if err == nil {
 		w.stages[in.ID] = s
-		known := slices.IndexFunc(w.saved, func(i reconciler.Instance) bool { return i.ID == in.ID })
-		if known < 0 {
-			w.saved = slices.Insert(w.saved, 0, reconciler.Instance{})
-			known = 0
-		} else if slices.Contains(w.registry[in.Name], in.ID) {
-			shown := w.saved[known]
-			s.shown = &shown
+		if known := w.find(in.ID); known >= 0 {
+			if slices.Contains(w.registry[in.Name], in.ID) {
+				s.shown = slices.Clone(w.saved[known:])
+			}
+			w.saved = slices.Delete(w.saved, known, known+1)
 		}
-		w.saved[known] = in
+		w.saved = slices.Insert(w.saved, 0, in)
 	}
 	w.mu.Unlock()
 	if err != nil {
@@ -42,6 +40,11 @@ func (r registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	}
 	w.note("saved %s %s", in.Name, in.Endpoint)
 	return s, nil
+}
+
+// find returns the index of an instance on the disk, or -1. w.mu is held.
+func (w *world) find(id string) int {
+	return slices.IndexFunc(w.saved, func(in reconciler.Instance) bool { return in.ID == id })
 }
 
 // unsave takes an instance off the disk. w.mu is held.
@@ -81,9 +84,8 @@ func (s *staged) Publish() {
 	if s.w.publishing != nil {
 		s.w.publishing(s.in)
 	}
-	if !slices.Contains(s.w.registry[s.in.Name], s.in.ID) {
-		s.w.registry[s.in.Name] = append([]string{s.in.ID}, s.w.registry[s.in.Name]...)
-	}
+	others := slices.DeleteFunc(s.w.registry[s.in.Name], func(id string) bool { return id == s.in.ID })
+	s.w.registry[s.in.Name] = slices.Insert(others, 0, s.in.ID)
 }
 
 func (s *staged) Discard() error {
@@ -95,10 +97,16 @@ func (s *staged) Discard() error {
 		return err
 	}
 	delete(w.stages, s.in.ID)
-	if s.shown == nil {
-		w.unsave(s.in.ID)
-	} else if known := slices.IndexFunc(w.saved, func(i reconciler.Instance) bool { return i.ID == s.in.ID }); known >= 0 {
-		w.saved[known] = *s.shown
+	known := w.find(s.in.ID) >= 0
+	w.unsave(s.in.ID)
+	if known && len(s.shown) > 0 {
+		at := slices.IndexFunc(w.saved, func(in reconciler.Instance) bool {
+			return slices.ContainsFunc(s.shown, func(behind reconciler.Instance) bool { return in.ID == behind.ID })
+		})
+		if at < 0 {
+			at = len(w.saved)
+		}
+		w.saved = slices.Insert(w.saved, at, s.shown[0])
 	}
 	w.mu.Unlock()
 	w.note("discarded %s", s.in.Name)
