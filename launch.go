@@ -66,8 +66,8 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 
 // source says how a plugin whose socket is at this path came.
 func (rt *Runtime) source(socketPath string) reconciler.Source {
-	launched := func(p *host.PluginProcess) bool { return p.PluginSocket() == socketPath }
-	if slices.ContainsFunc(rt.host.Plugins(), launched) {
+	// It may serve before its start has returned here.
+	if p := rt.host.PluginAt(socketPath); p != nil && p.PluginSocket() == socketPath {
 		return reconciler.SourceLaunched
 	}
 	return reconciler.SourceDiscovered

@@ -78,6 +78,7 @@ func (p *PluginProcess) grant(granted grants) {
 func (p *PluginProcess) start(start func() (*process.Process, error)) error {
 	defer close(p.started)
 	proc, err := start()
+	// gofail: var hostStarted struct{}
 	p.proc = proc
 	return err
 }

@@ -493,6 +493,11 @@ func groups() []group {
 				said: in(inEvent, injected+"processLimit"), play: launches(func(p *catalogue.Plugin) { p.Limits.OpenFiles = 1000 }),
 			},
 			{
+				point: "hostStarted", arms: []arm{{"hostStarted", "1*sleep(1000)"}}, fails: "for a second, to see that a process was started",
+				happens: "its socket waits so long, and is known as that of a launched plugin", said: in(inEvent, "registered: registered"),
+				play: launches(nil),
+			},
+			{
 				point: "exeMemory", fails: "to copy a program into memory to check it", happens: again,
 				said: in(inEvent, "make a file in memory"), play: launches(func(p *catalogue.Plugin) { p.SHA256 = digest() }),
 			},

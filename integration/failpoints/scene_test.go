@@ -27,6 +27,7 @@ import (
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 const (
@@ -314,6 +315,11 @@ func (s *scene) check() {
 	s.Helper()
 	if s.config.Catalogue != nil {
 		s.registered(guest)
+		for _, p := range s.list().Plugins {
+			if p.Name == guest && p.Source != string(reconciler.SourceLaunched) {
+				s.Errorf("the guest was launched, and is listed as %s", p.Source)
+			}
+		}
 	}
 	for name := range s.plugins {
 		before, known := s.instances[name]
