@@ -1,6 +1,8 @@
 package patchbay_test
 
 import (
+	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -146,5 +148,76 @@ func TestPluginThatComesBackAwaitsItsEnd(t *testing.T) {
 	h.set(p)
 	if s := h.running("its return"); s.PID == before || s.LastError != "" {
 		t.Errorf("it is %+v, want another process than %d, which ran alone", s, before)
+	}
+}
+
+// TestSurvivorThatCannotBeReached: it is tried again, and does not run beside another life of its plugin for longer than it has to.
+func TestSurvivorThatCannotBeReached(t *testing.T) {
+	for name, manual := range map[string]bool{"the plugin is started anew": false, "nothing was started meanwhile": true} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			h.survivors = t.TempDir()
+			h.end()
+			h.start()
+			surviving := launchable("serve")
+			surviving.Survive, surviving.Manual = true, manual
+			h.set(surviving)
+			if err := h.rt.Launcher().Start("unit"); err != nil {
+				t.Fatal(err)
+			}
+			before := h.running("registration")
+			h.end()
+			mend := silence(t, h.survivors)
+			h.start()
+			h.set(surviving)
+			if manual {
+				mend()
+				if err := h.rt.Launcher().Start("unit"); err != nil {
+					t.Fatal(err)
+				}
+				if after := h.running("adoption"); after.PID != before.PID {
+					t.Errorf("after the restart it is %+v, before %+v", after, before)
+				}
+			} else {
+				h.until("another life", func() bool { s := h.unit(); return s.State == launcher.StateRunning && s.PID != before.PID })
+				another := h.unit()
+				mend()
+				h.set(surviving)
+				h.until("the end of the survivor", func() bool { return !alive(before.PID) })
+				h.set(surviving)
+				if s := h.unit(); s.PID != another.PID || !alive(another.PID) {
+					t.Errorf("it was %+v and is %+v", another, s)
+				}
+			}
+			if err := h.rt.Launcher().Stop("unit"); err != nil {
+				t.Fatal(err)
+			}
+			if alive(before.PID) {
+				t.Errorf("process %d is alive after Stop", before.PID)
+			}
+		})
+	}
+}
+
+// silence puts a socket where nobody says anything in the place of a survivor's.
+func silence(t *testing.T, dir string) (mend func()) {
+	t.Helper()
+	sockets, err := filepath.Glob(filepath.Join(dir, "*.sock"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("the sockets of survivors are %q, %v", sockets, err)
+	}
+	aside := sockets[0] + ".aside"
+	if err := os.Rename(sockets[0], aside); err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Listen("unix", sockets[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if err := errors.Join(silent.Close(), os.Rename(aside, sockets[0])); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -138,7 +138,8 @@ func (g *generation) Run(ctx context.Context) error {
 		spec.PluginSocket = g.unit.nextSocket(g.plugin.User+g.plugin.Group != "" && g.plugin.Protocol == nil)
 	}
 	began := time.Now()
-	process := g.unit.launcher.takeAdopted(g.plugin)
+	process := g.unit.launcher.occupy(g.unit, g.plugin)
+	defer g.unit.launcher.vacate(g.unit)
 	var err error
 	if process == nil {
 		process, err = g.launch(ctx, spec)

@@ -115,8 +115,10 @@ type Launcher struct {
 	// leaving are the units that are being removed, by their names.
 	leaving map[string]*unit
 	closed  bool
-	// adopted are the plugins that survived an earlier launcher, by their names; nil until the first Set.
-	adopted map[string]*host.PluginProcess
+	// adopted are the plugins that survived an earlier launcher and whose units have not begun, by their names. unadopted: there may be
+	// more of them.
+	adopted   map[string]*host.PluginProcess
+	unadopted bool
 	// work are the goroutines of all units.
 	work sync.WaitGroup
 }
@@ -126,12 +128,16 @@ func New(cfg Config) *Launcher {
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}
-	return &Launcher{cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}}
+	return &Launcher{
+		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}, adopted: map[string]*host.PluginProcess{},
+		unadopted: cfg.Host.StateDir != "",
+	}
 }
 
 // Set makes these the plugins to launch. New ones are started unless they are manual, those that are not among them any more are
 // stopped, and those that run and have changed are replaced; what has not changed is not disturbed. The first Set takes over those that
-// survived an earlier launcher, and replaces those that have changed meanwhile. It does not wait for any of that: [Launcher.Plugins] and
+// survived an earlier launcher, and replaces those that have changed meanwhile; those that it cannot reach are tried again whenever a
+// plugin that survives is started, and by the next Set. It does not wait for any of that: [Launcher.Plugins] and
 // the events tell how it goes. It changes nothing if a plugin is not valid.
 func (l *Launcher) Set(plugins []Plugin) error {
 	wanted := map[string]Plugin{}
@@ -149,7 +155,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	if l.closed {
 		return fmt.Errorf("cannot launch plugins: %w", ErrClosed)
 	}
-	l.adopt(wanted)
+	l.adopt(func(name string) bool { return wanted[name].Survive })
 	for name, u := range l.units {
 		if _, stays := wanted[name]; !stays {
 			delete(l.units, name)
@@ -171,13 +177,8 @@ func (l *Launcher) Set(plugins []Plugin) error {
 			u.before = before.gone
 		}
 		l.units[name] = u
-		if adopted := l.adopted[name]; adopted != nil || !p.Manual {
-			outdated := adopted != nil && adopted.Tag() != p.tag()
-			l.work.Go(func() {
-				if err := u.start(); err == nil && outdated {
-					_ = u.replace(context.Background())
-				}
-			})
+		if l.adopted[name] != nil || !p.Manual {
+			l.work.Go(func() { _ = u.start() })
 		}
 	}
 	return nil
@@ -245,20 +246,24 @@ func (l *Launcher) Close() {
 	l.work.Wait()
 }
 
-// adopt takes over what survived an earlier launcher, and ends what is not wanted any more. mu is held.
-func (l *Launcher) adopt(wanted map[string]Plugin) {
-	if l.adopted != nil || l.cfg.Host.StateDir == "" {
+// adopt takes over what survived an earlier launcher and has not been taken over yet. It ends what is not to survive any more, and what runs
+// again already. mu is held.
+func (l *Launcher) adopt(survives func(name string) bool) {
+	if !l.unadopted {
 		return
 	}
 	// The processes are at hand: nothing here waits for long.
 	processes, err := l.cfg.Host.Adopt(context.Background())
-	if err != nil {
+	if l.unadopted = err != nil; err != nil {
 		l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()}) // those that can be had are
 	}
-	l.adopted = map[string]*host.PluginProcess{}
 	for _, process := range processes {
-		if p, known := wanted[process.Name()]; known && p.Survive && l.adopted[p.Name] == nil {
-			l.adopted[p.Name] = process
+		u := l.units[process.Name()]
+		if survives(process.Name()) && l.adopted[process.Name()] == nil && (u == nil || u.processes == 0) {
+			l.adopted[process.Name()] = process
+			if u != nil {
+				l.work.Go(func() { _ = u.start() }) // unless it is being started anyway
+			}
 			continue
 		}
 		l.work.Go(func() {
@@ -270,15 +275,27 @@ func (l *Launcher) adopt(wanted map[string]Plugin) {
 	}
 }
 
-// takeAdopted returns the process of a plugin that survived an earlier launcher; nil if there is none. It is returned once.
-func (l *Launcher) takeAdopted(p Plugin) *host.PluginProcess {
+// occupy says that a unit is about to have a process, until vacate is called. It returns the one that survived an earlier launcher, nil if
+// there is none; one with other details is replaced as soon as it has been taken over.
+func (l *Launcher) occupy(u *unit, p Plugin) *host.PluginProcess {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	process := l.adopted[p.Name]
-	if process != nil {
-		delete(l.adopted, p.Name)
+	if p.Survive {
+		l.adopt(func(name string) bool { return l.units[name] != nil && l.units[name].survives() })
+	}
+	u.processes++
+	process := l.adopted[u.name]
+	delete(l.adopted, u.name)
+	if process != nil && process.Tag() != p.tag() {
+		l.work.Go(func() { _ = u.replace(context.Background()) }) // its outcome shows in the status and in the events
 	}
 	return process
+}
+
+func (l *Launcher) vacate(u *unit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u.processes--
 }
 
 func (l *Launcher) closing() bool {

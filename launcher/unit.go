@@ -27,6 +27,8 @@ type unit struct {
 	// gone is closed when nothing of the unit is left. before is that of an earlier unit of the same name; nil if there was none.
 	gone, before chan struct{}
 
+	processes int // that it has or is about to have; guarded by Launcher.mu
+
 	// op is held over one operation of start, stop, replace and remove.
 	op sync.Mutex
 
@@ -91,6 +93,12 @@ func (u *unit) begin() error {
 	u.current, u.wanted, u.replaceErr = g, true, nil
 	u.mu.Unlock()
 	return g.awaitStart()
+}
+
+func (u *unit) survives() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.plugin.Survive
 }
 
 // awaitTurn waits until an earlier unit of the same name is gone: two of them do not run at once.
