@@ -164,6 +164,7 @@ func (d *daemon) inFleet(count int) {
 
 // TestCall: a call goes to this node first, then to another one, to one by name, and to the same one; as transparently as on a local socket.
 func TestCall(t *testing.T) {
+	t.Parallel()
 	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
 	nodes := map[string]*daemon{}
 	for _, name := range []string{"a", "b", "c"} {
@@ -259,6 +260,7 @@ func transparent(t *testing.T, c grpc_testing.TestServiceClient) {
 
 // TestCallDenied: nothing can be called from other nodes that no rule allows, nor by somebody without the right certificate.
 func TestCallDenied(t *testing.T) {
+	t.Parallel()
 	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
 	closed := newCaller(t, patchbay, "closed", etcd.client, ca, `[]`, "")
 	narrow := newCaller(t, patchbay, "narrow", etcd.client, ca, `[
@@ -375,6 +377,7 @@ func addressOf(t *testing.T, d *daemon, node string) string {
 
 // TestCallFailover: a node that dies between calls is passed over before its presence ends; a call that it had is lost, and not made again.
 func TestCallFailover(t *testing.T) {
+	t.Parallel()
 	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
 	nodes := map[string]*daemon{}
 	var calls atomic.Int64
@@ -446,6 +449,7 @@ func TestCallFailover(t *testing.T) {
 
 // TestCallCSI: the calls of a scheduler to a CSI controller reach the one node whose controller is active, and the next one when it dies.
 func TestCallCSI(t *testing.T) {
+	t.Parallel()
 	etcd, patchbay, hostdir, ca := startOne(t), program(t), build(t, "./examples/hostdir"), newAuthority(t)
 	root := t.TempDir() // storage that all nodes share
 	const allow = `[{identity: scheduler, types: [csi-controller], names: [hostdir.example.com],
@@ -561,6 +565,7 @@ func (r *recorder) check(t *testing.T, least int) {
 
 // TestCallLock: of an exclusive plugin one instance is active, over stops, crashes and partitions, and the token grows.
 func TestCallLock(t *testing.T) {
+	t.Parallel()
 	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
 	record := &recorder{active: map[string]int{}}
 	nodes, links, stops := map[string]*daemon{}, map[string]*proxy{}, map[string]func(){}

@@ -172,6 +172,7 @@ func (d *daemon) plugin(name string) (stop func()) {
 
 // TestDaemons: two daemons see each other's plugins through their commands, over a stop, a crash, and a loss of etcd.
 func TestDaemons(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	patchbay := program(t)
 	a, b := newDaemon(t, patchbay, "a", etcd.client), newDaemon(t, patchbay, "b", etcd.client)
@@ -244,6 +245,7 @@ func TestDaemons(t *testing.T) {
 
 // TestSuspended: a daemon that stood still for longer than its presence is missed meanwhile, and publishes itself anew when it goes on.
 func TestSuspended(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	patchbay := program(t)
 	a, b := newDaemon(t, patchbay, "a", etcd.client), newDaemon(t, patchbay, "b", etcd.client)
@@ -264,6 +266,7 @@ func TestSuspended(t *testing.T) {
 
 // TestWaitForEtcd: a wait that begins before etcd can be reached goes on when it can.
 func TestWaitForEtcd(t *testing.T) {
+	t.Parallel()
 	etcd := newMember(t, nil)
 	a := newDaemon(t, program(t), "a", etcd.client)
 	a.start()

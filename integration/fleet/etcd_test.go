@@ -3,7 +3,6 @@ package fleet_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
 // member is one member of etcd, in this process. It keeps its addresses over restarts.
@@ -34,12 +34,11 @@ type member struct {
 // freeURL returns a URL on which nobody listens.
 func freeURL(t testing.TB, scheme string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	address, err := rig.FreeAddress()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return scheme + "://" + l.Addr().String()
+	return scheme + "://" + address
 }
 
 // newMember returns a member that does not run yet.
@@ -84,7 +83,7 @@ func (m *member) launch() {
 		time.Sleep(100 * time.Millisecond)
 	}
 	if err != nil {
-		m.t.Fatal(err)
+		m.t.Fatalf("etcd, for clients at %s and peers at %s: %v", m.client, m.peer, err)
 	}
 }
 

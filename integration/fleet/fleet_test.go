@@ -15,6 +15,7 @@ import (
 
 // TestLife: what a node has is seen, what changes is seen, and after it has stopped it is still seen, as stopped.
 func TestLife(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client := connect(t, etcd.client)
 	r := openReader(t, client)
@@ -50,6 +51,7 @@ func TestLife(t *testing.T) {
 // TestDeath: a node that is cut off reads unreachable when its presence ends, and again ready when it is back. What it has changed
 // meanwhile arrives.
 func TestDeath(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	cut := newProxy(t, etcd.client)
 	client := connect(t, etcd.client)
@@ -76,6 +78,7 @@ func TestDeath(t *testing.T) {
 
 // TestRetention: what a dead node had is gone when its retention is over.
 func TestRetention(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	cut := newProxy(t, etcd.client)
 	r := openReader(t, connect(t, etcd.client))
@@ -96,6 +99,7 @@ func TestRetention(t *testing.T) {
 
 // TestEtcdAway: a node starts without etcd, is published when it comes, and again when it was away.
 func TestEtcdAway(t *testing.T) {
+	t.Parallel()
 	etcd := newMember(t, nil)
 	n := startNode(t, connect(t, etcd.client), "a", "one")
 	eventually(t, "a condition that says so", func() bool { return strings.Contains(n.Condition().Message, "etcd cannot be reached") })
@@ -116,6 +120,7 @@ func TestEtcdAway(t *testing.T) {
 
 // TestLeaseRevoked: leases that are gone are replaced, and everything is published anew.
 func TestLeaseRevoked(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client, admin := connect(t, etcd.client), etcd.admin()
 	r := openReader(t, client)
@@ -144,6 +149,7 @@ func TestLeaseRevoked(t *testing.T) {
 
 // TestOneName: of two daemons with one name the first is published, the other says so, and takes over when the first ends.
 func TestOneName(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client := connect(t, etcd.client)
 	r := openReader(t, client)
@@ -168,6 +174,7 @@ func TestOneName(t *testing.T) {
 
 // TestParts: more plugins than fit into one request arrive whole, grow and shrink, and leave no part behind.
 func TestParts(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client, admin := connect(t, etcd.client), etcd.admin()
 	r := openReader(t, client)
@@ -214,6 +221,7 @@ func TestParts(t *testing.T) {
 
 // TestStrangers: keys that are no node's, and values that cannot be read, disturb nobody.
 func TestStrangers(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client, admin := connect(t, etcd.client), etcd.admin()
 	r := openReader(t, client)

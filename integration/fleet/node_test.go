@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"reflect"
 	"slices"
@@ -18,12 +19,28 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
+// leftBehind are what the server of etcd leaves for good.
+var leftBehind = []goleak.Option{
+	goleak.IgnoreAnyFunction("go.etcd.io/etcd/server/v3/mvcc.(*store).restore"),
+	goleak.IgnoreAnyFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"),
+}
+
+// ending are the tests, which end when the connections of the last members to each other have: etcd reads from them for up to 5 s.
+type ending struct{ *testing.M }
+
+func (e ending) Run() int {
+	code := e.M.Run()
+	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && goleak.Find(leftBehind...) != nil; {
+	}
+	return code
+}
+
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
-		// The server of etcd leaves these behind.
-		goleak.IgnoreAnyFunction("go.etcd.io/etcd/server/v3/mvcc.(*store).restore"),
-		goleak.IgnoreAnyFunction("gopkg.in/natefinch/lumberjack%2ev2.(*Logger).millRun"),
-	)
+	// More than there are processors, unless -parallel says otherwise: these tests wait for leases to end.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(ending{m}, leftBehind...)
 }
 
 // patience bounds every wait for what should happen.

@@ -15,6 +15,7 @@ import (
 
 // TestCompaction: a reader that was away while the history that it needs was compacted announces the difference, and nothing twice.
 func TestCompaction(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client, admin := connect(t, etcd.client), etcd.admin()
 	cut := newProxy(t, etcd.client)
@@ -53,6 +54,7 @@ func TestCompaction(t *testing.T) {
 
 // TestReconnect: a reader whose connection breaks goes on where it was, without a list, also if the last that it saw was a removal.
 func TestReconnect(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client, admin := connect(t, etcd.client), etcd.admin()
 	cut := newProxy(t, etcd.client)
@@ -84,6 +86,7 @@ func TestReconnect(t *testing.T) {
 // TestRestore: after etcd was restored from a backup, nodes publish anew what the backup does not have, and readers announce the
 // difference, whether its revision shows it or not.
 func TestRestore(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		bump  uint64
 		ahead int
@@ -137,6 +140,7 @@ func TestRestore(t *testing.T) {
 
 // TestAnotherCluster: an empty cluster at the address of the old one is published to.
 func TestAnotherCluster(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	client := connect(t, etcd.client)
 	r := openReader(t, client)
@@ -157,6 +161,7 @@ func TestAnotherCluster(t *testing.T) {
 
 // TestFull: when etcd is full the node stays present and says what is wrong; what it could not write arrives when there is room.
 func TestFull(t *testing.T) {
+	t.Parallel()
 	etcd := newMember(t, func(c *embed.Config) { c.QuotaBackendBytes = 8 << 20 })
 	etcd.start()
 	client, admin := connect(t, etcd.client), etcd.admin()
@@ -203,6 +208,7 @@ func TestFull(t *testing.T) {
 
 // TestSlow: etcd that accepts connections and answers nothing does not hold the node up: the publisher ends in time.
 func TestSlow(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	cut := newProxy(t, etcd.client)
 	cut.sever()
@@ -246,6 +252,7 @@ func startThree(t testing.TB) []*member {
 
 // TestMembers: members are killed and cut off from each other, one after the other, and nothing is lost.
 func TestMembers(t *testing.T) {
+	t.Parallel()
 	members := startThree(t)
 	var endpoints []string
 	for _, m := range members {

@@ -63,6 +63,7 @@ func users(t *testing.T, admin *clientv3.Client, user, password, node string) {
 // TestUser: a node with a user and a password may write its own keys and no others, and bears that etcd forgets its token, of whatever kind that
 // is.
 func TestUser(t *testing.T) {
+	t.Parallel()
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("a key for tests"), 0o600); err != nil {
 		t.Fatal(err)
@@ -164,11 +165,8 @@ func (a *authority) sign(name string, template *x509.Certificate) (*ecdsa.Privat
 // TestCertificates: over TLS, a client certificate is the user; a certificate that was replaced in its file is used from the next
 // connection on.
 func TestCertificates(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
-	ca.sign("server", &x509.Certificate{
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"etcd.example.com"},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	})
 	asClient := func() *x509.Certificate {
 		return &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	}
@@ -180,6 +178,10 @@ func TestCertificates(t *testing.T) {
 		}
 	})
 	etcd.client = strings.Replace(etcd.client, "http:", "https:", 1)
+	ca.sign("server", &x509.Certificate{
+		IPAddresses: []net.IP{net.ParseIP(urls(etcd.client)[0].Hostname())}, DNSNames: []string{"etcd.example.com"},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	})
 	etcd.start()
 	info := transport.TLSInfo{CertFile: ca.file("root.crt"), KeyFile: ca.file("root.key"), TrustedCAFile: ca.file("ca.crt")}
 	tlsConfig, err := info.ClientConfig()

@@ -62,6 +62,7 @@ const keepAliveMethod = "/etcdserverpb.Lease/LeaseKeepAlive"
 
 // TestTraffic: a node at rest renews its presence and does nothing else, and a start costs a handful of requests.
 func TestTraffic(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	m := &meter{counts: map[string]int{}}
 	client, err := fleet.Connect(fleet.Etcd{Endpoints: []string{etcd.client}}, m.options()...)
@@ -109,6 +110,7 @@ func TestTraffic(t *testing.T) {
 
 // TestReaderTraffic: a hundred subscribers cost etcd one list and one watch.
 func TestReaderTraffic(t *testing.T) {
+	t.Parallel()
 	etcd := startOne(t)
 	m := &meter{counts: map[string]int{}}
 	client, err := fleet.Connect(fleet.Etcd{Endpoints: []string{etcd.client}}, m.options()...)

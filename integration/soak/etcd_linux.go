@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -12,6 +11,8 @@ import (
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
 // etcdRole is the first argument with which this program is etcd.
@@ -60,16 +61,6 @@ func urls(text string) ([]url.URL, error) {
 	return []url.URL{*parsed}, nil
 }
 
-// freeURL returns a URL on which nobody listens.
-func freeURL() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // on this machine
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return "http://" + l.Addr().String(), nil
-}
-
 // etcd is etcd as a process, which keeps its addresses and data over restarts.
 type etcd struct {
 	dir, client, peer string
@@ -77,12 +68,12 @@ type etcd struct {
 }
 
 func newEtcd(dir string) (*etcd, error) {
-	client, err := freeURL()
+	client, err := rig.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
-	peer, err := freeURL()
-	return &etcd{dir: dir, client: client, peer: peer}, err
+	peer, err := rig.FreeAddress()
+	return &etcd{dir: dir, client: "http://" + client, peer: "http://" + peer}, err
 }
 
 // start returns when etcd is ready.
