@@ -46,7 +46,7 @@ func benchP13(b testing.TB) {
 	// With one line in each write a program is not that fast.
 	const perMillisecond, perWrite = 1000, 4
 	order = launch.Order{Lines: int(span.Milliseconds()) * perMillisecond, PerWrite: perWrite, PerMillisecond: perMillisecond}
-	printAll(b, contestants, 1, true, order, func(l launching, r printing) {
+	printAll(b, contestants, rounds, true, order, func(l launching, r printing) {
 		record(b, "P13/lines=100MB/"+l.name, order.Lines, metrics{
 			"MB-read/s", r.read * bytesPerLine / 1e6, "write-max-ms", float64(r.Worst) / 1e6,
 			"full", float64(r.Full), "full-max-ms", float64(r.WorstFull) / 1e6,

@@ -20,13 +20,13 @@ type idler struct {
 // Go process that does nothing. All idle at the same time, except the kubelet. The window of a round is the period in which the runtime of
 // Go makes an idle process collect its garbage, so that each has this in it once.
 func benchP5(b testing.TB) {
-	rounds, window, kubeletRounds, kubeletWindow, sizes := 10, 2*time.Minute, 3, 20*time.Second, []int{1000, 5000}
+	rounds, window, kubeletWindow, sizes := 10, 2*time.Minute, 20*time.Second, []int{1000, 5000}
 	// How long it takes until the registrations have no more effect: the runtime of Go returns memory to the system for some time.
 	settle := 15 * time.Second
 	if small(b) {
-		rounds, window, kubeletRounds, kubeletWindow, sizes, settle = 1, 2*time.Second, 1, 2*time.Second, []int{100}, 0
+		rounds, window, kubeletWindow, sizes, settle = 1, 2*time.Second, 2*time.Second, []int{100}, 0
 	}
-	measure := func(idlers []*idler, rounds int, window time.Duration) {
+	measure := func(idlers []*idler, window time.Duration) {
 		<-time.After(settle)
 		for range rounds {
 			for _, i := range idlers {
@@ -50,8 +50,8 @@ func benchP5(b testing.TB) {
 			idlers = append(idlers, &idler{contender: contend(b, name, n), registered: n})
 		}
 	}
-	measure(idlers, rounds, window)
+	measure(idlers, window)
 	for _, n := range sizes {
-		measure([]*idler{{contender: contend(b, kubelet, n), registered: n}}, kubeletRounds, kubeletWindow)
+		measure([]*idler{{contender: contend(b, kubelet, n), registered: n}}, kubeletWindow)
 	}
 }

@@ -119,7 +119,7 @@ func BenchmarkRename(b *testing.B) {
 	}
 }
 
-// BenchmarkSafetyScan measures one safety scan that finds nothing to do; there are 15 to 20 of them in a minute.
+// BenchmarkSafetyScan measures one safety scan that finds nothing to do.
 func BenchmarkSafetyScan(b *testing.B) {
 	for _, n := range []int{1000, 5000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

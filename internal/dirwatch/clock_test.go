@@ -64,12 +64,13 @@ func TestMomentsAreMonotonic(t *testing.T) {
 	tree := newTree(w.cfg, func() (*notifier, error) { return nil, os.ErrInvalid })
 	tree.openNotifier()
 	tree.scanAll()
+	tree.planScan()
 	tree.doubt()
 	e := &entry{path: "/x", dir: tree.roots[0]}
 	tree.socks["/x"] = e
 	tree.hold(e)
 	for name, moment := range map[string]time.Time{
-		"next look": tree.pollAt, "next scan after a loss": tree.syncAt, "end of a hold": tree.holdDeadline(),
+		"next look": tree.pollAt, "next safety scan": tree.scanDeadline(), "next scan after a loss": tree.syncAt, "end of a hold": tree.holdDeadline(),
 	} {
 		if !strings.Contains(moment.String(), " m=") {
 			t.Errorf("%s is %v", name, moment)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,8 +42,33 @@ func (t *tree) scanAll() {
 	t.sortScan(start)
 }
 
+// calm is how many scan intervals there are from one safety scan to the next while the tree is settled. Each wakes an idle process, which
+// costs more than the scan itself.
+const calm = 8
+
+// settled reports whether events can be expected to tell of every change that matters. None tells of a mount, nor of a change to a directory
+// above a root.
+func (t *tree) settled() bool {
+	return t.notifier != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals == 0
+}
+
+// planScan notes when the last safety scan was, and draws when the next one is: daemons of a machine do not scan in step.
+func (t *tree) planScan() {
+	t.scannedAt = time.Now()
+	t.scanAfter = t.cfg.ScanInterval - rand.N(t.cfg.ScanInterval/4+1)
+}
+
+// scanDeadline returns when the next safety scan is due.
+func (t *tree) scanDeadline() time.Time {
+	if t.settled() {
+		return t.scannedAt.Add(calm * t.scanAfter)
+	}
+	return t.scannedAt.Add(t.scanAfter)
+}
+
 // safetyScan looks at every directory and reads those that changed without it being known.
 func (t *tree) safetyScan() {
+	defer t.planScan()
 	if t.notifier == nil {
 		if t.openNotifier(); t.notifier != nil {
 			t.scanAll()
@@ -110,6 +136,7 @@ func (t *tree) visit(d *dir, how reach) {
 	}
 	t.pardon(d, "")
 	t.tryWatch(d)
+	d.silent = !tells(d.path)
 
 	now := time.Now()
 	d.unsure = now.Sub(mtime).Abs() < clockGrain

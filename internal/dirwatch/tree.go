@@ -22,6 +22,10 @@ type tree struct {
 	watched map[sock.ID]*dir
 	polled  map[*dir]struct{} // what no event can tell about: looked at in every poll interval
 	pollAt  time.Time         // the next such look
+	untold  map[*dir]struct{} // what events may not tell all about: looked at in every scan interval
+
+	scannedAt time.Time     // when the last safety scan was
+	scanAfter time.Duration // the time from that to the next one, unless the tree is settled
 
 	socks map[string]*entry  // every socket by its path, including those that are held
 	byID  map[sock.ID]*entry // one of the entries with that ID
@@ -57,6 +61,7 @@ type dir struct {
 
 	info   sock.Info // of the directory that was read last
 	mtime  time.Time
+	silent bool   // events may not tell of every change to it, although it is watched
 	unsure bool   // read so soon after its last change that the next change might not show in mtime
 	seen   uint64 // round in which the parent's reading met it
 
@@ -84,6 +89,7 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 		dirs:    map[string]*dir{},
 		watched: map[sock.ID]*dir{},
 		polled:  map[*dir]struct{}{},
+		untold:  map[*dir]struct{}{},
 		socks:   map[string]*entry{},
 		byID:    map[sock.ID]*entry{},
 	}
@@ -125,6 +131,7 @@ func (t *tree) drop(d *dir, why cause) {
 	t.pardon(d, "")
 	t.unwatch(d)
 	delete(t.polled, d)
+	delete(t.untold, d)
 	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany
 	if d.parent != nil {
 		delete(d.parent.dirs, d.name)

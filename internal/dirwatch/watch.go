@@ -87,8 +87,12 @@ func (t *tree) unwatch(d *dir) {
 	t.track(d)
 }
 
-// track notes whether a directory has to be polled.
+// track notes whether a directory has to be polled, and whether events tell all about it.
 func (t *tree) track(d *dir) {
+	delete(t.untold, d)
+	if t.known(d) && (d.silent || d.unsure) {
+		t.untold[d] = struct{}{}
+	}
 	if d.watched && d.readErr == nil || !t.known(d) {
 		delete(t.polled, d)
 		return

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -77,7 +76,8 @@ type Config struct {
 	MaxDepth   int // directories below a root on the way to a socket; default 16
 	MaxSockets int // sockets in one directory; default 10,000
 
-	// ScanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s.
+	// ScanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
+	// as long while events can be expected to tell everything: on file systems of this machine, with nothing that is refused.
 	ScanInterval time.Duration
 	// PollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
 	// watch limit is reached. The default is 1 s.
@@ -141,16 +141,18 @@ func (w *Watcher) Run(ctx context.Context) error {
 	t.openNotifier()
 	t.scanAll()
 	t.scanned = true
+	t.planScan()
 	t.flush()
 
-	scan := time.NewTimer(t.nextScan())
-	defer scan.Stop()
+	scan := newAlarm()
+	defer scan.stop()
 	retry := newAlarm()
 	defer retry.stop()
 	hold := newAlarm()
 	defer hold.stop()
 	for {
 		hold.set(t.holdDeadline())
+		scan.set(t.scanDeadline())
 		retry.set(t.retryDeadline())
 		var events <-chan event
 		var doubt <-chan struct{}
@@ -172,9 +174,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			t.doubt()
 		case <-retry.c():
 			t.retry()
-		case <-scan.C:
+		case <-scan.c():
 			t.safetyScan()
-			scan.Reset(t.nextScan())
 		case <-hold.c():
 			t.drain(events)
 		}
@@ -191,12 +192,6 @@ func (w *Watcher) Check(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("the watch of the plugin directories does not answer: %w", ctx.Err())
 	}
-}
-
-// nextScan returns the time to the next safety scan, with jitter so that the daemons of a machine do not scan in step.
-func (t *tree) nextScan() time.Duration {
-	d := t.cfg.ScanInterval
-	return d - rand.N(d/4+1)
 }
 
 // setDefault gives v a value if it has none.

@@ -1,0 +1,75 @@
+package dirwatch
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// TestSettled: safety scans are rare as long as events can be expected to tell everything, and not a moment longer.
+func TestSettled(t *testing.T) {
+	r := newRig(t, "r")
+	r.do("mkdir r/a; sock r/a/x")
+	if !tells(r.dir) {
+		t.Skip("the temporary files are not on a file system that tells of every change")
+	}
+	distrusted := filepath.Join(r.dir, "r/b")
+	w, err := New(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, Trust: func(path string, _ sock.Info) error {
+		if path == distrusted {
+			return os.ErrPermission
+		}
+		return nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := newTree(w.cfg, openNotifier)
+	defer tree.closeNotifier()
+	expect := func(settled bool) {
+		t.Helper()
+		tree.safetyScan()
+		if tree.settled() != settled {
+			t.Errorf("settled is %v", !settled)
+		}
+		after := time.Until(tree.scanDeadline())
+		if settled != (after > tree.cfg.ScanInterval) {
+			t.Errorf("the next scan is after %v", after)
+		}
+	}
+	// age makes the time of a directory's last change one that its next change cannot have too.
+	age := func() {
+		for _, dir := range []string{"r", "r/a"} {
+			if err := os.Chtimes(filepath.Join(r.dir, dir), time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	expect(false) // it was read just after it changed
+	age()
+	expect(true)
+	r.do("sock r/b")
+	age()
+	expect(false) // something is refused
+	r.do("rm r/b")
+	age()
+	expect(true)
+	tree.closeNotifier()
+	if tree.settled() {
+		t.Error("it is settled without a source of events")
+	}
+	expect(true)
+	r.do("rmall r")
+	expect(false) // the root is missing
+}
+
+// TestTells: what others change without a word is looked at as often as before.
+func TestTells(t *testing.T) {
+	for _, path := range []string{"/proc", filepath.Join(t.TempDir(), "none")} {
+		if tells(path) {
+			t.Errorf("%s tells of every change", path)
+		}
+	}
+}

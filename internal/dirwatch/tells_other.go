@@ -1,0 +1,5 @@
+//go:build !linux
+
+package dirwatch
+
+func tells(string) bool { return false }
