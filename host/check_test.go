@@ -292,7 +292,7 @@ func TestOtherUser(t *testing.T) {
 		t.Fatalf("it runs as %q", line)
 	}
 	for path, want := range map[string]os.FileMode{
-		plugins: 0o751, filepath.Dir(spec.PluginSocket): 0o700, h.server.dir: 0o711, h.server.path: 0o666,
+		plugins: 0o751, filepath.Dir(spec.PluginSocket): 0o700, h.server.dir.path: 0o711, h.server.path: 0o666,
 	} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v, want mode %v", path, info.Mode(), err, want)
@@ -354,7 +354,7 @@ func TestForeignUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, want := range map[string]os.FileMode{parent: before.Mode().Perm(), filepath.Dir(p.PluginSocket()): 0o700, h.server.dir: 0o700} {
+	for path, want := range map[string]os.FileMode{parent: before.Mode().Perm(), filepath.Dir(p.PluginSocket()): 0o700, h.server.dir.path: 0o700} {
 		info, err := os.Stat(path)
 		if err != nil {
 			t.Fatal(err)

@@ -165,7 +165,7 @@ func (h *Host) open() error {
 	if h.group == nil {
 		g, err := process.NewGroup(process.Config{
 			Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover,
-			Remove: []string{h.server.path, h.server.dir},
+			Remove: []string{h.server.path, h.server.dir.path},
 		})
 		if err != nil {
 			return err

@@ -158,7 +158,7 @@ func TestClose(t *testing.T) {
 		t.Errorf("Plugins: %v, want %v", got, all)
 	}
 	dir := h.server.dir
-	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+	if info, err := os.Stat(dir.path); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the directory of the host's socket: %v, %v", info, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -178,7 +178,7 @@ func TestClose(t *testing.T) {
 		}
 		e.await(t, EventTerminated, func(event Event) bool { return event.PID == p.PID() && errors.Is(event.Err, p.Err()) })
 	}
-	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+	if _, err := os.Stat(dir.path); !os.IsNotExist(err) {
 		t.Errorf("the directory of the host's socket is still there: %v", err)
 	}
 	if len(h.Plugins()) > 0 {

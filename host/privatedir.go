@@ -1,10 +1,10 @@
 package host
 
 import (
-	"context"
+	"errors"
 	"os"
 	"path/filepath"
-	"time"
+	"syscall"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -15,19 +15,38 @@ const (
 
 	dirPrefix  = "patchbay-host-"
 	socketName = "host.sock"
-
-	// minStale is the age below which a directory may be one in which nobody serves yet.
-	minStale = time.Minute
 )
 
-// privateDir makes a directory of mode 0700 whose path is short enough for a socket in it.
-func privateDir() (string, error) {
-	parent := tempDir()
-	removeStale(parent, time.Now().Add(-minStale))
-	// gofail: var hostPrivateDir struct{}
-	// return "", &os.PathError{Op: "mkdir", Path: parent, Err: os.ErrPermission}
-	return os.MkdirTemp(parent, dirPrefix)
+// privateDir is a directory of mode 0700, with a path that is short enough for a socket in it. While its host lives it is locked, so
+// others can tell it from what a host left that was killed.
+type privateDir struct {
+	path string
+	lock *os.File
 }
+
+func makePrivateDir() (privateDir, error) {
+	parent := tempDir()
+	removeStale(parent)
+	for {
+		// gofail: var hostPrivateDir struct{}
+		// return privateDir{}, &os.PathError{Op: "mkdir", Path: parent, Err: os.ErrPermission}
+		path, err := os.MkdirTemp(parent, dirPrefix)
+		if err != nil {
+			return privateDir{}, err
+		}
+		lock, err := sock.HoldDir(path)
+		if err == nil {
+			return privateDir{path, lock}, nil
+		}
+		// Another host that starts may have looked at it before it was locked, and removes it.
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, os.ErrNotExist) {
+			return privateDir{}, errors.Join(err, os.Remove(path))
+		}
+	}
+}
+
+// remove removes the directory with what is in it.
+func (d privateDir) remove() error { return errors.Join(os.RemoveAll(d.path), d.lock.Close()) }
 
 func tempDir() string {
 	const random = "4294967295"
@@ -37,20 +56,19 @@ func tempDir() string {
 	return "/tmp"
 }
 
-// removeStale removes what hosts have left that were killed. What cannot be removed is somebody else's.
-func removeStale(parent string, before time.Time) {
+// removeStale removes what hosts have left that were killed. What cannot be locked or removed is somebody else's.
+func removeStale(parent string) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*")) // the pattern is well-formed
 	for _, dir := range dirs {
-		if info, err := os.Lstat(dir); err != nil || !info.IsDir() || info.ModTime().After(before) {
+		lock, err := sock.HoldDir(dir)
+		if err != nil {
 			continue
 		}
 		path := filepath.Join(dir, socketName)
 		if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
-			if _, err := sock.Probe(context.Background(), path); !sock.IsRefused(err) {
-				continue
-			}
 			_ = os.Remove(path)
 		}
 		_ = os.Remove(dir) // if it is empty
+		_ = lock.Close()
 	}
 }

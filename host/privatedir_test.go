@@ -7,8 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
-	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 func TestPrivateDir(t *testing.T) {
@@ -17,16 +19,24 @@ func TestPrivateDir(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Setenv("TMPDIR", parent)
-		dir, err := privateDir()
+		made, err := makePrivateDir()
 		if err != nil {
 			t.Fatal(err)
 		}
+		dir := made.path
 		info, err := os.Stat(dir)
 		if err != nil || info.Mode().Perm() != 0o700 {
 			t.Errorf("%v, %v", info, err)
 		}
-		if err := os.Remove(dir); err != nil {
-			t.Fatal(err)
+		removeStale(filepath.Dir(dir))
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("another host has removed it: %v", err)
+		}
+		if err := made.remove(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			t.Errorf("it is still there: %v", err)
 		}
 		path := filepath.Join(dir, socketName)
 		if isLong := len(parent) > 100; strings.HasPrefix(dir, parent) == isLong || len(path) > maxPath {
@@ -54,10 +64,15 @@ func TestRemoveStale(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 		return path, l
 	}
-	alive, _ := host("alive")
-	dead, l := host("dead")
+	// A host that lives may not listen yet.
+	starting, l := host("starting")
 	_ = l.Close()
-	young, l := host("young")
+	lock, err := sock.HoldDir(filepath.Dir(starting))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = lock.Close() })
+	dead, l := host("dead")
 	_ = l.Close()
 	file := filepath.Join(parent, dirPrefix+"file", socketName)
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
@@ -70,16 +85,38 @@ func TestRemoveStale(t *testing.T) {
 	if err := os.Mkdir(empty, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	now := time.Now()
-	for _, dir := range []string{filepath.Dir(alive), filepath.Dir(dead), filepath.Dir(file), empty} {
-		if err := os.Chtimes(dir, now.Add(-time.Hour), now.Add(-time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+	link := filepath.Join(parent, dirPrefix+"link")
+	if err := os.Symlink(t.TempDir(), link); err != nil {
+		t.Fatal(err)
 	}
-	removeStale(parent, now.Add(-time.Minute))
-	for path, want := range map[string]bool{alive: true, dead: false, filepath.Dir(dead): false, young: true, file: true, empty: false} {
+	removeStale(parent)
+	for path, want := range map[string]bool{starting: true, dead: false, filepath.Dir(dead): false, file: true, empty: false, link: true} {
 		if _, err := os.Lstat(path); (err == nil) != want {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
+}
+
+// TestPrivateDirsOfHostsThatStart: hosts that start at the same moment leave each other's directories alone.
+func TestPrivateDirsOfHostsThatStart(t *testing.T) {
+	t.Setenv("TMPDIR", shortDir(t))
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 50 {
+				dir, err := makePrivateDir()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := os.WriteFile(filepath.Join(dir.path, "file"), nil, 0o600); err != nil {
+					t.Errorf("another host has removed it: %v", err)
+				}
+				if err := dir.remove(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -36,7 +35,7 @@ const (
 // service: it finds out which plugin calls, and passes the call to what is granted to that plugin.
 type server struct {
 	emit   func(Event)
-	dir    string
+	dir    privateDir
 	path   string
 	grpc   *grpc.Server
 	done   sync.WaitGroup
@@ -74,16 +73,16 @@ func serve(emit func(Event)) (*server, error) {
 
 // listen makes the private directory and the socket in it.
 func (s *server) listen() (net.Listener, error) {
-	dir, err := privateDir()
+	dir, err := makePrivateDir()
 	if err != nil {
 		return nil, fmt.Errorf("make a private directory for the host's socket: %w", err)
 	}
-	s.dir, s.path = dir, filepath.Join(dir, socketName)
+	s.dir, s.path = dir, filepath.Join(dir.path, socketName)
 	// gofail: var hostListen struct{}
-	// s.path = filepath.Join(dir, "gone", socketName)
+	// s.path = filepath.Join(dir.path, "gone", socketName)
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.path, Net: "unix"})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on the host's socket: %w", err), os.RemoveAll(dir))
+		return nil, errors.Join(fmt.Errorf("listen on the host's socket: %w", err), dir.remove())
 	}
 	return listener{l}, nil
 }
@@ -92,7 +91,7 @@ func (s *server) listen() (net.Listener, error) {
 func (s *server) stop() error {
 	s.grpc.Stop()
 	s.done.Wait()
-	return os.RemoveAll(s.dir)
+	return s.dir.remove()
 }
 
 // add lets a plugin call from now on.

@@ -91,7 +91,7 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 	other := reaches && int(as.UID) != os.Geteuid()
 	if other {
 		// The directory cannot be listed, and those who connect are checked.
-		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir, 0o711)); err != nil {
+		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir.path, 0o711)); err != nil {
 			return fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
 		}
 	}

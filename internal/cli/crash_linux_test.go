@@ -76,7 +76,7 @@ type crash struct {
 	counts       counts // those of events; the others are the one goroutine's
 	stopped      map[string]bool
 	acknowledged map[string]string // instance by socket, of those that were not stopped
-	asked, told  map[call]int      // how often a daemon asked plugins in this process who they are, and told them that they are registered
+	asked, told  map[call]int      // how often a daemon asked plugins who they are, and told them that they are registered
 	over         map[string]int    // by socket: how often a daemon said that a registration is over
 }
 
@@ -310,36 +310,42 @@ func (c *crash) socket() string {
 func (c *crash) serve(name string) {
 	c.t.Helper()
 	socket := c.socket()
-	hidden := filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket)) // until it listens
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: hidden})
+	p, err := newCountedPlugin(name, socket, func(what word, by int) { c.note(what, call{name, socket, by}) })
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	listener.SetUnlinkOnClose(false)
-	if err := os.Rename(hidden, socket); err != nil {
-		c.t.Fatal(err)
-	}
-	p := &ownPlugin{
-		announcer: pluginwatcher.NewTestExamplePlugin(name, crashType, socket, "v1beta1"), c: c, name: name, socket: socket,
-		server: grpc.NewServer(),
-	}
-	registerapi.RegisterRegistrationServer(p.server, p)
-	p.served.Go(func() {
-		if err := p.server.Serve(peerListener{listener}); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // before it began
-			c.t.Error(err)
-		}
-	})
 	c.serving[socket] = p
 }
 
-// ownPlugin is a plugin in this process.
-type ownPlugin struct {
+// word is what a daemon did with a plugin.
+type word string
+
+const (
+	asked      word = "asked"
+	registered word = "registered" // told so
+	refused    word = "refused"    // told that it is not registered
+)
+
+// note counts what a daemon did with a plugin.
+func (c *crash) note(what word, by call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch what {
+	case asked:
+		c.asked[by]++
+	case registered:
+		c.told[by]++
+	}
+}
+
+// countedPlugin is a plugin that says what which process does with it.
+type countedPlugin struct {
 	announcer
 
-	c            *crash
-	name, socket string
-	server       *grpc.Server
-	served       sync.WaitGroup
+	said   func(what word, by int)
+	socket string
+	server *grpc.Server
+	served sync.WaitGroup
 }
 
 type announcer interface {
@@ -347,33 +353,60 @@ type announcer interface {
 	Statuses() <-chan *registerapi.RegistrationStatus
 }
 
-func (p *ownPlugin) GetInfo(ctx context.Context, request *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	p.note(ctx, p.c.asked)
+// newCountedPlugin starts a plugin whose socket appears in one step, serving.
+func newCountedPlugin(name, socket string, said func(word, int)) (*countedPlugin, error) {
+	hidden := filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket)) // until it listens
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: hidden})
+	if err != nil {
+		return nil, err
+	}
+	listener.SetUnlinkOnClose(false)
+	if err := os.Rename(hidden, socket); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	p := &countedPlugin{
+		announcer: pluginwatcher.NewTestExamplePlugin(name, crashType, socket, "v1beta1"), said: said, socket: socket, server: grpc.NewServer(),
+	}
+	registerapi.RegisterRegistrationServer(p.server, p)
+	p.served.Go(func() {
+		if err := p.server.Serve(peerListener{listener}); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // before it began
+			panic(err)
+		}
+	})
+	return p, nil
+}
+
+func (p *countedPlugin) GetInfo(ctx context.Context, request *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	if err := p.say(ctx, asked); err != nil {
+		return nil, err
+	}
 	return p.announcer.GetInfo(ctx, request)
 }
 
-func (p *ownPlugin) NotifyRegistrationStatus(
+func (p *countedPlugin) NotifyRegistrationStatus(
 	ctx context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
+	what := refused
 	if status.PluginRegistered {
-		p.note(ctx, p.c.told)
+		what = registered
+	}
+	if err := p.say(ctx, what); err != nil {
+		return nil, err
 	}
 	return p.announcer.NotifyRegistrationStatus(ctx, status)
 }
 
-func (p *ownPlugin) note(ctx context.Context, calls map[call]int) {
+func (p *countedPlugin) say(ctx context.Context, what word) error {
 	from, _ := peer.FromContext(ctx)
 	by, err := strconv.Atoi(from.Addr.String())
-	if err != nil {
-		p.c.t.Error(err)
+	if err == nil {
+		p.said(what, by)
 	}
-	p.c.mu.Lock()
-	defer p.c.mu.Unlock()
-	calls[call{p.name, p.socket, by}]++
+	return err
 }
 
 // Stop removes the socket and waits for the end of calls.
-func (p *ownPlugin) Stop() error {
+func (p *countedPlugin) Stop() error {
 	err := os.Remove(p.socket)
 	p.server.GracefulStop()
 	p.served.Wait()
@@ -403,6 +436,19 @@ type peerConn struct {
 
 func (c peerConn) RemoteAddr() net.Addr { return &net.UnixAddr{Net: "unix", Name: strconv.Itoa(c.pid)} }
 
+func init() { programs["counted"] = serveCounted } //nolint:gochecknoinits // it is there on Linux only
+
+// serveCounted is the program counted NAME SOCKET, a plugin that prints a line for what a daemon does with it: the word, and the process.
+func serveCounted() {
+	p, err := newCountedPlugin(os.Args[1], os.Args[2], func(what word, by int) { fmt.Println(what, by) })
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("serving")
+	p.served.Wait() // until it is killed
+}
+
 // processPlugin is a plugin in a process of its own, whose end is a kill.
 type processPlugin struct {
 	cmd      *exec.Cmd
@@ -423,7 +469,8 @@ func (p *processPlugin) Stop() error {
 func (c *crash) serveProcess() {
 	c.t.Helper()
 	p := &processPlugin{socket: c.socket(), statuses: make(chan *registerapi.RegistrationStatus, 100), read: make(chan struct{})}
-	p.cmd = exec.Command("plugin", p.socket, crashType, fmt.Sprint("process", c.next), "v1beta1")
+	name := fmt.Sprint("process", c.next)
+	p.cmd = exec.Command("counted", name, p.socket)
 	out, err := p.cmd.StdoutPipe()
 	if err != nil {
 		c.t.Fatal(err)
@@ -438,7 +485,16 @@ func (c *crash) serveProcess() {
 	go func() {
 		defer close(p.read)
 		for lines.Scan() {
-			p.statuses <- &registerapi.RegistrationStatus{PluginRegistered: strings.HasPrefix(lines.Text(), "registered=true")}
+			var what word
+			var by int
+			if _, err := fmt.Sscan(lines.Text(), &what, &by); err != nil {
+				c.t.Errorf("a plugin's process printed %q: %v", lines.Text(), err)
+				continue
+			}
+			c.note(what, call{name, p.socket, by})
+			if what != asked {
+				p.statuses <- &registerapi.RegistrationStatus{PluginRegistered: what == registered}
+			}
 		}
 	}()
 	c.serving[p.socket] = p
@@ -528,7 +584,6 @@ func (c *crash) awaitNoOrphan() {
 // finish runs a daemon that ends in order, and checks that everything is there before, and nothing after it.
 func (c *crash) finish() {
 	c.t.Helper()
-	c.age()
 	daemon := c.start()
 	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
@@ -568,22 +623,6 @@ func (c *crash) finish() {
 	c.checkTold()
 	c.awaitNoOrphan()
 	c.checkLeftovers()
-}
-
-// age makes what is left in the directory for temporary files a minute old and more. Of younger things a host cannot tell whether another one
-// is about to use them.
-func (c *crash) age() {
-	c.t.Helper()
-	left, err := os.ReadDir(filepath.Join(c.dir, "tmp"))
-	if err != nil {
-		c.t.Error(err)
-	}
-	hourAgo := time.Now().Add(-time.Hour)
-	for _, entry := range left {
-		if err := os.Chtimes(filepath.Join(c.dir, "tmp", entry.Name()), hourAgo, hourAgo); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			c.t.Error(err)
-		}
-	}
 }
 
 // checkLeftovers looks at the files that are there after the last daemon, and into its state.

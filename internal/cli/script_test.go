@@ -33,15 +33,15 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 
-// TestMain makes the test binary also the programs that the scripts run: patchbay, and two plugins.
-func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){
-		"patchbay": func() { os.Exit(cli.Main()) },
-		"plugin":   servePlugin,
-		"hello":    serveHello,
-		"gadgets":  serveGadgets,
-	})
+// programs are what the test binary also is: patchbay, and plugins.
+var programs = map[string]func(){
+	"patchbay": func() { os.Exit(cli.Main()) },
+	"plugin":   servePlugin,
+	"hello":    serveHello,
+	"gadgets":  serveGadgets,
 }
+
+func TestMain(m *testing.M) { testscript.Main(m, programs) }
 
 // TestScripts runs the scripts in testdata/script: the real commands against the real daemon with real plugins, each a process.
 func TestScripts(t *testing.T) {

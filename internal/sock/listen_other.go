@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 )
 
 // Listener is a listening socket that owns its path. There is none on this system.
@@ -15,4 +16,9 @@ type Listener struct{ net.Listener }
 // Listen is not supported on this system: the error wraps [errors.ErrUnsupported].
 func Listen(path string, _ fs.FileMode) (*Listener, error) {
 	return nil, fmt.Errorf("cannot listen on %s: Unix sockets with an owner are not supported on this system: %w", path, errors.ErrUnsupported)
+}
+
+// HoldDir is not supported on this system: the error wraps [errors.ErrUnsupported].
+func HoldDir(path string) (*os.File, error) {
+	return nil, fmt.Errorf("cannot lock %s: %w", path, errors.ErrUnsupported)
 }

@@ -5,6 +5,7 @@ package sock
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -29,17 +30,45 @@ func acquire(path string) (*os.File, error) {
 			return nil, errors.Join(fmt.Errorf("cannot listen on %s: lock %s: %w", path, name, err), f.Close())
 		}
 		// The last owner may have removed the file between the open and the lock. Then another process may hold the lock of a new one.
-		opened, err := f.Stat()
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), f.Close())
-		}
-		if there, err := os.Lstat(name); err == nil && os.SameFile(opened, there) {
+		if err = there(f, name); err == nil {
 			return f, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), f.Close())
 		}
 		if err := f.Close(); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// there returns fs.ErrNotExist if a file is not, or not any more, what is at a path.
+func there(f *os.File, path string) error {
+	opened, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	info, err := os.Lstat(path)
+	if err == nil && !os.SameFile(opened, info) {
+		return fs.ErrNotExist
+	}
+	return err
+}
+
+// HoldDir takes the lock on a directory that says that a process uses it, and does not wait. The lock ends when the file is closed, or its
+// owner does. The error is EWOULDBLOCK if another has it, and [fs.ErrNotExist] if the directory is not at this path any more.
+func HoldDir(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
+	}
+	if err = flock(f); err == nil {
+		err = there(f, path)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cannot lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
 }
 
 // release removes the lock file and gives the lock up.
