@@ -139,7 +139,12 @@ func (r *Reconciler) deregister(ctx context.Context, l *lane) {
 
 // callDeRegister calls the handler's DeRegisterPlugin.
 func (r *Reconciler) callDeRegister(l *lane, h *handler) {
-	r.logError(r.call("DeRegisterPlugin", func() error { h.DeRegisterPlugin(l.key.name); return nil }))
+	r.logError(r.call("DeRegisterPlugin", func() error {
+		// gofail: var handlerDeRegister struct{}
+		// return nil
+		h.DeRegisterPlugin(l.key.name)
+		return nil
+	}))
 }
 
 // letGo records that the handler has no instance of the lane any more. mu is held.

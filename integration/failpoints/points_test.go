@@ -6,8 +6,9 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"flag"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,9 +22,10 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-var update = flag.Bool("update", false, "write docs/failpoints.md")
+var page = rig.NewPage("../../docs/failpoints.md")
 
 // failure is a point that fails and what becomes of it.
 type failure struct {
@@ -45,7 +47,8 @@ const (
 	inEvent     = "event"     // KIND: MESSAGE
 	inCondition = "condition" // NAME: MESSAGE, in patchbay list, /readyz and the metrics
 	inLog       = "log"
-	inError     = "error" // of the call, or with which the daemon ends
+	inError     = "error"  // of the call, or with which the daemon ends
+	toPlugin    = "plugin" // the first error that the guest is told; otherwise it is told none
 )
 
 func in(where string, texts ...string) []naming {
@@ -56,6 +59,9 @@ func in(where string, texts ...string) []naming {
 	return all
 }
 
+// told is a text in an event of a kind, and what the plugin is told.
+func told(kind, text string) []naming { return append(in(inEvent, kind+text), in(toPlugin, text)...) }
+
 // appears has the guest appear while the points fail. It is registered in the end.
 func appears(s *scene, f *failure) {
 	s.begin()
@@ -65,6 +71,11 @@ func appears(s *scene, f *failure) {
 	s.registered(guest)
 	s.await("its stable socket leads to it", func() bool { return s.call(guest) == nil })
 	s.disarm()
+	select {
+	case text := <-s.plugins[guest].Refused:
+		s.Errorf("the guest was told the error %q", text)
+	default:
+	}
 }
 
 // leaves has the guest leave while the points fail. It is deregistered in the end, also after a restart.
@@ -155,6 +166,48 @@ func launches(more func(*catalogue.Plugin)) func(*scene, *failure) {
 		s.registered(guest)
 		s.disarm()
 	}
+}
+
+// retires has the points fail while the guest, which was launched, is taken out of the catalogue.
+func retires(s *scene, f *failure) {
+	s.begin()
+	s.launchable(nil)
+	if _, err := s.client.Reload(s.Context()); err != nil {
+		s.Error(err)
+	}
+	s.registered(guest)
+	s.arm()
+	s.config.Catalogue = nil
+	if _, err := s.client.Reload(s.Context()); err != nil {
+		s.Error(err)
+	}
+	s.deregistered(guest)
+	delete(s.instances, guest)
+	s.hear(f.said)
+	s.await("its cgroup is removed", func() bool { return len(cgroups(s)) == 0 })
+	if err := s.stop(); err != nil { // who waits for the process has nothing else to say that it has finished
+		s.Error(err)
+	}
+	s.disarm()
+}
+
+// cgroups returns those that this process has made for processes.
+func cgroups(s *scene) []string {
+	s.Helper()
+	var all []string
+	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // it has gone meanwhile
+		}
+		if err == nil && entry.IsDir() && strings.HasPrefix(filepath.Base(filepath.Dir(path)), fmt.Sprintf("patchbay-%d-", os.Getpid())) {
+			all = append(all, path)
+		}
+		return err
+	})
+	if err != nil {
+		s.Error(err)
+	}
+	return all
 }
 
 // launchesFirst has the points fail while the daemon starts, with the guest to be launched.
@@ -267,26 +320,31 @@ func groups() []group {
 				said: in(inEvent, "the connection to the plugin ended: "), play: appears,
 			},
 			{
-				point: "handlerValidate", fails: "the handler's ValidatePlugin", happens: "the plugin is told why; " + retried,
-				said: in(inEvent, "refused: plugin validation failed: "), play: appears,
+				point: "handlerValidate", fails: "the handler's ValidatePlugin", happens: retried,
+				said: told("refused: ", "plugin validation failed: "), play: appears,
 			},
 			{
 				point: "handlerValidate", arms: []arm{{"handlerValidate", `1*panic("injected")`}},
-				fails: "the handler's ValidatePlugin, which panics", happens: "the plugin is told why; " + retried,
-				said: in(inEvent, "refused: plugin validation failed: "), play: appears,
+				fails: "the handler's ValidatePlugin, which panics", happens: retried,
+				said: told("refused: ", "plugin validation failed: the handler panicked in ValidatePlugin: "), play: appears,
 			},
 			{
-				point: "handlerRegister", fails: "the handler's RegisterPlugin", happens: "the plugin is told why; " + retried,
-				said: in(inEvent, "refused: plugin registration failed: "), play: appears,
+				point: "handlerRegister", fails: "the handler's RegisterPlugin", happens: retried,
+				said: told("refused: ", "plugin registration failed: "), play: appears,
 			},
 			{
-				point: "admissionDigest", fails: "to find out which program serves", happens: "the plugin is told why; " + retried,
-				said: in(inEvent, "is not admitted, because it cannot be told what it is"), play: admits(appears),
+				point: "admissionDigest", fails: "to find out which program serves", happens: retried,
+				said: told("", "is not admitted, because it cannot be told what it is"), play: admits(appears),
 			},
 			{
 				point: "admissionAnswer", arms: []arm{{"admissionAnswer", "1*return()"}},
-				fails: "the admission plugin to answer", happens: "the plugin is not told off; " + retried,
+				fails: "the admission plugin to answer", happens: retried,
 				said: in(inEvent, "failed: "), play: admits(appears),
+			},
+			{
+				point: "handlerDeRegister", arms: []arm{{"handlerDeRegister", `1*panic("injected")`}},
+				fails: "the handler's DeRegisterPlugin, which panics", happens: "it is logged; the plugin is deregistered",
+				said: in(inLog, "the handler panicked in DeRegisterPlugin"), play: leaves,
 			},
 			{
 				point: "registrationNotify", fails: "to tell the plugin that it is registered", happens: "it is taken back; " + retried,
@@ -498,6 +556,11 @@ func groups() []group {
 				play: launches(nil),
 			},
 			{
+				point: "processRemove", arms: []arm{once("processRemove"), once("processKill")},
+				fails:   "to remove the cgroup of a process that has ended, and to kill what may be in it",
+				happens: "both are tried again, and it is removed", play: retires,
+			},
+			{
 				point: "exeMemory", fails: "to copy a program into memory to check it", happens: again,
 				said: in(inEvent, "make a file in memory"), play: launches(func(p *catalogue.Plugin) { p.SHA256 = digest() }),
 			},
@@ -570,20 +633,11 @@ func TestEveryPointFails(t *testing.T) {
 }
 
 func TestDocumentation(t *testing.T) {
-	const path = "../../docs/failpoints.md"
 	want, err := document()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *update {
-		if err := os.WriteFile(path, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(filepath.FromSlash(path))
-	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%s is not current (%v): run go test ./failpoints -run Documentation -update in integration", path, err)
-	}
+	page.Check(t, want)
 }
 
 func document() ([]byte, error) {
@@ -607,8 +661,11 @@ func document() ([]byte, error) {
 What becomes of %d failures at the %d points at which a test can have the daemon fail. Each has a daemon of its own and, where that has started
 before, another plugin that must not notice: it keeps its instance and has no event. A failure comes once unless the table says otherwise.
 In the end each plugin that lives is registered, once, and answers through its stable socket, no condition is degraded, and the same is so
-after a restart; when all plugins have gone, the state is empty, and no file, goroutine or descriptor is left. This page is generated from
-the tests in [integration/failpoints](../integration/failpoints).
+after a restart; when all plugins have gone, the state is empty, and no file, goroutine or descriptor is left. A plugin that appears is told no
+error but those in the table. This page is generated from the tests in [integration/failpoints](../integration/failpoints).
+
+What can fail for real does so in other tests: etcd in [integration/fleet](../integration/fleet), the device of the state file in
+[integration/crash](../integration/crash), plugins in [integration/hostile](../integration/hostile) and in those of the handlers.
 
 A point is a comment that begins with `+"`// gofail:`"+` in the source. The tests compile copies of the files in which the comments are code;
 nothing else has it. `+"`make failpoints`"+` runs them.

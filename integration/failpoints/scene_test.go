@@ -254,14 +254,7 @@ func (s *scene) await(what string, holds func() bool) {
 	}
 }
 
-func (s *scene) list() client.Listing {
-	s.Helper()
-	l, err := s.client.List(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
-	return l
-}
+func (s *scene) list() client.Listing { s.Helper(); return rig.List(s, s.client) }
 
 func (s *scene) events() []client.Event {
 	s.Helper()
@@ -300,9 +293,20 @@ func (s *scene) said(n naming) bool {
 func (s *scene) hear(all []naming) {
 	s.Helper()
 	for _, n := range all {
-		if n.where == inError {
+		switch n.where {
+		case inError:
 			if !s.said(n) {
 				s.Errorf("the error is %v, want %q", s.err, n.text)
+			}
+			continue
+		case toPlugin:
+			select {
+			case text := <-s.plugins[guest].Refused:
+				if !strings.Contains(text, n.text) {
+					s.Errorf("the plugin is told %q, want %q", text, n.text)
+				}
+			case <-time.After(patience):
+				s.Errorf("the plugin is not told %q", n.text)
 			}
 			continue
 		}

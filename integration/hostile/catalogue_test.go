@@ -4,18 +4,16 @@ package hostile
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-var update = flag.Bool("update", false, "write docs/hostile-plugins.md")
+var page = rig.NewPage("../../docs/hostile-plugins.md")
 
 const (
 	// What the configuration bounds; see scene.config.
@@ -195,17 +193,7 @@ func (a *attack) run(t *testing.T) {
 }
 
 func TestDocumentation(t *testing.T) {
-	const path = "../../docs/hostile-plugins.md"
-	want := document()
-	if *update {
-		if err := os.WriteFile(path, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(filepath.FromSlash(path))
-	if err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%s is not current (%v): run go test ./hostile -run Documentation -update in integration", path, err)
-	}
+	page.Check(t, document())
 	names := map[string]bool{}
 	for _, a := range catalogue() {
 		if names[a.name] || a.does == "" || a.happens == "" {

@@ -28,6 +28,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
@@ -371,14 +372,7 @@ func (s *scene) newcomer() {
 }
 
 // list returns what the daemon knows.
-func (s *scene) list() client.Listing {
-	s.Helper()
-	l, err := s.client.List(s.Context())
-	if err != nil {
-		s.Fatal(err)
-	}
-	return l
-}
+func (s *scene) list() client.Listing { s.Helper(); return rig.List(s, s.client) }
 
 // patchbay runs a command against the daemon and returns what it prints. It may fail.
 func (s *scene) patchbay(args ...string) string {

@@ -124,11 +124,15 @@ func (c cgroup) procs() []int {
 
 // kill sends SIGKILL to every process in the cgroup and below it, also to those that are being forked.
 func (c cgroup) kill() error {
+	// gofail: var processKill string
+	// return errors.New(processKill)
 	return os.WriteFile(c.dir+"/cgroup.kill", []byte("1"), 0)
 }
 
 // remove removes the cgroup and those that were made in it. It fails while there is a process in one of them.
 func (c cgroup) remove() error {
+	// gofail: var processRemove string
+	// return errors.New(processRemove)
 	err := unix.Rmdir(c.dir)
 	if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) {
 		return ignore(err, unix.ENOENT)

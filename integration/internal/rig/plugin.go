@@ -24,8 +24,9 @@ type Plugin struct {
 	Type, Name, Version, Path string
 	// Born is when its socket appeared.
 	Born time.Time
-	// Told gets when it was first told that it is registered.
-	Told chan time.Time
+	// Told gets when it was first told that it is registered, and Refused why it was first told that it is not.
+	Told    chan time.Time
+	Refused chan string
 
 	server *grpc.Server
 	ended  chan struct{}
@@ -42,7 +43,8 @@ func Serve(pluginType, name, version, path string, more func(*grpc.Server)) (*Pl
 	}
 	listener.SetUnlinkOnClose(false)
 	p := &Plugin{
-		Type: pluginType, Name: name, Version: version, Path: path, Told: make(chan time.Time, 1), ended: make(chan struct{}),
+		Type: pluginType, Name: name, Version: version, Path: path,
+		Told: make(chan time.Time, 1), Refused: make(chan string, 1), ended: make(chan struct{}),
 		// Buffers of a size that thousands can have.
 		server: grpc.NewServer(grpc.ReadBufferSize(1024), grpc.WriteBufferSize(1024)),
 	}
@@ -88,6 +90,11 @@ func (p *Plugin) NotifyRegistrationStatus(
 		select {
 		case p.Told <- time.Now():
 		default: // told before
+		}
+	} else {
+		select {
+		case p.Refused <- status.GetError():
+		default: // refused before
 		}
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
