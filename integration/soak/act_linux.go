@@ -30,7 +30,7 @@ func (s *soak) actors() map[string]actor {
 	if s.mounted {
 		all["disk"] = actor{pause: 6 * time.Second, step: s.fillDisk}
 	}
-	for _, ptype := range []string{"Alpha", "Beta", toggledType, deviceType} {
+	for _, ptype := range []string{"Alpha", "Beta", toggledType, deviceType, csiType, draType} {
 		all["churn of "+ptype] = actor{pause: 60 * time.Millisecond, step: func(_ context.Context, r *rand.Rand) error {
 			return s.churn(s.pick(r, ptype), r)
 		}}
@@ -204,6 +204,7 @@ func (s *soak) disturbDaemon(ctx context.Context, r *rand.Rand) error {
 	s.living.Lock()
 	defer s.living.Unlock()
 	defer s.disturbance()()
+	surviving := s.surviving()
 	var err error
 	if r.IntN(4) == 0 {
 		s.count(faults, "restart of the daemon")
@@ -215,7 +216,25 @@ func (s *soak) disturbDaemon(ctx context.Context, r *rand.Rand) error {
 		s.daemon.Kill()
 	}
 	wait(ctx, time.Duration(r.IntN(1000))*time.Millisecond)
+	for pid := range s.surviving() {
+		if surviving[pid] {
+			s.count(operations, "a launched plugin outlives a daemon")
+		}
+	}
 	return errors.Join(err, s.start(ctx))
+}
+
+// surviving returns the processes of the launched plugins that outlive the daemon.
+func (s *soak) surviving() map[int]bool {
+	all := map[int]bool{}
+	for _, p := range s.processes() {
+		for _, l := range s.launched {
+			if l.survives && p.serves(l.name) {
+				all[p.pid] = true
+			}
+		}
+	}
+	return all
 }
 
 // suspendDaemon has the daemon stand still.

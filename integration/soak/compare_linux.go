@@ -164,8 +164,8 @@ func (s *soak) sameInstances(now map[string]string) {
 	for _, e := range s.entries {
 		for _, in := range e.living {
 			key := in.path + " " + in.version
-			// A device plugin at the path of another one shows the same version.
-			if before := s.kept[key]; before != "" && e.ptype != toggledType && e.ptype != deviceType {
+			// A device plugin or DRA driver at the path of another one shows the same version.
+			if before := s.kept[key]; before != "" && e.ptype != toggledType && e.ptype != deviceType && e.ptype != draType {
 				s.count(invariants, "an instance keeps its ID")
 				if before != now[key] {
 					s.violation("%s %s at %s was instance %s and is %s", e, in.version, in.path, before, now[key])

@@ -82,14 +82,15 @@ func newSoak(dir string, o options) (*soak, error) {
 	}
 	for i := range max(s.names/4, 2) {
 		s.entries = append(s.entries, &entry{ptype: toggledType, name: fmt.Sprint("n", i)}, &entry{ptype: processType, name: fmt.Sprint("n", i)},
-			&entry{ptype: deviceType, name: fmt.Sprint("example.com/n", i)})
+			&entry{ptype: deviceType, name: fmt.Sprint("example.com/n", i)}, &entry{ptype: csiType, name: fmt.Sprintf("n%d.csi.example.com", i)},
+			&entry{ptype: draType, name: fmt.Sprintf("n%d.dra.example.com", i)})
 	}
 	for i := range 2 {
 		s.anchors = append(s.anchors, &entry{ptype: anchorType, name: fmt.Sprint("n", i)})
 	}
 	s.entries = append(s.entries, s.anchors...)
 	for i := range 4 {
-		s.launched = append(s.launched, &launched{name: fmt.Sprint("launched-", i), pinned: i%2 == 0})
+		s.launched = append(s.launched, &launched{name: fmt.Sprint("launched-", i), pinned: i%2 == 0, survives: i >= 2})
 	}
 	return s, nil
 }
@@ -170,8 +171,8 @@ func (s *soak) upgrade(l *launched) error {
 // configure writes the configuration, or one with an error in it.
 func (s *soak) configure(broken bool) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "handlers: {Alpha: accept, Beta: accept, %s: accept, %s: accept, %s: accept, %s: device", anchorType, processType,
-		launchedType, deviceType)
+	fmt.Fprintf(&b, "handlers: {Alpha: accept, Beta: accept, %s: accept, %s: accept, %s: accept, %s: device, %s: csi, %s: dra", anchorType,
+		processType, launchedType, deviceType, csiType, draType)
 	if s.accepting {
 		fmt.Fprintf(&b, ", %s: accept", toggledType)
 	}
@@ -185,7 +186,7 @@ func (s *soak) configure(broken bool) error {
 	b.WriteString("plugins:\n")
 	for _, l := range s.launched {
 		fmt.Fprintf(&b, "  - name: %s\n    command: [%s, serve, %s, %[1]s, \"-\"]\n", l.name, l.path, launchedType)
-		b.WriteString("    env: {GORACE: atexit_sleep_ms=0}\n")
+		fmt.Fprintf(&b, "    survive: %t\n    env: {GORACE: atexit_sleep_ms=0}\n", l.survives)
 		b.WriteString("    restart: {policy: always, limit: 100000, backoff: {min: 50ms, max: 500ms}}\n")
 		if l.pinned {
 			program, err := os.ReadFile(l.path)
@@ -269,7 +270,14 @@ func (s *soak) end() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.bound)
 	defer cancel()
-	err := s.daemon.Stop(ctx)
+	var err error
+	for _, l := range s.launched {
+		if l.survives {
+			_, stopErr := s.daemon.Client.Stop(ctx, l.name)
+			err = errors.Join(err, stopErr)
+		}
+	}
+	err = errors.Join(err, s.daemon.Stop(ctx))
 	for _, text := range s.daemon.Errors() {
 		s.violation("the daemon wrote: %s", text)
 	}

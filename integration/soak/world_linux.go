@@ -11,8 +11,10 @@ import (
 	"slices"
 	"syscall"
 
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	devicepb "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
@@ -23,6 +25,8 @@ const (
 	processType  = "Process"
 	launchedType = "Launched"
 	deviceType   = "DevicePlugin"
+	csiType      = "CSIPlugin"
+	draType      = "DRAPlugin"
 	anchorType   = "Anchor" // never touched
 )
 
@@ -59,9 +63,18 @@ func (e *entry) appear(s *soak, replace bool) error {
 		in.path = older.path
 	}
 	var more func(*grpc.Server)
-	if e.ptype == deviceType {
+	switch e.ptype {
+	case deviceType:
 		in.version = devicepb.Version
 		more = func(server *grpc.Server) { devicepb.RegisterDevicePluginServer(server, devices{}) }
+	case csiType:
+		d := driver{name: e.name, version: in.version}
+		more = func(server *grpc.Server) {
+			csipb.RegisterIdentityServer(server, d)
+			csipb.RegisterNodeServer(server, d)
+		}
+	case draType:
+		in.version = drapb.DRAPluginService
 	}
 	in.word = in.version
 	var err error
@@ -167,13 +180,38 @@ func (devices) ListAndWatch(_ *devicepb.Empty, stream grpc.ServerStreamingServer
 	return err
 }
 
+// driver is a CSI driver for a node.
+type driver struct {
+	csipb.UnimplementedIdentityServer
+	csipb.UnimplementedNodeServer
+
+	name, version string
+}
+
+// GetPluginInfo implements the identity service.
+func (d driver) GetPluginInfo(context.Context, *csipb.GetPluginInfoRequest) (*csipb.GetPluginInfoResponse, error) {
+	return &csipb.GetPluginInfoResponse{Name: d.name, VendorVersion: d.version}, nil
+}
+
+// GetPluginCapabilities implements the identity service.
+func (driver) GetPluginCapabilities(context.Context, *csipb.GetPluginCapabilitiesRequest) (*csipb.GetPluginCapabilitiesResponse, error) {
+	return &csipb.GetPluginCapabilitiesResponse{}, nil
+}
+
+// NodeGetInfo implements the node service.
+func (driver) NodeGetInfo(context.Context, *csipb.NodeGetInfoRequest) (*csipb.NodeGetInfoResponse, error) {
+	return &csipb.NodeGetInfoResponse{NodeId: "soak"}, nil
+}
+
 // launched is a plugin of the catalogue.
 type launched struct {
 	name string
 	// path is its program, and version the mark of that. Pinned says that the catalogue has its digest.
 	path, version string
 	pinned        bool
-	made          int
+	// survives says that its process outlives the daemon.
+	survives bool
+	made     int
 	// stale says that its program was replaced since it was started, and nobody has told the daemon.
 	stale bool
 }
