@@ -140,6 +140,8 @@ func New(cfg Config) *Launcher {
 // plugin that survives is started, and by the next Set. It does not wait for any of that: [Launcher.Plugins] and
 // the events tell how it goes. It changes nothing if a plugin is not valid.
 func (l *Launcher) Set(plugins []Plugin) error {
+	// gofail: var launcherSet string
+	// return errors.New(launcherSet)
 	wanted := map[string]Plugin{}
 	for _, p := range plugins {
 		if err := p.validate(); err != nil {

@@ -240,6 +240,31 @@ func calls(s *scene, f *failure) {
 	}
 }
 
+// reloads has the points fail in a reload; the next reload succeeds.
+func reloads(s *scene, f *failure) {
+	s.begin()
+	s.arm()
+	s.config.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "Another": daemon.HandlerAccept}
+	if slices.ContainsFunc(f.with(), func(a arm) bool { return a.point == "launcherSet" }) {
+		s.launchable(nil)
+	}
+	_, s.err = s.client.Reload(s.Context())
+	s.hear(f.said)
+	s.disarm()
+	if _, err := s.client.Reload(s.Context()); err != nil {
+		s.Error(err)
+	}
+}
+
+// csi has the plugins be CSI drivers.
+func csi(play func(*scene, *failure)) func(*scene, *failure) {
+	return func(s *scene, f *failure) {
+		s.config.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerCSI}
+		s.services = rig.CSI
+		play(s, f)
+	}
+}
+
 // admits has an admission plugin asked.
 func admits(play func(*scene, *failure)) func(*scene, *failure) {
 	return func(s *scene, f *failure) {
@@ -347,6 +372,14 @@ func groups() []group {
 				said: in(inLog, "the handler panicked in DeRegisterPlugin"), play: leaves,
 			},
 			{
+				point: "endpointCall", fails: "to ask a CSI driver whether it is ready", happens: "it is asked again, and registered", play: csi(appears),
+			},
+			{
+				point: "endpointCall", arms: []arm{{"endpointCall", `1*off->1*return("injected")`}},
+				fails: "to ask a CSI driver who it is", happens: retried,
+				said: in(inEvent, "GetPluginInfo: Unavailable"), play: csi(appears),
+			},
+			{
 				point: "registrationNotify", fails: "to tell the plugin that it is registered", happens: "it is taken back; " + retried,
 				said: in(inEvent, "failed: cannot tell the plugin that it is registered: "), play: appears,
 			},
@@ -388,6 +421,10 @@ func groups() []group {
 			{
 				point: "boltstateCommit", arms: []arm{times("boltstateCommit", 3)}, fails: "to commit a transaction, three times", happens: takenIn,
 				said: in(inEvent, "failed: cannot save the registration: ", "degraded: cannot write state file", "recovered: "), play: appears,
+			},
+			{
+				point: "boltstateCommit", fails: "to commit the registration of a CSI driver, under its type and its role", happens: takenIn,
+				said: in(inEvent, "failed: cannot save the registration: "), play: csi(appears),
 			},
 			{
 				point: "boltstateSync", fails: "to sync a transaction that is in the file",
@@ -485,21 +522,22 @@ func groups() []group {
 				point: "daemonHandler", fails: "to make a handler in a reload", happens: "nothing is changed; the next reload succeeds",
 				said: append(in(inError, "cannot make the accept handler"), append(in(inEvent, "reload-failed: cannot make the accept handler"),
 					in(inCondition, "configuration: the configuration was not reloaded")...)...),
-				play: func(s *scene, f *failure) {
-					s.begin()
-					s.arm()
-					s.config.Handlers = map[string]daemon.HandlerKind{ptype: "accept", "Another": "accept"}
-					_, s.err = s.client.Reload(s.Context())
-					s.hear(f.said)
-					s.disarm()
-					if _, err := s.client.Reload(s.Context()); err != nil {
-						s.Error(err)
-					}
-				},
+				play: reloads,
 			},
 			{
 				point: "daemonHandler", fails: "to make a handler at the start", happens: "the daemon does not start; the next start succeeds",
 				said: in(inError, "cannot make the accept handler"), play: restarts,
+			},
+			{
+				point: "launcherSet", fails: "to take a catalogue into use in a reload, after a handler was made",
+				happens: "nothing is changed; the next reload succeeds",
+				said: append(in(inError, "cannot change to the new catalogue"), append(in(inEvent, "reload-failed: cannot change to the new catalogue"),
+					in(inCondition, "configuration: the configuration was not reloaded")...)...),
+				play: reloads,
+			},
+			{
+				point: "launcherSet", fails: "to take a catalogue into use at the start", happens: "the daemon does not start; the next start succeeds",
+				said: in(inError, injected+"launcherSet"), play: restarts,
 			},
 		}},
 		{"Launched plugins", []failure{

@@ -35,6 +35,7 @@ const (
 	patience  = time.Minute
 	ptype     = "ExamplePlugin"
 	neighbour = "neighbour"
+	version   = "1.0.0"
 	// guest is the plugin that meets the failure.
 	guest = "guest"
 )
@@ -51,6 +52,8 @@ type scene struct {
 	end     func() error // ends the daemon that runs; nil while none does
 	armed   []arm
 	plugins map[string]*rig.Plugin
+	// services returns what a plugin serves besides; nil for nothing.
+	services func(name, version string) func(*grpc.Server)
 	// instances are those that have to be the same after a restart.
 	instances map[string]string
 	before    goleak.Option // goroutines that are none of its own
@@ -176,7 +179,11 @@ func (s *scene) disarm() {
 // serve starts a plugin in this process.
 func (s *scene) serve(name string) {
 	s.Helper()
-	p, err := rig.Serve(ptype, name, "1", filepath.Join(s.path("plugins"), name+".sock"), nil)
+	var more func(*grpc.Server)
+	if s.services != nil {
+		more = s.services(name, version)
+	}
+	p, err := rig.Serve(ptype, name, version, filepath.Join(s.path("plugins"), name+".sock"), more)
 	if err != nil {
 		s.Fatal(err)
 	}

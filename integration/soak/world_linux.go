@@ -11,7 +11,6 @@ import (
 	"slices"
 	"syscall"
 
-	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	devicepb "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -68,11 +67,7 @@ func (e *entry) appear(s *soak, replace bool) error {
 		in.version = devicepb.Version
 		more = func(server *grpc.Server) { devicepb.RegisterDevicePluginServer(server, devices{}) }
 	case csiType:
-		d := driver{name: e.name, version: in.version}
-		more = func(server *grpc.Server) {
-			csipb.RegisterIdentityServer(server, d)
-			csipb.RegisterNodeServer(server, d)
-		}
+		more = rig.CSI(e.name, in.version)
 	case draType:
 		in.version = drapb.DRAPluginService
 	}
@@ -178,29 +173,6 @@ func (devices) ListAndWatch(_ *devicepb.Empty, stream grpc.ServerStreamingServer
 		<-stream.Context().Done()
 	}
 	return err
-}
-
-// driver is a CSI driver for a node.
-type driver struct {
-	csipb.UnimplementedIdentityServer
-	csipb.UnimplementedNodeServer
-
-	name, version string
-}
-
-// GetPluginInfo implements the identity service.
-func (d driver) GetPluginInfo(context.Context, *csipb.GetPluginInfoRequest) (*csipb.GetPluginInfoResponse, error) {
-	return &csipb.GetPluginInfoResponse{Name: d.name, VendorVersion: d.version}, nil
-}
-
-// GetPluginCapabilities implements the identity service.
-func (driver) GetPluginCapabilities(context.Context, *csipb.GetPluginCapabilitiesRequest) (*csipb.GetPluginCapabilitiesResponse, error) {
-	return &csipb.GetPluginCapabilitiesResponse{}, nil
-}
-
-// NodeGetInfo implements the node service.
-func (driver) NodeGetInfo(context.Context, *csipb.NodeGetInfoRequest) (*csipb.NodeGetInfoResponse, error) {
-	return &csipb.NodeGetInfoResponse{NodeId: "soak"}, nil
 }
 
 // launched is a plugin of the catalogue.
