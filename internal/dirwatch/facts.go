@@ -60,7 +60,7 @@ func (t *tree) present(d *dir, name, path string, info sock.Info, why cause) {
 		return
 	}
 	if e == nil && len(d.socks) >= t.cfg.MaxSockets {
-		t.set(&d.tooMany, true)
+		t.exceed(d, &d.tooMany)
 		return
 	}
 	if e != nil && why == renamed && e.held.IsZero() {
@@ -127,6 +127,10 @@ func (t *tree) forget(e *entry) {
 	}
 	if e.dir.socks[e.name] == e {
 		delete(e.dir.socks, e.name)
+		if e.dir.tooMany { // there is room now for one that was left out, and no change will tell
+			e.dir.unsure = true
+			t.track(e.dir)
+		}
 	}
 }
 

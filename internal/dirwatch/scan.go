@@ -46,10 +46,9 @@ func (t *tree) scanAll() {
 // costs more than the scan itself.
 const calm = 8
 
-// settled reports whether events can be expected to tell of every change that matters. None tells of a mount, nor of a change to a directory
-// above a root.
+// settled reports whether every change that matters can be expected to be told, but for one to a directory above a root.
 func (t *tree) settled() bool {
-	return t.notifier != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals == 0
+	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals == 0
 }
 
 // planScan notes when the last safety scan was, and draws when the next one is: daemons of a machine do not scan in step.
@@ -69,6 +68,9 @@ func (t *tree) scanDeadline() time.Time {
 // safetyScan looks at every directory and reads those that changed without it being known.
 func (t *tree) safetyScan() {
 	defer t.planScan()
+	if t.mounts == nil {
+		t.openMounts()
+	}
 	if t.notifier == nil {
 		if t.openNotifier(); t.notifier != nil {
 			t.scanAll()
@@ -136,7 +138,7 @@ func (t *tree) visit(d *dir, how reach) {
 	}
 	t.pardon(d, "")
 	t.tryWatch(d)
-	d.silent = !tells(d.path)
+	d.silent = d.parent == nil && isLink(d.path) || !tells(d.path)
 
 	now := time.Now()
 	d.unsure = now.Sub(mtime).Abs() < clockGrain
@@ -244,6 +246,12 @@ func (t *tree) stat(d *dir) (sock.Info, time.Time, error) {
 		return sock.Info{}, time.Time{}, err
 	}
 	return info, fi.ModTime(), nil
+}
+
+// isLink reports whether a path is a symbolic link, or may be: no event tells where it leads from now on.
+func isLink(path string) bool {
+	info, err := os.Lstat(path)
+	return err != nil || info.Mode()&fs.ModeSymlink != 0
 }
 
 // fail records that the contents of a directory are not known.

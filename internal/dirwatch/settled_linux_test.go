@@ -17,7 +17,7 @@ func TestSettled(t *testing.T) {
 		t.Skip("the temporary files are not on a file system that tells of every change")
 	}
 	distrusted := filepath.Join(r.dir, "r/b")
-	w, err := New(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, Trust: func(path string, _ sock.Info) error {
+	w, err := New(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxSockets: 2, Trust: func(path string, _ sock.Info) error {
 		if path == distrusted {
 			return os.ErrPermission
 		}
@@ -28,6 +28,7 @@ func TestSettled(t *testing.T) {
 	}
 	tree := newTree(w.cfg, openNotifier)
 	defer tree.closeNotifier()
+	defer func() { tree.closeMounts() }()
 	expect := func(settled bool) {
 		t.Helper()
 		tree.safetyScan()
@@ -56,13 +57,53 @@ func TestSettled(t *testing.T) {
 	r.do("rm r/b")
 	age()
 	expect(true)
-	tree.closeNotifier()
-	if tree.settled() {
-		t.Error("it is settled without a source of events")
+	r.do("sock r/a/y; sock r/a/z")
+	age()
+	expect(false) // there are too many sockets: the one that is left out is found when another one has gone
+	r.do("rm r/a/z")
+	age()
+	tree.safetyScan()
+	tree.expireHolds(time.Now().Add(time.Hour))
+	expect(true)
+	if len(tree.socks) != 2 {
+		t.Errorf("it knows %d sockets, want 2", len(tree.socks))
 	}
+	for name, end := range map[string]func(){"events": tree.closeNotifier, "mounts": tree.closeMounts} {
+		end()
+		if tree.settled() {
+			t.Errorf("it is settled without a source of %s", name)
+		}
+		expect(true)
+	}
+	r.do("mv r s; symlink s r")
+	tree.scanAll()
+	expect(false) // the root may lead elsewhere
+	r.do("rm r; mv s r")
+	tree.scanAll()
 	expect(true)
 	r.do("rmall r")
 	expect(false) // the root is missing
+}
+
+// TestSilentFileSystem: a tree is not settled if others may change what is in it.
+func TestSilentFileSystem(t *testing.T) {
+	w, err := New(Config{Roots: []Root{{Path: "/proc/tty"}}, Notify: func(Update) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := newTree(w.cfg, openNotifier)
+	defer tree.closeNotifier()
+	defer tree.closeMounts()
+	tree.safetyScan()
+	for _, d := range tree.dirs {
+		if d.unsure = false; !d.watched || d.readErr != nil {
+			t.Errorf("%s is watched: %v, read: %v", d.path, d.watched, d.readErr)
+		}
+		tree.track(d)
+	}
+	if tree.settled() || len(tree.untold) != len(tree.dirs) {
+		t.Errorf("it is settled: %v, with %d of %d directories", tree.settled(), len(tree.untold), len(tree.dirs))
+	}
 }
 
 // TestTells: what others change without a word is looked at as often as before.

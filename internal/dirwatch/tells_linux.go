@@ -9,7 +9,7 @@ func tells(path string) bool {
 	if err := unix.Statfs(path, &fs); err != nil {
 		return false
 	}
-	switch uint32(fs.Type) { //nolint:gosec // the numbers have 32 bits, and the type is signed on some architectures
+	switch uint32(fs.Type) { // signed on some architectures
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC, unix.RAMFS_MAGIC,
 		unix.OVERLAYFS_SUPER_MAGIC:
 		return true

@@ -14,6 +14,7 @@ type tree struct {
 
 	notifier    *notifier // nil while the system gives none
 	notifierErr error
+	mounts      *mounts // nil while the system does not tell of them
 
 	roots []*dir          // one for each root, for ever
 	dirs  map[string]*dir // every known directory by its path, the roots included
@@ -107,7 +108,7 @@ func (t *tree) known(d *dir) bool { return t.dirs[d.path] == d }
 // addDir makes the record of a subdirectory, or returns nil if it is beyond the bound.
 func (t *tree) addDir(parent *dir, name string) *dir {
 	if parent.depth >= t.cfg.MaxDepth {
-		t.set(&parent.tooDeep, true)
+		t.exceed(parent, &parent.tooDeep)
 		return nil
 	}
 	d := &dir{
@@ -163,11 +164,11 @@ func (t *tree) skip(d *dir, name string) bool {
 	return f != nil && f(relTo(d, name))
 }
 
-// set changes a flag of a directory that a condition tells.
-func (t *tree) set(flag *bool, v bool) {
-	if *flag != v {
-		*flag = v
-		t.changed = true
+// exceed sets a flag of a directory that says that there is more in it than the bounds allow.
+func (t *tree) exceed(d *dir, flag *bool) {
+	if !*flag {
+		*flag, t.changed = true, true
+		t.track(d)
 	}
 }
 

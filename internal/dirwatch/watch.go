@@ -39,6 +39,21 @@ func (t *tree) closeNotifier() {
 	}
 }
 
+// openMounts has the system tell of mounts, if it can.
+func (t *tree) openMounts() {
+	m, err := openMounts()
+	if err == nil {
+		t.mounts = m
+	}
+}
+
+func (t *tree) closeMounts() {
+	if t.mounts != nil {
+		t.mounts.close()
+		t.mounts = nil
+	}
+}
+
 // tryWatch watches a directory if it can be watched, and reports whether it is watched now.
 func (t *tree) tryWatch(d *dir) bool {
 	if d.watched || t.notifier == nil {
@@ -90,7 +105,7 @@ func (t *tree) unwatch(d *dir) {
 // track notes whether a directory has to be polled, and whether events tell all about it.
 func (t *tree) track(d *dir) {
 	delete(t.untold, d)
-	if t.known(d) && (d.silent || d.unsure) {
+	if t.known(d) && (d.silent || d.unsure || d.tooDeep || d.tooMany) {
 		t.untold[d] = struct{}{}
 	}
 	if d.watched && d.readErr == nil || !t.known(d) {

@@ -77,7 +77,8 @@ type Config struct {
 	MaxSockets int // sockets in one directory; default 10,000
 
 	// ScanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
-	// as long while events can be expected to tell everything: on file systems of this machine, with nothing that is refused.
+	// as long while every change can be expected to be told, but for one to a directory above a root: on file systems of this machine,
+	// mounts included, with nothing that is refused or beyond the bounds, and no root that is a symbolic link.
 	ScanInterval time.Duration
 	// PollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
 	// watch limit is reached. The default is 1 s.
@@ -137,7 +138,9 @@ func New(cfg Config) (*Watcher, error) {
 func (w *Watcher) Run(ctx context.Context) error {
 	t := newTree(w.cfg, w.open)
 	defer t.closeNotifier()
+	defer t.closeMounts()
 
+	t.openMounts()
 	t.openNotifier()
 	t.scanAll()
 	t.scanned = true
@@ -159,6 +162,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 		if t.notifier != nil {
 			events, doubt = t.notifier.events, t.notifier.doubt
 		}
+		var mounted <-chan struct{}
+		if t.mounts != nil {
+			mounted = t.mounts.changed
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -174,6 +181,12 @@ func (w *Watcher) Run(ctx context.Context) error {
 			t.doubt()
 		case <-retry.c():
 			t.retry()
+		case _, ok := <-mounted:
+			if !ok {
+				t.closeMounts() // the next safety scan tries again
+				break
+			}
+			t.safetyScan()
 		case <-scan.c():
 			t.safetyScan()
 		case <-hold.c():

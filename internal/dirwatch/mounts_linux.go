@@ -1,0 +1,74 @@
+package dirwatch
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// mounts tells of changes to the file systems that this process sees, of which no file event tells.
+type mounts struct {
+	changed chan struct{} // has a value after a change; closed when no more can be told
+	// table wakes up, and news knows whether that was for a change: the kernel notes for each open file which one was asked for last
+	// (proc_pid_mountinfo(5)), and the poller of the runtime, which asks for table, does not say what it was answered.
+	table, news *os.File
+	closing     chan struct{}
+	reading     sync.WaitGroup
+}
+
+// mountGap is the least time between two changes that are told, so that a storm of mounts does not become one of scans.
+const mountGap = 500 * time.Millisecond
+
+func openMounts() (*mounts, error) {
+	const path = "/proc/self/mountinfo"
+	table, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errors.Join(&os.PathError{Op: "open", Path: path, Err: err}, table.Close())
+	}
+	news := os.NewFile(uintptr(fd), path) // the poller does not ask for it, since it blocks
+	m := &mounts{changed: make(chan struct{}, 1), table: table, news: news, closing: make(chan struct{})}
+	conn, err := table.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, table.Close(), news.Close())
+	}
+	m.reading.Go(func() {
+		defer close(m.changed)
+		_ = conn.Read(m.woke) // until close, or at once if the system cannot wake anybody
+	})
+	return m, nil
+}
+
+// woke is called at the beginning and whenever table has woken up, also if that was while it ran. It returns true when there is no use in
+// waiting.
+func (m *mounts) woke(uintptr) (done bool) {
+	asked := []unix.PollFd{{Fd: int32(m.news.Fd()), Events: unix.POLLPRI}}
+	if n, err := unix.Poll(asked, 0); err == nil && n == 0 {
+		return false
+	}
+	select {
+	case m.changed <- struct{}{}:
+	default: // nobody has looked since the last one
+	}
+	pause := time.NewTimer(mountGap)
+	defer pause.Stop()
+	select {
+	case <-pause.C:
+		return false
+	case <-m.closing:
+		return true
+	}
+}
+
+func (m *mounts) close() {
+	close(m.closing)
+	_ = m.table.Close() // nothing was written
+	m.reading.Wait()
+	_ = m.news.Close()
+}
