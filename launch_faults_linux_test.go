@@ -151,16 +151,31 @@ func TestPluginThatComesBackAwaitsItsEnd(t *testing.T) {
 	}
 }
 
-// TestSurvivorThatCannotBeReached: it is tried again, and does not run beside another life of its plugin for longer than it has to.
+// TestSurvivorThatCannotBeReached: it is tried again, and does not run beside another life of its plugin for longer than it has to. A
+// plugin that was stopped stays so.
 func TestSurvivorThatCannotBeReached(t *testing.T) {
-	for name, manual := range map[string]bool{"the plugin is started anew": false, "nothing was started meanwhile": true} {
+	t.Parallel()
+	const (
+		startedAnew = "the plugin is started anew"
+		notStarted  = "nothing was started meanwhile"
+		stopped     = "the plugin was stopped"
+		crashes     = "its other life does not get along with it"
+		removed     = "the plugin was taken out"
+		ended       = "the host has ended before"
+	)
+	for _, name := range []string{startedAnew, notStarted, stopped, crashes, removed, ended} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			h := newHost(t)
 			h.survivors = t.TempDir()
 			h.end()
 			h.start()
 			surviving := launchable("serve")
-			surviving.Survive, surviving.Manual = true, manual
+			if name == crashes {
+				surviving = script(`mkdir "$1/alone" || exit 9; while :; do sleep 0.1; done`, t.TempDir())
+				surviving.Restart = launcher.RestartPolicy{MinBackoff: 10 * patience}
+			}
+			surviving.Survive, surviving.Manual = true, name == notStarted
 			h.set(surviving)
 			if err := h.rt.Launcher().Start("unit"); err != nil {
 				t.Fatal(err)
@@ -169,32 +184,64 @@ func TestSurvivorThatCannotBeReached(t *testing.T) {
 			h.end()
 			mend := silence(t, h.survivors)
 			h.start()
-			h.set(surviving)
-			if manual {
-				mend()
-				if err := h.rt.Launcher().Start("unit"); err != nil {
-					t.Fatal(err)
-				}
-				if after := h.running("adoption"); after.PID != before.PID {
-					t.Errorf("after the restart it is %+v, before %+v", after, before)
-				}
-			} else {
-				h.until("another life", func() bool { s := h.unit(); return s.State == launcher.StateRunning && s.PID != before.PID })
-				another := h.unit()
-				mend()
+			switch name {
+			case startedAnew:
 				h.set(surviving)
+				another := h.running("another life")
+				mend()
 				h.until("the end of the survivor", func() bool { return !alive(before.PID) })
-				h.set(surviving)
 				if s := h.unit(); s.PID != another.PID || !alive(another.PID) {
 					t.Errorf("it was %+v and is %+v", another, s)
 				}
+			case notStarted:
+				h.set(surviving)
+				mend()
+				if after := h.running("adoption"); after.PID != before.PID {
+					t.Errorf("after the restart it is %+v, before %+v", after, before)
+				}
+			case stopped:
+				h.set(surviving)
+				h.running("another life")
+				if err := h.rt.Launcher().Stop("unit"); err != nil {
+					t.Fatal(err)
+				}
+				mend()
+				h.until("the end of the survivor", func() bool { return !alive(before.PID) })
+				if s := h.unit(); s.State != launcher.StateStopped {
+					t.Errorf("it was stopped and is %+v", s)
+				}
+			case crashes:
+				h.set(surviving)
+				h.until("a crash", func() bool { return h.unit().State == launcher.StateBackoff })
+				mend()
+				if after := h.running("adoption"); after.PID != before.PID {
+					t.Errorf("after the restart it is %+v, before %+v", after, before)
+				}
+			case removed:
+				h.set(surviving)
+				h.running("another life")
+				h.set()
+				mend()
+				h.until("the end of the survivor", func() bool { return !alive(before.PID) })
+			case ended:
+				h.set(surviving)
+				h.running("another life")
+				h.end() // does not wait for who does not answer
+				mend()
+				if !alive(before.PID) {
+					t.Error("the survivor did not survive")
+				}
+				h.start()
+				h.set(surviving)
+				h.running("adoption")
+			}
+			if name == removed {
+				return
 			}
 			if err := h.rt.Launcher().Stop("unit"); err != nil {
 				t.Fatal(err)
 			}
-			if alive(before.PID) {
-				t.Errorf("process %d is alive after Stop", before.PID)
-			}
+			h.until("the end of the survivor", func() bool { return !alive(before.PID) })
 		})
 	}
 }

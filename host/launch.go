@@ -223,8 +223,8 @@ func processSpec(p *PluginProcess, spec Spec, program string) (process.Spec, err
 }
 
 // Adopt returns the plugins that survived an earlier host with the same StateDir. From now on they are this host's, and Close
-// lets them go on. They can serve, but they have no ticket: the host that gave them one is gone. It comes before the first launch. An error
-// names those that could not be reached; another call returns those of them that it reaches.
+// lets them go on. They can serve, but they have no ticket: the host that gave them one is gone. An error names those that could not be
+// reached within 3 s; another call returns those of them that it reaches.
 func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 	h.mu.Lock()
 	err := h.open()

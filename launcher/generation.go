@@ -167,7 +167,7 @@ func (g *generation) Run(ctx context.Context) error {
 		g.giveUp(cmp.Or(err, errEndedEarly))
 	case <-ctx.Done():
 		if !g.plugin.Survive || !g.unit.launcher.closing() {
-			g.terminate(process)
+			terminate(process, g.plugin.stopTimeout())
 		}
 	}
 	cancel()
@@ -182,9 +182,9 @@ func (g *generation) launch(ctx context.Context, spec host.Spec) (*host.PluginPr
 	return g.unit.launcher.cfg.Host.Launch(ctx, spec)
 }
 
-// terminate ends a process within the plugin's time.
-func (g *generation) terminate(process *host.PluginProcess) {
-	ctx, cancel := context.WithTimeout(context.Background(), g.plugin.stopTimeout())
+// terminate ends a process within the time that it may take.
+func terminate(process *host.PluginProcess, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	// How a process ends that was told to is no news.
 	_ = process.Terminate(ctx)

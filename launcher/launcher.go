@@ -115,11 +115,12 @@ type Launcher struct {
 	// leaving are the units that are being removed, by their names.
 	leaving map[string]*unit
 	closed  bool
-	// adopted are the plugins that survived an earlier launcher and whose units have not begun, by their names. unadopted: there may be
-	// more of them.
-	adopted   map[string]*host.PluginProcess
-	unadopted bool
-	// work are the goroutines of all units.
+	// adopted are the plugins that survived an earlier launcher and that their units have not taken over yet, by their names; nil until the
+	// first Set.
+	adopted map[string]*host.PluginProcess
+	// stopAdopting ends the tries to reach survivors.
+	stopAdopting context.CancelFunc
+	// work are the goroutines of all units, and the one that looks for survivors.
 	work sync.WaitGroup
 }
 
@@ -128,17 +129,14 @@ func New(cfg Config) *Launcher {
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}
-	return &Launcher{
-		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}, adopted: map[string]*host.PluginProcess{},
-		unadopted: cfg.Host.StateDir != "",
-	}
+	return &Launcher{cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}, stopAdopting: func() {}}
 }
 
 // Set makes these the plugins to launch. New ones are started unless they are manual, those that are not among them any more are
 // stopped, and those that run and have changed are replaced; what has not changed is not disturbed. The first Set takes over those that
-// survived an earlier launcher, and replaces those that have changed meanwhile; those that it cannot reach are tried again whenever a
-// plugin that survives is started, and by the next Set. It does not wait for any of that: [Launcher.Plugins] and
-// the events tell how it goes. It changes nothing if a plugin is not valid.
+// survived an earlier launcher, and replaces those that have changed meanwhile. Those that it cannot reach within 3 s are tried again and
+// again; when one is reached of a plugin that runs again, it is ended. Set does not wait for anything else: [Launcher.Plugins] and the
+// events tell how it goes. It changes nothing if a plugin is not valid.
 func (l *Launcher) Set(plugins []Plugin) error {
 	// gofail: var launcherSet string
 	// return errors.New(launcherSet)
@@ -157,7 +155,10 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	if l.closed {
 		return fmt.Errorf("cannot launch plugins: %w", ErrClosed)
 	}
-	l.adopt(func(name string) bool { return wanted[name].Survive })
+	if l.adopted == nil {
+		l.adopted = map[string]*host.PluginProcess{}
+		l.adopt(wanted)
+	}
 	for name, u := range l.units {
 		if _, stays := wanted[name]; !stays {
 			delete(l.units, name)
@@ -240,6 +241,7 @@ func (l *Launcher) Plugins() []Status {
 func (l *Launcher) Close() {
 	l.mu.Lock()
 	l.closed = true
+	l.stopAdopting()
 	units := slices.Collect(maps.Values(l.units))
 	l.mu.Unlock()
 	for _, u := range units {
@@ -248,46 +250,93 @@ func (l *Launcher) Close() {
 	l.work.Wait()
 }
 
-// adopt takes over what survived an earlier launcher and has not been taken over yet. It ends what is not to survive any more, and what runs
-// again already. mu is held.
-func (l *Launcher) adopt(survives func(name string) bool) {
-	if !l.unadopted {
+// adopt takes over what survived an earlier launcher, and sees to it that what cannot be reached is tried again. mu is held.
+func (l *Launcher) adopt(wanted map[string]Plugin) {
+	if l.cfg.Host.StateDir == "" {
 		return
 	}
-	// The processes are at hand: nothing here waits for long.
-	processes, err := l.cfg.Host.Adopt(context.Background())
-	if l.unadopted = err != nil; err != nil {
-		l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()}) // those that can be had are
-	}
+	ctx, cancel := context.WithCancel(context.Background())
+	processes, err := l.cfg.Host.Adopt(ctx)
 	for _, process := range processes {
-		u := l.units[process.Name()]
-		if survives(process.Name()) && l.adopted[process.Name()] == nil && (u == nil || u.processes == 0) {
-			l.adopted[process.Name()] = process
-			if u != nil {
-				l.work.Go(func() { _ = u.start() }) // unless it is being started anyway
-			}
-			continue
+		if name := process.Name(); wanted[name].Survive && l.adopted[name] == nil {
+			l.adopted[name] = process
+		} else {
+			l.discard(process)
 		}
-		l.work.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), defaultStopTimeout)
-			defer cancel()
-			// How a process ends that was told to is no news.
-			_ = process.Terminate(ctx)
-		})
 	}
+	if err == nil {
+		cancel()
+		return
+	}
+	l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()})
+	l.stopAdopting = cancel
+	l.work.Go(func() { l.adoptRest(ctx) })
+}
+
+// adoptRest tries to reach the survivors that could not be reached until all are, or ctx ends. Nothing tells that one can be.
+func (l *Launcher) adoptRest(ctx context.Context) {
+	const longest = time.Minute
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for pause := time.Second; ; pause = min(2*pause, longest) {
+		timer.Reset(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		processes, err := l.cfg.Host.Adopt(ctx)
+		for _, process := range processes {
+			l.adoptLate(process)
+		}
+		if err == nil {
+			return
+		}
+	}
+}
+
+// adoptLate gives a survivor to its unit, unless that was stopped or has a process, or is to have one, which may not get along with it.
+func (l *Launcher) adoptLate(process *host.PluginProcess) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u := l.units[process.Name()]
+	switch {
+	case l.closed: // the host lets it go on
+	case u == nil || u.processes > 0 || l.adopted[u.name] != nil || !u.takesOver():
+		l.discard(process)
+	default:
+		l.adopted[u.name] = process
+		l.work.Go(u.takeOver)
+	}
+}
+
+// discard ends a survivor that is not wanted.
+func (l *Launcher) discard(process *host.PluginProcess) {
+	l.work.Go(func() { terminate(process, defaultStopTimeout) })
+}
+
+// takeAdopted returns the process of a unit that survived an earlier launcher and that nobody has taken over; nil if there is none.
+func (l *Launcher) takeAdopted(u *unit) *host.PluginProcess {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	process := l.adopted[u.name]
+	delete(l.adopted, u.name)
+	return process
+}
+
+func (l *Launcher) hasAdopted(u *unit) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.adopted[u.name] != nil
 }
 
 // occupy says that a unit is about to have a process, until vacate is called. It returns the one that survived an earlier launcher, nil if
 // there is none; one with other details is replaced as soon as it has been taken over.
 func (l *Launcher) occupy(u *unit, p Plugin) *host.PluginProcess {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if p.Survive {
-		l.adopt(func(name string) bool { return l.units[name] != nil && l.units[name].survives() })
-	}
 	u.processes++
-	process := l.adopted[u.name]
-	delete(l.adopted, u.name)
+	l.mu.Unlock()
+	process := l.takeAdopted(u)
 	if process != nil && process.Tag() != p.tag() {
 		l.work.Go(func() { _ = u.replace(context.Background()) }) // its outcome shows in the status and in the events
 	}

@@ -34,10 +34,10 @@ type unit struct {
 
 	mu     sync.Mutex // guards what follows
 	plugin Plugin
-	// wanted: it was started and not stopped since.
-	wanted  bool
-	current *generation
-	lives   int // that were begun, to name their sockets
+	// wanted: it was started and not stopped since. stopped: it was stopped and not started since.
+	wanted, stopped bool
+	current         *generation
+	lives           int // that were begun, to name their sockets
 	// replaceErr says why the last replacement failed, until the next one.
 	replaceErr error
 }
@@ -90,15 +90,30 @@ func (u *unit) begin() error {
 		return err
 	}
 	u.mu.Lock()
-	u.current, u.wanted, u.replaceErr = g, true, nil
+	u.current, u.wanted, u.stopped, u.replaceErr = g, true, false, nil
 	u.mu.Unlock()
 	return g.awaitStart()
 }
 
-func (u *unit) survives() bool {
+// takesOver says whether the unit is to go on with a process that survived an earlier launcher.
+func (u *unit) takesOver() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.plugin.Survive
+	return u.plugin.Survive && !u.stopped
+}
+
+// takeOver begins the life of the process that survived an earlier launcher, unless that has begun or the process was ended meanwhile.
+func (u *unit) takeOver() {
+	u.op.Lock()
+	defer u.op.Unlock()
+	if !u.launcher.hasAdopted(u) {
+		return
+	}
+	if g := u.generation(); g != nil && !g.over() {
+		g.super.Start() // now, instead of after its pause
+		return
+	}
+	_ = u.begin() // its outcome shows in the status and in the events
 }
 
 // awaitTurn waits until an earlier unit of the same name is gone: two of them do not run at once.
@@ -123,9 +138,12 @@ func (u *unit) stop() error {
 	u.op.Lock()
 	defer u.op.Unlock()
 	u.mu.Lock()
-	u.wanted = false
-	g := u.current
+	u.wanted, u.stopped = false, true
+	g, plugin := u.current, u.plugin
 	u.mu.Unlock()
+	if survivor := u.launcher.takeAdopted(u); survivor != nil {
+		terminate(survivor, plugin.stopTimeout())
+	}
 	if running && g == before {
 		g.end()
 		u.observe(EventStopped, "", "it was stopped")
@@ -172,7 +190,7 @@ func (u *unit) replace(ctx context.Context) error {
 		return err
 	}
 	u.mu.Lock()
-	u.current, u.wanted, u.replaceErr = next, true, nil
+	u.current, u.wanted, u.stopped, u.replaceErr = next, true, false, nil
 	u.mu.Unlock()
 	u.observe(EventReplaced, next.socket(), "a new process is ready, the old one is told to go")
 	old.end()
@@ -208,6 +226,9 @@ func (u *unit) remove() {
 	u.wanted = false
 	g := u.current
 	u.mu.Unlock()
+	if survivor := u.launcher.takeAdopted(u); survivor != nil && !u.launcher.closing() {
+		u.launcher.discard(survivor)
+	}
 	u.endWith(g, "it is not to be launched any more")
 	closing, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -20,6 +21,7 @@ import (
 // remembered of it. So no process ID is ever read that might have passed on.
 type kept struct {
 	process *Process
+	socket  string // of the keeper
 	id      procID
 	leaf    *cgroup // nil if it has none
 	exit    exit
@@ -57,8 +59,8 @@ func startKept(g *Group, p *Process) error {
 	}
 	defer peer.Close()
 	err = launchKeeper(peer)
+	socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
 	if err == nil {
-		socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
 		err = w.send(toKeeper{Start: &spec, Cgroup: g.cfg.Cgroup, Socket: socket}, files...)
 	}
 	var about fromKeeper
@@ -69,7 +71,7 @@ func startKept(g *Group, p *Process) error {
 		about, err = hear(w)
 	}
 	if err == nil {
-		err = newKept(p, w, about)
+		err = newKept(p, socket, w, about)
 	}
 	if err != nil {
 		w.closeFiles()
@@ -121,8 +123,8 @@ func (e *keeperError) Error() string { return e.text }
 func (e *keeperError) Unwrap() error { return e.errno }
 
 // newKept takes over the connection, if it can see the process of which the keeper speaks.
-func newKept(p *Process, w *wire, about fromKeeper) error {
-	k := &kept{process: p, id: procID{about.PID, about.Start}, wire: w}
+func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
+	k := &kept{process: p, socket: socket, id: procID{about.PID, about.Start}, wire: w}
 	pidfd, err := k.id.open()
 	if err != nil && !errors.Is(err, unix.ESRCH) { // one that has ended already is told of next
 		return fmt.Errorf("watch process %d: %w", about.PID, err)
@@ -148,24 +150,43 @@ func pollable(f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), "pipe")
 }
 
-// adopt connects to all keepers that are there.
+// adopt connects to all keepers that are there, but for those of processes that this group has.
 func (pl *platform) adopt(ctx context.Context, g *Group) ([]*Process, error) {
-	sockets, err := filepath.Glob(filepath.Join(g.cfg.StateDir, "*"+socketSuffix))
-	if g.cfg.StateDir == "" || err != nil {
+	if g.cfg.StateDir == "" {
+		return nil, nil
+	}
+	dir, err := filepath.Abs(g.cfg.StateDir)
+	if err != nil {
 		return nil, err
 	}
-	var procs []*Process
-	var errs []error
-	for _, socket := range sockets {
-		p, err := adoptOne(ctx, socket)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", socket, err))
-		}
-		if p != nil {
-			procs = append(procs, p)
+	sockets, err := filepath.Glob(filepath.Join(dir, "*"+socketSuffix))
+	if err != nil {
+		return nil, err
+	}
+	sockets = slices.DeleteFunc(sockets, g.keeps)
+	found, errs := make([]*Process, len(sockets)), make([]error, len(sockets))
+	var asked sync.WaitGroup
+	for i, socket := range sockets {
+		asked.Go(func() {
+			if found[i], errs[i] = adoptOne(ctx, socket); errs[i] != nil {
+				errs[i] = fmt.Errorf("%s: %w", socket, errs[i])
+			}
+		})
+	}
+	asked.Wait()
+	return slices.DeleteFunc(found, func(p *Process) bool { return p == nil }), errors.Join(errs...)
+}
+
+// keeps says whether the group has the process of the keeper at a socket.
+func (g *Group) keeps(socket string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for p := range g.procs {
+		if k, survives := p.body.(*kept); survives && k.socket == socket {
+			return true
 		}
 	}
-	return procs, errors.Join(errs...)
+	return false
 }
 
 // adoptOne returns nil if the process has ended or belongs to another host.
@@ -185,7 +206,7 @@ func adoptOne(ctx context.Context, socket string) (*Process, error) {
 		return nil, errors.Join(fmt.Errorf("a %T instead of a Unix socket", conn), conn.Close())
 	}
 	w := newWire(unixConn)
-	p, err := adoptFrom(ctx, w)
+	p, err := adoptFrom(ctx, socket, w)
 	if p == nil {
 		w.closeFiles()
 		_ = conn.Close()
@@ -193,7 +214,7 @@ func adoptOne(ctx context.Context, socket string) (*Process, error) {
 	return p, err
 }
 
-func adoptFrom(ctx context.Context, w *wire) (*Process, error) {
+func adoptFrom(ctx context.Context, socket string, w *wire) (*Process, error) {
 	cred, err := peer(w.conn)
 	if err != nil {
 		return nil, err
@@ -201,14 +222,16 @@ func adoptFrom(ctx context.Context, w *wire) (*Process, error) {
 	if int(cred.Uid) != os.Geteuid() {
 		return nil, fmt.Errorf("user %d listens there, who is not the one that this process runs as", cred.Uid)
 	}
-	deadline, _ := ctx.Deadline()
-	_ = w.conn.SetReadDeadline(deadline)
+	interrupted := context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	about, err := hear(w)
+	if !interrupted() {
+		return nil, context.Cause(ctx)
+	}
 	if err != nil || about.Busy {
 		return nil, err
 	}
 	p := &Process{spec: Spec{Name: about.Name, Data: about.Data, Survive: true}, adopted: true, done: make(chan struct{})}
-	if err := newKept(p, w, about); err != nil {
+	if err := newKept(p, socket, w, about); err != nil {
 		return nil, err
 	}
 	return p, nil
