@@ -38,9 +38,10 @@ func makePrivateDir() (privateDir, error) {
 		if err == nil {
 			return privateDir{path, lock}, nil
 		}
-		// Another host that starts may have looked at it before it was locked, and removes it.
+		_ = os.Remove(path)
+		// Another host that starts may have looked at it before it was locked.
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, os.ErrNotExist) {
-			return privateDir{}, errors.Join(err, os.Remove(path))
+			return privateDir{}, err
 		}
 	}
 }
@@ -56,7 +57,7 @@ func tempDir() string {
 	return "/tmp"
 }
 
-// removeStale removes what hosts have left that were killed. What cannot be locked or removed is somebody else's.
+// removeStale removes what hosts of this user have left that were killed.
 func removeStale(parent string) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*")) // the pattern is well-formed
 	for _, dir := range dirs {

@@ -56,19 +56,34 @@ func there(f *os.File, path string) error {
 }
 
 // HoldDir takes the lock on a directory that says that a process uses it, and does not wait. The lock ends when the file is closed, or its
-// owner does. The error is EWOULDBLOCK if another has it, and [fs.ErrNotExist] if the directory is not at this path any more.
+// owner does. The error is EWOULDBLOCK if another has it, [fs.ErrPermission] if the directory is another user's, and [fs.ErrNotExist] if it
+// is not at this path any more.
 func HoldDir(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, fmt.Errorf("cannot lock %s: %w", path, err)
 	}
-	if err = flock(f); err == nil {
+	if err = ours(f); err == nil {
+		err = flock(f)
+	}
+	if err == nil {
 		err = there(f, path)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot lock %s: %w", path, err), f.Close())
 	}
 	return f, nil
+}
+
+func ours(f *os.File) error {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+		return err
+	}
+	if int(stat.Uid) != os.Geteuid() {
+		return fs.ErrPermission
+	}
+	return nil
 }
 
 // release removes the lock file and gives the lock up.
