@@ -27,7 +27,7 @@ func registerHosts() {
 			fatal(err)
 		}
 		for r := range p.Logs().Follow(context.Background(), -1) {
-			fmt.Println(r.Message, p.PID(), h.server.dir)
+			fmt.Println(r.Message, p.PID(), h.server.dir.path)
 			break
 		}
 		select {}
@@ -49,6 +49,9 @@ func TestPluginsEndWithTheirHost(t *testing.T) {
 		var pid int
 		if _, err := fmt.Fscan(out, &word, &pid, &dir); err != nil {
 			t.Fatal(err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, socketName)); err != nil {
+			t.Error(err)
 		}
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)

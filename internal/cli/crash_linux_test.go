@@ -335,6 +335,7 @@ func (c *crash) note(what word, by call) {
 		c.asked[by]++
 	case registered:
 		c.told[by]++
+	case refused: // which may come again
 	}
 }
 
@@ -438,6 +439,9 @@ func (c peerConn) RemoteAddr() net.Addr { return &net.UnixAddr{Net: "unix", Name
 
 func init() { programs["counted"] = serveCounted } //nolint:gochecknoinits // it is there on Linux only
 
+// serving is the line of a plugin's process that serves. A daemon may be quicker: it is not always the first.
+const serving = "serving"
+
 // serveCounted is the program counted NAME SOCKET, a plugin that prints a line for what a daemon does with it: the word, and the process.
 func serveCounted() {
 	p, err := newCountedPlugin(os.Args[1], os.Args[2], func(what word, by int) { fmt.Println(what, by) })
@@ -445,7 +449,7 @@ func serveCounted() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	fmt.Println("serving")
+	fmt.Println(serving)
 	p.served.Wait() // until it is killed
 }
 
@@ -478,13 +482,14 @@ func (c *crash) serveProcess() {
 	if err := p.cmd.Start(); err != nil {
 		c.t.Fatal(err)
 	}
-	lines := bufio.NewScanner(out)
-	if !lines.Scan() {
-		c.t.Fatal("a plugin's process did not begin to serve")
-	}
+	serves := make(chan struct{})
 	go func() {
 		defer close(p.read)
-		for lines.Scan() {
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if lines.Text() == serving {
+				close(serves)
+				continue
+			}
 			var what word
 			var by int
 			if _, err := fmt.Sscan(lines.Text(), &what, &by); err != nil {
@@ -497,6 +502,11 @@ func (c *crash) serveProcess() {
 			}
 		}
 	}()
+	select {
+	case <-serves:
+	case <-p.read:
+		c.t.Fatal("a plugin's process did not begin to serve")
+	}
 	c.serving[p.socket] = p
 }
 
