@@ -110,11 +110,6 @@ func (r *registry) remove(l *lane, i int) error {
 	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
 }
 
-// replace saves info in the place of the instance at i. The caller holds l.changing.
-func (r *registry) replace(l *lane, i int, info *PluginInfo) error {
-	return r.move(l, i, i, info)
-}
-
 // move saves info, which is the instance at from, at to. The caller holds l.changing.
 func (r *registry) move(l *lane, from, to int, info *PluginInfo) error {
 	return r.put(l, slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info))

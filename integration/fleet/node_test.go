@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -30,7 +31,9 @@ type ending struct{ *testing.M }
 
 func (e ending) Run() int {
 	code := e.M.Run()
-	for end := time.Now().Add(15 * time.Second); time.Now().Before(end) && goleak.Find(leftBehind...) != nil; {
+	end := time.Now().Add(15 * time.Second)
+	for goleak.Find(leftBehind...) != nil && time.Now().Before(end) { // Find waits for a while itself
+		runtime.Gosched()
 	}
 	return code
 }
