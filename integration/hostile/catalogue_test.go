@@ -17,7 +17,7 @@ var page = rig.NewPage("../../docs/hostile-plugins.md")
 
 const (
 	// What the configuration bounds; see scene.config.
-	maxSockets, maxDepth = 50, 4
+	maxSockets, maxDepth = 25, 4 // each socket that is found at the same time as others takes a goroutine
 
 	// The bounds that hold for every attack: what the daemon may use beyond what it used before.
 	moreGoroutines, moreDescriptors = 40, 40

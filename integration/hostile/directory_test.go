@@ -94,7 +94,7 @@ func directoryAttacks() []attack {
 			play: func(a *attacker) {
 				dir := filepath.Join(a.dir, "crowd")
 				must(os.Mkdir(dir, 0o755))
-				crowd(dir, 20_000, 2*maxSockets)
+				crowd(dir, 20_000, 4*maxSockets)
 			},
 		},
 		{

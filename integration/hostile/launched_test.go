@@ -292,7 +292,7 @@ func launchedAttacks() []attack {
 			bound: "20 refusals told a second", launched: "    serve: true\n", named: event("belongs to user"),
 			play: func(*attacker) {
 				h, _ := shake()
-				crowd(filepath.Dir(h.PluginSocket), 20_000, 2*maxSockets)
+				crowd(filepath.Dir(h.PluginSocket), 20_000, 4*maxSockets)
 			},
 		},
 	}
