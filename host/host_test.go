@@ -192,13 +192,29 @@ func TestClose(t *testing.T) {
 // TestLaunchAndKill is the small form of what the benchmark module does a thousand times.
 func TestLaunchAndKill(t *testing.T) {
 	h := newHost(t)
-	socket := filepath.Join(t.TempDir(), "p.sock")
-	cycle := func() {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "p.sock")
+	elsewhere := filepath.Join(t.TempDir(), "s")
+	if err := os.WriteFile(elsewhere, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cycle := func(linked bool) {
 		spec := self("polite")
 		spec.PluginSocket = socket
 		p := launch(t, h, spec)
 		said(t, p)()
-		if err := os.WriteFile(socket, nil, 0o600); err != nil { // stands for the socket of a plugin that crashes
+		// They stand for what a plugin leaves that crashes while it makes its socket, and afterwards.
+		private := filepath.Join(dir, ".p.sock.new")
+		err := os.Mkdir(private, 0o700)
+		if linked {
+			err = errors.Join(os.Remove(private), os.Symlink(filepath.Dir(elsewhere), private))
+		} else {
+			err = errors.Join(err, os.WriteFile(filepath.Join(private, "s"), nil, 0o600))
+		}
+		for _, path := range []string{filepath.Join(dir, ".p.sock.lock"), filepath.Join(dir, ".p.sock.previous"), socket} {
+			err = errors.Join(err, os.WriteFile(path, nil, 0o600))
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		if _, err := h.Launch(t.Context(), spec); err == nil {
@@ -206,14 +222,18 @@ func TestLaunchAndKill(t *testing.T) {
 		}
 		_ = syscall.Kill(p.PID(), syscall.SIGKILL)
 		done(t, p)
-		if _, err := os.Stat(socket); !os.IsNotExist(err) {
-			t.Fatalf("the plugin's socket is still there: %v", err)
+		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+			t.Fatalf("of the plugin's socket these are still there: %v, %v", left, err)
 		}
 	}
-	cycle()
+	cycle(true)
+	if _, err := os.Stat(elsewhere); err != nil {
+		t.Errorf("a link was followed: %v", err)
+	}
+	cycle(false)
 	descriptorsBefore, goroutinesBefore := descriptors(t), runtime.NumGoroutine()
 	for range 20 {
-		cycle()
+		cycle(false)
 	}
 	// The log of the last plugin, and what follows it, may be a moment behind.
 	await(t, func() bool {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/output"
 	"github.com/patchbay-dev/patchbay/internal/process"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -214,7 +215,7 @@ func processSpec(p *PluginProcess, spec Spec, program string) (process.Spec, err
 		Env: environment(spec.Env, p.protocol), Survive: spec.Survive, Limits: spec.Limits, NoNewPrivs: spec.NoNewPrivs,
 	}
 	if spec.PluginSocket != "" {
-		s.Remove = []string{spec.PluginSocket}
+		s.Remove = append(sock.Traces(spec.PluginSocket), spec.PluginSocket)
 	}
 	if spec.Survive {
 		s.Data, err = json.Marshal(survivor{PluginSocket: spec.PluginSocket, Tag: spec.Tag})

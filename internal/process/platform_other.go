@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -111,7 +112,11 @@ func (c *plain) wait() error {
 	c.mu.Unlock()
 	_ = c.stdin.Close()
 	for _, file := range c.process.spec.Remove {
-		_ = os.Remove(file)
+		if dir, whole := strings.CutSuffix(file, "/"); whole {
+			_ = os.RemoveAll(dir)
+		} else {
+			_ = os.Remove(file)
+		}
 	}
 	deadline := time.Now().Add(outputGrace)
 	_ = c.process.stdout.SetReadDeadline(deadline)

@@ -2,13 +2,15 @@ package process
 
 import (
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// removeAll removes files and empty directories in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
+// removeAll removes what [Spec].Remove lists, in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
 // with processes in it, for whose ends it waits at most so long; nothing tells when such a group becomes empty.
 func removeAll(paths []string, atMost time.Duration) bool {
 	for deadline := time.Now().Add(atMost); ; {
@@ -25,6 +27,9 @@ func removeAll(paths []string, atMost time.Duration) bool {
 }
 
 func removeOne(path string) error {
+	if dir, whole := strings.CutSuffix(path, "/"); whole {
+		return os.RemoveAll(dir)
+	}
 	err := unix.Unlink(path)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // which of them depends on the file system
 		err = unix.Rmdir(path)

@@ -24,7 +24,8 @@ type Spec struct {
 	// ExtraFiles become descriptors 3 and up. They remain the caller's.
 	ExtraFiles []*os.File
 	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, also if the host is
-	// not there any more. That one is not there is no error. A directory with something else in it stays.
+	// not there any more. That one is not there is no error. A directory with something else in it stays, unless its path ends in a slash:
+	// then all goes that is in it, and no symbolic link is followed.
 	Remove []string
 	// User is whom the process runs as; nil for the user of the host.
 	User *User

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +15,7 @@ import (
 func acquire(path string) (*os.File, error) {
 	// gofail: var sockLock string
 	// return nil, fmt.Errorf("cannot listen on %s: open its lock file: %s", path, sockLock)
-	name := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".lock")
+	name := beside(path, "lock")
 	for {
 		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if err != nil {

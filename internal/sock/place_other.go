@@ -18,6 +18,9 @@ func Place(_ context.Context, path string, _ fs.FileMode, _ func(*net.UnixConn) 
 	return nil, fmt.Errorf("cannot listen on %s: Unix sockets with an owner are not supported on this system: %w", path, errors.ErrUnsupported)
 }
 
+// Traces returns none.
+func Traces(string) []string { return nil }
+
 // Commit does nothing.
 func (*Placed) Commit(context.Context) error { return nil }
 

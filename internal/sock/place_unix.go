@@ -220,6 +220,12 @@ func acquireSoon(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
+// Traces are what a program may leave beside path that is killed while it is in [Place]. When nobody is any more they can be removed, in this
+// order; one that ends in a slash is a directory with something in it.
+func Traces(path string) []string {
+	return []string{beside(path, "new") + "/", beside(path, "previous"), beside(path, "lock")}
+}
+
 // beside returns the hidden name for a purpose beside path.
 func beside(path, purpose string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+purpose)
