@@ -77,7 +77,7 @@ func (c FleetConfig) listen(ctx context.Context) (net.Listener, error) {
 	if !c.enabled() || c.Serve.Listen == "" {
 		return nil, nil
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Serve.Listen)
+	listener, err := listenTCP(ctx, c.Serve.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("cannot take calls from other nodes: %w; choose another fleet.serve.listen", err)
 	}

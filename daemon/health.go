@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -125,7 +126,7 @@ func (c Config) listenHTTP() (net.Listener, error) {
 	}
 	// gofail: var daemonHTTP string
 	// return nil, fmt.Errorf("cannot serve HTTP: %s; choose another address", daemonHTTP)
-	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(addr))
+	listener, err := listenTCP(context.Background(), addr.String())
 	if err != nil {
 		return nil, fmt.Errorf("cannot serve HTTP: %w; choose another address", err)
 	}

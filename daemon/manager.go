@@ -2,8 +2,10 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
@@ -21,6 +23,23 @@ func (d *Daemon) listenControl() (net.Listener, error) {
 		return nil, advise(fmt.Errorf("cannot serve the control API: %w", err), "control socket")
 	}
 	return l, nil
+}
+
+// listenTCP listens on an address, and waits for at most a second for whoever listens there: a daemon that was killed while it began to start
+// a process shared its listener with that one.
+func listenTCP(ctx context.Context, addr string) (net.Listener, error) {
+	const patience, pause = time.Second, 10 * time.Millisecond
+	for end := time.Now().Add(patience); ; {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+			return l, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // checkPassed says what is wrong with the sockets that the service manager passed.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 )
 
 // Listener is a listening socket that owns its path. It is a [net.Listener].
@@ -32,10 +33,24 @@ type Listener struct {
 // .<name>.lock beside the socket from before it looks until Close; the kernel releases it when the owner dies. Nobody can connect before
 // the mode is set, because the socket is made in a private directory, of mode 0700, and linked to its path when it listens. The link
 // fails if something is there, so also a program that knows nothing of the lock loses nothing.
+//
+// It waits for at most a second, for an owner that does not listen yet or any more, and for one that has ended while a process that it had
+// just begun to start still shares its descriptors.
 func Listen(path string, mode fs.FileMode) (*Listener, error) {
 	if err := checkLength(path); err != nil {
 		return nil, err
 	}
+	const patience = time.Second
+	for end := time.Now().Add(patience); ; {
+		l, err := listen(path, mode)
+		if !errors.Is(err, ErrInUse) || time.Now().After(end) || isServed(path) {
+			return l, err
+		}
+		<-time.After(placePause)
+	}
+}
+
+func listen(path string, mode fs.FileMode) (*Listener, error) {
 	lock, err := acquire(path)
 	if err != nil {
 		return nil, err
@@ -47,6 +62,16 @@ func Listen(path string, mode fs.FileMode) (*Listener, error) {
 	l := &Listener{inner: inner, lock: lock, path: path, id: id}
 	l.close = sync.OnceValue(func() error { return errors.Join(l.unlink(), l.inner.Close(), release(l.lock)) })
 	return l, nil
+}
+
+// isServed reports whether somebody accepts at path, or may, whose process lives.
+func isServed(path string) bool {
+	conn, err := Dial(context.Background(), path)
+	if err != nil {
+		return !IsRefused(err) && !IsGone(err)
+	}
+	defer conn.Close()
+	return !hasEnded(conn)
 }
 
 // Accept waits for the next connection and returns it, a [*net.UnixConn]. After Close the error wraps [net.ErrClosed].

@@ -25,6 +25,12 @@ func TestMain(m *testing.M) {
 	case "own":
 		l, err := Listen(path, 0o600)
 		child(l, err)
+	case "share":
+		l, err := Listen(path, 0o600)
+		if err == nil {
+			err = share(l)
+		}
+		child(l, err)
 	}
 }
 

@@ -33,6 +33,15 @@ func peerPidfd(conn *net.UnixConn) (int, error) {
 	}
 }
 
+// hasEnded reports whether the process that serves conn has ended, or cannot be seen from here.
+func hasEnded(conn *net.UnixConn) bool {
+	pidfd, err := peerPidfd(conn)
+	if err == nil {
+		_ = unix.Close(pidfd)
+	}
+	return errors.Is(err, ErrNotVisible)
+}
+
 // pidfdByPID opens the process by the PID in the peer's credentials. That PID may have passed on to another process since it was recorded;
 // it has not if the peer's end of the connection is still open afterwards, because the end of the process would have closed it.
 func pidfdByPID(fd int) (int, error) {
