@@ -168,6 +168,32 @@ func launches(more func(*catalogue.Plugin)) func(*scene, *failure) {
 	}
 }
 
+func survives(p *catalogue.Plugin) { p.Survive = true }
+
+func pinned(p *catalogue.Plugin) { p.SHA256 = digest() }
+
+// adopts has the points fail while the daemon starts, whose guest has survived the one before.
+func adopts(s *scene, f *failure) {
+	s.begin()
+	s.launchable(survives)
+	if _, err := s.client.Reload(s.Context()); err != nil {
+		s.Error(err)
+	}
+	s.registered(guest)
+	before := s.instances[guest]
+	if err := s.stop(); err != nil {
+		s.Error(err)
+	}
+	s.arm()
+	s.start()
+	s.hear(f.said)
+	s.await("the survivor has ended", func() bool {
+		return !slices.ContainsFunc(s.list().Plugins, func(p client.Plugin) bool { return p.Instance == before })
+	})
+	s.registered(guest)
+	s.disarm()
+}
+
 // retires has the points fail while the guest, which was launched, is taken out of the catalogue.
 func retires(s *scene, f *failure) {
 	s.begin()
@@ -447,6 +473,11 @@ func groups() []group {
 				said:    in(inEvent, "deregistered: ", "degraded: cannot write state file", "recovered: "), play: leaves,
 			},
 			{
+				point: "boltstateCommit", arms: []arm{times("boltstateCommit", 3)}, fails: "to commit the end of a CSI driver's registration, three times",
+				happens: "the plugin is not current any more at once; it is removed from the file, also under its role, when that works",
+				said:    in(inEvent, "deregistered: ", "degraded: cannot write state file", "recovered: "), play: csi(leaves),
+			},
+			{
 				point: "boltstateCommit", arms: []arm{once("registrationNotify"), {"boltstateCommit", `1*off->3*return("injected")`}},
 				fails: "to commit that a registration is taken back", happens: takenIn,
 				said: in(inEvent, "failed: cannot tell the plugin that it is registered: "), play: appears,
@@ -599,8 +630,23 @@ func groups() []group {
 				happens: "both are tried again, and it is removed", play: retires,
 			},
 			{
-				point: "exeMemory", fails: "to copy a program into memory to check it", happens: again,
-				said: in(inEvent, "make a file in memory"), play: launches(func(p *catalogue.Plugin) { p.SHA256 = digest() }),
+				point: "processKeeper", fails: "to start the keeper of a process that is to survive", happens: again,
+				said: in(inEvent, injected+"processKeeper"), play: launches(survives),
+			},
+			{
+				point: "processAdopt", fails: "to reach a process that survived",
+				happens: "the plugin is started anew; the process is tried again, and then ended", said: in(inEvent, "cannot adopt all plugins: "),
+				play: adopts,
+			},
+			{
+				point: "exeMemory", fails: "to make a file in memory to which a program is copied to check it", happens: again,
+				said: in(inEvent, "make a file in memory"), play: launches(pinned),
+			},
+			{
+				point: "exeCopy", fails: "to copy all of it", happens: again, said: in(inEvent, "copy into memory: "), play: launches(pinned),
+			},
+			{
+				point: "exeSeal", fails: "to seal the copy", happens: again, said: in(inEvent, "seal the copy: "), play: launches(pinned),
 			},
 		}},
 	}

@@ -136,6 +136,8 @@ func copyOf(source *os.File, name string) (*os.File, error) {
 	defer target.Close()
 	// The target does not show its ReadFrom, which tries what does not work between these two, and then takes small steps.
 	n, err := io.CopyBuffer(struct{ io.Writer }{target}, io.LimitReader(source, MaxSize+1), make([]byte, step))
+	// gofail: var exeCopy string
+	// err = errors.New(exeCopy)
 	if err != nil {
 		return nil, fmt.Errorf("copy into memory: %w", err)
 	}
@@ -150,6 +152,8 @@ func copyOf(source *os.File, name string) (*os.File, error) {
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3, which has no seal for the mode
 		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
 	}
+	// gofail: var exeSeal string
+	// err = errors.New(exeSeal)
 	if err != nil {
 		return nil, fmt.Errorf("seal the copy: %w", err)
 	}

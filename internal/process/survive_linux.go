@@ -82,6 +82,8 @@ func startKept(g *Group, p *Process) error {
 
 // launchKeeper starts a keeper that is no child of this process: it does not wait for it, now or when it will have ended.
 func launchKeeper(stdin *os.File) error {
+	// gofail: var processKeeper string
+	// return errors.New(processKeeper)
 	proc, exit, err := startHelper(roleLauncher, stdin)
 	if err != nil {
 		return err
@@ -191,6 +193,8 @@ func (g *Group) keeps(socket string) bool {
 
 // adoptOne returns nil if the process has ended or belongs to another host.
 func adoptOne(ctx context.Context, socket string) (*Process, error) {
+	// gofail: var processAdopt string
+	// return nil, errors.New(processAdopt)
 	const patience = 3 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
