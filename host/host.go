@@ -163,9 +163,13 @@ func (h *Host) open() error {
 		h.server = s
 	}
 	if h.group == nil {
+		socket, err := process.Resolve(h.server.path)
+		if err != nil {
+			return err
+		}
 		g, err := process.NewGroup(process.Config{
 			Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover,
-			Remove: []string{h.server.path, h.server.dir.path},
+			Remove: []string{socket, filepath.Dir(socket)},
 		})
 		if err != nil {
 			return err

@@ -159,8 +159,9 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	defer h.launching.Done()
 	p.grant(granted)
 	what, err := processSpec(p, spec, program)
+	var room string
 	if err == nil {
-		err = h.admitUser(&what, user, spec)
+		room, err = h.admitUser(&what, user, spec)
 	}
 	if err == nil {
 		execute(&what, image)
@@ -170,7 +171,9 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err != nil {
 		h.server.remove(p)
 		h.forget(p)
-		removeRoom(what, spec.PluginSocket)
+		if room != "" {
+			_ = os.Remove(room)
+		}
 		return nil, err
 	}
 	h.emit(Event{Time: time.Now(), Kind: EventLaunched, Plugin: p.name, PID: p.PID(), Message: launchedMessage(program, image)})
@@ -215,7 +218,14 @@ func processSpec(p *PluginProcess, spec Spec, program string) (process.Spec, err
 		Env: environment(spec.Env, p.protocol), Survive: spec.Survive, Limits: spec.Limits, NoNewPrivs: spec.NoNewPrivs,
 	}
 	if spec.PluginSocket != "" {
-		s.Remove = append(sock.Traces(spec.PluginSocket), spec.PluginSocket)
+		socket, err := process.Resolve(spec.PluginSocket)
+		if err != nil {
+			return process.Spec{}, err
+		}
+		if spec.Foreign == nil { // else the host itself serves there
+			s.Remove = sock.Traces(socket)
+		}
+		s.Remove = append(s.Remove, socket)
 	}
 	if spec.Survive {
 		s.Data, err = json.Marshal(survivor{PluginSocket: spec.PluginSocket, Tag: spec.Tag})

@@ -81,10 +81,10 @@ func parseID(s string) (int, bool) {
 
 // admitUser lets the process run as a user, who has to reach the host's socket and, if the plugin serves, to make its own. The user is nil
 // if it is that of this process. A foreign plugin does neither: its socket is this process's, which must not make it where somebody else
-// can put links.
-func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
+// can put links. room is a directory that it has made, empty if none.
+func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) (room string, err error) {
 	if spec.User == "" && spec.Group == "" {
-		return nil
+		return "", nil
 	}
 	s.User = as
 	reaches := as != nil && spec.Foreign == nil
@@ -92,18 +92,21 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 	if other {
 		// The directory cannot be listed, and those who connect are checked.
 		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir.path, 0o711)); err != nil {
-			return fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
+			return "", fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
 		}
 	}
 	if spec.PluginSocket == "" {
-		return nil
+		return "", nil
 	}
-	dir := filepath.Dir(spec.PluginSocket)
-	err := os.Mkdir(dir, 0o700)
+	dir, err := process.Resolve(filepath.Dir(spec.PluginSocket))
+	if err == nil {
+		err = os.Mkdir(dir, 0o700)
+	}
 	if errors.Is(err, os.ErrExist) {
-		return nil // The caller has made it as he wants it.
+		return "", nil // The caller has made it as he wants it.
 	}
 	if err == nil {
+		room = dir
 		s.Remove = append(s.Remove, dir)
 	}
 	if err == nil && reaches {
@@ -113,18 +116,9 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 		err = makeSearchable(filepath.Dir(dir))
 	}
 	if err != nil {
-		return fmt.Errorf("make a directory in which it can serve as another user or group: %w", err)
+		return room, fmt.Errorf("make a directory in which it can serve as another user or group: %w", err)
 	}
-	return nil
-}
-
-// removeRoom removes what admitUser made for a process that could not be started.
-func removeRoom(s process.Spec, pluginSocket string) {
-	for _, path := range s.Remove {
-		if path != pluginSocket {
-			_ = os.Remove(path)
-		}
-	}
+	return room, nil
 }
 
 // makeSearchable lets everybody pass through a directory, who still cannot list it.

@@ -89,7 +89,7 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 }
 
 // Adopt returns the processes that survived an earlier host with the same [Config].StateDir, and that are from now on this group's. Those
-// that have ended since are forgotten, and so are those that another host has adopted and still holds. An error names the survivors that
+// that have ended since are forgotten. An error names the survivors that another host holds still, and those that
 // could not be reached within 3 s; the others are returned with it, and another call tries again.
 func (g *Group) Adopt(ctx context.Context) ([]*Process, error) {
 	g.mu.Lock()

@@ -98,6 +98,9 @@ func confine(system cgroupfs.System, leaf *cgroup, name string, l Limits) (v1 []
 		}
 		dir, err := place.Dir()
 		if err == nil {
+			dir, err = filepath.EvalSymlinks(dir) // a controller's hierarchy often has more than one name
+		}
+		if err == nil {
 			if dir = filepath.Join(dir, name); !slices.Contains(v1, dir) { // one hierarchy may have both controllers
 				if err = os.Mkdir(dir, 0o755); err == nil {
 					v1 = append(v1, dir)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 )
@@ -112,11 +111,7 @@ func (c *plain) wait() error {
 	c.mu.Unlock()
 	_ = c.stdin.Close()
 	for _, file := range c.process.spec.Remove {
-		if dir, whole := strings.CutSuffix(file, "/"); whole {
-			_ = os.RemoveAll(dir)
-		} else {
-			_ = os.Remove(file)
-		}
+		_ = os.Remove(file)
 	}
 	deadline := time.Now().Add(outputGrace)
 	_ = c.process.stdout.SetReadDeadline(deadline)

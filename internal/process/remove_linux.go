@@ -2,9 +2,8 @@ package process
 
 import (
 	"errors"
-	"os"
+	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,13 +25,21 @@ func removeAll(paths []string, atMost time.Duration) bool {
 	}
 }
 
+// removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files.
 func removeOne(path string) error {
-	if dir, whole := strings.CutSuffix(path, "/"); whole {
-		return os.RemoveAll(dir)
+	dir, name := filepath.Split(path)
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	at, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // before Linux 5.6, or filtered: all but the last are followed
+		at, err = unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	}
-	err := unix.Unlink(path)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	err = unix.Unlinkat(at, name, 0)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // which of them depends on the file system
-		err = unix.Rmdir(path)
+		err = unix.Unlinkat(at, name, unix.AT_REMOVEDIR)
 	}
 	return err
 }

@@ -1,7 +1,10 @@
 package process
 
 import (
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 )
 
@@ -24,8 +27,8 @@ type Spec struct {
 	// ExtraFiles become descriptors 3 and up. They remain the caller's.
 	ExtraFiles []*os.File
 	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, also if the host is
-	// not there any more. That one is not there is no error. A directory with something else in it stays, unless its path ends in a slash:
-	// then all goes that is in it, and no symbolic link is followed.
+	// not there any more. That one is not there is no error. A directory with something else in it stays. No symbolic link is followed on the
+	// way (on Linux), so the paths have none in their directories; see [Resolve].
 	Remove []string
 	// User is whom the process runs as; nil for the user of the host.
 	User *User
@@ -74,4 +77,20 @@ func (g Grace) orDefault() Grace {
 		}
 	}
 	return g
+}
+
+// Resolve returns an absolute path whose directory, as far as it exists, has no symbolic links.
+func Resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	dir, name := filepath.Split(path)
+	if name == "" {
+		return path, nil
+	}
+	if dir, err = filepath.EvalSymlinks(dir); errors.Is(err, fs.ErrNotExist) {
+		dir, err = Resolve(filepath.Dir(path))
+	}
+	return filepath.Join(dir, name), err
 }

@@ -43,6 +43,9 @@ func startKept(g *Group, p *Process) error {
 	if err == nil {
 		err = os.MkdirAll(dir, 0o700)
 	}
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
 	if err != nil {
 		return fmt.Errorf("the directory for the state of processes that survive: %w", err)
 	}
@@ -158,8 +161,11 @@ func (pl *platform) adopt(ctx context.Context, g *Group) ([]*Process, error) {
 		return nil, nil
 	}
 	dir, err := filepath.Abs(g.cfg.StateDir)
+	if err == nil {
+		dir, err = filepath.EvalSymlinks(dir)
+	}
 	if err != nil {
-		return nil, err
+		return nil, ignore(err, fs.ErrNotExist)
 	}
 	sockets, err := filepath.Glob(filepath.Join(dir, "*"+socketSuffix))
 	if err != nil {
@@ -191,7 +197,7 @@ func (g *Group) keeps(socket string) bool {
 	return false
 }
 
-// adoptOne returns nil if the process has ended or belongs to another host.
+// adoptOne returns nil if the process has ended.
 func adoptOne(ctx context.Context, socket string) (*Process, error) {
 	// gofail: var processAdopt string
 	// return nil, errors.New(processAdopt)
@@ -199,8 +205,11 @@ func adoptOne(ctx context.Context, socket string) (*Process, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, syscall.ECONNREFUSED) {
 		return nil, ignore(os.Remove(socket), fs.ErrNotExist) // Nobody keeps anything there any more.
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
 	if err != nil {
 		return nil, err
@@ -231,8 +240,11 @@ func adoptFrom(ctx context.Context, socket string, w *wire) (*Process, error) {
 	if !interrupted() {
 		return nil, context.Cause(ctx)
 	}
-	if err != nil || about.Busy {
+	if err != nil {
 		return nil, err
+	}
+	if about.Busy {
+		return nil, errors.New("another host holds it")
 	}
 	p := &Process{spec: Spec{Name: about.Name, Data: about.Data, Survive: true}, adopted: true, done: make(chan struct{})}
 	if err := newKept(p, socket, w, about); err != nil {

@@ -111,7 +111,7 @@ func placeReplaceable(ctx context.Context, path string, mode fs.FileMode, replac
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(private)) }()
-	hidden := filepath.Join(private, "s")
+	hidden := filepath.Join(private, inPrivate)
 	l, info, err := bindHidden(hidden, mode)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
@@ -220,11 +220,15 @@ func acquireSoon(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// Traces are what a program may leave beside path that is killed while it is in [Place]. When nobody is any more they can be removed, in this
-// order; one that ends in a slash is a directory with something in it.
+// Traces are what a program may leave beside path that is killed while it is in [Place]: when nobody is any more they can be removed, in
+// this order.
 func Traces(path string) []string {
-	return []string{beside(path, "new") + "/", beside(path, "previous"), beside(path, "lock")}
+	private := beside(path, "new")
+	return []string{filepath.Join(private, inPrivate), private, beside(path, "previous"), beside(path, "lock")}
 }
+
+// inPrivate is the name of the new socket in its private directory.
+const inPrivate = "s"
 
 // beside returns the hidden name for a purpose beside path.
 func beside(path, purpose string) string {
