@@ -57,6 +57,35 @@ func TestBindMount(t *testing.T) {
 	r.quiet()
 }
 
+// TestMountedAgain: a file system that is unmounted ends its watches without a word, and the same one may be back before anybody looks.
+func TestMountedAgain(t *testing.T) {
+	r := newRig(t, "r")
+	r.do("mkdir r/a; mkdir store; sock store/x")
+	if err := os.Chtimes(filepath.Join(r.dir, "store"), time.Time{}, time.Unix(1e9, 0)); err != nil {
+		t.Fatal(err)
+	}
+	unmount := r.mount(filepath.Join(r.dir, "store"), "r/a", "", unix.MS_BIND)
+	w, err := New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := newTree(w.cfg, openNotifier)
+	defer tree.closeNotifier()
+	defer func() { tree.closeMounts() }()
+	tree.safetyScan()
+	d := tree.dirs[filepath.Join(r.dir, "r/a")]
+	before := d.mount
+	if before == 0 {
+		t.Skip("the system does not number mounts")
+	}
+	unmount()
+	r.mount(filepath.Join(r.dir, "store"), "r/a", "", unix.MS_BIND)
+	tree.safetyScan()
+	if d.mount == before || !d.watched || len(d.socks) != 1 {
+		t.Errorf("the mount was %d: %+v", before, d)
+	}
+}
+
 // settleOn waits until exactly these sockets are known.
 func (r *rig) settleOn(paths ...string) {
 	r.t.Helper()

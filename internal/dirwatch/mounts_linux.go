@@ -66,6 +66,16 @@ func (m *mounts) woke(uintptr) (done bool) {
 	}
 }
 
+// mountOf returns the number of the mount at a path, which tells it from one that was there before; zero if the system has none.
+func mountOf(path string) uint64 {
+	var st unix.Statx_t
+	// The unique number, which does not come again, is that of Linux 6.8 and later.
+	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_MNT_ID|unix.STATX_MNT_ID_UNIQUE, &st); err != nil {
+		return 0
+	}
+	return st.Mnt_id
+}
+
 func (m *mounts) close() {
 	close(m.closing)
 	_ = m.table.Close() // nothing was written

@@ -8,4 +8,6 @@ type mounts struct{ changed chan struct{} }
 
 func openMounts() (*mounts, error) { return nil, errors.ErrUnsupported }
 
+func mountOf(string) uint64 { return 0 }
+
 func (*mounts) close() {}

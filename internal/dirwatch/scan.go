@@ -90,7 +90,7 @@ func (t *tree) safetyScan() {
 func (t *tree) inspect(d *dir) {
 	info, mtime, err := t.stat(d)
 	switch {
-	case err != nil, info.ID != d.info.ID:
+	case err != nil, info.ID != d.info.ID, mountOf(d.path) != d.mount:
 		t.visit(d, deep)
 	case d.readErr != nil, info != d.info, !d.watched && t.tryWatch(d), d.unsure, !mtime.Equal(d.mtime):
 		news := len(t.facts) + len(t.holds)
@@ -128,10 +128,11 @@ func (t *tree) visit(d *dir, how reach) {
 		t.turnAway(d.parent, d.name, info, refused, scanned)
 		return
 	}
-	if how == deep || info.ID != d.info.ID {
+	mount := mountOf(d.path)
+	if how == deep || info.ID != d.info.ID || mount != d.mount {
 		t.unwatch(d)
 	}
-	d.info, d.mtime = info, mtime
+	d.info, d.mtime, d.mount = info, mtime, mount
 	if refused != nil {
 		t.turnAwayRoot(d, refused)
 		return

@@ -62,6 +62,7 @@ type dir struct {
 
 	info   sock.Info // of the directory that was read last
 	mtime  time.Time
+	mount  uint64 // the end of a mount ends the watch, of which no event tells
 	silent bool   // events may not tell of every change to it, although it is watched
 	unsure bool   // read so soon after its last change that the next change might not show in mtime
 	seen   uint64 // round in which the parent's reading met it
