@@ -168,6 +168,7 @@ func (g *generation) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		if !g.plugin.Survive || !g.unit.launcher.closing() {
 			terminate(process, g.plugin.stopTimeout())
+			<-process.Done()
 		}
 	}
 	cancel()
@@ -188,7 +189,6 @@ func terminate(process *host.PluginProcess, timeout time.Duration) {
 	defer cancel()
 	// How a process ends that was told to is no news.
 	_ = process.Terminate(ctx)
-	<-process.Done()
 }
 
 // explain adds to the error of a process that ended what it wrote last. It returns nil for a clean end.
@@ -305,6 +305,9 @@ func (g *generation) observe(s supervise.Status) {
 	if s.State == supervise.Failed {
 		g.giveUp(s.LastError)
 		g.unit.observe(EventFailed, "", s.LastError.Error())
+	}
+	if l := g.unit.launcher; s.State != supervise.Running && l.hasAdopted(g.unit) {
+		l.work.Go(g.unit.takeOver) // it came while a life was just ending
 	}
 }
 

@@ -171,7 +171,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		if u, known := l.units[name]; known {
 			if u.change(p) {
 				// Its outcome shows in the status and in the events.
-				l.work.Go(func() { _ = u.replace(context.Background()) })
+				l.work.Go(func() { u.unlessStopped(func() error { return u.exchange(context.Background()) }) })
 			}
 			continue
 		}
@@ -181,7 +181,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		}
 		l.units[name] = u
 		if l.adopted[name] != nil || !p.Manual {
-			l.work.Go(func() { _ = u.start() })
+			l.work.Go(func() { u.unlessStopped(u.ensure) })
 		}
 	}
 	return nil
@@ -319,6 +319,9 @@ func (l *Launcher) discard(process *host.PluginProcess) {
 func (l *Launcher) takeAdopted(u *unit) *host.PluginProcess {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if newer := l.units[u.name]; newer != nil && newer != u {
+		return nil
+	}
 	process := l.adopted[u.name]
 	delete(l.adopted, u.name)
 	return process
@@ -338,7 +341,7 @@ func (l *Launcher) occupy(u *unit, p Plugin) *host.PluginProcess {
 	l.mu.Unlock()
 	process := l.takeAdopted(u)
 	if process != nil && process.Tag() != p.tag() {
-		l.work.Go(func() { _ = u.replace(context.Background()) }) // its outcome shows in the status and in the events
+		l.work.Go(func() { u.unlessStopped(func() error { return u.exchange(context.Background()) }) })
 	}
 	return process
 }

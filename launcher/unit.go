@@ -71,6 +71,24 @@ func (u *unit) change(p Plugin) bool {
 func (u *unit) start() error {
 	u.op.Lock()
 	defer u.op.Unlock()
+	return u.ensure()
+}
+
+// unlessStopped does with op held what nobody waits for, unless the plugin was stopped meanwhile. Its outcome shows in the status and in
+// the events.
+func (u *unit) unlessStopped(do func() error) {
+	u.op.Lock()
+	defer u.op.Unlock()
+	u.mu.Lock()
+	stopped := u.stopped
+	u.mu.Unlock()
+	if !stopped {
+		_ = do()
+	}
+}
+
+// ensure begins a generation if none goes on. op is held, as in all that follows.
+func (u *unit) ensure() error {
 	if g := u.generation(); g != nil && !g.over() {
 		return nil
 	}
@@ -104,16 +122,16 @@ func (u *unit) takesOver() bool {
 
 // takeOver begins the life of the process that survived an earlier launcher, unless that has begun or the process was ended meanwhile.
 func (u *unit) takeOver() {
-	u.op.Lock()
-	defer u.op.Unlock()
-	if !u.launcher.hasAdopted(u) {
-		return
-	}
-	if g := u.generation(); g != nil && !g.over() {
-		g.super.Start() // now, instead of after its pause
-		return
-	}
-	_ = u.begin() // its outcome shows in the status and in the events
+	u.unlessStopped(func() error {
+		if !u.launcher.hasAdopted(u) {
+			return nil
+		}
+		if g := u.generation(); g != nil && !g.over() {
+			g.super.Start() // now, instead of after its pause
+			return nil
+		}
+		return u.begin()
+	})
 }
 
 // awaitTurn waits until an earlier unit of the same name is gone: two of them do not run at once.
@@ -143,6 +161,9 @@ func (u *unit) stop() error {
 	u.mu.Unlock()
 	if survivor := u.launcher.takeAdopted(u); survivor != nil {
 		terminate(survivor, plugin.stopTimeout())
+		if g == nil || g.over() {
+			u.observe(EventStopped, "", "it was stopped")
+		}
 	}
 	if running && g == before {
 		g.end()
@@ -170,6 +191,11 @@ func (u *unit) endWith(g *generation, reason string) {
 func (u *unit) replace(ctx context.Context) error {
 	u.op.Lock()
 	defer u.op.Unlock()
+	return u.exchange(ctx)
+}
+
+// exchange does the work of replace.
+func (u *unit) exchange(ctx context.Context) error {
 	old := u.generation()
 	if old == nil || old.over() || !old.plugin.Serve {
 		return u.begin()
@@ -224,10 +250,10 @@ func (u *unit) remove() {
 	defer u.op.Unlock()
 	u.mu.Lock()
 	u.wanted = false
-	g := u.current
+	g, plugin := u.current, u.plugin
 	u.mu.Unlock()
 	if survivor := u.launcher.takeAdopted(u); survivor != nil && !u.launcher.closing() {
-		u.launcher.discard(survivor)
+		terminate(survivor, plugin.stopTimeout())
 	}
 	u.endWith(g, "it is not to be launched any more")
 	closing, cancel := context.WithTimeout(context.Background(), time.Second)
