@@ -25,8 +25,8 @@ func (d *Daemon) listenControl() (net.Listener, error) {
 	return l, nil
 }
 
-// listenTCP listens on an address, and waits for at most a second for whoever listens there: a daemon that was killed while it began to start
-// a process shared its listener with that one.
+// listenTCP listens on an address, and waits for at most a second for whoever listens there: a daemon that was killed while it began to
+// start a process shared its listener with that one.
 func listenTCP(ctx context.Context, addr string) (net.Listener, error) {
 	const patience, pause = time.Second, 10 * time.Millisecond
 	for end := time.Now().Add(patience); ; {

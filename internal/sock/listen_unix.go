@@ -35,18 +35,19 @@ type Listener struct {
 // fails if something is there, so also a program that knows nothing of the lock loses nothing.
 //
 // It waits for at most a second, for an owner that does not listen yet or any more, and for one that has ended while a process that it had
-// just begun to start still shares its descriptors.
+// just begun to start still shares its descriptors (on Linux; elsewhere nobody can tell).
 func Listen(path string, mode fs.FileMode) (*Listener, error) {
 	if err := checkLength(path); err != nil {
 		return nil, err
 	}
-	const patience = time.Second
+	// Each look may leave a connection in the queue of the dead, which must not become full of them.
+	const patience, pause = time.Second, 10 * time.Millisecond
 	for end := time.Now().Add(patience); ; {
 		l, err := listen(path, mode)
 		if !errors.Is(err, ErrInUse) || time.Now().After(end) || isServed(path) {
 			return l, err
 		}
-		<-time.After(placePause)
+		<-time.After(pause)
 	}
 }
 
