@@ -301,8 +301,21 @@ func (d *dispense) drain(server *grpc.Server) {
 	}
 }
 
-// clear removes the sockets on which nobody accepts any more. What somebody serves, and what is no such socket, stays.
+// clear removes the sockets on which nobody accepts any more. What somebody serves, and what is no such socket, stays. For a socket whose
+// owner is dead it waits for at most a second: a process that a killed daemon had just begun to start shares its listeners for a moment.
 func (d *dispense) clear(ctx context.Context) {
+	const patience, pause = time.Second, 10 * time.Millisecond
+	for end := time.Now().Add(patience); d.clearOnce(ctx) && time.Now().Before(end); {
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// clearOnce reports whether there are sockets on which it seems that somebody accepts, but whose owners are dead.
+func (d *dispense) clearOnce(ctx context.Context) (again bool) {
 	folders, err := os.ReadDir(d.dir)
 	// gofail: var dispenseClear string
 	// folders, err = nil, errors.New(dispenseClear)
@@ -317,11 +330,17 @@ func (d *dispense) clear(ctx context.Context) {
 		for _, file := range files {
 			name, beside := besideStable(file.Name())
 			path := filepath.Join(d.dir, folder.Name(), name)
-			if isStableName(name) && (beside && isFree(path) || isLeft(ctx, path)) {
+			if !isStableName(name) {
+				continue
+			}
+			left, dying := isLeft(ctx, path)
+			again = again || dying
+			if beside && isFree(path) || left {
 				d.clearPath(ctx, path)
 			}
 		}
 	}
+	return again
 }
 
 // besideStable returns for a hidden file that package sock makes beside a socket, as .NAME.sock.lock, the name of the socket, and for
@@ -340,14 +359,14 @@ func isFree(path string) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// isLeft says whether a file is a socket of this user on which nobody accepts.
-func isLeft(ctx context.Context, path string) bool {
+// isLeft says whether a file is a socket of this user on which nobody accepts, or on which that is about to be so.
+func isLeft(ctx context.Context, path string) (left, dying bool) {
 	info, err := sock.Stat(path)
 	if err != nil || !info.IsSocket() || int(info.UID) != os.Geteuid() {
-		return false
+		return false, false
 	}
 	_, err = sock.Probe(ctx, path)
-	return sock.IsRefused(err)
+	return sock.IsRefused(err), err == nil && !sock.IsServed(path)
 }
 
 // clearPath removes a socket on which nobody accepts by taking its place, which looks again, with the lock.

@@ -44,7 +44,7 @@ func Listen(path string, mode fs.FileMode) (*Listener, error) {
 	const patience, pause = time.Second, 10 * time.Millisecond
 	for end := time.Now().Add(patience); ; {
 		l, err := listen(path, mode)
-		if !errors.Is(err, ErrInUse) || time.Now().After(end) || isServed(path) {
+		if !errors.Is(err, ErrInUse) || time.Now().After(end) || IsServed(path) {
 			return l, err
 		}
 		<-time.After(pause)
@@ -65,8 +65,8 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	return l, nil
 }
 
-// isServed reports whether somebody accepts at path, or may, whose process lives.
-func isServed(path string) bool {
+// IsServed reports whether somebody accepts at path, or may, whose process has not ended; see [Listen]. It blocks as [Dial] does.
+func IsServed(path string) bool {
 	conn, err := Dial(context.Background(), path)
 	if err != nil {
 		return !IsRefused(err) && !IsGone(err)
