@@ -271,6 +271,7 @@ func (d *dispense) close() {
 	for k, s := range d.sockets {
 		d.withdraw(ctx, k, s)
 	}
+	d.clear(ctx) // also what a short life had not come to
 	d.stop(errStopping)
 	for _, s := range d.sockets {
 		d.serving.Go(func() { d.drain(s.server) })

@@ -385,6 +385,42 @@ func converse(ctx context.Context, c testpb.TestServiceClient, n int) error {
 	return err
 }
 
+// TestStableSocketsOfAShortLife: a daemon that is told to end at once leaves nothing either of one that was killed before it.
+func TestStableSocketsOfAShortLife(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "d")
+	registry := dynamicplugins.NewRegistry(nil, nil)
+	defer registry.Shutdown()
+	if err := registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		Type: "T", Name: "n", AllocID: "one", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: dir + "/none"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	d, err := newDispense(dir, registry, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := []string{stablePath(dir, "T", "n"), stablePath(dir, "T", "other")}
+	for _, path := range left {
+		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	d.run(ctx)
+	for _, path := range left {
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+}
+
 // TestStableSocketsLeftBehind finds what a daemon that was killed has left, and things of others.
 func TestStableSocketsLeftBehind(t *testing.T) {
 	var left, hidden, foreign, file, unborn string
