@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/host"
 )
 
 // actors returns who does what, by name.
@@ -113,7 +114,7 @@ func (s *soak) churnLaunched(ctx context.Context, r *rand.Rand) error {
 			if err == nil {
 				_, err = s.daemon.Client.Launch(ctx, l.name)
 			}
-			return err
+			return s.busy(l, err)
 		})
 	case 2:
 		for _, p := range s.processes() {
@@ -142,11 +143,14 @@ func (s *soak) churnLaunched(ctx context.Context, r *rand.Rand) error {
 	}
 }
 
-// busy passes on an error of a restart, but not that the new process did not become ready. That is a right answer while the disk is full or
-// the process is killed; the comparison tries again.
+// busy passes on an error of a start or restart, but not that the new process did not become ready, nor that the admission plugin was
+// killed meanwhile. These are right answers while the disk is full or a process is killed; the comparison tries again.
 func (s *soak) busy(l *launched, err error) error {
-	if err != nil && strings.Contains(err.Error(), "cannot restart plugin "+l.name) {
-		s.count(operations, "a restart that did not become ready, and was tried again")
+	if err == nil {
+		return nil
+	}
+	if text := err.Error(); strings.Contains(text, "cannot restart plugin "+l.name) || strings.Contains(text, host.ErrCrashed.Error()) {
+		s.count(operations, "a start that did not succeed, and was tried again")
 		l.stale = true
 		return nil
 	}
