@@ -238,8 +238,12 @@ func TestSurvivorThatCannotBeReached(t *testing.T) {
 			if name == removed {
 				return
 			}
+			adopted := h.unit().PID == before.PID
 			if err := h.rt.Launcher().Stop("unit"); err != nil {
 				t.Fatal(err)
+			}
+			if adopted && alive(before.PID) {
+				t.Errorf("process %d is alive after Stop", before.PID)
 			}
 			h.until("the end of the survivor", func() bool { return !alive(before.PID) })
 		})

@@ -1,9 +1,7 @@
 package daemon
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -71,15 +69,8 @@ func TestStableSocketsOfOthers(t *testing.T) {
 	b := newBed(t, func(d *dispense) {
 		for name, uid := range map[string]int{"ours": 0, "theirs": 65534} {
 			path := stablePath(d.dir, "T", name)
-			if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-				t.Fatal(err)
-			}
-			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			l.SetUnlinkOnClose(false)
-			if err := errors.Join(l.Close(), os.Chown(path, uid, uid)); err != nil {
+			leave(t, path)
+			if err := os.Chown(path, uid, uid); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -385,6 +385,22 @@ func converse(ctx context.Context, c testpb.TestServiceClient, n int) error {
 	return err
 }
 
+// leave makes a socket on which nobody accepts.
+func leave(t *testing.T, path string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestStableSocketsOfAShortLife: a daemon that is told to end at once leaves nothing either of one that was killed before it.
 func TestStableSocketsOfAShortLife(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
@@ -401,15 +417,7 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}
 	left := []string{stablePath(dir, "T", "n"), stablePath(dir, "T", "other")}
 	for _, path := range left {
-		if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-			t.Fatal(err)
-		}
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.SetUnlinkOnClose(false)
-		_ = l.Close()
+		leave(t, path)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
