@@ -10,8 +10,8 @@ import (
 )
 
 // Cache keeps the last copy of each program that has to have a known digest, so that it is not copied again while its file is unchanged. It
-// costs one descriptor and the size of the program, which the processes that run it share. The zero value is empty. All methods are safe
-// for concurrent use.
+// costs one descriptor and the size of the program, which the processes that run it share. A copy whose file is gone or has changed is
+// given up when the next one is kept. The zero value is empty. All methods are safe for concurrent use.
 type Cache struct {
 	mu     sync.Mutex
 	images map[string]*Image // by the path of the program
@@ -70,6 +70,13 @@ func (c *Cache) keep(i *Image) {
 		old.Release()
 	}
 	c.images[i.path] = i
+	for path, other := range c.images {
+		var st unix.Stat_t
+		if other != i && (unix.Stat(path, &st) != nil || hintOf(&st) != other.hint) {
+			other.Release()
+			delete(c.images, path)
+		}
+	}
 }
 
 func (c *Cache) forget(path string) {

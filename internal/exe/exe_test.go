@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -307,6 +309,34 @@ func TestCache(t *testing.T) {
 }
 
 // The file goes from good to bad under the same size and times: the copy of the good content may be used, the bad is never.
+// TestCacheGivesUp: a program that was upgraded to a file of another name leaves no copy.
+func TestCacheGivesUp(t *testing.T) {
+	var c Cache
+	defer c.Close()
+	dir := t.TempDir()
+	keep := func(name string) string {
+		t.Helper()
+		path := write(t, filepath.Join(dir, name), name)
+		i, err := c.Open(path, digestOf(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		i.Release()
+		return path
+	}
+	keep("stays")
+	gone, changed := keep("gone"), keep("changed")
+	if err := os.Remove(gone); err != nil {
+		t.Fatal(err)
+	}
+	write(t, changed, "something else")
+	keep("new")
+	want := []string{filepath.Join(dir, "new"), filepath.Join(dir, "stays")}
+	if got := slices.Sorted(maps.Keys(c.images)); !slices.Equal(got, want) {
+		t.Errorf("copies are kept of %q", got)
+	}
+}
+
 func TestCacheIsFooled(t *testing.T) {
 	var c Cache
 	defer c.Close()
