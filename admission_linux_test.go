@@ -83,8 +83,8 @@ func newGuardedHost(t *testing.T, timeout time.Duration) (h *host, file string) 
 	return h, file
 }
 
-// discover starts a process that serves, and returns the function that ends it.
-func (h *host) discover(program, name string) (stop func()) {
+// discover starts a process that serves, and returns it and the function that ends it.
+func (h *host) discover(program, name string) (process *os.Process, stop func()) {
 	h.t.Helper()
 	cmd := exec.Command(program, name, filepath.Join(h.dir, name+".sock"))
 	cmd.Env = append(os.Environ(), pluginEnv+"=discovered")
@@ -105,7 +105,7 @@ func (h *host) discover(program, name string) (stop func()) {
 		}
 	}
 	h.t.Cleanup(stop)
-	return stop
+	return cmd.Process, stop
 }
 
 // only returns the status of the plugin with a name.
@@ -226,7 +226,7 @@ func TestPinIsOfWhatRuns(t *testing.T) {
 	var pins []string
 	for _, end := range []string{"", "another"} {
 		install(end)
-		stop := h.discover(program, "no-1")
+		_, stop := h.discover(program, "no-1")
 		message := h.await(reconciler.EventRefused, "no-1").Message
 		for slices.ContainsFunc(pins, func(pin string) bool { return strings.Contains(message, pin) }) {
 			message = h.await(reconciler.EventRefused, "no-1").Message // the program before was refused more than once

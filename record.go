@@ -26,6 +26,7 @@ const (
 	optionAccount      = "patchbay.dev/account"
 	optionVersions     = "patchbay.dev/versions"
 	optionSource       = "patchbay.dev/source"
+	optionRank         = "patchbay.dev/rank"
 	optionRegisteredAt = "patchbay.dev/registered-at"
 	// optionRoles are the roles of an instance, in its entry under its own type; optionRoleOf is that type, in the entries of the roles.
 	optionRoles  = "patchbay.dev/roles"
@@ -195,6 +196,7 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 			optionAccount:      formatAccount(in.Account),
 			optionVersions:     marshalList(in.Versions),
 			optionSource:       string(in.Source),
+			optionRank:         strconv.FormatUint(in.Rank, 10),
 			optionRegisteredAt: in.RegisteredAt.UTC().Format(time.RFC3339Nano),
 		},
 	}
@@ -270,6 +272,8 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 	in.Account = account
 	versions, versionsErr := unmarshalList(info.Options[optionVersions])
 	in.Versions = versions
+	rank, rankErr := parseRank(info.Options[optionRank])
+	in.Rank = rank
 	at, timeErr := time.Parse(time.RFC3339Nano, info.Options[optionRegisteredAt])
 	in.RegisteredAt = at
 	roles, rolesErr := unmarshalList(info.Options[optionRoles])
@@ -285,7 +289,7 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 			in.Registration.Details[key] = value
 		}
 	}
-	return in, errors.Join(idErr, peerErr, accountErr, versionsErr, rolesErr, timeErr)
+	return in, errors.Join(idErr, peerErr, accountErr, versionsErr, rankErr, rolesErr, timeErr)
 }
 
 // statusOf describes an instance that the pipeline does not know, or not yet.
@@ -306,6 +310,17 @@ func statusOf(in dynamicplugins.Instance) PluginStatus {
 		s.LastError = in.Reason.Error()
 	}
 	return s
+}
+
+func parseRank(s string) (uint64, error) {
+	if s == "" {
+		return 0, nil // of an older host
+	}
+	rank, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("rank %q is not a whole number: %w", s, err)
+	}
+	return rank, nil
 }
 
 func formatAccount(a trust.Account) string {

@@ -13,7 +13,7 @@ import (
 func (r *Reconciler) restore(records []Instance) {
 	for i, record := range records {
 		in := &instance{
-			rank:         uint64(len(records)-i) * rankStep,
+			rank:         max(record.Rank, uint64(len(records)-i)), // an older host's record has none
 			info:         cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket},
 			source:       record.Source,
 			announced:    Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions},
@@ -24,6 +24,7 @@ func (r *Reconciler) restore(records []Instance) {
 			registration: record.Registration,
 			restored:     &record,
 		}
+		r.lastRank = max(r.lastRank, in.rank)
 		in.set(StateRestored)
 		r.observe(EventRestored, in, "known from before the restart; checking whether it is alive")
 		if _, known := r.restored[record.Socket]; known || record.Socket == (cache.SocketID{}) {
@@ -32,6 +33,8 @@ func (r *Reconciler) restore(records []Instance) {
 			continue
 		}
 		r.restored[record.Socket] = in
+		key := laneKey{record.Type, record.Name}
+		r.remembered[key] = append(r.remembered[key], remembered{in.rank, record.Socket.Birth})
 	}
 }
 
@@ -111,7 +114,7 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 		in.info = info
 		r.lane(laneKey{in.announced.Type, in.announced.Name}).join(in)
 	} else {
-		in = &instance{info: info, source: r.cfg.Source(info.SocketPath), rank: newRank(info), found: !r.synced && info.Socket.Birth != 0}
+		in = &instance{info: info, source: r.cfg.Source(info.SocketPath), rank: r.newRank(info), found: !r.synced && info.Socket.Birth != 0}
 		in.set(StateConnecting)
 	}
 	r.sockets[info.SocketPath] = in
@@ -119,14 +122,33 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 	return in
 }
 
-// Restored instances have multiples of rankStep as ranks, below firstRank.
-const (
-	rankStep  = 1 << 32
-	firstRank = 1 << 63
-)
+// rankStep lies between the ranks of appearances. It leaves room for those that yield, and enough ranks for a host's life.
+const rankStep = 1 << 20
 
-// newRank ranks an appearance in this process above all restored instances.
-func newRank(info cache.PluginInfo) uint64 { return firstRank + info.Appearance }
+// newRank ranks an appearance in this process above all remembered instances. mu is held.
+func (r *Reconciler) newRank(info cache.PluginInfo) uint64 {
+	return r.lastRank + info.Appearance*rankStep
+}
+
+// remembered is the rank of an instance from before a restart, and when its socket was born.
+type remembered struct {
+	rank  uint64
+	birth int64
+}
+
+// yield ranks an instance that was found right behind those remembered of its name whose sockets were born after its own. It has no
+// record, so most likely it rested behind them before the restart and was never registered. mu is held.
+func (r *Reconciler) yield(in *instance, key laneKey) {
+	if !in.found {
+		return
+	}
+	in.found = false
+	for _, before := range r.remembered[key] {
+		if in.info.Socket.Birth < before.birth {
+			in.rank = min(in.rank, before.rank-min(before.rank, rankStep-min(in.info.Appearance, rankStep)))
+		}
+	}
+}
 
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there. mu is held.
 func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInfo) {
@@ -251,7 +273,7 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
 
 // reborn ends an instance and begins a new one on the same socket. mu is held.
 func (r *Reconciler) reborn(ctx context.Context, in *instance, why string) *instance {
-	fresh := &instance{info: in.info, source: in.source, rank: newRank(in.info), announced: in.announced, registration: in.registration}
+	fresh := &instance{info: in.info, source: in.source, rank: r.newRank(in.info), announced: in.announced, registration: in.registration}
 	fresh.set(StateConnecting)
 	fresh.attempt, in.attempt = in.attempt, attempt{}
 	r.went(ctx, in, why)

@@ -225,6 +225,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 	in.announced = info
 	in.peer, in.account = conn.Peer(), conn.Account()
 	if in.lane == nil {
+		r.yield(in, key)
 		l.join(in)
 	}
 	if in.barred = refused != nil; in.barred {

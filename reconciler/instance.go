@@ -27,10 +27,10 @@ const (
 type instance struct {
 	info   cache.PluginInfo
 	source Source
-	// rank orders the instances of one name: the greater is the newer. Restored instances rank in the order in which they were
-	// registered, below everything that appeared in this process; but see yield.
+	// rank orders the instances of one name: the greater is the newer. It is that of the appearance, also after a restart; what appears
+	// then is above all that is remembered, but see yield.
 	rank uint64
-	// found: its socket was there when this process began, nobody remembers it, and its birth is known.
+	// found: its socket was there when this process began, nobody remembers it, its birth is known, and it has not answered yet.
 	found bool
 	state State
 	since time.Time
@@ -99,7 +99,7 @@ func (in *instance) record(endpoint string, peer Peer) Instance {
 	return Instance{
 		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
 		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: peer,
-		Source: in.source, RegisteredAt: in.registeredAt, Account: in.account, Registration: in.registration,
+		Source: in.source, Rank: in.rank, RegisteredAt: in.registeredAt, Account: in.account, Registration: in.registration,
 	}
 }
 

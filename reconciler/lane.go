@@ -23,30 +23,11 @@ type lane struct {
 // join adds the instance in the order of rank.
 func (l *lane) join(in *instance) {
 	in.lane = l
-	reordered := false
-	for _, m := range l.members {
-		in.yield(m)
-		reordered = m.yield(in) || reordered
-	}
-	if reordered {
-		slices.SortFunc(l.members, newestFirst)
-	}
 	at, _ := slices.BinarySearchFunc(l.members, in, newestFirst)
 	l.members = slices.Insert(l.members, at, in)
 }
 
 func newestFirst(a, b *instance) int { return cmp.Compare(b.rank, a.rank) }
-
-// yield ranks an instance that was found right behind a restored one whose socket was born after its own, and says whether that changed
-// its rank. It has no record, so most likely it rested behind that one before the restart and was never registered.
-func (in *instance) yield(to *instance) bool {
-	if !in.found || to.found || to.rank >= firstRank || in.info.Socket.Birth >= to.info.Socket.Birth {
-		return false
-	}
-	before := in.rank
-	in.rank = min(in.rank, to.rank-rankStep+in.info.Appearance)
-	return in.rank != before
-}
 
 func (l *lane) leave(in *instance) {
 	in.lane = nil

@@ -29,9 +29,9 @@ func (m *model) said(p *plugin, f *fate, info reconciler.Info) {
 	}
 	if f.found {
 		f.found = false
-		for _, other := range m.plugins {
-			if o := m.fates[other]; o.rank < 1<<63 && o.remembered == key && o.rank%(1<<32) == 0 && p.socket.Birth < other.socket.Birth {
-				f.rank = min(f.rank, o.rank-1<<32+f.fresh-1<<63)
+		for _, known := range m.before[key] {
+			if p.socket.Birth < known.birth {
+				f.rank = min(f.rank, known.rank-room+f.fresh/room)
 			}
 		}
 	}
@@ -86,6 +86,11 @@ func (m *model) owe(endpoint string, owed bool) {
 
 // staged sees that only what is registered is saved.
 func (m *model) staged(in reconciler.Instance) {
+	for p, f := range m.fates {
+		if p.socket == in.Socket {
+			m.ranks[in.ID] = f.rank
+		}
+	}
 	if !slices.ContainsFunc(m.callers, func(h *strict) bool {
 		w := h.names[in.Name]
 		return h.ptype == in.Type && w != nil && w.held == in.Endpoint

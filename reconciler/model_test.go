@@ -130,18 +130,29 @@ type model struct {
 	callers  []*strict
 	busy     map[lane]string // the call that runs
 	fates    map[*plugin]*fate
-	open     map[string]bool // instances that are registered, as the events tell
+	ranks    map[string]uint64 // by instance that was saved
+	before   map[lane][]before // the last restart
+	open     map[string]bool   // instances that are registered, as the events tell
 	appeared uint64
 	wrong    []string
 }
 
 type lane struct{ ptype, name string }
 
+// before is an instance that was remembered at a restart.
+type before struct {
+	rank  uint64
+	birth int64
+}
+
+// room lies between the ranks of two appearances.
+const room = 1 << 20
+
 // fate is what the model knows of a plugin.
 type fate struct {
 	// rank is greater for the instance that is to be preferred; fresh is the one that it has unless it is remembered from before a restart.
 	rank, fresh uint64
-	// found: it was there at a restart and is not remembered, so it does not come before those that are and were born later.
+	// found: it was there at a restart and is not remembered, so it does not come before those that were and were born later.
 	found bool
 	// record is what was remembered, until it has answered; remembered is its type and name, as long as it counts.
 	record     *reconciler.Instance
@@ -157,7 +168,8 @@ type fate struct {
 }
 
 func newModel(t *testing.T, cfg reconciler.Config, manners manners) *model {
-	m := &model{manners: manners, handlers: map[string]*strict{}, busy: map[lane]string{}, fates: map[*plugin]*fate{}, open: map[string]bool{}}
+	m := &model{manners: manners, handlers: map[string]*strict{}, busy: map[lane]string{}, fates: map[*plugin]*fate{}, open: map[string]bool{},
+		ranks: map[string]uint64{}}
 	m.modes, m.released = map[string]string{}, make(chan struct{})
 	m.world = newWorld(t, cfg)
 	m.observe = m.observed
@@ -379,7 +391,7 @@ func (m *model) make(s step, how, endpoint string) {
 func (m *model) appear(path string, p *plugin) {
 	m.mu.Lock()
 	m.appeared++
-	fresh := 1<<63 + m.appeared
+	fresh := m.appeared * room
 	f := &fate{rank: fresh, fresh: fresh, endpoints: map[string]bool{path: true, p.info.Endpoint: true}}
 	m.fates[p] = f
 	p.onSaid = func(info reconciler.Info) { m.said(p, f, info) }
@@ -431,18 +443,24 @@ func (m *model) restart() {
 	clear(m.open)
 	clear(m.registry)
 	clear(m.unreachable)
+	m.before = map[lane][]before{}
 	for i, in := range m.saved {
 		m.registry[in.Name] = append(m.registry[in.Name], in.ID)
+		if slices.ContainsFunc(m.saved[:i], func(n reconciler.Instance) bool { return n.Socket == in.Socket }) {
+			continue
+		}
+		key := lane{in.Type, in.Name}
+		m.before[key] = append(m.before[key], before{m.ranks[in.ID], in.Socket.Birth})
 		for _, p := range order {
-			if f := m.fates[p]; p.socket == in.Socket && !slices.ContainsFunc(m.saved[:i], func(n reconciler.Instance) bool { return n.Socket == in.Socket }) {
-				f.rank, f.record, f.remembered = uint64(len(m.saved)-i)<<32, &in, lane{in.Type, in.Name}
+			if f := m.fates[p]; p.socket == in.Socket {
+				f.rank, f.record, f.remembered = m.ranks[in.ID], &in, key
 			}
 		}
 	}
 	for _, p := range order {
 		f := m.fates[p]
 		m.appeared++
-		f.fresh, f.owed, f.found = 1<<63+m.appeared, false, f.record == nil
+		f.fresh, f.owed, f.found = m.appeared*room, false, f.record == nil
 		if f.record == nil {
 			f.rank = f.fresh
 		}

@@ -40,6 +40,9 @@ type Reconciler struct {
 	appearances map[uint64]*instance
 	// restored are the instances from before a restart whose sockets have not been seen yet.
 	restored map[cache.SocketID]*instance
+	// remembered are all instances from before a restart; lastRank is the highest rank among them. Both stay as they are.
+	remembered map[laneKey][]remembered
+	lastRank   uint64
 	// synced: all sockets that were there at the start have been seen.
 	synced bool
 	// unlinked are instances whose sockets have just been removed and which are still watched; the function ends that.
@@ -82,6 +85,7 @@ func New(cfg Config) *Reconciler {
 		sockets:     map[string]*instance{},
 		appearances: map[uint64]*instance{},
 		restored:    map[cache.SocketID]*instance{},
+		remembered:  map[laneKey][]remembered{},
 		unlinked:    map[*instance]func(){},
 		free:        cmp.Or(cfg.Walks, defaultWalks),
 	}

@@ -18,6 +18,11 @@ func TestRestore(t *testing.T) {
 		return reconciler.Instance{ID: id, Type: "T", Name: "foo", Versions: []string{"v1"}, Endpoint: path + ".api", SocketPath: path,
 			Socket: socket(n), Peer: peer, Source: reconciler.SourceDiscovered, RegisteredAt: time.Unix(1, 0)}
 	}
+	ranked := func(path, id string, n, rank uint64) reconciler.Instance {
+		in := remembered(path, id, n)
+		in.Rank = rank
+		return in
+	}
 	up := []string{"validate foo /a.api", "register foo /a.api"}
 	// foundAs puts a socket of a certain identity in place, with a plugin behind it.
 	foundAs := func(w *world, path string, id cache.SocketID, p *plugin) {
@@ -100,8 +105,8 @@ func TestRestore(t *testing.T) {
 			w.remove("/b")
 			w.expectCalls("deregister foo", "validate foo /a.api", "register foo /a.api")
 		})
-	bubble(t, "the rank is that of registration, not that of birth",
-		reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "new", 1), remembered("/b", "old", 2)}},
+	bubble(t, "the rank is that of appearance, not that of birth",
+		reconciler.Config{Restored: []reconciler.Instance{ranked("/a", "new", 1, 2), ranked("/b", "old", 2, 1)}},
 		func(t *testing.T, w *world) {
 			found(w, "/a", 1, &plugin{peer: peer})
 			found(w, "/b", 2, &plugin{peer: peer})
@@ -109,6 +114,18 @@ func TestRestore(t *testing.T) {
 			w.expectCalls(up[0], up[1], "confirmed foo old")
 			if s := w.status("/a"); s.State != reconciler.StateRegistered || s.Instance != "new" {
 				t.Errorf("the newer one: %+v", s)
+			}
+		})
+	bubble(t, "the rank is that of appearance, not that of registration: the older one took over while the newer did not answer",
+		reconciler.Config{Restored: []reconciler.Instance{ranked("/a", "old", 1, 1), ranked("/b", "new", 2, 2)}},
+		func(t *testing.T, w *world) {
+			found(w, "/a", 1, &plugin{peer: peer})
+			found(w, "/b", 2, &plugin{peer: peer, infoTakes: 50 * time.Millisecond})
+			w.r.Synced()
+			time.Sleep(time.Second)
+			w.expectCalls("validate foo /b.api", "register foo /b.api", "confirmed foo old")
+			if s := w.status("/b"); s.State != reconciler.StateRegistered || w.registry["foo"][0] != "new" {
+				t.Errorf("the newer one: %+v; the registry has %v", s, w.registry["foo"])
 			}
 		})
 	// One that is not remembered came while nobody looked, or rested behind its successor without ever being registered.

@@ -138,7 +138,10 @@ type Instance struct {
 	Socket               cache.SocketID
 	Peer                 Peer
 	Source               Source
-	RegisteredAt         time.Time
+	// Rank orders the instances of one type and name by their appearance, the newest highest. That need not be the order in which they
+	// were registered: an older one takes over while the newest does not answer, and yields to it when it does.
+	Rank         uint64
+	RegisteredAt time.Time
 	// Account is whose plugin it is.
 	Account trust.Account
 	// Registration is what the handler found out about it; zero before it was registered.

@@ -1,0 +1,44 @@
+package patchbay_test
+
+import (
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// TestRuntimeRemembersTheOrder: an older instance that was registered last, as the newest did not answer, yields to that when it answers,
+// also if the host was started anew in between.
+func TestRuntimeRemembersTheOrder(t *testing.T) {
+	h := newHost(t)
+	h.serve("foo", "old.sock")
+	older := h.await("registered", "foo")
+	process, _ := h.discover(os.Args[0], "foo")
+	newer := h.await("registered", "foo")
+	h.end()
+
+	signal := func(s syscall.Signal) {
+		t.Helper()
+		if err := process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = process.Signal(syscall.SIGCONT) })
+	signal(syscall.SIGSTOP)
+	h.start()
+	if e := h.await("registered", "foo"); e.Instance != older.Instance {
+		t.Errorf("while the newest is stopped, %+v", e)
+	}
+	h.end()
+
+	signal(syscall.SIGCONT)
+	h.start()
+	for e := h.await("registered", "foo"); e.Instance != newer.Instance; e = h.await("registered", "foo") {
+		t.Logf("before the newest: %+v", e)
+	}
+	h.await("superseded", "foo")
+	if s := h.rt.Plugins(); len(s) != 2 || s[0].Instance != newer.Instance || !s[0].Current || s[1].State != reconciler.StateSuperseded {
+		t.Errorf("plugins: %+v", s)
+	}
+}
