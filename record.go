@@ -316,9 +316,9 @@ func parseRank(s string) (uint64, error) {
 	if s == "" {
 		return 0, nil // of an older host
 	}
-	rank, err := strconv.ParseUint(s, 10, 64)
+	rank, err := strconv.ParseUint(s, 10, 63) // which leaves room for greater ones
 	if err != nil {
-		return 0, fmt.Errorf("rank %q is not a whole number: %w", s, err)
+		return 0, fmt.Errorf("rank %q is not a number below 2⁶³: %w", s, err)
 	}
 	return rank, nil
 }

@@ -99,6 +99,8 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) (room str
 		return "", nil
 	}
 	dir, err := process.Resolve(filepath.Dir(spec.PluginSocket))
+	// gofail: var hostRoom string
+	// err = errors.New(hostRoom)
 	if err == nil {
 		err = os.Mkdir(dir, 0o700)
 	}

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -13,7 +14,7 @@ import (
 func (r *Reconciler) restore(records []Instance) {
 	for i, record := range records {
 		in := &instance{
-			rank:         max(record.Rank, uint64(len(records)-i)), // an older host's record has none
+			rank:         cmp.Or(record.Rank, uint64(len(records)-i)), // one without is older than all with one
 			info:         cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket},
 			source:       record.Source,
 			announced:    Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions},
@@ -28,7 +29,7 @@ func (r *Reconciler) restore(records []Instance) {
 		in.set(StateRestored)
 		r.observe(EventRestored, in, "known from before the restart; checking whether it is alive")
 		if _, known := r.restored[record.Socket]; known || record.Socket == (cache.SocketID{}) {
-			// Of two records of one socket the newer counts.
+			// Of two records of one socket the one that was registered last counts.
 			r.post(func(ctx context.Context) { r.went(ctx, in, "it cannot be told whether its socket is still the same") })
 			continue
 		}
@@ -136,18 +137,29 @@ type remembered struct {
 	birth int64
 }
 
-// yield ranks an instance that was found right behind those remembered of its name whose sockets were born after its own. It has no
-// record, so most likely it rested behind them before the restart and was never registered. mu is held.
+// yield ranks an instance that was found behind those remembered of its name whose sockets were born after its own, and above the rest.
+// It has no record, so most likely it rested behind them before the restart and was never registered. mu is held.
 func (r *Reconciler) yield(in *instance, key laneKey) {
 	if !in.found {
 		return
 	}
 	in.found = false
-	for _, before := range r.remembered[key] {
-		if in.info.Socket.Birth < before.birth {
-			in.rank = min(in.rank, before.rank-min(before.rank, rankStep-min(in.info.Appearance, rankStep)))
+	limit, below := in.rank, uint64(0)
+	for _, known := range r.remembered[key] {
+		if in.info.Socket.Birth < known.birth {
+			limit = min(limit, known.rank)
 		}
 	}
+	if limit == in.rank {
+		return
+	}
+	for _, known := range r.remembered[key] {
+		if known.rank < limit {
+			below = max(below, known.rank)
+		}
+	}
+	below = max(below, limit-min(limit, rankStep))
+	in.rank = below + min(in.info.Appearance, limit-below-1)
 }
 
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there. mu is held.
@@ -271,9 +283,9 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
 	r.retryLater(fresh)
 }
 
-// reborn ends an instance and begins a new one on the same socket. mu is held.
+// reborn ends an instance and begins a new one on the same socket, in the same rank. mu is held.
 func (r *Reconciler) reborn(ctx context.Context, in *instance, why string) *instance {
-	fresh := &instance{info: in.info, source: in.source, rank: r.newRank(in.info), announced: in.announced, registration: in.registration}
+	fresh := &instance{info: in.info, source: in.source, rank: in.rank, announced: in.announced, registration: in.registration}
 	fresh.set(StateConnecting)
 	fresh.attempt, in.attempt = in.attempt, attempt{}
 	r.went(ctx, in, why)

@@ -29,9 +29,14 @@ func (m *model) said(p *plugin, f *fate, info reconciler.Info) {
 	}
 	if f.found {
 		f.found = false
-		for _, known := range m.before[key] {
-			if p.socket.Birth < known.birth {
-				f.rank = min(f.rank, known.rank-room+f.fresh/room)
+		behind := slices.DeleteFunc(slices.Clone(m.before[key]), func(known before) bool { return known.birth <= p.socket.Birth })
+		if len(behind) > 0 {
+			limit := slices.MinFunc(behind, func(a, b before) int { return cmp.Compare(a.rank, b.rank) }).rank
+			f.rank = limit - room + f.fresh/room
+			for _, known := range m.before[key] {
+				if known.rank < limit && known.rank > limit-room {
+					f.rank = max(f.rank, known.rank+f.fresh/room)
+				}
 			}
 		}
 	}

@@ -23,6 +23,11 @@ func TestRestore(t *testing.T) {
 		in.Rank = rank
 		return in
 	}
+	rankedAndBorn := func(path, id string, n, rank uint64, birth int64) reconciler.Instance {
+		in := ranked(path, id, n, rank)
+		in.Socket.Birth = birth
+		return in
+	}
 	up := []string{"validate foo /a.api", "register foo /a.api"}
 	// foundAs puts a socket of a certain identity in place, with a plugin behind it.
 	foundAs := func(w *world, path string, id cache.SocketID, p *plugin) {
@@ -126,6 +131,38 @@ func TestRestore(t *testing.T) {
 			w.expectCalls("validate foo /b.api", "register foo /b.api", "confirmed foo old")
 			if s := w.status("/b"); s.State != reconciler.StateRegistered || w.registry["foo"][0] != "new" {
 				t.Errorf("the newer one: %+v; the registry has %v", s, w.registry["foo"])
+			}
+		})
+	bubble(t, "the rank stays though nobody accepted for a while",
+		reconciler.Config{Restored: []reconciler.Instance{ranked("/b", "new", 2, 2), ranked("/a", "old", 1, 1)}},
+		func(t *testing.T, w *world) {
+			revived := &plugin{peer: peer, dead: true}
+			found(w, "/a", 1, revived)
+			found(w, "/b", 2, &plugin{peer: peer})
+			w.r.Synced()
+			time.Sleep(time.Second)
+			w.mu.Lock()
+			revived.dead = false
+			w.mu.Unlock()
+			time.Sleep(5 * time.Minute)
+			synctest.Wait()
+			if a, b := w.status("/a"), w.status("/b"); a.State != reconciler.StateSuperseded || !b.Current {
+				t.Errorf("the older one: %+v; the newer: %+v", a, b)
+			}
+		})
+	bubble(t, "one that was found ranks between one that was found before an earlier restart and what that one came behind",
+		reconciler.Config{Restored: []reconciler.Instance{
+			rankedAndBorn("/c", "found earlier", 1, 99<<20+3, 5), rankedAndBorn("/a", "newest", 2, 100<<20, 10),
+		}},
+		func(t *testing.T, w *world) {
+			foundAs(w, "/b", cache.SocketID{Device: 1, Inode: 3, Birth: 7}, nil)
+			foundAs(w, "/c", cache.SocketID{Device: 1, Inode: 1, Birth: 5}, &plugin{peer: peer})
+			foundAs(w, "/a", cache.SocketID{Device: 1, Inode: 2, Birth: 10}, &plugin{peer: peer, hangs: true})
+			w.r.Synced()
+			time.Sleep(5 * time.Minute)
+			synctest.Wait()
+			if b, c := w.status("/b"), w.status("/c"); !b.Current || c.State != reconciler.StateSuperseded {
+				t.Errorf("it is %+v; the one below: %+v", b, c)
 			}
 		})
 	// One that is not remembered came while nobody looked, or rested behind its successor without ever being registered.

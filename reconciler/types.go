@@ -259,7 +259,8 @@ type Config struct {
 	Transport Transport
 	// Registry keeps the registered instances; nil for none.
 	Registry Registry
-	// Restored are the instances that the registry knows from before, newest first for each name. They are checked for life.
+	// Restored are the instances that the registry knows from before, for each name the one that was registered last first. They are
+	// checked for life.
 	Restored []Instance
 	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
 	// May be nil.

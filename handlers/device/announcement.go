@@ -45,6 +45,8 @@ func newBoard(pluginDir string) (*board, error) {
 	if err := os.MkdirAll(pluginDir, 0o750); err != nil {
 		return nil, fmt.Errorf("cannot make the plugin directory: %w", err)
 	}
+	// gofail: var deviceBoard string
+	// return nil, fmt.Errorf("%s", deviceBoard)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the directory in which plugins are announced: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -291,6 +292,15 @@ func csi(play func(*scene, *failure)) func(*scene, *failure) {
 	}
 }
 
+// older has the daemon serve kubelet.sock, beside the handler of the plugins.
+func older(play func(*scene, *failure)) func(*scene, *failure) {
+	return func(s *scene, f *failure) {
+		s.config.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "DevicePlugin": daemon.HandlerDevice}
+		s.config.DeviceSocketDir = s.path("devices")
+		play(s, f)
+	}
+}
+
 // admits has an admission plugin asked.
 func admits(play func(*scene, *failure)) func(*scene, *failure) {
 	return func(s *scene, f *failure) {
@@ -325,6 +335,10 @@ func groups() []group {
 			{
 				point: "dirwatchNotifier", fails: "to open inotify", happens: polled,
 				said: in(inEvent, "degraded: ", "file events are not available (injected: "), play: starting,
+			},
+			{
+				point: "dirwatchMounts", fails: "to have the system tell of mounts",
+				happens: "a directory at rest is looked at every few seconds instead", play: starting,
 			},
 			{
 				point: "dirwatchAdd", fails: "to watch a directory", happens: polled,
@@ -560,6 +574,10 @@ func groups() []group {
 				said: in(inError, "cannot make the accept handler"), play: restarts,
 			},
 			{
+				point: "deviceBoard", fails: "to make the directory in which device plugins are announced that register the older way",
+				happens: "the daemon does not start; the next start succeeds", said: in(inError, "cannot make the device handler"), play: older(restarts),
+			},
+			{
 				point: "launcherSet", fails: "to take a catalogue into use in a reload, after a handler was made",
 				happens: "nothing is changed; the next reload succeeds",
 				said: append(in(inError, "cannot change to the new catalogue"), append(in(inEvent, "reload-failed: cannot change to the new catalogue"),
@@ -618,6 +636,10 @@ func groups() []group {
 			{
 				point: "processLimit", fails: "to limit a process", happens: "it is killed before it has run; " + again,
 				said: in(inEvent, injected+"processLimit"), play: launches(func(p *catalogue.Plugin) { p.Limits.OpenFiles = 1000 }),
+			},
+			{
+				point: "hostRoom", fails: "to make a directory in which it can serve as a user", happens: again,
+				said: in(inEvent, injected+"hostRoom"), play: launches(func(p *catalogue.Plugin) { p.User = strconv.Itoa(os.Geteuid()) }),
 			},
 			{
 				point: "hostStarted", arms: []arm{{"hostStarted", "1*sleep(1000)"}}, fails: "for a second, to see that a process was started",

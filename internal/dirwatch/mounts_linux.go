@@ -23,6 +23,8 @@ type mounts struct {
 const mountGap = 500 * time.Millisecond
 
 func openMounts() (*mounts, error) {
+	// gofail: var dirwatchMounts string
+	// return nil, errors.New(dirwatchMounts)
 	const path = "/proc/self/mountinfo"
 	table, err := os.Open(path)
 	if err != nil {
