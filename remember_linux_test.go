@@ -18,21 +18,22 @@ func TestRuntimeRemembersTheOrder(t *testing.T) {
 	newer := h.await("registered", "foo")
 	h.end()
 
-	signal := func(s syscall.Signal) {
-		t.Helper()
-		if err := process.Signal(s); err != nil {
-			t.Fatal(err)
-		}
-	}
 	t.Cleanup(func() { _ = process.Signal(syscall.SIGCONT) })
-	signal(syscall.SIGSTOP)
+	if err := process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := syscall.Wait4(process.Pid, nil, syscall.WUNTRACED, nil); err != nil { // until it has stopped
+		t.Fatal(err)
+	}
 	h.start()
 	if e := h.await("registered", "foo"); e.Instance != older.Instance {
 		t.Errorf("while the newest is stopped, %+v", e)
 	}
 	h.end()
 
-	signal(syscall.SIGCONT)
+	if err := process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
 	h.start()
 	for e := h.await("registered", "foo"); e.Instance != newer.Instance; e = h.await("registered", "foo") {
 		t.Logf("before the newest: %+v", e)

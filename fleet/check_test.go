@@ -36,7 +36,7 @@ func TestCheckSaysWhy(t *testing.T) {
 		{strings.Replace(other.URL, "http:", "https:", 1), "does not look like a TLS handshake"},
 		{untrusted.URL, "certificate signed by unknown authority"},
 	} {
-		cluster, err := Connect(Etcd{Endpoints: []string{tc.endpoint}, Timeout: time.Second})
+		cluster, err := Connect(Etcd{Endpoints: []string{tc.endpoint}, Timeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,7 +35,7 @@ func TestHandlerConformance(t *testing.T) {
 				return nil, err
 			}
 			h, err := device.New(device.Config{
-				Store: state.Bucket("device"), CallTimeout: 3 * time.Second, ListTimeout: 2 * time.Second,
+				Store: state.Bucket("device"), CallTimeout: 9 * time.Second, ListTimeout: 6 * time.Second,
 			})
 			if err != nil {
 				return nil, errors.Join(err, state.Close())
