@@ -30,7 +30,7 @@ func TestStopTimeoutIsHowLongAPluginMayTake(t *testing.T) {
 	h := newHost(t)
 	note := filepath.Join(t.TempDir(), "note")
 	p := script(`trap 'sleep 3; echo done > "$1"; exit' TERM; : > "$1"; while :; do sleep 0.1; done`, note)
-	p.StopTimeout = 10 * time.Second
+	p.StopTimeout = time.Minute
 	h.set(p)
 	h.until("the trap", func() bool { _, err := os.Stat(note); return err == nil })
 	if err := h.rt.Launcher().Stop("unit"); err != nil {

@@ -266,12 +266,12 @@ func TestNotYet(t *testing.T) {
 			f.probe = func(context.Context) (*csipb.ProbeResponse, error) {
 				return &csipb.ProbeResponse{Ready: wrapperspb.Bool(false)}, nil
 			}
-		}, `not ready within 1s: it says that it is not ready`},
-		"precondition": {probe(codes.FailedPrecondition, "no disk"), `not ready within 1s: Probe: FailedPrecondition: "no disk"`},
-		"unavailable":  {probe(codes.Unavailable, "soon"), `not ready within 1s: Probe: Unavailable: "soon"`},
+		}, `not ready within 3s: it says that it is not ready`},
+		"precondition": {probe(codes.FailedPrecondition, "no disk"), `not ready within 3s: Probe: FailedPrecondition: "no disk"`},
+		"unavailable":  {probe(codes.Unavailable, "soon"), `not ready within 3s: Probe: Unavailable: "soon"`},
 		"hanging probe": {func(f *fake) {
 			f.probe = func(ctx context.Context) (*csipb.ProbeResponse, error) { return nil, hang(ctx) }
-		}, `not ready within 1s: Probe: DeadlineExceeded: `},
+		}, `not ready within 3s: Probe: DeadlineExceeded: `},
 		"hanging name": {func(f *fake) {
 			f.info = func(ctx context.Context) (*csipb.GetPluginInfoResponse, error) { return nil, hang(ctx) }
 		}, `GetPluginInfo: DeadlineExceeded: `},
@@ -291,13 +291,13 @@ func TestNotYet(t *testing.T) {
 	}
 	t.Run("no socket", func(t *testing.T) {
 		t.Parallel()
-		notYet(t, filepath.Join(t.TempDir(), "none.sock"), `not ready within 1s: Probe: .*no such file`)
+		notYet(t, filepath.Join(t.TempDir(), "none.sock"), `not ready within 3s: Probe: .*no such file`)
 	})
 	t.Run("nobody accepts", func(t *testing.T) {
 		t.Parallel()
 		s := serve(t, newFake())
 		s.kill()
-		notYet(t, s.socket, `not ready within 1s: Probe: .*connection refused`)
+		notYet(t, s.socket, `not ready within 3s: Probe: .*connection refused`)
 	})
 	t.Run("mute", func(t *testing.T) {
 		t.Parallel()
@@ -307,15 +307,15 @@ func TestNotYet(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer listener.Close()
-		notYet(t, socket, `not ready within 1s: Probe: `)
+		notYet(t, socket, `not ready within 3s: Probe: `)
 	})
 }
 
 // notYet has a handler without patience register what is at a socket.
 func notYet(t *testing.T, socket, want string) {
 	t.Helper()
-	h := csi.NewHandler(csi.Options{ReadyTimeout: time.Second})
-	timeout := 700 * time.Millisecond
+	h := csi.NewHandler(csi.Options{ReadyTimeout: 3 * time.Second})
+	timeout := 2 * time.Second
 	_, err := h.RegisterPluginContext(t.Context(), driverName, socket, versions, &timeout)
 	if !errors.Is(err, cache.ErrRetry) || !regexp.MustCompile(want).MatchString(err.Error()) {
 		t.Errorf("got %v, want an error that wraps ErrRetry and matches %s", err, want)
