@@ -105,6 +105,9 @@ func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
 	if err := h.rt.Launcher().Start("unit"); err != nil {
 		t.Fatal(err)
 	}
+	if s := h.unit(); s.PID == 0 {
+		t.Errorf("when Start has returned it is %+v", s)
+	}
 	h.running("second start")
 }
 

@@ -147,8 +147,8 @@ func (g *generation) Run(ctx context.Context) error {
 	} else {
 		spec.PluginSocket = process.PluginSocket()
 	}
-	g.tellStarted(err)
 	if err != nil {
+		g.tellStarted(err)
 		if ctx.Err() == nil {
 			g.unit.observe(EventFailed, "", err.Error())
 		}
@@ -157,6 +157,7 @@ func (g *generation) Run(ctx context.Context) error {
 	}
 	g.setLife(life{process: process, socket: spec.PluginSocket, since: began})
 	defer g.setLife(life{})
+	g.tellStarted(nil) // whoever waits for that asks for the process next
 
 	living, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
