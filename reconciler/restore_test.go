@@ -99,8 +99,8 @@ func TestRestore(t *testing.T) {
 	bubble(t, "two instances keep their rank though the older one answers first",
 		reconciler.Config{Restored: []reconciler.Instance{remembered("/b", "new", 2), remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {
-			found(w, "/a", 1, &plugin{peer: peer})
 			found(w, "/b", 2, &plugin{peer: peer, infoTakes: 50 * time.Millisecond})
+			found(w, "/a", 1, &plugin{peer: peer})
 			w.r.Synced()
 			time.Sleep(time.Second)
 			w.expectCalls("validate foo /b.api", "register foo /b.api", "confirmed foo old")
@@ -124,8 +124,8 @@ func TestRestore(t *testing.T) {
 	bubble(t, "the rank is that of appearance, not that of registration: the older one took over while the newer did not answer",
 		reconciler.Config{Restored: []reconciler.Instance{ranked("/a", "old", 1, 1), ranked("/b", "new", 2, 2)}},
 		func(t *testing.T, w *world) {
-			found(w, "/a", 1, &plugin{peer: peer})
 			found(w, "/b", 2, &plugin{peer: peer, infoTakes: 50 * time.Millisecond})
+			found(w, "/a", 1, &plugin{peer: peer})
 			w.r.Synced()
 			time.Sleep(time.Second)
 			w.expectCalls("validate foo /b.api", "register foo /b.api", "confirmed foo old")
