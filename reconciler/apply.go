@@ -123,8 +123,9 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 	return in
 }
 
-// rankStep lies between the ranks of appearances. It leaves room for those that yield, and enough ranks for a host's life.
-const rankStep = 1 << 20
+// rankStep lies between the ranks of appearances: room for those that yield, and enough ranks for a host's life. Ranks below it are none of
+// an appearance, and not recorded.
+const rankStep = 1 << 26
 
 // newRank ranks an appearance in this process above all remembered instances. mu is held.
 func (r *Reconciler) newRank(info cache.PluginInfo) uint64 {
@@ -153,13 +154,16 @@ func (r *Reconciler) yield(in *instance, key laneKey) {
 	if limit == in.rank {
 		return
 	}
+	if limit > rankStep {
+		below = rankStep
+	}
 	for _, known := range r.remembered[key] {
 		if known.rank < limit {
 			below = max(below, known.rank)
 		}
 	}
-	below = max(below, limit-min(limit, rankStep))
-	in.rank = below + min(in.info.Appearance, limit-below-1)
+	// The greater the appearance, the nearer to the limit; there is room in between for those that are found after the next restart.
+	in.rank = limit - max((limit-below)/(in.info.Appearance+1), 1)
 }
 
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there. mu is held.

@@ -212,10 +212,8 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 	switch {
 	case in.restored != nil && (in.restored.Peer == Peer{} || in.restored.Peer != conn.Peer()):
 		in = r.reborn(ctx, in, "another process serves its socket since the restart")
-		in.rank = r.newRank(in.info)
 	case in.lane != nil && in.lane.key != key:
 		in = r.reborn(ctx, in, fmt.Sprintf("its socket now announces %s/%s", info.Type, info.Name))
-		in.rank = r.newRank(in.info)
 	}
 	l := r.lane(key)
 	refused := r.bars(l, in, conn.Account())

@@ -99,8 +99,16 @@ func (in *instance) record(endpoint string, peer Peer) Instance {
 	return Instance{
 		ID: in.id, Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions,
 		Endpoint: endpoint, SocketPath: in.info.SocketPath, Socket: in.info.Socket, Peer: peer,
-		Source: in.source, Rank: in.rank, RegisteredAt: in.registeredAt, Account: in.account, Registration: in.registration,
+		Source: in.source, Rank: in.recordedRank(), RegisteredAt: in.registeredAt, Account: in.account, Registration: in.registration,
 	}
+}
+
+// recordedRank returns the rank for the record: zero if the one it was restored from has none, since the order of records tells again.
+func (in *instance) recordedRank() uint64 {
+	if in.rank < rankStep {
+		return 0
+	}
+	return in.rank
 }
 
 // held says that the handler has the instance.

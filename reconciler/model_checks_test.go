@@ -24,21 +24,21 @@ func (m *model) said(p *plugin, f *fate, info reconciler.Info) {
 	if another {
 		f.lost = f.record.ID
 	}
-	if another || f.remembered != key {
-		f.rank = f.fresh
-	}
-	if f.found {
-		f.found = false
-		behind := slices.DeleteFunc(slices.Clone(m.before[key]), func(known before) bool { return known.birth <= p.socket.Birth })
-		if len(behind) > 0 {
-			limit := slices.MinFunc(behind, func(a, b before) int { return cmp.Compare(a.rank, b.rank) }).rank
-			f.rank = limit - room + f.fresh/room
+	if f.found > 0 {
+		newer := slices.DeleteFunc(slices.Clone(m.before[key]), func(known before) bool { return known.birth <= p.socket.Birth })
+		if len(newer) > 0 {
+			limit, below := newer[0].rank, 0.0
+			for _, known := range newer {
+				limit = min(limit, known.rank)
+			}
 			for _, known := range m.before[key] {
-				if known.rank < limit && known.rank > limit-room {
-					f.rank = max(f.rank, known.rank+f.fresh/room)
+				if known.rank < limit {
+					below = max(below, known.rank)
 				}
 			}
+			f.rank = limit - (limit-below)/float64(f.found+1)
 		}
+		f.found = 0
 	}
 	f.record, f.remembered, f.said = nil, key, info
 }

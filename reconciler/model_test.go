@@ -130,9 +130,9 @@ type model struct {
 	callers  []*strict
 	busy     map[lane]string // the call that runs
 	fates    map[*plugin]*fate
-	ranks    map[string]uint64 // by instance that was saved
-	before   map[lane][]before // the last restart
-	open     map[string]bool   // instances that are registered, as the events tell
+	ranks    map[string]float64 // by instance that was saved
+	before   map[lane][]before  // the last restart
+	open     map[string]bool    // instances that are registered, as the events tell
 	appeared uint64
 	wrong    []string
 }
@@ -141,19 +141,17 @@ type lane struct{ ptype, name string }
 
 // before is an instance that was remembered at a restart.
 type before struct {
-	rank  uint64
+	rank  float64
 	birth int64
 }
 
-// room lies between the ranks of two appearances.
-const room = 1 << 20
-
 // fate is what the model knows of a plugin.
 type fate struct {
-	// rank is greater for the instance that is to be preferred; fresh is the one that it has unless it is remembered from before a restart.
-	rank, fresh uint64
-	// found: it was there at a restart and is not remembered, so it does not come before those that were and were born later.
-	found bool
+	// rank is greater for the instance that is to be preferred.
+	rank float64
+	// found is its number among those that were there at a restart, if it is not remembered: it does not come before those that were and
+	// were born later. It is zero otherwise.
+	found int
 	// record is what was remembered, until it has answered; remembered is its type and name, as long as it counts.
 	record     *reconciler.Instance
 	remembered lane
@@ -169,7 +167,7 @@ type fate struct {
 
 func newModel(t *testing.T, cfg reconciler.Config, manners manners) *model {
 	m := &model{manners: manners, handlers: map[string]*strict{}, busy: map[lane]string{}, fates: map[*plugin]*fate{}, open: map[string]bool{},
-		ranks: map[string]uint64{}}
+		ranks: map[string]float64{}}
 	m.modes, m.released = map[string]string{}, make(chan struct{})
 	m.world = newWorld(t, cfg)
 	m.observe = m.observed
@@ -391,8 +389,7 @@ func (m *model) make(s step, how, endpoint string) {
 func (m *model) appear(path string, p *plugin) {
 	m.mu.Lock()
 	m.appeared++
-	fresh := m.appeared * room
-	f := &fate{rank: fresh, fresh: fresh, endpoints: map[string]bool{path: true, p.info.Endpoint: true}}
+	f := &fate{rank: float64(m.appeared), endpoints: map[string]bool{path: true, p.info.Endpoint: true}}
 	m.fates[p] = f
 	p.onSaid = func(info reconciler.Info) { m.said(p, f, info) }
 	p.onTold = func(registered bool, reason string) { m.told(p, f, registered, reason) }
@@ -457,12 +454,12 @@ func (m *model) restart() {
 			}
 		}
 	}
-	for _, p := range order {
+	for i, p := range order {
 		f := m.fates[p]
-		m.appeared++
-		f.fresh, f.owed, f.found = m.appeared*room, false, f.record == nil
+		f.owed, f.found = false, 0
 		if f.record == nil {
-			f.rank = f.fresh
+			m.appeared++
+			f.rank, f.found = float64(m.appeared), i+1
 		}
 	}
 	kept := m.handlers

@@ -40,7 +40,7 @@ type Reconciler struct {
 	appearances map[uint64]*instance
 	// restored are the instances from before a restart whose sockets have not been seen yet.
 	restored map[cache.SocketID]*instance
-	// remembered are the instances from before a restart; lastRank is the highest rank that was recorded. Both stay as they are.
+	// remembered are the instances from before a restart, lastRank is the highest rank among them. Both stay as they are.
 	remembered map[laneKey][]remembered
 	lastRank   uint64
 	// synced: all sockets that were there at the start have been seen.
@@ -86,6 +86,7 @@ func New(cfg Config) *Reconciler {
 		appearances: map[uint64]*instance{},
 		restored:    map[cache.SocketID]*instance{},
 		remembered:  map[laneKey][]remembered{},
+		lastRank:    rankStep,
 		unlinked:    map[*instance]func(){},
 		free:        cmp.Or(cfg.Walks, defaultWalks),
 	}

@@ -150,9 +150,52 @@ func TestRestore(t *testing.T) {
 				t.Errorf("the older one: %+v; the newer: %+v", a, b)
 			}
 		})
+	bubble(t, "those without a rank keep the order of their records, and have none in the next ones",
+		reconciler.Config{Restored: []reconciler.Instance{remembered("/b", "new", 2), remembered("/a", "old", 1)}},
+		func(t *testing.T, w *world) {
+			found(w, "/b", 2, &plugin{peer: peer})
+			found(w, "/a", 1, &plugin{peer: peer})
+			w.r.Synced()
+			synctest.Wait()
+			if len(w.saved) == 0 || w.saved[0].ID != "new" || w.saved[0].Rank != 0 {
+				t.Errorf("the records: %+v", w.saved)
+			}
+			found(w, "/c", 3, &plugin{peer: peer})
+			synctest.Wait()
+			if s := w.status("/c"); !s.Current || w.saved[0].Rank == 0 {
+				t.Errorf("one that appears: %+v, with the record %+v", s, w.saved[0])
+			}
+		})
+	bubble(t, "another process behind the socket of the older one",
+		reconciler.Config{Restored: []reconciler.Instance{ranked("/b", "new", 2, 2), ranked("/a", "old", 1, 1)}},
+		func(t *testing.T, w *world) {
+			found(w, "/b", 2, &plugin{peer: peer})
+			found(w, "/a", 1, &plugin{peer: reconciler.Peer{PID: 7, StartTime: 9, Boot: "b"}})
+			w.r.Synced()
+			synctest.Wait()
+			if a, b := w.status("/a"), w.status("/b"); !b.Current || a.State != reconciler.StateSuperseded {
+				t.Errorf("it is %+v; the newer one: %+v", a, b)
+			}
+		})
+	bubble(t, "two that are found in the same place keep their order",
+		reconciler.Config{Restored: []reconciler.Instance{
+			rankedAndBorn("/a", "newest", 2, 100<<26+12, 10), rankedAndBorn("/c", "oldest", 1, 100<<26, 5),
+		}},
+		func(t *testing.T, w *world) {
+			foundAs(w, "/a", cache.SocketID{Device: 1, Inode: 2, Birth: 10}, &plugin{peer: peer, hangs: true})
+			foundAs(w, "/d", cache.SocketID{Device: 1, Inode: 3, Birth: 7}, &plugin{infoTakes: time.Second})
+			foundAs(w, "/b", cache.SocketID{Device: 1, Inode: 4, Birth: 8}, nil)
+			foundAs(w, "/c", cache.SocketID{Device: 1, Inode: 1, Birth: 5}, &plugin{peer: peer})
+			w.r.Synced()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if b, d := w.status("/b"), w.status("/d"); !b.Current || d.State != reconciler.StateSuperseded {
+				t.Errorf("the newer one: %+v; the older one: %+v", b, d)
+			}
+		})
 	bubble(t, "one that was found ranks between one that was found before an earlier restart and what that one came behind",
 		reconciler.Config{Restored: []reconciler.Instance{
-			rankedAndBorn("/c", "found earlier", 1, 99<<20+3, 5), rankedAndBorn("/a", "newest", 2, 100<<20, 10),
+			rankedAndBorn("/c", "found earlier", 1, 99<<26+3, 5), rankedAndBorn("/a", "newest", 2, 100<<26, 10),
 		}},
 		func(t *testing.T, w *world) {
 			foundAs(w, "/b", cache.SocketID{Device: 1, Inode: 3, Birth: 7}, nil)

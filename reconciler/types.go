@@ -139,7 +139,8 @@ type Instance struct {
 	Peer                 Peer
 	Source               Source
 	// Rank orders the instances of one type and name by their appearance, the newest highest. That need not be the order in which they
-	// were registered: an older one takes over while the newest does not answer, and yields to it when it does.
+	// were registered: an older one takes over while the newest does not answer, and yields to it when it does. Zero is that of a record
+	// without one.
 	Rank         uint64
 	RegisteredAt time.Time
 	// Account is whose plugin it is.

@@ -338,7 +338,7 @@ func groups() []group {
 			},
 			{
 				point: "dirwatchMounts", fails: "to have the system tell of mounts",
-				happens: "a directory at rest is looked at every few seconds instead", play: starting,
+				happens: "directories are looked at again a few seconds later, when it is tried again", play: starting,
 			},
 			{
 				point: "dirwatchAdd", fails: "to watch a directory", happens: polled,
