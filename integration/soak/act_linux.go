@@ -225,7 +225,20 @@ func (s *soak) disturbDaemon(ctx context.Context, r *rand.Rand) error {
 			s.count(operations, "a launched plugin outlives a daemon")
 		}
 	}
-	return errors.Join(err, s.start(ctx))
+	return errors.Join(err, s.start(ctx), s.settle(ctx))
+}
+
+// settle waits until the daemon has registered the undisturbed plugins again. Until then the admission plugin has to be asked, whose end
+// disturbs them too.
+func (s *soak) settle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.bound)
+	defer cancel()
+	for _, e := range s.anchors {
+		if _, err := s.daemon.Client.Wait(ctx, e.ptype, e.name, client.GoalRegistered); err != nil {
+			return fmt.Errorf("%s after a restart: %w%s", e, err, s.history(e))
+		}
+	}
+	return nil
 }
 
 // surviving returns the processes of the launched plugins that outlive the daemon.

@@ -168,7 +168,7 @@ func (s *soak) sameInstances(now map[string]string) {
 			if before := s.kept[key]; before != "" && e.ptype != toggledType && e.ptype != deviceType && e.ptype != draType {
 				s.count(invariants, "an instance keeps its ID")
 				if before != now[key] {
-					s.violation("%s %s at %s was instance %s and is %s", e, in.version, in.path, before, now[key])
+					s.violation("%s %s at %s was instance %s and is %s%s", e, in.version, in.path, before, now[key], s.history(e))
 				}
 			}
 		}
@@ -252,9 +252,30 @@ func (s *soak) caller(e *entry) func(context.Context, *rand.Rand) error {
 			ctx, cancel := context.WithTimeout(ctx, s.bound)
 			defer cancel()
 			_, err := rig.Ask(ctx, conn, grpc.WaitForReady(true)) // after a restart of the daemon the client is in back-off
+			if err != nil {
+				err = fmt.Errorf("%w%s", err, s.history(e))
+			}
 			return err
 		})
 	}
+}
+
+// history returns the last events of a plugin, a line each, that its daemon tells of.
+func (s *soak) history(e *entry) string {
+	ctx, cancel := context.WithTimeout(context.Background(), s.bound)
+	defer cancel()
+	var lines []string
+	for event, err := range s.daemon.Client.Events(ctx, client.EventsOptions{}) {
+		if err != nil {
+			lines = append(lines, err.Error())
+			break
+		}
+		if event.Type == e.ptype && event.Name == e.name {
+			lines = append(lines, fmt.Sprintf("%s %s %s %s: %s", event.Time.Format(time.StampMilli), event.Kind, event.Instance, event.SocketPath,
+				event.Message))
+		}
+	}
+	return "\n\t" + strings.Join(lines[max(0, len(lines)-20):], "\n\t")
 }
 
 // inFleet compares what a reader of its own sees in etcd with what is there.
