@@ -57,6 +57,16 @@ func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 	}
 }
 
+// hide has a living instance not given out, if the registry has it, until it is registered again. Its record stays: where nothing can be
+// saved, it could not be removed either, and it is true. It is called in the instance's lane.
+func (r *Reconciler) hide(_ context.Context, in *instance, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if in.recorded && !in.gone {
+		r.cfg.Registry.Unreachable(in.announced.Type, in.announced.Name, in.id, errors.New(why))
+	}
+}
+
 // reject tells a plugin that it is not registered, and why, and tries again later unless there is no handler to try. It takes
 // the connection over. mu is held.
 func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err error) {

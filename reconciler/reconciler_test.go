@@ -325,6 +325,29 @@ func TestRulings(t *testing.T) {
 		time.Sleep(time.Second)
 		w.expectCalls(up...)
 	})
+	bubble(t, "the save fails of an older instance that takes over", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		before := w.status("/a").Instance
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		w.mu.Lock()
+		w.failSave = errors.New("disk full")
+		w.mu.Unlock()
+		w.remove("/b")
+		synctest.Wait()
+		w.mu.Lock()
+		if len(w.saved) != 2 || !w.unreachable[before] {
+			t.Errorf("on disk is %+v; unreachable are %v", w.saved, w.unreachable)
+		}
+		w.failSave = nil
+		w.mu.Unlock()
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		if s := w.status("/a"); !s.Current || s.Instance != before || w.unreachable[before] || len(w.saved) != 1 {
+			t.Errorf("it was %s and is %+v; on disk is %+v", before, s, w.saved)
+		}
+	})
 	bubble(t, "the handler panics", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.r.SetHandler("P", panicking{})
 		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})

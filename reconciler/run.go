@@ -232,7 +232,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	staged, err := r.save(ctx, in, conn, endpoint)
 	if err != nil {
 		r.closeConn(conn)
-		r.takeBack(ctx, l, in, h, err)
+		r.takeBack(ctx, l, in, h, err, r.hide)
 		return
 	}
 	untold := r.tell(ctx, in, conn)
@@ -244,7 +244,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	if err != nil {
 		r.closeConn(conn)
 		r.discard(ctx, in, staged)
-		r.takeBack(ctx, l, in, h, err)
+		r.takeBack(ctx, l, in, h, err, r.forget)
 	}
 }
 
@@ -446,8 +446,11 @@ func (r *Reconciler) discard(ctx context.Context, in *instance, staged Staged) {
 	}
 }
 
-// takeBack undoes a registration that could not be saved or told. The plugin is not told off: it did nothing wrong.
-func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, err error) {
+// takeBack undoes a registration that could not be saved or told; withdraw does so in the registry. The plugin is not told off: it did
+// nothing wrong.
+func (r *Reconciler) takeBack(
+	ctx context.Context, l *lane, in *instance, h *handler, err error, withdraw func(ctx context.Context, in *instance, why string),
+) {
 	r.mu.Lock()
 	in.cancel = nil
 	r.mu.Unlock()
@@ -456,7 +459,7 @@ func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *han
 		return
 	}
 	r.callDeRegister(l, h)
-	r.forget(ctx, in, err.Error())
+	withdraw(ctx, in, err.Error())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.letGo(l)
