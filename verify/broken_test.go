@@ -213,9 +213,9 @@ func TestEachRuleCanFail(t *testing.T) {
 			}
 			var report Report
 			if b.registers {
-				report = verifyRegistering(t, rule.ID, Options{StartTimeout: 2 * time.Second, ExitTimeout: time.Second})
+				report = verifyRegistering(t, rule.ID, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second})
 			} else if b.breaks == nil {
-				report = verifyProcess(t, rule.ID, Options{StartTimeout: 2 * time.Second, ExitTimeout: time.Second})
+				report = verifyProcess(t, rule.ID, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second})
 			} else {
 				f := newFake(orPlain(b.of))
 				b.breaks(f)

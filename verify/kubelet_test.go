@@ -60,7 +60,7 @@ func TestDoesNotRegister(t *testing.T) {
 		"escapes":  {"PRC001", Failed, "is no socket in"},
 		"unserved": {"PRC001", Failed, "nobody can be reached"},
 	} {
-		report := verifyRegistering(t, name, Options{StartTimeout: time.Second, Rules: []string{"PRC001", "KUB"}})
+		report := verifyRegistering(t, name, Options{StartTimeout: 4 * time.Second, Rules: []string{"PRC001", "KUB"}})
 		if got := resultOf(t, report, tc.rule); got.Status != tc.status || !strings.Contains(got.Reason, tc.want) {
 			t.Errorf("%s: %+v", name, got)
 		}
