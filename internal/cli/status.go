@@ -99,7 +99,8 @@ func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
 	for _, l := range lines {
 		is := plain
 		if l.label == "State" {
-			is = toneOf(strings.Fields(l.value)[0])
+			state, _, _ := strings.Cut(l.value, " ")
+			is = toneOf(state)
 		}
 		label := l.label + ":" + strings.Repeat(" ", widest-runewidth.StringWidth(l.label))
 		fmt.Fprintf(text, "  %s  %s\n", screen.paint(label, faint), screen.paint(l.value, is))

@@ -112,9 +112,12 @@ func TestStuck(t *testing.T) {
 		_, stuck := o.watch(t.Context(), "t")
 		_, reading := o.watch(t.Context(), "")
 		const n = 3 * MinUnread
-		for range n {
+		for i := range n {
 			o.publish(1)
 			read(t, reading, 1)
+			if i <= buffer+batch {
+				synctest.Wait() // the subscriber is what is slow, not the goroutine that feeds it
+			}
 		}
 		synctest.Wait()
 

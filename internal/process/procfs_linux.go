@@ -36,8 +36,9 @@ func readStat(pid int) (procStat, bool) {
 // starts behind the last closing one.
 func parseStat(b []byte) (s procStat, ok bool) {
 	const state, parent, group, session, start = 0, 1, 2, 3, 22 - 3
-	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(fields) <= start || len(fields[state]) != 1 {
+	end := bytes.LastIndexByte(b, ')')
+	fields := bytes.Fields(b[end+1:])
+	if end < 0 || len(fields) <= start || len(fields[state]) != 1 || fields[state][0] < 'A' {
 		return procStat{}, false
 	}
 	s.state = fields[state][0]
