@@ -197,7 +197,12 @@ func (r *registry) DeregisterPlugin(ptype, name, allocID string) error {
 
 // ConfirmPlugin implements Registry.
 func (r *registry) ConfirmPlugin(ptype, name, allocID string) error {
-	return r.mark(key{ptype, name}, allocID, func(in *instance) { in.restored = false })
+	return r.mark(key{ptype, name}, allocID, func(in *instance) {
+		in.restored = false
+		if in.dead != nil {
+			in.dead, in.link = nil, newInstance(r.pool, in.info).link
+		}
+	})
 }
 
 // MarkUnreachable implements Registry.

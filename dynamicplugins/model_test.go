@@ -280,7 +280,7 @@ func (m *model) deregister(rt *rapid.T) {
 
 func (m *model) confirm(rt *rapid.T) {
 	if _, in, err := m.visible(rt, m.registry.ConfirmPlugin); in != nil && m.expectSave(rt, err, false) {
-		in.restored = false
+		in.restored, in.dead = false, false
 	}
 }
 

@@ -25,11 +25,11 @@ type Registry interface {
 	// are left is current in the same step. What is not registered gives an error that matches ErrNotFound and no event.
 	DeregisterPlugin(ptype, name, allocID string) error
 
-	// ConfirmPlugin says that a restored instance lives. It sends no event.
+	// ConfirmPlugin says that an instance lives that was restored or unreachable. It sends no event.
 	ConfirmPlugin(ptype, name, allocID string) error
 
 	// MarkUnreachable says that an instance is dead, and why. It stays registered but is not given out, until it is registered
-	// again. It is not saved and sends no event.
+	// again or confirmed. It is not saved and sends no event.
 	MarkUnreachable(ptype, name, allocID string, reason error) error
 
 	// ListPlugins returns the newest instance of every plugin of the type, sorted by name.

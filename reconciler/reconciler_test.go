@@ -348,6 +348,26 @@ func TestRulings(t *testing.T) {
 			t.Errorf("it was %s and is %+v; on disk is %+v", before, s, w.saved)
 		}
 	})
+	bubble(t, "the save fails of an older instance that takes over, and a newer one appears", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		w.serve("/b", "foo", nil)
+		w.expectCalls(up2...)
+		w.mu.Lock()
+		w.failSave = errors.New("disk full")
+		w.mu.Unlock()
+		w.remove("/b")
+		synctest.Wait()
+		w.mu.Lock()
+		w.failSave = nil
+		w.mu.Unlock()
+		w.serve("/c", "foo", nil)
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		if s := w.status("/a"); s.State != reconciler.StateSuperseded || s.Instance == "" || w.unreachable[s.Instance] {
+			t.Errorf("it is %+v; unreachable are %v", s, w.unreachable)
+		}
+	})
 	bubble(t, "the handler panics", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.r.SetHandler("P", panicking{})
 		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "P", Name: "foo", Versions: []string{"v1"}}})

@@ -162,14 +162,12 @@ func (r *Reconciler) standDown(ctx context.Context, l *lane, in *instance) {
 	in.set(StateSuperseded)
 	r.end(in, ResultSuperseded, nil)
 	r.observe(EventSuperseded, in, "instance "+l.held.id+" is newer and current")
-	confirm := in.recorded
-	id := in.id
 	r.watchRegistration(in, conn)
 	r.watchEndpoint(ctx, in)
-	r.mu.Unlock()
-	if confirm {
-		r.cfg.Registry.Confirm(l.key.ptype, l.key.name, id)
+	if in.recorded {
+		r.cfg.Registry.Confirm(l.key.ptype, l.key.name, in.id) // with mu held, or it might confirm what has gone meanwhile
 	}
+	r.mu.Unlock()
 }
 
 // register walks an instance through its handler, the registry and the plugin itself: validated, admitted, registered, saved, told,

@@ -149,8 +149,8 @@ type Instance struct {
 	Registration cache.Registration
 }
 
-// Registry is what the reconciler needs of the plugin registry. Its methods may block on the disk; they are called without locks
-// and, for different plugins, concurrently.
+// Registry is what the reconciler needs of the plugin registry. What may block on the disk is called without locks and, for different
+// plugins, concurrently.
 type Registry interface {
 	// Stage makes the instance durable, in front of all others of its type and name, without showing it to anyone. One whose ID is known
 	// is updated and comes in front too: what is registered last is current, in the registry as in the handler.
@@ -158,7 +158,7 @@ type Registry interface {
 	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what is not
 	// there is no error.
 	Remove(ptype, name, id string) error
-	// Confirm states that a restored instance that stays superseded is alive.
+	// Confirm states that an instance which is superseded lives, whether it was restored or unreachable. It does not block.
 	Confirm(ptype, name, id string)
 	// Unreachable states that nobody accepts on the instance's socket: it is not to be given out any more. It does not block.
 	Unreachable(ptype, name, id string, reason error)

@@ -67,7 +67,12 @@ func (r registry) Remove(_, name, id string) error {
 	return nil
 }
 
-func (r registry) Confirm(_, name, id string) { r.w.note("confirmed %s %s", name, id) }
+func (r registry) Confirm(_, name, id string) {
+	r.w.note("confirmed %s %s", name, id)
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	delete(r.w.unreachable, id)
+}
 
 func (r registry) Unreachable(_, _, id string, _ error) {
 	r.w.mu.Lock()

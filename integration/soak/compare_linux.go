@@ -247,16 +247,17 @@ func (s *soak) caller(e *entry) func(context.Context, *rand.Rand) error {
 		if err != nil {
 			return err
 		}
-		return s.call(ctx, "call an undisturbed plugin", func(ctx context.Context) error {
+		err := s.call(ctx, "call an undisturbed plugin", func(ctx context.Context) error {
 			s.count(invariants, "calls of an undisturbed plugin work")
 			ctx, cancel := context.WithTimeout(ctx, s.bound)
 			defer cancel()
 			_, err := rig.Ask(ctx, conn, grpc.WaitForReady(true)) // after a restart of the daemon the client is in back-off
-			if err != nil {
-				err = fmt.Errorf("%w%s", err, s.history(e))
-			}
 			return err
 		})
+		if err != nil {
+			err = fmt.Errorf("%w%s", err, s.history(e))
+		}
+		return err
 	}
 }
 
