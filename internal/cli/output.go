@@ -75,10 +75,29 @@ func writeYAML(w io.Writer, value any) error {
 	var out bytes.Buffer
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
-	if err := encoder.Encode(tree); err != nil {
+	if err := encoder.Encode(quoteTabs(tree)); err != nil {
 		return err
 	}
 	return write(w, out.Bytes())
+}
+
+// quoteTabs has strings with tabs written between quotes, with escapes: where they have lines of their own, tabs are taken for indentation.
+func quoteTabs(value any) any {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, in := range v {
+			v[key] = quoteTabs(in)
+		}
+	case []any:
+		for i, in := range v {
+			v[i] = quoteTabs(in)
+		}
+	case string:
+		if strings.Contains(v, "\t") {
+			return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Style: yaml.DoubleQuotedStyle, Value: v}
+		}
+	}
+	return value
 }
 
 func write(w io.Writer, text []byte) error {
