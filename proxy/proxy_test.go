@@ -271,16 +271,23 @@ func TestDeadlineReachesPlugin(t *testing.T) {
 }
 
 func TestDeadlineEndsCall(t *testing.T) {
-	ended := make(chan struct{})
+	begun, ended := make(chan struct{}, 100), make(chan struct{}, 100)
 	c, _ := through(t, &plugin{unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+		begun <- struct{}{}
 		<-ctx.Done()
-		close(ended)
+		ended <- struct{}{}
 		return nil, ctx.Err()
 	}})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := c.UnaryCall(ctx, &testpb.SimpleRequest{}); status.Code(err) != codes.DeadlineExceeded {
-		t.Errorf("got %v", err)
+	// On a busy machine a call may be over before it has reached the plugin; then the next one has more time.
+	for timeout := 50 * time.Millisecond; len(begun) == 0; timeout *= 2 {
+		if timeout > patience {
+			t.Fatal("no call reaches the plugin")
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		if _, err := c.UnaryCall(ctx, &testpb.SimpleRequest{}); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("got %v", err)
+		}
+		cancel()
 	}
 	wait(t, "the call at the plugin ends", ended)
 }

@@ -57,8 +57,8 @@ func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 	}
 }
 
-// hide has a living instance not given out, if the registry has it, until it is registered again. Its record stays: where nothing can be
-// saved, it could not be removed either, and it is true. It is called in the instance's lane.
+// hide has a living instance not given out, if the registry has it, until it is registered again or stands down. Its record stays: where
+// nothing can be saved, it could not be removed either, and it is true. It is called in the instance's lane.
 func (r *Reconciler) hide(_ context.Context, in *instance, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

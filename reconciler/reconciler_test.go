@@ -325,7 +325,8 @@ func TestRulings(t *testing.T) {
 		time.Sleep(time.Second)
 		w.expectCalls(up...)
 	})
-	bubble(t, "the save fails of an older instance that takes over", reconciler.Config{}, func(t *testing.T, w *world) {
+	// unsaved has an older instance take over while nothing can be saved, and returns its ID.
+	unsaved := func(w *world) string {
 		w.serve("/a", "foo", nil)
 		w.expectCalls(up...)
 		before := w.status("/a").Instance
@@ -337,11 +338,15 @@ func TestRulings(t *testing.T) {
 		w.remove("/b")
 		synctest.Wait()
 		w.mu.Lock()
+		defer w.mu.Unlock()
 		if len(w.saved) != 2 || !w.unreachable[before] {
-			t.Errorf("on disk is %+v; unreachable are %v", w.saved, w.unreachable)
+			w.t.Errorf("on disk is %+v; unreachable are %v", w.saved, w.unreachable)
 		}
 		w.failSave = nil
-		w.mu.Unlock()
+		return before
+	}
+	bubble(t, "the save fails of an older instance that takes over", reconciler.Config{}, func(t *testing.T, w *world) {
+		before := unsaved(w)
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
 		if s := w.status("/a"); !s.Current || s.Instance != before || w.unreachable[before] || len(w.saved) != 1 {
@@ -349,22 +354,11 @@ func TestRulings(t *testing.T) {
 		}
 	})
 	bubble(t, "the save fails of an older instance that takes over, and a newer one appears", reconciler.Config{}, func(t *testing.T, w *world) {
-		w.serve("/a", "foo", nil)
-		w.expectCalls(up...)
-		w.serve("/b", "foo", nil)
-		w.expectCalls(up2...)
-		w.mu.Lock()
-		w.failSave = errors.New("disk full")
-		w.mu.Unlock()
-		w.remove("/b")
-		synctest.Wait()
-		w.mu.Lock()
-		w.failSave = nil
-		w.mu.Unlock()
+		before := unsaved(w)
 		w.serve("/c", "foo", nil)
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
-		if s := w.status("/a"); s.State != reconciler.StateSuperseded || s.Instance == "" || w.unreachable[s.Instance] {
+		if s := w.status("/a"); s.State != reconciler.StateSuperseded || s.Instance != before || w.unreachable[before] {
 			t.Errorf("it is %+v; unreachable are %v", s, w.unreachable)
 		}
 	})

@@ -29,6 +29,16 @@ func TestRestore(t *testing.T) {
 		return in
 	}
 	up := []string{"validate foo /a.api", "register foo /a.api"}
+	// outcome sees which instance is current in the end and which rests behind it.
+	outcome := func(w *world, current, older string) {
+		w.t.Helper()
+		w.r.Synced()
+		time.Sleep(5 * time.Minute)
+		synctest.Wait()
+		if c, o := w.status(current), w.status(older); !c.Current || o.State != reconciler.StateSuperseded {
+			w.t.Errorf("what should be current: %+v; what should be superseded: %+v", c, o)
+		}
+	}
 	// foundAs puts a socket of a certain identity in place, with a plugin behind it.
 	foundAs := func(w *world, path string, id cache.SocketID, p *plugin) {
 		if p == nil {
@@ -133,6 +143,13 @@ func TestRestore(t *testing.T) {
 				t.Errorf("the newer one: %+v; the registry has %v", s, w.registry["foo"])
 			}
 		})
+	bubble(t, "the older one is seen first, and answers first",
+		reconciler.Config{Restored: []reconciler.Instance{ranked("/a", "old", 1, 1), ranked("/b", "new", 2, 2)}},
+		func(_ *testing.T, w *world) {
+			found(w, "/a", 1, &plugin{peer: peer})
+			found(w, "/b", 2, &plugin{peer: peer, infoTakes: 50 * time.Millisecond})
+			outcome(w, "/b", "/a") // the older one may have been registered for a moment
+		})
 	bubble(t, "the rank stays though nobody accepted for a while",
 		reconciler.Config{Restored: []reconciler.Instance{ranked("/b", "new", 2, 2), ranked("/a", "old", 1, 1)}},
 		func(t *testing.T, w *world) {
@@ -144,11 +161,7 @@ func TestRestore(t *testing.T) {
 			w.mu.Lock()
 			revived.dead = false
 			w.mu.Unlock()
-			time.Sleep(5 * time.Minute)
-			synctest.Wait()
-			if a, b := w.status("/a"), w.status("/b"); a.State != reconciler.StateSuperseded || !b.Current {
-				t.Errorf("the older one: %+v; the newer: %+v", a, b)
-			}
+			outcome(w, "/b", "/a")
 		})
 	bubble(t, "those without a rank keep the order of their records, and have none in the next ones",
 		reconciler.Config{Restored: []reconciler.Instance{remembered("/b", "new", 2), remembered("/a", "old", 1)}},
@@ -171,11 +184,7 @@ func TestRestore(t *testing.T) {
 		func(t *testing.T, w *world) {
 			found(w, "/b", 2, &plugin{peer: peer})
 			found(w, "/a", 1, &plugin{peer: reconciler.Peer{PID: 7, StartTime: 9, Boot: "b"}})
-			w.r.Synced()
-			synctest.Wait()
-			if a, b := w.status("/a"), w.status("/b"); !b.Current || a.State != reconciler.StateSuperseded {
-				t.Errorf("it is %+v; the newer one: %+v", a, b)
-			}
+			outcome(w, "/b", "/a")
 		})
 	bubble(t, "two that are found in the same place keep their order",
 		reconciler.Config{Restored: []reconciler.Instance{
@@ -186,12 +195,7 @@ func TestRestore(t *testing.T) {
 			foundAs(w, "/d", cache.SocketID{Device: 1, Inode: 3, Birth: 7}, &plugin{infoTakes: time.Second})
 			foundAs(w, "/b", cache.SocketID{Device: 1, Inode: 4, Birth: 8}, nil)
 			foundAs(w, "/c", cache.SocketID{Device: 1, Inode: 1, Birth: 5}, &plugin{peer: peer})
-			w.r.Synced()
-			time.Sleep(time.Minute)
-			synctest.Wait()
-			if b, d := w.status("/b"), w.status("/d"); !b.Current || d.State != reconciler.StateSuperseded {
-				t.Errorf("the newer one: %+v; the older one: %+v", b, d)
-			}
+			outcome(w, "/b", "/d")
 		})
 	bubble(t, "one that was found ranks between one that was found before an earlier restart and what that one came behind",
 		reconciler.Config{Restored: []reconciler.Instance{
@@ -201,12 +205,7 @@ func TestRestore(t *testing.T) {
 			foundAs(w, "/b", cache.SocketID{Device: 1, Inode: 3, Birth: 7}, nil)
 			foundAs(w, "/c", cache.SocketID{Device: 1, Inode: 1, Birth: 5}, &plugin{peer: peer})
 			foundAs(w, "/a", cache.SocketID{Device: 1, Inode: 2, Birth: 10}, &plugin{peer: peer, hangs: true})
-			w.r.Synced()
-			time.Sleep(5 * time.Minute)
-			synctest.Wait()
-			if b, c := w.status("/b"), w.status("/c"); !b.Current || c.State != reconciler.StateSuperseded {
-				t.Errorf("it is %+v; the one below: %+v", b, c)
-			}
+			outcome(w, "/b", "/c")
 		})
 	// One that is not remembered came while nobody looked, or rested behind its successor without ever being registered.
 	born := func(n uint64, birth int64) cache.SocketID { return cache.SocketID{Device: 1, Inode: n, Birth: birth} }

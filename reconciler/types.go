@@ -160,7 +160,7 @@ type Registry interface {
 	Remove(ptype, name, id string) error
 	// Confirm states that an instance which is superseded lives, whether it was restored or unreachable. It does not block.
 	Confirm(ptype, name, id string)
-	// Unreachable states that nobody accepts on the instance's socket: it is not to be given out any more. It does not block.
+	// Unreachable states why an instance is not to be given out, until it is published again or confirmed. It does not block.
 	Unreachable(ptype, name, id string, reason error)
 }
 

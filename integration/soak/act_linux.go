@@ -207,7 +207,7 @@ func (s *soak) reload(ctx context.Context, r *rand.Rand) error {
 func (s *soak) disturbDaemon(ctx context.Context, r *rand.Rand) error {
 	s.living.Lock()
 	defer s.living.Unlock()
-	defer s.disturbance()()
+	end := s.disturbance()
 	surviving := s.surviving()
 	var err error
 	if r.IntN(4) == 0 {
@@ -225,11 +225,12 @@ func (s *soak) disturbDaemon(ctx context.Context, r *rand.Rand) error {
 			s.count(operations, "a launched plugin outlives a daemon")
 		}
 	}
-	return errors.Join(err, s.start(ctx), s.settle(ctx))
+	err = errors.Join(err, s.start(ctx))
+	end()
+	return errors.Join(err, s.settle(ctx))
 }
 
-// settle waits until the daemon has registered the undisturbed plugins again. Until then the admission plugin has to be asked, whose end
-// disturbs them too.
+// settle waits until the daemon has registered the undisturbed plugins again. Until then the admission plugin has to be asked about them.
 func (s *soak) settle(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.bound)
 	defer cancel()
@@ -281,13 +282,26 @@ func (s *soak) disturbEtcd(ctx context.Context, r *rand.Rand) error {
 	return s.etcd.start()
 }
 
+// killAdmission kills the admission plugin. Admission fails closed, so that disturbs even the undisturbed plugins while a new life of the
+// daemon has to ask about them.
 func (s *soak) killAdmission(context.Context, *rand.Rand) error {
-	for _, p := range s.processes() {
-		if p.args[1] == "admit" {
-			s.count(faults, "SIGKILL of the admission plugin")
-			_ = syscall.Kill(p.pid, syscall.SIGKILL)
+	kill := func() {
+		for _, p := range s.processes() {
+			if p.args[1] == "admit" {
+				s.count(faults, "SIGKILL of the admission plugin")
+				_ = syscall.Kill(p.pid, syscall.SIGKILL)
+			}
 		}
 	}
+	if s.living.TryLock() {
+		defer s.living.Unlock()
+		kill()
+		return nil
+	}
+	defer s.disturbance()()
+	kill()
+	s.living.Lock() // until the daemon has settled
+	defer s.living.Unlock()
 	return nil
 }
 

@@ -50,7 +50,7 @@ type soak struct {
 	gate sync.RWMutex
 	// disturbing is how many disturbances of the daemon itself there are at the moment, and disturbances how many there have been.
 	disturbing, disturbances atomic.Int64
-	// living is held whenever a life of the daemon ends, until the next one has begun, and by whoever signals to it; before starting.
+	// living is held whenever a life of the daemon ends, until the next one has settled, and by whoever signals to it; before starting.
 	living sync.Mutex
 	// starting is held whenever the daemon is started, and whenever it could not be, because its configuration is broken.
 	starting sync.Mutex
