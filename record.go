@@ -196,12 +196,14 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 			optionAccount:      formatAccount(in.Account),
 			optionVersions:     marshalList(in.Versions),
 			optionSource:       string(in.Source),
-			optionRank:         strconv.FormatUint(in.Rank, 10),
 			optionRegisteredAt: in.RegisteredAt.UTC().Format(time.RFC3339Nano),
 		},
 	}
 	if info.Version == "" && len(in.Versions) > 0 {
 		info.Version = in.Versions[0]
+	}
+	if in.Rank != 0 {
+		info.Options[optionRank] = strconv.FormatUint(in.Rank, 10)
 	}
 	if roles := rolesOf(in); len(roles) > 0 {
 		info.Options[optionRoles] = marshalList(roles)

@@ -36,7 +36,7 @@ func TestRecord(t *testing.T) {
 		}
 	}
 	delete(info.Options, optionRank)
-	if got, err := instanceOf(info); err != nil || got.Rank != 0 {
-		t.Errorf("without a rank: %d, %v", got.Rank, err)
+	if got, err := instanceOf(info); err != nil || got.Rank != 0 || !reflect.DeepEqual(infoOf(got), info) {
+		t.Errorf("without a rank: %+v, %v", got, err)
 	}
 }

@@ -2,9 +2,11 @@ package patchbay_test
 
 import (
 	"os"
+	"slices"
 	"syscall"
 	"testing"
 
+	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -42,4 +44,38 @@ func TestRuntimeRemembersTheOrder(t *testing.T) {
 	if s := h.rt.Plugins(); len(s) != 2 || s[0].Instance != newer.Instance || !s[0].Current || s[1].State != reconciler.StateSuperseded {
 		t.Errorf("plugins: %+v", s)
 	}
+}
+
+// TestRuntimeTakesOverWithFullDisk: an older instance takes over for a newer one that goes, though not even that can be saved.
+func TestRuntimeTakesOverWithFullDisk(t *testing.T) {
+	h := newHost(t)
+	h.serve("foo", "old.sock")
+	older := h.await("registered", "foo")
+	newer := h.serve("foo", "new.sock")
+	h.await("registered", "foo")
+	h.full.Store(true)
+	if err := newer.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if e := h.await("registered", "foo"); e.Instance != older.Instance {
+		t.Errorf("registered again is %+v", e)
+	}
+	current := func() {
+		t.Helper()
+		if err := h.call("foo"); err != nil {
+			t.Errorf("call: %v", err)
+		}
+		if s := h.rt.Plugins(); len(s) != 1 || s[0].Instance != older.Instance || s[0].State != reconciler.StateRegistered {
+			t.Errorf("plugins: %+v", s)
+		}
+	}
+	current()
+	if slices.ContainsFunc(h.unread, func(e patchbay.Event) bool { return e.Kind == reconciler.EventFailed }) {
+		t.Errorf("something failed: %+v", h.unread)
+	}
+	h.full.Store(false)
+	h.end()
+	h.start()
+	h.await("registered", "foo")
+	current()
 }

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,6 +38,7 @@ type host struct {
 	rt         *patchbay.Runtime
 	events     <-chan patchbay.Event
 	unread     []patchbay.Event // that were passed over by await
+	full       atomic.Bool      // nothing can be saved
 	end        func()
 }
 
@@ -55,7 +58,7 @@ func (h *host) start() {
 	h.rt, err = patchbay.New(patchbay.Config{
 		PluginDirs:  []string{h.dir},
 		Admission:   h.admission,
-		State:       store,
+		State:       &device{store, &h.full},
 		SurvivorDir: h.survivors,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithConnDispenser("T", func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
@@ -84,6 +87,19 @@ func (h *host) start() {
 		}
 		h.end = func() {}
 	}
+}
+
+// device is a state file on a device that can be full.
+type device struct {
+	*boltstate.Store
+	full *atomic.Bool
+}
+
+func (d *device) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
+	if d.full.Load() {
+		return syscall.ENOSPC
+	}
+	return d.Store.PutDynamicPluginChange(change)
 }
 
 // await waits for an event that no call has returned yet.

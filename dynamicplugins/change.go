@@ -51,7 +51,7 @@ func (r *registry) register(info *PluginInfo, front bool, then func(*lane, *slot
 	switch {
 	case from < 0:
 		err = r.put(l, slices.Concat([]*PluginInfo{info}, l.saved))
-	case from != to || !l.saved[from].equal(info):
+	case from != to || l.strayed || !l.saved[from].equal(info):
 		err = r.move(l, from, to, info)
 	}
 	if err != nil {

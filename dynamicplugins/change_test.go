@@ -144,6 +144,27 @@ func TestStageOfKnown(t *testing.T) {
 	}
 }
 
+// TestOrderThatCannotBeSaved: it counts nevertheless, and is saved with the next change.
+func TestOrderThatCannotBeSaved(t *testing.T) {
+	store := &changing{}
+	r := open(t, store, nil)
+	for _, id := range []string{"1", "2"} {
+		register(t, r, plugin("t", "n", id))
+	}
+	store.setFail(errBroken)
+	stage(t, r, plugin("t", "n", "1")).Publish()
+	if got := allocs(r.Instances("t", "n")); !slices.Equal(got, []string{"1", "2"}) {
+		t.Errorf("order: %v", got)
+	}
+	expectStored(t, store, "2 1", "1 1")
+	if _, err := r.StagePlugin(version(plugin("t", "n", "1"), "2")); !errors.Is(err, errBroken) {
+		t.Errorf("other details: %v", err)
+	}
+	store.setFail(nil)
+	register(t, r, plugin("t", "n", "1"))
+	expectStored(t, store, "1 1", "2 1")
+}
+
 // TestPublishAfterFailedDiscard: what could not be discarded is still staged.
 func TestPublishAfterFailedDiscard(t *testing.T) {
 	store := &changing{}

@@ -52,7 +52,7 @@ func TestModel(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				store, done := storage(t)
 				defer done()
-				m := &model{storage: store, plugins: make(map[string][]*modelInstance)}
+				m := &model{storage: store, plugins: make(map[string][]*modelInstance), disk: make(map[string][]string)}
 				m.open(rt)
 				defer func() { m.registry.Shutdown() }()
 				rt.Repeat(map[string]func(*rapid.T){
@@ -80,6 +80,7 @@ type model struct {
 	events   <-chan *dynamicplugins.PluginUpdateEvent
 	expected []string // events
 	plugins  map[string][]*modelInstance
+	disk     map[string][]string // the IDs of plugins in the order in which the storage holds them
 	stages   []*modelStage
 	ranks    int // given so far
 }
@@ -163,6 +164,17 @@ func (m *model) drawInfo(rt *rapid.T) (*dynamicplugins.PluginInfo, string, *mode
 	return info, name, m.find(name, id)
 }
 
+// wrote notes that the storage holds a plugin as it is, if it is not broken.
+func (m *model) wrote(name string) {
+	if m.broken {
+		return
+	}
+	m.disk[name] = nil
+	for _, in := range m.plugins[name] {
+		m.disk[name] = append(m.disk[name], in.id)
+	}
+}
+
 func (m *model) staged(name string, in *modelInstance, info *dynamicplugins.PluginInfo, front bool) *modelInstance {
 	if in == nil {
 		in = &modelInstance{id: info.AllocID}
@@ -201,14 +213,16 @@ func (m *model) register(rt *rapid.T) {
 	err := m.registry.RegisterPlugin(info)
 	if m.expectSave(rt, err, in == nil || in.stored() != info.Version) {
 		m.published(m.staged(name, in, info, false))
+		m.wrote(name)
 	}
 }
 
 func (m *model) stage(rt *rapid.T) {
 	info, name, in := m.drawInfo(rt)
 	staged, err := m.registry.StagePlugin(info)
-	if m.expectSave(rt, err, in == nil || in.stored() != info.Version || in != m.plugins[name][0]) {
+	if m.expectSave(rt, err, in == nil || in.stored() != info.Version) {
 		in = m.staged(name, in, info, true)
+		m.wrote(name)
 		in.stage.staged = staged
 		m.stages = append(m.stages, in.stage)
 	}
@@ -239,11 +253,15 @@ func (m *model) publish(rt *rapid.T) {
 func (m *model) discard(rt *rapid.T) {
 	st, in := m.drawStage(rt)
 	err := st.staged.Discard()
-	if m.expectSave(rt, err, in != nil && (in.shown != st.version || m.returns(st.plugin, in))) && in != nil {
+	if m.expectSave(rt, err, in != nil && in.shown != st.version) && in != nil {
+		writes := in.shown != st.version || m.returns(st.plugin, in)
 		in.stage, in.saved = nil, in.rank
 		m.sort(st.plugin)
 		if in.shown == "" {
 			m.remove(st.plugin, in)
+		}
+		if writes {
+			m.wrote(st.plugin)
 		}
 	}
 }
@@ -275,6 +293,7 @@ func (m *model) deregister(rt *rapid.T) {
 	if in != nil && m.expectSave(rt, err, true) {
 		m.expected = append(m.expected, "deregistered "+name+" "+in.id+" "+in.shown)
 		m.remove(name, in)
+		m.wrote(name)
 	}
 }
 
@@ -297,6 +316,12 @@ func (m *model) unreachable(rt *rapid.T) {
 func (m *model) restart(rt *rapid.T) {
 	m.compare(rt)
 	m.registry.Shutdown()
+	for name, ids := range m.disk {
+		for i, id := range ids { // which may be in another order
+			m.find(name, id).saved = len(ids) - i
+		}
+		m.sort(name)
+	}
 	m.broken = false
 	m.apply()
 	for name, instances := range m.plugins {
@@ -313,8 +338,8 @@ func (m *model) compare(rt *rapid.T) {
 	var instances, listed, restored, stored []string
 	for _, name := range []string{"t/a", "t/b", "u/a"} {
 		first, current := true, ""
-		for _, in := range m.plugins[name] {
-			stored = append(stored, name+" "+in.id+" "+in.stored())
+		for _, id := range m.disk[name] {
+			stored = append(stored, name+" "+id+" "+m.find(name, id).stored())
 		}
 		visible := slices.Clone(m.plugins[name])
 		slices.SortFunc(visible, func(a, b *modelInstance) int { return b.rank - a.rank })

@@ -18,18 +18,20 @@ type Registry interface {
 
 	// StagePlugin does the first half of a registration: the instance is saved, and nobody sees it. It is staged in front of all others
 	// of its name, also if it is known: the last one that is staged and published is the current one. One that is known and comes in
-	// front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void.
+	// front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void. If the details of one that is
+	// known are the same and its new place cannot be saved, that is no error: it is saved with the next change of the plugin, and until then
+	// a restart restores the former order.
 	StagePlugin(info *PluginInfo) (Staged, error)
 
 	// DeregisterPlugin removes an instance and sends EventTypeDeregistered. If it was the current one, the newest of those that
 	// are left is current in the same step. What is not registered gives an error that matches ErrNotFound and no event.
 	DeregisterPlugin(ptype, name, allocID string) error
 
-	// ConfirmPlugin says that an instance lives that was restored or unreachable. It sends no event.
+	// ConfirmPlugin says that an instance that was restored or unreachable is alive. It sends no event.
 	ConfirmPlugin(ptype, name, allocID string) error
 
-	// MarkUnreachable says that an instance is dead, and why. It stays registered but is not given out, until it is registered
-	// again or confirmed. It is not saved and sends no event.
+	// MarkUnreachable says why an instance is not to be given out: most often, because it is dead. It stays registered, and is given out
+	// again when it is registered again or confirmed. It is not saved and sends no event.
 	MarkUnreachable(ptype, name, allocID string, reason error) error
 
 	// ListPlugins returns the newest instance of every plugin of the type, sorted by name.
