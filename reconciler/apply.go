@@ -12,9 +12,10 @@ import (
 
 // restore takes over the instances from before a restart. It is called by New.
 func (r *Reconciler) restore(records []Instance) {
+	spacing := rankStep / uint64(len(records)+1)
 	for i, record := range records {
 		in := &instance{
-			rank:         cmp.Or(record.Rank, uint64(len(records)-i)), // one without is older than all with one
+			rank:         cmp.Or(record.Rank, uint64(len(records)-i)*spacing), // one without is older than all with one
 			info:         cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket},
 			source:       record.Source,
 			announced:    Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions},
@@ -162,7 +163,8 @@ func (r *Reconciler) yield(in *instance, key laneKey) {
 			below = max(below, known.rank)
 		}
 	}
-	// The greater the appearance, the nearer to the limit; there is room in between for those that are found after the next restart.
+	// The greater the appearance, the nearer to the limit. The room in between gets less with every restart; where there is none left, the
+	// births decide.
 	in.rank = limit - max((limit-below)/(in.info.Appearance+1), 1)
 }
 

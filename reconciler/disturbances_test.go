@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"errors"
 	"io"
 	"testing"
 	"testing/synctest"
@@ -34,6 +35,23 @@ func TestDisturbances(t *testing.T) {
 			t.Errorf("it was asked %d times in a second", n)
 		}
 		w.mu.Unlock()
+	})
+	bubble(t, "what is registered is renamed, and its new endpoint cannot be saved", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
+		w.expectCalls("validate foo /a", "register foo /a")
+		w.mu.Lock()
+		w.failSave = errors.New("disk full")
+		w.mu.Unlock()
+		w.move("/a", "/b", p)
+		w.expect("validate foo /b", "register foo /b", "gone foo /a", "deregister foo", "event unreachable foo", "event failed foo")
+		w.mu.Lock()
+		w.failSave = nil
+		w.mu.Unlock()
+		time.Sleep(3 * time.Minute)
+		synctest.Wait()
+		if s := w.status("/b"); !s.Current || len(w.unreachable) != 0 {
+			t.Errorf("it is %+v; unreachable are %v", s, w.unreachable)
+		}
 	})
 	bubble(t, "an older instance is renamed over the registered one", reconciler.Config{}, func(t *testing.T, w *world) {
 		older := w.serve("/b", "foo", &plugin{infoTakes: 10 * time.Millisecond})

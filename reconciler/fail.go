@@ -57,13 +57,18 @@ func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 	}
 }
 
-// hide has a living instance not given out, if the registry has it, until it is registered again or stands down. Its record stays: where
-// nothing can be saved, it could not be removed either, and it is true. It is called in the instance's lane.
-func (r *Reconciler) hide(_ context.Context, in *instance, why string) {
+// hide has a living instance not given out, if the registry has it, until it is registered again or stands down. Its record stays, as it
+// was saved last: where nothing can be saved, it could not be removed either. It is called in the instance's lane; kind is the event that
+// the registration would have been.
+func (r *Reconciler) hide(in *instance, kind EventKind, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if in.recorded && !in.gone {
-		r.cfg.Registry.Unreachable(in.announced.Type, in.announced.Name, in.id, errors.New(why))
+	if !in.recorded || in.gone {
+		return
+	}
+	r.cfg.Registry.Unreachable(in.announced.Type, in.announced.Name, in.id, errors.New(why))
+	if kind == EventUpdated {
+		r.observe(EventUnreachable, in, why)
 	}
 }
 

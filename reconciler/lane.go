@@ -27,7 +27,9 @@ func (l *lane) join(in *instance) {
 	l.members = slices.Insert(l.members, at, in)
 }
 
-func newestFirst(a, b *instance) int { return cmp.Compare(b.rank, a.rank) }
+func newestFirst(a, b *instance) int {
+	return cmp.Or(cmp.Compare(b.rank, a.rank), cmp.Compare(b.info.Socket.Birth, a.info.Socket.Birth))
+}
 
 func (l *lane) leave(in *instance) {
 	in.lane = nil

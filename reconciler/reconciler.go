@@ -27,8 +27,8 @@ type Reconciler struct {
 	limits atomic.Pointer[timeoutTable]
 
 	// mu guards everything below and all instances and lanes. It is held for short steps that never block: no handler, plugin
-	// or disk is called with it. Config.Observe, Staged.Publish, Registry.Unreachable and the cache are, so their locks
-	// come after it.
+	// or disk is called with it. Config.Observe, Staged.Publish, Registry.Confirm, Registry.Unreachable and the cache are, so their
+	// locks come after it.
 	mu sync.Mutex
 	// inbox holds what timers, exit watches and callers ask of the reconciler; Run executes it.
 	inbox    []func(context.Context)

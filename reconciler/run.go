@@ -230,7 +230,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	staged, err := r.save(ctx, in, conn, endpoint)
 	if err != nil {
 		r.closeConn(conn)
-		r.takeBack(ctx, l, in, h, err, r.hide)
+		r.takeBack(ctx, l, in, h, err, func() { r.hide(in, kind, err.Error()) })
 		return
 	}
 	untold := r.tell(ctx, in, conn)
@@ -242,7 +242,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	if err != nil {
 		r.closeConn(conn)
 		r.discard(ctx, in, staged)
-		r.takeBack(ctx, l, in, h, err, r.forget)
+		r.takeBack(ctx, l, in, h, err, func() { r.forget(ctx, in, err.Error()) })
 	}
 }
 
@@ -446,9 +446,7 @@ func (r *Reconciler) discard(ctx context.Context, in *instance, staged Staged) {
 
 // takeBack undoes a registration that could not be saved or told; withdraw does so in the registry. The plugin is not told off: it did
 // nothing wrong.
-func (r *Reconciler) takeBack(
-	ctx context.Context, l *lane, in *instance, h *handler, err error, withdraw func(ctx context.Context, in *instance, why string),
-) {
+func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, err error, withdraw func()) {
 	r.mu.Lock()
 	in.cancel = nil
 	r.mu.Unlock()
@@ -457,7 +455,7 @@ func (r *Reconciler) takeBack(
 		return
 	}
 	r.callDeRegister(l, h)
-	withdraw(ctx, in, err.Error())
+	withdraw()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.letGo(l)

@@ -102,7 +102,8 @@ const (
 	EventRefused EventKind = "refused"
 	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
 	EventFailed EventKind = "failed"
-	// EventUnreachable: nobody accepts on the socket of a registered plugin any more.
+	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket any more, or it was to be
+	// registered again and what it says now cannot be saved.
 	EventUnreachable EventKind = "unreachable"
 	// EventUnlinked: the socket of a plugin that was registered is gone, and the plugin still serves on it: somebody else removed it.
 	EventUnlinked EventKind = "unlinked"
@@ -260,8 +261,8 @@ type Config struct {
 	Transport Transport
 	// Registry keeps the registered instances; nil for none.
 	Registry Registry
-	// Restored are the instances that the registry knows from before, for each name the one that was registered last first. They are
-	// checked for life.
+	// Restored are the instances that the registry knows from before, those of one name in the reverse order of their registration. They
+	// are checked for life.
 	Restored []Instance
 	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
 	// May be nil.
