@@ -147,6 +147,30 @@ func TestLaunchedPluginThatCannotRunFails(t *testing.T) {
 	}
 }
 
+// TestStartDuringPause: whoever starts a plugin that waits for its next life is told what becomes of that.
+func TestStartDuringPause(t *testing.T) {
+	h := newHost(t)
+	p := launchable("serve")
+	program := filepath.Join(t.TempDir(), "program")
+	p.Args = []string{program}
+	p.Restart = launcher.RestartPolicy{MinBackoff: patience, MaxBackoff: patience}
+	h.set(p)
+	h.until("a pause", func() bool { return h.unit().State == launcher.StateBackoff })
+	if err := h.rt.Launcher().Start("unit"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without the program: %v", err)
+	}
+	h.until("a pause", func() bool { return h.unit().State == launcher.StateBackoff })
+	if err := os.Symlink(os.Args[0], program); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.rt.Launcher().Start("unit"); err != nil {
+		t.Fatal(err)
+	}
+	if s := h.running("the start"); s.PID == 0 {
+		t.Errorf("it is %+v", s)
+	}
+}
+
 func TestFailedPluginsDoNotHoldUpTheEnd(t *testing.T) {
 	h := newHost(t)
 	h.set(launchable("crash"))

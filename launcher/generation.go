@@ -90,8 +90,12 @@ func (g *generation) awaitStart() error {
 	case err := <-g.started:
 		return err
 	case <-g.done:
-		return ErrClosed
 	case <-g.unit.removed:
+	}
+	select {
+	case err := <-g.started: // before it ended
+		return err
+	default:
 		return ErrClosed
 	}
 }
@@ -111,6 +115,9 @@ func (g *generation) over() bool {
 		return false
 	}
 }
+
+// pauses says whether nothing runs until the next life begins.
+func (g *generation) pauses() bool { return g.super.Status().State == supervise.Backoff }
 
 // Run is one life of the plugin. It implements supervise.Runner.
 func (g *generation) Run(ctx context.Context) error {

@@ -197,7 +197,8 @@ func (l *Launcher) remove(u *unit) {
 	}
 }
 
-// Start starts a plugin that does not run. It returns when its process runs or has failed to start; one that runs already is left alone.
+// Start starts a plugin that does not run, also one that pauses before it is started again. It returns when its process runs or has failed
+// to start; one that runs already is left alone.
 func (l *Launcher) Start(name string) error {
 	return l.on(name, "start", (*unit).start)
 }

@@ -87,15 +87,15 @@ func (u *unit) unlessStopped(do func() error) {
 	}
 }
 
-// ensure begins a generation if none goes on. op is held, as in all that follows.
+// ensure begins a generation if none runs. op is held, as in all that follows.
 func (u *unit) ensure() error {
-	if g := u.generation(); g != nil && !g.over() {
+	if g := u.generation(); g != nil && !g.over() && !g.pauses() {
 		return nil
 	}
 	return u.begin()
 }
 
-// begin makes a new generation the current one, in the stead of one that is over, and waits until its first process has started.
+// begin makes a new generation the current one, in the stead of one that is over or pauses, and waits until its first process has started.
 func (u *unit) begin() error {
 	if err := u.awaitTurn(); err != nil {
 		return err
