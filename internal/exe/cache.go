@@ -4,6 +4,7 @@ package exe
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,7 @@ func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 			"or expect the other digest if that is the one to run", ErrDigest, path, i.digest, want)
 	}
 	c.keep(i)
+	c.prune()
 	return i, nil
 }
 
@@ -70,12 +72,24 @@ func (c *Cache) keep(i *Image) {
 		old.Release()
 	}
 	c.images[i.path] = i
-	for path, other := range c.images {
+}
+
+// prune drops the copies of files that were removed or changed. No lock is held over a file system, which may hang.
+func (c *Cache) prune() {
+	c.mu.Lock()
+	images := maps.Clone(c.images)
+	c.mu.Unlock()
+	for path, i := range images {
 		var st unix.Stat_t
-		if other != i && (unix.Stat(path, &st) != nil || hintOf(&st) != other.hint) {
-			other.Release()
+		if unix.Stat(path, &st) == nil && hintOf(&st) == i.hint {
+			continue
+		}
+		c.mu.Lock()
+		if c.images[path] == i {
+			i.Release()
 			delete(c.images, path)
 		}
+		c.mu.Unlock()
 	}
 }
 

@@ -308,7 +308,6 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// The file goes from good to bad under the same size and times: the copy of the good content may be used, the bad is never.
 // TestCacheGivesUp: a program that was upgraded to a file of another name leaves no copy.
 func TestCacheGivesUp(t *testing.T) {
 	var c Cache
@@ -337,6 +336,7 @@ func TestCacheGivesUp(t *testing.T) {
 	}
 }
 
+// The file goes from good to bad under the same size and times: the copy of the good content may be used, the bad is never.
 func TestCacheIsFooled(t *testing.T) {
 	var c Cache
 	defer c.Close()
