@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/dyncall"
 )
@@ -31,6 +34,27 @@ func TestRequestsEndWithTheCall(t *testing.T) {
 }
 
 // TestSplit looks at where the requests of a stream begin.
+// TestLearnInTime asks a plugin that accepts and says nothing.
+func TestLearnInTime(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "silent.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := dyncall.Dial(t.Context(), l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err = learn(ctx, conn, "GetInfo")
+	if want := "cannot learn the plugin's services: DeadlineExceeded: the time that the call may take is over; give it more with --timeout"; err == nil ||
+		err.Error() != want {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestSplit(t *testing.T) {
 	texts := make(chan requestText, 10)
 	in := &callInput{Reader: strings.NewReader("{\"a\":\n1}\n\n  {}{}\n\n[\n3] x")}
