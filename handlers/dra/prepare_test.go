@@ -305,14 +305,14 @@ func TestRetryUntilItIsBack(t *testing.T) {
 
 // TestGivenUp: there is a bound to all repetitions, and the error has both what ended it and what went wrong.
 func TestGivenUp(t *testing.T) {
-	h := newHandler(t, dra.Config{Timeout: 300 * time.Millisecond})
+	h := newHandler(t, dra.Config{Timeout: 2 * time.Second})
 	f := newFake("a")
 	f.prepare = func(context.Context, *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 		return nil, status.Error(codes.Unavailable, "not today")
 	}
 	register(t, h, serve(t, f.register), onlyV1)
 	_, err := h.Prepare(t.Context(), driverName, claim("1"))
-	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not done within 300ms") ||
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "not done within 2s") ||
 		!strings.Contains(err.Error(), `the last attempt: Unavailable: "not today"`) {
 		t.Errorf("got %v", err)
 	}
@@ -329,7 +329,7 @@ func TestNotRepeated(t *testing.T) {
 		codes.DeadlineExceeded: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
 	} {
 		t.Run(code.String(), func(t *testing.T) {
-			h := newHandler(t, dra.Config{CallTimeout: 100 * time.Millisecond})
+			h := newHandler(t, dra.Config{CallTimeout: 2 * time.Second})
 			f := newFake("a")
 			f.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
 				return nil, answer(ctx)
