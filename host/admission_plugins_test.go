@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -73,6 +74,21 @@ func registerAdmissionPlugins() {
 				request.Resolutions[i] = &pluginv1.Resolution{Id: a.GetId()}
 			}
 			err = stream.Send(request)
+		}
+	}
+}
+
+func init() {
+	// mutters says a lot and answers nothing.
+	modes["mutters"] = func([]string) {
+		h, c := connect()
+		stream, err := pluginv1.NewAdmissionsClient(c).Admit(as(h.Ticket))
+		if err == nil {
+			err = stream.Send(&pluginv1.AdmitRequest{Hello: &pluginv1.Hello{ProtocolVersion: 1}})
+		}
+		for err == nil {
+			<-time.After(10 * time.Millisecond)
+			err = stream.Send(&pluginv1.AdmitRequest{Resolutions: []*pluginv1.Resolution{{Id: 1 << 40}}})
 		}
 	}
 }

@@ -202,6 +202,15 @@ func TestNoSuchPlugin(t *testing.T) {
 	}
 }
 
+// TestMuttering: messages that answer no check do not keep a plugin.
+func TestMuttering(t *testing.T) {
+	a, e := newAdmissionOf(t, "mutters", time.Second)
+	if err := ask(t, a, "ok"); !errors.Is(err, ErrTimeout) {
+		t.Errorf("no answer: %v", err)
+	}
+	e.await(t, EventTerminated, nil)
+}
+
 func TestTimeout(t *testing.T) {
 	a, e := newAdmission(t, 2*time.Second)
 	if err := ask(t, a, "ok"); err != nil {

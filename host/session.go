@@ -160,10 +160,9 @@ func (s *session) hear(request *pluginv1.AdmitRequest, first bool) error {
 		return s.err
 	}
 	if first {
-		s.greeted = true
+		s.greeted, s.heard = true, time.Now()
 		s.wakeUp()
 	}
-	s.heard = time.Now()
 	for _, r := range request.GetResolutions() {
 		s.resolve(r)
 	}
@@ -177,6 +176,7 @@ func (s *session) resolve(r *pluginv1.Resolution) {
 		return
 	}
 	delete(s.open, promise.id)
+	s.heard = time.Now()
 	code := codes.Code(max(r.GetCode(), 0))
 	if r.GetCode() < 0 || code > codes.Unauthenticated {
 		code = codes.Unknown
