@@ -53,6 +53,11 @@ func (r *registry) register(info *PluginInfo, front bool, then func(*lane, *slot
 		err = r.put(l, slices.Concat([]*PluginInfo{info}, l.saved))
 	case from != to || l.strayed || !l.saved[from].equal(info):
 		err = r.move(l, from, to, info)
+		if err != nil && l.saved[from].equal(info) {
+			// It is there nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no
+			// disk to be the current one.
+			l.saved, l.strayed, err = l.moved(from, to, info), true, nil
+		}
 	}
 	if err != nil {
 		return err

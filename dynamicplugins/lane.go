@@ -13,7 +13,7 @@ type lane struct {
 
 	changing sync.Mutex    // held by a change from its beginning until it has taken effect
 	saved    []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
-	strayed  bool          // the storage holds it in another order; guarded by changing
+	strayed  bool          // the storage may hold it in another order; guarded by changing
 	gone     bool          // the registry has dropped the lane; guarded by changing
 
 	slots  []slot               // of the instances in saved, in the same order: that of rank; guarded by registry.mu
@@ -111,17 +111,14 @@ func (r *registry) remove(l *lane, i int) error {
 	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
 }
 
-// move saves info, which is the instance at from, at to. If it has the same details as before and cannot be saved, it is at to
-// nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no disk to be the
-// current one. The caller holds l.changing.
+// move saves info, which is the instance at from, at to. The caller holds l.changing.
 func (r *registry) move(l *lane, from, to int, info *PluginInfo) error {
-	moved := slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info)
-	err := r.put(l, moved)
-	if err != nil && l.saved[from].equal(info) {
-		l.saved, l.strayed = moved, true
-		return nil
-	}
-	return err
+	return r.put(l, l.moved(from, to, info))
+}
+
+// moved returns what is saved with info, which is the instance at from, at to. The caller holds l.changing.
+func (l *lane) moved(from, to int, info *PluginInfo) []*PluginInfo {
+	return slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info)
 }
 
 // show makes what is in the slots of l visible, wakes those who wait for it and retires connections that are not used any more.

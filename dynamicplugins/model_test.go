@@ -253,8 +253,8 @@ func (m *model) publish(rt *rapid.T) {
 func (m *model) discard(rt *rapid.T) {
 	st, in := m.drawStage(rt)
 	err := st.staged.Discard()
-	if m.expectSave(rt, err, in != nil && in.shown != st.version) && in != nil {
-		writes := in.shown != st.version || m.returns(st.plugin, in)
+	writes := in != nil && (in.shown != st.version || m.returns(st.plugin, in))
+	if m.expectSave(rt, err, writes) && in != nil {
 		in.stage, in.saved = nil, in.rank
 		m.sort(st.plugin)
 		if in.shown == "" {

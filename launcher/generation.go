@@ -32,16 +32,24 @@ type generation struct {
 	cancel context.CancelFunc
 	// done is closed when the supervision has ended and nothing of it is left.
 	done chan struct{}
-	// started is told once whether the first process could be started.
-	started chan error
+	// first is the first attempt to start a process.
+	first *attempt
 	// ready is closed when a life is ready. unready is told why none is: the plugin was refused, or it is over.
 	ready   chan struct{}
 	unready chan error
 
-	mu        sync.Mutex // guards what follows
-	firstDone bool       // started was told
-	life      life
+	mu   sync.Mutex // guards what follows
+	next *attempt   // the one that goes on or comes next
+	life life
 }
+
+// attempt is one to start a process.
+type attempt struct {
+	done chan struct{} // closed when it is known whether it runs
+	err  error         // why it does not; valid when done is closed
+}
+
+func newAttempt() *attempt { return &attempt{done: make(chan struct{})} }
 
 // life is what is known of the present process.
 type life struct {
@@ -64,12 +72,14 @@ func (u *unit) newGeneration() (*generation, error) {
 	plugin := u.plugin
 	u.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
+	first := newAttempt()
 	g := &generation{
 		unit:    u,
 		plugin:  plugin,
 		cancel:  cancel,
 		done:    make(chan struct{}),
-		started: make(chan error, 1),
+		first:   first,
+		next:    first,
 		ready:   make(chan struct{}),
 		unready: make(chan error, 1),
 	}
@@ -84,17 +94,29 @@ func (u *unit) newGeneration() (*generation, error) {
 	return g, nil
 }
 
-// awaitStart waits until the first process runs, or returns why it could not be started.
-func (g *generation) awaitStart() error {
+// start has the next life begin now if it pauses. It returns when a process runs, or why it could not be started.
+func (g *generation) start() error {
+	g.mu.Lock()
+	runs, next := g.life.process != nil, g.next
+	g.mu.Unlock()
+	if runs {
+		return nil
+	}
+	g.super.Start()
+	return g.await(next)
+}
+
+// await waits until the process of an attempt runs, or returns why it could not be started.
+func (g *generation) await(a *attempt) error {
 	select {
-	case err := <-g.started:
-		return err
+	case <-a.done:
+		return a.err
 	case <-g.done:
 	case <-g.unit.removed:
 	}
 	select {
-	case err := <-g.started: // before it ended
-		return err
+	case <-a.done: // before it ended
+		return a.err
 	default:
 		return ErrClosed
 	}
@@ -115,9 +137,6 @@ func (g *generation) over() bool {
 		return false
 	}
 }
-
-// pauses says whether nothing runs until the next life begins.
-func (g *generation) pauses() bool { return g.super.Status().State == supervise.Backoff }
 
 // Run is one life of the plugin. It implements supervise.Runner.
 func (g *generation) Run(ctx context.Context) error {
@@ -263,10 +282,9 @@ func (g *generation) giveUp(err error) {
 func (g *generation) tellStarted(err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.firstDone {
-		g.firstDone = true
-		g.started <- err
-	}
+	g.next.err = err
+	close(g.next.done)
+	g.next = newAttempt()
 }
 
 func (g *generation) setLife(l life) {

@@ -87,15 +87,15 @@ func (u *unit) unlessStopped(do func() error) {
 	}
 }
 
-// ensure begins a generation if none runs. op is held, as in all that follows.
+// ensure begins a generation if none goes on, and has a process run. op is held, as in all that follows.
 func (u *unit) ensure() error {
-	if g := u.generation(); g != nil && !g.over() && !g.pauses() {
-		return nil
+	if g := u.generation(); g != nil && !g.over() {
+		return g.start()
 	}
 	return u.begin()
 }
 
-// begin makes a new generation the current one, in the stead of one that is over or pauses, and waits until its first process has started.
+// begin makes a new generation the current one, in the stead of one that is over, and waits until its first process has started.
 func (u *unit) begin() error {
 	if err := u.awaitTurn(); err != nil {
 		return err
@@ -110,7 +110,7 @@ func (u *unit) begin() error {
 	u.mu.Lock()
 	u.current, u.wanted, u.stopped, u.replaceErr = g, true, false, nil
 	u.mu.Unlock()
-	return g.awaitStart()
+	return g.await(g.first)
 }
 
 // takesOver says whether the unit is to go on with a process that survived an earlier launcher.

@@ -12,19 +12,19 @@ func (r *Reconciler) Plugins() []Status {
 	defer r.mu.Unlock()
 	type ranked struct {
 		Status
-		rank uint64
+		in *instance
 	}
 	var all []ranked
 	for in := range r.instances() {
 		if !in.gone || in.state == StateDeregistering {
-			all = append(all, ranked{in.status(), in.rank})
+			all = append(all, ranked{in.status(), in})
 		}
 	}
 	for _, in := range r.restored {
-		all = append(all, ranked{in.status(), in.rank})
+		all = append(all, ranked{in.status(), in})
 	}
 	slices.SortFunc(all, func(a, b ranked) int {
-		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), cmp.Compare(b.rank, a.rank),
+		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), newestFirst(a.in, b.in),
 			cmp.Compare(a.SocketPath, b.SocketPath))
 	})
 	statuses := make([]Status, len(all))

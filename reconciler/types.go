@@ -154,7 +154,8 @@ type Instance struct {
 // plugins, concurrently.
 type Registry interface {
 	// Stage makes the instance durable, in front of all others of its type and name, without showing it to anyone. One whose ID is known
-	// is updated and comes in front too: what is registered last is current, in the registry as in the handler.
+	// is updated and comes in front too: what is registered last is current, in the registry as in the handler. It may do without making a
+	// mere change of place durable.
 	Stage(Instance) (Staged, error)
 	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what is not
 	// there is no error.

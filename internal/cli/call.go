@@ -233,7 +233,7 @@ func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string) 
 	if err != nil && ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return nil, ctx.Err()
 	}
-	if err != nil && ctx.Err() != nil {
+	if dyncall.Late(ctx, err) {
 		return nil, &learnError{status.New(grpccodes.DeadlineExceeded, "the time that the call may take is over; give it more with --timeout")}
 	}
 	if answer, ok := status.FromError(err); err != nil && ok {

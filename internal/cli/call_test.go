@@ -33,7 +33,6 @@ func TestRequestsEndWithTheCall(t *testing.T) {
 	}
 }
 
-// TestSplit looks at where the requests of a stream begin.
 // TestLearnInTime asks a plugin that accepts and says nothing.
 func TestLearnInTime(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "silent.sock"))
@@ -55,6 +54,7 @@ func TestLearnInTime(t *testing.T) {
 	}
 }
 
+// TestSplit looks at where the requests of a stream begin.
 func TestSplit(t *testing.T) {
 	texts := make(chan requestText, 10)
 	in := &callInput{Reader: strings.NewReader("{\"a\":\n1}\n\n  {}{}\n\n[\n3] x")}

@@ -23,7 +23,7 @@ func newLaunchCommand(paths paths) *cobra.Command {
 		use:   "launch NAME",
 		short: "Start a plugin of the catalogue.",
 		long: `Start a plugin of the catalogue (the key plugins of the configuration) that does not run: one with autostart: false, one that
-was stopped, or one that has failed. One that runs already is left alone.
+was stopped or has failed, or one that pauses until it is started again. One that runs already is left alone.
 
 The command returns when the process has been started. "patchbay wait" waits until the plugin is registered.`,
 		example: `  # Start it and wait until it can be used.

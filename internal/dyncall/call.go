@@ -122,6 +122,13 @@ func (s *Schema) receive(stream grpc.ClientStream, method protoreflect.MethodDes
 // deadlineSlack is how far the other side may be ahead in seeing that a deadline has passed.
 const deadlineSlack = time.Second
 
+// Late says whether err says of a call that the deadline of its context passed. That holds on both sides, and whose clock is ahead sees it
+// first.
+func Late(ctx context.Context, err error) bool {
+	deadline, has := ctx.Deadline()
+	return has && status.Code(err) == codes.DeadlineExceeded && time.Until(deadline) < deadlineSlack
+}
+
 // explain returns the error of a call in the form that it has for callers.
 func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescriptor, err error) error {
 	if own, ok := errors.AsType[answerError](err); ok {
@@ -130,9 +137,7 @@ func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescript
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
-	// The deadline holds on both sides, and whose clock is ahead sees it first.
-	deadline, has := ctx.Deadline()
-	late := has && status.Code(err) == codes.DeadlineExceeded && time.Until(deadline) < deadlineSlack
+	late := Late(ctx, err)
 	if late {
 		err = status.Error(codes.DeadlineExceeded, "the time that the call may take is over")
 	}
