@@ -76,9 +76,6 @@ func registerAdmissionPlugins() {
 			err = stream.Send(request)
 		}
 	}
-}
-
-func init() {
 	// mutters says a lot and answers nothing.
 	modes["mutters"] = func([]string) {
 		h, c := connect()
