@@ -83,18 +83,33 @@ func TestAdmit(t *testing.T) {
 		time.Sleep(time.Second)
 		w.expectCalls(validated, asked, registered)
 	})
-	for name, err := range map[string]error{"moved and refused": no, "moved and no answer": later} {
-		run(name, func(_ *testing.T, w *world, g *gatekeeper) {
-			foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
-			w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
-			g.set(err, false)
-			w.move("/a", "/b", foo)
-			w.expectCalls("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "deregister foo")
-			if len(w.registry["foo"]) > 0 {
-				t.Errorf("%s: it is still in the registry", name)
-			}
-		})
-	}
+	run("moved and refused", func(t *testing.T, w *world, g *gatekeeper) {
+		foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
+		w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
+		g.set(no, false)
+		w.move("/a", "/b", foo)
+		w.expectCalls("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "deregister foo")
+		if len(w.registry["foo"]) > 0 {
+			t.Error("it is still in the registry")
+		}
+	})
+	run("moved and no answer", func(t *testing.T, w *world, g *gatekeeper) {
+		foo := w.serve("/a", "foo", &plugin{info: reconciler.Info{Type: "T", Name: "foo"}})
+		w.expectCalls("validate foo /a", "admit T/foo /a /a discovered pid 1 id false", "register foo /a")
+		id := w.status("/a").Instance
+		g.set(later, false)
+		w.move("/a", "/b", foo)
+		w.expect("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "event unreachable foo", "deregister foo", "event failed foo")
+		if !w.unreachable[id] {
+			t.Error("it is given out")
+		}
+		g.set(nil, false)
+		time.Sleep(time.Second)
+		w.expectCalls("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "register foo /b")
+		if s := w.status("/b"); s.Instance != id || w.unreachable[id] {
+			t.Errorf("it was instance %s and is %+v; unreachable are %v", id, s, w.unreachable)
+		}
+	})
 	run("gone meanwhile", func(t *testing.T, w *world, g *gatekeeper) {
 		g.set(nil, true)
 		w.serve("/a", "foo", p())

@@ -53,6 +53,27 @@ func TestDisturbances(t *testing.T) {
 			t.Errorf("it is %+v; unreachable are %v", s, w.unreachable)
 		}
 	})
+	bubble(t, "what is registered is renamed, and cannot be told", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "", bare())
+		w.expectCalls("validate foo /a", "register foo /a")
+		id := w.status("/a").Instance
+		w.mu.Lock()
+		p.notifyErr = errors.New("does not listen")
+		w.mu.Unlock()
+		w.move("/a", "/b", p)
+		w.expect("validate foo /b", "register foo /b", "gone foo /a", "saved foo /b", "told foo true", "discarded foo", "deregister foo",
+			"event unreachable foo", "event failed foo")
+		if !w.unreachable[id] {
+			t.Error("it is given out")
+		}
+		w.mu.Lock()
+		p.notifyErr = nil
+		w.mu.Unlock()
+		time.Sleep(time.Second)
+		if s := w.status("/b"); !s.Current || s.Instance != id || len(w.unreachable) != 0 {
+			t.Errorf("it was instance %s and is %+v; unreachable are %v", id, s, w.unreachable)
+		}
+	})
 	bubble(t, "an older instance is renamed over the registered one", reconciler.Config{}, func(t *testing.T, w *world) {
 		older := w.serve("/b", "foo", &plugin{infoTakes: 10 * time.Millisecond})
 		w.serve("/a", "foo", nil)

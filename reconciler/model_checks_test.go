@@ -65,7 +65,8 @@ func (m *model) told(p *plugin, f *fate, registered bool, reason string) {
 		if valid(p.said) {
 			m.complain("%+v is told off for its announcement: %s", p.said, reason)
 		}
-	case strings.HasPrefix(reason, "plugin validation failed: "), strings.HasPrefix(reason, "plugin registration failed: "):
+	case strings.HasPrefix(reason, "plugin validation failed: "), strings.HasPrefix(reason, "not admitted: "),
+		strings.HasPrefix(reason, "plugin registration failed: "):
 		if !f.refused && unique(p.said.Endpoint) {
 			m.complain("%+v is told off without a cause: %s", p.said, reason)
 		}
@@ -83,6 +84,7 @@ func (m *model) owe(endpoint string, owed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for p, f := range m.fates {
+		f.unwanted = f.unwanted || owed && endpoint != "" && f.endpoints[endpoint]
 		if unique(endpoint) && p.said.Endpoint == endpoint {
 			f.owed, f.refused = owed, f.refused || owed
 		}
@@ -107,8 +109,27 @@ func (m *model) staged(in reconciler.Instance) {
 // published sees that only what was told is shown.
 func (m *model) published(in reconciler.Instance) {
 	for _, p := range m.plugins {
-		if p.socket == in.Socket && !p.told && !m.keeps {
+		if p.socket != in.Socket {
+			continue
+		}
+		m.fates[p].unwanted = m.handlers[in.Type] == nil
+		if !p.told && !m.keeps {
 			m.complain("%s of %s/%s is shown, and was not told", in.Endpoint, in.Type, in.Name)
+		}
+	}
+}
+
+// removed sees that nothing is forgotten that lives, is the same, and was not refused. A removal may be tried again when it is there anew.
+func (m *model) removed(in reconciler.Instance) {
+	if m.leaving[in.ID] {
+		return
+	}
+	m.leaving[in.ID] = true
+	for _, p := range m.plugins {
+		f := m.fates[p]
+		same := p.socket == in.Socket && p.peer == in.Peer && !p.strange && f.remembered == lane{in.Type, in.Name}
+		if same && !p.dead && !f.unwanted {
+			m.complain("%+v is forgotten, and lives", in)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // manners is how the handlers of a model behave.
@@ -61,6 +62,14 @@ func (m *model) act(ctx context.Context, call, endpoint string) error {
 			m.owe(endpoint, true)
 			return ctx.Err()
 		}
+	}
+	return nil
+}
+
+// admit answers whether an instance may be registered.
+func (m *model) admit(ctx context.Context, in reconciler.Instance) error {
+	if err := m.act(ctx, "admit", in.Endpoint); err != nil {
+		return fmt.Errorf("not admitted: %w", err)
 	}
 	return nil
 }

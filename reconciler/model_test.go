@@ -45,6 +45,7 @@ var (
 		"fail validate", "retry validate", "panic validate", "slow validate", "block validate",
 		"fail register", "retry register", "panic register", "slow register", "block register",
 		"panic deregister", "slow deregister", "block deregister", "panic gone", "slow gone", "slow keep", "panic keep",
+		"fail admit", "retry admit", "slow admit", "block admit",
 		"clear handler", "clear handler", "release", "remove handler", "set handler", "set handler",
 	}
 	storage = []string{"fail save", "mend save", "mend save", "restart", "restart"}
@@ -133,6 +134,7 @@ type model struct {
 	ranks    map[string]float64 // by instance that was saved
 	before   map[lane][]before  // the last restart
 	open     map[string]bool    // instances that are registered, as the events tell
+	leaving  map[string]bool    // those that were to be removed
 	appeared uint64
 	wrong    []string
 }
@@ -161,17 +163,19 @@ type fate struct {
 	lost string
 	// endpoints are all under which it may have been registered.
 	endpoints map[string]bool
-	// owed says that it has to be told of a refusal, refused that there was one.
-	owed, refused bool
+	// owed says that it has to be told of a refusal, refused that there was one, unwanted that there was one, or no handler, since it
+	// was registered last.
+	owed, refused, unwanted bool
 }
 
 func newModel(t *testing.T, cfg reconciler.Config, manners manners) *model {
 	m := &model{manners: manners, handlers: map[string]*strict{}, busy: map[lane]string{}, fates: map[*plugin]*fate{}, open: map[string]bool{},
-		ranks: map[string]float64{}}
+		leaving: map[string]bool{}, ranks: map[string]float64{}}
 	m.modes, m.released = map[string]string{}, make(chan struct{})
+	cfg.Admit = m.admit
 	m.world = newWorld(t, cfg)
 	m.observe = m.observed
-	m.staging, m.publishing = m.staged, m.published
+	m.staging, m.publishing, m.removing = m.staged, m.published, m.removed
 	m.setHandler("T")
 	m.setHandler("U")
 	return m
@@ -308,6 +312,9 @@ func (m *model) changeHandler(op, ptype string) {
 	}
 	m.mu.Lock()
 	delete(m.handlers, ptype)
+	for p, f := range m.fates {
+		f.unwanted = f.unwanted || p.said.Type == ptype
+	}
 	m.mu.Unlock()
 	m.r.RemoveHandler(ptype)
 }

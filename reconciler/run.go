@@ -178,7 +178,10 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	ctx = in.traced(ctx)
 	in.progress(StateValidating)
 	r.mu.Unlock()
-	name := l.key.name
+	name, kind := l.key.name, EventRegistered
+	if l.held == in {
+		kind = EventUpdated
+	}
 	if err := r.endpointAnswers(ctx, l, in, endpoint); err != nil {
 		r.turnedDown(ctx, in, conn, err)
 		return
@@ -197,7 +200,11 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	if err != nil {
 		err = fmt.Errorf("plugin validation failed: %w", err)
 	} else if err = r.admit(ctx, in, conn, endpoint); err != nil && r.stays(ctx, in) {
-		r.forget(ctx, in, err.Error())
+		if errors.Is(err, cache.ErrRetry) {
+			r.hide(in, kind, err.Error()) // nobody said that it may not be registered
+		} else {
+			r.forget(ctx, in, err.Error())
+		}
 	}
 	if err != nil {
 		if l.held == in && r.stays(ctx, in) {
@@ -214,10 +221,6 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		r.closeConn(conn)
 		return
 	}
-	kind := EventRegistered
-	if l.held == in {
-		kind = EventUpdated
-	}
 	registration, err := r.callRegister(ctx, in, h, endpoint)
 	previous, left := r.handedOver(l, in, h, endpoint, registration, err)
 	if left != "" {
@@ -230,7 +233,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	staged, err := r.save(ctx, in, conn, endpoint)
 	if err != nil {
 		r.closeConn(conn)
-		r.takeBack(ctx, l, in, h, err, func() { r.hide(in, kind, err.Error()) })
+		r.takeBack(ctx, l, in, h, kind, err)
 		return
 	}
 	untold := r.tell(ctx, in, conn)
@@ -242,7 +245,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	if err != nil {
 		r.closeConn(conn)
 		r.discard(ctx, in, staged)
-		r.takeBack(ctx, l, in, h, err, func() { r.forget(ctx, in, err.Error()) })
+		r.takeBack(ctx, l, in, h, kind, err)
 	}
 }
 
@@ -444,9 +447,9 @@ func (r *Reconciler) discard(ctx context.Context, in *instance, staged Staged) {
 	}
 }
 
-// takeBack undoes a registration that could not be saved or told; withdraw does so in the registry. The plugin is not told off: it did
-// nothing wrong.
-func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, err error, withdraw func()) {
+// takeBack undoes a registration that could not be saved or told. The plugin is not told off: it did nothing wrong. kind is the event that
+// the registration would have been.
+func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, kind EventKind, err error) {
 	r.mu.Lock()
 	in.cancel = nil
 	r.mu.Unlock()
@@ -455,7 +458,7 @@ func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *han
 		return
 	}
 	r.callDeRegister(l, h)
-	withdraw()
+	r.hide(in, kind, err.Error())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.letGo(l)

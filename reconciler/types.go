@@ -103,7 +103,7 @@ const (
 	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
 	EventFailed EventKind = "failed"
 	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket any more, or it was to be
-	// registered again and what it says now cannot be saved.
+	// registered again and nobody answers whether it may, what it says now cannot be saved, or it cannot be told.
 	EventUnreachable EventKind = "unreachable"
 	// EventUnlinked: the socket of a plugin that was registered is gone, and the plugin still serves on it: somebody else removed it.
 	EventUnlinked EventKind = "unlinked"

@@ -56,6 +56,9 @@ func (r registry) Remove(_, name, id string) error {
 	w := r.w
 	w.mu.Lock()
 	w.did("remove")
+	if known := w.find(id); known >= 0 && w.removing != nil {
+		w.removing(w.saved[known])
+	}
 	if err := w.failSave; err != nil {
 		w.mu.Unlock()
 		return err

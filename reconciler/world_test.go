@@ -42,9 +42,10 @@ type world struct {
 	failSave error
 	// work counts calls to plugins, the disk and handlers by kind.
 	work map[string]int
-	// observe, staging and publishing, if set, see events and what is to be saved and shown, the latter two with the world locked.
-	observe             func(reconciler.Event)
-	staging, publishing func(reconciler.Instance)
+	// observe, staging, publishing and removing, if set, see events and what is to be saved, shown and removed, all but the first with the
+	// world locked.
+	observe                       func(reconciler.Event)
+	staging, publishing, removing func(reconciler.Instance)
 }
 
 // plugin is who answers on a socket.
