@@ -83,5 +83,6 @@ type DeprecatedDirValidator interface {
 }
 
 // ErrRetry is wrapped by the error of a handler that cannot take the plugin yet. The pipeline tries again with back-off and
-// does not tell the plugin of a refusal: some plugins exit when they are refused.
+// does not tell the plugin of a refusal: some plugins exit when they are refused. A plugin that the registry has from before stays there,
+// and is not given out until it is taken.
 var ErrRetry = errors.New("not ready yet, retry later")

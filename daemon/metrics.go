@@ -52,7 +52,7 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 		}, []string{"type", "result"}),
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "patchbay_plugin_events_total",
-			Help: "Events of plugins, by kind; unreachable is the death of a registered plugin.",
+			Help: "Events of plugins, by kind; unreachable is the death of a registered plugin, or that it could not be registered again.",
 		}, []string{"type", "kind"}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "patchbay_refusals_total",

@@ -19,7 +19,7 @@ var (
 	ErrNoDispenser = errors.New("no plugin dispenser")
 	// ErrNotFound: no such type, name or instance is registered.
 	ErrNotFound = errors.New("plugin not found")
-	// ErrUnreachable: instances are registered, and none of them lives. The error is an *UnreachableError.
+	// ErrUnreachable: instances are registered, and all are marked as unreachable. The error is an *UnreachableError.
 	ErrUnreachable = errors.New("plugin unreachable")
 	// ErrNotConfirmed: the instance was restored from the storage and nobody has confirmed yet that it lives.
 	ErrNotConfirmed = errors.New("restored plugin not confirmed")

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -100,14 +102,59 @@ func TestAdmit(t *testing.T) {
 		g.set(later, false)
 		w.move("/a", "/b", foo)
 		w.expect("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "event unreachable foo", "deregister foo", "event failed foo")
-		if !w.unreachable[id] {
+		if !w.hidden(id) {
 			t.Error("it is given out")
 		}
 		g.set(nil, false)
 		time.Sleep(time.Second)
 		w.expectCalls("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "register foo /b")
-		if s := w.status("/b"); s.Instance != id || w.unreachable[id] {
-			t.Errorf("it was instance %s and is %+v; unreachable are %v", id, s, w.unreachable)
+		if s := w.status("/b"); s.Instance != id || w.hidden(id) {
+			t.Errorf("it was instance %s and is %+v; hidden: %t", id, s, w.hidden(id))
+		}
+	})
+	run("remembered, or taking over, and no answer", func(t *testing.T, w *world, g *gatekeeper) {
+		for _, test := range []struct {
+			what string
+			do   func()
+		}{
+			{"remembered", func() {
+				w.stop()
+				w.start()
+				w.r.SetHandler("T", w.handler)
+				if err := w.desired.SetSocket(cache.Socket{Path: "/a", ID: w.plugins["/a"].socket}); err != nil {
+					t.Fatal(err)
+				}
+				w.r.Synced()
+			}},
+			{"taking over", func() {
+				g.set(nil, false)
+				w.serve("/b", "foo", p())
+				synctest.Wait()
+				g.set(later, false)
+				w.remove("/b")
+			}},
+			{"another handler", func() { w.r.SetHandler("T", w.handler) }},
+		} {
+			g.set(nil, false)
+			if w.plugins["/a"] == nil {
+				w.serve("/a", "foo", p())
+			}
+			id := w.status("/a").Instance
+			g.set(later, false)
+			test.do()
+			synctest.Wait()
+			w.mu.Lock()
+			told := slices.Contains(w.log, "event unreachable foo")
+			w.log = nil
+			w.mu.Unlock()
+			if !w.hidden(id) || !told {
+				t.Errorf("%s: it is given out; that it is not was told: %t", test.what, told)
+			}
+			g.set(nil, false)
+			time.Sleep(time.Second)
+			if s := w.status("/a"); !s.Current || s.Instance != id || w.hidden(id) {
+				t.Errorf("%s: it was instance %s and is %+v; hidden: %t", test.what, id, s, w.hidden(id))
+			}
 		}
 	})
 	run("gone meanwhile", func(t *testing.T, w *world, g *gatekeeper) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"time"
 
@@ -21,10 +22,14 @@ func (r *Reconciler) restore(records []Instance) {
 			announced:    Info{Type: record.Type, Name: record.Name, Endpoint: record.Endpoint, Versions: record.Versions},
 			id:           record.ID,
 			recorded:     true,
+			listed:       record.Endpoint,
 			registeredAt: record.RegisteredAt,
 			account:      record.Account,
 			registration: record.Registration,
 			restored:     &record,
+		}
+		if record.Endpoint == record.SocketPath {
+			in.announced.Endpoint = "" // it is wherever its socket is
 		}
 		r.lastRank = max(r.lastRank, in.rank)
 		in.set(StateRestored)
@@ -115,6 +120,7 @@ func (r *Reconciler) appeared(info cache.PluginInfo) *instance {
 		delete(r.restored, info.Socket)
 		in.info = info
 		r.lane(laneKey{in.announced.Type, in.announced.Name}).join(in)
+		r.hideMoved(in)
 	} else {
 		in = &instance{info: info, source: r.cfg.Source(info.SocketPath), rank: r.newRank(info), found: !r.synced && info.Socket.Birth != 0}
 		in.set(StateConnecting)
@@ -174,6 +180,8 @@ func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInf
 		return
 	}
 	judgedAnew := in.info.FoundInDeprecatedDir != to.FoundInDeprecatedDir
+	turnedUp := in.missing != nil
+	in.stopMissing()
 	in.info = to
 	r.sockets[to.SocketPath] = in
 	if in.entered != "" {
@@ -186,7 +194,12 @@ func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInf
 	}
 	if judgedAnew {
 		in.judgeAnew = in.walking
+	}
+	if judgedAnew || turnedUp {
 		r.ask(ctx, in)
+	}
+	if in.state == StateSuperseded {
+		r.rests(in)
 	}
 	if in.lane != nil {
 		r.kick(ctx, in.lane)
@@ -250,24 +263,26 @@ func (r *Reconciler) went(ctx context.Context, in *instance, why string) {
 	}
 }
 
-// lost takes over that nobody accepts on the socket of a plugin that had answered. mu is held.
-func (r *Reconciler) lost(ctx context.Context, in *instance, err error) {
-	if in.gone || in.state == StateUnreachable {
+// lost takes over that nobody accepts on the socket, or the endpoint, of a plugin that had answered. mu is held.
+func (r *Reconciler) lost(ctx context.Context, in *instance, path string, err error) {
+	switch {
+	case in.gone || in.state == StateUnreachable || in.missing != nil:
+		return
+	case errors.Is(err, fs.ErrNotExist) && path == in.info.SocketPath:
+		// It was removed or renamed, and which of the two will be known in a moment.
+		in.unwatch()
+		in.missing = r.after(replaceWindow, func(ctx context.Context) {
+			if in.missing != nil {
+				r.giveUp(ctx, in, err)
+			}
+		})
 		return
 	}
 	in.rest()
-	if errors.Is(err, fs.ErrNotExist) {
-		// The socket was removed; that it is gone from the desired state will be known in a moment.
-		r.giveUp(ctx, in, err)
-		return
-	}
-	if in.recorded {
-		r.observe(EventUnreachable, in, "nobody accepts on its socket any more: "+err.Error())
-	}
+	r.hide(in, fmt.Errorf("nobody accepts on its socket any more: %w", err))
 	if in.recorded && in.restored == nil && r.cfg.UnreachableGrace > 0 {
 		in.set(StateUnreachable)
 		in.lastErr = err
-		r.cfg.Registry.Unreachable(in.announced.Type, in.announced.Name, in.id, err)
 		in.retry = r.after(r.cfg.UnreachableGrace, func(ctx context.Context) { r.giveUp(ctx, in, err) })
 		return
 	}

@@ -194,7 +194,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 		r.ask(ctx, in)
 		return nil
 	case err != nil && in.lane != nil && r.cfg.Transport.Refused(err):
-		r.lost(ctx, in, err)
+		r.lost(ctx, in, path, err)
 		return nil
 	case err != nil:
 		if _, distrusted := errors.AsType[*trust.Refusal](err); distrusted {

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -49,8 +50,8 @@ func TestDisturbances(t *testing.T) {
 		w.mu.Unlock()
 		time.Sleep(3 * time.Minute)
 		synctest.Wait()
-		if s := w.status("/b"); !s.Current || len(w.unreachable) != 0 {
-			t.Errorf("it is %+v; unreachable are %v", s, w.unreachable)
+		if s := w.status("/b"); !s.Current || w.hidden(s.Instance) {
+			t.Errorf("it is %+v; hidden: %t", s, w.hidden(s.Instance))
 		}
 	})
 	bubble(t, "what is registered is renamed, and cannot be told", reconciler.Config{}, func(t *testing.T, w *world) {
@@ -63,15 +64,75 @@ func TestDisturbances(t *testing.T) {
 		w.move("/a", "/b", p)
 		w.expect("validate foo /b", "register foo /b", "gone foo /a", "saved foo /b", "told foo true", "discarded foo", "deregister foo",
 			"event unreachable foo", "event failed foo")
-		if !w.unreachable[id] {
+		if !w.hidden(id) {
 			t.Error("it is given out")
 		}
 		w.mu.Lock()
 		p.notifyErr = nil
 		w.mu.Unlock()
 		time.Sleep(time.Second)
-		if s := w.status("/b"); !s.Current || s.Instance != id || len(w.unreachable) != 0 {
-			t.Errorf("it was instance %s and is %+v; unreachable are %v", id, s, w.unreachable)
+		if s := w.status("/b"); !s.Current || s.Instance != id || w.hidden(id) {
+			t.Errorf("it was instance %s and is %+v; hidden: %t", id, s, w.hidden(id))
+		}
+	})
+	bubble(t, "what is registered is renamed, and its handler asks for patience", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "", bare())
+		w.expectCalls("validate foo /a", "register foo /a")
+		id := w.status("/a").Instance
+		for call, path := range map[string]string{"validate ": "/b", "register ": "/c"} {
+			w.handler.set(call+path, cache.ErrRetry)
+			w.move(w.r.Plugins()[0].SocketPath, path, p)
+			synctest.Wait()
+			if !w.hidden(id) {
+				t.Errorf("%s: it is given out", path)
+			}
+			w.handler.set(call+path, nil)
+			time.Sleep(time.Second)
+			if s := w.status(path); !s.Current || s.Instance != id || w.hidden(id) {
+				t.Errorf("it was instance %s and is %+v; hidden: %t", id, s, w.hidden(id))
+			}
+		}
+	})
+	bubble(t, "what rests is renamed, and renamed back", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "", bare())
+		w.expectCalls("validate foo /a", "register foo /a")
+		id := w.status("/a").Instance
+		w.serve("/b", "foo", nil)
+		w.expectCalls("validate foo /b.api", "register foo /b.api")
+		w.move("/a", "/c", p)
+		w.expect("event unreachable foo")
+		if !w.hidden(id) {
+			t.Error("it is given out at /a")
+		}
+		w.move("/c", "/a", p)
+		w.expect("confirmed foo " + id)
+	})
+	bubble(t, "a socket is missed before it is known where it is", reconciler.Config{}, func(t *testing.T, w *world) {
+		p := w.serve("/a", "foo", nil)
+		w.expectCalls(up...)
+		id := w.status("/a").Instance
+		leave := func(path string) {
+			w.mu.Lock()
+			delete(w.plugins, path)
+			w.mu.Unlock()
+			w.hint(p)
+			time.Sleep(500 * time.Millisecond)
+			synctest.Wait()
+			if s := w.status(path); s.Instance != id {
+				t.Errorf("it is given up: %+v", s)
+			}
+		}
+		leave("/a")
+		w.move("/a", "/b", p)
+		w.expectCalls(up...) // its endpoint is where it was
+		if s := w.status("/b"); !s.Current || s.Instance != id {
+			t.Errorf("it was instance %s and is %+v", id, s)
+		}
+		leave("/b")
+		time.Sleep(time.Second)
+		w.expectCalls("deregister foo")
+		if len(w.registry["foo"]) > 0 {
+			t.Error("it is not given up")
 		}
 	})
 	bubble(t, "an older instance is renamed over the registered one", reconciler.Config{}, func(t *testing.T, w *world) {

@@ -13,23 +13,33 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 )
 
-// turnedDown takes over that the handler did not take the instance. Unless it only asks for patience, the plugin is told and leaves
-// the registry, where it may stand from before. At the end of the reconciler it stays there: the error may be a result of that.
+// turnedDown takes over that an instance was not taken. Unless that only asks for patience, the plugin is told.
 func (r *Reconciler) turnedDown(ctx context.Context, in *instance, conn Conn, err error) {
-	patience := errors.Is(err, cache.ErrRetry)
-	if !patience && r.stays(ctx, in) {
-		r.forget(ctx, in, err.Error())
-	}
+	r.withdraw(ctx, in, err)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case in.gone || ctx.Err() != nil:
 		r.closeConn(conn)
-	case patience:
+	case errors.Is(err, cache.ErrRetry):
 		r.closeConn(conn)
 		r.failed(in, err)
 	default:
 		r.reject(ctx, in, conn, err)
+	}
+}
+
+// withdraw takes an instance that was not taken out of the registry, where it may stand from before, or has it wait there if err only asks
+// for patience. At the end of the reconciler it stays: the error may be a result of that. It is called in the instance's lane.
+func (r *Reconciler) withdraw(ctx context.Context, in *instance, err error) {
+	switch {
+	case !r.stays(ctx, in):
+	case errors.Is(err, cache.ErrRetry):
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.hide(in, err)
+	default:
+		r.forget(ctx, in, err.Error())
 	}
 }
 
@@ -38,7 +48,7 @@ func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 	r.mu.Lock()
 	recorded := in.recorded && !in.gone
 	if recorded {
-		in.recorded = false
+		in.recorded, in.hidden = false, false
 	}
 	ptype, name, id := in.announced.Type, in.announced.Name, in.id
 	r.mu.Unlock()
@@ -57,18 +67,30 @@ func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 	}
 }
 
-// hide has a living instance not given out, if the registry has it, until it is registered again or stands down. Its record stays, as it
-// was saved last: where nothing can be saved, it could not be removed either. It is called in the instance's lane; kind is the event that
-// the registration would have been.
-func (r *Reconciler) hide(in *instance, kind EventKind, why string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !in.recorded || in.gone {
+// hide has an instance not given out, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
+// the same process serves the same socket, so that it is the same instance then. mu is held.
+func (r *Reconciler) hide(in *instance, why error) {
+	if !in.recorded || in.hidden {
 		return
 	}
-	r.cfg.Registry.Unreachable(in.announced.Type, in.announced.Name, in.id, errors.New(why))
-	if kind == EventUpdated {
-		r.observe(EventUnreachable, in, why)
+	in.hidden = true
+	r.cfg.Registry.Unreachable(in.announced.Type, in.announced.Name, in.id, why)
+	r.observe(EventUnreachable, in, why.Error())
+}
+
+// hideMoved hides an instance that the registry has where it is no longer. mu is held.
+func (r *Reconciler) hideMoved(in *instance) {
+	if in.listed != in.endpoint() {
+		r.hide(in, fmt.Errorf("it is no longer at %s", in.listed))
+	}
+}
+
+// rests has an instance that has answered, and rests behind a newer one, given out in its stead unless the registry has it where it is no
+// longer. mu is held.
+func (r *Reconciler) rests(in *instance) {
+	if r.hideMoved(in); in.recorded && in.listed == in.endpoint() {
+		in.hidden = false
+		r.cfg.Registry.Confirm(in.announced.Type, in.announced.Name, in.id) // with mu held, or it might confirm what has gone meanwhile
 	}
 }
 

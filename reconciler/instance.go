@@ -35,6 +35,8 @@ type instance struct {
 	state State
 	since time.Time
 
+	// missing is set while its socket is not where it was, and it is not known yet whether it was moved; it gives the instance up.
+	missing *time.Timer
 	// gone: its socket went, or nobody accepts on it. It never comes back; a socket that lives on gets a new instance.
 	gone bool
 	// why says, once it is gone, what became of it.
@@ -78,9 +80,12 @@ type instance struct {
 	// entered is the path under which it stands in the actual state of the world; empty if it does not.
 	entered string
 
-	// id is its AllocID; recorded says that the registry has it under that ID.
+	// id is its AllocID; recorded says that the registry has it under that ID, listed with which endpoint, and hidden that it is not
+	// given out.
 	id           string
 	recorded     bool
+	listed       string
+	hidden       bool
 	registeredAt time.Time
 	// restored is the record from before a restart of the host, as long as it is not settled whether this is the same instance.
 	restored *Instance
@@ -134,6 +139,18 @@ func (in *instance) rest() {
 	if in.cancel != nil {
 		in.cancel()
 	}
+	in.stopMissing()
+	in.unwatch()
+}
+
+func (in *instance) stopMissing() {
+	if in.missing != nil {
+		in.missing.Stop()
+		in.missing = nil
+	}
+}
+
+func (in *instance) unwatch() {
 	in.registrationWatch.end()
 	in.endpointWatch.end()
 }

@@ -85,14 +85,15 @@ func (l *lane) next(h *handler) (action, *instance) {
 			return nothing, nil
 		case in == l.held && in.gone:
 			// Its replacement is ready, and older if it was renamed over it.
-		case in == l.held && (in.given != in.endpoint() || in.judgeAnew) && !in.asking && !in.settling && in.retry == nil:
+		case in == l.held && (in.given != in.endpoint() || in.judgeAnew) && !in.asking && !in.settling && in.retry == nil &&
+			in.missing == nil:
 			// Its socket moved.
 			return ask, in
 		case in == l.held:
 			return l.restBehind(i)
 		case in.deciding:
 			return nothing, nil
-		case in.state == StateSuperseded && !in.asking && !in.settling:
+		case in.state == StateSuperseded && !in.asking && !in.settling && in.missing == nil:
 			return ask, in
 		}
 	}

@@ -257,6 +257,7 @@ func (m *model) checkLane(key lane, paths []string, byPath map[string]reconciler
 		if s.State != want || s.Current != isCurrent || s.Instance != "" && want == reconciler.StateRefused || s.LastError != "" != (want == reconciler.StateRefused) {
 			m.complain("%s, number %d of %v, is not %s: %+v", path, i, key, want, s)
 		}
+		m.checkShown(s)
 		if !isCurrent {
 			continue
 		}
@@ -271,6 +272,17 @@ func (m *model) checkLane(key lane, paths []string, byPath map[string]reconciler
 		if len(ofLane) == 0 || ofLane[0] != s.Instance {
 			m.complain("the registry has %v of %v and not the current %s in front", ofLane, key, s.Instance)
 		}
+	}
+}
+
+// checkShown sees that what is registered is given out, with the endpoint that it has.
+func (m *model) checkShown(s reconciler.Status) {
+	at := m.find(s.Instance)
+	if at < 0 {
+		return
+	}
+	if shown := !m.unreachable[s.Instance]; shown != (m.saved[at].Endpoint == s.Endpoint) {
+		m.complain("that it is given out is %t: %+v, saved as %+v", shown, s, m.saved[at])
 	}
 }
 

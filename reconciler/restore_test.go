@@ -67,6 +67,20 @@ func TestRestore(t *testing.T) {
 				t.Errorf("after: %+v", s)
 			}
 		})
+	bubble(t, "alive, and moved", reconciler.Config{Restored: []reconciler.Instance{{ID: "old", Type: "T", Name: "foo", Versions: []string{"v1"},
+		Endpoint: "/b", SocketPath: "/b", Socket: socket(1), Peer: peer}}}, func(t *testing.T, w *world) {
+		found(w, "/a", 1, &plugin{peer: peer, infoTakes: time.Second})
+		w.r.Synced()
+		synctest.Wait()
+		if s := w.status("/a"); s.Instance != "old" || s.Endpoint != "/a" || !w.hidden("old") {
+			t.Errorf("before it answers: %+v; hidden: %t", s, w.hidden("old"))
+		}
+		time.Sleep(2 * time.Second)
+		w.expectCalls(up...)
+		if s := w.status("/a"); !s.Current || s.Instance != "old" || w.hidden("old") {
+			t.Errorf("after: %+v; hidden: %t", s, w.hidden("old"))
+		}
+	})
 	bubble(t, "its socket is gone", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {
 			w.r.Synced()

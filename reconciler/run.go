@@ -133,8 +133,14 @@ func (r *Reconciler) deregister(ctx context.Context, l *lane) {
 		return
 	}
 	// Its handler was changed: it registers anew if there is another one.
-	in.set(StateSuperseded)
+	r.supersede(in)
 	r.mu.Unlock()
+}
+
+// supersede has an instance rest that its handler had. mu is held.
+func (r *Reconciler) supersede(in *instance) {
+	in.set(StateSuperseded)
+	r.hideMoved(in)
 }
 
 // callDeRegister calls the handler's DeRegisterPlugin.
@@ -164,9 +170,7 @@ func (r *Reconciler) standDown(ctx context.Context, l *lane, in *instance) {
 	r.observe(EventSuperseded, in, "instance "+l.held.id+" is newer and current")
 	r.watchRegistration(in, conn)
 	r.watchEndpoint(ctx, in)
-	if in.recorded {
-		r.cfg.Registry.Confirm(l.key.ptype, l.key.name, in.id) // with mu held, or it might confirm what has gone meanwhile
-	}
+	r.rests(in)
 	r.mu.Unlock()
 }
 
@@ -178,10 +182,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	ctx = in.traced(ctx)
 	in.progress(StateValidating)
 	r.mu.Unlock()
-	name, kind := l.key.name, EventRegistered
-	if l.held == in {
-		kind = EventUpdated
-	}
+	name := l.key.name
 	if err := r.endpointAnswers(ctx, l, in, endpoint); err != nil {
 		r.turnedDown(ctx, in, conn, err)
 		return
@@ -199,14 +200,11 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	done(err)
 	if err != nil {
 		err = fmt.Errorf("plugin validation failed: %w", err)
-	} else if err = r.admit(ctx, in, conn, endpoint); err != nil && r.stays(ctx, in) {
-		if errors.Is(err, cache.ErrRetry) {
-			r.hide(in, kind, err.Error()) // nobody said that it may not be registered
-		} else {
-			r.forget(ctx, in, err.Error())
-		}
+	} else {
+		err = r.admit(ctx, in, conn, endpoint)
 	}
 	if err != nil {
+		r.withdraw(ctx, in, err)
 		if l.held == in && r.stays(ctx, in) {
 			// It was to be registered again at its new path; at the old one it cannot stay.
 			r.callDeRegister(l, h)
@@ -221,6 +219,10 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 		r.closeConn(conn)
 		return
 	}
+	kind := EventRegistered
+	if l.held == in {
+		kind = EventUpdated
+	}
 	registration, err := r.callRegister(ctx, in, h, endpoint)
 	previous, left := r.handedOver(l, in, h, endpoint, registration, err)
 	if left != "" {
@@ -233,19 +235,19 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 	staged, err := r.save(ctx, in, conn, endpoint)
 	if err != nil {
 		r.closeConn(conn)
-		r.takeBack(ctx, l, in, h, kind, err)
+		r.takeBack(ctx, l, in, h, err)
 		return
 	}
 	untold := r.tell(ctx, in, conn)
 	if untold == nil || r.keep(h, name, untold) {
-		err = r.announce(ctx, in, conn, staged, kind, previous, untold)
+		err = r.announce(ctx, in, conn, endpoint, staged, kind, previous, untold)
 	} else {
 		err = untold
 	}
 	if err != nil {
 		r.closeConn(conn)
 		r.discard(ctx, in, staged)
-		r.takeBack(ctx, l, in, h, kind, err)
+		r.takeBack(ctx, l, in, h, err)
 	}
 }
 
@@ -347,7 +349,7 @@ func (r *Reconciler) handedOver(
 		previous = nil
 	}
 	if previous != nil && !previous.gone {
-		previous.set(StateSuperseded)
+		r.supersede(previous)
 	}
 	if err != nil {
 		l.letGo()
@@ -409,7 +411,7 @@ var errGone = errors.New("the plugin's socket went during registration")
 // announce makes a registration visible that was saved and told, or is kept though it could not be told: then the plugin is told again
 // later. It takes the connection over, unless the error is errGone: the instance went meanwhile.
 func (r *Reconciler) announce(
-	ctx context.Context, in *instance, conn Conn, staged Staged, kind EventKind, previous *instance, untold error,
+	ctx context.Context, in *instance, conn Conn, endpoint string, staged Staged, kind EventKind, previous *instance, untold error,
 ) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -418,7 +420,7 @@ func (r *Reconciler) announce(
 		return errGone
 	}
 	staged.Publish()
-	in.recorded = true
+	in.recorded, in.hidden, in.listed = true, false, endpoint
 	attempts := in.attempts
 	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
 	in.set(StateRegistered)
@@ -447,9 +449,8 @@ func (r *Reconciler) discard(ctx context.Context, in *instance, staged Staged) {
 	}
 }
 
-// takeBack undoes a registration that could not be saved or told. The plugin is not told off: it did nothing wrong. kind is the event that
-// the registration would have been.
-func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, kind EventKind, err error) {
+// takeBack undoes a registration that could not be saved or told. The plugin is not told off: it did nothing wrong.
+func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *handler, err error) {
 	r.mu.Lock()
 	in.cancel = nil
 	r.mu.Unlock()
@@ -458,11 +459,11 @@ func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *han
 		return
 	}
 	r.callDeRegister(l, h)
-	r.hide(in, kind, err.Error())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.letGo(l)
 	if !in.gone {
+		r.hide(in, err)
 		r.failed(in, err)
 	}
 }

@@ -102,8 +102,8 @@ const (
 	EventRefused EventKind = "refused"
 	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
 	EventFailed EventKind = "failed"
-	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket any more, or it was to be
-	// registered again and nobody answers whether it may, what it says now cannot be saved, or it cannot be told.
+	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket any more, or it is elsewhere,
+	// or it was to be registered again and that failed, though it was not refused.
 	EventUnreachable EventKind = "unreachable"
 	// EventUnlinked: the socket of a plugin that was registered is gone, and the plugin still serves on it: somebody else removed it.
 	EventUnlinked EventKind = "unlinked"
@@ -274,9 +274,9 @@ type Config struct {
 	// The context of RegisterPluginContext carries it on. Nil: nothing is traced.
 	Tracer trace.Tracer
 	// Admit says whether a plugin that its handler has validated may be registered; it has no ID yet, unless it was registered before. It
-	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is out, also of
-	// the registry, where it may stand from before. One that wraps cache.ErrRetry is not told to the plugin; either way it is asked again
-	// with back-off. Nil: every plugin may.
+	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is told and
+	// out, also of the registry, where it may stand from before. With one that wraps cache.ErrRetry it is not told, and if it stands in the
+	// registry it is not given out. Either way it is asked again with back-off. Nil: every plugin may.
 	Admit func(ctx context.Context, plugin Instance) error
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
 	Trust *trust.Judge

@@ -146,7 +146,7 @@ func (r *Reconciler) check(ctx context.Context, in *instance, w *watch) {
 			return
 		}
 		if err != nil && path == in.path(w) && r.cfg.Transport.Refused(err) {
-			r.lost(ctx, in, connectError(path, err))
+			r.lost(ctx, in, path, connectError(path, err))
 			return
 		}
 		switch {

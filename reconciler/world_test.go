@@ -230,6 +230,14 @@ func (w *world) status(path string) reconciler.Status {
 	return reconciler.Status{}
 }
 
+// hidden says that an instance is not given out.
+func (w *world) hidden(id string) bool {
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unreachable[id]
+}
+
 // recorder is a handler that notes its calls.
 type recorder struct {
 	w    *world

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -18,7 +19,10 @@ func (t transport) reach(path string) (*plugin, error) {
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
 	p := t.w.plugins[path]
-	if p == nil || p.dead {
+	switch {
+	case p == nil:
+		return nil, fs.ErrNotExist
+	case p.dead:
 		return nil, errRefused
 	}
 	return p, nil
@@ -65,7 +69,9 @@ func (t transport) Probe(_ context.Context, path string, hint func()) (func(), e
 	return stop, nil
 }
 
-func (t transport) Refused(err error) bool { return errors.Is(err, errRefused) }
+func (t transport) Refused(err error) bool {
+	return errors.Is(err, errRefused) || errors.Is(err, fs.ErrNotExist)
+}
 
 type conn struct {
 	w *world

@@ -51,6 +51,7 @@ func TestTakeOver(t *testing.T) {
 					return
 				}
 				calls.Add(1)
+				time.Sleep(time.Millisecond) // the new one has to start beside them
 			}
 		})
 	}
