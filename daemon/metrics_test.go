@@ -102,7 +102,7 @@ patchbay_dispenses_total{result="unreachable",type="T"} 1
 # HELP patchbay_launched_plugin_restarts_total How often a plugin of the catalogue was started again since somebody started it.
 # TYPE patchbay_launched_plugin_restarts_total counter
 patchbay_launched_plugin_restarts_total{plugin="hello"} 2
-# HELP patchbay_plugin_events_total Events of plugins, by kind; unreachable is the death of a registered plugin.
+# HELP patchbay_plugin_events_total Events of plugins, by kind; unreachable is the death of a registered plugin, or that it could not be registered again.
 # TYPE patchbay_plugin_events_total counter
 patchbay_plugin_events_total{kind="unreachable",type="T"} 1
 # HELP patchbay_plugin_rpcs_total Calls to plugins that have ended, by method and gRPC status code.
