@@ -70,7 +70,7 @@ func (r *Reconciler) forget(ctx context.Context, in *instance, why string) {
 // hide has an instance not given out, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
 // the same process serves the same socket, so that it is the same instance then. mu is held.
 func (r *Reconciler) hide(in *instance, why error) {
-	if !in.recorded || in.hidden {
+	if !in.recorded || in.hidden || in.gone {
 		return
 	}
 	in.hidden = true

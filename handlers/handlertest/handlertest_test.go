@@ -44,7 +44,7 @@ type faults struct {
 	dropsUnknown, ignoresGone, goneDropsAll      bool
 	leaksOnFailure, keepsOlderOnFailure          bool
 	goroutineOnFailure                           bool
-	locks, deaf, boundToContext                  bool
+	locks, hasHangs, deaf, boundToContext        bool
 	leaksOnClose                                 bool
 	currentOnly, asksTheDead, oneAtATime         bool
 	onceOnly, begun                              *sync.Map // outlive the handler
@@ -244,6 +244,9 @@ func (k *keeper) Close() error {
 }
 
 func (k *keeper) has(name string) bool {
+	if k.hasHangs {
+		<-k.dialled.ended
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.conns[name]) > 0
@@ -334,6 +337,7 @@ func TestWrongHandlersFail(t *testing.T) {
 		"GoroutineOnFailure":  {faults{goroutineOnFailure: true}, "FailedRegister"},
 		"KeepsOlderOnFailure": {faults{keepsOlderOnFailure: true}, "FailedReRegister"},
 		"Locks":               {faults{locks: true}, "NoLockOverCall"},
+		"HasHangs":            {faults{hasHangs: true}, "NoLockOverCall"},
 		"Deaf":                {faults{deaf: true}, "ContextEnds"},
 		"BoundToContext":      {faults{boundToContext: true}, "ContextOfThePast"},
 		"OnceOnlyEver":        {faults{onceOnly: new(sync.Map)}, "CrashAtRest"},

@@ -208,9 +208,27 @@ func (s *session) register(p *fakePlugin) error {
 	return s.has(p)
 }
 
+// known says whether the handler has a plugin, or what is supposed if that cannot be asked.
+func (s *session) known(p *fakePlugin, supposed bool) (bool, error) {
+	if s.config.Has == nil {
+		return supposed, nil
+	}
+	answer := make(chan bool, 1)
+	err := s.soon("Has("+p.name+")", func() error {
+		answer <- s.config.Has(s.PluginHandler, p.name)
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	return <-answer, nil
+}
+
 // has makes sure that the handler has a plugin.
 func (s *session) has(p *fakePlugin) error {
-	if s.config.Has != nil && !s.config.Has(s.PluginHandler, p.name) {
+	if known, err := s.known(p, true); err != nil {
+		return err
+	} else if !known {
 		return fmt.Errorf("plugin %s is registered, and the handler does not have it", p.name)
 	}
 	if s.config.HoldsConnection {
@@ -243,7 +261,9 @@ func (s *session) gone(p *fakePlugin) error {
 // released makes sure that the handler has nothing of the plugins, which have to be of one name, any more.
 func (s *session) released(plugins ...*fakePlugin) error {
 	for _, p := range plugins {
-		if s.config.Has != nil && s.config.Has(s.PluginHandler, p.name) {
+		if known, err := s.known(p, false); err != nil {
+			return err
+		} else if known {
 			return fmt.Errorf("plugin %s is not registered, and the handler has it", p.name)
 		}
 		if err := s.disconnected(p); err != nil {
