@@ -13,14 +13,14 @@ import (
 // Catalogue is a set of plugins with different names. It does not change: its methods are safe for concurrent use, and what they return
 // belongs to the caller. A nil Catalogue has no plugins.
 type Catalogue struct {
-	plugins []Plugin // sorted by name
+	plugins []Plugin       // sorted by name
+	given   map[string]int // by name, the index in the list that New was given
 }
 
 // New checks plugins and returns the catalogue of them. An error joins one [FieldError] for each thing that is wrong.
 func New(plugins []Plugin) (*Catalogue, error) {
-	c := &Catalogue{plugins: make([]Plugin, len(plugins))}
+	c := &Catalogue{plugins: make([]Plugin, len(plugins)), given: map[string]int{}}
 	var wrong []error
-	first := map[string]int{}
 	for i := range plugins {
 		p := clone(plugins[i])
 		p.SHA256 = strings.ToLower(p.SHA256)
@@ -28,12 +28,12 @@ func New(plugins []Plugin) (*Catalogue, error) {
 		for _, problem := range p.problems() {
 			wrong = append(wrong, &FieldError{Index: i, Name: p.Name, Field: problem.field, Err: problem.err})
 		}
-		if other, known := first[p.Name]; known {
+		if other, known := c.given[p.Name]; known {
 			err := fmt.Errorf("the name %q is that of plugins[%d] too: give each plugin its own", p.Name, other)
 			wrong = append(wrong, &FieldError{Index: i, Name: p.Name, Field: "name", Err: err})
 			continue
 		}
-		first[p.Name] = i
+		c.given[p.Name] = i
 	}
 	if len(wrong) > 0 {
 		return nil, errors.Join(wrong...)
@@ -53,6 +53,9 @@ func (c *Catalogue) Lookup(name string) (p Plugin, found bool) {
 	}
 	return clone(c.plugins[i]), true
 }
+
+// Index returns where the plugin with a name stood in the list that [New] was given, for those who say what is wrong with it.
+func (c *Catalogue) Index(name string) int { return c.given[name] }
 
 // List returns all plugins, sorted by name.
 func (c *Catalogue) List() []Plugin {

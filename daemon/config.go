@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -91,8 +92,8 @@ func (e *FieldError) Error() string { return e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// Validate says whether a daemon can work with the configuration, as far as that can be told without looking at files and sockets. An
-// error joins one [FieldError] for each thing that is wrong.
+// Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, and opens
+// nothing. An error joins one [FieldError] for each thing that is wrong.
 func (c Config) Validate() error {
 	var wrong []error
 	check := func(field string, err error) {
@@ -112,7 +113,6 @@ func (c Config) Validate() error {
 		check("state", errors.New("the state file has an empty path: name a file"))
 	}
 	check("controlSocket", c.checkControlSocket())
-	check("control.roles", c.Roles.validate())
 	check("", c.checkPassed())
 	check("dispenseDir", c.checkDispenseDir())
 	check("device.socketDir", c.checkDeviceSocketDir())
@@ -142,12 +142,17 @@ func (c Config) Validate() error {
 	for _, key := range slices.Sorted(maps.Keys(c.ClientTimeouts)) {
 		check("clientTimeouts."+key, validateTypeOrPlugin(key))
 	}
+	c.checkMachine(check)
 	return errors.Join(wrong...)
 }
 
 func (c Config) checkControlSocket() error {
 	if c.ControlSocket == "" {
 		return errors.New("the control socket has an empty path: name a file")
+	}
+	if length := len(c.ControlSocket); length > sock.MaxPath {
+		return fmt.Errorf("control socket %s has %d bytes, and the path of a socket may have %d: choose a shorter one", c.ControlSocket,
+			length, sock.MaxPath)
 	}
 	for _, dir := range c.pluginDirs() {
 		if dir != "" && within(c.ControlSocket, dir) {

@@ -44,7 +44,10 @@ func (c Config) checkDeviceSocketDir() error {
 				"choose another directory", outer, inner)
 		}
 	}
-	return nil
+	if len(c.PluginDirs) == 0 {
+		return nil
+	}
+	return device.CheckDirs(c.DeviceSocketDir, c.PluginDirs[0])
 }
 
 // deviceService answers for devices. What is documented in devices.proto is not repeated here.

@@ -59,10 +59,14 @@ var newHandlers = map[HandlerKind]func(handlerNeeds) (cache.PluginHandler, error
 	HandlerDRA:    func(n handlerNeeds) (cache.PluginHandler, error) { return dra.New(dra.Config{Log: n.log}), nil },
 }
 
-// DefaultTypes are the plugin types that every daemon accepts.
-func DefaultTypes() []string {
-	return []string{registerapi.CSIPlugin, registerapi.DevicePlugin, registerapi.DRAPlugin}
+// kubeletKinds are the kinds of handlers that were made for the plugin types of the kubelet. Plugins of these types speak one protocol, so
+// that no other of these kinds can do anything with them.
+var kubeletKinds = map[string]HandlerKind{
+	registerapi.CSIPlugin: HandlerCSI, registerapi.DevicePlugin: HandlerDevice, registerapi.DRAPlugin: HandlerDRA,
 }
+
+// DefaultTypes are the plugin types that every daemon accepts, sorted.
+func DefaultTypes() []string { return slices.Sorted(maps.Keys(kubeletKinds)) }
 
 // handlerSet has the handlers of a running daemon. Those that are also an io.Closer are closed when they are not used any more.
 type handlerSet struct {
@@ -144,10 +148,20 @@ func validateHandler(ptype string, kind HandlerKind) error {
 	if newHandlers[kind] == nil {
 		return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind, kinds())
 	}
-	if kind == HandlerDevice && ptype != registerapi.DevicePlugin {
-		return fmt.Errorf("plugin type %s cannot have a handler of kind %s: that is for the type %s", ptype, kind, registerapi.DevicePlugin)
+	if own, known := kubeletKinds[ptype]; kind != HandlerAccept && kind != own && (known || kind == HandlerDevice) {
+		return fmt.Errorf("plugin type %s cannot have a handler of kind %s: that is for the type %s", ptype, kind, typeOf(kind))
 	}
 	return nil
+}
+
+// typeOf returns the plugin type for which a kind was made.
+func typeOf(kind HandlerKind) string {
+	for ptype, own := range kubeletKinds {
+		if own == kind {
+			return ptype
+		}
+	}
+	return ""
 }
 
 // validateType checks what the configuration calls a plugin type. In TYPE/NAME the type ends at the first slash.

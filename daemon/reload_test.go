@@ -129,6 +129,7 @@ func TestReload(t *testing.T) {
 	next.ClientTimeouts = map[string]time.Duration{"A": time.Second}
 	p := catalogue.Plugin{Name: "p", Command: []string{"p"}}
 	p.SetDefaults()
+	p.Autostart = false // there is no such program
 	var err error
 	if next.Catalogue, err = catalogue.New([]catalogue.Plugin{p}); err != nil {
 		t.Fatal(err)

@@ -78,7 +78,7 @@ type policy struct {
 	byGroup role
 }
 
-// policy looks up the names.
+// policy looks up the names. An error joins one [FieldError] for each that is not known.
 func (r Roles) policy() (policy, error) {
 	p := policy{users: map[uint32]role{}, groups: map[uint32]role{}}
 	var wrong []error
@@ -93,8 +93,8 @@ func (r Roles) policy() (policy, error) {
 			for _, name := range kind.names {
 				id, err := idOf(name, kind.lookUp)
 				if err != nil {
-					wrong = append(wrong, fmt.Errorf("control.roles.%s names %s %q, who is not known on this machine: %w",
-						granted, kind.what, name, err))
+					err = fmt.Errorf("%s %q is not known on this machine: %w; write a name that is, or a number", kind.what, name, err)
+					wrong = append(wrong, &FieldError{fmt.Sprintf("control.roles.%s.%ss", granted, kind.what), err})
 					continue
 				}
 				kind.to[id] = max(kind.to[id], granted)
@@ -146,14 +146,4 @@ func (r Roles) equal(other Roles) bool {
 
 func (r Roles) all() [][]string {
 	return [][]string{r.Read.Users, r.Read.Groups, r.Operate.Users, r.Operate.Groups, r.Admin.Users, r.Admin.Groups}
-}
-
-// validate says what is wrong without looking anybody up.
-func (r Roles) validate() error {
-	for _, names := range r.all() {
-		if slices.Contains(names, "") {
-			return errors.New("a user or group has an empty name: name one, or leave it out")
-		}
-	}
-	return nil
 }

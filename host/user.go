@@ -39,6 +39,25 @@ func identify(userName, groupName string) (*process.User, error) {
 	return &process.User{UID: uint32(uid), GID: uint32(gid)}, nil
 }
 
+// CheckUser says whether a plugin can run as a user, and with this group or, if that is empty, the user's: somebody has to be that. Whether
+// this process may let it is found out by the launch.
+func CheckUser(name, group string) error {
+	if name == "" {
+		return nil
+	}
+	_, _, err := lookUpUser(name, group != "")
+	return err
+}
+
+// CheckGroup says so of a group.
+func CheckGroup(group string) error {
+	if group == "" {
+		return nil
+	}
+	_, err := lookUpGroup(group)
+	return err
+}
+
 // lookUpUser returns a user and his group. A number that nobody has is a user without a group.
 func lookUpUser(name string, hasGroup bool) (uid, gid int, err error) {
 	found, err := user.Lookup(name)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -161,7 +160,7 @@ func (g *generation) Run(ctx context.Context) error {
 	}
 	if g.plugin.Serve {
 		// One of a foreign protocol does not make the socket itself: the host does.
-		spec.PluginSocket = g.unit.nextSocket(g.plugin.User+g.plugin.Group != "" && g.plugin.Protocol == nil)
+		spec.PluginSocket = g.unit.nextSocket(g.plugin.needsRoom())
 	}
 	began := time.Now()
 	process := g.unit.launcher.occupy(g.unit, g.plugin)
@@ -375,20 +374,14 @@ func (g *generation) status() Status {
 }
 
 // nextSocket returns the path at which the next life serves. Each has its own, so that an old and a new process never share one.
-// One that survived an earlier launcher may still have its own. One that runs as somebody else needs a directory in which to make it.
-func (u *unit) nextSocket(ownDir bool) string {
+// One that survived an earlier launcher may still have its own.
+func (u *unit) nextSocket(needsRoom bool) string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for {
 		u.lives++
-		path := filepath.Join(u.launcher.cfg.Dir, fmt.Sprintf("%s.%d", u.name, u.lives))
-		if !ownDir {
-			path += ".sock"
-		}
-		if _, err := os.Lstat(path); err != nil {
-			if ownDir {
-				path = filepath.Join(path, "plugin.sock")
-			}
+		path, room := socketPath(u.launcher.cfg.Dir, u.name, u.lives, needsRoom)
+		if _, err := os.Lstat(cmp.Or(room, path)); err != nil {
 			return path
 		}
 	}

@@ -38,7 +38,7 @@ type Account struct {
 	Launched bool
 }
 
-// New looks the users and groups of a policy up. An error names those that are not known.
+// New looks the users and groups of a policy up. An error joins one [FieldError] for each that is not known.
 func New(p Policy) (*Judge, error) {
 	j := &Judge{
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), blind: runtime.GOOS == "windows",
@@ -46,17 +46,12 @@ func New(p Policy) (*Judge, error) {
 		all: accounts{map[uint32]bool{}, map[uint32]bool{}},
 	}
 	var wrong []error
-	var err error
-	if j.owners, err = resolve("owners", p.Owners.Users, p.Owners.Groups); err != nil {
-		wrong = append(wrong, err)
-	}
+	j.owners, wrong = resolve("owners", p.Owners.Users, p.Owners.Groups)
 	j.all.add(j.owners)
 	for _, ptype := range p.types() {
 		t := p.Types[ptype]
-		who, err := resolve("types."+ptype, t.Users, t.Groups)
-		if err != nil {
-			wrong = append(wrong, err)
-		}
+		who, unknown := resolve("types."+ptype, t.Users, t.Groups)
+		wrong = append(wrong, unknown...)
 		j.types[ptype] = judgedType{who, t.Supersede}
 		j.all.add(who)
 	}

@@ -59,26 +59,37 @@ func (a accounts) add(other accounts) {
 	maps.Copy(a.groups, other.groups)
 }
 
-// resolve looks users and groups up. The error names the field under path.
-func resolve(path string, users, groups []string) (accounts, error) {
-	uids, uerr := numbers(path+".users", users, func(name string) (string, error) {
+// FieldError says which user or group of a [Policy] is not known.
+type FieldError struct {
+	// Field is the path of the list that names it, below the policy: "owners.users" or "types.CSIPlugin.groups".
+	Field string
+	Err   error
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Err.Error() }
+
+func (e *FieldError) Unwrap() error { return e.Err }
+
+// resolve looks users and groups up. There is a [FieldError] for each that is not known.
+func resolve(path string, users, groups []string) (accounts, []error) {
+	uids, wrong := numbers(path+".users", users, func(name string) (string, error) {
 		u, err := user.Lookup(name)
 		if err != nil {
 			return "", err
 		}
 		return u.Uid, nil
 	})
-	gids, gerr := numbers(path+".groups", groups, func(name string) (string, error) {
+	gids, wrongGroups := numbers(path+".groups", groups, func(name string) (string, error) {
 		g, err := user.LookupGroup(name)
 		if err != nil {
 			return "", err
 		}
 		return g.Gid, nil
 	})
-	return accounts{uids, gids}, errors.Join(uerr, gerr)
+	return accounts{uids, gids}, append(wrong, wrongGroups...)
 }
 
-func numbers(path string, names []string, lookUp func(string) (string, error)) (map[uint32]bool, error) {
+func numbers(path string, names []string, lookUp func(string) (string, error)) (map[uint32]bool, []error) {
 	ids := map[uint32]bool{}
 	var wrong []error
 	for _, name := range names {
@@ -86,14 +97,14 @@ func numbers(path string, names []string, lookUp func(string) (string, error)) (
 		if !isID {
 			number, err := lookUp(name)
 			if id, isID = parseID(number); err != nil || !isID {
-				wrong = append(wrong, fmt.Errorf("%s: %q is not known on this machine: %w; write a name that is, or a number", path, name,
-					errors.Join(err)))
+				err = fmt.Errorf("%q is not known on this machine: %w; write a name that is, or a number", name, errors.Join(err))
+				wrong = append(wrong, &FieldError{path, err})
 				continue
 			}
 		}
 		ids[id] = true
 	}
-	return ids, errors.Join(wrong...)
+	return ids, wrong
 }
 
 // parseID reads a user or group number. The highest one means "nobody in particular" to the system.

@@ -21,11 +21,22 @@ const (
 	minStale = startTimeout + time.Minute
 )
 
+// CheckDir says whether plugins can serve for a plugin directory: the path of a socket must not be too long.
+func (*Plugin) CheckDir(dir string) error { return checkLength(filepath.Join(dir, dirName)) }
+
+func checkLength(dir string) error {
+	if tooLong := len(dir) + socketLength - sock.MaxPath; tooLong > 0 {
+		return fmt.Errorf("the path of the plugin directory is %d bytes too long for the socket that the plugin makes in %s; "+
+			"choose a shorter one", tooLong, dir)
+	}
+	return nil
+}
+
 // privateDir makes the directory in which plugins make their sockets, and removes what is left in it of those whose host was killed.
 func privateDir(parent string) (string, error) {
 	dir := filepath.Join(parent, dirName)
-	if tooLong := len(dir) + socketLength - sock.MaxPath; tooLong > 0 {
-		return "", fmt.Errorf("the path of the plugin directory is %d bytes too long for the socket that the plugin makes in %s", tooLong, dir)
+	if err := checkLength(dir); err != nil {
+		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("cannot make the directory for its socket: %w", err)

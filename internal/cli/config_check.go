@@ -15,7 +15,10 @@ func newConfigCheckCommand(paths paths) *cobra.Command {
 		Short: "Check the configuration.",
 		Long: `Check the configuration that "patchbay run" would read, or the one that it would read with --config FILE: the file and its
 drop-ins, with the environment over them. Whatever is wrong is printed as FILE:LINE:COLUMN: MESSAGE, one line for each error, and the
-exit code is 1. Nothing is started or changed.`,
+exit code is 1. Nothing is started or changed.
+
+The daemon refuses to start with, or to reload, what is refused here. That includes what this machine lacks: users, groups, and the programs
+of plugins that start with the daemon. So check a configuration on the machine, and as the user, that it is for.`,
 		Example: `  patchbay config check
   patchbay config check ./patchbay.yaml && sudo cp patchbay.yaml /etc/patchbay/ && sudo patchbay reload`,
 		Args: func(cmd *cobra.Command, args []string) error {

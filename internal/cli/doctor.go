@@ -70,10 +70,12 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 // examine looks at the configuration, and then at the machine with what it says, or with the defaults if it cannot be read.
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	finding := doctor.Finding{Check: "configuration", Status: doctor.OK, Message: "the configuration can be used"}
-	_, c, err := load(sources)
+	loaded, c, err := load(sources)
 	if err != nil {
 		finding.Status, finding.Message = doctor.Fail, err.Error()
 		finding.Remedy = `correct it; "patchbay config check" shows all that is wrong`
+	}
+	if loaded == nil {
 		c = daemon.Config{
 			PluginDirs: sources.Defaults.PluginDirs, StatePath: sources.Defaults.State, ControlSocket: sources.Defaults.ControlSocket,
 		}

@@ -144,7 +144,8 @@ func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 	return loaded, err
 }
 
-// load reads a configuration that a daemon can work with. The error is of type [config.Errors] if it is the content that is wrong.
+// load reads a configuration that a daemon can work with. The error is of type [config.Errors] if it is the content that is wrong. With
+// one whose form is right, which the daemon cannot work with, comes the configuration too.
 func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	loaded, err := config.Load(sources)
 	if err != nil {
@@ -159,7 +160,7 @@ func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 			wrong = append(wrong, loaded.Locate(field.Field, field.Err))
 		}
 		wrong.Sort()
-		return nil, daemon.Config{}, wrong
+		return loaded, c, wrong
 	}
 	return loaded, c, nil
 }
