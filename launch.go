@@ -114,8 +114,8 @@ func (rt *Runtime) awaitSocket(ctx context.Context, socketPath string) error {
 				if !open {
 					return cmp.Or(ctx.Err(), dynamicplugins.ErrShutdown)
 				}
-				if e.SocketPath == socketPath && e.Kind == reconciler.EventRefused {
-					return fmt.Errorf("it was refused: %s", e.Message)
+				if e.SocketPath == socketPath && (e.Kind == reconciler.EventRefused || e.Kind == reconciler.EventIgnored) {
+					return fmt.Errorf("it was %s: %s", e.Kind, e.Message)
 				}
 				concerned = e.SocketPath == socketPath || e.Kind == EventResync
 			}

@@ -48,6 +48,10 @@ type Config struct {
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
 	UnreachableGrace time.Duration
+	// IgnoreUnhandled says that plugins of a type without a handler are left alone: they are asked who they are and told nothing, and are
+	// registered as soon as there is a handler. It is for a host that shares a directory with another. Otherwise they are told that they are
+	// refused, on which some exit.
+	IgnoreUnhandled bool
 	// Host is what launched plugins are told of their surroundings.
 	Host plugin.Config
 	// Trust says whose directories and sockets are used, and who may register plugins of which types. The zero value: those of root and of
@@ -136,6 +140,7 @@ func New(cfg Config) (*Runtime, error) {
 			TypeTimeouts:     cfg.TypeTimeouts,
 			Bounds:           cfg.Bounds,
 			UnreachableGrace: cfg.UnreachableGrace,
+			IgnoreUnhandled:  cfg.IgnoreUnhandled,
 			Logger:           cfg.Logger,
 		},
 	})
@@ -143,8 +148,8 @@ func New(cfg Config) (*Runtime, error) {
 }
 
 // AddHandler makes h the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are registered
-// at once. Without a handler a plugin is refused, and told so; one that is remembered from before a restart is then forgotten, so handlers
-// that are known at the start are best added before Run.
+// at once. Without a handler a plugin is refused, and told so unless Config.IgnoreUnhandled is set; one that is remembered from before a
+// restart is then forgotten, so handlers that are known at the start are best added before Run.
 func (rt *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
 	rt.watcher.AddCacheHandler(pluginType, h)
 }

@@ -36,7 +36,8 @@ type Config struct {
 	// DeviceSocketDir is the directory in which kubelet.sock is served for device plugins that register the older way, if there is a handler
 	// of kind [HandlerDevice]; empty for none. It is made with mode 0750, the socket with 0600.
 	DeviceSocketDir string
-	// Handlers say what becomes of the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused.
+	// Handlers say what becomes of the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused
+	// or, with IgnoreUnhandled, left alone.
 	Handlers map[string]HandlerKind
 	// HTTPAddr is where /livez and /readyz are served over HTTP, as HOST:PORT; empty for nowhere. The host is a loopback address or
 	// localhost, which is 127.0.0.1. Everyone on the machine may ask.
@@ -51,6 +52,8 @@ type Config struct {
 	Bounds               reconciler.Bounds
 	MaxDepth, MaxSockets int
 	UnreachableGrace     time.Duration
+	// IgnoreUnhandled leaves plugins of types that no handler is for alone, instead of telling them that they are refused.
+	IgnoreUnhandled bool
 	// Trust says whose directories and sockets are used, and who may register plugins of which types; see [patchbay.Config].
 	Trust trust.Policy
 	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Its final answers are forgotten by each

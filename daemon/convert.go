@@ -19,6 +19,7 @@ var reasons = map[reconciler.State]string{
 	reconciler.StateSuperseded:  "A newer instance of the same type and name is current.",
 	reconciler.StateBackoff:     "The last attempt failed, and another one is planned.",
 	reconciler.StateUnreachable: "Nobody accepts on its socket.",
+	reconciler.StateIgnored:     "Nobody handles its type, and it is left alone; it registers as soon as somebody does.",
 	reconciler.StateRefused:     "It may not be registered as it is; the last error says why.",
 }
 

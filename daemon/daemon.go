@@ -193,6 +193,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		MaxDepth:            d.config.MaxDepth,
 		MaxSockets:          d.config.MaxSockets,
 		UnreachableGrace:    d.config.UnreachableGrace,
+		IgnoreUnhandled:     d.config.IgnoreUnhandled,
 		ClientTimeout:       d.timeouts.of,
 		Trust:               d.config.Trust,
 		Admission:           d.admission(),

@@ -21,6 +21,7 @@ func differences(before, after Config) (changed, restart []string) {
 		{"dispenseDir", before.DispenseDir != after.DispenseDir},
 		{"device", before.DeviceSocketDir != after.DeviceSocketDir},
 		{"http", before.HTTPAddr != after.HTTPAddr},
+		{"unhandled", before.IgnoreUnhandled != after.IgnoreUnhandled},
 		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
 		{"trust", !before.Trust.Equal(after.Trust)},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||

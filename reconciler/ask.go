@@ -203,9 +203,15 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 		r.failed(in, err)
 		return nil
 	}
+	ignored := r.ignores(info.Type)
 	if invalid := r.cfg.Bounds.check(info); invalid != nil {
 		in.unclaimed = false // It is not for want of a handler that it has to be asked again.
-		r.reject(ctx, in, conn, invalid)
+		if ignored {
+			r.closeConn(conn)
+			r.failed(in, invalid)
+		} else {
+			r.reject(ctx, in, conn, invalid)
+		}
 		return nil
 	}
 	key := laneKey{info.Type, info.Name}
@@ -228,7 +234,12 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 		r.yield(in, key)
 		l.join(in)
 	}
-	if in.barred = refused != nil; in.barred {
+	if in.barred = refused != nil; in.barred && ignored {
+		in.unclaimed = true
+		r.ignore(in, conn)
+		return nil
+	}
+	if in.barred {
 		r.reject(ctx, in, conn, refused)
 		return nil
 	}

@@ -21,6 +21,8 @@ const (
 	ResultSuperseded Result = "superseded"
 	// ResultRefused: it was told that it is not registered, or is not trusted enough to be told anything.
 	ResultRefused Result = "refused"
+	// ResultIgnored: there is no handler for it, and it was left alone.
+	ResultIgnored Result = "ignored"
 	// ResultFailed: something failed without the plugin being told of a refusal.
 	ResultFailed Result = "failed"
 	// ResultGone: it went meanwhile.

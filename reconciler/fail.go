@@ -130,6 +130,22 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 	})
 }
 
+// ignores says that plugins of a type are left alone. mu is held.
+func (r *Reconciler) ignores(ptype string) bool {
+	return r.cfg.IgnoreUnhandled && r.handlers[ptype] == nil
+}
+
+// ignore leaves an instance alone until there is a handler for its type. It takes the connection over. mu is held.
+func (r *Reconciler) ignore(in *instance, conn Conn) {
+	r.closeConn(conn)
+	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
+	in.set(StateIgnored)
+	r.end(in, ResultIgnored, nil)
+	r.log.Info("plugin ignored, no handler is registered for its type", "type", in.announced.Type, "name", in.announced.Name,
+		"socket", in.info.SocketPath)
+	r.observe(EventIgnored, in, "no handler is registered for its type; it is left alone")
+}
+
 // failed takes over that an attempt failed and arranges the next one. mu is held.
 func (r *Reconciler) failed(in *instance, err error) {
 	in.attempts++

@@ -70,7 +70,7 @@ type instance struct {
 	peer Peer
 	// account is whose plugin it is, as far as it has answered.
 	account trust.Account
-	// unclaimed: there is no handler for its type.
+	// unclaimed: there is no handler for its type, and it was told so or is left alone.
 	unclaimed bool
 	// barred: it may not register what it announced. It stands in its lane for that to change and counts for nothing there.
 	barred bool

@@ -48,7 +48,7 @@ const (
 	drop
 	// release takes a living instance out of the registry, if it is there, for want of a handler.
 	release
-	// refuse tells an instance that there is no handler for its type.
+	// refuse tells an instance that there is no handler for its type, or leaves it alone.
 	refuse
 	// register walks an instance that is ready through the handler.
 	register

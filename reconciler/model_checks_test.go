@@ -153,7 +153,7 @@ func (m *model) observed(e reconciler.Event) {
 		return
 	case reconciler.EventDeregistered:
 		defer delete(m.open, e.Instance)
-	case reconciler.EventUpdated, reconciler.EventUnreachable:
+	case reconciler.EventUpdated, reconciler.EventUnreachable, reconciler.EventIgnored:
 	}
 	if !m.open[e.Instance] {
 		m.complain("event %s of %q, which is not registered", e.Kind, e.Instance)

@@ -60,8 +60,12 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 		case release:
 			in.rest()
 			in.unclaimed = true
-			in.lastErr = unclaimed(in)
-			in.set(StateRefused)
+			if in.lastErr = nil; r.cfg.IgnoreUnhandled {
+				in.set(StateIgnored)
+			} else {
+				in.lastErr = unclaimed(in)
+				in.set(StateRefused)
+			}
 			r.mu.Unlock()
 			r.forget(ctx, in, "no handler is registered for its type")
 		case register:
@@ -74,7 +78,11 @@ func (r *Reconciler) run(ctx context.Context, l *lane) {
 			r.mu.Unlock()
 		case refuse:
 			in.unclaimed = true
-			r.reject(ctx, in, in.takeConn(), unclaimed(in))
+			if conn := in.takeConn(); r.cfg.IgnoreUnhandled {
+				r.ignore(in, conn)
+			} else {
+				r.reject(ctx, in, conn, unclaimed(in))
+			}
 			r.mu.Unlock()
 		case standDown:
 			r.standDown(ctx, l, in) // unlocks

@@ -43,6 +43,9 @@ const (
 	StateUnreachable State = "unreachable"
 	// StateRefused: no handler is registered for its type, or it is not trusted; it registers as soon as that has changed.
 	StateRefused State = "refused"
+	// StateIgnored: no handler is registered for its type, and it is left alone; see Config.IgnoreUnhandled. It registers as soon as there is
+	// one.
+	StateIgnored State = "ignored"
 )
 
 // Source says how a plugin came to the host.
@@ -100,6 +103,8 @@ const (
 	// EventRefused: the plugin was told that it is not registered, and why. One whose directory, socket or process is not trusted is not
 	// spoken to.
 	EventRefused EventKind = "refused"
+	// EventIgnored: no handler is registered for the type of the plugin, which is told nothing; see Config.IgnoreUnhandled.
+	EventIgnored EventKind = "ignored"
 	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
 	EventFailed EventKind = "failed"
 	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket any more, or it is elsewhere,
@@ -280,6 +285,9 @@ type Config struct {
 	Admit func(ctx context.Context, plugin Instance) error
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
 	Trust *trust.Judge
+	// IgnoreUnhandled says that plugins of a type without a handler are left alone: they are asked who they are and told nothing. Otherwise
+	// they are told that they are refused, on which some exit, although they may be another host's in the same directory.
+	IgnoreUnhandled bool
 	// Refused is told of everything that is not trusted, whenever it is refused, under the rules of Observe. May be nil.
 	Refused func(trust.Reason)
 	// Withdrawn says why a socket that left the desired state of the world does not count any more though it is there; nil: it was removed. It

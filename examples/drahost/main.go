@@ -6,7 +6,8 @@
 //	unprepare DRIVER NAMESPACE/NAME/UID ...         the error of each claim, by UID; empty for none
 //	health DRIVER                                   what the driver last said of its devices
 //
-// It ends with its standard input.
+// It ends with its standard input. It leaves plugins of other types alone, so that the directory may belong to another host. A driver that
+// several hosts use is told by each that it is registered.
 //
 //	go run ./examples/drahost --plugin-dir /run/patchbay/plugins
 package main
@@ -45,7 +46,7 @@ func run(ctx context.Context, dir string, in io.Reader, out io.Writer) (err erro
 	drivers := dra.New(dra.Config{Log: log})
 	// The handler is closed when nobody calls it any more.
 	defer func() { err = errors.Join(err, drivers.Close()) }()
-	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{dir}, Logger: log})
+	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{dir}, IgnoreUnhandled: true, Logger: log})
 	if err != nil {
 		return err
 	}

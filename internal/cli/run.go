@@ -20,7 +20,8 @@ func newRunCommand(paths paths) *cobra.Command {
 state file, and answer the other commands on the control socket. The daemon logs to standard error.
 
 Plugins of the types CSIPlugin, DevicePlugin and DRAPlugin are accepted, and those of other types if --handler or --accept-type
-names them. A plugin of another type is told that there is no handler for it.
+names them. A plugin of another type is told that there is no handler for it, on which some exit; with --unhandled ignore it is left alone,
+which is for directories in which other hosts have plugins too.
 
 To accept a plugin (--handler TYPE=accept) is to register it and no more. --handler CSIPlugin=csi takes CSI drivers into use: it waits until
 they are ready, asks what they are and what they know of this node, and registers them as csi-node and csi-controller too.

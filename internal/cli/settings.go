@@ -38,6 +38,7 @@ var settings = []struct {
 	{"dispense-dir", []string{"dispenseDir"}},
 	{"device-socket-dir", []string{"device", "socketDir"}},
 	{"http", []string{"http"}},
+	{"unhandled", []string{"unhandled"}},
 	{"log-level", []string{"log", "level"}},
 	{"log-format", []string{"log", "format"}},
 }
@@ -73,6 +74,8 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 		panic(err) // the flag was added above
 	}
 	flags.Var(acceptFlag{f.handlers}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
+	addChoice(cmd, "unhandled", "", "what becomes of plugins of all other types: they are told that they are refused, or left alone",
+		config.Unhandled...)
 	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
 	addChoice(cmd, "log-level", "", "least level that is logged", config.LogLevels...)
 	addChoice(cmd, "log-format", "", "format of the log; auto is text on a terminal and JSON elsewhere", config.LogFormats...)
@@ -207,6 +210,7 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		Trust:            c.Trust,
 		Tracing:          daemon.Tracing(c.Tracing),
 		UnreachableGrace: c.UnreachableGrace,
+		IgnoreUnhandled:  c.Unhandled == "ignore",
 		Fleet:            fleetConfig(c.Fleet),
 		Catalogue:        loaded.Catalogue,
 		Build:            daemon.ThisBuild(),

@@ -48,9 +48,9 @@ func TestRestartTags(t *testing.T) {
 
 	changes := map[string]string{
 		"pluginDirs": "[/x]", "deprecatedPluginDir": "/x", "state": "/x", "controlSocket": "/x/y", "dispenseDir": "/x", "http": "127.0.0.1:1",
-		"handlers": "{A: accept}", "device": "{socketDir: /x}", "tracing": "{percent: 9}", "fleet": "{node: x}",
+		"handlers": "{A: accept}", "unhandled": "ignore", "device": "{socketDir: /x}", "tracing": "{percent: 9}", "fleet": "{node: x}",
 		"log": "{level: error}", "timeouts": "{dial: 9s}", "typeTimeouts": "{A: {dial: 9s}}", "clientTimeouts": "{A: 9s}", "bounds": "{maxDepth: 9}",
-		"admission": "{command: [a]}", "unreachableGrace": "9s", "plugins": "[{name: a, command: [a]}]",
+		"admission": "{command: [sh]}", "unreachableGrace": "9s", "plugins": "[{name: a, command: [sh]}]",
 		"control": "{roles: {read: {users: [\"1\"]}}}", "trust": "{owners: {users: [\"1\"]}}",
 	}
 	for field := range reflect.TypeFor[config.Config]().Fields() {

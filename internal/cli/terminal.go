@@ -58,7 +58,7 @@ func toneOf(word string) tone {
 	case "unreachable", "unhealthy", "failed", "refused", "backoff", "unresponsive", "not-serving", "degraded", "deregistered",
 		"reload-failed":
 		return bad
-	case "superseded", "stopped", "restored", "not-offered":
+	case "superseded", "ignored", "stopped", "restored", "not-offered":
 		return faint
 	}
 	return busy

@@ -45,8 +45,11 @@ type Config struct {
 	Device Device `json:"device" restart:"true"`
 	// Handlers say, by plugin type, what becomes of its plugins. The kind accept registers them and does nothing else;
 	// csi also takes CSI drivers into use, device device plugins, whose devices it allocates, and dra DRA drivers. The types CSIPlugin,
-	// DevicePlugin and DRAPlugin are accepted without being named here; plugins of any other type are refused.
+	// DevicePlugin and DRAPlugin are accepted without being named here; what becomes of others says unhandled.
 	Handlers map[string]string `json:"handlers"`
+	// Unhandled says what becomes of plugins of all other types: refuse tells them that there is no handler for them, on which some exit;
+	// ignore leaves them alone, for example because they are those of another host that uses the same directory.
+	Unhandled string `json:"unhandled" enum:"refuse,ignore" restart:"true"`
 	// Log says what is logged, and how.
 	Log Log `json:"log"`
 	// Timeouts bound the steps of a registration.
@@ -235,11 +238,13 @@ type Tracing struct {
 var (
 	LogLevels  = []string{"info", "debug", "warn", "error"}
 	LogFormats = []string{"auto", "text", "json"}
+	Unhandled  = []string{"refuse", "ignore"}
 )
 
 // SetDefaults sets every field for which zero is not the default and that does not depend on the user.
 func (c *Config) SetDefaults() {
 	c.APIVersion, c.Kind = APIVersion, Kind
+	c.Unhandled = Unhandled[0]
 	c.Log = Log{Level: LogLevels[0], Format: LogFormats[0]}
 	c.Timeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
 	c.Tracing = Tracing{Percent: 100}

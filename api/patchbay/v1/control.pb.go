@@ -1560,7 +1560,8 @@ type Plugin struct {
 	//
 	//   - "connecting": the socket is asked who it is.
 	//   - "waiting": it has answered and waits for its turn: calls for one type and name follow each other.
-	//   - "refused": nobody handles the plugin's type; it registers as soon as somebody does.
+	//   - "refused": nobody handles the plugin's type, and it was told so; it registers as soon as somebody does.
+	//   - "ignored": nobody handles the plugin's type, and it is left alone; it registers as soon as somebody does.
 	//   - "validating": the handler is asked whether the plugin may run.
 	//   - "registering": the handler registers it, and it is saved.
 	//   - "notifying": the plugin is told that it is registered.
