@@ -22,31 +22,53 @@ type step struct {
 	output  []string
 }
 
-// steps returns the commands in the console blocks of a page.
-func steps(t *testing.T, page string) (all []step) {
+// block is a block of code of a page.
+type block struct {
+	line     int    // of what opens it
+	section  string // the heading of the second level above it
+	language string
+	text     []string
+}
+
+// blocks returns the blocks of code of a page.
+func blocks(t *testing.T, page string) (all []block) {
 	t.Helper()
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	inside := false
+	inside, section := false, ""
 	for i, line := range strings.Split(string(text), "\n") {
-		switch command, ok := strings.CutPrefix(line, "$ "); {
-		case line == "```console":
+		switch language, fence := strings.CutPrefix(strings.TrimSpace(line), "```"); {
+		case fence && !inside:
+			all = append(all, block{line: i + 1, section: section, language: language})
 			inside = true
-		case strings.HasPrefix(line, "```"):
+		case fence:
 			inside = false
-		case !inside:
-		case ok:
-			all = append(all, step{line: i + 1, command: command})
-		case len(all) == 0:
-			t.Fatalf("%s:%d: output before the first command", page, i+1)
-		default:
-			all[len(all)-1].output = append(all[len(all)-1].output, line)
+		case inside:
+			last := &all[len(all)-1]
+			last.text = append(last.text, line)
+		case strings.HasPrefix(line, "## "):
+			section = line
 		}
 	}
-	if len(all) == 0 {
-		t.Fatalf("%s has no commands", page)
+	if inside || len(all) == 0 {
+		t.Fatalf("%s has no blocks, or one without an end", page)
+	}
+	return all
+}
+
+// steps returns the commands of a block.
+func (b block) steps(t *testing.T) (all []step) {
+	t.Helper()
+	for i, line := range b.text {
+		if command, ok := strings.CutPrefix(line, "$ "); ok {
+			all = append(all, step{line: b.line + 1 + i, command: command})
+		} else if len(all) > 0 {
+			all[len(all)-1].output = append(all[len(all)-1].output, line)
+		} else {
+			t.Fatalf("line %d: output before the first command", b.line+1+i)
+		}
 	}
 	return all
 }
@@ -149,13 +171,18 @@ func TestTutorial(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newShell(t, shortTempDir(t), "PATCHBAY_SOURCE="+source, "PATH="+bin+":"+os.Getenv("PATH"), "LC_ALL=C", "GOWORK=off")
-	for _, step := range steps(t, "../docs/tutorial.md") {
-		printed, code := s.run(step.command)
-		if code != "0" {
-			t.Fatalf("tutorial.md:%d: %s: exit code %s\n%s", step.line, step.command, code, printed)
+	for _, block := range blocks(t, "../docs/tutorial.md") {
+		if block.language != "console" {
+			t.Errorf("tutorial.md:%d: nothing runs a block of %q", block.line, block.language)
 		}
-		if !step.matches(printed) {
-			t.Fatalf("tutorial.md:%d: %s printed:\n%s\nThe page shows:\n%s", step.line, step.command, printed, strings.Join(step.output, "\n"))
+		for _, step := range block.steps(t) {
+			printed, code := s.run(step.command)
+			if code != "0" {
+				t.Fatalf("tutorial.md:%d: %s: exit code %s\n%s", step.line, step.command, code, printed)
+			}
+			if !step.matches(printed) {
+				t.Fatalf("tutorial.md:%d: %s printed:\n%s\nThe page shows:\n%s", step.line, step.command, printed, strings.Join(step.output, "\n"))
+			}
 		}
 	}
 }
