@@ -78,6 +78,24 @@ func TestDependenciesAreJustified(t *testing.T) {
 	}
 }
 
+// TestComparedVersions looks for the versions that are measured in docs/comparison.md: what it says of others is true of them.
+func TestComparedVersions(t *testing.T) {
+	document := read(t, "docs/comparison.md")
+	for name, module := range map[string]string{
+		"Kubernetes": "kubelet/go.mod k8s.io/kubernetes", "Nomad": "nomad/go.mod github.com/hashicorp/nomad",
+		"go-plugin": "goplugin/go.mod github.com/hashicorp/go-plugin",
+	} {
+		file, path, _ := strings.Cut(module, " ")
+		version := regexp.MustCompile(`(?m)^\s` + regexp.QuoteMeta(path) + ` v(\S+)`).FindStringSubmatch(read(t, "bench/"+file))
+		if version == nil {
+			t.Fatalf("bench/%s does not require %s", file, path)
+		}
+		if !strings.Contains(document, name+" "+version[1]) {
+			t.Errorf("docs/comparison.md does not say that it is about %s %s, which is measured: read it against that version", name, version[1])
+		}
+	}
+}
+
 // TestClaimsAreTested looks for each test that docs/threat-model.md names, in all modules.
 func TestClaimsAreTested(t *testing.T) {
 	document := read(t, "docs/threat-model.md")
