@@ -12,8 +12,8 @@ type ActualStateOfWorld interface {
 	AddPlugin(pluginInfo PluginInfo) error
 	// RemovePlugin removes the plugin with the given socket path. It is a no-op if there is none.
 	RemovePlugin(socketPath string)
-	// PluginExistsWithCorrectTimestamp says whether the given plugin is registered in this very appearance: with the same
-	// socket path, timestamp and appearance.
+	// PluginExistsWithCorrectTimestamp says whether the given plugin is registered in this very appearance: with the same socket
+	// path and timestamp and, if both sides have one, the same appearance.
 	PluginExistsWithCorrectTimestamp(pluginInfo PluginInfo) bool
 }
 
@@ -53,5 +53,8 @@ func (asw *actualStateOfWorld) PluginExistsWithCorrectTimestamp(pluginInfo Plugi
 	asw.mu.RLock()
 	defer asw.mu.RUnlock()
 	known, ok := asw.plugins[pluginInfo.SocketPath]
-	return ok && known.Timestamp.Equal(pluginInfo.Timestamp) && known.Appearance == pluginInfo.Appearance
+	return ok && known.Timestamp.Equal(pluginInfo.Timestamp) && sameAppearance(known.Appearance, pluginInfo.Appearance)
 }
+
+// sameAppearance takes an appearance that one side does not know, as those do not who keep the documented fields only, for the other's.
+func sameAppearance(a, b uint64) bool { return a == 0 || b == 0 || a == b }

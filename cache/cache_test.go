@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -135,7 +136,7 @@ func TestActualStateOfWorld(t *testing.T) {
 	if err := asw.AddPlugin(cache.PluginInfo{}); err == nil || err.Error() != "socket path is empty" {
 		t.Errorf("an empty path: %v", err)
 	}
-	info := cache.PluginInfo{SocketPath: "/a", Timestamp: time.Now(), Name: "foo"}
+	info := cache.PluginInfo{SocketPath: "/a", Timestamp: time.Now(), Name: "foo", Appearance: 1}
 	if err := asw.AddPlugin(info); err != nil {
 		t.Fatal(err)
 	}
@@ -207,4 +208,51 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	users.Wait()
+}
+
+// documentedLoop is what reconciles with the documented fields and methods only: a plugin whose socket was made anew is unregistered,
+// and one that is not registered as it is now is registered. It counts the registrations.
+func documentedLoop(t *testing.T, dsw cache.DesiredStateOfWorld, asw cache.ActualStateOfWorld) (registered int) {
+	for _, known := range asw.GetRegisteredPlugins() {
+		stale := !dsw.PluginExists(known.SocketPath)
+		for _, wanted := range dsw.GetPluginsToRegister() {
+			stale = stale || wanted.SocketPath == known.SocketPath && !wanted.Timestamp.Equal(known.Timestamp)
+		}
+		if stale {
+			asw.RemovePlugin(known.SocketPath)
+		}
+	}
+	for _, wanted := range dsw.GetPluginsToRegister() {
+		if asw.PluginExistsWithCorrectTimestamp(wanted) {
+			continue
+		}
+		registered++
+		err := asw.AddPlugin(cache.PluginInfo{SocketPath: wanted.SocketPath, Timestamp: wanted.Timestamp, Name: "n"})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return registered
+}
+
+func TestDocumentedFieldsSuffice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dsw, asw := cache.NewDesiredStateOfWorld(), cache.NewActualStateOfWorld()
+		if err := dsw.AddOrUpdatePlugin("/a"); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []int{1, 2} {
+			registered := want - 1
+			for range 10 {
+				registered += documentedLoop(t, dsw, asw)
+				time.Sleep(time.Second)
+			}
+			if registered != want {
+				t.Errorf("registered %d times in 10 s after appearance %d, want %d", registered, want, want)
+			}
+			if err := dsw.AddOrUpdatePlugin("/a"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }

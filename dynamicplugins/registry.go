@@ -125,10 +125,13 @@ const (
 )
 
 // NewRegistry makes a registry with the state in the storage, which may be nil, and a dispenser for each plugin type. If the state
-// cannot be loaded, every method that can fail returns that error, and nothing is saved; Open says so at once.
+// cannot be loaded, every method that can fail returns that error, nothing is saved, and the channels of subscribers are closed; Open
+// returns the error.
 func NewRegistry(state StateStorage, dispensers map[string]PluginDispenser) Registry {
 	r := newRegistry(dispensers, nil)
-	r.unusable = r.load(state)
+	if r.unusable = r.load(state); r.unusable != nil {
+		r.feed.Close() // no event will ever come
+	}
 	return r
 }
 

@@ -95,6 +95,16 @@ func TestLoadFailure(t *testing.T) {
 	}
 	r := dynamicplugins.NewRegistry(store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 	store.setFail(nil)
+	for _, ptype := range []string{"t", ""} {
+		select {
+		case _, open := <-r.PluginsUpdatedCh(t.Context(), ptype):
+			if open {
+				t.Error("there was an event")
+			}
+		default:
+			t.Errorf("the channel of the events of type %q is open, and silent", ptype)
+		}
+	}
 	for name, err := range failing(t, r) {
 		if !errors.Is(err, broken) || !errors.Is(err, dynamicplugins.ErrNotLoaded) {
 			t.Errorf("%s: %v", name, err)
