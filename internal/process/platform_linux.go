@@ -2,6 +2,8 @@ package process
 
 import (
 	"fmt"
+	"math"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -58,6 +60,9 @@ func (pl *platform) open(cfg Config) error {
 }
 
 func (pl *platform) start(g *Group, p *Process) error {
+	if err := keepInherited(); err != nil {
+		return err
+	}
 	if p.spec.Survive {
 		return startKept(g, p)
 	}
@@ -77,6 +82,27 @@ func (pl *platform) start(g *Group, p *Process) error {
 		return err
 	}
 	p.pid, p.body = c.pid, c
+	return nil
+}
+
+// keepInherited keeps what this process inherited from being inherited by those that it starts: they get what is meant for them. What Go
+// opens is never inherited.
+func keepInherited() error {
+	const first = 3
+	err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	if err == nil {
+		return nil
+	}
+	// Before Linux 5.11, or where a filter of system calls refuses it.
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("find the descriptors that a process would inherit: %w", err)
+	}
+	for _, entry := range open {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= first {
+			unix.CloseOnExec(fd)
+		}
+	}
 	return nil
 }
 

@@ -60,7 +60,7 @@ type Limits struct {
 // Grace says how long [Process.Terminate] waits after each of its steps. A zero field means its default, a negative one skips the wait.
 type Grace struct {
 	Stdin time.Duration // after standard input was closed, before SIGTERM; 2 s by default
-	Term  time.Duration // after SIGTERM, before SIGKILL; 2 s by default
+	Term  time.Duration // after SIGTERM, before SIGKILL; 3 s by default, so that a plugin has 5 s in all
 	Kill  time.Duration // after SIGKILL, before Terminate gives up waiting; 1 s by default
 }
 
@@ -68,7 +68,7 @@ func (g Grace) orDefault() Grace {
 	for _, f := range []struct {
 		d    *time.Duration
 		dflt time.Duration
-	}{{&g.Stdin, 2 * time.Second}, {&g.Term, 2 * time.Second}, {&g.Kill, time.Second}} {
+	}{{&g.Stdin, 2 * time.Second}, {&g.Term, 3 * time.Second}, {&g.Kill, time.Second}} {
 		switch {
 		case *f.d == 0:
 			*f.d = f.dflt
