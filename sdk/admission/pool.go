@@ -62,8 +62,9 @@ func (p *pool) add(ctx context.Context, batch []*pluginv1.Admission) error {
 		p.waiting, p.next = p.waiting[:n], 0
 	}
 	p.waiting = append(p.waiting, batch...)
-	// A worker runs as long as there is something to run; one for each check at most.
-	for range min(len(p.waiting)-p.next, p.limit) - p.workers {
+	// A worker runs as long as there is something to run. Those that run may all be busy with a check, and for long, so each new check has
+	// one that is not.
+	for range min(len(p.waiting)-p.next, p.limit-p.workers) {
 		p.workers++
 		p.all.Go(func() { p.work(ctx) })
 	}
