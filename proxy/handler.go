@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -31,6 +32,10 @@ func Handler(director Director) grpc.StreamHandler {
 		if !ok {
 			return status.Error(codes.Internal, "the call has no method")
 		}
+		if strings.HasPrefix(method, hostServices) {
+			return status.Errorf(codes.PermissionDenied, "the services of the protobuf package \"plugin\" belong to a go-plugin plugin and its "+
+				"own host, which alone may end it: %s is not forwarded", strings.TrimPrefix(method, "/"))
+		}
 		conn, err := director(caller.Context(), method)
 		if err == nil {
 			err = forward(caller, conn, method)
@@ -41,6 +46,9 @@ func Handler(director Director) grpc.StreamHandler {
 		return unavailableUnlessStatus(err)
 	}
 }
+
+// hostServices begins the methods by which the host of a go-plugin plugin ends it, takes its output and brokers connections.
+const hostServices = "/plugin."
 
 // everyStream describes a call of any kind: a unary one is a stream with one message each way.
 var everyStream = grpc.StreamDesc{ClientStreams: true, ServerStreams: true}

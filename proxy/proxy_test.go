@@ -593,3 +593,22 @@ func TestLost(t *testing.T) {
 		})
 	}
 }
+
+// TestHostServicesAreRefused: what only the host of a go-plugin plugin may call is not forwarded.
+func TestHostServicesAreRefused(t *testing.T) {
+	director := func(context.Context, string) (grpc.ClientConnInterface, error) {
+		t.Error("the call is directed to a plugin")
+		return nil, errors.New("no plugin")
+	}
+	conn, err := grpc.NewClient("unix:"+serve(t, director), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, method := range []string{"/plugin.GRPCController/Shutdown", "/plugin.GRPCBroker/StartStream", "/plugin.GRPCStdio/StreamStdio"} {
+		err := conn.Invoke(t.Context(), method, &testpb.Empty{}, &testpb.Empty{})
+		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "is not forwarded") {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}
