@@ -171,13 +171,20 @@ func (e *Elector) leaders(ctx context.Context, key string, options ...clientv3.O
 	}
 	ctx, cancel := within(ctx, e.config.Timeout)
 	defer cancel()
+	return leadersIn(ctx, client, e.config.Space, key, options...)
+}
+
+// leadersIn reads who holds which locks.
+func leadersIn(
+	ctx context.Context, client *clientv3.Client, space Space, key string, options ...clientv3.OpOption,
+) (map[Lock]Leader, error) {
 	response, err := client.Get(clientv3.WithRequireLeader(ctx), key, options...)
 	if err != nil {
 		return nil, err
 	}
 	leaders := map[Lock]Leader{}
 	for _, kv := range response.Kvs {
-		l, ok := parseLock(e.config.Space, string(kv.Key))
+		l, ok := parseLock(space, string(kv.Key))
 		if _, later := leaders[l]; ok && !later && ValidateNode(string(kv.Value)) == nil {
 			leaders[l] = Leader{Lock: l, Node: string(kv.Value), Token: kv.CreateRevision}
 		}

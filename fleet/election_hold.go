@@ -21,6 +21,8 @@ type Hold struct {
 	Token int64
 
 	lock  Lock
+	key   string // in etcd, made at the revision that is the token
+	lose  context.CancelFunc
 	ended context.Context //nolint:containedctx // It is the life of the hold.
 	calls atomic.Int64    // those in progress
 }

@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -176,7 +178,7 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 			campaigns[l] = cancel
 			running.Go(func() {
 				defer cancel()
-				e.campaign(campaigning, t, l)
+				e.campaign(campaigning, client, t, l)
 				select {
 				case over <- l:
 				case <-t.living.Done():
@@ -200,6 +202,9 @@ func (e *Elector) renew(client *clientv3.Client, t *term) {
 		sent := time.Now()
 		asking, cancel := within(t.living, e.config.Timeout/2)
 		_, err := client.KeepAliveOnce(clientv3.WithRequireLeader(asking), t.lease)
+		if err == nil {
+			err = e.check(asking, client, t)
+		}
 		cancel()
 		switch {
 		case err == nil:
@@ -213,12 +218,41 @@ func (e *Elector) renew(client *clientv3.Client, t *term) {
 	}
 }
 
-// campaign competes for one lock until ctx ends, then gives it up.
-func (e *Elector) campaign(ctx context.Context, t *term, l Lock) {
+// check ends the holds whose keys do not stand any more as this node made them: somebody else removed them, and another node may hold the
+// lock. A hold whose key could not be read is not known to stand, which is an error.
+func (e *Elector) check(ctx context.Context, client *clientv3.Client, t *term) error {
+	e.mu.Lock()
+	holds := slices.Collect(maps.Values(e.held))
+	e.mu.Unlock()
+	for _, h := range holds {
+		stands, err := h.stands(ctx, client, t.lease)
+		if err != nil {
+			return err
+		}
+		if !stands {
+			e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up", "lock", h.lock.String(),
+				"token", h.Token, "key", h.key)
+			h.lose()
+		}
+	}
+	return nil
+}
+
+// stands says whether the key of a hold is the one that this node made.
+func (h *Hold) stands(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (bool, error) {
+	found, err := client.Get(ctx, h.key)
+	if err != nil {
+		return false, err
+	}
+	return len(found.Kvs) == 1 && found.Kvs[0].CreateRevision == h.Token && found.Kvs[0].Lease == int64(lease), nil
+}
+
+// campaign competes for one lock until ctx ends, then gives it up. It also returns when the lock is lost.
+func (e *Elector) campaign(ctx context.Context, client *clientv3.Client, t *term, l Lock) {
 	for failures := 1; ; failures++ {
 		election := concurrency.NewElection(t.session, l.key(e.config.Space))
 		if err := election.Campaign(clientv3.WithRequireLeader(ctx), e.config.Node); err == nil && ctx.Err() == nil {
-			e.hold(ctx, t, l, election.Rev())
+			e.hold(ctx, client, t, l, election)
 			e.resign(ctx, t, election)
 			return
 		}
@@ -241,9 +275,19 @@ func (e *Elector) resign(ctx context.Context, t *term, election *concurrency.Ele
 	}
 }
 
-// hold holds a lock until ctx ends.
-func (e *Elector) hold(ctx context.Context, t *term, l Lock, token int64) {
-	h := &Hold{Token: token, lock: l, ended: ctx}
+// hold holds a lock until ctx ends, or until its key does not stand any more.
+func (e *Elector) hold(ctx context.Context, client *clientv3.Client, t *term, l Lock, election *concurrency.Election) {
+	ctx, lose := context.WithCancel(ctx)
+	defer lose()
+	token := election.Rev()
+	h := &Hold{Token: token, lock: l, key: election.Key(), lose: lose, ended: ctx}
+	// Whoever waits for a lock does not notice that its own key is removed meanwhile.
+	asking, cancel := within(ctx, e.config.Timeout)
+	stands, err := h.stands(clientv3.WithRequireLeader(asking), client, t.lease)
+	cancel()
+	if err != nil || !stands {
+		return
+	}
 	e.mu.Lock()
 	if ctx.Err() != nil {
 		e.mu.Unlock()
