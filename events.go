@@ -2,10 +2,14 @@ package patchbay
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/feed"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -34,20 +38,21 @@ func (rt *Runtime) Events(ctx context.Context, tail int) <-chan Event {
 }
 
 // Publish puts an event of the host's own into the order of events, with the next number. It may be called at any time and does not block;
-// after the Runtime has ended it does nothing.
+// after the Runtime has ended it does nothing. It logs nothing: the host knows best how to say it in its log.
 func (rt *Runtime) Publish(e reconciler.Event) { rt.events.publish(e) }
 
 // eventLog numbers events and passes them on.
 type eventLog struct {
 	feed  *feed.Feed[Event]
 	event func(reconciler.Event) // may be nil
+	log   *slog.Logger
 
 	mu  sync.Mutex // held over a publication, so that the events are in the order of their numbers
 	seq uint64     // of the last event
 }
 
-func newEventLog(observer Observer) *eventLog {
-	return &eventLog{event: observer.Event, feed: feed.New(feed.Config[Event]{
+func newEventLog(observer Observer, log *slog.Logger) *eventLog {
+	return &eventLog{event: observer.Event, log: log, feed: feed.New(feed.Config[Event]{
 		History: eventHistory,
 		Resync: func(_ string, commit func(Event)) {
 			if observer.Resync != nil {
@@ -58,6 +63,38 @@ func newEventLog(observer Observer) *eventLog {
 			}})
 		},
 	})}
+}
+
+// observe publishes an event of the Runtime's own, and logs it: each is one line.
+func (l *eventLog) observe(e reconciler.Event) {
+	l.publish(e)
+	level := slog.LevelInfo
+	if troubling[e.Kind] {
+		level = slog.LevelWarn
+	}
+	attributes := []slog.Attr{slog.String("event", string(e.Kind))}
+	for _, a := range []struct{ key, value string }{
+		{"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"endpoint", e.Endpoint}, {"socket", e.SocketPath}, {"reason", e.Message},
+	} {
+		if a.value != "" {
+			attributes = append(attributes, slog.String(a.key, a.value))
+		}
+	}
+	subject := "plugin"
+	if e.Name == "" {
+		subject = "plugin discovery"
+	}
+	l.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)
+}
+
+// troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.
+var troubling = map[reconciler.EventKind]bool{
+	reconciler.EventRefused: true, reconciler.EventFailed: true, reconciler.EventUnreachable: true, reconciler.EventUnlinked: true,
+	pluginwatcher.EventDegraded:                      true,
+	reconciler.EventKind(host.EventDenied):           true,
+	reconciler.EventKind(host.EventLeftover):         true,
+	reconciler.EventKind(launcher.EventUnresponsive): true,
+	reconciler.EventKind(launcher.EventUnhealthy):    true,
 }
 
 func (l *eventLog) publish(e reconciler.Event) {

@@ -55,11 +55,11 @@ func (rt *Runtime) newLaunching(cfg Config) error {
 
 // observeHost makes an event of what the host tells.
 func (rt *Runtime) observeHost(e host.Event) {
-	rt.events.publish(reconciler.Event{Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Plugin, Message: e.Message})
+	rt.events.observe(reconciler.Event{Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Plugin, Message: e.Message})
 }
 
 func (rt *Runtime) observeLauncher(e launcher.Event) {
-	rt.events.publish(reconciler.Event{
+	rt.events.observe(reconciler.Event{
 		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Name, SocketPath: e.Socket, Message: e.Message,
 	})
 }

@@ -1,10 +1,12 @@
 package patchbay
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -234,7 +236,7 @@ func rolesOf(in reconciler.Instance) []string {
 func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.PluginInfo {
 	entry := *info
 	entry.Type = role
-	entry.Options = map[string]string{optionRoleOf: info.Type}
+	entry.Options = map[string]string{optionRoleOf: info.Type, optionAccount: info.Options[optionAccount]}
 	for key, value := range info.Options {
 		if !strings.HasPrefix(key, ownOptions) {
 			entry.Options[key] = value
@@ -312,6 +314,27 @@ func statusOf(in dynamicplugins.Instance) PluginStatus {
 		s.LastError = in.Reason.Error()
 	}
 	return s
+}
+
+// endpointJudge returns what judges each connection to an endpoint: who listens there must be somebody whom the plugin may speak for. A
+// path is judged when it is announced too, but who can write to its directory can have it lead elsewhere afterwards.
+func endpointJudge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
+	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
+		socket, isUnix := conn.(*net.UnixConn)
+		account, err := parseAccount(info.Options[optionAccount])
+		path := info.ConnectionInfo.SocketPath
+		if !isUnix || err != nil || !account.Known || path == info.Options[optionSocketPath] {
+			return nil //nolint:nilerr // What is damaged was logged when it was restored; the registration socket was judged as such.
+		}
+		peer, err := sock.PeerOf(socket)
+		if errors.Is(err, errors.ErrUnsupported) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return judge.Endpoint(cmp.Or(info.Options[optionRoleOf], info.Type), path, account, peer.UID)
+	}
 }
 
 func parseRank(s string) (uint64, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -100,18 +101,22 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if err := cfg.absolute(); err != nil {
+		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
+	}
 	trusted, err := trust.New(cfg.Trust)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: trust.%w", err)
 	}
-	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, append(cfg.Observer.registryOptions(), cfg.RegistryOptions...)...)
+	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, slices.Concat(
+		cfg.Observer.registryOptions(), []dynamicplugins.Option{dynamicplugins.WithConnJudge(endpointJudge(trusted))}, cfg.RegistryOptions)...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
 	}
 	rt := &Runtime{
 		log:      cfg.Logger,
 		registry: registry,
-		events:   newEventLog(cfg.Observer),
+		events:   newEventLog(cfg.Observer, cfg.Logger),
 		ready:    make(chan struct{}),
 	}
 	if err := rt.newLaunching(cfg); err != nil {
@@ -129,7 +134,7 @@ func New(cfg Config) (*Runtime, error) {
 		Reconciler: reconciler.Config{
 			Registry:         &record{registry: registry},
 			Restored:         restored(registry, cfg.Logger),
-			Observe:          rt.events.publish,
+			Observe:          rt.events.observe,
 			Attempted:        cfg.Observer.Attempt,
 			Refused:          cfg.Observer.Refused,
 			Tracer:           cfg.Observer.Tracer,
@@ -145,6 +150,26 @@ func New(cfg Config) (*Runtime, error) {
 		},
 	})
 	return rt, nil
+}
+
+// absolute gives all paths their one form: they mean the same whatever becomes of the working directory.
+func (c *Config) absolute() error {
+	c.PluginDirs = slices.Clone(c.PluginDirs)
+	paths := []*string{&c.DeprecatedPluginDir, &c.SurvivorDir}
+	for i := range c.PluginDirs {
+		paths = append(paths, &c.PluginDirs[i])
+	}
+	for _, path := range paths {
+		if *path == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return fmt.Errorf("cannot find out where %s is: %w; write the path from the root directory", *path, err)
+		}
+		*path = abs
+	}
+	return nil
 }
 
 // AddHandler makes h the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are registered
@@ -164,6 +189,10 @@ func (rt *Runtime) RemoveHandler(pluginType string) {
 func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) {
 	rt.watcher.SetTimeouts(all, byType)
 }
+
+// Reconsider tries at once every plugin that was refused or failed and waits for its next attempt. It is for hosts in which what judges
+// plugins, a handler or what an admission plugin reads, has changed. It may be called at any time and does not block.
+func (rt *Runtime) Reconsider() { rt.watcher.Reconsider() }
 
 // Registry returns the registry of plugins. It can be used before, while and, except for changes, after the Runtime runs.
 func (rt *Runtime) Registry() dynamicplugins.Registry { return rt.registry }

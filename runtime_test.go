@@ -3,6 +3,7 @@ package patchbay_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,7 @@ import (
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // patience bounds every wait. It says nothing about how long things take.
@@ -35,6 +37,8 @@ type host struct {
 	survivors  string                                              // where launched plugins that survive are remembered; empty for nowhere
 	admission  func(*hosting.Host) (plugin.AdmissionPlugin, error) // nil for none
 	handler    cache.PluginHandler                                 // nil for one that accepts
+	trust      trust.Policy
+	logger     *slog.Logger // nil for none
 	rt         *patchbay.Runtime
 	events     <-chan patchbay.Event
 	unread     []patchbay.Event // that were passed over by await
@@ -60,6 +64,8 @@ func (h *host) start() {
 		Admission:   h.admission,
 		State:       &device{store, &h.full},
 		SurvivorDir: h.survivors,
+		Logger:      h.logger,
+		Trust:       h.trust,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithConnDispenser("T", func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil

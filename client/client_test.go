@@ -199,7 +199,7 @@ func TestErrors(t *testing.T) {
 		"failing":      {list(t.Context(), failing), nil, "cannot list the plugins: broken"},
 		"interrupted":  {list(interrupted, empty), context.Canceled, "cannot list the plugins: context canceled"},
 		"late":         {list(late, empty), context.DeadlineExceeded, "does not answer in time"},
-		"not known":    {notKnown, client.ErrNotFound, "cannot get plugin T/n: no such plugin is known"},
+		"not known":    {notKnown, client.ErrNotFound, "cannot get plugin T/n: not known"},
 		"unknown goal": {unknownGoal, nil, `unknown goal "ready"`},
 	} {
 		t.Run(name, func(t *testing.T) {

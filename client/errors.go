@@ -22,7 +22,7 @@ var (
 	// ErrDenied is wrapped by the error of a call for which the user does not have the role; its text says which that is, and how to get it.
 	// It matches [ErrPermission].
 	ErrDenied = fmt.Errorf("the role of this user does not suffice: %w", ErrPermission)
-	// ErrNotFound is wrapped by the error of [Client.Get] for a plugin that is not known.
+	// ErrNotFound is wrapped by the error of a call about a plugin that is not known; its text is the daemon's.
 	ErrNotFound = errors.New("no such plugin is known")
 	// ErrBehind is wrapped by the last error of [Client.Events] if events were lost because they were not read in time.
 	ErrBehind = errors.New("events were lost because they were read too slowly")
@@ -32,6 +32,11 @@ var (
 type denied struct{ error }
 
 func (denied) Unwrap() error { return ErrDenied }
+
+// notFound matches ErrNotFound, in the words of the daemon.
+type notFound struct{ error }
+
+func (notFound) Unwrap() error { return ErrNotFound }
 
 // explain makes the error of a call readable: "cannot <task>: <what is wrong>".
 func (c *Client) explain(task string, err error) error {
@@ -57,7 +62,7 @@ func (c *Client) explain(task string, err error) error {
 	case code == connect.CodePermissionDenied:
 		return fmt.Errorf("cannot %s: %w", task, denied{detail})
 	case code == connect.CodeNotFound:
-		return fmt.Errorf("cannot %s: %w", task, ErrNotFound)
+		return fmt.Errorf("cannot %s: %w", task, notFound{detail})
 	case code == connect.CodeResourceExhausted:
 		return fmt.Errorf("cannot %s: %w", task, ErrBehind)
 	case answered && code == connect.CodeUnavailable:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path"
 	"strings"
 	"sync"
@@ -25,8 +26,8 @@ const EventAudit reconciler.EventKind = "audit"
 type auditor struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
-	// denials and calls are apart, so that those who are denied cannot keep calls from being told.
-	denials, calls sparse
+	// They are apart, so that neither those who are denied nor those who call what does not exist can keep calls from being told.
+	denials, calls, misses sparse
 }
 
 // done tells of an action that was allowed. The error is what came of it.
@@ -39,16 +40,22 @@ func (a *auditor) done(c *caller, action, target string, err error) {
 	a.tell(c, level, e)
 }
 
-// called tells of a call to a plugin that ended with a code, unless one like it was told a short time ago.
-func (a *auditor) called(c *caller, target string, code codes.Code) {
-	if first, left := a.calls.first(fmt.Sprint(c.peer.UID, target, code)); first {
+// called tells of a call that ended with a code, unless one like it was told a short time ago. A first call of what exists is always told.
+// Of calls that reached no plugin, or no method of it, whose names callers make up, there is a bounded number for each user.
+func (a *auditor) called(c *caller, target string, reached bool, code codes.Code) {
+	what := audited{c.peer.UID, c.unknown == nil, target, code}
+	tell := a.misses.first
+	if reached && code != codes.Unimplemented {
+		tell = a.calls.always
+	}
+	if first, left := tell(what); first {
 		a.tell(c, slog.LevelInfo, entry{action: actionCall, target: target, result: resultOf(code), left: left})
 	}
 }
 
 // denied tells of an action that was not allowed, unless the same was told a short time ago. What the caller can make up is no part of it.
 func (a *auditor) denied(c *caller, action string, err error) {
-	if first, left := a.denials.first(fmt.Sprint(c.unknown == nil, c.peer.UID, action)); first {
+	if first, left := a.denials.first(audited{uid: c.peer.UID, known: c.unknown == nil, target: action}); first {
 		a.tell(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
 	}
 }
@@ -124,42 +131,93 @@ func targetOf(request any) string {
 }
 
 const (
-	// sparseQuiet is for how long what was told is not told again, and maxSparse how much is remembered for that.
+	// sparseQuiet is for how long what was told is not told again.
 	sparseQuiet = time.Minute
-	maxSparse   = 256
+	// maxSparse and maxAlways are how much is remembered of one user for that, maxUsers of how many users.
+	maxSparse = 256
+	maxAlways = 4096
+	maxUsers  = 1024
 )
+
+// audited is what is told of: equal values are alike.
+type audited struct {
+	uid    uint32
+	known  bool // whether it is known who that is
+	target string
+	code   codes.Code
+}
 
 // sparse says what is to be told of things that may come in floods. Its zero value is ready, and it is safe for concurrent use.
 type sparse struct {
-	mu   sync.Mutex
-	told map[string]time.Time
+	mu    sync.Mutex
+	users map[uint32]*toldUser
+}
+
+// toldUser is what was told of one user. Nobody else can have any of it left out.
+type toldUser struct {
+	told map[audited]time.Time
 	left int
 }
 
-// first says whether something is to be told, and how much was left out since something was told before it.
-func (s *sparse) first(key string) (first bool, left int) {
+// first says whether something is to be told, and how much of the same user was left out since something was told before it. Of what
+// callers make up enough is known when a lot of it was told: the rest is left out.
+func (s *sparse) first(what audited) (first bool, left int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
-	if at, ok := s.told[key]; ok && now.Sub(at) < sparseQuiet {
-		s.left++
+	u, now := s.user(what.uid), time.Now()
+	if len(u.told) >= maxSparse {
+		u.forget(now)
+	}
+	if len(u.told) >= maxSparse && !u.knows(what, now) {
+		u.left++
 		return false, 0
 	}
-	if len(s.told) >= maxSparse {
-		for k, at := range s.told {
-			if now.Sub(at) >= sparseQuiet {
-				delete(s.told, k)
-			}
-		}
-		if len(s.told) >= maxSparse {
-			s.left++
-			return false, 0 // somebody makes things up: enough of them are known
-		}
+	return u.tell(what, now)
+}
+
+// always is first for what is never left out for the sake of others: if too much is remembered, it is told again.
+func (s *sparse) always(what audited) (first bool, left int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u, now := s.user(what.uid), time.Now()
+	if len(u.told) >= maxAlways {
+		clear(u.told)
 	}
-	if s.told == nil {
-		s.told = map[string]time.Time{}
+	return u.tell(what, now)
+}
+
+// user returns what was told of a user. mu is held.
+func (s *sparse) user(uid uint32) *toldUser {
+	u := s.users[uid]
+	if u != nil {
+		return u
 	}
-	s.told[key] = now
-	left, s.left = s.left, 0
+	if len(s.users) >= maxUsers {
+		clear(s.users) // what was told is told again
+	}
+	if s.users == nil {
+		s.users = map[uint32]*toldUser{}
+	}
+	u = &toldUser{told: map[audited]time.Time{}}
+	s.users[uid] = u
+	return u
+}
+
+func (u *toldUser) knows(what audited, now time.Time) bool {
+	at, ok := u.told[what]
+	return ok && now.Sub(at) < sparseQuiet
+}
+
+func (u *toldUser) forget(now time.Time) {
+	maps.DeleteFunc(u.told, func(_ audited, at time.Time) bool { return now.Sub(at) >= sparseQuiet })
+}
+
+func (u *toldUser) tell(what audited, now time.Time) (first bool, left int) {
+	if u.knows(what, now) {
+		u.left++
+		return false, 0
+	}
+	u.told[what] = now
+	left, u.left = u.left, 0
 	return true, left
 }

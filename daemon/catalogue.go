@@ -101,10 +101,7 @@ type metadata struct {
 
 // ListMetadata implements [plugin.Repository]. A page token is the number of entries before it.
 func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string, page plugin.Page) ([]plugin.Metadata, string, error) {
-	p, known := m.current.Load().Lookup(pin.PackageName)
-	if !known {
-		return nil, "", fmt.Errorf("no plugin %s is in the catalogue", pin.PackageName)
-	}
+	p, _ := m.current.Load().Lookup(pin.PackageName) // of a plugin that is not in the catalogue nothing is said
 	var entries []plugin.Metadata
 	for _, key := range slices.Sorted(maps.Keys(p.Metadata)) {
 		if len(keys) > 0 && !slices.Contains(keys, key) {

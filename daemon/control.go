@@ -3,11 +3,11 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"time"
 
 	"connectrpc.com/connect"
@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
 // source is what the control API shows: the part of a [patchbay.Runtime] that it needs.
@@ -82,7 +83,11 @@ func (c *control) GetPlugin(
 		response.Plugins = append(response.Plugins, pluginMessage(status))
 	}
 	if len(response.Plugins) == 0 {
-		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("plugin %s/%s is not known", ptype, name))
+		var known []string
+		for _, status := range c.source.Plugins() {
+			known = append(known, status.Type+"/"+status.Name)
+		}
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such plugin is known"+didYouMean(ptype+"/"+name, known)))
 	}
 	return connect.NewResponse(response), nil
 }
@@ -113,11 +118,20 @@ func (c *control) Reload(
 	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(err.Error())))
 }
 
-// instances returns what is known of one plugin, newest first.
+// instances returns what is known of one plugin, newest first. The type is that under which it registered, or one of its roles.
 func (c *control) instances(ptype, name string) []patchbay.PluginStatus {
 	return slices.DeleteFunc(c.source.Plugins(), func(s patchbay.PluginStatus) bool {
-		return s.Type != ptype || s.Name != name
+		return s.Name != name || s.Type != ptype && !slices.Contains(s.Registration.Roles, ptype)
 	})
+}
+
+// didYouMean asks for the known name that is most like one that is not, if there is one.
+func didYouMean(name string, known []string) string {
+	meant, ok := nearest.To(name, known)
+	if !ok {
+		return ""
+	}
+	return "; did you mean " + strconv.Quote(valid(meant)) + "?"
 }
 
 func requirePlugin(ptype, name string) error {

@@ -41,6 +41,8 @@ type Daemon struct {
 	goPlugins goplugin.Connections
 	// guard says who may do what on the control socket. Its audit is for a running daemon.
 	guard *guard
+	// fleetRules say who may call what from other nodes.
+	fleetRules *fleetRules
 }
 
 // New checks the configuration. It touches neither files nor sockets; Run does.
@@ -53,7 +55,8 @@ func New(config Config) (*Daemon, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	d := &Daemon{config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config),
-		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}, guard: newGuard(config.ControlSocket, &auditor{log: log})}
+		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}, guard: newGuard(config.ControlSocket, &auditor{log: log}),
+		fleetRules: newFleetRules(config.Fleet.Serve.Allow)}
 	d.timeouts.set(config.ClientTimeouts)
 	return d, nil
 }
@@ -164,7 +167,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	}
 	if fleetListener != nil {
 		d.log.Info("taking calls from other nodes", "address", fleetListener.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
-		parts.add(serveFleet(ctx, fleetListener, seen.fleet.credentials, d.config.Fleet.Serve.Allow, registry, runtime.Publish, cancel,
+		parts.add(serveFleet(ctx, fleetListener, seen.fleet.credentials, d.fleetRules, registry, runtime.Publish, cancel,
 			d.log).stop)
 	}
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
@@ -197,11 +200,13 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		ClientTimeout:       d.timeouts.of,
 		Trust:               d.config.Trust,
 		Admission:           d.admission(),
-		RegistryOptions:     []dynamicplugins.Option{dynamicplugins.WithDialer(d.goPlugins.Dial)},
-		Host:                plugin.Config{Repository: &d.metadata},
-		SurvivorDir:         d.config.StatePath + ".survivors",
-		Observer:            observer,
-		Logger:              d.log,
+		RegistryOptions: []dynamicplugins.Option{
+			dynamicplugins.WithDialer(d.goPlugins.Dial), dynamicplugins.WithDialOptionsFor(d.goPlugins.DialOptions),
+		},
+		Host:        plugin.Config{Repository: &d.metadata},
+		SurvivorDir: d.config.StatePath + ".survivors",
+		Observer:    observer,
+		Logger:      d.log,
 	})
 }
 

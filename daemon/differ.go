@@ -38,6 +38,9 @@ func differences(before, after Config) (changed, restart []string) {
 	if !before.Roles.equal(after.Roles) {
 		changed = append(changed, "control.roles")
 	}
+	if !slices.EqualFunc(before.Fleet.Serve.Allow, after.Fleet.Serve.Allow, FleetAllow.equal) {
+		changed = append(changed, "fleet.serve.allow")
+	}
 	if before.Log.Level != after.Log.Level {
 		changed = append(changed, "log.level")
 	}

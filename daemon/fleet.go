@@ -70,8 +70,11 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 	}
 }
 
-// equal says whether two configurations are alike.
-func (c FleetConfig) equal(other FleetConfig) bool { return reflect.DeepEqual(c, other) }
+// equal says whether two configurations are alike, but for the rules, to whose change a running daemon can change.
+func (c FleetConfig) equal(other FleetConfig) bool {
+	c.Serve.Allow, other.Serve.Allow = nil, nil
+	return reflect.DeepEqual(c, other)
+}
 
 // readerIdle is how long the fleet is followed after the last request for it.
 const readerIdle = 5 * time.Minute

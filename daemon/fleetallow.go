@@ -1,11 +1,13 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // FleetAllow allows calls from other nodes. All of its parts have to match; in each, "*" alone matches everything, and else the patterns
@@ -34,6 +36,66 @@ func (a FleetAllow) validate() error {
 		}
 	}
 	return nil
+}
+
+func (a FleetAllow) equal(other FleetAllow) bool {
+	return a.Identity == other.Identity && slices.Equal(a.Types, other.Types) && slices.Equal(a.Names, other.Names) &&
+		slices.Equal(a.Methods, other.Methods)
+}
+
+// errWithdrawn ends calls that no rule allows any more.
+var errWithdrawn = errors.New("the call was ended because no rule in fleet.serve.allow of the node allows it any more")
+
+// fleetRules are the rules in force, and the calls that they let in.
+type fleetRules struct {
+	mu    sync.Mutex
+	rules []FleetAllow
+	calls map[*fleetCall]bool
+}
+
+// fleetCall is a call from another node.
+type fleetCall struct {
+	identities          []string
+	ptype, name, method string
+	cancel              context.CancelCauseFunc
+}
+
+func newFleetRules(rules []FleetAllow) *fleetRules {
+	return &fleetRules{rules: rules, calls: map[*fleetCall]bool{}}
+}
+
+// admit says whether a call is allowed. One that is ends when no rule allows it any more, until it is done.
+func (r *fleetRules) admit(c *fleetCall) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.allow(c) {
+		return false
+	}
+	r.calls[c] = true
+	return true
+}
+
+func (r *fleetRules) done(c *fleetCall) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.calls, c)
+}
+
+// use puts other rules in force, and ends the calls that they do not allow.
+func (r *fleetRules) use(rules []FleetAllow) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rules = rules
+	for c := range r.calls {
+		if !r.allow(c) {
+			c.cancel(errWithdrawn)
+		}
+	}
+}
+
+// allow is allowed for a call. mu is held.
+func (r *fleetRules) allow(c *fleetCall) bool {
+	return allowed(r.rules, c.identities, c.ptype, c.name, c.method)
 }
 
 // allowed says whether one of the rules lets somebody call a method of a plugin.

@@ -103,7 +103,7 @@ func (c FleetConfig) published(listener net.Listener) (string, error) {
 // fleetServer takes calls from other nodes, and forwards those that are allowed to the plugins of this node.
 type fleetServer struct {
 	registry dynamicplugins.Registry
-	rules    []FleetAllow
+	rules    *fleetRules
 	denials  denials
 	grpc     *grpc.Server
 	end      context.Context //nolint:containedctx // All calls share it.
@@ -115,7 +115,7 @@ type fleetServer struct {
 // serveFleet starts to serve and returns. Calls end with ctx; the caller ends the rest with stop. If it ends before that, failed is called
 // and stop returns the error.
 func serveFleet(
-	ctx context.Context, listener net.Listener, c *fleet.Credentials, rules []FleetAllow, registry dynamicplugins.Registry,
+	ctx context.Context, listener net.Listener, c *fleet.Credentials, rules *fleetRules, registry dynamicplugins.Registry,
 	publish func(reconciler.Event), failed func(), log *slog.Logger,
 ) *fleetServer {
 	s := &fleetServer{
@@ -126,7 +126,16 @@ func serveFleet(
 	s.forget = context.AfterFunc(ctx, func() { s.refuse(errStopping) })
 	forward := proxy.Handler(s.direct)
 	s.grpc = proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
-		return endWith(s.end, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
+		call := &fleetCall{}
+		ctx, cancel := context.WithCancelCause(context.WithValue(caller.Context(), fleetCallKey{}, call))
+		defer cancel(nil)
+		call.cancel = cancel
+		defer rules.done(call)
+		err := endWith(s.end, streamWithContext{caller, ctx}, func(caller grpc.ServerStream) error { return forward(srv, caller) })
+		if err != nil && errors.Is(context.Cause(ctx), errWithdrawn) {
+			return status.Error(codes.PermissionDenied, errWithdrawn.Error())
+		}
+		return err
 	}, grpc.Creds(c.Server()), grpc.ConnectionTimeout(fleetHandshake), grpc.MaxConcurrentStreams(fleetStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: fleetConnAge, Time: fleetSilence, Timeout: fleetAnswer}))
 	go func() {
@@ -176,12 +185,19 @@ func (s *fleetServer) direct(ctx context.Context, method string) (grpc.ClientCon
 	if err != nil {
 		return nil, status.Error(codes.Unimplemented, err.Error())
 	}
-	identities := fleet.Identities(cert)
-	if !allowed(s.rules, identities, ptype, name, method) {
-		return nil, s.denials.deny(identities, ptype, name, method)
+	call, ok := ctx.Value(fleetCallKey{}).(*fleetCall)
+	if !ok {
+		return nil, status.Error(codes.Internal, "the call came over no server for the fleet")
+	}
+	call.identities, call.ptype, call.name, call.method = fleet.Identities(cert), ptype, name, method
+	if !s.rules.admit(call) {
+		return nil, s.denials.deny(call.identities, ptype, name, method)
 	}
 	return connTo(ctx, s.registry, ptype, name)
 }
+
+// fleetCallKey leads to the call of a context.
+type fleetCallKey struct{}
 
 // callerOf returns the certificate with which a call came. It may have run out since the connection was made.
 func callerOf(ctx context.Context) (*x509.Certificate, error) {
@@ -217,7 +233,7 @@ func (d *denials) deny(identities []string, ptype, name, method string) error {
 		who = short(strings.Join(identities, ", "))
 	}
 	what := fmt.Sprintf("%s of plugin %s/%s", short(strings.TrimPrefix(method, "/")), short(ptype), short(name))
-	if first, _ := d.told.first(who + " " + what); first {
+	if first, _ := d.told.first(audited{target: who + "\x00" + what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what)
 		d.publish(reconciler.Event{Time: time.Now(), Kind: EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s", who, what)})
 	}

@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -103,8 +106,8 @@ func TestDenials(t *testing.T) {
 	for i := range 2 * maxSparse {
 		_ = d.deny([]string{"node"}, "T", fmt.Sprint(i), "/s/m")
 	}
-	if len(events) > maxSparse || len(d.told.told) > maxSparse {
-		t.Errorf("%d events, %d remembered", len(events), len(d.told.told))
+	if len(events) > maxSparse || len(d.told.users[0].told) > maxSparse {
+		t.Errorf("%d events, %d remembered", len(events), len(d.told.users[0].told))
 	}
 }
 
@@ -134,5 +137,36 @@ func TestPublishedAddress(t *testing.T) {
 		if got, err := test.config.published(test.listener); err != nil || !test.want(got) {
 			t.Errorf("%+v: %q, %v", test.config, got, err)
 		}
+	}
+}
+
+// TestRulesCanChange: calls that no rule allows any more are cut off, and the others go on.
+func TestRulesCanChange(t *testing.T) {
+	all := []string{"*"}
+	rule := func(identity string) FleetAllow { return FleetAllow{identity, all, all, all} }
+	r := newFleetRules([]FleetAllow{rule("a"), rule("b")})
+	ended := map[string]context.Context{}
+	for _, name := range []string{"a", "b"} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		ended[name] = ctx
+		if !r.admit(&fleetCall{identities: []string{name}, ptype: "T", name: "n", method: "/s/m", cancel: cancel}) {
+			t.Errorf("%s may not call", name)
+		}
+	}
+	r.use([]FleetAllow{rule("b"), rule("c")})
+	if cause := context.Cause(ended["a"]); !errors.Is(cause, errWithdrawn) {
+		t.Errorf("a's call goes on: %v", cause)
+	}
+	if err := ended["b"].Err(); err != nil {
+		t.Errorf("b's call was ended: %v", err)
+	}
+	if r.admit(&fleetCall{identities: []string{"a"}, ptype: "T", name: "n", method: "/s/m"}) ||
+		!r.admit(&fleetCall{identities: []string{"c"}, ptype: "T", name: "n", method: "/s/m"}) {
+		t.Error("the new rules are not in force")
+	}
+	before, after := Config{}, Config{}
+	after.Fleet.Serve.Allow = []FleetAllow{rule("a")}
+	if changed, restart := differences(before, after); len(restart) > 0 || !slices.Equal(changed, []string{"fleet.serve.allow"}) {
+		t.Errorf("changed are %q, a restart needs %q", changed, restart)
 	}
 }

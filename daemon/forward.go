@@ -28,9 +28,11 @@ func newForwarder(g *guard, registry dynamicplugins.Registry, calls *fleetCalls)
 			return nil, status.Error(codes.Unimplemented, err.Error())
 		}
 		if isFleetCall(md) {
-			return calls.direct(md, ptype, name)
+			conn, err := calls.direct(md, ptype, name)
+			return arrived(ctx, conn, err)
 		}
-		return connTo(ctx, registry, ptype, name)
+		conn, err := connTo(ctx, registry, ptype, name)
+		return arrived(ctx, conn, err)
 	})
 	return &forwarder{proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
 		request, ok := caller.Context().Value(requestKey{}).(context.Context)
@@ -42,13 +44,24 @@ func newForwarder(g *guard, registry dynamicplugins.Registry, calls *fleetCalls)
 		}
 		held, release := g.hold(request, callRole)
 		defer release()
-		err := endWith(held, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
+		reached := false // a plugin
+		err := endWith(held, caller, func(caller grpc.ServerStream) error {
+			return forward(srv, streamWithContext{caller, context.WithValue(caller.Context(), reachedKey{}, &reached)})
+		})
 		if lost := context.Cause(held); isDenial(lost) && err != nil {
 			err = status.Error(codes.PermissionDenied, lost.Error())
 		}
-		g.audit.called(callerIn(request), calledIn(caller), status.Code(err))
+		g.audit.called(callerIn(request), calledIn(caller), reached, status.Code(err))
 		return err
 	})}
+}
+
+// arrived notes that a call has found its plugin.
+func arrived(ctx context.Context, conn grpc.ClientConnInterface, err error) (grpc.ClientConnInterface, error) {
+	if reached, ok := ctx.Value(reachedKey{}).(*bool); ok && err == nil {
+		*reached = true
+	}
+	return conn, err
 }
 
 // calledIn returns what a call calls, for people.
@@ -75,6 +88,9 @@ func connTo(ctx context.Context, registry dynamicplugins.Registry, ptype, name s
 	}
 	return proxy.Named(conn, called), nil
 }
+
+// reachedKey leads to the bool that says whether a call has reached a plugin. The director writes it before the call is forwarded.
+type reachedKey struct{}
 
 // requestKey leads to the context of the HTTP request of a call.
 type requestKey struct{}

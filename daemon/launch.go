@@ -142,8 +142,12 @@ func (c *control) launchedName(name string) (string, error) {
 			}
 		}
 	}
-	return "", connect.NewError(connect.CodeNotFound,
-		fmt.Errorf("no launched plugin %s is known: plugins to launch are those of the catalogue, the key plugins of the configuration", name))
+	var known []string
+	for _, s := range plugins {
+		known = append(known, s.Name)
+	}
+	return "", connect.NewError(connect.CodeNotFound, errors.New(
+		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(valid(name), known)))
 }
 
 func launchError(err error) error {

@@ -68,10 +68,10 @@ func (r *reloads) end() {
 }
 
 // Reload reads the configuration anew with Config.Load and changes to it, and returns the keys of the configuration file whose values
-// changed. Roles, handlers, timeouts, the log and the catalogue can change; plugins that are not concerned notice nothing, and one that is
-// registered keeps the client timeout with which it was. The answers of the admission plugin are forgotten. If anything else has changed,
-// or the configuration is wrong, Reload changes nothing and returns an error; until a reload succeeds, the condition "configuration" is
-// then degraded.
+// changed. Roles, the rules for calls from other nodes, handlers, timeouts, the log and the catalogue can change; plugins that are not
+// concerned notice nothing, and one that is registered keeps the client timeout with which it was. The answers of the admission plugin are
+// forgotten, and plugins that wait for their next attempt are tried at once. If anything else has changed, or the configuration is wrong,
+// Reload changes nothing and returns an error; until a reload succeeds, the condition "configuration" is then degraded.
 //
 // Reload may be called at any time, concurrently too. It blocks until the daemon is up or ctx ends. What became of it is also logged
 // and published as an event.
@@ -140,6 +140,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 		d.config.SetLog(next.Log)
 	}
 	d.guard.use(roles)
+	d.fleetRules.use(next.Fleet.Serve.Allow)
 	d.timeouts.set(next.ClientTimeouts)
 	r.runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
 	for _, ptype := range removed {
@@ -151,6 +152,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 		d.letGo(d.handlers.use(ptype, handler))
 	}
 	r.current = next
+	r.runtime.Reconsider()
 	return changed, nil
 }
 

@@ -2,14 +2,19 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // procedures are the methods of the control API.
@@ -75,20 +80,62 @@ func TestSparse(t *testing.T) {
 	var s sparse
 	told := 0
 	for range 3 {
-		if first, _ := s.first("a"); first {
+		if first, _ := s.first(audited{target: "a"}); first {
 			told++
 		}
 	}
-	first, left := s.first("b")
+	first, left := s.first(audited{target: "b"})
 	if told != 1 || !first || left != 2 {
 		t.Errorf("told %d times; another: %t, %d left out", told, first, left)
 	}
 	for i := range 2 * maxSparse {
-		s.first(strings.Repeat("x", i))
+		s.first(audited{target: strings.Repeat("x", i)})
 	}
-	if len(s.told) != maxSparse || s.left != maxSparse+2 {
-		t.Errorf("%d remembered, %d left out", len(s.told), s.left)
+	if u := s.users[0]; len(u.told) != maxSparse || u.left != maxSparse+2 {
+		t.Errorf("%d remembered, %d left out", len(u.told), u.left)
 	}
+	if first, left := s.first(audited{uid: 1, target: "a"}); !first || left != 0 {
+		t.Errorf("what another user does: %t, %d left out", first, left)
+	}
+}
+
+// TestAuditCannotBeSwitchedOff: made-up names, however many, keep no call of what exists out of the audit.
+func TestAuditCannotBeSwitchedOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []string
+		a := &auditor{log: discard, publish: func(e reconciler.Event) { told = append(told, e.Message) }}
+		user, other := &caller{peer: sock.Peer{UID: 7}}, &caller{peer: sock.Peer{UID: 77}}
+		for i := range 1000 {
+			a.called(user, fmt.Sprintf("T/made-up-%d: a.B/C", i), false, codes.Unavailable)
+			a.called(user, fmt.Sprintf("T/disk: a.B/MadeUp%d", i), true, codes.Unimplemented)
+		}
+		if len(told) != maxSparse {
+			t.Errorf("%d calls of made-up names are told, want %d", len(told), maxSparse)
+		}
+		for i := range 1000 {
+			told = nil
+			a.called(user, fmt.Sprintf("T/disk: a.B/Method%d", i), true, codes.NotFound)
+			a.called(other, fmt.Sprintf("T/disk: a.B/Method%d", i), true, codes.NotFound)
+			if len(told) != 2 {
+				t.Fatalf("a first call of what exists is left out after %d others: told %q", i, told)
+			}
+		}
+		told = nil
+		a.called(&caller{peer: sock.Peer{UID: 1}}, "1T/n: a.B/C", true, codes.OK) // would be alike if user and name were one text
+		a.called(&caller{peer: sock.Peer{UID: 11}}, "T/n: a.B/C", true, codes.OK)
+		if len(told) != 2 {
+			t.Errorf("of two users one is told of: %q", told)
+		}
+		for i := range 2 * maxAlways {
+			a.called(user, fmt.Sprintf("T/disk: a.B/Other%d", i), true, codes.OK)
+		}
+		for i := range 2 * maxUsers {
+			a.called(&caller{peer: sock.Peer{UID: uint32(i)}}, "T/disk: a.B/C", true, codes.OK)
+		}
+		if u := a.calls.users[7]; u != nil && len(u.told) > maxAlways || len(a.calls.users) > maxUsers {
+			t.Errorf("too much is remembered, of %d users", len(a.calls.users))
+		}
+	})
 }
 
 // privileged are the methods that need more than the role read.

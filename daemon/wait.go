@@ -44,14 +44,15 @@ func (c *control) WaitForPlugin(
 			}
 			return connect.NewResponse(response), nil
 		}
-		if !nextEvent(ctx, events, ptype, name) {
+		if !nextEvent(ctx, events, name) {
 			return nil, waitEnded(ctx, instances)
 		}
 	}
 }
 
-// nextEvent blocks until an event concerns the plugin, or might because some were lost; false if there will be none.
-func nextEvent(ctx context.Context, events <-chan patchbay.Event, ptype, name string) bool {
+// nextEvent blocks until an event concerns a plugin of that name, whatever its type and roles, or might because some were lost; false if
+// there will be none.
+func nextEvent(ctx context.Context, events <-chan patchbay.Event, name string) bool {
 	for {
 		select {
 		case <-ctx.Done():
@@ -60,7 +61,7 @@ func nextEvent(ctx context.Context, events <-chan patchbay.Event, ptype, name st
 			if !ok {
 				return false
 			}
-			if event.Kind == patchbay.EventResync || event.Type == ptype && event.Name == name {
+			if event.Kind == patchbay.EventResync || event.Name == name {
 				return true
 			}
 		}

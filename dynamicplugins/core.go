@@ -58,7 +58,7 @@ func newInstance(p *pool, info *PluginInfo) *instance {
 	in := &struct {
 		instance
 		own link
-	}{instance{info: info}, link{pool: p, path: info.ConnectionInfo.SocketPath}}
+	}{instance{info: info}, link{pool: p, path: info.ConnectionInfo.SocketPath, info: info}}
 	in.link = &in.own
 	return &in.instance
 }

@@ -2,6 +2,7 @@ package dynamicplugins
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"sync"
@@ -30,6 +31,7 @@ var reconnect = backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6
 type link struct {
 	pool *pool
 	path string
+	info *PluginInfo
 
 	mu    sync.Mutex
 	inUse bool
@@ -91,7 +93,9 @@ func (l *link) closeUnused() {
 type pool struct {
 	dial    func(ctx context.Context, socketPath string) (net.Conn, error)
 	options []grpc.DialOption
-	closing sync.WaitGroup // added to with mu held, while down is false
+	more    func(socketPath string) []grpc.DialOption   // may be nil
+	judge   func(info *PluginInfo, conn net.Conn) error // may be nil
+	closing sync.WaitGroup                              // added to with mu held, while down is false
 
 	mu   sync.Mutex
 	open map[*link]*grpc.ClientConn
@@ -114,8 +118,8 @@ func (p *pool) connect(l *link) (*grpc.ClientConn, error) {
 	if p.down {
 		return nil, errDown
 	}
-	conn, err := grpc.NewClient("passthrough:///localhost", append(slices.Clone(p.options),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return p.dial(ctx, l.path) }),
+	conn, err := grpc.NewClient("passthrough:///localhost", append(p.optionsFor(l.path),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return p.dialFor(ctx, l) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: connectTimeout}),
 		grpc.WithIdleTimeout(idleTimeout))...)
@@ -123,6 +127,27 @@ func (p *pool) connect(l *link) (*grpc.ClientConn, error) {
 		p.open[l] = conn
 	}
 	return conn, err
+}
+
+// dialFor connects to the socket of l, if who serves it passes judgement.
+func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
+	conn, err := p.dial(ctx, l.path)
+	if err != nil || p.judge == nil {
+		return conn, err
+	}
+	if err := p.judge(l.info, conn); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// optionsFor returns the options of the connection to a socket.
+func (p *pool) optionsFor(path string) []grpc.DialOption {
+	options := slices.Clone(p.options)
+	if p.more != nil {
+		options = append(options, p.more(path)...)
+	}
+	return options
 }
 
 // close closes the connection of l, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false

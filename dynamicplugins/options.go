@@ -37,10 +37,22 @@ func WithDialer(dial func(ctx context.Context, socketPath string) (net.Conn, err
 	return func(r *registry) { r.pool.dial = dial }
 }
 
+// WithConnJudge has each shared connection judged when it has been made, and before anything is sent on it: with an error it is closed, and
+// the calls fail with that.
+func WithConnJudge(judge func(info *PluginInfo, conn net.Conn) error) Option {
+	return func(r *registry) { r.pool.judge = judge }
+}
+
 // WithDialOptions adds options to those with which shared connections are made, for example stats handlers. They go before the registry's
 // own.
 func WithDialOptions(options ...grpc.DialOption) Option {
 	return func(r *registry) { r.pool.options = append(r.pool.options, options...) }
+}
+
+// WithDialOptionsFor adds options to the connection to one socket, after those of WithDialOptions: for plugins that have a protocol or
+// limits of their own.
+func WithDialOptionsFor(options func(socketPath string) []grpc.DialOption) Option {
+	return func(r *registry) { r.pool.more = options }
 }
 
 // Observer sees what a registry does, for metrics. Its functions may be nil. They are called by several goroutines at once and

@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -114,7 +117,19 @@ type conn struct {
 
 func (c conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 	info, err := c.Client.GetInfo(ctx)
+	if err == nil {
+		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account)
+	}
 	return reconciler.Info(info), err
+}
+
+// Notify counts a plugin that does not implement the method as told: it does not want to know.
+func (c conn) Notify(ctx context.Context, registered bool, reason string) error {
+	err := c.Client.Notify(ctx, registered, reason)
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	return err
 }
 
 func (c conn) Peer() reconciler.Peer {

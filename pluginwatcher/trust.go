@@ -83,6 +83,21 @@ func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock
 	return account, nil
 }
 
+// endpoint says why a plugin may not have the endpoint that it announces. One that is not there yet is judged when it is connected to.
+func (g *gate) endpoint(ptype, path string, by trust.Account) error {
+	if path == "" || !by.Known || g.trust.Privileged(by.UID) {
+		return nil
+	}
+	info, err := sock.Stat(path)
+	switch {
+	case err != nil:
+		return nil //nolint:nilerr // Nobody connects to what is not there.
+	case info.Mode&fs.ModeSymlink != 0:
+		return g.trust.Link(path)
+	}
+	return g.trust.Endpoint(ptype, path, by, info.UID)
+}
+
 // set takes over what is refused now and returns what was not before.
 func (g *gate) set(now []dirwatch.Refusal) (fresh []dirwatch.Refusal) {
 	g.mu.Lock()

@@ -119,7 +119,7 @@ func New(cfg Config) *Watcher {
 // AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
 // registered at once.
 func (w *Watcher) AddHandler(pluginType string, handler PluginHandler) {
-	w.AddCacheHandler(pluginType, adapter{handler})
+	w.AddCacheHandler(pluginType, adapt(handler))
 }
 
 // AddCacheHandler is AddHandler for a handler of the later kubelet interface.
@@ -150,6 +150,15 @@ func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconci
 	w.cfg.Reconciler.Timeouts, w.cfg.Reconciler.TypeTimeouts = all, byType
 	if w.running != nil {
 		w.running.reconciler.SetTimeouts(all, byType)
+	}
+}
+
+// Reconsider tries at once what waits for its next attempt: what judges plugins has changed.
+func (w *Watcher) Reconsider() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running != nil {
+		w.running.reconciler.Reconsider()
 	}
 }
 
@@ -394,13 +403,11 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 	w.mu.Unlock()
 	for _, c := range now {
 		if !slices.ContainsFunc(before, c.same) {
-			w.cfg.Reconciler.Logger.Warn("discovery is degraded", "path", c.Path, "reason", c.Reason)
 			w.observe(EventDegraded, c.Path, c.Reason)
 		}
 	}
 	for _, c := range before {
 		if !slices.ContainsFunc(now, c.same) {
-			w.cfg.Reconciler.Logger.Info("discovery has recovered", "path", c.Path, "from", c.Reason)
 			w.observe(EventRecovered, c.Path, "over: "+c.Reason)
 		}
 	}
@@ -417,7 +424,22 @@ func skipDeprecated(rel string) bool {
 	return first == deprecatedSkip
 }
 
-// adapter makes a handler of the older kubelet interface one of the later.
+// adapt makes a handler of the older kubelet interface one of the later.
+func adapt(h PluginHandler) cache.PluginHandler {
+	if registrar, ok := h.(cache.ContextRegistrar); ok {
+		return contextAdapter{adapter{h}, registrar}
+	}
+	return adapter{h}
+}
+
+// contextAdapter is the adapter of a handler that registers with a context. One that does not must not seem to: its panic would be reported
+// under a method that it does not have.
+type contextAdapter struct {
+	adapter
+	cache.ContextRegistrar
+}
+
+// adapter passes on what every handler has.
 type adapter struct{ PluginHandler }
 
 func (a adapter) ValidatePlugin(pluginName, endpoint string, versions []string) error {
@@ -432,16 +454,7 @@ func (a adapter) RegisterPlugin(pluginName, endpoint string, versions []string, 
 	return a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
 }
 
-// RegisterPluginContext, KeepRegistration and InstanceGone pass on to a handler that has these powers.
-
-func (a adapter) RegisterPluginContext(
-	ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
-) (cache.Registration, error) {
-	if h, ok := a.PluginHandler.(cache.ContextRegistrar); ok {
-		return h.RegisterPluginContext(ctx, pluginName, endpoint, versions, pluginClientTimeout)
-	}
-	return cache.Registration{}, a.PluginHandler.RegisterPlugin(pluginName, endpoint, versions)
-}
+// KeepRegistration and InstanceGone pass on to a handler that has these powers.
 
 func (a adapter) KeepRegistration(pluginName string, reason error) bool {
 	h, ok := a.PluginHandler.(cache.RegistrationKeeper)
@@ -457,6 +470,6 @@ func (a adapter) InstanceGone(pluginName, endpoint string) {
 var (
 	_ cache.DeprecatedDirValidator = adapter{}
 	_ cache.InstanceGoneHandler    = adapter{}
-	_ cache.ContextRegistrar       = adapter{}
+	_ cache.ContextRegistrar       = contextAdapter{}
 	_ cache.RegistrationKeeper     = adapter{}
 )

@@ -298,7 +298,7 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
 	fresh := r.reborn(ctx, in, "nobody accepts on its socket")
 	fresh.attempts = 1
 	fresh.lastErr = err
-	fresh.loggedText = err.Error()
+	fresh.toldText = err.Error()
 	fresh.set(StateUnreachable)
 	r.end(fresh, ResultFailed, err)
 	r.retryLater(fresh)

@@ -1,13 +1,10 @@
 package reconciler_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,11 +82,9 @@ func TestNotReadyYet(t *testing.T) {
 	})
 }
 
-// TestRepeatedFailuresAreLoggedSeldom counts lines of the log: one for each change, and for what stays the same after 4, 16, 64 attempts.
-func TestRepeatedFailuresAreLoggedSeldom(t *testing.T) {
-	var log lines
-	cfg := reconciler.Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	bubble(t, "", cfg, func(t *testing.T, w *world) {
+// TestRepeatedFailuresAreToldSeldom counts events: one for each change, and for what stays the same after 4, 16, 64 attempts.
+func TestRepeatedFailuresAreToldSeldom(t *testing.T) {
+	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.handler.set("validate /a.api", errors.New("too old"))
 		w.serve("/a", "foo", nil)
 		for _, phase := range []struct {
@@ -107,29 +102,46 @@ func TestRepeatedFailuresAreLoggedSeldom(t *testing.T) {
 			w.handler.set("validate /a.api", phase.refusal)
 			time.Sleep(phase.lasts)
 			synctest.Wait()
-			if got := log.take(); len(got) != phase.want {
-				t.Errorf("%s: %d lines, want %d:\n%s", phase.what, len(got), phase.want, strings.Join(got, "\n"))
+			w.mu.Lock()
+			got := 0
+			for _, line := range w.log {
+				if line == "event refused foo" {
+					got++
+				}
+			}
+			w.log = nil
+			w.mu.Unlock()
+			if got != phase.want {
+				t.Errorf("%s: %d events, want %d", phase.what, got, phase.want)
 			}
 		}
 	})
 }
 
-// lines is a log of lines.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-// take returns the lines since the last time.
-func (l *lines) take() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	defer l.buf.Reset()
-	return strings.FieldsFunc(l.buf.String(), func(r rune) bool { return r == '\n' })
+// TestReconsider: what waits for its next attempt is tried at once when what judges it has changed, and its back-off begins anew.
+func TestReconsider(t *testing.T) {
+	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.handler.set("validate /a.api", errors.New("too old"))
+		w.serve("/a", "foo", nil)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if s := w.status("/a"); time.Until(s.NextRetry) < time.Second {
+			time.Sleep(2 * time.Second) // not just before an attempt
+			synctest.Wait()
+		}
+		w.mu.Lock()
+		w.log = nil
+		w.mu.Unlock()
+		w.handler.set("validate /a.api", nil)
+		w.r.Reconsider()
+		before := time.Now()
+		synctest.Wait()
+		w.expectCalls("validate foo /a.api", "register foo /a.api")
+		if s := w.status("/a"); s.State != reconciler.StateRegistered || !time.Now().Equal(before) || s.Attempts != 0 {
+			t.Errorf("it is %+v", s)
+		}
+		w.r.Reconsider() // has nothing to do with what is registered
+		synctest.Wait()
+		w.expectCalls()
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"path/filepath"
 	"strings"
 	"time"
 	"unicode"
@@ -106,8 +107,9 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 	} else {
 		in.progress(StateBackoff)
 	}
-	r.logFailure(in, "plugin refused", err)
-	r.observe(EventRefused, in, err.Error())
+	if in.tells(err) {
+		r.observe(EventRefused, in, err.Error())
+	}
 	timeout, path := r.timeouts(in.announced.Type).Notify, in.info.SocketPath
 	r.spawn(func() {
 		callCtx, cancel := context.WithTimeout(ctx, timeout)
@@ -138,7 +140,7 @@ func (r *Reconciler) ignores(ptype string) bool {
 // ignore leaves an instance alone until there is a handler for its type. It takes the connection over. mu is held.
 func (r *Reconciler) ignore(in *instance, conn Conn) {
 	r.closeConn(conn)
-	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
+	in.attempts, in.lastErr, in.toldText = 0, nil, ""
 	in.set(StateIgnored)
 	r.end(in, ResultIgnored, nil)
 	r.log.Info("plugin ignored, no handler is registered for its type", "type", in.announced.Type, "name", in.announced.Name,
@@ -161,7 +163,7 @@ func (r *Reconciler) failed(in *instance, err error) {
 		in.progress(StateBackoff)
 	}
 	r.end(in, result, err)
-	if r.logFailure(in, "plugin registration failed", err) {
+	if in.tells(err) {
 		r.observe(kind, in, err.Error())
 	}
 	r.retryLater(in)
@@ -178,16 +180,14 @@ func (r *Reconciler) retryLater(in *instance) {
 	in.retry = r.after(wait, func(ctx context.Context) { r.ask(ctx, in) })
 }
 
-// logFailure logs a failure when it changes and then when it was repeated four times, sixteen times, and so on. It says whether it
-// did. mu is held.
-func (r *Reconciler) logFailure(in *instance, message string, err error) bool {
+// tells says whether a failure makes an event: when it changes and then when it was repeated four times, sixteen times, and so on. mu is
+// held.
+func (in *instance) tells(err error) bool {
 	text := err.Error()
-	if text == in.loggedText && (bits.OnesCount(uint(in.attempts)) != 1 || bits.TrailingZeros(uint(in.attempts))%2 != 0) {
+	if text == in.toldText && (bits.OnesCount(uint(in.attempts)) != 1 || bits.TrailingZeros(uint(in.attempts))%2 != 0) {
 		return false
 	}
-	in.loggedText = text
-	r.log.Warn(message, "type", in.announced.Type, "name", in.announced.Name, "socket", in.info.SocketPath,
-		"attempt", in.attempts, "error", err)
+	in.toldText = text
 	return true
 }
 
@@ -220,6 +220,10 @@ func (b Bounds) check(info Info) error {
 	if strings.HasPrefix(info.Endpoint, "@") { // what connects takes it for that
 		return fmt.Errorf("the plugin announces the endpoint %q; it must not be an abstract socket, which every user may serve: "+
 			"announce the path of a socket", info.Endpoint)
+	}
+	if info.Endpoint != "" && !filepath.IsAbs(info.Endpoint) { // it would be relative to a directory that only the plugin knows
+		return fmt.Errorf("the plugin announces the endpoint %q; it must be an absolute path: announce where the socket is from the root "+
+			"directory, or no endpoint for the socket on which it registers", info.Endpoint)
 	}
 	return nil
 }

@@ -59,8 +59,8 @@ type instance struct {
 	nextRetry time.Time
 	retry     *time.Timer
 	lastErr   error
-	// loggedText is the failure that was logged last.
-	loggedText string
+	// toldText is the failure of which an event told last.
+	toldText string
 
 	// announced is what it said of itself last; valid if lane is not nil.
 	announced Info

@@ -125,6 +125,20 @@ func (r *Reconciler) RemoveHandler(ptype string) {
 	r.changeHandler(ptype, nil)
 }
 
+// Reconsider tries at once every plugin that waits for its next attempt, and has its back-off begin anew: what judges plugins has changed.
+func (r *Reconciler) Reconsider() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.post(func(ctx context.Context) {
+		for in := range r.instances() {
+			if in.retry != nil {
+				in.attempts = 0
+				r.ask(ctx, in)
+			}
+		}
+	})
+}
+
 func (r *Reconciler) changeHandler(ptype string, h *handler) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

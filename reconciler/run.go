@@ -430,7 +430,7 @@ func (r *Reconciler) announce(
 	staged.Publish()
 	in.recorded, in.hidden, in.listed = true, false, endpoint
 	attempts := in.attempts
-	in.attempts, in.lastErr, in.loggedText = 0, nil, ""
+	in.attempts, in.lastErr, in.toldText = 0, nil, ""
 	in.set(StateRegistered)
 	r.end(in, ResultRegistered, nil)
 	r.enterActual(in)

@@ -49,6 +49,9 @@ func (in *instance) status() Status {
 	if in.recorded {
 		s.Instance = in.id
 		s.RegisteredAt = in.registeredAt
+		if s.FirstSeen.IsZero() || s.RegisteredAt.Before(s.FirstSeen) {
+			s.FirstSeen = s.RegisteredAt // its socket was seen before the host started anew
+		}
 	}
 	if in.lastErr != nil {
 		s.LastError = in.lastErr.Error()

@@ -27,6 +27,7 @@ type Judge struct {
 type judgedType struct {
 	accounts
 	supersede bool
+	endpoints map[uint32]bool
 }
 
 // Account is who answers for a plugin. The zero value is one that the system does not tell, whom everything is allowed.
@@ -52,7 +53,9 @@ func New(p Policy) (*Judge, error) {
 		t := p.Types[ptype]
 		who, unknown := resolve("types."+ptype, t.Users, t.Groups)
 		wrong = append(wrong, unknown...)
-		j.types[ptype] = judgedType{who, t.Supersede}
+		endpoints, strangers := userNumbers("types."+ptype+".endpoints", t.Endpoints)
+		wrong = append(wrong, strangers...)
+		j.types[ptype] = judgedType{who, t.Supersede, endpoints}
 		j.all.add(who)
 	}
 	return j, errors.Join(wrong...)
@@ -142,6 +145,18 @@ func (j *Judge) Type(ptype string, by Account) error {
 	}
 	return &Refusal{PluginType, fmt.Sprintf("user %d may not register plugins of type %s", by.UID, ptype),
 		fmt.Sprintf("name the user in trust.types.%s.users if this is meant", ptype)}
+}
+
+// Endpoint says whether somebody's plugin of a type may have a socket as its endpoint that is a user's, or on which that user listens.
+// The host connects to it, and has others call there: it must not lend its rights to who has none at that socket.
+func (j *Judge) Endpoint(ptype, path string, by Account, uid uint32) error {
+	if !by.Known || by.UID == uid || j.Privileged(by.UID) || j.types[ptype].endpoints[uid] {
+		return nil
+	}
+	return &Refusal{Endpoint,
+		fmt.Sprintf("the endpoint %s is user %d's, and the plugin that announces it is user %d's, who may have no right to call there", path, uid,
+			by.UID), fmt.Sprintf("serve the endpoint as the user of the plugin, or name user %d in trust.types.%s.endpoints if this is meant",
+			uid, ptype)}
 }
 
 // Supersede says whether a plugin of one may take the name of another's that lives.

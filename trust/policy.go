@@ -26,7 +26,8 @@ type Policy struct {
 func (p Policy) Equal(other Policy) bool {
 	return slices.Equal(p.Owners.Users, other.Owners.Users) && slices.Equal(p.Owners.Groups, other.Owners.Groups) &&
 		p.Sticky == other.Sticky && maps.EqualFunc(p.Types, other.Types, func(a, b Type) bool {
-		return slices.Equal(a.Users, b.Users) && slices.Equal(a.Groups, b.Groups) && a.Supersede == b.Supersede
+		return slices.Equal(a.Users, b.Users) && slices.Equal(a.Groups, b.Groups) && slices.Equal(a.Endpoints, b.Endpoints) &&
+			a.Supersede == b.Supersede
 	})
 }
 
@@ -47,6 +48,9 @@ type Type struct {
 	// Supersede says that plugins of different users may take each other's place under one name. Otherwise a name that one user's plugin
 	// has is refused to those of other users, except root's and the host's own, as long as that plugin lives.
 	Supersede bool `json:"supersede"`
+	// Endpoints are further users, names or numbers in quotes, whose sockets plugins of the type may announce as their endpoints. A plugin of
+	// root or of the host's own user may announce any socket, one of another user otherwise only its own user's.
+	Endpoints []string `json:"endpoints"`
 }
 
 // accounts are users and groups by their numbers.
@@ -72,13 +76,7 @@ func (e *FieldError) Unwrap() error { return e.Err }
 
 // resolve looks users and groups up. There is a [FieldError] for each that is not known.
 func resolve(path string, users, groups []string) (accounts, []error) {
-	uids, wrong := numbers(path+".users", users, func(name string) (string, error) {
-		u, err := user.Lookup(name)
-		if err != nil {
-			return "", err
-		}
-		return u.Uid, nil
-	})
+	uids, wrong := userNumbers(path+".users", users)
 	gids, wrongGroups := numbers(path+".groups", groups, func(name string) (string, error) {
 		g, err := user.LookupGroup(name)
 		if err != nil {
@@ -87,6 +85,16 @@ func resolve(path string, users, groups []string) (accounts, []error) {
 		return g.Gid, nil
 	})
 	return accounts{uids, gids}, append(wrong, wrongGroups...)
+}
+
+func userNumbers(path string, names []string) (map[uint32]bool, []error) {
+	return numbers(path, names, func(name string) (string, error) {
+		u, err := user.Lookup(name)
+		if err != nil {
+			return "", err
+		}
+		return u.Uid, nil
+	})
 }
 
 func numbers(path string, names []string, lookUp func(string) (string, error)) (map[uint32]bool, []error) {

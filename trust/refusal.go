@@ -17,6 +17,8 @@ const (
 	Denied Reason = "denied"
 	// Listener: a socket on which a user listens who is not trusted.
 	Listener Reason = "listener"
+	// Endpoint: a plugin that announces, as its endpoint, a socket of another user.
+	Endpoint Reason = "endpoint"
 	// PluginType: a plugin of a type that its user may not register.
 	PluginType Reason = "type"
 	// Name: a plugin with the name of one that belongs to another user and lives.

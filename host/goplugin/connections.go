@@ -5,8 +5,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
+
+	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -34,6 +37,18 @@ func (c *Connections) add(endpoint string, address net.Addr, config *tls.Config)
 		c.at = map[string]target{}
 	}
 	c.at[endpoint] = target{address, config}
+}
+
+// DialOptions returns the options for a connection to an endpoint: a plugin of go-plugin may send and take messages of any size, as with
+// the library's own host. It is meant for dynamicplugins.WithDialOptionsFor.
+func (c *Connections) DialOptions(endpoint string) []grpc.DialOption {
+	c.mu.Lock()
+	_, known := c.at[endpoint]
+	c.mu.Unlock()
+	if !known {
+		return nil
+	}
+	return []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))}
 }
 
 func (c *Connections) remove(endpoint string) {

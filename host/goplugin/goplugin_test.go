@@ -50,7 +50,7 @@ func newMachine(t *testing.T) *machine {
 	m.Runtime, err = patchbay.New(patchbay.Config{
 		PluginDirs: []string{dir},
 		RegistryOptions: []dynamicplugins.Option{
-			dynamicplugins.WithDialer(m.connections.Dial),
+			dynamicplugins.WithDialer(m.connections.Dial), dynamicplugins.WithDialOptionsFor(m.connections.DialOptions),
 			dynamicplugins.WithConnDispenser(ptype, func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil
 			}),
@@ -215,8 +215,18 @@ func TestPluginOverTCP(t *testing.T) {
 	if got := m.ask(""); got != fmt.Sprint(s.PID) {
 		t.Errorf("process %s answers, want %d", got, s.PID)
 	}
-	if got := m.Plugins()[0].Endpoint; !strings.HasPrefix(got, "127.0.0.1:") {
+	if got := m.Plugins()[0].Endpoint; !filepath.IsAbs(got) || !strings.HasPrefix(filepath.Base(got), "127.0.0.1:") {
 		t.Errorf("the endpoint is %s", got)
+	}
+}
+
+// TestLargeAnswer: an answer may be larger than gRPC allows by default, as with the library's own host.
+func TestLargeAnswer(t *testing.T) {
+	m := newMachine(t)
+	m.set(m.unit("serve", nil))
+	m.running()
+	if got := m.ask("large"); len(got) != largeAnswer {
+		t.Errorf("the answer has %d bytes, want %d", len(got), largeAnswer)
 	}
 }
 

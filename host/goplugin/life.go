@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -117,7 +118,9 @@ func (l *life) meet(ctx context.Context) error {
 		}
 		return l.explain(ctx, err)
 	}
-	l.endpoint = address.String()
+	if l.endpoint = address.String(); !filepath.IsAbs(l.endpoint) {
+		l.endpoint = filepath.Join(l.dir, l.endpoint) // what is announced as an endpoint is a path
+	}
 	l.plugin.Connections.add(l.endpoint, address, l.config.TLSConfig)
 	l.unserve, err = serve(l.spec.PluginSocket, &registerapi.PluginInfo{
 		Type: l.plugin.Type, Name: l.plugin.Name, Endpoint: l.endpoint, SupportedVersions: []string{strconv.Itoa(l.client.NegotiatedVersion())},

@@ -98,6 +98,9 @@ func (*examplePlugin) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn
 	return v1beta1.NewExampleClient(conn), nil
 }
 
+// largeAnswer is more than gRPC allows a message by default.
+const largeAnswer = 16 << 20
+
 // example tells which process answers, and what it is asked to. It prints that it was.
 type example struct {
 	v1beta1.UnimplementedExampleServer
@@ -106,7 +109,11 @@ type example struct {
 func (example) GetExampleInfo(_ context.Context, request *v1beta1.ExampleRequest) (*v1beta1.ExampleResponse, error) {
 	fmt.Println("asked", request.GetRequest())
 	answer := fmt.Sprint(os.Getpid())
-	if name := request.GetRequest(); name != "" {
+	switch name := request.GetRequest(); name {
+	case "":
+	case "large":
+		answer = strings.Repeat("x", largeAnswer)
+	default:
 		answer = os.Getenv(name)
 	}
 	return &v1beta1.ExampleResponse{Error: answer}, nil

@@ -186,7 +186,8 @@ func newFleetWaitCommand(paths paths) *cobra.Command {
 		Use:   "wait TYPE/NAME",
 		Short: "Wait until a plugin is registered in the fleet, or nowhere any more.",
 		Long: `Wait until a plugin is registered on as many nodes as asked for, or registered on none any more, and exit with 0. If that does not
-happen in time, the command exits with 1. It prints nothing else. A plugin on a node that is not ready does not count as registered.`,
+happen in time, the command exits with 1. It prints nothing else. A plugin on a node that is not ready counts neither as registered nor as
+deregistered: it is unreachable.`,
 		Example: `  # Go on when three nodes have the driver.
   patchbay fleet wait CSIPlugin/hostpath.csi.k8s.io --count 3
 
@@ -217,10 +218,10 @@ happen in time, the command exits with 1. It prints nothing else. A plugin on a 
 		ctx, cancel := context.WithTimeout(cmd.Context(), *timeout)
 		defer cancel()
 		ptype, name := splitPlugin(args[0])
-		filter.Types, filter.Names, filter.States = []string{ptype}, []string{name}, []string{"registered"}
-		wanted := int(*count)
-		if goal.value == string(client.GoalDeregistered) {
-			wanted = 0
+		filter.Types, filter.Names = []string{ptype}, []string{name}
+		wanted := 0 // in no state: what is unreachable may be back, and is not deregistered
+		if goal.value == string(client.GoalRegistered) {
+			filter.States, wanted = []string{"registered"}, int(*count)
 		}
 		_, err = c.WaitFleet(ctx, filter.FleetFilter, wanted)
 		return err

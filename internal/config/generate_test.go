@@ -223,7 +223,7 @@ func rowsOf(t *testing.T, docs map[string]string, typ reflect.Type, path, initia
 	var rows []row
 	for field := range typ.Fields() {
 		key := join(path, field.Tag.Get("json"))
-		needsRestart := restart || field.Tag.Get("restart") != ""
+		needsRestart := (restart || field.Tag.Get("restart") != "") && field.Tag.Get("reload") == ""
 		r := row{key: key, typ: typeName(field.Type), initial: defaultOf(typ, field.Name), change: "reload", meaning: describe(t, docs, typ, field)}
 		r.meaning = strings.TrimPrefix(r.meaning, field.Tag.Get("json")+" ")
 		if words := field.Tag.Get("enum"); words != "" {

@@ -186,7 +186,7 @@ type FleetServe struct {
 	// ServerName is the DNS name that the certificates of other nodes have; {node} stands for the name of the node (default: {node}).
 	ServerName string `json:"serverName"`
 	// Allow says who may call what on this node. What no entry allows is denied.
-	Allow []FleetAllow `json:"allow"`
+	Allow []FleetAllow `json:"allow" reload:"true"`
 }
 
 // FleetAllow allows calls from other nodes. All of its keys have to match. In a pattern * stands for any text without a slash, and a
