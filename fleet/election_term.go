@@ -224,14 +224,36 @@ func (e *Elector) check(ctx context.Context, client *clientv3.Client, t *term) e
 	e.mu.Lock()
 	holds := slices.Collect(maps.Values(e.held))
 	e.mu.Unlock()
+	for some := range slices.Chunk(holds, checkedAtOnce) {
+		var same []clientv3.Cmp
+		for _, h := range some {
+			same = append(same, clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.Token),
+				clientv3.Compare(clientv3.LeaseValue(h.key), "=", int64(t.lease)))
+		}
+		all, err := client.Txn(ctx).If(same...).Commit()
+		if err == nil && !all.Succeeded {
+			err = e.loseFallen(ctx, client, t, some)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkedAtOnce is the number of holds that one request asks about: etcd takes twice as many comparisons.
+const checkedAtOnce = 64
+
+// loseFallen ends those of the holds whose keys do not stand.
+func (e *Elector) loseFallen(ctx context.Context, client *clientv3.Client, t *term, holds []*Hold) error {
 	for _, h := range holds {
 		stands, err := h.stands(ctx, client, t.lease)
 		if err != nil {
 			return err
 		}
 		if !stands {
-			e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up", "lock", h.lock.String(),
-				"token", h.Token, "key", h.key)
+			e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
+				"lock", h.lock.String(), "token", h.Token, "key", h.key)
 			h.lose()
 		}
 	}
