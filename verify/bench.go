@@ -198,6 +198,7 @@ func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 	}
 	switch {
 	case err == nil:
+		i.served = time.Now()
 		return i, a, nil
 	case i.hasEnded():
 		err = fmt.Errorf("the command ended before it served: %s", i.end())
@@ -205,6 +206,23 @@ func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 		err = fmt.Errorf("no registration socket appeared in %s within %v%s", b.dir, b.options.StartTimeout, i.lastWords())
 	}
 	return nil, a, errors.Join(err, i.kill())
+}
+
+// startAfter is start for an instance that follows another one, which may still run: not in the second in which that was seen to serve.
+// Names of sockets that are made of the time are mostly made of seconds, and whoever starts a plugin anew needs longer.
+func (b *bench) startAfter(ctx context.Context, first *instance) (*instance, *appearance, error) {
+	pause(ctx, time.Until(first.served.Truncate(time.Second).Add(time.Second)))
+	return b.start(ctx)
+}
+
+// pause waits for some time, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // await waits for the registration socket of an instance.

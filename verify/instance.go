@@ -23,6 +23,7 @@ type instance struct {
 	handle  *os.Process // by which it is signalled and nothing else, whatever has got its number meanwhile
 	printed *tail
 	reading sync.WaitGroup
+	served  time.Time // since when it is known to serve
 }
 
 func newInstance(proc *process.Process, output io.Writer) (*instance, error) {
@@ -68,6 +69,11 @@ func (i *instance) await(ctx context.Context, timeout time.Duration) bool {
 	case <-ctx.Done():
 	}
 	return i.hasEnded()
+}
+
+// settle waits until an instance has served for some time: nothing tells that it has set up all that it needs for an orderly end.
+func (i *instance) settle(ctx context.Context, served time.Duration) {
+	_ = i.await(ctx, time.Until(i.served.Add(served)))
 }
 
 // kill ends the process, and what it started, and waits for the end.

@@ -24,6 +24,8 @@ func playProcess(rule string) {
 	rule, registers := strings.CutPrefix(rule, kubeletOf)
 	if registers {
 		act = playDevicePlugin
+	} else if healthy[rule] != nil {
+		act = playHealthy
 	}
 	if err := act(rule); err != nil {
 		fmt.Fprintln(os.Stderr, err)

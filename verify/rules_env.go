@@ -5,6 +5,8 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 func environmentRules() []Rule {
@@ -17,12 +19,14 @@ func environmentRules() []Rule {
 	}}
 }
 
-func checkAlone(_ context.Context, s *subject) outcome {
-	dir := filepath.Dir(s.path)
+func checkAlone(ctx context.Context, s *subject) outcome {
+	dir, plugin := filepath.Dir(s.path), 0
 	if s.bench != nil {
-		dir = s.bench.dir
+		dir = s.bench.dir // in which no plugin runs yet
+	} else if peer, err := sock.Probe(ctx, s.path); err == nil {
+		plugin = peer.PID
 	}
-	others, err := watchersOf(dir)
+	others, err := watchersOf(dir, plugin)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		return notApplicable("this system does not say who watches a directory")

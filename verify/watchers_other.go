@@ -5,4 +5,4 @@ package verify
 import "errors"
 
 // watchersOf returns the processes that watch a directory. This system does not say.
-func watchersOf(string) ([]string, error) { return nil, errors.ErrUnsupported }
+func watchersOf(string, int) ([]string, error) { return nil, errors.ErrUnsupported }
