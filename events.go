@@ -81,7 +81,7 @@ func (l *eventLog) observe(e reconciler.Event) {
 		}
 	}
 	subject := "plugin"
-	if e.Name == "" {
+	if e.Kind == pluginwatcher.EventDegraded || e.Kind == pluginwatcher.EventRecovered {
 		subject = "plugin discovery"
 	}
 	l.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)

@@ -69,7 +69,8 @@ func endpointAttacks() []attack {
 		}, codes.Unavailable),
 		elsewhere("endpoint-neighbour", "the socket of a neighbour", "calls to it are calls to the neighbour, as those on its own socket are",
 			func(a *attacker) string { return filepath.Join(a.dir, "neighbour") }, codes.OK),
-		elsewhere("endpoint-relative", "a relative path", fails, func(*attacker) string { return "../control.sock" }, codes.Unavailable),
+		refused("endpoint-relative", "that its services are at a relative path", "an endpoint is an absolute path",
+			"the endpoint \"../control.sock\"; it must be an absolute path", func(i *registerapi.PluginInfo) { i.Endpoint = "../control.sock" }),
 		refused("endpoint-abstract", "that its services are at an abstract socket, which has no owner", "`@` is no beginning of an endpoint",
 			"the endpoint \"@hostile\"; it must not be an abstract socket", func(i *registerapi.PluginInfo) { i.Endpoint = "@hostile" }),
 		{
