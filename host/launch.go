@@ -52,6 +52,9 @@ type Spec struct {
 	// process, and for Group that of User. This process has to be root. If the directory of PluginSocket is not there, it is made for this
 	// user and removed when the plugin has ended; the directory that it is in becomes searchable for all.
 	User, Group string
+	// OwnDir is a directory of the caller's in which the plugin makes its own files. It goes to that user and group, and the directories
+	// above it, up to that of PluginSocket, become searchable for all. It remains the caller's to remove.
+	OwnDir string
 	// Limits bound what the plugin may use. What cannot be limited on this system is an error.
 	Limits Limits
 	// NoNewPrivs keeps the plugin and its descendants from gaining privileges by executing a program.

@@ -114,6 +114,11 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) (room str
 			return "", fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
 		}
 	}
+	if as != nil && spec.OwnDir != "" {
+		if err := giveDir(spec.OwnDir, filepath.Dir(spec.PluginSocket), as); err != nil {
+			return "", fmt.Errorf("give user %d the directory in which it makes its files: %w", as.UID, err)
+		}
+	}
 	if spec.PluginSocket == "" {
 		return "", nil
 	}
@@ -140,6 +145,20 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) (room str
 		return room, fmt.Errorf("make a directory in which it can serve as another user or group: %w", err)
 	}
 	return room, nil
+}
+
+// giveDir gives a directory to a user, and lets everybody pass through those above it up to top.
+func giveDir(dir, top string, to *process.User) error {
+	if err := os.Lchown(dir, int(to.UID), int(to.GID)); err != nil {
+		return err
+	}
+	for dir != top && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+		if err := makeSearchable(dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // makeSearchable lets everybody pass through a directory, who still cannot list it.

@@ -20,13 +20,15 @@ type Connections struct {
 	at map[string]target // by endpoint
 }
 
-// target is where a plugin serves. Without a tls it does so in the clear.
+// target is how a plugin is reached. Without a tls it serves in the clear.
 type target struct {
-	address net.Addr
-	tls     *tls.Config
+	dial dialer
+	tls  *tls.Config
 }
 
-func (c *Connections) add(endpoint string, address net.Addr, config *tls.Config) {
+type dialer func(context.Context) (net.Conn, error)
+
+func (c *Connections) add(endpoint string, dial dialer, config *tls.Config) {
 	if config != nil {
 		config = config.Clone()
 		config.NextProtos = []string{"h2"} // without which servers refuse
@@ -36,7 +38,7 @@ func (c *Connections) add(endpoint string, address net.Addr, config *tls.Config)
 	if c.at == nil {
 		c.at = map[string]target{}
 	}
-	c.at[endpoint] = target{address, config}
+	c.at[endpoint] = target{dial, config}
 }
 
 // DialOptions returns the options for a connection to an endpoint: a plugin of go-plugin may send and take messages of any size, as with
@@ -66,8 +68,7 @@ func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, erro
 	if !known {
 		return sock.Dial(ctx, endpoint)
 	}
-	var d net.Dialer
-	raw, err := d.DialContext(ctx, to.address.Network(), to.address.String())
+	raw, err := to.dial(ctx)
 	if err != nil || to.tls == nil {
 		return raw, err
 	}

@@ -2,10 +2,12 @@ package goplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -61,7 +63,11 @@ func removeStale(dir string, before time.Time) {
 func served(dir string) bool {
 	sockets, _ := os.ReadDir(dir)
 	return slices.ContainsFunc(sockets, func(socket os.DirEntry) bool {
-		_, err := sock.Probe(context.Background(), filepath.Join(dir, socket.Name()))
-		return !sock.IsRefused(err) && !sock.IsGone(err)
+		// The directory may be another user's, whose links are not followed.
+		conn, _, err := sock.DialBelow(context.Background(), dir, filepath.Join(dir, socket.Name()))
+		if err == nil {
+			_ = conn.Close() // nothing was said
+		}
+		return !sock.IsRefused(err) && !sock.IsGone(err) && !errors.Is(err, syscall.ENOTSOCK)
 	})
 }

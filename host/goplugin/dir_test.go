@@ -20,7 +20,7 @@ func TestPrivateDirForgetsTheDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"alive", "dead", "empty", "young"} {
+	for _, name := range []string{"alive", "dead", "empty", "link", "young"} {
 		launch := filepath.Join(dir, name)
 		if err := os.Mkdir(launch, 0o700); err != nil {
 			t.Fatal(err)
@@ -34,6 +34,11 @@ func TestPrivateDirForgetsTheDead(t *testing.T) {
 			defer l.Close()
 			if name == "dead" {
 				_ = l.Close()
+			}
+		}
+		if name == "link" { // to what is alive
+			if err := os.Symlink(filepath.Join(dir, "alive", "plugin1"), filepath.Join(launch, "plugin1")); err != nil {
+				t.Fatal(err)
 			}
 		}
 		if name != "young" {

@@ -84,7 +84,7 @@ func (m *machine) unit(mode string, change func(*goplugin.Plugin)) launcher.Plug
 		change(p)
 	}
 	return launcher.Plugin{
-		Name: "unit", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=" + mode, "GORACE=atexit_sleep_ms=0"}, Serve: true, Protocol: p,
+		Name: "unit", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=" + mode, socketEnv + "=/nonexistent/socket", "GORACE=atexit_sleep_ms=0"}, Serve: true, Protocol: p,
 		Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 2},
 	}
 }
@@ -309,7 +309,7 @@ func TestPluginsThatCannotBeMet(t *testing.T) {
 		want   []string
 	}{
 		"wrong cookie": {"serve", func(p *goplugin.Plugin) { p.CookieValue = "tea" },
-			[]string{"exit status 1", "magic cookie " + cookieKey, "This binary is a plugin"}},
+			[]string{"exit status 1", "magic cookie than " + cookieKey, "This binary is a plugin"}},
 		"wrong version":    {"serve", func(p *goplugin.Plugin) { p.ProtocolVersions = []int{5, 9} }, []string{"incompatible API version", "Plugin version: 3"}},
 		"no handshake":     {"babble", nil, []string{"Unrecognized remote plugin message", "a lovely day"}},
 		"no end of a line": {"flood", nil, []string{"Unrecognized remote plugin message", "…"}},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/output"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 const (
@@ -52,6 +54,7 @@ type life struct {
 	process  *host.PluginProcess // set by start
 	unhook   func()
 	conn     atomic.Pointer[grpc.ClientConn]
+	address  net.Addr // where the plugin says that it serves
 	endpoint string
 	unserve  func()
 
@@ -100,6 +103,10 @@ func (l *life) meet(ctx context.Context) error {
 	if err != nil {
 		return l.explain(ctx, err)
 	}
+	l.address = address
+	if l.endpoint = address.String(); !filepath.IsAbs(l.endpoint) {
+		l.endpoint = filepath.Join(l.dir, l.endpoint) // what is announced as an endpoint is a path
+	}
 	connected, err := l.client.Client()
 	if err != nil {
 		return l.explain(ctx, err)
@@ -118,10 +125,7 @@ func (l *life) meet(ctx context.Context) error {
 		}
 		return l.explain(ctx, err)
 	}
-	if l.endpoint = address.String(); !filepath.IsAbs(l.endpoint) {
-		l.endpoint = filepath.Join(l.dir, l.endpoint) // what is announced as an endpoint is a path
-	}
-	l.plugin.Connections.add(l.endpoint, address, l.config.TLSConfig)
+	l.plugin.Connections.add(l.endpoint, l.dial, l.config.TLSConfig)
 	l.unserve, err = serve(l.spec.PluginSocket, &registerapi.PluginInfo{
 		Type: l.plugin.Type, Name: l.plugin.Name, Endpoint: l.endpoint, SupportedVersions: []string{strconv.Itoa(l.client.NegotiatedVersion())},
 	}, conn)
@@ -130,6 +134,26 @@ func (l *life) meet(ctx context.Context) error {
 	}
 	l.unhook()
 	return ctx.Err()
+}
+
+// dial connects to where the plugin says that it serves. A plugin of another user may name a socket that this process can reach and that
+// user cannot, so one of its own processes has to serve there.
+func (l *life) dial(ctx context.Context) (net.Conn, error) {
+	if l.address.Network() != "unix" {
+		return new(net.Dialer).DialContext(ctx, l.address.Network(), l.address.String())
+	}
+	conn, err := sock.Dial(ctx, l.endpoint)
+	if err != nil || l.spec.User+l.spec.Group == "" {
+		return conn, err
+	}
+	peer, err := sock.PeerOf(conn)
+	if err == nil && !l.process.Owns(peer.PID) {
+		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
 }
 
 // answers asks for the health of the plugin, which the protocol demands to be offered.
@@ -156,7 +180,7 @@ func (l *life) explain(ctx context.Context, err error) error {
 		return errors.New(oneLine(err))
 	}
 	// How it ended is not wrapped: even an exit with status 0 is a failure.
-	return fmt.Errorf("it ended before it said where it serves: %s; see that the magic cookie %s is the one that it wants",
+	return fmt.Errorf("it ended before it said where it serves: %s; if it only says that it is a plugin, it wants another magic cookie than %s",
 		cmp.Or(l.process.Err(), err).Error(), l.plugin.CookieKey)
 }
 

@@ -22,6 +22,9 @@ import (
 // modeEnv makes the test binary a plugin.
 const modeEnv = "PATCHBAY_GOPLUGIN_TEST"
 
+// socketEnv is where the liar says that it serves.
+const socketEnv = "PATCHBAY_GOPLUGIN_SOCKET"
+
 const (
 	cookieKey   = "EXAMPLE_PLUGIN"
 	cookieValue = "c0ffee"
@@ -40,8 +43,8 @@ func TestMain(m *testing.M) {
 		for {
 			fmt.Print(strings.Repeat("\x1b[31m", 1000))
 		}
-	case "liar": // nobody serves where it says
-		fmt.Println("1|3|unix|/nonexistent/socket|grpc")
+	case "liar": // it does not serve where it says
+		fmt.Printf("1|3|unix|%s|grpc\n", os.Getenv(socketEnv))
 		time.Sleep(time.Hour)
 	case "old": // from before AutoMTLS
 		if err := os.Unsetenv("PLUGIN_CLIENT_CERT"); err != nil {

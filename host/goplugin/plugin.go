@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
+	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/host"
 )
@@ -70,7 +72,7 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	l.config = &goplugin.ClientConfig{
 		HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: p.CookieKey, MagicCookieValue: p.CookieValue},
 		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, dir string) (runner.Runner, error) {
-			l.dir, l.spec.Env = dir, slices.Concat(spec.Env, cmd.Env)
+			l.dir, l.spec.OwnDir, l.spec.Env = dir, dir, slices.Concat(spec.Env, cmd.Env)
 			return &process{life: l, start: func() error { return l.start(ctx, h) }}, nil
 		},
 		VersionedPlugins: p.versions(),
@@ -79,9 +81,12 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 		SkipHostEnv:      true,
 		StartTimeout:     startTimeout,
 		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: private},
-		SyncStdout:       l.stdout.write,
-		SyncStderr:       l.stderr.write,
-		Logger:           hclog.NewNullLogger(),
+		GRPCDialOptions: []grpc.DialOption{
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.dial(ctx) }),
+		},
+		SyncStdout: l.stdout.write,
+		SyncStderr: l.stderr.write,
+		Logger:     hclog.NewNullLogger(),
 	}
 	l.client = goplugin.NewClient(l.config)
 	switch err = l.meet(ctx); {

@@ -1,0 +1,83 @@
+package goplugin_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+// asAnother makes a plugin one of another user. Its program is sealed, so that it need not be where that user can read it.
+func asAnother(t *testing.T, p launcher.Plugin) launcher.Plugin {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root can run a plugin as somebody else")
+	}
+	content, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest := sha256.Sum256(content)
+	p.SHA256, p.User, p.Group, p.Dir = hex.EncodeToString(digest[:]), "12345", "23456", "/"
+	return p
+}
+
+func TestPluginOfAnotherUser(t *testing.T) {
+	m := newMachine(t)
+	m.set(asAnother(t, m.unit("serve", nil)))
+	running := m.running()
+	if got, want := m.ask(""), fmt.Sprint(running.PID); got != want {
+		t.Errorf("process %s answers, want %s", got, want)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", running.PID))
+	if err != nil || !strings.Contains(string(status), "Uid:\t12345\t12345") || !strings.Contains(string(status), "Gid:\t23456\t23456") {
+		t.Errorf("it does not run as its user and group: %v", err)
+	}
+	if err := m.Launcher().Stop("unit"); err != nil {
+		t.Fatal(err)
+	}
+	m.until("that nothing is left", func() bool {
+		left, err := os.ReadDir(filepath.Join(m.dir, ".go-plugin"))
+		return err == nil && len(left) == 0
+	})
+}
+
+// TestSocketOfRootIsNotTheirs: a plugin of another user says that it serves where only root can connect.
+func TestSocketOfRootIsNotTheirs(t *testing.T) {
+	m := newMachine(t)
+	path := filepath.Join(t.TempDir(), "root.sock")
+	listener, err := sock.Listen(path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	healthy := health.NewServer()
+	healthy.SetServingStatus("plugin", healthpb.HealthCheckResponse_SERVING)
+	healthpb.RegisterHealthServer(server, healthy)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	defer func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS = false })
+	liar.Env = append(liar.Env, socketEnv+"="+path)
+	m.set(asAnother(t, liar))
+	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+	if got, want := m.status().LastError, fmt.Sprintf("process %d of user 0 serves at %s", os.Getpid(), path); !strings.Contains(got, want) {
+		t.Errorf("the last error is %q, want %q", got, want)
+	}
+}
