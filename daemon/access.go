@@ -84,7 +84,17 @@ func callerIn(request context.Context) *caller {
 
 // connContext finds out who calls, once for each connection. It is a ConnContext of [http.Server].
 func (g *guard) connContext(ctx context.Context, conn net.Conn) context.Context {
+	if held, ok := conn.(*heldConn); ok && held.caller != nil {
+		return context.WithValue(ctx, callerKey{}, held.caller)
+	}
 	return context.WithValue(ctx, callerKey{}, g.identify(conn))
+}
+
+// isStranger says whether a caller has no role at all.
+func (g *guard) isStranger(c *caller) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.roleOf(c) == roleNone
 }
 
 func (g *guard) identify(conn net.Conn) *caller {

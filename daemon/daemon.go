@@ -155,7 +155,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	d.guard.use(roles)
 	d.reloads.begin(runtime)
 	seen.fleet.join(ctx, runtime.Registry())
-	server := serve(listener, d.guard,
+	conns := newConnections(d.guard.uid, openFilesLimit(), metrics.connsRefused, d.log)
+	if dispense != nil {
+		dispense.conns = conns
+	}
+	server := serve(conns.limit(listener, "control", d.guard), d.guard,
 		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(d.guard, registry, seen.fleet.caller()), fleet: seen.fleet,
 			reload: d.Reload, handlers: d.handlers.all, build: d.config.Build, started: time.Now()}, cancel, d.log)
 	stopControl = server.stop

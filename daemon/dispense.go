@@ -40,6 +40,8 @@ type dispense struct {
 	grace    time.Duration // goneGrace
 	retry    time.Duration // stableRetry
 	log      *slog.Logger
+	// conns bounds the connections at the sockets, all together.
+	conns *connections
 
 	// end is what the calls end with.
 	end  context.Context //nolint:containedctx // It is that of Run, which all calls share.
@@ -238,10 +240,10 @@ func (d *dispense) open(ctx context.Context, k pluginKey) {
 	})
 	server := proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
 		return endWith(d.end, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
-	})
+	}, grpc.ConnectionTimeout(headerTimeout))
 	d.sockets[k] = &stableSocket{listener: listener, server: server}
 	d.serving.Go(func() {
-		if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		if err := server.Serve(d.conns.limit(listener, "stable", nil)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			d.log.Error("a stable socket is not served any more", "plugin", k.String(), "path", path, "error", err)
 		}
 	})

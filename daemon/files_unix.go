@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"errors"
+	"math"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,4 +20,13 @@ func openAnother() error {
 	default: // standard input is closed, which says nothing
 		return nil
 	}
+}
+
+// openFilesLimit returns how many files this process may have open.
+func openFilesLimit() int {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 1024 // the least that systems give
+	}
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // its type depends on the system
 }

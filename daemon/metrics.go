@@ -37,6 +37,7 @@ type metrics struct {
 	fileEventsLost prometheus.Counter
 	resyncs        prometheus.Counter
 	dispenses      *prometheus.CounterVec
+	connsRefused   *prometheus.CounterVec
 	rpcs           *rpcMetrics
 	stateWrites    *prometheus.HistogramVec
 }
@@ -70,6 +71,10 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 			Name: "patchbay_dispenses_total",
 			Help: "Clients of plugins and connections to them that were asked for, by outcome.",
 		}, []string{"type", "result"}),
+		connsRefused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "patchbay_connections_refused_total",
+			Help: "Connections that were closed at once because the user, or all users in total, had too many open, by socket and reason.",
+		}, []string{"socket", "reason"}),
 		rpcs: newRPCMetrics(),
 		stateWrites: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "patchbay_state_write_duration_seconds",
@@ -83,8 +88,8 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 		ConstLabels: prometheus.Labels{"version": build.Version, "commit": build.Commit, "go_version": runtime.Version()},
 	})
 	info.Set(1)
-	m.registry.MustRegister(info, m.registrations, m.events, m.refusals, m.fileEventsLost, m.resyncs, m.dispenses, m.rpcs.calls,
-		m.rpcs.durations, m.stateWrites, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(info, m.registrations, m.events, m.refusals, m.fileEventsLost, m.resyncs, m.dispenses, m.connsRefused,
+		m.rpcs.calls, m.rpcs.durations, m.stateWrites, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

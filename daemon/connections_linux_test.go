@@ -1,0 +1,201 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+)
+
+// idle is what a client of HTTP/2 says that then says nothing any more.
+const idle = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+
+// hoard has a user hold connections without a call, and tells of each that the daemon closes.
+func hoard(t *testing.T, closed chan<- struct{}, path string, uid, gid uint32, count int) {
+	t.Helper()
+	for range count {
+		conn := dialAs(t, path, uid, gid)
+		go func() {
+			_, _ = io.WriteString(conn, idle)
+			_, _ = io.Copy(io.Discard, conn)
+			closed <- struct{}{}
+		}()
+	}
+}
+
+func await(t *testing.T, closed <-chan struct{}, count int) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	for n := range count {
+		select {
+		case <-closed:
+		case <-deadline:
+			t.Fatalf("%d idle connections were closed, want %d", n, count)
+		}
+	}
+}
+
+// TestIdleStrangers: a user without a role opens as many connections as he can, and keeps nobody from the control socket.
+func TestIdleStrangers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to connect as other users")
+	}
+	dir, err := os.MkdirTemp("", "pb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "control.sock")
+	var said bytes.Buffer
+	d, err := New(Config{
+		PluginDirs: []string{filepath.Join(dir, "plugins")}, StatePath: filepath.Join(dir, "state.db"), ControlSocket: path,
+		Roles:  Roles{Read: Members{Users: []string{"54322"}}},
+		Logger: slog.New(slog.NewTextHandler(&lockedWriter{w: &said}, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	<-d.Ready()
+	for path, mode := range map[string]os.FileMode{dir: 0o755, path: 0o666} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const attempts, held = 1000, 16
+	closed := make(chan struct{}, attempts)
+	hoard(t, closed, path, 54321, 54321, attempts)
+	await(t, closed, attempts-held)
+	for _, uid := range []uint32{0, 54322} {
+		if err := list(t, dialAs(t, path, uid, uid)); err != nil {
+			t.Errorf("user %d: %v", uid, err)
+		}
+	}
+	if err := list(t, dialAs(t, path, 54323, 54323)); connect.CodeOf(err) != connect.CodePermissionDenied {
+		t.Errorf("another stranger is told %v, want that he has no role", err)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	ended <- nil
+	if got := strings.Count(said.String(), "too many are open"); got != 1 || !strings.Contains(said.String(), "socket=control uid=54321 ofUser=16") {
+		t.Errorf("the log says %d times that too many are open, want once:\n%s", got, said.String())
+	}
+}
+
+// list asks for the plugins on a connection.
+func list(t *testing.T, conn net.Conn) error {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
+	defer transport.CloseIdleConnections()
+	_, err := patchbayv1connect.NewControlServiceClient(&http.Client{Transport: transport}, "http://x").
+		ListPlugins(t.Context(), connect.NewRequest(&patchbayv1.ListPluginsRequest{}))
+	return err
+}
+
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// TestIdleCallersOfStableSockets: what one user holds, and what all hold, is bounded over all stable sockets. Root is not.
+func TestIdleCallersOfStableSockets(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to connect as other users")
+	}
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
+	b := newBed(t, func(d *dispense) {
+		d.conns = newConnections(0, 64, refused, discard) // 8 of a user, 32 of all
+	})
+	if err := os.Chmod(b.tmp, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	b.register("T", "one", b.serve("one"))
+	b.register("T", "two", b.serve("two"))
+	one, two := b.socket("T", "one", true), b.socket("T", "two", true)
+	closed := make(chan struct{}, 100)
+	hoard(t, closed, one, 1001, 0, 6)
+	hoard(t, closed, two, 1001, 0, 5)
+	await(t, closed, 3)
+	for uid := uint32(1002); uid < 1005; uid++ {
+		hoard(t, closed, one, uid, 0, 8)
+	}
+	hoard(t, closed, two, 1005, 0, 1)
+	await(t, closed, 1)
+	if user, total := count(refused, "user"), count(refused, "total"); user != 3 || total != 1 || len(closed) != 0 {
+		t.Errorf("%v were refused for their user and %v in total, want 3 and 1; %d others were closed", user, total, len(closed))
+	}
+	if got := b.ask(b.client("T", "one")); got != "one" {
+		t.Errorf("root is answered by %q", got)
+	}
+}
+
+func count(refused *prometheus.CounterVec, reason string) float64 {
+	return testutil.ToFloat64(refused.WithLabelValues("stable", reason))
+}
+
+func TestPool(t *testing.T) {
+	p := pool{perUser: 4, total: 6, open: map[uint32]int{}, told: map[uint32]bool{}}
+	take := func(uid uint32, reason string, first bool) {
+		t.Helper()
+		if r, f := p.take(uid); r != reason || f != first {
+			t.Errorf("user %d: %q, %v, want %q, %v", uid, r, f, reason, first)
+		}
+	}
+	for range 4 {
+		take(1, "", false)
+	}
+	take(1, "user", true)
+	take(1, "user", false)
+	p.give(1)
+	take(1, "", false)
+	take(1, "user", false) // as before
+	take(2, "", false)
+	take(2, "", false)
+	take(3, "total", true)
+	take(2, "total", false)
+	p.give(1)
+	p.give(1) // he has half of his
+	take(1, "", false)
+	take(1, "", false)
+	take(1, "user", true)
+	take(3, "total", false)
+	for range 4 {
+		p.give(1)
+	}
+	p.give(2)
+	p.give(2)
+	if p.sum != 0 || len(p.open) != 0 || len(p.told) != 0 || p.full {
+		t.Errorf("something is left: %+v", p)
+	}
+}
