@@ -82,7 +82,8 @@ func (p *pool) give(uid uint32) {
 	}
 }
 
-// limit returns a listener that hands out the connections of l which are within the bounds. With a guard, users without a role are strangers.
+// limit returns a listener that hands out the connections of l which are within the bounds. With a guard, users without a role are
+// strangers.
 func (c *connections) limit(l net.Listener, socket string, g *guard) net.Listener {
 	if c == nil {
 		return l

@@ -89,7 +89,8 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 	})
 	info.Set(1)
 	m.registry.MustRegister(info, m.registrations, m.events, m.refusals, m.fileEventsLost, m.resyncs, m.dispenses, m.connsRefused,
-		m.rpcs.calls, m.rpcs.durations, m.stateWrites, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		m.rpcs.calls, m.rpcs.durations, m.stateWrites, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 

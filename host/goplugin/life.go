@@ -180,8 +180,8 @@ func (l *life) explain(ctx context.Context, err error) error {
 		return errors.New(oneLine(err))
 	}
 	// How it ended is not wrapped: even an exit with status 0 is a failure.
-	return fmt.Errorf("it ended before it said where it serves: %s; if it only says that it is a plugin, it wants another magic cookie than %s",
-		cmp.Or(l.process.Err(), err).Error(), l.plugin.CookieKey)
+	return fmt.Errorf("it ended before it said where it serves: %s; if it only says that it is a plugin, "+
+		"it wants another magic cookie than %s", cmp.Or(l.process.Err(), err).Error(), l.plugin.CookieKey)
 }
 
 // kill ends the process at once and waits for that.
