@@ -395,3 +395,13 @@ func TestRestartOfWhatDoesNotServe(t *testing.T) {
 		t.Errorf("after the restart it is %+v, and process %d is alive: %t", s, before.PID, alive(before.PID))
 	}
 }
+
+func TestSurviveWithoutDirectory(t *testing.T) {
+	h := newHost(t)
+	surviving := launchable("")
+	surviving.Survive = true
+	err := h.rt.Launcher().Set([]launcher.Plugin{surviving})
+	if err == nil || !strings.Contains(err.Error(), "set the StateDir of the host") || len(h.rt.Launcher().Plugins()) != 0 {
+		t.Errorf("got %v, and %+v", err, h.rt.Launcher().Plugins())
+	}
+}

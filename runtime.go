@@ -239,6 +239,11 @@ func (rt *Runtime) Plugins() []PluginStatus {
 	return statuses
 }
 
+// Refusals describes the last refusal of each name that has not been registered since and whose plugin is gone, for example because it
+// exits when it is refused: the state is refused, LastError the reason, and Since the time. They are sorted like Plugins, the newest of
+// each first, and bounded: 64 for each user and 1,024 in all, in memory, the oldest are forgotten first.
+func (rt *Runtime) Refusals() []PluginStatus { return rt.watcher.Refusals() }
+
 // Condition says whether one part of the Runtime is as it should be.
 type Condition struct {
 	// Name names the part, for example "discovery"; each stands once.

@@ -61,6 +61,38 @@ func (c *Client) Get(ctx context.Context, ptype, name string) ([]Plugin, error) 
 	return pluginsOf(response.Msg.GetPlugins()), nil
 }
 
+// Refusals returns the last refusal of each name that was not registered since and whose plugin is gone: LastError is the reason, and Since
+// the time.
+func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {
+	response, err := c.rpc.ListRefusals(ctx, connect.NewRequest(&patchbayv1.ListRefusalsRequest{}))
+	if err != nil {
+		return nil, c.explain("list the refusals", err)
+	}
+	return pluginsOf(response.Msg.GetPlugins()), nil
+}
+
+// Configuration says with which files and directories a daemon works. All paths are absolute.
+type Configuration struct {
+	PluginDirs []string `json:"pluginDirs"`
+	// DeprecatedPluginDir is empty if there is none.
+	DeprecatedPluginDir string `json:"deprecatedPluginDir"`
+	State               string `json:"state"`
+	ControlSocket       string `json:"controlSocket"`
+}
+
+// Configuration asks the daemon with which files and directories it works.
+func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
+	response, err := c.rpc.GetConfiguration(ctx, connect.NewRequest(&patchbayv1.GetConfigurationRequest{}))
+	if err != nil {
+		return Configuration{}, c.explain("get the configuration", err)
+	}
+	m := response.Msg
+	return Configuration{
+		PluginDirs: m.GetPluginDirs(), DeprecatedPluginDir: m.GetDeprecatedPluginDir(), State: m.GetState(),
+		ControlSocket: m.GetControlSocket(),
+	}, nil
+}
+
 // Reload has the daemon read its configuration anew and change to it. It returns the keys whose values changed. An error says what is wrong
 // with the configuration, and where, and that nothing changed.
 func (c *Client) Reload(ctx context.Context) (Reloaded, error) {

@@ -3,8 +3,10 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -21,11 +23,39 @@ import (
 // source is what the control API shows: the part of a [patchbay.Runtime] that it needs.
 type source interface {
 	Plugins() []patchbay.PluginStatus
+	Refusals() []patchbay.PluginStatus
 	Conditions() []patchbay.Condition
 	// LastEvents returns the last n events, oldest first.
 	LastEvents(n int) []patchbay.Event
 	// Events delivers the last tail events and then new ones, in order, until ctx ends.
 	Events(ctx context.Context, tail int) <-chan patchbay.Event
+}
+
+// paths are where the daemon works, absolute.
+type paths struct {
+	pluginDirs                                []string
+	deprecatedPluginDir, state, controlSocket string
+}
+
+// paths returns those of the configuration, which do not change while the daemon runs.
+func (c Config) paths() (paths, error) {
+	p := paths{pluginDirs: slices.Clone(c.PluginDirs), deprecatedPluginDir: c.DeprecatedPluginDir, state: c.StatePath,
+		controlSocket: c.ControlSocket}
+	all := []*string{&p.deprecatedPluginDir, &p.state, &p.controlSocket}
+	for i := range p.pluginDirs {
+		all = append(all, &p.pluginDirs[i])
+	}
+	for _, path := range all {
+		if *path == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return paths{}, fmt.Errorf("cannot tell where %s is: %w", *path, err)
+		}
+		*path = abs
+	}
+	return p, nil
 }
 
 // control answers the control API. What is documented in control.proto is not repeated here.
@@ -38,6 +68,7 @@ type control struct {
 	// handlers returns the handlers by plugin type.
 	handlers func() map[string]cache.PluginHandler
 	reload   func(context.Context) ([]string, error)
+	paths    paths
 	build    Build
 	started  time.Time
 }
@@ -82,6 +113,11 @@ func (c *control) GetPlugin(
 	for _, status := range c.instances(ptype, name) {
 		response.Plugins = append(response.Plugins, pluginMessage(status))
 	}
+	for _, refusal := range c.source.Refusals() {
+		if refusal.Type == ptype && refusal.Name == name {
+			response.Plugins = append(response.Plugins, refusalMessage(refusal))
+		}
+	}
 	if len(response.Plugins) == 0 {
 		var known []string
 		for _, status := range c.source.Plugins() {
@@ -90,6 +126,27 @@ func (c *control) GetPlugin(
 		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such plugin is known"+didYouMean(ptype+"/"+name, known)))
 	}
 	return connect.NewResponse(response), nil
+}
+
+// ListRefusals implements patchbayv1connect.ControlServiceHandler.
+func (c *control) ListRefusals(
+	context.Context, *connect.Request[patchbayv1.ListRefusalsRequest],
+) (*connect.Response[patchbayv1.ListRefusalsResponse], error) {
+	response := &patchbayv1.ListRefusalsResponse{}
+	for _, refusal := range c.source.Refusals() {
+		response.Plugins = append(response.Plugins, refusalMessage(refusal))
+	}
+	return connect.NewResponse(response), nil
+}
+
+// GetConfiguration implements patchbayv1connect.ControlServiceHandler.
+func (c *control) GetConfiguration(
+	context.Context, *connect.Request[patchbayv1.GetConfigurationRequest],
+) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
+	return connect.NewResponse(&patchbayv1.GetConfigurationResponse{
+		PluginDirs: validAll(c.paths.pluginDirs), DeprecatedPluginDir: valid(c.paths.deprecatedPluginDir), State: valid(c.paths.state),
+		ControlSocket: valid(c.paths.controlSocket),
+	}), nil
 }
 
 // ListConditions implements patchbayv1connect.ControlServiceHandler.

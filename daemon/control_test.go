@@ -28,14 +28,17 @@ func testGuard(path string) *guard {
 
 // recorded is a source whose events and plugins a test lays down.
 type recorded struct {
-	plugins []patchbay.PluginStatus
-	past    []patchbay.Event
-	live    chan patchbay.Event
+	plugins  []patchbay.PluginStatus
+	refusals []patchbay.PluginStatus
+	past     []patchbay.Event
+	live     chan patchbay.Event
 }
 
 func (r *recorded) Plugins() []patchbay.PluginStatus {
 	return append([]patchbay.PluginStatus{}, r.plugins...)
 }
+
+func (r *recorded) Refusals() []patchbay.PluginStatus { return r.refusals }
 
 func (r *recorded) Conditions() []patchbay.Condition {
 	return []patchbay.Condition{{Name: "discovery", Message: "bad \xff"}}

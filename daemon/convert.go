@@ -18,7 +18,8 @@ var reasons = map[reconciler.State]string{
 	reconciler.StateWaiting:     "It waits until the call that runs for another instance of the same name has returned.",
 	reconciler.StateSuperseded:  "A newer instance of the same type and name is current.",
 	reconciler.StateBackoff:     "The last attempt failed, and another one is planned.",
-	reconciler.StateUnreachable: "Nobody accepts on its socket.",
+	reconciler.StateUnreachable: "Nobody accepts where it serves; the last error says where.",
+	reconciler.StateUnlinked:    "Somebody removed its socket, and it serves on; restart it, so that it makes the socket anew.",
 	reconciler.StateIgnored:     "Nobody handles its type, and it is left alone; it registers as soon as somebody does.",
 	reconciler.StateRefused:     "It may not be registered as it is; the last error says why.",
 }
@@ -49,6 +50,13 @@ func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 		Roles:        validAll(s.Registration.Roles),
 		Details:      details,
 	}
+}
+
+// refusalMessage describes the refusal of a plugin that is gone.
+func refusalMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
+	m := pluginMessage(s)
+	m.Reason = "It was refused and is gone; the last error says why. It registers when it is started anew, if that was mended."
+	return m
 }
 
 func eventMessage(e patchbay.Event) *patchbayv1.Event {

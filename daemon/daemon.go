@@ -146,6 +146,10 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	if err := d.launch(runtime, d.config.Catalogue); err != nil {
 		return err
 	}
+	where, err := d.config.paths()
+	if err != nil {
+		return err
+	}
 	d.log.Info("patchbay is running", "version", d.config.Build.Version, "pid", os.Getpid(), "pluginDirs", d.config.PluginDirs,
 		"deprecatedPluginDir", d.config.DeprecatedPluginDir, "controlSocket", d.config.ControlSocket, "state", d.config.StatePath,
 		"handlers", d.config.handlers())
@@ -161,7 +165,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	}
 	server := serve(conns.limit(listener, "control", d.guard), d.guard,
 		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(d.guard, registry, seen.fleet.caller()), fleet: seen.fleet,
-			reload: d.Reload, handlers: d.handlers.all, build: d.config.Build, started: time.Now()}, cancel, d.log)
+			reload: d.Reload, handlers: d.handlers.all, paths: where, build: d.config.Build, started: time.Now()}, cancel, d.log)
 	stopControl = server.stop
 	if httpListener != nil {
 		d.log.Info("serving HTTP", "address", httpListener.Addr().String())

@@ -44,6 +44,8 @@ var procedureRoles = map[string]role{
 	patchbayv1connect.ControlServiceWatchEventsProcedure:        roleRead,
 	patchbayv1connect.ControlServiceWaitForPluginProcedure:      roleRead,
 	patchbayv1connect.ControlServiceListConditionsProcedure:     roleRead,
+	patchbayv1connect.ControlServiceListRefusalsProcedure:       roleRead,
+	patchbayv1connect.ControlServiceGetConfigurationProcedure:   roleRead,
 	patchbayv1connect.ControlServiceListLaunchedProcedure:       roleRead,
 	patchbayv1connect.ControlServiceReadLogsProcedure:           roleRead,
 	patchbayv1connect.ControlServiceLaunchPluginProcedure:       roleOperate,

@@ -145,6 +145,10 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		if err := p.validate(); err != nil {
 			return err
 		}
+		if p.Survive && l.cfg.Host.StateDir == "" {
+			return fmt.Errorf("cannot launch plugin %s: it is to survive its host, which has no directory in which to remember it: set the "+
+				"StateDir of the host", p.Name)
+		}
 		if _, twice := wanted[p.Name]; twice {
 			return fmt.Errorf("cannot launch plugin %s: it is configured twice; give each a name of its own", p.Name)
 		}

@@ -173,6 +173,17 @@ func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
 	return append(p.reconciler.Plugins(), w.gate.statuses(w.cfg.Reconciler.Source)...), true
 }
 
+// Refusals describes the last refusals of names; see [reconciler.Reconciler.Refusals]. There are none while the watcher does not run.
+func (w *Watcher) Refusals() []reconciler.Status {
+	w.mu.Lock()
+	p := w.running
+	w.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	return p.reconciler.Refusals()
+}
+
 // Conditions says what hinders discovery at present, sorted by path.
 func (w *Watcher) Conditions() []Condition {
 	w.mu.Lock()

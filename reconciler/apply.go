@@ -273,29 +273,33 @@ func (r *Reconciler) lost(ctx context.Context, in *instance, path string, err er
 		in.unwatch()
 		in.missing = r.after(replaceWindow, func(ctx context.Context) {
 			if in.missing != nil {
-				r.giveUp(ctx, in, err)
+				r.giveUp(ctx, in, "its socket", err)
 			}
 		})
 		return
 	}
 	in.rest()
-	r.hide(in, fmt.Errorf("nobody accepts on its socket any more: %w", err))
+	what := "its socket"
+	if path != in.info.SocketPath {
+		what = "its endpoint " + path
+	}
+	r.hide(in, fmt.Errorf("nobody accepts on %s any more: %w", what, err))
 	if in.recorded && in.restored == nil && r.cfg.UnreachableGrace > 0 {
 		in.set(StateUnreachable)
 		in.lastErr = err
-		in.retry = r.after(r.cfg.UnreachableGrace, func(ctx context.Context) { r.giveUp(ctx, in, err) })
+		in.retry = r.after(r.cfg.UnreachableGrace, func(ctx context.Context) { r.giveUp(ctx, in, what, err) })
 		return
 	}
-	r.giveUp(ctx, in, err)
+	r.giveUp(ctx, in, what, err)
 }
 
-// giveUp lets go of an instance on whose socket nobody accepts. As long as the socket exists it is tried with back-off, as a new
-// instance. mu is held.
-func (r *Reconciler) giveUp(ctx context.Context, in *instance, err error) {
+// giveUp lets go of an instance where nobody accepts on what, its socket or endpoint. As long as the socket exists it is tried with
+// back-off, as a new instance. mu is held.
+func (r *Reconciler) giveUp(ctx context.Context, in *instance, what string, err error) {
 	if in.gone {
 		return
 	}
-	fresh := r.reborn(ctx, in, "nobody accepts on its socket")
+	fresh := r.reborn(ctx, in, "nobody accepts on "+what)
 	fresh.attempts = 1
 	fresh.lastErr = err
 	fresh.toldText = err.Error()

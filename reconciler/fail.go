@@ -107,6 +107,7 @@ func (r *Reconciler) reject(ctx context.Context, in *instance, conn Conn, err er
 	} else {
 		in.progress(StateBackoff)
 	}
+	r.keepRefusal(in)
 	if in.tells(err) {
 		r.observe(EventRefused, in, err.Error())
 	}
@@ -157,6 +158,7 @@ func (r *Reconciler) failed(in *instance, err error) {
 	case r.distrusted(err):
 		kind, result = EventRefused, ResultRefused
 		in.progress(StateRefused)
+		r.keepRefusal(in)
 	case r.cfg.Transport.Refused(err) && in.announced.Type != "":
 		in.progress(StateUnreachable)
 	default:

@@ -179,6 +179,15 @@ func (m *model) settled() {
 	defer m.mu.Unlock()
 	byPath := map[string]reconciler.Status{}
 	for _, s := range statuses {
+		if s.State == reconciler.StateUnlinked {
+			// It has no socket, and nobody who is registered has taken its place.
+			if slices.ContainsFunc(statuses, func(other reconciler.Status) bool {
+				return other.Type == s.Type && other.Name == s.Name && other.State == reconciler.StateRegistered
+			}) {
+				m.complain("%s is unlinked, and %s/%s is registered", s.SocketPath, s.Type, s.Name)
+			}
+			continue
+		}
 		byPath[s.SocketPath] = s
 		if m.plugins[s.SocketPath] == nil {
 			m.complain("%s has no socket and is %s", s.SocketPath, s.State)

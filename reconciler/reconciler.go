@@ -47,6 +47,8 @@ type Reconciler struct {
 	synced bool
 	// unlinked are instances whose sockets have just been removed and which are still watched; the function ends that.
 	unlinked map[*instance]func()
+	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
+	robbed, refusals remnants
 	// queue holds the instances that wait for a slot; free counts the slots.
 	queue []*instance
 	free  int

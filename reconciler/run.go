@@ -433,6 +433,7 @@ func (r *Reconciler) announce(
 	in.attempts, in.lastErr, in.toldText = 0, nil, ""
 	in.set(StateRegistered)
 	r.end(in, ResultRegistered, nil)
+	r.settled(in)
 	r.enterActual(in)
 	r.watchRegistration(in, conn)
 	r.watchEndpoint(ctx, in)

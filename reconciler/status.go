@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// Plugins describes every instance whose socket exists and every restored one that is not settled yet, sorted by type and name, the
+// Plugins describes every instance whose socket exists, every restored one that is not settled yet, and those that live on though their
+// sockets were removed, at most 64 of each user and 1,024 in all, sorted by type and name, the
 // newest instance of each first.
 func (r *Reconciler) Plugins() []Status {
 	r.mu.Lock()
@@ -22,6 +23,11 @@ func (r *Reconciler) Plugins() []Status {
 	}
 	for _, in := range r.restored {
 		all = append(all, ranked{in.status(), in})
+	}
+	for _, m := range r.robbed {
+		if m.in.lane == nil { // or it is among those that are deregistering
+			all = append(all, ranked{m.status, m.in})
+		}
 	}
 	slices.SortFunc(all, func(a, b ranked) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name), newestFirst(a.in, b.in),

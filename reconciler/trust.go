@@ -71,7 +71,7 @@ func (r *Reconciler) watchUnlinked(in *instance) {
 	}
 	unwatch := w.unwatch
 	w.unwatch = nil
-	timer := r.after(unlinkedWindow, func(context.Context) { r.robbed(in) })
+	timer := r.after(unlinkedWindow, func(context.Context) { r.tellRobbed(in) })
 	r.unlinked[in] = func() {
 		timer.Stop()
 		unwatch()
@@ -82,19 +82,21 @@ func (r *Reconciler) watchUnlinked(in *instance) {
 func (r *Reconciler) unwatchUnlinked(in *instance) {
 	if end := r.unlinked[in]; end != nil {
 		delete(r.unlinked, in)
+		r.robbed.forget(func(m remnant) bool { return m.in == in })
 		end()
 	}
 }
 
-// robbed tells that an instance whose socket was removed still serves, unless its plugin has another one. mu is held.
-func (r *Reconciler) robbed(in *instance) {
+// tellRobbed tells that an instance whose socket was removed still serves, unless its plugin has another one. It is listed until it ends,
+// or its name is registered. mu is held.
+func (r *Reconciler) tellRobbed(in *instance) {
 	if r.unlinked[in] == nil {
 		return
 	}
-	r.unwatchUnlinked(in)
 	if l := r.lanes[laneKey{in.announced.Type, in.announced.Name}]; l != nil {
 		for _, m := range l.members {
 			if !m.gone && !m.barred {
+				r.unwatchUnlinked(in)
 				return
 			}
 		}
@@ -104,4 +106,10 @@ func (r *Reconciler) robbed(in *instance) {
 	r.log.Warn("socket of a living plugin removed", "type", in.announced.Type, "name", in.announced.Name, "socket", in.info.SocketPath,
 		"pid", in.peer.PID)
 	r.observe(EventUnlinked, in, message)
+	status := in.status()
+	status.State, status.Since, status.LastError = StateUnlinked, time.Now(), message
+	status.Current, status.Instance, status.RegisteredAt = false, "", time.Time{}
+	for _, forgotten := range r.robbed.keep(remnant{in, laneKey{status.Type, status.Name}, in.account.UID, status}) {
+		r.unwatchUnlinked(forgotten.in)
+	}
 }

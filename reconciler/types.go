@@ -39,10 +39,13 @@ const (
 	StateSuperseded State = "superseded"
 	// StateBackoff: the last attempt failed; the next one is due at NextRetry.
 	StateBackoff State = "backoff"
-	// StateUnreachable: its socket exists and nobody accepts on it.
+	// StateUnreachable: its socket exists and nobody accepts on it, or on its endpoint.
 	StateUnreachable State = "unreachable"
 	// StateRefused: no handler is registered for its type, or it is not trusted; it registers as soon as that has changed.
 	StateRefused State = "refused"
+	// StateUnlinked: it was registered, its socket was removed, and its process serves on: somebody else removed it. It is listed until the
+	// process ends or its name is registered again.
+	StateUnlinked State = "unlinked"
 	// StateIgnored: no handler is registered for its type, and it is left alone; see Config.IgnoreUnhandled. It registers as soon as there is
 	// one.
 	StateIgnored State = "ignored"
@@ -107,8 +110,8 @@ const (
 	EventIgnored EventKind = "ignored"
 	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
 	EventFailed EventKind = "failed"
-	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket any more, or it is elsewhere,
-	// or it was to be registered again and that failed, though it was not refused.
+	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket or endpoint any more, or it is
+	// elsewhere, or it was to be registered again and that failed, though it was not refused.
 	EventUnreachable EventKind = "unreachable"
 	// EventUnlinked: the socket of a plugin that was registered is gone, and the plugin still serves on it: somebody else removed it.
 	EventUnlinked EventKind = "unlinked"

@@ -28,10 +28,12 @@ func newDoctorCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out what is wrong on this machine.",
-		Long: `Look at what the daemon depends on, with the configuration that "patchbay run" would have: the configuration itself, the plugin
-directories and the sockets in them, the state file and the space for it, the control socket, other daemons, the programs of the
-catalogue, etcd where there is a fleet, limits, kernel features and the clock.
-Each finding is ok, warn or fail, and says what to do. Nothing is changed, and a daemon may be running.
+		Long: `Ask the daemon at the control socket where it works, what is wrong with it, and which plugins are failed, refused or unreachable, or
+were refused last and are gone. Then look at what it depends on: the configuration that "patchbay run" would have, the plugin directories
+and the sockets in them, the state file and the space for it, the control socket, other daemons, the programs of the catalogue, etcd where
+there is a fleet, limits, kernel features and the clock. Where no daemon can be asked, a finding says so, and the directories and files are
+those of the configuration.
+Each finding is ok, warn or fail, and says what to do. Nothing is changed.
 
 Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 		Example: `  patchbay doctor
@@ -67,7 +69,8 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 	return cmd
 }
 
-// examine looks at the configuration, and then at the machine with what it says, or with the defaults if it cannot be read.
+// examine looks at the configuration, asks the daemon, and then looks at the machine: where the daemon works or, if it cannot be asked,
+// with what the configuration says, or with the defaults if that cannot be read.
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	finding := doctor.Finding{Check: "configuration", Status: doctor.OK, Message: "the configuration can be used"}
 	loaded, c, err := load(sources)
@@ -79,6 +82,12 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		c = daemon.Config{
 			PluginDirs: sources.Defaults.PluginDirs, StatePath: sources.Defaults.State, ControlSocket: sources.Defaults.ControlSocket,
 		}
+	}
+	asked := client.New(c.ControlSocket)
+	defer asked.Close()
+	running, findings := askDaemon(ctx, asked, loaded, c)
+	if running != nil {
+		c.PluginDirs, c.DeprecatedPluginDir, c.StatePath = running.PluginDirs, running.DeprecatedPluginDir, running.State
 	}
 	dirs := c.PluginDirs
 	if c.DeprecatedPluginDir != "" {
@@ -97,8 +106,6 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		finding.Remedy = "correct the names in trust and in the users of the plugins"
 	}
 	subject.Daemon = func(ctx context.Context) (int, error) {
-		asked := client.New(c.ControlSocket)
-		defer asked.Close()
 		v, err := asked.Version(ctx)
 		return v.PID, err
 	}
@@ -108,7 +115,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	if len(c.Fleet.Etcd.Endpoints) > 0 {
 		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet) }
 	}
-	return append([]doctor.Finding{finding}, doctor.Examine(ctx, subject)...)
+	return slices.Concat([]doctor.Finding{finding}, findings, doctor.Examine(ctx, subject))
 }
 
 // etcdTimeout bounds how long etcd may take to answer. Where it takes longer, the fleet is of no use to anybody who waits.

@@ -56,7 +56,7 @@ func toneOf(word string) tone {
 	case "registered", "running", "added", "serving", "ok", "ready", "passed", "responsive", "healthy", "reloaded":
 		return good
 	case "unreachable", "unhealthy", "failed", "refused", "backoff", "unresponsive", "not-serving", "degraded", "deregistered",
-		"reload-failed":
+		"reload-failed", "unlinked":
 		return bad
 	case "superseded", "ignored", "stopped", "restored", "not-offered":
 		return faint

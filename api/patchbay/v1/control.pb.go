@@ -376,7 +376,7 @@ func (x *GetPluginRequest) GetName() string {
 // GetPluginResponse holds every known instance of one plugin.
 type GetPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least one instance, newest first.
+	// At least one instance, newest first. Behind them come the last refusals of the name, as ListRefusals returns them.
 	Plugins       []*Plugin `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -419,6 +419,198 @@ func (x *GetPluginResponse) GetPlugins() []*Plugin {
 	return nil
 }
 
+// ListRefusalsRequest has no fields.
+type ListRefusalsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRefusalsRequest) Reset() {
+	*x = ListRefusalsRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRefusalsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRefusalsRequest) ProtoMessage() {}
+
+func (x *ListRefusalsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRefusalsRequest.ProtoReflect.Descriptor instead.
+func (*ListRefusalsRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{6}
+}
+
+// ListRefusalsResponse holds the refusals.
+type ListRefusalsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plugins       []*Plugin              `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRefusalsResponse) Reset() {
+	*x = ListRefusalsResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRefusalsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRefusalsResponse) ProtoMessage() {}
+
+func (x *ListRefusalsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRefusalsResponse.ProtoReflect.Descriptor instead.
+func (*ListRefusalsResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ListRefusalsResponse) GetPlugins() []*Plugin {
+	if x != nil {
+		return x.Plugins
+	}
+	return nil
+}
+
+// GetConfigurationRequest has no fields.
+type GetConfigurationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigurationRequest) Reset() {
+	*x = GetConfigurationRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigurationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigurationRequest) ProtoMessage() {}
+
+func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigurationRequest.ProtoReflect.Descriptor instead.
+func (*GetConfigurationRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{8}
+}
+
+// GetConfigurationResponse holds the paths that the daemon works with, all absolute.
+type GetConfigurationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plugin directories, without the deprecated one.
+	PluginDirs []string `protobuf:"bytes,1,rep,name=plugin_dirs,json=pluginDirs,proto3" json:"plugin_dirs,omitempty"`
+	// The deprecated plugin directory. It is empty if there is none.
+	DeprecatedPluginDir string `protobuf:"bytes,2,opt,name=deprecated_plugin_dir,json=deprecatedPluginDir,proto3" json:"deprecated_plugin_dir,omitempty"`
+	// The state file.
+	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	// The control socket.
+	ControlSocket string `protobuf:"bytes,4,opt,name=control_socket,json=controlSocket,proto3" json:"control_socket,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigurationResponse) Reset() {
+	*x = GetConfigurationResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigurationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigurationResponse) ProtoMessage() {}
+
+func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetConfigurationResponse.ProtoReflect.Descriptor instead.
+func (*GetConfigurationResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *GetConfigurationResponse) GetPluginDirs() []string {
+	if x != nil {
+		return x.PluginDirs
+	}
+	return nil
+}
+
+func (x *GetConfigurationResponse) GetDeprecatedPluginDir() string {
+	if x != nil {
+		return x.DeprecatedPluginDir
+	}
+	return ""
+}
+
+func (x *GetConfigurationResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *GetConfigurationResponse) GetControlSocket() string {
+	if x != nil {
+		return x.ControlSocket
+	}
+	return ""
+}
+
 // WatchEventsRequest selects events and says how long to watch.
 type WatchEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -437,7 +629,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +641,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,7 +654,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchEventsRequest) GetFollow() bool {
@@ -505,7 +697,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -517,7 +709,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -530,7 +722,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -555,7 +747,7 @@ type WaitForPluginRequest struct {
 
 func (x *WaitForPluginRequest) Reset() {
 	*x = WaitForPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +759,7 @@ func (x *WaitForPluginRequest) String() string {
 func (*WaitForPluginRequest) ProtoMessage() {}
 
 func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +772,7 @@ func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginRequest.ProtoReflect.Descriptor instead.
 func (*WaitForPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WaitForPluginRequest) GetType() string {
@@ -615,7 +807,7 @@ type WaitForPluginResponse struct {
 
 func (x *WaitForPluginResponse) Reset() {
 	*x = WaitForPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -627,7 +819,7 @@ func (x *WaitForPluginResponse) String() string {
 func (*WaitForPluginResponse) ProtoMessage() {}
 
 func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -640,7 +832,7 @@ func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginResponse.ProtoReflect.Descriptor instead.
 func (*WaitForPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WaitForPluginResponse) GetPlugin() *Plugin {
@@ -659,7 +851,7 @@ type ListConditionsRequest struct {
 
 func (x *ListConditionsRequest) Reset() {
 	*x = ListConditionsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +863,7 @@ func (x *ListConditionsRequest) String() string {
 func (*ListConditionsRequest) ProtoMessage() {}
 
 func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +876,7 @@ func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsRequest.ProtoReflect.Descriptor instead.
 func (*ListConditionsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 // ListConditionsResponse holds the health of the daemon.
@@ -698,7 +890,7 @@ type ListConditionsResponse struct {
 
 func (x *ListConditionsResponse) Reset() {
 	*x = ListConditionsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +902,7 @@ func (x *ListConditionsResponse) String() string {
 func (*ListConditionsResponse) ProtoMessage() {}
 
 func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +915,7 @@ func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsResponse.ProtoReflect.Descriptor instead.
 func (*ListConditionsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListConditionsResponse) GetConditions() []*Condition {
@@ -742,7 +934,7 @@ type ListLaunchedRequest struct {
 
 func (x *ListLaunchedRequest) Reset() {
 	*x = ListLaunchedRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -754,7 +946,7 @@ func (x *ListLaunchedRequest) String() string {
 func (*ListLaunchedRequest) ProtoMessage() {}
 
 func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -767,7 +959,7 @@ func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedRequest.ProtoReflect.Descriptor instead.
 func (*ListLaunchedRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 // ListLaunchedResponse holds every plugin of the catalogue.
@@ -781,7 +973,7 @@ type ListLaunchedResponse struct {
 
 func (x *ListLaunchedResponse) Reset() {
 	*x = ListLaunchedResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -793,7 +985,7 @@ func (x *ListLaunchedResponse) String() string {
 func (*ListLaunchedResponse) ProtoMessage() {}
 
 func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -806,7 +998,7 @@ func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedResponse.ProtoReflect.Descriptor instead.
 func (*ListLaunchedResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListLaunchedResponse) GetPlugins() []*LaunchedPlugin {
@@ -827,7 +1019,7 @@ type LaunchPluginRequest struct {
 
 func (x *LaunchPluginRequest) Reset() {
 	*x = LaunchPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +1031,7 @@ func (x *LaunchPluginRequest) String() string {
 func (*LaunchPluginRequest) ProtoMessage() {}
 
 func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +1044,7 @@ func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginRequest.ProtoReflect.Descriptor instead.
 func (*LaunchPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *LaunchPluginRequest) GetName() string {
@@ -872,7 +1064,7 @@ type LaunchPluginResponse struct {
 
 func (x *LaunchPluginResponse) Reset() {
 	*x = LaunchPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1076,7 @@ func (x *LaunchPluginResponse) String() string {
 func (*LaunchPluginResponse) ProtoMessage() {}
 
 func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1089,7 @@ func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginResponse.ProtoReflect.Descriptor instead.
 func (*LaunchPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *LaunchPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -918,7 +1110,7 @@ type StopPluginRequest struct {
 
 func (x *StopPluginRequest) Reset() {
 	*x = StopPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +1122,7 @@ func (x *StopPluginRequest) String() string {
 func (*StopPluginRequest) ProtoMessage() {}
 
 func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +1135,7 @@ func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginRequest.ProtoReflect.Descriptor instead.
 func (*StopPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *StopPluginRequest) GetName() string {
@@ -963,7 +1155,7 @@ type StopPluginResponse struct {
 
 func (x *StopPluginResponse) Reset() {
 	*x = StopPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1167,7 @@ func (x *StopPluginResponse) String() string {
 func (*StopPluginResponse) ProtoMessage() {}
 
 func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1180,7 @@ func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginResponse.ProtoReflect.Descriptor instead.
 func (*StopPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StopPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1009,7 +1201,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1213,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1226,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -1054,7 +1246,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1258,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1271,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1104,7 +1296,7 @@ type ReadLogsRequest struct {
 
 func (x *ReadLogsRequest) Reset() {
 	*x = ReadLogsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1308,7 @@ func (x *ReadLogsRequest) String() string {
 func (*ReadLogsRequest) ProtoMessage() {}
 
 func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1321,7 @@ func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsRequest.ProtoReflect.Descriptor instead.
 func (*ReadLogsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReadLogsRequest) GetName() string {
@@ -1164,7 +1356,7 @@ type ReadLogsResponse struct {
 
 func (x *ReadLogsResponse) Reset() {
 	*x = ReadLogsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1176,7 +1368,7 @@ func (x *ReadLogsResponse) String() string {
 func (*ReadLogsResponse) ProtoMessage() {}
 
 func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1189,7 +1381,7 @@ func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsResponse.ProtoReflect.Descriptor instead.
 func (*ReadLogsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReadLogsResponse) GetRecord() *LogRecord {
@@ -1227,7 +1419,7 @@ type LaunchedPlugin struct {
 
 func (x *LaunchedPlugin) Reset() {
 	*x = LaunchedPlugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1239,7 +1431,7 @@ func (x *LaunchedPlugin) String() string {
 func (*LaunchedPlugin) ProtoMessage() {}
 
 func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1252,7 +1444,7 @@ func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchedPlugin.ProtoReflect.Descriptor instead.
 func (*LaunchedPlugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LaunchedPlugin) GetName() string {
@@ -1337,7 +1529,7 @@ type LogRecord struct {
 
 func (x *LogRecord) Reset() {
 	*x = LogRecord{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1541,7 @@ func (x *LogRecord) String() string {
 func (*LogRecord) ProtoMessage() {}
 
 func (x *LogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1554,7 @@ func (x *LogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
 func (*LogRecord) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LogRecord) GetSeq() uint64 {
@@ -1418,7 +1610,7 @@ type LogAttribute struct {
 
 func (x *LogAttribute) Reset() {
 	*x = LogAttribute{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1622,7 @@ func (x *LogAttribute) String() string {
 func (*LogAttribute) ProtoMessage() {}
 
 func (x *LogAttribute) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1635,7 @@ func (x *LogAttribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAttribute.ProtoReflect.Descriptor instead.
 func (*LogAttribute) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LogAttribute) GetKey() string {
@@ -1469,7 +1661,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1673,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1686,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 // ReloadResponse says what a reload did.
@@ -1509,7 +1701,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1713,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1726,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -1569,7 +1761,8 @@ type Plugin struct {
 	//   - "superseded": it lives, and a newer instance of the same type and name is the current one.
 	//   - "restored": it was registered before the daemon started, and has not been confirmed since.
 	//   - "backoff": the last attempt failed, and another follows at `next_retry`.
-	//   - "unreachable": nobody accepts on its socket.
+	//   - "unreachable": nobody accepts on its socket, or on its endpoint.
+	//   - "unlinked": it was registered, somebody removed its socket, and it serves on.
 	//   - "deregistering": its handler is told that it is gone.
 	//
 	// A reader should show a state that it does not know as it is: more may be added.
@@ -1608,7 +1801,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1813,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1826,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Plugin) GetType() string {
@@ -1797,7 +1990,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +2002,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +2015,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -1905,7 +2098,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2110,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2123,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Condition) GetName() string {
@@ -1988,7 +2181,17 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"B\n" +
 	"\x11GetPluginResponse\x12-\n" +
-	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\"z\n" +
+	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\"\x15\n" +
+	"\x13ListRefusalsRequest\"E\n" +
+	"\x14ListRefusalsResponse\x12-\n" +
+	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\"\x19\n" +
+	"\x17GetConfigurationRequest\"\xac\x01\n" +
+	"\x18GetConfigurationResponse\x12\x1f\n" +
+	"\vplugin_dirs\x18\x01 \x03(\tR\n" +
+	"pluginDirs\x122\n" +
+	"\x15deprecated_plugin_dir\x18\x02 \x01(\tR\x13deprecatedPluginDir\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12%\n" +
+	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\"z\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x14\n" +
 	"\x05types\x18\x02 \x03(\tR\x05types\x12\x14\n" +
@@ -2105,12 +2308,14 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WAIT_FOR_REGISTERED\x10\x01\x12\x19\n" +
-	"\x15WAIT_FOR_DEREGISTERED\x10\x022\x9a\b\n" +
+	"\x15WAIT_FOR_DEREGISTERED\x10\x022\xda\t\n" +
 	"\x0eControlService\x12R\n" +
 	"\n" +
 	"GetVersion\x12\x1e.patchbay.v1.GetVersionRequest\x1a\x1f.patchbay.v1.GetVersionResponse\"\x03\x90\x02\x01\x12U\n" +
 	"\vListPlugins\x12\x1f.patchbay.v1.ListPluginsRequest\x1a .patchbay.v1.ListPluginsResponse\"\x03\x90\x02\x01\x12O\n" +
-	"\tGetPlugin\x12\x1d.patchbay.v1.GetPluginRequest\x1a\x1e.patchbay.v1.GetPluginResponse\"\x03\x90\x02\x01\x12W\n" +
+	"\tGetPlugin\x12\x1d.patchbay.v1.GetPluginRequest\x1a\x1e.patchbay.v1.GetPluginResponse\"\x03\x90\x02\x01\x12X\n" +
+	"\fListRefusals\x12 .patchbay.v1.ListRefusalsRequest\x1a!.patchbay.v1.ListRefusalsResponse\"\x03\x90\x02\x01\x12d\n" +
+	"\x10GetConfiguration\x12$.patchbay.v1.GetConfigurationRequest\x1a%.patchbay.v1.GetConfigurationResponse\"\x03\x90\x02\x01\x12W\n" +
 	"\vWatchEvents\x12\x1f.patchbay.v1.WatchEventsRequest\x1a .patchbay.v1.WatchEventsResponse\"\x03\x90\x02\x010\x01\x12[\n" +
 	"\rWaitForPlugin\x12!.patchbay.v1.WaitForPluginRequest\x1a\".patchbay.v1.WaitForPluginResponse\"\x03\x90\x02\x01\x12^\n" +
 	"\x0eListConditions\x12\".patchbay.v1.ListConditionsRequest\x1a#.patchbay.v1.ListConditionsResponse\"\x03\x90\x02\x01\x12X\n" +
@@ -2135,96 +2340,105 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_patchbay_v1_control_proto_goTypes = []any{
-	(WaitFor)(0),                   // 0: patchbay.v1.WaitFor
-	(*GetVersionRequest)(nil),      // 1: patchbay.v1.GetVersionRequest
-	(*GetVersionResponse)(nil),     // 2: patchbay.v1.GetVersionResponse
-	(*ListPluginsRequest)(nil),     // 3: patchbay.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),    // 4: patchbay.v1.ListPluginsResponse
-	(*GetPluginRequest)(nil),       // 5: patchbay.v1.GetPluginRequest
-	(*GetPluginResponse)(nil),      // 6: patchbay.v1.GetPluginResponse
-	(*WatchEventsRequest)(nil),     // 7: patchbay.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),    // 8: patchbay.v1.WatchEventsResponse
-	(*WaitForPluginRequest)(nil),   // 9: patchbay.v1.WaitForPluginRequest
-	(*WaitForPluginResponse)(nil),  // 10: patchbay.v1.WaitForPluginResponse
-	(*ListConditionsRequest)(nil),  // 11: patchbay.v1.ListConditionsRequest
-	(*ListConditionsResponse)(nil), // 12: patchbay.v1.ListConditionsResponse
-	(*ListLaunchedRequest)(nil),    // 13: patchbay.v1.ListLaunchedRequest
-	(*ListLaunchedResponse)(nil),   // 14: patchbay.v1.ListLaunchedResponse
-	(*LaunchPluginRequest)(nil),    // 15: patchbay.v1.LaunchPluginRequest
-	(*LaunchPluginResponse)(nil),   // 16: patchbay.v1.LaunchPluginResponse
-	(*StopPluginRequest)(nil),      // 17: patchbay.v1.StopPluginRequest
-	(*StopPluginResponse)(nil),     // 18: patchbay.v1.StopPluginResponse
-	(*RestartPluginRequest)(nil),   // 19: patchbay.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),  // 20: patchbay.v1.RestartPluginResponse
-	(*ReadLogsRequest)(nil),        // 21: patchbay.v1.ReadLogsRequest
-	(*ReadLogsResponse)(nil),       // 22: patchbay.v1.ReadLogsResponse
-	(*LaunchedPlugin)(nil),         // 23: patchbay.v1.LaunchedPlugin
-	(*LogRecord)(nil),              // 24: patchbay.v1.LogRecord
-	(*LogAttribute)(nil),           // 25: patchbay.v1.LogAttribute
-	(*ReloadRequest)(nil),          // 26: patchbay.v1.ReloadRequest
-	(*ReloadResponse)(nil),         // 27: patchbay.v1.ReloadResponse
-	(*Plugin)(nil),                 // 28: patchbay.v1.Plugin
-	(*Event)(nil),                  // 29: patchbay.v1.Event
-	(*Condition)(nil),              // 30: patchbay.v1.Condition
-	nil,                            // 31: patchbay.v1.Plugin.DetailsEntry
-	(*timestamppb.Timestamp)(nil),  // 32: google.protobuf.Timestamp
+	(WaitFor)(0),                     // 0: patchbay.v1.WaitFor
+	(*GetVersionRequest)(nil),        // 1: patchbay.v1.GetVersionRequest
+	(*GetVersionResponse)(nil),       // 2: patchbay.v1.GetVersionResponse
+	(*ListPluginsRequest)(nil),       // 3: patchbay.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),      // 4: patchbay.v1.ListPluginsResponse
+	(*GetPluginRequest)(nil),         // 5: patchbay.v1.GetPluginRequest
+	(*GetPluginResponse)(nil),        // 6: patchbay.v1.GetPluginResponse
+	(*ListRefusalsRequest)(nil),      // 7: patchbay.v1.ListRefusalsRequest
+	(*ListRefusalsResponse)(nil),     // 8: patchbay.v1.ListRefusalsResponse
+	(*GetConfigurationRequest)(nil),  // 9: patchbay.v1.GetConfigurationRequest
+	(*GetConfigurationResponse)(nil), // 10: patchbay.v1.GetConfigurationResponse
+	(*WatchEventsRequest)(nil),       // 11: patchbay.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),      // 12: patchbay.v1.WatchEventsResponse
+	(*WaitForPluginRequest)(nil),     // 13: patchbay.v1.WaitForPluginRequest
+	(*WaitForPluginResponse)(nil),    // 14: patchbay.v1.WaitForPluginResponse
+	(*ListConditionsRequest)(nil),    // 15: patchbay.v1.ListConditionsRequest
+	(*ListConditionsResponse)(nil),   // 16: patchbay.v1.ListConditionsResponse
+	(*ListLaunchedRequest)(nil),      // 17: patchbay.v1.ListLaunchedRequest
+	(*ListLaunchedResponse)(nil),     // 18: patchbay.v1.ListLaunchedResponse
+	(*LaunchPluginRequest)(nil),      // 19: patchbay.v1.LaunchPluginRequest
+	(*LaunchPluginResponse)(nil),     // 20: patchbay.v1.LaunchPluginResponse
+	(*StopPluginRequest)(nil),        // 21: patchbay.v1.StopPluginRequest
+	(*StopPluginResponse)(nil),       // 22: patchbay.v1.StopPluginResponse
+	(*RestartPluginRequest)(nil),     // 23: patchbay.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 24: patchbay.v1.RestartPluginResponse
+	(*ReadLogsRequest)(nil),          // 25: patchbay.v1.ReadLogsRequest
+	(*ReadLogsResponse)(nil),         // 26: patchbay.v1.ReadLogsResponse
+	(*LaunchedPlugin)(nil),           // 27: patchbay.v1.LaunchedPlugin
+	(*LogRecord)(nil),                // 28: patchbay.v1.LogRecord
+	(*LogAttribute)(nil),             // 29: patchbay.v1.LogAttribute
+	(*ReloadRequest)(nil),            // 30: patchbay.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 31: patchbay.v1.ReloadResponse
+	(*Plugin)(nil),                   // 32: patchbay.v1.Plugin
+	(*Event)(nil),                    // 33: patchbay.v1.Event
+	(*Condition)(nil),                // 34: patchbay.v1.Condition
+	nil,                              // 35: patchbay.v1.Plugin.DetailsEntry
+	(*timestamppb.Timestamp)(nil),    // 36: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	32, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
-	28, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	30, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	28, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
-	29, // 4: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
-	0,  // 5: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	28, // 6: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	30, // 7: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
-	23, // 8: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
-	23, // 9: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	23, // 10: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	23, // 11: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	24, // 12: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	32, // 13: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	32, // 14: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	32, // 15: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	25, // 16: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	32, // 17: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	32, // 18: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	32, // 19: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	32, // 20: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	31, // 21: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	32, // 22: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	32, // 23: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 24: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 25: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 26: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	7,  // 27: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	9,  // 28: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	11, // 29: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	13, // 30: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	15, // 31: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	17, // 32: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	19, // 33: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	21, // 34: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	26, // 35: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 36: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 37: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 38: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 39: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	10, // 40: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	12, // 41: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	14, // 42: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	16, // 43: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	18, // 44: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	20, // 45: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	22, // 46: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	27, // 47: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	36, // [36:48] is the sub-list for method output_type
-	24, // [24:36] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	36, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	32, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	34, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	32, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
+	32, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
+	33, // 5: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	0,  // 6: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
+	32, // 7: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	34, // 8: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	27, // 9: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
+	27, // 10: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	27, // 11: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	27, // 12: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	28, // 13: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	36, // 14: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	36, // 15: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	36, // 16: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	29, // 17: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	36, // 18: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	36, // 19: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	36, // 20: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	36, // 21: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	35, // 22: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	36, // 23: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	36, // 24: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 25: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 26: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 27: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	7,  // 28: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
+	9,  // 29: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
+	11, // 30: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	13, // 31: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	15, // 32: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	17, // 33: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	19, // 34: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	21, // 35: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	23, // 36: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	25, // 37: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	30, // 38: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 39: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 40: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 41: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	8,  // 42: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	10, // 43: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	12, // 44: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	14, // 45: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	16, // 46: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	18, // 47: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	20, // 48: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	22, // 49: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	24, // 50: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	26, // 51: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	31, // 52: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	39, // [39:53] is the sub-list for method output_type
+	25, // [25:39] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }
@@ -2232,15 +2446,15 @@ func file_patchbay_v1_control_proto_init() {
 	if File_patchbay_v1_control_proto != nil {
 		return
 	}
-	file_patchbay_v1_control_proto_msgTypes[6].OneofWrappers = []any{}
-	file_patchbay_v1_control_proto_msgTypes[20].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[10].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,6 +47,12 @@ const (
 	// ControlServiceGetPluginProcedure is the fully-qualified name of the ControlService's GetPlugin
 	// RPC.
 	ControlServiceGetPluginProcedure = "/patchbay.v1.ControlService/GetPlugin"
+	// ControlServiceListRefusalsProcedure is the fully-qualified name of the ControlService's
+	// ListRefusals RPC.
+	ControlServiceListRefusalsProcedure = "/patchbay.v1.ControlService/ListRefusals"
+	// ControlServiceGetConfigurationProcedure is the fully-qualified name of the ControlService's
+	// GetConfiguration RPC.
+	ControlServiceGetConfigurationProcedure = "/patchbay.v1.ControlService/GetConfiguration"
 	// ControlServiceWatchEventsProcedure is the fully-qualified name of the ControlService's
 	// WatchEvents RPC.
 	ControlServiceWatchEventsProcedure = "/patchbay.v1.ControlService/WatchEvents"
@@ -83,6 +89,12 @@ type ControlServiceClient interface {
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
 	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
+	// ListRefusals returns the last refusal of each name that was not registered since and whose plugin is gone, as instances in the state
+	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
+	// keeps 64 for each user and 1,024 in all, in memory.
+	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
+	// GetConfiguration says with which files and directories the daemon works.
+	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
@@ -143,6 +155,20 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceGetPluginProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("GetPlugin")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		listRefusals: connect.NewClient[v1.ListRefusalsRequest, v1.ListRefusalsResponse](
+			httpClient,
+			baseURL+ControlServiceListRefusalsProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ListRefusals")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		getConfiguration: connect.NewClient[v1.GetConfigurationRequest, v1.GetConfigurationResponse](
+			httpClient,
+			baseURL+ControlServiceGetConfigurationProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("GetConfiguration")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -213,18 +239,20 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 
 // controlServiceClient implements ControlServiceClient.
 type controlServiceClient struct {
-	getVersion     *connect.Client[v1.GetVersionRequest, v1.GetVersionResponse]
-	listPlugins    *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
-	getPlugin      *connect.Client[v1.GetPluginRequest, v1.GetPluginResponse]
-	watchEvents    *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
-	waitForPlugin  *connect.Client[v1.WaitForPluginRequest, v1.WaitForPluginResponse]
-	listConditions *connect.Client[v1.ListConditionsRequest, v1.ListConditionsResponse]
-	listLaunched   *connect.Client[v1.ListLaunchedRequest, v1.ListLaunchedResponse]
-	launchPlugin   *connect.Client[v1.LaunchPluginRequest, v1.LaunchPluginResponse]
-	stopPlugin     *connect.Client[v1.StopPluginRequest, v1.StopPluginResponse]
-	restartPlugin  *connect.Client[v1.RestartPluginRequest, v1.RestartPluginResponse]
-	readLogs       *connect.Client[v1.ReadLogsRequest, v1.ReadLogsResponse]
-	reload         *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
+	getVersion       *connect.Client[v1.GetVersionRequest, v1.GetVersionResponse]
+	listPlugins      *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
+	getPlugin        *connect.Client[v1.GetPluginRequest, v1.GetPluginResponse]
+	listRefusals     *connect.Client[v1.ListRefusalsRequest, v1.ListRefusalsResponse]
+	getConfiguration *connect.Client[v1.GetConfigurationRequest, v1.GetConfigurationResponse]
+	watchEvents      *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
+	waitForPlugin    *connect.Client[v1.WaitForPluginRequest, v1.WaitForPluginResponse]
+	listConditions   *connect.Client[v1.ListConditionsRequest, v1.ListConditionsResponse]
+	listLaunched     *connect.Client[v1.ListLaunchedRequest, v1.ListLaunchedResponse]
+	launchPlugin     *connect.Client[v1.LaunchPluginRequest, v1.LaunchPluginResponse]
+	stopPlugin       *connect.Client[v1.StopPluginRequest, v1.StopPluginResponse]
+	restartPlugin    *connect.Client[v1.RestartPluginRequest, v1.RestartPluginResponse]
+	readLogs         *connect.Client[v1.ReadLogsRequest, v1.ReadLogsResponse]
+	reload           *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
 }
 
 // GetVersion calls patchbay.v1.ControlService.GetVersion.
@@ -240,6 +268,16 @@ func (c *controlServiceClient) ListPlugins(ctx context.Context, req *connect.Req
 // GetPlugin calls patchbay.v1.ControlService.GetPlugin.
 func (c *controlServiceClient) GetPlugin(ctx context.Context, req *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error) {
 	return c.getPlugin.CallUnary(ctx, req)
+}
+
+// ListRefusals calls patchbay.v1.ControlService.ListRefusals.
+func (c *controlServiceClient) ListRefusals(ctx context.Context, req *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error) {
+	return c.listRefusals.CallUnary(ctx, req)
+}
+
+// GetConfiguration calls patchbay.v1.ControlService.GetConfiguration.
+func (c *controlServiceClient) GetConfiguration(ctx context.Context, req *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
+	return c.getConfiguration.CallUnary(ctx, req)
 }
 
 // WatchEvents calls patchbay.v1.ControlService.WatchEvents.
@@ -296,6 +334,12 @@ type ControlServiceHandler interface {
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
 	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
+	// ListRefusals returns the last refusal of each name that was not registered since and whose plugin is gone, as instances in the state
+	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
+	// keeps 64 for each user and 1,024 in all, in memory.
+	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
+	// GetConfiguration says with which files and directories the daemon works.
+	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
@@ -352,6 +396,20 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceGetPluginProcedure,
 		svc.GetPlugin,
 		connect.WithSchema(controlServiceMethods.ByName("GetPlugin")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceListRefusalsHandler := connect.NewUnaryHandler(
+		ControlServiceListRefusalsProcedure,
+		svc.ListRefusals,
+		connect.WithSchema(controlServiceMethods.ByName("ListRefusals")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceGetConfigurationHandler := connect.NewUnaryHandler(
+		ControlServiceGetConfigurationProcedure,
+		svc.GetConfiguration,
+		connect.WithSchema(controlServiceMethods.ByName("GetConfiguration")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -425,6 +483,10 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceListPluginsHandler.ServeHTTP(w, r)
 		case ControlServiceGetPluginProcedure:
 			controlServiceGetPluginHandler.ServeHTTP(w, r)
+		case ControlServiceListRefusalsProcedure:
+			controlServiceListRefusalsHandler.ServeHTTP(w, r)
+		case ControlServiceGetConfigurationProcedure:
+			controlServiceGetConfigurationHandler.ServeHTTP(w, r)
 		case ControlServiceWatchEventsProcedure:
 			controlServiceWatchEventsHandler.ServeHTTP(w, r)
 		case ControlServiceWaitForPluginProcedure:
@@ -462,6 +524,14 @@ func (UnimplementedControlServiceHandler) ListPlugins(context.Context, *connect.
 
 func (UnimplementedControlServiceHandler) GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetPlugin is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListRefusals is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetConfiguration is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error {
