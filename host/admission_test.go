@@ -107,6 +107,18 @@ func TestEqualPinsShareAPromise(t *testing.T) {
 	}
 }
 
+func TestClearCacheKeepsWhatWasSent(t *testing.T) {
+	a, _ := newAdmission(t, 0)
+	hanging := a.CheckAdmission(pin("hang"))
+	if err := ask(t, a, "ok"); err != nil { // it was sent later, so the other one has been sent
+		t.Fatal(err)
+	}
+	a.ClearCache()
+	if a.CheckAdmission(pin("hang")) != hanging {
+		t.Error("ClearCache drops a check that was sent")
+	}
+}
+
 func TestRefusalsForNowAreNotKept(t *testing.T) {
 	a, _ := newAdmission(t, 0)
 	first := a.CheckAdmission(pin("later"))

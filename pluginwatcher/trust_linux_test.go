@@ -242,6 +242,22 @@ func TestTypesAndNames(t *testing.T) {
 	s.calls.await(t, "deregister a", "validate a false", "register a bob.sock")
 }
 
+// A socket on which root listens is still the plugin of its owner: a user who has root listen for him, as socket activation does, gains
+// nothing by it.
+func TestRootListensForAnother(t *testing.T) {
+	s := newScene(t, trust.Policy{
+		Owners: trust.Accounts{Users: users(alice, bob)}, Types: map[string]trust.Type{"U": {Users: users(alice)}},
+	}, 0o755)
+	made := filepath.Join(filepath.Dir(s.dir), "b.sock")
+	told, _ := serveAs(t, 0, "U/b", made)
+	try(t, os.Chown(made, bob, bob))
+	try(t, os.Rename(made, s.path("b.sock")))
+	if !told.Scan() || !strings.HasPrefix(told.Text(), "told false user 60002 may not register plugins of type U") {
+		t.Errorf("bob was told %q", told.Text())
+	}
+	awaitState(t, s.watcher, s.path("b.sock"), reconciler.StateRefused)
+}
+
 // What a user puts in the place of his socket between the look at it and the connect does not make him anybody else.
 func TestLinkIntoAnothersSocket(t *testing.T) {
 	s := newScene(t, trust.Policy{Owners: trust.Accounts{Users: users(alice)}}, 0o755)
