@@ -323,8 +323,8 @@ func endpointJudge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn
 		socket, isUnix := conn.(*net.UnixConn)
 		account, err := parseAccount(info.Options[optionAccount])
 		path := info.ConnectionInfo.SocketPath
-		if !isUnix || err != nil || !account.Known || path == info.Options[optionSocketPath] {
-			return nil //nolint:nilerr // What is damaged was logged when it was restored; the registration socket was judged as such.
+		if !isUnix || err != nil || !account.Known {
+			return nil //nolint:nilerr // What is damaged was logged when it was restored.
 		}
 		peer, err := sock.PeerOf(socket)
 		if errors.Is(err, errors.ErrUnsupported) {
@@ -333,8 +333,18 @@ func endpointJudge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn
 		if err != nil {
 			return err
 		}
-		return judge.Endpoint(cmp.Or(info.Options[optionRoleOf], info.Type), path, account, peer.UID)
+		err = judge.Endpoint(cmp.Or(info.Options[optionRoleOf], info.Type), path, account, peer.UID)
+		if err != nil && path == info.Options[optionSocketPath] && judge.Privileged(peer.UID) && ownSocket(path, account) {
+			return nil // root listens on the plugin's registration socket for it, as with socket activation
+		}
+		return err
 	}
+}
+
+// ownSocket says whether a path leads to a socket that is somebody's own, and through no link at its end.
+func ownSocket(path string, account trust.Account) bool {
+	info, err := sock.Stat(path)
+	return err == nil && info.IsSocket() && info.UID == account.UID
 }
 
 func parseRank(s string) (uint64, error) {

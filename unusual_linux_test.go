@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -230,5 +231,48 @@ func TestRelativePluginDir(t *testing.T) {
 	defer cancel()
 	if err := h.rt.Launcher().Restart(ctx, "unit"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestOwnSocketReplacedByLink: a plugin that is reached at its registration socket, and puts a link to another user's socket in its place, has
+// nobody called there, however late the removal of its own is seen.
+func TestOwnSocketReplacedByLink(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give files to others")
+	}
+	h := &host{t: t, dir: t.TempDir(), state: filepath.Join(t.TempDir(), "state.db"),
+		trust: trust.Policy{Owners: trust.Accounts{Users: []string{"54321"}}}}
+	h.start()
+	t.Cleanup(func() { h.end() })
+	secret := filepath.Join(t.TempDir(), "root-only.sock")
+	serveCurt(t, secret, &registerapi.PluginInfo{Type: "Root", Name: "secret", SupportedVersions: []string{"v1"}})
+	hidden, path := filepath.Join(h.dir, ".a.sock"), filepath.Join(h.dir, "a.sock")
+	serveCurt(t, hidden, &registerapi.PluginInfo{Type: "T", Name: "a", SupportedVersions: []string{"v1"}})
+	if err := errors.Join(os.Chown(hidden, someone, someone), os.Rename(hidden, path)); err != nil {
+		t.Fatal(err)
+	}
+	registered := h.await(reconciler.EventRegistered, "a")
+	if err := callEndpoint(t, h); err != nil {
+		t.Errorf("root listens for the plugin, and the call ended with %v", err)
+	}
+	// The registry is told of the link as if nobody had seen the change yet.
+	if err := errors.Join(os.Remove(path), os.Symlink(secret, path), os.Lchown(path, someone, someone)); err != nil {
+		t.Fatal(err)
+	}
+	h.await(reconciler.EventDeregistered, "a")
+	account := trust.Account{UID: someone, GID: someone, Known: true}
+	info := &dynamicplugins.PluginInfo{Type: "T", Name: "late", AllocID: registered.Instance + "-late",
+		Options:        map[string]string{"patchbay.dev/account": fmt.Sprintf("%d %d", account.UID, account.GID), "patchbay.dev/socket-path": path},
+		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: path}}
+	if err := h.rt.Registry().RegisterPlugin(info); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := h.rt.Registry().Conn(t.Context(), "T", "late")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := registerapi.NewRegistrationClient(conn).GetInfo(t.Context(), &registerapi.InfoRequest{})
+	if err == nil || !strings.Contains(err.Error(), "is user 0's") {
+		t.Errorf("the call got %v, %v", answer, err)
 	}
 }

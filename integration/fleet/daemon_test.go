@@ -220,6 +220,10 @@ func TestDaemons(t *testing.T) {
 	if _, err := b.try("fleet", "wait", "CSIPlugin/two", "--timeout", "500ms"); err == nil || !strings.Contains(err.Error(), "0 of 1 match") {
 		t.Errorf("wait for a dead plugin: %v", err)
 	}
+	_, err := b.try("fleet", "wait", "CSIPlugin/two", "--for", "deregistered", "--timeout", "500ms")
+	if err == nil || !strings.Contains(err.Error(), "1 match") {
+		t.Errorf("a plugin whose node is away counts as deregistered: %v", err)
+	}
 	a.start()
 	b.shows("z/evil\x1b[31m=unreachable", "b/one=registered", "a/two=registered")
 	a.end(syscall.SIGTERM)
