@@ -96,7 +96,7 @@ func (c content) encodeParts(instance string, generation uint64, now time.Time) 
 func pluginRecords(statuses []reconciler.Status) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
-		if s.Type == "" || s.Name == "" {
+		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // the last is for its own node to see, and gone for others
 			continue
 		}
 		p := &fleetv1.PluginRecord{

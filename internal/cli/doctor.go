@@ -28,11 +28,11 @@ func newDoctorCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out what is wrong on this machine.",
-		Long: `Ask the daemon at the control socket where it works, what is wrong with it, and which plugins are failed, refused or unreachable, or
-were refused last and are gone. Then look at what it depends on: the configuration that "patchbay run" would have, the plugin directories
-and the sockets in them, the state file and the space for it, the control socket, other daemons, the programs of the catalogue, etcd where
-there is a fleet, limits, kernel features and the clock. Where no daemon can be asked, a finding says so, and the directories and files are
-those of the configuration.
+		Long: `Ask the daemon at the control socket where it works, what is wrong with it, and which plugins are failed, refused or unreachable,
+or were refused last and are gone. Then look at what it depends on: the configuration that "patchbay run" would have, the plugin
+directories and the sockets in them, the state file and the space for it, the control socket, other daemons, the programs of the catalogue,
+etcd where there is a fleet, limits, kernel features and the clock. Where no daemon can be asked, a finding says so, and the directories
+and files are those of the configuration.
 Each finding is ok, warn or fail, and says what to do. Nothing is changed.
 
 Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
