@@ -221,7 +221,7 @@ func TestDaemons(t *testing.T) {
 		t.Errorf("wait for a dead plugin: %v", err)
 	}
 	_, err := b.try("fleet", "wait", "CSIPlugin/two", "--for", "deregistered", "--timeout", "500ms")
-	if err == nil || !strings.Contains(err.Error(), "1 match") {
+	if err == nil || !strings.Contains(err.Error(), "1 still match") {
 		t.Errorf("a plugin whose node is away counts as deregistered: %v", err)
 	}
 	a.start()
