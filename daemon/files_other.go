@@ -2,6 +2,8 @@
 
 package daemon
 
+import "math"
+
 func openAnother() error { return nil }
 
 // openFilesLimit returns how many files this process may have open, which this system does not bound.
