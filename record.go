@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/judged"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -236,7 +237,9 @@ func rolesOf(in reconciler.Instance) []string {
 func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.PluginInfo {
 	entry := *info
 	entry.Type = role
-	entry.Options = map[string]string{optionRoleOf: info.Type, optionAccount: info.Options[optionAccount]}
+	entry.Options = map[string]string{
+		optionRoleOf: info.Type, optionAccount: info.Options[optionAccount], optionSocketID: info.Options[optionSocketID],
+	}
 	for key, value := range info.Options {
 		if !strings.HasPrefix(key, ownOptions) {
 			entry.Options[key] = value
@@ -316,35 +319,15 @@ func statusOf(in dynamicplugins.Instance) PluginStatus {
 	return s
 }
 
-// endpointJudge returns what judges each connection to an endpoint: who listens there must be somebody whom the plugin may speak for. A
-// path is judged when it is announced too, but who can write to its directory can have it lead elsewhere afterwards.
+// endpointJudge returns what judges each shared connection. Of an older host's plugins nobody knows the account until they register again.
 func endpointJudge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
 	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
-		socket, isUnix := conn.(*net.UnixConn)
-		account, err := parseAccount(info.Options[optionAccount])
-		path := info.ConnectionInfo.SocketPath
-		if !isUnix || err != nil || !account.Known {
-			return nil //nolint:nilerr // What is damaged was logged when it was restored.
-		}
-		peer, err := sock.PeerOf(socket)
-		if errors.Is(err, errors.ErrUnsupported) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		err = judge.Endpoint(cmp.Or(info.Options[optionRoleOf], info.Type), path, account, peer.UID)
-		if err != nil && path == info.Options[optionSocketPath] && judge.Privileged(peer.UID) && ownSocket(path, account) {
-			return nil // root listens on the plugin's registration socket for it, as with socket activation
-		}
-		return err
+		// What is damaged was logged when it was restored: without an account nothing is judged, and without the socket more is refused.
+		account, _ := parseAccount(info.Options[optionAccount])
+		socket, _ := sock.ParseID(info.Options[optionSocketID])
+		p := judged.Plugin{Type: cmp.Or(info.Options[optionRoleOf], info.Type), Account: account, Socket: socket}
+		return judged.Check(judge, p, info.ConnectionInfo.SocketPath, conn)
 	}
-}
-
-// ownSocket says whether a path leads to a socket that is somebody's own, and through no link at its end.
-func ownSocket(path string, account trust.Account) bool {
-	info, err := sock.Stat(path)
-	return err == nil && info.IsSocket() && info.UID == account.UID
 }
 
 func parseRank(s string) (uint64, error) {

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"net"
 	"time"
 )
 
@@ -47,11 +48,27 @@ type InstanceGoneHandler interface {
 
 // ContextRegistrar is a power that a [PluginHandler] may also have. If it has it, RegisterPluginContext is called instead of
 // RegisterPlugin. The context ends when the plugin's socket goes, when the pipeline stops, and when the time configured for handlers has
-// passed; the handler should then return an error soon. What it returns beside the error is kept with the instance.
+// passed; the handler should then return an error soon. What it returns beside the error is kept with the instance. The context has what
+// the handler connects to the plugin with; see [EndpointDialer].
 type ContextRegistrar interface {
 	RegisterPluginContext(
 		ctx context.Context, pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration,
 	) (Registration, error)
+}
+
+type endpointDialerKey struct{}
+
+// WithEndpointDialer returns a context for [ContextRegistrar] that has a dialer for the plugin's endpoint.
+func WithEndpointDialer(ctx context.Context, dial func(ctx context.Context, path string) (net.Conn, error)) context.Context {
+	return context.WithValue(ctx, endpointDialerKey{}, dial)
+}
+
+// EndpointDialer returns the dialer of the context that RegisterPluginContext was given, or nil. A handler connects with it to the plugin's
+// endpoint, also later and again: it judges who listens there each time, so that no plugin has the host connect with its rights where the
+// plugin's user has none. It stays valid when the context has ended, and is safe for concurrent use.
+func EndpointDialer(ctx context.Context) func(ctx context.Context, path string) (net.Conn, error) {
+	dial, _ := ctx.Value(endpointDialerKey{}).(func(context.Context, string) (net.Conn, error))
+	return dial
 }
 
 // Registration is what a handler found out about a plugin that it took into use. The zero value says nothing.

@@ -104,7 +104,7 @@ type pool struct {
 
 func newPool() *pool {
 	return &pool{
-		dial: func(ctx context.Context, socketPath string) (net.Conn, error) { return sock.Dial(ctx, socketPath) },
+		dial: func(ctx context.Context, socketPath string) (net.Conn, error) { return sock.DialKnown(ctx, socketPath) },
 		open: make(map[*link]*grpc.ClientConn),
 	}
 }

@@ -49,6 +49,12 @@ func CheckUser(name, group string) error {
 	return err
 }
 
+// UserID returns the number of a user as which a plugin may run.
+func UserID(name string) (uint32, error) {
+	uid, _, err := lookUpUser(name, true)
+	return uint32(uid), err
+}
+
 // CheckGroup says so of a group.
 func CheckGroup(group string) error {
 	if group == "" {

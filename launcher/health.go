@@ -6,20 +6,24 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/supervise"
 )
 
 // watchHealth follows whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
 func (g *generation) watchHealth(ctx context.Context, socket string) {
-	conn, err := grpc.NewClient("passthrough:///"+socket,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) { return sock.Dial(ctx, path) }))
+	dial, err := g.healthDialer()
+	var conn *grpc.ClientConn
+	if err == nil {
+		conn, err = grpcsock.Dial(socket, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, socket) }))
+	}
 	if err != nil {
 		g.unit.observe(EventFailed, socket, fmt.Sprintf("its health cannot be watched: %v", err))
 		return
@@ -30,6 +34,32 @@ func (g *generation) watchHealth(ctx context.Context, socket string) {
 	})
 	// Neither can fail: Run says so, and the connection is closed once.
 	_ = errors.Join(health.Run(ctx), conn.Close())
+}
+
+// healthDialer returns what connects to the plugin, if who listens is the user as which it was launched or, for a foreign protocol, this
+// process: a plugin can have a link to another user's socket in its place, where it may have no right to call.
+func (g *generation) healthDialer() (func(context.Context, string) (net.Conn, error), error) {
+	if g.plugin.User == "" {
+		return func(ctx context.Context, socket string) (net.Conn, error) { return sock.Dial(ctx, socket) }, nil
+	}
+	uid, err := host.UserID(g.plugin.User)
+	return func(ctx context.Context, socket string) (net.Conn, error) {
+		conn, err := sock.Dial(ctx, socket)
+		if err != nil {
+			return nil, err
+		}
+		peer, err := sock.PeerOf(conn)
+		switch {
+		case errors.Is(err, errors.ErrUnsupported):
+			return conn, nil
+		case err == nil && peer.UID != uid && peer.PID != os.Getpid():
+			err = fmt.Errorf("user %d listens on it, and the plugin runs as user %d: it must serve its socket itself", peer.UID, uid)
+		}
+		if err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+		return conn, nil
+	}, err
 }
 
 func (g *generation) setHealth(s supervise.HealthStatus, socket string) {

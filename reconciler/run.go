@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/judged"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // lane returns the lane for a type and name. mu is held.
@@ -311,11 +316,39 @@ func (r *Reconciler) callRegister(
 	if !r.proceed(ctx, in, StateRegistering, cancel) {
 		cancel()
 	}
+	d := r.endpointDialer(in, cancel)
 	err = r.call("RegisterPluginContext", func() error {
-		registration, err = registrar.RegisterPluginContext(ctx, name, endpoint, versions, clientTimeout)
+		registration, err = registrar.RegisterPluginContext(cache.WithEndpointDialer(ctx, d.dial), name, endpoint, versions, clientTimeout)
 		return err
 	})
+	if refusal := d.refusal.Load(); err != nil && refusal != nil {
+		return registration, refusal
+	}
 	return registration, err
+}
+
+// endpointDialer connects a handler to the endpoint of a plugin.
+type endpointDialer struct {
+	judge   *trust.Judge
+	plugin  judged.Plugin
+	refused func() // ends the registration: there is no use in waiting for another connection
+	refusal atomic.Pointer[trust.Refusal]
+}
+
+func (r *Reconciler) endpointDialer(in *instance, refused func()) *endpointDialer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	plugin := judged.Plugin{Type: in.announced.Type, Account: in.account, Socket: sock.ID(in.info.Socket)}
+	return &endpointDialer{judge: r.cfg.Trust, plugin: plugin, refused: refused}
+}
+
+func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error) {
+	conn, err := judged.Dial(ctx, d.judge, d.plugin, path)
+	if refusal, ok := errors.AsType[*trust.Refusal](err); ok {
+		d.refusal.Store(refusal)
+		d.refused()
+	}
+	return conn, err
 }
 
 // keep asks the handler whether a plugin that could not be told stays registered.

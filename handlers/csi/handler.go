@@ -102,7 +102,7 @@ func (h *Handler) register(
 	if err != nil {
 		return cache.Registration{}, err
 	}
-	conn, err := endpoint.Dial(path)
+	conn, err := endpoint.Dial(ctx, path)
 	if err != nil {
 		return cache.Registration{}, err
 	}

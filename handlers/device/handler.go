@@ -220,7 +220,7 @@ func (h *Handler) register(
 	if clientTimeout != nil && *clientTimeout > 0 {
 		timeout = *clientTimeout
 	}
-	p, err := newPlugin(name, path, timeout)
+	p, err := newPlugin(ctx, name, path, timeout)
 	if err != nil {
 		return nil, err
 	}

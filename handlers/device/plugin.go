@@ -41,8 +41,8 @@ type plugin struct {
 	left    bool              // it is not used for new calls, and closed with the last user
 }
 
-func newPlugin(resource, path string, timeout time.Duration) (*plugin, error) {
-	conn, err := endpoint.Dial(path)
+func newPlugin(ctx context.Context, resource, path string, timeout time.Duration) (*plugin, error) {
+	conn, err := endpoint.Dial(ctx, path)
 	if err != nil {
 		return nil, err
 	}

@@ -44,7 +44,7 @@ func (in *instance) connect(ctx context.Context, timeout time.Duration) error {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for attempt := 1; ; attempt++ {
-		conn, err := endpoint.Dial(in.endpoint)
+		conn, err := endpoint.Dial(ctx, in.endpoint)
 		if err != nil {
 			return err
 		}

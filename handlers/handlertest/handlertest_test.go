@@ -59,7 +59,7 @@ type dialled struct {
 }
 
 func (d *dialled) dial(path string) (*grpc.ClientConn, error) {
-	conn, err := endpoint.Dial(path)
+	conn, err := endpoint.Dial(context.Background(), path)
 	if err == nil && d != nil {
 		d.mu.Lock()
 		d.conns = append(d.conns, conn)
@@ -301,7 +301,7 @@ func (asker) ValidatePlugin(name, path string, versions []string) error {
 }
 
 func (asker) RegisterPlugin(_, path string, _ []string, _ *time.Duration) (err error) {
-	conn, err := endpoint.Dial(path)
+	conn, err := endpoint.Dial(context.Background(), path)
 	if err != nil {
 		return err
 	}

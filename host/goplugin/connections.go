@@ -66,7 +66,7 @@ func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, erro
 	to, known := c.at[endpoint]
 	c.mu.Unlock()
 	if !known {
-		return sock.Dial(ctx, endpoint)
+		return sock.DialKnown(ctx, endpoint)
 	}
 	raw, err := to.dial(ctx)
 	if err != nil || to.tls == nil {

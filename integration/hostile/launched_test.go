@@ -16,11 +16,14 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -288,6 +291,11 @@ func launchedAttacks() []attack {
 			launched: "    serve: true\n", named: []naming{{inStatus, "starting"}}, play: func(*attacker) { shake() },
 		},
 		{
+			name: "borrows-rights-of-health-checks", does: "is registered, and then has a link to the socket of a neighbour in the place of its own",
+			happens: "the neighbour is not asked for its health; the plugin is restarted", bound: "the user who listens, at each connect",
+			launched: "    serve: true\n", named: event(fmt.Sprintf("user 0 listens on it, and the plugin runs as user %d", hostileUser)), play: leavesALink,
+		},
+		{
 			name: "crowds-its-directory", does: "makes 20,000 files and 100 sockets in the directory that it was given", happens: "files are passed over, and sockets of its user that are not its own",
 			bound: "20 refusals told a second", launched: "    serve: true\n", named: event("belongs to user"),
 			play: func(*attacker) {
@@ -296,6 +304,33 @@ func launchedAttacks() []attack {
 			},
 		},
 	}
+}
+
+// leavesALink serves the socket that the plugin was launched with until its health is asked for.
+func leavesALink(a *attacker) {
+	h, _ := shake()
+	asked := &asked{Server: health.NewServer(), ch: make(chan struct{})}
+	_ = serveGRPC(listen(h.PluginSocket), info, func(s *grpc.Server) {
+		healthpb.RegisterHealthServer(s, asked)
+		go func() {
+			<-asked.ch
+			link := h.PluginSocket + ".link"
+			must(errors.Join(os.Symlink(filepath.Join(a.dir, "neighbour"), link), os.Rename(link, h.PluginSocket)))
+			s.Stop()
+		}()
+	})
+}
+
+// asked is a health service that tells of the first check.
+type asked struct {
+	*health.Server
+	once sync.Once
+	ch   chan struct{}
+}
+
+func (a *asked) Check(ctx context.Context, request *healthpb.HealthCheckRequest) (*healthpb.HealthCheckResponse, error) {
+	a.once.Do(func() { close(a.ch) })
+	return a.Server.Check(ctx, request)
 }
 
 // hoard is what the memory bomb keeps.

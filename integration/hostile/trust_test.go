@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -64,6 +65,30 @@ func foundOften(s *scene) {
 		}
 		return n >= 10
 	})
+}
+
+// rootsSocket is how an endpoint that is root's is refused to the hostile user.
+var rootsSocket = fmt.Sprintf("is user 0's, and the plugin that announces it is user %d's", hostileUser)
+
+// stableOfNeighbour is a socket that only root may open.
+func stableOfNeighbour(a *attacker) string { return beside(a, "dispense", "Neighbour", "found.sock") }
+
+// swapped is an endpoint of the attacker's own, where nobody who connects stays, that is exchanged for a link to a neighbour without end.
+func swapped(a *attacker) string {
+	dir := filepath.Join(a.dir, ".elsewhere")
+	must(os.Mkdir(dir, 0o755))
+	own, link := filepath.Join(dir, "own"), filepath.Join(dir, "link")
+	l := listen(own)
+	must(os.Symlink(stableOfNeighbour(a), link))
+	go func() {
+		for {
+			conn, err := l.Accept()
+			must(err)
+			must(conn.Close())
+		}
+	}()
+	go swap(own, link)
+	return own
 }
 
 func trustAttacks() []attack {
@@ -154,6 +179,33 @@ func trustAttacks() []attack {
 				serve(listen(filepath.Join(dir, "s")))
 				swap(dir, link)
 			},
+		}),
+		asStranger(trusted, attack{
+			name: "borrows-rights", does: "says that its services are at the stable socket of a neighbour, which only root may open",
+			happens: "it is refused and told why", bound: "the user of the socket", named: event(rootsSocket),
+			play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = stableOfNeighbour(a) }),
+		}),
+		asStranger(trusted, attack{
+			name: "borrows-rights-later", does: "exchanges its endpoint for a link to the stable socket of a neighbour, and back, without end",
+			happens: "the neighbour is not called", bound: "the user who listens, at each connect", named: event("registered: "),
+			play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = swapped(a) }),
+			check: func(s *scene) {
+				conn := s.dial(s.awaitStable())
+				s.await("a connect to the link is refused", func() bool {
+					err := check(s.Context(), conn)
+					if err == nil {
+						s.Error("the neighbour was called with the rights of the daemon")
+					}
+					return err == nil || strings.Contains(err.Error(), rootsSocket)
+				})
+			},
+		}),
+		asStranger(trusted, attack{
+			name: "borrows-rights-of-a-handler", does: "does so as a CSI driver, to which the daemon's handler connects",
+			happens: "the neighbour is not called, and the plugin is told why", bound: "the user who listens, at each connect", named: event(rootsSocket),
+			play: announces(func(a *attacker, i *registerapi.PluginInfo) {
+				i.Type, i.Name, i.SupportedVersions, i.Endpoint = "CSIPlugin", "hostile.example.com", []string{"1.0.0"}, swapped(a)
+			}),
 		}),
 		asStranger(nobody, attack{
 			name: "squats-directories", does: "makes what another plugin would get as its own when it is launched: directories, files and links", happens: "that plugin gets another one",

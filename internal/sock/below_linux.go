@@ -33,6 +33,22 @@ func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, err
 		_ = unix.Close(fd)
 		fd = next
 	}
+	return dialFD(ctx, fd, path)
+}
+
+// DialKnown is [Dial] with a connection that knows its socket. It follows symbolic links.
+func DialKnown(ctx context.Context, path string) (Conn, error) {
+	fd, err := openPath(path, 0)
+	if err != nil {
+		return Conn{}, err
+	}
+	defer unix.Close(fd)
+	conn, info, err := dialFD(ctx, fd, path)
+	return Conn{conn, info}, err
+}
+
+// dialFD connects to the socket that is open for naming only.
+func dialFD(ctx context.Context, fd int, path string) (*net.UnixConn, Info, error) {
 	info, err := statAt(fd, "", unix.AT_EMPTY_PATH)
 	if err == nil && !info.IsSocket() {
 		err = unix.ENOTSOCK

@@ -25,6 +25,18 @@ func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, err
 			return nil, Info{}, errors.Join(err, &fs.PathError{Op: "connect", Path: path, Err: syscall.ENOTDIR})
 		}
 	}
+	return dialStill(ctx, path)
+}
+
+// DialKnown is [Dial] with a connection that knows its socket. It refuses a symbolic link at the end of the path, and fails if what is at
+// the path changes meanwhile.
+func DialKnown(ctx context.Context, path string) (Conn, error) {
+	conn, info, err := dialStill(ctx, path)
+	return Conn{conn, info}, err
+}
+
+// dialStill connects to a socket that is the same before and after.
+func dialStill(ctx context.Context, path string) (*net.UnixConn, Info, error) {
 	before, err := Stat(path)
 	if err == nil && !before.IsSocket() {
 		err = &fs.PathError{Op: "connect", Path: path, Err: syscall.ENOTSOCK}

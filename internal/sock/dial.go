@@ -27,6 +27,12 @@ func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	return unixConn(conn, path)
 }
 
+// Conn is a connection that knows the socket to which it was made, whatever is at the path by now.
+type Conn struct {
+	*net.UnixConn
+	Socket Info
+}
+
 func unixConn(conn net.Conn, path string) (*net.UnixConn, error) {
 	uc, ok := conn.(*net.UnixConn)
 	if !ok {

@@ -1,0 +1,53 @@
+// Package judged connects to the endpoints of plugins. A host connects with its own rights and has others call there, so each connection is
+// judged by the socket that it reached and by who listens: a path is judged when a plugin announces it too, but whoever can write to its
+// directory can have it lead elsewhere afterwards.
+package judged
+
+import (
+	"context"
+	"errors"
+	"net"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// Plugin is on whose behalf a host connects.
+type Plugin struct {
+	Type    string
+	Account trust.Account
+	Socket  sock.ID // on which it registered
+}
+
+// Dial connects to an endpoint of a plugin, and fails with a [*trust.Refusal] if the plugin may not speak for who listens there. A nil
+// judge has no objections.
+func Dial(ctx context.Context, judge *trust.Judge, p Plugin, path string) (net.Conn, error) {
+	conn, err := sock.DialKnown(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	if err := Check(judge, p, path, conn); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	return conn, nil
+}
+
+// Check says why a connection may not be used. One that is not a [sock.Conn] is the host's own business.
+func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
+	known, ok := conn.(sock.Conn)
+	if judge == nil || !ok {
+		return nil
+	}
+	peer, err := sock.PeerOf(known.UnixConn)
+	if errors.Is(err, errors.ErrUnsupported) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = judge.Endpoint(p.Type, path, p.Account, peer.UID)
+	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == p.Socket {
+		return nil // root listens on the plugin's registration socket for it, as with socket activation
+	}
+	return err
+}
