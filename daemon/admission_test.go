@@ -41,7 +41,17 @@ func TestAdmission(t *testing.T) {
 		t.Errorf("another admission plugin without a restart: %v", err)
 	}
 
-	// A reload lets the admission plugin change its mind.
+	// A reload lets the admission plugin change its mind, and what it refused is tried at once.
+	var due time.Time
+	for ; time.Until(due) < 4*time.Second; time.Sleep(10 * time.Millisecond) {
+		plugins, err := c.Get(within(t), "ExamplePlugin", "no")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(plugins) == 1 && plugins[0].NextRetry != nil {
+			due = *plugins[0].NextRetry
+		}
+	}
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -50,6 +60,9 @@ func TestAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	await(t, c, "ExamplePlugin", "no", client.GoalRegistered)
+	if plugins, err = c.Get(within(t), "ExamplePlugin", "no"); err != nil || len(plugins) != 1 || !plugins[0].RegisteredAt.Before(due) {
+		t.Errorf("it is %+v, %v; without the reload it was due at %v", plugins, err, due)
+	}
 }
 
 func TestAdmissionWithoutAProgram(t *testing.T) {

@@ -88,7 +88,13 @@ func serveAdmissions(file string) error {
 		if err = stream.RecvMsg(&check); err != nil {
 			break
 		}
+		// As CIPD's own do, it looks at the metadata of every package before it decides.
+		known := &cipdv1.ListMetadataResponse{}
+		request := &cipdv1.ListMetadataRequest{ServiceUrl: check.GetServiceUrl(), Package: check.GetPackage(), Instance: check.GetInstance()}
 		answer := &cipdv1.ResolveAdmissionRequest{AdmissionId: check.GetAdmissionId()}
+		if err := host.Invoke(ctx, "/cipd.plugin.Host/ListMetadata", request, known); err != nil || len(known.GetMetadata()) > 0 {
+			answer.Status = &cipdv1.Status{Code: int32(codes.PermissionDenied), Message: fmt.Sprintf("its metadata is %v, %v", known, err)}
+		}
 		if _, serr := os.Stat(file); serr != nil && strings.HasPrefix(check.GetPackage(), "no") {
 			answer.Status = &cipdv1.Status{Code: int32(codes.PermissionDenied), Message: "it is not on the list"}
 		}

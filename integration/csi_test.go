@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -77,6 +78,12 @@ func TestCSIHandler(t *testing.T) {
 	}}
 	if diff := cmp.Diff(want, d.csiPlugins()); diff != "" {
 		t.Errorf("list, -want +got:\n%s", diff)
+	}
+	for _, id := range []string{"csi-node/hostdir.example.com", "csi-controller/hostdir.example.com"} {
+		d.wait(id, "registered")
+		if status := string(d.patchbay("status", id)); !strings.Contains(status, hostdirID) {
+			t.Errorf("status %s prints\n%s", id, status)
+		}
 	}
 
 	kill()

@@ -180,6 +180,23 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// TestPanicHasTheRightName: a handler of the older interface has no RegisterPluginContext that could panic.
+func TestPanicHasTheRightName(t *testing.T) {
+	dir := t.TempDir()
+	w := pluginwatcher.NewWatcher(dir, "")
+	w.AddHandler("T", panicking{newCalls()})
+	start(t, w)
+	p := serve(t, "foo", filepath.Join(dir, "foo.sock"))
+	want := "plugin registration failed: the handler panicked in RegisterPlugin: oops"
+	if status := awaitStatus(t, p); status.Error != want {
+		t.Errorf("the plugin was told %q, want %q", status.Error, want)
+	}
+}
+
+type panicking struct{ *calls }
+
+func (panicking) RegisterPlugin(string, string, []string) error { panic("oops") }
+
 func TestExampleHandlerThroughThePipeline(t *testing.T) {
 	dir := t.TempDir()
 	w := pluginwatcher.NewWatcher(dir, "")

@@ -375,6 +375,61 @@ func addressOf(t *testing.T, d *daemon, node string) string {
 	return ""
 }
 
+// TestCallWithdrawn: a reload that takes back what a caller of another node may do ends his calls, and no one else's.
+func TestCallWithdrawn(t *testing.T) {
+	t.Parallel()
+	const rule = `{identity: %s, types: [Echo], names: [one], methods: ["*"]}`
+	both := fmt.Sprintf("["+rule+", "+rule+"]", "friend", "other")
+	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	serving := newCaller(t, patchbay, "serving", etcd.client, ca, both, "")
+	friend := newCaller(t, patchbay, "friend", etcd.client, ca, `[]`, "")
+	other := newCaller(t, patchbay, "other", etcd.client, ca, `[]`, "")
+	for _, d := range []*daemon{serving, friend, other} {
+		d.start()
+	}
+	serving.echo(nil)
+	exchange := func(s grpc_testing.TestService_FullDuplexCallClient) error {
+		if err := s.Send(&grpc_testing.StreamingOutputCallRequest{}); err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		_, err := s.Recv()
+		return err
+	}
+	streams := map[*daemon]grpc_testing.TestService_FullDuplexCallClient{}
+	for _, d := range []*daemon{friend, other} {
+		d.inFleet(1)
+		s, err := d.caller("serving").FullDuplexCall(soon(t))
+		if err == nil {
+			err = exchange(s)
+		}
+		if err != nil {
+			t.Fatalf("%s calls: %v", d.name, err)
+		}
+		streams[d] = s
+	}
+
+	file := filepath.Join(serving.dir, "patchbay.yaml")
+	text, err := os.ReadFile(file)
+	if err == nil {
+		err = os.WriteFile(file, []byte(strings.Replace(string(text), both, fmt.Sprintf("["+rule+"]", "other"), 1)), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out := serving.run("reload"); !strings.Contains(out, "fleet.serve.allow") {
+		t.Errorf("reload prints %q", out)
+	}
+	if _, err := streams[friend].Recv(); grpcstatus.Code(err) != codes.PermissionDenied {
+		t.Errorf("the call that is not allowed any more ends with %v", err)
+	}
+	if _, err := answers(t, friend.caller("serving")); grpcstatus.Code(err) != codes.PermissionDenied {
+		t.Errorf("the next one ends with %v", err)
+	}
+	if err := exchange(streams[other]); err != nil {
+		t.Errorf("the call of another caller ended: %v", err)
+	}
+}
+
 // TestCallFailover: a node that dies between calls is passed over before its presence ends; a call that it had is lost, and not made again.
 func TestCallFailover(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -12,8 +13,9 @@ import (
 	"time"
 )
 
-// runDemo runs the demo in a temporary directory of its own and sends it the signal after a while, if it is still running.
-func runDemo(t *testing.T, signal os.Signal, after time.Duration) (output string, exit int, tmp string) {
+// runDemo runs the demo in a temporary directory of its own, to which it is given a relative path if that is wanted, and sends it the signal
+// after a while, if it is still running.
+func runDemo(t *testing.T, relative bool, signal os.Signal, after time.Duration) (output string, exit int, tmp string) {
 	t.Helper()
 	tmp, err := os.MkdirTemp("", "pb")
 	if err != nil {
@@ -22,6 +24,9 @@ func runDemo(t *testing.T, signal os.Signal, after time.Duration) (output string
 	t.Cleanup(func() { os.RemoveAll(tmp) })
 	cmd := exec.CommandContext(t.Context(), "patchbay", "demo")
 	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+	if relative {
+		cmd.Dir, cmd.Env = filepath.Dir(tmp), append(os.Environ(), "TMPDIR="+filepath.Base(tmp))
+	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
@@ -56,7 +61,14 @@ func children(t *testing.T, dir string) []string {
 }
 
 func TestDemo(t *testing.T) {
-	out, exit, tmp := runDemo(t, nil, 0)
+	for _, relative := range []bool{false, true} {
+		t.Run(fmt.Sprintf("relative=%v", relative), func(t *testing.T) { checkDemo(t, relative) })
+	}
+}
+
+func checkDemo(t *testing.T, relative bool) {
+	t.Helper()
+	out, exit, tmp := runDemo(t, relative, nil, 0)
 	if exit != 0 {
 		t.Fatalf("exit code %d:\n%s", exit, out)
 	}
@@ -72,7 +84,7 @@ func TestDemo(t *testing.T) {
 	if left, _ := os.ReadDir(tmp); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if left := children(t, tmp); len(left) > 0 {
+	if left := children(t, filepath.Base(tmp)); len(left) > 0 {
 		t.Errorf("still running: %v", left)
 	}
 }
@@ -80,7 +92,7 @@ func TestDemo(t *testing.T) {
 func TestDemoInterrupted(t *testing.T) {
 	for i := range 12 {
 		signal := []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}[i%3]
-		out, exit, tmp := runDemo(t, signal, rand.N(200*time.Millisecond))
+		out, exit, tmp := runDemo(t, false, signal, rand.N(200*time.Millisecond))
 		interrupted := exit == 1 && strings.HasSuffix(out, "interrupted; all processes and files of the demo are gone\n")
 		early := exit == -1 // before it listens to signals
 		if exit != 0 && !interrupted && !early {
@@ -98,7 +110,7 @@ func TestDemoInterrupted(t *testing.T) {
 // However the demo ends, its children end with it.
 func TestDemoKilled(t *testing.T) {
 	for range 5 {
-		_, _, tmp := runDemo(t, syscall.SIGKILL, rand.N(300*time.Millisecond))
+		_, _, tmp := runDemo(t, false, syscall.SIGKILL, rand.N(300*time.Millisecond))
 		for began := time.Now(); ; time.Sleep(time.Millisecond) {
 			left := children(t, tmp)
 			if len(left) == 0 {

@@ -25,6 +25,9 @@ const timeout = 9 * time.Second
 // process that it started runs and no file that it made exists.
 func Run(ctx context.Context, out io.Writer) (err error) {
 	dir, err := os.MkdirTemp("", "patchbay-demo-")
+	if err == nil {
+		dir, err = filepath.Abs(dir) // TMPDIR may be relative, and plugins announce where they serve
+	}
 	if err != nil {
 		return fmt.Errorf("cannot make a directory for the demo: %w", err)
 	}
