@@ -91,21 +91,9 @@ func TestFirstSeenBeforeRegistered(t *testing.T) {
 	}
 }
 
-// lines is a log that may be written by several.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
 // TestEachEventIsOneLine compares the log of a Runtime with its events.
 func TestEachEventIsOneLine(t *testing.T) {
-	var log lines
+	var log bytes.Buffer
 	h := &host{t: t, dir: t.TempDir(), state: filepath.Join(t.TempDir(), "state.db"), logger: slog.New(slog.NewTextHandler(&log, nil))}
 	h.start()
 	defer func() { h.end() }()
@@ -118,7 +106,7 @@ func TestEachEventIsOneLine(t *testing.T) {
 	events := h.rt.LastEvents(100)
 	h.end()
 	var told []string
-	for line := range strings.Lines(log.buf.String()) {
+	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, " event=") {
 			told = append(told, line)
 		}

@@ -1,22 +1,18 @@
 package daemon
 
 import (
-	"bytes"
-	"context"
+	"fmt"
 	"io"
-	"log/slog"
-	"net"
-	"net/http"
 	"os"
-	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
@@ -52,80 +48,30 @@ func await(t *testing.T, closed <-chan struct{}, count int) {
 
 // TestIdleStrangers: a user without a role opens as many connections as he can, and keeps nobody from the control socket.
 func TestIdleStrangers(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, to connect as other users")
-	}
-	dir, err := os.MkdirTemp("", "pb")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	path := filepath.Join(dir, "control.sock")
-	var said bytes.Buffer
-	d, err := New(Config{
-		PluginDirs: []string{filepath.Join(dir, "plugins")}, StatePath: filepath.Join(dir, "state.db"), ControlSocket: path,
-		Roles:  Roles{Read: Members{Users: []string{"54322"}}},
-		Logger: slog.New(slog.NewTextHandler(&lockedWriter{w: &said}, nil)),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	<-d.Ready()
-	for path, mode := range map[string]os.FileMode{dir: 0o755, path: 0o666} {
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
-	}
+	l := newLab(t)
 	const attempts, held = 1000, 16
 	closed := make(chan struct{}, attempts)
-	hoard(t, closed, path, 54321, 54321, attempts)
+	hoard(t, closed, l.config.ControlSocket, stranger, stranger, attempts)
 	await(t, closed, attempts-held)
-	for _, uid := range []uint32{0, 54322} {
-		if err := list(t, dialAs(t, path, uid, uid)); err != nil {
+	for _, uid := range []uint32{0, reader} {
+		if err := l.list(uid); err != nil {
 			t.Errorf("user %d: %v", uid, err)
 		}
 	}
-	if err := list(t, dialAs(t, path, 54323, 54323)); connect.CodeOf(err) != connect.CodePermissionDenied {
+	if err := l.list(stranger + 1); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("another stranger is told %v, want that he has no role", err)
 	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	ended <- nil
-	if got := strings.Count(said.String(), "too many are open"); got != 1 || !strings.Contains(said.String(), "socket=control uid=54321 ofUser=16") {
-		t.Errorf("the log says %d times that too many are open, want once:\n%s", got, said.String())
+	told := slices.DeleteFunc(l.log.lines(), func(line string) bool { return !strings.Contains(line, "too many are open") })
+	if want := fmt.Sprintf("socket=control uid=%d ofUser=16", stranger); len(told) != 1 || !strings.Contains(told[0], want) {
+		t.Errorf("the log says of it %q, want one line with %q", told, want)
 	}
 }
 
-// list asks for the plugins on a connection.
-func list(t *testing.T, conn net.Conn) error {
-	t.Helper()
-	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
-	defer transport.CloseIdleConnections()
-	_, err := patchbayv1connect.NewControlServiceClient(&http.Client{Transport: transport}, "http://x").
-		ListPlugins(t.Context(), connect.NewRequest(&patchbayv1.ListPluginsRequest{}))
-	return err
-}
-
-type lockedWriter struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *lockedWriter) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
+// list asks for the plugins as a user.
+func (l *lab) list(uid uint32) error {
+	l.t.Helper()
+	return l.as(uid).Invoke(l.ctx(), patchbayv1connect.ControlServiceListPluginsProcedure, &patchbayv1.ListPluginsRequest{},
+		&patchbayv1.ListPluginsResponse{})
 }
 
 // TestIdleCallersOfStableSockets: what one user holds, and what all hold, is bounded over all stable sockets. Root is not.
