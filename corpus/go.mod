@@ -1,0 +1,3 @@
+module github.com/patchbay-dev/patchbay/corpus
+
+go 1.26.0
