@@ -41,7 +41,7 @@ check-package: ## build the package of this system twice, in two directories and
 
 .PHONY: man
 man: ## make the man pages and completion scripts in dist/man and dist/completions
-	SOURCE_DATE_EPOCH=$(EPOCH) $(GO) run ./internal/mangen dist
+	SOURCE_DATE_EPOCH=$(EPOCH) $(GO) run ./internal/command/mangen dist
 
 .PHONY: test
 test: ## run the tests of all modules with the race detector
@@ -49,7 +49,7 @@ test: ## run the tests of all modules with the race detector
 
 .PHONY: crash
 crash: ## kill the daemon 1,000 times at random instants, and its plugins, and see that it loses nothing
-	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./internal/cli -kills 1000
+	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./internal/command/cli -kills 1000
 
 .PHONY: failpoints
 failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test" does so too

@@ -14,7 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/bench/internal/launch"
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
 )
 
 // The reader of the floor has a pipe and a buffer of these sizes, with which it is fastest.

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/net/netutil"
 
-	"github.com/patchbay-dev/patchbay/web"
+	"github.com/patchbay-dev/patchbay/daemon/web"
 )
 
 // pages answer over HTTP: /livez and /readyz, /metrics for Prometheus, and the status page. Everything is read only.

@@ -6,8 +6,8 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/daemon/web"
 	"github.com/patchbay-dev/patchbay/fleet"
-	"github.com/patchbay-dev/patchbay/web"
 )
 
 // webSource is the daemon as the status page sees it.

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
-	"github.com/patchbay-dev/patchbay/internal/cipd"
+	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
 )
 
 // BenchmarkCIPDAdmissionsFloor is the floor of BenchmarkCIPDAdmissions: the same plugin with a bare gRPC server that does nothing but

@@ -24,7 +24,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
-	"github.com/patchbay-dev/patchbay/internal/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 

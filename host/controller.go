@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
-	"github.com/patchbay-dev/patchbay/internal/cipd"
+	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
 )
 
 // Controller says which services of the host one plugin may call, beside patchbay.plugin.v1.Host, or cipd.plugin.Host for a plugin of

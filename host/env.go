@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 )
 
 // environment returns the environment of a plugin: what is listed, or that of this process, and what announces the handshake, if it is

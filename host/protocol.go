@@ -6,8 +6,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/patchbay-dev/patchbay/internal/cipd"
-	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 )
 
 // Protocol is what a launched plugin speaks with its host.

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/output"
-	"github.com/patchbay-dev/patchbay/internal/supervise"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 )
 
 const (

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/output"
-	"github.com/patchbay-dev/patchbay/internal/supervise"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
-	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 )
 
 // fakeHost takes the log of launched processes.

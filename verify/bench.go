@@ -18,9 +18,9 @@ import (
 	"google.golang.org/grpc/status"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/patchbay-dev/patchbay/internal/handshake"
-	"github.com/patchbay-dev/patchbay/internal/process"
-	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/internal/discover/registration"
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 

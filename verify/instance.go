@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/internal/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
 )
 
 // maxTail is how much of a plugin's output is kept for the results.

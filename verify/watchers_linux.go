@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/patchbay-dev/patchbay/internal/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
 )
 
 // watchersOf returns the processes that have an inotify watch on a directory, but for this one, the plugin's and what that has started, as

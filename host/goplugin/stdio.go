@@ -6,7 +6,7 @@ import (
 	"sync"
 
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
 )
 
 // stdio brings what the library hands over of a plugin's output into its log, through a pipe because that is what a log reads. The library

@@ -23,7 +23,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/web"
+	"github.com/patchbay-dev/patchbay/daemon/web"
 )
 
 // screenshot is where TestScreenshot writes what it sees; empty for nowhere.

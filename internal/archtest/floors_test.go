@@ -218,3 +218,23 @@ func TestPlanCheck(t *testing.T) {
 		t.Errorf("check (-want +got):\n%s", diff)
 	}
 }
+
+// served are the groups of internal packages and who may import them: whom they serve, and tools and tests that look at the same things.
+var served = map[string][]string{
+	"internal/discover": {".", "internal/discover", "pluginwatcher", "reconciler", "verify"},
+	"internal/launch":   {".", "internal/launch", "host", "launcher", "sdk", "verify", "internal/command/doctor", "daemon"}, // its tests
+	"internal/command":  {"internal/command", "cmd/patchbay"},
+}
+
+func TestGroupsServeTheirOwn(t *testing.T) {
+	within := func(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+	for _, p := range packages(t) {
+		for imported := range p.imports {
+			for group, importers := range served {
+				if within(imported, group) && !slices.ContainsFunc(importers, func(dir string) bool { return within(p.path, dir) }) {
+					t.Errorf("%s imports %s, and %s does not serve it: move what both need out of the group", p.path, imported, group)
+				}
+			}
+		}
+	}
+}

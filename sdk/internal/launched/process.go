@@ -4,7 +4,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/patchbay-dev/patchbay/internal/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 )
 
 // process is the session of this process. The first call reads the handshake, if the environment says that there is one, and takes that out

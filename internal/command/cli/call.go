@@ -1,0 +1,358 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/command/dyncall"
+)
+
+// callTimeout bounds a call with one answer by default. Streams go on until one side ends them.
+const callTimeout = 30 * time.Second
+
+// callCommand is what the flags of "patchbay call" say.
+type callCommand struct {
+	control  *controlSocket
+	socket   string
+	fleet    bool
+	node     string
+	data     string
+	list     bool
+	describe string
+	headers  []string
+	timeout  time.Duration
+	output   *choice
+}
+
+func newCallCommand(paths paths) *cobra.Command {
+	c := &callCommand{}
+	cmd := &cobra.Command{
+		Use:   "call (TYPE/NAME | --socket PATH) (SERVICE/METHOD [JSON] | --list | --describe SERVICE[/METHOD])",
+		Short: "Call a method of a plugin.",
+		Long: `Call any gRPC method of a plugin with a request in JSON, and print the answer as JSON. TYPE may also be a role, such as
+csi-node. The call goes through the daemon to the current instance of the plugin, or with --socket, without a daemon, to whoever listens on
+a socket. With --fleet it goes to any node of the fleet that has the plugin, first of all this one, and with --node to that node; the daemon
+there has to allow it.
+
+What methods there are is learnt from the plugin through gRPC reflection. Of a plugin without it, the services of the kubelet's plugin
+protocols are known: registration, CSI, device plugin, DRA, and gRPC health. The service or its package may be left out where no
+other method has the name.
+
+The request is a JSON object, a file (@FILE) or standard input (@-). A method that takes a stream of requests gets every JSON value of the
+input, in order, as it comes. A stream of answers is printed as it comes, one JSON text for each. On a terminal JSON is indented, elsewhere
+it is one line for each answer.
+
+If the plugin answers with an error, its code, message and details are printed, and the exit code is 1.`,
+		Example: `  # What does a plugin offer, and what does a method take?
+  patchbay call CSIPlugin/hostpath.csi.k8s.io --list
+  patchbay call CSIPlugin/hostpath.csi.k8s.io --describe NodeGetInfo
+
+  # Call it.
+  patchbay call CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
+  patchbay call CSIPlugin/hostpath.csi.k8s.io csi.v1.Controller/CreateVolume -d @volume.json
+
+  # Who serves this socket? It needs no daemon.
+  patchbay call --socket /run/patchbay/plugins/hello.sock pluginregistration.Registration/GetInfo
+
+  # Call the CSI controller on whichever node has it, and a plugin on one node.
+  patchbay call --fleet csi-controller/hostpath.csi.k8s.io ListVolumes
+  patchbay call --node node-7 CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
+
+  # Follow the devices of a device plugin.
+  patchbay call DevicePlugin/example.com/widget ListAndWatch`,
+		Args:              c.args,
+		RunE:              c.run,
+		ValidArgsFunction: c.complete,
+	}
+	c.control = addControlSocket(cmd, paths)
+	flags := cmd.Flags()
+	flags.StringVar(&c.socket, "socket", "", "call who listens on this socket, without a daemon")
+	flags.BoolVar(&c.fleet, "fleet", false, "call the plugin on any node of the fleet, on this one if it has it")
+	flags.StringVar(&c.node, "node", "", "call the plugin on this node of the fleet")
+	flags.StringVarP(&c.data, "data", "d", "", "the request: JSON, @FILE, or @- for standard input")
+	flags.BoolVar(&c.list, "list", false, "list the services and methods")
+	flags.StringVar(&c.describe, "describe", "", "print a service, method or type as proto text")
+	flags.StringArrayVarP(&c.headers, "header", "H", nil, "metadata to send, as KEY:VALUE; may be repeated")
+	flags.DurationVar(&c.timeout, "timeout", 0, "how long the call may take (default 30s, and no limit for streams)")
+	c.output = addChoice(cmd, "output", "o", "output format", "json", "yaml")
+	return cmd
+}
+
+// args checks the arguments, of which the first is missing with --socket.
+func (c *callCommand) args(cmd *cobra.Command, args []string) error {
+	if cmd.Flags().Changed("socket") && c.socket == "" {
+		return wrongUsage(cmd, "--socket has an empty path: name a socket")
+	}
+	rest := args
+	if c.socket == "" {
+		if err := onePlugin(cmd, args[:min(len(args), 1)]); err != nil {
+			return err
+		}
+		rest = args[1:]
+	}
+	if cmd.Flags().Changed("node") {
+		if err := fleet.ValidateNode(c.node); err != nil {
+			return wrongUsage(cmd, "--node: %w", err)
+		}
+	}
+	if c.socket != "" && (c.fleet || c.node != "") {
+		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet and --node out")
+	}
+	asks := c.list || c.describe != ""
+	switch {
+	case c.list && cmd.Flags().Changed("describe"):
+		return wrongUsage(cmd, "--list and --describe exclude each other")
+	case cmd.Flags().Changed("describe") && c.describe == "":
+		return wrongUsage(cmd, "--describe needs the name of a service or method")
+	case asks && len(rest) > 0:
+		return wrongUsage(cmd, "unexpected argument %q: --list and --describe call no method", rest[0])
+	case asks && cmd.Flags().Changed("data"):
+		return wrongUsage(cmd, "--list and --describe send no --data")
+	case !asks && len(rest) == 0:
+		return wrongUsage(cmd, "no method is named: write SERVICE/METHOD, or --list to see what there is")
+	case len(rest) > 2:
+		return wrongUsage(cmd, "unexpected argument %q: quote the request as one argument", rest[2])
+	case len(rest) == 2 && cmd.Flags().Changed("data"):
+		return wrongUsage(cmd, "the request is there twice, as an argument and with --data")
+	case c.timeout < 0 || cmd.Flags().Changed("timeout") && c.timeout == 0:
+		return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", c.timeout)
+	}
+	return nil
+}
+
+func (c *callCommand) run(cmd *cobra.Command, args []string) error {
+	headers, err := parseHeaders(c.headers)
+	if err != nil {
+		return wrongUsage(cmd, "flag --header: %w", err)
+	}
+	ctx := metadata.NewOutgoingContext(cmd.Context(), headers)
+	if c.timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.timeout)
+		defer cancel()
+	}
+	conn, closeConn, err := c.connect(ctx, cmd, args)
+	if err != nil {
+		return err
+	}
+	defer closeConn()
+	if c.socket != "" {
+		return c.ask(ctx, cmd, conn, args)
+	}
+	err = c.ask(ctx, cmd, conn, args[1:])
+	if status.Code(err) == grpccodes.Unavailable {
+		if gone := c.probe(cmd); gone != nil {
+			return gone
+		}
+	}
+	return err
+}
+
+// probe returns an error if no daemon answers: one that says so and what to do, which the status of a forwarded call cannot.
+func (c *callCommand) probe(cmd *cobra.Command) error {
+	daemon, err := c.control.connect(cmd)
+	if err != nil {
+		return err
+	}
+	defer daemon.Close()
+	ctx, cancel := answerInTime(cmd.Context())
+	defer cancel()
+	_, err = daemon.Version(ctx)
+	return err
+}
+
+// ask does what the flags or the method among the arguments say.
+func (c *callCommand) ask(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, args []string) error {
+	switch {
+	case c.list:
+		return c.runList(ctx, cmd, conn)
+	case c.describe != "":
+		return c.runDescribe(ctx, cmd, conn)
+	}
+	return c.runCall(ctx, cmd, conn, args)
+}
+
+// connect returns the connection to the plugin and what closes it.
+func (c *callCommand) connect(ctx context.Context, cmd *cobra.Command, args []string) (grpc.ClientConnInterface, func(), error) {
+	if c.socket != "" {
+		conn, err := dyncall.Dial(ctx, c.socket)
+		if err != nil {
+			return nil, nil, err
+		}
+		return conn, func() { _ = conn.Close() }, nil
+	}
+	daemon, err := c.control.connect(cmd)
+	if err != nil {
+		return nil, nil, err
+	}
+	ptype, name := splitPlugin(args[0])
+	var conn *grpc.ClientConn
+	if c.fleet || c.node != "" {
+		conn, err = daemon.FleetConn(ptype, name, c.node)
+	} else {
+		conn, err = daemon.Conn(ptype, name)
+	}
+	if err != nil {
+		daemon.Close()
+		return nil, nil, err
+	}
+	return conn, func() {
+		_ = conn.Close()
+		daemon.Close()
+	}, nil
+}
+
+// learnError says why a plugin's services cannot be learnt, if that is the status of a call.
+type learnError struct{ *status.Status }
+
+func (e *learnError) Error() string {
+	return fmt.Sprintf("cannot learn the plugin's services: %v: %s", e.Code(), e.Message())
+}
+
+// GRPCStatus is what package status looks for.
+func (e *learnError) GRPCStatus() *status.Status { return e.Status }
+
+// learn asks the plugin for its services.
+func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string) (*dyncall.Schema, error) {
+	limited, cancel := answerInTime(ctx)
+	defer cancel()
+	schema, err := dyncall.Load(limited, conn, selector)
+	if err != nil && ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, ctx.Err()
+	}
+	if dyncall.Late(ctx, err) {
+		return nil, &learnError{status.New(grpccodes.DeadlineExceeded, "the time that the call may take is over; give it more with --timeout")}
+	}
+	if answer, ok := status.FromError(err); err != nil && ok {
+		return nil, &learnError{answer}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot learn the plugin's services: %w", err)
+	}
+	return schema, nil
+}
+
+func (c *callCommand) runList(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface) error {
+	schema, err := learn(ctx, conn, "")
+	if err != nil {
+		return err
+	}
+	if !schema.Reflected {
+		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services, which it may have or not")
+	}
+	var lines []string
+	for _, service := range schema.Services() {
+		lines = append(lines, methodsOf(service)...)
+	}
+	for _, name := range schema.Undescribed() {
+		lines = append(lines, string(name)+" (methods unknown)")
+	}
+	slices.Sort(lines)
+	return writeLines(cmd.OutOrStdout(), lines)
+}
+
+func methodsOf(service protoreflect.ServiceDescriptor) []string {
+	var paths []string
+	for i := range service.Methods().Len() {
+		paths = append(paths, dyncall.MethodPath(service.Methods().Get(i)))
+	}
+	if len(paths) == 0 {
+		return []string{string(service.FullName()) + " (no methods)"}
+	}
+	return paths
+}
+
+func (c *callCommand) runDescribe(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface) error {
+	schema, err := learn(ctx, conn, "") // a type may be in any file
+	if err != nil {
+		return err
+	}
+	text, err := schema.Describe(c.describe)
+	if err != nil {
+		return err
+	}
+	return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(text, "\n"), "\n"))
+}
+
+// runCall calls the method that the first argument names.
+func (c *callCommand) runCall(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, args []string) error {
+	schema, err := learn(ctx, conn, args[0])
+	if err != nil {
+		return err
+	}
+	method, err := schema.Method(args[0])
+	if err != nil {
+		return err
+	}
+	if c.timeout == 0 && !method.IsStreamingClient() && !method.IsStreamingServer() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+	}
+	data, given := c.data, cmd.Flags().Changed("data")
+	if len(args) == 2 {
+		data, given = args[1], true
+	}
+	input, err := openInput(cmd, data)
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	requests := input.requests(schema, method, given)
+	if !method.IsStreamingClient() {
+		request, err := requests(ctx)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		requests = dyncall.One(request)
+	}
+	stdout := cmd.OutOrStdout()
+	err = schema.Call(ctx, conn, method, requests, func(answer []byte) error { return c.print(stdout, answer) })
+	if answer, ok := errors.AsType[*dyncall.StatusError](err); ok && answer.Late {
+		return fmt.Errorf("%w; give it more with --timeout", err)
+	}
+	return err
+}
+
+// complete completes the plugin and then the method.
+func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if c.socket == "" && len(args) == 0 {
+		return completePlugins(c.control)(cmd, args, word)
+	}
+	at := 1
+	if c.socket != "" {
+		at = 0
+	}
+	if len(args) != at || at == 1 && onePlugin(cmd, args) != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	ctx, cancel := answerInTime(cmd.Context())
+	defer cancel()
+	conn, closeConn, err := c.connect(ctx, cmd, args)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	defer closeConn()
+	schema, err := dyncall.Load(ctx, conn, "")
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var paths []string
+	for _, service := range schema.Services() {
+		paths = append(paths, methodsOf(service)...)
+	}
+	return paths, cobra.ShellCompDirectiveNoFileComp
+}

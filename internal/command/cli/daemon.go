@@ -1,0 +1,62 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
+)
+
+// answerTimeout bounds the calls that a daemon answers at once. Only one that hangs does not.
+const answerTimeout = 10 * time.Second
+
+func answerInTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, answerTimeout)
+}
+
+// controlSocket is the flag that names the daemon's control socket.
+type controlSocket struct {
+	value string
+	paths paths
+}
+
+func addControlSocket(cmd *cobra.Command, paths paths) *controlSocket {
+	s := &controlSocket{paths: paths}
+	cmd.Flags().StringVar(&s.value, "control-socket", paths.controlSocket,
+		"path of the daemon's control socket; without the flag, "+controlSocketEnv+" and the configuration file are asked")
+	return s
+}
+
+// find returns the path of the control socket: that of the flag, else of the environment, else of the configuration file, else the
+// default.
+func (s *controlSocket) find(cmd *cobra.Command) (string, error) {
+	if cmd.Flags().Changed("control-socket") {
+		return s.value, nil
+	}
+	if fromEnv := os.Getenv(controlSocketEnv); fromEnv != "" {
+		return fromEnv, nil
+	}
+	loaded, err := config.Load(sourcesFor(s.paths))
+	if err != nil {
+		return "", fmt.Errorf("cannot learn the control socket from the configuration: %w; correct it or name the socket with "+
+			"--control-socket or %s", err, controlSocketEnv)
+	}
+	return loaded.Config.ControlSocket, nil
+}
+
+// connect returns a client of the daemon that the flag names. It does not connect yet.
+func (s *controlSocket) connect(cmd *cobra.Command) (*client.Client, error) {
+	path, err := s.find(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if path == "" {
+		return nil, wrongUsage(cmd, "no control socket is known: name one with --control-socket or %s", controlSocketEnv)
+	}
+	return client.New(path), nil
+}

@@ -1,0 +1,47 @@
+package cli
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/internal/command/demo"
+)
+
+func newDemoCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "demo",
+		Short: "Show the whole life of two plugins, with real processes.",
+		Long: `Show the whole life of two plugins in a temporary directory, with real processes, as it happens: they are found, registered and
+called; one is upgraded while it is in use; one is killed; the daemon is killed and remembers.
+
+It takes a few seconds and needs nothing. Afterwards, and after an interrupt at any moment, no process and no file of it is left.`,
+		Example:           "  patchbay demo",
+		Args:              noArguments,
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return demo.Run(cmd.Context(), cmd.OutOrStdout())
+		},
+	}
+}
+
+// newDemoHostCommand and newDemoPluginCommand are what the demo runs as processes of their own.
+func newDemoHostCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    demo.HostCommand + " PLUGIN-DIR STATE",
+		Hidden: true,
+		Args:   exactly(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return demo.Host(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args[0], args[1])
+		},
+	}
+}
+
+func newDemoPluginCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    demo.PluginCommand + " NAME SOCKET VERSIONS",
+		Hidden: true,
+		Args:   exactly(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return demo.Plugin(cmd.Context(), cmd.InOrStdin(), args[0], args[1], args[2])
+		},
+	}
+}

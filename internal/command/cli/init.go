@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/command/scaffold"
+)
+
+func newInitCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "init WHAT",
+		Short: "Write the source of something new.",
+		Long:  "Write the source of something new, to start from: a plugin.",
+		Example: `  patchbay init plugin disk.example.com --type CSIPlugin
+  patchbay init plugin --help`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return wrongUsage(cmd, "cannot write a new %q: write \"patchbay init plugin NAME\"", args[0])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newInitPluginCommand())
+	return cmd
+}
+
+func newInitPluginCommand() *cobra.Command {
+	var options scaffold.Options
+	var dir, version string
+	cmd := &cobra.Command{
+		Use:   "plugin NAME --type TYPE",
+		Short: "Write the source of a new plugin.",
+		Long: `Write the source of a new plugin in Go, which builds and passes its tests and "patchbay verify": a service to start from, tests
+against a real host, a Makefile, a systemd unit and a README.
+
+A plugin of type CSIPlugin has the CSI services Identity and Node, a DevicePlugin and a DRAPlugin the service of their type, and one of any
+other type a small service of its own. The name is what the plugin announces; the program is called by its last part.
+
+No file is ever overwritten. The plugin uses the SDK of the version of this program, which Go downloads; with --replace, that of a directory
+with Patchbay's source.`,
+		Example: `  # A CSI driver in the directory disk.
+  patchbay init plugin disk.example.com --type CSIPlugin
+  make -C disk
+
+  # A device plugin for the resource example.com/widget.
+  patchbay init plugin example.com/widget --type DevicePlugin --module git.example.com/team/widget --dir .
+
+  # A plugin for a host of one's own.
+  patchbay init plugin hello --type MyPlugin`,
+		Args:              exactly(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&options.Type, "type", "", "plugin type: CSIPlugin, DevicePlugin, DRAPlugin, or one of your own")
+	flags.StringVar(&dir, "dir", "", "directory to write to (default one below the current directory that is called like the program)")
+	flags.StringVar(&options.Module, "module", "", "path of the Go module (default example.com/ and the name of the program)")
+	flags.StringVar(&version, "sdk-version", "", "version of Patchbay whose SDK to use (default that of this program)")
+	flags.StringVar(&options.Replace, "replace", "", "directory of Patchbay's source, to build with that instead of a version")
+	complete := cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp)
+	if err := cmd.RegisterFlagCompletionFunc("type", complete); err != nil {
+		panic(err) // the flag was added above
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		options.Name = args[0]
+		switch {
+		case options.Type == "":
+			return wrongUsage(cmd, "no type is named: write --type CSIPlugin, DevicePlugin, DRAPlugin or one of your own")
+		case options.Replace != "" && version != "":
+			return wrongUsage(cmd, "--replace and --sdk-version exclude each other")
+		case cmd.Flags().Changed("replace") && options.Replace == "":
+			return wrongUsage(cmd, "--replace has an empty path: name the directory of Patchbay's source")
+		}
+		options.Version = version
+		if version == "" {
+			options.Version, _, _ = strings.Cut(daemon.ThisBuild().Version, "+") // the suffix says that the source had changes
+		}
+		files, err := scaffold.Render(options)
+		if errors.Is(err, scaffold.ErrVersion) && version == "" {
+			return errors.New("cannot write a plugin: this program was built from a source without a version, so Go cannot download its SDK; " +
+				"name the directory of the source with --replace, or a released version with --sdk-version")
+		}
+		if errors.Is(err, scaffold.ErrOptions) {
+			return wrongUsage(cmd, "%w", err)
+		}
+		if err != nil {
+			return err
+		}
+		if dir == "" {
+			dir = scaffold.BinaryName(options.Name)
+		}
+		if err := scaffold.Write(dir, files); err != nil {
+			return err
+		}
+		return sayWritten(cmd, dir, options, files)
+	}
+	return cmd
+}
+
+// sayWritten lists the files and says what to do next.
+func sayWritten(cmd *cobra.Command, dir string, options scaffold.Options, files []scaffold.File) error {
+	lines := []string{fmt.Sprintf("plugin %s/%s is written to %s:", options.Type, options.Name, dir)}
+	for _, f := range files {
+		lines = append(lines, "  "+filepath.Join(dir, f.Path))
+	}
+	next := "build and test it with \"make\""
+	if dir != "." {
+		next = fmt.Sprintf("build and test it with \"make -C %s\"", dir)
+	}
+	return writeLines(cmd.OutOrStdout(), append(lines, next+", and read README.md"))
+}

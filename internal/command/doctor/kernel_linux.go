@@ -1,0 +1,212 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
+)
+
+const (
+	// fewOpenFiles is below what a machine with many plugins needs: a descriptor for each registered one and one for each connection.
+	fewOpenFiles = 4096
+	fewWatches   = 8192
+	fewInstances = 64
+	// builtYear is a year that the clock cannot be before.
+	builtYear = 2026
+	// absurdYear is one that no clock is right with.
+	absurdYear = 2100
+	// clockSlack is by how much the clocks of a machine and of its file systems may differ.
+	clockSlack = time.Minute
+)
+
+// checkOpenFiles looks at the limit on open files. The Go runtime raises the soft limit to the hard one.
+func checkOpenFiles(context.Context, Subject) []Finding {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return []Finding{warn(fmt.Sprintf("the limit on open files cannot be read: %v", err), "see ulimit -n")}
+	}
+	return []Finding{lookAtOpenFiles(limit)}
+}
+
+func lookAtOpenFiles(limit unix.Rlimit) Finding {
+	if limit.Max < fewOpenFiles {
+		return warn(fmt.Sprintf("at most %d files may be open, and every plugin takes one or two", limit.Max),
+			"raise the hard limit: LimitNOFILE= in the unit, or ulimit -Hn")
+	}
+	return ok(fmt.Sprintf("up to %d files may be open", limit.Max))
+}
+
+// checkInotify looks at the limits of inotify and whether a watch can be had now.
+func checkInotify(context.Context, Subject) []Finding {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return []Finding{warn(fmt.Sprintf("no inotify instance can be had: %v; plugin directories will be scanned instead", err),
+			"raise fs.inotify.max_user_instances, or end programs that hold instances")}
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, "/", unix.IN_ATTRIB); err != nil {
+		return []Finding{warn(fmt.Sprintf("no inotify watch can be had: %v; plugin directories will be scanned instead", err),
+			"raise fs.inotify.max_user_watches")}
+	}
+	for _, limit := range []struct {
+		name string
+		few  int
+	}{{"max_user_watches", fewWatches}, {"max_user_instances", fewInstances}} {
+		value, err := readNumber("/proc/sys/fs/inotify/" + limit.name)
+		if err == nil && value < limit.few {
+			return []Finding{warn(fmt.Sprintf("fs.inotify.%s is %d: where it runs out, directories are scanned", limit.name, value),
+				fmt.Sprintf("sysctl -w fs.inotify.%s=%d", limit.name, limit.few))}
+		}
+	}
+	return []Finding{ok("inotify works and has room")}
+}
+
+func readNumber(path string) (int, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// features are kernel features, each with what is lost without it.
+var features = []struct {
+	name, loss string
+	probe      func() error
+}{
+	{"pidfd", "the death of a plugin is found by probes within 5 s, and processes are signalled by number", func() error {
+		fd, err := unix.PidfdOpen(os.Getpid(), 0)
+		if err == nil {
+			err = unix.Close(fd)
+		}
+		return err
+	}},
+	{"birth times of files (statx)", "a socket that is made again within a tick of the clock may not be told from the old one", func() error {
+		var st unix.Statx_t
+		if err := unix.Statx(unix.AT_FDCWD, "/", 0, unix.STATX_BTIME, &st); err != nil {
+			return err
+		}
+		if st.Mask&unix.STATX_BTIME == 0 {
+			return errors.ErrUnsupported
+		}
+		return nil
+	}},
+	{"sealed memory files", "what was checked cannot be sealed before it runs", func() error {
+		const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+		fd, err := unix.MemfdCreate("doctor", flags|unix.MFD_EXEC) // which the sysctl vm.memfd_noexec may forbid
+		if errors.Is(err, unix.EINVAL) {                           // before Linux 6.3, where all can be executed
+			fd, err = unix.MemfdCreate("doctor", flags)
+		}
+		if err == nil {
+			err = unix.Close(fd)
+		}
+		return err
+	}},
+}
+
+// checkKernel tries the kernel features that Patchbay makes use of.
+func checkKernel(context.Context, Subject) []Finding {
+	var findings []Finding
+	for _, f := range features {
+		if err := f.probe(); err != nil {
+			findings = append(findings, warn(fmt.Sprintf("the kernel or a sandbox does not offer %s (%v): %s", f.name, err, f.loss),
+				"run a newer kernel, or allow it in the sandbox (seccomp)"))
+		}
+	}
+	if len(findings) == 0 {
+		findings = []Finding{ok("the kernel has what is needed: pidfd, statx, memfd")}
+	}
+	return findings
+}
+
+// checkCgroup looks for a version 2 hierarchy in which groups can be made, and for what can be limited.
+func checkCgroup(context.Context, Subject) []Finding {
+	system, err := cgroupfs.Self()
+	if err != nil {
+		return []Finding{warn(fmt.Sprintf("the control groups cannot be seen: %v", err), "mount /proc")}
+	}
+	writable := func(dir string) error { return unix.Access(dir, unix.W_OK) }
+	return []Finding{lookAtCgroup(system, writable), lookAtLimits(system, cgroupfs.Controllers, writable)}
+}
+
+const delegate = "run the daemon under systemd with Delegate=yes and DelegateSubgroup=, or as root with the hierarchy mounted writable"
+
+// lookAtCgroup says whether processes can be kept together in groups of version 2.
+func lookAtCgroup(system cgroupfs.System, writable func(dir string) error) Finding {
+	const loss = "descendants of a plugin that leave its process group may outlive a host that is killed"
+	if system.Unified == nil {
+		return warn(fmt.Sprintf("no control groups of version 2 are mounted (mounted: %s): %s", system.Kind(), loss),
+			"mount the version 2 hierarchy: mount -t cgroup2 none /sys/fs/cgroup")
+	}
+	dir, err := system.Unified.Dir()
+	if err == nil {
+		err = writable(dir)
+	}
+	if err != nil {
+		return warn(fmt.Sprintf("control groups cannot be made in %s: %v; %s", cmp.Or(dir, system.Unified.Mount), err, loss), delegate)
+	}
+	return ok(fmt.Sprintf("control groups can be made in %s; this system is %s", dir, system.Kind()))
+}
+
+// lookAtLimits says by what the memory and the processor time of plugins can be limited.
+func lookAtLimits(system cgroupfs.System, controllers func(dir string) []string, writable func(dir string) error) Finding {
+	var can, cannot []string
+	for _, name := range []string{"memory", "cpu"} {
+		if system.Unified != nil {
+			if dir, err := system.Unified.Dir(); err == nil && slices.Contains(controllers(dir), name) && writable(dir) == nil {
+				can = append(can, name+" by version 2")
+				continue
+			}
+		}
+		place, has := system.V1[name]
+		dir, err := place.Dir()
+		if has && err == nil && writable(dir) == nil {
+			can = append(can, name+" by version 1")
+			continue
+		}
+		cannot = append(cannot, name)
+	}
+	if len(cannot) > 0 {
+		return warn("control groups cannot limit "+strings.Join(cannot, " and ")+" here: a plugin with such a limit is not started", delegate)
+	}
+	return ok("control groups can limit " + strings.Join(can, " and "))
+}
+
+// checkClock looks whether the wall clock can be right.
+func checkClock(_ context.Context, s Subject) []Finding {
+	var timex unix.Timex
+	_, err := unix.Adjtimex(&timex)
+	var written time.Time
+	if info, err := os.Stat(s.StatePath); err == nil {
+		written = info.ModTime()
+	}
+	return []Finding{lookAtClock(time.Now(), written, err == nil && timex.Status&unix.STA_UNSYNC == 0)}
+}
+
+// lookAtClock says what is wrong with the time that it is now, when the state was last written at another.
+func lookAtClock(now, written time.Time, synchronised bool) Finding {
+	const setIt = "set the clock, for example with timedatectl set-ntp true"
+	switch {
+	case now.Year() < builtYear:
+		return fail("the clock says "+now.Format(time.DateOnly)+", which is before this program was made", setIt)
+	case now.Year() >= absurdYear:
+		return fail("the clock says "+now.Format(time.DateOnly)+": certificates and times of other nodes cannot be judged with it", setIt)
+	case written.Sub(now) > clockSlack:
+		return warn(fmt.Sprintf("the clock says %s, and the state file was written at %s: the clock was set back, or is wrong",
+			now.UTC().Format(time.RFC3339), written.UTC().Format(time.RFC3339)), setIt)
+	case !synchronised:
+		return warn("the clock is not synchronised: times in events and states may be off, and certificates may seem to be invalid",
+			"timedatectl set-ntp true")
+	}
+	return ok("the clock is synchronised")
+}

@@ -1,0 +1,338 @@
+package process
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
+)
+
+// child is a process that this one started: a process group of its own and, where one can be had, a cgroup of its own.
+type child struct {
+	group   *Group
+	process *Process
+	id      uint64   // for the watchdog
+	leaf    *cgroup  // nil if it has none
+	since   uint64   // no process of its tree is older
+	pipes   pipes    // only if it has no cgroup
+	v1      []string // its cgroups of version 1, which only limit it
+	pid     int
+	stdin   *os.File
+	exit    exit
+
+	mu     sync.Mutex // guards what follows, and the process ID against being given back while it is used
+	proc   *os.Process
+	reaped bool
+}
+
+func (c *child) start() error {
+	spec, guard := &c.process.spec, c.group.platform.guard
+	in, out, errs, err := newPipes()
+	if err == nil {
+		err = feed(in.write, spec.Stdin)
+	}
+	if err != nil {
+		c.undo(in, out, errs)
+		return err
+	}
+	if err := c.confine(); err != nil {
+		c.undo(in, out, errs)
+		return err
+	}
+	announce := func() {
+		if c.leaf == nil {
+			c.since, c.pipes = now(), pipes{in: in.inode(), out: out.inode(), err: errs.inode()}
+		}
+		if c.leaf == nil || len(c.remains()) > 0 { // else the watchdog knows all by the cgroup of the group
+			guard.start(c.id, c.since, c.pipes, c.remains())
+		}
+	}
+	announce()
+	attr := &os.ProcAttr{Dir: spec.Dir, Env: spec.Env, Files: slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)}
+	pidfd, err := c.fork(attr)
+	limited := spec.Limits.grouped()
+	if refused := err; refused != nil && c.proc == nil && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
+		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
+		_ = c.leaf.remove()
+		c.leaf = nil
+		announce()
+		if pidfd, err = c.fork(attr); err == nil {
+			c.group.cfg.Logger.Warn("a process was refused its cgroup and runs without", "name", spec.Name, "error", refused)
+		}
+	}
+	in.closeRead()
+	out.closeWrite()
+	errs.closeWrite()
+	if err != nil {
+		c.undo(in, out, errs)
+		guard.end(c.id)
+		return err
+	}
+	c.exit = newExit(c.pid, pidfd)
+	if c.leaf == nil {
+		guard.pid(c.id, c.pid)
+	}
+	c.stdin, c.process.stdout, c.process.stderr = in.write, out.read, errs.read
+	return nil
+}
+
+// confine sets the limits that cgroups have.
+func (c *child) confine() error {
+	limits := c.process.spec.Limits
+	if !limits.grouped() {
+		return nil
+	}
+	system, err := cgroupfs.Self()
+	if err != nil {
+		return fmt.Errorf("look for cgroups to limit the process: %w", err)
+	}
+	c.v1, err = confine(system, c.leaf, cgroupName(), limits)
+	return err
+}
+
+// remains are the files and directories that are removed when nothing is left of the process.
+func (c *child) remains() []string { return slices.Concat(c.process.spec.Remove, c.v1) }
+
+// fork starts the program on a thread that lives as long as the group.
+func (c *child) fork(attr *os.ProcAttr) (pidfd int, err error) {
+	// gofail: var processFork string
+	// return -1, errors.New(processFork)
+	pidfd = -1
+	spec := &c.process.spec
+	sys := &syscall.SysProcAttr{
+		Setpgid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd,
+		Ptrace: spec.Limits.OpenFiles > 0 || len(c.v1) > 0, // stops it before the first instruction of its program
+	}
+	if spec.User != nil {
+		sys.Credential = &syscall.Credential{Uid: spec.User.UID, Gid: spec.User.GID}
+	}
+	if c.group.platform.noPidfd {
+		sys.PidFD = nil
+	}
+	if c.leaf != nil {
+		dir, err := unix.Open(c.leaf.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return -1, fmt.Errorf("open %s: %w", c.leaf.dir, err)
+		}
+		defer unix.Close(dir)
+		sys.UseCgroupFD, sys.CgroupFD = true, dir
+	}
+	attr.Sys = sys
+	forker, err := c.group.platform.thread(spec.NoNewPrivs)
+	if err != nil {
+		return -1, err
+	}
+	forker.do(func() {
+		c.proc, err = os.StartProcess(spec.Path, spec.Args, attr)
+		switch {
+		case err == nil && sys.Ptrace:
+			err = prepare(c.proc.Pid, spec.User, spec.Limits, c.v1)
+		case sys.Ptrace && errors.Is(err, unix.EPERM):
+			err = fmt.Errorf("%w (to be limited it has to be traced by ptrace, which the system may not allow)", err)
+		}
+	})
+	if err != nil {
+		if c.proc != nil {
+			_ = c.proc.Kill()
+			_, _ = c.proc.Wait()
+			_ = unix.Close(pidfd) // fails if there is none
+		}
+		return -1, err
+	}
+	c.pid = c.proc.Pid
+	return pidfd, nil
+}
+
+func (c *child) undo(pipes ...pipe) {
+	for _, p := range pipes {
+		p.close()
+	}
+	if c.leaf != nil {
+		_ = c.leaf.remove()
+	}
+	_ = removeAll(c.v1, 0)
+}
+
+func (c *child) end(s step) {
+	switch s {
+	case hangUp:
+		_ = c.stdin.Close()
+	case terminate:
+		c.signal(unix.SIGTERM)
+		c.signal(unix.SIGCONT) // what is stopped would not see it
+	case kill:
+		c.killTree()
+	case release:
+	}
+}
+
+// signal sends a signal to the process group, while the process has not been waited for.
+func (c *child) signal(sig syscall.Signal) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reaped {
+		return
+	}
+	if c.exit.signalGroup(sig) != nil { // before Linux 6.9
+		_ = unix.Kill(-c.pid, sig) // The ID is its own until it is waited for.
+	}
+}
+
+// killTree sends SIGKILL to all that belongs to the process.
+func (c *child) killTree() {
+	if c.leaf != nil {
+		_ = c.leaf.kill()
+		c.signal(unix.SIGKILL) // It may have moved to another cgroup.
+		return
+	}
+	killAll(c.descendants()) // before their parents are gone, by whom they are found
+	c.signal(unix.SIGKILL)
+}
+
+func (c *child) descendants() []procID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reaped {
+		return nil
+	}
+	return descendants(c.pid)
+}
+
+func (c *child) owns(pid int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.reaped {
+		return false
+	}
+	if pid == c.pid || c.leaf != nil && c.leaf.holds(pid) {
+		return true
+	}
+	s, ok := readStat(pid)
+	return ok && (s.group == c.pid || isDescendant(pid, s, c.pid))
+}
+
+func (c *child) wait() error {
+	c.exit.await()
+	_ = c.stdin.Close()
+	byPidfd := c.exit.signalGroup(0) == nil
+	var left []int
+	if !byPidfd { // before Linux 6.9; its ID is its own only until it is waited for
+		left = killAll(c.descendants())
+		c.signal(unix.SIGKILL)
+	}
+	err := c.reap()
+	if c.leaf != nil {
+		left = append(left, c.sweepLeaf()...)
+	}
+	if byPidfd {
+		left = append(left, c.sweepGroup()...)
+	}
+	if c.leaf == nil {
+		left = append(left, c.sweepPipes()...)
+	}
+	c.exit.close()
+	c.clean()
+	for _, f := range []*os.File{c.process.stdout, c.process.stderr} {
+		if held(f) { // by what is being killed, which is soon over, or by a stranger
+			_ = f.SetReadDeadline(time.Now().Add(outputGrace))
+		}
+	}
+	c.group.platform.guard.end(c.id)
+	slices.Sort(left)
+	if left = slices.Compact(left); len(left) > 0 { // One that is being killed may be found again.
+		c.group.cfg.Logger.Warn("killed what a process left behind", "name", c.process.spec.Name, "pid", c.pid, "left", left)
+		if c.group.cfg.Leftover != nil {
+			c.group.cfg.Leftover(c.process, left)
+		}
+	}
+	return err
+}
+
+// clean removes what the process had. A cgroup of version 1 in which something has not quite ended takes a moment.
+func (c *child) clean() {
+	if removeAll(c.remains(), 0) {
+		return
+	}
+	c.group.platform.leaves.Go(func() {
+		if !removeAll(c.v1, leafGrace) {
+			c.group.cfg.Logger.Warn("a process is left in its cgroups and does not end", "name", c.process.spec.Name, "cgroups", c.v1)
+		}
+	})
+}
+
+// reap waits for the process, which has ended.
+func (c *child) reap() error {
+	c.mu.Lock()
+	c.reaped = true
+	c.mu.Unlock()
+	c.exit.prepareWait()
+	state, err := c.proc.Wait()
+	if err == nil && !state.Success() {
+		err = &exec.ExitError{ProcessState: state}
+	}
+	return err
+}
+
+// sweepLeaf removes the cgroup of a process that has ended, kills what is left in it, and returns that.
+func (c *child) sweepLeaf() []int {
+	if c.leaf.remove() == nil {
+		return nil
+	}
+	left := c.leaf.procs()
+	_ = c.leaf.kill()
+	c.group.platform.leaves.Go(func() {
+		if err := c.leaf.clear(leafGrace); err != nil {
+			c.group.cfg.Logger.Warn("a process is left and does not end", "name", c.process.spec.Name, "error", err)
+		}
+	})
+	return left
+}
+
+// sweepGroup kills what is left in the process group. It returns what nobody else will find.
+func (c *child) sweepGroup() (left []int) {
+	if c.exit.signalGroup(0) != nil {
+		return nil
+	}
+	if c.leaf == nil {
+		left = members(c.pid)
+	}
+	// The ID of a group does not pass on while it has members: if there still are some, it was the group that was looked at.
+	if c.exit.signalGroup(unix.SIGKILL) != nil {
+		return nil
+	}
+	return left
+}
+
+// sweepPipes kills what left the group and still holds standard output or error, and returns it.
+func (c *child) sweepPipes() []int {
+	// A child of this process that has not executed its program yet holds whatever this process had open.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if held(c.process.stdout) || held(c.process.stderr) {
+		return killAll(c.pipes.holders(c.since))
+	}
+	return nil
+}
+
+// held reports whether somebody still holds the other end of a pipe. Whoever has closed this end has seen that nobody does, or does not
+// care.
+func held(f *os.File) bool {
+	held := false
+	_ = control(f, func(fd int) error {
+		held = events(fd, unix.POLLHUP)&unix.POLLHUP == 0
+		return nil
+	})
+	return held
+}
+
+// leafGrace is how long after SIGKILL the processes in a cgroup are waited for.
+const leafGrace = 5 * time.Second

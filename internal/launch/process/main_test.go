@@ -1,0 +1,386 @@
+//go:build linux
+
+package process
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
+)
+
+// roleEnv tells the re-executed test binary which part to play.
+const roleEnv = "PROCESS_TEST_ROLE"
+
+// role is the part of a child in a test.
+type role struct {
+	Say      string   // is written to standard output first
+	Echo     bool     // writes the first line of its standard input to standard output
+	Deaf     bool     // ignores SIGTERM
+	Stay     bool     // does not end with its standard input
+	Exit     int      // the status with which it ends
+	Children []*role  // are started before it says anything; their IDs are in what it says
+	Setsid   bool     // leaves the process group
+	Silent   bool     // has no descriptors of its parent
+	Leave    bool     // ends at once, and leaves its children
+	Create   string   // a file that it makes
+	Host     *hosting // is a host
+}
+
+// hosting is the part of a host: it starts a process for each role.
+type hosting struct {
+	Cgroup, StateDir string
+	Procs            []Spec
+	Remove           []string
+	Close            bool // closes the group at the end of its standard input, and ends
+	Adopt            bool
+}
+
+// said is what a child says in one line.
+type said struct {
+	PID      int
+	Children []said
+	Text     string
+}
+
+func TestMain(m *testing.M) {
+	b := os.Getenv(roleEnv)
+	if b == "" {
+		leaktest.Main(m)
+		return
+	}
+	var r role
+	if err := json.Unmarshal([]byte(b), &r); err != nil {
+		panic(err)
+	}
+	r.play()
+}
+
+func (r *role) play() {
+	if r.Deaf {
+		signal.Ignore(unix.SIGTERM)
+	}
+	line := said{PID: os.Getpid(), Text: r.Say}
+	stdin := bufio.NewReader(os.Stdin)
+	if r.Echo {
+		line.Text, _ = stdin.ReadString('\n')
+	}
+	if r.Create != "" {
+		_ = os.WriteFile(r.Create, nil, 0o600)
+	}
+	for _, child := range r.Children {
+		line.Children = append(line.Children, child.startAsGrandchild())
+	}
+	var g *Group
+	if r.Host != nil {
+		g = r.Host.start(&line)
+	}
+	b, _ := json.Marshal(line)
+	fmt.Println(string(b))
+	if r.Leave {
+		os.Exit(r.Exit)
+	}
+	_, _ = io.Copy(io.Discard, stdin)
+	if r.Stay {
+		<-time.After(time.Minute) // a bound for what a broken test leaves behind
+	}
+	if r.Host != nil && r.Host.Close {
+		if err := g.Close(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(r.Exit)
+}
+
+// startAsGrandchild starts a child of the child, and waits for what it says.
+func (r *role) startAsGrandchild() said {
+	spec := r.spec()
+	cmd := exec.Command(spec.Path)
+	cmd.Env = spec.Env
+	report, theirs, err := os.Pipe()
+	if err != nil {
+		panic(err)
+	}
+	in, _, err := os.Pipe() // stays open as long as this process
+	if err != nil {
+		panic(err)
+	}
+	cmd.Stdin, cmd.Stdout = in, theirs
+	if !r.Silent {
+		cmd.Stderr = os.Stderr
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: r.Setsid}
+	if err := cmd.Start(); err != nil {
+		panic(err)
+	}
+	_ = theirs.Close()
+	var s said
+	if err := json.NewDecoder(report).Decode(&s); err != nil {
+		panic(err)
+	}
+	return s
+}
+
+func (h *hosting) start(line *said) *Group {
+	g, err := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir, Remove: h.Remove})
+	if err != nil {
+		panic(err)
+	}
+	say := func(p *Process) {
+		go func() { _, _ = io.Copy(os.Stderr, p.Stderr()) }()
+		s := said{PID: p.PID()}
+		if !p.Adopted() {
+			r := bufio.NewReader(p.Stdout())
+			_ = json.NewDecoder(r).Decode(&s)
+		}
+		go func() { _, _ = io.Copy(io.Discard, p.Stdout()) }()
+		line.Children = append(line.Children, s)
+	}
+	for _, spec := range h.Procs {
+		p, err := g.Start(spec)
+		if err != nil {
+			panic(err)
+		}
+		say(p)
+	}
+	if h.Adopt {
+		procs, err := g.Adopt(context.Background())
+		if err != nil {
+			panic(err)
+		}
+		for _, p := range procs {
+			say(p)
+		}
+	}
+	return g
+}
+
+// spec is how the role is started.
+func (r *role) spec() Spec {
+	b, err := json.Marshal(r)
+	if err != nil {
+		panic(err)
+	}
+	return Spec{Name: "test", Path: "/proc/self/exe", Args: []string{"child"}, Env: []string{roleEnv + "=" + string(b), "GORACE=atexit_sleep_ms=10"}}
+}
+
+// everyone are the IDs of all that a line tells of.
+func (s said) everyone() []int {
+	all := []int{s.PID}
+	for _, child := range s.Children {
+		all = append(all, child.everyone()...)
+	}
+	return all
+}
+
+func newGroup(t testing.TB, cfg Config) *Group {
+	t.Helper()
+	g, err := NewGroup(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Close(context.Background()); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return g
+}
+
+// started is a process whose output is read.
+type started struct {
+	*Process
+	said
+	rest chan string // the rest of its standard output, when that has ended
+}
+
+// start starts the role and waits for what it says.
+func start(t testing.TB, g *Group, r *role, more ...func(*Spec)) started {
+	t.Helper()
+	spec := r.spec()
+	for _, f := range more {
+		f(&spec)
+	}
+	p, err := g.Start(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return listen(t, p)
+}
+
+func listen(t testing.TB, p *Process) started {
+	t.Helper()
+	s := started{Process: p, rest: make(chan string, 1)}
+	out := bufio.NewReader(p.Stdout())
+	line, err := out.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &s.said)
+	}
+	if err != nil {
+		t.Errorf("what the child says: %v: %q", err, line)
+	}
+	errs := make(chan struct{})
+	go func() {
+		defer close(errs)
+		_, _ = io.Copy(os.Stderr, p.Stderr())
+		_ = p.Stderr().Close()
+	}()
+	go func() {
+		b, _ := io.ReadAll(out)
+		_ = p.Stdout().Close()
+		<-errs
+		s.rest <- string(b)
+	}()
+	t.Cleanup(func() {
+		_ = p.Terminate(context.Background(), Grace{Stdin: -1, Term: -1})
+		rest := <-s.rest
+		s.rest <- rest
+	})
+	return s
+}
+
+// process identifies a process that is there now.
+func process(t testing.TB, pid int) procID {
+	t.Helper()
+	s, ok := readStat(pid)
+	if !ok || !s.alive() {
+		t.Fatalf("process %d is not there", pid)
+	}
+	return procID{pid, s.start}
+}
+
+func processes(t testing.TB, list []int) []procID {
+	t.Helper()
+	ids := make([]procID, len(list))
+	for i, pid := range list {
+		ids[i] = process(t, pid)
+	}
+	return ids
+}
+
+// there reports whether the process is there and no zombie.
+func (id procID) there() bool {
+	s, ok := readStat(id.pid)
+	return ok && s.start == id.start && s.alive()
+}
+
+// awaitEnds waits until all the processes have ended, and reports how long that took.
+func awaitEnds(t testing.TB, ids []procID) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	for _, id := range ids {
+		pidfd, err := id.open()
+		if err != nil {
+			continue
+		}
+		const patience = 20 * time.Second
+		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		for {
+			n, err := unix.Poll(fds, int((patience - time.Since(begin)).Milliseconds()))
+			if err == unix.EINTR {
+				continue
+			}
+			if n != 1 && id.there() {
+				cmdline, _ := os.ReadFile("/proc/" + strconv.Itoa(id.pid) + "/cmdline")
+				t.Errorf("process %d is still there: %q", id.pid, cmdline)
+				id.kill()
+			}
+			break
+		}
+		_ = unix.Close(pidfd)
+	}
+	return time.Since(begin)
+}
+
+// await waits for a condition about which nobody tells.
+func await(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !condition(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited for: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// cgroups lists the cgroups that this or the given process has made for its processes.
+func cgroups(t testing.TB, pid int) []string {
+	t.Helper()
+	system, err := cgroupfs.Self()
+	if err != nil || system.Unified == nil {
+		t.Skip("no cgroups of version 2", err)
+	}
+	own, err := system.Unified.Dir()
+	if err != nil {
+		t.Skip(err)
+	}
+	entries, err := os.ReadDir(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, entry := range entries {
+		if strings.HasPrefix(entry.Name(), "patchbay-"+strconv.Itoa(pid)+"-") {
+			names = append(names, entry.Name())
+		}
+	}
+	return names
+}
+
+// modes runs the test with a cgroup for each process, where one can be had, and without.
+func modes(t *testing.T, f func(t *testing.T, cgroup string)) {
+	t.Run("cgroup", func(t *testing.T) {
+		needCgroup(t)
+		f(t, "")
+	})
+	t.Run("no cgroup", func(t *testing.T) { f(t, NoCgroup) })
+}
+
+// kernels runs the test as modes does, and also without what newer kernels have.
+func kernels(t *testing.T, f func(t *testing.T, cgroup string, prepare func(*Group))) {
+	modes(t, func(t *testing.T, cgroup string) { f(t, cgroup, func(*Group) {}) })
+	t.Run("no cgroup, no pidfd", func(t *testing.T) { f(t, NoCgroup, func(g *Group) { g.platform.noPidfd = true }) })
+}
+
+func needCgroup(t testing.TB) {
+	t.Helper()
+	c, err := newCgroup("")
+	if err != nil {
+		t.Skipf("no cgroup can be had: %v", err)
+	}
+	if err := c.remove(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// watchdogOf returns the watchdog of a host.
+func watchdogOf(t testing.TB, host int) procID {
+	t.Helper()
+	var found procID
+	await(t, "a watchdog", func() bool {
+		for pid, s := range allStats() {
+			comm, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+			if err == nil && s.parent == host && s.alive() && strings.HasPrefix(string(comm), helperName+roleWatchdog) {
+				found = procID{pid, s.start}
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
