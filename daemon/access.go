@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/proxy"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // errStopping is the cause of the end of every call that the daemon's stop cuts short.
@@ -45,6 +46,12 @@ func newGuard(socketPath string, audit *auditor) *guard {
 		socketPath: socketPath, uid: uint32(os.Geteuid()), audit: audit,
 		policy: policy{byGroup: roleOperate}, held: map[*heldCall]bool{},
 	}
+}
+
+// begin lets callers in, by the policy, and has what they do told to publish.
+func (g *guard) begin(p policy, publish func(reconciler.Event)) {
+	g.audit.publish = publish
+	g.use(p)
 }
 
 // use changes who has which role, at once: a call in progress whose caller may not make it any more is ended.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,78 +76,11 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer d.reloads.end()
 	var parts closers
 	defer func() { err = errors.Join(err, parts.close()) }()
-	roles, err := d.config.Roles.policy()
+	l, err := d.listen(ctx, &parts)
 	if err != nil {
 		return err
 	}
-	// Whatever can fail without making a file comes first, and the control socket before the state: its lock is what keeps a
-	// second daemon from looking at the state at all.
-	httpListener, err := d.config.listenHTTP()
-	if err != nil {
-		return err
-	}
-	if httpListener != nil {
-		parts.add(func() error { _ = httpListener.Close(); return nil }) // a second time if it was served
-	}
-	fleetListener, err := d.config.Fleet.listen(ctx)
-	if err != nil {
-		return err
-	}
-	if fleetListener != nil {
-		parts.add(func() error { _ = fleetListener.Close(); return nil }) // a second time if it was served
-	}
-	traced, stopTracing, err := d.config.Tracing.start(d.config.Build)
-	if err != nil {
-		return err
-	}
-	parts.add(func() error { d.warn(stopTracing()); return nil })
-	if err := d.makeDirs(); err != nil {
-		return err
-	}
-	listener, err := d.listenControl()
-	if err != nil {
-		return err
-	}
-	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
-	stopControl := listener.Close
-	parts.add(func() error { return stopControl() })
-	state, err := boltstate.Open(d.config.StatePath)
-	if err != nil {
-		return advise(err, "state file")
-	}
-	parts.add(state.Close)
-	stateWatch := newStateWatch(d.config.StatePath, state.Check, d.log)
-	state.OnFailure(stateWatch.failed)
-	metrics := newMetrics(d.config.Build, d.handlers.has)
-	runtime, err := d.newRuntime(state, metrics, traced)
-	if err != nil {
-		return err
-	}
-	dispense, err := d.newDispense(runtime)
-	if err != nil {
-		return err
-	}
-	stateWatch.publish = runtime.Publish
-	seen := observed{Runtime: runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}}
-	seen.fleet, err = newFleetMember(d.config.Fleet, d.config.Build, seen, runtime.Registry(), fleetListener, d.log)
-	if err != nil {
-		return err
-	}
-	parts.add(seen.fleet.leave)
-	registry := seen.fleet.guard(runtime.Registry())
-	if dispense != nil {
-		dispense.registry = registry
-	}
-	metrics.watch(seen, runtime.Launcher(), d.config.StatePath)
-	metrics.watchFleet(seen.fleet)
-	parts.add(d.handlers.close)
-	if err := d.addHandlers(runtime, state); err != nil {
-		return err
-	}
-	if err := d.launch(runtime, d.config.Catalogue); err != nil {
-		return err
-	}
-	where, err := d.config.paths()
+	a, err := d.assemble(l, &parts)
 	if err != nil {
 		return err
 	}
@@ -155,39 +89,138 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		"handlers", d.config.handlers())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	d.guard.audit.publish = runtime.Publish
-	d.guard.use(roles)
-	d.reloads.begin(runtime)
-	seen.fleet.join(ctx, runtime.Registry())
-	conns := newConnections(d.guard.uid, openFilesLimit(), metrics.connsRefused, d.log)
-	if dispense != nil {
-		dispense.conns = conns
-	}
-	server := serve(conns.limit(listener, "control", d.guard), d.guard,
-		&control{source: seen, launched: runtime.Launcher(), calls: newForwarder(d.guard, registry, seen.fleet.caller()), fleet: seen.fleet,
-			reload: d.Reload, handlers: d.handlers.all, paths: where, build: d.config.Build, started: time.Now()}, cancel, d.log)
-	stopControl = server.stop
-	if httpListener != nil {
-		d.log.Info("serving HTTP", "address", httpListener.Addr().String())
-		status := web.New(webSource{seen, runtime.Launcher(), seen.fleet})
-		health := health{scanned: runtime.Ready(), conditions: seen.readiness}
-		parts.add(serveHTTP(httpListener, pages{health, metrics.handler(), status}, cancel, d.log).stop)
-	}
-	if fleetListener != nil {
-		d.log.Info("taking calls from other nodes", "address", fleetListener.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
-		parts.add(serveFleet(ctx, fleetListener, seen.fleet.credentials, d.fleetRules, registry, runtime.Publish, cancel,
-			d.log).stop)
-	}
+	d.guard.begin(l.roles, a.runtime.Publish)
+	d.reloads.begin(a.runtime)
+	a.seen.fleet.join(ctx, a.runtime.Registry())
+	control := d.serve(ctx, l, a, &parts, cancel)
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
-	stopDispense, stopStateWatch := dispense.start(ctx), stateWatch.start(ctx)
-	err = d.run(ctx, runtime)
+	stopDispense, stopStateWatch := a.seen.dispense.start(ctx), a.seen.state.start(ctx, a.runtime.Publish)
+	err = d.run(ctx, a.runtime)
 	stopDispense()
 	stopStateWatch()
 	d.reloads.end()
-	server.endCalls()
+	control.endCalls()
 	err = errors.Join(err, parts.close())
 	d.log.Info("patchbay has stopped")
 	return err
+}
+
+// listening is what a daemon has before it opens its state: what may belong to another one, and what may be configured wrongly.
+type listening struct {
+	roles  policy
+	where  paths
+	traced patchbay.Observer
+	// http and fleet are nil if they are not asked for.
+	control, http, fleet net.Listener
+	// stopControl ends what is done with control.
+	stopControl func() error
+}
+
+// listen does whatever can fail without making a file first, and takes the control socket before the state: its lock is what keeps a second
+// daemon from looking at the state at all.
+func (d *Daemon) listen(ctx context.Context, parts *closers) (l *listening, err error) {
+	l = &listening{}
+	if l.roles, err = d.config.Roles.policy(); err != nil {
+		return nil, err
+	}
+	if l.where, err = d.config.paths(); err != nil {
+		return nil, err
+	}
+	if l.http, err = d.config.listenHTTP(); err != nil {
+		return nil, err
+	}
+	if l.http != nil {
+		parts.add(func() error { _ = l.http.Close(); return nil }) // a second time if it was served
+	}
+	if l.fleet, err = d.config.Fleet.listen(ctx); err != nil {
+		return nil, err
+	}
+	if l.fleet != nil {
+		parts.add(func() error { _ = l.fleet.Close(); return nil }) // a second time if it was served
+	}
+	var stopTracing func() error
+	if l.traced, stopTracing, err = d.config.Tracing.start(d.config.Build); err != nil {
+		return nil, err
+	}
+	parts.add(func() error { d.warn(stopTracing()); return nil })
+	if err := d.makeDirs(); err != nil {
+		return nil, err
+	}
+	if l.control, err = d.listenControl(); err != nil {
+		return nil, err
+	}
+	// The socket goes last: as long as it is there, a daemon that starts is told of this one, and not of a state file in use.
+	l.stopControl = l.control.Close
+	parts.add(func() error { return l.stopControl() })
+	return l, nil
+}
+
+// assembly is what a daemon consists of.
+type assembly struct {
+	runtime *patchbay.Runtime
+	metrics *metrics
+	conns   *connections
+	seen    observed
+	// registry is the runtime's, with what the fleet asks of exclusive plugins.
+	registry dynamicplugins.Registry
+}
+
+// assemble makes everything that serves. Nothing of it runs yet, but for what is to be launched at the start.
+func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
+	state, err := boltstate.Open(d.config.StatePath)
+	if err != nil {
+		return nil, advise(err, "state file")
+	}
+	parts.add(state.Close)
+	stateWatch := newStateWatch(d.config.StatePath, state.Check, d.log)
+	state.OnFailure(stateWatch.failed)
+	a := &assembly{metrics: newMetrics(d.config.Build, d.handlers.has)}
+	a.conns = newConnections(d.guard.uid, openFilesLimit(), a.metrics.connsRefused, d.log)
+	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
+		return nil, err
+	}
+	dispense, err := d.newDispense(a.runtime, a.conns)
+	if err != nil {
+		return nil, err
+	}
+	a.seen = observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}}
+	a.seen.fleet, err = newFleetMember(d.config.Fleet, d.config.Build, a.seen, a.runtime.Registry(), l.fleet, d.log)
+	if err != nil {
+		return nil, err
+	}
+	parts.add(a.seen.fleet.leave)
+	a.registry = a.seen.fleet.guard(a.runtime.Registry())
+	if dispense != nil {
+		dispense.registry = a.registry
+	}
+	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.StatePath)
+	a.metrics.watchFleet(a.seen.fleet)
+	parts.add(d.handlers.close)
+	if err := d.addHandlers(a.runtime, state); err != nil {
+		return nil, err
+	}
+	return a, d.launch(a.runtime, d.config.Catalogue)
+}
+
+// serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
+func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server) {
+	c := &control{
+		source: a.seen, launched: a.runtime.Launcher(), calls: newForwarder(d.guard, a.registry, a.seen.fleet.caller()), fleet: a.seen.fleet,
+		reload: d.Reload, handlers: d.handlers.all, paths: l.where, build: d.config.Build, started: time.Now(),
+	}
+	controlServer = serve(a.conns.limit(l.control, "control", d.guard), d.guard, c, failed, d.log)
+	l.stopControl = controlServer.stop
+	if l.http != nil {
+		d.log.Info("serving HTTP", "address", l.http.Addr().String())
+		status := web.New(webSource{a.seen, a.runtime.Launcher(), a.seen.fleet})
+		health := health{scanned: a.runtime.Ready(), conditions: a.seen.readiness}
+		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), status}, failed, d.log).stop)
+	}
+	if l.fleet != nil {
+		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
+		parts.add(serveFleet(ctx, l.fleet, a.seen.fleet.credentials, d.fleetRules, a.registry, a.runtime.Publish, failed, d.log).stop)
+	}
+	return controlServer
 }
 
 // newRuntime makes the runtime that the configuration asks for.

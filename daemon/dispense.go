@@ -71,11 +71,11 @@ type stableSocket struct {
 }
 
 // newDispense returns what keeps the stable sockets, nil if the configuration asks for none.
-func (d *Daemon) newDispense(runtime *patchbay.Runtime) (*dispense, error) {
+func (d *Daemon) newDispense(runtime *patchbay.Runtime, conns *connections) (*dispense, error) {
 	if d.config.DispenseDir == "" {
 		return nil, nil
 	}
-	return newDispense(d.config.DispenseDir, runtime.Registry(), d.log)
+	return newDispense(d.config.DispenseDir, runtime.Registry(), conns, d.log)
 }
 
 // start runs d, unless it is nil. What it returns ends d and returns when nothing is left of it.
@@ -96,7 +96,7 @@ func (d *dispense) start(ctx context.Context) (stop func()) {
 }
 
 // newDispense makes the directory.
-func newDispense(dir string, registry dynamicplugins.Registry, log *slog.Logger) (*dispense, error) {
+func newDispense(dir string, registry dynamicplugins.Registry, conns *connections, log *slog.Logger) (*dispense, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
 		err = os.MkdirAll(dir, stableDirMode)
@@ -105,7 +105,7 @@ func newDispense(dir string, registry dynamicplugins.Registry, log *slog.Logger)
 		return nil, advise(fmt.Errorf("cannot make the directory of the stable sockets: %w", err), "dispense directory")
 	}
 	d := &dispense{
-		dir: dir, registry: registry, grace: goneGrace, retry: stableRetry, log: log,
+		dir: dir, registry: registry, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
 		sockets: map[pluginKey]*stableSocket{}, due: map[pluginKey]time.Time{}, failed: map[pluginKey]error{},
 	}
 	d.end, d.stop = context.WithCancelCause(context.Background())

@@ -77,7 +77,7 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 	}
 	t.Cleanup(func() { os.RemoveAll(tmp) })
 	b := &bed{t: t, tmp: tmp, registry: dynamicplugins.NewRegistry(nil, nil)}
-	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, discard)
+	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -411,7 +411,7 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDispense(dir, registry, discard)
+	d, err := newDispense(dir, registry, nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}

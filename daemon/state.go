@@ -24,7 +24,7 @@ const (
 type stateWatch struct {
 	path  string
 	check func() error // of the store
-	// publish is set before start.
+	// publish is set by start.
 	publish func(reconciler.Event)
 	log     *slog.Logger
 	// woken has room for one: it has something while run is to look at a failure.
@@ -67,7 +67,9 @@ func (w *stateWatch) get() patchbay.Condition {
 }
 
 // start runs w. What it returns ends w and returns when nothing is left of it.
-func (w *stateWatch) start(ctx context.Context) (stop func()) {
+// What changes is told to publish.
+func (w *stateWatch) start(ctx context.Context, publish func(reconciler.Event)) (stop func()) {
+	w.publish = publish
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { w.run(ctx) })

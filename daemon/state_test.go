@@ -32,12 +32,11 @@ func TestStateWatch(t *testing.T) {
 			w.failed(broken)
 			return broken
 		}, slog.New(slog.NewTextHandler(&log, nil)))
-		w.publish = func(e reconciler.Event) {
+		defer w.start(t.Context(), func(e reconciler.Event) {
 			log.Lock()
 			defer log.Unlock()
 			events = append(events, e.Kind)
-		}
-		defer w.start(t.Context())()
+		})()
 
 		time.Sleep(time.Hour)
 		if c := w.get(); !c.OK || checks.Load() > 0 {

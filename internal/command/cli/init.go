@@ -68,39 +68,44 @@ with Patchbay's source.`,
 		panic(err) // the flag was added above
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		options.Name = args[0]
-		switch {
-		case options.Type == "":
-			return wrongUsage(cmd, "no type is named: write --type CSIPlugin, DevicePlugin, DRAPlugin or one of your own")
-		case options.Replace != "" && version != "":
-			return wrongUsage(cmd, "--replace and --sdk-version exclude each other")
-		case cmd.Flags().Changed("replace") && options.Replace == "":
-			return wrongUsage(cmd, "--replace has an empty path: name the directory of Patchbay's source")
-		}
-		options.Version = version
-		if version == "" {
-			options.Version, _, _ = strings.Cut(daemon.ThisBuild().Version, "+") // the suffix says that the source had changes
-		}
-		files, err := scaffold.Render(options)
-		if errors.Is(err, scaffold.ErrVersion) && version == "" {
-			return errors.New("cannot write a plugin: this program was built from a source without a version, so Go cannot download its SDK; " +
-				"name the directory of the source with --replace, or a released version with --sdk-version")
-		}
-		if errors.Is(err, scaffold.ErrOptions) {
-			return wrongUsage(cmd, "%w", err)
-		}
-		if err != nil {
-			return err
-		}
-		if dir == "" {
-			dir = scaffold.BinaryName(options.Name)
-		}
-		if err := scaffold.Write(dir, files); err != nil {
-			return err
-		}
-		return sayWritten(cmd, dir, options, files)
+		options.Name, options.Version = args[0], version
+		return writePlugin(cmd, dir, options)
 	}
 	return cmd
+}
+
+// writePlugin writes the source of a plugin, with the SDK of this program's version if no other is named.
+func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error {
+	named := options.Version != ""
+	switch {
+	case options.Type == "":
+		return wrongUsage(cmd, "no type is named: write --type CSIPlugin, DevicePlugin, DRAPlugin or one of your own")
+	case options.Replace != "" && named:
+		return wrongUsage(cmd, "--replace and --sdk-version exclude each other")
+	case cmd.Flags().Changed("replace") && options.Replace == "":
+		return wrongUsage(cmd, "--replace has an empty path: name the directory of Patchbay's source")
+	}
+	if !named {
+		options.Version, _, _ = strings.Cut(daemon.ThisBuild().Version, "+") // the suffix says that the source had changes
+	}
+	files, err := scaffold.Render(options)
+	if errors.Is(err, scaffold.ErrVersion) && !named {
+		return errors.New("cannot write a plugin: this program was built from a source without a version, so Go cannot download its SDK; " +
+			"name the directory of the source with --replace, or a released version with --sdk-version")
+	}
+	if errors.Is(err, scaffold.ErrOptions) {
+		return wrongUsage(cmd, "%w", err)
+	}
+	if err != nil {
+		return err
+	}
+	if dir == "" {
+		dir = scaffold.BinaryName(options.Name)
+	}
+	if err := scaffold.Write(dir, files); err != nil {
+		return err
+	}
+	return sayWritten(cmd, dir, options, files)
 }
 
 // sayWritten lists the files and says what to do next.

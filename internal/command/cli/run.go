@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel"
 
 	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
@@ -53,29 +54,34 @@ remembers them.`,
 		if err != nil {
 			return err
 		}
-		_, c, err := load(sources)
-		if err != nil {
-			return blame(cmd, err)
-		}
-		c.Logger, c.SetLog = newLogger(cmd.ErrOrStderr(), c.Log)
-		logLostTraces(c.Logger)
-		if err := takePassed(&c); err != nil {
-			return err
-		}
-		c.Load = func() (daemon.Config, error) {
-			_, next, err := load(sources)
-			if c.ControlListener != nil {
-				next.ControlSocket = c.ControlSocket
-			}
-			return next, err
-		}
-		d, err := daemon.New(c)
-		if err != nil {
-			return err
-		}
-		return runReloading(cmd.Context(), d, hangups)
+		return runDaemon(cmd, sources, hangups)
 	}
 	return cmd
+}
+
+// runDaemon runs the daemon that is configured by the sources, and reads them again whenever it is to reload.
+func runDaemon(cmd *cobra.Command, sources config.Sources, hangups <-chan struct{}) error {
+	_, c, err := load(sources)
+	if err != nil {
+		return blame(cmd, err)
+	}
+	c.Logger, c.SetLog = newLogger(cmd.ErrOrStderr(), c.Log)
+	logLostTraces(c.Logger)
+	if err := takePassed(&c); err != nil {
+		return err
+	}
+	c.Load = func() (daemon.Config, error) {
+		_, next, err := load(sources)
+		if c.ControlListener != nil {
+			next.ControlSocket = c.ControlSocket
+		}
+		return next, err
+	}
+	d, err := daemon.New(c)
+	if err != nil {
+		return err
+	}
+	return runReloading(cmd.Context(), d, hangups)
 }
 
 // logLostTraces has what OpenTelemetry cannot do logged like everything else. Otherwise it writes lines of its own to standard error.

@@ -110,55 +110,73 @@ func lookAtMissing(path, what string) Finding {
 
 // checkSockets looks for sockets on which nobody accepts, which cannot be opened, and for what is not trusted.
 func checkSockets(ctx context.Context, s Subject) []Finding {
-	var all int
-	var stale, denied []string
-	refused := map[trust.Reason][]string{}
+	seen := survey{subject: s, refused: map[trust.Reason][]string{}}
 	for _, dir := range s.PluginDirs {
-		// What cannot be read is said by the check of the directories.
-		_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-			switch {
-			case err != nil || ctx.Err() != nil:
-				return fs.SkipDir
-			case entry.IsDir() && path != dir && entry.Name()[0] == '.':
-				return fs.SkipDir
-			case path == dir || entry.Name()[0] == '.':
-				return nil
-			}
-			if refusal := judged(s.Trust, path); refusal != nil {
-				refused[refusal.Reason] = append(refused[refusal.Reason], path)
-				if entry.IsDir() {
-					return fs.SkipDir
-				}
-			}
-			if entry.Type()&fs.ModeSocket == 0 {
-				return nil
-			}
-			all++
-			probing, cancel := context.WithTimeout(ctx, probeTimeout)
-			defer cancel()
-			_, err = sock.Probe(probing, path)
-			switch {
-			case sock.IsRefused(err):
-				stale = append(stale, path)
-			case errors.Is(err, fs.ErrPermission):
-				denied = append(denied, path)
-			}
-			return nil
-		})
+		seen.walk(ctx, dir)
 	}
+	return seen.findings()
+}
+
+// survey is what is found in plugin directories.
+type survey struct {
+	subject       Subject
+	sockets       int
+	stale, denied []string
+	refused       map[trust.Reason][]string
+}
+
+func (v *survey) walk(ctx context.Context, dir string) {
+	// What cannot be read is said by the check of the directories.
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil || ctx.Err() != nil:
+			return fs.SkipDir
+		case entry.IsDir() && path != dir && entry.Name()[0] == '.':
+			return fs.SkipDir
+		case path == dir || entry.Name()[0] == '.':
+			return nil
+		}
+		if refusal := judged(v.subject.Trust, path); refusal != nil {
+			v.refused[refusal.Reason] = append(v.refused[refusal.Reason], path)
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+		}
+		if entry.Type()&fs.ModeSocket != 0 {
+			v.probe(ctx, path)
+		}
+		return nil
+	})
+}
+
+func (v *survey) probe(ctx context.Context, path string) {
+	v.sockets++
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	_, err := sock.Probe(ctx, path)
+	switch {
+	case sock.IsRefused(err):
+		v.stale = append(v.stale, path)
+	case errors.Is(err, fs.ErrPermission):
+		v.denied = append(v.denied, path)
+	}
+}
+
+func (v *survey) findings() []Finding {
 	var findings []Finding
 	report := func(f func(message, remedy string) Finding, paths []string, what, remedy string) {
 		if len(paths) > 0 {
-			findings = append(findings, f(fmt.Sprintf("%d of %d sockets %s: %q", len(paths), all, what, paths[:min(len(paths), shown)]), remedy))
+			message := fmt.Sprintf("%d of %d sockets %s: %q", len(paths), v.sockets, what, paths[:min(len(paths), shown)])
+			findings = append(findings, f(message, remedy))
 		}
 	}
-	report(warn, stale, "are stale, nobody accepts on them",
+	report(warn, v.stale, "are stale, nobody accepts on them",
 		"remove those whose plugins will not come back; a plugin that comes back makes its socket anew")
-	report(fail, denied, fmt.Sprintf("cannot be opened by user %d: their plugins will not be registered", os.Geteuid()),
+	report(fail, v.denied, fmt.Sprintf("cannot be opened by user %d: their plugins will not be registered", os.Geteuid()),
 		"run the daemon as their owner or as root, give it the capability CAP_DAC_OVERRIDE, or chown the sockets")
-	for _, reason := range slices.Sorted(maps.Keys(refused)) {
-		paths := refused[reason]
-		first := judged(s.Trust, paths[0])
+	for _, reason := range slices.Sorted(maps.Keys(v.refused)) {
+		paths := v.refused[reason]
+		first := judged(v.subject.Trust, paths[0])
 		if first == nil {
 			continue // mended meanwhile
 		}
@@ -169,7 +187,7 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 		findings = append(findings, warn("not used: "+problem, first.Remedy))
 	}
 	if len(findings) == 0 {
-		findings = []Finding{ok(fmt.Sprintf("%d sockets in the plugin directories, none of them stale", all))}
+		findings = []Finding{ok(fmt.Sprintf("%d sockets in the plugin directories, none of them stale", v.sockets))}
 	}
 	return findings
 }
