@@ -30,11 +30,11 @@ func TestWaitForPluginsOfTheHost(t *testing.T) {
 	state, dir := &memory{}, t.TempDir()
 	for _, step := range []struct {
 		name    string
-		enliven func(dynamicplugins.Registry) error
+		enliven func(*dynamicplugins.Store) error
 	}{
-		{"registered", func(r dynamicplugins.Registry) error { return r.RegisterPlugin(info) }},
-		{"registered again", func(r dynamicplugins.Registry) error { return r.RegisterPlugin(info) }},
-		{"confirmed", func(r dynamicplugins.Registry) error { return r.ConfirmPlugin(info.Type, info.Name, info.AllocID) }},
+		{"registered", func(r *dynamicplugins.Store) error { return r.RegisterPlugin(info) }},
+		{"registered again", func(r *dynamicplugins.Store) error { return r.RegisterPlugin(info) }},
+		{"confirmed", func(r *dynamicplugins.Store) error { return r.ConfirmPlugin(info.Type, info.Name, info.AllocID) }},
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

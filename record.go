@@ -42,7 +42,7 @@ const (
 
 // record is the registry as the reconciler sees it.
 type record struct {
-	registry dynamicplugins.Registry
+	registry *dynamicplugins.Store
 }
 
 // Stage stages the instance under its type and under each of its roles. All are saved at once, so that a storage can do it in one step.
@@ -153,7 +153,7 @@ func atOnce(n int, f func(i int) error) error {
 }
 
 // restored returns what the registry has from before, as far as the pipeline put it there.
-func restored(registry dynamicplugins.Registry, log *slog.Logger) []reconciler.Instance {
+func restored(registry *dynamicplugins.Store, log *slog.Logger) []reconciler.Instance {
 	var instances []reconciler.Instance
 	for _, info := range registry.RestoredPlugins() {
 		if mainType := info.Options[optionRoleOf]; mainType != "" {
@@ -174,7 +174,7 @@ func restored(registry dynamicplugins.Registry, log *slog.Logger) []reconciler.I
 }
 
 // dropOrphan removes a role of an instance that is not registered under its own type any more.
-func dropOrphan(registry dynamicplugins.Registry, info *dynamicplugins.PluginInfo, mainType string, log *slog.Logger) {
+func dropOrphan(registry *dynamicplugins.Store, info *dynamicplugins.PluginInfo, mainType string, log *slog.Logger) {
 	if _, err := registry.PluginForAlloc(mainType, info.Name, info.AllocID); err == nil {
 		return
 	}

@@ -80,7 +80,7 @@ type PluginStatus = reconciler.Status
 // Runtime finds plugins, registers them and hands them out. Its methods are safe for concurrent use.
 type Runtime struct {
 	log      *slog.Logger
-	registry dynamicplugins.Registry
+	registry *dynamicplugins.Store
 	watcher  *pluginwatcher.Watcher
 	host     *host.Host
 	launcher *launcher.Launcher
@@ -195,7 +195,7 @@ func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconc
 func (rt *Runtime) Reconsider() { rt.watcher.Reconsider() }
 
 // Registry returns the registry of plugins. It can be used before, while and, except for changes, after the Runtime runs.
-func (rt *Runtime) Registry() dynamicplugins.Registry { return rt.registry }
+func (rt *Runtime) Registry() *dynamicplugins.Store { return rt.registry }
 
 // Run finds and registers plugins until ctx ends. It then ends the launched plugins, and returns when everything that was started has
 // ended, which includes handler calls that are running, and the registry is shut down. Plugins stay registered in the saved state: the

@@ -22,9 +22,9 @@ var registries = map[string]registry.Opener{
 	"bbolt-batch1ms":   openBolt(time.Millisecond, (*bolt).batch),
 }
 
-// patchbayRegistry is [dynamicplugins.Registry] on a boltstate file, or in memory.
+// patchbayRegistry is [dynamicplugins.Store] on a boltstate file, or in memory.
 type patchbayRegistry struct {
-	dynamicplugins.Registry
+	*dynamicplugins.Store
 	state *boltstate.Store
 }
 
@@ -33,7 +33,8 @@ func openPatchbay(dir string) (registry.Subject, error) {
 		registry.Type: func(info *dynamicplugins.PluginInfo) (any, error) { return info, nil },
 	}
 	if dir == "" {
-		return patchbayRegistry{Registry: dynamicplugins.NewRegistry(nil, dispensers)}, nil
+		r, err := dynamicplugins.Open(nil, dispensers)
+		return patchbayRegistry{Store: r}, err
 	}
 	state, err := boltstate.Open(filepath.Join(dir, "state.db"))
 	if err != nil {

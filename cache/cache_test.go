@@ -23,7 +23,7 @@ func paths(infos []cache.PluginInfo) []string {
 }
 
 func TestDesiredStateOfWorld(t *testing.T) {
-	dsw := cache.NewDesiredStateOfWorld()
+	dsw := cache.NewDesired()
 	if err := dsw.AddOrUpdatePlugin(""); err == nil || err.Error() != "socket path is empty" {
 		t.Errorf("an empty path: %v", err)
 	}
@@ -51,7 +51,7 @@ func TestDesiredStateOfWorld(t *testing.T) {
 }
 
 func TestSetSocketTellsSocketsApart(t *testing.T) {
-	dsw := cache.NewDesiredStateOfWorld()
+	dsw := cache.NewDesired()
 	socket := cache.Socket{Path: "/a", ID: cache.SocketID{Device: 1, Inode: 2, Birth: 3}}
 	get := func() cache.PluginInfo { return dsw.GetPluginsToRegister()[0] }
 	set := func(s cache.Socket) {
@@ -89,7 +89,7 @@ func TestSetSocketTellsSocketsApart(t *testing.T) {
 }
 
 func TestChanges(t *testing.T) {
-	dsw := cache.NewDesiredStateOfWorld()
+	dsw := cache.NewDesired()
 	add := func(path string) {
 		if err := dsw.AddOrUpdatePlugin(path); err != nil {
 			t.Fatal(err)
@@ -188,7 +188,7 @@ func TestMessages(t *testing.T) {
 }
 
 func TestConcurrentUse(t *testing.T) {
-	dsw, asw := cache.NewDesiredStateOfWorld(), cache.NewActualStateOfWorld()
+	dsw, asw := cache.NewDesired(), cache.NewActualStateOfWorld()
 	changes := dsw.Changes()
 	var users sync.WaitGroup
 	for i := range 8 {
@@ -237,7 +237,7 @@ func documentedLoop(t *testing.T, dsw cache.DesiredStateOfWorld, asw cache.Actua
 
 func TestDocumentedFieldsSuffice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		dsw, asw := cache.NewDesiredStateOfWorld(), cache.NewActualStateOfWorld()
+		dsw, asw := cache.NewDesired(), cache.NewActualStateOfWorld()
 		if err := dsw.AddOrUpdatePlugin("/a"); err != nil {
 			t.Fatal(err)
 		}

@@ -21,15 +21,6 @@ type DesiredStateOfWorld interface {
 	GetPluginsToRegister() []PluginInfo
 	// PluginExists says whether there is a socket at the given path.
 	PluginExists(socketPath string) bool
-
-	// SetSocket states that the given socket exists. It is a new appearance if its path holds none or one of another
-	// identity, and a no-op otherwise. An empty path is an error.
-	SetSocket(socket Socket) error
-	// MoveSocket states that the socket at one path is now at another: the same appearance in a new place. It is a no-op if
-	// there is none at from.
-	MoveSocket(from string, to Socket)
-	// Changes returns a subscription to the changes from now on, beginning with all sockets that exist.
-	Changes() *Changes
 }
 
 // Socket is a socket as found in a plugin directory.
@@ -43,11 +34,16 @@ type Socket struct {
 var errSocketPathEmpty = errors.New("socket path is empty")
 
 // NewDesiredStateOfWorld returns an empty desired state of the world.
-func NewDesiredStateOfWorld() DesiredStateOfWorld {
-	return &desiredStateOfWorld{sockets: map[string]PluginInfo{}, subscribers: map[*Changes]struct{}{}}
+func NewDesiredStateOfWorld() DesiredStateOfWorld { return NewDesired() }
+
+// NewDesired returns an empty desired state of the world with what is more than the kubelet's.
+func NewDesired() *Desired {
+	return &Desired{sockets: map[string]PluginInfo{}, subscribers: map[*Changes]struct{}{}}
 }
 
-type desiredStateOfWorld struct {
+// Desired is the [DesiredStateOfWorld] of this package: it knows sockets by their identity, and tells of changes. It is safe for concurrent
+// use.
+type Desired struct {
 	mu          sync.RWMutex
 	sockets     map[string]PluginInfo
 	appearances uint64
@@ -55,80 +51,88 @@ type desiredStateOfWorld struct {
 	subscribers map[*Changes]struct{}
 }
 
-func (dsw *desiredStateOfWorld) AddOrUpdatePlugin(socketPath string) error {
+// AddOrUpdatePlugin implements [DesiredStateOfWorld].
+func (d *Desired) AddOrUpdatePlugin(socketPath string) error {
 	if socketPath == "" {
 		return errSocketPathEmpty
 	}
-	dsw.mu.Lock()
-	defer dsw.mu.Unlock()
-	dsw.appear(Socket{Path: socketPath})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.appear(Socket{Path: socketPath})
 	return nil
 }
 
-func (dsw *desiredStateOfWorld) SetSocket(socket Socket) error {
+// SetSocket states that the given socket exists. It is a new appearance if its path holds none or one of another identity, and a no-op
+// otherwise. An empty path is an error.
+func (d *Desired) SetSocket(socket Socket) error {
 	if socket.Path == "" {
 		return errSocketPathEmpty
 	}
-	dsw.mu.Lock()
-	defer dsw.mu.Unlock()
-	if known, ok := dsw.sockets[socket.Path]; ok && known.Socket == socket.ID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if known, ok := d.sockets[socket.Path]; ok && known.Socket == socket.ID {
 		return nil
 	}
-	dsw.appear(socket)
+	d.appear(socket)
 	return nil
 }
 
-// appear enters a new appearance. dsw.mu is held.
-func (dsw *desiredStateOfWorld) appear(socket Socket) {
+// appear enters a new appearance. d.mu is held.
+func (d *Desired) appear(socket Socket) {
 	now := time.Now()
-	if !now.After(dsw.lastStamp) {
-		now = dsw.lastStamp.Add(1)
+	if !now.After(d.lastStamp) {
+		now = d.lastStamp.Add(1)
 	}
-	dsw.lastStamp = now
-	dsw.appearances++
-	dsw.sockets[socket.Path] = PluginInfo{
+	d.lastStamp = now
+	d.appearances++
+	d.sockets[socket.Path] = PluginInfo{
 		SocketPath:           socket.Path,
 		Timestamp:            now,
-		Appearance:           dsw.appearances,
+		Appearance:           d.appearances,
 		Socket:               socket.ID,
 		FoundInDeprecatedDir: socket.Deprecated,
 	}
-	dsw.notify(socket.Path)
+	d.notify(socket.Path)
 }
 
-func (dsw *desiredStateOfWorld) MoveSocket(from string, to Socket) {
-	dsw.mu.Lock()
-	defer dsw.mu.Unlock()
-	info, ok := dsw.sockets[from]
+// MoveSocket states that the socket at one path is now at another: the same appearance in a new place. It is a no-op if there is none at
+// from.
+func (d *Desired) MoveSocket(from string, to Socket) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	info, ok := d.sockets[from]
 	if !ok || from == to.Path {
 		return
 	}
-	delete(dsw.sockets, from)
+	delete(d.sockets, from)
 	info.SocketPath = to.Path
 	info.FoundInDeprecatedDir = to.Deprecated
-	dsw.sockets[to.Path] = info
-	dsw.notify(from, to.Path)
+	d.sockets[to.Path] = info
+	d.notify(from, to.Path)
 }
 
-func (dsw *desiredStateOfWorld) RemovePlugin(socketPath string) {
-	dsw.mu.Lock()
-	defer dsw.mu.Unlock()
-	if _, ok := dsw.sockets[socketPath]; ok {
-		delete(dsw.sockets, socketPath)
-		dsw.notify(socketPath)
+// RemovePlugin implements [DesiredStateOfWorld].
+func (d *Desired) RemovePlugin(socketPath string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.sockets[socketPath]; ok {
+		delete(d.sockets, socketPath)
+		d.notify(socketPath)
 	}
 }
 
-func (dsw *desiredStateOfWorld) GetPluginsToRegister() []PluginInfo {
-	dsw.mu.RLock()
-	defer dsw.mu.RUnlock()
-	return sortedByPath(dsw.sockets)
+// GetPluginsToRegister implements [DesiredStateOfWorld].
+func (d *Desired) GetPluginsToRegister() []PluginInfo {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return sortedByPath(d.sockets)
 }
 
-func (dsw *desiredStateOfWorld) PluginExists(socketPath string) bool {
-	dsw.mu.RLock()
-	defer dsw.mu.RUnlock()
-	_, ok := dsw.sockets[socketPath]
+// PluginExists implements [DesiredStateOfWorld].
+func (d *Desired) PluginExists(socketPath string) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	_, ok := d.sockets[socketPath]
 	return ok
 }
 
@@ -141,10 +145,10 @@ func sortedByPath(infos map[string]PluginInfo) []PluginInfo {
 	return sorted
 }
 
-// Changes is a subscription to a [DesiredStateOfWorld]. It remembers which paths changed, not how often or how, so its memory is
+// Changes is a subscription to a [Desired]. It remembers which paths changed, not how often or how, so its memory is
 // bounded by the number of paths however slowly it is read.
 type Changes struct {
-	dsw    *desiredStateOfWorld
+	of     *Desired
 	signal chan struct{}
 	dirty  map[string]struct{}
 	order  []string
@@ -158,13 +162,13 @@ type Change struct {
 	Info    PluginInfo
 }
 
-// Changes implements [DesiredStateOfWorld].
-func (dsw *desiredStateOfWorld) Changes() *Changes {
-	dsw.mu.Lock()
-	defer dsw.mu.Unlock()
-	c := &Changes{dsw: dsw, signal: make(chan struct{}, 1), dirty: map[string]struct{}{}}
-	dsw.subscribers[c] = struct{}{}
-	byAppearance := slices.SortedFunc(maps.Values(dsw.sockets), func(a, b PluginInfo) int {
+// Changes returns a subscription to the changes from now on, beginning with all sockets that exist.
+func (d *Desired) Changes() *Changes {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c := &Changes{of: d, signal: make(chan struct{}, 1), dirty: map[string]struct{}{}}
+	d.subscribers[c] = struct{}{}
+	byAppearance := slices.SortedFunc(maps.Values(d.sockets), func(a, b PluginInfo) int {
 		return cmp.Compare(a.Appearance, b.Appearance)
 	})
 	for _, info := range byAppearance {
@@ -173,9 +177,9 @@ func (dsw *desiredStateOfWorld) Changes() *Changes {
 	return c
 }
 
-// notify marks the paths as changed for every subscriber. dsw.mu is held.
-func (dsw *desiredStateOfWorld) notify(paths ...string) {
-	for c := range dsw.subscribers {
+// notify marks the paths as changed for every subscriber. d.mu is held.
+func (d *Desired) notify(paths ...string) {
+	for c := range d.subscribers {
 		for _, path := range paths {
 			c.add(path)
 		}
@@ -199,11 +203,11 @@ func (c *Changes) C() <-chan struct{} { return c.signal }
 // Take returns the present state of every path that changed since the last call, in the order of each path's first change. It is one
 // consistent view: a socket that moved is seen as gone from one path and present at the other in the same result.
 func (c *Changes) Take() []Change {
-	c.dsw.mu.Lock()
-	defer c.dsw.mu.Unlock()
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
 	taken := make([]Change, len(c.order))
 	for i, path := range c.order {
-		info, ok := c.dsw.sockets[path]
+		info, ok := c.of.sockets[path]
 		taken[i] = Change{Path: path, Present: ok, Info: info}
 	}
 	c.order = nil
@@ -213,7 +217,7 @@ func (c *Changes) Take() []Change {
 
 // Close ends the subscription. C stays silent from then on.
 func (c *Changes) Close() {
-	c.dsw.mu.Lock()
-	defer c.dsw.mu.Unlock()
-	delete(c.dsw.subscribers, c)
+	c.of.mu.Lock()
+	defer c.of.mu.Unlock()
+	delete(c.of.subscribers, c)
 }

@@ -9,7 +9,7 @@ import (
 
 // Whoever acts on the desired state takes its changes instead of polling it.
 func ExampleDesiredStateOfWorld() {
-	desired := cache.NewDesiredStateOfWorld()
+	desired := cache.NewDesired()
 	changes := desired.Changes()
 
 	if err := desired.AddOrUpdatePlugin("/run/plugins/foo.sock"); err != nil {

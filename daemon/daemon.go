@@ -161,8 +161,8 @@ type assembly struct {
 	metrics *metrics
 	conns   *connections
 	seen    observed
-	// registry is the runtime's, with what the fleet asks of exclusive plugins.
-	registry dynamicplugins.Registry
+	// registry gives connections, as the fleet has it for exclusive plugins.
+	registry connector
 }
 
 // assemble makes everything that serves. Nothing of it runs yet, but for what is to be launched at the start.
@@ -191,7 +191,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	parts.add(a.seen.fleet.leave)
 	a.registry = a.seen.fleet.guard(a.runtime.Registry())
 	if dispense != nil {
-		dispense.registry = a.registry
+		dispense.calls = a.registry
 	}
 	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.StatePath)
 	a.metrics.watchFleet(a.seen.fleet)

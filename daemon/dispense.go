@@ -36,7 +36,8 @@ const (
 // that are not Go. It follows the registry; calls on the sockets are forwarded by package proxy.
 type dispense struct {
 	dir      string
-	registry dynamicplugins.Registry
+	registry *dynamicplugins.Store
+	calls    connector     // the registry, or what the fleet has in its place
 	grace    time.Duration // goneGrace
 	retry    time.Duration // stableRetry
 	log      *slog.Logger
@@ -96,7 +97,7 @@ func (d *dispense) start(ctx context.Context) (stop func()) {
 }
 
 // newDispense makes the directory.
-func newDispense(dir string, registry dynamicplugins.Registry, conns *connections, log *slog.Logger) (*dispense, error) {
+func newDispense(dir string, registry *dynamicplugins.Store, conns *connections, log *slog.Logger) (*dispense, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
 		err = os.MkdirAll(dir, stableDirMode)
@@ -105,7 +106,7 @@ func newDispense(dir string, registry dynamicplugins.Registry, conns *connection
 		return nil, advise(fmt.Errorf("cannot make the directory of the stable sockets: %w", err), "dispense directory")
 	}
 	d := &dispense{
-		dir: dir, registry: registry, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
+		dir: dir, registry: registry, calls: registry, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
 		sockets: map[pluginKey]*stableSocket{}, due: map[pluginKey]time.Time{}, failed: map[pluginKey]error{},
 	}
 	d.end, d.stop = context.WithCancelCause(context.Background())
@@ -236,7 +237,7 @@ func (d *dispense) open(ctx context.Context, k pluginKey) {
 	delete(d.due, k)
 	d.succeeded(k)
 	forward := proxy.Handler(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
-		return connTo(ctx, d.registry, k.ptype, k.name)
+		return connTo(ctx, d.calls, k.ptype, k.name)
 	})
 	server := proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
 		return endWith(d.end, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })

@@ -65,7 +65,7 @@ type bed struct {
 	*dispense
 	t        *testing.T
 	tmp      string
-	registry dynamicplugins.Registry
+	registry *dynamicplugins.Store
 	stopRun  func()
 }
 
@@ -76,7 +76,10 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(tmp) })
-	b := &bed{t: t, tmp: tmp, registry: dynamicplugins.NewRegistry(nil, nil)}
+	b := &bed{t: t, tmp: tmp}
+	if b.registry, err = dynamicplugins.Open(nil, nil); err != nil {
+		t.Fatal(err)
+	}
 	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, nil, discard)
 	if err != nil {
 		t.Fatal(err)
@@ -404,7 +407,10 @@ func leave(t *testing.T, path string) {
 // TestStableSocketsOfAShortLife: a daemon that is told to end at once leaves nothing either of one that was killed before it.
 func TestStableSocketsOfAShortLife(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "d")
-	registry := dynamicplugins.NewRegistry(nil, nil)
+	registry, err := dynamicplugins.Open(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer registry.Shutdown()
 	if err := registry.RegisterPlugin(&dynamicplugins.PluginInfo{
 		Type: "T", Name: "n", AllocID: "one", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: dir + "/none"},

@@ -104,7 +104,7 @@ type fleetMember struct {
 // newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Listener is where it takes calls from other nodes,
 // nil for nowhere. Nothing is published before join; the caller calls leave.
 func newFleetMember(
-	c FleetConfig, build Build, source source, registry dynamicplugins.Registry, listener net.Listener, log *slog.Logger,
+	c FleetConfig, build Build, source source, registry *dynamicplugins.Store, listener net.Listener, log *slog.Logger,
 ) (*fleetMember, error) {
 	if !c.enabled() {
 		return nil, nil
@@ -147,7 +147,7 @@ func newFleetMember(
 }
 
 // join begins to publish the node and to compete for its locks, until ctx ends. It does not block.
-func (m *fleetMember) join(ctx context.Context, registry dynamicplugins.Registry) {
+func (m *fleetMember) join(ctx context.Context, registry *dynamicplugins.Store) {
 	if m == nil {
 		return
 	}
@@ -158,7 +158,7 @@ func (m *fleetMember) join(ctx context.Context, registry dynamicplugins.Registry
 }
 
 // guard returns the registry without the plugins whose locks the node does not hold.
-func (m *fleetMember) guard(registry dynamicplugins.Registry) dynamicplugins.Registry {
+func (m *fleetMember) guard(registry connector) connector {
 	if m == nil {
 		return registry
 	}

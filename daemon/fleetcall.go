@@ -29,7 +29,7 @@ type fleetCalls struct {
 }
 
 // newFleetCalls returns what calls the fleet. The caller calls close.
-func newFleetCalls(m *fleetMember, c FleetConfig, registry dynamicplugins.Registry) (*fleetCalls, error) {
+func newFleetCalls(m *fleetMember, c FleetConfig, registry *dynamicplugins.Store) (*fleetCalls, error) {
 	calls := &fleetCalls{member: m, exclusive: c.Exclusive}
 	config := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node}
 	if len(c.Exclusive) > 0 {
@@ -79,7 +79,7 @@ func (c *fleetCalls) leader(ctx context.Context, l fleet.Lock) (node string, exc
 }
 
 // stand has the node compete for the locks of its plugins until ctx ends. Changes tells that these may have changed.
-func (c *fleetCalls) stand(ctx context.Context, registry dynamicplugins.Registry, changes <-chan struct{}) {
+func (c *fleetCalls) stand(ctx context.Context, registry *dynamicplugins.Store, changes <-chan struct{}) {
 	if c.elector == nil {
 		return
 	}
@@ -97,7 +97,7 @@ func (c *fleetCalls) stand(ctx context.Context, registry dynamicplugins.Registry
 }
 
 // locks returns the locks of the plugins of this node that can be called.
-func (c *fleetCalls) locks(registry dynamicplugins.Registry) []fleet.Lock {
+func (c *fleetCalls) locks(registry *dynamicplugins.Store) []fleet.Lock {
 	var locks []fleet.Lock
 	for _, i := range registry.Instances("", "") {
 		if slices.Contains(c.exclusive, i.Info.Type) && i.State == dynamicplugins.InstanceRegistered {
@@ -108,7 +108,7 @@ func (c *fleetCalls) locks(registry dynamicplugins.Registry) []fleet.Lock {
 }
 
 // guard returns the registry without the plugins whose locks the node does not hold. Calls to the others carry the token.
-func (c *fleetCalls) guard(registry dynamicplugins.Registry) dynamicplugins.Registry {
+func (c *fleetCalls) guard(registry connector) connector {
 	if c == nil || c.elector == nil {
 		return registry
 	}
@@ -116,13 +116,13 @@ func (c *fleetCalls) guard(registry dynamicplugins.Registry) dynamicplugins.Regi
 }
 
 type guardedRegistry struct {
-	dynamicplugins.Registry
+	connector
 	calls *fleetCalls
 }
 
-// Conn implements dynamicplugins.Registry.
+// Conn implements connector.
 func (r guardedRegistry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
-	conn, err := r.Registry.Conn(ctx, ptype, name)
+	conn, err := r.connector.Conn(ctx, ptype, name)
 	if err != nil || !slices.Contains(r.calls.exclusive, ptype) {
 		return conn, err
 	}

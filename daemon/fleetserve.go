@@ -19,7 +19,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/proxy"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -102,7 +101,7 @@ func (c FleetConfig) published(listener net.Listener) (string, error) {
 
 // fleetServer takes calls from other nodes, and forwards those that are allowed to the plugins of this node.
 type fleetServer struct {
-	registry dynamicplugins.Registry
+	registry connector
 	rules    *fleetRules
 	denials  denials
 	grpc     *grpc.Server
@@ -115,7 +114,7 @@ type fleetServer struct {
 // serveFleet starts to serve and returns. Calls end with ctx; the caller ends the rest with stop. If it ends before that, failed is called
 // and stop returns the error.
 func serveFleet(
-	ctx context.Context, listener net.Listener, c *fleet.Credentials, rules *fleetRules, registry dynamicplugins.Registry,
+	ctx context.Context, listener net.Listener, c *fleet.Credentials, rules *fleetRules, registry connector,
 	publish func(reconciler.Event), failed func(), log *slog.Logger,
 ) *fleetServer {
 	s := &fleetServer{

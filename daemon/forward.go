@@ -12,7 +12,6 @@ import (
 	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -20,7 +19,7 @@ import (
 // name, see [proxy.Route], on this node or in the fleet. Callers need the role that [callRole] says.
 type forwarder struct{ grpc *grpc.Server }
 
-func newForwarder(g *guard, registry dynamicplugins.Registry, calls *fleetCalls) *forwarder {
+func newForwarder(g *guard, registry connector, calls *fleetCalls) *forwarder {
 	forward := proxy.Handler(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
 		md, _ := grpcmetadata.FromIncomingContext(ctx)
 		ptype, name, err := proxy.ParseRoute(md)
@@ -79,8 +78,13 @@ func calledIn(caller grpc.ServerStream) string {
 	return fmt.Sprintf("%s/%s%s: %s", short(ptype), short(name), where, short(strings.TrimPrefix(method, "/")))
 }
 
+// connector is the part of the registry that gives connections.
+type connector interface {
+	Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
+}
+
 // connTo returns a connection to a plugin whose calls go to the instance that is current when they begin.
-func connTo(ctx context.Context, registry dynamicplugins.Registry, ptype, name string) (grpc.ClientConnInterface, error) {
+func connTo(ctx context.Context, registry connector, ptype, name string) (grpc.ClientConnInterface, error) {
 	called := "plugin " + ptype + "/" + name
 	conn, err := registry.Conn(ctx, ptype, name)
 	if err != nil {

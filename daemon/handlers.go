@@ -46,7 +46,7 @@ type handlerNeeds struct {
 	state *boltstate.Store
 	// pluginDirs are the plugin directories, at least one.
 	pluginDirs []string
-	registry   dynamicplugins.Registry
+	registry   *dynamicplugins.Store
 	// deviceSocketDir is Config.DeviceSocketDir.
 	deviceSocketDir string
 }

@@ -8,19 +8,23 @@ import (
 
 // stage implements Staged. It is guarded by the registry's mutex.
 type stage struct {
-	registry *registry
+	registry *Store
 	lane     *lane
 	info     *PluginInfo
 	leaving  bool // Discard is saving
 }
 
-// RegisterPlugin implements Registry.
-func (r *registry) RegisterPlugin(info *PluginInfo) error {
+// RegisterPlugin implements [Registry].
+func (r *Store) RegisterPlugin(info *PluginInfo) error {
 	return r.register(info, false, r.publish)
 }
 
-// StagePlugin implements Registry.
-func (r *registry) StagePlugin(info *PluginInfo) (Staged, error) {
+// StagePlugin does the first half of a registration: the instance is saved, and nobody sees it. It is staged in front of all others
+// of its name, also if it is known: the last one that is staged and published is the current one. One that is known and comes in
+// front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void. If the details of one that is
+// known are the same and its new place cannot be saved, that is no error: it is saved with the next change of the plugin, and until then
+// a restart restores the former order.
+func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 	st := &stage{registry: r}
 	err := r.register(info, true, func(l *lane, s *slot, info *PluginInfo) {
 		st.lane, st.info = l, info
@@ -33,7 +37,7 @@ func (r *registry) StagePlugin(info *PluginInfo) (Staged, error) {
 }
 
 // register saves info and calls then with its slot, with r.mu held. An instance that is known goes in front if front is set.
-func (r *registry) register(info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) error {
+func (r *Store) register(info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) error {
 	if err := info.check(); err != nil {
 		return err
 	}
@@ -141,7 +145,7 @@ func (st *stage) find(l *lane) int {
 }
 
 // publish makes info visible in s, a slot of l, and sends its event. What is staged in s is void then. The caller holds r.mu.
-func (r *registry) publish(l *lane, s *slot, info *PluginInfo) {
+func (r *Store) publish(l *lane, s *slot, info *PluginInfo) {
 	was := s.shown
 	s.staged = nil
 	event := EventTypeRegistered
@@ -169,8 +173,8 @@ func (r *registry) publish(l *lane, s *slot, info *PluginInfo) {
 	}
 }
 
-// DeregisterPlugin implements Registry.
-func (r *registry) DeregisterPlugin(ptype, name, allocID string) error {
+// DeregisterPlugin implements [Registry].
+func (r *Store) DeregisterPlugin(ptype, name, allocID string) error {
 	switch {
 	case ptype == "":
 		return invalid("must specify plugin type to deregister")
@@ -200,8 +204,8 @@ func (r *registry) DeregisterPlugin(ptype, name, allocID string) error {
 	return nil
 }
 
-// ConfirmPlugin implements Registry.
-func (r *registry) ConfirmPlugin(ptype, name, allocID string) error {
+// ConfirmPlugin says that an instance that was restored or unreachable is alive. It sends no event.
+func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
 	return r.mark(key{ptype, name}, allocID, func(in *instance) {
 		in.restored = false
 		if in.dead != nil {
@@ -210,8 +214,9 @@ func (r *registry) ConfirmPlugin(ptype, name, allocID string) error {
 	})
 }
 
-// MarkUnreachable implements Registry.
-func (r *registry) MarkUnreachable(ptype, name, allocID string, reason error) error {
+// MarkUnreachable says why an instance is not to be given out: most often, because it is dead. It stays registered, and is given out
+// again when it is registered again or confirmed. It is not saved and sends no event.
+func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error {
 	if reason == nil {
 		reason = errors.New("no reason was given")
 	}
@@ -223,7 +228,7 @@ func (r *registry) MarkUnreachable(ptype, name, allocID string, reason error) er
 }
 
 // mark changes the state of a visible instance, in memory only.
-func (r *registry) mark(k key, allocID string, change func(*instance)) error {
+func (r *Store) mark(k key, allocID string, change func(*instance)) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.usable(); err != nil {

@@ -43,7 +43,7 @@ func expectStored(t testing.TB, store *changing, want ...string) {
 	}
 }
 
-func stage(t testing.TB, r dynamicplugins.Registry, p *dynamicplugins.PluginInfo) dynamicplugins.Staged {
+func stage(t testing.TB, r *dynamicplugins.Store, p *dynamicplugins.PluginInfo) dynamicplugins.Staged {
 	t.Helper()
 	staged, err := r.StagePlugin(p)
 	check(t, err)

@@ -72,7 +72,7 @@ func TestChurn(t *testing.T) {
 }
 
 // churn lets callers register and deregister plugins from up to but not including to.
-func churn(t *testing.T, r dynamicplugins.Registry, from, to, callers int) {
+func churn(t *testing.T, r *dynamicplugins.Store, from, to, callers int) {
 	var wg sync.WaitGroup
 	for c := range callers {
 		wg.Go(func() {

@@ -13,8 +13,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Dispense dispenses a plugin whose client is a T.
-func Dispense[T any](r Registry, ptype, name string) (T, error) {
+// Dispense dispenses a plugin of a [Registry] whose client is a T.
+func Dispense[T any](r interface {
+	DispensePlugin(ptype, name string) (any, error)
+}, ptype, name string) (T, error) {
 	var none T
 	client, err := r.DispensePlugin(ptype, name)
 	if err != nil {
@@ -30,8 +32,14 @@ func Dispense[T any](r Registry, ptype, name string) (T, error) {
 	return t, nil
 }
 
-// Conn implements Registry.
-func (r *registry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
+// Conn returns a connection to a plugin that all callers share. It belongs to the name, not to one instance: every call goes
+// to the instance that is current when the call begins, and ends on it. The connection to a superseded instance is closed
+// when the last call on it has ended, and one that is not used for a minute is closed until it is.
+//
+// An instance that was restored is not used until it is confirmed or registered. Conn, and every call, waits for that until ctx
+// ends and at most as long as WithConfirmTimeout says, and then fails with ErrNotConfirmed. It does not wait for plugins that
+// are not registered or not reachable.
+func (r *Store) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	conn, err := r.conn(ctx, ptype, name)
 	if r.observer.Dispense != nil {
 		r.observer.Dispense(ptype, err)
@@ -39,7 +47,7 @@ func (r *registry) Conn(ctx context.Context, ptype, name string) (grpc.ClientCon
 	return conn, err
 }
 
-func (r *registry) conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
+func (r *Store) conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	switch {
 	case ptype == "":
 		return nil, invalid("must specify plugin type to connect to")
@@ -53,7 +61,7 @@ func (r *registry) conn(ctx context.Context, ptype, name string) (grpc.ClientCon
 	return &sharedConn{registry: r, key: k}, nil
 }
 
-func (r *registry) dispenseConn(k key, dispenser ConnDispenser) (any, error) {
+func (r *Store) dispenseConn(k key, dispenser ConnDispenser) (any, error) {
 	in, err := r.sharedInstance(context.Background(), k)
 	if err != nil {
 		return nil, err
@@ -63,7 +71,7 @@ func (r *registry) dispenseConn(k key, dispenser ConnDispenser) (any, error) {
 
 // sharedInstance returns the instance that shared connections to k use now. If there are only restored ones, it waits for one to
 // be confirmed.
-func (r *registry) sharedInstance(ctx context.Context, k key) (*instance, error) {
+func (r *Store) sharedInstance(ctx context.Context, k key) (*instance, error) {
 	for {
 		if err := r.usable(); err != nil {
 			return nil, err
@@ -84,7 +92,7 @@ func (r *registry) sharedInstance(ctx context.Context, k key) (*instance, error)
 }
 
 // awaitConfirmed waits until it is not true any more that k has an instance that may live and none that is confirmed.
-func (r *registry) awaitConfirmed(ctx context.Context, k key) error {
+func (r *Store) awaitConfirmed(ctx context.Context, k key) error {
 	bounded, cancel := context.WithTimeout(ctx, r.confirmTimeout)
 	defer cancel()
 	err := r.await(bounded, k, func(v *view) bool { return v == nil || v.shared != nil || v.current == nil })
@@ -96,7 +104,7 @@ func (r *registry) awaitConfirmed(ctx context.Context, k key) error {
 
 // sharedConn is a grpc.ClientConnInterface whose calls go to the instance of a plugin that is current when they begin.
 type sharedConn struct {
-	registry *registry
+	registry *Store
 	key      key
 }
 

@@ -320,17 +320,17 @@ func TestRestoredConn(t *testing.T) {
 // TestConnWaitsForConfirmation: whatever ends the doubt about a restored plugin ends the waiting.
 func TestConnWaitsForConfirmation(t *testing.T) {
 	for name, test := range map[string]struct {
-		end  func(r dynamicplugins.Registry) error
+		end  func(r *dynamicplugins.Store) error
 		want error
 	}{
-		"Confirmed":  {func(r dynamicplugins.Registry) error { return r.ConfirmPlugin("t", "n", "1") }, nil},
-		"Registered": {func(r dynamicplugins.Registry) error { return r.RegisterPlugin(plugin("t", "n", "1")) }, nil},
-		"Newer":      {func(r dynamicplugins.Registry) error { return r.RegisterPlugin(plugin("t", "n", "2")) }, nil},
-		"Gone":       {func(r dynamicplugins.Registry) error { return r.DeregisterPlugin("t", "n", "1") }, dynamicplugins.ErrNotFound},
+		"Confirmed":  {func(r *dynamicplugins.Store) error { return r.ConfirmPlugin("t", "n", "1") }, nil},
+		"Registered": {func(r *dynamicplugins.Store) error { return r.RegisterPlugin(plugin("t", "n", "1")) }, nil},
+		"Newer":      {func(r *dynamicplugins.Store) error { return r.RegisterPlugin(plugin("t", "n", "2")) }, nil},
+		"Gone":       {func(r *dynamicplugins.Store) error { return r.DeregisterPlugin("t", "n", "1") }, dynamicplugins.ErrNotFound},
 		"Dead": {
-			func(r dynamicplugins.Registry) error { return r.MarkUnreachable("t", "n", "1", nil) }, dynamicplugins.ErrUnreachable,
+			func(r *dynamicplugins.Store) error { return r.MarkUnreachable("t", "n", "1", nil) }, dynamicplugins.ErrUnreachable,
 		},
-		"Shutdown": {func(r dynamicplugins.Registry) error { r.Shutdown(); return nil }, dynamicplugins.ErrShutdown},
+		"Shutdown": {func(r *dynamicplugins.Store) error { r.Shutdown(); return nil }, dynamicplugins.ErrShutdown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := &changing{}
@@ -354,10 +354,10 @@ func TestConnWaitsForConfirmation(t *testing.T) {
 // TestPlainDispenserGetsRestored: the documented dispensers get restored instances at once.
 func TestPlainDispenserGetsRestored(t *testing.T) {
 	store := &memory{}
-	before := dynamicplugins.NewRegistry(store, nil)
+	before := newStore(store, nil)
 	register(t, before, plugin("t", "n", "1"), plugin("t", "n", "2"))
 	before.Shutdown()
-	r := dynamicplugins.NewRegistry(store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
+	r := newStore(store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 	defer r.Shutdown()
 	info, err := dynamicplugins.Dispense[*dynamicplugins.PluginInfo](r, "t", "n")
 	if err != nil || info.AllocID != "2" {

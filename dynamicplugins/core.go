@@ -10,15 +10,16 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/feed"
 )
 
-// registry is the Registry.
+// Store is the [Registry] that [Open] makes, with what its users need beyond that interface. Its methods may be called at once from several
+// goroutines, and fail as those of Registry do.
 //
 // Changes are slow, because they are saved, and reads are fast. A change holds its lane while it is saved, so changes of one plugin
-// follow each other and those of different plugins are saved together; the registry's mutex is held only for the moment in which
+// follow each other and those of different plugins are saved together; the store's mutex is held only for the moment in which
 // the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an
 // immutable view of the plugin.
 //
-// Lock order: lane.changing, registry.mu, then registry.entry, the feed's, a link's and the pool's.
-type registry struct {
+// Lock order: lane.changing, Store.mu, then Store.entry, the feed's, a link's and the pool's.
+type Store struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
 	observer       Observer
@@ -77,8 +78,8 @@ type dispenserOf struct {
 	conn  ConnDispenser
 }
 
-func newRegistry(dispensers map[string]PluginDispenser, options []Option) *registry {
-	r := &registry{
+func newRegistry(dispensers map[string]PluginDispenser, options []Option) *Store {
+	r := &Store{
 		originals:      make(map[string]dispenserOf, len(dispensers)),
 		confirmTimeout: defaultConfirmTimeout,
 		pool:           newPool(),
@@ -97,8 +98,8 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *regis
 	return r
 }
 
-// Shutdown implements Registry.
-func (r *registry) Shutdown() {
+// Shutdown implements [Registry].
+func (r *Store) Shutdown() {
 	r.shutdown.Do(func() {
 		r.mu.Lock()
 		r.entry.Lock()
@@ -114,7 +115,7 @@ func (r *registry) Shutdown() {
 }
 
 // usable returns why the registry does nothing, or nil.
-func (r *registry) usable() error {
+func (r *Store) usable() error {
 	if r.unusable != nil {
 		return r.unusable
 	}
@@ -125,7 +126,7 @@ func (r *registry) usable() error {
 }
 
 // view returns the present view of k, or nil if it has no visible instance.
-func (r *registry) view(k key) *view {
+func (r *Store) view(k key) *view {
 	if l := r.lane(k); l != nil {
 		return l.view.Load()
 	}

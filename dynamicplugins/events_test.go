@@ -109,7 +109,7 @@ func TestWatch(t *testing.T) {
 // TestStuckSubscriber: it stops nobody, and learns the present state when it reads again.
 func TestStuckSubscriber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := dynamicplugins.NewRegistry(nil, nil)
+		r := newStore(nil, nil)
 		defer r.Shutdown()
 		register(t, r, plugin("t", "a", "1"), plugin("t", "a", "2"), plugin("u", "a", "3"))
 		plugins, events := r.Watch(t.Context(), "t")
@@ -216,7 +216,7 @@ func TestEventsEndWithContext(t *testing.T) {
 
 func TestWaitForPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := dynamicplugins.NewRegistry(nil, nil)
+		r := newStore(nil, nil)
 		defer r.Shutdown()
 		wait := func() <-chan string {
 			found := make(chan string, 1)

@@ -44,14 +44,14 @@ func newLane(k key) *lane {
 }
 
 // lane returns the lane of k, or nil.
-func (r *registry) lane(k key) *lane {
+func (r *Store) lane(k key) *lane {
 	v, _ := r.lanes.Load(k)
 	l, _ := v.(*lane)
 	return l
 }
 
 // enter begins a change of k: it waits for the changes of k before it and returns with lane.changing held. The caller calls leave.
-func (r *registry) enter(k key) (*lane, error) {
+func (r *Store) enter(k key) (*lane, error) {
 	if err := r.begin(); err != nil {
 		return nil, err
 	}
@@ -72,7 +72,7 @@ func (r *registry) enter(k key) (*lane, error) {
 }
 
 // begin counts a change among those that Shutdown waits for.
-func (r *registry) begin() error {
+func (r *Store) begin() error {
 	r.entry.RLock()
 	defer r.entry.RUnlock()
 	if err := r.usable(); err != nil {
@@ -83,7 +83,7 @@ func (r *registry) begin() error {
 }
 
 // leave ends a change that enter began. The caller holds l.changing, which is released.
-func (r *registry) leave(l *lane) {
+func (r *Store) leave(l *lane) {
 	if len(l.saved) == 0 {
 		l.gone = true
 		r.lanes.Delete(l.key)
@@ -98,7 +98,7 @@ func (l *lane) find(allocID string) int {
 }
 
 // put saves plugins as the new state of l. The caller holds l.changing.
-func (r *registry) put(l *lane, plugins []*PluginInfo) error {
+func (r *Store) put(l *lane, plugins []*PluginInfo) error {
 	if err := r.save(l.key, plugins); err != nil {
 		return notSaved(l.key, err)
 	}
@@ -107,12 +107,12 @@ func (r *registry) put(l *lane, plugins []*PluginInfo) error {
 }
 
 // remove saves that the instance at i is gone. The caller holds l.changing, and takes it out of l.slots.
-func (r *registry) remove(l *lane, i int) error {
+func (r *Store) remove(l *lane, i int) error {
 	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
 }
 
 // move saves info, which is the instance at from, at to. The caller holds l.changing.
-func (r *registry) move(l *lane, from, to int, info *PluginInfo) error {
+func (r *Store) move(l *lane, from, to int, info *PluginInfo) error {
 	return r.put(l, l.moved(from, to, info))
 }
 
@@ -123,7 +123,7 @@ func (l *lane) moved(from, to int, info *PluginInfo) []*PluginInfo {
 
 // show makes what is in the slots of l visible, wakes those who wait for it and retires connections that are not used any more.
 // The caller holds r.mu.
-func (r *registry) show(l *lane) {
+func (r *Store) show(l *lane) {
 	before, after := l.view.Load(), newView(l.slots)
 	if after.link() != before.link() {
 		after.link().revive()
@@ -137,7 +137,7 @@ func (r *registry) show(l *lane) {
 }
 
 // count keeps r.names right when a name gets or loses its view. The caller holds r.mu.
-func (r *registry) count(ptype string, before, after bool) {
+func (r *Store) count(ptype string, before, after bool) {
 	switch {
 	case after && !before:
 		r.names[ptype]++

@@ -6,7 +6,7 @@ import (
 )
 
 // load fills a new registry with what the storage holds, as restored instances in the order in which they were saved.
-func (r *registry) load(storage StateStorage) error {
+func (r *Store) load(storage StateStorage) error {
 	loaded, err := stored(storage)
 	if err != nil {
 		return notLoaded(err)

@@ -76,7 +76,7 @@ func TestModel(t *testing.T) {
 type model struct {
 	storage  modelStorage
 	broken   bool
-	registry dynamicplugins.Registry
+	registry *dynamicplugins.Store
 	events   <-chan *dynamicplugins.PluginUpdateEvent
 	expected []string // events
 	plugins  map[string][]*modelInstance

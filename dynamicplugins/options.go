@@ -17,42 +17,42 @@ type ConnDispenser func(info *PluginInfo, conn grpc.ClientConnInterface) (any, e
 const defaultConfirmTimeout = 2 * time.Second
 
 // Option changes how Open makes a registry.
-type Option func(*registry)
+type Option func(*Store)
 
 // WithConnDispenser adds a dispenser that gets a shared connection. It goes before a PluginDispenser of the same type.
 func WithConnDispenser(ptype string, dispenser ConnDispenser) Option {
-	return func(r *registry) {
+	return func(r *Store) {
 		r.originals[ptype] = dispenserOf{conn: dispenser}
 	}
 }
 
 // WithConfirmTimeout sets how long a shared connection waits at most for a restored instance to be confirmed. The default is 2 s.
 func WithConfirmTimeout(d time.Duration) Option {
-	return func(r *registry) { r.confirmTimeout = d }
+	return func(r *Store) { r.confirmTimeout = d }
 }
 
 // WithDialer sets how shared connections connect to a socket. The default connects to a Unix socket, whose path may on Linux be longer
 // than a socket address can hold.
 func WithDialer(dial func(ctx context.Context, socketPath string) (net.Conn, error)) Option {
-	return func(r *registry) { r.pool.dial = dial }
+	return func(r *Store) { r.pool.dial = dial }
 }
 
 // WithConnJudge has each shared connection judged when it has been made, and before anything is sent on it: with an error it is closed, and
 // the calls fail with that.
 func WithConnJudge(judge func(info *PluginInfo, conn net.Conn) error) Option {
-	return func(r *registry) { r.pool.judge = judge }
+	return func(r *Store) { r.pool.judge = judge }
 }
 
 // WithDialOptions adds options to those with which shared connections are made, for example stats handlers. They go before the registry's
 // own.
 func WithDialOptions(options ...grpc.DialOption) Option {
-	return func(r *registry) { r.pool.options = append(r.pool.options, options...) }
+	return func(r *Store) { r.pool.options = append(r.pool.options, options...) }
 }
 
 // WithDialOptionsFor adds options to the connection to one socket, after those of WithDialOptions: for plugins that have a protocol or
 // limits of their own.
 func WithDialOptionsFor(options func(socketPath string) []grpc.DialOption) Option {
-	return func(r *registry) { r.pool.more = options }
+	return func(r *Store) { r.pool.more = options }
 }
 
 // Observer sees what a registry does, for metrics. Its functions may be nil. They are called by several goroutines at once and
@@ -66,5 +66,5 @@ type Observer struct {
 
 // WithObserver has an observer see what the registry does.
 func WithObserver(o Observer) Option {
-	return func(r *registry) { r.observer = o }
+	return func(r *Store) { r.observer = o }
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// DispensePlugin implements Registry.
-func (r *registry) DispensePlugin(ptype, name string) (any, error) {
+// DispensePlugin implements [Registry].
+func (r *Store) DispensePlugin(ptype, name string) (any, error) {
 	client, err := r.dispense(ptype, name)
 	if r.observer.Dispense != nil {
 		r.observer.Dispense(ptype, err)
@@ -16,7 +16,7 @@ func (r *registry) DispensePlugin(ptype, name string) (any, error) {
 	return client, err
 }
 
-func (r *registry) dispense(ptype, name string) (any, error) {
+func (r *Store) dispense(ptype, name string) (any, error) {
 	switch {
 	case ptype == "":
 		return nil, invalid("must specify plugin type to dispense")
@@ -44,8 +44,8 @@ func (r *registry) dispense(ptype, name string) (any, error) {
 	return dispenser.plain(v.current.info)
 }
 
-// StubDispenserForType implements Registry.
-func (r *registry) StubDispenserForType(ptype string, dispenser PluginDispenser) {
+// StubDispenserForType implements [Registry].
+func (r *Store) StubDispenserForType(ptype string, dispenser PluginDispenser) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	dispensers := maps.Clone(*r.dispensers.Load())
@@ -61,8 +61,8 @@ func (r *registry) StubDispenserForType(ptype string, dispenser PluginDispenser)
 	r.dispensers.Store(&dispensers)
 }
 
-// ListPlugins implements Registry.
-func (r *registry) ListPlugins(ptype string) []*PluginInfo {
+// ListPlugins implements [Registry].
+func (r *Store) ListPlugins(ptype string) []*PluginInfo {
 	if ptype == "" {
 		return nil
 	}
@@ -76,8 +76,9 @@ func (r *registry) ListPlugins(ptype string) []*PluginInfo {
 	return plugins
 }
 
-// Instances implements Registry.
-func (r *registry) Instances(ptype, name string) []Instance {
+// Instances returns all instances, sorted by type and name and newest first. The empty type means all types and the empty
+// name all names.
+func (r *Store) Instances(ptype, name string) []Instance {
 	r.mu.Lock()
 	views := r.collect(ptype, name)
 	r.mu.Unlock()
@@ -104,8 +105,9 @@ func (v *view) describe(in *instance) Instance {
 	return i
 }
 
-// RestoredPlugins implements Registry.
-func (r *registry) RestoredPlugins() []*PluginInfo {
+// RestoredPlugins returns the instances that were restored from the storage and neither confirmed nor registered again, in
+// the order of Instances.
+func (r *Store) RestoredPlugins() []*PluginInfo {
 	r.mu.Lock()
 	views := r.collect("", "")
 	r.mu.Unlock()
@@ -120,8 +122,8 @@ func (r *registry) RestoredPlugins() []*PluginInfo {
 	return plugins
 }
 
-// PluginForAlloc implements Registry.
-func (r *registry) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error) {
+// PluginForAlloc implements [Registry].
+func (r *Store) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error) {
 	if err := r.usable(); err != nil {
 		return nil, err
 	}
@@ -135,7 +137,7 @@ func (r *registry) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, err
 }
 
 // collect returns the views that a type and name stand for, either of which may be empty for all. The caller holds r.mu.
-func (r *registry) collect(ptype, name string) []*view {
+func (r *Store) collect(ptype, name string) []*view {
 	var views []*view
 	if ptype != "" && name != "" {
 		if v := r.view(key{ptype, name}); v != nil {
@@ -173,7 +175,7 @@ func infos(views []*view) []*PluginInfo {
 }
 
 // missing returns the error for a plugin that has no instance.
-func (r *registry) missing(k key) error {
+func (r *Store) missing(k key) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.names[k.ptype] == 0 {
@@ -183,7 +185,7 @@ func (r *registry) missing(k key) error {
 }
 
 // unknown returns the error for an instance that is not registered. The caller holds r.mu.
-func (r *registry) unknown(k key, allocID string) error {
+func (r *Store) unknown(k key, allocID string) error {
 	switch {
 	case r.view(k) != nil:
 		return noInstance(k, allocID)

@@ -33,7 +33,7 @@ func dispenseInfo(info *dynamicplugins.PluginInfo) (any, error) { return info, n
 // open makes a registry that is shut down at the end of the test.
 func open(
 	t testing.TB, state dynamicplugins.StateStorage, dispensers map[string]dynamicplugins.PluginDispenser, options ...dynamicplugins.Option,
-) dynamicplugins.Registry {
+) *dynamicplugins.Store {
 	t.Helper()
 	r, err := dynamicplugins.Open(state, dispensers, options...)
 	if err != nil {
@@ -43,7 +43,16 @@ func open(
 	return r
 }
 
-func register(t testing.TB, r dynamicplugins.Registry, plugins ...*dynamicplugins.PluginInfo) {
+// newStore is NewRegistry for those who know what is behind it.
+func newStore(state dynamicplugins.StateStorage, dispensers map[string]dynamicplugins.PluginDispenser) *dynamicplugins.Store {
+	s, ok := dynamicplugins.NewRegistry(state, dispensers).(*dynamicplugins.Store)
+	if !ok {
+		panic("NewRegistry returns no Store")
+	}
+	return s
+}
+
+func register(t testing.TB, r *dynamicplugins.Store, plugins ...*dynamicplugins.PluginInfo) {
 	t.Helper()
 	for _, p := range plugins {
 		if err := r.RegisterPlugin(p); err != nil {
@@ -132,7 +141,7 @@ func TestErrorTexts(t *testing.T) {
 
 // TestEmptyIDs: an instance without AllocID or SocketPath is one like every other.
 func TestEmptyIDs(t *testing.T) {
-	r := dynamicplugins.NewRegistry(nil, nil)
+	r := newStore(nil, nil)
 	defer r.Shutdown()
 	p := &dynamicplugins.PluginInfo{Type: "t", Name: "n", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{}}
 	register(t, r, p, plugin("t", "n", "1"))
@@ -190,7 +199,7 @@ func TestGivenInfoIsCopied(t *testing.T) {
 
 func TestUnreachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := dynamicplugins.NewRegistry(nil, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
+		r := newStore(nil, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 		defer r.Shutdown()
 		register(t, r, plugin("t", "n", "1"), plugin("t", "n", "2"))
 		check(t, r.MarkUnreachable("t", "n", "2", errors.New("connection refused")))
@@ -297,7 +306,7 @@ func TestStub(t *testing.T) {
 
 // TestDispenserWithoutLocks: a dispenser may use the registry.
 func TestDispenserWithoutLocks(t *testing.T) {
-	var r dynamicplugins.Registry
+	var r *dynamicplugins.Store
 	r = open(t, nil, map[string]dynamicplugins.PluginDispenser{"t": func(info *dynamicplugins.PluginInfo) (any, error) {
 		register(t, r, plugin("t", "other", "1"))
 		return info, r.DeregisterPlugin(info.Type, info.Name, info.AllocID)
@@ -353,7 +362,7 @@ func (s *slow) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState
 func TestShutdownWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slow{pass: make(chan struct{})}
-		r := dynamicplugins.NewRegistry(store, nil)
+		r := newStore(store, nil)
 		var calls sync.WaitGroup
 		calls.Go(func() {
 			if _, err := r.WaitForPlugin(t.Context(), "t", "never"); !errors.Is(err, dynamicplugins.ErrShutdown) {
@@ -390,7 +399,7 @@ func TestShutdownWaits(t *testing.T) {
 func TestPublishDuringDiscard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slow{pass: make(chan struct{}, 1)}
-		r := dynamicplugins.NewRegistry(store, nil)
+		r := newStore(store, nil)
 		defer r.Shutdown()
 		store.pass <- struct{}{}
 		staged := stage(t, r, plugin("t", "n", "1"))

@@ -93,7 +93,7 @@ func TestLoadFailure(t *testing.T) {
 	if _, err := dynamicplugins.Open(store, nil); !errors.Is(err, broken) || !errors.Is(err, dynamicplugins.ErrNotLoaded) {
 		t.Errorf("Open: %v", err)
 	}
-	r := dynamicplugins.NewRegistry(store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
+	r := newStore(store, map[string]dynamicplugins.PluginDispenser{"t": dispenseInfo})
 	store.setFail(nil)
 	for _, ptype := range []string{"t", ""} {
 		select {
@@ -120,7 +120,7 @@ func TestLoadFailure(t *testing.T) {
 }
 
 // failing calls every method that can fail.
-func failing(t *testing.T, r dynamicplugins.Registry) map[string]error {
+func failing(t *testing.T, r *dynamicplugins.Store) map[string]error {
 	errs := map[string]error{
 		"RegisterPlugin":   r.RegisterPlugin(plugin("t", "n", "1")),
 		"DeregisterPlugin": r.DeregisterPlugin("t", "n", "1"),

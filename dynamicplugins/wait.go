@@ -13,7 +13,7 @@ type wait struct {
 
 // await calls ready with the present view of k, nil if there is none, until it says that the waiting is over, and again after
 // each change of k. It fails when ctx ends and when the registry is shut down.
-func (r *registry) await(ctx context.Context, k key, ready func(*view) bool) error {
+func (r *Store) await(ctx context.Context, k key, ready func(*view) bool) error {
 	for {
 		r.mu.Lock()
 		if err := r.usable(); err != nil {
@@ -43,7 +43,7 @@ func (r *registry) await(ctx context.Context, k key, ready func(*view) bool) err
 }
 
 // giveUp takes one waiter from w.
-func (r *registry) giveUp(k key, w *wait) {
+func (r *Store) giveUp(k key, w *wait) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	w.waiters--
@@ -53,25 +53,27 @@ func (r *registry) giveUp(k key, w *wait) {
 }
 
 // wake wakes those who wait for a change of k. The caller holds r.mu.
-func (r *registry) wake(k key) {
+func (r *Store) wake(k key) {
 	if w := r.waits[k]; w != nil {
 		delete(r.waits, k)
 		close(w.changed)
 	}
 }
 
-// WaitForPlugin implements Registry.
-func (r *registry) WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
+// WaitForPlugin returns the current instance of a plugin as soon as there is one that is not unreachable. It fails when ctx
+// ends, with an error that wraps ctx.Err().
+func (r *Store) WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
 	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.current })
 }
 
-// WaitForConfirmedPlugin implements Registry.
-func (r *registry) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
+// WaitForConfirmedPlugin is WaitForPlugin for those who need to know that the plugin lives: a restored instance does not count until
+// it is confirmed or registered.
+func (r *Store) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
 	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.shared })
 }
 
 // waitFor waits until choose finds an instance.
-func (r *registry) waitFor(ctx context.Context, ptype, name string, choose func(*view) *instance) (*PluginInfo, error) {
+func (r *Store) waitFor(ctx context.Context, ptype, name string, choose func(*view) *instance) (*PluginInfo, error) {
 	switch {
 	case ptype == "":
 		return nil, invalid("must specify plugin type to wait for")

@@ -62,7 +62,7 @@ type Config struct {
 	// Launched returns the plugin that was told to serve at a path, or in the directory at a path; nil if there is none. It is trusted
 	// there as whatever user it runs. Nil: nothing is launched.
 	Launched func(path string) Launch
-	// Reconciler configures what happens with the sockets that are found. Desired, Actual, Transport, Trust and Withdrawn need not be set.
+	// Reconciler configures what happens with the sockets that are found. Desired, Transport, Trust and Withdrawn are the watcher's own.
 	Reconciler reconciler.Config
 	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
 	// watches: it must not block.
@@ -292,9 +292,9 @@ func (w *Watcher) dirs() []string {
 // pipeline is what one run of a watcher consists of.
 type pipeline struct {
 	dirs       *dirwatch.Watcher
-	desired    cache.DesiredStateOfWorld
+	desired    *cache.Desired
 	reconciler *reconciler.Reconciler
-	transport  *transport // nil if the caller brought his own
+	transport  *transport
 	scanned    bool
 }
 
@@ -325,25 +325,11 @@ func (w *Watcher) begin() (*pipeline, error) {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}
 	cfg := w.cfg.Reconciler
-	if cfg.Desired == nil {
-		cfg.Desired = cache.NewDesiredStateOfWorld()
+	if p.transport, err = newTransport(w.gate, w.dirs()); err != nil {
+		return nil, err
 	}
-	if cfg.Actual == nil {
-		cfg.Actual = cache.NewActualStateOfWorld()
-	}
-	if cfg.Transport == nil {
-		if p.transport, err = newTransport(w.gate, w.dirs()); err != nil {
-			return nil, err
-		}
-		cfg.Transport = p.transport
-	}
-	if cfg.Trust == nil {
-		cfg.Trust = w.cfg.Trust
-	}
-	if cfg.Withdrawn == nil {
-		cfg.Withdrawn = w.gate.why
-	}
-	p.desired = cfg.Desired
+	p.desired = cache.NewDesired()
+	cfg.Desired, cfg.Transport, cfg.Trust, cfg.Withdrawn = p.desired, p.transport, w.cfg.Trust, w.gate.why
 	p.reconciler = reconciler.New(cfg)
 	for _, ptype := range slices.Sorted(maps.Keys(w.handlers)) {
 		p.reconciler.SetHandler(ptype, w.handlers[ptype])

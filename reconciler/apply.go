@@ -184,10 +184,6 @@ func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInf
 	in.stopMissing()
 	in.info = to
 	r.sockets[to.SocketPath] = in
-	if in.entered != "" {
-		r.leaveActual(in)
-		r.enterActual(in)
-	}
 	if in.asking && in.cancel != nil {
 		// It is being dialled where it is no longer; that ends, and it is asked again here.
 		in.cancel()
@@ -203,27 +199,6 @@ func (r *Reconciler) moved(ctx context.Context, in *instance, to cache.PluginInf
 	}
 	if in.lane != nil {
 		r.kick(ctx, in.lane)
-	}
-}
-
-// enterActual enters a registered instance into the actual state of the world. mu is held.
-func (r *Reconciler) enterActual(in *instance) {
-	info := in.info
-	info.Type, info.Name = in.announced.Type, in.announced.Name
-	if in.lane.heldBy != nil {
-		info.Handler = in.lane.heldBy.PluginHandler
-	}
-	in.entered = info.SocketPath
-	if err := r.cfg.Actual.AddPlugin(info); err != nil {
-		r.log.Error("cannot enter a plugin into the actual state of the world", "socket", info.SocketPath, "error", err)
-	}
-}
-
-// leaveActual takes an instance out of the actual state of the world, if it is there. mu is held.
-func (r *Reconciler) leaveActual(in *instance) {
-	if in.entered != "" {
-		r.cfg.Actual.RemovePlugin(in.entered)
-		in.entered = ""
 	}
 }
 
@@ -253,7 +228,6 @@ func (r *Reconciler) went(ctx context.Context, in *instance, why string) {
 	if r.appearances[in.info.Appearance] == in {
 		delete(r.appearances, in.info.Appearance)
 	}
-	r.leaveActual(in)
 	l := in.lane
 	if l == nil || l.held != in || !l.replaced(in) {
 		r.unrecord(ctx, in)

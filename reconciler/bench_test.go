@@ -13,10 +13,10 @@ import (
 
 // BenchmarkPipeline is the cost of one registration without its plugin and its disk: what the reconciler itself adds.
 func BenchmarkPipeline(b *testing.B) {
-	desired := cache.NewDesiredStateOfWorld()
+	desired := cache.NewDesired()
 	registered := make(chan struct{}, b.N+1)
 	r := reconciler.New(reconciler.Config{
-		Desired: desired, Actual: cache.NewActualStateOfWorld(), Transport: instantTransport{},
+		Desired: desired, Transport: instantTransport{},
 		Observe: func(e reconciler.Event) {
 			if e.Kind == reconciler.EventRegistered {
 				registered <- struct{}{}

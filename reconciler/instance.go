@@ -77,8 +77,6 @@ type instance struct {
 	// handed: its handler has been given it, now or before it was superseded; given is the endpoint that the handler has.
 	handed bool
 	given  string
-	// entered is the path under which it stands in the actual state of the world; empty if it does not.
-	entered string
 
 	// id is its AllocID; recorded says that the registry has it under that ID, listed with which endpoint, and hidden that it is not
 	// given out.

@@ -117,7 +117,7 @@ func TestBackoffGrows(t *testing.T) {
 
 // A moment that is compared with others carries a reading of the monotonic clock, which does not step.
 func TestMomentsAreMonotonic(t *testing.T) {
-	r := New(Config{Desired: cache.NewDesiredStateOfWorld(), Actual: cache.NewActualStateOfWorld()})
+	r := New(Config{Desired: cache.NewDesired()})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	in := &instance{}

@@ -223,12 +223,15 @@ func (m *model) settled() {
 		}
 		m.checkLane(key, paths, byPath)
 	}
-	actual := []string{}
-	for _, info := range m.actual.GetRegisteredPlugins() {
-		actual = append(actual, info.SocketPath)
+	registered := []string{}
+	for _, s := range statuses {
+		if s.State == reconciler.StateRegistered {
+			registered = append(registered, s.SocketPath)
+		}
 	}
-	if slices.Sort(current); !slices.Equal(current, actual) {
-		m.complain("the actual state has %v and not %v", actual, current)
+	slices.Sort(registered)
+	if slices.Sort(current); !slices.Equal(current, registered) {
+		m.complain("registered are %v and not %v", registered, current)
 	}
 	m.checkHandlers(living)
 	m.checkRecords(statuses)

@@ -195,7 +195,7 @@ func (r *Reconciler) Check(ctx context.Context) error {
 }
 
 // Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
-// running. Plugins are not deregistered; the actual state of the world is forgotten. Run may be called once.
+// running. Plugins are not deregistered. Run may be called once.
 func (r *Reconciler) Run(ctx context.Context) error {
 	changes := r.cfg.Desired.Changes()
 	defer changes.Close()
@@ -238,7 +238,6 @@ func (r *Reconciler) stop() {
 		if conn := in.takeConn(); conn != nil {
 			r.closeConn(conn)
 		}
-		r.leaveActual(in)
 	}
 }
 

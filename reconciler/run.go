@@ -134,7 +134,7 @@ func (r *Reconciler) deregister(ctx context.Context, l *lane) {
 	r.mu.Unlock()
 	r.callDeRegister(l, h)
 	r.mu.Lock()
-	r.letGo(l)
+	l.letGo()
 	if in.gone {
 		r.leave(ctx, l, in)
 		r.unrecord(ctx, in)
@@ -164,14 +164,6 @@ func (r *Reconciler) callDeRegister(l *lane, h *handler) {
 		h.DeRegisterPlugin(l.key.name)
 		return nil
 	}))
-}
-
-// letGo records that the handler has no instance of the lane any more. mu is held.
-func (r *Reconciler) letGo(l *lane) {
-	if l.held != nil {
-		r.leaveActual(l.held)
-	}
-	l.letGo()
 }
 
 // standDown lets an instance that has answered rest behind the newer one that is registered. It unlocks mu.
@@ -222,7 +214,7 @@ func (r *Reconciler) register(ctx context.Context, l *lane, in *instance, conn C
 			// It was to be registered again at its new path; at the old one it cannot stay.
 			r.callDeRegister(l, h)
 			r.mu.Lock()
-			r.letGo(l)
+			l.letGo()
 			r.mu.Unlock()
 		}
 		r.turnedDown(ctx, in, conn, err)
@@ -383,10 +375,7 @@ func (r *Reconciler) handedOver(
 ) (previous *instance, left string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if previous = l.held; previous != nil {
-		r.leaveActual(previous)
-	}
-	if previous == in {
+	if previous = l.held; previous == in {
 		previous = nil
 	}
 	if previous != nil && !previous.gone {
@@ -467,7 +456,6 @@ func (r *Reconciler) announce(
 	in.set(StateRegistered)
 	r.end(in, ResultRegistered, nil)
 	r.settled(in)
-	r.enterActual(in)
 	r.watchRegistration(in, conn)
 	r.watchEndpoint(ctx, in)
 	r.observe(kind, in, "registered with its handler")
@@ -503,7 +491,7 @@ func (r *Reconciler) takeBack(ctx context.Context, l *lane, in *instance, h *han
 	r.callDeRegister(l, h)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.letGo(l)
+	l.letGo()
 	if !in.gone {
 		r.hide(in, err)
 		r.failed(in, err)

@@ -265,8 +265,7 @@ type Bounds struct {
 
 // Config is what a [Reconciler] works with.
 type Config struct {
-	Desired   cache.DesiredStateOfWorld
-	Actual    cache.ActualStateOfWorld
+	Desired   *cache.Desired
 	Transport Transport
 	// Registry keeps the registered instances; nil for none.
 	Registry Registry

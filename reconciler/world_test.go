@@ -21,8 +21,7 @@ import (
 // world is everything around a reconciler, made of memory, so that its time is the one of a synctest bubble.
 type world struct {
 	t       *testing.T
-	desired cache.DesiredStateOfWorld
-	actual  cache.ActualStateOfWorld
+	desired *cache.Desired
 	r       *reconciler.Reconciler
 
 	cfg     reconciler.Config
@@ -81,7 +80,7 @@ type plugin struct {
 
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
-	w := &world{t: t, actual: cache.NewActualStateOfWorld(), cfg: cfg,
+	w := &world{t: t, cfg: cfg,
 		plugins: map[string]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
@@ -95,10 +94,10 @@ func newWorld(t *testing.T, cfg reconciler.Config) *world {
 
 // start runs a reconciler, which remembers what is on disk, in an empty desired state of the world.
 func (w *world) start() {
-	w.desired = cache.NewDesiredStateOfWorld()
+	w.desired = cache.NewDesired()
 	cfg := w.cfg
 	cfg.Restored = slices.Clone(w.saved)
-	cfg.Desired, cfg.Actual, cfg.Transport, cfg.Registry = w.desired, w.actual, transport{w}, registry{w}
+	cfg.Desired, cfg.Transport, cfg.Registry = w.desired, transport{w}, registry{w}
 	cfg.Observe = func(e reconciler.Event) {
 		if w.observe != nil {
 			w.observe(e)
@@ -119,9 +118,6 @@ func (w *world) start() {
 	w.stop = func() {
 		cancel()
 		ended.Wait()
-		if left := w.actual.GetRegisteredPlugins(); len(left) != 0 {
-			w.t.Errorf("after Run ended the actual state still holds %v", left)
-		}
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // openWith opens a registry that has one driver under three types.
-func openWith(t *testing.T, s *server, timeouts csi.Timeouts) dynamicplugins.Registry {
+func openWith(t *testing.T, s *server, timeouts csi.Timeouts) *dynamicplugins.Store {
 	t.Helper()
 	registry, err := dynamicplugins.Open(nil, nil, csi.Dispensers(timeouts)...)
 	if err != nil {

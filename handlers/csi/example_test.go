@@ -60,7 +60,7 @@ func Example() {
 }
 
 // use waits for the driver, shows what is known of it, and calls it.
-func use(ctx context.Context, registry dynamicplugins.Registry) error {
+func use(ctx context.Context, registry *dynamicplugins.Store) error {
 	info, err := registry.WaitForPlugin(ctx, dynamicplugins.PluginTypeCSINode, driverName)
 	if err != nil {
 		return err

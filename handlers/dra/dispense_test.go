@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/dra"
 )
 
-func newRegistry(t *testing.T, timeouts dra.Timeouts) dynamicplugins.Registry {
+func newRegistry(t *testing.T, timeouts dra.Timeouts) *dynamicplugins.Store {
 	t.Helper()
 	registry, err := dynamicplugins.Open(nil, nil, dra.Dispensers(timeouts)...)
 	if err != nil {
@@ -24,7 +24,7 @@ func newRegistry(t *testing.T, timeouts dra.Timeouts) dynamicplugins.Registry {
 	return registry
 }
 
-func put(t *testing.T, registry dynamicplugins.Registry, s *server, allocID, service string) {
+func put(t *testing.T, registry *dynamicplugins.Store, s *server, allocID, service string) {
 	t.Helper()
 	if err := registry.RegisterPlugin(&dynamicplugins.PluginInfo{
 		Type: "DRAPlugin", Name: driverName, AllocID: allocID, Options: map[string]string{dra.KeyService: service},

@@ -91,7 +91,7 @@ func (r *reporter) report(line report) {
 }
 
 // serveRequests answers requests until ctx ends or there are no more.
-func serveRequests(ctx context.Context, registry dynamicplugins.Registry, requests <-chan string, out *reporter) {
+func serveRequests(ctx context.Context, registry *dynamicplugins.Store, requests <-chan string, out *reporter) {
 	end := func() (calls, failed int, err error) { return 0, 0, errors.New("nothing has begun") }
 	for {
 		var request string
@@ -125,7 +125,7 @@ func serveRequests(ctx context.Context, registry dynamicplugins.Registry, reques
 }
 
 // call dispenses a client for a plugin and calls its example service of a version.
-func call(ctx context.Context, registry dynamicplugins.Registry, name, version string) error {
+func call(ctx context.Context, registry *dynamicplugins.Store, name, version string) error {
 	c, err := dynamicplugins.Dispense[clients](registry, pluginType, name)
 	if err != nil {
 		return err
@@ -141,7 +141,7 @@ func call(ctx context.Context, registry dynamicplugins.Registry, name, version s
 }
 
 // callOver calls a plugin over and over until the function that it returns is called, which says how often, and how it went.
-func callOver(ctx context.Context, registry dynamicplugins.Registry, name, version string) (end func() (calls, failed int, err error)) {
+func callOver(ctx context.Context, registry *dynamicplugins.Store, name, version string) (end func() (calls, failed int, err error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	var calling sync.WaitGroup
 	var calls, failed int
