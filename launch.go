@@ -10,7 +10,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/launch/entrance"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -21,8 +23,12 @@ func (rt *Runtime) Host() *host.Host { return rt.host }
 // Launcher returns what launches plugins and keeps them running. It can be used at any time; Run closes it.
 func (rt *Runtime) Launcher() *launcher.Launcher { return rt.launcher }
 
-// newLaunching makes the host and the launcher. Neither starts anything yet.
-func (rt *Runtime) newLaunching(cfg Config) error {
+// Admission returns what Config.Admission returned; nil if every plugin may be registered.
+func (rt *Runtime) Admission() plugin.AdmissionPlugin { return rt.admission }
+
+// newLaunching makes the host and the launcher, and says what is asked before a plugin is registered; nil if every one may be. Nothing is
+// started yet.
+func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, reconciler.Instance) error, err error) {
 	rt.host = &host.Host{
 		PluginsContext: host.WithLogger(context.Background(), cfg.Logger),
 		Events:         rt.observeHost,
@@ -30,27 +36,28 @@ func (rt *Runtime) newLaunching(cfg Config) error {
 		StateDir:       cfg.SurvivorDir,
 	}
 	if err := rt.host.Initialize(cfg.Host); err != nil {
-		return err
+		return nil, err
 	}
+	var mayRun func(context.Context, plugin.Pin) error
 	if cfg.Admission != nil {
-		admission, err := cfg.Admission(rt.host)
-		if err != nil {
-			return err
+		if rt.admission, err = cfg.Admission(rt.host); err != nil {
+			return nil, err
 		}
-		if admission == nil {
-			return errors.New("Config.Admission returned neither a plugin nor an error: leave Config.Admission nil to admit every plugin")
+		if rt.admission == nil {
+			return nil, errors.New("Config.Admission returned neither a plugin nor an error: leave Config.Admission nil to admit every plugin")
 		}
-		rt.entrance = &entrance{host: rt.host, plugin: admission}
+		e := entrance.New(rt.host, rt.admission)
+		mayRun, mayRegister = e.MayRun, e.MayRegister
 	}
 	rt.launcher = launcher.New(launcher.Config{
 		Host:            rt.host,
-		Admit:           rt.mayRun(),
+		Admit:           mayRun,
 		Dir:             cmp.Or(append(slices.Clone(cfg.PluginDirs), cfg.DeprecatedPluginDir)...),
 		AwaitRegistered: rt.awaitSocket,
 		Observe:         rt.observeLauncher,
 		Output:          cfg.Logger.Handler(),
 	})
-	return nil
+	return mayRegister, nil
 }
 
 // observeHost makes an event of what the host tells.
@@ -144,8 +151,8 @@ func (rt *Runtime) endLaunched() {
 	rt.launcher.Close()
 	ending, cancel := context.WithTimeout(context.Background(), hostCloseTimeout)
 	defer cancel()
-	if rt.entrance != nil {
-		rt.entrance.plugin.Close(ending)
+	if rt.admission != nil {
+		rt.admission.Close(ending)
 	}
 	rt.host.Close(ending)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
@@ -84,9 +85,10 @@ type Runtime struct {
 	watcher  *pluginwatcher.Watcher
 	host     *host.Host
 	launcher *launcher.Launcher
-	entrance *entrance // nil if every plugin may be registered
-	events   *eventLog
-	ready    chan struct{}
+	// admission says what may run and be registered; nil if everything may.
+	admission plugin.AdmissionPlugin
+	events    *eventLog
+	ready     chan struct{}
 
 	mu  sync.Mutex
 	ran bool
@@ -109,7 +111,7 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("cannot make a plugin runtime: trust.%w", err)
 	}
 	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, slices.Concat(
-		cfg.Observer.registryOptions(), []dynamicplugins.Option{dynamicplugins.WithConnJudge(endpointJudge(trusted))}, cfg.RegistryOptions)...)
+		cfg.Observer.registryOptions(), []dynamicplugins.Option{dynamicplugins.WithConnJudge(enrol.Judge(trusted))}, cfg.RegistryOptions)...)
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
 	}
@@ -119,7 +121,8 @@ func New(cfg Config) (*Runtime, error) {
 		events:   newEventLog(cfg.Observer, cfg.Logger),
 		ready:    make(chan struct{}),
 	}
-	if err := rt.newLaunching(cfg); err != nil {
+	mayRegister, err := rt.newLaunching(cfg)
+	if err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
 	}
 	rt.watcher = pluginwatcher.New(pluginwatcher.Config{
@@ -132,14 +135,14 @@ func New(cfg Config) (*Runtime, error) {
 		Scanned:        func() { close(rt.ready) },
 		FileEventsLost: cfg.Observer.FileEventsLost,
 		Reconciler: reconciler.Config{
-			Registry:         &record{registry: registry},
-			Restored:         restored(registry, cfg.Logger),
+			Registry:         enrol.In(registry),
+			Restored:         enrol.Restored(registry, cfg.Logger),
 			Observe:          rt.events.observe,
 			Attempted:        cfg.Observer.Attempt,
 			Refused:          cfg.Observer.Refused,
 			Tracer:           cfg.Observer.Tracer,
 			Source:           rt.source,
-			Admit:            rt.mayRegister(),
+			Admit:            mayRegister,
 			ClientTimeout:    cfg.ClientTimeout,
 			Timeouts:         cfg.Timeouts,
 			TypeTimeouts:     cfg.TypeTimeouts,
@@ -224,14 +227,7 @@ func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ct
 // was put into the registry by others than the Runtime.
 func (rt *Runtime) Plugins() []PluginStatus {
 	statuses, running := rt.watcher.Plugins()
-	for _, in := range rt.registry.Instances("", "") {
-		if in.Info.Options[optionRoleOf] != "" {
-			continue // it stands there under its own type
-		}
-		if !running || in.Info.Options[optionSource] == "" {
-			statuses = append(statuses, statusOf(in))
-		}
-	}
+	statuses = append(statuses, enrol.Statuses(rt.registry, running)...)
 	statuses = append(statuses, rt.launchedStatuses(statuses)...)
 	slices.SortStableFunc(statuses, func(a, b PluginStatus) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))

@@ -1,4 +1,4 @@
-package patchbay
+package enrol
 
 import (
 	"math"
@@ -12,8 +12,8 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// TestRecord: what is kept of an instance is read back as it was, and of what is damaged the rest is.
-func TestRecord(t *testing.T) {
+// TestReadBack: what is kept of an instance is read back as it was, and of what is damaged the rest is.
+func TestReadBack(t *testing.T) {
 	in := reconciler.Instance{
 		ID: "id", Type: "T", Name: "foo", Versions: []string{"v1", "v2"}, Endpoint: "/foo.api", SocketPath: "/foo.sock",
 		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, StartTime: 5, Boot: "boot"},

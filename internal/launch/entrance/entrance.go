@@ -1,4 +1,6 @@
-package patchbay
+// Package entrance lets only plugins in that an admission plugin admits: programs before they are launched, and whatever serves a socket
+// before it is registered, by the digest of what runs there. What is admitted, the admission plugin says.
+package entrance
 
 import (
 	"context"
@@ -16,41 +18,25 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// Admission returns what Config.Admission returned; nil if every plugin may be registered.
-func (rt *Runtime) Admission() plugin.AdmissionPlugin {
-	if rt.entrance == nil {
-		return nil
-	}
-	return rt.entrance.plugin
-}
-
-// mayRun returns what is asked before a program is launched; nil if every one may be.
-func (rt *Runtime) mayRun() func(context.Context, plugin.Pin) error {
-	if rt.entrance == nil {
-		return nil
-	}
-	return func(ctx context.Context, pin plugin.Pin) error {
-		return rt.entrance.plugin.CheckAdmission(pin).Wait(ctx)
-	}
-}
-
-// mayRegister returns what is asked before a plugin is registered; nil if every one may be.
-func (rt *Runtime) mayRegister() func(context.Context, reconciler.Instance) error {
-	if rt.entrance == nil {
-		return nil
-	}
-	return rt.entrance.admit
-}
-
-// entrance lets only plugins in that are admitted.
-type entrance struct {
+// Entrance asks an admission plugin.
+type Entrance struct {
 	host     *host.Host
 	plugin   plugin.AdmissionPlugin
 	programs running.Programs
 }
 
-// admit implements [reconciler.Config].Admit.
-func (e *entrance) admit(ctx context.Context, in reconciler.Instance) error {
+// New returns the entrance to a host, at which an admission plugin decides.
+func New(h *host.Host, admission plugin.AdmissionPlugin) *Entrance {
+	return &Entrance{host: h, plugin: admission}
+}
+
+// MayRun implements [launcher.Config].Admit.
+func (e *Entrance) MayRun(ctx context.Context, pin plugin.Pin) error {
+	return e.plugin.CheckAdmission(pin).Wait(ctx)
+}
+
+// MayRegister implements [reconciler.Config].Admit.
+func (e *Entrance) MayRegister(ctx context.Context, in reconciler.Instance) error {
 	pin, err := e.pin(ctx, in)
 	if err != nil {
 		return err
@@ -65,7 +51,7 @@ func (e *entrance) admit(ctx context.Context, in reconciler.Instance) error {
 }
 
 // pin finds out what serves.
-func (e *entrance) pin(ctx context.Context, in reconciler.Instance) (plugin.Pin, error) {
+func (e *Entrance) pin(ctx context.Context, in reconciler.Instance) (plugin.Pin, error) {
 	pin := plugin.Pin{PackageName: in.Name}
 	if p := e.launched(in); p != nil {
 		if known := p.Pin(); known != (plugin.Pin{}) {
@@ -88,7 +74,7 @@ func (e *entrance) pin(ctx context.Context, in reconciler.Instance) (plugin.Pin,
 }
 
 // launched returns the plugin that was launched to serve there, if it does: itself, or this process on its behalf.
-func (e *entrance) launched(in reconciler.Instance) *host.PluginProcess {
+func (e *Entrance) launched(in reconciler.Instance) *host.PluginProcess {
 	for _, p := range e.host.Plugins() {
 		if p.PluginSocket() == in.SocketPath && (p.Owns(in.Peer.PID) || in.Peer.PID == os.Getpid()) {
 			return p

@@ -1,4 +1,6 @@
-package patchbay
+// Package enrol keeps the instances that the pipeline registers in the registry of plugins: as the reconciler sees that registry, with what
+// must be known of an instance after a restart, and as what is read back then. It decides nothing; that is the reconciler's business.
+package enrol
 
 import (
 	"cmp"
@@ -21,7 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// The pipeline keeps what it must know of an instance after a restart in the options of its registry entry.
+// What must be known of an instance after a restart is kept in the options of its registry entry.
 const (
 	optionSocketPath   = "patchbay.dev/socket-path"
 	optionSocketID     = "patchbay.dev/socket-id"
@@ -40,13 +42,16 @@ const (
 	ownOptions = "patchbay.dev/"
 )
 
-// record is the registry as the reconciler sees it.
-type record struct {
-	registry *dynamicplugins.Store
+// Registry is the registry of plugins as the reconciler sees it.
+type Registry struct {
+	store *dynamicplugins.Store
 }
 
+// In returns what enrols instances in a registry.
+func In(store *dynamicplugins.Store) *Registry { return &Registry{store} }
+
 // Stage stages the instance under its type and under each of its roles. All are saved at once, so that a storage can do it in one step.
-func (r *record) Stage(in reconciler.Instance) (reconciler.Staged, error) {
+func (r *Registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	info := infoOf(in)
 	infos := []*dynamicplugins.PluginInfo{info}
 	for _, role := range rolesOf(in) {
@@ -57,7 +62,7 @@ func (r *record) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	}
 	all := make(stagedRoles, len(infos))
 	err := atOnce(len(infos), func(i int) error {
-		staged, err := r.registry.StagePlugin(infos[i])
+		staged, err := r.store.StagePlugin(infos[i])
 		if err == nil {
 			all[i] = staged
 		}
@@ -70,7 +75,7 @@ func (r *record) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 }
 
 // dropRoles removes the instance from the roles that it had and has no more.
-func (r *record) dropRoles(in reconciler.Instance) error {
+func (r *Registry) dropRoles(in reconciler.Instance) error {
 	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
 		return slices.Contains(rolesOf(in), role)
 	})
@@ -78,41 +83,43 @@ func (r *record) dropRoles(in reconciler.Instance) error {
 }
 
 // Remove removes the instance from its roles first: if the host ends in between, the next one knows of what is left.
-func (r *record) Remove(ptype, name, id string) error {
+func (r *Registry) Remove(ptype, name, id string) error {
 	if err := r.removeRoles(r.roles(ptype, name, id), name, id); err != nil {
 		return err
 	}
 	return r.remove(ptype, name, id)
 }
 
-func (r *record) removeRoles(roles []string, name, id string) error {
+func (r *Registry) removeRoles(roles []string, name, id string) error {
 	return atOnce(len(roles), func(i int) error { return r.remove(roles[i], name, id) })
 }
 
-func (r *record) remove(ptype, name, id string) error {
-	err := r.registry.DeregisterPlugin(ptype, name, id)
+func (r *Registry) remove(ptype, name, id string) error {
+	err := r.store.DeregisterPlugin(ptype, name, id)
 	if errors.Is(err, dynamicplugins.ErrNotFound) {
 		return nil
 	}
 	return err
 }
 
-func (r *record) Confirm(ptype, name, id string) {
+// Confirm says that an instance lives, in each of its roles.
+func (r *Registry) Confirm(ptype, name, id string) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
 		// Not found means that it went meanwhile.
-		_ = r.registry.ConfirmPlugin(t, name, id)
+		_ = r.store.ConfirmPlugin(t, name, id)
 	}
 }
 
-func (r *record) Unreachable(ptype, name, id string, reason error) {
+// Unreachable says why an instance is not to be given out, in each of its roles.
+func (r *Registry) Unreachable(ptype, name, id string, reason error) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
-		_ = r.registry.MarkUnreachable(t, name, id, reason)
+		_ = r.store.MarkUnreachable(t, name, id, reason)
 	}
 }
 
 // roles returns the roles under which an instance is registered.
-func (r *record) roles(ptype, name, id string) []string {
-	info, err := r.registry.PluginForAlloc(ptype, name, id)
+func (r *Registry) roles(ptype, name, id string) []string {
+	info, err := r.store.PluginForAlloc(ptype, name, id)
 	if err != nil {
 		return nil
 	}
@@ -152,12 +159,12 @@ func atOnce(n int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// restored returns what the registry has from before, as far as the pipeline put it there.
-func restored(registry *dynamicplugins.Store, log *slog.Logger) []reconciler.Instance {
+// Restored returns what the registry has from before, as far as the pipeline put it there.
+func Restored(store *dynamicplugins.Store, log *slog.Logger) []reconciler.Instance {
 	var instances []reconciler.Instance
-	for _, info := range registry.RestoredPlugins() {
+	for _, info := range store.RestoredPlugins() {
 		if mainType := info.Options[optionRoleOf]; mainType != "" {
-			dropOrphan(registry, info, mainType, log)
+			dropOrphan(store, info, mainType, log)
 			continue
 		}
 		if info.Options[optionSource] == "" {
@@ -174,11 +181,11 @@ func restored(registry *dynamicplugins.Store, log *slog.Logger) []reconciler.Ins
 }
 
 // dropOrphan removes a role of an instance that is not registered under its own type any more.
-func dropOrphan(registry *dynamicplugins.Store, info *dynamicplugins.PluginInfo, mainType string, log *slog.Logger) {
-	if _, err := registry.PluginForAlloc(mainType, info.Name, info.AllocID); err == nil {
+func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, mainType string, log *slog.Logger) {
+	if _, err := store.PluginForAlloc(mainType, info.Name, info.AllocID); err == nil {
 		return
 	}
-	if err := registry.DeregisterPlugin(info.Type, info.Name, info.AllocID); err != nil {
+	if err := store.DeregisterPlugin(info.Type, info.Name, info.AllocID); err != nil {
 		log.Error("cannot remove a role of a plugin that is not registered", "type", info.Type, "name", info.Name,
 			"instance", info.AllocID, "error", err)
 	}
@@ -299,14 +306,28 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 	return in, errors.Join(idErr, peerErr, accountErr, versionsErr, rankErr, rolesErr, timeErr)
 }
 
+// Statuses describes the instances in a registry that the pipeline does not know: those that others put there and, before it knows any, all.
+func Statuses(store *dynamicplugins.Store, known bool) []reconciler.Status {
+	var statuses []reconciler.Status
+	for _, in := range store.Instances("", "") {
+		if in.Info.Options[optionRoleOf] != "" {
+			continue // it stands there under its own type
+		}
+		if !known || in.Info.Options[optionSource] == "" {
+			statuses = append(statuses, statusOf(in))
+		}
+	}
+	return statuses
+}
+
 // statusOf describes an instance that the pipeline does not know, or not yet.
-func statusOf(in dynamicplugins.Instance) PluginStatus {
+func statusOf(in dynamicplugins.Instance) reconciler.Status {
 	known := reconciler.Instance{Source: reconciler.SourceHost}
 	if in.Info.Options[optionSource] != "" {
 		// What is damaged was logged when it was restored.
 		known, _ = instanceOf(in.Info)
 	}
-	s := PluginStatus{
+	s := reconciler.Status{
 		Type: in.Info.Type, Name: in.Info.Name, Version: in.Info.Version,
 		State: reconciler.State(in.State), Current: in.State == dynamicplugins.InstanceRegistered,
 		Endpoint: in.Info.ConnectionInfo.SocketPath, Instance: in.Info.AllocID, Source: known.Source,
@@ -319,8 +340,8 @@ func statusOf(in dynamicplugins.Instance) PluginStatus {
 	return s
 }
 
-// endpointJudge returns what judges each shared connection. Of an older host's plugins nobody knows the account until they register again.
-func endpointJudge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
+// Judge returns what judges each shared connection. Of an older host's plugins nobody knows the account until they register again.
+func Judge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
 	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
 		// What is damaged was logged when it was restored: without an account nothing is judged, and without the socket more is refused.
 		account, _ := parseAccount(info.Options[optionAccount])
