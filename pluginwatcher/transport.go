@@ -108,6 +108,10 @@ func (t *transport) Refused(err error) bool {
 	return sock.IsRefused(err) || sock.IsGone(err)
 }
 
+func (t *transport) WatchProcess(peer reconciler.Peer, hint func()) (stop func(), err error) {
+	return t.peers.WatchPID(peer.PID, peer.StartTime, hint)
+}
+
 // conn is a connection to the registration service of one plugin.
 type conn struct {
 	*registration.Client
@@ -118,7 +122,7 @@ type conn struct {
 func (c conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 	info, err := c.Client.GetInfo(ctx)
 	if err == nil {
-		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account)
+		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account) // beside what it announces
 	}
 	return reconciler.Info(info), err
 }

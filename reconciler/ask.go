@@ -103,7 +103,7 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 	}
 }
 
-// interview dials a socket and asks who is there. A socket exists a moment before its plugin listens on it: as long as it is fresh, a
+// interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a moment before its plugin listens on it: as long as it is fresh, a
 // refused dial is repeated. waits is called before it waits for that.
 func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts, waits func()) (Conn, Info, error) {
 	conn, err := r.reach(ctx, path, fresh, timeouts.Dial, waits)
@@ -116,10 +116,9 @@ func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, tim
 	info, err := conn.GetInfo(callCtx)
 	done(err)
 	if err != nil {
-		r.closeConn(conn)
-		return nil, Info{}, fmt.Errorf("GetInfo on %s failed: %w", path, err)
+		err = fmt.Errorf("GetInfo on %s failed: %w", path, err)
 	}
-	return conn, info, nil
+	return conn, info, err
 }
 
 // reach dials a socket, again and again for a moment if that is fresh.
@@ -181,13 +180,24 @@ func (r *Reconciler) answered(ctx context.Context, in *instance, path string, co
 	}
 }
 
+// refusedFor takes over what an instance is refused for, so that people find it by its name. Whose it is counts only for one that stands
+// for nothing yet. mu is held.
+func (r *Reconciler) refusedFor(in *instance, info Info, account trust.Account) {
+	in.refused = r.cfg.Bounds.naming(info)
+	if in.lane == nil && account.Known {
+		in.account = account
+	}
+}
+
 // enter puts an instance that has answered into its lane, which it returns; nil if it has none. mu is held.
 func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn Conn, info Info, err error) *lane {
+	var account trust.Account
+	if conn != nil && (in.gone || ctx.Err() != nil || err != nil) {
+		account = conn.Account()
+		r.closeConn(conn)
+	}
 	switch {
 	case in.gone || ctx.Err() != nil:
-		if conn != nil {
-			r.closeConn(conn)
-		}
 		return nil
 	case err != nil && path != in.info.SocketPath:
 		// It was dialled where it is no longer.
@@ -199,6 +209,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 	case err != nil:
 		if _, distrusted := errors.AsType[*trust.Refusal](err); distrusted {
 			in = r.disown(ctx, in, err)
+			r.refusedFor(in, info, account)
 		}
 		r.failed(in, err)
 		return nil
@@ -206,6 +217,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 	ignored := r.ignores(info.Type)
 	if invalid := r.cfg.Bounds.check(info); invalid != nil {
 		in.unclaimed = false // It is not for want of a handler that it has to be asked again.
+		r.refusedFor(in, info, conn.Account())
 		if ignored {
 			r.closeConn(conn)
 			r.failed(in, invalid)
@@ -228,7 +240,7 @@ func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn 
 	}
 	in.restored = nil
 	in.unclaimed, in.judgeAnew = false, false
-	in.announced = info
+	in.announced, in.refused = info, Info{}
 	in.peer, in.account = conn.Peer(), conn.Account()
 	if in.lane == nil {
 		r.yield(in, key)

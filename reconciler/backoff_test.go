@@ -145,3 +145,28 @@ func TestReconsider(t *testing.T) {
 		w.expectCalls()
 	})
 }
+
+// TestReconsiderInGrace: what is out of reach is given up in time, whatever is reconsidered meanwhile.
+func TestReconsiderInGrace(t *testing.T) {
+	for name, meanwhile := range map[string]func(p *plugin){
+		"nobody accepts": func(*plugin) {},
+		"it hangs":       func(p *plugin) { p.dead, p.hangs = false, true },
+	} {
+		bubble(t, name, reconciler.Config{UnreachableGrace: 10 * time.Second}, func(t *testing.T, w *world) {
+			p := w.serve("/a", "foo", nil)
+			synctest.Wait()
+			w.kill(p)
+			synctest.Wait()
+			w.mu.Lock()
+			meanwhile(p)
+			w.mu.Unlock()
+			for range 2 {
+				time.Sleep(6 * time.Second)
+				w.r.Reconsider()
+			}
+			if s := w.status("/a"); s.Instance != "" {
+				t.Errorf("after the grace it is %+v", s)
+			}
+		})
+	}
+}

@@ -3,6 +3,7 @@ package reconciler_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"testing"
 	"time"
 
@@ -57,6 +58,8 @@ func (instantTransport) Dial(_ context.Context, path string) (reconciler.Conn, e
 func (instantTransport) Probe(context.Context, string, func()) (func(), error) { return func() {}, nil }
 
 func (instantTransport) Refused(error) bool { return false }
+
+func (instantTransport) WatchProcess(reconciler.Peer, func()) (func(), error) { return nil, io.EOF }
 
 type instantConn struct{ path string }
 

@@ -81,7 +81,7 @@ func TestWatchedEndpoint(t *testing.T) {
 		w.expectCalls("deregister foo")
 		w.kill(driver)
 		time.Sleep(time.Minute)
-		w.expect()
+		w.expect("event unlinked foo") // which is not of its endpoint: who registered it lives
 	})
 	bubble(t, "not unless it is asked for", reconciler.Config{}, func(_ *testing.T, w *world) {
 		w.serve("/a", "foo", nil)

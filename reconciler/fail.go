@@ -199,6 +199,15 @@ func (r *Reconciler) logError(err error) {
 	}
 }
 
+// naming returns the part of an announcement that names the plugin, if that can be shown.
+func (b Bounds) naming(info Info) Info {
+	named := Info{Type: info.Type, Name: info.Name}
+	if b.check(named) != nil {
+		return Info{}
+	}
+	return named
+}
+
 // check says what is wrong with an announcement.
 func (b Bounds) check(info Info) error {
 	if len(info.Versions) > b.Versions {

@@ -68,6 +68,8 @@ type instance struct {
 	// conn is the connection on which it announced itself, not nil as long as it waits for its turn in the lane.
 	conn Conn
 	peer Peer
+	// refused is what it announced last, as far as that names it, if it was refused for what it announced; announced is what counts.
+	refused Info
 	// account is whose plugin it is, as far as it has answered.
 	account trust.Account
 	// unclaimed: there is no handler for its type, and it was told so or is left alone.
@@ -95,6 +97,14 @@ type instance struct {
 	registration cache.Registration
 	// watches are for its death: of who accepts on its registration socket and, if its handler asks for it, on its endpoint.
 	registrationWatch, endpointWatch watch
+}
+
+// named is what people call it: by what it announced last. mu is held.
+func (in *instance) named() Info {
+	if in.refused.Type != "" {
+		return in.refused
+	}
+	return in.announced
 }
 
 // record describes the instance. mu is held.

@@ -133,7 +133,8 @@ func (r *Reconciler) Reconsider() {
 	defer r.mu.Unlock()
 	r.post(func(ctx context.Context) {
 		for in := range r.instances() {
-			if in.retry != nil {
+			// One that is out of reach waits for its end, and not for an attempt.
+			if in.retry != nil && (in.state != StateUnreachable || !in.recorded) {
 				in.attempts = 0
 				r.ask(ctx, in)
 			}
@@ -289,9 +290,13 @@ func (r *Reconciler) spawn(do func()) {
 
 // observe tells what happened to an instance. mu is held.
 func (r *Reconciler) observe(kind EventKind, in *instance, message string) {
+	known := in.announced
+	if known.Type == "" {
+		known = in.refused
+	}
 	r.cfg.Observe(Event{
 		Time: time.Now(), Kind: kind,
-		Type: in.announced.Type, Name: in.announced.Name, Instance: in.id,
+		Type: known.Type, Name: known.Name, Instance: in.id,
 		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath,
 		Message: message,
 	})

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // The bounds of what is kept of instances that are gone. Beyond them the oldest are forgotten first.
@@ -17,9 +19,12 @@ const (
 type remnant struct {
 	in     *instance // nil of a refusal
 	key    laneKey
-	uid    uint32
+	by     trust.Account
 	status Status
 }
+
+// of says whether it is somebody's. Of whom nothing is known is one of his own.
+func (m remnant) of(by trust.Account) bool { return m.by.UID == by.UID && m.by.Known == by.Known }
 
 // remnants are bounded by user and in sum, the oldest first. Guarded by Reconciler.mu.
 type remnants []remnant
@@ -29,12 +34,12 @@ func (r *remnants) keep(added remnant) (forgotten []remnant) {
 	*r = append(*r, added)
 	mine := 0
 	for _, m := range *r {
-		if m.uid == added.uid {
+		if m.of(added.by) {
 			mine++
 		}
 	}
 	if mine > tracesPerUser {
-		forgotten = append(forgotten, r.oldest(func(m remnant) bool { return m.uid == added.uid }))
+		forgotten = append(forgotten, r.oldest(func(m remnant) bool { return m.of(added.by) }))
 	}
 	if len(*r) > tracesInTotal {
 		forgotten = append(forgotten, r.oldest(func(remnant) bool { return true }))
@@ -55,7 +60,8 @@ func (r *remnants) forget(matches func(remnant) bool) { *r = slices.DeleteFunc(*
 
 // keepRefusal keeps the last refusal of a name, one for each user: nobody's reason takes the place of another one's. mu is held.
 func (r *Reconciler) keepRefusal(in *instance) {
-	if in.announced.Type == "" {
+	named := in.named()
+	if named.Type == "" {
 		return
 	}
 	const textMax = 4096
@@ -63,11 +69,11 @@ func (r *Reconciler) keepRefusal(in *instance) {
 	if len(status.LastError) > textMax {
 		status.LastError = strings.ToValidUTF8(status.LastError[:textMax], "") + "…"
 	}
-	kept := remnant{key: laneKey{in.announced.Type, in.announced.Name}, uid: in.account.UID, status: Status{
-		Type: status.Type, Name: status.Name, State: StateRefused, Endpoint: status.Endpoint, SocketPath: status.SocketPath,
+	kept := remnant{key: laneKey{named.Type, named.Name}, by: in.account, status: Status{
+		Type: named.Type, Name: named.Name, State: StateRefused, Endpoint: status.Endpoint, SocketPath: status.SocketPath,
 		Source: status.Source, FirstSeen: status.FirstSeen, Since: time.Now(), Attempts: status.Attempts, LastError: status.LastError,
 	}}
-	r.refusals.forget(func(m remnant) bool { return m.key == kept.key && m.uid == kept.uid })
+	r.refusals.forget(func(m remnant) bool { return m.key == kept.key && m.of(kept.by) })
 	r.refusals.keep(kept)
 }
 

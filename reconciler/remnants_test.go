@@ -119,7 +119,7 @@ func TestUnlinkedIsListed(t *testing.T) {
 		return false
 	}
 	for name, ends := range map[string]func(w *world, p *plugin){
-		"it ends":                func(w *world, p *plugin) { w.hint(p) },
+		"it ends":                func(w *world, p *plugin) { w.kill(p) },
 		"its name is registered": func(w *world, _ *plugin) { w.serve("/b", "foo", nil) },
 	} {
 		bubble(t, "until "+name, reconciler.Config{}, func(t *testing.T, w *world) {
@@ -139,6 +139,10 @@ func TestUnlinkedIsListed(t *testing.T) {
 			time.Sleep(time.Hour)
 			if !listed(w) {
 				t.Errorf("it is not listed an hour later, beside one that is refused: %+v", w.r.Plugins())
+			}
+			w.hint(p)
+			if !listed(w) {
+				t.Errorf("it is not listed after it closed its connection: %+v", w.r.Plugins())
 			}
 			ends(w, p)
 			if listed(w) {
@@ -165,6 +169,61 @@ func TestDeadEndpointIsNamed(t *testing.T) {
 		if len(told) != 2 || !strings.HasPrefix(told[0], "nobody accepts on its endpoint /a.api any more: ") ||
 			told[1] != "nobody accepts on its endpoint /a.api" {
 			t.Errorf("told %q", told)
+		}
+	})
+}
+
+// TestRefusedForWhatItAnnounces: a plugin is found by the name under which it was refused, also if nothing of what it announced counts.
+func TestRefusedForWhatItAnnounces(t *testing.T) {
+	for name, p := range map[string]*plugin{
+		"its endpoint is relative":  {info: reconciler.Info{Type: "T", Name: "foo", Endpoint: "../x.sock"}},
+		"its endpoint is another's": {infoErr: &trust.Refusal{Reason: trust.Endpoint, Problem: "p", Remedy: "r"}},
+	} {
+		bubble(t, name, reconciler.Config{}, func(t *testing.T, w *world) {
+			w.serve("/a", "foo", p)
+			if s := w.status("/a"); s.Type != "T" || s.Name != "foo" || s.LastError == "" || s.Instance != "" {
+				t.Errorf("the status is %+v", s)
+			}
+			w.remove("/a")
+			if got := refusals(w); len(got) != 1 || !strings.HasPrefix(got[0], "T/foo: ") {
+				t.Errorf("the refusals are %q", got)
+			}
+		})
+	}
+	bubble(t, "a name that cannot be shown", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "\x1b[2J", Versions: []string{"v1"}}})
+		if s := w.status("/a"); s.Name != "" || s.LastError == "" {
+			t.Errorf("the status is %+v", s)
+		}
+		w.remove("/a")
+		if got := refusals(w); len(got) != 0 {
+			t.Errorf("the refusals are %q", got)
+		}
+	})
+}
+
+// TestRefusalsStayTheirUsers: a user whose registered plugins come to be refused fills his own share, and not that of root.
+func TestRefusalsStayTheirUsers(t *testing.T) {
+	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.handler.set("validate /root.api", errors.New("no"))
+		w.serve("/root", "root's", &plugin{account: trust.Account{Known: true}})
+		synctest.Wait()
+		w.remove("/root")
+		for i := range 64 {
+			p := w.serve(fmt.Sprintf("/u%02d", i), fmt.Sprintf("u%02d", i), &plugin{account: trust.Account{UID: 60001, Known: true}})
+			synctest.Wait()
+			w.kill(p)
+			synctest.Wait()
+			w.mu.Lock()
+			p.dead, p.infoErr = false, &trust.Refusal{Reason: trust.Endpoint, Problem: "p", Remedy: "r"}
+			w.mu.Unlock()
+			time.Sleep(30 * time.Second)
+		}
+		for i := range 64 {
+			w.remove(fmt.Sprintf("/u%02d", i))
+		}
+		if got := refusals(w); len(got) != 65 || !strings.Contains(strings.Join(got, "\n"), "T/root's: ") {
+			t.Errorf("%d refusals are kept: %q", len(got), got)
 		}
 	})
 }

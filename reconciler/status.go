@@ -59,6 +59,9 @@ func (in *instance) status() Status {
 			s.FirstSeen = s.RegisteredAt // its socket was seen before the host started anew
 		}
 	}
+	if s.Type == "" {
+		s.Type, s.Name = in.refused.Type, in.refused.Name
+	}
 	if in.lastErr != nil {
 		s.LastError = in.lastErr.Error()
 	}

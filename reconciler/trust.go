@@ -78,6 +78,28 @@ func (r *Reconciler) watchUnlinked(in *instance) {
 	}
 }
 
+// hintOfUnlinked takes over that something happened to an instance whose socket was removed, if in is one: unless its process lives on, it
+// ended by itself. A plugin may close an idle connection at any time. mu is held.
+func (r *Reconciler) hintOfUnlinked(in *instance) {
+	end := r.unlinked[in]
+	if end == nil {
+		return
+	}
+	stop, err := r.cfg.Transport.WatchProcess(in.peer, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.post(func(context.Context) { r.unwatchUnlinked(in) })
+	})
+	if err != nil {
+		r.unwatchUnlinked(in)
+		return
+	}
+	r.unlinked[in] = func() {
+		end()
+		stop()
+	}
+}
+
 // unwatchUnlinked ends the watch of an instance whose socket was removed, if there is one. mu is held.
 func (r *Reconciler) unwatchUnlinked(in *instance) {
 	if end := r.unlinked[in]; end != nil {
@@ -109,7 +131,7 @@ func (r *Reconciler) tellRobbed(in *instance) {
 	status := in.status()
 	status.State, status.Since, status.LastError = StateUnlinked, time.Now(), message
 	status.Current, status.Instance, status.RegisteredAt = false, "", time.Time{}
-	for _, forgotten := range r.robbed.keep(remnant{in, laneKey{status.Type, status.Name}, in.account.UID, status}) {
+	for _, forgotten := range r.robbed.keep(remnant{in, laneKey{status.Type, status.Name}, in.account, status}) {
 		r.unwatchUnlinked(forgotten.in)
 	}
 }

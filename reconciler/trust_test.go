@@ -33,7 +33,7 @@ func TestUnlinked(t *testing.T) {
 		}
 	})
 	for name, meanwhile := range map[string]func(w *world, p *plugin){
-		"it ends":                         func(w *world, p *plugin) { w.hint(p) },
+		"it ends":                         func(w *world, p *plugin) { w.kill(p) },
 		"it makes another socket":         func(w *world, _ *plugin) { w.serve("/b", "foo", nil) },
 		"it ended before it was unlinked": func(w *world, p *plugin) { w.kill(p) },
 	} {

@@ -197,6 +197,8 @@ type Transport interface {
 	Probe(ctx context.Context, path string, hint func()) (stop func(), err error)
 	// Refused says whether an error of Dial or Probe means that nobody accepts on the socket.
 	Refused(err error) bool
+	// WatchProcess has hint called, at most once, when a process ends. An error says that it has ended, or that the system cannot tell.
+	WatchProcess(peer Peer, hint func()) (stop func(), err error)
 }
 
 // Conn is a connection to the registration service of one plugin. It is used by one goroutine at a time.

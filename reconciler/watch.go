@@ -121,7 +121,7 @@ func (r *Reconciler) checkLater(in *instance, w *watch, stop func()) {
 // one, and a connection may be closed for any reason, so only a refused connect proves that the plugin is gone. mu is held.
 func (r *Reconciler) check(ctx context.Context, in *instance, w *watch) {
 	if in.gone || w.unwatch == nil {
-		r.unwatchUnlinked(in) // it ended by itself
+		r.hintOfUnlinked(in)
 		return
 	}
 	if w.checking {

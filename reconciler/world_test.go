@@ -28,11 +28,13 @@ type world struct {
 	stop    func()
 	handler *recorder
 
-	mu       sync.Mutex
-	plugins  map[string]*plugin // by the path of the socket
-	sockets  uint64             // counts sockets
-	log      []string           // handler and plugin calls, registry changes and events, in order
-	registry map[string][]string
+	mu      sync.Mutex
+	plugins map[string]*plugin // by the path of the socket
+	// processes are all plugins that ever were.
+	processes map[reconciler.Peer]*plugin
+	sockets   uint64   // counts sockets
+	log       []string // handler and plugin calls, registry changes and events, in order
+	registry  map[string][]string
 	// unreachable are instances that are not to be given out.
 	unreachable map[string]bool
 	// saved is what is on disk, the newest first.
@@ -64,7 +66,7 @@ type plugin struct {
 	dead             bool // nobody accepts
 	peer             reconciler.Peer
 	account          trust.Account
-	watchers         []func()
+	watchers, exits  []func()
 	// probed, if set, is what a probe does instead of watching.
 	probed  func(hint func()) (stop func())
 	hidden  bool // its process cannot be watched
@@ -81,7 +83,7 @@ type plugin struct {
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
 	w := &world{t: t, cfg: cfg,
-		plugins: map[string]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
+		plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
 	for _, in := range cfg.Restored {
@@ -142,7 +144,7 @@ func (w *world) serve(path, name string, p *plugin) *plugin {
 		p.peer = reconciler.Peer{PID: int(w.sockets), StartTime: 1, Boot: "b"}
 	}
 	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
-	w.plugins[path] = p
+	w.plugins[path], w.processes[p.peer] = p, p
 	w.mu.Unlock()
 	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {
 		w.t.Fatal(err)
@@ -170,8 +172,13 @@ func (w *world) move(from, to string, p *plugin) {
 func (w *world) kill(p *plugin) {
 	w.mu.Lock()
 	p.dead = true
+	exits := p.exits
+	p.exits = nil
 	w.mu.Unlock()
 	w.hint(p)
+	for _, exit := range exits {
+		exit()
+	}
 }
 
 // hint tells whoever watches a plugin that something happened to it.

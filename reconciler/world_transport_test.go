@@ -73,6 +73,17 @@ func (t transport) Refused(err error) bool {
 	return errors.Is(err, errRefused) || errors.Is(err, fs.ErrNotExist)
 }
 
+func (t transport) WatchProcess(peer reconciler.Peer, hint func()) (func(), error) {
+	t.w.mu.Lock()
+	defer t.w.mu.Unlock()
+	p := t.w.processes[peer]
+	if p == nil || p.dead {
+		return nil, io.EOF
+	}
+	p.exits = append(p.exits, hint)
+	return func() {}, nil
+}
+
 type conn struct {
 	w *world
 	p *plugin
@@ -95,7 +106,7 @@ func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 	case c.p.dead:
 		return reconciler.Info{}, io.EOF
 	case c.p.infoErr != nil:
-		return reconciler.Info{}, c.p.infoErr
+		return c.p.info, c.p.infoErr
 	}
 	c.p.said = c.p.info
 	if c.p.onSaid != nil {

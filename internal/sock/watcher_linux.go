@@ -60,6 +60,22 @@ func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err 
 	return w.add(pidfd, unix.EPOLLIN, fn)
 }
 
+// WatchPID has fn called when a process ends, which is named by its number and start time; see [Peer]. If it has ended already, or is not
+// known, the error wraps [ErrNotVisible].
+func (w *Watcher) WatchPID(pid int, startTime uint64, fn func()) (stop func(), err error) {
+	if pid <= 0 || startTime == 0 {
+		return nil, ErrNotVisible
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNotVisible, err)
+	}
+	if StartTime(pid) != startTime || ready(pidfd, unix.POLLIN) { // the number is another one's by now, or it has just ended
+		return nil, errors.Join(ErrNotVisible, unix.Close(pidfd))
+	}
+	return w.add(pidfd, unix.EPOLLIN, fn)
+}
+
 // WatchConn takes over conn and has fn called when the peer closes it or sends anything at all; which is soon if the peer has done so
 // already. The connection is closed before fn is called, and by stop; nothing is read from it. If it returns an error, conn is as before.
 func (w *Watcher) WatchConn(conn *net.UnixConn, fn func()) (stop func(), err error) {

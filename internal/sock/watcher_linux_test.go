@@ -404,3 +404,27 @@ func TestProbeWatch(t *testing.T) {
 		t.Errorf("nobody listens: %v", err)
 	}
 }
+
+func TestWatchPID(t *testing.T) {
+	cmd, _ := startChild(t, "serve", filepath.Join(tempDir(t), "s"))
+	pid := cmd.Process.Pid
+	w, _ := runWatcher(t)
+	for what, started := range map[string]uint64{"another process of the number": StartTime(pid) + 1, "an unknown one": 0} {
+		if _, err := w.WatchPID(pid, started, func() {}); !errors.Is(err, ErrNotVisible) {
+			t.Errorf("%s is watched: %v", what, err)
+		}
+	}
+	told := make(chan struct{})
+	started := StartTime(pid)
+	if _, err := w.WatchPID(pid, started, func() { close(told) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-told
+	_ = cmd.Wait()
+	if _, err := w.WatchPID(pid, started, func() {}); !errors.Is(err, ErrNotVisible) {
+		t.Errorf("one that has ended is watched: %v", err)
+	}
+}

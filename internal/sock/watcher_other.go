@@ -20,6 +20,11 @@ func (w *Watcher) WatchProcess(*net.UnixConn, func()) (stop func(), err error) {
 	return nil, fmt.Errorf("%w: %w", ErrNotVisible, errors.ErrUnsupported)
 }
 
+// WatchPID returns an error that wraps [ErrNotVisible] and [errors.ErrUnsupported].
+func (w *Watcher) WatchPID(int, uint64, func()) (stop func(), err error) {
+	return nil, fmt.Errorf("%w: %w", ErrNotVisible, errors.ErrUnsupported)
+}
+
 // WatchConn returns an error that wraps [errors.ErrUnsupported], and leaves the connection as it is.
 func (w *Watcher) WatchConn(*net.UnixConn, func()) (stop func(), err error) {
 	return nil, fmt.Errorf("watch a connection: %w", errors.ErrUnsupported)
