@@ -166,7 +166,7 @@ func callEndpoint(t *testing.T, h *host) error {
 func TestEndpointOfAnotherUserIsRefused(t *testing.T) {
 	h, endpoint := foreignPlugin(t, trust.Policy{Owners: trust.Accounts{Users: []string{"54321"}}}, func(string) error { return nil })
 	want := fmt.Sprintf("the endpoint %s is user 0's, and the plugin that announces it is user 54321's", endpoint)
-	if e := h.await(reconciler.EventRefused, ""); !strings.Contains(e.Message, want) {
+	if e := h.await(reconciler.EventRefused, "a"); !strings.Contains(e.Message, want) {
 		t.Errorf("it is refused with %q, want %q", e.Message, want)
 	}
 	if err := callEndpoint(t, h); err == nil {
@@ -178,7 +178,7 @@ func TestLinkAsEndpointIsRefused(t *testing.T) {
 	h, _ := foreignPlugin(t, trust.Policy{Owners: trust.Accounts{Users: []string{"54321"}}}, func(endpoint string) error {
 		return errors.Join(os.Rename(endpoint, endpoint+".real"), os.Symlink(endpoint+".real", endpoint), os.Lchown(endpoint, someone, someone))
 	})
-	if e := h.await(reconciler.EventRefused, ""); !strings.Contains(e.Message, "is a symbolic link") {
+	if e := h.await(reconciler.EventRefused, "a"); !strings.Contains(e.Message, "is a symbolic link") {
 		t.Errorf("it is refused with %q", e.Message)
 	}
 }

@@ -26,8 +26,8 @@ const EventAudit reconciler.EventKind = "audit"
 type auditor struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
-	// They are apart, so that neither those who are denied nor those who call what does not exist can keep calls from being told.
-	denials, calls, misses sparse
+	// They are apart, so that no kind can keep another one from being told.
+	denials, calls, plugins, cut, misses sparse
 }
 
 // done tells of an action that was allowed. The error is what came of it.
@@ -40,25 +40,38 @@ func (a *auditor) done(c *caller, action, target string, err error) {
 	a.tell(c, level, e)
 }
 
-// called tells of a call that ended with a code, unless one like it was told a short time ago. A first call of what exists is always told.
-// Of calls that reached no plugin, or no method of it, whose names callers make up, there is a bounded number for each user.
-func (a *auditor) called(c *caller, target string, reached bool, code codes.Code) {
-	what := audited{c.peer.UID, c.unknown == nil, target, code}
-	tell := a.misses.first
-	if reached && code != codes.Unimplemented {
-		tell = a.calls.always
+// called tells of a call that ended with a code, unless one like it was told a short time ago. A first call of what exists is always told:
+// by its method or, of a user who calls a great many, by its plugin. Of calls that reached no plugin, or no method of it, whose names callers
+// make up, there is a bounded number. Whether a method exists that was called and cut off, nobody knows: such calls do not crowd out others.
+func (a *auditor) called(c *caller, plugin, method string, reached bool, code codes.Code) {
+	what := audited{who: c.name(), plugin: plugin, method: method, code: code}
+	exists := reached && code != codes.Unimplemented
+	set, most := &a.misses, maxSparse
+	switch {
+	case exists && (code == codes.Canceled || code == codes.DeadlineExceeded):
+		set = &a.cut
+	case exists:
+		set, most = &a.calls, maxCalled
 	}
-	if first, left := tell(what); first {
-		a.tell(c, slog.LevelInfo, entry{action: actionCall, target: target, result: resultOf(code), left: left})
+	first, left, full := set.first(what, most)
+	if full && exists {
+		method = "a further method"
+		first, left, _ = a.plugins.first(audited{who: what.who, plugin: plugin}, maxPlugins)
+	}
+	if first {
+		a.tell(c, slog.LevelInfo, entry{action: actionCall, target: plugin + ": " + method, result: resultOf(code), left: left})
 	}
 }
 
 // denied tells of an action that was not allowed, unless the same was told a short time ago. What the caller can make up is no part of it.
 func (a *auditor) denied(c *caller, action string, err error) {
-	if first, left := a.denials.first(audited{uid: c.peer.UID, known: c.unknown == nil, target: action}); first {
+	if first, left, _ := a.denials.first(audited{who: c.name(), method: action}, maxSparse); first {
 		a.tell(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
 	}
 }
+
+// name tells callers apart.
+func (c *caller) name() string { return fmt.Sprint(c.peer.UID, c.unknown == nil) }
 
 // resultOf returns the name of a code; what the plugin answered is its own.
 func resultOf(code codes.Code) string {
@@ -133,91 +146,91 @@ func targetOf(request any) string {
 const (
 	// sparseQuiet is for how long what was told is not told again.
 	sparseQuiet = time.Minute
-	// maxSparse and maxAlways are how much is remembered of one user for that, maxUsers of how many users.
-	maxSparse = 256
-	maxAlways = 4096
-	maxUsers  = 1024
+	// Within that time so much is told of one user: of what he may have made up, of the methods that he called, and of the plugins.
+	maxSparse  = 256
+	maxCalled  = 1024
+	maxPlugins = 16384
+	// maxTold bounds what may be made up of all users, and maxUsers how many users are remembered.
+	maxTold  = 4096
+	maxUsers = 1024
 )
 
 // audited is what is told of: equal values are alike.
 type audited struct {
-	uid    uint32
-	known  bool // whether it is known who that is
-	target string
-	code   codes.Code
+	who            string
+	plugin, method string
+	code           codes.Code
 }
 
 // sparse says what is to be told of things that may come in floods. Its zero value is ready, and it is safe for concurrent use.
 type sparse struct {
 	mu    sync.Mutex
-	users map[uint32]*toldUser
+	users map[string]*toldUser
+	since time.Time // since when told was told
+	told  int
 }
 
-// toldUser is what was told of one user. Nobody else can have any of it left out.
+// toldUser is what was told of one user.
 type toldUser struct {
 	told map[audited]time.Time
 	left int
+	last time.Time
 }
 
-// first says whether something is to be told, and how much of the same user was left out since something was told before it. Of what
-// callers make up enough is known when a lot of it was told: the rest is left out.
-func (s *sparse) first(what audited) (first bool, left int) {
+// first says whether something is to be told because nothing like it was told a short time ago, and how much of the same user was left out
+// since something was told before it. It is full if it would be, and most or more of the user, or too much of all, were told.
+func (s *sparse) first(what audited, most int) (first bool, left int, full bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	u, now := s.user(what.uid), time.Now()
-	if len(u.told) >= maxSparse {
-		u.forget(now)
-	}
-	if len(u.told) >= maxSparse && !u.knows(what, now) {
+	now := time.Now()
+	u := s.user(what.who, now)
+	if at, told := u.told[what]; told && now.Sub(at) < sparseQuiet {
 		u.left++
-		return false, 0
+		return false, 0, false
 	}
-	return u.tell(what, now)
-}
-
-// always is first for what is never left out for the sake of others: if too much is remembered, it is told again.
-func (s *sparse) always(what audited) (first bool, left int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	u, now := s.user(what.uid), time.Now()
-	if len(u.told) >= maxAlways {
-		clear(u.told)
+	if len(u.told) >= most {
+		maps.DeleteFunc(u.told, func(_ audited, at time.Time) bool { return now.Sub(at) >= sparseQuiet })
 	}
-	return u.tell(what, now)
-}
-
-// user returns what was told of a user. mu is held.
-func (s *sparse) user(uid uint32) *toldUser {
-	u := s.users[uid]
-	if u != nil {
-		return u
-	}
-	if len(s.users) >= maxUsers {
-		clear(s.users) // what was told is told again
-	}
-	if s.users == nil {
-		s.users = map[uint32]*toldUser{}
-	}
-	u = &toldUser{told: map[audited]time.Time{}}
-	s.users[uid] = u
-	return u
-}
-
-func (u *toldUser) knows(what audited, now time.Time) bool {
-	at, ok := u.told[what]
-	return ok && now.Sub(at) < sparseQuiet
-}
-
-func (u *toldUser) forget(now time.Time) {
-	maps.DeleteFunc(u.told, func(_ audited, at time.Time) bool { return now.Sub(at) >= sparseQuiet })
-}
-
-func (u *toldUser) tell(what audited, now time.Time) (first bool, left int) {
-	if u.knows(what, now) {
+	if len(u.told) >= most || most == maxSparse && !s.room(now) {
 		u.left++
-		return false, 0
+		return false, 0, true
 	}
 	u.told[what] = now
 	left, u.left = u.left, 0
-	return true, left
+	return true, left, false
+}
+
+// room takes one of the maxTold that may be told in the present time. mu is held.
+func (s *sparse) room(now time.Time) bool {
+	if now.Sub(s.since) >= sparseQuiet {
+		s.since, s.told = now, 0
+	}
+	if s.told == maxTold {
+		return false
+	}
+	s.told++
+	return true
+}
+
+// user returns what was told of a user, for whom the one makes room who was silent longest. mu is held.
+func (s *sparse) user(who string, now time.Time) *toldUser {
+	u := s.users[who]
+	if u == nil {
+		if s.users == nil {
+			s.users = map[string]*toldUser{}
+		}
+		if len(s.users) >= maxUsers {
+			silent := ""
+			for other, o := range s.users {
+				if silent == "" || o.last.Before(s.users[silent].last) {
+					silent = other
+				}
+			}
+			delete(s.users, silent)
+		}
+		u = &toldUser{told: map[audited]time.Time{}}
+		s.users[who] = u
+	}
+	u.last = now
+	return u
 }

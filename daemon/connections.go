@@ -12,8 +12,9 @@ import (
 )
 
 const (
-	// maxUserConns and maxConns bound the open connections at the control socket and the stable sockets: of each user, and of all but root and
-	// the daemon's user. Where few files may be open, the bounds are an eighth and a half of those: the rest is left for plugins and root.
+	// maxUserConns and maxConns bound the open connections at the control socket, and those at the stable sockets: of each user, and of all but
+	// root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, a quarter in all at the control
+	// socket and a half at the stable sockets: the rest is left for plugins and root.
 	maxUserConns, maxConns = 1024, 4096
 	// maxStrangerConns and maxStrangersConns bound those at the control socket of users without a role, who are only told that they have none.
 	maxStrangerConns, maxStrangersConns = 16, 64
@@ -29,15 +30,17 @@ type connections struct {
 	log     *slog.Logger
 	refused *prometheus.CounterVec
 
-	mu               sync.Mutex
-	users, strangers pool
+	mu sync.Mutex
+	// They are apart: whoever may call plugins keeps nobody from the control socket.
+	control, strangers, stable pool
 }
 
 func newConnections(self uint32, files int, refused *prometheus.CounterVec, log *slog.Logger) *connections {
 	return &connections{
 		self: self, log: log, refused: refused,
-		users:     pool{perUser: min(maxUserConns, files/8), total: min(maxConns, files/2), open: map[uint32]int{}, told: map[uint32]bool{}},
-		strangers: pool{perUser: maxStrangerConns, total: maxStrangersConns, open: map[uint32]int{}, told: map[uint32]bool{}},
+		control:   newPool(min(maxUserConns, files/8), min(maxConns, files/4)),
+		strangers: newPool(maxStrangerConns, maxStrangersConns),
+		stable:    newPool(min(maxUserConns, files/8), min(maxConns, files/2)),
 	}
 }
 
@@ -50,6 +53,10 @@ type pool struct {
 	// told has the users who were logged as having too many, until they have half as many; full says so of all.
 	told map[uint32]bool
 	full bool
+}
+
+func newPool(perUser, total int) pool {
+	return pool{perUser: perUser, total: total, open: map[uint32]int{}, told: map[uint32]bool{}}
 }
 
 // take takes one connection of a user in. If it may not, reason says why; first, whether that is news.
@@ -130,9 +137,12 @@ func (l *boundedListener) hold(conn net.Conn) net.Conn {
 	if uid == 0 || uid == c.self {
 		return &heldConn{Conn: conn, caller: who, release: func() {}}
 	}
-	p := &c.users
-	if stranger {
+	p := &c.control
+	switch {
+	case stranger:
 		p = &c.strangers
+	case l.guard == nil:
+		p = &c.stable
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

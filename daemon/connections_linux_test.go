@@ -111,7 +111,7 @@ func count(refused *prometheus.CounterVec, reason string) float64 {
 }
 
 func TestPool(t *testing.T) {
-	p := pool{perUser: 4, total: 6, open: map[uint32]int{}, told: map[uint32]bool{}}
+	p := newPool(4, 6)
 	take := func(uid uint32, reason string, first bool) {
 		t.Helper()
 		if r, f := p.take(uid); r != reason || f != first {
@@ -143,5 +143,21 @@ func TestPool(t *testing.T) {
 	p.give(2)
 	if p.sum != 0 || len(p.open) != 0 || len(p.told) != 0 || p.full {
 		t.Errorf("something is left: %+v", p)
+	}
+}
+
+// TestPoolsAreApart: however many users fill the stable sockets, those with a role can connect to the control socket.
+func TestPoolsAreApart(t *testing.T) {
+	c := newConnections(0, 1<<20, nil, discard)
+	for uid := range uint32(8) {
+		for range maxUserConns {
+			c.stable.take(uid)
+		}
+	}
+	if c.stable.sum != maxConns {
+		t.Errorf("%d connections are open, want %d", c.stable.sum, maxConns)
+	}
+	if reason, _ := c.control.take(9); reason != "" {
+		t.Errorf("another user is kept from the control socket: %q", reason)
 	}
 }

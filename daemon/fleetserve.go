@@ -232,9 +232,13 @@ func (d *denials) deny(identities []string, ptype, name, method string) error {
 		who = short(strings.Join(identities, ", "))
 	}
 	what := fmt.Sprintf("%s of plugin %s/%s", short(strings.TrimPrefix(method, "/")), short(ptype), short(name))
-	if first, _ := d.told.first(audited{target: who + "\x00" + what}); first {
-		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what)
-		d.publish(reconciler.Event{Time: time.Now(), Kind: EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s", who, what)})
+	if first, left, _ := d.told.first(audited{who: strings.Join(identities, "\x00"), method: what}, maxSparse); first {
+		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
+		message := fmt.Sprintf("%s may not call %s", who, what)
+		if left > 0 {
+			message += fmt.Sprintf(" (%d were left out before it)", left)
+		}
+		d.publish(reconciler.Event{Time: time.Now(), Kind: EventFleetCallDenied, Message: message})
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
 }

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 
@@ -50,7 +49,8 @@ func newForwarder(g *guard, registry connector, calls *fleetCalls) *forwarder {
 		if lost := context.Cause(held); isDenial(lost) && err != nil {
 			err = status.Error(codes.PermissionDenied, lost.Error())
 		}
-		g.audit.called(callerIn(request), calledIn(caller), reached, status.Code(err))
+		plugin, method := calledIn(caller)
+		g.audit.called(callerIn(request), plugin, method, reached, status.Code(err))
 		return err
 	})}
 }
@@ -64,18 +64,18 @@ func arrived(ctx context.Context, conn grpc.ClientConnInterface, err error) (grp
 }
 
 // calledIn returns what a call calls, for people.
-func calledIn(caller grpc.ServerStream) string {
+func calledIn(caller grpc.ServerStream) (plugin, method string) {
 	md, _ := grpcmetadata.FromIncomingContext(caller.Context())
 	ptype, name, err := proxy.ParseRoute(md)
 	if err != nil {
-		return "that it does not name"
+		return "a plugin", "that it does not name"
 	}
-	method, _ := grpc.MethodFromServerStream(caller)
+	method, _ = grpc.MethodFromServerStream(caller)
 	where := ""
 	if isFleetCall(md) {
 		where = " in the fleet"
 	}
-	return fmt.Sprintf("%s/%s%s: %s", short(ptype), short(name), where, short(strings.TrimPrefix(method, "/")))
+	return short(ptype) + "/" + short(name) + where, short(strings.TrimPrefix(method, "/"))
 }
 
 // connector is the part of the registry that gives connections.

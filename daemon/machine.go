@@ -9,8 +9,8 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// checkMachine says what of the configuration cannot be done on this machine: users and groups that nobody has, programs that are not
-// there, paths at which no socket can be.
+// checkMachine says what of the configuration cannot be done on this machine, and concerns all: users and groups who are to have rights and
+// do not exist, and an admission plugin that is not there.
 func (c Config) checkMachine(check func(field string, err error)) {
 	_, err := c.Roles.policy()
 	for _, err := range joined(err) {
@@ -24,6 +24,18 @@ func (c Config) checkMachine(check func(field string, err error)) {
 	}
 	if args := c.Admission.Args; len(args) > 0 && args[0] != "" {
 		check("admission.command", checkProgram(args[0]))
+	}
+}
+
+// CheckPlugins says which plugins cannot be launched on this machine as it is now: for want of a user, of a program, or of room in the path
+// of a socket. A daemon runs with them all the same, and tries again: what is missing may come, and the others are not to wait for it. The
+// error joins one *FieldError for each.
+func (c Config) CheckPlugins() error {
+	var wrong []error
+	check := func(field string, err error) {
+		if err != nil {
+			wrong = append(wrong, &FieldError{field, err})
+		}
 	}
 	launched := toLaunch(c.Catalogue, nil)
 	for i, p := range c.Catalogue.List() {
@@ -41,6 +53,7 @@ func (c Config) checkMachine(check func(field string, err error)) {
 			check(path+"interpreter", checkProgram(p.Interpreter))
 		}
 	}
+	return errors.Join(wrong...)
 }
 
 func checkProgram(program string) error {

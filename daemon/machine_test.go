@@ -42,7 +42,7 @@ func TestSocketsThatCannotBe(t *testing.T) {
 			config := Config{PluginDirs: []string{"/run/plugins"}, StatePath: "/s", ControlSocket: "/run/c.sock"}
 			dir := pad("/", sock.MaxPath-len(c.rest)+more)
 			c.use(&config, dir)
-			err := config.Validate()
+			err := errors.Join(append(joined(config.Validate()), joined(config.CheckPlugins())...)...)
 			found := ""
 			for _, err := range joined(err) {
 				field, _ := errors.AsType[*FieldError](err)
@@ -101,7 +101,7 @@ func TestPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []string
-	for _, err := range joined(Config{PluginDirs: []string{"/p"}, StatePath: "/s", ControlSocket: "/c", Catalogue: all}.Validate()) {
+	for _, err := range joined(Config{PluginDirs: []string{"/p"}, StatePath: "/s", ControlSocket: "/c", Catalogue: all}.CheckPlugins()) {
 		field, _ := errors.AsType[*FieldError](err)
 		why, _, _ := strings.Cut(field.Error(), " cannot be run on this machine: ")
 		found = append(found, field.Field+" "+why)

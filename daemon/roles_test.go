@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -77,26 +79,42 @@ func TestUnknownMembers(t *testing.T) {
 }
 
 func TestSparse(t *testing.T) {
-	var s sparse
-	told := 0
-	for range 3 {
-		if first, _ := s.first(audited{target: "a"}); first {
-			told++
+	synctest.Test(t, func(t *testing.T) {
+		var s sparse
+		told := 0
+		for range 3 {
+			if first, _, _ := s.first(audited{method: "a"}, maxSparse); first {
+				told++
+			}
 		}
-	}
-	first, left := s.first(audited{target: "b"})
-	if told != 1 || !first || left != 2 {
-		t.Errorf("told %d times; another: %t, %d left out", told, first, left)
-	}
-	for i := range 2 * maxSparse {
-		s.first(audited{target: strings.Repeat("x", i)})
-	}
-	if u := s.users[0]; len(u.told) != maxSparse || u.left != maxSparse+2 {
-		t.Errorf("%d remembered, %d left out", len(u.told), u.left)
-	}
-	if first, left := s.first(audited{uid: 1, target: "a"}); !first || left != 0 {
-		t.Errorf("what another user does: %t, %d left out", first, left)
-	}
+		first, left, full := s.first(audited{method: "b"}, maxSparse)
+		if told != 1 || !first || left != 2 || full {
+			t.Errorf("told %d times; another: %t, %d left out, full %t", told, first, left, full)
+		}
+		for i := range 2 * maxSparse {
+			s.first(audited{method: strings.Repeat("x", i)}, maxSparse)
+		}
+		if u := s.users[""]; len(u.told) != maxSparse || u.left != maxSparse+2 {
+			t.Errorf("%d remembered, %d left out", len(u.told), u.left)
+		}
+		if first, left, _ := s.first(audited{who: "1", method: "a"}, maxSparse); !first || left != 0 {
+			t.Errorf("what another user does: %t, %d left out", first, left)
+		}
+		// A crowd is bounded too, and those who take turns are remembered as far as there is room.
+		told = 0
+		for i := range 65_536 {
+			if first, _, _ := s.first(audited{who: strconv.Itoa(i % (2 * maxUsers)), method: "y"}, maxSparse); first {
+				told++
+			}
+		}
+		if told > maxTold || len(s.users) != maxUsers {
+			t.Errorf("%d are told of a crowd, want %d at most; %d users are remembered", told, maxTold, len(s.users))
+		}
+		time.Sleep(sparseQuiet)
+		if first, _, _ := s.first(audited{who: "late", method: "y"}, maxSparse); !first {
+			t.Error("after a while nothing is told")
+		}
+	})
 }
 
 // TestAuditCannotBeSwitchedOff: made-up names, however many, keep no call of what exists out of the audit.
@@ -106,36 +124,65 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 		a := &auditor{log: discard, publish: func(e reconciler.Event) { told = append(told, e.Message) }}
 		user, other := &caller{peer: sock.Peer{UID: 7}}, &caller{peer: sock.Peer{UID: 77}}
 		for i := range 1000 {
-			a.called(user, fmt.Sprintf("T/made-up-%d: a.B/C", i), false, codes.Unavailable)
-			a.called(user, fmt.Sprintf("T/disk: a.B/MadeUp%d", i), true, codes.Unimplemented)
+			a.called(user, fmt.Sprintf("T/made-up-%d", i), "a.B/C", false, codes.Unavailable)
+			a.called(user, "T/disk", fmt.Sprintf("a.B/MadeUp%d", i), true, codes.Unimplemented)
 		}
 		if len(told) != maxSparse {
 			t.Errorf("%d calls of made-up names are told, want %d", len(told), maxSparse)
 		}
+		told = nil
+		for i := range 10_000 { // which may be made up, or have had their effect
+			a.called(user, "T/disk", fmt.Sprintf("a.B/Cut%d", i), true, codes.Canceled)
+		}
+		if len(told) != maxSparse+1 || !strings.Contains(told[maxSparse], "T/disk: a further method: canceled") {
+			t.Errorf("%d calls that were cut off are told, want %d and one: %q", len(told), maxSparse, told[len(told)-1])
+		}
+		told = nil
+		a.called(user, "T/other", "a.B/Format", true, codes.Canceled)
+		if len(told) != 1 {
+			t.Errorf("of another plugin, after them, is told: %q", told)
+		}
 		for i := range 1000 {
 			told = nil
-			a.called(user, fmt.Sprintf("T/disk: a.B/Method%d", i), true, codes.NotFound)
-			a.called(other, fmt.Sprintf("T/disk: a.B/Method%d", i), true, codes.NotFound)
+			a.called(user, "T/disk", fmt.Sprintf("a.B/Method%d", i), true, codes.NotFound)
+			a.called(other, "T/disk", fmt.Sprintf("a.B/Method%d", i), true, codes.NotFound)
 			if len(told) != 2 {
 				t.Fatalf("a first call of what exists is left out after %d others: told %q", i, told)
 			}
 		}
 		told = nil
-		a.called(&caller{peer: sock.Peer{UID: 1}}, "1T/n: a.B/C", true, codes.OK) // would be alike if user and name were one text
-		a.called(&caller{peer: sock.Peer{UID: 11}}, "T/n: a.B/C", true, codes.OK)
+		a.called(&caller{peer: sock.Peer{UID: 1}}, "1T/n", "a.B/C", true, codes.OK) // would be alike if user and name were one text
+		a.called(&caller{peer: sock.Peer{UID: 11}}, "T/n", "a.B/C", true, codes.OK)
 		if len(told) != 2 {
 			t.Errorf("of two users one is told of: %q", told)
 		}
-		for i := range 2 * maxAlways {
-			a.called(user, fmt.Sprintf("T/disk: a.B/Other%d", i), true, codes.OK)
+		told = nil
+		for i := range 4 * maxCalled {
+			a.called(user, "T/disk", fmt.Sprintf("a.B/Other%d", i), true, codes.OK)
+		}
+		if len(told) > maxCalled {
+			t.Errorf("%d calls of one user are told within a moment", len(told))
 		}
 		for i := range 2 * maxUsers {
-			a.called(&caller{peer: sock.Peer{UID: uint32(i)}}, "T/disk: a.B/C", true, codes.OK)
+			a.called(&caller{peer: sock.Peer{UID: uint32(i)}}, "T/disk", "a.B/C", true, codes.OK)
 		}
-		if u := a.calls.users[7]; u != nil && len(u.told) > maxAlways || len(a.calls.users) > maxUsers {
+		if len(a.calls.users) > maxUsers {
 			t.Errorf("too much is remembered, of %d users", len(a.calls.users))
 		}
 	})
+}
+
+// TestFleetDenialsOfOneHideNoOther: what one node may not do is told however much another one may not.
+func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
+	var told []string
+	d := &denials{publish: func(e reconciler.Event) { told = append(told, e.Message) }, log: discard}
+	for i := range 2 * maxSparse {
+		_ = d.deny([]string{"node-a"}, "T", fmt.Sprint("made-up", i), "/a.B/C")
+	}
+	_ = d.deny([]string{"node-b"}, "CSIPlugin", "disk", "/csi.v1.Node/NodePublishVolume")
+	if len(told) != maxSparse+1 || !strings.Contains(told[maxSparse], "node-b may not call") {
+		t.Errorf("%d are told, the last: %q", len(told), told[len(told)-1])
+	}
 }
 
 // privileged are the methods that need more than the role read.

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"golang.org/x/sync/errgroup"
 )
 
 // errTermOver says that a lease could not be renewed in time.
@@ -197,23 +199,28 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 
 // renew renews the lease until the term ends.
 func (e *Elector) renew(client *clientv3.Client, t *term) {
-	pause := e.config.TTL / 3
+	pause, checked := e.config.TTL/3, time.Now()
 	for sleep(t.living, pause) {
 		sent := time.Now()
 		asking, cancel := within(t.living, e.config.Timeout/2)
 		_, err := client.KeepAliveOnce(clientv3.WithRequireLeader(asking), t.lease)
-		if err == nil {
-			err = e.check(asking, client, t)
+		cancel()
+		pause = e.config.TTL / 20
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			t.end(err)
 		}
+		if err != nil {
+			continue
+		}
+		t.extend(sent, e.config.TTL)
+		checking, cancel := within(t.living, e.config.TTL/3)
+		err = e.check(checking, client, t)
 		cancel()
 		switch {
 		case err == nil:
-			t.extend(sent, e.config.TTL)
-			pause = e.config.TTL / 3
-		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			t.end(err)
-		default:
-			pause = e.config.TTL / 20
+			pause, checked = e.config.TTL/3, sent
+		case sent.Sub(checked) > e.config.TTL:
+			t.end(fmt.Errorf("cannot find out whether the locks are still this node's: %w", err))
 		}
 	}
 }
@@ -224,25 +231,33 @@ func (e *Elector) check(ctx context.Context, client *clientv3.Client, t *term) e
 	e.mu.Lock()
 	holds := slices.Collect(maps.Values(e.held))
 	e.mu.Unlock()
+	var requests errgroup.Group
+	requests.SetLimit(checksAtOnce)
 	for some := range slices.Chunk(holds, checkedAtOnce) {
-		var same []clientv3.Cmp
-		for _, h := range some {
-			same = append(same, clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.Token),
-				clientv3.Compare(clientv3.LeaseValue(h.key), "=", int64(t.lease)))
-		}
-		all, err := client.Txn(ctx).If(same...).Commit()
-		if err == nil && !all.Succeeded {
-			err = e.loseFallen(ctx, client, t, some)
-		}
-		if err != nil {
+		requests.Go(func() error {
+			asking, cancel := within(ctx, e.config.Timeout/2)
+			defer cancel()
+			var same []clientv3.Cmp
+			for _, h := range some {
+				same = append(same, clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.Token),
+					clientv3.Compare(clientv3.LeaseValue(h.key), "=", int64(t.lease)))
+			}
+			all, err := client.Txn(asking).If(same...).Commit()
+			if err == nil && !all.Succeeded {
+				err = e.loseFallen(asking, client, t, some)
+			}
 			return err
-		}
+		})
 	}
-	return nil
+	return requests.Wait()
 }
 
-// checkedAtOnce is the number of holds that one request asks about: etcd takes twice as many comparisons.
-const checkedAtOnce = 64
+const (
+	// checkedAtOnce is the number of holds that one request asks about: etcd takes twice as many comparisons.
+	checkedAtOnce = 64
+	// checksAtOnce is the number of such requests at a time.
+	checksAtOnce = 8
+)
 
 // loseFallen ends those of the holds whose keys do not stand.
 func (e *Elector) loseFallen(ctx context.Context, client *clientv3.Client, t *term, holds []*Hold) error {
@@ -251,13 +266,20 @@ func (e *Elector) loseFallen(ctx context.Context, client *clientv3.Client, t *te
 		if err != nil {
 			return err
 		}
-		if !stands {
+		if !stands && e.has(h) { // it may have been given up meanwhile
 			e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
 				"lock", h.lock.String(), "token", h.Token, "key", h.key)
 			h.lose()
 		}
 	}
 	return nil
+}
+
+// has says whether the node still has a hold.
+func (e *Elector) has(h *Hold) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.held[h.lock] == h
 }
 
 // stands says whether the key of a hold is the one that this node made.

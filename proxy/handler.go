@@ -32,7 +32,7 @@ func Handler(director Director) grpc.StreamHandler {
 		if !ok {
 			return status.Error(codes.Internal, "the call has no method")
 		}
-		if strings.HasPrefix(method, hostServices) {
+		if isHostService(method) {
 			return status.Errorf(codes.PermissionDenied, "the services of the protobuf package \"plugin\" belong to a go-plugin plugin and its "+
 				"own host, which alone may end it: %s is not forwarded", strings.TrimPrefix(method, "/"))
 		}
@@ -47,8 +47,13 @@ func Handler(director Director) grpc.StreamHandler {
 	}
 }
 
-// hostServices begins the methods by which the host of a go-plugin plugin ends it, takes its output and brokers connections.
-const hostServices = "/plugin."
+// isHostService says whether a method is of the protobuf package "plugin": by such ones the host of a go-plugin plugin ends it, takes its
+// output and brokers connections.
+func isHostService(method string) bool {
+	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+	rest, ok := strings.CutPrefix(service, "plugin.")
+	return ok && !strings.Contains(rest, ".")
+}
 
 // everyStream describes a call of any kind: a unary one is a stream with one message each way.
 var everyStream = grpc.StreamDesc{ClientStreams: true, ServerStreams: true}

@@ -159,6 +159,15 @@ func (j *Judge) Endpoint(ptype, path string, by Account, uid uint32) error {
 			uid, ptype)}
 }
 
+// Own says whether somebody's plugin may have an endpoint to which the host has a connection of its own making.
+func (j *Judge) Own(ptype, path string, by Account) error {
+	if !by.Known || j.Privileged(by.UID) {
+		return nil
+	}
+	return &Refusal{Endpoint, fmt.Sprintf("the endpoint %s is the host's own, and the plugin of type %s that announces it is user %d's", path,
+		ptype, by.UID), "serve the endpoint as the user of the plugin"}
+}
+
 // Supersede says whether a plugin of one may take the name of another's that lives.
 func (j *Judge) Supersede(ptype, name string, by, other Account) error {
 	if !by.Known || !other.Known || by.UID == other.UID || j.Privileged(by.UID) || j.types[ptype].supersede {

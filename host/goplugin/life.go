@@ -147,13 +147,25 @@ func (l *life) dial(ctx context.Context) (net.Conn, error) {
 		return conn, err
 	}
 	peer, err := sock.PeerOf(conn)
-	if err == nil && !l.process.Owns(peer.PID) {
+	if err == nil && (!l.process.Owns(peer.PID) || !l.isUser(peer.UID)) {
 		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
 	}
 	if err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
+}
+
+// isUser says whether a user is the plugin's. The number of a process that has ended may be one of the plugin's by now.
+func (l *life) isUser(uid uint32) bool {
+	own := uint32(os.Geteuid())
+	if l.spec.User != "" {
+		var err error
+		if own, err = host.UserID(l.spec.User); err != nil {
+			return false
+		}
+	}
+	return uid == own
 }
 
 // answers asks for the health of the plugin, which the protocol demands to be offered.

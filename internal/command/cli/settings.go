@@ -143,8 +143,30 @@ func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	loaded, _, err := load(sources)
-	return loaded, err
+	loaded, c, err := load(sources)
+	wrong, ok := errors.AsType[config.Errors](err)
+	if err != nil && !ok || c.Catalogue == nil {
+		return loaded, err
+	}
+	// A daemon would run with such plugins, and not launch them.
+	if wrong = append(wrong, located(loaded, c.CheckPlugins())...); len(wrong) == 0 {
+		return loaded, nil
+	}
+	wrong.Sort()
+	return loaded, wrong
+}
+
+// located returns where the fields stand about which there are errors.
+func located(loaded *config.Loaded, err error) (wrong config.Errors) {
+	if err == nil {
+		return nil
+	}
+	joined, _ := err.(interface{ Unwrap() []error })
+	for _, err := range joined.Unwrap() {
+		field, _ := errors.AsType[*daemon.FieldError](err)
+		wrong = append(wrong, loaded.Locate(field.Field, field.Err))
+	}
+	return wrong
 }
 
 // load reads a configuration that a daemon can work with. The error is of type [config.Errors] if it is the content that is wrong. With
@@ -155,13 +177,7 @@ func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 		return nil, daemon.Config{}, err
 	}
 	c := daemonConfig(loaded)
-	var wrong config.Errors
-	if err := c.Validate(); err != nil {
-		joined, _ := err.(interface{ Unwrap() []error })
-		for _, err := range joined.Unwrap() {
-			field, _ := errors.AsType[*daemon.FieldError](err)
-			wrong = append(wrong, loaded.Locate(field.Field, field.Err))
-		}
+	if wrong := located(loaded, c.Validate()); len(wrong) > 0 {
 		wrong.Sort()
 		return loaded, c, wrong
 	}

@@ -32,11 +32,15 @@ func Dial(ctx context.Context, judge *trust.Judge, p Plugin, path string) (net.C
 	return conn, nil
 }
 
-// Check says why a connection may not be used. One that is not a [sock.Conn] is the host's own business.
+// Check says why a connection may not be used. One to something other than a socket whose peer the system knows is the host's own business,
+// as those to plugins of foreign protocols are, and only for plugins that the host itself announces.
 func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
-	known, ok := conn.(sock.Conn)
-	if judge == nil || !ok {
+	if judge == nil || !p.Account.Known {
 		return nil
+	}
+	known, ok := conn.(sock.Conn)
+	if !ok {
+		return judge.Own(p.Type, path, p.Account)
 	}
 	peer, err := sock.PeerOf(known.UnixConn)
 	if errors.Is(err, errors.ErrUnsupported) {
