@@ -41,8 +41,9 @@ func (a *auditor) done(c *caller, action, target string, err error) {
 }
 
 // called tells of a call that ended with a code, unless one like it was told a short time ago. A first call of what exists is always told:
-// by its method or, of a user who calls a great many, by its plugin. Of calls that reached no plugin, or no method of it, whose names callers
-// make up, there is a bounded number. Whether a method exists that was called and cut off, nobody knows: such calls do not crowd out others.
+// by its method or, of a user who calls a great many, by its plugin. Of calls that reached no plugin, or no method of it, whose names
+// callers make up, there is a bounded number. Whether a method exists that was called and cut off, nobody knows: such calls do not crowd
+// out others.
 func (a *auditor) called(c *caller, plugin, method string, reached bool, code codes.Code) {
 	what := audited{who: c.name(), plugin: plugin, method: method, code: code}
 	exists := reached && code != codes.Unimplemented

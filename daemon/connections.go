@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// maxUserConns and maxConns bound the open connections at the control socket, and those at the stable sockets: of each user, and of all but
-	// root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, a quarter in all at the control
-	// socket and a half at the stable sockets: the rest is left for plugins and root.
+	// maxUserConns and maxConns bound the open connections at the control socket, and those at the stable sockets: of each user, and of all
+	// but root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, a quarter in all at the
+	// control socket and a half at the stable sockets: the rest is left for plugins and root.
 	maxUserConns, maxConns = 1024, 4096
 	// maxStrangerConns and maxStrangersConns bound those at the control socket of users without a role, who are only told that they have none.
 	maxStrangerConns, maxStrangersConns = 16, 64

@@ -12,7 +12,7 @@ type theirs struct{}
 func (theirs) RegisterPlugin(*dynamicplugins.PluginInfo) error             { return nil }
 func (theirs) DeregisterPlugin(_, _, _ string) error                       { return nil }
 func (theirs) ListPlugins(string) []*dynamicplugins.PluginInfo             { return nil }
-func (theirs) DispensePlugin(_, _ string) (interface{}, error)             { return theirs{}, nil }
+func (theirs) DispensePlugin(_, _ string) (any, error)                     { return theirs{}, nil }
 func (theirs) StubDispenserForType(string, dynamicplugins.PluginDispenser) {}
 func (theirs) Shutdown()                                                   {}
 

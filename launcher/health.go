@@ -19,10 +19,10 @@ import (
 
 // watchHealth follows whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
 func (g *generation) watchHealth(ctx context.Context, socket string) {
-	dial, err := g.healthDialer()
+	dial, err := g.healthDialer(socket)
 	var conn *grpc.ClientConn
 	if err == nil {
-		conn, err = grpcsock.Dial(socket, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, socket) }))
+		conn, err = grpcsock.Dial(socket, grpc.WithContextDialer(dial))
 	}
 	if err != nil {
 		g.unit.observe(EventFailed, socket, fmt.Sprintf("its health cannot be watched: %v", err))
@@ -38,12 +38,12 @@ func (g *generation) watchHealth(ctx context.Context, socket string) {
 
 // healthDialer returns what connects to the plugin, if who listens is the user as which it was launched or, for a foreign protocol, this
 // process: a plugin can have a link to another user's socket in its place, where it may have no right to call.
-func (g *generation) healthDialer() (func(context.Context, string) (net.Conn, error), error) {
+func (g *generation) healthDialer(socket string) (func(context.Context, string) (net.Conn, error), error) {
 	if g.plugin.User == "" {
-		return func(ctx context.Context, socket string) (net.Conn, error) { return sock.Dial(ctx, socket) }, nil
+		return func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, socket) }, nil
 	}
 	uid, err := host.UserID(g.plugin.User)
-	return func(ctx context.Context, socket string) (net.Conn, error) {
+	return func(ctx context.Context, _ string) (net.Conn, error) {
 		conn, err := sock.Dial(ctx, socket)
 		if err != nil {
 			return nil, err

@@ -284,7 +284,9 @@ func (r *Reconciler) giveUp(ctx context.Context, in *instance, what string, err 
 
 // reborn ends an instance and begins a new one on the same socket, in the same rank. mu is held.
 func (r *Reconciler) reborn(ctx context.Context, in *instance, why string) *instance {
-	fresh := &instance{info: in.info, source: in.source, rank: in.rank, announced: in.announced, account: in.account, registration: in.registration}
+	fresh := &instance{
+		info: in.info, source: in.source, rank: in.rank, announced: in.announced, account: in.account, registration: in.registration,
+	}
 	fresh.set(StateConnecting)
 	fresh.attempt, in.attempt = in.attempt, attempt{}
 	r.went(ctx, in, why)

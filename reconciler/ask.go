@@ -103,8 +103,8 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 	}
 }
 
-// interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a moment before its plugin listens on it: as long as it is fresh, a
-// refused dial is repeated. waits is called before it waits for that.
+// interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a
+// moment before its plugin listens on it: as long as it is fresh, a refused dial is repeated. waits is called before it waits for that.
 func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts, waits func()) (Conn, Info, error) {
 	conn, err := r.reach(ctx, path, fresh, timeouts.Dial, waits)
 	if err != nil {

@@ -3,8 +3,8 @@
 //	fuzz [-cpu 10m] [-run REGEXP] [-slice 1m] DIR
 //
 // DIR is the root of the module. Inputs that reach new code, and one that fails, are kept in the corpus of the package, to which its
-// testdata/fuzz is a link, so every run of the tests meets them again. What was spent on each target stands in .ci/fuzz.json, which is written after each slice: a run that was
-// stopped goes on where it was. The status is 1 if a target failed.
+// testdata/fuzz is a link, so every run of the tests meets them again. What was spent on each target stands in .ci/fuzz.json, which is
+// written after each slice: a run that was stopped goes on where it was. The status is 1 if a target failed.
 package main
 
 import (

@@ -306,7 +306,8 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 	return in, errors.Join(idErr, peerErr, accountErr, versionsErr, rankErr, rolesErr, timeErr)
 }
 
-// Statuses describes the instances in a registry that the pipeline does not know: those that others put there and, before it knows any, all.
+// Statuses describes the instances in a registry that the pipeline does not know: those that others put there and, before it knows any,
+// all.
 func Statuses(store *dynamicplugins.Store, known bool) []reconciler.Status {
 	var statuses []reconciler.Status
 	for _, in := range store.Instances("", "") {

@@ -1,0 +1,31 @@
+// Package backoff says how long to wait before another attempt at what failed. It does not wait, and counts nothing: that is its callers'
+// business, who know what a success is.
+package backoff
+
+import (
+	"math/rand/v2"
+	"time"
+
+	grpcbackoff "google.golang.org/grpc/backoff"
+)
+
+// A Backoff doubles the pause with each failure in a row, from Min to Max.
+type Backoff struct{ Min, Max time.Duration }
+
+// After returns the pause after a number of failures in a row, at least one: anything in its upper half, so that those who failed together
+// do not try again together.
+func (b Backoff) After(failures int) time.Duration {
+	pause := b.Min
+	for range failures - 1 {
+		if pause *= 2; pause >= b.Max {
+			pause = b.Max
+			break
+		}
+	}
+	return pause/2 + rand.N(pause/2+1)
+}
+
+// GRPC is what a gRPC connection waits between two attempts to connect.
+func (b Backoff) GRPC() grpcbackoff.Config {
+	return grpcbackoff.Config{BaseDelay: b.Min, Multiplier: 1.6, Jitter: 0.2, MaxDelay: b.Max}
+}
