@@ -118,8 +118,8 @@ type listening struct {
 
 // listen does whatever can fail without making a file first, and takes the control socket before the state: its lock is what keeps a second
 // daemon from looking at the state at all.
-func (d *Daemon) listen(ctx context.Context, parts *closers) (l *listening, err error) {
-	l = &listening{}
+func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err error) {
+	l := &listening{}
 	if l.roles, err = d.config.Roles.policy(); err != nil {
 		return nil, err
 	}
