@@ -11,10 +11,8 @@ type packed struct{ fs.FS }
 // ReadDir implements [fs.ReadDirFS].
 func (p packed) ReadDir(name string) ([]fs.DirEntry, error) {
 	entries, err := fs.ReadDir(p.FS, name)
-	if name != "." {
-		return entries, err
-	}
 	return slices.DeleteFunc(entries, func(e fs.DirEntry) bool {
-		return slices.Contains([]string{".git", "bench", "bin", "dist", "integration", "tools"}, e.Name()) || e.Type()&fs.ModeSymlink != 0
+		left := name == "." && slices.Contains([]string{".git", "bench", "bin", "corpus", "dist", "integration", "tools"}, e.Name())
+		return left || e.Type()&fs.ModeSymlink != 0 // as a module's archive has none
 	}), err
 }
