@@ -3,6 +3,8 @@ package catalogue
 import (
 	"slices"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Protocol is what a plugin speaks with the daemon.
@@ -45,7 +47,7 @@ func (p *Plugin) checkProtocol(check func(ok bool, field, format string, args ..
 		return
 	}
 	g := p.GoPlugin
-	check(p.Type != "" && printable(p.Type) && !strings.Contains(p.Type, "/"), "type",
+	check(p.Type != "" && foreign.Printable(p.Type) && !strings.Contains(p.Type, "/"), "type",
 		"%q is no plugin type: it must have printable characters, at least one, and no slash", p.Type)
 	check(g.CookieKey != "" && !strings.ContainsAny(g.CookieKey, "=\x00"), "goPlugin.cookieKey",
 		"%q is no name of a variable: it must not be empty or have = in it", g.CookieKey)
@@ -55,7 +57,7 @@ func (p *Plugin) checkProtocol(check func(ok bool, field, format string, args ..
 	if i := slices.IndexFunc(g.ProtocolVersions, func(v int) bool { return v <= 0 }); i >= 0 {
 		check(false, "goPlugin.protocolVersions", "%d must be above zero", g.ProtocolVersions[i])
 	}
-	check(printable(g.Plugin), "goPlugin.plugin", "%q must have printable characters only", g.Plugin)
+	check(foreign.Printable(g.Plugin), "goPlugin.plugin", "%q must have printable characters only", g.Plugin)
 	check(p.Serve, "serve", "a plugin of go-plugin always serves")
 	check(!p.Survive, "survive", "a plugin of go-plugin cannot: its certificates and its registration are the daemon's")
 }

@@ -8,8 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // The texts of two fields, as regular expressions that JSON Schema understands too.
@@ -58,7 +58,7 @@ func (p *Plugin) problems() []problem {
 	}
 	check(nameText.MatchString(p.Name), "name", "%q is no name of a plugin: it must have 1 to 63 letters, digits, dots, dashes and "+
 		"underscores, and begin and end with a letter or digit", p.Name)
-	check(printable(p.Version), "version", "%q must have printable characters only", p.Version)
+	check(foreign.Printable(p.Version), "version", "%q must have printable characters only", p.Version)
 	if err := checkCommand(p.Command); err != nil {
 		found = append(found, problem{"command", err})
 	}
@@ -67,7 +67,7 @@ func (p *Plugin) problems() []problem {
 	check(p.Interpreter == "" || filepath.IsAbs(p.Interpreter) && !strings.ContainsAny(p.Interpreter, "\x00 \t\n"), "interpreter",
 		"%q must be an absolute path without spaces", p.Interpreter)
 	for _, key := range slices.Sorted(maps.Keys(p.Metadata)) {
-		check(key != "" && printable(key), "metadata", "the key %q must have printable characters only, and at least one", key)
+		check(key != "" && foreign.Printable(key), "metadata", "the key %q must have printable characters only, and at least one", key)
 	}
 	for _, key := range slices.Sorted(maps.Keys(p.Env)) {
 		check(key != "" && !strings.ContainsAny(key, "=\x00"), "env", "%q is no name of a variable: it must not be empty or have = in it", key)
@@ -79,8 +79,8 @@ func (p *Plugin) problems() []problem {
 	check(p.Limits.CPU >= 0, "limits.cpu", "it must be above zero")
 	check(p.Limits.Processes >= 0, "limits.processes", "it must be above zero")
 	check(p.Limits.OpenFiles >= 0, "limits.openFiles", "it must be above zero")
-	check(printable(p.User), "user", "%q must have printable characters only", p.User)
-	check(printable(p.Group), "group", "%q must have printable characters only", p.Group)
+	check(foreign.Printable(p.User), "user", "%q must have printable characters only", p.User)
+	check(foreign.Printable(p.Group), "group", "%q must have printable characters only", p.Group)
 	r := p.Restart
 	policies := []Policy{RestartOnFailure, RestartAlways, RestartNever}
 	check(slices.Contains(policies, r.Policy), "restart.policy",
@@ -107,8 +107,4 @@ func checkCommand(command []string) error {
 		}
 	}
 	return nil
-}
-
-func printable(s string) bool {
-	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }

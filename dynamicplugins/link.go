@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -24,7 +24,7 @@ const (
 
 // reconnect is the back-off between attempts to connect. A socket on the same machine answers or refuses at once, so there is no
 // network to spare and long pauses would only delay the return of a plugin.
-var reconnect = backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
+var reconnect = backoff.Backoff{Min: 20 * time.Millisecond, Max: time.Second}.GRPC()
 
 // A link is the shared connection to one instance. It is made at the first call. While the link is in use calls may begin on it;
 // when it is retired, calls that have begun go on, and the last one closes the connection. A nil link is never in use.

@@ -4,19 +4,12 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-const (
-	minDelay = time.Second
-	maxDelay = 30 * time.Second
-)
-
-// backoff returns a random time to wait before another attempt after a number of failures in a row, at least one: half to one and a half of
-// a second that doubles with each failure, up to 30 s.
-func backoff(failures int) time.Duration {
-	d := min(minDelay<<min(failures-1, 10), maxDelay)
-	return d/2 + spread(d)
-}
+// retry is how long to wait before another request of etcd.
+var retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
 // spread returns a random time below d.
 func spread(d time.Duration) time.Duration {

@@ -81,7 +81,7 @@ func (e *Elector) Run(ctx context.Context) {
 		if failures <= 1 {
 			e.log.Warn("fleet: the node holds no locks", "error", explain(err))
 		}
-		sleep(ctx, min(backoff(failures+1), e.config.TTL))
+		sleep(ctx, min(retry.After(failures+1), e.config.TTL))
 	}
 }
 
@@ -109,7 +109,7 @@ func (e *Elector) connect(ctx context.Context) *clientv3.Client {
 		if failures == 1 {
 			e.log.Warn("fleet: cannot compete for locks", "error", err)
 		}
-		if !sleep(ctx, backoff(failures)) {
+		if !sleep(ctx, retry.After(failures)) {
 			return nil
 		}
 	}
@@ -300,7 +300,7 @@ func (e *Elector) campaign(ctx context.Context, client *clientv3.Client, t *term
 			e.resign(ctx, t, election)
 			return
 		}
-		if !sleep(ctx, min(backoff(failures), e.config.TTL/3)) {
+		if !sleep(ctx, min(retry.After(failures), e.config.TTL/3)) {
 			e.resign(ctx, t, election)
 			return
 		}

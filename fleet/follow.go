@@ -58,9 +58,9 @@ func (r *Reader) run(ctx context.Context) {
 			failures = 0
 		}
 		failures++
-		delay = backoff(failures)
+		delay = retry.After(failures)
 		if progressed {
-			delay = spread(minDelay)
+			delay = spread(retry.Min)
 		}
 		if errors.Is(err, errHistory) && progressed {
 			delay = 0

@@ -199,7 +199,7 @@ func (p *Publisher) Run(ctx context.Context) {
 			delay = around(p.config.Presence / 3)
 		default:
 			failures++
-			delay = backoff(failures)
+			delay = retry.After(failures)
 			if failures == 1 {
 				delay = max(delay, spread(p.config.Spread))
 			}

@@ -267,7 +267,7 @@ func (s *session) follow(ctx context.Context, look <-chan struct{}) error {
 				failures++
 				s.failed(err)
 				planned = true
-				timer.Reset(backoff(failures))
+				timer.Reset(retry.After(failures))
 			default:
 				failures = 0
 				s.succeeded(time.Time{})

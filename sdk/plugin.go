@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 const (
@@ -76,7 +76,7 @@ func (p Plugin) withDefaults() (Plugin, error) {
 
 func (p Plugin) check() error {
 	var wrong []error
-	wrong = append(wrong, checkText("Plugin.Type", p.Type), checkText("Plugin.Name", p.Name))
+	wrong = append(wrong, foreign.Name("Plugin.Type", p.Type, maxText), foreign.Name("Plugin.Name", p.Name, maxText))
 	if strings.Contains(p.Type, "/") {
 		wrong = append(wrong, fmt.Errorf("Plugin.Type %q has a slash, which ends the type in TYPE/NAME", p.Type))
 	}
@@ -84,7 +84,7 @@ func (p Plugin) check() error {
 		wrong = append(wrong, fmt.Errorf("Plugin.Versions has %d entries, want 1 to %d", n, maxVersions))
 	}
 	for i, version := range p.Versions {
-		wrong = append(wrong, checkText(fmt.Sprintf("Plugin.Versions[%d]", i), version))
+		wrong = append(wrong, foreign.Name(fmt.Sprintf("Plugin.Versions[%d]", i), version, maxText))
 	}
 	if p.Register == nil && p.Endpoint == "" {
 		wrong = append(wrong, errors.New("Plugin.Register is nil, so the plugin would offer nothing"))
@@ -102,16 +102,3 @@ func (p Plugin) check() error {
 }
 
 func (p Plugin) String() string { return p.Type + "/" + p.Name }
-
-// checkText returns an error if a name cannot be told apart or printed.
-func checkText(what, s string) error {
-	switch {
-	case s == "":
-		return fmt.Errorf("%s is empty", what)
-	case len(s) > maxText:
-		return fmt.Errorf("%s has %d bytes, want at most %d", what, len(s), maxText)
-	case !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }):
-		return fmt.Errorf("%s %q has spaces or characters that cannot be printed", what, s)
-	}
-	return nil
-}

@@ -17,22 +17,22 @@ import (
 func TestPluginIsChecked(t *testing.T) {
 	good := sdk.Plugin{Type: "Greeter", Name: "hello", Versions: []string{"1"}, Register: func(grpc.ServiceRegistrar) {}}
 	for want, change := range map[string]func(*sdk.Plugin){
-		"Plugin.Type is empty":            func(p *sdk.Plugin) { p.Type = "" },
-		"has a slash":                     func(p *sdk.Plugin) { p.Type = "a/b" },
-		"Plugin.Name is empty":            func(p *sdk.Plugin) { p.Name = "" },
-		`Plugin.Name "a b" has spaces`:    func(p *sdk.Plugin) { p.Name = "a b" },
-		`Plugin.Name "a\xff" has spaces`:  func(p *sdk.Plugin) { p.Name = "a\xff" },
-		`Plugin.Name "a\x1b" has spaces`:  func(p *sdk.Plugin) { p.Name = "a\x1b" },
-		"want at most 4096":               func(p *sdk.Plugin) { p.Name = strings.Repeat("n", 4097) },
-		"Plugin.Versions has 0 entries":   func(p *sdk.Plugin) { p.Versions = nil },
-		"Plugin.Versions has 65 entries":  func(p *sdk.Plugin) { p.Versions = slices.Repeat([]string{"1"}, 65) },
-		"Plugin.Versions[1] is empty":     func(p *sdk.Plugin) { p.Versions = []string{"1", ""} },
-		"Plugin.Register is nil":          func(p *sdk.Plugin) { p.Register = nil },
-		`"relative" is not absolute`:      func(p *sdk.Plugin) { p.Endpoint = "relative" },
-		"has more than permission bits":   func(p *sdk.Plugin) { p.Mode = 0o10000 << 10 },
-		"is negative":                     func(p *sdk.Plugin) { p.Drain = -1 },
-		"Plugin.Socket is empty":          func(p *sdk.Plugin) {},
-		"the registration service, which": func(p *sdk.Plugin) { p.Register = registerRegistration },
+		"Plugin.Type is empty":                    func(p *sdk.Plugin) { p.Type = "" },
+		"has a slash":                             func(p *sdk.Plugin) { p.Type = "a/b" },
+		"Plugin.Name is empty":                    func(p *sdk.Plugin) { p.Name = "" },
+		`Plugin.Name "a b" has spaces`:            func(p *sdk.Plugin) { p.Name = "a b" },
+		`Plugin.Name "a\xff" has characters that`: func(p *sdk.Plugin) { p.Name = "a\xff" },
+		`Plugin.Name "a\x1b" has characters that`: func(p *sdk.Plugin) { p.Name = "a\x1b" },
+		"4096 are allowed":                        func(p *sdk.Plugin) { p.Name = strings.Repeat("n", 4097) },
+		"Plugin.Versions has 0 entries":           func(p *sdk.Plugin) { p.Versions = nil },
+		"Plugin.Versions has 65 entries":          func(p *sdk.Plugin) { p.Versions = slices.Repeat([]string{"1"}, 65) },
+		"Plugin.Versions[1] is empty":             func(p *sdk.Plugin) { p.Versions = []string{"1", ""} },
+		"Plugin.Register is nil":                  func(p *sdk.Plugin) { p.Register = nil },
+		`"relative" is not absolute`:              func(p *sdk.Plugin) { p.Endpoint = "relative" },
+		"has more than permission bits":           func(p *sdk.Plugin) { p.Mode = 0o10000 << 10 },
+		"is negative":                             func(p *sdk.Plugin) { p.Drain = -1 },
+		"Plugin.Socket is empty":                  func(p *sdk.Plugin) {},
+		"the registration service, which":         func(p *sdk.Plugin) { p.Register = registerRegistration },
 	} {
 		p := good
 		change(&p)
@@ -75,7 +75,7 @@ func TestDependenciesAreFew(t *testing.T) {
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, out)
 	}
-	own := []string{"api/patchbay/plugin/v1", "internal/launch/handshake", "internal/sock", "internal/systemd", "plugin", "sdk", "sdk/admission", "sdk/internal/launched"}
+	own := []string{"api/patchbay/plugin/v1", "internal/foreign", "internal/launch/handshake", "internal/sock", "internal/systemd", "plugin", "sdk", "sdk/admission", "sdk/internal/launched"}
 	for name := range strings.FieldsSeq(string(out)) {
 		if path, ok := strings.CutPrefix(name, "github.com/patchbay-dev/patchbay/"); ok && !slices.Contains(own, path) {
 			t.Errorf("a plugin is built with %s", path)

@@ -19,6 +19,7 @@ import (
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/registration"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -359,7 +360,7 @@ func listing(dir string) (map[string]sock.ID, error) {
 // lastWords says what a running instance printed last.
 func (i *instance) lastWords() string {
 	if said := i.printed.last(); said != "" {
-		return "; the command runs, and printed last " + quote(said)
+		return "; the command runs, and printed last " + foreign.Quote(said)
 	}
 	return "; the command runs and has printed nothing"
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 )
 
@@ -94,7 +95,7 @@ func (i *instance) end() string {
 		how = err.Error()
 	}
 	if said := i.printed.last(); said != "" {
-		how += ", after it had printed " + quote(said)
+		how += ", after it had printed " + foreign.Quote(said)
 	}
 	return how
 }

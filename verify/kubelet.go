@@ -15,6 +15,7 @@ import (
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -95,9 +96,9 @@ func (k *kubelet) Register(_ context.Context, request *deviceapi.RegisterRequest
 func checkRegister(request *deviceapi.RegisterRequest) string {
 	switch {
 	case !slices.Contains(deviceVersions(), request.Version):
-		return fmt.Sprintf("version %s is none of %s", quote(request.Version), quoteAll(deviceVersions()))
+		return fmt.Sprintf("version %s is none of %s", foreign.Quote(request.Version), foreign.QuoteAll(deviceVersions()))
 	case request.Endpoint == "" || strings.ContainsAny(request.Endpoint, `/\`) || request.Endpoint == kubeletSocket:
-		return fmt.Sprintf("endpoint %s is not the name of a socket of the plugin's in the directory of %s", quote(request.Endpoint),
+		return fmt.Sprintf("endpoint %s is not the name of a socket of the plugin's in the directory of %s", foreign.Quote(request.Endpoint),
 			kubeletSocket)
 	}
 	return checkResourceName(request.ResourceName)
@@ -121,12 +122,12 @@ func (b *bench) meetRegistered(ctx context.Context, request *deviceapi.RegisterR
 	path := filepath.Join(b.dir, request.Endpoint)
 	if filepath.Dir(path) != b.dir || path == b.kubelet.path {
 		return nil, fmt.Errorf("the plugin registered endpoint %s, which is no socket in %s; register the name of the socket alone",
-			quote(request.Endpoint), b.dir)
+			foreign.Quote(request.Endpoint), b.dir)
 	}
 	a, err := meet(ctx, path, i)
 	if a == nil {
 		return nil, fmt.Errorf("the plugin registered endpoint %s, at which nobody can be reached: %w; serve there before Register",
-			quote(request.Endpoint), err)
+			foreign.Quote(request.Endpoint), err)
 	}
 	a.request = request
 	return a, err

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -52,7 +53,7 @@ func connectionRules() []Rule {
 // others asks on a fresh connection while something goes on.
 func (s *subject) others(ctx context.Context, meanwhile string) outcome {
 	if _, err := s.getInfo(ctx); err != nil {
-		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), clip(brief(err)))
+		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), foreign.Clip(brief(err)))
 	}
 	return pass("while %s, another connection is served", meanwhile)
 }
@@ -81,7 +82,7 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 		a, err := s.openAsker(ctx)
 		if err != nil {
 			s.trace.add(fmt.Sprintf("connect %d of %d", i+1, crowd), err.Error())
-			return fail("connection %d of %d at once fails: %s", i+1, crowd, clip(err.Error()))
+			return fail("connection %d of %d at once fails: %s", i+1, crowd, foreign.Clip(err.Error()))
 		}
 		askers = append(askers, a)
 	}
@@ -98,7 +99,7 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 		}
 	}
 	if failed > 0 {
-		s.trace.add(fmt.Sprintf("%s on %d connections at once", path.Base(s.question()), crowd), clip(first.Error()))
+		s.trace.add(fmt.Sprintf("%s on %d connections at once", path.Base(s.question()), crowd), foreign.Clip(first.Error()))
 		return fail("%d of %d connections at once got no answer", failed, crowd)
 	}
 	return pass("%d connections at once got an answer", crowd)
@@ -140,7 +141,7 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 	}
 	// The plugin has begun to answer when its settings are there.
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
-		return fail("a connection whose flow-control window is closed gets no settings: %v", clip(err.Error()))
+		return fail("a connection whose flow-control window is closed gets no settings: %v", foreign.Clip(err.Error()))
 	}
 	s.trace.add(fmt.Sprintf("%d times %s on a connection whose window is closed", silents, path.Base(s.question())), "")
 	return s.others(ctx, "a peer with unanswered requests reads nothing")
@@ -197,7 +198,7 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 
 // speak sends something and gives the plugin the time to react: until it closes the connection or says something.
 func (s *subject) speak(conn net.Conn, text string) {
-	s.trace.add(quote(text), "")
+	s.trace.add(foreign.Quote(text), "")
 	if conn.SetDeadline(time.Now().Add(min(s.options.CallTimeout, time.Second))) == nil {
 		_, _ = conn.Write([]byte(text))
 		_, _ = conn.Read(make([]byte, 1))

@@ -3,13 +3,14 @@ package verify
 import (
 	"context"
 	"slices"
-	"unicode"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Limits of the CSI specification, in bytes.
@@ -72,13 +73,13 @@ func checkPluginInfo(ctx context.Context, s *subject) outcome {
 		case err != nil:
 			return fail("GetPluginInfo %s", brief(err))
 		case answer.Name != info.Name:
-			return fail("GetPluginInfo says %s, and the plugin registers as %s", quote(answer.Name), quote(info.Name))
+			return fail("GetPluginInfo says %s, and the plugin registers as %s", foreign.Quote(answer.Name), foreign.Quote(info.Name))
 		case answer.VendorVersion == "":
 			return fail("vendor_version is empty; CSI requires it")
 		case len(answer.VendorVersion) > maxCSIString:
 			return fail("vendor_version has %d bytes, and CSI allows %d", len(answer.VendorVersion), maxCSIString)
 		}
-		return pass("%s, version %s", quote(answer.Name), quote(answer.VendorVersion))
+		return pass("%s, version %s", foreign.Quote(answer.Name), foreign.Quote(answer.VendorVersion))
 	})
 }
 
@@ -131,26 +132,23 @@ func checkNodeInfo(ctx context.Context, s *subject) outcome {
 			return notApplicable("the driver serves a controller and no node")
 		case err != nil:
 			return fail("NodeGetInfo %s", brief(err))
-		case answer.NodeId == "":
-			return fail("node_id is empty")
-		case len(answer.NodeId) > maxNodeID:
-			return fail("node_id has %d bytes, and CSI allows %d", len(answer.NodeId), maxNodeID)
-		case slices.ContainsFunc([]rune(answer.NodeId), unicode.IsControl):
-			return fail("node_id %s has control characters", quote(answer.NodeId))
 		case answer.MaxVolumesPerNode < 0:
 			return fail("max_volumes_per_node is %d", answer.MaxVolumesPerNode)
+		}
+		if err := foreign.Required("node_id", answer.NodeId, maxNodeID); err != nil {
+			return fail("%v", err)
 		}
 		size := 0
 		for key, value := range answer.GetAccessibleTopology().GetSegments() {
 			size += len(key) + len(value)
 			if key == "" || value == "" {
-				return fail("the topology has the segment %s=%s", quote(key), quote(value))
+				return fail("the topology has the segment %s=%s", foreign.Quote(key), foreign.Quote(value))
 			}
 		}
 		if size > maxCSIMapSize {
 			return fail("the topology has %d bytes, and CSI allows %d", size, maxCSIMapSize)
 		}
-		return pass("node %s", quote(answer.NodeId))
+		return pass("node %s", foreign.Quote(answer.NodeId))
 	})
 }
 

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 const (
@@ -100,16 +102,16 @@ func checkDeviceList(devices []*deviceapi.Device) string {
 	}
 	seen := map[string]bool{}
 	for _, d := range devices {
-		if wrong := checkText("the ID of a device", d.ID); wrong != "" {
-			return wrong
+		if err := foreign.Name("the ID of a device", d.ID, maxText); err != nil {
+			return err.Error()
 		}
 		if seen[d.ID] {
-			return fmt.Sprintf("device %s is listed twice", quote(d.ID))
+			return fmt.Sprintf("device %s is listed twice", foreign.Quote(d.ID))
 		}
 		seen[d.ID] = true
 		if d.Health != deviceapi.Healthy && d.Health != deviceapi.Unhealthy {
-			return fmt.Sprintf("device %s has the health %s, which is neither %s nor %s", quote(d.ID), quote(d.Health), deviceapi.Healthy,
-				deviceapi.Unhealthy)
+			return fmt.Sprintf("device %s has the health %s, which is neither %s nor %s", foreign.Quote(d.ID), foreign.Quote(d.Health),
+				deviceapi.Healthy, deviceapi.Unhealthy)
 		}
 	}
 	return ""

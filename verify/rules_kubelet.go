@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // hesitation is how many times as long as its start a plugin may take to register again: some let the kubelet settle before.
@@ -56,7 +58,7 @@ func checkRegistered(_ context.Context, s *subject) outcome {
 	if wrong := checkRegister(request); wrong != "" {
 		return fail("%s", wrong)
 	}
-	return pass("registered is %s at %s", quote(request.ResourceName), quote(request.Endpoint))
+	return pass("registered is %s at %s", foreign.Quote(request.ResourceName), foreign.Quote(request.Endpoint))
 }
 
 func checkRegistersAgain(ctx context.Context, s *subject) outcome {
@@ -73,11 +75,11 @@ func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 		}
 		_ = run.kill() // so that the next rules find one that serves
 		s.bench.sweep()
-		return fail("%s", clip(err.Error()))
+		return fail("%s", foreign.Clip(err.Error()))
 	}
 	s.path = a.path
 	if was := s.appeared.request.ResourceName; a.request.ResourceName != was {
-		return fail("%s", fmt.Sprintf("the plugin registered %s, and now %s", quote(was), quote(a.request.ResourceName)))
+		return fail("%s", fmt.Sprintf("the plugin registered %s, and now %s", foreign.Quote(was), foreign.Quote(a.request.ResourceName)))
 	}
-	return pass("registered again at %s", quote(a.request.Endpoint))
+	return pass("registered again at %s", foreign.Quote(a.request.Endpoint))
 }

@@ -2,7 +2,6 @@ package verify
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -12,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -68,11 +68,11 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	switch {
 	case a.err != nil:
 		s.told = true
-		return fail("GetInfo %s", clip(brief(a.err)))
+		return fail("GetInfo %s", foreign.Clip(brief(a.err)))
 	case a.after > kubeletPatience:
 		return warn("GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
 	}
-	return pass("type %s, name %s", quote(a.info.Type), quote(a.info.Name))
+	return pass("type %s, name %s", foreign.Quote(a.info.Type), foreign.Quote(a.info.Name))
 }
 
 // tellAnnounced adds to the trace what the plugin announced when it was asked first.
@@ -85,15 +85,14 @@ func checkType(ctx context.Context, s *subject) outcome {
 	if info == nil {
 		return o
 	}
-	s.tellAnnounced("type " + quote(info.Type))
-	wrong := checkText("the type", info.Type)
-	if wrong == "" && strings.Contains(info.Type, "/") {
-		wrong = fmt.Sprintf("the type %s has a slash", quote(info.Type))
+	s.tellAnnounced("type " + foreign.Quote(info.Type))
+	if err := foreign.Name("the type", info.Type, maxText); err != nil {
+		return fail("%v", err)
 	}
-	if wrong != "" {
-		return fail("%s", wrong)
+	if strings.Contains(info.Type, "/") {
+		return fail("the type %s has a slash", foreign.Quote(info.Type))
 	}
-	return pass("the type is %s", quote(info.Type))
+	return pass("the type is %s", foreign.Quote(info.Type))
 }
 
 func checkName(ctx context.Context, s *subject) outcome {
@@ -101,22 +100,23 @@ func checkName(ctx context.Context, s *subject) outcome {
 	if info == nil {
 		return o
 	}
-	s.tellAnnounced("name " + quote(info.Name))
-	wrong := checkText("the name", info.Name)
-	if wrong == "" {
-		switch info.Type {
-		case registerapi.CSIPlugin:
-			wrong = checkCSIName(info.Name)
-		case registerapi.DevicePlugin:
-			wrong = checkResourceName(info.Name)
-		case registerapi.DRAPlugin:
-			wrong = checkDRAName(info.Name)
-		}
+	s.tellAnnounced("name " + foreign.Quote(info.Name))
+	if err := foreign.Name("the name", info.Name, maxText); err != nil {
+		return fail("%v", err)
+	}
+	wrong := ""
+	switch info.Type {
+	case registerapi.CSIPlugin:
+		wrong = checkCSIName(info.Name)
+	case registerapi.DevicePlugin:
+		wrong = checkResourceName(info.Name)
+	case registerapi.DRAPlugin:
+		wrong = checkDRAName(info.Name)
 	}
 	if wrong != "" {
 		return fail("%s", wrong)
 	}
-	return pass("the name is %s", quote(info.Name))
+	return pass("the name is %s", foreign.Quote(info.Name))
 }
 
 func checkVersions(ctx context.Context, s *subject) outcome {
@@ -125,16 +125,16 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 		return o
 	}
 	versions := info.SupportedVersions
-	s.tellAnnounced("supported_versions " + quoteAll(versions))
+	s.tellAnnounced("supported_versions " + foreign.QuoteAll(versions))
 	if len(versions) > maxVersions {
 		return fail("%d versions are announced, and hosts accept %d at most", len(versions), maxVersions)
 	}
 	for i, v := range versions {
-		if wrong := checkText("version "+strconv.Itoa(i+1), v); wrong != "" {
-			return fail("%s", wrong)
+		if err := foreign.Name("version "+strconv.Itoa(i+1), v, maxText); err != nil {
+			return fail("%v", err)
 		}
 		if slices.Contains(versions[:i], v) {
-			return warn("version %s is announced twice", quote(v))
+			return warn("version %s is announced twice", foreign.Quote(v))
 		}
 	}
 	switch info.Type {
@@ -146,9 +146,9 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 		return judgeKnown(versions, draServiceNames())
 	}
 	if len(versions) == 0 {
-		return pass("none is announced, and the type %s demands none", quote(info.Type))
+		return pass("none is announced, and the type %s demands none", foreign.Quote(info.Type))
 	}
-	return pass("announced are %s", quoteAll(versions))
+	return pass("announced are %s", foreign.QuoteAll(versions))
 }
 
 func judgeCSIVersions(versions []string) outcome {
@@ -165,11 +165,11 @@ func judgeCSIVersions(versions []string) outcome {
 	}
 	switch {
 	case !found:
-		return fail("none of the announced versions %s is 1.x, the only ones that hosts support", quoteAll(versions))
+		return fail("none of the announced versions %s is 1.x, the only ones that hosts support", foreign.QuoteAll(versions))
 	case len(strange) > 0:
-		return warn("%s are no versions, and are passed over", quoteAll(strange))
+		return warn("%s are no versions, and are passed over", foreign.QuoteAll(strange))
 	}
-	return pass("announced are %s", quoteAll(versions))
+	return pass("announced are %s", foreign.QuoteAll(versions))
 }
 
 // judgeKnown wants one of the announced versions to be known.
@@ -182,11 +182,11 @@ func judgeKnown(versions, known []string) outcome {
 	}
 	switch {
 	case len(strange) == len(versions):
-		return fail("none of the announced versions %s is one of %s", quoteAll(versions), quoteAll(known))
+		return fail("none of the announced versions %s is one of %s", foreign.QuoteAll(versions), foreign.QuoteAll(known))
 	case len(strange) > 0:
-		return warn("%s are not known for this type, and are passed over", quoteAll(strange))
+		return warn("%s are not known for this type, and are passed over", foreign.QuoteAll(strange))
 	}
-	return pass("announced are %s", quoteAll(versions))
+	return pass("announced are %s", foreign.QuoteAll(versions))
 }
 
 func checkGetInfoAgain(ctx context.Context, s *subject) outcome {
@@ -197,7 +197,7 @@ func checkGetInfoAgain(ctx context.Context, s *subject) outcome {
 	again, err := s.getInfo(ctx)
 	switch {
 	case err != nil:
-		return fail("a later GetInfo %s", clip(brief(err)))
+		return fail("a later GetInfo %s", foreign.Clip(brief(err)))
 	case !proto.Equal(first, again):
 		s.trace.add("(the first GetInfo)", show(first))
 		return fail("a later GetInfo says something else than the first one")
@@ -213,16 +213,16 @@ func checkEndpoint(ctx context.Context, s *subject) outcome {
 	if info.Endpoint == "" {
 		return pass("the endpoint is empty, so it is the registration socket itself")
 	}
-	s.tellAnnounced("endpoint " + quote(info.Endpoint))
+	s.tellAnnounced("endpoint " + foreign.Quote(info.Endpoint))
 	path, err := s.endpoint(info)
 	if err != nil {
-		return fail("%v: %s", err, quote(info.Endpoint))
+		return fail("%v: %s", err, foreign.Quote(info.Endpoint))
 	}
 	if _, err := sock.Probe(ctx, path); err != nil {
-		return fail("nobody can be reached at the endpoint: %s", clip(err.Error()))
+		return fail("nobody can be reached at the endpoint: %s", foreign.Clip(err.Error()))
 	}
 	if clean := filepath.Clean(path); clean != path {
-		return warn("the endpoint %s is another way to write %s; hosts that compare paths see two", quote(path), quote(clean))
+		return warn("the endpoint %s is another way to write %s; hosts that compare paths see two", foreign.Quote(path), foreign.Quote(clean))
 	}
-	return pass("a process accepts at %s", quote(path))
+	return pass("a process accepts at %s", foreign.Quote(path))
 }

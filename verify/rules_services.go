@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 func serviceRules() []Rule {
@@ -81,7 +83,7 @@ func (s *subject) checkHealthOfServices(ctx context.Context, conn *grpc.ClientCo
 	for _, name := range names[:min(len(names), maxHealthChecked)] {
 		answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: name})
 		if err == nil && answer.Status != grpc_health_v1.HealthCheckResponse_SERVING {
-			return warn("the health is SERVING, but that of the service %s is %v", quote(name), answer.Status)
+			return warn("the health is SERVING, but that of the service %s is %v", foreign.Quote(name), answer.Status)
 		}
 	}
 	return pass("the health is SERVING")
@@ -104,7 +106,7 @@ func checkReflection(ctx context.Context, s *subject) outcome {
 		if len(own) == 0 {
 			return fail("the endpoint has no service but those for registration, health and reflection")
 		}
-		return pass("the endpoint has %s", quoteAll(own))
+		return pass("the endpoint has %s", foreign.QuoteAll(own))
 	})
 }
 

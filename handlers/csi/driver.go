@@ -16,13 +16,12 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// The back-off between two probes of a driver that is not ready. A probe may be costly for the driver.
-const (
-	firstPause = 100 * time.Millisecond
-	lastPause  = 5 * time.Second
-)
+// retry is how long to wait before another probe of a driver that is not ready. A probe may be costly for the driver.
+var retry = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
 // driver is a CSI driver that is being asked.
 type driver struct {
@@ -35,7 +34,7 @@ func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var before error
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+	for failures := 1; ; failures++ {
 		ready, err := d.probe(bounded)
 		if ready || err != nil && !errors.Is(err, cache.ErrRetry) {
 			return err
@@ -47,7 +46,7 @@ func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
 			err = before // what was said, and not that the last call was cut short
 		}
 		before = err
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(retry.After(failures))
 		select {
 		case <-timer.C:
 		case <-bounded.Done():
@@ -118,9 +117,9 @@ func (d driver) identify(ctx context.Context, name string) (vendorVersion string
 	}
 	if answer.GetName() != name {
 		return "", fmt.Errorf("GetPluginInfo: the driver's own name is %s, and it was registered as %s; register it under its own name",
-			endpoint.Quote(answer.GetName()), name)
+			foreign.Quote(answer.GetName()), name)
 	}
-	if err := checkText("vendor_version", answer.GetVendorVersion(), maxString); err != nil {
+	if err := foreign.Check("vendor_version", answer.GetVendorVersion(), maxString); err != nil {
 		return "", fmt.Errorf("GetPluginInfo: %w", err)
 	}
 	return answer.GetVendorVersion(), nil

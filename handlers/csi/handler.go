@@ -9,6 +9,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -87,7 +88,7 @@ func (h *Handler) RegisterPluginContext(
 ) (cache.Registration, error) {
 	registration, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
-		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", endpoint.Clip(pluginName), endpointPath, err)
+		return cache.Registration{}, fmt.Errorf("cannot use CSI driver %s at %s: %w", foreign.Clip(pluginName), endpointPath, err)
 	}
 	return registration, nil
 }

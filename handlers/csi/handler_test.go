@@ -142,7 +142,7 @@ func TestRefused(t *testing.T) {
 		"a huge answer":  {named(strings.Repeat("x", 5<<20)), `GetPluginInfo: ResourceExhausted: `},
 		"control in it":  {named("a\x1b[2J\n"), `own name is "a\\x1b\[2J\\n", `},
 		"long version":   {version(strings.Repeat("1", 129)), `vendor_version has 129 bytes; 128 are allowed`},
-		"escape version": {version("1\x1b[31m"), `vendor_version "1\\x1b\[31m" has control characters`},
+		"escape version": {version("1\x1b[31m"), `vendor_version "1\\x1b\[31m" has characters that cannot be printed`},
 		"unhealthy":      {probe(codes.Internal, "disk on fire"), `Probe: Internal: "disk on fire"`},
 		"long text":      {probe(codes.Internal, strings.Repeat("\x1b", 5000)), `Probe: Internal: "(\\x1b){256}"…$`},
 		"no such driver": {info(codes.Unimplemented), `GetPluginInfo: Unimplemented: .*serve csi.v1.Identity there`},
@@ -165,7 +165,7 @@ func TestRefused(t *testing.T) {
 		"node fails":     {nodeError(codes.Internal), `NodeGetInfo: Internal: `},
 		"no node ID":     {node("", 0, nil), `NodeGetInfo: the node ID is empty; it is required`},
 		"long node ID":   {node(strings.Repeat("n", 257), 0, nil), `the node ID has 257 bytes; 256 are allowed`},
-		"NUL node ID":    {node("a\x00", 0, nil), `the node ID "a\\x00" has control characters`},
+		"NUL node ID":    {node("a\x00", 0, nil), `the node ID "a\\x00" has characters that cannot be printed`},
 		"negative limit": {node("n", -1, nil), `max_volumes_per_node is -1; it must not be negative`},
 		"topology key":   {node("n", 0, map[string]string{"a/b/c": "v"}), `"a/b/c" is no topology key: `},
 		"topology prefix": {

@@ -7,12 +7,11 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"unicode"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // The keys under which the options of a driver's entries in the registry hold what the handler found out.
@@ -92,7 +91,7 @@ func nodeInfo(answer *csipb.NodeGetInfoResponse) (NodeInfo, error) {
 	if n.NodeID == "" {
 		return NodeInfo{}, errors.New("the node ID is empty; it is required")
 	}
-	if err := checkText("the node ID", n.NodeID, maxNodeID); err != nil {
+	if err := foreign.Check("the node ID", n.NodeID, maxNodeID); err != nil {
 		return NodeInfo{}, err
 	}
 	if n.MaxVolumesPerNode < 0 {
@@ -132,11 +131,11 @@ func checkTopology(segments map[string]string) error {
 			prefix, name = "", key
 		}
 		if !isSegment(segment, name) || hasPrefix && !isSegment(keyPrefix, prefix) {
-			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", endpoint.Quote(key))
+			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", foreign.Quote(key))
 		}
 		if !isSegment(segment, value) {
 			return fmt.Errorf("%s, the value of topology key %s, is no topology segment: 1 to %d letters, digits, dashes, underscores and "+
-				"dots, for example z1", endpoint.Quote(value), key, maxSegment)
+				"dots, for example z1", foreign.Quote(value), key, maxSegment)
 		}
 		lower := strings.ToLower(key)
 		if seen[lower] {
@@ -149,15 +148,4 @@ func checkTopology(segments map[string]string) error {
 
 func isSegment(form *regexp.Regexp, s string) bool {
 	return len(s) <= maxSegment && form.MatchString(s)
-}
-
-// checkText checks a text that is opaque otherwise.
-func checkText(what, text string, limit int) error {
-	if len(text) > limit {
-		return fmt.Errorf("%s has %d bytes; %d are allowed", what, len(text), limit)
-	}
-	if strings.ContainsFunc(text, unicode.IsControl) {
-		return fmt.Errorf("%s %q has control characters", what, text)
-	}
-	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Request says which devices are wanted, and for whom.
@@ -42,8 +42,8 @@ func (q Request) wish(limit int) (wish, error) {
 		return wish{}, fmt.Errorf("a device is named twice: %w", ErrInvalid)
 	}
 	for _, id := range w.devices {
-		if err := checkText(id, maxDeviceID); err != nil {
-			return wish{}, fmt.Errorf("the ID of a device is malformed: %w: %w", err, ErrInvalid)
+		if err := foreign.Required("the ID of a device", id, maxDeviceID); err != nil {
+			return wish{}, fmt.Errorf("%w: %w", err, ErrInvalid)
 		}
 	}
 	return w, nil
@@ -53,8 +53,8 @@ func checkNames(resource, owner string) error {
 	if err := checkResource(resource); err != nil {
 		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
-	if err := checkText(owner, maxOwner); err != nil {
-		return fmt.Errorf("the owner is malformed: %w: %w", err, ErrInvalid)
+	if err := foreign.Required("the owner", owner, maxOwner); err != nil {
+		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func checkNames(resource, owner string) error {
 func (h *Handler) Allocate(ctx context.Context, request Request) (Allocation, error) {
 	allocation, err := h.allocate(ctx, request)
 	if err != nil {
-		return Allocation{}, fmt.Errorf("cannot allocate %s for %s: %w", endpoint.Quote(request.Resource), endpoint.Quote(request.Owner), err)
+		return Allocation{}, fmt.Errorf("cannot allocate %s for %s: %w", foreign.Quote(request.Resource), foreign.Quote(request.Owner), err)
 	}
 	return allocation, nil
 }
@@ -314,11 +314,11 @@ func (r *resource) checkFree(id string) error {
 	holder := r.holders[id]
 	switch {
 	case holder != nil:
-		return fmt.Errorf("device %s is that of %s: %w", endpoint.Quote(id), endpoint.Quote(holder.owner), ErrInUse)
+		return fmt.Errorf("device %s is that of %s: %w", foreign.Quote(id), foreign.Quote(holder.owner), ErrInUse)
 	case !listed:
-		return fmt.Errorf("device %s: %w", endpoint.Quote(id), ErrNotFound)
+		return fmt.Errorf("device %s: %w", foreign.Quote(id), ErrNotFound)
 	case r.health(id) == Unhealthy:
-		return fmt.Errorf("device %s: %w", endpoint.Quote(id), ErrUnhealthy)
+		return fmt.Errorf("device %s: %w", foreign.Quote(id), ErrUnhealthy)
 	case r.health(id) != Healthy:
 		return ErrUnavailable
 	}
@@ -353,7 +353,7 @@ func (h *Handler) preference(ctx context.Context, p user, w wish) []string {
 func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, error) {
 	preferred, err := h.askPreferred(ctx, request)
 	if err != nil {
-		return nil, fmt.Errorf("cannot find out which devices of %s the plugin prefers: %w", endpoint.Quote(request.Resource), err)
+		return nil, fmt.Errorf("cannot find out which devices of %s the plugin prefers: %w", foreign.Quote(request.Resource), err)
 	}
 	return preferred, nil
 }
@@ -400,7 +400,7 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 func (h *Handler) Release(ctx context.Context, resource, owner string) (Allocation, error) {
 	released, err := h.endAllocation(ctx, resource, owner)
 	if err != nil {
-		return Allocation{}, fmt.Errorf("cannot release %s of %s: %w", endpoint.Quote(resource), endpoint.Quote(owner), err)
+		return Allocation{}, fmt.Errorf("cannot release %s of %s: %w", foreign.Quote(resource), foreign.Quote(owner), err)
 	}
 	return released, nil
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Store keeps what a [Handler] must know after a restart. A change is durable when the method returns; one that fails may or may not have
@@ -162,7 +162,7 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 		err = checkVersions(versions)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot use device plugin %s: %w", endpoint.Quote(pluginName), err)
+		return fmt.Errorf("cannot use device plugin %s: %w", foreign.Quote(pluginName), err)
 	}
 	return nil
 }
@@ -184,7 +184,7 @@ func (h *Handler) RegisterPluginContext(
 	p, err := h.register(ctx, pluginName, endpointPath, versions, pluginClientTimeout)
 	if err != nil {
 		h.drop(pluginName) // after an error the handler has no instance
-		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", endpoint.Quote(pluginName), endpointPath, err)
+		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", foreign.Quote(pluginName), endpointPath, err)
 	}
 	found := cache.Registration{WatchEndpoint: true, Details: map[string]string{}}
 	if p.preStart {

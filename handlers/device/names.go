@@ -1,16 +1,13 @@
 package device
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 const (
@@ -37,17 +34,17 @@ func checkResource(resource string) error {
 	prefix, name, both := strings.Cut(resource, "/")
 	switch {
 	case !both:
-		return fmt.Errorf("resource name %s has no domain; name it like example.com/gpu", endpoint.Quote(resource))
+		return fmt.Errorf("resource name %s has no domain; name it like example.com/gpu", foreign.Quote(resource))
 	case strings.Contains(resource, "kubernetes.io/"):
-		return fmt.Errorf("resource name %s has a domain of Kubernetes; use a domain of your own", endpoint.Quote(resource))
+		return fmt.Errorf("resource name %s has a domain of Kubernetes; use a domain of your own", foreign.Quote(resource))
 	case strings.HasPrefix(resource, quotaPrefix):
-		return fmt.Errorf("resource name %s begins with %s, which is reserved; use a domain of your own", endpoint.Quote(resource), quotaPrefix)
+		return fmt.Errorf("resource name %s begins with %s, which is reserved; use a domain of your own", foreign.Quote(resource), quotaPrefix)
 	case len(prefix) > maxPrefix || !domain.MatchString(prefix):
 		return fmt.Errorf("the domain of resource name %s is no lower-case DNS name of up to %d bytes; name it like example.com/gpu",
-			endpoint.Quote(resource), maxPrefix)
+			foreign.Quote(resource), maxPrefix)
 	case len(name) > maxName || !qualifiedName.MatchString(name):
 		return fmt.Errorf("the name behind the domain of resource name %s is not made of up to %d letters, digits, -, _ and . that begins "+
-			"and ends with a letter or digit; name it like example.com/gpu", endpoint.Quote(resource), maxName)
+			"and ends with a letter or digit; name it like example.com/gpu", foreign.Quote(resource), maxName)
 	}
 	return nil
 }
@@ -59,23 +56,6 @@ func checkVersions(versions []string) error {
 			return nil
 		}
 	}
-	var announced []string
-	for _, v := range versions[:min(len(versions), 8)] {
-		announced = append(announced, endpoint.Quote(v))
-	}
-	return fmt.Errorf("none of the versions %s of the device plugin API is supported; announce %s", strings.Join(announced, ", "),
+	return fmt.Errorf("none of the versions %s of the device plugin API is supported; announce %s", foreign.QuoteAll(versions),
 		pluginapi.Version)
-}
-
-// checkText checks what is shown to people and is part of keys.
-func checkText(s string, maxLength int) error {
-	switch {
-	case s == "":
-		return errors.New("it is empty")
-	case len(s) > maxLength:
-		return fmt.Errorf("it is longer than %d bytes: %s", maxLength, endpoint.Quote(s))
-	case !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return fmt.Errorf("it has characters that cannot be printed: %s", endpoint.Quote(s))
-	}
-	return nil
 }

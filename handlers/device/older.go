@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -122,8 +122,8 @@ func (o *older) Register(ctx context.Context, request *pluginapi.RegisterRequest
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	if err := o.register(ctx, request); err != nil {
-		o.h.log.Warn("device plugin not registered", "resource", endpoint.Clip(request.GetResourceName()),
-			"endpoint", endpoint.Clip(request.GetEndpoint()), "error", err)
+		o.h.log.Warn("device plugin not registered", "resource", foreign.Clip(request.GetResourceName()),
+			"endpoint", foreign.Clip(request.GetEndpoint()), "error", err)
 		return nil, err
 	}
 	return &pluginapi.Empty{}, nil
@@ -162,12 +162,12 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 
 // checkEndpoint checks that a name is that of a file, and of none that the handler itself has.
 func checkEndpoint(name string) error {
-	if err := checkText(name, maxEndpoint); err != nil {
-		return fmt.Errorf("the endpoint is malformed: %w", err)
+	if err := foreign.Required("the endpoint", name, maxEndpoint); err != nil {
+		return err
 	}
 	if strings.ContainsAny(name, `/\`) || strings.HasPrefix(name, ".") || name == kubeletSocket {
 		return fmt.Errorf("endpoint %s is not the name of a socket of the plugin: name a file in the directory of %s, without the directory",
-			endpoint.Quote(name), kubeletSocket)
+			foreign.Quote(name), kubeletSocket)
 	}
 	return nil
 }
@@ -177,19 +177,19 @@ func (o *older) lookAt(name string) (sock.ID, error) {
 	path := filepath.Join(o.dir, name)
 	info, err := sock.Stat(path)
 	if err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", endpoint.Quote(name), err)
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", foreign.Quote(name), err)
 	}
 	if !info.IsSocket() {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", endpoint.Quote(name))
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is no socket", foreign.Quote(name))
 	}
 	if info.UID != 0 && int(info.UID) != os.Geteuid() && os.Geteuid() >= 0 {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", endpoint.Quote(name),
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", foreign.Quote(name),
 			info.UID, os.Geteuid())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	if _, err := sock.Probe(ctx, path); err != nil {
-		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", endpoint.Quote(name), err)
+		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", foreign.Quote(name), err)
 	}
 	return info.ID, nil
 }
@@ -232,8 +232,8 @@ func (o *older) restore(name string, r endpointRecord) {
 			}
 		}
 	}
-	o.h.log.Info("a device plugin that had registered the older way is not there any more", "resource", endpoint.Clip(r.Resource),
-		"endpoint", endpoint.Clip(name))
+	o.h.log.Info("a device plugin that had registered the older way is not there any more", "resource", foreign.Clip(r.Resource),
+		"endpoint", foreign.Clip(name))
 	o.forget(name)
 }
 
@@ -271,7 +271,7 @@ func (o *older) left(a *announcement) {
 // forget removes what remember saved.
 func (o *older) forget(name string) {
 	if err := o.h.store.Delete(endpointPrefix + name); err != nil {
-		o.h.log.Warn("cannot forget a device plugin that is gone", "endpoint", endpoint.Clip(name), "error", err)
+		o.h.log.Warn("cannot forget a device plugin that is gone", "endpoint", foreign.Clip(name), "error", err)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // The keys of the store: an allocation has that of its resource and owner, an endpoint of a plugin that registered the older way its name.
@@ -63,7 +63,7 @@ func (h *Handler) load() (map[string]endpointRecord, error) {
 			}
 		}
 		if err != nil {
-			return fmt.Errorf("the record of allocation %s is damaged: %w; it was left as it is", endpoint.Quote(key), err)
+			return fmt.Errorf("the record of allocation %s is damaged: %w; it was left as it is", foreign.Quote(key), err)
 		}
 		return nil
 	})
@@ -81,7 +81,7 @@ func (h *Handler) restore(key string, value []byte) error {
 		time: stored.Time, answer: stored.Answer, preStart: stored.PreStart, given: true,
 	}
 	if a.key() != key || len(a.devices) == 0 {
-		return fmt.Errorf("it is that of %s and has %d devices", endpoint.Quote(a.key()), len(a.devices))
+		return fmt.Errorf("it is that of %s and has %d devices", foreign.Quote(a.key()), len(a.devices))
 	}
 	r := h.resources[a.resource]
 	if r == nil {
@@ -90,7 +90,7 @@ func (h *Handler) restore(key string, value []byte) error {
 	}
 	for _, id := range a.devices {
 		if other := r.holders[id]; other != nil {
-			return fmt.Errorf("device %s has another owner: %s", endpoint.Quote(id), endpoint.Quote(other.owner))
+			return fmt.Errorf("device %s has another owner: %s", foreign.Quote(id), foreign.Quote(other.owner))
 		}
 		r.holders[id] = a
 	}

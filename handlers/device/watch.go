@@ -5,20 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
+// retry is how long to wait before another stream of lists.
+var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
+
 const (
-	// The back-off between two streams of lists, and how long one has to last for the back-off to begin anew.
-	firstPause = 50 * time.Millisecond
-	lastPause  = 5 * time.Second
-	steady     = 10 * time.Second
+	// steady is how long a stream has to last for the back-off to begin anew.
+	steady = 10 * time.Second
 	// A plugin may send listBurst lists at once and one in listPause on average. Further ones wait in the plugin.
 	listPause = 20 * time.Millisecond
 	listBurst = 50
@@ -45,8 +47,7 @@ func (h *Handler) startWatch(p *plugin) {
 
 // watch keeps a stream of lists open and resumes it when it breaks.
 func (h *Handler) watch(ctx context.Context, p *plugin) {
-	pause := firstPause
-	for {
+	for failures := 1; ; failures++ {
 		began := time.Now()
 		err := h.stream(ctx, p)
 		if ctx.Err() != nil {
@@ -57,12 +58,11 @@ func (h *Handler) watch(ctx context.Context, p *plugin) {
 			h.older.dropDeadAt(p.path)
 		}
 		if time.Since(began) > steady {
-			pause = firstPause
+			failures = 1
 		}
-		if !wait(ctx, pause/2+rand.N(pause/2)) {
+		if !wait(ctx, retry.After(failures)) {
 			return
 		}
-		pause = min(2*pause, lastPause)
 	}
 }
 
@@ -105,12 +105,12 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 	}
 	devices := make(map[string]device, len(list.GetDevices()))
 	for _, d := range list.GetDevices() {
-		if err := checkText(d.GetID(), maxDeviceID); err != nil {
-			return nil, fmt.Errorf("the list has a device with a malformed ID: %w", err)
+		if err := foreign.Required("the ID of a device in the list", d.GetID(), maxDeviceID); err != nil {
+			return nil, err
 		}
 		nodes := d.GetTopology().GetNodes()
 		if len(nodes) > maxNodes {
-			return nil, fmt.Errorf("device %s is near to %d NUMA nodes, and more than %d are not allowed", endpoint.Quote(d.GetID()), len(nodes),
+			return nil, fmt.Errorf("device %s is near to %d NUMA nodes, and more than %d are not allowed", foreign.Quote(d.GetID()), len(nodes),
 				maxNodes)
 		}
 		found := device{healthy: d.GetHealth() == pluginapi.Healthy}

@@ -3,9 +3,10 @@ package dra
 import (
 	"errors"
 	"fmt"
-	"strconv"
 
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Bounds of what a driver may answer for one claim. Kubernetes allocates 32 devices to a claim at most.
@@ -43,7 +44,7 @@ func claimError(answered bool, text string) error {
 	case !answered:
 		return errNoAnswer
 	case text != "":
-		return errors.New("the driver says: " + strconv.Quote(clip(text)))
+		return errors.New("the driver says: " + foreign.Quote(text))
 	default:
 		return nil
 	}
@@ -58,15 +59,15 @@ func checkDevice(device *drav1.Device) error {
 			len(device.GetRequestNames()), len(device.GetCdiDeviceIds()), maxRequests, maxCDI)
 	}
 	errs := []error{
-		checkRequired("the pool's name", device.GetPoolName(), maxSubdomain),
-		checkRequired("the device's name", device.GetDeviceName(), maxSubdomain),
-		checkText("the share ID", device.GetShareId(), maxShareID),
+		foreign.Required("the pool's name", device.GetPoolName(), maxSubdomain),
+		foreign.Required("the device's name", device.GetDeviceName(), maxSubdomain),
+		foreign.Check("the share ID", device.GetShareId(), maxShareID),
 	}
 	for _, request := range device.GetRequestNames() {
-		errs = append(errs, checkRequired("a request's name", request, maxSubdomain))
+		errs = append(errs, foreign.Required("a request's name", request, maxSubdomain))
 	}
 	for _, id := range device.GetCdiDeviceIds() {
-		errs = append(errs, checkRequired("a CDI device ID", id, maxCDIID))
+		errs = append(errs, foreign.Required("a CDI device ID", id, maxCDIID))
 	}
 	// The first says enough; a text of bounded length.
 	for _, err := range errs {

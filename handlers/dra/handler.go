@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // The keys under which the options of a driver's entry in the registry hold what the handler found out.
@@ -241,7 +242,8 @@ func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, 
 	}
 	instances := h.drivers[driver]
 	if len(instances) == 0 {
-		return nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", clip(driver), ErrNotRegistered)
+		return nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", foreign.Clip(driver),
+			ErrNotRegistered)
 	}
 	in = instances[len(instances)-1]
 	in.use()

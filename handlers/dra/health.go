@@ -11,6 +11,8 @@ import (
 	"time"
 
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // HealthStatus is how a device is.
@@ -220,7 +222,7 @@ func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, 
 		device.Timeout = time.Duration(min(seconds, int64(maxHealthTimeout/time.Second))) * time.Second
 	}
 	return device, errors.Join(
-		checkRequired("the pool's name", device.Pool, maxSubdomain), checkRequired("the device's name", device.Device, maxSubdomain))
+		foreign.Required("the pool's name", device.Pool, maxSubdomain), foreign.Required("the device's name", device.Device, maxSubdomain))
 }
 
 // clipMessage cuts a message as the protocol says.

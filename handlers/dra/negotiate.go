@@ -1,15 +1,15 @@
 package dra
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // What drivers announce as their versions are the names of their services.
@@ -35,7 +35,7 @@ func Negotiate(announced []string) (string, error) {
 		return "", fmt.Errorf("no gRPC services were announced; announce one of %s as version", strings.Join(services, ", "))
 	}
 	return "", fmt.Errorf("none of the announced gRPC services %s is supported; announce one of %s as version",
-		quoteAll(announced), strings.Join(services, ", "))
+		foreign.QuoteAll(announced), strings.Join(services, ", "))
 }
 
 const (
@@ -54,47 +54,4 @@ func checkName(name string) error {
 		return fmt.Errorf("%q is no name of a DRA driver: it must be a DNS subdomain, for example gpu.example.com", name)
 	}
 	return nil
-}
-
-// checkText checks a text that is opaque otherwise.
-func checkText(what, text string, limit int) error {
-	if len(text) > limit {
-		return fmt.Errorf("%s has %d bytes; %d are allowed", what, len(text), limit)
-	}
-	for _, r := range text {
-		if !strconv.IsPrint(r) {
-			return fmt.Errorf("%s %q has characters that cannot be printed", what, text)
-		}
-	}
-	return nil
-}
-
-// checkRequired checks a text that must not be empty.
-func checkRequired(what, text string, limit int) error {
-	if text == "" {
-		return errors.New(what + " is empty; it is required")
-	}
-	return checkText(what, text, limit)
-}
-
-func quoteAll(texts []string) string {
-	const limit = 8
-	quoted := make([]string, 0, limit+1)
-	for i, text := range texts {
-		if i == limit {
-			quoted = append(quoted, fmt.Sprintf("and %d more", len(texts)-limit))
-			break
-		}
-		quoted = append(quoted, strconv.Quote(clip(text)))
-	}
-	return strings.Join(quoted, " ")
-}
-
-// clip cuts a text of a plugin after 256 bytes.
-func clip(text string) string {
-	const limit = 256
-	if len(text) <= limit {
-		return text
-	}
-	return strings.ToValidUTF8(text[:limit], "") + "…"
 }

@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Prepared is what a driver answered for one claim.
@@ -74,11 +76,8 @@ func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1
 	return results, nil
 }
 
-// The back-off between two attempts.
-const (
-	firstPause = 50 * time.Millisecond
-	lastPause  = 5 * time.Second
-)
+// retry is how long to wait before another attempt.
+var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
 // call makes a call for claims, and again where that may help.
 func (h *Handler) call(
@@ -92,11 +91,11 @@ func (h *Handler) call(
 	defer cancel()
 	unlock, err := h.claims.lock(bounded, driver, uids)
 	if err != nil {
-		return fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w", what, clip(driver), err)
+		return fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w", what, foreign.Clip(driver), err)
 	}
 	defer unlock()
 	var last error
-	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+	for failures := 1; ; failures++ {
 		in, changed, err := h.newest(driver)
 		switch {
 		case err != nil && (last == nil || errors.Is(err, ErrClosed)):
@@ -110,7 +109,7 @@ func (h *Handler) call(
 				return fmt.Errorf("cannot %s claims with DRA driver %s at %s: %w", what, driver, in.endpoint, last)
 			}
 		}
-		timer := time.NewTimer(pause)
+		timer := time.NewTimer(retry.After(failures))
 		select {
 		case <-timer.C:
 		case <-changed:
@@ -150,7 +149,7 @@ func (h *Handler) repeatable(err error, in *instance) bool {
 type callError struct{ status *status.Status }
 
 func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s", e.status.Code(), strconv.Quote(clip(e.status.Message())))
+	return fmt.Sprintf("%s: %s", e.status.Code(), foreign.Quote(e.status.Message()))
 }
 
 func asCallError(err error) *callError { return &callError{status: status.Convert(err)} }
@@ -164,9 +163,9 @@ func claimUIDs(claims []*drav1.Claim) ([]string, error) {
 	uids := make([]string, 0, len(claims))
 	for _, claim := range claims {
 		err := cmp.Or(
-			checkRequired("the namespace of a claim", claim.GetNamespace(), maxSubdomain),
-			checkRequired("the name of a claim", claim.GetName(), maxSubdomain),
-			checkRequired("the UID of a claim", claim.GetUid(), maxSubdomain),
+			foreign.Required("the namespace of a claim", claim.GetNamespace(), maxSubdomain),
+			foreign.Required("the name of a claim", claim.GetName(), maxSubdomain),
+			foreign.Required("the UID of a claim", claim.GetUid(), maxSubdomain),
 		)
 		if err != nil {
 			return nil, err

@@ -4,18 +4,17 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"time"
 
 	"google.golang.org/grpc"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // The back-off between two health streams, with jitter. It begins anew when a stream has said something.
-const (
-	firstHealthPause = time.Second
-	lastHealthPause  = 30 * time.Second
-)
+// healthRetry is how long to wait before a health stream is opened again.
+var healthRetry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
 // startHealth has the health stream of an instance kept open, if it offers one. The caller holds h.mu.
 func (h *Handler) startHealth(in *instance) {
@@ -29,17 +28,18 @@ func (h *Handler) startHealth(in *instance) {
 
 // keepHealth follows what an instance says of its devices until ctx ends.
 func (h *Handler) keepHealth(ctx context.Context, in *instance) {
-	for pause := firstHealthPause; ; pause = min(2*pause, lastHealthPause) {
+	for failures := 1; ; failures++ {
 		said, err := h.followHealth(ctx, in)
 		if ctx.Err() != nil {
 			return
 		}
 		if said {
-			pause = firstHealthPause
+			failures = 1
 		}
+		pause := healthRetry.After(failures)
 		h.log.Warn("the health stream of a DRA driver ended and is opened again; its devices become unknown with their timeouts",
 			"driver", in.driver, "endpoint", in.endpoint, "pause", pause, "error", err)
-		timer := time.NewTimer(pause/2 + rand.N(pause/2))
+		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():

@@ -1,5 +1,5 @@
-// Package foreign deals with text from others, plugins and callers: whether it may be used, and how it is repeated, in bounded length and so
-// that no terminal or log takes it for more than text. It does not know what the text is about.
+// Package foreign deals with text from others, plugins and callers: whether it may be used, and how it is repeated, in bounded length and
+// so that no terminal or log takes it for more than text. It does not know what the text is about.
 package foreign
 
 import (

@@ -3,8 +3,6 @@ package endpoint
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Call calls a method of a plugin, which its errors call name; see [CallError]. The call ends after timeout, or with ctx if that ends
@@ -43,7 +42,7 @@ type callError struct {
 }
 
 func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), Quote(e.status.Message()))
+	return fmt.Sprintf("%s: %s: %s", e.method, e.status.Code(), foreign.Quote(e.status.Message()))
 }
 
 // GRPCStatus is what status.Code looks for.
@@ -61,25 +60,3 @@ func (e *callError) Is(target error) bool {
 		return false
 	}
 }
-
-// maxQuoted bounds what is repeated of a text, in bytes.
-const maxQuoted = 256
-
-// Quote returns a text of a plugin or a caller in quotes: printable, and cut after 256 bytes.
-func Quote(text string) string {
-	if len(text) > maxQuoted {
-		return strconv.Quote(cut(text)) + "…"
-	}
-	return strconv.Quote(text)
-}
-
-// Clip returns a text of a plugin or a caller, cut after 256 bytes.
-func Clip(text string) string {
-	if len(text) > maxQuoted {
-		return cut(text) + "…"
-	}
-	return text
-}
-
-// cut cuts a text where no character is torn.
-func cut(text string) string { return strings.ToValidUTF8(text[:maxQuoted], "") }
