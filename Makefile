@@ -83,8 +83,17 @@ cover: ## run the tests of the main module and show how much of each function th
 	$(GO) test -timeout 5m -coverprofile=coverage.out -coverpkg=./... ./...
 	$(GO) tool cover -func=coverage.out
 
+# From this commit on, subjects have at most 72 characters.
+SUBJECTS_SINCE := 353d525
+
+.PHONY: check-subjects
+check-subjects: ## fail if the subject of a commit is too long to be shown whole
+	@git cat-file -e $(SUBJECTS_SINCE) 2>/dev/null || { echo "check-subjects: $(SUBJECTS_SINCE) is not in this clone, nothing is checked"; exit 0; }; \
+	git log --format=%s $(SUBJECTS_SINCE)..HEAD | \
+		awk 'length > 72 { print "this subject has more than 72 characters: " $$0; long = 1 } END { exit long }'
+
 .PHONY: lint
-lint: check-generated ## run the linters, and go vet for the other operating systems
+lint: check-generated check-subjects ## run the linters, and go vet for the other operating systems
 	@for module in $(LINT_MODULES); do \
 		echo "golangci-lint: $$module"; \
 		(cd $$module && $(TOOL) golangci-lint run ./...) || exit 1; \
