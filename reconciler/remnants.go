@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -66,9 +67,7 @@ func (r *Reconciler) keepRefusal(in *instance) {
 	}
 	const textMax = 4096
 	status := in.status()
-	if len(status.LastError) > textMax {
-		status.LastError = strings.ToValidUTF8(status.LastError[:textMax], "") + "…"
-	}
+	status.LastError = foreign.Cut(status.LastError, textMax)
 	kept := remnant{key: laneKey{named.Type, named.Name}, by: in.account, status: Status{
 		Type: named.Type, Name: named.Name, State: StateRefused, Endpoint: status.Endpoint, SocketPath: status.SocketPath,
 		Source: status.Source, FirstSeen: status.FirstSeen, Since: time.Now(), Attempts: status.Attempts, LastError: status.LastError,

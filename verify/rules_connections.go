@@ -53,7 +53,7 @@ func connectionRules() []Rule {
 // others asks on a fresh connection while something goes on.
 func (s *subject) others(ctx context.Context, meanwhile string) outcome {
 	if _, err := s.getInfo(ctx); err != nil {
-		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), foreign.Clip(brief(err)))
+		return fail("while %s, %s of another connection %s", meanwhile, path.Base(s.question()), clip(brief(err)))
 	}
 	return pass("while %s, another connection is served", meanwhile)
 }
@@ -82,7 +82,7 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 		a, err := s.openAsker(ctx)
 		if err != nil {
 			s.trace.add(fmt.Sprintf("connect %d of %d", i+1, crowd), err.Error())
-			return fail("connection %d of %d at once fails: %s", i+1, crowd, foreign.Clip(err.Error()))
+			return fail("connection %d of %d at once fails: %s", i+1, crowd, clip(err.Error()))
 		}
 		askers = append(askers, a)
 	}
@@ -99,7 +99,7 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 		}
 	}
 	if failed > 0 {
-		s.trace.add(fmt.Sprintf("%s on %d connections at once", path.Base(s.question()), crowd), foreign.Clip(first.Error()))
+		s.trace.add(fmt.Sprintf("%s on %d connections at once", path.Base(s.question()), crowd), clip(first.Error()))
 		return fail("%d of %d connections at once got no answer", failed, crowd)
 	}
 	return pass("%d connections at once got an answer", crowd)
@@ -141,7 +141,7 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 	}
 	// The plugin has begun to answer when its settings are there.
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
-		return fail("a connection whose flow-control window is closed gets no settings: %v", foreign.Clip(err.Error()))
+		return fail("a connection whose flow-control window is closed gets no settings: %v", clip(err.Error()))
 	}
 	s.trace.add(fmt.Sprintf("%d times %s on a connection whose window is closed", silents, path.Base(s.question())), "")
 	return s.others(ctx, "a peer with unanswered requests reads nothing")

@@ -75,7 +75,7 @@ func checkRegistersAgain(ctx context.Context, s *subject) outcome {
 		}
 		_ = run.kill() // so that the next rules find one that serves
 		s.bench.sweep()
-		return fail("%s", foreign.Clip(err.Error()))
+		return fail("%s", clip(err.Error()))
 	}
 	s.path = a.path
 	if was := s.appeared.request.ResourceName; a.request.ResourceName != was {

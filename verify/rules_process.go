@@ -180,7 +180,7 @@ func checkStale(ctx context.Context, s *subject) outcome {
 	again, a, err := s.bench.startAfter(ctx, run)
 	if err != nil {
 		s.bench.sweep()
-		return fail("after SIGKILL left %s, %s", path, foreign.Clip(err.Error()))
+		return fail("after SIGKILL left %s, %s", path, clip(err.Error()))
 	}
 	s.run, s.path = again, a.path
 	if a.path != path {
@@ -199,16 +199,16 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	if err != nil {
 		// It would not run beside the first. That must be all.
 		if first.hasEnded() {
-			return fail("the first instance ended although the second did not serve: %s", foreign.Clip(err.Error()))
+			return fail("the first instance ended although the second did not serve: %s", clip(err.Error()))
 		}
 		if _, gerr := s.getInfo(ctx); gerr != nil {
-			return fail("the second instance did not serve (%s), and the first cannot be reached at %s any more: %s", foreign.Clip(err.Error()),
-				path, foreign.Clip(brief(gerr)))
+			return fail("the second instance did not serve (%s), and the first cannot be reached at %s any more: %s", clip(err.Error()),
+				path, clip(brief(gerr)))
 		}
 		if strings.Contains(err.Error(), "before it served") {
 			return pass("the second instance exits and the first serves on")
 		}
-		return warn("the second instance neither exits nor serves: %s", foreign.Clip(err.Error()))
+		return warn("the second instance neither exits nor serves: %s", clip(err.Error()))
 	}
 	s.run, s.path = second, a.path
 	s.trace.add("SIGTERM to the first instance", "")
@@ -226,7 +226,7 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 		return warn("the end of the first instance left another socket than that of the second at %s", a.path)
 	}
 	if _, err := s.getInfo(ctx); err != nil {
-		return fail("after the end of the first instance, GetInfo of the second %s", foreign.Clip(brief(err)))
+		return fail("after the end of the first instance, GetInfo of the second %s", clip(brief(err)))
 	}
 	return pass("%s", fmt.Sprintf("the second instance serves at %s, also after the end of the first", a.path))
 }

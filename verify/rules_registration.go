@@ -68,7 +68,7 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	switch {
 	case a.err != nil:
 		s.told = true
-		return fail("GetInfo %s", foreign.Clip(brief(a.err)))
+		return fail("GetInfo %s", clip(brief(a.err)))
 	case a.after > kubeletPatience:
 		return warn("GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
 	}
@@ -197,7 +197,7 @@ func checkGetInfoAgain(ctx context.Context, s *subject) outcome {
 	again, err := s.getInfo(ctx)
 	switch {
 	case err != nil:
-		return fail("a later GetInfo %s", foreign.Clip(brief(err)))
+		return fail("a later GetInfo %s", clip(brief(err)))
 	case !proto.Equal(first, again):
 		s.trace.add("(the first GetInfo)", show(first))
 		return fail("a later GetInfo says something else than the first one")
@@ -219,7 +219,7 @@ func checkEndpoint(ctx context.Context, s *subject) outcome {
 		return fail("%v: %s", err, foreign.Quote(info.Endpoint))
 	}
 	if _, err := sock.Probe(ctx, path); err != nil {
-		return fail("nobody can be reached at the endpoint: %s", foreign.Clip(err.Error()))
+		return fail("nobody can be reached at the endpoint: %s", clip(err.Error()))
 	}
 	if clean := filepath.Clean(path); clean != path {
 		return warn("the endpoint %s is another way to write %s; hosts that compare paths see two", foreign.Quote(path), foreign.Quote(clean))

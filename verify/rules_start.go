@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 const (
@@ -41,7 +39,7 @@ func checkStart(ctx context.Context, s *subject) outcome {
 	if s.run == nil {
 		if err := s.start(ctx); err != nil {
 			s.told = true
-			return fail("%s", foreign.Clip(err.Error()))
+			return fail("%s", clip(err.Error()))
 		}
 	}
 	return pass("%s answered %v after the start", s.path, s.appeared.after.Round(time.Millisecond))

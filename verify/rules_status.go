@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -43,7 +42,7 @@ func checkTold(ctx context.Context, s *subject) outcome {
 	}
 	for _, time := range []string{"first", "second"} {
 		if err := s.notify(ctx, true, ""); err != nil {
-			return fail("the %s NotifyRegistrationStatus %s", time, foreign.Clip(brief(err)))
+			return fail("the %s NotifyRegistrationStatus %s", time, clip(brief(err)))
 		}
 	}
 	return pass("accepted twice")
@@ -68,7 +67,7 @@ func checkHostRestart(ctx context.Context, s *subject) outcome {
 	again, err := s.getInfo(ctx)
 	switch {
 	case err != nil:
-		return fail("after the host was gone, GetInfo %s", foreign.Clip(brief(err)))
+		return fail("after the host was gone, GetInfo %s", clip(brief(err)))
 	case again.Type != first.Type || again.Name != first.Name:
 		return fail("after the host was gone, the plugin has another name")
 	case !proto.Equal(first, again):
@@ -76,7 +75,7 @@ func checkHostRestart(ctx context.Context, s *subject) outcome {
 		return warn("after the host was gone, the plugin says something else")
 	}
 	if err := s.notify(ctx, true, ""); err != nil {
-		return fail("after the host was gone, NotifyRegistrationStatus %s", foreign.Clip(brief(err)))
+		return fail("after the host was gone, NotifyRegistrationStatus %s", clip(brief(err)))
 	}
 	return pass("asked and told again after the connection was lost")
 }
@@ -97,13 +96,13 @@ func checkRefusal(ctx context.Context, s *subject) outcome {
 		return pass("the plugin exits when it is refused, and removes its socket: %s", how)
 	}
 	if err != nil && !answered(err) { // an error of the plugin itself is an answer, which hosts ignore
-		return fail("the refusal %s, and the plugin did not exit", foreign.Clip(brief(err)))
+		return fail("the refusal %s, and the plugin did not exit", clip(brief(err)))
 	}
 	if _, err := s.getInfo(ctx); err != nil {
-		return fail("after a refusal, GetInfo %s", foreign.Clip(brief(err)))
+		return fail("after a refusal, GetInfo %s", clip(brief(err)))
 	}
 	if err := s.notify(ctx, true, ""); err != nil {
-		return fail("after a refusal, the status \"registered\" %s", foreign.Clip(brief(err)))
+		return fail("after a refusal, the status \"registered\" %s", clip(brief(err)))
 	}
 	return pass("the plugin serves on, and is registered at the next try")
 }

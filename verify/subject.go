@@ -61,9 +61,9 @@ func (s *subject) describe(r *Report) {
 	r.Socket = s.path
 	if s.asked != nil && s.asked.err == nil {
 		info := s.asked.info
-		r.Type, r.Name, r.Endpoint = foreign.Clip(info.Type), foreign.Clip(info.Name), foreign.Clip(info.Endpoint)
+		r.Type, r.Name, r.Endpoint = clip(info.Type), clip(info.Name), clip(info.Endpoint)
 		for _, v := range info.SupportedVersions[:min(len(info.SupportedVersions), maxVersions)] {
-			r.Versions = append(r.Versions, foreign.Clip(v))
+			r.Versions = append(r.Versions, clip(v))
 		}
 	}
 }
@@ -152,7 +152,7 @@ func (s *subject) ready(ctx context.Context) outcome {
 		return outcome{}
 	}
 	if err := s.start(ctx); err != nil {
-		return s.unasked("the plugin did not start: %s", foreign.Clip(err.Error()))
+		return s.unasked("the plugin did not start: %s", clip(err.Error()))
 	}
 	return outcome{}
 }
@@ -210,7 +210,7 @@ func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
 func (s *subject) info(ctx context.Context) (*registerapi.PluginInfo, outcome) {
 	a := s.ask(ctx)
 	if a.err != nil {
-		return nil, s.unasked("the plugin does not say what it is: GetInfo %s", foreign.Clip(brief(a.err)))
+		return nil, s.unasked("the plugin does not say what it is: GetInfo %s", clip(brief(a.err)))
 	}
 	return a.info, outcome{}
 }

@@ -12,7 +12,11 @@ import (
 const (
 	maxText     = 4096
 	maxVersions = 64
+	// maxShown bounds an error that repeats what a plugin says.
+	maxShown = 512
 )
+
+func clip(s string) string { return foreign.Cut(s, maxShown) }
 
 var (
 	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 )
 
@@ -46,7 +45,7 @@ func (t *trace) add(sent, received string) {
 		t.sent, t.received = t.sent[:maxTraced-1], t.received[:maxTraced-1]
 		t.more++
 	}
-	t.sent, t.received = append(t.sent, foreign.Clip(sent)), append(t.received, foreign.Clip(received))
+	t.sent, t.received = append(t.sent, clip(sent)), append(t.received, clip(received))
 }
 
 func (t *trace) texts() (sent, received string) {
@@ -87,7 +86,7 @@ func show(message any) string {
 	if err != nil {
 		return "(" + err.Error() + ")"
 	}
-	return foreign.Clip(string(text))
+	return clip(string(text))
 }
 
 // brief returns what an error of a call says, in one line.
@@ -96,7 +95,7 @@ func brief(err error) string {
 	if !ok {
 		return err.Error()
 	}
-	return fmt.Sprintf("failed with %v: %s", st.Code(), foreign.Clip(st.Message()))
+	return fmt.Sprintf("failed with %v: %s", st.Code(), clip(st.Message()))
 }
 
 // answered reports whether an error is an answer of the method itself, and not one of the transport, of a deadline or of a server that does

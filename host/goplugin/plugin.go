@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Plugin says how a plugin is launched and as what it is registered.
@@ -112,8 +113,5 @@ func (p *Plugin) versions() map[int]goplugin.PluginSet {
 // oneLine makes one line of an error of the library, which may have in it whatever the plugin has printed.
 func oneLine(err error) string {
 	text := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")
-	if len(text) > maxError {
-		text = strings.ToValidUTF8(text[:maxError], "") + "…"
-	}
-	return text
+	return foreign.Cut(text, maxError)
 }

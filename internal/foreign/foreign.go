@@ -52,7 +52,7 @@ func Name(what, text string, limit int) error {
 // Quote returns a text in quotes: printable, and cut after 256 bytes.
 func Quote(text string) string {
 	if len(text) > maxRepeated {
-		return strconv.Quote(cut(text)) + "…"
+		return strconv.Quote(strings.ToValidUTF8(text[:maxRepeated], "")) + "…"
 	}
 	return strconv.Quote(text)
 }
@@ -71,11 +71,12 @@ func QuoteAll(texts []string) string {
 }
 
 // Clip returns a text cut after 256 bytes.
-func Clip(text string) string {
-	if len(text) > maxRepeated {
-		return cut(text) + "…"
+func Clip(text string) string { return Cut(text, maxRepeated) }
+
+// Cut returns a text cut after limit bytes.
+func Cut(text string, limit int) string {
+	if len(text) > limit {
+		return strings.ToValidUTF8(text[:limit], "") + "…"
 	}
 	return text
 }
-
-func cut(text string) string { return strings.ToValidUTF8(text[:maxRepeated], "") }
