@@ -27,7 +27,14 @@ type auditor struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
 	// They are apart, so that no kind can keep another one from being told.
-	denials, calls, plugins, cut, misses sparse
+	denials, calls, plugins, cut, misses *sparse
+}
+
+func newAuditor(log *slog.Logger) *auditor {
+	return &auditor{
+		log: log, denials: newSparse(maxSparse, maxTold), calls: newSparse(maxCalled, 0), plugins: newSparse(maxPlugins, 0),
+		cut: newSparse(maxSparse, maxTold), misses: newSparse(maxSparse, maxTold),
+	}
 }
 
 // done tells of an action that was allowed. The error is what came of it.
@@ -47,17 +54,17 @@ func (a *auditor) done(c *caller, action, target string, err error) {
 func (a *auditor) called(c *caller, plugin, method string, reached bool, code codes.Code) {
 	what := audited{who: c.name(), plugin: plugin, method: method, code: code}
 	exists := reached && code != codes.Unimplemented
-	set, most := &a.misses, maxSparse
+	set := a.misses
 	switch {
 	case exists && (code == codes.Canceled || code == codes.DeadlineExceeded):
-		set = &a.cut
+		set = a.cut
 	case exists:
-		set, most = &a.calls, maxCalled
+		set = a.calls
 	}
-	first, left, full := set.first(what, most)
+	first, left, full := set.first(what)
 	if full && exists {
 		method = "a further method"
-		first, left, _ = a.plugins.first(audited{who: what.who, plugin: plugin}, maxPlugins)
+		first, left, _ = a.plugins.first(audited{who: what.who, plugin: plugin})
 	}
 	if first {
 		a.tell(c, slog.LevelInfo, entry{action: actionCall, target: plugin + ": " + method, result: resultOf(code), left: left})
@@ -66,7 +73,7 @@ func (a *auditor) called(c *caller, plugin, method string, reached bool, code co
 
 // denied tells of an action that was not allowed, unless the same was told a short time ago. What the caller can make up is no part of it.
 func (a *auditor) denied(c *caller, action string, err error) {
-	if first, left, _ := a.denials.first(audited{who: c.name(), method: action}, maxSparse); first {
+	if first, left, _ := a.denials.first(audited{who: c.name(), method: action}); first {
 		a.tell(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
 	}
 }
@@ -163,12 +170,19 @@ type audited struct {
 	code           codes.Code
 }
 
-// sparse says what is to be told of things that may come in floods. Its zero value is ready, and it is safe for concurrent use.
+// sparse says what is to be told of things that may come in floods. It is safe for concurrent use.
 type sparse struct {
+	most  int // of one user
+	total int // of all users; 0: they are not bounded together
+
 	mu    sync.Mutex
 	users map[string]*toldUser
 	since time.Time // since when told was told
 	told  int
+}
+
+func newSparse(most, total int) *sparse {
+	return &sparse{most: most, total: total, users: map[string]*toldUser{}}
 }
 
 // toldUser is what was told of one user.
@@ -179,8 +193,8 @@ type toldUser struct {
 }
 
 // first says whether something is to be told because nothing like it was told a short time ago, and how much of the same user was left out
-// since something was told before it. It is full if it would be, and most or more of the user, or too much of all, were told.
-func (s *sparse) first(what audited, most int) (first bool, left int, full bool) {
+// since something was told before it. It is full if it would be, and too much of the user, or of all, was told.
+func (s *sparse) first(what audited) (first bool, left int, full bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -189,10 +203,10 @@ func (s *sparse) first(what audited, most int) (first bool, left int, full bool)
 		u.left++
 		return false, 0, false
 	}
-	if len(u.told) >= most {
+	if len(u.told) >= s.most {
 		maps.DeleteFunc(u.told, func(_ audited, at time.Time) bool { return now.Sub(at) >= sparseQuiet })
 	}
-	if len(u.told) >= most || most == maxSparse && !s.room(now) {
+	if len(u.told) >= s.most || !s.room(now) {
 		u.left++
 		return false, 0, true
 	}
@@ -201,12 +215,12 @@ func (s *sparse) first(what audited, most int) (first bool, left int, full bool)
 	return true, left, false
 }
 
-// room takes one of the maxTold that may be told in the present time. mu is held.
+// room takes one of the total that may be told in the present time. mu is held.
 func (s *sparse) room(now time.Time) bool {
 	if now.Sub(s.since) >= sparseQuiet {
 		s.since, s.told = now, 0
 	}
-	if s.told == maxTold {
+	if s.total > 0 && s.told == s.total {
 		return false
 	}
 	s.told++
@@ -217,9 +231,6 @@ func (s *sparse) room(now time.Time) bool {
 func (s *sparse) user(who string, now time.Time) *toldUser {
 	u := s.users[who]
 	if u == nil {
-		if s.users == nil {
-			s.users = map[string]*toldUser{}
-		}
 		if len(s.users) >= maxUsers {
 			silent := ""
 			for other, o := range s.users {

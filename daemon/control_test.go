@@ -23,7 +23,9 @@ var discard = slog.New(slog.DiscardHandler)
 
 // testGuard is a guard whose audit goes nowhere.
 func testGuard(path string) *guard {
-	return newGuard(path, &auditor{publish: func(reconciler.Event) {}, log: discard})
+	audit := newAuditor(discard)
+	audit.publish = func(reconciler.Event) {}
+	return newGuard(path, audit)
 }
 
 // recorded is a source whose events and plugins a test lays down.

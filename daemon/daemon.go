@@ -56,7 +56,7 @@ func New(config Config) (*Daemon, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	d := &Daemon{config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config),
-		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}, guard: newGuard(config.ControlSocket, &auditor{log: log}),
+		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}, guard: newGuard(config.ControlSocket, newAuditor(log)),
 		fleetRules: newFleetRules(config.Fleet.Serve.Allow)}
 	d.timeouts.set(config.ClientTimeouts)
 	return d, nil

@@ -103,7 +103,7 @@ func (c FleetConfig) published(listener net.Listener) (string, error) {
 type fleetServer struct {
 	registry connector
 	rules    *fleetRules
-	denials  denials
+	denials  *denials
 	grpc     *grpc.Server
 	end      context.Context //nolint:containedctx // All calls share it.
 	refuse   context.CancelCauseFunc
@@ -118,7 +118,7 @@ func serveFleet(
 	publish func(reconciler.Event), failed func(), log *slog.Logger,
 ) *fleetServer {
 	s := &fleetServer{
-		registry: registry, rules: rules, denials: denials{publish: publish, log: log},
+		registry: registry, rules: rules, denials: newDenials(publish, log),
 		served: make(chan error, 1),
 	}
 	s.end, s.refuse = context.WithCancelCause(context.Background())
@@ -222,7 +222,11 @@ const maxDenialText = 128
 type denials struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
-	told    sparse
+	told    *sparse
+}
+
+func newDenials(publish func(reconciler.Event), log *slog.Logger) *denials {
+	return &denials{publish, log, newSparse(maxSparse, maxTold)}
 }
 
 // deny makes one known and returns its status, which is the same whether there is such a plugin or not.
@@ -232,7 +236,7 @@ func (d *denials) deny(identities []string, ptype, name, method string) error {
 		who = short(strings.Join(identities, ", "))
 	}
 	what := fmt.Sprintf("%s of plugin %s/%s", short(strings.TrimPrefix(method, "/")), short(ptype), short(name))
-	if first, left, _ := d.told.first(audited{who: strings.Join(identities, "\x00"), method: what}, maxSparse); first {
+	if first, left, _ := d.told.first(audited{who: strings.Join(identities, "\x00"), method: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
 		message := fmt.Sprintf("%s may not call %s", who, what)
 		if left > 0 {

@@ -91,9 +91,7 @@ func TestFleetServeConfig(t *testing.T) {
 
 func TestDenials(t *testing.T) {
 	var events []string
-	d := denials{
-		publish: func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, log: slog.New(slog.DiscardHandler),
-	}
+	d := newDenials(func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
 	for range 3 {
 		err := d.deny([]string{"node"}, "T", strings.Repeat("n", 1000), "/s/m")
 		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {

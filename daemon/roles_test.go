@@ -80,30 +80,30 @@ func TestUnknownMembers(t *testing.T) {
 
 func TestSparse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s sparse
+		s := newSparse(maxSparse, maxTold)
 		told := 0
 		for range 3 {
-			if first, _, _ := s.first(audited{method: "a"}, maxSparse); first {
+			if first, _, _ := s.first(audited{method: "a"}); first {
 				told++
 			}
 		}
-		first, left, full := s.first(audited{method: "b"}, maxSparse)
+		first, left, full := s.first(audited{method: "b"})
 		if told != 1 || !first || left != 2 || full {
 			t.Errorf("told %d times; another: %t, %d left out, full %t", told, first, left, full)
 		}
 		for i := range 2 * maxSparse {
-			s.first(audited{method: strings.Repeat("x", i)}, maxSparse)
+			s.first(audited{method: strings.Repeat("x", i)})
 		}
 		if u := s.users[""]; len(u.told) != maxSparse || u.left != maxSparse+2 {
 			t.Errorf("%d remembered, %d left out", len(u.told), u.left)
 		}
-		if first, left, _ := s.first(audited{who: "1", method: "a"}, maxSparse); !first || left != 0 {
+		if first, left, _ := s.first(audited{who: "1", method: "a"}); !first || left != 0 {
 			t.Errorf("what another user does: %t, %d left out", first, left)
 		}
 		// A crowd is bounded too, and those who take turns are remembered as far as there is room.
 		told = 0
 		for i := range 65_536 {
-			if first, _, _ := s.first(audited{who: strconv.Itoa(i % (2 * maxUsers)), method: "y"}, maxSparse); first {
+			if first, _, _ := s.first(audited{who: strconv.Itoa(i % (2 * maxUsers)), method: "y"}); first {
 				told++
 			}
 		}
@@ -111,7 +111,7 @@ func TestSparse(t *testing.T) {
 			t.Errorf("%d are told of a crowd, want %d at most; %d users are remembered", told, maxTold, len(s.users))
 		}
 		time.Sleep(sparseQuiet)
-		if first, _, _ := s.first(audited{who: "late", method: "y"}, maxSparse); !first {
+		if first, _, _ := s.first(audited{who: "late", method: "y"}); !first {
 			t.Error("after a while nothing is told")
 		}
 	})
@@ -121,7 +121,8 @@ func TestSparse(t *testing.T) {
 func TestAuditCannotBeSwitchedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		a := &auditor{log: discard, publish: func(e reconciler.Event) { told = append(told, e.Message) }}
+		a := newAuditor(discard)
+		a.publish = func(e reconciler.Event) { told = append(told, e.Message) }
 		user, other := &caller{peer: sock.Peer{UID: 7}}, &caller{peer: sock.Peer{UID: 77}}
 		for i := range 1000 {
 			a.called(user, fmt.Sprintf("T/made-up-%d", i), "a.B/C", false, codes.Unavailable)
@@ -175,7 +176,7 @@ func TestAuditCannotBeSwitchedOff(t *testing.T) {
 // TestFleetDenialsOfOneHideNoOther: what one node may not do is told however much another one may not.
 func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	var told []string
-	d := &denials{publish: func(e reconciler.Event) { told = append(told, e.Message) }, log: discard}
+	d := newDenials(func(e reconciler.Event) { told = append(told, e.Message) }, discard)
 	for i := range 2 * maxSparse {
 		_ = d.deny([]string{"node-a"}, "T", fmt.Sprint("made-up", i), "/a.B/C")
 	}
