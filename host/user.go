@@ -49,8 +49,11 @@ func CheckUser(name, group string) error {
 	return err
 }
 
-// UserID returns the number of a user as which a plugin may run.
+// UserID returns the number of a user as which a plugin may run; without a name, that of this process.
 func UserID(name string) (uint32, error) {
+	if name == "" {
+		return uint32(os.Geteuid()), nil
+	}
 	uid, _, err := lookUpUser(name, true)
 	return uint32(uid), err
 }

@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
+	"github.com/patchbay-dev/patchbay/internal/judged"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -36,29 +36,16 @@ func (g *generation) watchHealth(ctx context.Context, socket string) {
 	_ = errors.Join(health.Run(ctx), conn.Close())
 }
 
-// healthDialer returns what connects to the plugin, if who listens is the user as which it was launched or, for a foreign protocol, this
-// process: a plugin can have a link to another user's socket in its place, where it may have no right to call.
+// healthDialer returns what connects to the plugin. Of one that makes its socket itself, as another user, that user has to listen: it can
+// have a link to somebody else's socket in its place, where it may have no right to call.
 func (g *generation) healthDialer(socket string) (func(context.Context, string) (net.Conn, error), error) {
-	if g.plugin.User == "" {
+	if g.plugin.User == "" || g.plugin.Protocol != nil {
 		return func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, socket) }, nil
 	}
 	uid, err := host.UserID(g.plugin.User)
 	return func(ctx context.Context, _ string) (net.Conn, error) {
-		conn, err := sock.Dial(ctx, socket)
-		if err != nil {
-			return nil, err
-		}
-		peer, err := sock.PeerOf(conn)
-		switch {
-		case errors.Is(err, errors.ErrUnsupported):
-			return conn, nil
-		case err == nil && peer.UID != uid && peer.PID != os.Getpid():
-			err = fmt.Errorf("user %d listens on it, and the plugin runs as user %d: it must serve its socket itself", peer.UID, uid)
-		}
-		if err != nil {
-			return nil, errors.Join(err, conn.Close())
-		}
-		return conn, nil
+		conn, _, err := judged.ByUser(ctx, socket, uid)
+		return conn, err
 	}, err
 }
 

@@ -23,6 +23,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/judged"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -142,30 +143,23 @@ func (l *life) dial(ctx context.Context) (net.Conn, error) {
 	if l.address.Network() != "unix" {
 		return new(net.Dialer).DialContext(ctx, l.address.Network(), l.address.String())
 	}
-	conn, err := sock.Dial(ctx, l.endpoint)
-	if err != nil || l.spec.User+l.spec.Group == "" {
-		return conn, err
+	if l.spec.User+l.spec.Group == "" {
+		return sock.Dial(ctx, l.endpoint)
 	}
-	peer, err := sock.PeerOf(conn)
-	if err == nil && (!l.process.Owns(peer.PID) || !l.isUser(peer.UID)) {
-		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
-	}
+	uid, err := host.UserID(l.spec.User)
 	if err != nil {
+		return nil, err
+	}
+	// The number of a process that has ended may be one of the plugin's by now, so the user counts too.
+	conn, peer, err := judged.ByUser(ctx, l.endpoint, uid)
+	if err != nil {
+		return nil, err
+	}
+	if !l.process.Owns(peer.PID) {
+		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
-}
-
-// isUser says whether a user is the plugin's. The number of a process that has ended may be one of the plugin's by now.
-func (l *life) isUser(uid uint32) bool {
-	own := uint32(os.Geteuid())
-	if l.spec.User != "" {
-		var err error
-		if own, err = host.UserID(l.spec.User); err != nil {
-			return false
-		}
-	}
-	return uid == own
 }
 
 // answers asks for the health of the plugin, which the protocol demands to be offered.

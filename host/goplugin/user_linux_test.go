@@ -77,7 +77,26 @@ func TestSocketOfRootIsNotTheirs(t *testing.T) {
 	liar.Env = append(liar.Env, socketEnv+"="+path)
 	m.set(asAnother(t, liar))
 	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
-	if got, want := m.status().LastError, fmt.Sprintf("process %d of user 0 serves at %s", os.Getpid(), path); !strings.Contains(got, want) {
+	if got, want := m.status().LastError, fmt.Sprintf("user 0 listens on %s, and the plugin runs as user 12345", path); !strings.Contains(got, want) {
+		t.Errorf("the last error is %q, want %q", got, want)
+	}
+}
+
+// TestSocketOfAnotherPluginIsNotTheirs: a plugin says that it serves where another one of the same user does.
+func TestSocketOfAnotherPluginIsNotTheirs(t *testing.T) {
+	other := newMachine(t)
+	other.set(asAnother(t, other.unit("serve", nil)))
+	running := other.running()
+	sockets, err := filepath.Glob(filepath.Join(other.dir, ".go-plugin", "*", "plugin*"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("the other plugin has the sockets %q, %v", sockets, err)
+	}
+	m := newMachine(t)
+	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS = false })
+	liar.Env = append(liar.Env, socketEnv+"="+sockets[0])
+	m.set(asAnother(t, liar))
+	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+	if got, want := m.status().LastError, fmt.Sprintf("process %d of user 12345 serves at %s", running.PID, sockets[0]); !strings.Contains(got, want) {
 		t.Errorf("the last error is %q, want %q", got, want)
 	}
 }

@@ -293,7 +293,7 @@ func launchedAttacks() []attack {
 		{
 			name: "borrows-rights-of-health-checks", does: "is registered, and then has a link to the socket of a neighbour in the place of its own",
 			happens: "the neighbour is not asked for its health; the plugin is restarted", bound: "the user who listens, at each connect",
-			launched: "    serve: true\n", named: event(fmt.Sprintf("user 0 listens on it, and the plugin runs as user %d", hostileUser)), play: leavesALink,
+			launched: "    serve: true\n", named: event(fmt.Sprintf("and the plugin runs as user %d: it must serve its socket itself", hostileUser)), play: leavesALink,
 		},
 		{
 			name: "crowds-its-directory", does: "makes 20,000 files and 100 sockets in the directory that it was given", happens: "files are passed over, and sockets of its user that are not its own",

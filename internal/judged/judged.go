@@ -6,6 +6,7 @@ package judged
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -30,6 +31,25 @@ func Dial(ctx context.Context, judge *trust.Judge, p Plugin, path string) (net.C
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
+}
+
+// ByUser connects to a socket at which nobody but a user is to listen.
+func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.Peer, error) {
+	conn, err := sock.Dial(ctx, path)
+	if err != nil {
+		return nil, sock.Peer{}, err
+	}
+	peer, err := sock.PeerOf(conn)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return conn, peer, nil
+	case err == nil && peer.UID != uid:
+		err = fmt.Errorf("user %d listens on %s, and the plugin runs as user %d: it must serve its socket itself", peer.UID, path, uid)
+	}
+	if err != nil {
+		return nil, sock.Peer{}, errors.Join(err, conn.Close())
+	}
+	return conn, peer, nil
 }
 
 // Check says why a connection may not be used. One to something other than a socket whose peer the system knows is the host's own business,
