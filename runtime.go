@@ -16,7 +16,8 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
-	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/internal/journal"
+	"github.com/patchbay-dev/patchbay/internal/launch/entrance"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -83,12 +84,9 @@ type Runtime struct {
 	log      *slog.Logger
 	registry *dynamicplugins.Store
 	watcher  *pluginwatcher.Watcher
-	host     *host.Host
-	launcher *launcher.Launcher
-	// admission says what may run and be registered; nil if everything may.
-	admission plugin.AdmissionPlugin
-	events    *eventLog
-	ready     chan struct{}
+	launched entrance.Launched
+	journal  *journal.Journal
+	ready    chan struct{}
 
 	mu  sync.Mutex
 	ran bool
@@ -118,7 +116,7 @@ func New(cfg Config) (*Runtime, error) {
 	rt := &Runtime{
 		log:      cfg.Logger,
 		registry: registry,
-		events:   newEventLog(cfg.Observer, cfg.Logger),
+		journal:  journal.New(cfg.Logger, cfg.Observer.Event, cfg.Observer.Resync),
 		ready:    make(chan struct{}),
 	}
 	mayRegister, err := rt.newLaunching(cfg)
@@ -131,17 +129,17 @@ func New(cfg Config) (*Runtime, error) {
 		MaxDepth:       cfg.MaxDepth,
 		MaxSockets:     cfg.MaxSockets,
 		Trust:          trusted,
-		Launched:       rt.launchedAt,
+		Launched:       rt.launched.At,
 		Scanned:        func() { close(rt.ready) },
 		FileEventsLost: cfg.Observer.FileEventsLost,
 		Reconciler: reconciler.Config{
 			Registry:         enrol.In(registry),
 			Restored:         enrol.Restored(registry, cfg.Logger),
-			Observe:          rt.events.observe,
+			Observe:          rt.journal.Observe,
 			Attempted:        cfg.Observer.Attempt,
 			Refused:          cfg.Observer.Refused,
 			Tracer:           cfg.Observer.Tracer,
-			Source:           rt.source,
+			Source:           rt.launched.Source,
 			Admit:            mayRegister,
 			ClientTimeout:    cfg.ClientTimeout,
 			Timeouts:         cfg.Timeouts,
@@ -211,7 +209,7 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	if again {
 		return errors.New("cannot run a plugin runtime twice: make a new one")
 	}
-	defer rt.events.close()
+	defer rt.journal.Close()
 	defer rt.registry.Shutdown()
 	return rt.runUntil(ctx)
 }
@@ -228,7 +226,7 @@ func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ct
 func (rt *Runtime) Plugins() []PluginStatus {
 	statuses, running := rt.watcher.Plugins()
 	statuses = append(statuses, enrol.Statuses(rt.registry, running)...)
-	statuses = append(statuses, rt.launchedStatuses(statuses)...)
+	statuses = append(statuses, rt.launched.Statuses(statuses)...)
 	slices.SortStableFunc(statuses, func(a, b PluginStatus) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
 	})

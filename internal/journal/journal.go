@@ -1,0 +1,152 @@
+// Package journal keeps what happens to plugins: it numbers the events, writes each as one line of the log, keeps the last of them, and hands
+// them to subscribers in order. It decides nothing, and events do not outlive the process.
+package journal
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/feed"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// Event says what happened to one plugin.
+type Event struct {
+	// Seq numbers the events of one Runtime from 1, without gaps.
+	Seq uint64
+	reconciler.Event
+}
+
+// Resync is the kind of the event that takes the place of those which a subscriber was too slow to read.
+const Resync reconciler.EventKind = "resync"
+
+// history is the number of past events that are kept.
+const history = 4096
+
+// Journal is safe for concurrent use. None of its methods blocks, except AwaitRegistered.
+type Journal struct {
+	feed     *feed.Feed[Event]
+	observer func(reconciler.Event) // may be nil
+	log      *slog.Logger
+
+	mu  sync.Mutex // held over a publication, so that the events are in the order of their numbers
+	seq uint64     // of the last event
+}
+
+// New returns an empty Journal. The observer is told each event before subscribers are, and resynced each time that one was too slow; either may
+// be nil.
+func New(log *slog.Logger, observer func(reconciler.Event), resynced func()) *Journal {
+	return &Journal{observer: observer, log: log, feed: feed.New(feed.Config[Event]{
+		History: history,
+		Resync: func(_ string, commit func(Event)) {
+			if resynced != nil {
+				resynced()
+			}
+			commit(Event{Event: reconciler.Event{
+				Time: time.Now(), Kind: Resync, Message: "events were missed because they were not read in time; list the plugins anew",
+			}})
+		},
+	})}
+}
+
+// Last returns the last n events that are kept, oldest first.
+func (j *Journal) Last(n int) []Event { return j.feed.Last(n) }
+
+// Events returns the last tail events that are kept, and then what happens until ctx ends or the Journal is closed.
+func (j *Journal) Events(ctx context.Context, tail int) <-chan Event { return j.feed.Replay(ctx, tail) }
+
+// Close ends all subscriptions.
+func (j *Journal) Close() { j.feed.Close() }
+
+// Publish adds an event without logging it.
+func (j *Journal) Publish(e reconciler.Event) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.observer != nil {
+		j.observer(e)
+	}
+	j.seq++
+	j.feed.Publish("", Event{Seq: j.seq, Event: e})
+}
+
+// Observe adds an event and logs it in one line. It implements [reconciler.Config].Observe.
+func (j *Journal) Observe(e reconciler.Event) {
+	j.Publish(e)
+	level := slog.LevelInfo
+	if troubling[e.Kind] {
+		level = slog.LevelWarn
+	}
+	attributes := []slog.Attr{slog.String("event", string(e.Kind))}
+	for _, a := range []struct{ key, value string }{
+		{"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"endpoint", e.Endpoint}, {"socket", e.SocketPath}, {"reason", e.Message},
+	} {
+		if a.value != "" {
+			attributes = append(attributes, slog.String(a.key, a.value))
+		}
+	}
+	subject := "plugin"
+	if e.Kind == pluginwatcher.EventDegraded || e.Kind == pluginwatcher.EventRecovered {
+		subject = "plugin discovery"
+	}
+	j.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)
+}
+
+// ObserveHost is Observe for what the host of launched plugins tells.
+func (j *Journal) ObserveHost(e host.Event) {
+	j.Observe(reconciler.Event{Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Plugin, Message: e.Message})
+}
+
+// ObserveLauncher is Observe for what the launcher tells.
+func (j *Journal) ObserveLauncher(e launcher.Event) {
+	j.Observe(reconciler.Event{
+		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Name, SocketPath: e.Socket, Message: e.Message,
+	})
+}
+
+// troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.
+var troubling = map[reconciler.EventKind]bool{
+	reconciler.EventRefused: true, reconciler.EventFailed: true, reconciler.EventUnreachable: true, reconciler.EventUnlinked: true,
+	pluginwatcher.EventDegraded:                      true,
+	reconciler.EventKind(host.EventDenied):           true,
+	reconciler.EventKind(host.EventLeftover):         true,
+	reconciler.EventKind(launcher.EventUnresponsive): true,
+	reconciler.EventKind(launcher.EventUnhealthy):    true,
+}
+
+// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It fails if the plugin is refused meanwhile, when ctx
+// ends, and when the Journal is closed.
+func (j *Journal) AwaitRegistered(ctx context.Context, socketPath string, plugins func() []reconciler.Status) error {
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events := j.Events(watching, 0)
+	registered := func(s reconciler.Status) bool {
+		// A newer instance may have come before anybody looked here.
+		return s.SocketPath == socketPath && (s.State == reconciler.StateRegistered || s.State == reconciler.StateSuperseded)
+	}
+	for !slices.ContainsFunc(plugins(), registered) {
+		for concerned := false; !concerned; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case e, open := <-events:
+				if !open {
+					return cmp.Or(ctx.Err(), dynamicplugins.ErrShutdown)
+				}
+				if e.SocketPath == socketPath && (e.Kind == reconciler.EventRefused || e.Kind == reconciler.EventIgnored) {
+					return fmt.Errorf("it was %s: %s", e.Kind, e.Message)
+				}
+				concerned = e.SocketPath == socketPath || e.Kind == Resync
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,81 @@
+package entrance
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// Launched is what was launched, as the pipeline sees it.
+type Launched struct {
+	Host     *host.Host
+	Launcher *launcher.Launcher
+	// Admission is what was asked; nil if everything may run.
+	Admission plugin.AdmissionPlugin
+}
+
+// Source implements [reconciler.Config].Source.
+func (l *Launched) Source(socketPath string) reconciler.Source {
+	// It may serve before its start has returned here.
+	if p := l.Host.PluginAt(socketPath); p != nil && p.PluginSocket() == socketPath {
+		return reconciler.SourceLaunched
+	}
+	return reconciler.SourceDiscovered
+}
+
+// At implements [pluginwatcher.Config].Launched.
+func (l *Launched) At(path string) pluginwatcher.Launch {
+	if p := l.Host.PluginAt(path); p != nil {
+		return process{p}
+	}
+	return nil
+}
+
+// process is a launched plugin as discovery sees it.
+type process struct{ *host.PluginProcess }
+
+// Owns implements [pluginwatcher.Launch].
+func (p process) Owns(ctx context.Context, pid int) bool {
+	select {
+	case <-p.Started():
+		return p.PluginProcess.Owns(pid)
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Statuses describes the launched plugins that the pipeline does not know: those that do not serve, or not yet, or not any more.
+func (l *Launched) Statuses(known []reconciler.Status) []reconciler.Status {
+	var statuses []reconciler.Status
+	for _, p := range l.Launcher.Plugins() {
+		serves := func(s reconciler.Status) bool { return p.Socket != "" && s.SocketPath == p.Socket }
+		if slices.ContainsFunc(known, serves) {
+			continue
+		}
+		statuses = append(statuses, reconciler.Status{
+			Name: p.Name, State: reconciler.State(p.State), Source: reconciler.SourceLaunched, SocketPath: p.Socket,
+			FirstSeen: p.Since, Since: p.Since, Attempts: p.Restarts, NextRetry: p.NextStart, LastError: p.LastError,
+		})
+	}
+	return statuses
+}
+
+// closeTimeout is how long launched plugins that nobody supervises may take to end.
+const closeTimeout = 10 * time.Second
+
+// Close ends all that was launched. It blocks until that has ended.
+func (l *Launched) Close() {
+	l.Launcher.Close()
+	ending, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	if l.Admission != nil {
+		l.Admission.Close(ending)
+	}
+	l.Host.Close(ending)
+}
