@@ -14,9 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// below is the lowest floor. Packages on it may import each other.
-const below = -1
-
 // plan is the floor plan: the floor of each package, or of each pattern that ends in "/...", by path relative to the module.
 type plan map[string]int
 
@@ -26,8 +23,8 @@ var (
 	named   = regexp.MustCompile("^`([^`]+)`( \\(root\\))?$")
 )
 
-// parsePlan reads the floor plan from the one Markdown table whose first two columns are "floor" and "package". A floor is a number
-// or "below". The second column lists packages in backquotes, separated by commas; "(root)" behind the name marks the root package.
+// parsePlan reads the floor plan from the one Markdown table whose first two columns are "floor" and "package". A floor is a number.
+// The second column lists packages in backquotes, separated by commas; "(root)" behind the name marks the root package.
 func parsePlan(markdown string) (plan, error) {
 	p := plan{}
 	inTable := false
@@ -59,11 +56,8 @@ func (p plan) addRow(row string) error {
 		return fmt.Errorf("row %q has no column for packages", row)
 	}
 	floor, err := strconv.Atoi(strings.TrimSpace(cells[1]))
-	switch {
-	case strings.TrimSpace(cells[1]) == "below":
-		floor = below
-	case err != nil || floor < 0:
-		return fmt.Errorf(`floor %q is neither a number nor "below"`, strings.TrimSpace(cells[1]))
+	if err != nil || floor < 0 {
+		return fmt.Errorf("floor %q is not a number", strings.TrimSpace(cells[1]))
 	}
 	for name := range strings.SplitSeq(cells[2], ",") {
 		match := named.FindStringSubmatch(strings.TrimSpace(name))
@@ -112,10 +106,8 @@ func (p plan) check(packages []pkg) []string {
 			if !ok {
 				continue // Said for the package itself.
 			}
-			fromFloor, toFloor := p[fromEntry], p[toEntry]
-			if toFloor >= fromFloor && toFloor != below {
-				wrong = append(wrong, fmt.Sprintf("%s (floor %s) imports %s (floor %s)",
-					from.path, floorName(fromFloor), to, floorName(toFloor)))
+			if fromFloor, toFloor := p[fromEntry], p[toEntry]; toFloor >= fromFloor && fromEntry != toEntry {
+				wrong = append(wrong, fmt.Sprintf("%s (floor %d) imports %s (floor %d)", from.path, fromFloor, to, toFloor))
 			}
 		}
 	}
@@ -123,13 +115,6 @@ func (p plan) check(packages []pkg) []string {
 		wrong = append(wrong, fmt.Sprintf("%s is in the floor plan and does not exist", entry))
 	}
 	return wrong
-}
-
-func floorName(floor int) string {
-	if floor == below {
-		return "below"
-	}
-	return strconv.Itoa(floor)
 }
 
 func TestImportsPointDown(t *testing.T) {
@@ -155,8 +140,8 @@ const examplePlan = `
 |------:|---------|---|
 | 3 | ` + "`patchbay` (root)" + ` | the root |
 | 2 | ` + "`top/one`, `top/two`" + ` | two packages |
-| 0 | ` + "`base`" + ` | the ground |
-| below | ` + "`api/...`, `internal/a`" + ` | patterns |
+| 1 | ` + "`base`" + ` | the ground |
+| 0 | ` + "`api/...`, `internal/a`" + ` | patterns |
 
 | 9 | no row either |
 `
@@ -166,7 +151,7 @@ func TestParsePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := plan{".": 3, "top/one": 2, "top/two": 2, "base": 0, "api/...": below, "internal/a": below}
+	want := plan{".": 3, "top/one": 2, "top/two": 2, "base": 1, "api/...": 0, "internal/a": 0}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("plan (-want +got):\n%s", diff)
 	}
@@ -210,7 +195,8 @@ func TestPlanCheck(t *testing.T) {
 	want := []string{
 		"top/one (floor 2) imports . (floor 3)",
 		"top/one (floor 2) imports top/two (floor 2)",
-		"internal/a (floor below) imports base (floor 0)",
+		"internal/a (floor 0) imports api/x/v1 (floor 0)",
+		"internal/a (floor 0) imports base (floor 1)",
 		"apiary is not in the floor plan",
 		"top/two is in the floor plan and does not exist",
 	}
