@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"iter"
 	"net"
 	"net/http"
 
@@ -17,7 +18,9 @@ import (
 type Client struct {
 	socketPath string
 	transport  *http.Transport
-	rpc        patchbayv1connect.ControlServiceClient
+	control    patchbayv1connect.ControlServiceClient
+	devices    patchbayv1connect.DeviceServiceClient
+	fleet      patchbayv1connect.FleetServiceClient
 }
 
 // New returns a client of the daemon whose control socket is at the given path. It does not connect; a daemon that does not run
@@ -29,96 +32,120 @@ func New(socketPath string) *Client {
 		},
 		DisableCompression: true,
 	}
+	calls := &http.Client{Transport: transport}
+	const address = "http://patchbay" // is not looked up: the transport goes to the socket whatever it is
 	return &Client{
 		socketPath: socketPath,
 		transport:  transport,
-		// The host is not looked up: the transport goes to the socket whatever it is.
-		rpc: patchbayv1connect.NewControlServiceClient(&http.Client{Transport: transport}, "http://patchbay"),
+		control:    patchbayv1connect.NewControlServiceClient(calls, address),
+		devices:    patchbayv1connect.NewDeviceServiceClient(calls, address),
+		fleet:      patchbayv1connect.NewFleetServiceClient(calls, address),
 	}
 }
 
 // Close closes the idle connections. Calls in progress are not disturbed, and the client stays usable.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
+// ask makes one call. Its error is explained as that of a task; the answer is nil then, which every getter takes for an empty one.
+func ask[Q, A any](
+	ctx context.Context, explain func(task string, err error) error, task string,
+	call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q,
+) (*A, error) {
+	response, err := call(ctx, connect.NewRequest(request))
+	if err != nil {
+		return nil, explain(task, err)
+	}
+	return response.Msg, nil
+}
+
+// follow returns a sequence of what the messages of a stream say. The messages of which value returns nil say nothing.
+func follow[Q, A, T any](
+	ctx context.Context, explain func(task string, err error) error, task string,
+	open func(context.Context, *connect.Request[Q]) (*connect.ServerStreamForClient[A], error), request *Q, value func(*A) *T,
+) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		// The end of the context, and not reading to its end, is what ends a stream that is left early.
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		stream, err := open(ctx, connect.NewRequest(request))
+		if err != nil {
+			yield(*new(T), explain(task, err))
+			return
+		}
+		defer func() {
+			cancel()
+			_ = stream.Close() // nothing is left to learn from it
+		}()
+		for stream.Receive() {
+			if said := value(stream.Msg()); said != nil && !yield(*said, nil) {
+				return
+			}
+		}
+		if err := stream.Err(); err != nil {
+			yield(*new(T), explain(task, err))
+		}
+	}
+}
+
 // List returns all plugins that the daemon knows and the conditions of the daemon, as one consistent view.
 func (c *Client) List(ctx context.Context) (Listing, error) {
-	response, err := c.rpc.ListPlugins(ctx, connect.NewRequest(&patchbayv1.ListPluginsRequest{}))
-	if err != nil {
-		return Listing{}, c.explain("list the plugins", err)
-	}
-	return Listing{
-		Plugins:    pluginsOf(response.Msg.GetPlugins()),
-		Conditions: conditionsOf(response.Msg.GetConditions()),
-	}, nil
+	answer, err := ask(ctx, c.explain, "list the plugins", c.control.ListPlugins, &patchbayv1.ListPluginsRequest{})
+	return Listing{Plugins: each(answer.GetPlugins(), pluginOf), Conditions: each(answer.GetConditions(), conditionOf)}, err
 }
 
 // Get returns every known instance of one plugin, newest first: at least one. A plugin that is not known is [ErrNotFound].
 func (c *Client) Get(ctx context.Context, ptype, name string) ([]Plugin, error) {
-	response, err := c.rpc.GetPlugin(ctx, connect.NewRequest(&patchbayv1.GetPluginRequest{Type: ptype, Name: name}))
-	if err != nil {
-		return nil, c.explain("get plugin "+ptype+"/"+name, err)
-	}
-	return pluginsOf(response.Msg.GetPlugins()), nil
+	request := &patchbayv1.GetPluginRequest{Type: ptype, Name: name}
+	answer, err := ask(ctx, c.explain, "get plugin "+ptype+"/"+name, c.control.GetPlugin, request)
+	return each(answer.GetPlugins(), pluginOf), err
 }
 
 // Refusals returns the last refusal of each name that was not registered since and whose plugin is gone: LastError is the reason, and Since
 // the time.
 func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {
-	response, err := c.rpc.ListRefusals(ctx, connect.NewRequest(&patchbayv1.ListRefusalsRequest{}))
-	if err != nil {
-		return nil, c.explain("list the refusals", err)
-	}
-	return pluginsOf(response.Msg.GetPlugins()), nil
+	answer, err := ask(ctx, c.explain, "list the refusals", c.control.ListRefusals, &patchbayv1.ListRefusalsRequest{})
+	return each(answer.GetPlugins(), pluginOf), err
 }
 
-// Configuration says with which files and directories a daemon works. All paths are absolute.
-type Configuration struct {
-	PluginDirs []string `json:"pluginDirs"`
-	// DeprecatedPluginDir is empty if there is none.
-	DeprecatedPluginDir string `json:"deprecatedPluginDir"`
-	State               string `json:"state"`
-	ControlSocket       string `json:"controlSocket"`
+// Events returns the events of the daemon in the order in which they happened. Past and new ones meet without gap or repeat.
+//
+// The sequence is single-use: each iteration is a call of its own. Without Follow it ends after the past events. An error is the
+// last pair of the sequence: that of the context when it ends, [ErrNotRunning] when the daemon goes away, and [ErrBehind] when the
+// iteration was too slow for the daemon to keep what it had not read.
+func (c *Client) Events(ctx context.Context, options EventsOptions) iter.Seq2[Event, error] {
+	request := &patchbayv1.WatchEventsRequest{Follow: options.Follow, Tail: options.Tail}
+	return follow(ctx, c.explain, "read the events", c.control.WatchEvents, request, func(m *patchbayv1.WatchEventsResponse) *Event {
+		if m.GetEvent() == nil {
+			return nil // it says only that the watch stands
+		}
+		return new(eventOf(m.GetEvent()))
+	})
 }
 
 // Configuration asks the daemon with which files and directories it works.
 func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
-	response, err := c.rpc.GetConfiguration(ctx, connect.NewRequest(&patchbayv1.GetConfigurationRequest{}))
-	if err != nil {
-		return Configuration{}, c.explain("get the configuration", err)
-	}
-	m := response.Msg
+	m, err := ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
 	return Configuration{
 		PluginDirs: m.GetPluginDirs(), DeprecatedPluginDir: m.GetDeprecatedPluginDir(), State: m.GetState(),
 		ControlSocket: m.GetControlSocket(),
-	}, nil
+	}, err
 }
 
 // Reload has the daemon read its configuration anew and change to it. It returns the keys whose values changed. An error says what is wrong
 // with the configuration, and where, and that nothing changed.
 func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
-	response, err := c.rpc.Reload(ctx, connect.NewRequest(&patchbayv1.ReloadRequest{}))
-	if err != nil {
-		return Reloaded{}, c.explain("reload the configuration", err)
-	}
-	changed := response.Msg.GetChanged()
-	if changed == nil {
-		changed = []string{} // an array in JSON, never null
-	}
-	return Reloaded{Changed: changed}, nil
+	answer, err := ask(ctx, c.explain, "reload the configuration", c.control.Reload, &patchbayv1.ReloadRequest{})
+	return Reloaded{Changed: present(answer.GetChanged())}, err
 }
 
 // Version says which build of the daemon answers, and since when it has been running.
 func (c *Client) Version(ctx context.Context) (Version, error) {
-	response, err := c.rpc.GetVersion(ctx, connect.NewRequest(&patchbayv1.GetVersionRequest{}))
+	v, err := ask(ctx, c.explain, "get the version of the daemon", c.control.GetVersion, &patchbayv1.GetVersionRequest{})
 	if err != nil {
-		return Version{}, c.explain("get the version of the daemon", err)
+		return Version{}, err
 	}
-	v := response.Msg
 	return Version{
-		Version:   v.GetVersion(),
-		Commit:    v.GetCommit(),
-		GoVersion: v.GetGoVersion(),
-		PID:       int(v.GetPid()),
+		Version: v.GetVersion(), Commit: v.GetCommit(), GoVersion: v.GetGoVersion(), PID: int(v.GetPid()),
 		StartTime: v.GetStartTime().AsTime(),
 	}, nil
 }

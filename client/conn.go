@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/url"
 
@@ -23,29 +22,25 @@ import (
 //
 // Messages may have up to [proxy.MaxMessageSize] bytes. The errors of calls are gRPC statuses: codes.Unavailable if no daemon runs, or if
 // the plugin is not registered or cannot be reached, and codes.PermissionDenied if the daemon refuses the user; others are the plugin's.
-func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) {
-	if ptype == "" || name == "" {
-		return nil, errors.New("cannot connect to a plugin: its type or its name is empty")
-	}
-	return c.conn(ptype, name, proxy.Route(ptype, name))
-}
+func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) { return c.conn(ptype, name) }
 
 // FleetConn returns a connection as Conn does, to a plugin of the fleet. With a node, calls go to that node. Without one they go to this
 // node if it has the plugin, else to another one; all calls on the connection to the same, for as long as that can be called. Calls that
 // are made on other nodes are made with the certificate of this node's daemon.
 func (c *Client) FleetConn(ptype, name, node string) (*grpc.ClientConn, error) {
+	onward := []string{proxy.FleetKey, rand.Text()}
+	if node != "" {
+		onward = append(onward, proxy.NodeKey, url.PathEscape(node))
+	}
+	return c.conn(ptype, name, onward...)
+}
+
+// conn returns a connection whose calls have the metadata that leads to a plugin, and what leads onward.
+func (c *Client) conn(ptype, name string, onward ...string) (*grpc.ClientConn, error) {
 	if ptype == "" || name == "" {
 		return nil, errors.New("cannot connect to a plugin: its type or its name is empty")
 	}
-	route := append(proxy.Route(ptype, name), proxy.FleetKey, rand.Text())
-	if node != "" {
-		route = append(route, proxy.NodeKey, url.PathEscape(node))
-	}
-	return c.conn(ptype, name, route)
-}
-
-// conn returns a connection whose calls have the metadata of a route.
-func (c *Client) conn(ptype, name string, route []string) (*grpc.ClientConn, error) {
+	route := append(proxy.Route(ptype, name), onward...)
 	conn, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return c.dial(ctx) }),
@@ -69,13 +64,8 @@ func (c *Client) conn(ptype, name string, route []string) (*grpc.ClientConn, err
 // dial connects to the control socket, with an error that says what is wrong with it.
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 	conn, err := sock.Dial(ctx, c.socketPath)
-	switch {
-	case err == nil:
-		return conn, nil
-	case sock.IsGone(err) || sock.IsRefused(err):
-		return nil, fmt.Errorf("%w at control socket %s", ErrNotRunning, c.socketPath)
-	case errors.Is(err, fs.ErrPermission):
-		return nil, fmt.Errorf("%w (%s)", ErrPermission, c.socketPath)
+	if unreached := c.unreached(err); unreached != nil {
+		return nil, unreached
 	}
-	return nil, err
+	return conn, err
 }

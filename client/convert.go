@@ -8,71 +8,29 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-func pluginOf(p *patchbayv1.Plugin) Plugin {
-	return Plugin{
-		Type:         p.GetType(),
-		Name:         p.GetName(),
-		Version:      p.GetVersion(),
-		Versions:     listOf(p.GetVersions()),
-		Roles:        listOf(p.GetRoles()),
-		Details:      p.GetDetails(),
-		State:        p.GetState(),
-		Reason:       p.GetReason(),
-		Current:      p.GetCurrent(),
-		Endpoint:     p.GetEndpoint(),
-		SocketPath:   p.GetSocketPath(),
-		Instance:     p.GetInstance(),
-		Source:       p.GetSource(),
-		FirstSeen:    timeOf(p.GetFirstSeen()),
-		Since:        timeOf(p.GetSince()),
-		RegisteredAt: timeOf(p.GetRegisteredAt()),
-		Attempts:     int(p.GetAttempts()),
-		NextRetry:    timeOf(p.GetNextRetry()),
-		LastError:    p.GetLastError(),
+// each returns what each message of a list says. The list is an array in JSON, never null.
+func each[M, T any](messages []M, of func(M) T) []T {
+	values := make([]T, len(messages))
+	for i, m := range messages {
+		values[i] = of(m)
 	}
+	return values
 }
 
-// listOf returns a list that is an array in JSON, never null.
-func listOf(list []string) []string {
+// present returns a list that is an array in JSON, never null.
+func present[T any](list []T) []T {
 	if list == nil {
-		return []string{}
+		return []T{}
 	}
 	return list
 }
 
-func pluginsOf(list []*patchbayv1.Plugin) []Plugin {
-	plugins := make([]Plugin, len(list))
-	for i, p := range list {
-		plugins[i] = pluginOf(p)
+// presentMap returns a map that is an object in JSON, never null.
+func presentMap(m map[string]string) map[string]string {
+	if m == nil {
+		return map[string]string{}
 	}
-	return plugins
-}
-
-func conditionsOf(list []*patchbayv1.Condition) []Condition {
-	conditions := make([]Condition, len(list))
-	for i, c := range list {
-		conditions[i] = Condition{
-			Name:    c.GetName(),
-			Status:  c.GetStatus(),
-			Message: c.GetMessage(),
-			Since:   timeOf(c.GetSince()),
-		}
-	}
-	return conditions
-}
-
-func eventOf(e *patchbayv1.Event) Event {
-	return Event{
-		Seq:        e.GetSeq(),
-		Time:       e.GetTime().AsTime(),
-		Kind:       e.GetKind(),
-		Type:       e.GetType(),
-		Name:       e.GetName(),
-		Instance:   e.GetInstance(),
-		Endpoint:   e.GetEndpoint(),
-		SocketPath: e.GetSocketPath(),
-		Message:    e.GetMessage(),
-	}
+	return m
 }
 
 func timeOf(ts *timestamppb.Timestamp) *time.Time {
@@ -80,4 +38,25 @@ func timeOf(ts *timestamppb.Timestamp) *time.Time {
 		return nil
 	}
 	return new(ts.AsTime())
+}
+
+func pluginOf(p *patchbayv1.Plugin) Plugin {
+	return Plugin{
+		Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), Versions: present(p.GetVersions()), Roles: present(p.GetRoles()),
+		Details: p.GetDetails(), State: p.GetState(), Reason: p.GetReason(), Current: p.GetCurrent(), Endpoint: p.GetEndpoint(),
+		SocketPath: p.GetSocketPath(), Instance: p.GetInstance(), Source: p.GetSource(), FirstSeen: timeOf(p.GetFirstSeen()),
+		Since: timeOf(p.GetSince()), RegisteredAt: timeOf(p.GetRegisteredAt()), Attempts: int(p.GetAttempts()),
+		NextRetry: timeOf(p.GetNextRetry()), LastError: p.GetLastError(),
+	}
+}
+
+func conditionOf(c *patchbayv1.Condition) Condition {
+	return Condition{Name: c.GetName(), Status: c.GetStatus(), Message: c.GetMessage(), Since: timeOf(c.GetSince())}
+}
+
+func eventOf(e *patchbayv1.Event) Event {
+	return Event{
+		Seq: e.GetSeq(), Time: e.GetTime().AsTime(), Kind: e.GetKind(), Type: e.GetType(), Name: e.GetName(), Instance: e.GetInstance(),
+		Endpoint: e.GetEndpoint(), SocketPath: e.GetSocketPath(), Message: e.GetMessage(),
+	}
 }

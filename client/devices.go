@@ -4,13 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"connectrpc.com/connect"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 )
 
 var (
@@ -84,108 +82,63 @@ type DeviceListing struct {
 	Allocations []DeviceAllocation
 }
 
-// devices calls the same daemon. It costs nothing to make.
-func (c *Client) devices() patchbayv1connect.DeviceServiceClient {
-	return patchbayv1connect.NewDeviceServiceClient(&http.Client{Transport: c.transport}, "http://patchbay")
-}
-
 // ListDevices returns the devices of some resources, or of all if none is named, ordered by resource and ID, and their allocations.
 func (c *Client) ListDevices(ctx context.Context, resources ...string) (DeviceListing, error) {
-	response, err := c.devices().ListDevices(ctx, connect.NewRequest(&patchbayv1.ListDevicesRequest{Resources: resources}))
-	if err != nil {
-		return DeviceListing{}, c.explainDevices("list the devices", err)
-	}
-	listing := DeviceListing{
-		Devices:     make([]Device, len(response.Msg.GetDevices())),
-		Allocations: make([]DeviceAllocation, len(response.Msg.GetAllocations())),
-	}
-	for i, d := range response.Msg.GetDevices() {
-		listing.Devices[i] = Device{
-			Resource: d.GetResource(), ID: d.GetId(), Health: d.GetHealth(), NUMANodes: present(d.GetNumaNodes()), Owner: d.GetOwner(),
-		}
-	}
-	for i, a := range response.Msg.GetAllocations() {
-		listing.Allocations[i] = allocationOf(a)
-	}
-	return listing, nil
+	request := &patchbayv1.ListDevicesRequest{Resources: resources}
+	answer, err := ask(ctx, c.explainDevices, "list the devices", c.devices.ListDevices, request)
+	return DeviceListing{Devices: each(answer.GetDevices(), deviceOf), Allocations: each(answer.GetAllocations(), allocationOf)}, err
 }
 
 // AllocateDevices gives devices to an owner, durably, until ReleaseDevices. The same request again returns the same allocation, so that a
 // caller who got no answer can ask again; another one of the same owner is [ErrAllocated].
 func (c *Client) AllocateDevices(ctx context.Context, r DeviceRequest) (DeviceAllocation, error) {
-	response, err := c.devices().AllocateDevices(ctx, connect.NewRequest(&patchbayv1.AllocateDevicesRequest{
-		Resource: r.Resource, Owner: r.Owner, Count: r.Count, Devices: r.Devices,
-	}))
-	if err != nil {
-		return DeviceAllocation{}, c.explainDevices(fmt.Sprintf("allocate %s for %s", r.Resource, r.Owner), err)
-	}
-	return allocationOf(response.Msg.GetAllocation()), nil
+	request := &patchbayv1.AllocateDevicesRequest{Resource: r.Resource, Owner: r.Owner, Count: r.Count, Devices: r.Devices}
+	answer, err := ask(ctx, c.explainDevices, "allocate "+r.Resource+" for "+r.Owner, c.devices.AllocateDevices, request)
+	return allocationOf(answer.GetAllocation()), err
 }
 
 // ReleaseDevices ends an allocation and returns it. One that is not known is [ErrDeviceNotFound].
 func (c *Client) ReleaseDevices(ctx context.Context, resource, owner string) (DeviceAllocation, error) {
-	response, err := c.devices().ReleaseDevices(ctx, connect.NewRequest(&patchbayv1.ReleaseDevicesRequest{Resource: resource, Owner: owner}))
-	if err != nil {
-		return DeviceAllocation{}, c.explainDevices(fmt.Sprintf("release %s of %s", resource, owner), err)
-	}
-	return allocationOf(response.Msg.GetAllocation()), nil
+	request := &patchbayv1.ReleaseDevicesRequest{Resource: resource, Owner: owner}
+	answer, err := ask(ctx, c.explainDevices, "release "+resource+" of "+owner, c.devices.ReleaseDevices, request)
+	return allocationOf(answer.GetAllocation()), err
 }
 
 // PreferredDevices returns which of the free devices the plugin would choose; none if it has no preference. The owner does not matter.
 func (c *Client) PreferredDevices(ctx context.Context, r DeviceRequest) ([]string, error) {
-	response, err := c.devices().GetPreferredDevices(ctx, connect.NewRequest(&patchbayv1.GetPreferredDevicesRequest{
-		Resource: r.Resource, Count: r.Count, Devices: r.Devices,
-	}))
-	if err != nil {
-		return nil, c.explainDevices("find out which devices of "+r.Resource+" are preferred", err)
-	}
-	return response.Msg.GetDevices(), nil
+	request := &patchbayv1.GetPreferredDevicesRequest{Resource: r.Resource, Count: r.Count, Devices: r.Devices}
+	task := "find out which devices of " + r.Resource + " are preferred"
+	answer, err := ask(ctx, c.explainDevices, task, c.devices.GetPreferredDevices, request)
+	return answer.GetDevices(), err
 }
 
 // explainDevices is explain for the codes that mean something else here.
 func (c *Client) explainDevices(task string, err error) error {
-	var rpcError *connect.Error
-	if connect.IsWireError(err) && errors.As(err, &rpcError) {
-		switch rpcError.Code() { //nolint:exhaustive // explain knows the others.
-		case connect.CodeNotFound:
-			return fmt.Errorf("cannot %s: %w: %w", task, ErrDeviceNotFound, rpcError.Unwrap())
-		case connect.CodeAlreadyExists:
-			return fmt.Errorf("cannot %s: %w: %w", task, ErrAllocated, rpcError.Unwrap())
-		}
+	meaning := map[connect.Code]error{connect.CodeNotFound: ErrDeviceNotFound, connect.CodeAlreadyExists: ErrAllocated}
+	if rpcError, ok := errors.AsType[*connect.Error](err); ok && connect.IsWireError(err) && meaning[rpcError.Code()] != nil {
+		return fmt.Errorf("cannot %s: %w: %w", task, meaning[rpcError.Code()], rpcError.Unwrap())
 	}
 	return c.explain(task, err)
 }
 
+func deviceOf(d *patchbayv1.Device) Device {
+	return Device{
+		Resource: d.GetResource(), ID: d.GetId(), Health: d.GetHealth(), NUMANodes: present(d.GetNumaNodes()), Owner: d.GetOwner(),
+	}
+}
+
 func allocationOf(a *patchbayv1.DeviceAllocation) DeviceAllocation {
 	answer := a.GetAnswer()
-	allocation := DeviceAllocation{
+	return DeviceAllocation{
 		Resource: a.GetResource(), Owner: a.GetOwner(), Devices: present(a.GetDevices()), Time: timeOf(a.GetTime()),
 		Answer: DeviceAnswer{
 			Envs: presentMap(answer.GetEnvs()), Annotations: presentMap(answer.GetAnnotations()), CDIDevices: present(answer.GetCdiDevices()),
-			Mounts: make([]DeviceMount, len(answer.GetMounts())), Devices: make([]DeviceNode, len(answer.GetDevices())),
+			Mounts: each(answer.GetMounts(), func(m *patchbayv1.DeviceMount) DeviceMount {
+				return DeviceMount{m.GetContainerPath(), m.GetHostPath(), m.GetReadOnly()}
+			}),
+			Devices: each(answer.GetDevices(), func(d *patchbayv1.DeviceNode) DeviceNode {
+				return DeviceNode{d.GetContainerPath(), d.GetHostPath(), d.GetPermissions()}
+			}),
 		},
 	}
-	for i, m := range answer.GetMounts() {
-		allocation.Answer.Mounts[i] = DeviceMount{m.GetContainerPath(), m.GetHostPath(), m.GetReadOnly()}
-	}
-	for i, d := range answer.GetDevices() {
-		allocation.Answer.Devices[i] = DeviceNode{d.GetContainerPath(), d.GetHostPath(), d.GetPermissions()}
-	}
-	return allocation
-}
-
-// present returns a list that is an array in JSON, never null.
-func present[T any](list []T) []T {
-	if list == nil {
-		return []T{}
-	}
-	return list
-}
-
-// presentMap returns a map that is an object in JSON, never null.
-func presentMap(m map[string]string) map[string]string {
-	if m == nil {
-		return map[string]string{}
-	}
-	return m
 }

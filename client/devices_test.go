@@ -37,7 +37,19 @@ func (s deviceService) ListDevices(
 func (s deviceService) AllocateDevices(
 	context.Context, *connect.Request[patchbayv1.AllocateDevicesRequest],
 ) (*connect.Response[patchbayv1.AllocateDevicesResponse], error) {
-	return nil, s.err
+	if s.err != nil {
+		return nil, s.err
+	}
+	return connect.NewResponse(&patchbayv1.AllocateDevicesResponse{Allocation: &patchbayv1.DeviceAllocation{
+		Resource: "example.com/gpu", Owner: "build-17", Devices: []string{"gpu-3"},
+		Answer: &patchbayv1.DeviceAnswer{CdiDevices: []string{"example.com/gpu=3"}},
+	}}), nil
+}
+
+func (s deviceService) GetPreferredDevices(
+	context.Context, *connect.Request[patchbayv1.GetPreferredDevicesRequest],
+) (*connect.Response[patchbayv1.GetPreferredDevicesResponse], error) {
+	return connect.NewResponse(&patchbayv1.GetPreferredDevicesResponse{Devices: []string{"gpu-3"}}), s.err
 }
 
 func serveDevices(t *testing.T, s deviceService) *client.Client {

@@ -40,35 +40,49 @@ func (notFound) Unwrap() error { return ErrNotFound }
 
 // explain makes the error of a call readable: "cannot <task>: <what is wrong>".
 func (c *Client) explain(task string, err error) error {
+	return fmt.Errorf("cannot %s: %w", task, c.meaning(err))
+}
+
+// meaning returns what the error of a call says of the daemon.
+func (c *Client) meaning(err error) error {
+	if !connect.IsWireError(err) {
+		switch unreached := c.unreached(err); {
+		case unreached != nil:
+			return unreached
+		case isLost(err):
+			return fmt.Errorf("%w at control socket %s any more: it went away during the call", ErrNotRunning, c.socketPath)
+		case errors.Is(err, context.DeadlineExceeded):
+			return fmt.Errorf("the daemon at control socket %s does not answer in time: %w", c.socketPath, context.DeadlineExceeded)
+		case errors.Is(err, context.Canceled):
+			return context.Canceled
+		}
+	}
 	detail := err
-	var rpcError *connect.Error
-	if errors.As(err, &rpcError) && rpcError.Unwrap() != nil {
+	if rpcError, ok := errors.AsType[*connect.Error](err); ok && rpcError.Unwrap() != nil {
 		detail = rpcError.Unwrap()
 	}
-	answered := connect.IsWireError(err)
-	code := connect.CodeOf(err)
-	switch {
-	case !answered && (sock.IsGone(err) || sock.IsRefused(err)):
-		return fmt.Errorf("cannot %s: %w at control socket %s", task, ErrNotRunning, c.socketPath)
-	case !answered && isLost(err):
-		return fmt.Errorf("cannot %s: %w at control socket %s any more: it went away during the call", task, ErrNotRunning, c.socketPath)
-	case !answered && errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("cannot %s: %w (%s)", task, ErrPermission, c.socketPath)
-	case !answered && errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("cannot %s: the daemon at control socket %s does not answer in time: %w", task, c.socketPath,
-			context.DeadlineExceeded)
-	case !answered && errors.Is(err, context.Canceled):
-		return fmt.Errorf("cannot %s: %w", task, context.Canceled)
+	switch code := connect.CodeOf(err); {
 	case code == connect.CodePermissionDenied:
-		return fmt.Errorf("cannot %s: %w", task, denied{detail})
+		return denied{detail}
 	case code == connect.CodeNotFound:
-		return fmt.Errorf("cannot %s: %w", task, notFound{detail})
+		return notFound{detail}
 	case code == connect.CodeResourceExhausted:
-		return fmt.Errorf("cannot %s: %w", task, ErrBehind)
-	case answered && code == connect.CodeUnavailable:
-		return fmt.Errorf("cannot %s: %w at control socket %s any more: %w", task, ErrNotRunning, c.socketPath, detail)
+		return ErrBehind
+	case code == connect.CodeUnavailable && connect.IsWireError(err):
+		return fmt.Errorf("%w at control socket %s any more: %w", ErrNotRunning, c.socketPath, detail)
 	}
-	return fmt.Errorf("cannot %s: %w", task, detail)
+	return detail
+}
+
+// unreached says why there is no connection to the control socket, and returns nil if that is not the error.
+func (c *Client) unreached(err error) error {
+	switch {
+	case sock.IsGone(err) || sock.IsRefused(err):
+		return fmt.Errorf("%w at control socket %s", ErrNotRunning, c.socketPath)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w (%s)", ErrPermission, c.socketPath)
+	}
+	return nil
 }
 
 // isLost says whether an error is that of a connection whose other end went away.

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"net/http"
 	"time"
 
 	"connectrpc.com/connect"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 )
 
 // FleetFilter selects plugins of the fleet. An empty list matches everything; a list with several values matches any of them.
@@ -84,24 +82,16 @@ type FleetChange struct {
 
 // FleetNodes returns the nodes of the fleet with these names and states, ordered by name; an empty list matches all.
 func (c *Client) FleetNodes(ctx context.Context, names, states []string) ([]FleetNode, FleetHealth, error) {
-	response, err := c.fleet().ListNodes(ctx, connect.NewRequest(&patchbayv1.ListNodesRequest{Nodes: names, States: states}))
-	if err != nil {
-		return nil, FleetHealth{}, c.explain("list the nodes of the fleet", err)
-	}
-	nodes := make([]FleetNode, len(response.Msg.GetNodes()))
-	for i, n := range response.Msg.GetNodes() {
-		nodes[i] = fleetNodeOf(n)
-	}
-	return nodes, fleetHealthOf(response.Msg.GetHealth()), nil
+	request := &patchbayv1.ListNodesRequest{Nodes: names, States: states}
+	answer, err := ask(ctx, c.explain, "list the nodes of the fleet", c.fleet.ListNodes, request)
+	return each(answer.GetNodes(), fleetNodeOf), fleetHealthOf(answer.GetHealth()), err
 }
 
 // FleetPlugins returns the plugins of the fleet that match, ordered by type, name and node.
 func (c *Client) FleetPlugins(ctx context.Context, f FleetFilter) ([]FleetPlugin, FleetHealth, error) {
-	response, err := c.fleet().ListFleetPlugins(ctx, connect.NewRequest(&patchbayv1.ListFleetPluginsRequest{Filter: f.message()}))
-	if err != nil {
-		return nil, FleetHealth{}, c.explain("list the plugins of the fleet", err)
-	}
-	return fleetPluginsOf(response.Msg.GetPlugins()), fleetHealthOf(response.Msg.GetHealth()), nil
+	request := &patchbayv1.ListFleetPluginsRequest{Filter: f.message()}
+	answer, err := ask(ctx, c.explain, "list the plugins of the fleet", c.fleet.ListFleetPlugins, request)
+	return each(answer.GetPlugins(), fleetPluginOf), fleetHealthOf(answer.GetHealth()), err
 }
 
 // WatchFleet returns what is in the fleet, as changes of kind "added", and then every change, without gap and without repeat. With nodes it
@@ -111,49 +101,26 @@ func (c *Client) FleetPlugins(ctx context.Context, f FleetFilter) ([]FleetPlugin
 // function listed, which is called there; it may be nil.
 func (c *Client) WatchFleet(ctx context.Context, f FleetFilter, nodes bool, listed func()) iter.Seq2[FleetChange, error] {
 	request := &patchbayv1.WatchFleetRequest{Filter: f.message(), WithNodes: nodes}
-	return func(yield func(FleetChange, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		stream, err := c.fleet().WatchFleet(ctx, connect.NewRequest(request))
-		if err != nil {
-			yield(FleetChange{}, c.explain("watch the fleet", err))
-			return
+	return follow(ctx, c.explain, "watch the fleet", c.fleet.WatchFleet, request, func(m *patchbayv1.WatchFleetResponse) *FleetChange {
+		switch {
+		case m.GetPlugin() != nil:
+			return &FleetChange{Kind: m.GetKind(), Plugin: new(fleetPluginOf(m.GetPlugin()))}
+		case m.GetNode() != nil:
+			return &FleetChange{Kind: m.GetKind(), Node: new(fleetNodeOf(m.GetNode()))}
+		case listed != nil:
+			listed()
 		}
-		defer func() {
-			cancel()
-			_ = stream.Close() // nothing is left to learn from it
-		}()
-		for stream.Receive() {
-			message := stream.Msg()
-			change := FleetChange{Kind: message.GetKind()}
-			switch {
-			case message.GetPlugin() != nil:
-				change.Plugin = new(fleetPluginOf(message.GetPlugin()))
-			case message.GetNode() != nil:
-				change.Node = new(fleetNodeOf(message.GetNode()))
-			default:
-				if listed != nil {
-					listed()
-				}
-				continue
-			}
-			if !yield(change, nil) {
-				return
-			}
-		}
-		if err := stream.Err(); err != nil {
-			yield(FleetChange{}, c.explain("watch the fleet", err))
-		}
-	}
+		return nil
+	})
 }
 
 // WaitFleet blocks until at least count plugins of the fleet match, or none does if count is zero, and returns those that match. If the
 // deadline of ctx passes first, the error matches [context.DeadlineExceeded] and says how many there are.
 func (c *Client) WaitFleet(ctx context.Context, f FleetFilter, count int) ([]FleetPlugin, error) {
 	request := &patchbayv1.WaitForFleetPluginRequest{Filter: f.message(), Count: uint32(max(count, 0))}
-	response, err := c.fleet().WaitForFleetPlugin(ctx, connect.NewRequest(request))
+	response, err := c.fleet.WaitForFleetPlugin(ctx, connect.NewRequest(request))
 	if err == nil {
-		return fleetPluginsOf(response.Msg.GetPlugins()), nil
+		return each(response.Msg.GetPlugins(), fleetPluginOf), nil
 	}
 	const task = "wait for plugins of the fleet"
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || errors.Is(ctx.Err(), context.Canceled) {
@@ -174,11 +141,6 @@ func (c *Client) WaitFleet(ctx context.Context, f FleetFilter, count int) ([]Fle
 	return nil, fmt.Errorf("cannot %s: the time is over and %d of %d match: %w", task, len(plugins), count, context.DeadlineExceeded)
 }
 
-// fleet returns the client of the service for the fleet, on the same connections.
-func (c *Client) fleet() patchbayv1connect.FleetServiceClient {
-	return patchbayv1connect.NewFleetServiceClient(&http.Client{Transport: c.transport}, "http://patchbay")
-}
-
 func (f FleetFilter) message() *patchbayv1.FleetFilter {
 	return &patchbayv1.FleetFilter{Types: f.Types, Names: f.Names, Nodes: f.Nodes, Versions: f.Versions, States: f.States}
 }
@@ -191,23 +153,15 @@ func fleetNodeOf(n *patchbayv1.FleetNode) FleetNode {
 	return FleetNode{
 		Name: n.GetName(), State: n.GetState(), Reason: n.GetReason(), Instance: n.GetInstance(), Address: n.GetAddress(),
 		Version: n.GetVersion(), StartedAt: timeOf(n.GetStartedAt()), LastSeen: timeOf(n.GetLastSeen()),
-		Conditions: conditionsOf(n.GetConditions()), Plugins: int(n.GetPlugins()),
+		Conditions: each(n.GetConditions(), conditionOf), Plugins: int(n.GetPlugins()),
 	}
-}
-
-func fleetPluginsOf(list []*patchbayv1.FleetPlugin) []FleetPlugin {
-	plugins := make([]FleetPlugin, len(list))
-	for i, p := range list {
-		plugins[i] = fleetPluginOf(p)
-	}
-	return plugins
 }
 
 func fleetPluginOf(p *patchbayv1.FleetPlugin) FleetPlugin {
 	return FleetPlugin{
 		Node: p.GetNode(), Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), State: p.GetState(),
 		PublishedState: p.GetPublishedState(), Reason: p.GetReason(), Current: p.GetCurrent(), Instance: p.GetInstance(),
-		Endpoint: p.GetEndpoint(), Source: p.GetSource(), Roles: listOf(p.GetRoles()), Details: p.GetDetails(),
+		Endpoint: p.GetEndpoint(), Source: p.GetSource(), Roles: present(p.GetRoles()), Details: p.GetDetails(),
 		RegisteredAt: timeOf(p.GetRegisteredAt()), LastSeen: timeOf(p.GetLastSeen()),
 		FencingToken: p.GetFencingToken(),
 	}

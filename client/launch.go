@@ -5,8 +5,6 @@ import (
 	"iter"
 	"time"
 
-	"connectrpc.com/connect"
-
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
@@ -50,43 +48,27 @@ type LogAttribute struct {
 
 // ListLaunched returns the plugins that the daemon launches, ordered by name.
 func (c *Client) ListLaunched(ctx context.Context) ([]Launched, error) {
-	response, err := c.rpc.ListLaunched(ctx, connect.NewRequest(&patchbayv1.ListLaunchedRequest{}))
-	if err != nil {
-		return nil, c.explain("list the launched plugins", err)
-	}
-	plugins := make([]Launched, len(response.Msg.GetPlugins()))
-	for i, p := range response.Msg.GetPlugins() {
-		plugins[i] = launchedOf(p)
-	}
-	return plugins, nil
+	answer, err := ask(ctx, c.explain, "list the launched plugins", c.control.ListLaunched, &patchbayv1.ListLaunchedRequest{})
+	return each(answer.GetPlugins(), launchedOf), err
 }
 
 // Launch starts a launched plugin that does not run. The name is that of the catalogue or, like for all that follow, TYPE/NAME as it
 // registered. A plugin that is not known is [ErrNotFound].
 func (c *Client) Launch(ctx context.Context, name string) (Launched, error) {
-	response, err := c.rpc.LaunchPlugin(ctx, connect.NewRequest(&patchbayv1.LaunchPluginRequest{Name: name}))
-	if err != nil {
-		return Launched{}, c.explain("launch "+name, err)
-	}
-	return launchedOf(response.Msg.GetPlugin()), nil
+	answer, err := ask(ctx, c.explain, "launch "+name, c.control.LaunchPlugin, &patchbayv1.LaunchPluginRequest{Name: name})
+	return launchedOf(answer.GetPlugin()), err
 }
 
 // Stop ends a launched plugin and returns when it has ended.
 func (c *Client) Stop(ctx context.Context, name string) (Launched, error) {
-	response, err := c.rpc.StopPlugin(ctx, connect.NewRequest(&patchbayv1.StopPluginRequest{Name: name}))
-	if err != nil {
-		return Launched{}, c.explain("stop "+name, err)
-	}
-	return launchedOf(response.Msg.GetPlugin()), nil
+	answer, err := ask(ctx, c.explain, "stop "+name, c.control.StopPlugin, &patchbayv1.StopPluginRequest{Name: name})
+	return launchedOf(answer.GetPlugin()), err
 }
 
 // Restart puts a new process in the place of the one that runs, without downtime if the plugin serves, and starts one that does not run.
 func (c *Client) Restart(ctx context.Context, name string) (Launched, error) {
-	response, err := c.rpc.RestartPlugin(ctx, connect.NewRequest(&patchbayv1.RestartPluginRequest{Name: name}))
-	if err != nil {
-		return Launched{}, c.explain("restart "+name, err)
-	}
-	return launchedOf(response.Msg.GetPlugin()), nil
+	answer, err := ask(ctx, c.explain, "restart "+name, c.control.RestartPlugin, &patchbayv1.RestartPluginRequest{Name: name})
+	return launchedOf(answer.GetPlugin()), err
 }
 
 // LogsOptions says which records [Client.Logs] gives. The zero value stands for all past records that are kept.
@@ -100,54 +82,26 @@ type LogsOptions struct {
 // Logs returns what a launched plugin printed and logged, in order. The sequence ends as that of [Client.Events] does.
 func (c *Client) Logs(ctx context.Context, name string, options LogsOptions) iter.Seq2[LogRecord, error] {
 	request := &patchbayv1.ReadLogsRequest{Name: name, Follow: options.Follow, Tail: options.Tail}
-	return func(yield func(LogRecord, error) bool) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		stream, err := c.rpc.ReadLogs(ctx, connect.NewRequest(request))
-		if err != nil {
-			yield(LogRecord{}, c.explain("read the log of "+name, err))
-			return
+	return follow(ctx, c.explain, "read the log of "+name, c.control.ReadLogs, request, func(m *patchbayv1.ReadLogsResponse) *LogRecord {
+		if m.GetRecord() == nil {
+			return nil // it says only that the stream stands
 		}
-		defer func() {
-			cancel()
-			_ = stream.Close() // nothing is left to learn from it
-		}()
-		for stream.Receive() {
-			record := stream.Msg().GetRecord()
-			if record == nil {
-				continue // says only that the stream stands
-			}
-			if !yield(recordOf(record), nil) {
-				return
-			}
-		}
-		if err := stream.Err(); err != nil {
-			yield(LogRecord{}, c.explain("read the log of "+name, err))
-		}
-	}
+		return new(recordOf(m.GetRecord()))
+	})
 }
 
 func launchedOf(p *patchbayv1.LaunchedPlugin) Launched {
 	return Launched{
-		Name:       p.GetName(),
-		State:      p.GetState(),
-		Since:      timeOf(p.GetSince()),
-		PID:        int(p.GetPid()),
-		SocketPath: p.GetSocketPath(),
-		Health:     p.GetHealth(),
-		Restarts:   int(p.GetRestarts()),
-		NextStart:  timeOf(p.GetNextStart()),
-		LastError:  p.GetLastError(),
+		Name: p.GetName(), State: p.GetState(), Since: timeOf(p.GetSince()), PID: int(p.GetPid()), SocketPath: p.GetSocketPath(),
+		Health: p.GetHealth(), Restarts: int(p.GetRestarts()), NextStart: timeOf(p.GetNextStart()), LastError: p.GetLastError(),
 	}
 }
 
 func recordOf(r *patchbayv1.LogRecord) LogRecord {
-	record := LogRecord{
+	return LogRecord{
 		Seq: r.GetSeq(), Time: r.GetTime().AsTime(), Level: int(r.GetLevel()), Message: r.GetMessage(), Source: r.GetSource(),
-		Attributes: make([]LogAttribute, len(r.GetAttributes())),
+		Attributes: each(r.GetAttributes(), func(a *patchbayv1.LogAttribute) LogAttribute {
+			return LogAttribute{Key: a.GetKey(), Value: a.GetValue()}
+		}),
 	}
-	for i, a := range r.GetAttributes() {
-		record.Attributes[i] = LogAttribute{Key: a.GetKey(), Value: a.GetValue()}
-	}
-	return record
 }

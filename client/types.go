@@ -1,6 +1,16 @@
 package client
 
-import "time"
+import (
+	"strings"
+	"time"
+)
+
+// ParsePlugin splits TYPE/NAME, as plugins are written for people. The type ends at the first slash; the name may have more. Neither is
+// empty if ok is true.
+func ParsePlugin(text string) (ptype, name string, ok bool) {
+	ptype, name, _ = strings.Cut(text, "/")
+	return ptype, name, ptype != "" && name != ""
+}
 
 // Plugin is one instance of a plugin, or one socket that has not said yet who it is. It is what the message Plugin of the control API
 // says; a time is nil if what it stands for did not happen or is not planned.
@@ -73,6 +83,14 @@ type Event struct {
 	Message string `json:"message"`
 }
 
+// EventsOptions says which events [Client.Events] gives. The zero value stands for all past events that the daemon keeps.
+type EventsOptions struct {
+	// Follow goes on with new events after the past ones.
+	Follow bool
+	// Tail is how many of the past events are given, the newest ones, oldest first; nil for all that are kept.
+	Tail *uint32
+}
+
 // Version identifies the build and the process of a daemon.
 type Version struct {
 	Version   string    `json:"version"`
@@ -80,6 +98,15 @@ type Version struct {
 	GoVersion string    `json:"goVersion"`
 	PID       int       `json:"pid"`
 	StartTime time.Time `json:"startTime"`
+}
+
+// Configuration says with which files and directories a daemon works. All paths are absolute.
+type Configuration struct {
+	PluginDirs []string `json:"pluginDirs"`
+	// DeprecatedPluginDir is empty if there is none.
+	DeprecatedPluginDir string `json:"deprecatedPluginDir"`
+	State               string `json:"state"`
+	ControlSocket       string `json:"controlSocket"`
 }
 
 // Reloaded says what a reload of the configuration did.

@@ -30,7 +30,7 @@ func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*Plug
 	default:
 		return nil, fmt.Errorf("cannot %s: unknown goal %q, known are %q and %q", task, goal, GoalRegistered, GoalDeregistered)
 	}
-	response, err := c.rpc.WaitForPlugin(ctx, connect.NewRequest(request))
+	response, err := c.control.WaitForPlugin(ctx, connect.NewRequest(request))
 	if err == nil {
 		if response.Msg.GetPlugin() == nil {
 			return nil, nil
