@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/command/dyncall"
 )
@@ -198,7 +199,7 @@ func (c *callCommand) connect(ctx context.Context, cmd *cobra.Command, args []st
 	if err != nil {
 		return nil, nil, err
 	}
-	ptype, name := splitPlugin(args[0])
+	ptype, name, _ := client.ParsePlugin(args[0])
 	var conn *grpc.ClientConn
 	if c.fleet || c.node != "" {
 		conn, err = daemon.FleetConn(ptype, name, c.node)

@@ -1,7 +1,13 @@
 package cli
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+
 	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/internal/command/config"
 )
 
 func newConfigCommand(paths paths) *cobra.Command {
@@ -13,22 +19,111 @@ func newConfigCommand(paths paths) *cobra.Command {
 It is made of, each going before what comes earlier:
 
   - defaults, which depend on the user;
-  - the configuration file, ` + orNone(paths.config) + ` unless --config or ` + configEnv + ` names another;
+  - the configuration file, ` + cmp.Or(paths.config, "none") + ` unless --config or ` + configEnv + ` names another;
   - the drop-ins: the files *.yaml in the directory conf.d beside the configuration file, in the order of their names;
   - the environment;
   - the flags.
 
 Maps are merged key by key; lists and anything else are replaced. An unknown key is an error.`,
 		Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newConfigCheckCommand(paths), newConfigShowCommand(paths), newConfigSchemaCommand())
 	return cmd
 }
 
-func orNone(path string) string {
-	if path == "" {
-		return "none"
+func newConfigCheckCommand(paths paths) *cobra.Command {
+	return &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Check the configuration.",
+		Long: `Check the configuration that "patchbay run" would read, or the one that it would read with --config FILE: the file and its
+drop-ins, with the environment over them. Whatever is wrong is printed as FILE:LINE:COLUMN: MESSAGE, one line for each error, and the
+exit code is 1. Nothing is started or changed.
+
+The daemon refuses to start with, or to reload, what is refused here. That includes what this machine lacks: users, groups, and the programs
+of plugins that start with the daemon. So check a configuration on the machine, and as the user, that it is for.`,
+		Example: `  patchbay config check
+  patchbay config check ./patchbay.yaml && sudo cp patchbay.yaml /etc/patchbay/ && sudo patchbay reload`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return wrongUsage(cmd, "%q takes one file at most, not %d", cmd.CommandPath(), len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f := &configFlags{paths: paths}
+			if len(args) > 0 {
+				f.file, f.named = args[0], true
+			}
+			loaded, err := f.check(cmd)
+			if wrong, ok := errors.AsType[config.Errors](err); ok {
+				return printErrors(cmd, wrong)
+			}
+			if err != nil {
+				return err
+			}
+			if len(loaded.Files) == 0 {
+				return writeLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file, and the defaults can be used"})
+			}
+			return writeLines(cmd.OutOrStdout(), each(loaded.Files, func(file string) string { return "ok: " + file }))
+		},
 	}
-	return path
+}
+
+func printErrors(cmd *cobra.Command, wrong config.Errors) error {
+	if err := writeLines(cmd.OutOrStdout(), each(wrong, (*config.Error).Error)); err != nil {
+		return err
+	}
+	if len(wrong) == 1 {
+		return errors.New("the configuration has an error")
+	}
+	return fmt.Errorf("the configuration has %d errors", len(wrong))
+}
+
+func newConfigShowCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "Show the configuration.",
+		Long: `Show what the configuration file and its drop-ins say when they are merged. With --effective, show what the daemon would work
+with: the environment and the flags of "patchbay run", which can be given here too, go before the files, and the defaults are filled in.
+
+In YAML a comment says where each value comes from. The output can be used as a configuration file.`,
+		Example: `  patchbay config show --effective
+  patchbay config show --effective -o json | jq .timeouts`,
+	}
+	flags := addConfigFlags(cmd, paths)
+	effective := cmd.Flags().Bool("effective", false, "with the environment, the flags and the defaults")
+	output := addChoice(cmd, "output", "o", "output format", "yaml", "json")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		loaded, err := flags.check(cmd)
+		if err != nil {
+			return blame(cmd, err)
+		}
+		view := loaded.InFiles()
+		if *effective {
+			view = loaded.Effective()
+		}
+		if output.value == "json" {
+			return writeJSON(cmd.OutOrStdout(), view)
+		}
+		text, err := view.YAML() // with comments
+		if err != nil {
+			return err
+		}
+		return write(cmd.OutOrStdout(), text)
+	}
+	return cmd
+}
+
+func newConfigSchemaCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON schema of the configuration file.",
+		Long: `Print the JSON schema (draft 2020-12) of the configuration file and of each drop-in. Editors complete and check YAML files with it.
+It knows less than "patchbay config check", which also sees what follows from several values together.`,
+		Example: `  patchbay config schema > ~/.config/patchbay/schema.json
+  sed -i '1i # yaml-language-server: $schema=schema.json' ~/.config/patchbay/patchbay.yaml`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return write(cmd.OutOrStdout(), config.Schema())
+		},
+	}
 }

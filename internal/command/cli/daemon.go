@@ -49,6 +49,26 @@ func (s *controlSocket) find(cmd *cobra.Command) (string, error) {
 	return loaded.Config.ControlSocket, nil
 }
 
+// ask returns what a command runs that asks the daemon something, for at most so long if limit is above zero.
+func (s *controlSocket) ask(
+	limit time.Duration, run func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error,
+) func(cmd *cobra.Command, args []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		c, err := s.connect(cmd)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		ctx := cmd.Context()
+		if limit > 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, limit)
+			defer cancel()
+		}
+		return run(ctx, c, cmd, args)
+	}
+}
+
 // connect returns a client of the daemon that the flag names. It does not connect yet.
 func (s *controlSocket) connect(cmd *cobra.Command) (*client.Client, error) {
 	path, err := s.find(cmd)

@@ -14,9 +14,7 @@ func newDemoCommand() *cobra.Command {
 called; one is upgraded while it is in use; one is killed; the daemon is killed and remembers.
 
 It takes a few seconds and needs nothing. Afterwards, and after an interrupt at any moment, no process and no file of it is left.`,
-		Example:           "  patchbay demo",
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Example: "  patchbay demo",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return demo.Run(cmd.Context(), cmd.OutOrStdout())
 		},

@@ -1,10 +1,10 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -26,8 +26,6 @@ example.com/gpu.`,
 		Example: `  patchbay devices list
   patchbay devices allocate example.com/gpu build-17 --count 2 -o json
   patchbay devices release example.com/gpu build-17`,
-		Args: knownCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newDevicesListCommand(paths), newDevicesAllocateCommand(paths), newDevicesReleaseCommand(paths))
 	return cmd
@@ -53,38 +51,23 @@ The output is a table, an array of objects as JSON or YAML, or one RESOURCE/ID a
 		},
 	}
 	socket := addControlSocket(cmd, paths)
-	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		all, directive := completeResources(socket)(cmd, nil, toComplete)
-		return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), directive
-	}
-	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
+	cmd.ValidArgsFunction = completeWith(socket, math.MaxInt, func(ctx context.Context, c *client.Client, args []string) ([]string, error) {
+		all, err := resources(ctx, c)
+		return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), err
+	})
+	output := addOutput(cmd, "table", "name")
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		listing, err := c.ListDevices(ctx, args...)
 		if err != nil {
 			return err
 		}
-		stdout := cmd.OutOrStdout()
-		switch output.value {
-		case "json":
-			return writeJSON(stdout, listing.Devices)
-		case "yaml":
-			return writeYAML(stdout, listing.Devices)
-		case "name":
-			return writeDeviceNames(stdout, listing.Devices)
-		}
-		if len(listing.Devices) == 0 {
-			fmt.Fprintln(cmd.ErrOrStderr(), "no devices are known")
-			return nil
-		}
-		return writeDevices(stdout, listing.Devices)
-	}
+		return printList(cmd, output, listing.Devices, deviceNames, func(w io.Writer) error {
+			if len(listing.Devices) == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), "no devices are known")
+			}
+			return writeDevices(w, listing.Devices)
+		})
+	})
 	return cmd
 }
 
@@ -108,27 +91,22 @@ same again, and has the plugin prepare the devices if it wants that before each 
 	var request client.DeviceRequest
 	cmd.Flags().Uint32Var(&request.Count, "count", 0, "how many devices (default: as many as --device names, or 1)")
 	cmd.Flags().StringArrayVar(&request.Devices, "device", nil, "ID of a device that has to be among them; can be repeated")
-	output := addAllocationOutput(cmd)
-	cmd.ValidArgsFunction = completeResources(socket)
-	if err := cmd.RegisterFlagCompletionFunc("device", completeFreeDevices(socket)); err != nil {
-		panic(err) // the flag was added above
-	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	output := addOutput(cmd, "table", "name")
+	cmd.ValidArgsFunction = completeWith(socket, 1, func(ctx context.Context, c *client.Client, _ []string) ([]string, error) {
+		return resources(ctx, c)
+	})
+	completeFlag(cmd, "device", completeWith(socket, math.MaxInt, freeDevices))
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("count") && request.Count == 0 {
 			return wrongUsage(cmd, "no devices are wanted: --count must be above 0")
 		}
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
 		request.Resource, request.Owner = args[0], args[1]
-		a, err := c.AllocateDevices(cmd.Context(), request)
+		a, err := c.AllocateDevices(ctx, request)
 		if err != nil {
 			return err
 		}
-		return writeAllocation(cmd.OutOrStdout(), output.value, a)
-	}
+		return printAllocation(cmd, output, a)
+	})
 	return cmd
 }
 
@@ -142,31 +120,20 @@ that the owner does not use them any more: nobody else does.`,
 		Args:    oneAllocation,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addAllocationOutput(cmd)
-	cmd.ValidArgsFunction = completeAllocations(socket)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := context.WithTimeout(cmd.Context(), releaseTimeout)
-		defer cancel()
+	output := addOutput(cmd, "table", "name")
+	cmd.ValidArgsFunction = completeWith(socket, 2, allocations)
+	cmd.RunE = socket.ask(releaseTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		a, err := c.ReleaseDevices(ctx, args[0], args[1])
 		if err != nil {
 			return err
 		}
-		return writeAllocation(cmd.OutOrStdout(), output.value, a)
-	}
+		return printAllocation(cmd, output, a)
+	})
 	return cmd
 }
 
 // releaseTimeout is more than an allocation for the same owner takes, which a release waits for.
 const releaseTimeout = 2 * time.Minute
-
-func addAllocationOutput(cmd *cobra.Command) *choice {
-	return addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
-}
 
 // oneAllocation is for commands whose arguments are RESOURCE and OWNER.
 func oneAllocation(cmd *cobra.Command, args []string) error {
@@ -177,98 +144,63 @@ func oneAllocation(cmd *cobra.Command, args []string) error {
 }
 
 func writeDevices(w io.Writer, devices []client.Device) error {
-	list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, cut: 1}
+	list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, cut: 1, tones: tones{2: toneOf}}
 	for _, d := range devices {
-		var nodes []string
-		for _, n := range d.NUMANodes {
-			nodes = append(nodes, fmt.Sprint(n))
-		}
-		row := plainRow(cell(d.Resource), cell(d.ID), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
-		row[2].is = toneOf(strings.ToLower(d.Health))
-		list.add(row...)
+		nodes := each(d.NUMANodes, func(node int64) string { return fmt.Sprint(node) })
+		list.add(cell(d.Resource), cell(d.ID), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
 	}
 	return list.write(w)
 }
 
-func writeDeviceNames(w io.Writer, devices []client.Device) error {
-	var text bytes.Buffer
-	for _, d := range devices {
-		fmt.Fprintln(&text, escape(d.Resource+"/"+d.ID))
-	}
-	return write(w, text.Bytes())
+func deviceNames(devices []client.Device) []string {
+	return each(devices, func(d client.Device) string { return d.Resource + "/" + d.ID })
 }
 
-func writeAllocation(w io.Writer, format string, a client.DeviceAllocation) error {
-	devices := make([]client.Device, len(a.Devices))
-	for i, id := range a.Devices {
-		devices[i] = client.Device{Resource: a.Resource, ID: id}
-	}
-	switch format {
-	case "json":
-		return writeJSON(w, a)
-	case "yaml":
-		return writeYAML(w, a)
-	case "name":
-		return writeDeviceNames(w, devices)
-	}
-	list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "OWNER"}, cut: 1}
-	for _, d := range devices {
-		list.add(plainRow(cell(d.Resource), cell(d.ID), cell(a.Owner))...)
-	}
-	return list.write(w)
-}
-
-// completeResources completes one argument with the names of resources.
-func completeResources(socket *controlSocket) cobra.CompletionFunc {
-	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
-		listing, err := c.ListDevices(ctx)
-		var resources []string
-		for _, d := range listing.Devices {
-			if len(resources) == 0 || resources[len(resources)-1] != d.Resource {
-				resources = append(resources, d.Resource)
-			}
+func printAllocation(cmd *cobra.Command, output *choice, a client.DeviceAllocation) error {
+	return output.print(cmd, a, func(w io.Writer) error {
+		if output.value == "name" {
+			return writeLines(w, each(a.Devices, func(id string) string { return a.Resource + "/" + id }))
 		}
-		return resources, err
+		list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "OWNER"}, cut: 1}
+		for _, id := range a.Devices {
+			list.add(cell(a.Resource), cell(id), cell(a.Owner))
+		}
+		return list.write(w)
 	})
 }
 
-// completeFreeDevices completes the value of a flag with the devices that the resource of the first argument can give.
-func completeFreeDevices(socket *controlSocket) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
-			if len(args) == 0 {
-				return nil, nil
-			}
-			listing, err := c.ListDevices(ctx, args[0])
-			var ids []string
-			for _, d := range listing.Devices {
-				if d.Owner == "" && d.Health == "healthy" {
-					ids = append(ids, d.ID)
-				}
-			}
-			return ids, err
-		})(cmd, nil, toComplete)
-	}
+// resources returns the names of all resources.
+func resources(ctx context.Context, c *client.Client) ([]string, error) {
+	listing, err := c.ListDevices(ctx)
+	return slices.Compact(each(listing.Devices, func(d client.Device) string { return d.Resource })), err
 }
 
-// completeAllocations completes a resource of which somebody has devices, and then who has.
-func completeAllocations(socket *controlSocket) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if len(args) > 1 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
-			listing, err := c.ListDevices(ctx)
-			var names []string
-			for _, a := range listing.Allocations {
-				switch {
-				case len(args) == 1 && a.Resource == args[0]:
-					names = append(names, a.Owner)
-				case len(args) == 0 && !slices.Contains(names, a.Resource):
-					names = append(names, a.Resource)
-				}
-			}
-			return names, err
-		})(cmd, nil, toComplete)
+// freeDevices returns the devices that the resource of the first argument can give.
+func freeDevices(ctx context.Context, c *client.Client, args []string) ([]string, error) {
+	if len(args) == 0 {
+		return nil, nil
 	}
+	listing, err := c.ListDevices(ctx, args[0])
+	var ids []string
+	for _, d := range listing.Devices {
+		if d.Owner == "" && d.Health == "healthy" {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids, err
+}
+
+// allocations returns the resources of which somebody has devices, and after one of them who has.
+func allocations(ctx context.Context, c *client.Client, args []string) ([]string, error) {
+	listing, err := c.ListDevices(ctx)
+	var names []string
+	for _, a := range listing.Allocations {
+		switch {
+		case len(args) == 1 && a.Resource == args[0]:
+			names = append(names, a.Owner)
+		case len(args) == 0 && !slices.Contains(names, a.Resource):
+			names = append(names, a.Resource)
+		}
+	}
+	return names, err
 }

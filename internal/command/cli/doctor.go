@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -40,11 +42,9 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 
   # What has to be done?
   patchbay doctor -o json | jq -r '.[] | select(.status != "ok") | .remedy'`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := addConfigFlags(cmd, paths)
-	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml")
+	output := addOutput(cmd, "table")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
 		defer cancel()
@@ -53,14 +53,7 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 			return err
 		}
 		findings := examine(ctx, sources)
-		switch output.value {
-		case "json":
-			err = writeJSON(cmd.OutOrStdout(), findings)
-		case "yaml":
-			err = writeYAML(cmd.OutOrStdout(), findings)
-		default:
-			err = writeFindings(cmd.OutOrStdout(), findings)
-		}
+		err = output.print(cmd, findings, func(w io.Writer) error { return writeFindings(w, findings) })
 		if err == nil && doctor.Worst(findings) == doctor.Fail {
 			err = errUnwell
 		}
@@ -129,23 +122,194 @@ func membersOf(ctx context.Context, c daemon.FleetConfig) []doctor.Member {
 	if err != nil {
 		return []doctor.Member{{Endpoint: strings.Join(etcd.Endpoints, ", "), Err: err}}
 	}
-	found := cluster.Check(ctx, c.Space)
-	members := make([]doctor.Member, len(found))
-	for i, m := range found {
-		members[i] = doctor.Member(m)
-	}
-	return members
+	return each(cluster.Check(ctx, c.Space), func(m fleet.Member) doctor.Member { return doctor.Member(m) })
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {
-	list := &table{terminal: terminalOf(w), cut: noCut}
+	list := &table{terminal: terminalOf(w), cut: noCut, tones: tones{0: toneOf}}
 	for _, f := range findings {
-		row := plainRow(string(f.Status), f.Check, escape(f.Message))
-		row[0].is = map[doctor.Status]tone{doctor.OK: good, doctor.Warn: busy, doctor.Fail: bad}[f.Status]
-		list.add(row...)
+		list.add(string(f.Status), f.Check, escape(f.Message))
 		if f.Remedy != "" {
-			list.add(plainRow("", "", "→ "+escape(f.Remedy))...)
+			list.add("", "", "→ "+escape(f.Remedy))
 		}
 	}
 	return list.write(w)
+}
+
+// sickShown is how many sick plugins doctor names, of each sort.
+const sickShown = 20
+
+// askDaemon asks the daemon where it works, what is wrong with it and which of its plugins are sick. It returns no configuration if the
+// daemon cannot be asked, which a finding says.
+func askDaemon(
+	ctx context.Context, asked *client.Client, loaded *config.Loaded, c daemon.Config,
+) (*client.Configuration, []doctor.Finding) {
+	ctx, cancel := answerInTime(ctx)
+	defer cancel()
+	running, err := asked.Configuration(ctx)
+	if err != nil {
+		return nil, []doctor.Finding{{
+			Check: "daemon", Status: doctor.Warn,
+			Message: "no daemon could be asked, and what follows is about the configuration: " + err.Error(),
+			Remedy:  "start the daemon, or name the socket of one that runs with --control-socket; then its plugins are looked at too",
+		}}
+	}
+	findings := []doctor.Finding{{
+		Check: "daemon", Status: doctor.OK,
+		Message: fmt.Sprintf("the daemon was asked; it works with plugin directories %q and state file %s", running.PluginDirs, running.State),
+	}}
+	if other := elsewhere(loaded, c, running); other != "" {
+		findings = append(findings, doctor.Finding{
+			Check: "daemon", Status: doctor.Warn,
+			Message: "the daemon does not work where the configuration says, and what follows is about where it works: " + other,
+			Remedy:  "restart the daemon with this configuration, or run doctor with the daemon's",
+		})
+	}
+	sick, err := askForPlugins(ctx, asked)
+	if err != nil {
+		sick = append(sick, doctor.Finding{
+			Check: "daemon", Status: doctor.Fail, Message: "the daemon could not be asked for its plugins: " + err.Error(),
+			Remedy: "look at its log; restart it if it hangs",
+		})
+	}
+	return &running, append(findings, sick...)
+}
+
+// askForPlugins asks the daemon which of its conditions and plugins are not as they should be.
+func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding, error) {
+	var findings []doctor.Finding
+	listing, err := asked.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, condition := range listing.Conditions {
+		if condition.Status != "ok" {
+			findings = append(findings, doctor.Finding{
+				Check: "conditions", Status: doctor.Fail, Message: condition.Name + " is " + condition.Status + ": " + condition.Message,
+				Remedy: `mend that; the daemon notices by itself, and "patchbay events --follow" shows it`,
+			})
+		}
+	}
+	launched, err := asked.ListLaunched(ctx)
+	if err != nil {
+		return findings, err
+	}
+	refusals, err := asked.Refusals(ctx)
+	if err != nil {
+		return findings, err
+	}
+	sick := slices.Concat(sickLaunched(launched), sickPlugins(listing.Plugins), refusedLast(refusals))
+	if len(sick) == 0 {
+		sick = []doctor.Finding{{Check: "plugins", Status: doctor.OK,
+			Message: fmt.Sprintf("%d plugins are known and %d are launched; none of them is sick", len(listing.Plugins), len(launched))}}
+	}
+	return append(findings, sick...), nil
+}
+
+// elsewhere says where the daemon works otherwise than files, flags or the environment say; a default is no statement.
+func elsewhere(loaded *config.Loaded, c daemon.Config, running client.Configuration) string {
+	if loaded == nil {
+		return ""
+	}
+	var other []string
+	for _, key := range []struct {
+		name             string
+		configured, used []string
+	}{
+		{"pluginDirs", c.PluginDirs, running.PluginDirs},
+		{"deprecatedPluginDir", []string{c.DeprecatedPluginDir}, []string{running.DeprecatedPluginDir}},
+		{"state", []string{c.StatePath}, []string{running.State}},
+	} {
+		origin := loaded.Origin(key.name)
+		if origin == config.Default || slices.EqualFunc(key.configured, key.used, samePath) {
+			continue
+		}
+		other = append(other, fmt.Sprintf("%s is %q in the daemon, and %q by %s", key.name, key.used, key.configured, origin))
+	}
+	return strings.Join(other, "; ")
+}
+
+func samePath(a, b string) bool {
+	abs, err := filepath.Abs(a)
+	return a == b || a != "" && err == nil && abs == b
+}
+
+// sickLaunched are the launched plugins that do not run though they are to.
+func sickLaunched(launched []client.Launched) []doctor.Finding {
+	var findings []doctor.Finding
+	for _, p := range launched {
+		status := doctor.Warn
+		switch p.State {
+		case "failed":
+			status = doctor.Fail
+		case "backoff", "unresponsive":
+		default:
+			continue
+		}
+		findings = append(findings, doctor.Finding{
+			Check: "plugins", Status: status, Message: sickness("launched plugin "+p.Name, p.State, p.Since, p.LastError),
+			Remedy: fmt.Sprintf(`"patchbay logs %s" shows what it said; mend that, then "patchbay restart %s"`, p.Name, p.Name),
+		})
+	}
+	return shortened(findings, "patchbay status NAME")
+}
+
+// sickPlugins are the instances that are not registered and do not get any further by themselves.
+func sickPlugins(plugins []client.Plugin) []doctor.Finding {
+	remedies := map[string]string{
+		"refused":     "mend what it says; the plugin is tried again by itself",
+		"backoff":     "mend what it says; the plugin is tried again by itself",
+		"unreachable": "start the plugin again, or remove its socket if it will not come back",
+		"unlinked":    "restart the plugin, which makes its socket anew, and see who may write to the directory",
+	}
+	var findings []doctor.Finding
+	for _, p := range plugins {
+		if p.Source == "launched" && p.SocketPath == "" {
+			continue // it is among those that are launched
+		}
+		if remedy, sick := remedies[p.State]; sick {
+			findings = append(findings, doctor.Finding{
+				Check: "plugins", Status: doctor.Warn, Message: sickness(called(p), p.State, p.Since, p.LastError), Remedy: remedy,
+			})
+		}
+	}
+	return shortened(findings, "patchbay list")
+}
+
+// refusedLast are the plugins that are gone and were refused last.
+func refusedLast(refusals []client.Plugin) []doctor.Finding {
+	var findings []doctor.Finding
+	for _, p := range refusals {
+		findings = append(findings, doctor.Finding{
+			Check: "plugins", Status: doctor.Warn,
+			Message: fmt.Sprintf("%s is gone; it was refused %s: %s", called(p), moment(p.Since, time.Now()), p.LastError),
+			Remedy:  "mend what it says and start the plugin anew",
+		})
+	}
+	return shortened(findings, "patchbay events")
+}
+
+func called(p client.Plugin) string {
+	if p.Type == "" {
+		return "socket " + p.SocketPath
+	}
+	return "plugin " + pluginID(p.Type, p.Name)
+}
+
+func sickness(what, state string, since *time.Time, reason string) string {
+	if reason == "" {
+		reason = "it is not known why"
+	}
+	return fmt.Sprintf("%s is in state %s since %s: %s", what, state, moment(since, time.Now()), reason)
+}
+
+// shortened leaves out what would be too much to read.
+func shortened(findings []doctor.Finding, all string) []doctor.Finding {
+	if len(findings) <= sickShown {
+		return findings
+	}
+	return append(findings[:sickShown], doctor.Finding{
+		Check: "plugins", Status: doctor.Warn, Message: fmt.Sprintf("%d more like that", len(findings)-sickShown),
+		Remedy: fmt.Sprintf("%q shows all", all),
+	})
 }

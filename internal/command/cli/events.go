@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 
@@ -24,40 +23,14 @@ one.`,
 
   # Only refusals, with their reasons.
   patchbay events -o json | jq -r 'select(.kind == "refused") | .message'`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
-	follow := cmd.Flags().BoolP("follow", "f", false, "go on with new events")
-	tail := cmd.Flags().Uint32("tail", 0, "number of past events to show (default all that are kept)")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		options := client.EventsOptions{Follow: *follow}
-		if cmd.Flags().Changed("tail") {
-			options.Tail = tail
-		}
-		printEvent := writeEvent
-		if output.value == "json" {
-			printEvent = func(w io.Writer, e client.Event) error { return writeJSONLine(w, e) }
-		}
-		for event, err := range c.Events(cmd.Context(), options) {
-			if err != nil {
-				if *follow && errors.Is(err, context.Canceled) {
-					return nil
-				}
-				return err
-			}
-			if err := printEvent(cmd.OutOrStdout(), event); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	output := addLines(cmd)
+	flags := addPastAndNew(cmd, "new events", "events")
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		events := c.Events(ctx, client.EventsOptions{Follow: flags.follow, Tail: flags.tail()})
+		return printLines(cmd, output, events, flags.follow, writeEvent)
+	})
 	return cmd
 }
 

@@ -56,21 +56,25 @@ func report(stderr io.Writer, err error) int {
 	return exitFailed
 }
 
-// hintFor says what to do about an error of package client, which does not know the commands and flags of this program.
+// hints say what to do about errors of package client, which does not know the commands and flags of this program. The first that matches
+// counts.
+var hints = []struct {
+	err  error
+	hint string
+}{
+	{client.ErrNotRunning, `start a daemon with "patchbay run", or name the control socket of one with --control-socket`},
+	{client.ErrDenied, ""}, // it says so itself
+	{client.ErrPermission, "run the command as root, as the daemon's user, or as a member of the socket's group"},
+	{client.ErrDeviceNotFound, `"patchbay devices list" shows what is known`},
+	{client.ErrNotFound, `"patchbay list" shows what is known`},
+	{client.ErrBehind, `"patchbay list" shows the present state`},
+}
+
 func hintFor(err error) string {
-	switch {
-	case errors.Is(err, client.ErrNotRunning):
-		return `start a daemon with "patchbay run", or name the control socket of one with --control-socket`
-	case errors.Is(err, client.ErrDenied):
-		return "" // it says so itself
-	case errors.Is(err, client.ErrPermission):
-		return "run the command as root, as the daemon's user, or as a member of the socket's group"
-	case errors.Is(err, client.ErrDeviceNotFound):
-		return `"patchbay devices list" shows what is known`
-	case errors.Is(err, client.ErrNotFound):
-		return `"patchbay list" shows what is known`
-	case errors.Is(err, client.ErrBehind):
-		return `"patchbay list" shows the present state`
+	for _, h := range hints {
+		if errors.Is(err, h.err) {
+			return h.hint
+		}
 	}
 	return ""
 }

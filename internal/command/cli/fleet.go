@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -24,13 +22,6 @@ A node that has died stays visible, with its plugins as unreachable, until its r
 is shown is the last that it knew, and a warning says so.`,
 		Example: `  patchbay fleet nodes
   patchbay fleet list --type CSIPlugin --state registered`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return wrongUsage(cmd, "unknown command %q for %q", args[0], cmd.CommandPath())
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newFleetNodesCommand(paths), newFleetListCommand(paths), newFleetWatchCommand(paths), newFleetWaitCommand(paths))
 	return cmd
@@ -62,37 +53,19 @@ or unknown (its record cannot be read).
 The output is a table, an array of objects as JSON or YAML, or one name a line.`,
 		Example: `  # Which nodes are gone, and since when?
   patchbay fleet nodes --state unreachable`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
+	output := addOutput(cmd, "table", "name")
 	names := cmd.Flags().StringArray("node", nil, "this node only; can be repeated")
 	states := cmd.Flags().StringArray("state", nil, "nodes in this state only, for example ready; can be repeated")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		nodes, health, err := c.FleetNodes(ctx, *names, *states)
 		if err != nil {
 			return err
 		}
 		warnStale(cmd.ErrOrStderr(), health)
-		stdout := cmd.OutOrStdout()
-		switch output.value {
-		case "json":
-			return writeJSON(stdout, nodes)
-		case "yaml":
-			return writeYAML(stdout, nodes)
-		case "name":
-			return writeEach(stdout, nodes, func(n client.FleetNode) string { return escape(n.Name) })
-		}
-		return writeNodes(stdout, nodes, time.Now())
-	}
+		return printList(cmd, output, nodes, nodeNames, func(w io.Writer) error { return writeNodes(w, nodes, time.Now()) })
+	})
 	return cmd
 }
 
@@ -106,36 +79,18 @@ func newFleetListCommand(paths paths) *cobra.Command {
 The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAME a line.`,
 		Example: `  # On which nodes is the driver registered?
   patchbay fleet list --name hostpath.csi.k8s.io --state registered -o json | jq -r '.[].node'`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
+	output := addOutput(cmd, "table", "name")
 	filter := addFleetFilter(cmd, false)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		plugins, health, err := c.FleetPlugins(ctx, filter.FleetFilter)
 		if err != nil {
 			return err
 		}
 		warnStale(cmd.ErrOrStderr(), health)
-		stdout := cmd.OutOrStdout()
-		switch output.value {
-		case "json":
-			return writeJSON(stdout, plugins)
-		case "yaml":
-			return writeYAML(stdout, plugins)
-		case "name":
-			return writeEach(stdout, plugins, fleetPluginID)
-		}
-		return writeFleetPlugins(stdout, plugins, time.Now())
-	}
+		return printList(cmd, output, plugins, fleetPluginIDs, func(w io.Writer) error { return writeFleetPlugins(w, plugins, time.Now()) })
+	})
 	return cmd
 }
 
@@ -147,37 +102,14 @@ func newFleetWatchCommand(paths paths) *cobra.Command {
 is no failure, or the daemon goes away, which is one. A plugin that passes the filter no more is removed, one that begins to is added.`,
 		Example: `  # Tell me when a controller comes or goes.
   patchbay fleet watch --type csi-controller --state registered`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
+	output := addLines(cmd)
 	nodes := cmd.Flags().Bool("nodes", false, "show changes of nodes too")
 	filter := addFleetFilter(cmd, false)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		for change, err := range c.WatchFleet(cmd.Context(), filter.FleetFilter, *nodes, nil) {
-			switch {
-			case errors.Is(err, context.Canceled):
-				return nil
-			case err != nil:
-				return err
-			}
-			if output.value == "json" {
-				err = writeJSONLine(cmd.OutOrStdout(), change)
-			} else {
-				err = writeFleetChange(cmd.OutOrStdout(), change)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		return printLines(cmd, output, c.WatchFleet(ctx, filter.FleetFilter, *nodes, nil), true, writeFleetChange)
+	})
 	return cmd
 }
 
@@ -197,35 +129,30 @@ deregistered: it is unreachable.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	goal := addChoice(cmd, "for", "", "what to wait for", string(client.GoalRegistered), string(client.GoalDeregistered))
+	goal, timeout := addGoal(cmd)
 	count := cmd.Flags().Uint16("count", 1, "number of instances to wait for")
-	timeout := cmd.Flags().Duration("timeout", 30*time.Second, "how long to wait, for example 90s or 5m")
 	filter := addFleetFilter(cmd, true)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
-		case *timeout <= 0:
-			return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", *timeout)
 		case *count == 0:
 			return wrongUsage(cmd, "--count 0 is nothing to wait for: give one above zero, or use --for deregistered")
 		case goal.value == string(client.GoalDeregistered) && cmd.Flags().Changed("count"):
 			return wrongUsage(cmd, "--count goes with --for registered only")
 		}
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := context.WithTimeout(cmd.Context(), *timeout)
+		return above0(cmd, *timeout)
+	}
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
-		ptype, name := splitPlugin(args[0])
+		ptype, name, _ := client.ParsePlugin(args[0])
 		filter.Types, filter.Names = []string{ptype}, []string{name}
 		wanted := 0 // in no state: what is unreachable may be back, and is not deregistered
 		if goal.value == string(client.GoalRegistered) {
 			filter.States, wanted = []string{"registered"}, int(*count)
 		}
-		_, err = c.WaitFleet(ctx, filter.FleetFilter, wanted)
+		_, err := c.WaitFleet(ctx, filter.FleetFilter, wanted)
 		return err
-	}
+	})
 	return cmd
 }
 
@@ -237,15 +164,15 @@ func warnStale(stderr io.Writer, h client.FleetHealth) {
 }
 
 func writeNodes(w io.Writer, nodes []client.FleetNode, now time.Time) error {
-	list := &table{terminal: terminalOf(w), head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, cut: 0}
+	list := &table{
+		terminal: terminalOf(w), head: []string{"NAME", "STATE", "VERSION", "PLUGINS", "ADDRESS", "UP", "LAST SEEN"}, tones: tones{1: toneOf},
+	}
 	for _, n := range nodes {
 		up := "-"
 		if n.State == "ready" {
 			up = since(n.StartedAt, now)
 		}
-		row := plainRow(cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up, ago(n.LastSeen, now))
-		row[1].is = toneOf(n.State)
-		list.add(row...)
+		list.add(cell(n.Name), cell(stateOfNode(n)), cell(n.Version), fmt.Sprint(n.Plugins), cell(n.Address), up, ago(n.LastSeen, now))
 	}
 	return list.write(w)
 }
@@ -258,42 +185,23 @@ func stateOfNode(n client.FleetNode) string {
 	return n.State
 }
 
+func nodeNames(nodes []client.FleetNode) []string {
+	return each(nodes, func(n client.FleetNode) string { return n.Name })
+}
+
 func writeFleetPlugins(w io.Writer, plugins []client.FleetPlugin, now time.Time) error {
-	list := &table{terminal: terminalOf(w), head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cut: 1}
+	list := &table{
+		terminal: terminalOf(w), head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cut: 1, tones: tones{4: toneOf},
+	}
 	for _, p := range plugins {
-		row := plainRow(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now),
-			ago(p.LastSeen, now))
-		row[4].is = toneOf(p.State)
-		list.add(row...)
+		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now), ago(p.LastSeen, now))
 	}
 	return list.write(w)
 }
 
-// writeEach writes one line for each.
-func writeEach[T any](w io.Writer, all []T, line func(T) string) error {
-	var text bytes.Buffer
-	for _, t := range all {
-		fmt.Fprintln(&text, line(t))
-	}
-	return write(w, text.Bytes())
-}
-
 func fleetPluginID(p client.FleetPlugin) string { return escape(p.Node + "/" + p.Type + "/" + p.Name) }
 
-// since says how long ago something was; ago does so in words.
-func since(t *time.Time, now time.Time) string {
-	if t == nil {
-		return "-"
-	}
-	return short(now.Sub(*t))
-}
-
-func ago(t *time.Time, now time.Time) string {
-	if t == nil {
-		return "-"
-	}
-	return short(now.Sub(*t)) + " ago"
-}
+func fleetPluginIDs(plugins []client.FleetPlugin) []string { return each(plugins, fleetPluginID) }
 
 func writeFleetChange(w io.Writer, c client.FleetChange) error {
 	if c.Node != nil {

@@ -7,27 +7,37 @@ import (
 	"github.com/patchbay-dev/patchbay/daemon"
 )
 
-// handlerFlag is the value of a flag that names the handler of a plugin type. It implements pflag.Value. Whether type and kind are
-// right is left to [daemon.New].
-type handlerFlag map[string]daemon.HandlerKind
+// handlerFlag is a flag that names the handlers of plugin types. It implements pflag.Value. Whether types and kinds are right is left to
+// [daemon.New].
+type handlerFlag struct {
+	handlers map[string]daemon.HandlerKind
+	// form is TYPE=KIND, or TYPE where the plugins are accepted.
+	form string
+}
 
 // Set implements pflag.Value.
 func (h handlerFlag) Set(value string) error {
+	if h.form == "TYPE" {
+		h.handlers[value] = daemon.HandlerAccept
+		return nil
+	}
 	ptype, kind, ok := strings.Cut(value, "=")
 	if !ok {
 		return fmt.Errorf("write TYPE=KIND, for example MyPlugin=%s", daemon.HandlerAccept)
 	}
-	h[ptype] = daemon.HandlerKind(kind)
+	h.handlers[ptype] = daemon.HandlerKind(kind)
 	return nil
 }
 
+// String implements pflag.Value. No type is configured by default.
+func (h handlerFlag) String() string { return "" }
+
+// Type implements pflag.Value.
+func (h handlerFlag) Type() string { return h.form }
+
 // handlerKinds returns the kinds of handlers that exist, separated by commas.
 func handlerKinds() string {
-	var names []string
-	for _, kind := range daemon.HandlerKinds() {
-		names = append(names, string(kind))
-	}
-	return strings.Join(names, ", ")
+	return strings.Join(each(daemon.HandlerKinds(), func(kind daemon.HandlerKind) string { return string(kind) }), ", ")
 }
 
 // completeHandler returns the values of the flag for the types that every daemon knows.
@@ -40,21 +50,3 @@ func completeHandler() []string {
 	}
 	return values
 }
-
-// String implements pflag.Value. No type is configured by default.
-func (h handlerFlag) String() string { return "" }
-
-// Type implements pflag.Value.
-func (h handlerFlag) Type() string { return "TYPE=KIND" }
-
-// acceptFlag is a [handlerFlag] that takes a type only, whose plugins are accepted.
-type acceptFlag struct{ handlerFlag }
-
-// Set implements pflag.Value.
-func (a acceptFlag) Set(ptype string) error {
-	a.handlerFlag[ptype] = daemon.HandlerAccept
-	return nil
-}
-
-// Type implements pflag.Value.
-func (a acceptFlag) Type() string { return "TYPE" }

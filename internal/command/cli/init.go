@@ -25,7 +25,6 @@ func newInitCommand() *cobra.Command {
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newInitPluginCommand())
 	return cmd
@@ -63,10 +62,7 @@ with Patchbay's source.`,
 	flags.StringVar(&options.Module, "module", "", "path of the Go module (default example.com/ and the name of the program)")
 	flags.StringVar(&version, "sdk-version", "", "version of Patchbay whose SDK to use (default that of this program)")
 	flags.StringVar(&options.Replace, "replace", "", "directory of Patchbay's source, to build with that instead of a version")
-	complete := cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp)
-	if err := cmd.RegisterFlagCompletionFunc("type", complete); err != nil {
-		panic(err) // the flag was added above
-	}
+	completeFlag(cmd, "type", cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		options.Name, options.Version = args[0], version
 		return writePlugin(cmd, dir, options)

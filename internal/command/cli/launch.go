@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -72,44 +73,29 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
-	output := addChoice(cmd, "output", "o", "output format", "text", "json", "yaml")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		done := progress(cmd.Context(), cmd.ErrOrStderr(), func(ctx context.Context) string { return presentLife(ctx, c, args[0]) })
-		now, err := o.do(c, cmd.Context(), args[0])
+	output := addOutput(cmd, "text")
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		done := progress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentLife(ctx, c, args[0]) })
+		now, err := o.do(c, ctx, args[0])
 		done()
 		if err != nil {
 			return err
 		}
-		return writeLaunched(cmd.OutOrStdout(), output.value, now)
-	}
+		return printLaunched(cmd, output, now)
+	})
 	return cmd
 }
 
-func writeLaunched(w io.Writer, format string, p client.Launched) error {
-	switch format {
-	case "json":
-		return writeJSON(w, p)
-	case "yaml":
-		return writeYAML(w, p)
-	}
-	var text bytes.Buffer
-	fmt.Fprintln(&text, escape(p.Name))
-	writeDescription(&text, terminalOf(w), describeLaunched(p, time.Now()))
-	return write(w, text.Bytes())
+func printLaunched(cmd *cobra.Command, output *choice, p client.Launched) error {
+	return output.print(cmd, p, func(w io.Writer) error {
+		var text bytes.Buffer
+		fmt.Fprintln(&text, escape(p.Name))
+		writeDescription(&text, terminalOf(w), describeLaunched(p, time.Now()))
+		return write(w, text.Bytes())
+	})
 }
 
 func describeLaunched(p client.Launched, now time.Time) []line {
-	positive := func(n int) string {
-		if n <= 0 {
-			return ""
-		}
-		return fmt.Sprint(n)
-	}
 	return []line{
 		{"State", escape(p.State)},
 		{"Since", moment(p.Since, now)},
@@ -133,12 +119,11 @@ func oneLaunched(cmd *cobra.Command, args []string) error {
 // launched returns the plugin with a name, if the daemon launches one of that name.
 func launched(ctx context.Context, c *client.Client, name string) (p client.Launched, found bool, err error) {
 	all, err := c.ListLaunched(ctx)
-	for _, p := range all {
-		if p.Name == name {
-			return p, true, err
-		}
+	i := slices.IndexFunc(all, func(p client.Launched) bool { return p.Name == name })
+	if i < 0 {
+		return client.Launched{}, false, err
 	}
-	return client.Launched{}, false, err
+	return all[i], true, nil
 }
 
 // presentLife says what a launched plugin does.
@@ -152,12 +137,8 @@ func presentLife(ctx context.Context, c *client.Client, name string) string {
 
 // completeLaunched completes the names of launched plugins.
 func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
-	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
+	return completeWith(socket, 1, func(ctx context.Context, c *client.Client, _ []string) ([]string, error) {
 		all, err := c.ListLaunched(ctx)
-		names := make([]string, len(all))
-		for i, p := range all {
-			names[i] = p.Name
-		}
-		return names, err
+		return each(all, func(p client.Launched) string { return p.Name }), err
 	})
 }

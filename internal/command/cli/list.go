@@ -1,7 +1,8 @@
 package cli
 
 import (
-	"bytes"
+	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -26,35 +27,19 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 
   # The endpoints of all registered CSI plugins.
   patchbay list -o json | jq -r '.[] | select(.type == "CSIPlugin" and .state == "registered") | .endpoint'`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "name")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
+	output := addOutput(cmd, "table", "name")
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		listing, err := c.List(ctx)
 		if err != nil {
 			return err
 		}
-		stdout := cmd.OutOrStdout()
-		switch output.value {
-		case "json":
-			return writeJSON(stdout, listing.Plugins)
-		case "yaml":
-			return writeYAML(stdout, listing.Plugins)
-		case "name":
-			return writeNames(stdout, listing.Plugins)
-		}
-		warn(cmd.ErrOrStderr(), listing)
-		return writeTable(stdout, listing.Plugins, time.Now())
-	}
+		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
+			warn(cmd.ErrOrStderr(), listing)
+			return writeTable(w, listing.Plugins, time.Now())
+		})
+	})
 	return cmd
 }
 
@@ -75,56 +60,22 @@ func writeTable(w io.Writer, plugins []client.Plugin, now time.Time) error {
 }
 
 func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
-	list := &table{terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"}, cut: 4}
+	list := &table{
+		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"}, cut: 4, tones: tones{3: toneOf, 5: always(faint)},
+	}
 	for _, p := range plugins {
-		endpoint := p.Endpoint
-		if endpoint == "" {
-			endpoint = p.SocketPath
-		}
-		row := plainRow(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(endpoint), age(p, now))
-		row[3].is, row[5].is = toneOf(p.State), faint
-		list.add(row...)
+		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(cmp.Or(p.Endpoint, p.SocketPath)), age(p, now))
 	}
 	return list
 }
 
-// cell is a value that fills its place in a table and cannot break out of it.
-func cell(value string) string {
-	if value == "" {
-		return "-"
-	}
-	return escape(value)
-}
-
-// age says for how long a plugin has been known: since its socket was seen, or since it was registered, maybe by an earlier daemon.
-func age(p client.Plugin, now time.Time) string {
-	var since *time.Time
-	for _, t := range []*time.Time{p.FirstSeen, p.RegisteredAt} {
-		if t != nil && (since == nil || t.Before(*since)) {
-			since = t
-		}
-	}
-	if since == nil {
-		return "-"
-	}
-	return short(now.Sub(*since))
-}
-
-func writeNames(w io.Writer, plugins []client.Plugin) error {
-	var text bytes.Buffer
-	for _, name := range names(plugins) {
-		fmt.Fprintln(&text, name)
-	}
-	return write(w, text.Bytes())
-}
-
-// names returns TYPE/NAME of each plugin once. A socket that has not said who it is has none.
+// names returns TYPE/NAME of each plugin of a listing once. A socket that has not said who it is has none.
 func names(plugins []client.Plugin) []string {
 	var list []string
 	for _, p := range plugins {
-		if id := pluginID(p.Type, p.Name); p.Name != "" && !slices.Contains(list, id) {
-			list = append(list, id)
+		if p.Name != "" {
+			list = append(list, pluginID(p.Type, p.Name))
 		}
 	}
-	return list
+	return slices.Compact(list) // a listing is ordered
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -32,36 +31,12 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completeLaunched(socket)
-	output := addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
-	follow := cmd.Flags().BoolP("follow", "f", false, "go on with what comes")
-	tail := cmd.Flags().Uint32("tail", 0, "number of past lines to show (default all that are kept)")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		options := client.LogsOptions{Follow: *follow}
-		if cmd.Flags().Changed("tail") {
-			options.Tail = tail
-		}
-		printRecord := writeRecord
-		if output.value == "json" {
-			printRecord = func(w io.Writer, r client.LogRecord) error { return writeJSONLine(w, r) }
-		}
-		for record, err := range c.Logs(cmd.Context(), args[0], options) {
-			if err != nil {
-				if *follow && errors.Is(err, context.Canceled) {
-					return nil
-				}
-				return err
-			}
-			if err := printRecord(cmd.OutOrStdout(), record); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	output := addLines(cmd)
+	flags := addPastAndNew(cmd, "what comes", "lines")
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		records := c.Logs(ctx, args[0], client.LogsOptions{Follow: flags.follow, Tail: flags.tail()})
+		return printLines(cmd, output, records, flags.follow, writeRecord)
+	})
 	return cmd
 }
 

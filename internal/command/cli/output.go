@@ -2,9 +2,12 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
 	"strings"
 
@@ -36,11 +39,89 @@ func (c *choice) Type() string { return strings.Join(c.allowed, "|") }
 func addChoice(cmd *cobra.Command, name, shorthand, usage string, allowed ...string) *choice {
 	c := &choice{value: allowed[0], allowed: allowed}
 	cmd.Flags().VarP(c, name, shorthand, usage)
-	complete := cobra.FixedCompletions(allowed, cobra.ShellCompDirectiveNoFileComp)
-	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {
-		panic(err) // the flag was added two lines above
-	}
+	completeFlag(cmd, name, cobra.FixedCompletions(allowed, cobra.ShellCompDirectiveNoFileComp))
 	return c
+}
+
+// completeFlag has the values of a flag completed, which the command has.
+func completeFlag(cmd *cobra.Command, name string, complete cobra.CompletionFunc) {
+	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {
+		panic(err)
+	}
+}
+
+// addOutput adds the flag for the format of the output: the first, JSON, YAML, or one more.
+func addOutput(cmd *cobra.Command, first string, more ...string) *choice {
+	return addChoice(cmd, "output", "o", "output format", append([]string{first, "json", "yaml"}, more...)...)
+}
+
+// print writes a value as JSON or YAML, or has it written as text where neither is chosen.
+func (c *choice) print(cmd *cobra.Command, value any, text func(io.Writer) error) error {
+	w := cmd.OutOrStdout()
+	switch c.value {
+	case "json":
+		return writeJSON(w, value)
+	case "yaml":
+		return writeYAML(w, value)
+	}
+	return text(w)
+}
+
+// printList is print for a list of which the names can be chosen too.
+func printList[T any](cmd *cobra.Command, output *choice, list []T, names func([]T) []string, text func(io.Writer) error) error {
+	return output.print(cmd, list, func(w io.Writer) error {
+		if output.value == "name" {
+			return writeLines(w, names(list))
+		}
+		return text(w)
+	})
+}
+
+// addLines adds the flag for the format of an output that goes on for a while.
+func addLines(cmd *cobra.Command) *choice {
+	return addChoice(cmd, "output", "o", "output format: one line of text, or one JSON object a line", "text", "json")
+}
+
+// printLines writes what a sequence gives, each as one line. If it goes on until it is interrupted, that is no failure.
+func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, error], endless bool, text func(io.Writer, T) error) error {
+	for one, err := range all {
+		switch {
+		case endless && errors.Is(err, context.Canceled):
+			return nil
+		case err != nil:
+			return err
+		case output.value == "json":
+			err = writeJSONLine(cmd.OutOrStdout(), one)
+		default:
+			err = text(cmd.OutOrStdout(), one)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pastAndNew are the flags of commands that show what was, and may go on with what comes.
+type pastAndNew struct {
+	cmd    *cobra.Command
+	follow bool
+	number uint32
+}
+
+func addPastAndNew(cmd *cobra.Command, coming, what string) *pastAndNew {
+	p := &pastAndNew{cmd: cmd}
+	cmd.Flags().BoolVarP(&p.follow, "follow", "f", false, "go on with "+coming)
+	cmd.Flags().Uint32Var(&p.number, "tail", 0, "number of past "+what+" to show (default all that are kept)")
+	return p
+}
+
+// tail returns how many of the past are to be shown; nil for all.
+func (p *pastAndNew) tail() *uint32 {
+	if !p.cmd.Flags().Changed("tail") {
+		return nil
+	}
+	return &p.number
 }
 
 // writeJSON writes a value as indented JSON.
@@ -98,6 +179,25 @@ func quoteTabs(value any) any {
 		}
 	}
 	return value
+}
+
+// each returns what each of a list is made into.
+func each[T, R any](list []T, of func(T) R) []R {
+	made := make([]R, len(list))
+	for i, t := range list {
+		made[i] = of(t)
+	}
+	return made
+}
+
+// writeLines writes lines that a plugin may have had a part in.
+func writeLines(w io.Writer, lines []string) error {
+	var text bytes.Buffer
+	for _, line := range lines {
+		text.WriteString(escape(line))
+		text.WriteByte('\n')
+	}
+	return write(w, text.Bytes())
 }
 
 func write(w io.Writer, text []byte) error {

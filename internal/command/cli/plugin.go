@@ -4,7 +4,6 @@ import (
 	"context"
 	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -16,16 +15,10 @@ func onePlugin(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return wrongUsage(cmd, "%q takes one argument, TYPE/NAME, and got %d", cmd.CommandPath(), len(args))
 	}
-	if ptype, name := splitPlugin(args[0]); ptype == "" || name == "" {
+	if _, _, ok := client.ParsePlugin(args[0]); !ok {
 		return wrongUsage(cmd, "malformed plugin %q: write TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", args[0])
 	}
 	return nil
-}
-
-// splitPlugin splits TYPE/NAME. The type ends at the first slash; a name may have more.
-func splitPlugin(arg string) (ptype, name string) {
-	ptype, name, _ = strings.Cut(arg, "/")
-	return ptype, name
 }
 
 // pluginID is how plugins are written for people: TYPE/NAME, NAME for a launched plugin that has not registered, or "-" for a socket that
@@ -42,30 +35,26 @@ func pluginID(ptype, name string) string {
 
 // completePlugins completes TYPE/NAME with the plugins that the daemon knows.
 func completePlugins(socket *controlSocket) cobra.CompletionFunc {
-	return completeWith(socket, func(ctx context.Context, c *client.Client) ([]string, error) {
+	return completeWith(socket, 1, func(ctx context.Context, c *client.Client, _ []string) ([]string, error) {
 		listing, err := c.List(ctx)
 		return names(listing.Plugins), err
 	})
 }
 
-// completeWith completes one argument with what a daemon lists. Without a daemon there is nothing to complete.
-func completeWith(socket *controlSocket, list func(context.Context, *client.Client) ([]string, error)) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+// completeWith completes the first arguments, or a flag, with what a daemon lists in view of the arguments before. Without a daemon there
+// is nothing to complete.
+func completeWith(
+	socket *controlSocket, most int, list func(ctx context.Context, c *client.Client, args []string) ([]string, error),
+) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, _ string) (completions []cobra.Completion, _ cobra.ShellCompDirective) {
+		ask := socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+			found, err := list(ctx, c, args)
+			completions = slices.DeleteFunc(found, func(c string) bool { return !completable.MatchString(c) })
+			return err
+		})
+		if len(args) >= most || ask(cmd, args) != nil {
+			completions = nil
 		}
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
-		completions, err := list(ctx, c)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		completions = slices.DeleteFunc(completions, func(c string) bool { return !completable.MatchString(c) })
 		return completions, cobra.ShellCompDirectiveNoFileComp
 	}
 }

@@ -69,18 +69,18 @@ func FuzzOutput(f *testing.F) {
 		plugins := []client.Plugin{plugin, plugin}
 		plugins[0].Versions = []string{strings.ToValidUTF8(s, "\ufffd")}
 
-		var table, status, names, event bytes.Buffer
+		var table, status, listed, event bytes.Buffer
 		for _, err := range []error{
 			writeTable(&table, plugins, time.Now()),
 			writeStatus(&status, plugins, time.Now()),
-			writeNames(&names, plugins),
+			writeLines(&listed, names(plugins)),
 			writeEvent(&event, client.Event{Kind: s, Type: s, Name: s, Message: s}),
 		} {
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		for _, text := range []string{table.String(), status.String(), names.String(), event.String()} {
+		for _, text := range []string{table.String(), status.String(), listed.String(), event.String()} {
 			for line := range strings.SplitSeq(text, "\n") {
 				if strings.IndexFunc(line, unprintable) >= 0 || !utf8.ValidString(line) {
 					t.Errorf("line %q can disturb a terminal", line)

@@ -1,10 +1,14 @@
 package cli
 
 import (
-	"fmt"
+	"cmp"
+	"context"
+	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
 )
 
 func newReloadCommand(paths paths) *cobra.Command {
@@ -18,34 +22,18 @@ changes: the command says why and exits with 1, and the daemon goes on with the 
 notices nothing. The flags of the daemon and its environment stay and go before the files.`,
 		Example: `  patchbay reload
   patchbay reload -o json | jq -r '.changed[]'`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
-	output := addChoice(cmd, "output", "o", "output format", "text", "json", "yaml")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
+	output := addOutput(cmd, "text")
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		reloaded, err := c.Reload(ctx)
 		if err != nil {
 			return err
 		}
-		switch output.value {
-		case "json":
-			return writeJSON(cmd.OutOrStdout(), reloaded)
-		case "yaml":
-			return writeYAML(cmd.OutOrStdout(), reloaded)
-		}
-		changed := "nothing changed"
-		if len(reloaded.Changed) > 0 {
-			changed = strings.Join(reloaded.Changed, ", ")
-		}
-		return write(cmd.OutOrStdout(), fmt.Appendf(nil, "configuration reloaded: %s\n", escape(changed)))
-	}
+		return output.print(cmd, reloaded, func(w io.Writer) error {
+			changed := cmp.Or(strings.Join(reloaded.Changed, ", "), "nothing changed")
+			return writeLines(w, []string{"configuration reloaded: " + changed})
+		})
+	})
 	return cmd
 }

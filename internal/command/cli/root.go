@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
@@ -28,8 +29,6 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		SilenceErrors:              true,
 		SuggestionsMinimumDistance: 2,
 		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
-		Args:                       knownCommand,
-		RunE:                       func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
 	root.SetHelpCommand(newHelpCommand())
@@ -58,7 +57,32 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newVersionCommand(),
 		newCompletionCommand(),
 	)
+	addDefaults(root)
 	return root
+}
+
+// Manual returns the command tree that documentation is generated from. Whoever generates it, wherever: the defaults are those of root.
+func Manual() *cobra.Command {
+	root := newRootFor(pathsFor(0, func(string) string { return "" }))
+	root.DisableAutoGenTag = true // it would say which library wrote the page
+	return root
+}
+
+// addDefaults gives a command, and those below it, what most have in common: one that has others below it takes the name of one of them,
+// and shows its help without; any other takes no arguments, unless it says so itself.
+func addDefaults(cmd *cobra.Command) {
+	for _, below := range cmd.Commands() {
+		addDefaults(below)
+	}
+	switch {
+	case cmd.HasSubCommands():
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		if cmd.Args == nil {
+			cmd.Args = knownCommand
+		}
+	case cmd.Args == nil:
+		cmd.Args, cmd.ValidArgsFunction = noArguments, cobra.NoFileCompletions
+	}
 }
 
 func newHelpCommand() *cobra.Command {
@@ -77,15 +101,19 @@ func newHelpCommand() *cobra.Command {
 	}
 }
 
-// knownCommand refuses what cobra passes to the root command: the name of no subcommand.
+// knownCommand refuses what cobra passes to a command that has others below it: the name of none of them.
 func knownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
-		return wrongUsage(cmd, "unknown command %q, did you mean %q?", args[0], similar[0])
+	unknown := fmt.Sprintf("unknown command %q", args[0])
+	if cmd.HasParent() {
+		unknown += fmt.Sprintf(" for %q", cmd.CommandPath())
 	}
-	return wrongUsage(cmd, "unknown command %q", args[0])
+	if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+		return wrongUsage(cmd, "%s, did you mean %q?", unknown, similar[0])
+	}
+	return wrongUsage(cmd, "%s", unknown)
 }
 
 // exactly is for commands that take n arguments.

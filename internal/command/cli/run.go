@@ -44,8 +44,6 @@ remembers them.`,
 
   # The directory in which the kubelet's plugins register, and a type of one's own.
   patchbay run --plugin-dir /var/lib/kubelet/plugins_registry --accept-type ExamplePlugin`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := addConfigFlags(cmd, paths)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/daemon"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -50,11 +51,11 @@ type configFlags struct {
 	file     string
 	named    bool
 	dirs     []string
-	handlers handlerFlag
+	handlers map[string]daemon.HandlerKind
 }
 
 func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
-	f := &configFlags{paths: paths, handlers: handlerFlag{}}
+	f := &configFlags{paths: paths, handlers: map[string]daemon.HandlerKind{}}
 	flags := cmd.Flags()
 	var dirs []string
 	if paths.pluginDir != "" {
@@ -68,12 +69,9 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.String("device-socket-dir", paths.deviceSocketDir,
 		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
-	flags.Var(f.handlers, "handler", "what becomes of the plugins of a type; the kinds are "+handlerKinds()+"; can be repeated")
-	if err := cmd.RegisterFlagCompletionFunc("handler",
-		cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag was added above
-	}
-	flags.Var(acceptFlag{f.handlers}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
+	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler", "what becomes of the plugins of a type; the kinds are "+handlerKinds()+"; can be repeated")
+	completeFlag(cmd, "handler", cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp))
+	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
 	addChoice(cmd, "unhandled", "", "what becomes of plugins of all other types: they are told that they are refused, or left alone",
 		config.Unhandled...)
 	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
@@ -238,4 +236,29 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		d.TypeTimeouts[ptype] = reconciler.Timeouts(timeouts)
 	}
 	return d
+}
+
+// fleetConfig returns what the configuration of the fleet means for the daemon.
+func fleetConfig(c config.Fleet) daemon.FleetConfig {
+	e := c.Etcd
+	serve := daemon.FleetServe{
+		Listen: c.Serve.Listen,
+		TLS:    fleet.TLS{CA: c.Serve.CA, Cert: c.Serve.Cert, Key: c.Serve.Key, ServerName: c.Serve.ServerName},
+	}
+	for _, a := range c.Serve.Allow {
+		serve.Allow = append(serve.Allow, daemon.FleetAllow(a))
+	}
+	return daemon.FleetConfig{
+		Etcd: fleet.Etcd{
+			Endpoints: e.Endpoints, CA: e.CA, Cert: e.Cert, Key: e.Key, ServerName: e.ServerName, User: e.User, PasswordFile: e.PasswordFile,
+			Timeout: e.Timeout,
+		},
+		Space:     fleet.Space{Prefix: e.Prefix, Namespace: e.Namespace},
+		Node:      c.Node,
+		Address:   c.Address,
+		Serve:     serve,
+		Exclusive: c.Exclusive,
+		Presence:  c.Presence,
+		Retention: c.Retention,
+	}
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -38,15 +39,8 @@ last ended.`,
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completePlugins(socket)
-	output := addChoice(cmd, "output", "o", "output format", "text", "json", "yaml")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := answerInTime(cmd.Context())
-		defer cancel()
+	output := addOutput(cmd, "text")
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		if !strings.Contains(args[0], "/") {
 			p, found, err := launched(ctx, c, args[0])
 			if err == nil && !found {
@@ -56,22 +50,15 @@ last ended.`,
 			if err != nil {
 				return err
 			}
-			return writeLaunched(cmd.OutOrStdout(), output.value, p)
+			return printLaunched(cmd, output, p)
 		}
-		ptype, name := splitPlugin(args[0])
+		ptype, name, _ := client.ParsePlugin(args[0])
 		instances, err := c.Get(ctx, ptype, name)
 		if err != nil {
 			return err
 		}
-		stdout := cmd.OutOrStdout()
-		switch output.value {
-		case "json":
-			return writeJSON(stdout, instances)
-		case "yaml":
-			return writeYAML(stdout, instances)
-		}
-		return writeStatus(stdout, instances, time.Now())
-	}
+		return output.print(cmd, instances, func(w io.Writer) error { return writeStatus(w, instances, time.Now()) })
+	})
 	return cmd
 }
 
@@ -99,8 +86,7 @@ func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
 	for _, l := range lines {
 		is := plain
 		if l.label == "State" {
-			state, _, _ := strings.Cut(l.value, " ")
-			is = toneOf(state)
+			is = toneOf(l.value)
 		}
 		label := l.label + ":" + strings.Repeat(" ", widest-runewidth.StringWidth(l.label))
 		fmt.Fprintf(text, "  %s  %s\n", screen.paint(label, faint), screen.paint(l.value, is))
@@ -112,15 +98,11 @@ func describe(p client.Plugin, now time.Time) []line {
 	if p.Current {
 		state += " (current)"
 	}
-	var attempts string
-	if p.Attempts > 0 {
-		attempts = fmt.Sprint(p.Attempts)
-	}
 	lines := []line{
 		{"State", state},
 		{"Since", moment(p.Since, now)},
 		{"Reason", escape(p.Reason)},
-		{"Failed attempts", attempts},
+		{"Failed attempts", positive(p.Attempts)},
 		{"Next attempt", moment(p.NextRetry, now)},
 		{"Last error", escape(p.LastError)},
 		{"Version", escape(ownVersion(p))},
@@ -147,13 +129,9 @@ func ownVersion(p client.Plugin) string {
 	return p.Version
 }
 
-// moment writes a time and how far it is from now.
-func moment(t *time.Time, now time.Time) string {
-	switch {
-	case t == nil:
+func positive(n int) string {
+	if n <= 0 {
 		return ""
-	case t.After(now):
-		return fmt.Sprintf("%s (in %s)", t.Local().Format(time.RFC3339), short(t.Sub(now)))
 	}
-	return fmt.Sprintf("%s (%s ago)", t.Local().Format(time.RFC3339), short(now.Sub(*t)))
+	return fmt.Sprint(n)
 }

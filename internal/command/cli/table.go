@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/mattn/go-runewidth"
@@ -11,34 +12,23 @@ import (
 // gap is between two columns.
 const gap = 3
 
-// cellOf is one place in a table.
-type cellOf struct {
-	text string // escaped
-	is   tone
-}
+// tones say what the texts in some columns mean.
+type tones map[int]func(text string) tone
 
 // table is text in aligned columns. On a terminal that is too narrow, the cells of the column that can do without their ends are cut.
 type table struct {
 	terminal
 	head []string
-	rows [][]cellOf
+	rows [][]string // escaped
 	// cut is the column that is cut, noCut for none.
-	cut int
+	cut   int
+	tones tones
 }
 
 // noCut leaves all columns whole.
 const noCut = -1
 
-// plainRow returns the cells of texts without a tone.
-func plainRow(texts ...string) []cellOf {
-	row := make([]cellOf, len(texts))
-	for i, text := range texts {
-		row[i] = cellOf{text: text}
-	}
-	return row
-}
-
-func (t *table) add(row ...cellOf) { t.rows = append(t.rows, row) }
+func (t *table) add(row ...string) { t.rows = append(t.rows, row) }
 
 // write writes the table, and nothing if it has no rows.
 func (t *table) write(w io.Writer) error {
@@ -56,19 +46,15 @@ func (t *table) write(w io.Writer) error {
 func (t *table) lines() []string {
 	rows := t.rows
 	if len(t.head) > 0 {
-		head := make([]cellOf, len(t.head))
-		for i, title := range t.head {
-			head[i] = cellOf{title, strong}
-		}
-		rows = append([][]cellOf{head}, rows...)
+		rows = append([][]string{t.head}, rows...)
 	}
 	widths := t.widths(rows)
 	lines := make([]string, len(rows))
 	for i, row := range rows {
 		var line strings.Builder
 		for j, c := range row {
-			text := truncate(c.text, widths[j])
-			line.WriteString(t.paint(text, c.is))
+			text := truncate(c, widths[j])
+			line.WriteString(t.paint(text, t.toneIn(j, c, i == 0 && len(t.head) > 0)))
 			if j < len(row)-1 {
 				line.WriteString(strings.Repeat(" ", widths[j]-runewidth.StringWidth(text)+gap))
 			}
@@ -76,6 +62,17 @@ func (t *table) lines() []string {
 		lines[i] = line.String()
 	}
 	return lines
+}
+
+// toneIn returns the tone of a text in a column.
+func (t *table) toneIn(column int, text string, inHead bool) tone {
+	switch is := t.tones[column]; {
+	case inHead:
+		return strong
+	case is != nil:
+		return is(text)
+	}
+	return plain
 }
 
 // truncate returns a text that is at most so many cells wide.
@@ -89,12 +86,12 @@ func truncate(text string, width int) string {
 // minCut is the least width that the column which is cut keeps, before others are cut too.
 const minCut = 12
 
-func (t *table) widths(rows [][]cellOf) []int {
+func (t *table) widths(rows [][]string) []int {
 	widths := make([]int, len(rows[0]))
 	total := gap * (len(widths) - 1)
 	for _, row := range rows {
 		for j, c := range row {
-			widths[j] = max(widths[j], runewidth.StringWidth(c.text))
+			widths[j] = max(widths[j], runewidth.StringWidth(c))
 		}
 	}
 	for _, width := range widths {
@@ -105,16 +102,11 @@ func (t *table) widths(rows [][]cellOf) []int {
 		before := *cut
 		*cut = max(before-over, min(before, minCut))
 		for over -= before - *cut; over > 0; over-- {
-			widest := &widths[0]
-			for j := range widths {
-				if widths[j] > *widest {
-					widest = &widths[j]
-				}
-			}
-			if *widest <= 1 {
+			widest := slices.Max(widths)
+			if widest <= 1 {
 				break
 			}
-			*widest--
+			widths[slices.Index(widths, widest)]--
 		}
 	}
 	return widths

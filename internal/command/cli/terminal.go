@@ -3,6 +3,7 @@ package cli
 import (
 	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/term"
 )
@@ -50,15 +51,21 @@ func (t terminal) paint(text string, is tone) string {
 	return "\x1b[" + sequences[is] + "m" + text + "\x1b[0m"
 }
 
-// toneOf says what a state or the kind of an event means.
-func toneOf(word string) tone {
+func always(is tone) func(string) tone { return func(string) tone { return is } }
+
+// toneOf says what a state, the kind of an event or a result means. What follows its first word does not matter.
+func toneOf(text string) tone {
+	word := text
+	if end := strings.IndexAny(text, " ,"); end >= 0 {
+		word = text[:end]
+	}
 	switch word {
 	case "registered", "running", "added", "serving", "ok", "ready", "passed", "responsive", "healthy", "reloaded":
 		return good
 	case "unreachable", "unhealthy", "failed", "refused", "backoff", "unresponsive", "not-serving", "degraded", "deregistered",
-		"reload-failed", "unlinked":
+		"reload-failed", "unlinked", "fail":
 		return bad
-	case "superseded", "ignored", "stopped", "restored", "not-offered":
+	case "superseded", "ignored", "stopped", "restored", "not-offered", "not-applicable":
 		return faint
 	}
 	return busy

@@ -12,8 +12,8 @@ import (
 
 func TestTableIsCutToTheScreen(t *testing.T) {
 	list := table{terminal: terminal{width: 40}, head: []string{"NAME", "ENDPOINT", "AGE"}, cut: 1}
-	list.add(plainRow("漢字", strings.Repeat("/long", 20), "1s")...)
-	list.add(plainRow("plain", "/short", "10d")...)
+	list.add("漢字", strings.Repeat("/long", 20), "1s")
+	list.add("plain", "/short", "10d")
 	lines := list.lines()
 	if len(lines) != 3 || lines[0][:4] != "NAME" {
 		t.Fatalf("%q", lines)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -35,22 +36,15 @@ func newTopCommand(paths paths) *cobra.Command {
 Page Up and Page Down, or j and k, move through the list.
 
 It needs a terminal; "patchbay list" and "patchbay events --follow" are for everything else.`,
-		Example:           `  patchbay top`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Example: `  patchbay top`,
 	}
 	socket := addControlSocket(cmd, paths)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		out, ok := cmd.OutOrStdout().(*os.File)
 		if !ok || !term.IsTerminal(int(out.Fd())) || !term.IsTerminal(int(os.Stdin.Fd())) {
 			return wrongUsage(cmd, `"patchbay top" needs a terminal: use "patchbay list" or "patchbay events --follow"`)
 		}
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		first, err := c.List(cmd.Context()) // an error belongs on the ordinary screen
+		first, err := c.List(ctx) // an error belongs on the ordinary screen
 		if err != nil {
 			return err
 		}
@@ -64,8 +58,8 @@ It needs a terminal; "patchbay list" and "patchbay events --follow" are for ever
 			_ = term.Restore(int(os.Stdin.Fd()), before)
 		}()
 		v := &topView{out: out, listing: first}
-		return v.run(cmd.Context(), c, readKeys(os.Stdin))
-	}
+		return v.run(ctx, c, readKeys(os.Stdin))
+	})
 	return cmd
 }
 
@@ -178,10 +172,7 @@ func follow(ctx context.Context, c *client.Client, news chan<- client.Event) {
 				return
 			}
 		}
-		select {
-		case <-time.After(topEvery):
-		case <-ctx.Done():
-		}
+		_ = pause(ctx, topEvery) // the loop looks at ctx
 	}
 }
 
@@ -232,11 +223,6 @@ func (v *topView) summary(screen terminal, plugins []client.Plugin) string {
 	for _, p := range plugins {
 		counts[p.State]++
 	}
-	states := make([]string, 0, len(counts))
-	for state := range counts {
-		states = append(states, state)
-	}
-	slices.Sort(states)
 	room := screen.width
 	var line strings.Builder
 	add := func(text string, is tone) {
@@ -248,7 +234,7 @@ func (v *topView) summary(screen terminal, plugins []client.Plugin) string {
 		room -= runewidth.StringWidth(text)
 	}
 	add(fmt.Sprintf("%d instances", len(plugins)), strong)
-	for _, state := range states {
+	for _, state := range slices.Sorted(maps.Keys(counts)) {
 		add("  ", plain)
 		add(fmt.Sprintf("%d %s", counts[state], escape(state)), toneOf(state))
 	}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,6 +49,7 @@ The exit code is 1 if a rule failed or, with --strict, warned.`,
 
   # What is checked?
   patchbay verify --list-rules`,
+		Args: cobra.ArbitraryArgs, // what they mean depends on the flags
 	}
 	var f verifyFlags
 	flags := cmd.Flags()
@@ -65,7 +67,7 @@ The exit code is 1 if a rule failed or, with --strict, warned.`,
 	flags.BoolVar(&f.strict, "strict", false, "fail also if a rule warned")
 	flags.BoolVar(&f.list, "list-rules", false, "list the rules, and check nothing")
 	flags.StringVar(&f.log, "plugin-log", "", "file to which goes what the command prints")
-	f.output = addChoice(cmd, "output", "o", "output format", "table", "json", "yaml", "junit")
+	f.output = addOutput(cmd, "table", "junit")
 	cmd.RunE = f.run
 	return cmd
 }
@@ -100,7 +102,7 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 		return wrongUsage(cmd, "%w", err)
 	}
 	if err == nil || len(report.Results) > 0 {
-		if werr := f.write(cmd.OutOrStdout(), report); werr != nil {
+		if werr := f.print(cmd, report); werr != nil {
 			return werr
 		}
 	}
@@ -114,53 +116,41 @@ func (f *verifyFlags) listRules(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return wrongUsage(cmd, "unexpected argument %q: --list-rules takes none", args[0])
 	}
-	out := cmd.OutOrStdout()
-	switch f.output.value {
-	case "json":
-		return writeJSON(out, verify.Rules())
-	case "yaml":
-		return writeYAML(out, verify.Rules())
-	case "junit":
+	if f.output.value == "junit" {
 		return wrongUsage(cmd, "rules have no JUnit form: use -o table, json or yaml")
 	}
-	list := &table{terminal: terminalOf(out), head: []string{"RULE", "TYPE", "NEEDS", "TITLE"}, cut: 3}
-	for _, r := range verify.Rules() {
-		needs, of := "socket", "any"
-		if r.Command {
-			needs = "command"
+	return f.output.print(cmd, verify.Rules(), func(w io.Writer) error {
+		list := &table{terminal: terminalOf(w), head: []string{"RULE", "TYPE", "NEEDS", "TITLE"}, cut: 3}
+		for _, r := range verify.Rules() {
+			needs := "socket"
+			if r.Command {
+				needs = "command"
+			}
+			list.add(r.ID, cmp.Or(r.Type, "any"), needs, r.Title)
 		}
-		if r.Type != "" {
-			of = r.Type
-		}
-		list.add(plainRow(r.ID, of, needs, r.Title)...)
-	}
-	return list.write(out)
+		return list.write(w)
+	})
 }
 
-func (f *verifyFlags) write(w io.Writer, report verify.Report) error {
-	switch f.output.value {
-	case "json":
-		return writeJSON(w, report)
-	case "yaml":
-		return writeYAML(w, report)
-	case "junit":
+func (f *verifyFlags) print(cmd *cobra.Command, report verify.Report) error {
+	return f.output.print(cmd, report, func(w io.Writer) error {
+		if f.output.value != "junit" {
+			return writeVerification(w, report)
+		}
 		var text bytes.Buffer
 		if err := report.WriteJUnit(&text, f.strict); err != nil {
 			return err
 		}
 		return write(w, text.Bytes())
-	}
-	return writeVerification(w, report)
+	})
 }
 
 // writeVerification writes a report for people: all results in a table, and then what has to be changed.
 func writeVerification(w io.Writer, report verify.Report) error {
 	var text bytes.Buffer
-	list := &table{terminal: terminalOf(w), head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, cut: 3}
+	list := &table{terminal: terminalOf(w), head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, cut: 3, tones: tones{1: toneOf}}
 	for _, r := range report.Results {
-		row := plainRow(r.Rule, string(r.Status), r.Title, escape(r.Reason))
-		row[1].is = map[verify.Status]tone{verify.Passed: good, verify.Failed: bad, verify.Warned: busy, verify.NotApplicable: faint}[r.Status]
-		list.add(row...)
+		list.add(r.Rule, string(r.Status), r.Title, escape(r.Reason))
 	}
 	for _, line := range list.lines() {
 		fmt.Fprintln(&text, line)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -25,21 +26,16 @@ func newVersionCommand() *cobra.Command {
 		Long:  "Print the version of this program, the commit and the Go release it was built from, and the system it was built for.",
 		Example: `  patchbay version
   patchbay version -o json`,
-		Args:              noArguments,
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	output := addChoice(cmd, "output", "o", "output format", "text", "json", "yaml")
+	output := addOutput(cmd, "text")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		build := daemon.ThisBuild()
 		info := versionInfo{build.Version, build.Commit, runtime.Version(), runtime.GOOS, runtime.GOARCH}
-		switch output.value {
-		case "json":
-			return writeJSON(cmd.OutOrStdout(), info)
-		case "yaml":
-			return writeYAML(cmd.OutOrStdout(), info)
-		}
-		return write(cmd.OutOrStdout(), fmt.Appendf(nil, "patchbay %s (commit %s, %s, %s/%s)\n",
-			info.Version, cell(info.Commit), info.GoVersion, info.OS, info.Arch))
+		return output.print(cmd, info, func(w io.Writer) error {
+			return writeLines(w, []string{
+				fmt.Sprintf("patchbay %s (commit %s, %s, %s/%s)", info.Version, cell(info.Commit), info.GoVersion, info.OS, info.Arch),
+			})
+		})
 	}
 	return cmd
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 )
 
-// daemonPause is how long, on average, wait leaves a control socket alone at which it found no daemon. Nothing tells of a daemon that is
-// about to start: the directory of its socket may not exist yet, and a socket that a killed one left refuses in silence.
+// daemonPause is how long, on average, wait leaves a control socket alone at which it found no daemon.
 const daemonPause = 50 * time.Millisecond
 
 // awaitDaemon waits until there is a daemon, or ctx ends. Whatever else is wrong with it, the next call says.
@@ -21,14 +20,36 @@ func awaitDaemon(ctx context.Context, c *client.Client) {
 		if _, err := c.Version(ctx); !errors.Is(err, client.ErrNotRunning) {
 			return
 		}
-		pause := time.NewTimer(daemonPause/2 + rand.N(daemonPause))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		if pause(ctx, daemonPause/2+rand.N(daemonPause)) != nil {
 			return
 		}
 	}
+}
+
+// pause leaves a control socket alone for a while, and returns the error of ctx if that ends. Nothing tells of a daemon that is about to
+// start: the directory of its socket may not exist yet, and a socket that a killed one left refuses in silence.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+// addGoal adds the flags that say what a command waits for, and how long.
+func addGoal(cmd *cobra.Command) (goal *choice, timeout *time.Duration) {
+	timeout = cmd.Flags().Duration("timeout", 30*time.Second, "how long to wait, for example 90s or 5m")
+	return addChoice(cmd, "for", "", "what to wait for", string(client.GoalRegistered), string(client.GoalDeregistered)), timeout
+}
+
+// above0 refuses a timeout that leaves no time.
+func above0(cmd *cobra.Command, timeout time.Duration) error {
+	if timeout <= 0 {
+		return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", timeout)
+	}
+	return nil
 }
 
 func newWaitCommand(paths paths) *cobra.Command {
@@ -49,20 +70,12 @@ The type ends at the first slash; the name may have more.`,
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.ValidArgsFunction = completePlugins(socket)
-	goal := addChoice(cmd, "for", "", "what to wait for", string(client.GoalRegistered), string(client.GoalDeregistered))
-	timeout := cmd.Flags().Duration("timeout", 30*time.Second, "how long to wait, for example 90s or 5m")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if *timeout <= 0 {
-			return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", *timeout)
-		}
-		c, err := socket.connect(cmd)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		ctx, cancel := context.WithTimeout(cmd.Context(), *timeout)
+	goal, timeout := addGoal(cmd)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return above0(cmd, *timeout) }
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
-		ptype, name := splitPlugin(args[0])
+		ptype, name, _ := client.ParsePlugin(args[0])
 		defer progress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentState(ctx, c, ptype, name) })()
 		awaitDaemon(ctx, c)
 		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -71,8 +84,8 @@ The type ends at the first slash; the name may have more.`,
 			defer cancel()
 			ctx = late
 		}
-		_, err = c.Wait(ctx, ptype, name, client.Goal(goal.value))
+		_, err := c.Wait(ctx, ptype, name, client.Goal(goal.value))
 		return err
-	}
+	})
 	return cmd
 }

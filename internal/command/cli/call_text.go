@@ -184,3 +184,43 @@ func (l *lineCounter) at(offset int64) int {
 	}
 	return l.passed + 1
 }
+
+// maxIndented bounds how deep an answer may be nested to be indented; deeper ones would grow by more than they are worth.
+const maxIndented = 64
+
+// print writes one answer, which is compact JSON.
+func (c *callCommand) print(w io.Writer, answer []byte) error {
+	switch {
+	case c.output.value == "yaml":
+		if err := write(w, []byte("---\n")); err != nil {
+			return err
+		}
+		return writeYAML(w, json.RawMessage(answer))
+	case isTerminal(w) && depth(answer) <= maxIndented:
+		return writeJSON(w, json.RawMessage(answer))
+	}
+	return writeJSONLine(w, json.RawMessage(answer))
+}
+
+// depth returns how deep a JSON text is nested.
+func depth(text []byte) int {
+	now, most := 0, 0
+	inString, escaped := false, false
+	for _, b := range text {
+		switch {
+		case escaped:
+			escaped = false
+		case inString && b == '\\':
+			escaped = true
+		case b == '"':
+			inString = !inString
+		case inString:
+		case b == '{' || b == '[':
+			now++
+			most = max(most, now)
+		case b == '}' || b == ']':
+			now--
+		}
+	}
+	return most
+}

@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/patchbay-dev/patchbay/client"
 )
 
 // escape returns s in a form that is one line and cannot disturb a terminal: control characters, the beginnings of terminal sequences,
@@ -54,3 +57,61 @@ func escapeJSON(text []byte) []byte {
 func unsafeInJSON(r rune) bool { return r >= 0x7f && r <= 0xffff && unprintable(r) }
 
 func unprintable(r rune) bool { return !unicode.IsPrint(r) }
+
+// cell is a value that fills its place in a table and cannot break out of it.
+func cell(value string) string {
+	if value == "" {
+		return "-"
+	}
+	return escape(value)
+}
+
+const day = 24 * time.Hour
+
+// short writes a duration with one unit, the largest of which there are at least two: 90s, 5m, 7h, 12d. What is below zero, as
+// it can be between two clocks, is zero.
+func short(d time.Duration) string {
+	switch {
+	case d >= 2*day:
+		return fmt.Sprintf("%dd", d/day)
+	case d >= 2*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d >= 2*time.Minute:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	}
+	return fmt.Sprintf("%ds", max(d, 0)/time.Second)
+}
+
+// since says how long ago something was; ago does so in words.
+func since(t *time.Time, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return short(now.Sub(*t))
+}
+
+func ago(t *time.Time, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	return since(t, now) + " ago"
+}
+
+// moment writes a time and how far it is from now.
+func moment(t *time.Time, now time.Time) string {
+	switch {
+	case t == nil:
+		return ""
+	case t.After(now):
+		return fmt.Sprintf("%s (in %s)", t.Local().Format(time.RFC3339), short(t.Sub(now)))
+	}
+	return fmt.Sprintf("%s (%s)", t.Local().Format(time.RFC3339), ago(t, now))
+}
+
+// age says for how long a plugin has been known: since its socket was seen, or since it was registered, maybe by an earlier daemon.
+func age(p client.Plugin, now time.Time) string {
+	if p.FirstSeen == nil || p.RegisteredAt != nil && p.RegisteredAt.Before(*p.FirstSeen) {
+		return since(p.RegisteredAt, now)
+	}
+	return since(p.FirstSeen, now)
+}
