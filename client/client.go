@@ -1,3 +1,10 @@
+// Package client talks to a running Patchbay daemon through its control socket.
+//
+// It turns the control API of api/patchbay/v1 into plain Go values whose JSON form is the one that the patchbay command prints, so
+// that a program and a script see the same keys, and its errors say whether no daemon runs, the caller is not allowed, or the plugin
+// is not known. It starts no daemon and keeps nothing between calls but idle connections.
+//
+// Callers that need another language or the protocol itself use the API directly.
 package client
 
 import (
@@ -5,8 +12,10 @@ import (
 	"iter"
 	"net"
 	"net/http"
+	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
@@ -148,4 +157,36 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 		Version: v.GetVersion(), Commit: v.GetCommit(), GoVersion: v.GetGoVersion(), PID: int(v.GetPid()),
 		StartTime: v.GetStartTime().AsTime(),
 	}, nil
+}
+
+// each returns what each message of a list says. The list is an array in JSON, never null.
+func each[M, T any](messages []M, of func(M) T) []T {
+	values := make([]T, len(messages))
+	for i, m := range messages {
+		values[i] = of(m)
+	}
+	return values
+}
+
+// present returns a list that is an array in JSON, never null.
+func present[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+// presentMap returns a map that is an object in JSON, never null.
+func presentMap(m map[string]string) map[string]string {
+	if m == nil {
+		return map[string]string{}
+	}
+	return m
+}
+
+func timeOf(ts *timestamppb.Timestamp) *time.Time {
+	if ts == nil {
+		return nil
+	}
+	return new(ts.AsTime())
 }

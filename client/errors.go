@@ -28,15 +28,13 @@ var (
 	ErrBehind = errors.New("events were lost because they were read too slowly")
 )
 
-// denied matches ErrDenied, in the words of the daemon.
-type denied struct{ error }
+// inWords matches one of the errors above, in the words of the daemon.
+type inWords struct {
+	error
+	is error
+}
 
-func (denied) Unwrap() error { return ErrDenied }
-
-// notFound matches ErrNotFound, in the words of the daemon.
-type notFound struct{ error }
-
-func (notFound) Unwrap() error { return ErrNotFound }
+func (e inWords) Unwrap() error { return e.is }
 
 // explain makes the error of a call readable: "cannot <task>: <what is wrong>".
 func (c *Client) explain(task string, err error) error {
@@ -63,9 +61,9 @@ func (c *Client) meaning(err error) error {
 	}
 	switch code := connect.CodeOf(err); {
 	case code == connect.CodePermissionDenied:
-		return denied{detail}
+		return inWords{detail, ErrDenied}
 	case code == connect.CodeNotFound:
-		return notFound{detail}
+		return inWords{detail, ErrNotFound}
 	case code == connect.CodeResourceExhausted:
 		return ErrBehind
 	case code == connect.CodeUnavailable && connect.IsWireError(err):

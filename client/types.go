@@ -3,6 +3,8 @@ package client
 import (
 	"strings"
 	"time"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 // ParsePlugin splits TYPE/NAME, as plugins are written for people. The type ends at the first slash; the name may have more. Neither is
@@ -126,3 +128,24 @@ const (
 	// deregistered.
 	GoalDeregistered Goal = "deregistered"
 )
+
+func pluginOf(p *patchbayv1.Plugin) Plugin {
+	return Plugin{
+		Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), Versions: present(p.GetVersions()), Roles: present(p.GetRoles()),
+		Details: p.GetDetails(), State: p.GetState(), Reason: p.GetReason(), Current: p.GetCurrent(), Endpoint: p.GetEndpoint(),
+		SocketPath: p.GetSocketPath(), Instance: p.GetInstance(), Source: p.GetSource(), FirstSeen: timeOf(p.GetFirstSeen()),
+		Since: timeOf(p.GetSince()), RegisteredAt: timeOf(p.GetRegisteredAt()), Attempts: int(p.GetAttempts()),
+		NextRetry: timeOf(p.GetNextRetry()), LastError: p.GetLastError(),
+	}
+}
+
+func conditionOf(c *patchbayv1.Condition) Condition {
+	return Condition{Name: c.GetName(), Status: c.GetStatus(), Message: c.GetMessage(), Since: timeOf(c.GetSince())}
+}
+
+func eventOf(e *patchbayv1.Event) Event {
+	return Event{
+		Seq: e.GetSeq(), Time: e.GetTime().AsTime(), Kind: e.GetKind(), Type: e.GetType(), Name: e.GetName(), Instance: e.GetInstance(),
+		Endpoint: e.GetEndpoint(), SocketPath: e.GetSocketPath(), Message: e.GetMessage(),
+	}
+}

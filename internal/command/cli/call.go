@@ -14,7 +14,6 @@ import (
 	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/fleet"
@@ -94,7 +93,8 @@ If the plugin answers with an error, its code, message and details are printed, 
 
 // args checks the arguments, of which the first is missing with --socket.
 func (c *callCommand) args(cmd *cobra.Command, args []string) error {
-	if cmd.Flags().Changed("socket") && c.socket == "" {
+	changed := cmd.Flags().Changed
+	if changed("socket") && c.socket == "" {
 		return wrongUsage(cmd, "--socket has an empty path: name a socket")
 	}
 	rest := args
@@ -104,32 +104,31 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 		}
 		rest = args[1:]
 	}
-	if cmd.Flags().Changed("node") {
+	if changed("node") {
 		if err := fleet.ValidateNode(c.node); err != nil {
 			return wrongUsage(cmd, "--node: %w", err)
 		}
 	}
-	if c.socket != "" && (c.fleet || c.node != "") {
-		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet and --node out")
-	}
 	asks := c.list || c.describe != ""
 	switch {
-	case c.list && cmd.Flags().Changed("describe"):
+	case c.socket != "" && (c.fleet || c.node != ""):
+		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet and --node out")
+	case c.list && changed("describe"):
 		return wrongUsage(cmd, "--list and --describe exclude each other")
-	case cmd.Flags().Changed("describe") && c.describe == "":
+	case changed("describe") && c.describe == "":
 		return wrongUsage(cmd, "--describe needs the name of a service or method")
 	case asks && len(rest) > 0:
 		return wrongUsage(cmd, "unexpected argument %q: --list and --describe call no method", rest[0])
-	case asks && cmd.Flags().Changed("data"):
+	case asks && changed("data"):
 		return wrongUsage(cmd, "--list and --describe send no --data")
 	case !asks && len(rest) == 0:
 		return wrongUsage(cmd, "no method is named: write SERVICE/METHOD, or --list to see what there is")
 	case len(rest) > 2:
 		return wrongUsage(cmd, "unexpected argument %q: quote the request as one argument", rest[2])
-	case len(rest) == 2 && cmd.Flags().Changed("data"):
+	case len(rest) == 2 && changed("data"):
 		return wrongUsage(cmd, "the request is there twice, as an argument and with --data")
-	case c.timeout < 0 || cmd.Flags().Changed("timeout") && c.timeout == 0:
-		return wrongUsage(cmd, "--timeout %v is not a time to wait: give one above zero", c.timeout)
+	case changed("timeout"):
+		return above0(cmd, c.timeout)
 	}
 	return nil
 }
@@ -145,75 +144,64 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 		ctx, cancel = context.WithTimeout(ctx, c.timeout)
 		defer cancel()
 	}
-	conn, closeConn, err := c.connect(ctx, cmd, args)
-	if err != nil {
-		return err
-	}
-	defer closeConn()
-	if c.socket != "" {
-		return c.ask(ctx, cmd, conn, args)
-	}
-	err = c.ask(ctx, cmd, conn, args[1:])
-	if status.Code(err) == grpccodes.Unavailable {
-		if gone := c.probe(cmd); gone != nil {
-			return gone
+	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, rest []string) error {
+		selector := "" // to list or describe: a type may be in any file
+		if len(rest) > 0 {
+			selector = rest[0]
 		}
-	}
-	return err
+		schema, err := learn(ctx, conn, selector)
+		if err != nil {
+			return err
+		}
+		switch {
+		case c.list:
+			return runList(cmd, schema)
+		case c.describe != "":
+			text, err := schema.Describe(c.describe)
+			if err != nil {
+				return err
+			}
+			return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(text, "\n"), "\n"))
+		}
+		return c.runCall(ctx, cmd, conn, schema, rest)
+	})
 }
 
-// probe returns an error if no daemon answers: one that says so and what to do, which the status of a forwarded call cannot.
-func (c *callCommand) probe(cmd *cobra.Command) error {
-	daemon, err := c.control.connect(cmd)
-	if err != nil {
-		return err
-	}
-	defer daemon.Close()
-	ctx, cancel := answerInTime(cmd.Context())
-	defer cancel()
-	_, err = daemon.Version(ctx)
-	return err
-}
-
-// ask does what the flags or the method among the arguments say.
-func (c *callCommand) ask(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, args []string) error {
-	switch {
-	case c.list:
-		return c.runList(ctx, cmd, conn)
-	case c.describe != "":
-		return c.runDescribe(ctx, cmd, conn)
-	}
-	return c.runCall(ctx, cmd, conn, args)
-}
-
-// connect returns the connection to the plugin and what closes it.
-func (c *callCommand) connect(ctx context.Context, cmd *cobra.Command, args []string) (grpc.ClientConnInterface, func(), error) {
+// connected has a function make calls on a connection to the plugin that the flags or the first argument name, with the other arguments.
+func (c *callCommand) connected(
+	ctx context.Context, cmd *cobra.Command, args []string, use func(conn grpc.ClientConnInterface, rest []string) error,
+) error {
 	if c.socket != "" {
 		conn, err := dyncall.Dial(ctx, c.socket)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		return conn, func() { _ = conn.Close() }, nil
+		defer conn.Close()
+		return use(conn, args)
 	}
-	daemon, err := c.control.connect(cmd)
-	if err != nil {
-		return nil, nil, err
-	}
-	ptype, name, _ := client.ParsePlugin(args[0])
-	var conn *grpc.ClientConn
-	if c.fleet || c.node != "" {
-		conn, err = daemon.FleetConn(ptype, name, c.node)
-	} else {
-		conn, err = daemon.Conn(ptype, name)
-	}
-	if err != nil {
-		daemon.Close()
-		return nil, nil, err
-	}
-	return conn, func() {
-		_ = conn.Close()
-		daemon.Close()
-	}, nil
+	return c.control.ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
+		dial := daemon.Conn
+		if c.fleet || c.node != "" {
+			dial = func(ptype, name string) (*grpc.ClientConn, error) { return daemon.FleetConn(ptype, name, c.node) }
+		}
+		ptype, name, _ := client.ParsePlugin(args[0])
+		conn, err := dial(ptype, name)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		err = use(conn, args[1:])
+		if status.Code(err) != grpccodes.Unavailable {
+			return err
+		}
+		// If no daemon answers, this call says so and what to do, which the status of a forwarded one cannot.
+		ctx, cancel := answerInTime(cmd.Context())
+		defer cancel()
+		if _, gone := daemon.Version(ctx); gone != nil {
+			return gone
+		}
+		return err
+	})(cmd, args)
 }
 
 // learnError says why a plugin's services cannot be learnt, if that is the status of a call.
@@ -231,33 +219,26 @@ func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string) 
 	limited, cancel := answerInTime(ctx)
 	defer cancel()
 	schema, err := dyncall.Load(limited, conn, selector)
-	if err != nil && ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	if err == nil {
+		return schema, nil
+	}
+	answer, isStatus := status.FromError(err)
+	switch {
+	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return nil, ctx.Err()
-	}
-	if dyncall.Late(ctx, err) {
-		return nil, &learnError{status.New(grpccodes.DeadlineExceeded, "the time that the call may take is over; give it more with --timeout")}
-	}
-	if answer, ok := status.FromError(err); err != nil && ok {
-		return nil, &learnError{answer}
-	}
-	if err != nil {
+	case dyncall.Late(ctx, err):
+		answer = status.New(grpccodes.DeadlineExceeded, "the time that the call may take is over; give it more with --timeout")
+	case !isStatus:
 		return nil, fmt.Errorf("cannot learn the plugin's services: %w", err)
 	}
-	return schema, nil
+	return nil, &learnError{answer}
 }
 
-func (c *callCommand) runList(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface) error {
-	schema, err := learn(ctx, conn, "")
-	if err != nil {
-		return err
-	}
+func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
 	if !schema.Reflected {
 		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services, which it may have or not")
 	}
-	var lines []string
-	for _, service := range schema.Services() {
-		lines = append(lines, methodsOf(service)...)
-	}
+	lines := methodsOf(schema)
 	for _, name := range schema.Undescribed() {
 		lines = append(lines, string(name)+" (methods unknown)")
 	}
@@ -265,35 +246,24 @@ func (c *callCommand) runList(ctx context.Context, cmd *cobra.Command, conn grpc
 	return writeLines(cmd.OutOrStdout(), lines)
 }
 
-func methodsOf(service protoreflect.ServiceDescriptor) []string {
+// methodsOf returns the methods of all services that are known.
+func methodsOf(schema *dyncall.Schema) []string {
 	var paths []string
-	for i := range service.Methods().Len() {
-		paths = append(paths, dyncall.MethodPath(service.Methods().Get(i)))
-	}
-	if len(paths) == 0 {
-		return []string{string(service.FullName()) + " (no methods)"}
+	for _, service := range schema.Services() {
+		for i := range service.Methods().Len() {
+			paths = append(paths, dyncall.MethodPath(service.Methods().Get(i)))
+		}
+		if service.Methods().Len() == 0 {
+			paths = append(paths, string(service.FullName())+" (no methods)")
+		}
 	}
 	return paths
 }
 
-func (c *callCommand) runDescribe(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface) error {
-	schema, err := learn(ctx, conn, "") // a type may be in any file
-	if err != nil {
-		return err
-	}
-	text, err := schema.Describe(c.describe)
-	if err != nil {
-		return err
-	}
-	return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(text, "\n"), "\n"))
-}
-
 // runCall calls the method that the first argument names.
-func (c *callCommand) runCall(ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, args []string) error {
-	schema, err := learn(ctx, conn, args[0])
-	if err != nil {
-		return err
-	}
+func (c *callCommand) runCall(
+	ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, schema *dyncall.Schema, args []string,
+) error {
 	method, err := schema.Method(args[0])
 	if err != nil {
 		return err
@@ -329,31 +299,22 @@ func (c *callCommand) runCall(ctx context.Context, cmd *cobra.Command, conn grpc
 }
 
 // complete completes the plugin and then the method.
-func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (methods []cobra.Completion, _ cobra.ShellCompDirective) {
 	if c.socket == "" && len(args) == 0 {
 		return completePlugins(c.control)(cmd, args, word)
 	}
-	at := 1
-	if c.socket != "" {
-		at = 0
-	}
-	if len(args) != at || at == 1 && onePlugin(cmd, args) != nil {
+	if c.socket != "" && len(args) > 0 || c.socket == "" && onePlugin(cmd, args) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	ctx, cancel := answerInTime(cmd.Context())
 	defer cancel()
-	conn, closeConn, err := c.connect(ctx, cmd, args)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	defer closeConn()
-	schema, err := dyncall.Load(ctx, conn, "")
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var paths []string
-	for _, service := range schema.Services() {
-		paths = append(paths, methodsOf(service)...)
-	}
-	return paths, cobra.ShellCompDirectiveNoFileComp
+	// Without a connection there is nothing to complete.
+	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, _ []string) error {
+		schema, err := dyncall.Load(ctx, conn, "")
+		if err == nil {
+			methods = methodsOf(schema)
+		}
+		return err
+	})
+	return methods, cobra.ShellCompDirectiveNoFileComp
 }

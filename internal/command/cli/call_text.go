@@ -126,9 +126,16 @@ func (in *callInput) whole(ctx context.Context, texts chan<- requestText) {
 	if err == nil && len(text) > maxRequestBytes {
 		err = fmt.Errorf("it has more than %d bytes", maxRequestBytes)
 	}
+	pass(ctx, texts, requestText{text: text, line: 1, err: err})
+}
+
+// pass passes one request on, and says whether it was wanted.
+func pass(ctx context.Context, texts chan<- requestText, text requestText) bool {
 	select {
-	case texts <- requestText{text: text, line: 1, err: err}:
+	case texts <- text:
+		return true
 	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -146,12 +153,7 @@ func (in *callInput) split(ctx context.Context, texts chan<- requestText) {
 		} else if errors.Is(err, io.ErrUnexpectedEOF) {
 			err = fmt.Errorf("line %d: unexpected end of the JSON text", lines.at(end))
 		}
-		select {
-		case texts <- requestText{text: bytes.Clone(raw), line: line, err: err}:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil {
+		if !pass(ctx, texts, requestText{text: bytes.Clone(raw), line: line, err: err}) || err != nil {
 			return
 		}
 	}
@@ -204,23 +206,18 @@ func (c *callCommand) print(w io.Writer, answer []byte) error {
 
 // depth returns how deep a JSON text is nested.
 func depth(text []byte) int {
-	now, most := 0, 0
-	inString, escaped := false, false
-	for _, b := range text {
-		switch {
-		case escaped:
-			escaped = false
-		case inString && b == '\\':
-			escaped = true
-		case b == '"':
-			inString = !inString
-		case inString:
-		case b == '{' || b == '[':
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber() // any number is one
+	for now, most := 0, 0; ; most = max(most, now) {
+		switch token, err := decoder.Token(); token {
+		case json.Delim('{'), json.Delim('['):
 			now++
-			most = max(most, now)
-		case b == '}' || b == ']':
+		case json.Delim('}'), json.Delim(']'):
 			now--
+		default:
+			if err != nil {
+				return most
+			}
 		}
 	}
-	return most
 }

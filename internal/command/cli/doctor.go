@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,11 +66,10 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 // examine looks at the configuration, asks the daemon, and then looks at the machine: where the daemon works or, if it cannot be asked,
 // with what the configuration says, or with the defaults if that cannot be read.
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
-	finding := doctor.Finding{Check: "configuration", Status: doctor.OK, Message: "the configuration can be used"}
+	first := finding("configuration", doctor.OK, "the configuration can be used", "")
 	loaded, c, err := load(sources)
 	if err != nil {
-		finding.Status, finding.Message = doctor.Fail, err.Error()
-		finding.Remedy = `correct it; "patchbay config check" shows all that is wrong`
+		first = finding("configuration", doctor.Fail, err.Error(), `correct it; "patchbay config check" shows all that is wrong`)
 	}
 	if loaded == nil {
 		c = daemon.Config{
@@ -82,33 +82,30 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	if running != nil {
 		c.PluginDirs, c.DeprecatedPluginDir, c.StatePath = running.PluginDirs, running.DeprecatedPluginDir, running.State
 	}
-	dirs := c.PluginDirs
+	dirs := slices.Clone(c.PluginDirs)
 	if c.DeprecatedPluginDir != "" {
-		dirs = append(dirs[:len(dirs):len(dirs)], c.DeprecatedPluginDir)
+		dirs = append(dirs, c.DeprecatedPluginDir)
 	}
 	subject := doctor.Subject{PluginDirs: dirs, StatePath: c.StatePath, ControlSocket: c.ControlSocket}
-	// The directories of launched plugins that run as somebody else are theirs.
 	policy := c.Trust
+	policy.Owners.Users = slices.Clone(policy.Owners.Users)
 	for _, p := range c.Catalogue.List() {
-		if p.User != "" {
-			policy.Owners.Users = append(slices.Clip(policy.Owners.Users), p.User)
+		subject.Programs = append(subject.Programs, doctor.Program{Plugin: p.Name, Path: p.Command[0], SHA256: p.SHA256})
+		if p.User != "" { // the directories of launched plugins that run as somebody else are theirs
+			policy.Owners.Users = append(policy.Owners.Users, p.User)
 		}
 	}
 	if subject.Trust, err = trust.New(policy); err != nil {
-		finding.Status, finding.Message = doctor.Fail, err.Error()
-		finding.Remedy = "correct the names in trust and in the users of the plugins"
+		first = finding("configuration", doctor.Fail, err.Error(), "correct the names in trust and in the users of the plugins")
 	}
 	subject.Daemon = func(ctx context.Context) (int, error) {
 		v, err := asked.Version(ctx)
 		return v.PID, err
 	}
-	for _, p := range c.Catalogue.List() {
-		subject.Programs = append(subject.Programs, doctor.Program{Plugin: p.Name, Path: p.Command[0], SHA256: p.SHA256})
-	}
 	if len(c.Fleet.Etcd.Endpoints) > 0 {
 		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet) }
 	}
-	return slices.Concat([]doctor.Finding{finding}, findings, doctor.Examine(ctx, subject))
+	return slices.Concat([]doctor.Finding{first}, findings, doctor.Examine(ctx, subject))
 }
 
 // etcdTimeout bounds how long etcd may take to answer. Where it takes longer, the fleet is of no use to anybody who waits.
@@ -148,31 +145,27 @@ func askDaemon(
 	defer cancel()
 	running, err := asked.Configuration(ctx)
 	if err != nil {
-		return nil, []doctor.Finding{{
-			Check: "daemon", Status: doctor.Warn,
-			Message: "no daemon could be asked, and what follows is about the configuration: " + err.Error(),
-			Remedy:  "start the daemon, or name the socket of one that runs with --control-socket; then its plugins are looked at too",
-		}}
+		return nil, []doctor.Finding{finding("daemon", doctor.Warn,
+			"no daemon could be asked, and what follows is about the configuration: "+err.Error(),
+			"start the daemon, or name the socket of one that runs with --control-socket; then its plugins are looked at too")}
 	}
-	findings := []doctor.Finding{{
-		Check: "daemon", Status: doctor.OK,
-		Message: fmt.Sprintf("the daemon was asked; it works with plugin directories %q and state file %s", running.PluginDirs, running.State),
-	}}
+	findings := []doctor.Finding{finding("daemon", doctor.OK,
+		fmt.Sprintf("the daemon was asked; it works with plugin directories %q and state file %s", running.PluginDirs, running.State), "")}
 	if other := elsewhere(loaded, c, running); other != "" {
-		findings = append(findings, doctor.Finding{
-			Check: "daemon", Status: doctor.Warn,
-			Message: "the daemon does not work where the configuration says, and what follows is about where it works: " + other,
-			Remedy:  "restart the daemon with this configuration, or run doctor with the daemon's",
-		})
+		findings = append(findings, finding("daemon", doctor.Warn,
+			"the daemon does not work where the configuration says, and what follows is about where it works: "+other,
+			"restart the daemon with this configuration, or run doctor with the daemon's"))
 	}
 	sick, err := askForPlugins(ctx, asked)
 	if err != nil {
-		sick = append(sick, doctor.Finding{
-			Check: "daemon", Status: doctor.Fail, Message: "the daemon could not be asked for its plugins: " + err.Error(),
-			Remedy: "look at its log; restart it if it hangs",
-		})
+		sick = append(sick, finding("daemon", doctor.Fail, "the daemon could not be asked for its plugins: "+err.Error(),
+			"look at its log; restart it if it hangs"))
 	}
 	return &running, append(findings, sick...)
+}
+
+func finding(check string, status doctor.Status, message, remedy string) doctor.Finding {
+	return doctor.Finding{Check: check, Status: status, Message: message, Remedy: remedy}
 }
 
 // askForPlugins asks the daemon which of its conditions and plugins are not as they should be.
@@ -184,10 +177,9 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 	}
 	for _, condition := range listing.Conditions {
 		if condition.Status != "ok" {
-			findings = append(findings, doctor.Finding{
-				Check: "conditions", Status: doctor.Fail, Message: condition.Name + " is " + condition.Status + ": " + condition.Message,
-				Remedy: `mend that; the daemon notices by itself, and "patchbay events --follow" shows it`,
-			})
+			findings = append(findings, finding("conditions", doctor.Fail,
+				condition.Name+" is "+condition.Status+": "+condition.Message,
+				`mend that; the daemon notices by itself, and "patchbay events --follow" shows it`))
 		}
 	}
 	launched, err := asked.ListLaunched(ctx)
@@ -200,8 +192,8 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 	}
 	sick := slices.Concat(sickLaunched(launched), sickPlugins(listing.Plugins), refusedLast(refusals))
 	if len(sick) == 0 {
-		sick = []doctor.Finding{{Check: "plugins", Status: doctor.OK,
-			Message: fmt.Sprintf("%d plugins are known and %d are launched; none of them is sick", len(listing.Plugins), len(launched))}}
+		sick = []doctor.Finding{finding("plugins", doctor.OK,
+			fmt.Sprintf("%d plugins are known and %d are launched; none of them is sick", len(listing.Plugins), len(launched)), "")}
 	}
 	return append(findings, sick...), nil
 }
@@ -236,20 +228,13 @@ func samePath(a, b string) bool {
 
 // sickLaunched are the launched plugins that do not run though they are to.
 func sickLaunched(launched []client.Launched) []doctor.Finding {
+	sick := map[string]doctor.Status{"failed": doctor.Fail, "backoff": doctor.Warn, "unresponsive": doctor.Warn}
 	var findings []doctor.Finding
 	for _, p := range launched {
-		status := doctor.Warn
-		switch p.State {
-		case "failed":
-			status = doctor.Fail
-		case "backoff", "unresponsive":
-		default:
-			continue
+		if status, isSick := sick[p.State]; isSick {
+			findings = append(findings, finding("plugins", status, sickness("launched plugin "+p.Name, p.State, p.Since, p.LastError),
+				fmt.Sprintf(`"patchbay logs %s" shows what it said; mend that, then "patchbay restart %s"`, p.Name, p.Name)))
 		}
-		findings = append(findings, doctor.Finding{
-			Check: "plugins", Status: status, Message: sickness("launched plugin "+p.Name, p.State, p.Since, p.LastError),
-			Remedy: fmt.Sprintf(`"patchbay logs %s" shows what it said; mend that, then "patchbay restart %s"`, p.Name, p.Name),
-		})
 	}
 	return shortened(findings, "patchbay status NAME")
 }
@@ -268,9 +253,7 @@ func sickPlugins(plugins []client.Plugin) []doctor.Finding {
 			continue // it is among those that are launched
 		}
 		if remedy, sick := remedies[p.State]; sick {
-			findings = append(findings, doctor.Finding{
-				Check: "plugins", Status: doctor.Warn, Message: sickness(called(p), p.State, p.Since, p.LastError), Remedy: remedy,
-			})
+			findings = append(findings, finding("plugins", doctor.Warn, sickness(called(p), p.State, p.Since, p.LastError), remedy))
 		}
 	}
 	return shortened(findings, "patchbay list")
@@ -278,15 +261,11 @@ func sickPlugins(plugins []client.Plugin) []doctor.Finding {
 
 // refusedLast are the plugins that are gone and were refused last.
 func refusedLast(refusals []client.Plugin) []doctor.Finding {
-	var findings []doctor.Finding
-	for _, p := range refusals {
-		findings = append(findings, doctor.Finding{
-			Check: "plugins", Status: doctor.Warn,
-			Message: fmt.Sprintf("%s is gone; it was refused %s: %s", called(p), moment(p.Since, time.Now()), p.LastError),
-			Remedy:  "mend what it says and start the plugin anew",
-		})
-	}
-	return shortened(findings, "patchbay events")
+	return shortened(each(refusals, func(p client.Plugin) doctor.Finding {
+		return finding("plugins", doctor.Warn,
+			fmt.Sprintf("%s is gone; it was refused %s: %s", called(p), moment(p.Since, time.Now()), p.LastError),
+			"mend what it says and start the plugin anew")
+	}), "patchbay events")
 }
 
 func called(p client.Plugin) string {
@@ -297,10 +276,7 @@ func called(p client.Plugin) string {
 }
 
 func sickness(what, state string, since *time.Time, reason string) string {
-	if reason == "" {
-		reason = "it is not known why"
-	}
-	return fmt.Sprintf("%s is in state %s since %s: %s", what, state, moment(since, time.Now()), reason)
+	return fmt.Sprintf("%s is in state %s since %s: %s", what, state, moment(since, time.Now()), cmp.Or(reason, "it is not known why"))
 }
 
 // shortened leaves out what would be too much to read.
@@ -308,8 +284,6 @@ func shortened(findings []doctor.Finding, all string) []doctor.Finding {
 	if len(findings) <= sickShown {
 		return findings
 	}
-	return append(findings[:sickShown], doctor.Finding{
-		Check: "plugins", Status: doctor.Warn, Message: fmt.Sprintf("%d more like that", len(findings)-sickShown),
-		Remedy: fmt.Sprintf("%q shows all", all),
-	})
+	return append(findings[:sickShown], finding("plugins", doctor.Warn, fmt.Sprintf("%d more like that", len(findings)-sickShown),
+		fmt.Sprintf("%q shows all", all)))
 }

@@ -26,21 +26,16 @@ one.`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addLines(cmd)
-	flags := addPastAndNew(cmd, "new events", "events")
+	options := addPastAndNew(cmd, "new events", "events")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		events := c.Events(ctx, client.EventsOptions{Follow: flags.follow, Tail: flags.tail()})
-		return printLines(cmd, output, events, flags.follow, writeEvent)
+		return printLines(cmd, output, c.Events(ctx, options()), options().Follow, writeEvent)
 	})
 	return cmd
 }
 
+// writeEvent describes an event in one line, which a terminal may wrap.
 func writeEvent(w io.Writer, e client.Event) error {
-	return write(w, []byte(eventLine(terminalOf(w), e)+"\n"))
-}
-
-// eventLine describes an event in one line, which a terminal may wrap.
-func eventLine(t terminal, e client.Event) string {
-	return fmt.Sprintf("%s  %s  %s  %s",
-		t.paint(e.Time.Local().Format("2006-01-02T15:04:05.000Z07:00"), faint), t.paint(fmt.Sprintf("%-12s", escape(e.Kind)), toneOf(e.Kind)),
-		pluginID(e.Type, e.Name), escape(e.Message))
+	t := terminalOf(w)
+	return write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.paint(e.Time.Local().Format(millis), faint),
+		t.paint(fmt.Sprintf("%-12s", escape(e.Kind)), toneOf(e.Kind)), pluginID(e.Type, e.Name), escape(e.Message)))
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -19,8 +20,8 @@ type operation struct {
 	do                        func(c *client.Client, ctx context.Context, name string) (client.Launched, error)
 }
 
-func newLaunchCommand(paths paths) *cobra.Command {
-	return newOperationCommand(paths, operation{
+var operations = []operation{
+	{
 		use:   "launch NAME",
 		short: "Start a plugin of the catalogue.",
 		long: `Start a plugin of the catalogue (the key plugins of the configuration) that does not run: one with autostart: false, one that
@@ -30,11 +31,8 @@ The command returns when the process has been started. "patchbay wait" waits unt
 		example: `  # Start it and wait until it can be used.
   patchbay launch hello && patchbay wait Greeter/hello`,
 		do: (*client.Client).Launch,
-	})
-}
-
-func newStopCommand(paths paths) *cobra.Command {
-	return newOperationCommand(paths, operation{
+	},
+	{
 		use:   "stop NAME",
 		short: "End a launched plugin.",
 		long: `End a launched plugin and everything that it started: its standard input is closed, then it gets SIGTERM, and at last SIGKILL,
@@ -43,11 +41,8 @@ within its stopTimeout. It is not started again before "patchbay launch" or "pat
 The command returns when it has ended.`,
 		example: `  patchbay stop hello`,
 		do:      (*client.Client).Stop,
-	})
-}
-
-func newRestartCommand(paths paths) *cobra.Command {
-	return newOperationCommand(paths, operation{
+	},
+	{
 		use:   "restart NAME",
 		short: "Replace the process of a launched plugin, without downtime.",
 		long: `Start a new process of a launched plugin and, when that is ready, end the old one. A plugin that serves is ready when it is
@@ -58,7 +53,7 @@ A plugin that does not run is started, also one that has failed: its count of re
   patchbay status hello
   patchbay restart hello`,
 		do: (*client.Client).Restart,
-	})
+	},
 }
 
 func newOperationCommand(paths paths, o operation) *cobra.Command {
@@ -141,4 +136,40 @@ func completeLaunched(socket *controlSocket) cobra.CompletionFunc {
 		all, err := c.ListLaunched(ctx)
 		return each(all, func(p client.Launched) string { return p.Name }), err
 	})
+}
+
+func newLogsCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "logs NAME",
+		Short: "Show what a launched plugin printed and logged.",
+		Long: `Show what a launched plugin wrote to standard output and standard error and what it logged through its host, oldest first, over
+all its processes, as far as it is kept: the newest 256 KiB. Lines above the plugin's logRate were dropped, and are counted where they
+are missing.
+
+With --follow the command goes on with what comes until it is interrupted, which is no failure, or the daemon goes away, which is one.
+
+NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
+		Example: `  # The last ten lines, and then every new one.
+  patchbay logs hello --tail 10 --follow
+
+  # Only errors.
+  patchbay logs hello -o json | jq -r 'select(.level >= 8) | .message'`,
+		Args: oneLaunched,
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = completeLaunched(socket)
+	output := addLines(cmd)
+	options := addPastAndNew(cmd, "what comes", "lines")
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		return printLines(cmd, output, c.Logs(ctx, args[0], client.LogsOptions(options())), options().Follow, writeRecord)
+	})
+	return cmd
+}
+
+func writeRecord(w io.Writer, r client.LogRecord) error {
+	text := fmt.Appendf(nil, "%s  %-5s  %s", r.Time.Local().Format(millis), slog.Level(r.Level), escape(r.Message))
+	for _, a := range r.Attributes {
+		text = fmt.Appendf(text, " %s=%s", escape(a.Key), escape(a.Value))
+	}
+	return write(w, append(text, '\n'))
 }

@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/mattn/go-runewidth"
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
@@ -37,7 +41,7 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 		}
 		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
 			warn(cmd.ErrOrStderr(), listing)
-			return writeTable(w, listing.Plugins, time.Now())
+			return pluginTable(terminalOf(w), listing.Plugins, time.Now()).write(w)
 		})
 	})
 	return cmd
@@ -53,10 +57,6 @@ func warn(stderr io.Writer, listing client.Listing) {
 	if len(listing.Plugins) == 0 {
 		fmt.Fprintln(stderr, "no plugins are known")
 	}
-}
-
-func writeTable(w io.Writer, plugins []client.Plugin, now time.Time) error {
-	return pluginTable(terminalOf(w), plugins, now).write(w)
 }
 
 func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
@@ -78,4 +78,124 @@ func names(plugins []client.Plugin) []string {
 		}
 	}
 	return slices.Compact(list) // a listing is ordered
+}
+
+func newStatusCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status TYPE/NAME | status NAME",
+		Short: "Show everything about one plugin.",
+		Long: `Show every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
+the next one is due, and the last error. The type ends at the first slash; the name may have more.
+
+NAME alone is a launched plugin, by its name in the catalogue: its process, its health, how often it was started again, and how it
+last ended.`,
+		Example: `  # Why is the driver not registered?
+  patchbay status CSIPlugin/hostpath.csi.k8s.io
+
+  # The last error of its newest instance.
+  patchbay status CSIPlugin/hostpath.csi.k8s.io -o json | jq -r '.[0].lastError'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && !strings.Contains(args[0], "/") {
+				return oneLaunched(cmd, args)
+			}
+			return onePlugin(cmd, args)
+		},
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.ValidArgsFunction = completePlugins(socket)
+	output := addOutput(cmd, "text")
+	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		if !strings.Contains(args[0], "/") {
+			p, found, err := launched(ctx, c, args[0])
+			if err == nil && !found {
+				err = fmt.Errorf("no launched plugin %s is known: plugins to launch are those of the catalogue, the key plugins of the "+
+					"configuration; a plugin that registered by itself is named TYPE/NAME", args[0])
+			}
+			if err != nil {
+				return err
+			}
+			return printLaunched(cmd, output, p)
+		}
+		ptype, name, _ := client.ParsePlugin(args[0])
+		instances, err := c.Get(ctx, ptype, name)
+		if err != nil {
+			return err
+		}
+		return output.print(cmd, instances, func(w io.Writer) error { return writeStatus(w, instances, time.Now()) })
+	})
+	return cmd
+}
+
+func writeStatus(w io.Writer, instances []client.Plugin, now time.Time) error {
+	var text bytes.Buffer
+	screen := terminalOf(w)
+	fmt.Fprintln(&text, pluginID(instances[0].Type, instances[0].Name))
+	for i, p := range instances {
+		fmt.Fprintf(&text, "\nInstance %d of %d\n", i+1, len(instances))
+		writeDescription(&text, screen, describe(p, now))
+	}
+	return write(w, text.Bytes())
+}
+
+// line is one line of a description; without a value it is left out.
+type line struct{ label, value string }
+
+// writeDescription writes the lines that have a value.
+func writeDescription(text *bytes.Buffer, screen terminal, lines []line) {
+	lines = slices.DeleteFunc(lines, func(l line) bool { return l.value == "" })
+	widest := 0
+	for _, l := range lines {
+		widest = max(widest, runewidth.StringWidth(l.label))
+	}
+	for _, l := range lines {
+		is := plain
+		if l.label == "State" {
+			is = toneOf(l.value)
+		}
+		label := l.label + ":" + strings.Repeat(" ", widest-runewidth.StringWidth(l.label))
+		fmt.Fprintf(text, "  %s  %s\n", screen.paint(label, faint), screen.paint(l.value, is))
+	}
+}
+
+func describe(p client.Plugin, now time.Time) []line {
+	state := escape(p.State)
+	if p.Current {
+		state += " (current)"
+	}
+	lines := []line{
+		{"State", state},
+		{"Since", moment(p.Since, now)},
+		{"Reason", escape(p.Reason)},
+		{"Failed attempts", positive(p.Attempts)},
+		{"Next attempt", moment(p.NextRetry, now)},
+		{"Last error", escape(p.LastError)},
+		{"Version", escape(ownVersion(p))},
+		{"Versions", escape(strings.Join(p.Versions, ", "))},
+		{"Roles", escape(strings.Join(p.Roles, ", "))},
+		{"Endpoint", escape(p.Endpoint)},
+		{"Socket", escape(p.SocketPath)},
+		{"Source", escape(p.Source)},
+		{"Instance ID", escape(p.Instance)},
+		{"First seen", moment(p.FirstSeen, now)},
+		{"Registered at", moment(p.RegisteredAt, now)},
+	}
+	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
+		lines = append(lines, line{escape(key), escape(p.Details[key])})
+	}
+	return lines
+}
+
+// ownVersion returns the version of a plugin that is none of those that it announced.
+func ownVersion(p client.Plugin) string {
+	if slices.Contains(p.Versions, p.Version) {
+		return ""
+	}
+	return p.Version
+}
+
+func positive(n int) string {
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
 }

@@ -13,6 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/patchbay-dev/patchbay/client"
 )
 
 // choice is a flag that takes one of a few words. It implements pflag.Value.
@@ -102,26 +104,17 @@ func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, erro
 	return nil
 }
 
-// pastAndNew are the flags of commands that show what was, and may go on with what comes.
-type pastAndNew struct {
-	cmd    *cobra.Command
-	follow bool
-	number uint32
-}
-
-func addPastAndNew(cmd *cobra.Command, coming, what string) *pastAndNew {
-	p := &pastAndNew{cmd: cmd}
-	cmd.Flags().BoolVarP(&p.follow, "follow", "f", false, "go on with "+coming)
-	cmd.Flags().Uint32Var(&p.number, "tail", 0, "number of past "+what+" to show (default all that are kept)")
-	return p
-}
-
-// tail returns how many of the past are to be shown; nil for all.
-func (p *pastAndNew) tail() *uint32 {
-	if !p.cmd.Flags().Changed("tail") {
-		return nil
+// addPastAndNew adds the flags of commands that show what was, and may go on with what comes, and returns a function that says what they are.
+func addPastAndNew(cmd *cobra.Command, coming, what string) func() client.EventsOptions {
+	follow := cmd.Flags().BoolP("follow", "f", false, "go on with "+coming)
+	tail := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")
+	return func() client.EventsOptions {
+		options := client.EventsOptions{Follow: *follow}
+		if cmd.Flags().Changed("tail") {
+			options.Tail = tail
+		}
+		return options
 	}
-	return &p.number
 }
 
 // writeJSON writes a value as indented JSON.

@@ -71,7 +71,7 @@ func FuzzOutput(f *testing.F) {
 
 		var table, status, listed, event bytes.Buffer
 		for _, err := range []error{
-			writeTable(&table, plugins, time.Now()),
+			pluginTable(terminal{}, plugins, time.Now()).write(&table),
 			writeStatus(&status, plugins, time.Now()),
 			writeLines(&listed, names(plugins)),
 			writeEvent(&event, client.Event{Kind: s, Type: s, Name: s, Message: s}),
@@ -135,14 +135,14 @@ func FuzzOutput(f *testing.F) {
 func TestTable(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	var text bytes.Buffer
-	err := writeTable(&text, []client.Plugin{
+	err := pluginTable(terminal{}, []client.Plugin{
 		{State: "connecting", SocketPath: "/run/patchbay/plugins/x.sock", FirstSeen: new(now.Add(-time.Second))},
 		{
 			Type: "CSIPlugin", Name: "hostpath.csi.k8s.io", Version: "1.0.0", State: "registered", Endpoint: "/csi/csi.sock",
 			SocketPath: "/run/patchbay/plugins/hostpath-reg.sock", FirstSeen: new(now.Add(-5 * time.Hour)),
 		},
 		{Type: "DRAPlugin", Name: "gpu", State: "restored", RegisteredAt: new(now.Add(-time.Hour))},
-	}, now)
+	}, now).write(&text)
 	if err != nil {
 		t.Fatal(err)
 	}

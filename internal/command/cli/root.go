@@ -2,10 +2,16 @@ package cli
 
 import (
 	"fmt"
+	"io"
+	"maps"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/daemon"
 )
 
 // newRoot returns the command tree, with fresh flags, as it is for the user who runs it.
@@ -45,9 +51,6 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newCallCommand(paths),
 		newVerifyCommand(),
 		newFleetCommand(paths),
-		newLaunchCommand(paths),
-		newStopCommand(paths),
-		newRestartCommand(paths),
 		newLogsCommand(paths),
 		newDevicesCommand(paths),
 		newReloadCommand(paths),
@@ -57,6 +60,9 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newVersionCommand(),
 		newCompletionCommand(),
 	)
+	for _, o := range operations {
+		root.AddCommand(newOperationCommand(paths, o))
+	}
 	addDefaults(root)
 	return root
 }
@@ -132,4 +138,66 @@ func noArguments(cmd *cobra.Command, args []string) error {
 		return wrongUsage(cmd, "unexpected argument %q: %q takes none", args[0], cmd.CommandPath())
 	}
 	return nil
+}
+
+// versionInfo is what "patchbay version" prints.
+type versionInfo struct {
+	Version   string `json:"version"`
+	Commit    string `json:"commit"`
+	GoVersion string `json:"goVersion"`
+	OS        string `json:"os"`
+	Arch      string `json:"arch"`
+}
+
+func newVersionCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program.",
+		Long:  "Print the version of this program, the commit and the Go release it was built from, and the system it was built for.",
+		Example: `  patchbay version
+  patchbay version -o json`,
+	}
+	output := addOutput(cmd, "text")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		build := daemon.ThisBuild()
+		info := versionInfo{build.Version, build.Commit, runtime.Version(), runtime.GOOS, runtime.GOARCH}
+		return output.print(cmd, info, func(w io.Writer) error {
+			return writeLines(w, []string{
+				fmt.Sprintf("patchbay %s (commit %s, %s, %s/%s)", info.Version, cell(info.Commit), info.GoVersion, info.OS, info.Arch),
+			})
+		})
+	}
+	return cmd
+}
+
+func newCompletionCommand() *cobra.Command {
+	shells := map[string]func(*cobra.Command, io.Writer) error{
+		"bash":       func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },
+		"fish":       func(root *cobra.Command, w io.Writer) error { return root.GenFishCompletion(w, true) },
+		"powershell": (*cobra.Command).GenPowerShellCompletionWithDesc,
+		"zsh":        (*cobra.Command).GenZshCompletion,
+	}
+	known := slices.Sorted(maps.Keys(shells))
+	return &cobra.Command{
+		Use:   "completion SHELL",
+		Short: "Print a completion script for a shell.",
+		Long: `Print a script that completes the commands, flags and arguments of patchbay in a shell: bash, fish, powershell or zsh.
+The names of plugins are completed by asking the daemon.`,
+		Example: `  # Completion in this bash session. It needs the package bash-completion.
+  source <(patchbay completion bash)
+
+  # Completion in every zsh session.
+  patchbay completion zsh > "${fpath[1]}/_patchbay"
+
+  # Completion in every fish session.
+  patchbay completion fish > ~/.config/fish/completions/patchbay.fish`,
+		ValidArgs: known,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 || shells[args[0]] == nil {
+				return wrongUsage(cmd, "%q takes one argument, the shell: %s", cmd.CommandPath(), strings.Join(known, ", "))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return shells[args[0]](cmd.Root(), cmd.OutOrStdout()) },
+	}
 }

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"context"
+	"io"
 	"log/slog"
+	"math"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -118,4 +120,24 @@ func runReloading(ctx context.Context, d *daemon.Daemon, hangups <-chan struct{}
 	defer watch.Wait()
 	defer cancel()
 	return d.Run(ctx)
+}
+
+// silent is a level that no record has.
+const silent = slog.Level(math.MaxInt)
+
+// newLogger returns a logger, and a function that sets its level and format, for all loggers that were made of it too.
+func newLogger(w io.Writer, as daemon.Log) (log *slog.Logger, set func(daemon.Log)) {
+	text, json := new(slog.LevelVar), new(slog.LevelVar)
+	set = func(as daemon.Log) {
+		used, unused := json, text
+		if as.Format == "text" || as.Format == "auto" && isTerminal(w) {
+			used, unused = text, json
+		}
+		unused.Set(silent)
+		_ = used.UnmarshalText([]byte(as.Level)) // the words of the configuration are those of slog
+	}
+	set(as)
+	return slog.New(slog.NewMultiHandler(
+		slog.NewTextHandler(w, &slog.HandlerOptions{Level: text}), slog.NewJSONHandler(w, &slog.HandlerOptions{Level: json}),
+	)), set
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -26,6 +27,54 @@ const (
 // envOf returns the environment variable that stands for a flag.
 func envOf(flag string) string {
 	return "PATCHBAY_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// paths are the defaults of flags; empty where there is none.
+type paths struct {
+	pluginDir, deviceSocketDir, controlSocket, state, config string
+}
+
+// pathsFor returns the paths of the file system hierarchy standard for root and those of the XDG base directory specification for other
+// users. Where no runtime directory is known, which happens without a login session, the state directory stands in: unlike one under
+// /tmp, it is the user's own.
+func pathsFor(uid int, getenv func(string) string) paths {
+	if uid == 0 {
+		return paths{
+			pluginDir:       "/run/patchbay/plugins",
+			deviceSocketDir: "/run/patchbay/device-plugins",
+			controlSocket:   "/run/patchbay/control.sock",
+			state:           "/var/lib/patchbay/state.db",
+			config:          "/etc/patchbay/patchbay.yaml",
+		}
+	}
+	// base returns an XDG base directory, empty if none is known. The specification says to ignore relative paths.
+	base := func(key string, underHome ...string) string {
+		if dir := getenv(key); filepath.IsAbs(dir) {
+			return dir
+		}
+		if home := getenv("HOME"); filepath.IsAbs(home) {
+			return filepath.Join(home, filepath.Join(underHome...))
+		}
+		return ""
+	}
+	stateHome, runtimeDir := base("XDG_STATE_HOME", ".local", "state"), getenv("XDG_RUNTIME_DIR")
+	if stateHome == "" || !filepath.IsAbs(runtimeDir) {
+		runtimeDir = stateHome
+	}
+	// in returns the path of what the user has of Patchbay in a base directory, if that is known.
+	in := func(base, name string) string {
+		if base == "" {
+			return ""
+		}
+		return filepath.Join(base, "patchbay", name)
+	}
+	return paths{
+		pluginDir:       in(runtimeDir, "plugins"),
+		deviceSocketDir: in(runtimeDir, "device-plugins"),
+		controlSocket:   in(runtimeDir, "control.sock"),
+		state:           in(stateHome, "state.db"),
+		config:          in(base("XDG_CONFIG_HOME", ".config"), "patchbay.yaml"),
+	}
 }
 
 // settings are the flags with one value that stand for a key of the configuration file.
@@ -89,18 +138,15 @@ func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
 			return config.Sources{}, wrongUsage(cmd, "the config file has an empty path: name a file")
 		}
 	}
-	for _, setting := range settings {
-		if value := os.Getenv(envOf(setting.flag)); value != "" {
-			s.Over = append(s.Over, config.Setting{
-				Path: setting.path, Value: value, Source: "environment variable " + envOf(setting.flag),
-			})
-		}
+	over := func(value, source string, path ...string) {
+		s.Over = append(s.Over, config.Setting{Path: path, Value: value, Source: source})
 	}
 	for _, setting := range settings {
+		if value := os.Getenv(envOf(setting.flag)); value != "" {
+			over(value, "environment variable "+envOf(setting.flag), setting.path...)
+		}
 		if given(setting.flag) {
-			s.Over = append(s.Over, config.Setting{
-				Path: setting.path, Value: cmd.Flags().Lookup(setting.flag).Value.String(), Source: flagSource + setting.flag,
-			})
+			over(cmd.Flags().Lookup(setting.flag).Value.String(), flagSource+setting.flag, setting.path...)
 		}
 	}
 	if given("plugin-dir") {
@@ -111,9 +157,7 @@ func (f *configFlags) sources(cmd *cobra.Command) (config.Sources, error) {
 		handlerSource = flagSource + "accept-type"
 	}
 	for _, ptype := range slices.Sorted(maps.Keys(f.handlers)) {
-		s.Over = append(s.Over, config.Setting{
-			Path: []string{"handlers", ptype}, Value: string(f.handlers[ptype]), Source: handlerSource,
-		})
+		over(string(f.handlers[ptype]), handlerSource, "handlers", ptype)
 	}
 	return s, nil
 }
@@ -194,40 +238,28 @@ func blame(cmd *cobra.Command, err error) error {
 	return wrongUsage(cmd, "%w", err)
 }
 
-func controlRoles(r config.Roles) daemon.Roles {
-	return daemon.Roles{Read: daemon.Members(r.Read), Operate: daemon.Members(r.Operate), Admin: daemon.Members(r.Admin)}
-}
-
 // daemonConfig returns what a configuration means for the daemon.
 func daemonConfig(loaded *config.Loaded) daemon.Config {
 	c := loaded.Config
+	roles := c.Control.Roles
 	d := daemon.Config{
-		PluginDirs:          c.PluginDirs,
-		DeprecatedPluginDir: c.DeprecatedPluginDir,
-		StatePath:           c.State,
-		ControlSocket:       c.ControlSocket,
-		Roles:               controlRoles(c.Control.Roles),
-		DispenseDir:         c.DispenseDir,
-		DeviceSocketDir:     c.Device.SocketDir,
-		HTTPAddr:            c.HTTP,
-		Handlers:            map[string]daemon.HandlerKind{},
-		Log:                 daemon.Log(c.Log),
-		Timeouts:            reconciler.Timeouts(c.Timeouts),
-		TypeTimeouts:        map[string]reconciler.Timeouts{},
-		ClientTimeouts:      c.ClientTimeouts,
-		Bounds:              reconciler.Bounds{Text: c.Bounds.Text, Versions: c.Bounds.Versions},
-		MaxDepth:            c.Bounds.MaxDepth,
-		MaxSockets:          c.Bounds.MaxSockets,
+		PluginDirs: c.PluginDirs, DeprecatedPluginDir: c.DeprecatedPluginDir, StatePath: c.State,
+		ControlSocket: c.ControlSocket, DispenseDir: c.DispenseDir, DeviceSocketDir: c.Device.SocketDir, HTTPAddr: c.HTTP,
+		Roles: daemon.Roles{
+			Read: daemon.Members(roles.Read), Operate: daemon.Members(roles.Operate), Admin: daemon.Members(roles.Admin),
+		},
+		Handlers:        map[string]daemon.HandlerKind{},
+		IgnoreUnhandled: c.Unhandled == "ignore",
+		Log:             daemon.Log(c.Log),
+		Timeouts:        reconciler.Timeouts(c.Timeouts),
+		TypeTimeouts:    map[string]reconciler.Timeouts{},
+		ClientTimeouts:  c.ClientTimeouts,
+		Bounds:          reconciler.Bounds{Text: c.Bounds.Text, Versions: c.Bounds.Versions},
+		MaxDepth:        c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets, UnreachableGrace: c.UnreachableGrace,
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},
-		Trust:            c.Trust,
-		Tracing:          daemon.Tracing(c.Tracing),
-		UnreachableGrace: c.UnreachableGrace,
-		IgnoreUnhandled:  c.Unhandled == "ignore",
-		Fleet:            fleetConfig(c.Fleet),
-		Catalogue:        loaded.Catalogue,
-		Build:            daemon.ThisBuild(),
+		Trust: c.Trust, Tracing: daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
 	}
 	for ptype, kind := range c.Handlers {
 		d.Handlers[ptype] = daemon.HandlerKind(kind)
@@ -240,25 +272,61 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 
 // fleetConfig returns what the configuration of the fleet means for the daemon.
 func fleetConfig(c config.Fleet) daemon.FleetConfig {
-	e := c.Etcd
-	serve := daemon.FleetServe{
-		Listen: c.Serve.Listen,
-		TLS:    fleet.TLS{CA: c.Serve.CA, Cert: c.Serve.Cert, Key: c.Serve.Key, ServerName: c.Serve.ServerName},
-	}
-	for _, a := range c.Serve.Allow {
-		serve.Allow = append(serve.Allow, daemon.FleetAllow(a))
-	}
+	e, s := c.Etcd, c.Serve
 	return daemon.FleetConfig{
 		Etcd: fleet.Etcd{
 			Endpoints: e.Endpoints, CA: e.CA, Cert: e.Cert, Key: e.Key, ServerName: e.ServerName, User: e.User, PasswordFile: e.PasswordFile,
 			Timeout: e.Timeout,
 		},
-		Space:     fleet.Space{Prefix: e.Prefix, Namespace: e.Namespace},
-		Node:      c.Node,
-		Address:   c.Address,
-		Serve:     serve,
-		Exclusive: c.Exclusive,
-		Presence:  c.Presence,
-		Retention: c.Retention,
+		Space: fleet.Space{Prefix: e.Prefix, Namespace: e.Namespace},
+		Serve: daemon.FleetServe{
+			Listen: s.Listen, TLS: fleet.TLS{CA: s.CA, Cert: s.Cert, Key: s.Key, ServerName: s.ServerName},
+			Allow: each(s.Allow, func(a config.FleetAllow) daemon.FleetAllow { return daemon.FleetAllow(a) }),
+		},
+		Node: c.Node, Address: c.Address, Exclusive: c.Exclusive, Presence: c.Presence, Retention: c.Retention,
 	}
+}
+
+// handlerFlag is a flag that names the handlers of plugin types. It implements pflag.Value. Whether types and kinds are right is left to
+// [daemon.New].
+type handlerFlag struct {
+	handlers map[string]daemon.HandlerKind
+	// form is TYPE=KIND, or TYPE where the plugins are accepted.
+	form string
+}
+
+// Set implements pflag.Value.
+func (h handlerFlag) Set(value string) error {
+	if h.form == "TYPE" {
+		h.handlers[value] = daemon.HandlerAccept
+		return nil
+	}
+	ptype, kind, ok := strings.Cut(value, "=")
+	if !ok {
+		return fmt.Errorf("write TYPE=KIND, for example MyPlugin=%s", daemon.HandlerAccept)
+	}
+	h.handlers[ptype] = daemon.HandlerKind(kind)
+	return nil
+}
+
+// String implements pflag.Value. No type is configured by default.
+func (h handlerFlag) String() string { return "" }
+
+// Type implements pflag.Value.
+func (h handlerFlag) Type() string { return h.form }
+
+// handlerKinds returns the kinds of handlers that exist, separated by commas.
+func handlerKinds() string {
+	return strings.Join(each(daemon.HandlerKinds(), func(kind daemon.HandlerKind) string { return string(kind) }), ", ")
+}
+
+// completeHandler returns the values of the flag for the types that every daemon knows.
+func completeHandler() []string {
+	var values []string
+	for _, ptype := range daemon.DefaultTypes() {
+		for _, kind := range daemon.HandlerKinds() {
+			values = append(values, ptype+"="+string(kind))
+		}
+	}
+	return values
 }

@@ -1,12 +1,122 @@
 package cli
 
 import (
+	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
+	"sync"
+	"time"
 
+	"github.com/mattn/go-runewidth"
 	"golang.org/x/term"
 )
+
+// gap is between two columns.
+const gap = 3
+
+// tones say what the texts in some columns mean.
+type tones map[int]func(text string) tone
+
+// table is text in aligned columns. On a terminal that is too narrow, the cells of the column that can do without their ends are cut.
+type table struct {
+	terminal
+	head []string
+	rows [][]string // escaped
+	// cut is the column that is cut, noCut for none.
+	cut   int
+	tones tones
+}
+
+// noCut leaves all columns whole.
+const noCut = -1
+
+func (t *table) add(row ...string) { t.rows = append(t.rows, row) }
+
+// write writes the table, and nothing if it has no rows.
+func (t *table) write(w io.Writer) error {
+	if len(t.rows) == 0 {
+		return nil
+	}
+	var text bytes.Buffer
+	for _, line := range t.lines() {
+		text.WriteString(line + "\n")
+	}
+	return write(w, text.Bytes())
+}
+
+// lines returns the lines of the table, the head first if it has one.
+func (t *table) lines() []string {
+	rows := t.rows
+	if len(t.head) > 0 {
+		rows = append([][]string{t.head}, rows...)
+	}
+	widths := t.widths(rows)
+	lines := make([]string, len(rows))
+	for i, row := range rows {
+		var line strings.Builder
+		for j, c := range row {
+			text := truncate(c, widths[j])
+			line.WriteString(t.paint(text, t.toneIn(j, c, i == 0 && len(t.head) > 0)))
+			if j < len(row)-1 {
+				line.WriteString(strings.Repeat(" ", widths[j]-runewidth.StringWidth(text)+gap))
+			}
+		}
+		lines[i] = line.String()
+	}
+	return lines
+}
+
+// toneIn returns the tone of a text in a column.
+func (t *table) toneIn(column int, text string, inHead bool) tone {
+	switch is := t.tones[column]; {
+	case inHead:
+		return strong
+	case is != nil:
+		return is(text)
+	}
+	return plain
+}
+
+// truncate returns a text that is at most so many cells wide.
+func truncate(text string, width int) string {
+	if runewidth.StringWidth(text) <= width {
+		return text
+	}
+	return runewidth.Truncate(text, width, "…")
+}
+
+// minCut is the least width that the column which is cut keeps, before others are cut too.
+const minCut = 12
+
+func (t *table) widths(rows [][]string) []int {
+	widths := make([]int, len(rows[0]))
+	total := gap * (len(widths) - 1)
+	for _, row := range rows {
+		for j, c := range row {
+			widths[j] = max(widths[j], runewidth.StringWidth(c))
+		}
+	}
+	for _, width := range widths {
+		total += width
+	}
+	if over := total - t.width; t.width > 0 && over > 0 && t.cut != noCut {
+		cut := &widths[t.cut]
+		before := *cut
+		*cut = max(before-over, min(before, minCut))
+		for over -= before - *cut; over > 0; over-- {
+			widest := slices.Max(widths)
+			if widest <= 1 {
+				break
+			}
+			widths[slices.Index(widths, widest)]--
+		}
+	}
+	return widths
+}
 
 // terminal says what the reader of an output can show. The zero value is a pipe or file: no colours, lines of any length.
 type terminal struct {
@@ -69,4 +179,50 @@ func toneOf(text string) tone {
 		return faint
 	}
 	return busy
+}
+
+func isTerminal(w io.Writer) bool {
+	file, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(file.Fd()))
+}
+
+const (
+	// progressAfter is how long an operation takes before anything is shown of it, progressEvery how often that is renewed.
+	progressAfter = 500 * time.Millisecond
+	progressEvery = time.Second
+)
+
+// progress shows, on a terminal and nowhere else, for how long an operation has been going on, and what now says of it. The caller calls
+// done when the operation has ended, which takes the line away.
+func progress(ctx context.Context, w io.Writer, now func(context.Context) string) (done func()) {
+	if terminalOf(w).width == 0 {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var showing sync.WaitGroup
+	showing.Go(func() {
+		began := time.Now()
+		next := time.NewTimer(progressAfter)
+		defer next.Stop()
+		shown := false
+		for {
+			select {
+			case <-ctx.Done():
+				if shown {
+					fmt.Fprint(w, "\r\x1b[K")
+				}
+				return
+			case <-next.C:
+			}
+			screen := terminalOf(w)
+			line := fmt.Sprintf("%s  %s", short(time.Since(began)), now(ctx))
+			fmt.Fprint(w, "\r\x1b[K"+screen.paint(truncate(line, screen.width-1), faint))
+			shown = true
+			next.Reset(progressEvery)
+		}
+	})
+	return func() {
+		cancel()
+		showing.Wait()
+	}
 }

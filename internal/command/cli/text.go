@@ -10,27 +10,24 @@ import (
 	"unicode/utf8"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // escape returns s in a form that is one line and cannot disturb a terminal: control characters, the beginnings of terminal sequences,
 // invisible and direction-changing characters and bytes that are not UTF-8 are replaced by Go's escape sequences for them, such as
 // \x1b. What is printable stays as it is. Escaping what is escaped changes nothing.
 func escape(s string) string {
-	if strings.IndexFunc(s, unprintable) < 0 && utf8.ValidString(s) {
+	if foreign.Printable(s) {
 		return s
 	}
 	var b strings.Builder
 	for len(s) > 0 {
 		r, size := utf8.DecodeRuneInString(s)
-		switch {
-		case r == utf8.RuneError && size == 1:
-			b.WriteString(`\x` + strconv.FormatUint(uint64(s[0]), 16)) // 0x80 and above: always two digits
-		case unprintable(r):
-			quoted := strconv.QuoteRune(r)
-			b.WriteString(quoted[1 : len(quoted)-1])
-		default:
-			b.WriteRune(r)
+		text := s[:size]
+		if unprintable(r) || r == utf8.RuneError && size == 1 {
+			text = strings.Trim(strconv.Quote(text), `"`)
 		}
+		b.WriteString(text)
 		s = s[size:]
 	}
 	return b.String()
@@ -66,7 +63,10 @@ func cell(value string) string {
 	return escape(value)
 }
 
-const day = 24 * time.Hour
+const (
+	day    = 24 * time.Hour
+	millis = "2006-01-02T15:04:05.000Z07:00" // RFC 3339, with as many digits in each line
+)
 
 // short writes a duration with one unit, the largest of which there are at least two: 90s, 5m, 7h, 12d. What is below zero, as
 // it can be between two clocks, is zero.

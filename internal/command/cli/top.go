@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/mattn/go-runewidth"
@@ -40,8 +41,8 @@ It needs a terminal; "patchbay list" and "patchbay events --follow" are for ever
 	}
 	socket := addControlSocket(cmd, paths)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		out, ok := cmd.OutOrStdout().(*os.File)
-		if !ok || !term.IsTerminal(int(out.Fd())) || !term.IsTerminal(int(os.Stdin.Fd())) {
+		out := cmd.OutOrStdout()
+		if !isTerminal(out) || !isTerminal(os.Stdin) {
 			return wrongUsage(cmd, `"patchbay top" needs a terminal: use "patchbay list" or "patchbay events --follow"`)
 		}
 		first, err := c.List(ctx) // an error belongs on the ordinary screen
@@ -109,16 +110,12 @@ type topView struct {
 
 // run shows the view until a key or ctx ends it.
 func (v *topView) run(ctx context.Context, c *client.Client, keys <-chan key) error {
+	var following sync.WaitGroup
+	defer following.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	news := make(chan client.Event)
-	followed := make(chan struct{})
-	go func() {
-		defer close(followed)
-		follow(ctx, c, news)
-	}()
-	defer func() { <-followed }()
-	defer cancel()
+	following.Go(func() { follow(ctx, c, news) })
 	renew := time.NewTimer(0)
 	defer renew.Stop()
 	for {

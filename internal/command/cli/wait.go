@@ -89,3 +89,16 @@ The type ends at the first slash; the name may have more.`,
 	})
 	return cmd
 }
+
+// presentState says in which state a plugin is.
+func presentState(ctx context.Context, c *client.Client, ptype, name string) string {
+	instances, err := c.Get(ctx, ptype, name)
+	if err != nil {
+		return pluginID(ptype, name) + " is not known"
+	}
+	text := pluginID(ptype, name) + " is " + escape(instances[0].State)
+	if instances[0].LastError != "" {
+		text += ": " + escape(instances[0].LastError)
+	}
+	return text
+}

@@ -24,24 +24,19 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: mangen DIR")
 		os.Exit(2)
 	}
-	if err := errors.Join(manPages(filepath.Join(os.Args[1], "man")), completions(filepath.Join(os.Args[1], "completions"))); err != nil {
+	man, scripts := filepath.Join(os.Args[1], "man"), filepath.Join(os.Args[1], "completions")
+	if err := errors.Join(os.MkdirAll(man, 0o755), manPages(man), os.MkdirAll(scripts, 0o755), completions(scripts)); err != nil {
 		fmt.Fprintln(os.Stderr, "mangen:", err)
 		os.Exit(1)
 	}
 }
 
 func manPages(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
 	header := &doc.GenManHeader{Section: "1", Source: "Patchbay", Manual: "Patchbay Manual"}
 	return doc.GenManTree(cli.Manual(), header, dir)
 }
 
 func completions(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		var script, stderr bytes.Buffer
 		if code := cli.Run(context.Background(), []string{"completion", shell}, &script, &stderr); code != 0 {
