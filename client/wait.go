@@ -21,15 +21,13 @@ const lookTimeout = 2 * time.Second
 // If the deadline of ctx passes first, the error is a [*TimeoutError], which says what state the plugin is in.
 func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*Plugin, error) {
 	task := fmt.Sprintf("wait for plugin %s/%s", ptype, name)
-	request := &patchbayv1.WaitForPluginRequest{Type: ptype, Name: name}
-	switch goal {
-	case GoalRegistered:
-		request.For = patchbayv1.WaitFor_WAIT_FOR_REGISTERED
-	case GoalDeregistered:
-		request.For = patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED
-	default:
+	goals := map[Goal]patchbayv1.WaitFor{
+		GoalRegistered: patchbayv1.WaitFor_WAIT_FOR_REGISTERED, GoalDeregistered: patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED,
+	}
+	if _, known := goals[goal]; !known {
 		return nil, fmt.Errorf("cannot %s: unknown goal %q, known are %q and %q", task, goal, GoalRegistered, GoalDeregistered)
 	}
+	request := &patchbayv1.WaitForPluginRequest{Type: ptype, Name: name, For: goals[goal]}
 	response, err := c.control.WaitForPlugin(ctx, connect.NewRequest(request))
 	if err == nil {
 		if response.Msg.GetPlugin() == nil {

@@ -138,12 +138,8 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return wrongUsage(cmd, "flag --header: %w", err)
 	}
-	ctx := metadata.NewOutgoingContext(cmd.Context(), headers)
-	if c.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, c.timeout)
-		defer cancel()
-	}
+	ctx, cancel := limited(metadata.NewOutgoingContext(cmd.Context(), headers), c.timeout)
+	defer cancel()
 	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, rest []string) error {
 		selector := "" // to list or describe: a type may be in any file
 		if len(rest) > 0 {
@@ -216,9 +212,9 @@ func (e *learnError) GRPCStatus() *status.Status { return e.Status }
 
 // learn asks the plugin for its services.
 func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string) (*dyncall.Schema, error) {
-	limited, cancel := answerInTime(ctx)
+	inTime, cancel := answerInTime(ctx)
 	defer cancel()
-	schema, err := dyncall.Load(limited, conn, selector)
+	schema, err := dyncall.Load(inTime, conn, selector)
 	if err == nil {
 		return schema, nil
 	}

@@ -18,7 +18,15 @@ import (
 const answerTimeout = 10 * time.Second
 
 func answerInTime(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, answerTimeout)
+	return limited(ctx, answerTimeout)
+}
+
+// limited returns a context that ends after a while, or with its parent if there is no limit.
+func limited(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if limit <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, limit)
 }
 
 // controlSocket is the flag that names the daemon's control socket.
@@ -61,12 +69,8 @@ func (s *controlSocket) ask(
 			return err
 		}
 		defer c.Close()
-		ctx := cmd.Context()
-		if limit > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, limit)
-			defer cancel()
-		}
+		ctx, cancel := limited(cmd.Context(), limit)
+		defer cancel()
 		return run(ctx, c, cmd, args)
 	}
 }

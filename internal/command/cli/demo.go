@@ -21,25 +21,21 @@ It takes a few seconds and needs nothing. Afterwards, and after an interrupt at 
 	}
 }
 
-// newDemoHostCommand and newDemoPluginCommand are what the demo runs as processes of their own.
-func newDemoHostCommand() *cobra.Command {
-	return &cobra.Command{
+// newDemoParts returns what the demo runs as processes of their own.
+func newDemoParts() []*cobra.Command {
+	return []*cobra.Command{{
 		Use:    demo.HostCommand + " PLUGIN-DIR STATE",
 		Hidden: true,
 		Args:   exactly(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return demo.Host(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args[0], args[1])
 		},
-	}
-}
-
-func newDemoPluginCommand() *cobra.Command {
-	return &cobra.Command{
+	}, {
 		Use:    demo.PluginCommand + " NAME SOCKET VERSIONS",
 		Hidden: true,
 		Args:   exactly(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return demo.Plugin(cmd.Context(), cmd.InOrStdin(), args[0], args[1], args[2])
 		},
-	}
+	}}
 }

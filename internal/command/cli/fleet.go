@@ -27,11 +27,9 @@ is shown is the last that it knew, and a warning says so.`,
 	return cmd
 }
 
-// fleetFilter are the flags that select plugins of the fleet.
-type fleetFilter struct{ client.FleetFilter }
-
-func addFleetFilter(cmd *cobra.Command, named bool) *fleetFilter {
-	f := &fleetFilter{}
+// addFleetFilter adds the flags that select plugins of the fleet; fewer if the plugin is named.
+func addFleetFilter(cmd *cobra.Command, named bool) *client.FleetFilter {
+	f := &client.FleetFilter{}
 	flags := cmd.Flags()
 	if !named {
 		flags.StringArrayVar(&f.Types, "type", nil, "plugins of this type, or in this role, only; can be repeated")
@@ -84,7 +82,7 @@ The output is a table, an array of objects as JSON or YAML, or one NODE/TYPE/NAM
 	output := addOutput(cmd, "table", "name")
 	filter := addFleetFilter(cmd, false)
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		plugins, health, err := c.FleetPlugins(ctx, filter.FleetFilter)
+		plugins, health, err := c.FleetPlugins(ctx, *filter)
 		if err != nil {
 			return err
 		}
@@ -108,7 +106,7 @@ is no failure, or the daemon goes away, which is one. A plugin that passes the f
 	nodes := cmd.Flags().Bool("nodes", false, "show changes of nodes too")
 	filter := addFleetFilter(cmd, false)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		return printLines(cmd, output, c.WatchFleet(ctx, filter.FleetFilter, *nodes, nil), true, writeFleetChange)
+		return printLines(cmd, output, c.WatchFleet(ctx, *filter, *nodes, nil), true, writeFleetChange)
 	})
 	return cmd
 }
@@ -150,7 +148,7 @@ deregistered: it is unreachable.`,
 		if goal.value == string(client.GoalRegistered) {
 			filter.States, wanted = []string{"registered"}, int(*count)
 		}
-		_, err := c.WaitFleet(ctx, filter.FleetFilter, wanted)
+		_, err := c.WaitFleet(ctx, *filter, wanted)
 		return err
 	})
 	return cmd

@@ -115,20 +115,14 @@ const (
 )
 
 // usageError says that a command line is wrong.
-type usageError struct {
-	err error
-	// command is the path of the command whose help shows the right usage.
-	command string
-}
+type usageError struct{ error }
 
-func (e *usageError) Error() string {
-	return fmt.Sprintf("%v; see %q", e.err, e.command+" --help")
-}
+func (e usageError) Unwrap() error { return e.error }
 
-func (e *usageError) Unwrap() error { return e.err }
-
+// wrongUsage returns a [usageError] that names the command whose help shows the right usage.
 func wrongUsage(cmd *cobra.Command, format string, args ...any) error {
-	return &usageError{err: fmt.Errorf(format, args...), command: cmd.CommandPath()}
+	wrong := fmt.Errorf(format, args...)
+	return usageError{fmt.Errorf("%w; see %q", wrong, cmd.CommandPath()+" --help")}
 }
 
 // report prints an error as one line and returns the exit code for it. Every command ends here.
@@ -144,7 +138,7 @@ func report(stderr io.Writer, err error) int {
 		message += "; " + hint
 	}
 	fmt.Fprintf(stderr, "patchbay: %s\n", escape(strings.ReplaceAll(message, "\n", "; ")))
-	if _, ok := errors.AsType[*usageError](err); ok {
+	if _, ok := errors.AsType[usageError](err); ok {
 		return exitUsage
 	}
 	return exitFailed

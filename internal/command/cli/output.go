@@ -104,7 +104,7 @@ func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, erro
 	return nil
 }
 
-// addPastAndNew adds the flags of commands that show what was, and may go on with what comes, and returns a function that says what they are.
+// addPastAndNew adds the flags of commands that show what was, and may go on with what comes. What they say is returned when that is known.
 func addPastAndNew(cmd *cobra.Command, coming, what string) func() client.EventsOptions {
 	follow := cmd.Flags().BoolP("follow", "f", false, "go on with "+coming)
 	tail := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")

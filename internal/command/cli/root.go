@@ -40,8 +40,6 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 	root.SetHelpCommand(newHelpCommand())
 	root.AddCommand(
 		newDemoCommand(),
-		newDemoHostCommand(),
-		newDemoPluginCommand(),
 		newRunCommand(paths),
 		newListCommand(paths),
 		newStatusCommand(paths),
@@ -60,6 +58,7 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newVersionCommand(),
 		newCompletionCommand(),
 	)
+	root.AddCommand(newDemoParts()...)
 	for _, o := range operations {
 		root.AddCommand(newOperationCommand(paths, o))
 	}

@@ -118,7 +118,8 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.String("device-socket-dir", paths.deviceSocketDir,
 		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
-	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler", "what becomes of the plugins of a type; the kinds are "+handlerKinds()+"; can be repeated")
+	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
+		"what becomes of the plugins of a type; the kinds are "+handlerKinds()+"; can be repeated")
 	completeFlag(cmd, "handler", cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp))
 	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
 	addChoice(cmd, "unhandled", "", "what becomes of plugins of all other types: they are told that they are refused, or left alone",
