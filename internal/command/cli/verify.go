@@ -90,9 +90,9 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 		}
 	}
 	if f.log != "" {
-		file, err := os.OpenFile(f.log, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-		if err != nil {
-			return fmt.Errorf("cannot write the plugin's log: %w; name another file with --plugin-log", err)
+		file, openErr := os.OpenFile(f.log, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+		if openErr != nil {
+			return fmt.Errorf("cannot write the plugin's log: %w; name another file with --plugin-log", openErr)
 		}
 		defer func() { err = errors.Join(err, file.Close()) }()
 		f.options.Output = file
