@@ -51,10 +51,7 @@ The output is a table, an array of objects as JSON or YAML, or one RESOURCE/ID a
 		},
 	}
 	socket := addControlSocket(cmd, paths)
-	cmd.ValidArgsFunction = completeWith(socket, math.MaxInt, func(ctx context.Context, c *client.Client, args []string) ([]string, error) {
-		all, err := resources(ctx, c)
-		return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), err
-	})
+	cmd.ValidArgsFunction = completeWith(socket, math.MaxInt, resources)
 	output := addOutput(cmd, "table", "name")
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		listing, err := c.ListDevices(ctx, args...)
@@ -92,14 +89,15 @@ same again, and has the plugin prepare the devices if it wants that before each 
 	cmd.Flags().Uint32Var(&request.Count, "count", 0, "how many devices (default: as many as --device names, or 1)")
 	cmd.Flags().StringArrayVar(&request.Devices, "device", nil, "ID of a device that has to be among them; can be repeated")
 	output := addOutput(cmd, "table", "name")
-	cmd.ValidArgsFunction = completeWith(socket, 1, func(ctx context.Context, c *client.Client, _ []string) ([]string, error) {
-		return resources(ctx, c)
-	})
+	cmd.ValidArgsFunction = completeWith(socket, 1, resources)
 	completeFlag(cmd, "device", completeWith(socket, math.MaxInt, freeDevices))
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		if cmd.Flags().Changed("count") && request.Count == 0 {
 			return wrongUsage(cmd, "no devices are wanted: --count must be above 0")
 		}
+		return nil
+	}
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
 		request.Resource, request.Owner = args[0], args[1]
 		a, err := c.AllocateDevices(ctx, request)
 		if err != nil {
@@ -169,10 +167,11 @@ func printAllocation(cmd *cobra.Command, output *choice, a client.DeviceAllocati
 	})
 }
 
-// resources returns the names of all resources.
-func resources(ctx context.Context, c *client.Client) ([]string, error) {
+// resources returns the names of all resources that the arguments do not name.
+func resources(ctx context.Context, c *client.Client, args []string) ([]string, error) {
 	listing, err := c.ListDevices(ctx)
-	return slices.Compact(each(listing.Devices, func(d client.Device) string { return d.Resource })), err
+	all := slices.Compact(each(listing.Devices, func(d client.Device) string { return d.Resource }))
+	return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(args, name) }), err
 }
 
 // freeDevices returns the devices that the resource of the first argument can give.

@@ -118,8 +118,9 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.String("device-socket-dir", paths.deviceSocketDir,
 		"directory in which kubelet.sock is served for device plugins that register the older way, with --handler DevicePlugin=device")
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
+	kinds := strings.Join(each(daemon.HandlerKinds(), func(kind daemon.HandlerKind) string { return string(kind) }), ", ")
 	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
-		"what becomes of the plugins of a type; the kinds are "+handlerKinds()+"; can be repeated")
+		"what becomes of the plugins of a type; the kinds are "+kinds+"; can be repeated")
 	completeFlag(cmd, "handler", cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp))
 	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
 	addChoice(cmd, "unhandled", "", "what becomes of plugins of all other types: they are told that they are refused, or left alone",
@@ -315,11 +316,6 @@ func (h handlerFlag) String() string { return "" }
 
 // Type implements pflag.Value.
 func (h handlerFlag) Type() string { return h.form }
-
-// handlerKinds returns the kinds of handlers that exist, separated by commas.
-func handlerKinds() string {
-	return strings.Join(each(daemon.HandlerKinds(), func(kind daemon.HandlerKind) string { return string(kind) }), ", ")
-}
 
 // completeHandler returns the values of the flag for the types that every daemon knows.
 func completeHandler() []string {
