@@ -60,3 +60,18 @@ func TestHandlerOfTheDocumentation(t *testing.T) {
 		WrongVersions: [][]string{nil, {"v2"}},
 	})
 }
+
+// A handler's author has a test that calls Test. Here a program asks what the suite says of a handler.
+func Example() {
+	err := handlertest.Run(handlertest.Config{
+		NewHandler: func(string) (cache.PluginHandler, error) {
+			return &myHandler{conns: map[string]*grpc.ClientConn{}}, nil
+		},
+		Versions:      []string{"v1"},
+		WrongVersions: [][]string{nil, {"v2"}},
+		WrongNames:    []string{"../plugin"},
+	})
+	fmt.Println(err)
+	// Output:
+	// Validate: ValidatePlugin accepts the name "../plugin", which is wrong
+}

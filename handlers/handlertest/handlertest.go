@@ -2,6 +2,7 @@ package handlertest
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -43,7 +44,7 @@ type Services func(s grpc.ServiceRegistrar, pluginName string)
 func Test(t *testing.T, config Config) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			err := run(config, c, t.TempDir())
+			err := run(config, c)
 			switch {
 			case errors.Is(err, errNotApplicable):
 				t.Skip(err)
@@ -52,4 +53,16 @@ func Test(t *testing.T, config Config) {
 			}
 		})
 	}
+}
+
+// Run is Test for programs that are no tests, for example one that tries the handlers of others. It blocks until the suite has ended, and
+// returns what is wrong with the handler, with the name of each case that failed.
+func Run(config Config) error {
+	var errs []error
+	for _, c := range cases {
+		if err := run(config, c); err != nil && !errors.Is(err, errNotApplicable) {
+			errs = append(errs, fmt.Errorf("%s: %w", c.name, err))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -352,7 +352,7 @@ func TestWrongHandlersFail(t *testing.T) {
 			defer test.faults.dialled.close()
 			c := config(newKeeper(test.faults))
 			c.Patience = 500 * time.Millisecond
-			err := run(c, named(t, test.fail), t.TempDir())
+			err := run(c, named(t, test.fail))
 			if err == nil {
 				t.Fatalf("case %s did not notice", test.fail)
 			}

@@ -9,99 +9,124 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
-	"strings"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 const defaultPatience = 20 * time.Second
 
-var errNotApplicable = errors.New("not applicable to this handler")
+var (
+	errNotApplicable = errors.New("not applicable to this handler")
+	errPanicked      = errors.New("panicked")
+)
 
-// session is a handler under test.
+// session is a handler under test. Its steps end the case when they fail; see failureOf.
 type session struct {
-	config   Config
-	stateDir string
-	patience time.Duration
 	cache.PluginHandler
+	config   Config
+	patience time.Duration
 
-	sockets  string // short directory
+	dir      string // a short one, for sockets, with the handler's state in it
 	plugins  []*fakePlugin
 	names    int
 	baseline goleak.Option
+	stage    string // after or during what the next steps are, if these alone do not say what went wrong
 }
 
 // run runs one case on a handler of its own, and then makes sure that nothing is left of it.
-func run(config Config, c testCase, stateDir string) (err error) {
+func run(config Config, c testCase) error {
 	// The directory of a test may be too deep for the path of a socket.
-	sockets, err := os.MkdirTemp("", "handlertest")
+	dir, err := os.MkdirTemp("", "handlertest")
 	if err != nil {
 		return err
 	}
-	s := &session{config: config, stateDir: stateDir, sockets: sockets, patience: cmp.Or(config.Patience, defaultPatience)}
+	s := &session{config: config, dir: dir, patience: cmp.Or(config.Patience, defaultPatience)}
 	before := goleak.IgnoreCurrent()
-	if err := s.open(); err != nil {
-		return errors.Join(err, os.RemoveAll(sockets))
-	}
-	err = s.warm()
+	err = failureOf(func() {
+		s.open()
+		s.warm()
+		c.run(s)
+	})
+	s.stage = ""
+	err = errors.Join(err, failureOf(s.closeHandler))
+	s.stopPlugins()
 	if err == nil {
-		err = c.run(s)
+		s.stage = "after all plugins were deregistered"
+		err = failureOf(func() { s.noGoroutines(before) })
 	}
-	err = errors.Join(err, s.closeHandler())
-	for _, p := range s.plugins {
-		p.stop()
-	}
-	if err == nil {
-		if leaked := s.noGoroutines(before); leaked != nil {
-			err = fmt.Errorf("after all plugins were deregistered: %w", leaked)
-		}
-	}
-	return errors.Join(err, os.RemoveAll(sockets))
+	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// open makes the handler anew, over the same state.
-func (s *session) open() (err error) {
-	s.PluginHandler, err = s.config.NewHandler(s.stateDir)
-	if err != nil {
-		return fmt.Errorf("cannot make the handler: %w", err)
+// failure is what a failed step panics with.
+type failure struct{ error }
+
+// fail ends the case. It does not return.
+func (s *session) fail(format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	if s.stage != "" {
+		err = fmt.Errorf("%s: %w", s.stage, err)
 	}
+	panic(failure{err})
+}
+
+// failureOf takes steps until one fails, and returns why that did.
+func failureOf(steps func()) (err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case failure:
+			err = r.error
+		default:
+			panic(r)
+		}
+	}()
+	steps()
 	return nil
 }
 
-// warm registers and deregisters a plugin, so that goroutines of the handler's own that are there for good run, and notes what runs.
-func (s *session) warm() error {
-	p := s.plugin(wellBehaved)
-	err := s.register(p)
+// open makes the handler anew, over the same state.
+func (s *session) open() {
+	state := filepath.Join(s.dir, "state")
+	err := os.MkdirAll(state, 0o700)
 	if err == nil {
-		err = s.deregister(p.name)
+		s.PluginHandler, err = s.config.NewHandler(state)
 	}
-	if err == nil {
-		err = s.released(p)
+	if err != nil {
+		s.fail("cannot make the handler: %w", err)
 	}
-	p.stop()
-	s.baseline = goleak.IgnoreCurrent()
-	return err
 }
 
-func (s *session) closeHandler() error {
-	c, ok := s.PluginHandler.(io.Closer)
-	if !ok {
-		return nil
+// warm registers and deregisters a plugin, so that goroutines of the handler's own that are there for good run, and notes what runs.
+func (s *session) warm() {
+	p := s.plugin(wellBehaved)
+	s.register(p)
+	s.deregister(p.name)
+	s.released(p)
+	p.stop()
+	s.baseline = goleak.IgnoreCurrent()
+}
+
+func (s *session) closeHandler() {
+	if c, ok := s.PluginHandler.(io.Closer); ok {
+		if err := s.call("Close", c.Close); err != nil {
+			s.fail("Close: %w", err)
+		}
 	}
-	return s.soon("Close", c.Close)
 }
 
 // noGoroutines makes sure that no goroutines run any more that did not run before.
-func (s *session) noGoroutines(before goleak.Option) error {
-	deadline := time.Now().Add(s.patience)
-	for {
-		err := goleak.Find(before)
-		if err == nil || time.Now().After(deadline) {
-			return err
-		}
+func (s *session) noGoroutines(before goleak.Option) {
+	var left error
+	gone := s.eventually(func() bool {
+		left = goleak.Find(before)
+		return left == nil
+	})
+	if !gone {
+		s.fail("goroutines are left: %s", foreign.Cut(left.Error(), 4<<10))
 	}
 }
 
@@ -123,32 +148,38 @@ func (s *session) instance(name string, b behaviour) *fakePlugin {
 }
 
 func (s *session) start(name string, b behaviour, services Services) *fakePlugin {
-	p := startPlugin(filepath.Join(s.sockets, fmt.Sprintf("%d.sock", len(s.plugins))), name, b, services)
+	p := startPlugin(filepath.Join(s.dir, fmt.Sprintf("%d.sock", len(s.plugins))), name, b, services)
 	s.plugins = append(s.plugins, p)
 	return p
 }
 
-// soon calls f, and fails if it panics or does not return soon.
-func (s *session) soon(what string, f func() error) error {
-	result := make(chan error, 1)
-	go func() { result <- guarded(what, f) }()
-	timer := time.NewTimer(s.patience)
-	defer timer.Stop()
-	select {
-	case err := <-result:
-		return err
-	case <-timer.C:
-		return fmt.Errorf("%s did not return within %v: %w", what, s.patience, errTooLate)
+func (s *session) stopPlugins() {
+	for _, p := range s.plugins {
+		p.stop()
 	}
 }
 
-var (
-	errTooLate  = errors.New("too late")
-	errPanicked = errors.New("panicked")
-)
+// call calls the handler and returns its error. The case fails if it panics or does not return soon.
+func (s *session) call(what string, f func() error) error {
+	result := make(chan error, 1)
+	go func() { result <- guarded(what, f) }()
+	return s.await(what, result)
+}
 
-// broken reports whether a call did worse than to return an error.
-func broken(err error) bool { return errors.Is(err, errTooLate) || errors.Is(err, errPanicked) }
+// await is call for what was begun before.
+func (s *session) await(what string, result <-chan error) (err error) {
+	timer := time.NewTimer(s.patience)
+	defer timer.Stop()
+	select {
+	case err = <-result:
+	case <-timer.C:
+		s.fail("%s did not return within %v", what, s.patience)
+	}
+	if errors.Is(err, errPanicked) {
+		s.fail("%w", err)
+	}
+	return err
+}
 
 func guarded(what string, f func() error) (err error) {
 	defer func() {
@@ -160,7 +191,7 @@ func guarded(what string, f func() error) (err error) {
 }
 
 func (s *session) validate(name, endpoint string, versions []string) error {
-	return s.soon("ValidatePlugin("+name+")", func() error {
+	return s.call("ValidatePlugin("+name+")", func() error {
 		if h, ok := s.PluginHandler.(cache.DeprecatedDirValidator); ok {
 			return h.ValidatePluginInDir(name, endpoint, versions, false)
 		}
@@ -172,10 +203,9 @@ func (s *session) validate(name, endpoint string, versions []string) error {
 func (s *session) begin(p *fakePlugin) (result <-chan error, end func()) {
 	h := s.PluginHandler
 	ctx, cancel := context.WithCancel(context.Background())
-	what := "RegisterPlugin(" + p.name + ")"
 	done := make(chan error, 1)
 	go func() {
-		done <- guarded(what, func() error {
+		done <- guarded("RegisterPlugin("+p.name+")", func() error {
 			if c, ok := h.(cache.ContextRegistrar); ok {
 				_, err := c.RegisterPluginContext(ctx, p.name, p.socket, s.config.Versions, nil)
 				return err
@@ -186,132 +216,129 @@ func (s *session) begin(p *fakePlugin) (result <-chan error, end func()) {
 	return done, cancel
 }
 
-// try registers a plugin.
+// beginBadly begins to register a plugin that does not answer, and returns in the middle of that, or after a short while.
+func (s *session) beginBadly(p *fakePlugin) (result <-chan error, end func()) {
+	result, end = s.begin(p)
+	within(100*time.Millisecond, func() bool { return p.accepted() > 0 })
+	return result, end
+}
+
+// try registers a plugin and returns the handler's error.
 func (s *session) try(p *fakePlugin) error {
 	result, end := s.begin(p)
 	defer end() // as the pipeline does when the call has returned
 	return s.await("RegisterPlugin("+p.name+")", result)
 }
 
-func (s *session) await(what string, result <-chan error) error {
-	return s.soon(what, func() error { return <-result })
-}
-
 // register validates and registers a plugin that behaves well, and makes sure that the handler has it.
-func (s *session) register(p *fakePlugin) error {
-	if err := s.validate(p.name, p.socket, s.config.Versions); err != nil {
-		return fmt.Errorf("ValidatePlugin of plugin %s, which is valid: %w", p.name, err)
+func (s *session) register(plugins ...*fakePlugin) {
+	for _, p := range plugins {
+		if err := s.validate(p.name, p.socket, s.config.Versions); err != nil {
+			s.fail("ValidatePlugin of plugin %s, which is valid: %w", p.name, err)
+		}
+		if err := s.try(p); err != nil {
+			s.fail("RegisterPlugin of plugin %s, which behaves well: %w", p.name, err)
+		}
+		s.has(p)
 	}
-	if err := s.try(p); err != nil {
-		return fmt.Errorf("RegisterPlugin of plugin %s, which behaves well: %w", p.name, err)
-	}
-	return s.has(p)
 }
 
 // known says whether the handler has a plugin, or what is supposed if that cannot be asked.
-func (s *session) known(p *fakePlugin, supposed bool) (bool, error) {
+func (s *session) known(p *fakePlugin, supposed bool) bool {
 	if s.config.Has == nil {
-		return supposed, nil
+		return supposed
 	}
 	answer := make(chan bool, 1)
-	err := s.soon("Has("+p.name+")", func() error {
+	_ = s.call("Has("+p.name+")", func() error {
 		answer <- s.config.Has(s.PluginHandler, p.name)
 		return nil
 	})
-	if err != nil {
-		return false, err
-	}
-	return <-answer, nil
+	return <-answer
 }
 
 // has makes sure that the handler has a plugin.
-func (s *session) has(p *fakePlugin) error {
-	if known, err := s.known(p, true); err != nil {
-		return err
-	} else if !known {
-		return fmt.Errorf("plugin %s is registered, and the handler does not have it", p.name)
+func (s *session) has(p *fakePlugin) {
+	if !s.known(p, true) {
+		s.fail("plugin %s is registered, and the handler does not have it", p.name)
 	}
-	if s.config.HoldsConnection {
-		if err := s.eventually(func() bool { return p.open() > 0 }); err != nil {
-			return fmt.Errorf("plugin %s is registered, and the handler has no connection to its endpoint: %w", p.name, err)
-		}
+	if s.config.HoldsConnection && !s.eventually(func() bool { return p.open() > 0 }) {
+		s.fail("plugin %s is registered, and the handler has no connection to its endpoint", p.name)
 	}
-	return nil
 }
 
-func (s *session) deregister(name string) error {
-	return s.soon("DeRegisterPlugin("+name+")", func() error {
-		s.DeRegisterPlugin(name)
-		return nil
-	})
+func (s *session) deregister(names ...string) { s.deregisterFrom(s.PluginHandler, names...) }
+
+func (s *session) deregisterFrom(h cache.PluginHandler, names ...string) {
+	for _, name := range names {
+		_ = s.call("DeRegisterPlugin("+name+")", func() error {
+			h.DeRegisterPlugin(name)
+			return nil
+		})
+	}
 }
 
 // gone tells the handler that a superseded instance went, if it wants to know.
-func (s *session) gone(p *fakePlugin) error {
-	h, ok := s.PluginHandler.(cache.InstanceGoneHandler)
-	if !ok {
-		return nil
+func (s *session) gone(p *fakePlugin) {
+	if h, ok := s.PluginHandler.(cache.InstanceGoneHandler); ok {
+		_ = s.call("InstanceGone("+p.name+")", func() error {
+			h.InstanceGone(p.name, p.socket)
+			return nil
+		})
 	}
-	return s.soon("InstanceGone("+p.name+")", func() error {
-		h.InstanceGone(p.name, p.socket)
-		return nil
-	})
 }
 
-// released makes sure that the handler has nothing of the plugins, which have to be of one name, any more.
-func (s *session) released(plugins ...*fakePlugin) error {
-	for _, p := range plugins {
-		if known, err := s.known(p, false); err != nil {
-			return err
-		} else if known {
-			return fmt.Errorf("plugin %s is not registered, and the handler has it", p.name)
-		}
-		if err := s.disconnected(p); err != nil {
-			return err
+// keeps makes sure that the handler still has a plugin, on the connections that were made until then.
+func (s *session) keeps(p *fakePlugin, made int64) {
+	if s.config.HoldsConnection {
+		<-time.After(50 * time.Millisecond) // what the handler let go of shows when the plugin has noticed
+		if p.open() == 0 || p.accepted() != made {
+			s.fail("the connection to plugin %s was let go of", p.name)
 		}
 	}
-	return nil
+	s.has(p)
+}
+
+// released makes sure that the handler has nothing of the plugins any more.
+func (s *session) released(plugins ...*fakePlugin) {
+	for _, p := range plugins {
+		if s.known(p, false) {
+			s.fail("plugin %s is not registered, and the handler has it", p.name)
+		}
+		s.disconnected(p)
+	}
 }
 
 // disconnected makes sure that no connection to a plugin is left.
-func (s *session) disconnected(p *fakePlugin) error {
-	if err := s.eventually(func() bool { return p.open() == 0 }); err != nil {
-		return fmt.Errorf("connections to plugin %s are left: %d of the %d made are open: %w", p.name, p.open(), p.accepted(), err)
+func (s *session) disconnected(p *fakePlugin) {
+	if !s.eventually(func() bool { return p.open() == 0 }) {
+		s.fail("connections to plugin %s are left: %d of the %d made are open after %v", p.name, p.open(), p.accepted(), s.patience)
 	}
-	return nil
 }
 
 // clean makes sure that the handler has nothing of the plugins, and ends all plugins, none of which may be registered, to make sure that
 // nothing runs any more.
-func (s *session) clean(plugins ...*fakePlugin) error {
-	if err := s.released(plugins...); err != nil {
-		return err
-	}
-	for _, p := range s.plugins {
-		p.stop()
-	}
-	if err := s.noGoroutines(s.baseline); err != nil {
-		return fmt.Errorf("goroutines are left: %s", firstLines(err.Error()))
-	}
-	return nil
+func (s *session) clean(plugins ...*fakePlugin) {
+	s.released(plugins...)
+	s.stopPlugins()
+	s.noGoroutines(s.baseline)
 }
 
-// eventually waits until something is so.
-func (s *session) eventually(is func() bool) error {
-	deadline := time.Now().Add(s.patience)
-	for !is() {
+// lives has the handler register a plugin that behaves well, and let go of it.
+func (s *session) lives(p *fakePlugin) {
+	s.register(p)
+	s.deregister(p.name)
+	s.clean(p)
+}
+
+// eventually waits until something is so, and reports whether it is.
+func (s *session) eventually(is func() bool) bool { return within(s.patience, is) }
+
+func within(patience time.Duration, is func() bool) bool {
+	for deadline := time.Now().Add(patience); !is(); {
 		if time.Now().After(deadline) {
-			return fmt.Errorf("not otherwise within %v", s.patience)
+			return false
 		}
-		<-time.After(time.Millisecond)
+		<-time.After(time.Millisecond) // a handler tells nobody when it has let go of something
 	}
-	return nil
-}
-
-func firstLines(s string) string {
-	const limit = 4 << 10
-	if len(s) > limit {
-		s = strings.ToValidUTF8(s[:limit], "") + "…"
-	}
-	return s
+	return true
 }
