@@ -47,7 +47,7 @@ func (p *Plugin) checkProtocol(check func(ok bool, field, format string, args ..
 		return
 	}
 	g := p.GoPlugin
-	check(p.Type != "" && foreign.Printable(p.Type) && !strings.Contains(p.Type, "/"), "type",
+	check(foreign.IsType(p.Type) && foreign.Printable(p.Type), "type",
 		"%q is no plugin type: it must have printable characters, at least one, and no slash", p.Type)
 	check(g.CookieKey != "" && !strings.ContainsAny(g.CookieKey, "=\x00"), "goPlugin.cookieKey",
 		"%q is no name of a variable: it must not be empty or have = in it", g.CookieKey)

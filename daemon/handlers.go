@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // HandlerKind names what a daemon does with the plugins of a type.
@@ -164,9 +165,9 @@ func typeOf(kind HandlerKind) string {
 	return ""
 }
 
-// validateType checks what the configuration calls a plugin type. In TYPE/NAME the type ends at the first slash.
+// validateType checks what the configuration calls a plugin type.
 func validateType(ptype string) error {
-	if ptype == "" || strings.Contains(ptype, "/") {
+	if !foreign.IsType(ptype) {
 		return fmt.Errorf("%q is no plugin type: a type is not empty and has no slash, for example MyPlugin", ptype)
 	}
 	return nil

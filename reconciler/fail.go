@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // turnedDown takes over that an instance was not taken. Unless that only asks for patience, the plugin is told.
@@ -225,7 +226,7 @@ func (b Bounds) check(info Info) error {
 			return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %q", field.name, field.text)
 		}
 	}
-	if strings.Contains(info.Type, "/") {
+	if !foreign.IsType(info.Type) {
 		return fmt.Errorf("the plugin announces the type %q; a type must not contain a slash", info.Type)
 	}
 	if strings.HasPrefix(info.Endpoint, "@") { // what connects takes it for that

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -77,7 +76,7 @@ func (p Plugin) withDefaults() (Plugin, error) {
 func (p Plugin) check() error {
 	var wrong []error
 	wrong = append(wrong, foreign.Name("Plugin.Type", p.Type, maxText), foreign.Name("Plugin.Name", p.Name, maxText))
-	if strings.Contains(p.Type, "/") {
+	if p.Type != "" && !foreign.IsType(p.Type) {
 		wrong = append(wrong, fmt.Errorf("Plugin.Type %q has a slash, which ends the type in TYPE/NAME", p.Type))
 	}
 	if n := len(p.Versions); n == 0 || n > maxVersions {

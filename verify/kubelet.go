@@ -1,11 +1,11 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -86,22 +86,18 @@ func (k *kubelet) Register(_ context.Context, request *deviceapi.RegisterRequest
 	default:
 		return nil, status.Error(codes.ResourceExhausted, "there are too many registrations; register once")
 	}
-	if wrong := checkRegister(request); wrong != "" {
-		return nil, status.Error(codes.InvalidArgument, wrong)
+	if err := checkRegister(request); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return &deviceapi.Empty{}, nil
 }
 
-// checkRegister returns what the kubelet would refuse a registration for, or nothing.
-func checkRegister(request *deviceapi.RegisterRequest) string {
-	switch {
-	case !slices.Contains(deviceVersions(), request.Version):
-		return fmt.Sprintf("version %s is none of %s", foreign.Quote(request.Version), foreign.QuoteAll(deviceVersions()))
-	case request.Endpoint == "" || strings.ContainsAny(request.Endpoint, `/\`) || request.Endpoint == kubeletSocket:
-		return fmt.Sprintf("endpoint %s is not the name of a socket of the plugin's in the directory of %s", foreign.Quote(request.Endpoint),
-			kubeletSocket)
+// checkRegister returns what a host would refuse a registration for.
+func checkRegister(request *deviceapi.RegisterRequest) error {
+	if !slices.Contains(deviceVersions(), request.Version) {
+		return fmt.Errorf("version %s is none of %s", foreign.Quote(request.Version), foreign.QuoteAll(deviceVersions()))
 	}
-	return checkResourceName(request.ResourceName)
+	return cmp.Or(foreign.Endpoint(request.Endpoint, kubeletSocket), foreign.PluginName(registerapi.DevicePlugin, request.ResourceName))
 }
 
 // awaitRegister waits until a plugin registers, and connects to it.

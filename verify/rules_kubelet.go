@@ -55,8 +55,8 @@ func (s *subject) fits(rule Rule) outcome {
 func checkRegistered(_ context.Context, s *subject) outcome {
 	request := s.appeared.request
 	s.trace.add("(the plugin called Register)", show(request))
-	if wrong := checkRegister(request); wrong != "" {
-		return fail("%s", wrong)
+	if err := checkRegister(request); err != nil {
+		return fail("%v", err)
 	}
 	return pass("registered is %s at %s", foreign.Quote(request.ResourceName), foreign.Quote(request.Endpoint))
 }

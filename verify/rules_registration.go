@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -89,7 +88,7 @@ func checkType(ctx context.Context, s *subject) outcome {
 	if err := foreign.Name("the type", info.Type, maxText); err != nil {
 		return fail("%v", err)
 	}
-	if strings.Contains(info.Type, "/") {
+	if !foreign.IsType(info.Type) {
 		return fail("the type %s has a slash", foreign.Quote(info.Type))
 	}
 	return pass("the type is %s", foreign.Quote(info.Type))
@@ -104,17 +103,8 @@ func checkName(ctx context.Context, s *subject) outcome {
 	if err := foreign.Name("the name", info.Name, maxText); err != nil {
 		return fail("%v", err)
 	}
-	wrong := ""
-	switch info.Type {
-	case registerapi.CSIPlugin:
-		wrong = checkCSIName(info.Name)
-	case registerapi.DevicePlugin:
-		wrong = checkResourceName(info.Name)
-	case registerapi.DRAPlugin:
-		wrong = checkDRAName(info.Name)
-	}
-	if wrong != "" {
-		return fail("%s", wrong)
+	if err := foreign.PluginName(info.Type, info.Name); err != nil {
+		return fail("%v", err)
 	}
 	return pass("the name is %s", foreign.Quote(info.Name))
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
@@ -49,7 +51,7 @@ func NewHandler(options Options) *Handler {
 
 // ValidatePlugin checks the name of a driver and whether one of the versions is supported; see [Negotiate].
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
-	if err := checkName(pluginName); err != nil {
+	if err := foreign.PluginName(registerapi.CSIPlugin, pluginName); err != nil {
 		return err
 	}
 	if _, err := Negotiate(versions); err != nil {
@@ -96,7 +98,7 @@ func (h *Handler) RegisterPluginContext(
 func (h *Handler) register(
 	ctx context.Context, name, path string, versions []string, clientTimeout *time.Duration,
 ) (registration cache.Registration, err error) {
-	if err := checkName(name); err != nil {
+	if err := foreign.PluginName(registerapi.CSIPlugin, name); err != nil {
 		return cache.Registration{}, err
 	}
 	version, err := Negotiate(versions)

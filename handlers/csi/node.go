@@ -4,9 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -31,10 +31,9 @@ const (
 
 // Limits of the CSI specification, in bytes.
 const (
-	maxString  = 128
-	maxMap     = 4 << 10
-	maxNodeID  = 256
-	maxSegment = 63
+	maxString = 128
+	maxMap    = 4 << 10
+	maxNodeID = 256
 )
 
 // NodeInfo is what a driver knows of the node that it runs on.
@@ -100,24 +99,6 @@ func nodeInfo(answer *csipb.NodeGetInfoResponse) (NodeInfo, error) {
 	return n, checkTopology(n.Topology)
 }
 
-var (
-	driverName = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$`)
-	keyPrefix  = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$`)
-	segment    = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
-)
-
-// checkName checks the name of a driver.
-func checkName(name string) error {
-	if len(name) > maxSegment {
-		return fmt.Errorf("a CSI driver's name of %d bytes is too long: %d are allowed", len(name), maxSegment)
-	}
-	if !driverName.MatchString(name) {
-		return fmt.Errorf("%q is no name of a CSI driver: letters, digits, dashes and dots are allowed, and it begins and ends with a letter "+
-			"or digit, for example hostpath.csi.k8s.io", name)
-	}
-	return nil
-}
-
 // checkTopology checks everything that the specification demands, except that all prefixes be equal: widely used drivers have several.
 func checkTopology(segments map[string]string) error {
 	size := 0
@@ -130,12 +111,12 @@ func checkTopology(segments map[string]string) error {
 		if !hasPrefix {
 			prefix, name = "", key
 		}
-		if !isSegment(segment, name) || hasPrefix && !isSegment(keyPrefix, prefix) {
+		if !foreign.IsSegment(name) || hasPrefix && !isPrefix(prefix) {
 			return fmt.Errorf("%s is no topology key: write NAME or PREFIX/NAME, for example com.example/zone", foreign.Quote(key))
 		}
-		if !isSegment(segment, value) {
-			return fmt.Errorf("%s, the value of topology key %s, is no topology segment: 1 to %d letters, digits, dashes, underscores and "+
-				"dots, for example z1", foreign.Quote(value), key, maxSegment)
+		if !foreign.IsSegment(value) {
+			return fmt.Errorf("%s, the value of topology key %s, is no topology segment: 1 to 63 letters, digits, dashes, underscores and "+
+				"dots, for example z1", foreign.Quote(value), key)
 		}
 		lower := strings.ToLower(key)
 		if seen[lower] {
@@ -146,6 +127,7 @@ func checkTopology(segments map[string]string) error {
 	return nil
 }
 
-func isSegment(form *regexp.Regexp, s string) bool {
-	return len(s) <= maxSegment && form.MatchString(s)
+// isPrefix says whether a text can stand before the slash of a topology key.
+func isPrefix(text string) bool {
+	return foreign.IsSegment(text) && !strings.ContainsFunc(text, func(r rune) bool { return r == '_' || unicode.IsUpper(r) })
 }

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -38,8 +38,6 @@ const (
 	maxRegister  = 16 << 10
 	maxIdle      = time.Minute
 	helloTimeout = 5 * time.Second
-	// maxEndpoint is the greatest length of a file name.
-	maxEndpoint = 255
 )
 
 // older serves the registration service for plugins that register the older way: they call Register on kubelet.sock and name the socket in
@@ -131,13 +129,7 @@ func (o *older) Register(ctx context.Context, request *pluginapi.RegisterRequest
 
 func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
 	resource, name := request.GetResourceName(), request.GetEndpoint()
-	err := checkResource(resource)
-	if err == nil {
-		err = checkVersions([]string{request.GetVersion()})
-	}
-	if err == nil {
-		err = checkEndpoint(name)
-	}
+	err := cmp.Or(checkResource(resource), checkVersions([]string{request.GetVersion()}), foreign.Endpoint(name, kubeletSocket))
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -158,18 +150,6 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 	case <-ctx.Done():
 	}
 	return a.answer()
-}
-
-// checkEndpoint checks that a name is that of a file, and of none that the handler itself has.
-func checkEndpoint(name string) error {
-	if err := foreign.Required("the endpoint", name, maxEndpoint); err != nil {
-		return err
-	}
-	if strings.ContainsAny(name, `/\`) || strings.HasPrefix(name, ".") || name == kubeletSocket {
-		return fmt.Errorf("endpoint %s is not the name of a socket of the plugin: name a file in the directory of %s, without the directory",
-			foreign.Quote(name), kubeletSocket)
-	}
-	return nil
 }
 
 // lookAt makes sure that there is a socket of somebody who may register, on which somebody accepts, and returns its identity.
@@ -220,7 +200,7 @@ func (o *older) announce(resource, name string, id sock.ID, opts options) (*anno
 
 // restore announces a plugin that was in use before the host came back, if it is still the same.
 func (o *older) restore(name string, r endpointRecord) {
-	err := errors.Join(checkResource(r.Resource), checkEndpoint(name))
+	err := errors.Join(checkResource(r.Resource), foreign.Endpoint(name, kubeletSocket))
 	if err == nil {
 		var id sock.ID
 		if id, err = o.lookAt(name); err == nil && id.String() == r.Socket {

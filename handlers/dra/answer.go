@@ -11,6 +11,8 @@ import (
 
 // Bounds of what a driver may answer for one claim. Kubernetes allocates 32 devices to a claim at most.
 const (
+	// maxName is the greatest length of a DNS subdomain, which names of Kubernetes are at most.
+	maxName     = 253
 	maxDevices  = 1024
 	maxRequests = 256
 	maxCDI      = 256
@@ -59,12 +61,12 @@ func checkDevice(device *drav1.Device) error {
 			len(device.GetRequestNames()), len(device.GetCdiDeviceIds()), maxRequests, maxCDI)
 	}
 	errs := []error{
-		foreign.Required("the pool's name", device.GetPoolName(), maxSubdomain),
-		foreign.Required("the device's name", device.GetDeviceName(), maxSubdomain),
+		foreign.Required("the pool's name", device.GetPoolName(), maxName),
+		foreign.Required("the device's name", device.GetDeviceName(), maxName),
 		foreign.Check("the share ID", device.GetShareId(), maxShareID),
 	}
 	for _, request := range device.GetRequestNames() {
-		errs = append(errs, foreign.Required("a request's name", request, maxSubdomain))
+		errs = append(errs, foreign.Required("a request's name", request, maxName))
 	}
 	for _, id := range device.GetCdiDeviceIds() {
 		errs = append(errs, foreign.Required("a CDI device ID", id, maxCDIID))

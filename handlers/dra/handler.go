@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
@@ -83,7 +85,7 @@ func New(config Config) *Handler {
 
 // ValidatePlugin checks the name of a driver and whether one of its services is supported; see [Negotiate].
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
-	if err := checkName(pluginName); err != nil {
+	if err := foreign.PluginName(registerapi.DRAPlugin, pluginName); err != nil {
 		return err
 	}
 	if _, err := Negotiate(versions); err != nil {

@@ -222,7 +222,7 @@ func deviceHealth(report *drahealth.DeviceHealth, now time.Time) (DeviceHealth, 
 		device.Timeout = time.Duration(min(seconds, int64(maxHealthTimeout/time.Second))) * time.Second
 	}
 	return device, errors.Join(
-		foreign.Required("the pool's name", device.Pool, maxSubdomain), foreign.Required("the device's name", device.Device, maxSubdomain))
+		foreign.Required("the pool's name", device.Pool, maxName), foreign.Required("the device's name", device.Device, maxName))
 }
 
 // clipMessage cuts a message as the protocol says.

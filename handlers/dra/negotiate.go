@@ -2,7 +2,6 @@ package dra
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -36,22 +35,4 @@ func Negotiate(announced []string) (string, error) {
 	}
 	return "", fmt.Errorf("none of the announced gRPC services %s is supported; announce one of %s as version",
 		foreign.QuoteAll(announced), strings.Join(services, ", "))
-}
-
-const (
-	maxDriverName = 63
-	maxSubdomain  = 253
-)
-
-var subdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*$`)
-
-// checkName checks the name of a driver as the Kubernetes API does.
-func checkName(name string) error {
-	if len(name) > maxDriverName {
-		return fmt.Errorf("a DRA driver's name of %d bytes is too long: %d are allowed", len(name), maxDriverName)
-	}
-	if !subdomain.MatchString(name) {
-		return fmt.Errorf("%q is no name of a DRA driver: it must be a DNS subdomain, for example gpu.example.com", name)
-	}
-	return nil
 }

@@ -163,9 +163,9 @@ func claimUIDs(claims []*drav1.Claim) ([]string, error) {
 	uids := make([]string, 0, len(claims))
 	for _, claim := range claims {
 		err := cmp.Or(
-			foreign.Required("the namespace of a claim", claim.GetNamespace(), maxSubdomain),
-			foreign.Required("the name of a claim", claim.GetName(), maxSubdomain),
-			foreign.Required("the UID of a claim", claim.GetUid(), maxSubdomain),
+			foreign.Required("the namespace of a claim", claim.GetNamespace(), maxName),
+			foreign.Required("the name of a claim", claim.GetName(), maxName),
+			foreign.Required("the UID of a claim", claim.GetUid(), maxName),
 		)
 		if err != nil {
 			return nil, err

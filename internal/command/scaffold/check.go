@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // ErrOptions is wrapped by errors of what the caller gave.
@@ -19,13 +21,9 @@ const module = "github.com/patchbay-dev/patchbay"
 var (
 	typeSyntax = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9.-]*[A-Za-z0-9])?$`)
 	// What a name may have goes unquoted into Go strings, Makefiles, unit files and shells.
-	nameSyntax = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$`)
-	csiSyntax  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?$`)
-	// Domains are those of RFC 1123.
-	domainSyntax   = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
-	resourceSyntax = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	pathElement    = regexp.MustCompile(`^[A-Za-z0-9_~-]([A-Za-z0-9._~-]*[A-Za-z0-9_~-])?$`)
-	released       = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`)
+	nameSyntax  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$`)
+	pathElement = regexp.MustCompile(`^[A-Za-z0-9_~-]([A-Za-z0-9._~-]*[A-Za-z0-9_~-])?$`)
+	released    = regexp.MustCompile(`^v\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?$`)
 )
 
 // otherNames are words that are easily taken for a plugin type.
@@ -42,7 +40,7 @@ func (o Options) check() error {
 		return fmt.Errorf("%w: type %q is not made of up to 63 letters, digits, dots and dashes, as MyPlugin is", ErrOptions, o.Type)
 	}
 	if err := checkName(o.Type, o.Name); err != nil {
-		return fmt.Errorf("%w: name %q %w", ErrOptions, o.Name, err)
+		return fmt.Errorf("%w: %w", ErrOptions, err)
 	}
 	if err := checkModule(o.Module); err != nil {
 		return fmt.Errorf("%w: module %q %w", ErrOptions, o.Module, err)
@@ -55,20 +53,10 @@ func (o Options) check() error {
 
 // checkName returns what hosts would not like about a name.
 func checkName(ptype, name string) error {
-	domain, resource, hasSlash := strings.Cut(name, "/")
-	switch {
-	case len(name) > 253 || !nameSyntax.MatchString(name) || strings.Contains(name, "//") || strings.Contains(name, ".."):
-		return errors.New("is not made of up to 253 letters, digits, dots, dashes, underscores and slashes")
-	case ptype == "CSIPlugin" && (len(name) > 63 || !csiSyntax.MatchString(name)):
-		return errors.New("is not made of up to 63 letters, digits, dots and dashes, which CSI asks for; write, for example, disk.example.com")
-	case ptype == "DRAPlugin" && (len(name) > 63 || !domainSyntax.MatchString(name)):
-		return errors.New("is no domain name of up to 63 characters, which DRA asks for; write, for example, gpu.example.com")
-	case ptype == "DevicePlugin" && (!hasSlash || !domainSyntax.MatchString(domain) || !resourceSyntax.MatchString(resource)):
-		return errors.New("is no resource name with a domain, which hosts ask of device plugins; write, for example, example.com/widget")
-	case ptype == "DevicePlugin" && (strings.HasSuffix("."+domain, ".kubernetes.io") || strings.HasPrefix(domain, "requests.")):
-		return errors.New("is in a domain that Kubernetes keeps for itself; write, for example, example.com/widget")
+	if len(name) > 253 || !nameSyntax.MatchString(name) || strings.Contains(name, "//") || strings.Contains(name, "..") {
+		return fmt.Errorf("name %q is not made of up to 253 letters, digits, dots, dashes, underscores and slashes", name)
 	}
-	return nil
+	return foreign.PluginName(ptype, name)
 }
 
 func checkModule(name string) error {
