@@ -1,7 +1,6 @@
 package csi
 
 import (
-	"context"
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
@@ -9,6 +8,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 // Timeouts returns the timeout for calls to a plugin, by its announced type and its name; nil for none. It is the form of ClientTimeout in
@@ -23,41 +23,26 @@ type Timeouts func(pluginType, pluginName string) *time.Duration
 // bounded.
 func Dispensers(timeouts Timeouts) []dynamicplugins.Option {
 	return []dynamicplugins.Option{
-		dynamicplugins.WithConnDispenser(dynamicplugins.PluginTypeCSINode, NodeDispenser(timeouts)),
-		dynamicplugins.WithConnDispenser(dynamicplugins.PluginTypeCSIController, ControllerDispenser(timeouts)),
-		dynamicplugins.WithConnDispenser(registerapi.CSIPlugin, IdentityDispenser(timeouts)),
+		withDispenser(dynamicplugins.PluginTypeCSINode, csipb.NewNodeClient, timeouts),
+		withDispenser(dynamicplugins.PluginTypeCSIController, csipb.NewControllerClient, timeouts),
+		withDispenser(registerapi.CSIPlugin, csipb.NewIdentityClient, timeouts),
 	}
 }
 
-// NodeDispenser makes csi.NodeClient. Hosts whose drivers are registered under another type than csi-node give it to
-// [dynamicplugins.WithConnDispenser] for that type.
-func NodeDispenser(timeouts Timeouts) dynamicplugins.ConnDispenser {
-	return func(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
-		return csipb.NewNodeClient(Bounded(info, conn, timeouts)), nil
-	}
-}
-
-// ControllerDispenser makes csi.ControllerClient, as [NodeDispenser] does csi.NodeClient.
-func ControllerDispenser(timeouts Timeouts) dynamicplugins.ConnDispenser {
-	return func(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
-		return csipb.NewControllerClient(Bounded(info, conn, timeouts)), nil
-	}
-}
-
-// IdentityDispenser makes csi.IdentityClient, as [NodeDispenser] does csi.NodeClient.
-func IdentityDispenser(timeouts Timeouts) dynamicplugins.ConnDispenser {
-	return func(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
-		return csipb.NewIdentityClient(Bounded(info, conn, timeouts)), nil
-	}
+func withDispenser[Client any](ptype string, newClient func(grpc.ClientConnInterface) Client, timeouts Timeouts) dynamicplugins.Option {
+	return dynamicplugins.WithConnDispenser(ptype, func(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
+		return newClient(Bounded(info, conn, timeouts)), nil
+	})
 }
 
 // Bounded returns conn with the timeout of a plugin for unary calls; see [Dispensers]. It is for clients of further services of a driver,
-// such as csi.GroupControllerClient.
+// such as csi.GroupControllerClient, and of drivers that are registered under another type.
 func Bounded(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface, timeouts Timeouts) grpc.ClientConnInterface {
 	if timeouts == nil {
 		return conn
 	}
-	return &boundedConn{ClientConnInterface: conn, timeouts: timeouts, ptype: announcedType(info), name: info.Name}
+	ptype, name := announcedType(info), info.Name
+	return endpoint.Bounded(conn, func() time.Duration { return endpoint.Timeout(timeouts(ptype, name), 0) })
 }
 
 // optionRoleOf is where the pipeline keeps the announced type of an instance, in its entries under its roles.
@@ -73,20 +58,4 @@ func announcedType(info *dynamicplugins.PluginInfo) string {
 		return registerapi.CSIPlugin // The host put it into the registry under its role alone.
 	}
 	return info.Type
-}
-
-type boundedConn struct {
-	grpc.ClientConnInterface
-	timeouts    Timeouts
-	ptype, name string
-}
-
-// Invoke implements grpc.ClientConnInterface.
-func (c *boundedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	if timeout := c.timeouts(c.ptype, c.name); timeout != nil && *timeout > 0 {
-		bounded, cancel := context.WithTimeout(ctx, *timeout)
-		defer cancel()
-		ctx = bounded
-	}
-	return c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
 }

@@ -46,16 +46,13 @@ func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
 			err = before // what was said, and not that the last call was cut short
 		}
 		before = err
-		timer := time.NewTimer(retry.After(failures))
-		select {
-		case <-timer.C:
-		case <-bounded.Done():
-			timer.Stop()
-			if ctx.Err() != nil {
-				return fmt.Errorf("given up before it was ready: %w: %w", context.Cause(ctx), err)
-			}
-			return fmt.Errorf("not ready within %v: %w", timeout, err)
+		if endpoint.Pause(bounded, retry.After(failures)) {
+			continue
 		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("given up before it was ready: %w: %w", context.Cause(ctx), err)
+		}
+		return fmt.Errorf("not ready within %v: %w", timeout, err)
 	}
 }
 
@@ -132,7 +129,7 @@ func (d driver) capabilities(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := map[string]bool{}
+	var known []string
 	for _, capability := range answer.GetCapabilities() {
 		var name string
 		switch {
@@ -144,20 +141,12 @@ func (d driver) capabilities(ctx context.Context) ([]string, error) {
 				name = "VOLUME_EXPANSION_" + n
 			}
 		}
-		known[name] = true
-	}
-	return sortedNames(known), nil
-}
-
-func sortedNames(known map[string]bool) []string {
-	var names []string
-	for name := range known {
 		if name != "" && !strings.HasSuffix(name, "UNKNOWN") {
-			names = append(names, name)
+			known = append(known, name)
 		}
 	}
-	slices.Sort(names)
-	return names
+	slices.Sort(known)
+	return slices.Compact(known), nil
 }
 
 // node reports whether the driver serves this node, and adds what it knows of it to the details.

@@ -12,7 +12,6 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // Options say how a [Handler] asks drivers. The zero value works.
@@ -49,12 +48,12 @@ func NewHandler(options Options) *Handler {
 	}
 }
 
-// ValidatePlugin checks the name of a driver and whether one of the versions is supported; see [Negotiate].
+// ValidatePlugin checks the name of a driver and whether one of the versions is supported; only 1.x is.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := foreign.PluginName(registerapi.CSIPlugin, pluginName); err != nil {
 		return err
 	}
-	if _, err := Negotiate(versions); err != nil {
+	if _, err := negotiate(versions); err != nil {
 		return fmt.Errorf("cannot use CSI driver %s: %w", pluginName, err)
 	}
 	return nil
@@ -101,7 +100,7 @@ func (h *Handler) register(
 	if err := foreign.PluginName(registerapi.CSIPlugin, name); err != nil {
 		return cache.Registration{}, err
 	}
-	version, err := Negotiate(versions)
+	version, err := negotiate(versions)
 	if err != nil {
 		return cache.Registration{}, err
 	}
@@ -110,28 +109,18 @@ func (h *Handler) register(
 		return cache.Registration{}, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	d := driver{conn: conn, callTimeout: h.callTimeout}
-	if clientTimeout != nil && *clientTimeout > 0 {
-		d.callTimeout = *clientTimeout
+	d := driver{conn: conn, callTimeout: endpoint.Timeout(clientTimeout, h.callTimeout)}
+	err = d.awaitReady(ctx, h.readyTimeout)
+	if errors.Is(err, cache.ErrRetry) {
+		// A call that waits for a connection does not always say why there is none.
+		if connectErr := endpoint.Probe(path); connectErr != nil {
+			err = fmt.Errorf("%w; %w", err, connectErr)
+		}
 	}
-	if err := d.awaitReady(ctx, h.readyTimeout); err != nil {
-		return cache.Registration{}, withConnectError(ctx, path, err)
+	if err != nil {
+		return cache.Registration{}, err
 	}
 	return d.examine(ctx, name, version)
-}
-
-// withConnectError adds to an error why nobody can connect to a socket, if that is so: a call that waits for a connection does not always
-// say.
-func withConnectError(ctx context.Context, path string, err error) error {
-	if !errors.Is(err, cache.ErrRetry) {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	if _, connectErr := sock.Probe(ctx, path); connectErr != nil {
-		return fmt.Errorf("%w; %w", err, connectErr)
-	}
-	return err
 }
 
 // DeRegisterPlugin does nothing: the handler has nothing of a driver once it is registered.

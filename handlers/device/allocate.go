@@ -155,7 +155,7 @@ func (h *Handler) tryClaim(request Request, wanted wish) (_ *allocation, busy ch
 	}
 	a.busy = make(chan struct{})
 	if p.plugin != nil {
-		p.done = h.acquire(p.plugin)
+		p.done = p.conn.Use()
 	}
 	return a, nil, p, nil
 }
@@ -383,7 +383,7 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 		h.mu.Unlock()
 		return nil, err
 	}
-	p := user{plugin: r.plugin, done: h.acquire(r.plugin)}
+	p := user{plugin: r.plugin, done: r.plugin.conn.Use()}
 	h.mu.Unlock()
 	defer p.done()
 	preferred := h.preference(ctx, p, wanted)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
@@ -216,11 +217,7 @@ func (h *Handler) register(
 	defer h.running.Done()
 	ctx, cancel := h.bound(ctx)
 	defer cancel()
-	timeout := h.config.CallTimeout
-	if clientTimeout != nil && *clientTimeout > 0 {
-		timeout = *clientTimeout
-	}
-	p, err := newPlugin(ctx, name, path, timeout)
+	p, err := newPlugin(ctx, name, path, endpoint.Timeout(clientTimeout, h.config.CallTimeout))
 	if err != nil {
 		return nil, err
 	}

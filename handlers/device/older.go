@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -166,9 +167,7 @@ func (o *older) lookAt(name string) (sock.ID, error) {
 		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", foreign.Quote(name),
 			info.UID, os.Geteuid())
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	if _, err := sock.Probe(ctx, path); err != nil {
+	if err := endpoint.Probe(path); err != nil {
 		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", foreign.Quote(name), err)
 	}
 	return info.ID, nil
@@ -302,8 +301,6 @@ func (o *older) isDead(path string) bool {
 
 // isDead says whether nobody can accept at a path.
 func isDead(path string) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_, err := sock.Probe(ctx, path)
+	err := endpoint.Probe(path)
 	return sock.IsRefused(err) || sock.IsGone(err)
 }

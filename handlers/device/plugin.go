@@ -26,7 +26,7 @@ type options struct {
 type plugin struct {
 	resource, path string
 	timeout        time.Duration // of one call
-	conn           *grpc.ClientConn
+	conn           *endpoint.Conn
 	client         pluginapi.DevicePluginClient
 	options                      // set once, before anybody else knows the plugin
 	first          chan error    // gets one value: nil with the first list, or why there is none
@@ -37,8 +37,6 @@ type plugin struct {
 	watched bool              // the list of devices is up to date
 	wrong   string            // why it is not, as the log says; empty if it does not
 	devices map[string]device // before it is the plugin of a resource
-	users   int               // calls that are running
-	left    bool              // it is not used for new calls, and closed with the last user
 }
 
 func newPlugin(ctx context.Context, resource, path string, timeout time.Duration) (*plugin, error) {
@@ -120,31 +118,11 @@ func call[Request, Response any](
 	return endpoint.Call(ctx, p.timeout, name, method, request)
 }
 
-// acquire counts the caller among those who call the plugin; it calls done when it has finished. The caller holds h.mu.
-func (h *Handler) acquire(p *plugin) (done func()) {
-	p.users++
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		p.users--
-		h.closeUnused(p)
-	}
-}
-
-// release ends the watch of a plugin and closes its connection when the last call has ended. The caller holds h.mu.
+// release ends the watch of a plugin and closes its connection when the last call has ended. The caller holds h.mu, and gRPC's Close may
+// wait: it has its own goroutine.
 func (h *Handler) release(p *plugin) {
-	p.left = true
 	p.unwatch()
-	h.closeUnused(p)
-}
-
-// closeUnused closes the connection to a plugin that nobody uses. The caller holds h.mu, and gRPC's Close may wait: it has its own
-// goroutine.
-func (h *Handler) closeUnused(p *plugin) {
-	if !p.left || p.users > 0 {
-		return
-	}
-	h.running.Go(func() { _ = p.conn.Close() }) // it fails only if it was closed
+	h.running.Go(p.conn.Retire)
 }
 
 // forsake lets go of a plugin that was not taken into use, and waits until nothing is left of it.
@@ -153,5 +131,5 @@ func (h *Handler) forsake(p *plugin) {
 	if p.unwatched != nil {
 		<-p.unwatched
 	}
-	_ = p.conn.Close()
+	p.conn.Retire()
 }

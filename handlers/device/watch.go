@@ -2,9 +2,7 @@ package device
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -60,7 +58,7 @@ func (h *Handler) watch(ctx context.Context, p *plugin) {
 		if time.Since(began) > steady {
 			failures = 1
 		}
-		if !wait(ctx, retry.After(failures)) {
+		if !endpoint.Pause(ctx, retry.After(failures)) {
 			return
 		}
 	}
@@ -77,9 +75,6 @@ func (h *Handler) stream(ctx context.Context, p *plugin) error {
 	var due time.Time
 	for {
 		list, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return errors.New("ListAndWatch: the plugin ended it")
-		}
 		if err != nil {
 			return endpoint.CallError("ListAndWatch", err)
 		}
@@ -92,7 +87,7 @@ func (h *Handler) stream(ctx context.Context, p *plugin) error {
 		if earliest := now.Add(-listBurst * listPause); due.Before(earliest) {
 			due = earliest
 		}
-		if due = due.Add(listPause); due.After(now) && !wait(ctx, due.Sub(now)) {
+		if due = due.Add(listPause); due.After(now) && !endpoint.Pause(ctx, due.Sub(now)) {
 			return ctx.Err()
 		}
 	}
@@ -164,17 +159,5 @@ func (p *plugin) answerFirst(err error) {
 	select {
 	case p.first <- err:
 	default: // it was said, or nobody waits
-	}
-}
-
-// wait waits and says whether ctx has not ended.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -2,12 +2,17 @@ package dra
 
 import (
 	"context"
+	"path"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 )
 
 // Timeouts returns the timeout for calls to a plugin, by its type and its name; nil for the default of 45 s. It is the form of
@@ -15,40 +20,58 @@ import (
 type Timeouts func(pluginType, pluginName string) *time.Duration
 
 // Dispensers returns the registry's options with which DispensePlugin hands out a DRAPluginClient of k8s.io/kubelet/pkg/apis/dra/v1 for
-// the plugin type DRAPlugin, on the connection that all callers of a plugin share; see [Dispenser].
+// the plugin type DRAPlugin, on the connection that all callers of a plugin share. It is one for drivers of v1 and of v1beta1. The timeout
+// of a driver bounds every call of it. It repeats nothing and checks nothing, and does not keep calls for one claim apart: that is what
+// [Handler] does.
 func Dispensers(timeouts Timeouts) []dynamicplugins.Option {
-	return []dynamicplugins.Option{dynamicplugins.WithConnDispenser(registerapi.DRAPlugin, Dispenser(timeouts))}
-}
-
-// Dispenser makes clients of v1 for drivers of v1 and of v1beta1. The timeout of a driver bounds every call of them. They repeat nothing
-// and check nothing, and do not keep calls for one claim apart: that is what [Handler] does.
-func Dispenser(timeouts Timeouts) dynamicplugins.ConnDispenser {
-	return func(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
-		bounded := boundedConn{ClientConnInterface: conn, timeouts: timeouts, name: info.Name}
-		first, second := newClient(serviceV1, bounded), newClient(serviceV1beta1, bounded)
+	dispenser := func(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
+		bounded := endpoint.Bounded(conn, func() time.Duration {
+			if timeouts == nil {
+				return defaultCallTimeout
+			}
+			return endpoint.Timeout(timeouts(registerapi.DRAPlugin, info.Name), defaultCallTimeout)
+		})
+		// What is behind a shared connection may have been replaced by a driver of another version.
 		if info.Options[KeyService] == serviceV1beta1 {
-			first, second = second, first
+			return newClient(bounded, serviceV1beta1, serviceV1), nil
 		}
-		return eitherClient{first, second}, nil
+		return newClient(bounded, serviceV1, serviceV1beta1), nil
 	}
+	return []dynamicplugins.Option{dynamicplugins.WithConnDispenser(registerapi.DRAPlugin, dispenser)}
 }
 
-// boundedConn ends unary calls with the timeout of a driver.
-type boundedConn struct {
+// newClient returns a client for the first of the services that the driver implements.
+func newClient(conn grpc.ClientConnInterface, services ...string) drav1.DRAPluginClient {
+	return drav1.NewDRAPluginClient(versionedConn{conn, services})
+}
+
+// versionedConn calls services of several versions with the messages of v1. Those of v1beta1 are the same on the wire, except that a device
+// has no share ID there.
+type versionedConn struct {
 	grpc.ClientConnInterface
-	timeouts Timeouts
-	name     string
+	services []string
 }
 
 // Invoke implements grpc.ClientConnInterface.
-func (c boundedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
-	timeout := defaultCallTimeout
-	if c.timeouts != nil {
-		if configured := c.timeouts(registerapi.DRAPlugin, c.name); configured != nil && *configured > 0 {
-			timeout = *configured
+func (c versionedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) (err error) {
+	for _, service := range c.services {
+		err = c.ClientConnInterface.Invoke(ctx, "/k8s.io.kubelet.pkg.apis.dra."+service+"/"+path.Base(method), args, reply, opts...)
+		if prepared, ok := reply.(*drav1.NodePrepareResourcesResponse); ok && service == serviceV1beta1 {
+			dropShareIDs(prepared)
+		}
+		if status.Code(err) != codes.Unimplemented {
+			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	return c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
+	return err
+}
+
+func dropShareIDs(prepared *drav1.NodePrepareResourcesResponse) {
+	for _, claim := range prepared.GetClaims() {
+		for _, device := range claim.GetDevices() {
+			if device != nil {
+				device.ShareId = nil
+			}
+		}
+	}
 }

@@ -83,12 +83,12 @@ func New(config Config) *Handler {
 	return h
 }
 
-// ValidatePlugin checks the name of a driver and whether one of its services is supported; see [Negotiate].
+// ValidatePlugin checks the name of a driver and whether one of its services is supported.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := foreign.PluginName(registerapi.DRAPlugin, pluginName); err != nil {
 		return err
 	}
-	if _, err := Negotiate(versions); err != nil {
+	if _, err := negotiate(versions); err != nil {
 		return fmt.Errorf("cannot use DRA driver %s: %w", pluginName, err)
 	}
 	return nil
@@ -112,17 +112,11 @@ func (h *Handler) RegisterPluginContext(
 		h.DeRegisterPlugin(pluginName)
 		return cache.Registration{}, err
 	}
-	in := newInstance(pluginName, endpoint, versions)
-	in.callTimeout = h.callTimeout
-	if pluginClientTimeout != nil && *pluginClientTimeout > 0 {
-		in.callTimeout = *pluginClientTimeout
-	}
-	err := in.connect(ctx, h.connectTimeout)
+	in, err := h.connect(ctx, pluginName, endpoint, versions, pluginClientTimeout)
 	if err == nil {
 		err = h.add(in)
 	}
 	if err != nil {
-		in.retire()
 		h.DeRegisterPlugin(pluginName)
 		return cache.Registration{}, fmt.Errorf("cannot use DRA driver %s at %s: %w", pluginName, endpoint, err)
 	}
@@ -138,74 +132,54 @@ func (h *Handler) add(in *instance) error {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
+		in.conn.Retire()
 		return ErrClosed
 	}
-	var replaced *instance
-	instances := make([]*instance, 0, len(h.drivers[in.driver])+1)
 	for _, other := range h.drivers[in.driver] {
-		if other.endpoint == in.endpoint {
-			replaced = other
-			continue
-		}
-		// What the newest says of the devices is what counts.
-		other.stopHealth()
-		instances = append(instances, other)
+		other.stopHealth() // what the newest says of the devices is what counts
 	}
-	h.drivers[in.driver] = append(instances, in)
+	h.drivers[in.driver] = append(h.drivers[in.driver], in)
+	h.startHealth(in)
 	close(h.changed)
 	h.changed = make(chan struct{})
-	if replaced != nil {
-		replaced.stopHealth()
-	}
-	h.startHealth(in)
 	h.mu.Unlock()
-	if replaced != nil {
-		replaced.retire()
-	}
+	h.remove(in.driver, func(other *instance) bool { return other != in && other.endpoint == in.endpoint })
 	return nil
 }
 
 // DeRegisterPlugin lets go of all instances of a driver. Calls that run are not cut off; the connection is closed after the last.
 func (h *Handler) DeRegisterPlugin(pluginName string) {
-	h.mu.Lock()
-	instances := h.drivers[pluginName]
-	delete(h.drivers, pluginName)
-	for _, in := range instances {
-		in.stopHealth()
-	}
-	h.health.forget(pluginName)
-	h.mu.Unlock()
-	for _, in := range instances {
-		in.retire()
-	}
+	h.remove(pluginName, func(*instance) bool { return true })
 }
 
 // InstanceGone lets go of the instance of a driver at an endpoint, as DeRegisterPlugin does of all.
 func (h *Handler) InstanceGone(pluginName, endpoint string) {
+	h.remove(pluginName, func(in *instance) bool { return in.endpoint == endpoint })
+}
+
+// remove lets go of instances of a driver. The newest of those that are left says then how the devices are.
+func (h *Handler) remove(driver string, which func(*instance) bool) {
 	h.mu.Lock()
-	var gone *instance
-	var left []*instance
-	for _, in := range h.drivers[pluginName] {
-		if in.endpoint == endpoint {
-			gone = in
+	var gone, left []*instance
+	for _, in := range h.drivers[driver] {
+		if which(in) {
+			in.stopHealth()
+			gone = append(gone, in)
 		} else {
 			left = append(left, in)
 		}
 	}
-	if gone == nil {
-		h.mu.Unlock()
-		return
-	}
-	gone.stopHealth()
-	if len(left) == 0 {
-		delete(h.drivers, pluginName)
-		h.health.forget(pluginName)
-	} else {
-		h.drivers[pluginName] = left
+	if len(left) > 0 {
+		h.drivers[driver] = left
 		h.startHealth(left[len(left)-1])
+	} else {
+		delete(h.drivers, driver)
+		h.health.forget(driver)
 	}
 	h.mu.Unlock()
-	gone.retire()
+	for _, in := range gone {
+		in.conn.Retire()
+	}
 }
 
 // Close cuts off all calls, closes all connections and waits until nothing of the handler runs any more, but for the callers of its
@@ -228,28 +202,28 @@ func (h *Handler) Close() error {
 	var errs []error
 	for _, instances := range drivers {
 		for _, in := range instances {
-			errs = append(errs, in.close())
+			errs = append(errs, in.conn.Close())
 		}
 	}
 	h.health.running.Wait()
 	return errors.Join(errs...)
 }
 
-// newest takes the newest instance of a driver into use. If there is none, it returns what is closed when there may be one.
-func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, err error) {
+// newest takes the newest instance of a driver into use until done is called. If there is none, it returns what is closed when there may be
+// one.
+func (h *Handler) newest(driver string) (in *instance, done func(), changed <-chan struct{}, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
-		return nil, nil, ErrClosed
+		return nil, nil, nil, ErrClosed
 	}
 	instances := h.drivers[driver]
 	if len(instances) == 0 {
-		return nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", foreign.Clip(driver),
+		return nil, nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", foreign.Clip(driver),
 			ErrNotRegistered)
 	}
 	in = instances[len(instances)-1]
-	in.use()
-	return in, h.changed, nil
+	return in, in.conn.Use(), h.changed, nil
 }
 
 // isNewest reports whether calls to the driver go to an instance.

@@ -5,15 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // instance is one running copy of a driver.
@@ -21,45 +20,58 @@ type instance struct {
 	driver, endpoint, service string
 	hasHealth                 bool
 	callTimeout               time.Duration
-	conn                      *grpc.ClientConn
+	conn                      *endpoint.Conn
+	client                    drav1.DRAPluginClient
 
 	endHealth context.CancelFunc // guarded by Handler.mu; nil while no health stream is kept
-
-	mu      sync.Mutex
-	users   int // calls that run
-	retired bool
 }
 
-func newInstance(driver, path string, versions []string) *instance {
-	service, _ := Negotiate(versions) // was validated
-	return &instance{driver: driver, endpoint: path, service: service, hasHealth: slices.Contains(versions, serviceHealth)}
+// connect waits until there is a connection to a driver.
+func (h *Handler) connect(ctx context.Context, driver, path string, versions []string, configured *time.Duration) (*instance, error) {
+	service, err := negotiate(versions)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := readyConn(ctx, path, h.connectTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return &instance{
+		driver: driver, endpoint: path, service: service, hasHealth: slices.Contains(versions, serviceHealth),
+		callTimeout: endpoint.Timeout(configured, h.callTimeout), conn: conn, client: newClient(conn, service),
+	}, nil
 }
 
 // connectAttempts is how often a connection is tried that somebody accepts and that does not become ready, within a second or so each. One
 // that nobody accepts is not tried again here: the pipeline does that, with back-off.
 const connectAttempts = 3
 
-// connect waits until there is a connection. If there is an error, retire has to be called all the same.
-func (in *instance) connect(ctx context.Context, timeout time.Duration) error {
+func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoint.Conn, error) {
 	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	for attempt := 1; ; attempt++ {
-		conn, err := endpoint.Dial(ctx, in.endpoint)
+		conn, err := endpoint.Dial(ctx, path)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if in.conn = conn; isReady(bounded, conn) {
-			return nil
+		if isReady(bounded, conn.ClientConn) {
+			return conn, nil
+		}
+		conn.Retire()
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("given up before there was a connection: %w: %w", context.Cause(ctx), cache.ErrRetry)
+		}
+		refused := endpoint.Probe(path)
+		why := refused
+		if refused == nil {
+			why = errors.New("somebody accepts there, and does not answer as gRPC; is it the endpoint of the driver?")
 		}
 		switch {
-		case ctx.Err() != nil:
-			return fmt.Errorf("given up before there was a connection: %w: %w", context.Cause(ctx), cache.ErrRetry)
 		case bounded.Err() != nil:
-			return fmt.Errorf("no gRPC connection within %v: %w: %w", timeout, in.whyNot(ctx), cache.ErrRetry)
-		case attempt == connectAttempts || !in.accepts(bounded):
-			return fmt.Errorf("no gRPC connection: %w: %w", in.whyNot(ctx), cache.ErrRetry)
+			return nil, fmt.Errorf("no gRPC connection within %v: %w: %w", timeout, why, cache.ErrRetry)
+		case refused != nil || attempt == connectAttempts:
+			return nil, fmt.Errorf("no gRPC connection: %w: %w", why, cache.ErrRetry)
 		}
-		_ = in.close() // the next attempt begins anew
 	}
 }
 
@@ -79,61 +91,6 @@ func isReady(ctx context.Context, conn *grpc.ClientConn) bool {
 			return false
 		}
 	}
-}
-
-// accepts reports whether somebody accepts at the endpoint.
-func (in *instance) accepts(ctx context.Context) bool {
-	_, err := sock.Probe(ctx, in.endpoint)
-	return err == nil
-}
-
-// whyNot says why there is no connection.
-func (in *instance) whyNot(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	if _, err := sock.Probe(ctx, in.endpoint); err != nil {
-		return err
-	}
-	return errors.New("somebody accepts there, and does not answer as gRPC; is it the endpoint of the driver?")
-}
-
-// use keeps the connection until done is called.
-func (in *instance) use() {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	in.users++
-}
-
-func (in *instance) done() {
-	in.mu.Lock()
-	in.users--
-	last := in.retired && in.users == 0
-	in.mu.Unlock()
-	if last {
-		_ = in.close()
-	}
-}
-
-// retire closes the connection as soon as no call uses it.
-func (in *instance) retire() {
-	in.mu.Lock()
-	in.retired = true
-	unused := in.users == 0
-	in.mu.Unlock()
-	if unused {
-		_ = in.close()
-	}
-}
-
-// close closes the connection at once. An error of closing it twice is none.
-func (in *instance) close() error {
-	if in.conn == nil {
-		return nil
-	}
-	if err := in.conn.Close(); err != nil && !errors.Is(err, grpc.ErrClientConnClosing) { //nolint:staticcheck // what Close returns
-		return err
-	}
-	return nil
 }
 
 // stopHealth ends the health stream, if there is one. The caller holds Handler.mu.

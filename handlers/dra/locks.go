@@ -2,73 +2,56 @@ package dra
 
 import (
 	"context"
-	"slices"
 	"sync"
 )
 
 // claimLocks keeps calls for the same claim of a driver apart. The zero value is ready.
 type claimLocks struct {
 	mu   sync.Mutex
-	held map[claimKey]*claimLock
+	held map[claimKey]chan struct{} // closed when whoever holds the claim lets go of it
 }
 
 type claimKey struct{ driver, uid string }
 
-type claimLock struct {
-	free    chan struct{} // has one element while nobody holds the lock
-	waiting int           // with the holder
-}
-
-// lock waits until nobody else holds one of the claims.
+// lock waits until nobody else holds one of the claims. It takes all or none, so that nobody waits for each other.
 func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (unlock func(), err error) {
-	// In one order, so that nobody waits for each other.
-	uids = slices.Sorted(slices.Values(uids))
-	for i, uid := range uids {
-		if err := l.lockOne(ctx, claimKey{driver, uid}); err != nil {
-			l.unlock(driver, uids[:i])
-			return nil, err
+	for {
+		busy := l.tryLock(driver, uids)
+		if busy == nil {
+			return func() { l.unlock(driver, uids) }, nil
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
 		}
 	}
-	return func() { l.unlock(driver, uids) }, nil
 }
 
-func (l *claimLocks) lockOne(ctx context.Context, key claimKey) error {
+// tryLock takes the claims, or returns what to wait for.
+func (l *claimLocks) tryLock(driver string, uids []string) (busy <-chan struct{}) {
 	l.mu.Lock()
-	lock := l.held[key]
-	if lock == nil {
-		lock = &claimLock{free: make(chan struct{}, 1)}
-		lock.free <- struct{}{}
-		if l.held == nil {
-			l.held = map[claimKey]*claimLock{}
+	defer l.mu.Unlock()
+	for _, uid := range uids {
+		if busy := l.held[claimKey{driver, uid}]; busy != nil {
+			return busy
 		}
-		l.held[key] = lock
 	}
-	lock.waiting++
-	l.mu.Unlock()
-	select {
-	case <-lock.free:
-		return nil
-	case <-ctx.Done():
-		l.leave(key, lock)
-		return context.Cause(ctx)
+	if l.held == nil {
+		l.held = map[claimKey]chan struct{}{}
 	}
+	free := make(chan struct{})
+	for _, uid := range uids {
+		l.held[claimKey{driver, uid}] = free
+	}
+	return nil
 }
 
 func (l *claimLocks) unlock(driver string, uids []string) {
-	for _, uid := range uids {
-		key := claimKey{driver, uid}
-		l.mu.Lock()
-		lock := l.held[key]
-		l.mu.Unlock()
-		lock.free <- struct{}{}
-		l.leave(key, lock)
-	}
-}
-
-func (l *claimLocks) leave(key claimKey, lock *claimLock) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if lock.waiting--; lock.waiting == 0 {
-		delete(l.held, key)
+	close(l.held[claimKey{driver, uids[0]}])
+	for _, uid := range uids {
+		delete(l.held, claimKey{driver, uid})
 	}
 }

@@ -22,9 +22,9 @@ var services = []string{serviceV1, serviceV1beta1}
 
 var serviceHealth = drahealth.DRAResourceHealth_ServiceDesc.ServiceName
 
-// Negotiate returns the newest of the announced services for claims that is supported: v1.DRAPlugin or v1beta1.DRAPlugin. Others are
+// negotiate returns the newest of the announced services for claims that is supported: v1.DRAPlugin or v1beta1.DRAPlugin. Others are
 // passed over. The error says what was announced, and what is supported.
-func Negotiate(announced []string) (string, error) {
+func negotiate(announced []string) (string, error) {
 	for _, service := range services {
 		if slices.Contains(announced, service) {
 			return service, nil

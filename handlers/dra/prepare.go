@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
@@ -34,8 +35,9 @@ type Prepared struct {
 // The error says that there is no answer: it wraps [ErrNotRegistered] if the driver was not there to begin with.
 func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]Prepared, error) {
 	var answer *drav1.NodePrepareResourcesResponse
-	err := h.call(ctx, driver, claims, "prepare", func(ctx context.Context, client drav1.DRAPluginClient) (err error) {
-		answer, err = client.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{Claims: claims})
+	err := h.call(ctx, driver, claims, "prepare", func(ctx context.Context, in *instance) (err error) {
+		request := &drav1.NodePrepareResourcesRequest{Claims: claims}
+		answer, err = endpoint.Call(ctx, in.callTimeout, "NodePrepareResources", in.client.NodePrepareResources, request)
 		return err
 	})
 	if err != nil {
@@ -56,8 +58,9 @@ func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.C
 // all else see Prepare.
 func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]error, error) {
 	var answer *drav1.NodeUnprepareResourcesResponse
-	err := h.call(ctx, driver, claims, "unprepare", func(ctx context.Context, client drav1.DRAPluginClient) (err error) {
-		answer, err = client.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: claims})
+	err := h.call(ctx, driver, claims, "unprepare", func(ctx context.Context, in *instance) (err error) {
+		request := &drav1.NodeUnprepareResourcesRequest{Claims: claims}
+		answer, err = endpoint.Call(ctx, in.callTimeout, "NodeUnprepareResources", in.client.NodeUnprepareResources, request)
 		return err
 	})
 	if err != nil {
@@ -81,7 +84,7 @@ var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
 // call makes a call for claims, and again where that may help.
 func (h *Handler) call(
-	ctx context.Context, driver string, claims []*drav1.Claim, what string, once func(context.Context, drav1.DRAPluginClient) error,
+	ctx context.Context, driver string, claims []*drav1.Claim, what string, once func(context.Context, *instance) error,
 ) error {
 	uids, err := claimUIDs(claims)
 	if err != nil || len(uids) == 0 {
@@ -96,12 +99,13 @@ func (h *Handler) call(
 	defer unlock()
 	var last error
 	for failures := 1; ; failures++ {
-		in, changed, err := h.newest(driver)
+		in, done, changed, err := h.newest(driver)
 		switch {
 		case err != nil && (last == nil || errors.Is(err, ErrClosed)):
 			return err
 		case err == nil:
-			last = in.callOnce(bounded, once)
+			last = once(bounded, in)
+			done()
 			if last == nil {
 				return nil
 			}
@@ -121,17 +125,6 @@ func (h *Handler) call(
 	}
 }
 
-// callOnce makes one call to an instance in use, and ends that use.
-func (in *instance) callOnce(ctx context.Context, once func(context.Context, drav1.DRAPluginClient) error) error {
-	defer in.done()
-	ctx, cancel := context.WithTimeout(ctx, in.callTimeout)
-	defer cancel()
-	if err := once(ctx, newClient(in.service, in.conn)); err != nil {
-		return asCallError(err)
-	}
-	return nil
-}
-
 // repeatable reports whether a call that failed on an instance may succeed later.
 func (h *Handler) repeatable(err error, in *instance) bool {
 	switch status.Code(err) {
@@ -144,18 +137,6 @@ func (h *Handler) repeatable(err error, in *instance) bool {
 		return false
 	}
 }
-
-// callError is the failure of a call to a driver. Its text is of bounded length, whatever the driver said.
-type callError struct{ status *status.Status }
-
-func (e *callError) Error() string {
-	return fmt.Sprintf("%s: %s", e.status.Code(), foreign.Quote(e.status.Message()))
-}
-
-func asCallError(err error) *callError { return &callError{status: status.Convert(err)} }
-
-// GRPCStatus is what status.Code looks for.
-func (e *callError) GRPCStatus() *status.Status { return e.status }
 
 // claimUIDs checks claims and returns their UIDs.
 func claimUIDs(claims []*drav1.Claim) ([]string, error) {

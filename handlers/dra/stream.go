@@ -2,18 +2,16 @@ package dra
 
 import (
 	"context"
-	"errors"
-	"io"
 	"time"
 
 	"google.golang.org/grpc"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 
+	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// The back-off between two health streams, with jitter. It begins anew when a stream has said something.
-// healthRetry is how long to wait before a health stream is opened again.
+// healthRetry is how long to wait before a health stream is opened again. It begins anew when a stream has said something.
 var healthRetry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
 // startHealth has the health stream of an instance kept open, if it offers one. The caller holds h.mu.
@@ -39,11 +37,7 @@ func (h *Handler) keepHealth(ctx context.Context, in *instance) {
 		pause := healthRetry.After(failures)
 		h.log.Warn("the health stream of a DRA driver ended and is opened again; its devices become unknown with their timeouts",
 			"driver", in.driver, "endpoint", in.endpoint, "pause", pause, "error", err)
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !endpoint.Pause(ctx, pause) {
 			return
 		}
 	}
@@ -56,13 +50,13 @@ func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, er
 	stream, err := drahealth.NewDRAResourceHealthClient(in.conn).NodeWatchResources(
 		ctx, &drahealth.NodeWatchResourcesRequest{}, grpc.WaitForReady(true))
 	if err != nil {
-		return false, streamError(err)
+		return false, endpoint.CallError("NodeWatchResources", err)
 	}
 	var former string
 	for {
 		report, err := stream.Recv()
 		if err != nil {
-			return said, streamError(err)
+			return said, endpoint.CallError("NodeWatchResources", err)
 		}
 		said = true
 		problem := h.takeHealth(ctx, in, report.GetDevices())
@@ -84,11 +78,4 @@ func (h *Handler) takeHealth(ctx context.Context, in *instance, report []*drahea
 		return nil
 	}
 	return h.health.update(in.driver, report)
-}
-
-func streamError(err error) error {
-	if errors.Is(err, io.EOF) {
-		return errors.New("the driver ended it")
-	}
-	return asCallError(err)
 }

@@ -62,10 +62,10 @@ func (d *dialled) dial(path string) (*grpc.ClientConn, error) {
 	conn, err := endpoint.Dial(context.Background(), path)
 	if err == nil && d != nil {
 		d.mu.Lock()
-		d.conns = append(d.conns, conn)
+		d.conns = append(d.conns, conn.ClientConn)
 		d.mu.Unlock()
 	}
-	return conn, err
+	return conn.ClientConn, err
 }
 
 func (d *dialled) close() {

@@ -2,7 +2,9 @@ package endpoint
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,9 +32,40 @@ func Call[Request, Response any](
 	return response, nil
 }
 
+// Timeout is the timeout for calls to a plugin: the one that is configured for it, if there is one, or the usual one.
+func Timeout(configured *time.Duration, usual time.Duration) time.Duration {
+	if configured != nil && *configured > 0 {
+		return *configured
+	}
+	return usual
+}
+
+// Bounded returns conn with a timeout for unary calls, which is looked up at each call; 0 is none. Streams are not bounded.
+func Bounded(conn grpc.ClientConnInterface, timeout func() time.Duration) grpc.ClientConnInterface {
+	return boundedConn{conn, timeout}
+}
+
+type boundedConn struct {
+	grpc.ClientConnInterface
+	timeout func() time.Duration
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c boundedConn) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	if timeout := c.timeout(); timeout > 0 {
+		bounded, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		ctx = bounded
+	}
+	return c.ClientConnInterface.Invoke(ctx, method, args, reply, opts...)
+}
+
 // CallError is the error for a call to a plugin that failed with err. status.Code knows its code, and its text is of bounded length,
-// whatever the plugin said. It is [cache.ErrRetry] if the code means "not yet".
+// whatever the plugin said. It is [cache.ErrRetry] if the code means "not yet". That of a stream may be io.EOF.
 func CallError(method string, err error) error {
+	if errors.Is(err, io.EOF) {
+		return errors.New(method + ": the plugin ended it")
+	}
 	return &callError{method: method, status: status.Convert(err)}
 }
 

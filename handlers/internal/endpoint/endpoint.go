@@ -5,6 +5,7 @@ package endpoint
 import (
 	"context"
 	"net"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,15 +13,25 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // maxAnswer bounds one answer of a plugin in bytes.
 const maxAnswer = 4 << 20
 
+// Conn is a connection to an endpoint that can be let go of while calls use it. Its methods are safe for concurrent use.
+type Conn struct {
+	*grpc.ClientConn
+
+	mu      sync.Mutex
+	users   int
+	retired bool
+}
+
 // Dial returns a connection to the Unix socket at path, which may be longer than a socket address can hold. It does not block: the
 // connection is made with the first call, and made anew within a second when it broke, each time as the dialer of ctx judges; see
-// [cache.EndpointDialer]. It does not end with ctx. The caller closes it.
-func Dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
+// [cache.EndpointDialer]. It does not end with ctx. The caller closes or retires it.
+func Dial(ctx context.Context, path string) (*Conn, error) {
 	options := []grpc.DialOption{
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Backoff{Min: 50 * time.Millisecond, Max: time.Second}.GRPC(),
@@ -31,5 +42,47 @@ func Dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
 	if dial := cache.EndpointDialer(ctx); dial != nil {
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, path) }))
 	}
-	return grpcsock.Dial(path, options...)
+	conn, err := grpcsock.Dial(path, options...)
+	return &Conn{ClientConn: conn}, err
+}
+
+// Use keeps the connection until done is called, once.
+func (c *Conn) Use() (done func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.users++
+	return func() { c.let(func() { c.users-- }) }
+}
+
+// Retire closes the connection as soon as nobody uses it.
+func (c *Conn) Retire() { c.let(func() { c.retired = true }) }
+
+func (c *Conn) let(change func()) {
+	c.mu.Lock()
+	change()
+	unused := c.retired && c.users == 0
+	c.mu.Unlock()
+	if unused {
+		_ = c.Close() // it fails only if it was closed
+	}
+}
+
+// Probe returns why nobody can connect to the socket at path, nil if somebody accepts there. It blocks for up to a second.
+func Probe(path string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err := sock.Probe(ctx, path)
+	return err
+}
+
+// Pause waits, and reports whether ctx has not ended.
+func Pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

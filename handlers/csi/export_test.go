@@ -1,0 +1,3 @@
+package csi
+
+var Negotiate = negotiate

@@ -1,0 +1,3 @@
+package dra
+
+var Negotiate = negotiate
