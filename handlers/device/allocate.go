@@ -2,6 +2,7 @@ package device
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,27 +28,29 @@ type Request struct {
 
 // wish checks the request and returns it in a form that can be compared.
 func (q Request) wish(limit int) (wish, error) {
-	w := wish{count: q.Count, devices: slices.Sorted(slices.Values(q.Devices))}
-	if w.count == 0 {
-		w.count = max(len(w.devices), 1)
+	w := wish{Count: q.Count, Wanted: slices.Sorted(slices.Values(q.Devices))}
+	if w.Count == 0 {
+		w.Count = max(len(w.Wanted), 1)
 	}
 	switch {
-	case w.count < 0:
-		return wish{}, fmt.Errorf("%d devices cannot be allocated: %w", w.count, ErrInvalid)
-	case w.count > limit:
-		return wish{}, fmt.Errorf("%d devices are more than the %d that a resource can have: %w", w.count, limit, ErrInvalid)
-	case len(w.devices) > w.count:
-		return wish{}, fmt.Errorf("%d devices are named and %d wanted: %w", len(w.devices), w.count, ErrInvalid)
-	case len(slices.Compact(slices.Clone(w.devices))) < len(w.devices):
+	case w.Count < 0:
+		return wish{}, fmt.Errorf("%d devices cannot be allocated: %w", w.Count, ErrInvalid)
+	case w.Count > limit:
+		return wish{}, fmt.Errorf("%d devices are more than the %d that a resource can have: %w", w.Count, limit, ErrInvalid)
+	case len(w.Wanted) > w.Count:
+		return wish{}, fmt.Errorf("%d devices are named and %d wanted: %w", len(w.Wanted), w.Count, ErrInvalid)
+	case len(slices.Compact(slices.Clone(w.Wanted))) < len(w.Wanted):
 		return wish{}, fmt.Errorf("a device is named twice: %w", ErrInvalid)
 	}
-	for _, id := range w.devices {
+	for _, id := range w.Wanted {
 		if err := foreign.Required("the ID of a device", id, maxDeviceID); err != nil {
 			return wish{}, fmt.Errorf("%w: %w", err, ErrInvalid)
 		}
 	}
 	return w, nil
 }
+
+var errNoResource = fmt.Errorf("the resource: %w: no device plugin of that name has registered", ErrNotFound)
 
 func checkNames(resource, owner string) error {
 	if err := checkResource(resource); err != nil {
@@ -80,12 +83,11 @@ func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, er
 	if err := errors.Join(err, checkNames(request.Resource, request.Owner)); err != nil {
 		return Allocation{}, err
 	}
-	if err := h.enter(); err != nil {
+	ctx, leave, err := h.enter(ctx)
+	if err != nil {
 		return Allocation{}, err
 	}
-	defer h.running.Done()
-	ctx, cancel := h.bound(ctx)
-	defer cancel()
+	defer leave()
 	a, p, err := h.claim(ctx, request, wanted)
 	if err != nil {
 		return Allocation{}, err
@@ -112,52 +114,57 @@ type user struct {
 	done func()
 }
 
-// claim makes the caller the one who is busy with the allocation of an owner, which is a new one if there is none. The caller ends that
-// with settle or free. It waits until nobody else is.
-func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (*allocation, user, error) {
+// await takes something of which somebody else may be the one who is busy with it, and waits until nobody is: take returns what to wait for.
+// It is called with h.mu held.
+func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, err error)) error {
 	for {
 		h.mu.Lock()
-		a, busy, p, err := h.tryClaim(request, wanted)
+		busy, err := take()
 		h.mu.Unlock()
 		if busy == nil {
-			return a, p, err
+			return err
 		}
 		select {
 		case <-busy:
 		case <-ctx.Done():
-			return nil, user{}, fmt.Errorf("another call for it has not ended: %w", context.Cause(ctx))
+			return fmt.Errorf("another call for it has not ended: %w", context.Cause(ctx))
 		}
 	}
 }
 
-// tryClaim is claim without waiting: it returns what to wait for if there is something. The caller holds h.mu.
-func (h *Handler) tryClaim(request Request, wanted wish) (_ *allocation, busy chan struct{}, _ user, _ error) {
-	r := h.resources[request.Resource]
-	if r == nil {
-		return nil, nil, user{}, fmt.Errorf("the resource: %w: no device plugin of that name has registered", ErrNotFound)
+// claim makes the caller the one who is busy with the allocation of an owner, which is a new one if there is none. The caller ends that
+// with settle or free.
+func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *allocation, p user, err error) {
+	err = h.await(ctx, func() (<-chan struct{}, error) {
+		r := h.resources[request.Resource]
+		if r == nil {
+			return nil, errNoResource
+		}
+		if a = r.allocations[request.Owner]; a == nil {
+			if r.available() == nil {
+				return nil, ErrUnavailable
+			}
+			a = &allocation{Allocation: Allocation{Resource: request.Resource, Owner: request.Owner}}
+			r.allocations[a.Owner] = a
+		}
+		if busy := a.take(); busy != nil {
+			return busy, nil
+		}
+		if !a.given {
+			a.wish = wanted
+		}
+		p = use(r.available())
+		return nil, nil
+	})
+	return a, p, err
+}
+
+// use keeps the connection of a plugin, if there is one, until done is called.
+func use(p *plugin) user {
+	if p == nil {
+		return user{done: func() {}}
 	}
-	p := user{done: func() {}}
-	if r.plugin != nil && r.plugin.watched {
-		p.plugin = r.plugin
-	}
-	a := r.allocations[request.Owner]
-	switch {
-	case a != nil && a.busy != nil:
-		return nil, a.busy, user{}, nil
-	case a == nil && p.plugin == nil:
-		return nil, nil, user{}, ErrUnavailable
-	case a == nil:
-		a = &allocation{resource: request.Resource, owner: request.Owner}
-		r.allocations[a.owner] = a
-	}
-	if !a.given {
-		a.wanted = wanted
-	}
-	a.busy = make(chan struct{})
-	if p.plugin != nil {
-		p.done = p.conn.Use()
-	}
-	return a, nil, p, nil
+	return user{p, p.conn.Use()}
 }
 
 // settle ends being busy with an allocation.
@@ -172,11 +179,11 @@ func (h *Handler) settle(a *allocation) {
 // free removes an allocation that the caller is busy with. If the store may have it, it stays, neither given nor free.
 func (h *Handler) free(a *allocation) {
 	doubt := false
-	if !a.time.IsZero() { // it was to be stored
+	if !a.Time.IsZero() { // it was to be stored
 		if err := h.store.Delete(a.key()); err != nil {
 			doubt = true
 			h.log.Error("devices stay reserved, because it is not known whether their allocation was saved; release it",
-				"resource", a.resource, "owner", a.owner, "error", err)
+				"resource", a.Resource, "owner", a.Owner, "error", err)
 		}
 	}
 	h.mu.Lock()
@@ -189,25 +196,25 @@ func (h *Handler) free(a *allocation) {
 
 // remove takes an allocation out of its resource. The caller holds h.mu.
 func (h *Handler) remove(a *allocation) {
-	r := h.resources[a.resource]
-	for _, id := range a.devices {
+	r := h.resources[a.Resource]
+	for _, id := range a.Devices {
 		delete(r.holders, id)
 	}
-	delete(r.allocations, a.owner)
+	delete(r.allocations, a.Owner)
 	h.tidy(r)
 }
 
 // again returns an allocation that exists.
 func (h *Handler) again(ctx context.Context, a *allocation, p user, wanted wish) (Allocation, error) {
-	if !a.wanted.equal(wanted) {
-		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.devices),
-			a.time.Format(time.RFC3339), ErrConflict)
+	if !a.wish.equal(wanted) {
+		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.Devices),
+			a.Time.Format(time.RFC3339), ErrConflict)
 	}
-	if a.preStart {
+	if a.PreStart {
 		if p.plugin == nil {
 			return Allocation{}, fmt.Errorf("the plugin is to prepare the devices again: %w", ErrUnavailable)
 		}
-		if err := p.prepare(ctx, a.devices); err != nil {
+		if err := p.prepare(ctx, a.Devices); err != nil {
 			return Allocation{}, refused(ctx, err)
 		}
 	}
@@ -216,36 +223,36 @@ func (h *Handler) again(ctx context.Context, a *allocation, p user, wanted wish)
 
 // give chooses devices for a new allocation, has the plugin make them ready, and saves it.
 func (h *Handler) give(ctx context.Context, a *allocation, p user) error {
-	if !a.time.IsZero() { // an attempt before this one is in doubt
+	if !a.Time.IsZero() { // an attempt before this one is in doubt
 		if err := h.store.Delete(a.key()); err != nil {
 			return fmt.Errorf("an attempt before may have been saved: %w", err)
 		}
 		h.mu.Lock()
-		for _, id := range a.devices {
-			delete(h.resources[a.resource].holders, id)
+		for _, id := range a.Devices {
+			delete(h.resources[a.Resource].holders, id)
 		}
-		a.devices, a.time = nil, time.Time{}
+		a.Devices, a.Time = nil, time.Time{}
 		h.mu.Unlock()
 	}
 	if p.plugin == nil {
 		return ErrUnavailable
 	}
-	if err := h.reserve(a, h.preference(ctx, p, a.wanted)); err != nil {
+	if err := h.reserve(a, h.preference(ctx, p, a.wish)); err != nil {
 		return err
 	}
-	answer, err := p.allocate(ctx, a.devices)
+	answer, err := p.allocate(ctx, a.Devices)
 	if err != nil {
 		return refused(ctx, err)
 	}
 	if p.preStart {
-		if err := p.prepare(ctx, a.devices); err != nil {
+		if err := p.prepare(ctx, a.Devices); err != nil {
 			return refused(ctx, err)
 		}
 	}
 	h.mu.Lock()
-	a.answer, a.preStart, a.time = answer, p.preStart, time.Now().UTC()
+	a.Answer, a.PreStart, a.Time = answer, p.preStart, time.Now().UTC()
 	h.mu.Unlock()
-	record, err := a.record()
+	record, err := json.Marshal(a)
 	if err != nil {
 		return err
 	}
@@ -267,12 +274,12 @@ func refused(ctx context.Context, err error) error {
 func (h *Handler) reserve(a *allocation, preferred []string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	r := h.resources[a.resource]
-	chosen, err := r.choose(a.wanted, preferred)
+	r := h.resources[a.Resource]
+	chosen, err := r.choose(a.wish, preferred)
 	if err != nil {
 		return err
 	}
-	a.devices = chosen
+	a.Devices = chosen
 	for _, id := range chosen {
 		r.holders[id] = a
 	}
@@ -282,23 +289,23 @@ func (h *Handler) reserve(a *allocation, preferred []string) error {
 
 // choose returns free devices, in order. The caller holds the handler's lock.
 func (r *resource) choose(w wish, preferred []string) ([]string, error) {
-	for _, id := range w.devices {
+	for _, id := range w.Wanted {
 		if err := r.checkFree(id); err != nil {
 			return nil, err
 		}
 	}
 	free := r.free()
-	if len(free) < w.count {
-		return nil, fmt.Errorf("%d are wanted, and %d of %d are free and healthy: %w", w.count, len(free), len(r.devices), ErrNotEnough)
+	if len(free) < w.Count {
+		return nil, fmt.Errorf("%d are wanted, and %d of %d are free and healthy: %w", w.Count, len(free), len(r.devices), ErrNotEnough)
 	}
 	open := make(map[string]bool, len(free))
 	for _, id := range free {
 		open[id] = true
 	}
-	chosen := make([]string, 0, w.count)
-	for _, ids := range [][]string{w.devices, preferred, free} {
+	chosen := make([]string, 0, w.Count)
+	for _, ids := range [][]string{w.Wanted, preferred, free} {
 		for _, id := range ids {
-			if len(chosen) < w.count && open[id] {
+			if len(chosen) < w.Count && open[id] {
 				chosen = append(chosen, id)
 				open[id] = false
 			}
@@ -314,7 +321,7 @@ func (r *resource) checkFree(id string) error {
 	holder := r.holders[id]
 	switch {
 	case holder != nil:
-		return fmt.Errorf("device %s is that of %s: %w", foreign.Quote(id), foreign.Quote(holder.owner), ErrInUse)
+		return fmt.Errorf("device %s is that of %s: %w", foreign.Quote(id), foreign.Quote(holder.Owner), ErrInUse)
 	case !listed:
 		return fmt.Errorf("device %s: %w", foreign.Quote(id), ErrNotFound)
 	case r.health(id) == Unhealthy:
@@ -327,7 +334,7 @@ func (r *resource) checkFree(id string) error {
 
 // preference asks the plugin which devices it would choose. It is advice: a plugin that gives none has none.
 func (h *Handler) preference(ctx context.Context, p user, w wish) []string {
-	if !p.preferred || w.count == len(w.devices) {
+	if !p.preferred || w.Count == len(w.Wanted) {
 		return nil
 	}
 	h.mu.Lock()
@@ -341,7 +348,7 @@ func (h *Handler) preference(ctx context.Context, p user, w wish) []string {
 	if len(available) == 0 {
 		return nil
 	}
-	preferred, err := p.prefer(ctx, available, w.devices, w.count)
+	preferred, err := p.prefer(ctx, available, w.Wanted, w.Count)
 	if err != nil {
 		h.log.Warn("a device plugin does not say which devices it prefers", "resource", p.resource, "error", err)
 	}
@@ -363,18 +370,17 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 	if err := errors.Join(err, checkNames(request.Resource, "nobody")); err != nil {
 		return nil, err
 	}
-	if err := h.enter(); err != nil {
+	ctx, leave, err := h.enter(ctx)
+	if err != nil {
 		return nil, err
 	}
-	defer h.running.Done()
-	ctx, cancel := h.bound(ctx)
-	defer cancel()
+	defer leave()
 	h.mu.Lock()
 	r := h.resources[request.Resource]
 	switch {
 	case r == nil:
-		err = fmt.Errorf("the resource: %w: no device plugin of that name has registered", ErrNotFound)
-	case r.plugin == nil || !r.plugin.watched:
+		err = errNoResource
+	case r.available() == nil:
 		err = ErrUnavailable
 	default:
 		_, err = r.choose(wanted, nil)
@@ -383,7 +389,7 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 		h.mu.Unlock()
 		return nil, err
 	}
-	p := user{plugin: r.plugin, done: r.plugin.conn.Use()}
+	p := use(r.plugin)
 	h.mu.Unlock()
 	defer p.done()
 	preferred := h.preference(ctx, p, wanted)
@@ -409,40 +415,25 @@ func (h *Handler) endAllocation(ctx context.Context, resource, owner string) (Al
 	if err := checkNames(resource, owner); err != nil {
 		return Allocation{}, err
 	}
-	if err := h.enter(); err != nil {
+	ctx, leave, err := h.enter(ctx)
+	if err != nil {
 		return Allocation{}, err
 	}
-	defer h.running.Done()
-	ctx, cancel := h.bound(ctx)
-	defer cancel()
-	for {
-		h.mu.Lock()
-		var a *allocation
+	defer leave()
+	var a *allocation
+	err = h.await(ctx, func() (<-chan struct{}, error) {
+		a = nil
 		if r := h.resources[resource]; r != nil {
 			a = r.allocations[owner]
 		}
 		if a == nil {
-			h.mu.Unlock()
-			return Allocation{}, fmt.Errorf("the allocation: %w", ErrNotFound)
+			return nil, fmt.Errorf("the allocation: %w", ErrNotFound)
 		}
-		busy := a.busy
-		if busy == nil {
-			a.busy = make(chan struct{})
-		}
-		h.mu.Unlock()
-		if busy == nil {
-			return h.erase(a)
-		}
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return Allocation{}, fmt.Errorf("another call for it has not ended: %w", context.Cause(ctx))
-		}
+		return a.take(), nil
+	})
+	if err != nil {
+		return Allocation{}, err
 	}
-}
-
-// erase removes an allocation that the caller is busy with, from the store first.
-func (h *Handler) erase(a *allocation) (Allocation, error) {
 	defer h.settle(a)
 	if err := h.store.Delete(a.key()); err != nil {
 		return Allocation{}, err

@@ -1,52 +1,117 @@
 package device
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Allocation is the devices of one resource that an owner has.
 type Allocation struct {
-	Resource, Owner string
+	Resource string `json:"resource"`
+	Owner    string `json:"owner"`
 	// Devices are their IDs, in order.
-	Devices []string
+	Devices []string `json:"devices"`
 	// Time is when they were allocated.
-	Time time.Time
+	Time time.Time `json:"time"`
 	// Answer is what the plugin said then.
-	Answer Answer
+	Answer Answer `json:"answer"`
+}
+
+// wish is what was asked for. Two that are equal are the same request.
+type wish struct {
+	Count  int      `json:"count"`
+	Wanted []string `json:"wanted,omitempty"` // in order
+}
+
+func (w wish) equal(other wish) bool {
+	return w.Count == other.Count && slices.Equal(w.Wanted, other.Wanted)
 }
 
 // allocation is an Allocation that exists, comes or goes. Handler.mu guards it; what is not under "state" changes only while its caller is
-// the one who is busy with it.
+// the one who is busy with it. The store has its exported fields: more may be added, and those that are unknown are ignored.
 type allocation struct {
-	resource, owner string
-	wanted          wish
-	devices         []string // in order; held in resource.holders
-	time            time.Time
-	answer          Answer
-	preStart        bool // the plugin wants to prepare the devices before each start
+	Allocation // its devices are held in resource.holders
+	wish
+	PreStart bool `json:"preStart,omitempty"` // the plugin wants to prepare the devices before each start
 
 	// The state. An allocation that is neither given nor busy is one that the store may have, although it was not made.
 	given bool          // it is in the store
 	busy  chan struct{} // closed when the caller that is busy with it has finished; nil if there is none
 }
 
-// wish is what was asked for. Two that are equal are the same request.
-type wish struct {
-	count   int
-	devices []string // in order
-}
-
-func (w wish) equal(other wish) bool {
-	return w.count == other.count && slices.Equal(w.devices, other.devices)
+// take makes the caller the one who is busy with the allocation, or returns what to wait for.
+func (a *allocation) take() (busy <-chan struct{}) {
+	if a.busy != nil {
+		return a.busy
+	}
+	a.busy = make(chan struct{})
+	return nil
 }
 
 // public returns a copy that belongs to a caller.
 func (a *allocation) public() Allocation {
-	answer := a.answer
+	public := a.Allocation
+	public.Devices = slices.Clone(public.Devices)
+	answer := &public.Answer
 	answer.Envs, answer.Annotations = maps.Clone(answer.Envs), maps.Clone(answer.Annotations)
 	answer.Mounts, answer.Devices = slices.Clone(answer.Mounts), slices.Clone(answer.Devices)
 	answer.CDIDevices = slices.Clone(answer.CDIDevices)
-	return Allocation{Resource: a.resource, Owner: a.owner, Devices: slices.Clone(a.devices), Time: a.time, Answer: answer}
+	return public
+}
+
+// The keys of the store: an allocation has that of its resource and owner, an endpoint of a plugin that registered the older way its name.
+const (
+	allocationPrefix = "allocation/"
+	endpointPrefix   = "endpoint/"
+)
+
+// key is one of a kind: a resource name has no space.
+func (a *allocation) key() string { return allocationPrefix + a.Resource + " " + a.Owner }
+
+// load restores the allocations and returns the endpoints by name.
+func (h *Handler) load() (map[string]endpointRecord, error) {
+	endpoints := map[string]endpointRecord{}
+	err := h.store.ForEach(func(key string, value []byte) error {
+		if name, ok := strings.CutPrefix(key, endpointPrefix); ok {
+			var r endpointRecord
+			// One that cannot be read is one less: its plugin registers again.
+			if json.Unmarshal(value, &r) == nil {
+				endpoints[name] = r
+			}
+		}
+		if !strings.HasPrefix(key, allocationPrefix) {
+			return nil
+		}
+		if err := h.restore(key, value); err != nil {
+			return fmt.Errorf("the record of allocation %s is damaged: %w; it was left as it is", foreign.Quote(key), err)
+		}
+		return nil
+	})
+	return endpoints, err
+}
+
+func (h *Handler) restore(key string, value []byte) error {
+	a := &allocation{given: true}
+	if err := json.Unmarshal(value, a); err != nil {
+		return err
+	}
+	slices.Sort(a.Devices)
+	if a.key() != key || len(a.Devices) == 0 {
+		return fmt.Errorf("it is that of %s and has %d devices", foreign.Quote(a.key()), len(a.Devices))
+	}
+	r := h.resource(a.Resource)
+	for _, id := range a.Devices {
+		if other := r.holders[id]; other != nil {
+			return fmt.Errorf("device %s has another owner: %s", foreign.Quote(id), foreign.Quote(other.Owner))
+		}
+		r.holders[id] = a
+	}
+	r.allocations[a.Owner] = a
+	return nil
 }

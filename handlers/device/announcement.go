@@ -27,6 +27,23 @@ const (
 	farewell = time.Second
 )
 
+// CheckDirs says whether there can be sockets where a handler with these directories makes some, both of which it needs for plugins that
+// register the older way: their paths must not be too long for those who connect.
+func CheckDirs(socketDir, pluginDir string) error {
+	const many = "zzzzzz.sock" // the name of a later announcement than any handler makes
+	for _, path := range []string{filepath.Join(socketDir, kubeletSocket), filepath.Join(pluginDir, boardDir, many)} {
+		path, err := filepath.Abs(path)
+		if err != nil {
+			return err
+		}
+		if len(path) > sock.MaxPath {
+			return fmt.Errorf("the socket %s has %d bytes, and the path of a socket may have %d: choose a shorter directory", path, len(path),
+				sock.MaxPath)
+		}
+	}
+	return nil
+}
+
 // board is the directory of the announcements. All in it is the handler's own.
 type board struct {
 	dir  string

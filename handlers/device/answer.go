@@ -41,44 +41,34 @@ type Node struct {
 	Permissions string `json:"permissions"`
 }
 
-func answerOf(response *pluginapi.ContainerAllocateResponse) Answer {
+// answerOf takes an answer over, within bounds.
+func answerOf(response *pluginapi.ContainerAllocateResponse) (Answer, error) {
+	size := 0
+	text := func(s string) string {
+		size += len(s)
+		return s
+	}
 	a := Answer{Envs: response.GetEnvs(), Annotations: response.GetAnnotations()}
 	for _, m := range response.GetMounts() {
-		a.Mounts = append(a.Mounts, Mount{ContainerPath: m.GetContainerPath(), HostPath: m.GetHostPath(), ReadOnly: m.GetReadOnly()})
+		a.Mounts = append(a.Mounts, Mount{text(m.GetContainerPath()), text(m.GetHostPath()), m.GetReadOnly()})
 	}
 	for _, d := range response.GetDevices() {
-		a.Devices = append(a.Devices, Node{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()})
+		a.Devices = append(a.Devices, Node{text(d.GetContainerPath()), text(d.GetHostPath()), text(d.GetPermissions())})
 	}
 	for _, d := range response.GetCdiDevices() {
-		a.CDIDevices = append(a.CDIDevices, d.GetName())
+		a.CDIDevices = append(a.CDIDevices, text(d.GetName()))
 	}
-	return a
-}
-
-// check bounds an answer.
-func (a Answer) check() error {
+	for _, texts := range []map[string]string{a.Envs, a.Annotations} {
+		for k, v := range texts {
+			size += len(k) + len(v)
+		}
+	}
 	entries := len(a.Envs) + len(a.Mounts) + len(a.Devices) + len(a.Annotations) + len(a.CDIDevices)
-	if entries > maxEntries {
-		return fmt.Errorf("the answer has %d entries, and more than %d are not allowed", entries, maxEntries)
+	switch {
+	case entries > maxEntries:
+		return Answer{}, fmt.Errorf("the answer has %d entries, and more than %d are not allowed", entries, maxEntries)
+	case size > maxAnswer:
+		return Answer{}, fmt.Errorf("the answer has texts of %d bytes, and more than %d are not allowed", size, maxAnswer)
 	}
-	size := 0
-	for k, v := range a.Envs {
-		size += len(k) + len(v)
-	}
-	for k, v := range a.Annotations {
-		size += len(k) + len(v)
-	}
-	for _, m := range a.Mounts {
-		size += len(m.ContainerPath) + len(m.HostPath)
-	}
-	for _, d := range a.Devices {
-		size += len(d.ContainerPath) + len(d.HostPath) + len(d.Permissions)
-	}
-	for _, name := range a.CDIDevices {
-		size += len(name)
-	}
-	if size > maxAnswer {
-		return fmt.Errorf("the answer has texts of %d bytes, and more than %d are not allowed", size, maxAnswer)
-	}
-	return nil
+	return a, nil
 }

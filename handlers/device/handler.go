@@ -131,15 +131,16 @@ func (h *Handler) Close() error {
 	return err
 }
 
-// enter counts the caller among those whom Close waits for; it calls h.running.Done when it has finished.
-func (h *Handler) enter() error {
+// enter counts the caller among those whom Close waits for, and whose context it ends. The caller calls leave when it has finished.
+func (h *Handler) enter(ctx context.Context) (bounded context.Context, leave func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
-		return ErrClosed
+		return nil, nil, ErrClosed
 	}
 	h.running.Add(1)
-	return nil
+	bounded, cancel := h.bound(ctx)
+	return bounded, func() { cancel(); h.running.Done() }, nil
 }
 
 // Changed returns a channel that is closed when a device or an allocation changes. Take it before looking at Devices or Allocations to miss
@@ -211,12 +212,11 @@ func (h *Handler) register(
 	if err := cmp.Or(checkResource(name), checkVersions(versions)); err != nil {
 		return nil, err
 	}
-	if err := h.enter(); err != nil {
+	ctx, leave, err := h.enter(ctx)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", err, cache.ErrRetry)
 	}
-	defer h.running.Done()
-	ctx, cancel := h.bound(ctx)
-	defer cancel()
+	defer leave()
 	p, err := newPlugin(ctx, name, path, endpoint.Timeout(clientTimeout, h.config.CallTimeout))
 	if err != nil {
 		return nil, err
@@ -227,7 +227,7 @@ func (h *Handler) register(
 	}
 	if err != nil {
 		h.forsake(p)
-		if h.older != nil && h.older.isDead(path) {
+		if h.older.isDead(path) {
 			// It was there when it registered, and registers again when it is back.
 			return nil, fmt.Errorf("it ended: %w", withoutRetry{err})
 		}
@@ -239,11 +239,7 @@ func (h *Handler) register(
 
 // meet asks a plugin for its options and begins to watch its devices.
 func (h *Handler) meet(ctx context.Context, p *plugin) error {
-	var registered *options
-	if h.older != nil {
-		registered = h.older.optionsOf(p.path)
-	}
-	if err := p.askOptions(ctx, registered); err != nil {
+	if err := p.askOptions(ctx, h.older.optionsOf(p.path)); err != nil {
 		return err
 	}
 	h.startWatch(p)
@@ -267,14 +263,12 @@ func (h *Handler) install(p *plugin) error {
 	if h.closed {
 		return fmt.Errorf("%w: %w", ErrClosed, cache.ErrRetry)
 	}
-	r := h.resources[p.resource]
-	if r == nil {
+	if h.resources[p.resource] == nil {
 		if err := h.makeRoom(); err != nil {
 			return err
 		}
-		r = newResource(p.resource)
-		h.resources[p.resource] = r
 	}
+	r := h.resource(p.resource)
 	if r.plugin != nil {
 		h.release(r.plugin)
 	}
@@ -308,17 +302,13 @@ func (h *Handler) makeRoom() error {
 // DeRegisterPlugin lets go of the plugin of a resource. Its devices are unavailable until it is back, and allocations stay.
 func (h *Handler) DeRegisterPlugin(pluginName string) {
 	h.drop(pluginName)
-	if h.older != nil {
-		h.older.dropDead(pluginName)
-	}
+	h.older.dropDead(pluginName)
 	h.log.Info("device plugin not in use any more", "resource", pluginName)
 }
 
 // InstanceGone lets go of what announces an instance that is gone. The handler has no connection to a superseded one.
 func (h *Handler) InstanceGone(pluginName, _ string) {
-	if h.older != nil {
-		h.older.dropDead(pluginName)
-	}
+	h.older.dropDead(pluginName)
 }
 
 // drop takes the plugin from a resource, if it has one.

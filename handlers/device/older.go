@@ -41,8 +41,17 @@ const (
 	helloTimeout = 5 * time.Second
 )
 
+// endpointRecord is the form of a plugin in the store, so that it is taken into use again when the host comes back.
+type endpointRecord struct {
+	Resource string `json:"resource"`
+	// Socket is the identity of its socket.
+	Socket    string `json:"socket"`
+	PreStart  bool   `json:"preStart,omitempty"`
+	Preferred bool   `json:"preferred,omitempty"`
+}
+
 // older serves the registration service for plugins that register the older way: they call Register on kubelet.sock and name the socket in
-// the same directory on which they serve. Each is announced in a plugin directory.
+// the same directory on which they serve. Each is announced in a plugin directory. A nil one knows no plugins.
 type older struct {
 	pluginapi.UnimplementedRegistrationServer
 
@@ -256,6 +265,9 @@ func (o *older) forget(name string) {
 
 // matching returns announcements.
 func (o *older) matching(is func(*announcement) bool) []*announcement {
+	if o == nil {
+		return nil
+	}
 	o.mu.Lock()
 	all := slices.Collect(maps.Keys(o.announced))
 	o.mu.Unlock()
@@ -281,9 +293,7 @@ func (o *older) dropDead(resource string) {
 // dropDeadAt takes the announcements of a plugin down if it is gone. The end of its stream tells it at once; the
 // pipeline looks only now and then, unless its process ended.
 func (o *older) dropDeadAt(path string) {
-	if isDead(path) {
-		o.takeDown(func(a *announcement) bool { return a.path == path })
-	}
+	o.takeDown(func(a *announcement) bool { return a.path == path && isDead(path) })
 }
 
 // optionsOf returns the options with which the plugin at a path registered, nil if none did.

@@ -81,8 +81,8 @@ func (p *plugin) allocate(ctx context.Context, devices []string) (Answer, error)
 	if n := len(response.GetContainerResponses()); n != 1 {
 		return Answer{}, fmt.Errorf("Allocate: it answered for %d containers and was asked for 1", n)
 	}
-	answer := answerOf(response.GetContainerResponses()[0])
-	if err := answer.check(); err != nil {
+	answer, err := answerOf(response.GetContainerResponses()[0])
+	if err != nil {
 		return Answer{}, fmt.Errorf("Allocate: %w", err)
 	}
 	return answer, nil

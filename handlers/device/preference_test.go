@@ -10,7 +10,7 @@ func TestPreferenceOfAForgottenResource(t *testing.T) {
 	}
 	defer h.Close()
 	p := user{plugin: &plugin{resource: "example.com/gadget", options: options{preferred: true}}}
-	if ids := h.preference(t.Context(), p, wish{count: 1}); ids != nil {
+	if ids := h.preference(t.Context(), p, wish{Count: 1}); ids != nil {
 		t.Errorf("preferred are %q", ids)
 	}
 }

@@ -43,15 +43,29 @@ type resource struct {
 	holders     map[string]*allocation // by device
 }
 
-func newResource(name string) *resource {
-	return &resource{name: name, devices: map[string]device{}, allocations: map[string]*allocation{}, holders: map[string]*allocation{}}
+// resource returns the resource of a name, which is a new one if there is none. The caller holds h.mu.
+func (h *Handler) resource(name string) *resource {
+	r := h.resources[name]
+	if r == nil {
+		r = &resource{name: name, devices: map[string]device{}, allocations: map[string]*allocation{}, holders: map[string]*allocation{}}
+		h.resources[name] = r
+	}
+	return r
+}
+
+// available returns the plugin, if its list of devices is up to date.
+func (r *resource) available() *plugin {
+	if r.plugin == nil || !r.plugin.watched {
+		return nil
+	}
+	return r.plugin
 }
 
 // health says how a device is.
 func (r *resource) health(id string) Health {
 	d, listed := r.devices[id]
 	switch {
-	case r.plugin == nil || !r.plugin.watched:
+	case r.available() == nil:
 		return Unavailable
 	case !listed:
 		return Missing
@@ -86,7 +100,7 @@ func (r *resource) list() []Device {
 	for _, id := range ids {
 		d := Device{Resource: r.name, ID: id, Health: r.health(id), NUMANodes: slices.Clone(r.devices[id].nodes)}
 		if a := r.holders[id]; a != nil {
-			d.Owner = a.owner
+			d.Owner = a.Owner
 		}
 		devices = append(devices, d)
 	}

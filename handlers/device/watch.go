@@ -52,9 +52,7 @@ func (h *Handler) watch(ctx context.Context, p *plugin) {
 			return
 		}
 		h.lost(p, err)
-		if h.older != nil {
-			h.older.dropDeadAt(p.path)
-		}
+		h.older.dropDeadAt(p.path)
 		if time.Since(began) > steady {
 			failures = 1
 		}
