@@ -9,7 +9,6 @@ import (
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -25,7 +24,8 @@ var retry = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
 // driver is a CSI driver that is being asked.
 type driver struct {
-	conn        grpc.ClientConnInterface
+	identity    csipb.IdentityClient
+	node        csipb.NodeClient
 	callTimeout time.Duration
 }
 
@@ -58,7 +58,7 @@ func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
 
 // probe reports whether the driver is ready.
 func (d driver) probe(ctx context.Context) (ready bool, err error) {
-	answer, err := ask(ctx, d, "Probe", csipb.NewIdentityClient(d.conn).Probe, &csipb.ProbeRequest{})
+	answer, err := endpoint.Call(ctx, d.callTimeout, "Probe", d.identity.Probe, &csipb.ProbeRequest{})
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		// It cannot say that it is not ready. That there is a driver at all shows with the next call, which every one implements.
@@ -87,7 +87,7 @@ func (d driver) examine(ctx context.Context, name, version string) (cache.Regist
 	if len(capabilities) > 0 {
 		found.Details[KeyCapabilities] = strings.Join(capabilities, ",")
 	}
-	servesNode, err := d.node(ctx, found.Details)
+	servesNode, err := d.servesNode(ctx, found.Details)
 	if err != nil {
 		return cache.Registration{}, err
 	}
@@ -105,7 +105,7 @@ func (d driver) examine(ctx context.Context, name, version string) (cache.Regist
 
 // identify makes sure that the driver is the one that was announced, and returns its own version.
 func (d driver) identify(ctx context.Context, name string) (vendorVersion string, err error) {
-	answer, err := ask(ctx, d, "GetPluginInfo", csipb.NewIdentityClient(d.conn).GetPluginInfo, &csipb.GetPluginInfoRequest{})
+	answer, err := endpoint.Call(ctx, d.callTimeout, "GetPluginInfo", d.identity.GetPluginInfo, &csipb.GetPluginInfoRequest{})
 	if status.Code(err) == codes.Unimplemented {
 		return "", fmt.Errorf("%w; it is no CSI driver, or not one of CSI 1.x: serve csi.v1.Identity there", err)
 	}
@@ -124,8 +124,7 @@ func (d driver) identify(ctx context.Context, name string) (vendorVersion string
 
 // capabilities returns the names of those capabilities of the plugin that are known, sorted.
 func (d driver) capabilities(ctx context.Context) ([]string, error) {
-	answer, err := ask(ctx, d, "GetPluginCapabilities", csipb.NewIdentityClient(d.conn).GetPluginCapabilities,
-		&csipb.GetPluginCapabilitiesRequest{})
+	answer, err := endpoint.Call(ctx, d.callTimeout, "GetPluginCapabilities", d.identity.GetPluginCapabilities, &csipb.GetPluginCapabilitiesRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -149,13 +148,12 @@ func (d driver) capabilities(ctx context.Context) ([]string, error) {
 	return slices.Compact(known), nil
 }
 
-// node reports whether the driver serves this node, and adds what it knows of it to the details.
-func (d driver) node(ctx context.Context, details map[string]string) (serves bool, err error) {
-	client := csipb.NewNodeClient(d.conn)
-	answer, err := ask(ctx, d, "NodeGetInfo", client.NodeGetInfo, &csipb.NodeGetInfoRequest{})
+// servesNode reports whether the driver serves this node, and adds what it knows of it to the details.
+func (d driver) servesNode(ctx context.Context, details map[string]string) (serves bool, err error) {
+	answer, err := endpoint.Call(ctx, d.callTimeout, "NodeGetInfo", d.node.NodeGetInfo, &csipb.NodeGetInfoRequest{})
 	if status.Code(err) == codes.Unimplemented {
 		// Only drivers that publish volumes through their controller have to implement it. Every Node service has this one:
-		_, err := ask(ctx, d, "NodeGetCapabilities", client.NodeGetCapabilities, &csipb.NodeGetCapabilitiesRequest{})
+		_, err := endpoint.Call(ctx, d.callTimeout, "NodeGetCapabilities", d.node.NodeGetCapabilities, &csipb.NodeGetCapabilitiesRequest{})
 		if status.Code(err) == codes.Unimplemented {
 			return false, nil
 		}
@@ -169,12 +167,4 @@ func (d driver) node(ctx context.Context, details map[string]string) (serves boo
 		return false, fmt.Errorf("NodeGetInfo: %w", err)
 	}
 	return true, info.addTo(details)
-}
-
-// ask calls a method of the driver, bounded, and waits until the driver can be connected to.
-func ask[Request, Response any](
-	ctx context.Context, d driver, name string,
-	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
-) (Response, error) {
-	return endpoint.Call(ctx, d.callTimeout, name, method, request, grpc.WaitForReady(true))
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -104,12 +106,14 @@ func (h *Handler) register(
 	if err != nil {
 		return cache.Registration{}, err
 	}
-	conn, err := endpoint.Dial(ctx, path)
+	conn, err := endpoint.Dial(ctx, path, grpc.WaitForReady(true))
 	if err != nil {
 		return cache.Registration{}, err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	d := driver{conn: conn, callTimeout: endpoint.Timeout(clientTimeout, h.callTimeout)}
+	d := driver{
+		identity: csipb.NewIdentityClient(conn), node: csipb.NewNodeClient(conn), callTimeout: endpoint.Timeout(clientTimeout, h.callTimeout),
+	}
 	err = d.awaitReady(ctx, h.readyTimeout)
 	if errors.Is(err, cache.ErrRetry) {
 		// A call that waits for a connection does not always say why there is none.

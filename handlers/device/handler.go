@@ -85,11 +85,8 @@ func New(config Config) (*Handler, error) {
 	config.MaxDevices = cmp.Or(max(config.MaxDevices, 0), defaultMaxDevices)
 	config.MaxResources = cmp.Or(max(config.MaxResources, 0), defaultMaxResources)
 	h := &Handler{
-		config: config, log: config.Logger, store: config.Store,
+		config: config, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), store: config.Store,
 		resources: map[string]*resource{}, changed: make(chan struct{}),
-	}
-	if h.log == nil {
-		h.log = slog.New(slog.DiscardHandler)
 	}
 	if h.store == nil {
 		h.store = forgetful{}
@@ -159,11 +156,7 @@ func (h *Handler) tell() {
 
 // ValidatePlugin checks that the name is that of an extended resource, such as example.com/gpu, and that a version is supported.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
-	err := checkResource(pluginName)
-	if err == nil {
-		err = checkVersions(versions)
-	}
-	if err != nil {
+	if err := cmp.Or(checkResource(pluginName), checkVersions(versions)); err != nil {
 		return fmt.Errorf("cannot use device plugin %s: %w", foreign.Quote(pluginName), err)
 	}
 	return nil

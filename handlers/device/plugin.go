@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -52,7 +51,7 @@ func newPlugin(ctx context.Context, resource, path string, timeout time.Duration
 
 // askOptions asks the plugin for its options. Those that it was registered with count if it has no such method.
 func (p *plugin) askOptions(ctx context.Context, registered *options) error {
-	answer, err := call(ctx, p, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
+	answer, err := endpoint.Call(ctx, p.timeout, "GetDevicePluginOptions", p.client.GetDevicePluginOptions, &pluginapi.Empty{})
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		if registered != nil {
@@ -72,7 +71,7 @@ func optionsOf(o *pluginapi.DevicePluginOptions) options {
 
 // allocate has the plugin make devices ready for an owner and returns what is to be done for it.
 func (p *plugin) allocate(ctx context.Context, devices []string) (Answer, error) {
-	response, err := call(ctx, p, "Allocate", p.client.Allocate, &pluginapi.AllocateRequest{
+	response, err := endpoint.Call(ctx, p.timeout, "Allocate", p.client.Allocate, &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: devices}},
 	})
 	if err != nil {
@@ -90,13 +89,13 @@ func (p *plugin) allocate(ctx context.Context, devices []string) (Answer, error)
 
 // prepare has the plugin prepare devices for a start of their owner.
 func (p *plugin) prepare(ctx context.Context, devices []string) error {
-	_, err := call(ctx, p, "PreStartContainer", p.client.PreStartContainer, &pluginapi.PreStartContainerRequest{DevicesIds: devices})
+	_, err := endpoint.Call(ctx, p.timeout, "PreStartContainer", p.client.PreStartContainer, &pluginapi.PreStartContainerRequest{DevicesIds: devices})
 	return err
 }
 
 // prefer returns which devices the plugin would choose. Some of them may make no sense.
 func (p *plugin) prefer(ctx context.Context, available, wanted []string, count int) ([]string, error) {
-	response, err := call(ctx, p, "GetPreferredAllocation", p.client.GetPreferredAllocation, &pluginapi.PreferredAllocationRequest{
+	response, err := endpoint.Call(ctx, p.timeout, "GetPreferredAllocation", p.client.GetPreferredAllocation, &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
 			AvailableDeviceIDs: available, MustIncludeDeviceIDs: wanted, AllocationSize: int32(min(count, len(available))),
 		}},
@@ -108,14 +107,6 @@ func (p *plugin) prefer(ctx context.Context, available, wanted []string, count i
 		return nil, errors.New("GetPreferredAllocation: it did not answer for one container, which it was asked for")
 	}
 	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
-}
-
-// call calls a method of a plugin, bounded.
-func call[Request, Response any](
-	ctx context.Context, p *plugin, name string,
-	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
-) (Response, error) {
-	return endpoint.Call(ctx, p.timeout, name, method, request)
 }
 
 // release ends the watch of a plugin and closes its connection when the last call has ended. The caller holds h.mu, and gRPC's Close may

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -71,11 +72,5 @@ func checkDevice(device *drav1.Device) error {
 	for _, id := range device.GetCdiDeviceIds() {
 		errs = append(errs, foreign.Required("a CDI device ID", id, maxCDIID))
 	}
-	// The first says enough; a text of bounded length.
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...) // the first says enough
 }

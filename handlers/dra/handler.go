@@ -71,16 +71,15 @@ var ErrNotRegistered = errors.New("no DRA driver of that name is registered")
 
 // New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended.
 func New(config Config) *Handler {
-	h := &Handler{
+	return &Handler{
 		callTimeout:    cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout),
 		timeout:        cmp.Or(max(config.Timeout, 0), defaultTimeout),
 		connectTimeout: cmp.Or(max(config.ConnectTimeout, 0), defaultConnectTimeout),
 		log:            cmp.Or(config.Log, slog.New(slog.DiscardHandler)),
 		drivers:        map[string][]*instance{},
 		changed:        make(chan struct{}),
+		health:         healthStore{drivers: map[string]map[deviceKey]DeviceHealth{}, changed: make(chan struct{})},
 	}
-	h.health.init()
-	return h
 }
 
 // ValidatePlugin checks the name of a driver and whether one of its services is supported.

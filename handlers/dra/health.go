@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -37,6 +38,9 @@ type DeviceHealth struct {
 	// Timeout is for how long after LastReport that counts. It is 30 s if the driver does not name another.
 	Timeout time.Duration
 }
+
+// end is when the report counts no more.
+func (d DeviceHealth) end() time.Time { return d.LastReport.Add(d.Timeout) }
 
 const (
 	defaultHealthTimeout = 30 * time.Second
@@ -109,19 +113,13 @@ type healthStore struct {
 
 type deviceKey struct{ pool, device string }
 
-func (s *healthStore) init() {
-	s.drivers = map[string]map[deviceKey]DeviceHealth{}
-	s.changed = make(chan struct{})
-}
-
 // of returns the devices of a driver, what is closed when there is news, and when the next of them becomes unknown by itself.
 func (s *healthStore) of(driver string) (devices []DeviceHealth, changed <-chan struct{}, expiry time.Time) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, device := range s.drivers[driver] {
-		end := device.LastReport.Add(device.Timeout)
-		switch {
+		switch end := device.end(); {
 		case device.Status == Unknown:
 		case now.Before(end):
 			if expiry.IsZero() || end.Before(expiry) {
@@ -149,7 +147,7 @@ func (s *healthStore) update(driver string, reported []*drahealth.DeviceHealth) 
 		s.drivers[driver] = devices
 	}
 	if len(devices)+len(reported) > maxHealthDevices {
-		dropExpired(devices, now)
+		maps.DeleteFunc(devices, func(_ deviceKey, device DeviceHealth) bool { return !now.Before(device.end()) })
 	}
 	var problem error
 	for _, report := range reported {
@@ -166,14 +164,6 @@ func (s *healthStore) update(driver string, reported []*drahealth.DeviceHealth) 
 	}
 	s.announce()
 	return problem
-}
-
-func dropExpired(devices map[deviceKey]DeviceHealth, now time.Time) {
-	for key, device := range devices {
-		if !now.Before(device.LastReport.Add(device.Timeout)) {
-			delete(devices, key)
-		}
-	}
 }
 
 // forget removes all devices of a driver.

@@ -38,7 +38,7 @@ type fakePlugin struct {
 
 // startPlugin serves on a new socket. A plugin that cannot listen is like one that is absent, and the case fails.
 func startPlugin(socket, name string, b behaviour, services Services) *fakePlugin {
-	p := &fakePlugin{name: name, socket: socket, stop: func() {}}
+	p := &fakePlugin{name: name, socket: socket, listener: new(countingListener), stop: func() {}}
 	if b == absent {
 		return p
 	}
@@ -46,7 +46,7 @@ func startPlugin(socket, name string, b behaviour, services Services) *fakePlugi
 	if err != nil {
 		return p
 	}
-	p.listener = &countingListener{Listener: l}
+	p.listener.Listener = l
 	p.stuck.Store(b == stuck)
 	switch b {
 	case hangsUp, silent:
@@ -104,9 +104,9 @@ func (p *fakePlugin) serve(b behaviour, services Services) (stop func()) {
 
 // acceptOnly accepts connections, and keeps them or not.
 func (p *fakePlugin) acceptOnly(keep bool) (stop func()) {
-	var accepting, reading sync.WaitGroup
-	var kept []net.Conn
-	accepting.Go(func() {
+	ended, end := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
 		for {
 			conn, err := p.listener.Accept()
 			if err != nil {
@@ -116,38 +116,26 @@ func (p *fakePlugin) acceptOnly(keep bool) (stop func()) {
 				_ = conn.Close()
 				continue
 			}
-			kept = append(kept, conn)
-			reading.Go(func() {
-				_, _ = io.Copy(io.Discard, conn) // until the other side ends it
+			running.Go(func() {
+				stop := context.AfterFunc(ended, func() { _ = conn.Close() })
+				_, _ = io.Copy(io.Discard, conn) // until one of the sides ends it
+				stop()
 				_ = conn.Close()
 			})
 		}
 	})
 	return func() {
 		_ = p.listener.Close()
-		accepting.Wait()
-		for _, conn := range kept {
-			_ = conn.Close()
-		}
-		reading.Wait()
+		end()
+		running.Wait()
 	}
 }
 
 // open returns how many connections to the plugin there are.
-func (p *fakePlugin) open() int64 {
-	if p.listener == nil {
-		return 0
-	}
-	return p.listener.open.Load()
-}
+func (p *fakePlugin) open() int64 { return p.listener.open.Load() }
 
 // accepted returns how many connections there ever were.
-func (p *fakePlugin) accepted() int64 {
-	if p.listener == nil {
-		return 0
-	}
-	return p.listener.accepted.Load()
-}
+func (p *fakePlugin) accepted() int64 { return p.listener.accepted.Load() }
 
 // countingListener counts the connections that it accepts.
 type countingListener struct {

@@ -19,13 +19,13 @@ import (
 // earlier.
 func Call[Request, Response any](
 	ctx context.Context, timeout time.Duration, name string,
-	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request, options ...grpc.CallOption,
+	method func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request,
 ) (Response, error) {
 	// gofail: var endpointCall string
 	// return *new(Response), CallError(name, status.Error(codes.Unavailable, endpointCall))
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	response, err := method(ctx, request, options...)
+	response, err := method(ctx, request)
 	if err != nil {
 		return response, CallError(name, err)
 	}

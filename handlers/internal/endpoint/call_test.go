@@ -16,20 +16,19 @@ import (
 )
 
 func TestCall(t *testing.T) {
-	method := func(ctx context.Context, request string, options ...grpc.CallOption) (string, error) {
-		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > time.Minute || len(options) != 1 {
-			t.Errorf("the deadline is %v, %v, with %d options", deadline, ok, len(options))
+	method := func(ctx context.Context, request string, _ ...grpc.CallOption) (string, error) {
+		if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > time.Minute {
+			t.Errorf("the deadline is %v, %v", deadline, ok)
 		}
 		if request == "" {
 			return "", status.Error(codes.NotFound, "\x1bno")
 		}
 		return request + "!", nil
 	}
-	wait := grpc.WaitForReady(true)
-	if answer, err := endpoint.Call(t.Context(), time.Minute, "Get", method, "a", wait); answer != "a!" || err != nil {
+	if answer, err := endpoint.Call(t.Context(), time.Minute, "Get", method, "a"); answer != "a!" || err != nil {
 		t.Errorf("got %q, %v", answer, err)
 	}
-	_, err := endpoint.Call(t.Context(), time.Minute, "Get", method, "", wait)
+	_, err := endpoint.Call(t.Context(), time.Minute, "Get", method, "")
 	if err == nil || err.Error() != `Get: NotFound: "\x1bno"` || status.Code(fmt.Errorf("what: %w", err)) != codes.NotFound {
 		t.Errorf("got %v", err)
 	}

@@ -30,14 +30,14 @@ type Conn struct {
 
 // Dial returns a connection to the Unix socket at path, which may be longer than a socket address can hold. It does not block: the
 // connection is made with the first call, and made anew within a second when it broke, each time as the dialer of ctx judges; see
-// [cache.EndpointDialer]. It does not end with ctx. The caller closes or retires it.
-func Dial(ctx context.Context, path string) (*Conn, error) {
+// [cache.EndpointDialer]. It does not end with ctx. The caller closes or retires it. The options are those of all its calls.
+func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, error) {
 	options := []grpc.DialOption{
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Backoff{Min: 50 * time.Millisecond, Max: time.Second}.GRPC(),
 			MinConnectTimeout: 5 * time.Second, // a plugin on a busy machine may need that for the handshake; each call has its own timeout
 		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithDefaultCallOptions(append(calls, grpc.MaxCallRecvMsgSize(maxAnswer))...),
 	}
 	if dial := cache.EndpointDialer(ctx); dial != nil {
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, path) }))
