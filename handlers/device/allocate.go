@@ -108,12 +108,6 @@ func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, er
 	return a.public(), nil
 }
 
-// user is a plugin that is in use until done is called. The plugin is nil if there is none.
-type user struct {
-	*plugin
-	done func()
-}
-
 // await takes something of which somebody else may be the one who is busy with it, and waits until nobody is: take returns what to wait for.
 // It is called with h.mu held.
 func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, err error)) error {
@@ -133,8 +127,8 @@ func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, 
 }
 
 // claim makes the caller the one who is busy with the allocation of an owner, which is a new one if there is none. The caller ends that
-// with settle or free.
-func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *allocation, p user, err error) {
+// with settle or free, and the use of the plugin, which is nil if there is none, with done.
+func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *allocation, p *plugin, err error) {
 	err = h.await(ctx, func() (<-chan struct{}, error) {
 		r := h.resources[request.Resource]
 		if r == nil {
@@ -153,18 +147,11 @@ func (h *Handler) claim(ctx context.Context, request Request, wanted wish) (a *a
 		if !a.given {
 			a.wish = wanted
 		}
-		p = use(r.available())
+		p = r.available()
+		p.use()
 		return nil, nil
 	})
 	return a, p, err
-}
-
-// use keeps the connection of a plugin, if there is one, until done is called.
-func use(p *plugin) user {
-	if p == nil {
-		return user{done: func() {}}
-	}
-	return user{p, p.conn.Use()}
 }
 
 // settle ends being busy with an allocation.
@@ -205,13 +192,13 @@ func (h *Handler) remove(a *allocation) {
 }
 
 // again returns an allocation that exists.
-func (h *Handler) again(ctx context.Context, a *allocation, p user, wanted wish) (Allocation, error) {
+func (h *Handler) again(ctx context.Context, a *allocation, p *plugin, wanted wish) (Allocation, error) {
 	if !a.wish.equal(wanted) {
 		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.Devices),
 			a.Time.Format(time.RFC3339), ErrConflict)
 	}
 	if a.PreStart {
-		if p.plugin == nil {
+		if p == nil {
 			return Allocation{}, fmt.Errorf("the plugin is to prepare the devices again: %w", ErrUnavailable)
 		}
 		if err := p.prepare(ctx, a.Devices); err != nil {
@@ -222,7 +209,7 @@ func (h *Handler) again(ctx context.Context, a *allocation, p user, wanted wish)
 }
 
 // give chooses devices for a new allocation, has the plugin make them ready, and saves it.
-func (h *Handler) give(ctx context.Context, a *allocation, p user) error {
+func (h *Handler) give(ctx context.Context, a *allocation, p *plugin) error {
 	if !a.Time.IsZero() { // an attempt before this one is in doubt
 		if err := h.store.Delete(a.key()); err != nil {
 			return fmt.Errorf("an attempt before may have been saved: %w", err)
@@ -234,7 +221,7 @@ func (h *Handler) give(ctx context.Context, a *allocation, p user) error {
 		a.Devices, a.Time = nil, time.Time{}
 		h.mu.Unlock()
 	}
-	if p.plugin == nil {
+	if p == nil {
 		return ErrUnavailable
 	}
 	if err := h.reserve(a, h.preference(ctx, p, a.wish)); err != nil {
@@ -333,7 +320,7 @@ func (r *resource) checkFree(id string) error {
 }
 
 // preference asks the plugin which devices it would choose. It is advice: a plugin that gives none has none.
-func (h *Handler) preference(ctx context.Context, p user, w wish) []string {
+func (h *Handler) preference(ctx context.Context, p *plugin, w wish) []string {
 	if !p.preferred || w.Count == len(w.Wanted) {
 		return nil
 	}
@@ -389,7 +376,8 @@ func (h *Handler) askPreferred(ctx context.Context, request Request) ([]string, 
 		h.mu.Unlock()
 		return nil, err
 	}
-	p := use(r.plugin)
+	p := r.plugin
+	p.use()
 	h.mu.Unlock()
 	defer p.done()
 	preferred := h.preference(ctx, p, wanted)

@@ -109,6 +109,19 @@ func (p *plugin) prefer(ctx context.Context, available, wanted []string, count i
 	return response.GetContainerResponses()[0].GetDeviceIDs(), nil
 }
 
+// use keeps the connection of a plugin, if there is one, until done is called.
+func (p *plugin) use() {
+	if p != nil {
+		p.conn.Use()
+	}
+}
+
+func (p *plugin) done() {
+	if p != nil {
+		p.conn.Done()
+	}
+}
+
 // release ends the watch of a plugin and closes its connection when the last call has ended. The caller holds h.mu, and gRPC's Close may
 // wait: it has its own goroutine.
 func (h *Handler) release(p *plugin) {

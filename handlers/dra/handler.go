@@ -208,21 +208,22 @@ func (h *Handler) Close() error {
 	return errors.Join(errs...)
 }
 
-// newest takes the newest instance of a driver into use until done is called. If there is none, it returns what is closed when there may be
+// newest returns the newest instance of a driver, whose connection is in use. If there is none, it returns what is closed when there may be
 // one.
-func (h *Handler) newest(driver string) (in *instance, done func(), changed <-chan struct{}, err error) {
+func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
-		return nil, nil, nil, ErrClosed
+		return nil, nil, ErrClosed
 	}
 	instances := h.drivers[driver]
 	if len(instances) == 0 {
-		return nil, nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", foreign.Clip(driver),
+		return nil, h.changed, fmt.Errorf("cannot call DRA driver %s: %w; start it, or see patchbay status", foreign.Clip(driver),
 			ErrNotRegistered)
 	}
 	in = instances[len(instances)-1]
-	return in, in.conn.Use(), h.changed, nil
+	in.conn.Use()
+	return in, h.changed, nil
 }
 
 // isNewest reports whether calls to the driver go to an instance.

@@ -82,19 +82,17 @@ func (h *Handler) WatchHealth(ctx context.Context, driver string) iter.Seq[[]Dev
 
 // awaitChange reports whether there may be something new: changed was closed or expiry, if it is not zero, has passed.
 func awaitChange(ctx context.Context, changed <-chan struct{}, expiry time.Time) bool {
-	var expired <-chan time.Time
+	until := ctx
 	if !expiry.IsZero() {
-		timer := time.NewTimer(time.Until(expiry))
-		defer timer.Stop()
-		expired = timer.C
+		var cancel context.CancelFunc
+		until, cancel = context.WithDeadline(ctx, expiry)
+		defer cancel()
 	}
 	select {
 	case <-changed:
-	case <-expired:
-	case <-ctx.Done():
-		return false
+	case <-until.Done():
 	}
-	return true
+	return ctx.Err() == nil
 }
 
 func sameHealth(a, b DeviceHealth) bool {

@@ -99,13 +99,13 @@ func (h *Handler) call(
 	defer unlock()
 	var last error
 	for failures := 1; ; failures++ {
-		in, done, changed, err := h.newest(driver)
+		in, changed, err := h.newest(driver)
 		switch {
 		case err != nil && (last == nil || errors.Is(err, ErrClosed)):
 			return err
 		case err == nil:
 			last = once(bounded, in)
-			done()
+			in.conn.Done()
 			if last == nil {
 				return nil
 			}

@@ -245,15 +245,14 @@ func (s *session) register(plugins ...*fakePlugin) {
 
 // known says whether the handler has a plugin, or what is supposed if that cannot be asked.
 func (s *session) known(p *fakePlugin, supposed bool) bool {
-	if s.config.Has == nil {
-		return supposed
+	known := supposed
+	if s.config.Has != nil {
+		_ = s.call("Has("+p.name+")", func() error {
+			known = s.config.Has(s.PluginHandler, p.name)
+			return nil
+		})
 	}
-	answer := make(chan bool, 1)
-	_ = s.call("Has("+p.name+")", func() error {
-		answer <- s.config.Has(s.PluginHandler, p.name)
-		return nil
-	})
-	return <-answer
+	return known
 }
 
 // has makes sure that the handler has a plugin.

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -43,6 +44,55 @@ func TestCallErrorMeansNotYet(t *testing.T) {
 		}
 		if got := errors.Is(endpoint.CallError("Get", status.Error(code, "why")), cache.ErrRetry); got != want {
 			t.Errorf("%v: got %v, want %v", code, got, want)
+		}
+	}
+}
+
+func TestConnClosesWithItsLastUser(t *testing.T) {
+	conn, err := endpoint.Dial(t.Context(), "/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	isClosed := func() bool { return conn.GetState() == connectivity.Shutdown }
+	conn.Use()
+	conn.Use()
+	conn.Done()
+	conn.Retire()
+	if isClosed() {
+		t.Error("closed while it is in use")
+	}
+	conn.Done()
+	if !isClosed() {
+		t.Error("not closed after the last use")
+	}
+	conn.Retire()
+}
+
+// usual is a connection of which the deadlines are looked at.
+type usual struct {
+	grpc.ClientConnInterface
+	deadline time.Time
+}
+
+func (u *usual) Invoke(ctx context.Context, _ string, _, _ any, _ ...grpc.CallOption) error {
+	u.deadline, _ = ctx.Deadline()
+	return nil
+}
+
+func TestBounded(t *testing.T) {
+	minute, none := time.Minute, time.Duration(0)
+	for _, c := range []struct {
+		configured *time.Duration
+		usual      time.Duration
+		bounded    bool
+	}{{nil, 0, false}, {&none, 0, false}, {&minute, 0, true}, {nil, time.Minute, true}, {&minute, time.Hour, true}} {
+		conn := new(usual)
+		bounded := endpoint.Bounded(conn, func() time.Duration { return endpoint.Timeout(c.configured, c.usual) })
+		if err := bounded.Invoke(t.Context(), "/s/m", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		if conn.deadline.IsZero() == c.bounded || c.bounded && time.Until(conn.deadline) > time.Minute {
+			t.Errorf("%+v: the deadline is %v", c, conn.deadline)
 		}
 	}
 }

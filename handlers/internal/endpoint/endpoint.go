@@ -46,20 +46,19 @@ func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, er
 	return &Conn{ClientConn: conn}, err
 }
 
-// Use keeps the connection until done is called, once.
-func (c *Conn) Use() (done func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.users++
-	return func() { c.let(func() { c.users-- }) }
-}
+// Use keeps the connection until a call of Done.
+func (c *Conn) Use() { c.change(1, false) }
 
-// Retire closes the connection as soon as nobody uses it.
-func (c *Conn) Retire() { c.let(func() { c.retired = true }) }
+// Done ends one Use.
+func (c *Conn) Done() { c.change(-1, false) }
 
-func (c *Conn) let(change func()) {
+// Retire closes the connection as soon as nobody uses it. No Use may follow.
+func (c *Conn) Retire() { c.change(0, true) }
+
+func (c *Conn) change(users int, retire bool) {
 	c.mu.Lock()
-	change()
+	c.users += users
+	c.retired = c.retired || retire
 	unused := c.retired && c.users == 0
 	c.mu.Unlock()
 	if unused {
