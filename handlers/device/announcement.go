@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -44,43 +42,24 @@ func CheckDirs(socketDir, pluginDir string) error {
 	return nil
 }
 
-// board is the directory of the announcements. All in it is the handler's own.
-type board struct {
-	dir  string
-	last atomic.Uint64
-}
-
-// newBoard makes the directory, without what a host that was killed has left in it.
-func newBoard(pluginDir string) (*board, error) {
+// makeBoard makes the directory of the announcements, in which all is the handler's own, without what a host that was killed has left there.
+func makeBoard(pluginDir string) (string, error) {
 	dir, err := filepath.Abs(filepath.Join(pluginDir, boardDir))
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	if err := os.RemoveAll(dir); err != nil {
-		return nil, fmt.Errorf("cannot remove what is left of earlier announcements: %w", err)
+		return "", fmt.Errorf("cannot remove what is left of earlier announcements: %w", err)
 	}
 	if err := os.MkdirAll(pluginDir, 0o750); err != nil {
-		return nil, fmt.Errorf("cannot make the plugin directory: %w", err)
+		return "", fmt.Errorf("cannot make the plugin directory: %w", err)
 	}
 	// gofail: var deviceBoard string
-	// return nil, fmt.Errorf("%s", deviceBoard)
+	// return "", fmt.Errorf("%s", deviceBoard)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("cannot make the directory in which plugins are announced: %w", err)
+		return "", fmt.Errorf("cannot make the directory in which plugins are announced: %w", err)
 	}
-	return &board{dir: dir}, nil
-}
-
-func (b *board) close() error { return os.RemoveAll(b.dir) }
-
-// put makes the socket of an announcement. No two have the same path, so that each is an appearance of its own whatever the file system
-// says.
-func (b *board) put(a *announcement) (err error) {
-	a.serial = b.last.Add(1)
-	a.listener, err = sock.Listen(filepath.Join(b.dir, strconv.FormatUint(a.serial, 36)+".sock"), socketMode)
-	if err != nil {
-		return fmt.Errorf("cannot announce it: %w", err)
-	}
-	return nil
+	return dir, nil
 }
 
 // announcement is the registration socket of a plugin that registered the older way. It answers the pipeline in the plugin's stead.

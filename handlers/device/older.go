@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -58,7 +60,8 @@ type older struct {
 	h      *Handler
 	dir    string
 	server *grpc.Server
-	board  *board
+	board  string        // the directory of the announcements
+	last   atomic.Uint64 // the serial of the last announcement
 	turn   chan struct{}
 	closed sync.Once
 	// running counts the server and the announcements.
@@ -89,7 +92,7 @@ func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
 		return nil, fmt.Errorf("cannot serve %s for plugins that register the older way: %w", kubeletSocket, err)
 	}
 	o := &older{h: h, dir: dir, turn: make(chan struct{}, maxRegistering), announced: map[*announcement]bool{}}
-	if o.board, err = newBoard(h.config.PluginDir); err != nil {
+	if o.board, err = makeBoard(h.config.PluginDir); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
 	for _, name := range slices.Sorted(maps.Keys(known)) {
@@ -116,7 +119,7 @@ func (o *older) close() (err error) {
 			a.end(true)
 		}
 		o.running.Wait()
-		err = o.board.close()
+		err = os.RemoveAll(o.board)
 	})
 	return err
 }
@@ -152,12 +155,11 @@ func (o *older) register(ctx context.Context, request *pluginapi.RegisterRequest
 		return status.Error(codes.ResourceExhausted, err.Error())
 	}
 	a.begin()
-	timer := time.NewTimer(settleTime)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
 	select {
 	case <-a.told:
-	case <-timer.C: // it goes on
-	case <-ctx.Done():
+	case <-ctx.Done(): // it goes on
 	}
 	return a.answer()
 }
@@ -195,10 +197,12 @@ func (o *older) announce(resource, name string, id sock.ID, opts options) (*anno
 	}
 	a := &announcement{
 		older: o, resource: resource, name: name, path: filepath.Join(o.dir, name), socket: id, options: opts,
-		told: make(chan struct{}), leave: make(chan struct{}),
+		serial: o.last.Add(1), told: make(chan struct{}), leave: make(chan struct{}),
 	}
-	if err := o.board.put(a); err != nil {
-		return nil, err
+	// No two have the same path, so that each is an appearance of its own whatever the file system says.
+	var err error
+	if a.listener, err = sock.Listen(filepath.Join(o.board, strconv.FormatUint(a.serial, 36)+".sock"), socketMode); err != nil {
+		return nil, fmt.Errorf("cannot announce it: %w", err)
 	}
 	o.mu.Lock()
 	o.announced[a] = true

@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -21,10 +22,10 @@ func TestUnknownAfterTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New(Config{})
 		start := time.Now()
-		if err := h.health.update("d", []*drahealth.DeviceHealth{report("short", 5), report("default", -1), report("huge", 1<<62)}); err != nil {
+		if err := h.takeHealth(context.Background(), "d", []*drahealth.DeviceHealth{report("short", 5), report("default", -1), report("huge", 1<<62)}); err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(4*time.Second, func() { _ = h.health.update("d", []*drahealth.DeviceHealth{report("short", 5)}) })
+		time.AfterFunc(4*time.Second, func() { _ = h.takeHealth(context.Background(), "d", []*drahealth.DeviceHealth{report("short", 5)}) })
 		time.AfterFunc(40*time.Second, func() { _ = h.Close() })
 		var got []string
 		for devices := range h.WatchHealth(t.Context(), "d") {
@@ -54,13 +55,13 @@ func TestHealthIsBounded(t *testing.T) {
 			for i := range many {
 				many[i] = report(fmt.Sprintf("%d-%d", round, i), 0)
 			}
-			if err := h.health.update("d", many); err == nil {
+			if err := h.takeHealth(context.Background(), "d", many); err == nil {
 				t.Error("no error")
 			}
 			if n := len(h.Health("d")); n != maxHealthDevices {
 				t.Errorf("%d devices", n)
 			}
-			if err := h.health.update("d", many[:1]); err != nil {
+			if err := h.takeHealth(context.Background(), "d", many[:1]); err != nil {
 				t.Errorf("a device that is known: %v", err)
 			}
 			time.Sleep(defaultHealthTimeout)

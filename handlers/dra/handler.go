@@ -46,15 +46,17 @@ const (
 type Handler struct {
 	callTimeout, timeout, connectTimeout time.Duration
 
-	log    *slog.Logger
-	claims claimLocks
-	health healthStore
+	log     *slog.Logger
+	claims  claimLocks
+	streams sync.WaitGroup // of health
 
 	// mu is held for short steps only, never over a call.
-	mu      sync.Mutex
-	drivers map[string][]*instance // oldest first
-	changed chan struct{}          // closed and made anew when an instance is added
-	closed  bool
+	mu            sync.Mutex
+	drivers       map[string][]*instance // oldest first
+	changed       chan struct{}          // closed and made anew when an instance is added
+	health        map[string]map[deviceKey]DeviceHealth
+	healthChanged chan struct{} // closed and made anew with each change; nil when the handler is closed
+	closed        bool
 }
 
 var (
@@ -78,7 +80,8 @@ func New(config Config) *Handler {
 		log:            cmp.Or(config.Log, slog.New(slog.DiscardHandler)),
 		drivers:        map[string][]*instance{},
 		changed:        make(chan struct{}),
-		health:         healthStore{drivers: map[string]map[deviceKey]DeviceHealth{}, changed: make(chan struct{})},
+		health:         map[string]map[deviceKey]DeviceHealth{},
+		healthChanged:  make(chan struct{}),
 	}
 }
 
@@ -173,7 +176,10 @@ func (h *Handler) remove(driver string, which func(*instance) bool) {
 		h.startHealth(left[len(left)-1])
 	} else {
 		delete(h.drivers, driver)
-		h.health.forget(driver)
+		if h.health[driver] != nil {
+			delete(h.health, driver)
+			h.tellHealth()
+		}
 	}
 	h.mu.Unlock()
 	for _, in := range gone {
@@ -188,6 +194,9 @@ func (h *Handler) Close() error {
 	if !h.closed {
 		h.closed = true
 		close(h.changed)
+		clear(h.health)
+		close(h.healthChanged)
+		h.healthChanged = nil
 	}
 	drivers := h.drivers
 	h.drivers = map[string][]*instance{}
@@ -196,7 +205,6 @@ func (h *Handler) Close() error {
 			in.stopHealth()
 		}
 	}
-	h.health.end()
 	h.mu.Unlock()
 	var errs []error
 	for _, instances := range drivers {
@@ -204,7 +212,7 @@ func (h *Handler) Close() error {
 			errs = append(errs, in.conn.Close())
 		}
 	}
-	h.health.running.Wait()
+	h.streams.Wait()
 	return errors.Join(errs...)
 }
 

@@ -8,7 +8,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
@@ -53,7 +52,7 @@ const (
 // Health returns what a driver last said of its devices, by pool and device. It is empty if the driver is not registered, offers no health
 // service or has said nothing yet.
 func (h *Handler) Health(driver string) []DeviceHealth {
-	devices, _, _ := h.health.of(driver)
+	devices, _, _ := h.healthOf(driver)
 	return devices
 }
 
@@ -63,7 +62,7 @@ func (h *Handler) WatchHealth(ctx context.Context, driver string) iter.Seq[[]Dev
 	return func(yield func([]DeviceHealth) bool) {
 		var yielded []DeviceHealth
 		for first := true; ; first = false {
-			devices, changed, expiry := h.health.of(driver)
+			devices, changed, expiry := h.healthOf(driver)
 			if changed == nil {
 				return
 			}
@@ -100,23 +99,14 @@ func sameHealth(a, b DeviceHealth) bool {
 	return a == b
 }
 
-// healthStore has the health of all devices.
-type healthStore struct {
-	running sync.WaitGroup // the streams
-
-	mu      sync.Mutex
-	drivers map[string]map[deviceKey]DeviceHealth
-	changed chan struct{} // closed and made anew with each change; nil after the end
-}
-
 type deviceKey struct{ pool, device string }
 
-// of returns the devices of a driver, what is closed when there is news, and when the next of them becomes unknown by itself.
-func (s *healthStore) of(driver string) (devices []DeviceHealth, changed <-chan struct{}, expiry time.Time) {
+// healthOf returns the devices of a driver, what is closed when there is news, and when the next of them becomes unknown by itself.
+func (h *Handler) healthOf(driver string) (devices []DeviceHealth, changed <-chan struct{}, expiry time.Time) {
 	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, device := range s.drivers[driver] {
+	h.mu.Lock()
+	changed = h.healthChanged
+	for _, device := range h.health[driver] {
 		switch end := device.end(); {
 		case device.Status == Unknown:
 		case now.Before(end):
@@ -128,21 +118,26 @@ func (s *healthStore) of(driver string) (devices []DeviceHealth, changed <-chan 
 		}
 		devices = append(devices, device)
 	}
+	h.mu.Unlock()
 	slices.SortFunc(devices, func(a, b DeviceHealth) int {
 		return cmp.Or(cmp.Compare(a.Pool, b.Pool), cmp.Compare(a.Device, b.Device))
 	})
-	return devices, s.changed, expiry
+	return devices, changed, expiry
 }
 
-// update takes in a report of a driver. What it does not mention stays as it is, until its timeout. The error says what was passed over.
-func (s *healthStore) update(driver string, reported []*drahealth.DeviceHealth) error {
+// takeHealth takes in a report of a driver, unless its stream was given up meanwhile. What it does not mention stays as it is, until its
+// timeout. The error says what was passed over.
+func (h *Handler) takeHealth(ctx context.Context, driver string, reported []*drahealth.DeviceHealth) error {
 	now := time.Now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	devices := s.drivers[driver]
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil
+	}
+	devices := h.health[driver]
 	if devices == nil {
 		devices = map[deviceKey]DeviceHealth{}
-		s.drivers[driver] = devices
+		h.health[driver] = devices
 	}
 	if len(devices)+len(reported) > maxHealthDevices {
 		maps.DeleteFunc(devices, func(_ deviceKey, device DeviceHealth) bool { return !now.Before(device.end()) })
@@ -160,37 +155,14 @@ func (s *healthStore) update(driver string, reported []*drahealth.DeviceHealth) 
 		}
 		devices[key] = device
 	}
-	s.announce()
+	h.tellHealth()
 	return problem
 }
 
-// forget removes all devices of a driver.
-func (s *healthStore) forget(driver string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.drivers[driver] != nil {
-		delete(s.drivers, driver)
-		s.announce()
-	}
-}
-
-// end ends all watches.
-func (s *healthStore) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.changed != nil {
-		clear(s.drivers)
-		close(s.changed)
-		s.changed = nil
-	}
-}
-
-// announce wakes those who wait. The caller holds mu.
-func (s *healthStore) announce() {
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = make(chan struct{})
-	}
+// tellHealth wakes those who watch. The caller holds h.mu.
+func (h *Handler) tellHealth() {
+	close(h.healthChanged)
+	h.healthChanged = make(chan struct{})
 }
 
 // deviceHealth checks one entry of a report.

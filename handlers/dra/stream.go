@@ -21,7 +21,7 @@ func (h *Handler) startHealth(in *instance) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	in.endHealth = cancel
-	h.health.running.Go(func() { h.keepHealth(ctx, in) })
+	h.streams.Go(func() { h.keepHealth(ctx, in) })
 }
 
 // keepHealth follows what an instance says of its devices until ctx ends.
@@ -59,7 +59,7 @@ func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, er
 			return said, endpoint.CallError("NodeWatchResources", err)
 		}
 		said = true
-		problem := h.takeHealth(ctx, in, report.GetDevices())
+		problem := h.takeHealth(ctx, in.driver, report.GetDevices())
 		if problem == nil {
 			former = ""
 		} else if text := problem.Error(); text != former {
@@ -68,14 +68,4 @@ func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, er
 				"driver", in.driver, "endpoint", in.endpoint, "error", problem)
 		}
 	}
-}
-
-// takeHealth takes in a report, unless the stream was given up meanwhile.
-func (h *Handler) takeHealth(ctx context.Context, in *instance, report []*drahealth.DeviceHealth) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if ctx.Err() != nil {
-		return nil
-	}
-	return h.health.update(in.driver, report)
 }
