@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay"
@@ -56,7 +59,44 @@ func Example() {
 	}
 	// Output:
 	// fake.csi.example.com v3.2.1 calls this node node-7 in z1
+	// CSI 1.11.0: CONTROLLER_SERVICE,VOLUME_ACCESSIBILITY_CONSTRAINTS
 	// capabilities: 0
+}
+
+// The clients of a service that Dispensers does not know have the timeouts of the drivers, too.
+func ExampleBounded() {
+	timeouts := func(pluginType, pluginName string) *time.Duration {
+		fmt.Println("the timeout of", pluginType+"/"+pluginName)
+		timeout := time.Nanosecond
+		return &timeout
+	}
+	groups := func(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
+		return csipb.NewGroupControllerClient(csi.Bounded(info, conn, timeouts)), nil
+	}
+	registry, err := dynamicplugins.Open(nil, nil, dynamicplugins.WithConnDispenser(dynamicplugins.PluginTypeCSIController, groups))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer registry.Shutdown()
+	err = registry.RegisterPlugin(&dynamicplugins.PluginInfo{
+		Type: dynamicplugins.PluginTypeCSIController, Name: driverName,
+		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/run/driver.sock"},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client, err := dynamicplugins.Dispense[csipb.GroupControllerClient](registry, dynamicplugins.PluginTypeCSIController, driverName)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	_, err = client.GroupControllerGetCapabilities(context.Background(), &csipb.GroupControllerGetCapabilitiesRequest{})
+	fmt.Println(status.Code(err))
+	// Output:
+	// the timeout of CSIPlugin/fake.csi.example.com
+	// DeadlineExceeded
 }
 
 // use waits for the driver, shows what is known of it, and calls it.
@@ -68,6 +108,7 @@ func use(ctx context.Context, registry *dynamicplugins.Store) error {
 	if node, ok := csi.NodeInfoOf(info); ok {
 		fmt.Println(info.Name, info.Version, "calls this node", node.NodeID, "in", node.Topology["com.example/zone"])
 	}
+	fmt.Println("CSI", info.Options[csi.KeyVersion]+":", info.Options[csi.KeyCapabilities])
 	client, err := dynamicplugins.Dispense[csipb.NodeClient](registry, dynamicplugins.PluginTypeCSINode, driverName)
 	if err != nil {
 		return err

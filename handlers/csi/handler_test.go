@@ -509,7 +509,7 @@ func TestDeprecatedDir(t *testing.T) {
 
 // TestNodeInfoOf: what is damaged, or not there, is not half there.
 func TestNodeInfoOf(t *testing.T) {
-	full := map[string]string{csi.KeyNodeID: "n", csi.KeyMaxVolumesPerNode: "3", csi.KeyTopology: `{"a":"b"}`}
+	full := map[string]string{"csi/node-id": "n", "csi/max-volumes-per-node": "3", "csi/topology": `{"a":"b"}`}
 	with := func(key, value string) *dynamicplugins.PluginInfo {
 		options := maps.Clone(full)
 		options[key] = value
@@ -522,11 +522,11 @@ func TestNodeInfoOf(t *testing.T) {
 		{nil, false},
 		{&dynamicplugins.PluginInfo{}, false},
 		{&dynamicplugins.PluginInfo{Options: full}, true},
-		{with(csi.KeyNodeID, ""), false},
-		{with(csi.KeyMaxVolumesPerNode, ""), true},
-		{with(csi.KeyMaxVolumesPerNode, "many"), false},
-		{with(csi.KeyTopology, ""), true},
-		{with(csi.KeyTopology, "{"), false},
+		{with("csi/node-id", ""), false},
+		{with("csi/max-volumes-per-node", ""), true},
+		{with("csi/max-volumes-per-node", "many"), false},
+		{with("csi/topology", ""), true},
+		{with("csi/topology", "{"), false},
 	} {
 		got, ok := csi.NodeInfoOf(c.info)
 		if ok != c.want || !ok && !cmp.Equal(got, csi.NodeInfo{}) {

@@ -2,7 +2,6 @@ package csi
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -21,12 +20,10 @@ const (
 	// KeyCapabilities are the capabilities of the plugin by their names in the specification, sorted and separated by commas, for example
 	// CONTROLLER_SERVICE,VOLUME_ACCESSIBILITY_CONSTRAINTS. It is missing if the plugin has none.
 	KeyCapabilities = "csi/capabilities"
-	// KeyNodeID is how the driver calls this node. It is missing if the driver serves no node, or cannot say.
-	KeyNodeID = "csi/node-id"
-	// KeyMaxVolumesPerNode is a decimal number of volumes. It is missing if the driver sets no limit.
-	KeyMaxVolumesPerNode = "csi/max-volumes-per-node"
-	// KeyTopology is where the node is accessible from, as a JSON object of texts. It is missing if the driver does not say.
-	KeyTopology = "csi/topology"
+	// What NodeInfoOf reads, as text, decimal number and JSON object of texts. Each is missing if the driver does not say or set it.
+	keyNodeID            = "csi/node-id"
+	keyMaxVolumesPerNode = "csi/max-volumes-per-node"
+	keyTopology          = "csi/topology"
 )
 
 // Limits of the CSI specification, in bytes.
@@ -49,18 +46,18 @@ type NodeInfo struct {
 // NodeInfoOf returns what the driver of a registry entry, of type CSIPlugin, csi-node or csi-controller, said of its node when it was
 // registered. It is false if the driver serves no node or did not say, or if the entry is not one of [Handler].
 func NodeInfoOf(info *dynamicplugins.PluginInfo) (NodeInfo, bool) {
-	if info == nil || info.Options[KeyNodeID] == "" {
+	if info == nil || info.Options[keyNodeID] == "" {
 		return NodeInfo{}, false
 	}
-	node := NodeInfo{NodeID: info.Options[KeyNodeID]}
-	if s := info.Options[KeyMaxVolumesPerNode]; s != "" {
+	node := NodeInfo{NodeID: info.Options[keyNodeID]}
+	if s := info.Options[keyMaxVolumesPerNode]; s != "" {
 		limit, err := strconv.ParseInt(s, 10, 64)
 		if err != nil {
 			return NodeInfo{}, false
 		}
 		node.MaxVolumesPerNode = limit
 	}
-	if s := info.Options[KeyTopology]; s != "" && json.Unmarshal([]byte(s), &node.Topology) != nil {
+	if s := info.Options[keyTopology]; s != "" && json.Unmarshal([]byte(s), &node.Topology) != nil {
 		return NodeInfo{}, false
 	}
 	return node, true
@@ -68,15 +65,15 @@ func NodeInfoOf(info *dynamicplugins.PluginInfo) (NodeInfo, bool) {
 
 // addTo adds the node to the details of a registration.
 func (n NodeInfo) addTo(details map[string]string) error {
-	details[KeyNodeID] = n.NodeID
+	details[keyNodeID] = n.NodeID
 	if n.MaxVolumesPerNode > 0 {
-		details[KeyMaxVolumesPerNode] = strconv.FormatInt(n.MaxVolumesPerNode, 10)
+		details[keyMaxVolumesPerNode] = strconv.FormatInt(n.MaxVolumesPerNode, 10)
 	}
 	if len(n.Topology) == 0 {
 		return nil
 	}
 	topology, err := json.Marshal(n.Topology)
-	details[KeyTopology] = string(topology)
+	details[keyTopology] = string(topology)
 	return err
 }
 
@@ -87,10 +84,7 @@ func nodeInfo(answer *csipb.NodeGetInfoResponse) (NodeInfo, error) {
 		MaxVolumesPerNode: answer.GetMaxVolumesPerNode(),
 		Topology:          answer.GetAccessibleTopology().GetSegments(),
 	}
-	if n.NodeID == "" {
-		return NodeInfo{}, errors.New("the node ID is empty; it is required")
-	}
-	if err := foreign.Check("the node ID", n.NodeID, maxNodeID); err != nil {
+	if err := foreign.Required("the node ID", n.NodeID, maxNodeID); err != nil {
 		return NodeInfo{}, err
 	}
 	if n.MaxVolumesPerNode < 0 {

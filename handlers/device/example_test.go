@@ -22,9 +22,31 @@ func Example() {
 		fmt.Println(err)
 	}
 	// Output:
+	// prepares devices: "", has preferences: ""
 	// job-7 has [gadget-1] and is started with GADGETS=gadget-1
 	// gadget-1 is healthy, owner "job-7"
 	// gadget-2 is healthy, owner ""
+	// for job-8: wait until devices change
+	// allocations: 0
+}
+
+// advice is what a caller can do about an error of Allocate.
+func advice(err error) string {
+	switch {
+	case errors.Is(err, device.ErrNotEnough), errors.Is(err, device.ErrInUse), errors.Is(err, device.ErrUnhealthy):
+		return "wait until devices change"
+	case errors.Is(err, device.ErrUnavailable):
+		return "wait until the plugin is back"
+	case errors.Is(err, device.ErrConflict):
+		return "release what the owner has"
+	case errors.Is(err, device.ErrRefused):
+		return "ask the author of the plugin"
+	case errors.Is(err, device.ErrInvalid), errors.Is(err, device.ErrNotFound):
+		return "correct the request"
+	case errors.Is(err, device.ErrClosed):
+		return "the host ends"
+	}
+	return "give up"
 }
 
 func giveGadget() error {
@@ -69,9 +91,11 @@ func giveGadget() error {
 		})
 	}()
 
-	if _, err := runtime.Registry().WaitForPlugin(ctx, registerapi.DevicePlugin, "example.com/gadget"); err != nil {
+	info, err := runtime.Registry().WaitForPlugin(ctx, registerapi.DevicePlugin, "example.com/gadget")
+	if err != nil {
 		return err
 	}
+	fmt.Printf("prepares devices: %q, has preferences: %q\n", info.Options[device.KeyPreStart], info.Options[device.KeyPreferred])
 	given, err := devices.Allocate(ctx, device.Request{Resource: "example.com/gadget", Owner: "job-7"})
 	if err != nil {
 		return err
@@ -80,9 +104,15 @@ func giveGadget() error {
 	for _, d := range devices.Devices() {
 		fmt.Printf("%s is %s, owner %q\n", d.ID, d.Health, d.Owner)
 	}
+	changed := devices.Changed()
+	_, err = devices.Allocate(ctx, device.Request{Resource: "example.com/gadget", Owner: "job-8", Count: 2})
+	fmt.Println("for job-8:", advice(err))
 	if _, err := devices.Release(ctx, "example.com/gadget", "job-7"); err != nil {
 		return err
 	}
+
+	<-changed
+	fmt.Println("allocations:", len(devices.Allocations()))
 
 	// The plugin ends, and then the host: first its runtime, then the handler, and the state last.
 	stopPlugin()

@@ -6,7 +6,7 @@
 // repeat a call that did not reach the driver, or whose answer was lost, which is safe because drivers have to be idempotent. Where a
 // driver announces the health service, [Handler.Health] is what it last said of its devices.
 //
-// [Dispenser] makes DispensePlugin hand out a typed client. It is of use without the handler, too.
+// [Dispensers] make DispensePlugin hand out a typed client. It is of use without the handler, too.
 //
 // The package allocates nothing and knows no Kubernetes API: which claims there are, and which devices were allocated to them, is the
 // business of the host and of its drivers. The services are those of k8s.io/kubelet/pkg/apis/dra, in the versions v1 and v1beta1, and of

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -35,17 +36,20 @@ func Example() {
 	go func() { ended <- runtime.Run(ctx) }()
 
 	// Elsewhere, a driver comes up.
+	driver := newFake("gpu-0")
 	go func() {
 		ended <- sdk.Serve(ctx, sdk.Plugin{
-			Type: registerapi.DRAPlugin, Name: driverName, Versions: []string{"v1.DRAPlugin"},
+			Type: registerapi.DRAPlugin, Name: driverName, Versions: []string{"v1.DRAPlugin", "v1alpha1.DRAResourceHealth"},
 			Socket:   filepath.Join(dir, "gpu.sock"),
-			Register: newFake("gpu-0").register,
+			Register: driver.register,
 		})
 	}()
 
-	if _, err := runtime.Registry().WaitForPlugin(ctx, registerapi.DRAPlugin, driverName); err != nil {
+	info, err := runtime.Registry().WaitForPlugin(ctx, registerapi.DRAPlugin, driverName)
+	if err != nil {
 		fmt.Println(err)
 	}
+	fmt.Println(info.Options[dra.KeyService], info.Options[dra.KeyHealth])
 	claim := &drav1.Claim{Namespace: "default", Name: "training", Uid: "6b3d0f2e"}
 	prepared, err := drivers.Prepare(ctx, driverName, claim)
 	if err != nil {
@@ -56,12 +60,40 @@ func Example() {
 	}
 	unprepared, err := drivers.Unprepare(ctx, driverName, claim)
 	fmt.Println(unprepared, err)
+	_, err = drivers.Prepare(ctx, "fpga.example.com", claim)
+	fmt.Println(errors.Is(err, dra.ErrNotRegistered))
 
+	driver.reports <- []*drahealth.DeviceHealth{of("gpu-0", drahealth.HealthStatus_UNHEALTHY)}
+	for devices := range drivers.WatchHealth(ctx, driverName) {
+		if len(devices) > 0 {
+			fmt.Println(devices[0].Device, advice(devices[0]))
+			break
+		}
+	}
+
+	driver.reports <- nil // a driver ends its streams when it ends
 	cancel()
 	if err := errors.Join(<-ended, <-ended, drivers.Close()); err != nil {
 		fmt.Println(err)
 	}
+	_, err = drivers.Prepare(context.Background(), driverName, claim)
+	fmt.Println(errors.Is(err, dra.ErrClosed))
 	// Output:
+	// v1.DRAPlugin v1alpha1.DRAResourceHealth
 	// 6b3d0f2e <nil> gpu-0 [example.com/gpu=gpu-0]
 	// map[6b3d0f2e:<nil>] <nil>
+	// true
+	// gpu-0 is to be replaced
+	// true
+}
+
+func advice(device dra.DeviceHealth) string {
+	switch device.Status {
+	case dra.Healthy:
+		return "can be used"
+	case dra.Unhealthy:
+		return "is to be replaced"
+	case dra.Unknown:
+	}
+	return "was not heard of lately"
 }
