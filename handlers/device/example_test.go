@@ -24,10 +24,23 @@ func Example() {
 	// Output:
 	// prepares devices: "", has preferences: ""
 	// job-7 has [gadget-1] and is started with GADGETS=gadget-1
-	// gadget-1 is healthy, owner "job-7"
-	// gadget-2 is healthy, owner ""
+	// gadget-1 can be used, owner "job-7"
+	// gadget-2 can be used, owner ""
 	// for job-8: wait until devices change
 	// allocations: 0
+}
+
+func usable(health device.Health) string {
+	switch health {
+	case device.Healthy:
+		return "can be used"
+	case device.Unhealthy:
+		return "is broken"
+	case device.Missing:
+		return "is not listed any more"
+	case device.Unavailable:
+	}
+	return "has no plugin that works"
 }
 
 // advice is what a caller can do about an error of Allocate.
@@ -102,7 +115,7 @@ func giveGadget() error {
 	}
 	fmt.Println("job-7 has", given.Devices, "and is started with GADGETS="+given.Answer.Envs["GADGETS"])
 	for _, d := range devices.Devices() {
-		fmt.Printf("%s is %s, owner %q\n", d.ID, d.Health, d.Owner)
+		fmt.Printf("%s %s, owner %q\n", d.ID, usable(d.Health), d.Owner)
 	}
 	changed := devices.Changed()
 	_, err = devices.Allocate(ctx, device.Request{Resource: "example.com/gadget", Owner: "job-8", Count: 2})

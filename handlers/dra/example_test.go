@@ -12,6 +12,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
@@ -24,7 +25,7 @@ func Example() {
 		return
 	}
 	defer os.RemoveAll(dir)
-	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{dir}})
+	runtime, err := patchbay.New(patchbay.Config{PluginDirs: []string{dir}, RegistryOptions: dra.Dispensers(nil)})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -60,6 +61,8 @@ func Example() {
 	}
 	unprepared, err := drivers.Unprepare(ctx, driverName, claim)
 	fmt.Println(unprepared, err)
+	_, err = dynamicplugins.Dispense[drav1.DRAPluginClient](runtime.Registry(), registerapi.DRAPlugin, driverName)
+	fmt.Println("a client for who repeats calls himself:", err)
 	_, err = drivers.Prepare(ctx, "fpga.example.com", claim)
 	fmt.Println(errors.Is(err, dra.ErrNotRegistered))
 
@@ -82,6 +85,7 @@ func Example() {
 	// v1.DRAPlugin v1alpha1.DRAResourceHealth
 	// 6b3d0f2e <nil> gpu-0 [example.com/gpu=gpu-0]
 	// map[6b3d0f2e:<nil>] <nil>
+	// a client for who repeats calls himself: <nil>
 	// true
 	// gpu-0 is to be replaced
 	// true
