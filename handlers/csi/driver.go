@@ -124,7 +124,8 @@ func (d driver) identify(ctx context.Context, name string) (vendorVersion string
 
 // capabilities returns the names of those capabilities of the plugin that are known, sorted.
 func (d driver) capabilities(ctx context.Context) ([]string, error) {
-	answer, err := endpoint.Call(ctx, d.callTimeout, "GetPluginCapabilities", d.identity.GetPluginCapabilities, &csipb.GetPluginCapabilitiesRequest{})
+	answer, err := endpoint.Call(ctx, d.callTimeout, "GetPluginCapabilities", d.identity.GetPluginCapabilities,
+		&csipb.GetPluginCapabilitiesRequest{})
 	if err != nil {
 		return nil, err
 	}

@@ -108,7 +108,7 @@ func (h *Handler) allocate(ctx context.Context, request Request) (Allocation, er
 	return a.public(), nil
 }
 
-// await takes something of which somebody else may be the one who is busy with it, and waits until nobody is: take returns what to wait for.
+// await has take make the caller the one who is busy with something, and waits while somebody else is: then take returns what to wait for.
 // It is called with h.mu held.
 func (h *Handler) await(ctx context.Context, take func() (busy <-chan struct{}, err error)) error {
 	for {
@@ -193,7 +193,7 @@ func (h *Handler) remove(a *allocation) {
 
 // again returns an allocation that exists.
 func (h *Handler) again(ctx context.Context, a *allocation, p *plugin, wanted wish) (Allocation, error) {
-	if !a.wish.equal(wanted) {
+	if !a.equal(wanted) {
 		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.Devices),
 			a.Time.Format(time.RFC3339), ErrConflict)
 	}

@@ -42,7 +42,7 @@ func CheckDirs(socketDir, pluginDir string) error {
 	return nil
 }
 
-// makeBoard makes the directory of the announcements, in which all is the handler's own, without what a host that was killed has left there.
+// makeBoard makes the directory of the announcements, without what a host that was killed has left there. All in it is the handler's own.
 func makeBoard(pluginDir string) (string, error) {
 	dir, err := filepath.Abs(filepath.Join(pluginDir, boardDir))
 	if err != nil {

@@ -3,6 +3,7 @@ package device
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -221,8 +222,8 @@ func (h *Handler) register(
 	if err != nil {
 		h.forsake(p)
 		if h.older.isDead(path) {
-			// It was there when it registered, and registers again when it is back.
-			return nil, fmt.Errorf("it ended: %w", withoutRetry{err})
+			// It was there when it registered, and registers again when it is back: this does not mean "not yet".
+			return nil, errors.New("it ended: " + err.Error())
 		}
 		return nil, err
 	}
@@ -330,11 +331,6 @@ func (h *Handler) tidy(r *resource) {
 		delete(h.resources, r.name)
 	}
 }
-
-// withoutRetry is an error that does not mean "not yet".
-type withoutRetry struct{ inner error }
-
-func (e withoutRetry) Error() string { return e.inner.Error() }
 
 // forgetful is the store of a handler that has none.
 type forgetful struct{}

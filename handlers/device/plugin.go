@@ -89,17 +89,19 @@ func (p *plugin) allocate(ctx context.Context, devices []string) (Answer, error)
 
 // prepare has the plugin prepare devices for a start of their owner.
 func (p *plugin) prepare(ctx context.Context, devices []string) error {
-	_, err := endpoint.Call(ctx, p.timeout, "PreStartContainer", p.client.PreStartContainer, &pluginapi.PreStartContainerRequest{DevicesIds: devices})
+	_, err := endpoint.Call(ctx, p.timeout, "PreStartContainer", p.client.PreStartContainer,
+		&pluginapi.PreStartContainerRequest{DevicesIds: devices})
 	return err
 }
 
 // prefer returns which devices the plugin would choose. Some of them may make no sense.
 func (p *plugin) prefer(ctx context.Context, available, wanted []string, count int) ([]string, error) {
-	response, err := endpoint.Call(ctx, p.timeout, "GetPreferredAllocation", p.client.GetPreferredAllocation, &pluginapi.PreferredAllocationRequest{
+	request := &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
 			AvailableDeviceIDs: available, MustIncludeDeviceIDs: wanted, AllocationSize: int32(min(count, len(available))),
 		}},
-	})
+	}
+	response, err := endpoint.Call(ctx, p.timeout, "GetPreferredAllocation", p.client.GetPreferredAllocation, request)
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,6 @@
 // Package foreign deals with text from others, plugins and callers: whether it may be used, and how it is repeated, in bounded length and
-// so that no terminal or log takes it for more than text. Except for names, by the type of what they name, it does not know what the text is
-// about.
+// so that no terminal or log takes it for more than text. It knows what names look like, by the type of what they name, and of no
+// other text what it is about.
 package foreign
 
 import (

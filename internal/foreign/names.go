@@ -55,7 +55,7 @@ func driverName(kind, name string, ok bool, rule string) error {
 // resourceName has the rules of Kubernetes for extended resources: DOMAIN/NAME, with a domain that is not Kubernetes' own.
 func resourceName(resource string) error {
 	prefix, name, both := strings.Cut(resource, "/")
-	wrong := ""
+	var wrong string
 	switch {
 	case !both:
 		wrong = "has no domain; name it like example.com/gpu"
