@@ -9,14 +9,16 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -52,12 +54,10 @@ type DialerConfig struct {
 	Local func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
 	// Leader returns the node that holds the lock of a plugin. Exclusive is false for a plugin without a lock. Nil: there are no locks.
 	Leader func(ctx context.Context, l Lock) (node string, exclusive bool, err error)
-	// ConnectTimeout bounds the time for a connection to a node, until the next node is taken (default 3 s).
-	ConnectTimeout time.Duration
 }
 
-// defaultConnectTimeout is that of DialerConfig.ConnectTimeout.
-const defaultConnectTimeout = 3 * time.Second
+// connectTimeout bounds the time for a connection to a node, until the next node is taken.
+const connectTimeout = 3 * time.Second
 
 // Dialer makes connections to plugins of the fleet, through the daemons of their nodes. It has one connection to a node, whatever is called
 // there. It may be used from several goroutines.
@@ -68,8 +68,7 @@ type Dialer struct {
 
 // NewDialer returns a dialer, which connects to nothing yet. The caller calls Close.
 func NewDialer(config DialerConfig) *Dialer {
-	config.ConnectTimeout = cmp.Or(config.ConnectTimeout, defaultConnectTimeout)
-	return &Dialer{config: config, pool: pool{config: config, conns: map[poolKey]*pooled{}}}
+	return &Dialer{config: config, pool: pool{credentials: config.Credentials, conns: map[poolKey]*pooled{}}}
 }
 
 // Close ends all calls and closes all connections.
@@ -195,10 +194,13 @@ func unreachable(reasons []string) error {
 // candidate is a node to which a call may go.
 type candidate struct {
 	node string
-	open func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
+	open opener
 	// failing says that its connection is known to fail.
 	failing bool
 }
+
+// opener opens a stream for a call.
+type opener func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
 
 // candidates returns the nodes to which a call may go, in the order in which they are tried.
 func (d *Dialer) candidates(ctx context.Context, ptype, name string, p Policy) ([]candidate, error) {
@@ -234,22 +236,18 @@ func (d *Dialer) candidates(ctx context.Context, ptype, name string, p Policy) (
 		return nil, err
 	}
 	rank(instances, p.Sticky)
-	var remote []candidate
+	var failing []candidate
 	for _, i := range instances {
 		if i.Node == d.config.Node && d.config.Local != nil {
 			continue
 		}
-		remote = append(remote, d.remote(i, ptype, name))
+		if c := d.remote(i, ptype, name); c.failing {
+			failing = append(failing, c)
+		} else {
+			list = append(list, c)
+		}
 	}
-	slices.SortStableFunc(remote, func(a, b candidate) int { return order(a.failing) - order(b.failing) })
-	return append(list, remote...), nil
-}
-
-func order(failing bool) int {
-	if failing {
-		return 1
-	}
-	return 0
+	return append(list, failing...), nil
 }
 
 // rank orders instances as the policy says: by chance, or by the hash of the key and the name of the node.
@@ -272,36 +270,118 @@ func rank(instances []Instance, sticky string) {
 
 // remote returns the candidate for an instance on another node.
 func (d *Dialer) remote(i Instance, ptype, name string) candidate {
-	fail := func(text string) candidate {
+	var conn *pooled
+	var err error
+	switch {
+	case i.Address == "":
+		err = errors.New("it takes no calls from other nodes; set fleet.serve.listen there")
+	case d.config.Credentials == nil:
+		err = errors.New("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
+	default:
+		conn, err = d.pool.get(poolKey{i.Node, i.Address})
+	}
+	if err != nil {
 		return candidate{node: i.Node, failing: true, open: func(
 			context.Context, *grpc.StreamDesc, string, ...grpc.CallOption,
 		) (grpc.ClientStream, error) {
-			return nil, status.Error(codes.Unavailable, text)
+			return nil, status.Error(codes.Unavailable, err.Error())
 		}}
 	}
-	switch {
-	case i.Address == "":
-		return fail("it takes no calls from other nodes; set fleet.serve.listen there")
-	case d.config.Credentials == nil:
-		return fail("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
-	}
-	p, err := d.pool.get(poolKey{i.Node, i.Address})
-	if err != nil {
-		return fail(err.Error())
-	}
-	return candidate{node: i.Node, failing: p.GetState() == connectivity.TransientFailure, open: func(
+	return candidate{node: i.Node, failing: conn.GetState() == connectivity.TransientFailure, open: func(
 		ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
-		if err := p.connect(ctx, d.config.ConnectTimeout); err != nil {
+		if err := conn.connect(ctx); err != nil {
 			return nil, err
 		}
-		md, _ := metadata.FromOutgoingContext(ctx)
-		if md = md.Copy(); md == nil {
-			md = metadata.MD{}
-		}
-		for route := range slices.Chunk(proxy.Route(ptype, name), 2) {
-			md.Set(route[0], route[1])
-		}
-		return p.NewStream(metadata.NewOutgoingContext(ctx, md), desc, method, options...)
+		return conn.NewStream(withMetadata(ctx, proxy.Route(ptype, name)...), desc, method, options...)
 	}}
+}
+
+const (
+	// idleNode is after which time without calls the connection to a node is closed; it is forgotten after twice that.
+	idleNode = 5 * time.Minute
+	// maxReconnect bounds the back-off of a connection that fails. Until it is over, its node is the last to be tried.
+	maxReconnect = 5 * time.Second
+	// nodeSilence and nodeAnswer are after which time of silence a node is asked whether it is there, and how long it may take: a call to a
+	// node that lost its power fails after both together.
+	nodeSilence, nodeAnswer = 10 * time.Second, 3 * time.Second
+)
+
+// poolKey is a node at an address.
+type poolKey struct{ node, address string }
+
+// pool has the connections to nodes.
+type pool struct {
+	credentials *Credentials
+
+	mu     sync.Mutex
+	conns  map[poolKey]*pooled
+	closed bool
+}
+
+// pooled is a connection to a node.
+type pooled struct {
+	*grpc.ClientConn
+	used time.Time // when it was last asked for; guarded by pool.mu
+}
+
+func (p *pool) get(k poolKey) (*pooled, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, errors.New("the dialer of the fleet is closed")
+	}
+	now := time.Now()
+	if c := p.conns[k]; c != nil {
+		c.used = now
+		return c, nil
+	}
+	for other, c := range p.conns {
+		// One that is idle has no calls.
+		if now.Sub(c.used) > 2*idleNode && c.GetState() != connectivity.Ready {
+			delete(p.conns, other)
+			_ = c.Close()
+		}
+	}
+	conn, err := grpc.NewClient("passthrough:///"+k.address,
+		grpc.WithTransportCredentials(p.credentials.client(k.node)),
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(idleNode),
+		grpc.WithMaxHeaderListSize(proxy.MaxMetadataSize),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(proxy.MaxMessageSize)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: nodeSilence, Timeout: nodeAnswer, PermitWithoutStream: true}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Backoff{Min: time.Second, Max: maxReconnect}.GRPC(),
+			MinConnectTimeout: connectTimeout,
+		}))
+	if err != nil {
+		return nil, err
+	}
+	c := &pooled{ClientConn: conn, used: now}
+	p.conns[k] = c
+	return c, nil
+}
+
+func (p *pool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
+	clear(p.conns)
+}
+
+// connect waits until the node can be called, or is known not to be. In the latter case, who opens a stream gets the reason.
+func (c *pooled) connect(ctx context.Context) error {
+	waiting, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	if state := settle(waiting, c.ClientConn); state != connectivity.Idle && state != connectivity.Connecting {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return status.Errorf(codes.Unavailable, "there is no connection to %s within %v", c.Target(), connectTimeout)
 }

@@ -7,11 +7,20 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/proxy"
 )
 
 // Lock is the lock of a plugin of which one instance in the fleet may be active: it belongs to a type, or role, and a name.
@@ -57,8 +66,6 @@ type ElectorConfig struct {
 	// TTL is how long a node that is cut off from etcd, or dead, keeps others from the lock (default [DefaultPresence], at least 2 s). It is
 	// rounded up to seconds.
 	TTL time.Duration
-	// Timeout bounds one request (default 5 s, but at most a third of TTL).
-	Timeout time.Duration
 	// Logger is told when locks are won and lost; nil for no log.
 	Logger *slog.Logger
 }
@@ -73,12 +80,12 @@ type Elector struct {
 	config  ElectorConfig
 	cluster *Cluster
 	log     *slog.Logger
+	locks   Locks         // without a client before Run and after it
 	changed chan struct{} // gets a value when wanted changes
 
 	mu     sync.Mutex
-	client *clientv3.Client // nil before Run and after it
-	wanted map[Lock]bool
-	term   *term // nil without a lease
+	wanted map[Lock]bool // it is not changed, but replaced
+	term   *term         // nil without a lease
 	held   map[Lock]*Hold
 }
 
@@ -89,41 +96,32 @@ func NewElector(c *Cluster, config ElectorConfig) (*Elector, error) {
 		return nil, fmt.Errorf("cannot compete for locks: a lease of %v is too short: use at least %v", config.TTL, minTTL)
 	}
 	config.TTL = (config.TTL + time.Second - 1).Truncate(time.Second)
-	config.Timeout = min(cmp.Or(config.Timeout, defaultTimeout), config.TTL/3)
 	if err := errors.Join(config.Space.Validate(), ValidateNode(config.Node)); err != nil {
 		return nil, fmt.Errorf("cannot compete for locks: %w", err)
 	}
-	if config.Logger == nil {
-		config.Logger = slog.New(slog.DiscardHandler)
-	}
 	return &Elector{
-		config: config, cluster: c, log: config.Logger, changed: make(chan struct{}, 1), wanted: map[Lock]bool{}, held: map[Lock]*Hold{},
+		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1),
+		locks: Locks{space: config.Space, timeout: min(c.config.Timeout, config.TTL/3)}, held: map[Lock]*Hold{},
 	}, nil
 }
 
 // Stand says which locks the node wants. Those that it holds and does not want any more it gives up at once.
 func (e *Elector) Stand(locks []Lock) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	clear(e.wanted)
+	wanted := make(map[Lock]bool, len(locks))
 	for _, l := range locks {
-		e.wanted[l] = true
+		wanted[l] = true
 	}
-	select {
-	case e.changed <- struct{}{}:
-	default:
-	}
+	e.mu.Lock()
+	e.wanted = wanted
+	e.mu.Unlock()
+	tell(e.changed)
 }
 
 // wants returns the locks that the node wants.
 func (e *Elector) wants() map[Lock]bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	wanted := make(map[Lock]bool, len(e.wanted))
-	for l := range e.wanted {
-		wanted[l] = true
-	}
-	return wanted
+	return e.wanted
 }
 
 // Held returns the node's hold of a lock, nil if it does not hold it now.
@@ -137,24 +135,15 @@ func (e *Elector) Held(l Lock) *Hold {
 	return h
 }
 
-// errNoClient says that there is no client of etcd yet.
-var errNoClient = errors.New("etcd has not been reached yet")
-
 // Leader returns who holds a lock by etcd's account. Without one, Node is empty.
 func (e *Elector) Leader(ctx context.Context, l Lock) (Leader, error) {
-	leaders, err := e.leaders(ctx, l.key(e.config.Space)+"/", clientv3.WithFirstCreate()...)
-	if err != nil {
-		return Leader{}, fmt.Errorf("cannot find out who holds the lock of %v: %w", l, explain(err))
-	}
-	for _, leader := range leaders {
-		return leader, nil
-	}
-	return Leader{Lock: l}, nil
+	leader, _, err := e.locks.leader(ctx, l)
+	return leader, err
 }
 
 // Leaders returns who holds which lock by etcd's account.
 func (e *Elector) Leaders(ctx context.Context) (map[Lock]Leader, error) {
-	leaders, err := e.leaders(ctx, e.config.Space.elections(), clientv3.WithPrefix(),
+	leaders, err := e.locks.leaders(ctx, e.config.Space.elections(), clientv3.WithPrefix(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if err != nil {
 		return nil, fmt.Errorf("cannot find out who holds the locks: %w", explain(err))
@@ -162,32 +151,154 @@ func (e *Elector) Leaders(ctx context.Context) (map[Lock]Leader, error) {
 	return leaders, nil
 }
 
-func (e *Elector) leaders(ctx context.Context, key string, options ...clientv3.OpOption) (map[Lock]Leader, error) {
-	e.mu.Lock()
-	client := e.client
-	e.mu.Unlock()
-	if client == nil {
-		return nil, errNoClient
-	}
-	ctx, cancel := within(ctx, e.config.Timeout)
-	defer cancel()
-	return leadersIn(ctx, client, e.config.Space, key, options...)
+// Locks finds the holders of locks, for programs that call exclusive plugins and compete for no lock themselves. Its methods may be called
+// from several goroutines.
+type Locks struct {
+	client  atomic.Pointer[clientv3.Client]
+	space   Space
+	timeout time.Duration
 }
 
-// leadersIn reads who holds which locks.
-func leadersIn(
-	ctx context.Context, client *clientv3.Client, space Space, key string, options ...clientv3.OpOption,
-) (map[Lock]Leader, error) {
+// OpenLocks returns the locks of a fleet. It does not connect yet. The caller calls Close.
+func OpenLocks(c *Cluster, space Space) (*Locks, error) {
+	client, err := c.Client()
+	if err != nil {
+		return nil, fmt.Errorf("cannot find out who holds the locks: %w", err)
+	}
+	l := &Locks{space: space, timeout: c.config.Timeout}
+	l.client.Store(client)
+	return l, nil
+}
+
+// Close ends the connection to etcd.
+func (l *Locks) Close() error {
+	if client := l.client.Swap(nil); client != nil {
+		return client.Close()
+	}
+	return nil
+}
+
+// Holder returns the node that holds a lock. Exclusive is false for a lock that nobody holds or wants. It asks etcd, and is meant for
+// [DialerConfig].Leader.
+func (l *Locks) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
+	leader, exclusive, err := l.leader(ctx, lock)
+	return leader.Node, exclusive, err
+}
+
+func (l *Locks) leader(ctx context.Context, lock Lock) (leader Leader, found bool, err error) {
+	leaders, err := l.leaders(ctx, lock.key(l.space)+"/", clientv3.WithFirstCreate()...)
+	if err != nil {
+		return Leader{}, false, fmt.Errorf("cannot find out who holds the lock of %v: %w", lock, explain(err))
+	}
+	leader, found = leaders[lock]
+	leader.Lock = lock
+	return leader, found, nil
+}
+
+func (l *Locks) leaders(ctx context.Context, key string, options ...clientv3.OpOption) (map[Lock]Leader, error) {
+	client := l.client.Load()
+	if client == nil {
+		return nil, errors.New("there is no connection to etcd yet, or no more")
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
 	response, err := client.Get(clientv3.WithRequireLeader(ctx), key, options...)
 	if err != nil {
 		return nil, err
 	}
 	leaders := map[Lock]Leader{}
 	for _, kv := range response.Kvs {
-		l, ok := parseLock(space, string(kv.Key))
-		if _, later := leaders[l]; ok && !later && ValidateNode(string(kv.Value)) == nil {
-			leaders[l] = Leader{Lock: l, Node: string(kv.Value), Token: kv.CreateRevision}
+		lock, ok := parseLock(l.space, string(kv.Key))
+		if _, later := leaders[lock]; ok && !later && ValidateNode(string(kv.Value)) == nil {
+			leaders[lock] = Leader{Lock: lock, Node: string(kv.Value), Token: kv.CreateRevision}
 		}
 	}
 	return leaders, nil
+}
+
+// Hold is a lock that the node holds.
+type Hold struct {
+	// Token is the fencing token. It is the revision at which etcd knew the node first as one that wants the lock, and grows whenever the
+	// lock passes on, unless etcd is restored from a backup without raising its revision.
+	Token int64
+
+	lock  Lock
+	key   string // in etcd, made at the revision that is the token
+	lose  context.CancelFunc
+	ended context.Context //nolint:containedctx // It is the life of the hold.
+	calls atomic.Int64    // those in progress
+}
+
+// Done is closed when the lock is not held any more.
+func (h *Hold) Done() <-chan struct{} { return h.ended.Done() }
+
+// Conn returns a connection whose calls carry the token, with the key [proxy.FencingTokenKey], and end with the hold, with
+// codes.Unavailable.
+func (h *Hold) Conn(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return heldConn{conn, h} }
+
+type heldConn struct {
+	grpc.ClientConnInterface
+	hold *Hold
+}
+
+// begin counts a call until it has ended, and has it end with the hold too, and carry the token.
+func (c heldConn) begin(ctx context.Context, options []grpc.CallOption) (context.Context, []grpc.CallOption) {
+	ctx, cancel := context.WithCancel(withMetadata(ctx, proxy.FencingTokenKey, strconv.FormatInt(c.hold.Token, 10)))
+	forget := context.AfterFunc(c.hold.ended, cancel)
+	c.hold.calls.Add(1)
+	return ctx, append(slices.Clip(options), grpc.OnFinish(func(error) {
+		forget()
+		cancel()
+		c.hold.calls.Add(-1)
+	}))
+}
+
+// withMetadata sets metadata of a call, pairs of key and value.
+func withMetadata(ctx context.Context, pairs ...string) context.Context {
+	md, _ := metadata.FromOutgoingContext(ctx)
+	md = metadata.Join(md) // a copy
+	for pair := range slices.Chunk(pairs, 2) {
+		md.Set(pair[0], pair[1])
+	}
+	return metadata.NewOutgoingContext(ctx, md)
+}
+
+func (c heldConn) explain(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || c.hold.ended.Err() == nil {
+		return err
+	}
+	return status.Errorf(codes.Unavailable, "the call was ended because its node does not hold the lock of %v any more", c.hold.lock)
+}
+
+// Invoke implements grpc.ClientConnInterface.
+func (c heldConn) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
+	calling, options := c.begin(ctx, options)
+	return c.explain(ctx, c.ClientConnInterface.Invoke(calling, method, request, reply, options...))
+}
+
+// NewStream implements grpc.ClientConnInterface.
+func (c heldConn) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	calling, options := c.begin(ctx, options)
+	stream, err := c.ClientConnInterface.NewStream(calling, desc, method, options...)
+	if err != nil {
+		return nil, c.explain(ctx, err)
+	}
+	return heldStream{stream, c, ctx}, nil
+}
+
+type heldStream struct {
+	grpc.ClientStream
+	conn   heldConn
+	caller context.Context //nolint:containedctx // A stream has a context.
+}
+
+// RecvMsg implements grpc.ClientStream.
+func (s heldStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if status.Code(err) == codes.Canceled {
+		return s.conn.explain(s.caller, err)
+	}
+	return err
 }

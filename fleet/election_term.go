@@ -12,18 +12,18 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"golang.org/x/sync/errgroup"
 )
 
 // errTermOver says that a lease could not be renewed in time.
 var errTermOver = errors.New("the lease of its locks could not be renewed in time")
 
-// stopPatience bounds how long the end waits for etcd to take the lease back.
+// stopPatience bounds how long the end of a publisher, or of a hold, waits for etcd to know of it.
 const stopPatience = 2 * time.Second
 
 // term is the time of one lease.
 type term struct {
+	client  *clientv3.Client
 	lease   clientv3.LeaseID
 	session *concurrency.Session
 	// living ends with the term, at the latest when until has come.
@@ -57,7 +57,7 @@ func (t *term) extend(sent time.Time, ttl time.Duration) {
 
 // Run competes until ctx ends; then it gives up all locks, which takes it no more than a few seconds, and returns. It may be called once.
 func (e *Elector) Run(ctx context.Context) {
-	defer e.disconnect()
+	defer func() { _ = e.locks.Close() }()
 	failures := 0
 	for client := e.connect(ctx); client != nil && ctx.Err() == nil; {
 		if len(e.wants()) == 0 {
@@ -70,7 +70,7 @@ func (e *Elector) Run(ctx context.Context) {
 		t, err := e.begin(ctx, client)
 		if err == nil {
 			failures = 0
-			err = e.serve(ctx, client, t)
+			err = e.serve(ctx, t)
 			client = e.connect(ctx) // serve has closed the other one
 		} else {
 			failures++
@@ -85,25 +85,12 @@ func (e *Elector) Run(ctx context.Context) {
 	}
 }
 
-// disconnect closes the client, if there is one.
-func (e *Elector) disconnect() {
-	e.mu.Lock()
-	client := e.client
-	e.client = nil
-	e.mu.Unlock()
-	if client != nil {
-		_ = client.Close()
-	}
-}
-
 // connect returns a client of etcd, nil if ctx ends before there is one.
 func (e *Elector) connect(ctx context.Context) *clientv3.Client {
 	for failures := 1; ; failures++ {
 		client, err := e.cluster.Client()
 		if err == nil {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			e.client = client
+			e.locks.client.Store(client)
 			return client
 		}
 		if failures == 1 {
@@ -118,7 +105,7 @@ func (e *Elector) connect(ctx context.Context) *clientv3.Client {
 // begin gets a lease.
 func (e *Elector) begin(ctx context.Context, client *clientv3.Client) (*term, error) {
 	sent := time.Now()
-	granting, cancel := within(ctx, e.config.Timeout)
+	granting, cancel := context.WithTimeout(ctx, e.locks.timeout)
 	defer cancel()
 	granted, err := client.Grant(clientv3.WithRequireLeader(granting), int64(e.config.TTL/time.Second))
 	if err != nil {
@@ -132,7 +119,7 @@ func (e *Elector) begin(ctx context.Context, client *clientv3.Client) (*term, er
 		return nil, err
 	}
 	session.Orphan()
-	t := &term{lease: granted.ID, session: session}
+	t := &term{client: client, lease: granted.ID, session: session}
 	t.living, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.timer = time.AfterFunc(e.config.TTL, func() { t.end(errTermOver) })
 	t.extend(sent, e.config.TTL)
@@ -140,7 +127,7 @@ func (e *Elector) begin(ctx context.Context, client *clientv3.Client) (*term, er
 }
 
 // serve competes for as long as the lease lasts, and until ctx ends.
-func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) error {
+func (e *Elector) serve(ctx context.Context, t *term) error {
 	e.mu.Lock()
 	e.term = t
 	e.mu.Unlock()
@@ -153,15 +140,15 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 		e.mu.Unlock()
 		t.holding.Wait()
 		// Others need not wait for the lease to end, if etcd can be told.
-		revoking, cancel := within(context.WithoutCancel(ctx), stopPatience)
-		_, _ = client.Revoke(revoking, t.lease)
+		revoking, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
+		_, _ = t.client.Revoke(revoking, t.lease)
 		cancel()
 		// An election gives up with a request that only the end of its client ends.
-		e.disconnect()
+		_ = e.locks.Close()
 		running.Wait()
 	}()
 	defer context.AfterFunc(ctx, func() { t.end(context.Cause(ctx)) })()
-	running.Go(func() { e.renew(client, t) })
+	running.Go(func() { e.renew(t) })
 	campaigns := map[Lock]context.CancelFunc{}
 	over := make(chan Lock)
 	for {
@@ -180,7 +167,7 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 			campaigns[l] = cancel
 			running.Go(func() {
 				defer cancel()
-				e.campaign(campaigning, client, t, l)
+				e.campaign(campaigning, t, l)
 				select {
 				case over <- l:
 				case <-t.living.Done():
@@ -198,23 +185,23 @@ func (e *Elector) serve(ctx context.Context, client *clientv3.Client, t *term) e
 }
 
 // renew renews the lease until the term ends.
-func (e *Elector) renew(client *clientv3.Client, t *term) {
+func (e *Elector) renew(t *term) {
 	pause, checked := e.config.TTL/3, time.Now()
 	for sleep(t.living, pause) {
 		sent := time.Now()
-		asking, cancel := within(t.living, e.config.Timeout/2)
-		_, err := client.KeepAliveOnce(clientv3.WithRequireLeader(asking), t.lease)
+		asking, cancel := context.WithTimeout(t.living, e.locks.timeout/2)
+		_, err := t.client.KeepAliveOnce(clientv3.WithRequireLeader(asking), t.lease)
 		cancel()
 		pause = e.config.TTL / 20
-		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if isLeaseUnknown(err) {
 			t.end(err)
 		}
 		if err != nil {
 			continue
 		}
 		t.extend(sent, e.config.TTL)
-		checking, cancel := within(t.living, e.config.TTL/3)
-		err = e.check(checking, client, t)
+		checking, cancel := context.WithTimeout(t.living, e.config.TTL/3)
+		err = e.check(checking, t)
 		cancel()
 		switch {
 		case err == nil:
@@ -225,9 +212,16 @@ func (e *Elector) renew(client *clientv3.Client, t *term) {
 	}
 }
 
+const (
+	// checkedAtOnce is the number of holds that one request asks about: etcd takes no more operations in one.
+	checkedAtOnce = 128
+	// checksAtOnce is the number of such requests at a time.
+	checksAtOnce = 8
+)
+
 // check ends the holds whose keys do not stand any more as this node made them: somebody else removed them, and another node may hold the
 // lock. A hold whose key could not be read is not known to stand, which is an error.
-func (e *Elector) check(ctx context.Context, client *clientv3.Client, t *term) error {
+func (e *Elector) check(ctx context.Context, t *term) error {
 	e.mu.Lock()
 	holds := slices.Collect(maps.Values(e.held))
 	e.mu.Unlock()
@@ -235,16 +229,13 @@ func (e *Elector) check(ctx context.Context, client *clientv3.Client, t *term) e
 	requests.SetLimit(checksAtOnce)
 	for some := range slices.Chunk(holds, checkedAtOnce) {
 		requests.Go(func() error {
-			asking, cancel := within(ctx, e.config.Timeout/2)
-			defer cancel()
-			var same []clientv3.Cmp
-			for _, h := range some {
-				same = append(same, clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.Token),
-					clientv3.Compare(clientv3.LeaseValue(h.key), "=", int64(t.lease)))
-			}
-			all, err := client.Txn(asking).If(same...).Commit()
-			if err == nil && !all.Succeeded {
-				err = e.loseFallen(asking, client, t, some)
+			fallen, err := t.fallen(ctx, e.locks.timeout/2, some...)
+			for _, h := range fallen {
+				if h.ended.Err() == nil { // else it was given up meanwhile
+					e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
+						"lock", h.lock.String(), "token", h.Token, "key", h.key)
+					h.lose()
+				}
 			}
 			return err
 		})
@@ -252,51 +243,33 @@ func (e *Elector) check(ctx context.Context, client *clientv3.Client, t *term) e
 	return requests.Wait()
 }
 
-const (
-	// checkedAtOnce is the number of holds that one request asks about: etcd takes twice as many comparisons.
-	checkedAtOnce = 64
-	// checksAtOnce is the number of such requests at a time.
-	checksAtOnce = 8
-)
-
-// loseFallen ends those of the holds whose keys do not stand.
-func (e *Elector) loseFallen(ctx context.Context, client *clientv3.Client, t *term, holds []*Hold) error {
+// fallen returns those of the holds whose keys are not the ones that this node made.
+func (t *term) fallen(ctx context.Context, timeout time.Duration, holds ...*Hold) (fallen []*Hold, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var keys []clientv3.Op
 	for _, h := range holds {
-		stands, err := h.stands(ctx, client, t.lease)
-		if err != nil {
-			return err
-		}
-		if !stands && e.has(h) { // it may have been given up meanwhile
-			e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
-				"lock", h.lock.String(), "token", h.Token, "key", h.key)
-			h.lose()
-		}
+		keys = append(keys, clientv3.OpGet(h.key)) // with its value: without it, there would be no lease
 	}
-	return nil
-}
-
-// has says whether the node still has a hold.
-func (e *Elector) has(h *Hold) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.held[h.lock] == h
-}
-
-// stands says whether the key of a hold is the one that this node made.
-func (h *Hold) stands(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (bool, error) {
-	found, err := client.Get(ctx, h.key)
+	found, err := t.client.Txn(clientv3.WithRequireLeader(ctx)).Then(keys...).Commit()
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	return len(found.Kvs) == 1 && found.Kvs[0].CreateRevision == h.Token && found.Kvs[0].Lease == int64(lease), nil
+	for i, h := range holds {
+		kvs := found.Responses[i].GetResponseRange().GetKvs()
+		if len(kvs) != 1 || kvs[0].CreateRevision != h.Token || kvs[0].Lease != int64(t.lease) {
+			fallen = append(fallen, h)
+		}
+	}
+	return fallen, nil
 }
 
 // campaign competes for one lock until ctx ends, then gives it up. It also returns when the lock is lost.
-func (e *Elector) campaign(ctx context.Context, client *clientv3.Client, t *term, l Lock) {
+func (e *Elector) campaign(ctx context.Context, t *term, l Lock) {
 	for failures := 1; ; failures++ {
 		election := concurrency.NewElection(t.session, l.key(e.config.Space))
 		if err := election.Campaign(clientv3.WithRequireLeader(ctx), e.config.Node); err == nil && ctx.Err() == nil {
-			e.hold(ctx, client, t, l, election)
+			e.hold(ctx, t, l, election)
 			e.resign(ctx, t, election)
 			return
 		}
@@ -312,7 +285,7 @@ func (e *Elector) resign(ctx context.Context, t *term, election *concurrency.Ele
 	if t.living.Err() != nil {
 		return
 	}
-	resigning, cancel := within(context.WithoutCancel(ctx), stopPatience)
+	resigning, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
 	defer cancel()
 	if err := election.Resign(resigning); err != nil {
 		t.end(err) // whether it is given up is not known: the end of the lease makes sure
@@ -320,16 +293,12 @@ func (e *Elector) resign(ctx context.Context, t *term, election *concurrency.Ele
 }
 
 // hold holds a lock until ctx ends, or until its key does not stand any more.
-func (e *Elector) hold(ctx context.Context, client *clientv3.Client, t *term, l Lock, election *concurrency.Election) {
+func (e *Elector) hold(ctx context.Context, t *term, l Lock, election *concurrency.Election) {
 	ctx, lose := context.WithCancel(ctx)
 	defer lose()
-	token := election.Rev()
-	h := &Hold{Token: token, lock: l, key: election.Key(), lose: lose, ended: ctx}
+	h := &Hold{Token: election.Rev(), lock: l, key: election.Key(), lose: lose, ended: ctx}
 	// Whoever waits for a lock does not notice that its own key is removed meanwhile.
-	asking, cancel := within(ctx, e.config.Timeout)
-	stands, err := h.stands(clientv3.WithRequireLeader(asking), client, t.lease)
-	cancel()
-	if err != nil || !stands {
+	if fallen, err := t.fallen(ctx, e.locks.timeout, h); err != nil || len(fallen) > 0 {
 		return
 	}
 	e.mu.Lock()
@@ -341,7 +310,7 @@ func (e *Elector) hold(ctx context.Context, client *clientv3.Client, t *term, l 
 	defer t.holding.Done()
 	e.held[l] = h
 	e.mu.Unlock()
-	e.log.Info("fleet: the node holds a lock", "lock", l.String(), "token", token)
+	e.log.Info("fleet: the node holds a lock", "lock", l.String(), "token", h.Token)
 	<-ctx.Done()
 	calls := h.calls.Load()
 	e.mu.Lock()
@@ -349,7 +318,7 @@ func (e *Elector) hold(ctx context.Context, client *clientv3.Client, t *term, l 
 		delete(e.held, l)
 	}
 	e.mu.Unlock()
-	e.log.Info("fleet: the node does not hold a lock any more", "lock", l.String(), "token", token)
+	e.log.Info("fleet: the node does not hold a lock any more", "lock", l.String(), "token", h.Token)
 	if calls > 0 {
 		// Their ends are on the way to the plugin; nobody else begins until it had the time to notice.
 		sleep(context.WithoutCancel(ctx), min(e.config.TTL/10, time.Second))

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -129,64 +128,60 @@ func (e Etcd) password() (string, error) {
 }
 
 // tls returns nil if the endpoints have no TLS.
-func (e Etcd) tls() (*tls.Config, error) {
+func (e Etcd) tls() (config *tls.Config, err error) {
 	if !strings.HasPrefix(e.Endpoints[0], "https://") {
 		return nil, nil
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: e.ServerName}
+	config = &tls.Config{MinVersion: tls.VersionTLS13, ServerName: e.ServerName}
 	if e.CA != "" {
-		text, err := os.ReadFile(e.CA)
-		if err != nil {
-			return nil, fmt.Errorf("cannot read the certificates of the CA: %w", err)
-		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("file %s has no certificate in PEM", e.CA)
+		if config.RootCAs, err = readCA(e.CA); err != nil {
+			return nil, err
 		}
 	}
 	if e.Cert != "" {
-		pair := &keyPair{cert: e.Cert, key: e.Key}
-		if _, err := pair.get(nil); err != nil {
+		pair := keyPair(e.Cert, e.Key)
+		if _, err := pair.get(); err != nil {
 			return nil, err
 		}
-		config.GetClientCertificate = pair.get
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.get() }
 	}
 	return config, nil
 }
 
-// keyPair is a certificate and its key in files that may change.
-type keyPair struct {
-	cert, key string
-
-	mu     sync.Mutex
-	loaded *tls.Certificate
-	from   [2]time.Time // when the files had been modified that it was loaded from
+// Member is what was found out about one member of etcd.
+type Member struct {
+	// Endpoint is its URL, as it was configured.
+	Endpoint string
+	// Err says why the fleet cannot be read there, and what to do; nil if it can.
+	Err error
 }
 
-// get returns the pair. If the files have changed and cannot be used, which happens while they are being replaced, it is the one before.
-func (k *keyPair) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	var from [2]time.Time
-	for i, file := range []string{k.cert, k.key} {
-		if info, err := os.Stat(file); err == nil {
-			from[i] = info.ModTime()
-		}
+// Check tries all members at once and returns them in the order in which they were configured: it connects, as the user if there is one,
+// and counts the keys of a space, for which the member needs a leader. It changes nothing and blocks for at most the timeout of one
+// request, or until ctx ends.
+func (c *Cluster) Check(ctx context.Context, s Space) []Member {
+	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
+	defer cancel()
+	members := make([]Member, len(c.config.Endpoints))
+	var checking sync.WaitGroup
+	for i, endpoint := range c.config.Endpoints {
+		checking.Go(func() {
+			members[i].Endpoint = endpoint
+			if err := c.check(ctx, i, s); err != nil {
+				members[i].Err = explain(err)
+			}
+		})
 	}
-	if k.loaded != nil && from == k.from {
-		return k.loaded, nil
-	}
-	pair, err := tls.LoadX509KeyPair(k.cert, k.key)
-	switch {
-	case err == nil:
-		k.loaded, k.from = &pair, from
-	case k.loaded == nil:
-		return nil, fmt.Errorf("cannot read certificate %s and its key: %w", k.cert, err)
-	}
-	return k.loaded, nil
+	checking.Wait()
+	return members
 }
 
-// within returns a context for one request.
-func within(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, timeout)
+func (c *Cluster) check(ctx context.Context, member int, s Space) error {
+	store, err := (&clusterDialer{c, member}).dial(ctx, c.config.Timeout)
+	if err != nil {
+		return err
+	}
+	defer store.close()
+	_, err = store.get(ctx, s.nodes(), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	return err
 }

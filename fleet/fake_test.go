@@ -34,7 +34,7 @@ var errAway = errors.New("away")
 
 func (f *fake) members() int { return 1 }
 
-func (f *fake) dial(context.Context) (store, error) {
+func (f *fake) dial(context.Context, time.Duration) (store, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.dialed = append(f.dialed, time.Now())
@@ -80,7 +80,7 @@ func (f *fake) get(context.Context, string, ...clientv3.OpOption) (*clientv3.Get
 	return nil, errors.New("not here")
 }
 
-func (f *fake) commit(_ context.Context, _ []clientv3.Cmp, then, _ []clientv3.Op) (*clientv3.TxnResponse, error) {
+func (f *fake) commit(_ context.Context, _ []clientv3.Cmp, then []clientv3.Op) (*clientv3.TxnResponse, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	response := &pb.TxnResponse{Succeeded: true, Header: &pb.ResponseHeader{}}

@@ -50,7 +50,7 @@ func (r *Reader) run(ctx context.Context) {
 	f := &follower{Reader: r}
 	failures := 0
 	for delay := time.Duration(0); sleep(ctx, delay); {
-		progressed, err := f.attempt(ctx)
+		progressed, err := attempt(ctx, f.dialer, func() (bool, error) { return f.follow(ctx) })
 		if ctx.Err() != nil {
 			return
 		}
@@ -69,16 +69,6 @@ func (r *Reader) run(ctx context.Context) {
 	}
 }
 
-// attempt follows by the first member that is good for it.
-func (f *follower) attempt(ctx context.Context) (progressed bool, err error) {
-	for range f.dialer.members() {
-		if progressed, err = f.follow(ctx); progressed || ctx.Err() != nil || !elsewhere(err) {
-			return progressed, err
-		}
-	}
-	return false, err
-}
-
 func (r *Reader) lost(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,13 +76,9 @@ func (r *Reader) lost(err error) {
 	if r.stats.Lists > 0 {
 		message = "the fleet may have changed since: " + message
 	}
-	if r.health.Current {
-		r.health.Since = time.Now()
-	}
-	if r.health.Current || r.health.Message != message {
+	if r.health.lose(message) {
 		r.config.Logger.Warn("fleet: " + message)
 	}
-	r.health.Current, r.health.Message = false, message
 }
 
 func (r *Reader) found() {
@@ -118,15 +104,14 @@ func (f *follower) follow(ctx context.Context) (progressed bool, err error) {
 			err = cause
 		}
 	}()
-	waiting, done := within(ctx, f.config.Timeout)
-	defer done()
-	if f.store, err = f.dialer.dial(waiting); err != nil {
+	if f.store, err = f.dialer.dial(ctx, f.config.Timeout); err != nil {
 		return false, err
 	}
 	defer f.store.close()
 	// The stream comes first. Etcd cannot be restored or replaced without ending it, so what is read after it is read from the etcd that is
 	// watched.
-	timer := time.AfterFunc(f.config.Timeout, func() { cancel(errQuiet) })
+	quiet := func() { cancel(errQuiet) }
+	timer := time.AfterFunc(f.config.Timeout, quiet)
 	stream, err := f.store.watch(ctx)
 	timer.Stop()
 	if err != nil {
@@ -141,10 +126,7 @@ func (f *follower) follow(ctx context.Context) (progressed bool, err error) {
 	} else if from, err = f.list(ctx); err != nil {
 		return false, err
 	}
-	timer = time.AfterFunc(f.config.Timeout, func() { cancel(errQuiet) })
-	err = f.begin(stream, from)
-	timer.Stop()
-	if err != nil {
+	if err := f.begin(stream, from, quiet); err != nil {
 		return false, err
 	}
 	f.found()
@@ -156,18 +138,12 @@ func (f *follower) follow(ctx context.Context) (progressed bool, err error) {
 }
 
 // begin begins the watch at a revision.
-func (f *follower) begin(stream watchStream, from int64) error {
+func (f *follower) begin(stream watchStream, from int64, quiet func()) error {
 	prefix := f.config.Space.nodes()
-	if err := stream.Send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
+	response, err := ask(stream, &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
 		Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix)), StartRevision: from,
 		ProgressNotify: true, Fragment: true,
-	}}}); err != nil {
-		if _, reason := stream.Recv(); reason != nil {
-			return reason
-		}
-		return err
-	}
-	response, err := stream.Recv()
+	}}}, f.config.Timeout, quiet)
 	if err != nil {
 		return err
 	}
@@ -197,8 +173,6 @@ func (f *follower) verify(ctx context.Context) error {
 	if f.anchor.key == "" {
 		return errHistory // nothing to tell it by; there is nothing to read anew either
 	}
-	ctx, cancel := within(ctx, f.config.Timeout)
-	defer cancel()
 	response, err := f.store.get(ctx, f.anchor.key, clientv3.WithRev(f.anchor.revision), clientv3.WithKeysOnly())
 	known := rpctypes.Error(err)
 	switch {
@@ -297,7 +271,7 @@ func (f *follower) list(ctx context.Context) (next int64, err error) {
 	end := clientv3.GetPrefixRangeEnd(from)
 	revision, limit := int64(0), int64(pageSize)
 	for more := true; more; {
-		page, err := f.page(ctx, from, end, revision, limit)
+		page, err := f.store.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
 		if isTooLarge(err) && limit > 1 {
 			limit /= 2
 			continue
@@ -329,14 +303,10 @@ func (f *follower) list(ctx context.Context) (next int64, err error) {
 	f.mu.Lock()
 	f.stats.Lists++
 	announce := f.stats.Lists > 1
-	gone := []string{}
 	for name := range f.members {
 		if f.facts[name] == nil {
-			gone = append(gone, name)
+			f.show(name, lastContact, announce)
 		}
-	}
-	for _, name := range gone {
-		f.show(name, lastContact, announce)
 	}
 	for name := range f.facts {
 		f.show(name, lastContact, announce)
@@ -346,12 +316,6 @@ func (f *follower) list(ctx context.Context) (next int64, err error) {
 		f.date(ctx)
 	}
 	return revision + 1, nil
-}
-
-func (f *follower) page(ctx context.Context, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
-	ctx, cancel := within(ctx, f.config.Timeout)
-	defer cancel()
-	return f.store.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
 }
 
 // date finds out when nodes that were dead before the reader came were last alive: a node renews its retention lease.
@@ -365,11 +329,9 @@ func (f *follower) date(ctx context.Context) {
 	}
 	f.mu.RUnlock()
 	for name, lease := range dead {
-		asking, cancel := within(ctx, f.config.Timeout)
-		ago, err := f.store.renewed(asking, lease)
-		cancel()
+		ago, err := f.store.renewed(ctx, lease)
 		switch {
-		case errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound):
+		case isLeaseUnknown(err):
 			continue // its retention has just ended
 		case err != nil:
 			return // it is not worth more

@@ -27,8 +27,8 @@ import (
 // stuck is an etcd that grants no lease, and does not say so.
 type stuck struct{ *fake }
 
-func (s stuck) dial(ctx context.Context) (store, error) {
-	if _, err := s.fake.dial(ctx); err != nil {
+func (s stuck) dial(ctx context.Context, timeout time.Duration) (store, error) {
+	if _, err := s.fake.dial(ctx, timeout); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -43,14 +43,14 @@ func (s stuck) grant(ctx context.Context, _ time.Duration) (clientv3.LeaseID, er
 func TestNothingWithoutLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := stuck{newFake()}
-		p, err := newPublisher(f, PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
+		p, err := newPublisher(f, defaultTimeout, PublisherConfig{Node: "a", Local: newFakeLocal("T/one")})
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { p.Run(ctx) })
-		time.Sleep(DefaultSpread/10 + time.Second)
+		time.Sleep(defaultSpread/10 + time.Second)
 		synctest.Wait()
 		cancel()
 		running.Wait()
@@ -60,7 +60,7 @@ func TestNothingWithoutLease(t *testing.T) {
 	})
 }
 
-// TestTimeoutOfEtcd: the timeout of etcd is that of publishers and readers, within what the presence of a node allows.
+// TestTimeoutOfEtcd: the timeout of etcd is that of publishers, readers and electors, within what the presence of a node allows.
 func TestTimeoutOfEtcd(t *testing.T) {
 	c, err := Connect(Etcd{Endpoints: []string{"http://127.0.0.1:1"}, Timeout: 700 * time.Millisecond})
 	if err != nil {
@@ -72,8 +72,12 @@ func TestTimeoutOfEtcd(t *testing.T) {
 	}
 	r := Open(c, ReaderConfig{})
 	defer r.Close()
-	if p.config.Timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond {
-		t.Errorf("publisher %v, reader %v", p.config.Timeout, r.config.Timeout)
+	e, err := NewElector(c, ElectorConfig{Node: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond || e.locks.timeout != 700*time.Millisecond {
+		t.Errorf("publisher %v, reader %v, elector %v", p.timeout, r.config.Timeout, e.locks.timeout)
 	}
 }
 

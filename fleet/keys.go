@@ -1,18 +1,13 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-)
-
-// The defaults of [Space].
-const (
-	DefaultPrefix    = "/patchbay"
-	DefaultNamespace = "default"
 )
 
 // layoutVersion is part of every key, so that another layout can stand beside this one.
@@ -23,9 +18,9 @@ const maxName = 253
 
 // Space says where in etcd a fleet is kept. Fleets in different spaces do not see each other.
 type Space struct {
-	// Prefix begins every key (default [DefaultPrefix]).
+	// Prefix begins every key (default /patchbay).
 	Prefix string
-	// Namespace separates fleets with one prefix (default [DefaultNamespace]). It has letters, digits, ".", "-" and "_" only.
+	// Namespace separates fleets with one prefix (default "default"). It has letters, digits, ".", "-" and "_" only.
 	Namespace string
 }
 
@@ -43,14 +38,7 @@ func (s Space) Validate() error {
 // Base returns what all keys of the space begin with; it ends with a slash. Other uses of the space, such as elections, put their keys
 // beside nodes/ below it.
 func (s Space) Base() string {
-	prefix, namespace := s.Prefix, s.Namespace
-	if prefix == "" {
-		prefix = DefaultPrefix
-	}
-	if namespace == "" {
-		namespace = DefaultNamespace
-	}
-	return strings.TrimRight(prefix, "/") + "/" + namespace + "/" + layoutVersion + "/"
+	return strings.TrimRight(cmp.Or(s.Prefix, "/patchbay"), "/") + "/" + cmp.Or(s.Namespace, "default") + "/" + layoutVersion + "/"
 }
 
 // NodeRange returns the range of keys that belong to one node: all that begin with it. Its daemon needs to read and write these, and

@@ -40,10 +40,11 @@ const ConditionName = "fleet"
 
 // The defaults of [PublisherConfig].
 const (
-	DefaultPresence    = 10 * time.Second
-	DefaultRetention   = time.Hour
-	DefaultMinInterval = time.Second
-	DefaultSpread      = 10 * time.Second
+	DefaultPresence  = 10 * time.Second
+	DefaultRetention = time.Hour
+
+	defaultMinInterval = time.Second
+	defaultSpread      = 10 * time.Second
 )
 
 // PublisherConfig is what a [Publisher] works with.
@@ -58,12 +59,10 @@ type PublisherConfig struct {
 	// Presence is how long the node counts as alive after its last sign of life; Retention is how long what it had stays visible. They are
 	// rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
 	Presence, Retention time.Duration
-	// MinInterval is the least time between two writes.
+	// MinInterval is the least time between two writes (default 1 s).
 	MinInterval time.Duration
-	// Spread is the time over which nodes that have lost etcd come back. The start is spread over a tenth of it.
+	// Spread is the time over which nodes that have lost etcd come back (default 10 s). The start is spread over a tenth of it.
 	Spread time.Duration
-	// Timeout bounds one request (default: that of Etcd, but at most half of Presence).
-	Timeout time.Duration
 	// Local is what is published. It is required.
 	Local Local
 	// Logger is told when etcd is lost and found; nil for no log.
@@ -74,8 +73,8 @@ type PublisherConfig struct {
 type Publisher struct {
 	config   PublisherConfig
 	dialer   dialer
-	log      *slog.Logger
-	node     string // the range of the node's keys
+	timeout  time.Duration // of one request
+	node     string        // the range of the node's keys
 	instance string
 	started  time.Time
 	changes  <-chan struct{}
@@ -87,10 +86,10 @@ type Publisher struct {
 	held       held
 	generation uint64
 
-	mu        sync.Mutex
-	address   string
-	condition Condition
-	stats     Stats
+	mu      sync.Mutex
+	address string
+	health  Health
+	stats   Stats
 }
 
 // Stats counts what a [Publisher] did.
@@ -108,31 +107,24 @@ type leases struct{ presence, retention clientv3.LeaseID }
 
 // NewPublisher returns a publisher. Nothing happens before Run.
 func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
-	config.Timeout = cmp.Or(config.Timeout, c.config.Timeout)
-	return newPublisher(newDialer(c), config)
+	return newPublisher(newDialer(c), c.config.Timeout, config)
 }
 
-func newPublisher(d dialer, config PublisherConfig) (*Publisher, error) {
+func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Publisher, error) {
 	config.Presence = cmp.Or(config.Presence, DefaultPresence)
 	config.Retention = cmp.Or(config.Retention, DefaultRetention)
-	config.MinInterval = cmp.Or(config.MinInterval, DefaultMinInterval)
-	config.Spread = cmp.Or(config.Spread, DefaultSpread)
-	config.Timeout = min(cmp.Or(config.Timeout, defaultTimeout), config.Presence/2)
-	if err := errors.Join(config.Space.Validate(), ValidateNode(config.Node)); err != nil {
+	config.MinInterval = cmp.Or(config.MinInterval, defaultMinInterval)
+	config.Spread = cmp.Or(config.Spread, defaultSpread)
+	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
+	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention))
+	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
-	if err := ValidateTimes(config.Presence, config.Retention); err != nil {
-		return nil, fmt.Errorf("cannot publish the node: %w", err)
-	}
-	if config.Logger == nil {
-		config.Logger = slog.New(slog.DiscardHandler)
-	}
-	p := &Publisher{
-		config: config, dialer: d, log: config.Logger, address: config.Address, instance: rand.Text(),
+	return &Publisher{
+		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
-	}
-	p.condition = Condition{Name: ConditionName, Message: "the node has not been published yet", Since: time.Now()}
-	return p, nil
+		health: Health{Message: "the node has not been published yet", Since: time.Now()},
+	}, nil
 }
 
 // ValidateTimes says whether two durations can be those of a [PublisherConfig].
@@ -154,17 +146,14 @@ func (p *Publisher) SetAddress(address string) {
 	p.mu.Lock()
 	p.address = address
 	p.mu.Unlock()
-	select {
-	case p.touched <- struct{}{}:
-	default:
-	}
+	tell(p.touched)
 }
 
 // Condition says whether the fleet sees the node as it is.
 func (p *Publisher) Condition() Condition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.condition
+	return Condition{Name: ConditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
 }
 
 // Stats returns what has been done so far.
@@ -181,7 +170,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	p.changes = p.config.Local.Changes(ctx)
 	failures := 0
 	for delay := spread(p.config.Spread / 10); sleep(ctx, delay); {
-		stood, err := p.attempt(ctx)
+		stood, err := attempt(ctx, p.dialer, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
 		if ctx.Err() != nil {
 			return
 		}
@@ -207,30 +196,14 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// attempt has one session, with the first member that is good for one. Stood says that there was one.
-func (p *Publisher) attempt(ctx context.Context) (stood bool, err error) {
-	for range p.dialer.members() {
-		s := &session{Publisher: p}
-		if err = s.run(ctx); s.stood || ctx.Err() != nil || !elsewhere(err) {
-			return s.stood, err
-		}
-	}
-	return false, err
-}
-
 // failed makes an error known.
 func (p *Publisher) failed(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.stats.Failures++
-	message := "the node is not published as it is: " + explain(err).Error()
-	if p.condition.OK {
-		p.condition.Since = time.Now()
+	if message := "the node is not published as it is: " + explain(err).Error(); p.health.lose(message) {
+		p.config.Logger.Warn("fleet: "+message, "node", p.config.Node)
 	}
-	if p.condition.OK || p.condition.Message != message {
-		p.log.Warn("fleet: "+message, "node", p.config.Node)
-	}
-	p.condition.OK, p.condition.Message = false, message
 }
 
 // succeeded makes known that the fleet sees the node as it is.
@@ -240,10 +213,10 @@ func (p *Publisher) succeeded(published time.Time) {
 	if !published.IsZero() {
 		p.stats.Published = published
 	}
-	if !p.condition.OK {
-		p.log.Info("fleet: the node is published", "node", p.config.Node)
+	if !p.health.Current {
+		p.config.Logger.Info("fleet: the node is published", "node", p.config.Node)
 	}
-	p.condition = Condition{Name: ConditionName, OK: true}
+	p.health = Health{Current: true}
 }
 
 func (p *Publisher) count(add func(*Stats)) {

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 // runPublisher runs a publisher until the test ends.
 func runPublisher(t *testing.T, f *fake, config PublisherConfig) *Publisher {
 	t.Helper()
-	p, err := newPublisher(f, config)
+	p, err := newPublisher(f, defaultTimeout, config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestCoalesces(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		start = f.writes()
 		local.set("T/quick")
-		time.Sleep(2 * DefaultMinInterval)
+		time.Sleep(2 * defaultMinInterval)
 		if got := f.writes() - start; got != 1 {
 			t.Errorf("%d writes after a rest", got)
 		}
@@ -191,7 +191,7 @@ func TestRefuses(t *testing.T) {
 		"longer than presence,": {Node: "a", Presence: time.Minute, Retention: time.Minute},
 	} {
 		config.Local = newFakeLocal()
-		if _, err := newPublisher(newFake(), config); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := newPublisher(newFake(), defaultTimeout, config); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %q", config, err, want)
 		}
 	}

@@ -62,10 +62,7 @@ func Open(c *Cluster, config ReaderConfig) *Reader {
 }
 
 func open(d dialer, config ReaderConfig) *Reader {
-	config.Timeout = cmp.Or(config.Timeout, defaultTimeout)
-	if config.Logger == nil {
-		config.Logger = slog.New(slog.DiscardHandler)
-	}
+	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &Reader{
 		config: config, dialer: d, cancel: cancel, done: make(chan struct{}), ready: make(chan struct{}), members: map[string]*member{},
@@ -223,8 +220,8 @@ func (r *Reader) snapshot(f Filter) Snapshot {
 func (r *Reader) nodes(f Filter) []Node {
 	nodes := make([]Node, 0, len(r.members))
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		if n := r.members[name].node; f.MatchNode(n) {
-			nodes = append(nodes, n)
+		if anyOf(f.Nodes, name) {
+			nodes = append(nodes, r.members[name].node)
 		}
 	}
 	return nodes
@@ -234,7 +231,7 @@ func (r *Reader) plugins(f Filter) []Plugin {
 	// What is sorted is small: plugins are large, and a fleet has many.
 	type found struct {
 		*member
-		*pluginRecord
+		said   *Plugin
 		number int
 	}
 	var all []found
@@ -243,18 +240,18 @@ func (r *Reader) plugins(f Filter) []Plugin {
 			continue
 		}
 		m := r.members[name]
-		for _, record := range m.plugins {
-			if f.Match(m.plugin(record)) {
-				all = append(all, found{m, record, len(all)})
+		for _, said := range m.plugins {
+			if f.match(m.plugin(said)) {
+				all = append(all, found{m, said, len(all)})
 			}
 		}
 	}
 	slices.SortFunc(all, func(a, b found) int {
-		return cmp.Or(strings.Compare(a.ptype, b.ptype), strings.Compare(a.name, b.name), a.number-b.number)
+		return cmp.Or(strings.Compare(a.said.Type, b.said.Type), strings.Compare(a.said.Name, b.said.Name), a.number-b.number)
 	})
 	plugins := make([]Plugin, len(all))
 	for i, p := range all {
-		plugins[i] = p.plugin(p.pluginRecord)
+		plugins[i] = p.plugin(p.said)
 	}
 	return plugins
 }

@@ -27,7 +27,7 @@ func TestWaitLooksOnce(t *testing.T) {
 		}()
 		synctest.Wait()
 		add := func(node, plugin string) {
-			m := &member{node: Node{Name: node, State: NodeReady}, plugins: []*pluginRecord{{ptype: "T", name: plugin}}}
+			m := &member{node: Node{Name: node, State: NodeReady}, plugins: []*Plugin{{Type: "T", Name: plugin}}}
 			m.node.Plugins = len(m.plugins)
 			r.publish(node, m, true)
 		}
@@ -55,8 +55,8 @@ func TestOrder(t *testing.T) {
 	r := open(newFake(), ReaderConfig{})
 	r.Close()
 	for _, name := range []string{"b", "a", "c"} {
-		r.members[name] = &member{node: Node{Name: name, State: NodeReady}, plugins: []*pluginRecord{
-			{ptype: "T", name: "y", instance: "2"}, {ptype: "T", name: "y", instance: "1"}, {ptype: "T", name: "x"}, {ptype: "S", name: "z"},
+		r.members[name] = &member{node: Node{Name: name, State: NodeReady}, plugins: []*Plugin{
+			{Type: "T", Name: "y", Instance: "2"}, {Type: "T", Name: "y", Instance: "1"}, {Type: "T", Name: "x"}, {Type: "S", Name: "z"},
 		}}
 	}
 	var got []string

@@ -2,7 +2,7 @@ package fleet
 
 import (
 	"cmp"
-	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -21,16 +21,15 @@ type facts struct {
 	present bool
 	// hasRecord says that there is a record, newer that it cannot be understood.
 	hasRecord, newer bool
-	record           nodeRecord
+	record           record
 	slots            [slots][]*part // by number; nil for one that is not there
 }
 
-// nodeRecord is what a node says of itself.
-type nodeRecord struct {
-	instance, address, version      string
-	startedAt, stoppedAt, writtenAt time.Time
-	conditions                      []Condition
-	lease                           clientv3.LeaseID
+// record is what a node says of itself: all of the node but its name, its state and what concerns its plugins.
+type record struct {
+	node                 Node
+	stoppedAt, writtenAt time.Time
+	lease                clientv3.LeaseID
 }
 
 // part is one part of a generation.
@@ -40,27 +39,14 @@ type part struct {
 	parts      int
 	revision   int64
 	writtenAt  time.Time
-	plugins    []*pluginRecord
-}
-
-// pluginRecord is what a node says of one instance of a plugin. It does not change.
-type pluginRecord struct {
-	ptype, name, version, instance, endpoint string
-	state                                    reconciler.State
-	source                                   reconciler.Source
-	roles                                    []string
-	details                                  map[string]string
-	registeredAt                             time.Time
-	current                                  bool
+	plugins    []*Plugin // what the node says of them, which does not change
 }
 
 // member is one node as readers see it. It does not change once it is published.
 type member struct {
-	node      Node
-	writtenAt time.Time
-	lease     clientv3.LeaseID
-	plugins   []*pluginRecord // in the order of the node
-	slot      int
+	node    Node
+	lease   clientv3.LeaseID
+	plugins []*Plugin // in the order of the node, as it says of them
 }
 
 // put takes a value over. It returns false for a key that is not one of a node's.
@@ -69,10 +55,10 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 	case key == presenceKey:
 		f.present = true
 	case key == recordKey:
-		var record fleetv1.NodeRecord
-		err := decode(kv.Value, &record)
+		var value fleetv1.NodeRecord
+		err := decode(kv.Value, &value)
 		f.hasRecord, f.newer = err == nil, err != nil
-		f.record = recordOf(&record)
+		f.record = recordOf(&value)
 		f.record.lease = clientv3.LeaseID(kv.Lease)
 	case isPart:
 		var value fleetv1.PluginsPart
@@ -96,7 +82,7 @@ func (f *facts) delete(key string) {
 	case key == presenceKey:
 		f.present = false
 	case key == recordKey:
-		f.hasRecord, f.newer, f.record = false, false, nodeRecord{}
+		f.hasRecord, f.newer, f.record = false, false, record{}
 	case isPart && number < len(f.slots[slot]):
 		f.slots[slot][number] = nil
 		for n := len(f.slots[slot]); n > 0 && f.slots[slot][n-1] == nil; n-- {
@@ -127,28 +113,23 @@ func (f *facts) complete(slot int) []*part {
 // member returns the node as readers see it now. Before is what they saw; nil for nothing. Now is when the node was last known to be alive
 // if it was until this moment.
 func (f *facts) member(name string, before *member, now time.Time) *member {
-	m := &member{node: Node{
-		Name: name, Instance: f.record.instance, Address: f.record.address, Version: f.record.version, StartedAt: f.record.startedAt,
-		Conditions: f.record.conditions,
-	}, lease: f.record.lease, writtenAt: f.record.writtenAt}
+	m := &member{node: f.record.node, lease: f.record.lease}
+	m.node.Name = name
+	writtenAt := f.record.writtenAt
 	var latest []*part
 	for slot := range f.slots {
 		if parts := f.complete(slot); len(parts) > 0 && (len(latest) == 0 || parts[0].revision > latest[0].revision) {
-			latest, m.slot = parts, slot
+			latest = parts
 		}
 	}
 	switch {
 	case len(latest) > 0:
-		if len(latest) == 1 {
-			m.plugins = latest[0].plugins
-		} else {
-			for _, p := range latest {
-				m.plugins = append(m.plugins, p.plugins...)
-			}
+		for _, p := range latest {
+			m.plugins = append(m.plugins, p.plugins...)
 		}
 		m.node.Generation = latest[0].generation
-		if latest[0].writtenAt.After(m.writtenAt) {
-			m.writtenAt = latest[0].writtenAt
+		if latest[0].writtenAt.After(writtenAt) {
+			writtenAt = latest[0].writtenAt
 		}
 	case before != nil && (len(f.slots[0]) > 0 || len(f.slots[1]) > 0):
 		m.plugins, m.node.Generation = before.plugins, before.node.Generation // one is being written
@@ -173,7 +154,7 @@ func (f *facts) member(name string, before *member, now time.Time) *member {
 	case before != nil:
 		m.node.LastSeen = before.node.LastSeen
 	default:
-		m.node.LastSeen = m.writtenAt
+		m.node.LastSeen = writtenAt
 	}
 	if m.node.LastSeen.After(now) {
 		m.node.LastSeen = now // the node's clock is ahead
@@ -182,38 +163,27 @@ func (f *facts) member(name string, before *member, now time.Time) *member {
 }
 
 // plugin returns a plugin as readers see it.
-func (m *member) plugin(r *pluginRecord) Plugin {
-	p := Plugin{
-		Node: m.node.Name, Type: r.ptype, Name: r.name, Version: r.version, State: r.state, Published: r.state, NodeState: m.node.State,
-		Instance: r.instance, Endpoint: r.endpoint, Source: r.source, Roles: r.roles, Details: r.details, RegisteredAt: r.registeredAt,
-		LastSeen: m.node.LastSeen, Current: r.current,
-	}
+func (m *member) plugin(said *Plugin) Plugin {
+	p := *said
+	p.Node, p.NodeState, p.LastSeen = m.node.Name, m.node.State, m.node.LastSeen
 	if m.node.State != NodeReady {
-		p.State = StateUnreachable
+		p.State = reconciler.StateUnreachable
 	}
 	return p
 }
 
-// key orders the plugins of a node for comparisons.
-func (r *pluginRecord) compare(other *pluginRecord) int {
-	return cmp.Or(strings.Compare(r.ptype, other.ptype), strings.Compare(r.name, other.name),
-		strings.Compare(r.instance, other.instance), strings.Compare(r.endpoint, other.endpoint))
+// comparePlugins orders the plugins of a node for comparisons.
+func comparePlugins(a, b *Plugin) int {
+	return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name),
+		strings.Compare(a.Instance, b.Instance), strings.Compare(a.Endpoint, b.Endpoint))
 }
 
-func (r *pluginRecord) same(other *pluginRecord) bool {
-	return r == other || r.version == other.version && r.state == other.state && r.source == other.source &&
-		r.current == other.current && r.registeredAt.Equal(other.registeredAt) && slices.Equal(r.roles, other.roles) &&
-		maps.Equal(r.details, other.details)
-}
-
-// sorted returns the plugins in the order of compare.
-func (m *member) sorted() []*pluginRecord {
+// sorted returns the plugins in the order of comparePlugins.
+func (m *member) sorted() []*Plugin {
 	if m == nil {
 		return nil
 	}
-	all := slices.Clone(m.plugins)
-	slices.SortStableFunc(all, (*pluginRecord).compare)
-	return all
+	return slices.SortedStableFunc(slices.Values(m.plugins), comparePlugins)
 }
 
 // differences returns what leads from one view of a node to another; either may be nil.
@@ -226,7 +196,7 @@ func differences(before, after *member) []Change {
 		changes = append(changes, Change{Kind: Added, Node: &after.node})
 	case after == nil:
 	case !sameNode(before.node, after.node):
-		changes = append(changes, Change{Kind: Changed, Node: &after.node, nodeBefore: &before.node})
+		changes = append(changes, Change{Kind: Changed, Node: &after.node})
 	}
 	old, now := before.sorted(), after.sorted()
 	moved := before != nil && after != nil &&
@@ -239,7 +209,7 @@ func differences(before, after *member) []Change {
 		case len(now) == 0:
 			order = -1
 		default:
-			order = old[0].compare(now[0])
+			order = comparePlugins(old[0], now[0])
 		}
 		switch {
 		case order < 0:
@@ -249,7 +219,7 @@ func differences(before, after *member) []Change {
 			changes = append(changes, Change{Kind: Added, Plugin: new(after.plugin(now[0]))})
 			now = now[1:]
 		default:
-			if moved || !old[0].same(now[0]) {
+			if moved || !reflect.DeepEqual(old[0], now[0]) {
 				changes = append(changes,
 					Change{Kind: Changed, Plugin: new(after.plugin(now[0])), pluginBefore: new(before.plugin(old[0]))})
 			}
@@ -264,52 +234,44 @@ func differences(before, after *member) []Change {
 
 // sameNode says whether two views of a node are alike. The generation is no change by itself: that of its plugins is.
 func sameNode(a, b Node) bool {
-	return a.State == b.State && a.Instance == b.Instance && a.Address == b.Address && a.Version == b.Version &&
-		a.StartedAt.Equal(b.StartedAt) && a.LastSeen.Equal(b.LastSeen) && a.Plugins == b.Plugins &&
-		slices.EqualFunc(a.Conditions, b.Conditions, func(x, y Condition) bool {
-			return x.Name == y.Name && x.OK == y.OK && x.Message == y.Message && x.Since.Equal(y.Since)
-		})
+	a.Generation = b.Generation
+	return reflect.DeepEqual(a, b)
 }
 
 // intern returns a string that is kept once, however often it occurs: types, names, versions and paths are alike on many nodes.
 func intern(s string) string { return unique.Make(s).Value() }
 
-func internAll(list []string) []string {
-	for i := range list {
-		list[i] = intern(list[i])
-	}
-	return list
-}
-
-func recordOf(r *fleetv1.NodeRecord) nodeRecord {
-	record := nodeRecord{
-		instance: r.GetInstance(), address: r.GetAddress(), version: intern(r.GetVersion()), startedAt: timeOf(r.GetStartedAt()),
-		stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt()),
-	}
+func recordOf(r *fleetv1.NodeRecord) record {
+	said := record{node: Node{
+		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
+	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt())}
 	for _, c := range r.GetConditions() {
-		record.conditions = append(record.conditions,
+		said.node.Conditions = append(said.node.Conditions,
 			Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
 	}
-	return record
+	return said
 }
 
 func partOf(v *fleetv1.PluginsPart, revision int64) *part {
 	p := &part{instance: v.GetInstance(), generation: v.GetGeneration(), parts: int(v.GetParts()), revision: revision,
-		writtenAt: timeOf(v.GetWrittenAt()), plugins: make([]*pluginRecord, 0, len(v.GetPlugins()))}
-	records := make([]pluginRecord, len(v.GetPlugins()))
-	for i, r := range v.GetPlugins() {
-		records[i] = pluginRecord{
-			ptype: intern(r.GetType()), name: intern(r.GetName()), version: intern(r.GetVersion()), instance: r.GetInstance(),
-			endpoint: intern(r.GetEndpoint()), state: reconciler.State(intern(r.GetState())), source: reconciler.Source(intern(r.GetSource())),
-			roles: internAll(r.GetRoles()), registeredAt: timeOf(r.GetRegisteredAt()), current: r.GetCurrent(),
+		writtenAt: timeOf(v.GetWrittenAt()), plugins: make([]*Plugin, 0, len(v.GetPlugins()))}
+	for _, r := range v.GetPlugins() {
+		state := reconciler.State(intern(r.GetState()))
+		said := &Plugin{
+			Type: intern(r.GetType()), Name: intern(r.GetName()), Version: intern(r.GetVersion()), State: state, Published: state,
+			Instance: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: reconciler.Source(intern(r.GetSource())),
+			Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(),
+		}
+		for i, role := range said.Roles {
+			said.Roles[i] = intern(role)
 		}
 		if len(r.GetDetails()) > 0 {
-			records[i].details = make(map[string]string, len(r.GetDetails()))
+			said.Details = make(map[string]string, len(r.GetDetails()))
 			for key, value := range r.GetDetails() {
-				records[i].details[intern(key)] = intern(value)
+				said.Details[intern(key)] = intern(value)
 			}
 		}
-		p.plugins = append(p.plugins, &records[i])
+		p.plugins = append(p.plugins, said)
 	}
 	return p
 }

@@ -125,7 +125,7 @@ func TestChangesLeadToTheState(t *testing.T) {
 					want := map[string]Plugin{}
 					if now != nil {
 						for _, r := range now.plugins {
-							if p := now.plugin(r); f.Match(p) {
+							if p := now.plugin(r); f.match(p) {
 								want[p.Node+p.Type+p.Name+p.Instance] = p
 							}
 						}
@@ -139,7 +139,7 @@ func TestChangesLeadToTheState(t *testing.T) {
 				}
 				versions := map[string]bool{}
 				for _, r := range now.plugins {
-					versions[r.version] = true
+					versions[r.Version] = true
 				}
 				if n := len(now.plugins); len(versions) > 1 || n > 0 && !slices.Contains([]int{2, 4, 6}, n) {
 					t.Fatalf("half a generation: %d plugins of generations %v", n, slices.Collect(maps.Keys(versions)))
@@ -177,10 +177,7 @@ func TestSplit(t *testing.T) {
 	for i := range 3000 {
 		plugins = append(plugins, &fleetv1.PluginRecord{Type: "T", Name: fmt.Sprint(i), Endpoint: strings.Repeat("x", i%700)})
 	}
-	c, err := newContent(&fleetv1.NodeRecord{}, plugins)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := content{record: &fleetv1.NodeRecord{}, plugins: plugins}
 	values, err := c.encodeParts("i", 7, time.Now())
 	if err != nil || len(values) < 3 {
 		t.Fatalf("%d parts, %v", len(values), err)
@@ -213,7 +210,7 @@ func TestHostile(t *testing.T) {
 	if len(records) != 1 || records[0].GetDetails() != nil {
 		t.Fatalf("published: %v", records)
 	}
-	if _, err := newContent(&fleetv1.NodeRecord{}, records); err != nil {
+	if _, err := (content{plugins: records}).encodeParts("i", 1, time.Now()); err != nil {
 		t.Error(err)
 	}
 }

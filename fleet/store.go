@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
@@ -19,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // dialer connects to a cluster.
@@ -26,13 +29,14 @@ type dialer interface {
 	// members returns the number of members that are known.
 	members() int
 	// dial connects to one member, another one each time, and returns when there is a connection; else the error says why there is none.
-	dial(ctx context.Context) (store, error)
+	// The timeout is that of dial, and of each request.
+	dial(ctx context.Context, timeout time.Duration) (store, error)
 }
 
 // store is a connection to one member of etcd. No method tries again by itself, and each ends with its context.
 type store interface {
 	get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error)
-	commit(ctx context.Context, conditions []clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error)
+	commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (*clientv3.TxnResponse, error)
 	grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error)
 	// renewed returns how long ago a lease was renewed.
 	renewed(ctx context.Context, lease clientv3.LeaseID) (ago time.Duration, err error)
@@ -41,16 +45,26 @@ type store interface {
 	close()
 }
 
-// keepAliveStream renews leases: one answer for each request, in order.
-type keepAliveStream interface {
-	Send(*pb.LeaseKeepAliveRequest) error
-	Recv() (*pb.LeaseKeepAliveResponse, error)
+// stream has requests and answers.
+type stream[Q, A any] interface {
+	Send(request Q) error
+	Recv() (A, error)
 }
 
-// watchStream is a stream of watches.
-type watchStream interface {
-	Send(*pb.WatchRequest) error
-	Recv() (*pb.WatchResponse, error)
+type (
+	// keepAliveStream renews leases: one answer for each request, in order.
+	keepAliveStream = stream[*pb.LeaseKeepAliveRequest, *pb.LeaseKeepAliveResponse]
+	// watchStream is a stream of watches.
+	watchStream = stream[*pb.WatchRequest, *pb.WatchResponse]
+)
+
+// ask returns the answer to a request. A stream has no timeout of its own: giveUp is called when it is over, and has to end the stream.
+func ask[Q, A any](s stream[Q, A], request Q, timeout time.Duration, giveUp func()) (answer A, err error) {
+	defer time.AfterFunc(timeout, giveUp).Stop()
+	if err := s.Send(request); err != nil && !errors.Is(err, io.EOF) { // with io.EOF, the answer says why
+		return answer, err
+	}
+	return s.Recv()
 }
 
 const (
@@ -72,14 +86,16 @@ func newDialer(c *Cluster) dialer { return &clusterDialer{c, rand.IntN(len(c.con
 
 func (d *clusterDialer) members() int { return len(d.config.Endpoints) }
 
-func (d *clusterDialer) dial(ctx context.Context) (store, error) {
+func (d *clusterDialer) dial(ctx context.Context, timeout time.Duration) (store, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	endpoint := d.config.Endpoints[d.next%len(d.config.Endpoints)]
 	d.next++
 	transport := insecure.NewCredentials()
 	if d.tls != nil {
 		transport = credentials.NewTLS(d.tls)
 	}
-	s := &etcdStore{config: d.config}
+	s := &etcdStore{config: d.config, timeout: timeout}
 	_, host, _ := strings.Cut(endpoint, "://")
 	conn, err := grpc.NewClient("dns:///"+host, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(transport),
@@ -102,25 +118,35 @@ func (d *clusterDialer) dial(ctx context.Context) (store, error) {
 
 // etcdStore is a store. Streams are those of the protocol and not of etcd's client: see docs/adr/0012-fleet.md.
 type etcdStore struct {
-	config Etcd
-	conn   *grpc.ClientConn
-	kv     clientv3.KV
-	lease  pb.LeaseClient
-	token  token
+	config  Etcd
+	timeout time.Duration
+	conn    *grpc.ClientConn
+	kv      clientv3.KV
+	lease   pb.LeaseClient
+	token   token
 }
 
 func (e *etcdStore) close() { _ = e.conn.Close() }
 
 // ready returns when there is a connection, and a token if one is needed.
 func (e *etcdStore) ready(ctx context.Context) error {
-	e.conn.Connect()
+	if settle(ctx, e.conn) == connectivity.Ready {
+		return e.authenticate(ctx)
+	}
+	return e.whyNot(ctx)
+}
+
+// settle connects, and returns the state of a connection when it can be used, is known not to be, or ctx has ended.
+func settle(ctx context.Context, conn *grpc.ClientConn) connectivity.State {
 	for {
-		state := e.conn.GetState()
-		if state == connectivity.Ready {
-			return e.authenticate(ctx)
-		}
-		if state == connectivity.TransientFailure || !e.conn.WaitForStateChange(ctx, state) {
-			return e.whyNot(ctx)
+		switch state := conn.GetState(); state {
+		case connectivity.Ready, connectivity.TransientFailure, connectivity.Shutdown:
+			return state
+		case connectivity.Idle, connectivity.Connecting:
+			conn.Connect()
+			if !conn.WaitForStateChange(ctx, state) {
+				return state
+			}
 		}
 	}
 }
@@ -181,45 +207,49 @@ func isExpired(err error) bool {
 	return errors.Is(known, rpctypes.ErrInvalidAuthToken) || errors.Is(known, rpctypes.ErrAuthOldRevision)
 }
 
-// authenticated makes a request, and once more with a new token if etcd has forgotten the old one, as it does after minutes without use and
-// when its users change.
-func authenticated[T any](ctx context.Context, e *etcdStore, request func() (T, error)) (T, error) {
-	answer, err := request()
+// isLeaseUnknown says whether an error means that a lease has ended.
+func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }
+
+// request makes a request, and once more with a new token if etcd has forgotten the old one, as it does after minutes without use and when
+// its users change.
+func request[T any](ctx context.Context, e *etcdStore, once func(ctx context.Context) (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	answer, err := once(ctx)
 	if isExpired(err) {
 		if err := e.authenticate(ctx); err != nil {
 			return answer, err
 		}
-		return request()
+		return once(ctx)
 	}
 	return answer, err
 }
 
 func (e *etcdStore) get(ctx context.Context, key string, options ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	return authenticated(ctx, e, func() (*clientv3.GetResponse, error) { return e.kv.Get(ctx, key, options...) })
+	return request(ctx, e, func(ctx context.Context) (*clientv3.GetResponse, error) { return e.kv.Get(ctx, key, options...) })
 }
 
-func (e *etcdStore) commit(
-	ctx context.Context, conditions []clientv3.Cmp, then, otherwise []clientv3.Op,
-) (*clientv3.TxnResponse, error) {
-	return authenticated(ctx, e, func() (*clientv3.TxnResponse, error) {
-		return e.kv.Txn(ctx).If(conditions...).Then(then...).Else(otherwise...).Commit()
+func (e *etcdStore) commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (*clientv3.TxnResponse, error) {
+	return request(ctx, e, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return e.kv.Txn(ctx).If(conditions...).Then(then...).Commit()
 	})
 }
 
 func (e *etcdStore) grant(ctx context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
-	response, err := e.lease.LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: int64((ttl + time.Second - 1) / time.Second)})
-	return clientv3.LeaseID(response.GetID()), err
+	return request(ctx, e, func(ctx context.Context) (clientv3.LeaseID, error) {
+		response, err := e.lease.LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: int64((ttl + time.Second - 1) / time.Second)})
+		return clientv3.LeaseID(response.GetID()), err
+	})
 }
 
 func (e *etcdStore) renewed(ctx context.Context, lease clientv3.LeaseID) (time.Duration, error) {
-	response, err := e.lease.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: int64(lease)})
-	if err != nil {
-		return 0, err
-	}
-	if response.GetTTL() < 0 {
-		return 0, rpctypes.ErrLeaseNotFound
-	}
-	return time.Duration(max(response.GetGrantedTTL()-response.GetTTL(), 0)) * time.Second, nil
+	return request(ctx, e, func(ctx context.Context) (time.Duration, error) {
+		response, err := e.lease.LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: int64(lease)})
+		if err == nil && response.GetTTL() < 0 {
+			err = rpctypes.ErrLeaseNotFound
+		}
+		return time.Duration(max(response.GetGrantedTTL()-response.GetTTL(), 0)) * time.Second, err
+	})
 }
 
 func (e *etcdStore) keepAlive(ctx context.Context) (keepAliveStream, error) {
@@ -228,6 +258,48 @@ func (e *etcdStore) keepAlive(ctx context.Context) (keepAliveStream, error) {
 
 func (e *etcdStore) watch(ctx context.Context) (watchStream, error) {
 	return pb.NewWatchClient(e.conn).Watch(clientv3.WithRequireLeader(ctx))
+}
+
+// retry is how long to wait before another request of etcd.
+var retry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
+
+// spread returns a random time below d.
+func spread(d time.Duration) time.Duration { return rand.N(max(d, 1)) }
+
+// around returns a random time that differs from d by at most a tenth.
+func around(d time.Duration) time.Duration { return d - d/10 + spread(d/5) }
+
+// sleep returns false if ctx ended before d had passed.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// tell leaves a value in a channel that has room for one, unless there is one.
+func tell(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// attempt tries something with one member after the other, until one is good for it.
+func attempt(ctx context.Context, d dialer, try func() (progressed bool, err error)) (progressed bool, err error) {
+	for range d.members() {
+		if progressed, err = try(); progressed || ctx.Err() != nil || !elsewhere(err) {
+			break
+		}
+	}
+	return progressed, err
 }
 
 // elsewhere says whether an error may be that of one member, so that another one is worth a try.

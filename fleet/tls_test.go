@@ -180,8 +180,9 @@ func TestListenerWantsModernMutualTLS(t *testing.T) {
 // TestDialersWantModernTLS has those that dial meet servers that they must not take.
 func TestDialersWantModernTLS(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
-	own := mustCredentials(t, ca.node("caller"))
-	cluster, err := Connect(Etcd{Endpoints: []string{"https://127.0.0.1:1"}, CA: own.ca.path, Cert: own.pair.cert, Key: own.pair.key, ServerName: "the.node"})
+	files := ca.node("caller")
+	own := mustCredentials(t, files)
+	cluster, err := Connect(Etcd{Endpoints: []string{"https://127.0.0.1:1"}, CA: files.CA, Cert: files.Cert, Key: files.Key, ServerName: "the.node"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -36,23 +35,12 @@ var errNewer = errors.New("it is of a newer format")
 type content struct {
 	record  *fleetv1.NodeRecord
 	plugins []*fleetv1.PluginRecord
-	// recordSum and pluginsSum stand for them in comparisons.
-	recordSum, pluginsSum [sha256.Size]byte
 }
 
-func newContent(record *fleetv1.NodeRecord, plugins []*fleetv1.PluginRecord) (content, error) {
-	c := content{record: record, plugins: plugins}
-	text, err := deterministic.Marshal(record)
-	if err != nil {
-		return content{}, fmt.Errorf("cannot encode the record of the node: %w", err)
-	}
-	c.recordSum = sha256.Sum256(text)
-	text, err = deterministic.Marshal(&fleetv1.PluginsPart{Plugins: plugins})
-	if err != nil {
-		return content{}, fmt.Errorf("cannot encode the plugins of the node: %w", err)
-	}
-	c.pluginsSum = sha256.Sum256(text)
-	return c, nil
+func (c content) sameRecord(other content) bool { return proto.Equal(c.record, other.record) }
+
+func (c content) samePlugins(other content) bool {
+	return slices.EqualFunc(c.plugins, other.plugins, func(a, b *fleetv1.PluginRecord) bool { return proto.Equal(a, b) })
 }
 
 // encodeRecord returns the value of the record key.

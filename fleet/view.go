@@ -1,8 +1,6 @@
 package fleet
 
 import (
-	"context"
-	"iter"
 	"slices"
 	"time"
 
@@ -23,9 +21,6 @@ const (
 	// NodeUnknown: its record is missing, or of a format that this program does not know.
 	NodeUnknown NodeState = "unknown"
 )
-
-// StateUnreachable is the state of the plugins of a node that is not ready.
-const StateUnreachable = reconciler.StateUnreachable
 
 // Node is one node of the fleet. Its slices are not to be changed.
 type Node struct {
@@ -53,7 +48,7 @@ type Node struct {
 // Plugin is one instance of a plugin on one node. Its slices and maps are not to be changed.
 type Plugin struct {
 	Node, Type, Name, Version string
-	// State is what the node published, and StateUnreachable if the node is not ready.
+	// State is what the node published, and [reconciler.StateUnreachable] if the node is not ready.
 	State reconciler.State
 	// Published is what the node published last.
 	Published reconciler.State
@@ -89,14 +84,11 @@ type Filter struct {
 	States                        []reconciler.State
 }
 
-// Match says whether a plugin passes.
-func (f Filter) Match(p Plugin) bool {
+// match says whether a plugin passes.
+func (f Filter) match(p Plugin) bool {
 	return (anyOf(f.Types, p.Type) || slices.ContainsFunc(p.Roles, func(role string) bool { return slices.Contains(f.Types, role) })) &&
 		anyOf(f.Names, p.Name) && anyOf(f.Nodes, p.Node) && anyOf(f.Versions, p.Version) && anyOf(f.States, p.State)
 }
-
-// MatchNode says whether a node passes: only Nodes counts.
-func (f Filter) MatchNode(n Node) bool { return anyOf(f.Nodes, n.Name) }
 
 func anyOf[T comparable](list []T, value T) bool {
 	return len(list) == 0 || slices.Contains(list, value)
@@ -121,31 +113,27 @@ type Change struct {
 	Node   *Node
 	Plugin *Plugin
 
-	// before is what it was if it was changed.
-	nodeBefore   *Node
-	pluginBefore *Plugin
+	pluginBefore *Plugin // what it was if it was changed
 }
 
 // through returns what a change is for someone who sees only what passes a filter, and false if it is nothing.
 func (c Change) through(f Filter) (Change, bool) {
 	switch {
 	case c.Node != nil:
-		return c, f.MatchNode(*c.Node)
+		return c, anyOf(f.Nodes, c.Node.Name)
 	case c.Plugin == nil:
 		return c, true
 	case c.Kind != Changed:
-		return c, f.Match(*c.Plugin)
+		return c, f.match(*c.Plugin)
 	}
-	was, is := f.Match(*c.pluginBefore), f.Match(*c.Plugin)
+	was, is := f.match(*c.pluginBefore), f.match(*c.Plugin)
 	switch {
-	case was && is:
-		return c, true
-	case is:
-		return Change{Kind: Added, Plugin: c.Plugin}, true
-	case was:
+	case !was:
+		return Change{Kind: Added, Plugin: c.Plugin}, is
+	case !is:
 		return Change{Kind: Removed, Plugin: c.pluginBefore}, true
 	}
-	return Change{}, false
+	return c, true
 }
 
 // Snapshot is the fleet at one moment.
@@ -165,12 +153,12 @@ type Health struct {
 	Since   time.Time
 }
 
-// Source is the fleet as others see it, for example a status page. A [Reader] is one.
-type Source interface {
-	// Snapshot returns the nodes, and the plugins that pass the filter.
-	Snapshot(Filter) Snapshot
-	// Watch returns the present state and what follows on it.
-	Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error)
-	// Health says how current they are.
-	Health() Health
+// lose takes over why the reader, or a publisher, is not current. News says that this was not known.
+func (h *Health) lose(message string) (news bool) {
+	news = h.Current || h.Message != message
+	if h.Current {
+		h.Since = time.Now()
+	}
+	h.Current, h.Message = false, message
+	return news
 }

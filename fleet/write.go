@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -9,17 +10,25 @@ import (
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 )
 
-// write brings etcd from what it has of the node to what is wanted. A claim also writes the presence key, and does not rely on what is
-// known of the others. After an error, what etcd has is not known, and the next write is again one of everything.
-func (s *session) write(ctx context.Context, wanted content, claim bool) error {
+// held is what etcd has of the node, as far as it is known.
+type held struct {
+	content content
+	// claim says that the content is not known, and that the next write claims the name of the node: it writes everything, with the presence.
+	claim bool
+	// revisions has the revision of each key, by its name below the range of the node; nil if that is not known.
+	revisions map[string]int64
+	// slot has the generation that counts.
+	slot int
+}
+
+// write brings etcd from what it has of the node to what is wanted. After an error, what etcd has is not known, and the next write is again
+// one of everything.
+func (s *session) write(ctx context.Context, wanted content) error {
 	before := s.held
 	s.held.revisions = nil
-	w := writing{session: s, claim: claim, revisions: map[string]int64{}}
-	for key, revision := range before.revisions {
-		w.revisions[key] = revision
-	}
+	w := writing{session: s, claim: before.claim, revisions: maps.Clone(before.revisions)}
 	now := time.Now()
-	if claim || wanted.recordSum != before.content.recordSum {
+	if before.claim || !wanted.sameRecord(before.content) {
 		value, err := wanted.encodeRecord(now)
 		if err != nil {
 			return err
@@ -27,13 +36,13 @@ func (s *session) write(ctx context.Context, wanted content, claim bool) error {
 		w.put(recordKey, value)
 	}
 	slot := before.slot
-	if claim || wanted.pluginsSum != before.content.pluginsSum {
+	if before.claim || !wanted.samePlugins(before.content) {
 		s.generation++
 		parts, err := wanted.encodeParts(s.instance, s.generation, now)
 		if err != nil {
 			return err
 		}
-		if slot, err = w.putParts(ctx, parts, before, claim); err != nil {
+		if slot, err = w.putParts(ctx, parts, before); err != nil {
 			return err
 		}
 	}
@@ -50,12 +59,11 @@ type writing struct {
 	*session
 	// claim says that the next transaction has to put the presence key.
 	claim bool
-	// then and size are those of the next transaction; puts and removed are its keys.
-	then    []clientv3.Op
-	size    int
-	puts    []string
-	removed []func(key string) bool
-	// revisions are those of the keys after the transactions so far.
+	// then, size and puts are the requests of the next transaction, the size of its values, and the keys that it puts.
+	then []clientv3.Op
+	size int
+	puts []string
+	// revisions has the keys that there are after the next transaction, and the revisions of those that it does not put.
 	revisions map[string]int64
 }
 
@@ -67,31 +75,26 @@ func (w *writing) put(key string, value []byte) {
 
 // remove removes the parts of a slot from one on, if there may be any.
 func (w *writing) remove(slot, from int) {
-	beyond := func(key string) bool {
+	before := len(w.revisions)
+	maps.DeleteFunc(w.revisions, func(key string, _ int64) bool {
 		in, part, ok := parsePart(key)
 		return ok && in == slot && part >= from
+	})
+	if len(w.revisions) < before {
+		key, end := partsFrom(w.node, slot, from)
+		w.then = append(w.then, clientv3.OpDelete(key, clientv3.WithRange(end)))
 	}
-	known := false
-	for key := range w.revisions {
-		known = known || beyond(key)
-	}
-	if !known {
-		return
-	}
-	key, end := partsFrom(w.node, slot, from)
-	w.then = append(w.then, clientv3.OpDelete(key, clientv3.WithRange(end)))
-	w.removed = append(w.removed, beyond)
 }
 
 // putParts adds the parts, and commits in between if they are too many for one transaction. They are then written beside those that count.
-func (w *writing) putParts(ctx context.Context, parts [][]byte, before held, claim bool) (slot int, err error) {
+func (w *writing) putParts(ctx context.Context, parts [][]byte, before held) (slot int, err error) {
 	size := w.size
 	for _, part := range parts {
 		size += len(part)
 	}
 	if size > maxTxn {
 		slot = 1 - before.slot
-		if claim {
+		if before.claim {
 			slot = w.emptySlot()
 		}
 	}
@@ -133,28 +136,17 @@ func (w *writing) commit(ctx context.Context) error {
 	if len(w.then) == 0 {
 		return nil
 	}
-	ctx, cancel := within(ctx, w.config.Timeout)
-	defer cancel()
-	response, err := w.store.commit(ctx, conditions, w.then, nil)
+	response, err := w.store.commit(ctx, conditions, w.then)
 	switch {
-	case err != nil && isLeaseLost(err):
-		return errLeaseLost
-	case err != nil:
+	case err != nil && !isLeaseUnknown(err):
 		return err
-	case !response.Succeeded:
+	case err != nil || !response.Succeeded:
 		return errLeaseLost // or somebody else has the name now, which the next session finds out
 	}
 	w.count(func(st *Stats) { st.Writes++; st.Bytes += uint64(w.size) })
-	for _, gone := range w.removed {
-		for key := range w.revisions {
-			if gone(key) {
-				delete(w.revisions, key)
-			}
-		}
-	}
 	for _, key := range w.puts {
 		w.revisions[key] = response.Header.Revision
 	}
-	w.claim, w.then, w.size, w.puts, w.removed = false, nil, 0, nil, nil
+	w.claim, w.then, w.size, w.puts = false, nil, 0, nil
 	return nil
 }

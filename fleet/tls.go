@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -40,20 +42,18 @@ func (t TLS) Validate() error {
 
 // Credentials are the certificate of a node and those that it believes. They may be used from several goroutines.
 type Credentials struct {
-	pair       *keyPair
-	ca         *caFile
+	pair       *loaded[*tls.Certificate]
+	ca         *loaded[*x509.CertPool]
 	serverName string
 }
 
 // NewCredentials reads the files.
 func NewCredentials(t TLS) (*Credentials, error) {
+	c := &Credentials{pair: keyPair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder)}
+	c.ca = &loaded[*x509.CertPool]{files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }}
 	err := t.Validate()
-	c := &Credentials{pair: &keyPair{cert: t.Cert, key: t.Key}, ca: &caFile{path: t.CA}, serverName: t.ServerName}
-	if c.serverName == "" {
-		c.serverName = nodePlaceholder
-	}
 	if err == nil {
-		_, err = c.pair.get(nil)
+		_, err = c.pair.get()
 	}
 	if err == nil {
 		_, err = c.ca.get()
@@ -77,7 +77,7 @@ func (c *Credentials) Server() credentials.TransportCredentials {
 			return &tls.Config{
 				MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true,
 				ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
-				GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.get(nil) },
+				GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.get() },
 			}, nil
 		},
 	})
@@ -85,79 +85,93 @@ func (c *Credentials) Server() credentials.TransportCredentials {
 
 // client returns what a connection to a node needs.
 func (c *Credentials) client(node string) credentials.TransportCredentials {
-	return &clientCredentials{c, strings.ReplaceAll(c.serverName, nodePlaceholder, node)}
+	return &clientCredentials{
+		TransportCredentials: credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), // for all but the handshake
+		of:                   c, name: strings.ReplaceAll(c.serverName, nodePlaceholder, node),
+	}
 }
 
 // clientCredentials make each connection with the files as they are then.
 type clientCredentials struct {
-	*Credentials
+	credentials.TransportCredentials
+	of   *Credentials
 	name string
 }
 
 // ClientHandshake implements credentials.TransportCredentials. Whoever is at the address has to be the node.
 func (c *clientCredentials) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	pool, err := c.ca.get()
+	pool, err := c.of.ca.get()
 	if err != nil {
 		return nil, nil, err
 	}
 	return credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, ServerName: c.name, RootCAs: pool, GetClientCertificate: c.pair.get,
+		MinVersion: tls.VersionTLS13, ServerName: c.name, RootCAs: pool,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.of.pair.get() },
 	}).ClientHandshake(ctx, c.name, conn)
-}
-
-// ServerHandshake implements credentials.TransportCredentials.
-func (c *clientCredentials) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("these credentials are those of a client")
-}
-
-// Info implements credentials.TransportCredentials.
-func (c *clientCredentials) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "tls"}
 }
 
 // Clone implements credentials.TransportCredentials.
 func (c *clientCredentials) Clone() credentials.TransportCredentials {
-	return &clientCredentials{c.Credentials, c.name}
+	clone := *c
+	return &clone
 }
 
-// OverrideServerName implements credentials.TransportCredentials.
-//
-// Deprecated: it is there for the interface and does nothing.
-func (c *clientCredentials) OverrideServerName(string) error { return nil }
-
-// caFile is a file of certificates that may change.
-type caFile struct {
-	path string
-
-	mu     sync.Mutex
-	loaded *x509.CertPool
-	from   time.Time // when the file had been modified that it was loaded from
-}
-
-// get returns the certificates. If the file has changed and cannot be used, which happens while it is being replaced, they are those
-// before.
-func (f *caFile) get() (*x509.CertPool, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	info, err := os.Stat(f.path)
-	if err == nil && f.loaded != nil && info.ModTime().Equal(f.from) {
-		return f.loaded, nil
-	}
-	var text []byte
-	if err == nil {
-		text, err = os.ReadFile(f.path)
+// readCA reads certificates in PEM.
+func readCA(file string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read the certificates of the CA: %w", err)
 	}
 	pool := x509.NewCertPool()
-	switch {
-	case err == nil && pool.AppendCertsFromPEM(text):
-		f.loaded, f.from = pool, info.ModTime()
-	case f.loaded != nil:
-	case err != nil:
-		return nil, fmt.Errorf("cannot read the certificates of the CA: %w", err)
-	default:
-		return nil, fmt.Errorf("file %s has no certificate in PEM", f.path)
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("file %s has no certificate in PEM", file)
 	}
-	return f.loaded, nil
+	return pool, nil
+}
+
+// keyPair is a certificate and its key.
+func keyPair(cert, key string) *loaded[*tls.Certificate] {
+	return &loaded[*tls.Certificate]{files: []string{cert, key}, load: func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("cannot read certificate %s and its key: %w", cert, err)
+		}
+		return &pair, nil
+	}}
+}
+
+// loaded is what files have, which may change.
+type loaded[T any] struct {
+	files []string
+	load  func() (T, error)
+
+	mu    sync.Mutex
+	value T
+	from  []time.Time // when the files had been modified that value was loaded from; nil before
+}
+
+// get returns what the files have. If they have changed and cannot be used, which happens while they are being replaced, it is what they
+// had before.
+func (l *loaded[T]) get() (T, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	from := make([]time.Time, len(l.files))
+	for i, file := range l.files {
+		if info, err := os.Stat(file); err == nil {
+			from[i] = info.ModTime()
+		}
+	}
+	if slices.EqualFunc(from, l.from, time.Time.Equal) {
+		return l.value, nil
+	}
+	value, err := l.load()
+	if err == nil {
+		l.value, l.from = value, from
+	}
+	if l.from == nil {
+		return value, err
+	}
+	return l.value, nil
 }
 
 // Identities returns who a certificate says that its owner is: the URIs if it has any, else the DNS names in lower case, else the common
