@@ -280,16 +280,13 @@ func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 	default:
 		conn, err = d.pool.get(poolKey{i.Node, i.Address})
 	}
-	if err != nil {
-		return candidate{node: i.Node, failing: true, open: func(
-			context.Context, *grpc.StreamDesc, string, ...grpc.CallOption,
-		) (grpc.ClientStream, error) {
-			return nil, status.Error(codes.Unavailable, err.Error())
-		}}
-	}
-	return candidate{node: i.Node, failing: conn.GetState() == connectivity.TransientFailure, open: func(
+	failing := err != nil || conn.GetState() == connectivity.TransientFailure
+	return candidate{node: i.Node, failing: failing, open: func(
 		ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
+		if err != nil {
+			return nil, status.Error(codes.Unavailable, err.Error())
+		}
 		if err := conn.connect(ctx); err != nil {
 			return nil, err
 		}

@@ -241,16 +241,20 @@ type heldConn struct {
 	hold *Hold
 }
 
-// begin counts a call until it has ended, and has it end with the hold too, and carry the token.
-func (c heldConn) begin(ctx context.Context, options []grpc.CallOption) (context.Context, []grpc.CallOption) {
-	ctx, cancel := context.WithCancel(withMetadata(ctx, proxy.FencingTokenKey, strconv.FormatInt(c.hold.Token, 10)))
+// begin counts a call, and has it end with the hold too and carry the token. The caller calls end if gRPC may not: it does so when the call
+// has ended, but knows nothing of one that another connection refused.
+func (c heldConn) begin(
+	ctx context.Context, options []grpc.CallOption,
+) (calling context.Context, withEnd []grpc.CallOption, end func()) {
+	calling, cancel := context.WithCancel(withMetadata(ctx, proxy.FencingTokenKey, strconv.FormatInt(c.hold.Token, 10)))
 	forget := context.AfterFunc(c.hold.ended, cancel)
 	c.hold.calls.Add(1)
-	return ctx, append(slices.Clip(options), grpc.OnFinish(func(error) {
+	end = sync.OnceFunc(func() {
 		forget()
 		cancel()
 		c.hold.calls.Add(-1)
-	}))
+	})
+	return calling, append(slices.Clip(options), grpc.OnFinish(func(error) { end() })), end
 }
 
 // withMetadata sets metadata of a call, pairs of key and value.
@@ -272,7 +276,8 @@ func (c heldConn) explain(ctx context.Context, err error) error {
 
 // Invoke implements grpc.ClientConnInterface.
 func (c heldConn) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
-	calling, options := c.begin(ctx, options)
+	calling, options, end := c.begin(ctx, options)
+	defer end()
 	return c.explain(ctx, c.ClientConnInterface.Invoke(calling, method, request, reply, options...))
 }
 
@@ -280,9 +285,10 @@ func (c heldConn) Invoke(ctx context.Context, method string, request, reply any,
 func (c heldConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	calling, options := c.begin(ctx, options)
+	calling, options, end := c.begin(ctx, options)
 	stream, err := c.ClientConnInterface.NewStream(calling, desc, method, options...)
 	if err != nil {
+		end()
 		return nil, c.explain(ctx, err)
 	}
 	return heldStream{stream, c, ctx}, nil

@@ -59,47 +59,41 @@ func (t *term) extend(sent time.Time, ttl time.Duration) {
 func (e *Elector) Run(ctx context.Context) {
 	defer func() { _ = e.locks.Close() }()
 	failures := 0
-	for client := e.connect(ctx); client != nil && ctx.Err() == nil; {
-		if len(e.wants()) == 0 {
-			select {
-			case <-e.changed:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		t, err := e.begin(ctx, client)
-		if err == nil {
-			failures = 0
-			err = e.serve(ctx, t)
-			client = e.connect(ctx) // serve has closed the other one
-		} else {
-			failures++
-		}
-		if ctx.Err() != nil || err == nil {
-			continue
-		}
-		if failures <= 1 {
-			e.log.Warn("fleet: the node holds no locks", "error", explain(err))
-		}
-		sleep(ctx, min(retry.After(failures+1), e.config.TTL))
-	}
-}
-
-// connect returns a client of etcd, nil if ctx ends before there is one.
-func (e *Elector) connect(ctx context.Context) *clientv3.Client {
-	for failures := 1; ; failures++ {
+	for delay := time.Duration(0); ctx.Err() == nil; delay = min(retry.After(failures+1), e.config.TTL) {
+		// While the node waits, or wants no lock, Leader asks with the client.
 		client, err := e.cluster.Client()
 		if err == nil {
 			e.locks.client.Store(client)
-			return client
 		}
-		if failures == 1 {
-			e.log.Warn("fleet: cannot compete for locks", "error", err)
+		sleep(ctx, delay)
+		stood := false
+		if err == nil {
+			stood, err = e.compete(ctx, client)
 		}
-		if !sleep(ctx, retry.After(failures)) {
-			return nil
+		if failures++; stood {
+			failures = 0
+		}
+		if failures <= 1 && err != nil && ctx.Err() == nil {
+			e.log.Warn("fleet: the node holds no locks", "error", explain(err))
 		}
 	}
+}
+
+// compete competes for as long as one lease lasts, as soon as there are locks to compete for. Stood says that there was a lease.
+func (e *Elector) compete(ctx context.Context, client *clientv3.Client) (stood bool, err error) {
+	for len(e.wants()) == 0 {
+		select {
+		case <-e.changed:
+		case <-ctx.Done():
+			return false, nil
+		}
+	}
+	t, err := e.begin(ctx, client)
+	if err != nil {
+		_ = e.locks.Close()
+		return false, err
+	}
+	return true, e.serve(ctx, t)
 }
 
 // begin gets a lease.

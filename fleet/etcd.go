@@ -148,6 +148,63 @@ func (e Etcd) tls() (config *tls.Config, err error) {
 	return config, nil
 }
 
+// layoutVersion is part of every key, so that another layout can stand beside this one.
+const layoutVersion = "v1"
+
+// maxName is the greatest length in bytes of the name of a node and of a namespace; it is that of a host name.
+const maxName = 253
+
+// Space says where in etcd a fleet is kept. Fleets in different spaces do not see each other.
+type Space struct {
+	// Prefix begins every key (default /patchbay).
+	Prefix string
+	// Namespace separates fleets with one prefix (default "default"). It has letters, digits, ".", "-" and "_" only.
+	Namespace string
+}
+
+// Validate says whether the space can be used.
+func (s Space) Validate() error {
+	if s.Namespace == "" {
+		return nil
+	}
+	return validateName("namespace", s.Namespace)
+}
+
+// Base returns what all keys of the space begin with; it ends with a slash. Other uses of the space, such as elections, put their keys
+// beside nodes/ below it.
+func (s Space) Base() string {
+	return strings.TrimRight(cmp.Or(s.Prefix, "/patchbay"), "/") + "/" + cmp.Or(s.Namespace, "default") + "/" + layoutVersion + "/"
+}
+
+// NodeRange returns the range of keys that belong to one node: all that begin with it. Its daemon needs to read and write these, and
+// nothing else below [Space.Base].
+func (s Space) NodeRange(node string) string { return s.nodes() + node + "/" }
+
+func (s Space) nodes() string { return s.Base() + "nodes/" }
+
+// ValidateNode says whether a name can be that of a node.
+func ValidateNode(name string) error { return validateName("node name", name) }
+
+func validateName(what, name string) error {
+	problem := ""
+	strange := strings.IndexFunc(name, func(r rune) bool {
+		return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune(".-_", r)
+	})
+	switch {
+	case name == "":
+		problem = "it is empty: give it one"
+	case len(name) > maxName:
+		problem = fmt.Sprintf("it has %d bytes: use at most %d", len(name), maxName)
+	case strings.Trim(name, ".") == "":
+		problem = "it has dots only: use letters and digits too"
+	case strange >= 0:
+		problem = fmt.Sprintf(`it has the character %q: use letters, digits, ".", "-" and "_"`, []rune(name[strange:])[0])
+	default:
+		return nil
+	}
+	return fmt.Errorf("%s %q: %s", what, name, problem)
+}
+
 // Member is what was found out about one member of etcd.
 type Member struct {
 	// Endpoint is its URL, as it was configured.

@@ -234,7 +234,7 @@ func (f *follower) split(key []byte) (name, rest string, ok bool) {
 		return "", "", false
 	}
 	name, rest, ok = strings.Cut(below, "/")
-	return name, rest, ok && validateName(name) == nil
+	return name, rest, ok && ValidateNode(name) == nil
 }
 
 // put takes a value over.

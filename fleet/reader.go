@@ -231,8 +231,7 @@ func (r *Reader) plugins(f Filter) []Plugin {
 	// What is sorted is small: plugins are large, and a fleet has many.
 	type found struct {
 		*member
-		said   *Plugin
-		number int
+		said *Plugin
 	}
 	var all []found
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
@@ -242,12 +241,12 @@ func (r *Reader) plugins(f Filter) []Plugin {
 		m := r.members[name]
 		for _, said := range m.plugins {
 			if f.match(m.plugin(said)) {
-				all = append(all, found{m, said, len(all)})
+				all = append(all, found{m, said})
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b found) int {
-		return cmp.Or(strings.Compare(a.said.Type, b.said.Type), strings.Compare(a.said.Name, b.said.Name), a.number-b.number)
+	slices.SortStableFunc(all, func(a, b found) int {
+		return cmp.Or(strings.Compare(a.said.Type, b.said.Type), strings.Compare(a.said.Name, b.said.Name))
 	})
 	plugins := make([]Plugin, len(all))
 	for i, p := range all {

@@ -43,37 +43,28 @@ type session struct {
 func (s *session) run(ctx context.Context) (stood bool, err error) {
 	living, cancel := context.WithCancelCause(ctx)
 	s.cancel = cancel
-	defer cancel(nil)
 	defer func() {
 		if s.store != nil {
 			s.store.close()
 		}
 	}()
-	if err := s.open(living); err != nil {
-		if ctx.Err() != nil && s.stream != nil {
-			s.leave(context.WithoutCancel(ctx)) // what was written last may have arrived
-		}
-		if ctx.Err() == nil && living.Err() != nil {
-			return false, context.Cause(living)
-		}
-		return false, err
-	}
-	s.count(func(st *Stats) { st.Sessions++ })
-
-	look := make(chan struct{}, 1)
 	var keeping sync.WaitGroup
 	defer keeping.Wait()
 	defer cancel(nil)
-	keeping.Go(func() { cancel(s.keep(living, look)) })
-	err = s.follow(living, look)
-	if ctx.Err() != nil {
-		s.leave(context.WithoutCancel(ctx))
-		return true, nil
+	if err = s.open(living); err == nil {
+		stood = true
+		s.count(func(st *Stats) { st.Sessions++ })
+		look := make(chan struct{}, 1)
+		keeping.Go(func() { cancel(s.keep(living, look)) })
+		err = s.follow(living, look)
+	}
+	if ctx.Err() != nil && s.stream != nil {
+		s.leave(context.WithoutCancel(ctx)) // what was written last may have arrived
 	}
 	if cause := context.Cause(living); cause != nil {
-		return true, cause
+		return stood, cause
 	}
-	return true, err
+	return stood, err
 }
 
 // open connects and has the node published: what etcd has of it is checked, and written if it is not exactly what was written last.

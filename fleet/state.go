@@ -22,7 +22,7 @@ type facts struct {
 	// hasRecord says that there is a record, newer that it cannot be understood.
 	hasRecord, newer bool
 	record           record
-	slots            [slots][]*part // by number; nil for one that is not there
+	parts            map[string]*part // by key; nil for one that cannot be used
 }
 
 // record is what a node says of itself: all of the node but its name, its state and what concerns its plugins.
@@ -51,7 +51,7 @@ type member struct {
 
 // put takes a value over. It returns false for a key that is not one of a node's.
 func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
-	switch slot, number, isPart := parsePart(key); {
+	switch _, number, isPart := parsePart(key); {
 	case key == presenceKey:
 		f.present = true
 	case key == recordKey:
@@ -66,10 +66,10 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 		if decode(kv.Value, &value) == nil && value.GetPart() == uint32(number) && value.GetParts() > 0 && value.GetParts() <= maxParts {
 			p = partOf(&value, kv.ModRevision)
 		}
-		for len(f.slots[slot]) <= number {
-			f.slots[slot] = append(f.slots[slot], nil)
+		if f.parts == nil {
+			f.parts = map[string]*part{}
 		}
-		f.slots[slot][number] = p
+		f.parts[key] = p
 	default:
 		return false
 	}
@@ -78,36 +78,33 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 
 // delete takes the end of a key over.
 func (f *facts) delete(key string) {
-	switch slot, number, isPart := parsePart(key); {
-	case key == presenceKey:
+	switch key {
+	case presenceKey:
 		f.present = false
-	case key == recordKey:
+	case recordKey:
 		f.hasRecord, f.newer, f.record = false, false, record{}
-	case isPart && number < len(f.slots[slot]):
-		f.slots[slot][number] = nil
-		for n := len(f.slots[slot]); n > 0 && f.slots[slot][n-1] == nil; n-- {
-			f.slots[slot] = f.slots[slot][:n-1]
-		}
+	default:
+		delete(f.parts, key)
 	}
 }
 
-func (f *facts) empty() bool {
-	return !f.present && !f.hasRecord && !f.newer && len(f.slots[0]) == 0 && len(f.slots[1]) == 0
-}
+func (f *facts) empty() bool { return !f.present && !f.hasRecord && !f.newer && len(f.parts) == 0 }
 
 // complete returns the generation of a slot, if all of its parts are there.
 func (f *facts) complete(slot int) []*part {
-	all := f.slots[slot]
-	if len(all) == 0 || all[0] == nil || all[0].parts > len(all) {
+	first := f.parts[partKey(slot, 0)]
+	if first == nil {
 		return nil
 	}
-	first := all[0]
-	for _, p := range all[:first.parts] {
+	all := []*part{first}
+	for number := 1; number < first.parts; number++ {
+		p := f.parts[partKey(slot, number)]
 		if p == nil || p.instance != first.instance || p.generation != first.generation || p.parts != first.parts {
 			return nil
 		}
+		all = append(all, p)
 	}
-	return all[:first.parts]
+	return all
 }
 
 // member returns the node as readers see it now. Before is what they saw; nil for nothing. Now is when the node was last known to be alive
@@ -117,7 +114,7 @@ func (f *facts) member(name string, before *member, now time.Time) *member {
 	m.node.Name = name
 	writtenAt := f.record.writtenAt
 	var latest []*part
-	for slot := range f.slots {
+	for slot := range slots {
 		if parts := f.complete(slot); len(parts) > 0 && (len(latest) == 0 || parts[0].revision > latest[0].revision) {
 			latest = parts
 		}
@@ -131,7 +128,7 @@ func (f *facts) member(name string, before *member, now time.Time) *member {
 		if latest[0].writtenAt.After(writtenAt) {
 			writtenAt = latest[0].writtenAt
 		}
-	case before != nil && (len(f.slots[0]) > 0 || len(f.slots[1]) > 0):
+	case before != nil && len(f.parts) > 0:
 		m.plugins, m.node.Generation = before.plugins, before.node.Generation // one is being written
 	}
 	m.node.Plugins = len(m.plugins)

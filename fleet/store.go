@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,12 +129,19 @@ type etcdStore struct {
 
 func (e *etcdStore) close() { _ = e.conn.Close() }
 
-// ready returns when there is a connection, and a token if one is needed.
+// ready returns when there is a connection, and a token if one is needed; else the error says why not.
 func (e *etcdStore) ready(ctx context.Context) error {
 	if settle(ctx, e.conn) == connectivity.Ready {
 		return e.authenticate(ctx)
 	}
-	return e.whyNot(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	// A request that does not wait for a connection says why there is none.
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := pb.NewMaintenanceClient(e.conn).Status(ctx, &pb.StatusRequest{})
+	return cmp.Or(err, errors.New("etcd cannot be reached: the connection was lost at once"))
 }
 
 // settle connects, and returns the state of a connection when it can be used, is known not to be, or ctx has ended.
@@ -149,20 +157,6 @@ func settle(ctx context.Context, conn *grpc.ClientConn) connectivity.State {
 			}
 		}
 	}
-}
-
-// whyNot returns why there is no connection. A request that does not wait for one says so.
-func (e *etcdStore) whyNot(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	_, err := pb.NewMaintenanceClient(e.conn).Status(ctx, &pb.StatusRequest{})
-	if err == nil {
-		return errors.New("etcd cannot be reached: the connection was lost at once")
-	}
-	return err
 }
 
 // token is sent with every request, unless it is empty.

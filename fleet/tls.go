@@ -67,20 +67,17 @@ func NewCredentials(t TLS) (*Credentials, error) {
 // Server returns what the listener for other nodes needs: TLS 1.3, and a client certificate from the CA. Nothing of a connection is
 // remembered for the next one, which would pass over a change of the CA.
 func (c *Credentials) Server() credentials.TransportCredentials {
-	return credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, ClientAuth: tls.RequireAndVerifyClientCert,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			pool, err := c.ca.get()
-			if err != nil {
-				return nil, err
-			}
-			return &tls.Config{
-				MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true,
-				ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool,
-				GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.get() },
-			}, nil
-		},
-	})
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true, ClientAuth: tls.RequireAndVerifyClientCert,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.get() },
+	}
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		pool, err := c.ca.get()
+		current := config.Clone()
+		current.ClientCAs = pool
+		return current, err
+	}
+	return credentials.NewTLS(config)
 }
 
 // client returns what a connection to a node needs.

@@ -63,8 +63,12 @@ func TestHolderWithoutKey(t *testing.T) {
 			}
 		})
 		eventually(t, "one node holds the lock", func() bool { return (a.Held(lock) != nil) != (b.Held(lock) != nil) || replace })
+		before := hold.Token
 		if hold = b.Held(lock); hold == nil {
 			return
+		}
+		if hold.Token <= before {
+			t.Errorf("the token was %d and is %d now", before, hold.Token)
 		}
 		key = string(keys().Kvs[0].Key)
 	}

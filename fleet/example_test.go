@@ -1,0 +1,115 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/patchbay-dev/patchbay/fleet"
+)
+
+// What etcd has of a node is below one range of keys, for which the role of its user needs the right to read and write.
+func ExampleSpace_NodeRange() {
+	space := fleet.Space{Namespace: "berlin"}
+	if err := space.Validate(); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(space.NodeRange("node-7"))
+	// Output: /patchbay/berlin/v1/nodes/node-7/
+}
+
+// A program may know from elsewhere where plugins are; with etcd, Find is that of a Reader.
+func ExampleDialer_Targets() {
+	var find fleet.Finder = func(context.Context, fleet.Filter) ([]fleet.Instance, error) {
+		return []fleet.Instance{
+			{Plugin: fleet.Plugin{Node: "node-2", Type: "CSIPlugin", Name: "disk"}, Address: "10.0.0.2:7443"},
+			{Plugin: fleet.Plugin{Node: "node-1", Type: "CSIPlugin", Name: "disk"}, Address: "10.0.0.1:7443"},
+		}, nil
+	}
+	dialer := fleet.NewDialer(fleet.DialerConfig{Find: find})
+	defer dialer.Close()
+	targets, err := dialer.Targets(context.Background(), "CSIPlugin", "disk")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, t := range targets {
+		fmt.Println(dialer.Dial(t.Type, t.Name, fleet.Policy{Node: t.Node}))
+	}
+	// Output:
+	// plugin CSIPlugin/disk on node node-1
+	// plugin CSIPlugin/disk on node node-2
+}
+
+// A program that is not a node lists the fleet and follows what changes. It needs etcd, so it is only compiled here; what it does is tested
+// in integration/fleet.
+func ExampleOpen() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	reader := fleet.Open(cluster, fleet.ReaderConfig{})
+	defer reader.Close()
+	snapshot, changes, err := reader.Watch(ctx, fleet.Filter{Types: []string{"CSIPlugin"}})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	for _, p := range snapshot.Plugins {
+		fmt.Println(p.Node, p.Name, p.State)
+	}
+	for c := range changes {
+		if c.Plugin != nil {
+			fmt.Println(c.Kind, c.Plugin.Node, c.Plugin.Name, c.Plugin.State)
+		}
+	}
+}
+
+// One node of the fleet at a time works, and gives whoever it works on the token by which a later holder is told from an earlier one.
+func ExampleElector() {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	elector, err := fleet.NewElector(cluster, fleet.ElectorConfig{Node: "node-7"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lock := fleet.Lock{Type: "csi-controller", Name: "disk"}
+	elector.Stand([]fleet.Lock{lock})
+	go elector.Run(ctx)
+	if hold := elector.Held(lock); hold != nil {
+		fmt.Println("working with token", hold.Token)
+		<-hold.Done()
+	}
+}
+
+// A program that is no node calls a plugin, on any node that has it.
+func ExampleDial() {
+	ctx := context.Background()
+	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	credentials, err := fleet.NewCredentials(fleet.TLS{CA: "ca.crt", Cert: "nomad.crt", Key: "nomad.key"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	reader := fleet.Open(cluster, fleet.ReaderConfig{})
+	defer reader.Close()
+	config := fleet.DialerConfig{Find: reader.Find, Credentials: credentials}
+	conn, err := fleet.Dial(ctx, "Echo", "one", config, fleet.Policy{Sticky: "volume-1"})
+	if err != nil {
+		log.Print(err)
+		return
+	}
+	defer conn.Close()
+	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	fmt.Println(answer, err)
+}
