@@ -105,7 +105,7 @@ func (b *Bucket) commit(r record) error {
 }
 
 func (b *Bucket) refuse(err error) error {
-	return fmt.Errorf("cannot write state file %s: bucket %.100s: %w", b.store.path, b.name, err)
+	return b.store.cannotWrite(fmt.Errorf("bucket %.100s: %w", b.name, err))
 }
 
 func seal(key, value []byte) []byte {

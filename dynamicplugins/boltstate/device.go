@@ -230,7 +230,7 @@ func (s *Store) Check() error {
 		err = s.update(func(tx *bbolt.Tx) error { return tx.Bucket(metaBucket).Delete(checkKey) })
 	}
 	if err != nil {
-		return fmt.Errorf("cannot write state file %s: %w", s.path, err)
+		return s.cannotWrite(err)
 	}
 	s.lost = 0
 	return nil

@@ -28,6 +28,45 @@ var (
 // lockTimeout is how long Open waits for another process to let go of the file, which may be about to end.
 const lockTimeout = time.Second
 
+var (
+	// ErrCorrupt says that the file is not one that this package made, or it is damaged.
+	ErrCorrupt = errors.New("not a sound state file")
+	// ErrNewer says that the file has a format that a newer version of the software made.
+	ErrNewer = errors.New("state file of a newer format")
+	// ErrLocked says that another process has the file open.
+	ErrLocked = errors.New("state file in use")
+	// ErrReplaced says that, when the file had to be opened again after a failure, another one was in its place.
+	ErrReplaced = errors.New("state file was replaced")
+	// ErrClosed says that the store was closed.
+	ErrClosed = errors.New("state file was closed")
+)
+
+// fileError is an error about a state file as a whole that says what to do.
+type fileError struct {
+	path   string
+	kind   error
+	detail string
+	advice string
+}
+
+func (e *fileError) Error() string {
+	return fmt.Sprintf("cannot open state file %s: %s; %s", e.path, e.detail, e.advice)
+}
+
+func (e *fileError) Is(target error) bool { return target == e.kind }
+
+func corrupt(path, format string, args ...any) error {
+	return &fileError{path, ErrCorrupt, fmt.Sprintf(format, args...), "it was left as it is: move it away to start with an empty state"}
+}
+
+// unsound is corrupt, unless what is wrong is that the device cannot be read: then nobody knows what is in the file.
+func unsound(path, format string, err error) error {
+	if _, device := errors.AsType[*fs.PathError](err); device {
+		return fmt.Errorf("cannot read state file: %w; see whether its device works", err)
+	}
+	return corrupt(path, format, err)
+}
+
 // Open opens the state file at path. If there is none, it makes an empty one with mode 0600, and its directory with mode 0750.
 // Open fails if the file is not a sound state file (ErrCorrupt), has a newer format (ErrNewer), or is still in use by another
 // process after a second (ErrLocked). In each of these cases the file stays as it is.
@@ -140,11 +179,75 @@ func openDB(path string, readOnly bool) (db *database, err error) {
 	})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, locked(path)
+		return nil, &fileError{path, ErrLocked, "another process holds it", "stop that process or use another state file"}
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
 		return nil, corrupt(path, "it is damaged (%v)", err)
 	case err != nil:
 		return nil, fmt.Errorf("cannot open state file %s: %w", path, err)
 	}
 	return db, nil
+}
+
+// inspect reports what is wrong with the file at path, without changing it.
+func inspect(path string) (err error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return fmt.Errorf("cannot open state file: %w", err)
+	case !info.Mode().IsRegular():
+		return corrupt(path, "it is no regular file")
+	case info.Size() == 0:
+		return corrupt(path, "it is empty")
+	}
+	// gofail: var boltstateInspect string
+	// return fmt.Errorf("cannot open state file: %s", boltstateInspect)
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("cannot open state file: %w", err)
+	}
+	defer f.Close()
+	if _, err := readMeta(f, info.Size()); err != nil {
+		return unsound(path, "%v", err)
+	}
+
+	// From here on the file is locked, so that no other process is at work on what is read.
+	db, err := openDB(path, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.bolt.Close()) }()
+	if info, err = f.Stat(); err != nil {
+		return fmt.Errorf("cannot open state file: %w", err)
+	}
+	if err := checkPages(f, info.Size()); err != nil {
+		return unsound(path, "it is damaged: %v", err)
+	}
+	return inspectContent(path, db)
+}
+
+// inspectContent checks the format and every record.
+func inspectContent(path string, db *database) error {
+	_, err := db.transact(false, func(tx *bbolt.Tx) error {
+		meta, plugins := tx.Bucket(metaBucket), tx.Bucket(pluginsBucket)
+		if meta == nil {
+			return corrupt(path, "it is a bbolt file of another program")
+		}
+		version, size := binary.Uvarint(meta.Get(formatKey))
+		switch {
+		case size <= 0 || version == 0:
+			return corrupt(path, "its format version is malformed")
+		case version > formatVersion:
+			return &fileError{path, ErrNewer, fmt.Sprintf("it has format %d and this program knows formats up to %d", version, formatVersion),
+				"run the newer program that wrote it, or move it away to start with an empty state"}
+		case plugins == nil:
+			return corrupt(path, "it has no list of plugins")
+		}
+		return plugins.ForEach(func(key, value []byte) error {
+			if _, err := decode(key, value); err != nil {
+				return corrupt(path, "the record of plugin %q is damaged: %v", key, err)
+			}
+			return nil
+		})
+	})
+	return err
 }

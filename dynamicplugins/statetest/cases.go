@@ -17,11 +17,13 @@ type testCase struct {
 
 var cases = []testCase{
 	{"NewStorageIsEmpty", func(s *session) error { return s.expect(nil) }},
-	{"Populated", populated},
+	{"Populated", func(s *session) error { return s.put(fill()) }},
 	{"OddBytes", oddBytes},
-	{"Replaced", replaced},
-	{"Emptied", emptied},
-	{"NilState", nilState},
+	{"Replaced", func(s *session) error {
+		return s.put(fill(), stateOf(instance("csi-node", "a", "1"), instance("csi-node", "a", "4"), instance("new", "c", "5")))
+	}},
+	{"Emptied", func(s *session) error { return s.put(fill(), stateOf()) }},
+	{"NilState", func(s *session) error { return s.put(fill(), nil) }},
 	{"ConcurrentStates", concurrentStates},
 	{"Changes", changes},
 	{"ChangesAfterState", changesAfterState},
@@ -65,15 +67,29 @@ func stateOf(plugins ...*dynamicplugins.PluginInfo) *dynamicplugins.RegistryStat
 	return state
 }
 
-// put stores a state and checks that it is there, and still there in a storage opened anew.
-func (s *session) put(state *dynamicplugins.RegistryState) error {
-	if err := s.PutDynamicPluginRegistryState(state); err != nil {
-		return err
+// put stores one state after the other and checks that each is there, and still there in a storage opened anew.
+func (s *session) put(states ...*dynamicplugins.RegistryState) error {
+	for _, state := range states {
+		if err := s.PutDynamicPluginRegistryState(state); err != nil {
+			return err
+		}
+		if err := s.expectKept(state); err != nil {
+			return err
+		}
 	}
-	return s.expectKept(state)
+	return nil
 }
 
-func populated(s *session) error { return s.put(fill()) }
+// atOnce calls write for each writer at the same time.
+func atOnce(writers int, write func(writer int) error) error {
+	errs := make([]error, writers)
+	var running sync.WaitGroup
+	for i := range writers {
+		running.Go(func() { errs[i] = write(i) })
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
 
 // oddBytes: what comes from plugins is bytes, and so are paths.
 func oddBytes(s *session) error {
@@ -84,39 +100,13 @@ func oddBytes(s *session) error {
 	return s.put(stateOf(p, bare))
 }
 
-func replaced(s *session) error {
-	if err := s.put(fill()); err != nil {
-		return err
-	}
-	return s.put(stateOf(instance("csi-node", "a", "1"), instance("csi-node", "a", "4"), instance("new", "c", "5")))
-}
-
-func emptied(s *session) error {
-	if err := s.put(fill()); err != nil {
-		return err
-	}
-	return s.put(stateOf())
-}
-
-func nilState(s *session) error {
-	if err := s.put(fill()); err != nil {
-		return err
-	}
-	return s.put(nil)
-}
-
 // concurrentStates: whichever state is put last, it is a whole one.
 func concurrentStates(s *session) error {
-	const writers = 8
-	errs := make([]error, writers)
-	states := make([]*dynamicplugins.RegistryState, writers)
-	var wg sync.WaitGroup
-	for i := range writers {
+	states := make([]*dynamicplugins.RegistryState, 8)
+	for i := range states {
 		states[i] = stateOf(instance("t", "a", fmt.Sprint(i)), instance("t", "b", fmt.Sprint(i)), instance("u", fmt.Sprint(i), "1"))
-		wg.Go(func() { errs[i] = s.PutDynamicPluginRegistryState(states[i]) })
 	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := atOnce(len(states), func(i int) error { return s.PutDynamicPluginRegistryState(states[i]) }); err != nil {
 		return err
 	}
 	got, err := s.GetDynamicPluginRegistryState()
@@ -184,30 +174,24 @@ func changesAfterState(s *session) error {
 // concurrentChanges: changes of different plugins do not get into each other's way.
 func concurrentChanges(s *session) error {
 	const writers, rounds = 16, 10
-	errs := make([]error, writers)
 	var want []*dynamicplugins.PluginInfo
-	var wg sync.WaitGroup
-	for i := range writers {
-		name := fmt.Sprint("plugin ", i)
-		if i%2 == 0 {
-			want = append(want, instance("t", name, fmt.Sprint(rounds-1)))
-		}
-		wg.Go(func() {
-			for round := range rounds {
-				if errs[i] = s.change("t", name, instance("t", name, fmt.Sprint(round))); errs[i] != nil {
-					return
-				}
-			}
-			if i%2 == 1 {
-				errs[i] = s.change("t", name)
-			}
-		})
+	name := func(writer int) string { return fmt.Sprint("plugin ", writer) }
+	for i := 0; i < writers; i += 2 {
+		want = append(want, instance("t", name(i), fmt.Sprint(rounds-1)))
 	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
+	err := atOnce(writers, func(i int) error {
+		for round := range rounds {
+			if err := s.change("t", name(i), instance("t", name(i), fmt.Sprint(round))); err != nil {
+				return err
+			}
 		}
+		if i%2 == 0 {
+			return nil
+		}
+		return s.change("t", name(i))
+	})
+	if err != nil {
+		return err
 	}
 	return s.expectKept(stateOf(want...))
 }

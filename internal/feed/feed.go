@@ -70,27 +70,12 @@ func (f *Feed[T]) Publish(t string, v T) {
 // An owner that publishes under a lock, and under the same lock subscribes and takes a picture of its present state, has the
 // picture and the values meet without gap and without repeat.
 func (f *Feed[T]) Subscribe(ctx context.Context, t string) <-chan T {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := f.subscribe(ctx, t)
-	if s == nil {
-		return closed[T]()
-	}
-	return s.ch
+	return f.subscribe(ctx, t, 0)
 }
 
 // Replay is Subscribe for all topics, beginning with the last n values as far as the history still holds them.
 func (f *Feed[T]) Replay(ctx context.Context, n int) <-chan T {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := f.subscribe(ctx, "")
-	if s == nil {
-		return closed[T]()
-	}
-	if s.next = s.topic.last(n); s.next != nil {
-		f.start(s)
-	}
-	return s.ch
+	return f.subscribe(ctx, "", n)
 }
 
 // Last returns the last n values of all topics, oldest first, as far as the history still holds them.
@@ -120,11 +105,14 @@ func (f *Feed[T]) Close() {
 	f.pumps.Wait()
 }
 
-// subscribe adds a subscriber that has nothing to read yet, or returns nil if its channel would be closed at once.
-// The caller holds f.mu.
-func (f *Feed[T]) subscribe(ctx context.Context, name string) *subscriber[T] {
+// subscribe adds a subscriber that has the last n values of the history to read.
+func (f *Feed[T]) subscribe(ctx context.Context, name string, n int) <-chan T {
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.closed || ctx.Err() != nil {
-		return nil
+		ch := make(chan T)
+		close(ch)
+		return ch
 	}
 	t := f.topics[name]
 	if t == nil {
@@ -141,7 +129,10 @@ func (f *Feed[T]) subscribe(ctx context.Context, name string) *subscriber[T] {
 			f.end(s)
 		}
 	})
-	return s
+	if s.next = t.last(n); s.next != nil {
+		f.start(s)
+	}
+	return s.ch
 }
 
 // remove takes s out of its topic, and the topic out of the feed with its last subscriber. The caller holds f.mu.
@@ -164,10 +155,4 @@ func (f *Feed[T]) end(s *subscriber[T]) {
 	} else {
 		close(s.ch)
 	}
-}
-
-func closed[T any]() <-chan T {
-	ch := make(chan T)
-	close(ch)
-	return ch
 }

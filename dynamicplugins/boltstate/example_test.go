@@ -1,0 +1,80 @@
+package boltstate_test
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+)
+
+// A registry with this storage has its plugins again after a restart.
+func Example() {
+	dir, err := os.MkdirTemp("", "state")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "state.db")
+	for restart := range 2 {
+		store, err := boltstate.Open(path)
+		switch {
+		case errors.Is(err, boltstate.ErrCorrupt), errors.Is(err, boltstate.ErrNewer):
+			log.Fatal("the file is left as it is: ", err)
+		case err != nil:
+			log.Fatal(err)
+		}
+		if restart == 0 {
+			info := &dynamicplugins.PluginInfo{
+				Type: "csi-node", Name: "disk", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/run/disk.sock"},
+			}
+			err = store.PutDynamicPluginChange(&dynamicplugins.PluginChange{
+				Type: "csi-node", Name: "disk", Plugins: []*dynamicplugins.PluginInfo{info},
+			})
+			if err != nil {
+				log.Fatal(err)
+			}
+		} else {
+			state, err := store.GetDynamicPluginRegistryState()
+			if err != nil {
+				log.Fatal(err)
+			}
+			found := state.Plugins["csi-node"]["disk"].Front().Value.(*dynamicplugins.PluginInfo)
+			fmt.Println(found.Name, "answers at", found.ConnectionInfo.SocketPath)
+		}
+		if err := store.Close(); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output: disk answers at /run/disk.sock
+}
+
+// A handler keeps keys and values of its own beside the plugins.
+func ExampleStore_Bucket() {
+	dir, err := os.MkdirTemp("", "state")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	store, err := boltstate.Open(filepath.Join(dir, "state.db"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	bucket := store.Bucket("device")
+	if err := bucket.Put("example.com/widget", []byte("2 allocated")); err != nil {
+		log.Fatal(err)
+	}
+	value, err := bucket.Get("example.com/widget")
+	fmt.Println(string(value), err)
+	if err := store.Close(); err != nil {
+		log.Fatal(err)
+	}
+	_, err = bucket.Get("example.com/widget")
+	fmt.Println(errors.Is(err, boltstate.ErrClosed))
+	// Output:
+	// 2 allocated <nil>
+	// true
+}
