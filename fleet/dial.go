@@ -311,9 +311,8 @@ type poolKey struct{ node, address string }
 type pool struct {
 	credentials *Credentials
 
-	mu     sync.Mutex
-	conns  map[poolKey]*pooled
-	closed bool
+	mu    sync.Mutex
+	conns map[poolKey]*pooled // nil after close
 }
 
 // pooled is a connection to a node.
@@ -325,7 +324,7 @@ type pooled struct {
 func (p *pool) get(k poolKey) (*pooled, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.conns == nil {
 		return nil, errors.New("the dialer of the fleet is closed")
 	}
 	now := time.Now()
@@ -363,11 +362,10 @@ func (p *pool) get(k poolKey) (*pooled, error) {
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = true
 	for _, c := range p.conns {
 		_ = c.Close()
 	}
-	clear(p.conns)
+	p.conns = nil
 }
 
 // connect waits until the node can be called, or is known not to be. In the latter case, who opens a stream gets the reason.

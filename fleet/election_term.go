@@ -11,7 +11,6 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
-
 	"golang.org/x/sync/errgroup"
 )
 
@@ -262,12 +261,11 @@ func (t *term) fallen(ctx context.Context, timeout time.Duration, holds ...*Hold
 func (e *Elector) campaign(ctx context.Context, t *term, l Lock) {
 	for failures := 1; ; failures++ {
 		election := concurrency.NewElection(t.session, l.key(e.config.Space))
-		if err := election.Campaign(clientv3.WithRequireLeader(ctx), e.config.Node); err == nil && ctx.Err() == nil {
+		won := election.Campaign(clientv3.WithRequireLeader(ctx), e.config.Node) == nil && ctx.Err() == nil
+		if won {
 			e.hold(ctx, t, l, election)
-			e.resign(ctx, t, election)
-			return
 		}
-		if !sleep(ctx, min(retry.After(failures), e.config.TTL/3)) {
+		if won || !sleep(ctx, min(retry.After(failures), e.config.TTL/3)) {
 			e.resign(ctx, t, election)
 			return
 		}

@@ -186,7 +186,7 @@ func (s Space) nodes() string { return s.Base() + "nodes/" }
 func ValidateNode(name string) error { return validateName("node name", name) }
 
 func validateName(what, name string) error {
-	problem := ""
+	var problem string
 	strange := strings.IndexFunc(name, func(r rune) bool {
 		return (r < 'a' || 'z' < r) && (r < 'A' || 'Z' < r) && (r < '0' || '9' < r) && !strings.ContainsRune(".-_", r)
 	})

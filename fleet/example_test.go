@@ -3,7 +3,6 @@ package fleet_test
 import (
 	"context"
 	"fmt"
-	"log"
 	"time"
 
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -15,7 +14,8 @@ import (
 func ExampleSpace_NodeRange() {
 	space := fleet.Space{Namespace: "berlin"}
 	if err := space.Validate(); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	fmt.Println(space.NodeRange("node-7"))
 	// Output: /patchbay/berlin/v1/nodes/node-7/
@@ -33,7 +33,8 @@ func ExampleDialer_Targets() {
 	defer dialer.Close()
 	targets, err := dialer.Targets(context.Background(), "CSIPlugin", "disk")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	for _, t := range targets {
 		fmt.Println(dialer.Dial(t.Type, t.Name, fleet.Policy{Node: t.Node}))
@@ -50,13 +51,14 @@ func ExampleOpen() {
 	defer cancel()
 	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	reader := fleet.Open(cluster, fleet.ReaderConfig{})
 	defer reader.Close()
 	snapshot, changes, err := reader.Watch(ctx, fleet.Filter{Types: []string{"CSIPlugin"}})
 	if err != nil {
-		log.Print(err)
+		fmt.Println(err)
 		return
 	}
 	for _, p := range snapshot.Plugins {
@@ -75,11 +77,13 @@ func ExampleElector() {
 	defer cancel()
 	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	elector, err := fleet.NewElector(cluster, fleet.ElectorConfig{Node: "node-7"})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	lock := fleet.Lock{Type: "csi-controller", Name: "disk"}
 	elector.Stand([]fleet.Lock{lock})
@@ -95,18 +99,20 @@ func ExampleDial() {
 	ctx := context.Background()
 	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	credentials, err := fleet.NewCredentials(fleet.TLS{CA: "ca.crt", Cert: "nomad.crt", Key: "nomad.key"})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	reader := fleet.Open(cluster, fleet.ReaderConfig{})
 	defer reader.Close()
 	config := fleet.DialerConfig{Find: reader.Find, Credentials: credentials}
 	conn, err := fleet.Dial(ctx, "Echo", "one", config, fleet.Policy{Sticky: "volume-1"})
 	if err != nil {
-		log.Print(err)
+		fmt.Println(err)
 		return
 	}
 	defer conn.Close()

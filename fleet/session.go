@@ -38,8 +38,8 @@ type session struct {
 	last     time.Time
 }
 
-// run returns with an error when the session has to be begun anew. When ctx ends, it says goodbye. Stood says that the session got as far as
-// having the node published.
+// run returns with an error when the session has to be begun anew. When ctx ends, it says goodbye. Stood says that the session got as far
+// as having the node published.
 func (s *session) run(ctx context.Context) (stood bool, err error) {
 	living, cancel := context.WithCancelCause(ctx)
 	s.cancel = cancel
@@ -283,7 +283,8 @@ func (s *session) leave(ctx context.Context) {
 		clientv3.OpPut(s.node+recordKey, string(value), clientv3.WithLease(s.leases.retention)),
 	})
 	if err != nil || !response.Succeeded {
-		s.config.Logger.Info("fleet: could not say that the node stops; it will be missed when its presence ends", "node", s.config.Node, "error", err)
+		s.config.Logger.Info("fleet: could not say that the node stops; it will be missed when its presence ends",
+			"node", s.config.Node, "error", err)
 	}
 }
 

@@ -143,15 +143,15 @@ func (f *facts) member(name string, before *member, now time.Time) *member {
 		m.node.State = NodeUnreachable
 	}
 	switch {
-	case m.node.State == NodeReady || m.node.State == NodeUnknown && f.present:
+	case f.present:
 	case m.node.State == NodeStopped:
 		m.node.LastSeen = f.record.stoppedAt
-	case before != nil && before.node.LastSeen.IsZero():
-		m.node.LastSeen = now
-	case before != nil:
-		m.node.LastSeen = before.node.LastSeen
-	default:
+	case before == nil:
 		m.node.LastSeen = writtenAt
+	case before.node.LastSeen.IsZero():
+		m.node.LastSeen = now
+	default:
+		m.node.LastSeen = before.node.LastSeen
 	}
 	if m.node.LastSeen.After(now) {
 		m.node.LastSeen = now // the node's clock is ahead

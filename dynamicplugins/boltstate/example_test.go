@@ -3,7 +3,6 @@ package boltstate_test
 import (
 	"errors"
 	"fmt"
-	"log"
 	"os"
 	"path/filepath"
 
@@ -15,7 +14,8 @@ import (
 func Example() {
 	dir, err := os.MkdirTemp("", "state")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "state.db")
@@ -23,9 +23,11 @@ func Example() {
 		store, err := boltstate.Open(path)
 		switch {
 		case errors.Is(err, boltstate.ErrCorrupt), errors.Is(err, boltstate.ErrNewer):
-			log.Fatal("the file is left as it is: ", err)
+			fmt.Println("the file is left as it is:", err)
+			return
 		case err != nil:
-			log.Fatal(err)
+			fmt.Println(err)
+			return
 		}
 		if restart == 0 {
 			info := &dynamicplugins.PluginInfo{
@@ -35,18 +37,21 @@ func Example() {
 				Type: "csi-node", Name: "disk", Plugins: []*dynamicplugins.PluginInfo{info},
 			})
 			if err != nil {
-				log.Fatal(err)
+				fmt.Println(err)
+				return
 			}
 		} else {
 			state, err := store.GetDynamicPluginRegistryState()
 			if err != nil {
-				log.Fatal(err)
+				fmt.Println(err)
+				return
 			}
 			found := state.Plugins["csi-node"]["disk"].Front().Value.(*dynamicplugins.PluginInfo)
 			fmt.Println(found.Name, "answers at", found.ConnectionInfo.SocketPath)
 		}
 		if err := store.Close(); err != nil {
-			log.Fatal(err)
+			fmt.Println(err)
+			return
 		}
 	}
 	// Output: disk answers at /run/disk.sock
@@ -56,21 +61,25 @@ func Example() {
 func ExampleStore_Bucket() {
 	dir, err := os.MkdirTemp("", "state")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer os.RemoveAll(dir)
 	store, err := boltstate.Open(filepath.Join(dir, "state.db"))
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	bucket := store.Bucket("device")
 	if err := bucket.Put("example.com/widget", []byte("2 allocated")); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	value, err := bucket.Get("example.com/widget")
 	fmt.Println(string(value), err)
 	if err := store.Close(); err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	_, err = bucket.Get("example.com/widget")
 	fmt.Println(errors.Is(err, boltstate.ErrClosed))
