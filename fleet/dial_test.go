@@ -193,3 +193,29 @@ func TestLockKeys(t *testing.T) {
 		}
 	}
 }
+
+// refusing is a connection that knows without gRPC that it cannot be used.
+type refusing struct{ grpc.ClientConnInterface }
+
+func (refusing) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	return status.Error(codes.Unavailable, "gone")
+}
+
+func (refusing) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unavailable, "gone")
+}
+
+// TestHoldCountsCalls: a call that its connection refused is over, so the end of the hold does not wait for it.
+func TestHoldCountsCalls(t *testing.T) {
+	h := &Hold{Token: 7, ended: t.Context()}
+	conn := h.Conn(refusing{})
+	if err := conn.Invoke(t.Context(), "/s/m", nil, nil); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+	if _, err := conn.NewStream(t.Context(), &grpc.StreamDesc{}, "/s/m"); status.Code(err) != codes.Unavailable {
+		t.Error(err)
+	}
+	if n := h.calls.Load(); n != 0 {
+		t.Errorf("%d calls are in progress", n)
+	}
+}
