@@ -54,16 +54,14 @@ func (r *Reader) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if progressed {
-			failures = 0
-		}
 		failures++
-		delay = retry.After(failures)
-		if progressed {
-			delay = spread(retry.Min)
-		}
-		if errors.Is(err, errHistory) && progressed {
-			delay = 0
+		switch {
+		case progressed && errors.Is(err, errHistory):
+			failures, delay = 1, 0
+		case progressed:
+			failures, delay = 1, spread(retry.Min)
+		default:
+			delay = retry.After(failures)
 		}
 		r.lost(err)
 	}
@@ -176,14 +174,11 @@ func (f *follower) verify(ctx context.Context) error {
 	response, err := f.store.get(ctx, f.anchor.key, clientv3.WithRev(f.anchor.revision), clientv3.WithKeysOnly())
 	known := rpctypes.Error(err)
 	switch {
-	case errors.Is(known, rpctypes.ErrCompacted), errors.Is(known, rpctypes.ErrFutureRev):
-		return errHistory
-	case err != nil:
-		return err
-	case len(response.Kvs) != 1 || response.Kvs[0].ModRevision != f.anchor.revision:
+	case errors.Is(known, rpctypes.ErrCompacted), errors.Is(known, rpctypes.ErrFutureRev),
+		err == nil && (len(response.Kvs) != 1 || response.Kvs[0].ModRevision != f.anchor.revision):
 		return errHistory
 	}
-	return nil
+	return err
 }
 
 // receive takes one message of the watch over. All changes of one revision become visible at once.
@@ -276,10 +271,10 @@ func (f *follower) list(ctx context.Context) (next int64, err error) {
 			limit /= 2
 			continue
 		}
+		if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
+			return 0, errHistory
+		}
 		if err != nil {
-			if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
-				return 0, errHistory
-			}
 			return 0, err
 		}
 		if revision == 0 {

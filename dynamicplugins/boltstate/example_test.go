@@ -36,7 +36,11 @@ func Example() {
 			err = store.PutDynamicPluginChange(&dynamicplugins.PluginChange{
 				Type: "csi-node", Name: "disk", Plugins: []*dynamicplugins.PluginInfo{info},
 			})
-			if err != nil {
+			switch {
+			case errors.Is(err, boltstate.ErrReplaced):
+				fmt.Println("nothing can be saved before a restart:", err)
+				return
+			case err != nil:
 				fmt.Println(err)
 				return
 			}

@@ -14,8 +14,8 @@ import (
 	"sync"
 )
 
-// MinUnread is the number of unread values from which on a subscriber may be resynchronised; below it, none is.
-const MinUnread = 8192
+// minUnread is the number of unread values from which on a subscriber may be resynchronised; below it, none is.
+const minUnread = 8192
 
 // buffer is the number of values that a subscriber may leave unread before a goroutine takes over for it.
 const buffer = 16
@@ -23,7 +23,7 @@ const buffer = 16
 // Config says what a Feed does beside passing values on. The zero Config is a feed without history whose subscribers, if they
 // fall too far behind, lose values without a value that says so.
 type Config[T any] struct {
-	// History is the number of values, whatever their topic, that Last and Replay can give again; at most MinUnread/2.
+	// History is the number of values, whatever their topic, that Last and Replay can give again; at most minUnread/2.
 	History int
 
 	// Resync makes the value that stands for everything a subscriber of topic has missed, and hands it to commit, exactly once
@@ -47,7 +47,7 @@ type Feed[T any] struct {
 
 // New makes a feed.
 func New[T any](config Config[T]) *Feed[T] {
-	config.History = min(config.History, MinUnread/2)
+	config.History = min(config.History, minUnread/2)
 	return &Feed[T]{config: config, topics: map[string]*topic[T]{"": {keep: config.History}}}
 }
 

@@ -93,14 +93,14 @@ func TestTopics(t *testing.T) {
 	}
 }
 
-// TestSlow: up to MinUnread values nothing is lost, however slow the subscriber, and the publisher does not wait.
+// TestSlow: up to minUnread values nothing is lost, however slow the subscriber, and the publisher does not wait.
 func TestSlow(t *testing.T) {
 	o := newOwner(0)
 	defer o.feed.Close()
 	for range 3 { // falling behind and catching up leaves no trace
 		last, ch := o.watch(t.Context(), "t")
-		o.publish(MinUnread)
-		expect(t, read(t, ch, MinUnread), count(last+1, MinUnread))
+		o.publish(minUnread)
+		expect(t, read(t, ch, minUnread), count(last+1, minUnread))
 	}
 }
 
@@ -111,7 +111,7 @@ func TestStuck(t *testing.T) {
 		defer o.feed.Close()
 		_, stuck := o.watch(t.Context(), "t")
 		_, reading := o.watch(t.Context(), "")
-		const n = 3 * MinUnread
+		const n = 3 * minUnread
 		for i := range n {
 			o.publish(1)
 			read(t, reading, 1)
@@ -142,7 +142,7 @@ func TestStuckWithoutResync(t *testing.T) {
 		f := New(Config[int]{})
 		defer f.Close()
 		ch := f.Subscribe(t.Context(), "")
-		for i := range 2 * MinUnread {
+		for i := range 2 * minUnread {
 			f.Publish("", i)
 		}
 		synctest.Wait()
@@ -175,7 +175,7 @@ func TestHistory(t *testing.T) {
 }
 
 func TestContext(t *testing.T) {
-	for name, unread := range map[string]int{"Idle": 0, "Behind": 100, "Lost": 2 * MinUnread} {
+	for name, unread := range map[string]int{"Idle": 0, "Behind": 100, "Lost": 2 * minUnread} {
 		t.Run(name, func(t *testing.T) {
 			o := newOwner(0)
 			defer o.feed.Close()
@@ -276,7 +276,7 @@ func TestNoGapNoRepeat(t *testing.T) {
 			}
 			rt.Repeat(map[string]func(*rapid.T){
 				"publish": func(rt *rapid.T) { o.publish(rapid.IntRange(1, 2*buffer).Draw(rt, "n")) },
-				"flood":   func(rt *rapid.T) { o.publish(rapid.IntRange(MinUnread-100, MinUnread+100).Draw(rt, "n")) },
+				"flood":   func(rt *rapid.T) { o.publish(rapid.IntRange(minUnread-100, minUnread+100).Draw(rt, "n")) },
 				"watch": func(rt *rapid.T) {
 					ctx, cancel := context.WithCancel(t.Context())
 					last, ch := o.watch(ctx, rapid.SampledFrom([]string{"", "t"}).Draw(rt, "topic"))

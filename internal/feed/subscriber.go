@@ -44,7 +44,7 @@ func (f *Feed[T]) deliver(t *topic[T], v T) {
 		switch {
 		case s.next == nil:
 			s.next = n
-		case n.number-s.next.number >= MinUnread:
+		case n.number-s.next.number >= minUnread:
 			s.next, s.lost = nil, true
 		}
 		f.start(s)
