@@ -17,9 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/internal/discover/registration"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -165,7 +164,6 @@ func (b *bench) environment(place *strings.Replacer) []string {
 type appearance struct {
 	path   string
 	id     sock.ID
-	mode   fs.FileMode
 	after  time.Duration // from the start of the command until it was seen
 	window time.Duration // from the first attempt to connect until one succeeded
 	// refused is how many attempts failed before.
@@ -178,7 +176,7 @@ type appearance struct {
 func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 	bounded, cancel := context.WithTimeout(ctx, b.options.StartTimeout)
 	defer cancel()
-	w, err := watchSockets(b.dir)
+	w, err := watchSockets(bounded, b.dir)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -212,30 +210,24 @@ func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 // startAfter is start for an instance that follows another one, which may still run: not in the second in which that was seen to serve.
 // Names of sockets that are made of the time are mostly made of seconds, and whoever starts a plugin anew needs longer.
 func (b *bench) startAfter(ctx context.Context, first *instance) (*instance, *appearance, error) {
-	pause(ctx, time.Until(first.served.Truncate(time.Second).Add(time.Second)))
+	pause(ctx, time.Until(first.served.Truncate(time.Second).Add(time.Second)), nil)
 	return b.start(ctx)
-}
-
-// pause waits for some time, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 // await waits for the registration socket of an instance.
 func (b *bench) await(ctx context.Context, w *socketWatch, i *instance, began time.Time) (*appearance, error) {
 	var doubtful *appearance
 	for {
-		path, err := w.next(ctx, i.proc.Done())
-		if err != nil {
+		var path string
+		select {
+		case path = <-w.appeared:
+		case <-i.proc.Done():
+			return doubtful, errEnded
+		case <-ctx.Done():
 			if doubtful != nil && !i.hasEnded() {
 				return doubtful, nil
 			}
-			return doubtful, err
+			return doubtful, ctx.Err()
 		}
 		if b.target.Socket != "" && path != b.target.Socket {
 			continue
@@ -264,7 +256,7 @@ func meet(ctx context.Context, path string, i *instance) (*appearance, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &appearance{path: path, id: info.ID, mode: info.Mode}
+	a := &appearance{path: path, id: info.ID}
 	first := time.Now()
 	for {
 		conn, err := sock.Dial(ctx, path)
@@ -281,14 +273,10 @@ func meet(ctx context.Context, path string, i *instance) (*appearance, error) {
 			return a, fmt.Errorf("cannot connect to %s: %w", path, err)
 		}
 		a.refused++
-		retry := time.NewTimer(time.Millisecond) // nothing tells of a listen(2)
-		select {
-		case <-retry.C:
-		case <-i.proc.Done():
-			retry.Stop()
-			return a, errors.New("the command ended")
-		case <-ctx.Done():
-			retry.Stop()
+		switch pause(ctx, time.Millisecond, i.proc.Done()); { // nothing tells of a listen(2)
+		case i.hasEnded():
+			return a, errEnded
+		case ctx.Err() != nil:
 			return a, fmt.Errorf("nobody listens on %s, although the socket is there", path)
 		}
 	}
@@ -296,14 +284,12 @@ func meet(ctx context.Context, path string, i *instance) (*appearance, error) {
 
 // identify asks who serves a socket.
 func identify(ctx context.Context, path string, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	client, err := registration.Dial(ctx, path)
+	conn, err := dial(path, timeout, nil)
 	if err != nil {
 		return err
 	}
-	defer client.Close()
-	_, err = client.GetInfo(ctx)
+	defer conn.Close()
+	_, err = registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
 	return err
 }
 
@@ -357,15 +343,7 @@ func listing(dir string) (map[string]sock.ID, error) {
 	return all, err
 }
 
-// lastWords says what a running instance printed last.
-func (i *instance) lastWords() string {
-	if said := i.printed.last(); said != "" {
-		return "; the command runs, and printed last " + foreign.Quote(said)
-	}
-	return "; the command runs and has printed nothing"
-}
-
-// serialWriter makes writes follow one another.
+// serialWriter makes writes follow one another, and never fails, so that the plugin does not feel it.
 type serialWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -374,5 +352,6 @@ type serialWriter struct {
 func (s *serialWriter) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.w.Write(p)
+	_, _ = s.w.Write(p)
+	return len(p), nil
 }

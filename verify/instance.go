@@ -28,11 +28,11 @@ type instance struct {
 }
 
 func newInstance(proc *process.Process, output io.Writer) (*instance, error) {
-	i := &instance{proc: proc, printed: &tail{copy: output}}
+	i := &instance{proc: proc, printed: &tail{}}
 	for _, pipe := range []*os.File{proc.Stdout(), proc.Stderr()} {
 		i.reading.Go(func() {
 			defer pipe.Close()
-			_, _ = io.Copy(i.printed, pipe) // it ends with the process
+			_, _ = io.Copy(io.MultiWriter(i.printed, output), pipe) // it ends with the process
 		})
 	}
 	handle, err := os.FindProcess(proc.PID())
@@ -62,14 +62,19 @@ func (i *instance) signal(sig syscall.Signal) error {
 
 // await waits for the end of the process and reports whether it came in time.
 func (i *instance) await(ctx context.Context, timeout time.Duration) bool {
-	timer := time.NewTimer(timeout)
+	pause(ctx, timeout, i.proc.Done())
+	return i.hasEnded()
+}
+
+// pause waits for some time, or until ctx ends or ended is closed.
+func pause(ctx context.Context, d time.Duration, ended <-chan struct{}) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-i.proc.Done():
+	case <-ended:
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	return i.hasEnded()
 }
 
 // settle waits until an instance has served for some time: nothing tells that it has set up all that it needs for an orderly end.
@@ -100,17 +105,23 @@ func (i *instance) end() string {
 	return how
 }
 
+// lastWords says what a running instance printed last.
+func (i *instance) lastWords() string {
+	if said := i.printed.last(); said != "" {
+		return "; the command runs, and printed last " + foreign.Quote(said)
+	}
+	return "; the command runs and has printed nothing"
+}
+
 // tail keeps the end of what is written to it. It is safe for concurrent use.
 type tail struct {
 	mu   sync.Mutex
-	copy io.Writer
 	text []byte
 }
 
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, _ = t.copy.Write(p)
 	if len(p) > maxTail {
 		t.text = append(t.text[:0], p[len(p)-maxTail:]...)
 	} else {

@@ -52,11 +52,7 @@ func notApplicable(format string, args ...any) outcome {
 }
 
 // Rules returns all rules in the order in which they are checked.
-func Rules() []Rule {
-	// The refusal may end the plugin, and the process rules do, so they are last.
-	return slices.Concat(environmentRules(), startRules(), placeRules(), registrationRules(), serviceRules(), csiRules(), deviceRules(),
-		kubeletRules(), draRules(), connectionRules(), statusRules(), processRules())
-}
+func Rules() []Rule { return slices.Clone(rules) }
 
 // selectRules returns the rules that only names, without those that skip names, by identifier or family.
 func selectRules(only, skip []string) ([]Rule, error) {

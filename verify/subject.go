@@ -1,12 +1,14 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
 
+	"google.golang.org/grpc"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -40,23 +42,6 @@ type answer struct {
 	after time.Duration
 }
 
-func newSubject(target Target, options Options) (*subject, error) {
-	s := &subject{target: target, options: options, path: target.Socket}
-	if len(target.Command) == 0 {
-		return s, nil
-	}
-	var err error
-	s.bench, err = newBench(target, options)
-	return s, err
-}
-
-func (s *subject) close() error {
-	if s.bench == nil {
-		return nil
-	}
-	return s.bench.close()
-}
-
 func (s *subject) describe(r *Report) {
 	r.Socket = s.path
 	if s.asked != nil && s.asked.err == nil {
@@ -76,10 +61,7 @@ func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	result := Result{Rule: rule.ID, Title: rule.Title, Status: o.status, Reason: o.reason, Seconds: time.Since(began).Seconds()}
 	if o.status == Failed || o.status == Warned {
 		result.Sent, result.Received = s.trace.texts()
-		result.Remedy = o.remedy
-		if result.Remedy == "" {
-			result.Remedy = rule.Remedy
-		}
+		result.Remedy = cmp.Or(o.remedy, rule.Remedy)
 	}
 	return result
 }
@@ -88,7 +70,7 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 	if rule.Command && s.bench == nil {
 		return notApplicable("it would start, refuse or end the plugin; verify a command for it")
 	}
-	if o, ok := timeIsUp(ctx, s.options.Timeout); ok {
+	if o := s.timeIsUp(ctx); o.status != "" {
 		return o
 	}
 	if o := s.fits(rule); o.status != "" {
@@ -109,7 +91,7 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 		}
 	}
 	o := rule.check(ctx, s)
-	if up, ok := timeIsUp(ctx, s.options.Timeout); ok && o.status != Passed {
+	if up := s.timeIsUp(ctx); up.status != "" && o.status != Passed {
 		return up
 	}
 	if lost := s.mourn(ctx, rule); lost.status != "" {
@@ -122,25 +104,22 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 func (s *subject) recover(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()
-	for s.try(ctx) != nil {
-		retry := time.NewTimer(10 * time.Millisecond) // the plugin tells nobody that it has room again
-		select {
-		case <-retry.C:
-		case <-ctx.Done():
-			retry.Stop()
+	for {
+		if _, err := s.query(ctx, nil); err == nil || ctx.Err() != nil {
 			return
 		}
+		pause(ctx, 10*time.Millisecond, nil) // the plugin tells nobody that it has room again
 	}
 }
 
-func timeIsUp(ctx context.Context, timeout time.Duration) (outcome, bool) {
+func (s *subject) timeIsUp(ctx context.Context) outcome {
 	// The deadline itself, because the timer of the context may be later than what the deadline has ended already.
 	if deadline, ok := ctx.Deadline(); ctx.Err() == nil && (!ok || time.Now().Before(deadline)) {
-		return outcome{}, false
+		return outcome{}
 	}
-	o := fail("the time for the verification, %v, was up before it was checked", timeout)
+	o := fail("the time for the verification, %v, was up before it was checked", s.options.Timeout)
 	o.remedy = "allow more time, or see which rule before it took so long"
-	return o, true
+	return o
 }
 
 // ready starts the plugin if it has to be started. An outcome that is not empty says why there is nothing to check.
@@ -195,7 +174,7 @@ func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
 		if s.asked == nil || s.asked.err != nil {
 			return outcome{} // it was never there; the rules say so
 		}
-		s.lost, s.told = fmt.Sprintf("nobody accepts on the socket any more since %s was checked", rule.ID), true
+		s.lose(fmt.Sprintf("nobody accepts on the socket any more since %s was checked", rule.ID), "")
 		return fail("nobody accepts on the socket any more: the plugin ended while the rule was checked")
 	}
 	if s.run == nil || !s.run.hasEnded() {
@@ -228,11 +207,19 @@ func (s *subject) ask(ctx context.Context) *answer {
 
 // getInfo calls GetInfo on a connection of its own. A plugin that registers by itself is asked something else there.
 func (s *subject) getInfo(ctx context.Context) (*registerapi.PluginInfo, error) {
-	conn, err := s.dial(s.path)
+	return s.query(ctx, &s.trace)
+}
+
+func (s *subject) query(ctx context.Context, t *trace) (*registerapi.PluginInfo, error) {
+	conn, err := dial(s.path, s.options.CallTimeout, t)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
+	return s.queryOn(ctx, conn)
+}
+
+func (s *subject) queryOn(ctx context.Context, conn *grpc.ClientConn) (*registerapi.PluginInfo, error) {
 	if s.registersItself() {
 		_, err := deviceapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &deviceapi.Empty{})
 		return s.asked.info, err
@@ -240,9 +227,17 @@ func (s *subject) getInfo(ctx context.Context) (*registerapi.PluginInfo, error) 
 	return registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{})
 }
 
+// question returns the path of the method that getInfo calls.
+func (s *subject) question() string {
+	if s.registersItself() {
+		return deviceapi.DevicePlugin_GetDevicePluginOptions_FullMethodName
+	}
+	return registerapi.Registration_GetInfo_FullMethodName
+}
+
 // notify tells the plugin its status on a connection of its own.
 func (s *subject) notify(ctx context.Context, registered bool, reason string) error {
-	conn, err := s.dial(s.path)
+	conn, err := dial(s.path, s.options.CallTimeout, &s.trace)
 	if err != nil {
 		return err
 	}

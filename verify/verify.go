@@ -89,9 +89,11 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	if err != nil {
 		return report, fmt.Errorf("%w: %w", ErrUsage, err)
 	}
-	s, err := newSubject(target, options)
-	if err != nil {
-		return report, fmt.Errorf("cannot verify %s: %w", target, err)
+	s := &subject{target: target, options: options, path: target.Socket}
+	if len(target.Command) > 0 {
+		if s.bench, err = newBench(target, options); err != nil {
+			return report, fmt.Errorf("cannot verify %s: %w", target, err)
+		}
 	}
 	bounded, cancel := context.WithTimeout(ctx, options.Timeout)
 	defer cancel()
@@ -104,7 +106,9 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 		report.Results = append(report.Results, result)
 	}
 	s.describe(&report)
-	err = s.close()
+	if s.bench != nil {
+		err = s.bench.close()
+	}
 	report.Seconds = time.Since(report.Started).Seconds()
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause

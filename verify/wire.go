@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 )
 
@@ -22,7 +24,11 @@ const (
 	maxMessage = 4 << 20
 	// maxTraced is how many calls of a rule are told.
 	maxTraced = 4
+	// maxShown bounds an error that repeats what a plugin says.
+	maxShown = 512
 )
+
+func clip(s string) string { return foreign.Cut(s, maxShown) }
 
 // trace is what was sent to the plugin while a rule was checked and what came back: the first calls and the last one. It is safe for
 // concurrent use.
@@ -109,20 +115,21 @@ func answered(err error) bool {
 	}
 }
 
-// dial returns a connection to a socket. Each call on it has the deadline of a call and is traced. The connection is made with the first
-// call.
-func (s *subject) dial(path string) (*grpc.ClientConn, error) {
+// dial returns a connection to a socket, which is made with the first call. Each call on it has a deadline and is traced, if t is not nil.
+func dial(path string, limit time.Duration, t *trace) (*grpc.ClientConn, error) {
 	return grpcsock.Dial(path,
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: s.options.CallTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: limit}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithUnaryInterceptor(func(
 			ctx context.Context, method string, request, response any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 		) error {
-			ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
+			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			err := invoke(ctx, method, request, response, conn, options...)
-			s.trace.addCall(method, request, response, err)
+			if t != nil {
+				t.addCall(method, request, response, err)
+			}
 			return err
 		}),
 	)

@@ -21,35 +21,6 @@ const (
 	silents = 16 // connections that say nothing
 )
 
-func connectionRules() []Rule {
-	return []Rule{
-		{
-			ID: "CON001", Title: "Many connections at once are served",
-			Why:    "Hosts, registries and probes each have connections of their own; one that is not served looks like a dead plugin.",
-			Remedy: "serve connections concurrently, with no limit below 64 and a backlog to match",
-			check:  checkCrowd,
-		},
-		{
-			ID: "CON002", Title: "Connections that say nothing hold up nobody",
-			Why:    "Probes connect and send nothing; a plugin that reads from a connection before it accepts the next one hangs with them.",
-			Remedy: "do the HTTP/2 handshake of each connection concurrently, and give it a deadline",
-			check:  checkSilence,
-		},
-		{
-			ID: "CON003", Title: "A peer that reads nothing holds up nobody",
-			Why:    "A stopped consumer leaves its window full; a plugin that waits for it under a lock is dead for all others.",
-			Remedy: "hold no lock while a message is sent, and let streams end with their contexts",
-			check:  checkSlowReader,
-		},
-		{
-			ID: "CON004", Title: "A peer that speaks no gRPC does no harm",
-			Why:    "Anything may connect to a socket; the plugin must outlive it.",
-			Remedy: "treat an error of a connection as the end of that connection only",
-			check:  checkGarbage,
-		},
-	}
-}
-
 // others asks on a fresh connection while something goes on.
 func (s *subject) others(ctx context.Context, meanwhile string) outcome {
 	if _, err := s.getInfo(ctx); err != nil {
@@ -58,42 +29,27 @@ func (s *subject) others(ctx context.Context, meanwhile string) outcome {
 	return pass("while %s, another connection is served", meanwhile)
 }
 
-// checkable says whether there is a plugin that answers at all, so that what a rule finds is an effect of the rule.
-func (s *subject) checkable(ctx context.Context) outcome {
-	_, o := s.info(ctx)
-	return o
-}
-
 func checkCrowd(ctx context.Context, s *subject) outcome {
-	if o := s.checkable(ctx); o.status != "" {
-		return o
-	}
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, s.options.CallTimeout)
 	defer cancel()
-	var askers []asker
 	defer s.recover(whole) // when all are closed
-	defer func() {
-		for _, a := range askers {
-			_ = a.Close() // nothing is lost
-		}
-	}()
-	for i := range crowd {
-		a, err := s.openAsker(ctx)
+	answers := make(chan error, crowd)
+	for range crowd {
+		conn, err := dial(s.path, s.options.CallTimeout, nil)
 		if err != nil {
-			s.trace.add(fmt.Sprintf("connect %d of %d", i+1, crowd), err.Error())
-			return fail("connection %d of %d at once fails: %s", i+1, crowd, clip(err.Error()))
+			return fail("%v", err)
 		}
-		askers = append(askers, a)
-	}
-	failures := make(chan error, crowd)
-	for _, a := range askers {
-		go func() { failures <- a.ask(ctx) }()
+		defer conn.Close() // when all were asked
+		go func() {
+			_, err := s.queryOn(ctx, conn)
+			answers <- err
+		}()
 	}
 	var failed int
 	var first error
-	for range askers {
-		if err := <-failures; err != nil {
+	for range crowd {
+		if err := <-answers; err != nil {
 			failed++
 			first = errors.Join(first, err)
 		}
@@ -106,9 +62,6 @@ func checkCrowd(ctx context.Context, s *subject) outcome {
 }
 
 func checkSilence(ctx context.Context, s *subject) outcome {
-	if o := s.checkable(ctx); o.status != "" {
-		return o
-	}
 	for range silents {
 		conn, err := sock.Dial(ctx, s.path)
 		if err != nil {
@@ -121,9 +74,6 @@ func checkSilence(ctx context.Context, s *subject) outcome {
 }
 
 func checkSlowReader(ctx context.Context, s *subject) outcome {
-	if o := s.checkable(ctx); o.status != "" {
-		return o
-	}
 	conn, err := sock.Dial(ctx, s.path)
 	if err != nil {
 		return fail("a connect fails: %v", err)
@@ -180,9 +130,6 @@ func unreadRequests(method string, n uint32) ([]byte, error) {
 }
 
 func checkGarbage(ctx context.Context, s *subject) outcome {
-	if o := s.checkable(ctx); o.status != "" {
-		return o
-	}
 	for _, garbage := range []string{
 		"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "\x00\xff\x00\xff\n", http2.ClientPreface + "\xff\xff\xff\x00\x00\x00\x00\x00\x00",
 	} {

@@ -3,6 +3,7 @@ package verify
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -11,48 +12,50 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-func processRules() []Rule {
-	return []Rule{
-		{
-			ID: "PRC003", Title: "SIGTERM ends the plugin in time", Command: true,
-			Why:    "Supervisors send SIGTERM and kill what does not end; what is killed cannot finish calls or clean up.",
-			Remedy: "on SIGTERM, remove the socket, let calls finish for a bounded time, and exit with status 0",
-			check:  checkTerminate,
-		},
-		{
-			ID: "PRC004", Title: "SIGTERM removes the socket", Command: true,
-			Why:    "A socket on which nobody accepts looks like a plugin that hangs, and hosts try it again and again.",
-			Remedy: "remove the socket before the server stops; in Go, close the listener on SIGTERM instead of letting the signal end the process",
-			check:  checkSocketRemoved,
-		},
-		{
-			ID: "PRC005", Title: "Nothing else is left in the plugin directory", Command: true,
-			Why:    "Hosts search the plugin directory; what is left there is searched, tried and warned of for ever.",
-			Remedy: "remove the sockets that the plugin made, and keep other files elsewhere",
-			check:  checkNothingLeft,
-		},
-		{
-			ID: "PRC006", Title: "The plugin comes up although one that was killed has left its socket", Command: true,
-			Why:    "A crash leaves the socket. A plugin that cannot bind then stays down until somebody removes it by hand.",
-			Remedy: "before bind, remove a socket at the path on which nobody accepts",
-			check:  checkStale,
-		},
-		{
-			ID: "PRC007", Title: "A second instance does no harm", Command: true,
-			Why: "During an upgrade two instances overlap. If the older one removes the path when it ends, it removes the newer one's socket, " +
-				"and the plugin is gone although it runs.",
-			Remedy: "let the second exit with an error and leave the first alone; or take the path over, and remove a socket only if it is still " +
-				"the one that this process made (the same inode)",
-			check: checkSecond,
-		},
-	}
-}
-
 const (
+	// unnoticed is how long a socket may refuse connections before that counts as a gap: longer than a scheduler takes to run the listen(2)
+	// that follows a bind(2).
+	unnoticed = 20 * time.Millisecond
+	// insistence is how long hosts try again at once when a socket that has just appeared refuses them.
+	insistence = 100 * time.Millisecond
 	// settled is how long a plugin has served before it is sent SIGTERM, and settledForSure how long if that did not end it in order: what
 	// cleans up may be set up after the socket, and a busy machine takes its time for that.
 	settled, settledForSure = time.Second, 5 * time.Second
+	// hesitation is how many times as long as its start a plugin may take to register again: some let the kubelet settle before.
+	hesitation = 3
 )
+
+func checkStart(ctx context.Context, s *subject) outcome {
+	s.trace.add("start "+s.target.String(), "")
+	if s.run == nil {
+		if err := s.start(ctx); err != nil {
+			s.told = true
+			return fail("%s", clip(err.Error()))
+		}
+	}
+	return pass("%s answered %v after the start", s.path, s.appeared.after.Round(time.Millisecond))
+}
+
+func checkAppearance(ctx context.Context, s *subject) outcome {
+	if s.run == nil && s.starting == nil {
+		_ = s.start(ctx) // what the appearance says is all that counts here
+	}
+	a := s.appeared
+	if a == nil {
+		return notApplicable("no socket appeared")
+	}
+	s.trace.add("connect "+a.path+" until it succeeds", fmt.Sprintf("refused %d times in %v", a.refused, a.window.Round(time.Millisecond)))
+	switch {
+	case a.refused == 0:
+		return pass("the first connect succeeded")
+	case a.window < unnoticed:
+		return pass("connected in less than %v", unnoticed)
+	case a.window < insistence:
+		return warn("connects were refused for %v after the socket had appeared", a.window.Round(time.Millisecond))
+	}
+	return fail("connects were refused for %v after the socket had appeared; hosts try again at once for %v only",
+		a.window.Round(time.Millisecond), insistence)
+}
 
 // farewell is what happened on SIGTERM.
 type farewell struct {
@@ -100,15 +103,10 @@ func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *f
 		_ = run.kill() // the outcome is that it had to be
 	}
 	f.clean, f.how = run.proc.Err() == nil, run.end()
-	sockets, others := s.bench.left()
-	for _, left := range sockets {
-		if left == path {
-			f.socket = true
-		} else {
-			f.sockets = append(f.sockets, left)
-		}
+	f.sockets, f.others = s.bench.left()
+	if i, found := slices.BinarySearch(f.sockets, path); found {
+		f.socket, f.sockets = true, slices.Delete(f.sockets, i, i+1)
 	}
-	f.others = others
 	s.bench.sweep()
 	return f
 }
@@ -128,34 +126,38 @@ func checkTerminate(ctx context.Context, s *subject) outcome {
 	return pass("it ended %v after SIGTERM with exit status 0", f.after.Round(time.Millisecond))
 }
 
-func checkSocketRemoved(ctx context.Context, s *subject) outcome {
+// ownEnd is terminate for what only an end on SIGTERM tells. An outcome that is not empty says why there was none.
+func (s *subject) ownEnd(ctx context.Context) (*farewell, outcome) {
 	f := s.terminate(ctx)
 	switch {
 	case f.refused.status != "":
-		return f.refused
+		return f, f.refused
 	case !f.inTime:
-		return notApplicable("the plugin had to be killed")
+		return f, notApplicable("the plugin had to be killed")
 	}
 	s.trace.add("SIGTERM", f.how)
-	if f.socket {
+	return f, outcome{}
+}
+
+func checkSocketRemoved(ctx context.Context, s *subject) outcome {
+	f, o := s.ownEnd(ctx)
+	switch {
+	case o.status != "":
+		return o
+	case f.socket:
 		return fail("%s is still there after the end of the plugin", s.path)
 	}
 	return pass("the socket is gone")
 }
 
 func checkNothingLeft(ctx context.Context, s *subject) outcome {
-	f := s.terminate(ctx)
+	f, o := s.ownEnd(ctx)
 	switch {
-	case f.refused.status != "":
-		return f.refused
-	case !f.inTime:
-		return notApplicable("the plugin had to be killed")
-	}
-	s.trace.add("SIGTERM", f.how)
-	if len(f.sockets) > 0 {
+	case o.status != "":
+		return o
+	case len(f.sockets) > 0:
 		return fail("these sockets are still there after the end of the plugin: %s", foreign.QuoteAll(f.sockets))
-	}
-	if len(f.others) > 0 {
+	case len(f.others) > 0:
 		return warn("these files are left in the plugin directory: %s", foreign.QuoteAll(f.others))
 	}
 	return pass("nothing is left")
@@ -183,10 +185,11 @@ func checkStale(ctx context.Context, s *subject) outcome {
 		return fail("after SIGKILL left %s, %s", path, clip(err.Error()))
 	}
 	s.run, s.path = again, a.path
+	where := "the same path"
 	if a.path != path {
-		return pass("the plugin came up at another path, %s, in %v", a.path, (a.after + a.window).Round(time.Millisecond))
+		where = fmt.Sprintf("another path, %s,", a.path)
 	}
-	return pass("the plugin came up at the same path in %v", (a.after + a.window).Round(time.Millisecond))
+	return pass("the plugin came up at %s in %v", where, (a.after + a.window).Round(time.Millisecond))
 }
 
 func checkSecond(ctx context.Context, s *subject) outcome {
@@ -228,5 +231,53 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	if _, err := s.getInfo(ctx); err != nil {
 		return fail("after the end of the first instance, GetInfo of the second %s", clip(brief(err)))
 	}
-	return pass("%s", fmt.Sprintf("the second instance serves at %s, also after the end of the first", a.path))
+	return pass("the second instance serves at %s, also after the end of the first", a.path)
+}
+
+// asksOrTells are the rules about a host that asks and tells the plugin, which one that registers by itself is not.
+func asksOrTells() []string {
+	return []string{"REG005", "REG006", "REG009", "REG011", "REG012", "REG013"}
+}
+
+// fits says why a rule is not for the way in which the plugin registers, if it is not.
+func (s *subject) fits(rule Rule) outcome {
+	switch {
+	case rule.Family() == "KUB" && !s.registersItself():
+		return notApplicable("it is for device plugins that register on %s; verify the command with --kubelet-sock", kubeletSocket)
+	case s.registersItself() && slices.Contains(asksOrTells(), rule.ID):
+		return notApplicable("the plugin registers on %s, and is neither asked nor told", kubeletSocket)
+	}
+	return outcome{}
+}
+
+func checkRegistered(_ context.Context, s *subject) outcome {
+	request := s.appeared.request
+	s.trace.add("(the plugin called Register)", show(request))
+	if err := checkRegister(request); err != nil {
+		return fail("%v", err)
+	}
+	return pass("registered is %s at %s", foreign.Quote(request.ResourceName), foreign.Quote(request.Endpoint))
+}
+
+func checkRegistersAgain(ctx context.Context, s *subject) outcome {
+	run := s.run
+	s.trace.add("remove the plugin's socket, and make kubelet.sock anew", "")
+	if err := s.bench.restartKubelet(); err != nil {
+		return notApplicable("%v", err)
+	}
+	a, err := s.bench.awaitRegister(ctx, run, hesitation*s.options.StartTimeout)
+	if err != nil {
+		s.run = nil
+		if run.hasEnded() {
+			return warn("the plugin exits, and has to be started again: %s", run.end())
+		}
+		_ = run.kill() // so that the next rules find one that serves
+		s.bench.sweep()
+		return fail("%s", clip(err.Error()))
+	}
+	s.path = a.path
+	if was := s.appeared.request.ResourceName; a.request.ResourceName != was {
+		return fail("the plugin registered %s, and now %s", foreign.Quote(was), foreign.Quote(a.request.ResourceName))
+	}
+	return pass("registered again at %s", foreign.Quote(a.request.Endpoint))
 }

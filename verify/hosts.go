@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -15,6 +17,7 @@ import (
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -27,13 +30,56 @@ const (
 	maxRegistered = 16
 )
 
+// serve serves until stop is called.
+func serve(server *grpc.Server, listener net.Listener) (stop func()) {
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(listener) }) // it ends with stop
+	return func() {
+		server.Stop()
+		serving.Wait()
+	}
+}
+
+// launchingHost is the host that a plugin which was started with a handshake finds: it takes the plugin's log, and grants nothing else.
+type launchingHost struct {
+	pluginv1.UnimplementedHostServer
+
+	path  string
+	log   io.Writer
+	close func()
+}
+
+func serveHost(path string, log io.Writer) (*launchingHost, error) {
+	listener, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot play the host of the plugin, with a socket of %d bytes at most at %s: %w", sock.MaxPath, path, err)
+	}
+	h := &launchingHost{path: path, log: log}
+	server := grpc.NewServer()
+	pluginv1.RegisterHostServer(server, h)
+	h.close = serve(server, listener)
+	return h, nil
+}
+
+// Log writes what a plugin logs to where its output goes.
+func (h *launchingHost) Log(stream grpc.ClientStreamingServer[pluginv1.LogRequest, pluginv1.LogResponse]) error {
+	for {
+		request, err := stream.Recv()
+		if err != nil {
+			return stream.SendAndClose(&pluginv1.LogResponse{})
+		}
+		for _, r := range request.Records {
+			fmt.Fprintf(h.log, "%s\n", r.Message)
+		}
+	}
+}
+
 // kubelet serves the registration service of the kubelet for device plugins that register there by themselves.
 type kubelet struct {
 	deviceapi.UnimplementedRegistrationServer
 
 	path     string
-	server   *grpc.Server
-	served   sync.WaitGroup
+	close    func() // stops serving, and removes the socket
 	requests chan *deviceapi.RegisterRequest
 }
 
@@ -50,17 +96,10 @@ func (k *kubelet) serve() error {
 	if err != nil {
 		return fmt.Errorf("cannot play the kubelet: %w", err)
 	}
-	k.server = grpc.NewServer(grpc.MaxRecvMsgSize(maxRegister))
-	deviceapi.RegisterRegistrationServer(k.server, k)
-	server := k.server
-	k.served.Go(func() { _ = server.Serve(listener) }) // it ends with close
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRegister))
+	deviceapi.RegisterRegistrationServer(server, k)
+	k.close = serve(server, listener)
 	return nil
-}
-
-// close stops serving, and removes the socket.
-func (k *kubelet) close() {
-	k.server.Stop()
-	k.served.Wait()
 }
 
 // made reports whether the file at a path is the socket or its lock.
@@ -70,12 +109,8 @@ func (k *kubelet) made(path string) bool {
 
 // forget drops what was registered until now.
 func (k *kubelet) forget() {
-	for {
-		select {
-		case <-k.requests:
-		default:
-			return
-		}
+	for len(k.requests) > 0 {
+		<-k.requests
 	}
 }
 

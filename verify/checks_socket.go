@@ -1,0 +1,386 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+const (
+	// Bounds of what a plugin may announce: what hosts accept by default, in bytes and versions.
+	maxText                = 4096
+	maxVersions            = 64
+	maxLabel, maxSubdomain = 63, 253 // of names
+	// kubeletPatience is how long the kubelet waits for GetInfo, which cannot be configured there.
+	kubeletPatience = time.Second
+	// settle is how long a plugin is watched for an end that follows what it was told.
+	settle = 500 * time.Millisecond
+)
+
+var (
+	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	csiName      = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$`)
+	qualified    = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
+	csiVersions  = regexp.MustCompile(`^v?(\d+)(\.\d+)+$`)
+)
+
+func checkAlone(ctx context.Context, s *subject) outcome {
+	dir, plugin := filepath.Dir(s.path), 0
+	if s.bench != nil {
+		dir = s.bench.dir // in which no plugin runs yet
+	} else if peer, err := sock.Probe(ctx, s.path); err == nil {
+		plugin = peer.PID
+	}
+	others, err := watchersOf(dir, plugin)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return notApplicable("this system does not say who watches a directory")
+	case err != nil:
+		return notApplicable("cannot find out who watches %s: %v", dir, err)
+	case len(others) > 0:
+		return warn("%s is watched by %s", dir, strings.Join(others, ", "))
+	}
+	return pass("no process that can be seen from here watches %s", dir)
+}
+func checkPlace(ctx context.Context, s *subject) outcome {
+	info, err := sock.Stat(s.path)
+	found := info.Mode.String()
+	if err != nil {
+		found = err.Error()
+	}
+	s.trace.add("stat "+s.path, found)
+	switch {
+	case err != nil:
+		return s.lose("there is no socket at "+s.path, "; is the plugin running?")
+	case info.Mode.Type()&os.ModeSymlink != 0:
+		return fail("%s is a symbolic link, which hosts do not follow", s.path)
+	case !info.IsSocket():
+		return s.lose(s.path+" is no socket", "")
+	case strings.HasPrefix(filepath.Base(s.path), "."):
+		return fail("the name %s begins with a dot, so hosts pass over it", filepath.Base(s.path))
+	case len(s.path) > sock.MaxPath:
+		return fail("the path has %d bytes; hosts that connect by path reach none of more than %d", len(s.path), sock.MaxPath)
+	}
+	if _, err := sock.Probe(ctx, s.path); err != nil {
+		s.trace.add("connect "+s.path, err.Error())
+		s.lose("nobody can be reached on "+s.path, "")
+		return fail("the socket is there, and a connect fails: %v", err)
+	}
+	return pass("%s is a socket on which a process accepts", s.path)
+}
+
+// lose remembers why there is nothing to verify, and fails for it once for all rules, with more to say now.
+func (s *subject) lose(why, more string) outcome {
+	s.lost, s.told = why, true
+	return fail("%s%s", why, more)
+}
+
+func checkMode(_ context.Context, s *subject) outcome {
+	info, err := sock.Stat(s.path)
+	if err != nil {
+		return s.unasked("there is no socket to look at: %v", err)
+	}
+	s.trace.add("stat "+s.path, fmt.Sprintf("mode %04o", info.Mode.Perm()))
+	if info.Mode.Perm()&0o002 == 0 {
+		return pass("the mode is %04o", info.Mode.Perm())
+	}
+	// The directory may keep strangers out.
+	dir, err := sock.Stat(filepath.Dir(s.path))
+	if s.inOwnDirectory() {
+		return warn("the mode is %04o: everyone may connect, unless the plugin directory of the host keeps strangers out", info.Mode.Perm())
+	}
+	if err == nil && dir.Mode.Perm()&0o001 == 0 {
+		return pass("the mode is %04o, in a directory of mode %04o into which strangers do not get", info.Mode.Perm(), dir.Mode.Perm())
+	}
+	return fail("the mode is %04o: everyone on the machine may connect", info.Mode.Perm())
+}
+
+func checkOwner(_ context.Context, s *subject) outcome {
+	info, err := sock.Stat(s.path)
+	if err != nil {
+		return s.unasked("there is no socket to look at: %v", err)
+	}
+	s.trace.add("stat "+s.path, fmt.Sprintf("owner %d", info.UID))
+	if trust.Default().Socket(s.path, info.UID, info.GID) != nil {
+		return fail("the owner is user %d, neither root nor user %d of this verification", info.UID, os.Geteuid())
+	}
+	return pass("the owner is user %d", info.UID)
+}
+
+// inOwnDirectory reports whether the socket is in a directory that was made for the verification, whose mode says nothing of hosts.
+func (s *subject) inOwnDirectory() bool {
+	return s.bench != nil && strings.HasPrefix(s.path, s.bench.base+string(filepath.Separator))
+}
+
+func checkDirectory(_ context.Context, s *subject) outcome {
+	dir := filepath.Dir(s.path)
+	if s.inOwnDirectory() {
+		return notApplicable("the plugin directory was made for the verification")
+	}
+	var info sock.Info
+	target, err := filepath.EvalSymlinks(dir)
+	if err == nil {
+		info, err = sock.Stat(target)
+	}
+	if err != nil {
+		return s.unasked("cannot look at %s: %v", dir, err)
+	}
+	s.trace.add("stat "+dir, fmt.Sprintf("mode %04o", info.Mode.Perm()))
+	// Whose the directory is, is the host's business.
+	if refusal, refused := errors.AsType[*trust.Refusal](trust.Default().Directory(dir, info.Mode, 0, info.GID)); refused {
+		return fail("%s", refusal.Problem)
+	}
+	return pass("the mode of %s is %04o", dir, info.Mode.Perm())
+}
+func checkGetInfo(ctx context.Context, s *subject) outcome {
+	s.asked = nil // ask now, so that the call is in the trace
+	a := s.ask(ctx)
+	switch {
+	case a.err != nil:
+		s.told = true
+		return fail("GetInfo %s", clip(brief(a.err)))
+	case a.after > kubeletPatience:
+		return warn("GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
+	}
+	return pass("type %s, name %s", foreign.Quote(a.info.Type), foreign.Quote(a.info.Name))
+}
+
+// tellAnnounced adds to the trace what the plugin announced when it was asked first.
+func (s *subject) tellAnnounced(what string) {
+	s.trace.add("pluginregistration.Registration/GetInfo {}", what)
+}
+
+func checkType(ctx context.Context, s *subject) outcome {
+	info := s.asked.info
+	s.tellAnnounced("type " + foreign.Quote(info.Type))
+	if err := foreign.Name("the type", info.Type, maxText); err != nil {
+		return fail("%v", err)
+	}
+	if strings.Contains(info.Type, "/") {
+		return fail("the type %s has a slash", foreign.Quote(info.Type))
+	}
+	return pass("the type is %s", foreign.Quote(info.Type))
+}
+
+func checkName(ctx context.Context, s *subject) outcome {
+	info := s.asked.info
+	s.tellAnnounced("name " + foreign.Quote(info.Name))
+	if err := foreign.Name("the name", info.Name, maxText); err != nil {
+		return fail("%v", err)
+	}
+	wrong := ""
+	switch info.Type {
+	case registerapi.CSIPlugin:
+		wrong = checkDriverName(info.Name, "CSI", csiName,
+			"domain name: letters, digits, dashes and dots, with a letter or digit at both ends")
+	case registerapi.DevicePlugin:
+		wrong = checkResourceName(info.Name)
+	case registerapi.DRAPlugin:
+		wrong = checkDriverName(info.Name, "DRA", dnsSubdomain, "DNS subdomain: lower-case letters, digits, dashes and dots")
+	}
+	if wrong != "" {
+		return fail("%s", wrong)
+	}
+	return pass("the name is %s", foreign.Quote(info.Name))
+}
+
+func checkVersions(ctx context.Context, s *subject) outcome {
+	info := s.asked.info
+	versions := info.SupportedVersions
+	s.tellAnnounced("supported_versions " + foreign.QuoteAll(versions))
+	if len(versions) > maxVersions {
+		return fail("%d versions are announced, and hosts accept %d at most", len(versions), maxVersions)
+	}
+	for i, v := range versions {
+		if err := foreign.Name("version "+strconv.Itoa(i+1), v, maxText); err != nil {
+			return fail("%v", err)
+		}
+		if slices.Contains(versions[:i], v) {
+			return warn("version %s is announced twice", foreign.Quote(v))
+		}
+	}
+	switch info.Type {
+	case registerapi.CSIPlugin:
+		return judgeVersions(versions, csiVersion, "1.x, the only ones that hosts support", "no versions")
+	case registerapi.DevicePlugin:
+		return judgeKnown(versions, deviceVersions())
+	case registerapi.DRAPlugin:
+		return judgeKnown(versions, []string{drav1.DRAPluginService, draBeta, draHealth})
+	}
+	if len(versions) == 0 {
+		return pass("none is announced, and the type %s demands none", foreign.Quote(info.Type))
+	}
+	return pass("announced are %s", foreign.QuoteAll(versions))
+}
+
+// judgeKnown wants one of the announced versions to be known.
+func judgeKnown(versions, known []string) outcome {
+	return judgeVersions(versions, func(v string) (bool, bool) {
+		in := slices.Contains(known, v)
+		return in, !in
+	}, "one of "+foreign.QuoteAll(known), "not known for this type")
+}
+
+// csiVersion says whether hosts support a version, and else whether it is none at all.
+func csiVersion(v string) (supported, strange bool) {
+	m := csiVersions.FindStringSubmatch(v)
+	return m != nil && m[1] == "1", m == nil
+}
+
+// judgeVersions wants one of the announced versions to be supported, which is what is wanted, and none to be strange.
+func judgeVersions(versions []string, judge func(string) (supported, strange bool), wanted, what string) outcome {
+	var strange []string
+	found := false
+	for _, v := range versions {
+		supported, odd := judge(v)
+		found = found || supported
+		if odd {
+			strange = append(strange, v)
+		}
+	}
+	switch {
+	case !found:
+		return fail("none of the announced versions %s is %s", foreign.QuoteAll(versions), wanted)
+	case len(strange) > 0:
+		return warn("%s are %s, and are passed over", foreign.QuoteAll(strange), what)
+	}
+	return pass("announced are %s", foreign.QuoteAll(versions))
+}
+
+func checkGetInfoAgain(ctx context.Context, s *subject) outcome {
+	first := s.asked.info
+	again, err := s.getInfo(ctx)
+	switch {
+	case err != nil:
+		return fail("a later GetInfo %s", clip(brief(err)))
+	case !proto.Equal(first, again):
+		s.trace.add("(the first GetInfo)", show(first))
+		return fail("a later GetInfo says something else than the first one")
+	}
+	return pass("two answers are equal")
+}
+
+func checkEndpoint(ctx context.Context, s *subject) outcome {
+	info := s.asked.info
+	if info.Endpoint == "" {
+		return pass("the endpoint is empty, so it is the registration socket itself")
+	}
+	s.tellAnnounced("endpoint " + foreign.Quote(info.Endpoint))
+	path, err := s.endpoint(info)
+	if err != nil {
+		return fail("%v: %s", err, foreign.Quote(info.Endpoint))
+	}
+	if _, err := sock.Probe(ctx, path); err != nil {
+		return fail("nobody can be reached at the endpoint: %s", clip(err.Error()))
+	}
+	if clean := filepath.Clean(path); clean != path {
+		return warn("the endpoint %s is another way to write %s; hosts that compare paths see two", foreign.Quote(path), foreign.Quote(clean))
+	}
+	return pass("a process accepts at %s", foreign.Quote(path))
+}
+func checkTold(ctx context.Context, s *subject) outcome {
+	for _, time := range []string{"first", "second"} {
+		if err := s.notify(ctx, true, ""); err != nil {
+			return fail("the %s NotifyRegistrationStatus %s", time, clip(brief(err)))
+		}
+	}
+	return pass("accepted twice")
+}
+
+func checkHostRestart(ctx context.Context, s *subject) outcome {
+	first := s.asked.info
+	// A host that is killed leaves its requests.
+	conn, err := sock.Dial(ctx, s.path)
+	if err != nil {
+		return fail("a connect fails: %v", err)
+	}
+	requests, err := unreadRequests(s.question(), 1)
+	if err == nil {
+		s.speak(conn, string(requests))
+	}
+	_ = conn.Close() // as the kernel does for a host that died
+	s.trace.reset()
+	again, err := s.getInfo(ctx)
+	switch {
+	case err != nil:
+		return fail("after the host was gone, GetInfo %s", clip(brief(err)))
+	case again.Type != first.Type || again.Name != first.Name:
+		return fail("after the host was gone, the plugin has another name")
+	case !proto.Equal(first, again):
+		s.trace.add("(the first GetInfo)", show(first))
+		return warn("after the host was gone, the plugin says something else")
+	}
+	if err := s.notify(ctx, true, ""); err != nil {
+		return fail("after the host was gone, NotifyRegistrationStatus %s", clip(brief(err)))
+	}
+	return pass("asked and told again after the connection was lost")
+}
+
+func checkRefusal(ctx context.Context, s *subject) outcome {
+	run := s.run
+	err := s.notify(ctx, false, "refused by patchbay verify, to see what happens")
+	if run.await(ctx, settle) {
+		s.run = nil
+		how := run.end()
+		if _, err := sock.Stat(s.path); err == nil {
+			s.bench.sweep()
+			return warn("the plugin exits when it is refused (%s), and leaves its socket", how)
+		}
+		return pass("the plugin exits when it is refused, and removes its socket: %s", how)
+	}
+	if err != nil && !answered(err) { // an error of the plugin itself is an answer, which hosts ignore
+		return fail("the refusal %s, and the plugin did not exit", clip(brief(err)))
+	}
+	if _, err := s.getInfo(ctx); err != nil {
+		return fail("after a refusal, GetInfo %s", clip(brief(err)))
+	}
+	if err := s.notify(ctx, true, ""); err != nil {
+		return fail("after a refusal, the status \"registered\" %s", clip(brief(err)))
+	}
+	return pass("the plugin serves on, and is registered at the next try")
+}
+
+// checkDriverName follows the CSI specification for GetPluginInfoResponse.name, and the rules of Kubernetes for names of DRA drivers.
+func checkDriverName(name, api string, syntax *regexp.Regexp, what string) string {
+	switch {
+	case len(name) > maxLabel:
+		return fmt.Sprintf("the driver's name has %d bytes, and %s allows %d", len(name), api, maxLabel)
+	case !syntax.MatchString(name):
+		return fmt.Sprintf("%s is no %s", foreign.Quote(name), what)
+	}
+	return ""
+}
+
+// checkResourceName follows the rules of Kubernetes for names of extended resources.
+func checkResourceName(resource string) string {
+	domain, name, ok := strings.Cut(resource, "/")
+	switch {
+	case !ok:
+		return fmt.Sprintf("%s is no extended resource: it has no domain, as in example.com/gpu", foreign.Quote(resource))
+	case !dnsSubdomain.MatchString(domain) || len(domain) > maxSubdomain:
+		return fmt.Sprintf("%s has %s as its domain, which is no lower-case DNS name", foreign.Quote(resource), foreign.Quote(domain))
+	case domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io"):
+		return fmt.Sprintf("%s is in the domain kubernetes.io, which is reserved", foreign.Quote(resource))
+	case strings.HasPrefix(domain, "requests."):
+		return fmt.Sprintf("%s begins with \"requests.\", which is kept for quotas", foreign.Quote(resource))
+	case !qualified.MatchString(name) || len(name) > maxLabel:
+		return fmt.Sprintf("%s has a name behind the slash that is not 1 to %d letters, digits, dashes, underscores and dots",
+			foreign.Quote(resource), maxLabel)
+	}
+	return ""
+}

@@ -1,0 +1,262 @@
+package verify
+
+import registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+// rules is what is checked, in this order: the refusal may end the plugin, and the process rules do, so they are last.
+var rules = []Rule{
+	{
+		ID: "ENV001", Title: "No other host watches the plugin directory",
+		Why: "A host that watches the directory registers the plugin too, so what the plugin sees during the verification comes from both, " +
+			"and that host follows every end and start.",
+		Remedy: "verify in a directory of its own: give a command instead of a socket, or another --dir; or stop the other host meanwhile",
+		check:  checkAlone,
+	},
+	{
+		ID: "PRC001", Title: "The command makes a registration socket in time", Command: true,
+		Why: "Nothing finds a plugin without a socket.",
+		Remedy: "serve the registration service at the path in {socket} or PATCHBAY_SOCKET, or under any name in {dir} or " +
+			"PATCHBAY_PLUGIN_DIR; a plugin that needs longer wants --start-timeout",
+		check: checkStart,
+	},
+	{
+		ID: "PRC002", Title: "The socket can be connected to from its first appearance", Command: true,
+		Why: "A host acts on the appearance of the socket. One that is bound and not listening yet refuses it, and the next try may come " +
+			"seconds later.",
+		Remedy: "do nothing between bind and listen; best bind and listen under a hidden name in the same directory, and rename the socket " +
+			"into place",
+		check: checkAppearance,
+	},
+	{
+		ID: "REG001", Title: "The socket is where hosts look, and they can connect to it",
+		Why: "Hosts look for sockets in their plugin directory and below it. They pass over names that begin with a dot, do not follow " +
+			"symbolic links, and hosts that connect by path reach none longer than 107 bytes.",
+		Remedy: "listen on a stream socket with a visible name directly in the plugin directory",
+		check:  checkPlace,
+	},
+	{
+		ID: "REG002", Title: "Not everyone may connect to the socket",
+		Why: "Who can connect can tell the plugin that it is registered, and call its services.",
+		Remedy: "make the socket with mode 0600 or 0660: set the umask before bind, or bind in a private directory, change the mode there " +
+			"and rename the socket into place",
+		check: checkMode,
+	},
+	{
+		ID: "REG003", Title: "The socket belongs to root or to the host's user",
+		Why:    "A socket of another user may be that of somebody who pretends to be the plugin; hosts refuse it by default.",
+		Remedy: "run the plugin as root or as the user of the host; this verification takes its own user for that of the host",
+		check:  checkOwner,
+	},
+	{
+		ID: "REG004", Title: "Not everyone may write to the plugin directory",
+		Why:    "Who may write there can put a socket into the place of the plugin's; hosts refuse such a directory.",
+		Remedy: "chmod o-w the directory; the usual mode is 0750",
+		check:  checkDirectory,
+	},
+	{
+		ID: "REG005", Title: "GetInfo answers in time",
+		Why:    "GetInfo is how a host learns who the plugin is; the kubelet waits one second for it.",
+		Remedy: "serve pluginregistration.Registration on the socket, and answer from memory: do slow work before the socket is made",
+		check:  checkGetInfo,
+	},
+	{
+		ID: "REG006", Title: "The type is a word that hosts can have a handler for",
+		Why:    "Hosts choose the handler by the type; in TYPE/NAME the type ends at the first slash.",
+		Remedy: "set PluginInfo.type, for example to CSIPlugin, DevicePlugin, DRAPlugin or the type that your host takes",
+		check:  answering(checkType),
+	},
+	{
+		ID: "REG007", Title: "The name is one that the type allows",
+		Why: "Hosts refuse other names: CSI wants a domain name of at most 63 characters, device plugins the name of an extended resource, " +
+			"DRA a lower-case DNS subdomain of at most 63.",
+		Remedy: "set PluginInfo.name accordingly, for example hostpath.csi.k8s.io, example.com/gpu or gpu.example.com",
+		check:  answering(checkName),
+	},
+	{
+		ID: "REG008", Title: "The versions are those that the type's hosts support",
+		Why: "Hosts talk to the plugin by a version that both know: CSI 1.x, v1beta1 of device plugins, the names of the services of DRA. " +
+			"What is not listed is not used.",
+		Remedy: "set PluginInfo.supported_versions: for example 1.9.0 for CSI, v1beta1 for device plugins, v1.DRAPlugin for DRA",
+		check:  answering(checkVersions),
+	},
+	{
+		ID: "REG009", Title: "GetInfo says the same again",
+		Why:    "Hosts ask again after each restart, and take another answer for another plugin.",
+		Remedy: "answer with the same PluginInfo for as long as the socket is there",
+		check:  answering(checkGetInfoAgain),
+	},
+	{
+		ID: "REG010", Title: "The endpoint can be reached",
+		Why: "The plugin's services are called there. Hosts run in other directories, so a relative path leads elsewhere.",
+		Remedy: "set PluginInfo.endpoint to the absolute path of a socket on which a server accepts before the registration socket is made, " +
+			"or leave it empty",
+		check: answering(checkEndpoint),
+	},
+	{
+		ID: "SVC001", Title: "The health service, if there is one, says SERVING",
+		Why:    "Hosts that find grpc.health.v1 on the endpoint believe it, and restart or pass over a plugin that is not well.",
+		Remedy: "set the status of the service \"\" to SERVING when the plugin is ready, before it makes its registration socket",
+		check:  onEndpoint(checkHealth),
+	},
+	{
+		ID: "SVC002", Title: "Reflection, if there is any, shows a service of the plugin",
+		Why:    "A plugin whose endpoint offers nothing but registration is registered and of no use.",
+		Remedy: "register the plugin's own services on the server at the endpoint before reflection, or announce the endpoint that has them",
+		check:  onEndpoint(checkReflection),
+	},
+	{
+		ID: "CSI001", Title: "GetPluginInfo names the driver as it is registered", Type: registerapi.CSIPlugin,
+		Why:    "The name ties volumes to the driver; with two names, they are looked for under one that nobody registered.",
+		Remedy: "return the registered name from Identity.GetPluginInfo, and a vendor_version",
+		check:  onEndpoint(checkPluginInfo),
+	},
+	{
+		ID: "CSI002", Title: "GetPluginCapabilities answers", Type: registerapi.CSIPlugin,
+		Why:    "From it, hosts learn whether there is a controller, and what the node has to say of topology.",
+		Remedy: "implement Identity.GetPluginCapabilities; an empty list is allowed",
+		check:  onEndpoint(checkPluginCapabilities),
+	},
+	{
+		ID: "CSI003", Title: "Probe says that the driver is ready", Type: registerapi.CSIPlugin,
+		Why:    "Hosts wait with a driver that is not ready, or refuse it.",
+		Remedy: "implement Identity.Probe: answer without \"ready\" or with true as soon as the driver works",
+		check:  onEndpoint(checkProbe),
+	},
+	{
+		ID: "CSI004", Title: "NodeGetCapabilities answers", Type: registerapi.CSIPlugin,
+		Why:    "It is the first call before each mount: without it no volume is staged or published.",
+		Remedy: "implement Node.NodeGetCapabilities on the endpoint; an empty list is allowed",
+		check:  onEndpoint(checkNodeCapabilities),
+	},
+	{
+		ID: "CSI005", Title: "NodeGetInfo names the node within the limits", Type: registerapi.CSIPlugin,
+		Why: "The kubelet writes the node ID and the topology into the cluster when it registers the driver, and does not register one " +
+			"that has none.",
+		Remedy: "return a node_id of 1 to 256 bytes, max_volumes_per_node of zero or more, and a topology of at most 4 KiB",
+		check:  onEndpoint(checkNodeInfo),
+	},
+	{
+		ID: "CSI006", Title: "The controller, if it is announced, answers", Type: registerapi.CSIPlugin,
+		Why:    "A driver with the capability CONTROLLER_SERVICE is asked to make volumes.",
+		Remedy: "implement Controller.ControllerGetCapabilities, or do not announce CONTROLLER_SERVICE",
+		check:  onEndpoint(checkController),
+	},
+	{
+		ID: "DEV001", Title: "GetDevicePluginOptions answers", Type: registerapi.DevicePlugin,
+		Why:    "It is the first call of the kubelet; a plugin that fails it gets no devices assigned.",
+		Remedy: "implement DevicePlugin.GetDevicePluginOptions on the endpoint; an empty answer is allowed",
+		check:  onEndpoint(checkDeviceOptions),
+	},
+	{
+		ID: "DEV002", Title: "ListAndWatch lists the devices at once", Type: registerapi.DevicePlugin,
+		Why:    "The node has no devices of the resource until the first list; a device without an ID or with one twice cannot be assigned.",
+		Remedy: "send the whole list when the stream begins, each device with an ID of its own and health Healthy or Unhealthy",
+		check:  onEndpoint(checkDevices),
+	},
+	{
+		ID: "DEV003", Title: "ListAndWatch lasts", Type: registerapi.DevicePlugin,
+		Why:    "The end of the stream is the end of the plugin for the kubelet: it takes all devices away.",
+		Remedy: "return from ListAndWatch only when its context ends or the plugin stops",
+		check:  onEndpoint(checkDevicesLast),
+	},
+	{
+		ID: "KUB001", Title: "The plugin registers on kubelet.sock with what the kubelet accepts", Type: registerapi.DevicePlugin, Command: true,
+		Why: "The kubelet refuses a registration with another version, a malformed resource name or an endpoint that is a path.",
+		Remedy: "call Register with version v1beta1, an extended resource such as example.com/gpu, and the name of the socket without its " +
+			"directory",
+		check: checkRegistered,
+	},
+	{
+		ID: "KUB002", Title: "The plugin registers again when the kubelet restarts", Type: registerapi.DevicePlugin, Command: true,
+		Why: "A kubelet that starts removes the sockets of device plugins and knows none of them. The node has no devices of the resource " +
+			"until the plugin serves and registers again.",
+		Remedy: "watch the directory of kubelet.sock; when kubelet.sock is made anew, make the plugin's socket again and call Register",
+		check:  checkRegistersAgain,
+	},
+	{
+		ID: "DRA001", Title: "NodePrepareResources can be called in each announced version", Type: registerapi.DRAPlugin,
+		Why:    "The kubelet calls the highest version that the driver announces; pods with claims do not start if it is not there.",
+		Remedy: "register the gRPC service of each announced version on the endpoint, or announce fewer",
+		check:  onEndpoint(checkPrepare),
+	},
+	{
+		ID: "DRA002", Title: "NodeUnprepareResources can be called in each announced version", Type: registerapi.DRAPlugin,
+		Why:    "Without it, pods with claims do not end.",
+		Remedy: "implement NodeUnprepareResources in the gRPC service of each announced version",
+		check:  onEndpoint(checkUnprepare),
+	},
+	{
+		ID: "CON001", Title: "Many connections at once are served",
+		Why:    "Hosts, registries and probes each have connections of their own; one that is not served looks like a dead plugin.",
+		Remedy: "serve connections concurrently, with no limit below 64 and a backlog to match",
+		check:  answering(checkCrowd),
+	},
+	{
+		ID: "CON002", Title: "Connections that say nothing hold up nobody",
+		Why:    "Probes connect and send nothing; a plugin that reads from a connection before it accepts the next one hangs with them.",
+		Remedy: "do the HTTP/2 handshake of each connection concurrently, and give it a deadline",
+		check:  answering(checkSilence),
+	},
+	{
+		ID: "CON003", Title: "A peer that reads nothing holds up nobody",
+		Why:    "A stopped consumer leaves its window full; a plugin that waits for it under a lock is dead for all others.",
+		Remedy: "hold no lock while a message is sent, and let streams end with their contexts",
+		check:  answering(checkSlowReader),
+	},
+	{
+		ID: "CON004", Title: "A peer that speaks no gRPC does no harm",
+		Why:    "Anything may connect to a socket; the plugin must outlive it.",
+		Remedy: "treat an error of a connection as the end of that connection only",
+		check:  answering(checkGarbage),
+	},
+	{
+		ID: "REG011", Title: "The status \"registered\" is accepted twice",
+		Why:    "Hosts tell it after each of their restarts. One that gets an error takes the plugin out of service and tries again.",
+		Remedy: "implement NotifyRegistrationStatus so that it answers at once, also if it knows already",
+		check:  answering(checkTold),
+	},
+	{
+		ID: "REG012", Title: "The plugin survives the restart of its host",
+		Why:    "The host's connection breaks, and then it connects, asks and tells again.",
+		Remedy: "keep nothing that belongs to one connection, and treat the loss of a connection as nothing special",
+		check:  answering(checkHostRestart),
+	},
+	{
+		ID: "REG013", Title: "A refusal is survived, or ends the plugin cleanly", Command: true,
+		Why: "A host that refuses the plugin today may take it tomorrow. A plugin that hangs is never taken, and one that exits and leaves " +
+			"its socket looks dead for as long as nobody starts it again.",
+		Remedy: "on plugin_registered=false, log the error and serve on; or remove the socket and exit, for a supervisor to start it again",
+		check:  answering(checkRefusal),
+	},
+	{
+		ID: "PRC003", Title: "SIGTERM ends the plugin in time", Command: true,
+		Why:    "Supervisors send SIGTERM and kill what does not end; what is killed cannot finish calls or clean up.",
+		Remedy: "on SIGTERM, remove the socket, let calls finish for a bounded time, and exit with status 0",
+		check:  checkTerminate,
+	},
+	{
+		ID: "PRC004", Title: "SIGTERM removes the socket", Command: true,
+		Why:    "A socket on which nobody accepts looks like a plugin that hangs, and hosts try it again and again.",
+		Remedy: "remove the socket before the server stops; in Go, close the listener on SIGTERM instead of letting the signal end the process",
+		check:  checkSocketRemoved,
+	},
+	{
+		ID: "PRC005", Title: "Nothing else is left in the plugin directory", Command: true,
+		Why:    "Hosts search the plugin directory; what is left there is searched, tried and warned of for ever.",
+		Remedy: "remove the sockets that the plugin made, and keep other files elsewhere",
+		check:  checkNothingLeft,
+	},
+	{
+		ID: "PRC006", Title: "The plugin comes up although one that was killed has left its socket", Command: true,
+		Why:    "A crash leaves the socket. A plugin that cannot bind then stays down until somebody removes it by hand.",
+		Remedy: "before bind, remove a socket at the path on which nobody accepts",
+		check:  checkStale,
+	},
+	{
+		ID: "PRC007", Title: "A second instance does no harm", Command: true,
+		Why: "During an upgrade two instances overlap. If the older one removes the path when it ends, it removes the newer one's socket, " +
+			"and the plugin is gone although it runs.",
+		Remedy: "let the second exit with an error and leave the first alone; or take the path over, and remove a socket only if it is still " +
+			"the one that this process made (the same inode)",
+		check: checkSecond,
+	},
+}
