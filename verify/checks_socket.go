@@ -239,7 +239,7 @@ func judgeKnown(versions, known []string) outcome {
 // csiVersion says whether hosts support a version, and else whether it is none at all.
 func csiVersion(v string) (supported, strange bool) {
 	m := csiVersions.FindStringSubmatch(v)
-	return m != nil && m[1] == "1", m == nil
+	return len(m) > 1 && m[1] == "1", m == nil
 }
 
 // judgeVersions wants one of the announced versions to be supported, which is what is wanted, and none to be strange.

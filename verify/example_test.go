@@ -3,7 +3,6 @@ package verify_test
 import (
 	"context"
 	"fmt"
-	"log"
 	"net"
 	"os"
 	"path/filepath"
@@ -26,13 +25,15 @@ func (driver) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.P
 func ExampleRun() {
 	dir, err := os.MkdirTemp("", "x")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	defer os.RemoveAll(dir)
 	socket := filepath.Join(dir, "driver.sock")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	server := grpc.NewServer()
 	registerapi.RegisterRegistrationServer(server, driver{})
@@ -41,7 +42,8 @@ func ExampleRun() {
 
 	report, err := verify.Run(context.Background(), verify.Target{Socket: socket}, verify.Options{Rules: []string{"REG005", "REG007"}})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	for _, result := range report.Results {
 		fmt.Println(result.Rule, result.Status, result.Reason)

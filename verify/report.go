@@ -104,8 +104,8 @@ type (
 	}
 )
 
-// WriteJUnit writes the report as JUnit XML: one suite, with one case a rule. A rule that does not apply is skipped; one that warned
-// is a failure if strict, and else has its text in system-out. An incomplete report has one more case, which is an error. Characters that XML
+// WriteJUnit writes the report as JUnit XML: one suite, with one case a rule. A rule that does not apply is skipped; one that warned is a
+// failure if strict, and else has its text in system-out. An incomplete report has one more case, which is an error. Characters that XML
 // cannot hold are replaced.
 func (r Report) WriteJUnit(w io.Writer, strict bool) error {
 	suite := junitSuite{
