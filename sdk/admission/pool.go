@@ -20,78 +20,50 @@ const (
 // pool runs checks on a bounded number of goroutines, which take one check at a time, so that a slow one holds up no other, and sends
 // answers together: those that come while a message is being sent are the next one.
 type pool struct {
-	check Check
-	limit int
-	send  func(*pluginv1.AdmitRequest) error
-	all   sync.WaitGroup
+	check   Check
+	limit   int
+	send    func(*pluginv1.AdmitRequest) error
+	all     sync.WaitGroup
+	waiting chan *pluginv1.Admission
+	workers int // who adds counts them
 
 	mu      sync.Mutex
-	waiting []*pluginv1.Admission // from next on
-	next    int
-	workers int
-	room    chan struct{} // told when waiting has been emptied
 	answers []*pluginv1.Resolution
 	sending bool
 	failed  bool // nobody can be told answers any more
 }
 
 func newPool(check Check, limit int, send func(*pluginv1.AdmitRequest) error) *pool {
-	return &pool{check: check, limit: limit, send: send, room: make(chan struct{}, 1)}
+	return &pool{check: check, limit: limit, send: send, waiting: make(chan *pluginv1.Admission, maxQueued)}
 }
 
-// wait waits until all goroutines of the pool have ended.
+// wait waits until all goroutines of the pool have ended, which they do after the ctx of add.
 func (p *pool) wait() { p.all.Wait() }
 
-// add has checks run. It blocks while too many wait, until ctx ends.
+// add has checks run. It blocks while too many wait, until ctx ends. One goroutine calls it.
 func (p *pool) add(ctx context.Context, batch []*pluginv1.Admission) error {
-	for {
-		p.mu.Lock()
-		if len(p.waiting)-p.next < maxQueued {
-			break
+	for _, admission := range batch {
+		// Those that run may all be busy with a check, and for long.
+		if p.workers < p.limit {
+			p.workers++
+			p.all.Go(func() { p.work(ctx) })
 		}
-		p.mu.Unlock()
 		select {
-		case <-p.room:
+		case p.waiting <- admission:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
-	defer p.mu.Unlock()
-	if p.next > len(p.waiting)/2 {
-		n := copy(p.waiting, p.waiting[p.next:])
-		p.waiting, p.next = p.waiting[:n], 0
-	}
-	p.waiting = append(p.waiting, batch...)
-	// A worker runs as long as there is something to run. Those that run may all be busy with a check, and for long, so each new check has
-	// one that is not.
-	for range min(len(p.waiting)-p.next, p.limit-p.workers) {
-		p.workers++
-		p.all.Go(func() { p.work(ctx) })
-	}
 	return nil
 }
 
-// work runs checks until none waits.
 func (p *pool) work(ctx context.Context) {
-	for {
-		p.mu.Lock()
-		if p.next == len(p.waiting) || ctx.Err() != nil {
-			p.waiting, p.next = p.waiting[:0], 0
-			p.workers--
-			p.mu.Unlock()
-			return
+	for ctx.Err() == nil {
+		select {
+		case admission := <-p.waiting:
+			p.answer(resolve(ctx, p.check, admission))
+		case <-ctx.Done():
 		}
-		admission := p.waiting[p.next]
-		p.waiting[p.next] = nil
-		p.next++
-		if len(p.waiting)-p.next == maxQueued/2 {
-			select {
-			case p.room <- struct{}{}:
-			default:
-			}
-		}
-		p.mu.Unlock()
-		p.answer(resolve(ctx, p.check, admission))
 	}
 }
 

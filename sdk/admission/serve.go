@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
+	"runtime/debug"
+	"strings"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -16,8 +17,12 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 
-// protocolVersion is the version of the protocol of the Admit stream.
-const protocolVersion = 1
+const (
+	// protocolVersion is the version of the protocol of the Admit stream.
+	protocolVersion = 1
+	// maxMessage bounds in bytes what a refusal says.
+	maxMessage = 4096
+)
 
 // Check says whether an instance of a package may be deployed: nil admits it. It is called concurrently.
 //
@@ -75,13 +80,12 @@ func serve(ctx context.Context, check Check, s settings) error {
 	stopped := ctx.Done() // not by the end of this function
 	ctx, cancel := context.WithCancel(ctx)
 	stream, err := pluginv1.NewAdmissionsClient(conn).Admit(ctx)
-	if err == nil {
-		err = stream.Send(&pluginv1.AdmitRequest{Hello: &pluginv1.Hello{ProtocolVersion: protocolVersion, PluginVersion: s.version}})
-	}
 	if err != nil {
 		cancel()
-		return ended(stopped, streamError(stream, err))
+		return ended(stopped, err)
 	}
+	// Why it failed is what Recv says.
+	_ = stream.Send(&pluginv1.AdmitRequest{Hello: &pluginv1.Hello{ProtocolVersion: protocolVersion, PluginVersion: s.version}})
 	p := newPool(check, s.concurrency, stream.Send)
 	defer p.wait()
 	defer cancel()
@@ -96,17 +100,6 @@ func serve(ctx context.Context, check Check, s settings) error {
 	}
 }
 
-// streamError returns why a stream broke, which Send does not say.
-func streamError(stream grpc.BidiStreamingClient[pluginv1.AdmitRequest, pluginv1.AdmitResponse], err error) error {
-	if stream == nil {
-		return err
-	}
-	if _, rerr := stream.Recv(); rerr != nil {
-		return rerr
-	}
-	return err
-}
-
 // ended tells the end that was asked for from one that was not.
 func ended(stopped <-chan struct{}, err error) error {
 	select {
@@ -118,4 +111,43 @@ func ended(stopped <-chan struct{}, err error) error {
 		return nil
 	}
 	return err
+}
+
+// resolve runs one check.
+func resolve(ctx context.Context, check Check, a *pluginv1.Admission) *pluginv1.Resolution {
+	r := &pluginv1.Resolution{Id: a.Id}
+	pin := plugin.Pin{PackageName: a.GetPin().GetPackageName(), InstanceID: a.GetPin().GetInstanceId()}
+	if err := guarded(ctx, check, pin); err != nil {
+		code, message := refusal(err)
+		r.Code = int32(code)
+		r.Message = message
+	}
+	return r
+}
+
+// guarded runs the check and makes its panic a refusal.
+func guarded(ctx context.Context, check Check, pin plugin.Pin) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			sdk.Logger(ctx, nil).Error("the admission check panicked", "pin", pin, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			err = status.Errorf(codes.Internal, "the admission check panicked: %v", p)
+		}
+	}()
+	return check(ctx, pin, Metadata{pin: pin})
+}
+
+// refusal says how an error is told to the host. The code is never OK.
+func refusal(err error) (codes.Code, string) {
+	s, ok := status.FromError(err)
+	if !ok {
+		s = status.FromContextError(err)
+	}
+	code, message := s.Code(), s.Message()
+	if code == codes.OK || code == codes.Unknown && !ok {
+		code, message = codes.PermissionDenied, err.Error()
+	}
+	if len(message) > maxMessage {
+		message = message[:maxMessage] + "…"
+	}
+	return code, strings.ToValidUTF8(message, "\uFFFD") // which protobuf asks for
 }
