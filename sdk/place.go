@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
 
@@ -68,7 +69,7 @@ func socketPath(ctx context.Context, p Plugin) (string, error) {
 		}
 		return shake.PluginSocket, nil
 	}
-	if activated() {
+	if len(systemd.Inherited().Names()) > 0 {
 		return "", nil
 	}
 	if p.Socket == "" {
@@ -110,4 +111,17 @@ func (p *place) leave(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(err, p.predecessor.end())
+}
+
+// inherited returns the socket that systemd passed for the plugin: the one of that name (FileDescriptorName=), or the only one.
+func inherited(name string) (net.Listener, error) {
+	l, err := systemd.Inherited().TakeOnly(name)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := l.(*net.UnixListener); !ok {
+		return nil, errors.Join(fmt.Errorf("systemd passed a socket of %s %s, want a Unix one: use ListenStream= with a path",
+			l.Addr().Network(), l.Addr()), l.Close())
+	}
+	return l, nil
 }

@@ -7,14 +7,15 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -71,30 +72,18 @@ func ask(ctx context.Context, living *net.UnixConn) (*registerapi.PluginInfo, in
 	if err != nil {
 		return nil, 0, err
 	}
-	only := make(chan net.Conn, 1) // there is one connection to ask about, and no other
-	only <- conn
-	client, err := grpc.NewClient("passthrough:///older-instance",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			select {
-			case conn := <-only:
-				return conn, nil
-			default:
-				return nil, net.ErrClosed
-			}
-		}),
-	)
-	if err != nil {
-		return nil, 0, errors.Join(err, conn.Close())
-	}
-	defer func() {
-		_ = client.Close() // says only that it is closed already
-		select {
-		case conn := <-only:
-			_ = conn.Close()
-		default:
+	defer conn.Close()   // again, but for a connection that was never used
+	var used atomic.Bool // there is one connection to ask about, and no other
+	client, err := grpcsock.Dial(living.RemoteAddr().String(), grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+		if used.Swap(true) {
+			return nil, net.ErrClosed
 		}
-	}()
+		return conn, nil
+	}))
+	if err != nil {
+		return nil, 0, err
+	}
+	defer client.Close()
 	var header metadata.MD
 	info, err := registerapi.NewRegistrationClient(client).GetInfo(ctx, &registerapi.InfoRequest{}, grpc.Header(&header))
 	if err != nil {

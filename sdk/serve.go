@@ -8,7 +8,26 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
+
+var (
+	// ErrInUse is wrapped by the error of [Serve] if somebody else serves at the plugin's path: an older instance without
+	// [Plugin.TakeOver], or another plugin.
+	ErrInUse = sock.ErrInUse
+	// ErrNotLaunched is wrapped by the errors of what needs a host if no host launched this process.
+	ErrNotLaunched = launched.ErrNotLaunched
+)
+
+// RefusedError is returned by [Serve] if a host refused the plugin and that ended it.
+type RefusedError struct {
+	// Reason is what the host said.
+	Reason string
+}
+
+func (e *RefusedError) Error() string { return "the host refused it: " + e.Reason }
 
 // Serve serves the plugin until ctx ends, the process gets SIGTERM or SIGINT, or the host that launched it closes standard input. Then
 // health turns NOT_SERVING, the socket is removed (if it is the one that Serve made), and calls in progress have [Plugin.Drain] to end. A
@@ -37,7 +56,7 @@ func Serve(ctx context.Context, p Plugin) error {
 }
 
 func serve(ctx context.Context, p Plugin, log *slog.Logger) error {
-	status := newRegistration(p, log)
+	status := &registration{plugin: p, log: log, registered: make(chan struct{}, 1), refused: make(chan string, 1)}
 	server, err := newServer(ctx, p, status)
 	if err != nil {
 		return err

@@ -3,11 +3,16 @@ package sdk
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -97,3 +102,48 @@ type streamWith struct {
 }
 
 func (s *streamWith) Context() context.Context { return s.ctx }
+
+// pidHeader is the metadata by which a plugin says in the answer to GetInfo which process it is.
+const pidHeader = "patchbay-plugin-pid"
+
+// registration is the registration service. A host that restarts asks and notifies anew, so it answers any number of times.
+type registration struct {
+	registerapi.UnimplementedRegistrationServer
+	plugin Plugin
+	log    *slog.Logger
+
+	// What a host said last, until somebody takes it: more of the same changes nothing.
+	registered chan struct{}
+	refused    chan string
+}
+
+// GetInfo says who the plugin is.
+func (r *registration) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	// An older instance is known by it to the one that takes over; a host does not look.
+	_ = grpc.SetHeader(ctx, metadata.Pairs(pidHeader, strconv.Itoa(os.Getpid())))
+	return &registerapi.PluginInfo{
+		Type: r.plugin.Type, Name: r.plugin.Name, Endpoint: r.plugin.Endpoint, SupportedVersions: slices.Clone(r.plugin.Versions),
+	}, nil
+}
+
+// NotifyRegistrationStatus hears whether the plugin is registered. It does not block.
+func (r *registration) NotifyRegistrationStatus(
+	_ context.Context, status *registerapi.RegistrationStatus,
+) (*registerapi.RegistrationStatusResponse, error) {
+	if status.PluginRegistered {
+		// Not at the level that is sent: the host knows it, and the plugin would connect to it for this alone.
+		r.log.Debug("the host registered the plugin", "name", r.plugin.String())
+		offer(r.registered, struct{}{})
+	} else {
+		r.log.Warn("the host refused the plugin", "name", r.plugin.String(), "reason", status.Error)
+		offer(r.refused, status.Error)
+	}
+	return &registerapi.RegistrationStatusResponse{}, nil
+}
+
+func offer[T any](to chan<- T, what T) {
+	select {
+	case to <- what:
+	default:
+	}
+}

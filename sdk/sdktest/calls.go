@@ -22,68 +22,50 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
 
-// callServer answers the calls of launched plugins, which it knows by their tickets.
-type callServer struct {
+// calls answers what one launched plugin calls, at a socket of its own, and asks it for admissions.
+type calls struct {
 	pluginv1.UnimplementedHostServer
 	pluginv1.UnimplementedAdmissionsServer
-	path         string
+	ticket       string
 	listMetadata func(plugin.Pin) []plugin.Metadata
-	stop         func()
+	hello        chan struct{} // closed when the plugin answers admissions
+
+	sending sync.Mutex // held over a message to the plugin, and never taken with mu
 
 	mu      sync.Mutex
-	plugins map[string]*calls
+	records []slog.Record
+	stream  grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]
+	last    uint64
+	open    map[uint64]chan *pluginv1.Resolution
 }
 
-func startCallServer(path string, listMetadata func(plugin.Pin) []plugin.Metadata) (*callServer, error) {
+// serve answers until stop is called.
+func (c *calls) serve(path string) (stop func(), err error) {
 	listener, err := sock.Place(context.Background(), path, 0o600, nil)
 	if err != nil {
 		return nil, err
 	}
-	s := &callServer{path: path, listMetadata: listMetadata, plugins: map[string]*calls{}}
 	server := grpc.NewServer()
-	pluginv1.RegisterHostServer(server, s)
-	pluginv1.RegisterAdmissionsServer(server, s)
+	pluginv1.RegisterHostServer(server, c)
+	pluginv1.RegisterAdmissionsServer(server, c)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(listener) })
-	s.stop = func() {
+	return func() {
 		server.Stop()
 		serving.Wait()
+	}, nil
+}
+
+// authenticate checks that the call carries the plugin's ticket.
+func (c *calls) authenticate(ctx context.Context) error {
+	if !slices.Equal(metadata.ValueFromIncomingContext(ctx, handshake.TicketKey), []string{c.ticket}) {
+		return status.Error(codes.Unauthenticated, "the call does not carry the plugin's ticket")
 	}
-	return s, nil
+	return nil
 }
 
-// admit makes a plugin known.
-func (s *callServer) admit(ticket string) *calls {
-	c := &calls{hello: make(chan struct{}), open: map[uint64]chan *pluginv1.Resolution{}}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.plugins[ticket] = c
-	return c
-}
-
-func (s *callServer) expel(ticket string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.plugins, ticket)
-}
-
-// caller returns the plugin whose ticket the call carries.
-func (s *callServer) caller(ctx context.Context) (*calls, error) {
-	tickets := metadata.ValueFromIncomingContext(ctx, handshake.TicketKey)
-	if len(tickets) != 1 {
-		return nil, status.Error(codes.Unauthenticated, "the call carries no ticket")
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c := s.plugins[tickets[0]]; c != nil {
-		return c, nil
-	}
-	return nil, status.Error(codes.PermissionDenied, "nobody has this ticket")
-}
-
-func (s *callServer) Log(stream grpc.ClientStreamingServer[pluginv1.LogRequest, pluginv1.LogResponse]) error {
-	c, err := s.caller(stream.Context())
-	if err != nil {
+func (c *calls) Log(stream grpc.ClientStreamingServer[pluginv1.LogRequest, pluginv1.LogResponse]) error {
+	if err := c.authenticate(stream.Context()); err != nil {
 		return err
 	}
 	for {
@@ -94,19 +76,21 @@ func (s *callServer) Log(stream grpc.ClientStreamingServer[pluginv1.LogRequest, 
 		if err != nil {
 			return err
 		}
-		c.log(request.Records)
+		c.mu.Lock()
+		for _, r := range request.Records {
+			c.records = append(c.records, launched.ToSlog(r))
+		}
+		c.mu.Unlock()
 	}
 }
 
-func (s *callServer) ListMetadata(
-	ctx context.Context, request *pluginv1.ListMetadataRequest,
-) (*pluginv1.ListMetadataResponse, error) {
-	if _, err := s.caller(ctx); err != nil {
+func (c *calls) ListMetadata(ctx context.Context, request *pluginv1.ListMetadataRequest) (*pluginv1.ListMetadataResponse, error) {
+	if err := c.authenticate(ctx); err != nil {
 		return nil, err
 	}
 	pin := plugin.Pin{PackageName: request.GetPin().GetPackageName(), InstanceID: request.GetPin().GetInstanceId()}
 	response := &pluginv1.ListMetadataResponse{}
-	entries := s.listMetadata(pin)
+	entries := c.listMetadata(pin)
 	if len(request.Keys) > 0 {
 		entries = slices.DeleteFunc(slices.Clone(entries), func(m plugin.Metadata) bool { return !slices.Contains(request.Keys, m.Key) })
 	}
@@ -130,43 +114,11 @@ func (s *callServer) ListMetadata(
 	return response, nil
 }
 
-func (s *callServer) Admit(stream grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]) error {
-	c, err := s.caller(stream.Context())
-	if err != nil {
+// Admit takes the plugin's answers until its stream ends.
+func (c *calls) Admit(stream grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]) error {
+	if err := c.authenticate(stream.Context()); err != nil {
 		return err
 	}
-	return c.admit(stream)
-}
-
-// calls is one launched plugin's side of the conversation.
-type calls struct {
-	hello chan struct{} // closed when the plugin answers admissions
-
-	sending sync.Mutex // held over a message to the plugin, and never taken with mu
-
-	mu      sync.Mutex
-	records []slog.Record
-	stream  grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]
-	last    uint64
-	open    map[uint64]chan *pluginv1.Resolution
-}
-
-func (c *calls) log(records []*pluginv1.LogRecord) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, r := range records {
-		c.records = append(c.records, launched.ToSlog(r))
-	}
-}
-
-func (c *calls) logs() []slog.Record {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.records)
-}
-
-// admit takes the plugin's answers until its stream ends.
-func (c *calls) admit(stream grpc.BidiStreamingServer[pluginv1.AdmitRequest, pluginv1.AdmitResponse]) error {
 	for first := true; ; first = false {
 		request, err := stream.Recv()
 		switch {

@@ -3,7 +3,6 @@ package sdktest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,7 +26,6 @@ type Host struct {
 	t     testing.TB
 	types []string
 	dir   string
-	calls *callServer
 
 	mu       sync.Mutex
 	refusal  error
@@ -55,10 +53,6 @@ func NewHost(t testing.TB, types ...string) *Host {
 	if err := os.Mkdir(filepath.Join(dir, "plugins"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	if h.calls, err = startCallServer(filepath.Join(dir, "host.sock"), h.listMetadata); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(h.calls.stop)
 	h.start()
 	t.Cleanup(func() {
 		if err := h.run.stop(); err != nil {
@@ -96,8 +90,12 @@ func (h *Host) Registered(pluginType, name string) patchbay.PluginStatus {
 	if err := h.run.runtime.WaitForPlugins(ctx, patchbay.PluginName{Type: pluginType, Name: name}); err != nil {
 		h.t.Fatal(err)
 	}
-	status, _ := h.find(pluginType, name)
-	return status
+	for _, status := range h.run.runtime.Plugins() {
+		if status.Type == pluginType && status.Name == name && status.Current {
+			return status
+		}
+	}
+	return patchbay.PluginStatus{} // gone already
 }
 
 // Deregistered waits until no instance of the plugin is registered.
@@ -170,15 +168,6 @@ func (h *Host) start() {
 		ended <- err
 		h.t.Fatalf("the host does not start: %v", err)
 	}
-}
-
-func (h *Host) find(pluginType, name string) (patchbay.PluginStatus, error) {
-	for _, status := range h.run.runtime.Plugins() {
-		if status.Type == pluginType && status.Name == name && status.Current {
-			return status, nil
-		}
-	}
-	return patchbay.PluginStatus{}, fmt.Errorf("plugin %s/%s is not registered", pluginType, name)
 }
 
 // consumer is the handler of all types.

@@ -8,8 +8,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 
+	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
@@ -44,19 +46,25 @@ func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 	}
 	h.mu.Lock()
 	h.launched++
-	socket := filepath.Join(h.dir, "plugins", fmt.Sprintf("launched-%d.sock", h.launched))
+	n := h.launched
 	h.mu.Unlock()
-	ticket := rand.Text()
-	calls := h.calls.admit(ticket)
+	calls := &calls{
+		ticket: rand.Text(), listMetadata: h.listMetadata, hello: make(chan struct{}), open: map[uint64]chan *pluginv1.Resolution{},
+	}
+	hostSocket := filepath.Join(h.dir, fmt.Sprintf("host-%d.sock", n))
+	stopServing, err := calls.serve(hostSocket)
+	if err != nil {
+		h.t.Fatal(err)
+	}
 	session := launched.New(handshake.Handshake{
-		Version: handshake.Version, HostSocket: h.calls.path, Ticket: ticket, PluginSocket: socket,
+		Version: handshake.Version, HostSocket: hostSocket, Ticket: calls.ticket, PluginSocket: h.Socket(fmt.Sprintf("launched-%d.sock", n)),
 	}, stdin, h.t.Output())
 	p := &Plugin{calls: calls, stop: sync.OnceFunc(func() { _ = write.Close() })}
 	ctx := launched.With(context.Background(), session)
 	return h.begin(ctx, p, func() {
 		p.stop()
 		_ = stdin.Close() // which sdk.Run has done if it was called
-		h.calls.expel(ticket)
+		stopServing()
 	}, run)
 }
 
@@ -100,7 +108,9 @@ func (p *Plugin) Logs() []slog.Record {
 	if p.calls == nil {
 		return nil
 	}
-	return p.calls.logs()
+	p.calls.mu.Lock()
+	defer p.calls.mu.Unlock()
+	return slices.Clone(p.calls.records)
 }
 
 // CheckAdmission asks a launched plugin, which serves admissions (package sdk/admission), whether the package instance may be deployed, and

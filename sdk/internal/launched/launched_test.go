@@ -208,7 +208,7 @@ func TestHandler(t *testing.T) {
 		return &logHandler{queue: q, level: slog.LevelInfo}
 	}, func(t *testing.T) map[string]any {
 		var out bytes.Buffer
-		r := ToSlog(q.records[0].record)
+		r := ToSlog(q.records[0])
 		if err := slog.NewJSONHandler(&out, nil).Handle(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}

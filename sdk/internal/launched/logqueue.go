@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,15 +31,10 @@ type logQueue struct {
 	ended    chan struct{} // closed by finish
 
 	mu      sync.Mutex
-	records []queued
+	records []*pluginv1.LogRecord
 	bytes   int
 	dropped int
 	closed  bool // nobody sends any more
-}
-
-type queued struct {
-	record *pluginv1.LogRecord
-	size   int
 }
 
 func newLogQueue(stderr io.Writer) *logQueue {
@@ -62,7 +58,7 @@ func (q *logQueue) add(record *pluginv1.LogRecord) error {
 		q.mu.Unlock()
 		return nil
 	}
-	q.records = append(q.records, queued{record, size})
+	q.records = append(q.records, record)
 	q.bytes += size
 	q.mu.Unlock()
 	select {
@@ -96,34 +92,35 @@ func (q *logQueue) send(ctx context.Context, dial func() (*grpc.ClientConn, erro
 	rest := q.records
 	q.records = nil
 	q.mu.Unlock()
-	for _, r := range rest { // added since the last take
-		_ = q.toStderr(r.record)
-	}
+	q.allToStderr(rest) // added since the last take
 }
 
 // take returns the next batch, and last a record of how many were dropped.
 func (q *logQueue) take() []*pluginv1.LogRecord {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	var batch []*pluginv1.LogRecord
 	n, size := 0, 0
-	for n < len(q.records) && (n == 0 || size+q.records[n].size <= maxBatch) {
-		batch = append(batch, q.records[n].record)
-		size += q.records[n].size
+	for n < len(q.records) {
+		more := proto.Size(q.records[n])
+		if n > 0 && size+more > maxBatch {
+			break
+		}
+		size += more
 		n++
 	}
+	batch := slices.Clip(q.records[:n])
+	q.records = q.records[n:]
 	q.bytes -= size
-	if n == len(q.records) {
-		q.records = q.records[:0:0]
-		if q.dropped > 0 {
-			batch = append(batch, &pluginv1.LogRecord{
-				Time: timestamppb.Now(), Level: int32(slog.LevelWarn),
-				Message: fmt.Sprintf("%d log records were dropped because the host did not take them in time", q.dropped),
-			})
-			q.dropped = 0
-		}
-	} else {
-		q.records = q.records[n:]
+	if len(q.records) > 0 {
+		return batch
+	}
+	q.records = nil // and not the rest of what holds those that were taken
+	if q.dropped > 0 {
+		batch = append(batch, &pluginv1.LogRecord{
+			Time: timestamppb.Now(), Level: int32(slog.LevelWarn),
+			Message: fmt.Sprintf("%d log records were dropped because the host did not take them in time", q.dropped),
+		})
+		q.dropped = 0
 	}
 	return batch
 }

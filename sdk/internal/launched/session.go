@@ -3,6 +3,7 @@ package launched
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -10,6 +11,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 )
 
@@ -42,14 +44,39 @@ func Alone(stderr io.Writer) *Session { return &Session{stderr: stderr} }
 func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
 	s := &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr)}
 	s.conn = sync.OnceValues(func() (*grpc.ClientConn, error) {
-		conn, err := dial(shake)
+		conn, err := grpcsock.Dial(shake.HostSocket, grpc.WithPerRPCCredentials(ticket(shake.Ticket)))
+		if err != nil {
+			return nil, fmt.Errorf("cannot reach the host: %w", err)
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.dialed = conn
-		return conn, err
+		return conn, nil
 	})
 	return s
 }
+
+// process is the session of this process. The first call reads the handshake, if the environment says that there is one, and takes that out
+// of the environment, so that no descendant looks for a handshake of its own. With an error the session is one without a host.
+var process = sync.OnceValues(func() (*Session, error) {
+	alone := Alone(os.Stderr)
+	if os.Getenv(handshake.Env) != handshake.EnvValue {
+		return alone, nil
+	}
+	if err := os.Unsetenv(handshake.Env); err != nil {
+		return alone, err
+	}
+	stdin, err := openStdin()
+	if err != nil {
+		return alone, err
+	}
+	shake, err := handshake.Read(stdin)
+	if err != nil {
+		_ = stdin.Close()
+		return alone, err
+	}
+	return New(shake, stdin, os.Stderr), nil
+})
 
 // Handshake returns what the host told. It is false without a host.
 func (s *Session) Handshake() (handshake.Handshake, bool) {
@@ -141,3 +168,12 @@ func From(ctx context.Context) (*Session, error) {
 	}
 	return process()
 }
+
+// ticket attaches itself to every call.
+type ticket string
+
+func (t ticket) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{handshake.TicketKey: string(t)}, nil
+}
+
+func (ticket) RequireTransportSecurity() bool { return false }
