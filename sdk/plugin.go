@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -61,15 +62,9 @@ func (p Plugin) withDefaults() (Plugin, error) {
 	if err := p.check(); err != nil {
 		return p, fmt.Errorf("cannot serve plugin %s: %w", p, err)
 	}
-	if p.Mode == 0 {
-		p.Mode = defaultMode
-	}
-	if p.Drain == 0 {
-		p.Drain = defaultDrain
-	}
-	if p.HandOver == 0 {
-		p.HandOver = defaultHandOver
-	}
+	p.Mode = cmp.Or(p.Mode, defaultMode)
+	p.Drain = cmp.Or(p.Drain, defaultDrain)
+	p.HandOver = cmp.Or(p.HandOver, defaultHandOver)
 	return p, nil
 }
 

@@ -22,7 +22,7 @@ func TestSlowCheckDelaysNoOther(t *testing.T) {
 				return nil
 			}
 			ctx, cancel := context.WithCancel(t.Context())
-			p := newPool(check, limit, func(r *pluginv1.AdmitRequest) error {
+			p := newPool(ctx, check, limit, func(r *pluginv1.AdmitRequest) error {
 				for _, a := range r.GetResolutions() {
 					answered[a.GetId()] = true
 				}

@@ -86,7 +86,7 @@ func serve(ctx context.Context, check Check, s settings) error {
 	}
 	// Why it failed is what Recv says.
 	_ = stream.Send(&pluginv1.AdmitRequest{Hello: &pluginv1.Hello{ProtocolVersion: protocolVersion, PluginVersion: s.version}})
-	p := newPool(check, s.concurrency, stream.Send)
+	p := newPool(ctx, check, s.concurrency, stream.Send)
 	defer p.wait()
 	defer cancel()
 	for {
