@@ -83,10 +83,11 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 	if err != nil {
 		return fail("%v", err)
 	}
-	if err := conn.SetDeadline(time.Now().Add(s.options.CallTimeout)); err != nil {
-		return fail("%v", err)
+	err = conn.SetDeadline(time.Now().Add(s.options.CallTimeout))
+	if err == nil {
+		_, err = conn.Write(request)
 	}
-	if _, err := conn.Write(request); err != nil {
+	if err != nil {
 		return fail("a connection ended while it sent its requests: %v", err)
 	}
 	// The plugin has begun to answer when its settings are there.
@@ -100,33 +101,27 @@ func checkSlowReader(ctx context.Context, s *subject) outcome {
 // unreadRequests returns what a client sends that calls a method some times and gives the plugin no window to answer.
 func unreadRequests(method string, n uint32) ([]byte, error) {
 	var out, headers bytes.Buffer
+	encoder := hpack.NewEncoder(&headers)
+	encoder.SetMaxDynamicTableSize(0) // so that the same block is right for each request
+	var errs []error
+	for _, field := range []hpack.HeaderField{
+		{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
+		{Name: ":path", Value: method}, {Name: ":authority", Value: "localhost"},
+		{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
+	} {
+		errs = append(errs, encoder.WriteField(field))
+	}
 	out.WriteString(http2.ClientPreface)
 	framer := http2.NewFramer(&out, nil)
-	if err := framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}); err != nil {
-		return nil, err
-	}
+	errs = append(errs, framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
 	for i := range n {
-		headers.Reset()
-		encoder := hpack.NewEncoder(&headers)
-		encoder.SetMaxDynamicTableSize(0)
-		for _, field := range []hpack.HeaderField{
-			{Name: ":method", Value: "POST"}, {Name: ":scheme", Value: "http"},
-			{Name: ":path", Value: method}, {Name: ":authority", Value: "localhost"},
-			{Name: "content-type", Value: "application/grpc"}, {Name: "te", Value: "trailers"},
-		} {
-			if err := encoder.WriteField(field); err != nil {
-				return nil, err
-			}
-		}
 		stream := 2*i + 1
-		if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: headers.Bytes(), EndHeaders: true}); err != nil {
-			return nil, err
-		}
-		if err := framer.WriteData(stream, true, make([]byte, 5)); err != nil { // an empty message with its prefix
-			return nil, err
-		}
+		errs = append(errs,
+			framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: headers.Bytes(), EndHeaders: true}),
+			framer.WriteData(stream, true, make([]byte, 5)), // an empty message with its prefix
+		)
 	}
-	return out.Bytes(), nil
+	return out.Bytes(), errors.Join(errs...)
 }
 
 func checkGarbage(ctx context.Context, s *subject) outcome {

@@ -70,16 +70,18 @@ type farewell struct {
 	others  []string
 }
 
-// terminate ends the plugin with SIGTERM, once for all rules that look at it.
-func (s *subject) terminate(ctx context.Context) *farewell {
-	if s.ended != nil {
-		return s.ended
+// terminate ends the plugin with SIGTERM, once for all rules that look at it. An outcome that is not empty says why it could not.
+func (s *subject) terminate(ctx context.Context) (*farewell, outcome) {
+	if s.ended == nil {
+		s.ended = s.terminateSettled(ctx, settled)
+		if f := s.ended; f.refused.status == "" && f.inTime && !f.clean && f.served < settledForSure {
+			s.ended = s.terminateSettled(ctx, settledForSure)
+		}
 	}
-	s.ended = s.terminateSettled(ctx, settled)
-	if f := s.ended; f.refused.status == "" && f.inTime && !f.clean && f.served < settledForSure {
-		s.ended = s.terminateSettled(ctx, settledForSure)
+	if s.ended.refused.status == "" {
+		s.trace.add("SIGTERM", s.ended.how)
 	}
-	return s.ended
+	return s.ended, s.ended.refused
 }
 
 // terminateSettled ends a plugin that has served for some time with SIGTERM.
@@ -112,12 +114,10 @@ func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *f
 }
 
 func checkTerminate(ctx context.Context, s *subject) outcome {
-	f := s.terminate(ctx)
-	if f.refused.status != "" {
-		return f.refused
-	}
-	s.trace.add("SIGTERM", f.how)
+	f, o := s.terminate(ctx)
 	switch {
+	case o.status != "":
+		return o
 	case !f.inTime:
 		return fail("the plugin had not ended %v after SIGTERM, and was killed", s.options.ExitTimeout)
 	case !f.clean:
@@ -126,17 +126,13 @@ func checkTerminate(ctx context.Context, s *subject) outcome {
 	return pass("it ended %v after SIGTERM with exit status 0", f.after.Round(time.Millisecond))
 }
 
-// ownEnd is terminate for what only an end on SIGTERM tells. An outcome that is not empty says why there was none.
+// ownEnd is terminate for what only an end on SIGTERM tells.
 func (s *subject) ownEnd(ctx context.Context) (*farewell, outcome) {
-	f := s.terminate(ctx)
-	switch {
-	case f.refused.status != "":
-		return f, f.refused
-	case !f.inTime:
-		return f, notApplicable("the plugin had to be killed")
+	f, o := s.terminate(ctx)
+	if o.status == "" && !f.inTime {
+		o = notApplicable("the plugin had to be killed")
 	}
-	s.trace.add("SIGTERM", f.how)
-	return f, outcome{}
+	return f, o
 }
 
 func checkSocketRemoved(ctx context.Context, s *subject) outcome {

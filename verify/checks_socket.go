@@ -90,31 +90,33 @@ func (s *subject) lose(why, more string) outcome {
 	return fail("%s%s", why, more)
 }
 
-func checkMode(_ context.Context, s *subject) outcome {
-	info, err := sock.Stat(s.path)
-	if err != nil {
-		return s.unasked("there is no socket to look at: %v", err)
+// ofSocket is a check of what stat says of the socket.
+func ofSocket(check func(s *subject, info sock.Info) outcome) func(context.Context, *subject) outcome {
+	return func(_ context.Context, s *subject) outcome {
+		info, err := sock.Stat(s.path)
+		if err != nil {
+			return s.unasked("there is no socket to look at: %v", err)
+		}
+		return check(s, info)
 	}
-	s.trace.add("stat "+s.path, fmt.Sprintf("mode %04o", info.Mode.Perm()))
-	if info.Mode.Perm()&0o002 == 0 {
-		return pass("the mode is %04o", info.Mode.Perm())
-	}
-	// The directory may keep strangers out.
-	dir, err := sock.Stat(filepath.Dir(s.path))
-	if s.inOwnDirectory() {
-		return warn("the mode is %04o: everyone may connect, unless the plugin directory of the host keeps strangers out", info.Mode.Perm())
-	}
-	if err == nil && dir.Mode.Perm()&0o001 == 0 {
-		return pass("the mode is %04o, in a directory of mode %04o into which strangers do not get", info.Mode.Perm(), dir.Mode.Perm())
-	}
-	return fail("the mode is %04o: everyone on the machine may connect", info.Mode.Perm())
 }
 
-func checkOwner(_ context.Context, s *subject) outcome {
-	info, err := sock.Stat(s.path)
-	if err != nil {
-		return s.unasked("there is no socket to look at: %v", err)
+func checkMode(s *subject, info sock.Info) outcome {
+	mode := info.Mode.Perm()
+	s.trace.add("stat "+s.path, fmt.Sprintf("mode %04o", mode))
+	if mode&0o002 == 0 {
+		return pass("the mode is %04o", mode)
 	}
+	if s.inOwnDirectory() {
+		return warn("the mode is %04o: everyone may connect, unless the plugin directory of the host keeps strangers out", mode)
+	}
+	if dir, err := sock.Stat(filepath.Dir(s.path)); err == nil && dir.Mode.Perm()&0o001 == 0 {
+		return pass("the mode is %04o, in a directory of mode %04o into which strangers do not get", mode, dir.Mode.Perm())
+	}
+	return fail("the mode is %04o: everyone on the machine may connect", mode)
+}
+
+func checkOwner(s *subject, info sock.Info) outcome {
 	s.trace.add("stat "+s.path, fmt.Sprintf("owner %d", info.UID))
 	if trust.Default().Socket(s.path, info.UID, info.GID) != nil {
 		return fail("the owner is user %d, neither root nor user %d of this verification", info.UID, os.Geteuid())

@@ -122,12 +122,8 @@ type tail struct {
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(p) > maxTail {
-		t.text = append(t.text[:0], p[len(p)-maxTail:]...)
-	} else {
-		t.text = append(t.text, p...)
-		t.text = t.text[max(0, len(t.text)-maxTail):]
-	}
+	t.text = append(t.text, p...)
+	t.text = t.text[max(0, len(t.text)-maxTail):]
 	return len(p), nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -30,23 +29,15 @@ const (
 
 func clip(s string) string { return foreign.Cut(s, maxShown) }
 
-// trace is what was sent to the plugin while a rule was checked and what came back: the first calls and the last one. It is safe for
-// concurrent use.
+// trace is what was sent to the plugin while a rule was checked and what came back: the first calls and the last one.
 type trace struct {
-	mu             sync.Mutex
 	sent, received []string
 	more           int
 }
 
-func (t *trace) reset() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sent, t.received, t.more = nil, nil, 0
-}
+func (t *trace) reset() { *t = trace{} }
 
 func (t *trace) add(sent, received string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	if len(t.sent) == maxTraced {
 		t.sent, t.received = t.sent[:maxTraced-1], t.received[:maxTraced-1]
 		t.more++
@@ -55,8 +46,6 @@ func (t *trace) add(sent, received string) {
 }
 
 func (t *trace) texts() (sent, received string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	join := func(all []string) string {
 		if !slices.ContainsFunc(all, func(text string) bool { return text != "" }) {
 			return ""
