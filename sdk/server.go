@@ -35,9 +35,9 @@ func newServer(ctx context.Context, p Plugin, registration registerapi.Registrat
 		return nil, err
 	}
 	draining, endWatches := context.WithCancel(context.WithoutCancel(ctx))
-	options := []grpc.ServerOption{grpc.ChainStreamInterceptor(endWith(draining))}
+	options := []grpc.ServerOption{grpc.ChainStreamInterceptor(intercept(draining, session))}
 	if !session.OfProcess() {
-		options = append(options, grpc.ChainUnaryInterceptor(unarySession(session)), grpc.ChainStreamInterceptor(streamSession(session)))
+		options = append(options, grpc.ChainUnaryInterceptor(unarySession(session)))
 	}
 	s := &server{Server: grpc.NewServer(append(options, p.ServerOptions...)...), health: health.NewServer(), endWatches: endWatches}
 	if p.Register != nil {
@@ -69,29 +69,23 @@ func (s *server) drain(limit time.Duration) bool {
 	return timer.Stop()
 }
 
-// endWith has the streams of the health service end with ctx. Those who watch the health of a plugin stay for as long as they may.
-func endWith(ctx context.Context) grpc.StreamServerInterceptor {
+// intercept has the streams of the health service end with draining, since those who watch the health of a plugin stay for as long as they
+// may, and gives all streams the session.
+func intercept(draining context.Context, session *launched.Session) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		if info.FullMethod != healthpb.Health_Watch_FullMethodName {
-			return handler(srv, stream)
-		}
-		streamCtx, cancel := context.WithCancel(stream.Context())
+		ctx, cancel := context.WithCancel(launched.With(stream.Context(), session))
 		defer cancel()
-		defer context.AfterFunc(ctx, cancel)()
-		return handler(srv, &streamWith{stream, streamCtx})
+		if info.FullMethod == healthpb.Health_Watch_FullMethodName {
+			defer context.AfterFunc(draining, cancel)()
+		}
+		return handler(srv, &streamWith{stream, ctx})
 	}
 }
 
-// unarySession and streamSession give the handlers of a plugin in a test the session that is not the process's.
+// unarySession gives the handlers of a plugin in a test the session that is not the process's.
 func unarySession(session *launched.Session) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		return handler(launched.With(ctx, session), req)
-	}
-}
-
-func streamSession(session *launched.Session) grpc.StreamServerInterceptor {
-	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		return handler(srv, &streamWith{stream, launched.With(stream.Context(), session)})
 	}
 }
 

@@ -3,10 +3,10 @@ package launched
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -32,9 +32,7 @@ type Session struct {
 	log    *logQueue
 	conn   func() (*grpc.ClientConn, error) // once, on first use
 
-	mu     sync.Mutex
-	ran    bool
-	dialed *grpc.ClientConn
+	ran atomic.Bool
 }
 
 // Alone returns the session of a plugin that no host launched.
@@ -42,18 +40,9 @@ func Alone(stderr io.Writer) *Session { return &Session{stderr: stderr} }
 
 // New returns the session of a plugin whose handshake was read from stdin, which the session owns from now on.
 func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
-	s := &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr)}
-	s.conn = sync.OnceValues(func() (*grpc.ClientConn, error) {
-		conn, err := grpcsock.Dial(shake.HostSocket, grpc.WithPerRPCCredentials(ticket(shake.Ticket)))
-		if err != nil {
-			return nil, fmt.Errorf("cannot reach the host: %w", err)
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.dialed = conn
-		return conn, nil
-	})
-	return s
+	return &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr), conn: sync.OnceValues(func() (*grpc.ClientConn, error) {
+		return grpcsock.Dial(shake.HostSocket, grpc.WithPerRPCCredentials(ticket(shake.Ticket)))
+	})}
 }
 
 // process is the session of this process. The first call reads the handshake, if the environment says that there is one, and takes that out
@@ -107,11 +96,7 @@ func (s *Session) Run(ctx context.Context, run func(context.Context) error) erro
 	if s.shake == nil || ctx.Value(runningKey{}) == s {
 		return run(With(ctx, s))
 	}
-	s.mu.Lock()
-	again := s.ran
-	s.ran = true
-	s.mu.Unlock()
-	if again {
+	if s.ran.Swap(true) {
 		return errRunTwice
 	}
 	defer s.closeConn()
@@ -143,11 +128,10 @@ func (s *Session) Run(ctx context.Context, run func(context.Context) error) erro
 	return run(ctx)
 }
 
+// closeConn closes the connection to the host, also for those who ask for it from now on.
 func (s *Session) closeConn() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.dialed != nil {
-		_ = s.dialed.Close() // says only that it is closed already
+	if conn, err := s.conn(); err == nil {
+		_ = conn.Close() // says only that it is closed already
 	}
 }
 
