@@ -36,7 +36,8 @@ var (
 	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	csiName      = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$`)
 	qualified    = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
-	csiVersions  = regexp.MustCompile(`^v?(\d+)(\.\d+)+$`)
+	csiVersion   = regexp.MustCompile(`^v?\d+(\.\d+)+$`)
+	csiVersion1  = regexp.MustCompile(`^v?1(\.\d+)+$`)
 )
 
 func checkAlone(ctx context.Context, s *subject) outcome {
@@ -218,7 +219,7 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 	}
 	switch info.Type {
 	case registerapi.CSIPlugin:
-		return judgeVersions(versions, csiVersion, "1.x, the only ones that hosts support", "no versions")
+		return judgeVersions(versions, csiVersion1.MatchString, csiVersion.MatchString, "1.x, the only ones that hosts support", "no versions")
 	case registerapi.DevicePlugin:
 		return judgeKnown(versions, deviceVersions())
 	case registerapi.DRAPlugin:
@@ -232,34 +233,18 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 
 // judgeKnown wants one of the announced versions to be known.
 func judgeKnown(versions, known []string) outcome {
-	return judgeVersions(versions, func(v string) (bool, bool) {
-		in := slices.Contains(known, v)
-		return in, !in
-	}, "one of "+foreign.QuoteAll(known), "not known for this type")
+	in := func(v string) bool { return slices.Contains(known, v) }
+	return judgeVersions(versions, in, in, "one of "+foreign.QuoteAll(known), "not known for this type")
 }
 
-// csiVersion says whether hosts support a version, and else whether it is none at all.
-func csiVersion(v string) (supported, strange bool) {
-	m := csiVersions.FindStringSubmatch(v)
-	return len(m) > 1 && m[1] == "1", m == nil
-}
-
-// judgeVersions wants one of the announced versions to be supported, which is what is wanted, and none to be strange.
-func judgeVersions(versions []string, judge func(string) (supported, strange bool), wanted, what string) outcome {
-	var strange []string
-	found := false
-	for _, v := range versions {
-		supported, odd := judge(v)
-		found = found || supported
-		if odd {
-			strange = append(strange, v)
-		}
-	}
+// judgeVersions wants one of the announced versions to be supported, and all to be known. It says what else was wanted, and what they are.
+func judgeVersions(versions []string, supported, known func(string) bool, wanted, unknown string) outcome {
+	strange := slices.DeleteFunc(slices.Clone(versions), known)
 	switch {
-	case !found:
+	case !slices.ContainsFunc(versions, supported):
 		return fail("none of the announced versions %s is %s", foreign.QuoteAll(versions), wanted)
 	case len(strange) > 0:
-		return warn("%s are %s, and are passed over", foreign.QuoteAll(strange), what)
+		return warn("%s are %s, and are passed over", foreign.QuoteAll(strange), unknown)
 	}
 	return pass("announced are %s", foreign.QuoteAll(versions))
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
@@ -22,10 +23,8 @@ type Plugin struct {
 	calls *calls // nil if it was not launched
 	stop  func() // asks it to stop
 	ended chan struct{}
-	err   error // of run, once ended
-
-	mu    sync.Mutex
-	asked bool // for the error
+	err   error       // of run, once ended
+	asked atomic.Bool // for the error
 }
 
 // Start runs a plugin that no host launched: it has to make its socket at a path of [Host.Socket]. Its log is the test's. run is what the
@@ -78,9 +77,7 @@ func (h *Host) begin(ctx context.Context, p *Plugin, done func(), run func(conte
 		p.err = run(ctx)
 	}()
 	h.t.Cleanup(func() {
-		p.mu.Lock()
-		asked := p.asked
-		p.mu.Unlock()
+		asked := p.asked.Load()
 		if err := p.Stop(); err != nil && !asked {
 			h.t.Errorf("the plugin ended with: %v", err)
 		}
@@ -96,9 +93,7 @@ func (p *Plugin) Stop() error {
 
 // Wait waits until the plugin has ended by itself and returns what it returned.
 func (p *Plugin) Wait() error {
-	p.mu.Lock()
-	p.asked = true
-	p.mu.Unlock()
+	p.asked.Store(true)
 	<-p.ended
 	return p.err
 }

@@ -40,9 +40,10 @@ func Alone(stderr io.Writer) *Session { return &Session{stderr: stderr} }
 
 // New returns the session of a plugin whose handshake was read from stdin, which the session owns from now on.
 func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
-	return &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr), conn: sync.OnceValues(func() (*grpc.ClientConn, error) {
+	conn := sync.OnceValues(func() (*grpc.ClientConn, error) {
 		return grpcsock.Dial(shake.HostSocket, grpc.WithPerRPCCredentials(ticket(shake.Ticket)))
-	})}
+	})
+	return &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr), conn: conn}
 }
 
 // process is the session of this process. The first call reads the handshake, if the environment says that there is one, and takes that out
