@@ -23,9 +23,8 @@ import (
 
 const (
 	// Bounds of what a plugin may announce: what hosts accept by default, in bytes and versions.
-	maxText                = 4096
-	maxVersions            = 64
-	maxLabel, maxSubdomain = 63, 253 // of names
+	maxText     = 4096
+	maxVersions = 64
 	// kubeletPatience is how long the kubelet waits for GetInfo, which cannot be configured there.
 	kubeletPatience = time.Second
 	// settle is how long a plugin is watched for an end that follows what it was told.
@@ -33,11 +32,8 @@ const (
 )
 
 var (
-	dnsSubdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	csiName      = regexp.MustCompile(`^[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?$`)
-	qualified    = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
-	csiVersion   = regexp.MustCompile(`^v?\d+(\.\d+)+$`)
-	csiVersion1  = regexp.MustCompile(`^v?1(\.\d+)+$`)
+	csiVersion  = regexp.MustCompile(`^v?\d+(\.\d+)+$`)
+	csiVersion1 = regexp.MustCompile(`^v?1(\.\d+)+$`)
 )
 
 func checkAlone(ctx context.Context, s *subject) outcome {
@@ -174,7 +170,7 @@ func checkType(ctx context.Context, s *subject) outcome {
 	if err := foreign.Name("the type", info.Type, maxText); err != nil {
 		return fail("%v", err)
 	}
-	if strings.Contains(info.Type, "/") {
+	if !foreign.IsType(info.Type) {
 		return fail("the type %s has a slash", foreign.Quote(info.Type))
 	}
 	return pass("the type is %s", foreign.Quote(info.Type))
@@ -186,18 +182,8 @@ func checkName(ctx context.Context, s *subject) outcome {
 	if err := foreign.Name("the name", info.Name, maxText); err != nil {
 		return fail("%v", err)
 	}
-	wrong := ""
-	switch info.Type {
-	case registerapi.CSIPlugin:
-		wrong = checkDriverName(info.Name, "CSI", csiName,
-			"domain name: letters, digits, dashes and dots, with a letter or digit at both ends")
-	case registerapi.DevicePlugin:
-		wrong = checkResourceName(info.Name)
-	case registerapi.DRAPlugin:
-		wrong = checkDriverName(info.Name, "DRA", dnsSubdomain, "DNS subdomain: lower-case letters, digits, dashes and dots")
-	}
-	if wrong != "" {
-		return fail("%s", wrong)
+	if err := foreign.PluginName(info.Type, info.Name); err != nil {
+		return fail("%v", err)
 	}
 	return pass("the name is %s", foreign.Quote(info.Name))
 }
@@ -340,34 +326,4 @@ func checkRefusal(ctx context.Context, s *subject) outcome {
 		return fail("after a refusal, the status \"registered\" %s", clip(brief(err)))
 	}
 	return pass("the plugin serves on, and is registered at the next try")
-}
-
-// checkDriverName follows the CSI specification for GetPluginInfoResponse.name, and the rules of Kubernetes for names of DRA drivers.
-func checkDriverName(name, api string, syntax *regexp.Regexp, what string) string {
-	switch {
-	case len(name) > maxLabel:
-		return fmt.Sprintf("the driver's name has %d bytes, and %s allows %d", len(name), api, maxLabel)
-	case !syntax.MatchString(name):
-		return fmt.Sprintf("%s is no %s", foreign.Quote(name), what)
-	}
-	return ""
-}
-
-// checkResourceName follows the rules of Kubernetes for names of extended resources.
-func checkResourceName(resource string) string {
-	domain, name, ok := strings.Cut(resource, "/")
-	switch {
-	case !ok:
-		return fmt.Sprintf("%s is no extended resource: it has no domain, as in example.com/gpu", foreign.Quote(resource))
-	case !dnsSubdomain.MatchString(domain) || len(domain) > maxSubdomain:
-		return fmt.Sprintf("%s has %s as its domain, which is no lower-case DNS name", foreign.Quote(resource), foreign.Quote(domain))
-	case domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io"):
-		return fmt.Sprintf("%s is in the domain kubernetes.io, which is reserved", foreign.Quote(resource))
-	case strings.HasPrefix(domain, "requests."):
-		return fmt.Sprintf("%s begins with \"requests.\", which is kept for quotas", foreign.Quote(resource))
-	case !qualified.MatchString(name) || len(name) > maxLabel:
-		return fmt.Sprintf("%s has a name behind the slash that is not 1 to %d letters, digits, dashes, underscores and dots",
-			foreign.Quote(resource), maxLabel)
-	}
-	return ""
 }
