@@ -16,10 +16,10 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/journal"
 	"github.com/patchbay-dev/patchbay/internal/launch/entrance"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -83,7 +83,7 @@ type PluginStatus = reconciler.Status
 type Runtime struct {
 	log      *slog.Logger
 	registry *dynamicplugins.Store
-	watcher  *pluginwatcher.Watcher
+	watcher  *pipeline.Watcher
 	launched entrance.Launched
 	journal  *journal.Journal
 	ready    chan struct{}
@@ -123,7 +123,7 @@ func New(cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
 	}
-	rt.watcher = pluginwatcher.New(pluginwatcher.Config{
+	rt.watcher = pipeline.New(pipeline.Config{
 		Dirs:           cfg.PluginDirs,
 		DeprecatedDir:  cfg.DeprecatedPluginDir,
 		MaxDepth:       cfg.MaxDepth,
@@ -177,7 +177,7 @@ func (c *Config) absolute() error {
 // at once. Without a handler a plugin is refused, and told so unless Config.IgnoreUnhandled is set; one that is remembered from before a
 // restart is then forgotten, so handlers that are known at the start are best added before Run.
 func (rt *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
-	rt.watcher.AddCacheHandler(pluginType, h)
+	rt.watcher.AddHandler(pluginType, h)
 }
 
 // RemoveHandler ends the service of a plugin type: its plugins are deregistered.

@@ -18,8 +18,8 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 const (
@@ -293,7 +293,7 @@ func (d *Daemon) makeDirs() error {
 	if err := os.MkdirAll(filepath.Dir(d.config.ControlSocket), controlDirMode); err != nil {
 		return fmt.Errorf("cannot make the directory of the control socket: %w; choose another control socket", err)
 	}
-	return pluginwatcher.MakeDirs(d.config.pluginDirs())
+	return pipeline.MakeDirs(d.config.pluginDirs())
 }
 
 // advise adds to an error of permission what to do about it.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -89,7 +89,7 @@ func (w *stateWatch) run(ctx context.Context) {
 		// The check that found the file in order may have left a wake-up.
 		if c := w.get(); !c.OK {
 			w.log.Error(c.Message)
-			w.tell(pluginwatcher.EventDegraded, c.Message)
+			w.tell(pipeline.EventDegraded, c.Message)
 			w.untilWritten(ctx)
 		}
 	}
@@ -107,7 +107,7 @@ func (w *stateWatch) untilWritten(ctx context.Context) {
 		}
 		if w.recovered() {
 			w.log.Info("the state file can be written again", "path", w.path)
-			w.tell(pluginwatcher.EventRecovered, "the state file can be written again")
+			w.tell(pipeline.EventRecovered, "the state file can be written again")
 			return
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -71,7 +71,7 @@ func TestStateWatch(t *testing.T) {
 				t.Errorf("after it worked again: %+v", c)
 			}
 			log.Lock()
-			if want := []reconciler.EventKind{pluginwatcher.EventDegraded, pluginwatcher.EventRecovered}; !slices.Equal(events, want) {
+			if want := []reconciler.EventKind{pipeline.EventDegraded, pipeline.EventRecovered}; !slices.Equal(events, want) {
 				t.Errorf("events %v, want %v", events, want)
 			}
 			log.Unlock()

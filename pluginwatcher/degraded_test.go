@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -17,7 +18,7 @@ func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 	events := make(chan reconciler.Event, 100)
 	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, Reconciler: reconciler.Config{
 		Observe: func(e reconciler.Event) {
-			if e.Kind == pluginwatcher.EventDegraded || e.Kind == pluginwatcher.EventRecovered {
+			if e.Kind == pipeline.EventDegraded || e.Kind == pipeline.EventRecovered {
 				events <- e
 			}
 		},
@@ -32,13 +33,13 @@ func TestDirectoryRemovedAndMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.await(t, "deregister foo")
-	awaitEvent(t, events, pluginwatcher.EventDegraded, dir)
+	awaitEvent(t, events, pipeline.EventDegraded, dir)
 	if c := w.Conditions(); len(c) != 1 || c[0].Path != dir || time.Since(c[0].Since) > patience {
 		t.Errorf("conditions: %+v", c)
 	}
 	serve(t, "bar", filepath.Join(dir, "bar.sock"))
 	h.await(t, "validate bar false", "register bar bar.sock")
-	awaitEvent(t, events, pluginwatcher.EventRecovered, dir)
+	awaitEvent(t, events, pipeline.EventRecovered, dir)
 	if c := w.Conditions(); len(c) != 0 {
 		t.Errorf("conditions: %+v", c)
 	}
@@ -64,7 +65,7 @@ func TestBounds(t *testing.T) {
 	events := make(chan reconciler.Event, 100)
 	w := pluginwatcher.New(pluginwatcher.Config{Dirs: []string{dir}, MaxDepth: 1, MaxSockets: 2, Reconciler: reconciler.Config{
 		Observe: func(e reconciler.Event) {
-			if e.Kind == pluginwatcher.EventDegraded {
+			if e.Kind == pipeline.EventDegraded {
 				events <- e
 			}
 		},
@@ -73,7 +74,7 @@ func TestBounds(t *testing.T) {
 	w.AddHandler("T", h)
 	start(t, w)
 	serve(t, "deep", filepath.Join(dir, "a", "b", "deep.sock"))
-	if e := awaitEvent(t, events, pluginwatcher.EventDegraded, dir); !strings.Contains(e.Message, "more than 1 levels") {
+	if e := awaitEvent(t, events, pipeline.EventDegraded, dir); !strings.Contains(e.Message, "more than 1 levels") {
 		t.Errorf("the event does not name the bound: %s", e.Message)
 	}
 	serve(t, "foo", filepath.Join(dir, "a", "foo.sock"))
@@ -81,7 +82,7 @@ func TestBounds(t *testing.T) {
 	serve(t, "bar", filepath.Join(dir, "a", "bar.sock"))
 	h.await(t, "validate bar false", "register bar bar.sock")
 	serve(t, "third", filepath.Join(dir, "a", "third.sock"))
-	if e := awaitEvent(t, events, pluginwatcher.EventDegraded, dir); !strings.Contains(e.Message, "more than 2 sockets") {
+	if e := awaitEvent(t, events, pipeline.EventDegraded, dir); !strings.Contains(e.Message, "more than 2 sockets") {
 		t.Errorf("the event does not name the bound: %s", e.Message)
 	}
 	serve(t, "baz", filepath.Join(dir, "baz.sock"))

@@ -6,7 +6,7 @@
 // appears, or at the start; the plugin is asked who it is, its handler validates and registers it, and the plugin is told. When the socket
 // is removed, or nobody accepts on it any more, the plugin is deregistered.
 //
-// The package joins the parts of the pipeline: internal/discover/dirwatch states facts about sockets, package cache keeps them, package
-// reconciler acts on them. It has no opinion on plugins. [Watcher] and [PluginHandler] are those of the kubelet's pluginwatcher, with
-// the same promises; handlers of the later kubelet interface, cache.PluginHandler, are served by the same pipeline.
+// [Watcher] and [PluginHandler] are those of the kubelet's pluginwatcher, with the same promises; handlers of the later kubelet interface,
+// cache.PluginHandler, are served by the same pipeline. That pipeline is the runtime's own, so the package brings nothing of its own but an
+// example of a plugin and of a handler; hosts that also remember and hand out plugins import package patchbay.
 package pluginwatcher

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -146,7 +147,7 @@ func TestWritableDirectory(t *testing.T) {
 	s.calls.await(t, "deregister a")
 	awaitState(t, s.watcher, s.dir, reconciler.StateRefused)
 	s.awaitEvent(t, reconciler.EventRefused, s.dir, "may be written by everyone (mode 0777)")
-	s.awaitEvent(t, pluginwatcher.EventDegraded, s.dir, "chmod 0750 "+s.dir)
+	s.awaitEvent(t, pipeline.EventDegraded, s.dir, "chmod 0750 "+s.dir)
 	s.awaitEvent(t, reconciler.EventDeregistered, path, "may be written by everyone")
 	if c := s.watcher.Conditions(); len(c) != 1 || c[0].Path != s.dir {
 		t.Errorf("conditions: %v", c)
@@ -174,7 +175,7 @@ func TestWritableSubdirectory(t *testing.T) {
 	awaitState(t, s.watcher, sub, reconciler.StateRefused)
 	serveAs(t, 0, "T/a", filepath.Join(sub, "a.sock"))
 	s.awaitEvent(t, reconciler.EventRefused, sub, "may be written by group 60001 (mode 0770)")
-	s.awaitEvent(t, pluginwatcher.EventDegraded, sub, "may be written by group 60001")
+	s.awaitEvent(t, pipeline.EventDegraded, sub, "may be written by group 60001")
 	try(t, os.Chown(sub, 0, 0))
 	s.calls.await(t, "validate a false", "register a a.sock")
 }

@@ -139,6 +139,21 @@ func TestWatcherFindsPlugins(t *testing.T) {
 	h.await(t, "deregister late")
 }
 
+// A relative directory is that of the moment at which the watcher was made.
+func TestRelativeDirectory(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	w := pluginwatcher.NewWatcher("plugins", "old")
+	t.Chdir(t.TempDir())
+	h := newCalls()
+	w.AddHandler("T", h)
+	start(t, w)
+	serve(t, "foo", filepath.Join(dir, "plugins", "foo.sock"))
+	h.await(t, "validate foo false", "register foo foo.sock")
+	serve(t, "bar", filepath.Join(dir, "old", "bar.sock"))
+	h.await(t, "validate bar true", "register bar bar.sock")
+}
+
 func TestStartAfterStop(t *testing.T) {
 	dir := t.TempDir()
 	w := pluginwatcher.NewWatcher(dir, "")

@@ -207,7 +207,7 @@ func TestPlanCheck(t *testing.T) {
 
 // served are the groups of internal packages and who may import them: whom they serve, and tools and tests that look at the same things.
 var served = map[string][]string{
-	"internal/discover": {".", "internal/discover", "pluginwatcher", "reconciler", "verify"},
+	"internal/discover": {".", "internal/discover", "pluginwatcher", "daemon", "reconciler", "verify"},
 	"internal/launch":   {".", "internal/launch", "host", "launcher", "sdk", "verify", "internal/command/doctor", "daemon"}, // its tests
 	"internal/command":  {"internal/command", "cmd/patchbay"},
 }

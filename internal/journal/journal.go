@@ -13,9 +13,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/feed"
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -94,7 +94,7 @@ func (j *Journal) Observe(e reconciler.Event) {
 		}
 	}
 	subject := "plugin"
-	if e.Kind == pluginwatcher.EventDegraded || e.Kind == pluginwatcher.EventRecovered {
+	if e.Kind == pipeline.EventDegraded || e.Kind == pipeline.EventRecovered {
 		subject = "plugin discovery"
 	}
 	j.log.LogAttrs(context.Background(), level, subject+" "+string(e.Kind), attributes...)
@@ -115,7 +115,7 @@ func (j *Journal) ObserveLauncher(e launcher.Event) {
 // troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.
 var troubling = map[reconciler.EventKind]bool{
 	reconciler.EventRefused: true, reconciler.EventFailed: true, reconciler.EventUnreachable: true, reconciler.EventUnlinked: true,
-	pluginwatcher.EventDegraded:                      true,
+	pipeline.EventDegraded:                           true,
 	reconciler.EventKind(host.EventDenied):           true,
 	reconciler.EventKind(host.EventLeftover):         true,
 	reconciler.EventKind(launcher.EventUnresponsive): true,

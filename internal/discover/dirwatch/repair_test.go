@@ -337,8 +337,9 @@ func TestNewRefuses(t *testing.T) {
 	for want, cfg := range map[string]Config{
 		"at least one root":  {Notify: notify},
 		"Notify is nil":      {Roots: []Root{{Path: "/a"}}},
-		"is empty":           {Roots: []Root{{}}, Notify: notify},
-		"contain each other": {Roots: []Root{{Path: "/a"}, {Path: "/b"}, {Path: "/a/b/"}}, Notify: notify},
+		"not absolute":       {Roots: []Root{{}}, Notify: notify},
+		"and clean":          {Roots: []Root{{Path: "/a/"}}, Notify: notify},
+		"contain each other": {Roots: []Root{{Path: "/a"}, {Path: "/b"}, {Path: "/a/b"}}, Notify: notify},
 		"must be positive":   {Roots: []Root{{Path: "/a"}}, Notify: notify, MaxDepth: -1},
 	} {
 		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,7 +13,7 @@ import (
 
 // Root is a directory tree to watch.
 type Root struct {
-	// Path of the directory. It need not exist yet. Roots must not contain each other.
+	// Path of the directory, absolute and clean. It need not exist yet. Roots must not contain each other.
 	Path string
 	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. It is called from Run's
 	// goroutine and must depend on its argument only. Nil leaves out nothing.
@@ -102,20 +101,14 @@ func New(cfg Config) (*Watcher, error) {
 	if cfg.Notify == nil {
 		return nil, errors.New("nobody to tell: Notify is nil")
 	}
-	cfg.Roots = slices.Clone(cfg.Roots)
-	for i := range cfg.Roots {
-		r := &cfg.Roots[i]
-		if r.Path == "" {
-			return nil, errors.New("the path of a root is empty")
+	for i, r := range cfg.Roots {
+		path := r.Path
+		if !filepath.IsAbs(path) || path != filepath.Clean(path) {
+			return nil, fmt.Errorf("the path of a root is not absolute and clean: %q", path)
 		}
-		abs, err := filepath.Abs(r.Path)
-		if err != nil {
-			return nil, fmt.Errorf("root %s: %w", r.Path, err)
-		}
-		r.Path = abs
 		for _, other := range cfg.Roots[:i] {
-			if within(abs, other.Path) || within(other.Path, abs) {
-				return nil, fmt.Errorf("roots %s and %s contain each other: name only the outer one", other.Path, abs)
+			if within(path, other.Path) || within(other.Path, path) {
+				return nil, fmt.Errorf("roots %s and %s contain each other: name only the outer one", other.Path, path)
 			}
 		}
 	}

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -29,8 +29,8 @@ func (l *Launched) Source(socketPath string) reconciler.Source {
 	return reconciler.SourceDiscovered
 }
 
-// At implements [pluginwatcher.Config].Launched.
-func (l *Launched) At(path string) pluginwatcher.Launch {
+// At implements [pipeline.Config].Launched.
+func (l *Launched) At(path string) pipeline.Launch {
 	if p := l.Host.PluginAt(path); p != nil {
 		return process{p}
 	}
@@ -40,7 +40,7 @@ func (l *Launched) At(path string) pluginwatcher.Launch {
 // process is a launched plugin as discovery sees it.
 type process struct{ *host.PluginProcess }
 
-// Owns implements [pluginwatcher.Launch].
+// Owns implements [pipeline.Launch].
 func (p process) Owns(ctx context.Context, pid int) bool {
 	select {
 	case <-p.Started():

@@ -1,4 +1,4 @@
-package pluginwatcher
+package pipeline
 
 import (
 	"cmp"

@@ -1,4 +1,4 @@
-package pluginwatcher
+package pipeline
 
 import (
 	"context"
@@ -23,22 +23,15 @@ type transport struct {
 	peers *sock.Watcher
 	boot  string
 	gate  *gate
-	roots []string // absolute
+	roots []string
 }
 
 func newTransport(gate *gate, dirs []string) (*transport, error) {
-	roots := make([]string, len(dirs))
-	for i, dir := range dirs {
-		var err error
-		if roots[i], err = filepath.Abs(dir); err != nil {
-			return nil, err
-		}
-	}
 	peers, err := sock.NewWatcher()
 	if err != nil {
 		return nil, err
 	}
-	return &transport{peers: peers, boot: sock.BootID(), gate: gate, roots: roots}, nil
+	return &transport{peers: peers, boot: sock.BootID(), gate: gate, roots: dirs}, nil
 }
 
 func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, error) {

@@ -1,0 +1,363 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
+	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+const (
+	dirMode = 0o750
+	// deprecatedSkip is the directory that is left out of a deprecated plugin directory: other users of that directory keep it.
+	deprecatedSkip = "kubernetes.io"
+)
+
+// Watcher finds plugins and hands them to their handlers. Its methods are safe for concurrent use.
+type Watcher struct {
+	cfg  Config
+	dirs []string // of cfg, the deprecated one last
+	gate *gate
+
+	// mu guards what follows.
+	mu         sync.Mutex
+	handlers   map[string]cache.PluginHandler
+	running    *pipeline // nil while the watcher does not run
+	conditions []Condition
+}
+
+// Config is what a [Watcher] works with.
+type Config struct {
+	// Dirs are the plugin directories, by absolute paths. Those that do not exist are made, with mode 0750. None may contain another.
+	Dirs []string
+	// DeprecatedDir is a directory in which older plugins put their sockets; empty for none. Everything under kubernetes.io/ in it is
+	// ignored.
+	DeprecatedDir string
+	// MaxDepth bounds the directories below a plugin directory on the way to a socket (default 16), MaxSockets the sockets in one directory
+	// (default 10,000). What lies beyond a bound is left out, and a [Condition] says so.
+	MaxDepth, MaxSockets int
+	// Trust says whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
+	// register everything.
+	Trust *trust.Judge
+	// Launched returns the plugin that was told to serve at a path, or in the directory at a path; nil if there is none. It is trusted
+	// there as whatever user it runs. Nil: nothing is launched.
+	Launched func(path string) Launch
+	// Reconciler configures what happens with the sockets that are found. Desired, Transport, Trust and Withdrawn are the watcher's own.
+	Reconciler reconciler.Config
+	// Scanned, if set, is called when all plugin directories have been searched for the first time, from the goroutine that
+	// watches: it must not block.
+	Scanned func()
+	// FileEventsLost, if set, is called whenever the system lost file events, for which a scan makes up, under the rules of Scanned.
+	FileEventsLost func()
+}
+
+// Condition is something that hinders discovery at present.
+type Condition struct {
+	// Path is the directory or file that is concerned.
+	Path string
+	// Reason says what is wrong and what to do, in one line.
+	Reason string
+	// Since is when it began.
+	Since time.Time
+}
+
+func (c Condition) same(other Condition) bool {
+	return c.Path == other.Path && c.Reason == other.Reason
+}
+
+// The kinds of events of the watcher itself. They reach Config.Reconciler.Observe like those of the reconciler, from another goroutine.
+const (
+	// EventDegraded says that a [Condition] hinders discovery. Its path is the event's SocketPath, its reason the message.
+	EventDegraded reconciler.EventKind = "degraded"
+	// EventRecovered says that a condition is over.
+	EventRecovered reconciler.EventKind = "recovered"
+)
+
+// New returns a Watcher. It does nothing before [Watcher.Run].
+func New(cfg Config) *Watcher {
+	if cfg.Reconciler.Logger == nil {
+		cfg.Reconciler.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Trust == nil {
+		cfg.Trust = trust.Default()
+	}
+	if cfg.Reconciler.Source == nil {
+		cfg.Reconciler.Source = func(string) reconciler.Source { return reconciler.SourceDiscovered }
+	}
+	if cfg.Launched == nil {
+		cfg.Launched = func(string) Launch { return nil }
+	}
+	w := &Watcher{
+		cfg: cfg, dirs: slices.Clone(cfg.Dirs), gate: &gate{trust: cfg.Trust, launched: cfg.Launched},
+		handlers: map[string]cache.PluginHandler{},
+	}
+	if cfg.DeprecatedDir != "" {
+		w.dirs = append(w.dirs, cfg.DeprecatedDir)
+	}
+	return w
+}
+
+// AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
+// registered at once.
+func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.handlers[pluginType] = handler
+	if w.running != nil {
+		w.running.reconciler.SetHandler(pluginType, handler)
+	}
+}
+
+// RemoveHandler ends the service of a plugin type: its plugins are deregistered.
+func (w *Watcher) RemoveHandler(pluginType string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.handlers, pluginType)
+	if w.running != nil {
+		w.running.reconciler.RemoveHandler(pluginType)
+	}
+}
+
+// SetTimeouts takes the place of Timeouts and TypeTimeouts of Config.Reconciler, for every step that begins from now on. Neither is
+// changed afterwards.
+func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cfg.Reconciler.Timeouts, w.cfg.Reconciler.TypeTimeouts = all, byType
+	if w.running != nil {
+		w.running.reconciler.SetTimeouts(all, byType)
+	}
+}
+
+// Reconsider tries at once what waits for its next attempt: what judges plugins has changed.
+func (w *Watcher) Reconsider() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running != nil {
+		w.running.reconciler.Reconsider()
+	}
+}
+
+// Plugins describes the plugins and sockets that are known. It says false, and nothing else, while the watcher does not run.
+func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
+	p := w.current()
+	if p == nil {
+		return nil, false
+	}
+	return append(p.reconciler.Plugins(), w.gate.statuses(w.cfg.Reconciler.Source)...), true
+}
+
+// Refusals describes the last refusals of names; see [reconciler.Reconciler.Refusals]. There are none while the watcher does not run.
+func (w *Watcher) Refusals() []reconciler.Status {
+	p := w.current()
+	if p == nil {
+		return nil
+	}
+	return p.reconciler.Refusals()
+}
+
+func (w *Watcher) current() *pipeline {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.running
+}
+
+// Conditions says what hinders discovery at present, sorted by path.
+func (w *Watcher) Conditions() []Condition {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.conditions)
+}
+
+// Check returns nil as soon as what finds and what registers plugins answers, and an error that says what does not when ctx ends before
+// that, or if the watcher does not run. A handler or plugin that hangs does not matter to it.
+func (w *Watcher) Check(ctx context.Context) error {
+	p := w.current()
+	if p == nil {
+		return errors.New("the plugin watcher does not run")
+	}
+	if err := p.dirs.Check(ctx); err != nil {
+		return err
+	}
+	return p.reconciler.Check(ctx)
+}
+
+// Run watches until ctx ends. It returns when everything that it started has ended, however long a handler takes. Plugins are not
+// deregistered: a later Run finds, validates and registers them again. An error says that a plugin directory cannot be made or read, or
+// that the watcher runs already.
+func (w *Watcher) Run(ctx context.Context) error {
+	run, err := w.Begin()
+	if err != nil {
+		return err
+	}
+	return run(ctx)
+}
+
+// MakeDirs makes the plugin directories that do not exist, with mode 0750, and finds out whether all can be read. A watcher does this when
+// it begins; who has something else to begin with can do it before.
+func MakeDirs(dirs []string) error {
+	for _, dir := range dirs {
+		if err := os.MkdirAll(dir, dirMode); err != nil {
+			return fmt.Errorf("cannot make plugin directory %s: %w; choose another directory", dir, err)
+		}
+		if err := readable(dir); err != nil {
+			return fmt.Errorf("cannot read plugin directory %s: %w; let user %d read it or choose another directory", dir, err, os.Geteuid())
+		}
+	}
+	return nil
+}
+
+func readable(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	_, err = dir.Readdirnames(1)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return errors.Join(err, dir.Close())
+}
+
+// pipeline is what one run of a watcher consists of.
+type pipeline struct {
+	dirs       *dirwatch.Watcher
+	desired    *cache.Desired
+	reconciler *reconciler.Reconciler
+	transport  *transport
+	scanned    bool
+}
+
+// Begin does the part of [Watcher.Run] that can fail at once, and returns the rest, which is to be called.
+func (w *Watcher) Begin() (run func(context.Context) error, err error) {
+	if err := MakeDirs(w.dirs); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.running != nil {
+		return nil, errors.New("cannot start the plugin watcher: it runs already")
+	}
+	p := &pipeline{}
+	var roots []dirwatch.Root
+	for _, dir := range w.dirs {
+		roots = append(roots, dirwatch.Root{Path: dir})
+	}
+	if w.cfg.DeprecatedDir != "" {
+		roots[len(roots)-1].Skip = skipDeprecated
+	}
+	p.dirs, err = dirwatch.New(dirwatch.Config{
+		Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) },
+		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, Trust: w.gate.admit, Lost: w.cfg.FileEventsLost,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
+	}
+	if p.transport, err = newTransport(w.gate, w.dirs); err != nil {
+		return nil, err
+	}
+	p.desired = cache.NewDesired()
+	cfg := w.cfg.Reconciler
+	cfg.Desired, cfg.Transport, cfg.Trust, cfg.Withdrawn = p.desired, p.transport, w.cfg.Trust, w.gate.why
+	p.reconciler = reconciler.New(cfg)
+	for _, ptype := range slices.Sorted(maps.Keys(w.handlers)) {
+		p.reconciler.SetHandler(ptype, w.handlers[ptype])
+	}
+	w.running = p
+	return func(ctx context.Context) error { return w.run(ctx, p) }, nil
+}
+
+// run runs the parts of the pipeline until ctx ends or one of them fails.
+func (w *Watcher) run(ctx context.Context, p *pipeline) error {
+	defer func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.running = nil
+		w.conditions = nil
+		w.gate.set(nil)
+	}()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.dirs.Run(ctx) })
+	group.Go(func() error { return p.reconciler.Run(ctx) })
+	group.Go(func() error { return p.transport.peers.Run(ctx) })
+	return group.Wait()
+}
+
+// take enters facts about sockets into the desired state of the world.
+func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
+	w.refuse(u.Refused) // first, so that it is known why a socket is gone
+	deprecatedRoot := len(w.cfg.Dirs)
+	for _, fact := range u.Facts {
+		socket := cache.Socket{Path: fact.Path, ID: cache.SocketID(fact.Info.ID), Deprecated: fact.Root == deprecatedRoot}
+		switch {
+		case !fact.Present:
+			p.desired.RemovePlugin(fact.Path)
+		case fact.MovedFrom != "":
+			p.desired.MoveSocket(fact.MovedFrom, socket)
+		default:
+			if err := p.desired.SetSocket(socket); err != nil {
+				w.cfg.Reconciler.Logger.Error("cannot enter a socket into the desired state of the world", "socket", fact.Path, "error", err)
+			}
+		}
+	}
+	degraded := append(slices.Clip(u.Degraded), w.gate.conditions(u.Refused, w.dirs)...)
+	slices.SortStableFunc(degraded, func(a, b dirwatch.Condition) int { return strings.Compare(a.Path, b.Path) })
+	w.degrade(degraded)
+	if u.Scanned && !p.scanned {
+		p.scanned = true
+		p.reconciler.Synced()
+		if w.cfg.Scanned != nil {
+			w.cfg.Scanned()
+		}
+	}
+}
+
+// degrade takes over what hinders discovery now, and says what is new and what is over. Conditions that go on keep their beginning.
+func (w *Watcher) degrade(degraded []dirwatch.Condition) {
+	w.mu.Lock()
+	before := w.conditions
+	now := make([]Condition, len(degraded))
+	for i, d := range degraded {
+		now[i] = Condition{Path: d.Path, Reason: d.Reason, Since: time.Now()}
+		if known := slices.IndexFunc(before, now[i].same); known >= 0 {
+			now[i].Since = before[known].Since
+		}
+	}
+	w.conditions = now
+	w.mu.Unlock()
+	for _, c := range now {
+		if !slices.ContainsFunc(before, c.same) {
+			w.observe(EventDegraded, c.Path, c.Reason)
+		}
+	}
+	for _, c := range before {
+		if !slices.ContainsFunc(now, c.same) {
+			w.observe(EventRecovered, c.Path, "over: "+c.Reason)
+		}
+	}
+}
+
+func (w *Watcher) observe(kind reconciler.EventKind, path, message string) {
+	if w.cfg.Reconciler.Observe != nil {
+		w.cfg.Reconciler.Observe(reconciler.Event{Time: time.Now(), Kind: kind, SocketPath: path, Message: message})
+	}
+}
+
+func skipDeprecated(rel string) bool {
+	first, _, _ := strings.Cut(rel, "/")
+	return first == deprecatedSkip
+}

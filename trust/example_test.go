@@ -1,0 +1,30 @@
+package trust_test
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// User 4000 may have sockets and register CSI drivers, and nobody but root and the host's user may register plugins of other types.
+func Example() {
+	judge, err := trust.New(trust.Policy{Types: map[string]trust.Type{"CSIPlugin": {Users: []string{"4000"}}}})
+	if err != nil {
+		panic(err)
+	}
+	driver := trust.Account{UID: 4000, GID: 4000, Known: true}
+	fmt.Println(judge.Socket("/run/plugins/nfs.sock", driver.UID, driver.GID), judge.Type("CSIPlugin", driver))
+
+	err = judge.Type("DevicePlugin", driver)
+	if refusal, ok := errors.AsType[*trust.Refusal](err); ok {
+		fmt.Println(refusal.Reason)
+		fmt.Println(refusal.Problem)
+		fmt.Println(refusal.Remedy)
+	}
+	// Output:
+	// <nil> <nil>
+	// type
+	// user 4000 may not register plugins of type DevicePlugin
+	// name the user in trust.types.DevicePlugin.users if this is meant
+}
