@@ -512,7 +512,7 @@ func groups() []group {
 				said: in(inError, "cannot serve the control API: cannot listen on ", "no space left on device"), play: starts,
 			},
 			{
-				point: "sockListenLink", arms: []arm{{"sockListenLink", "1*return()"}}, fails: "to bring it to its place", happens: refused,
+				point: "sockPlaceLink", arms: []arm{{"sockPlaceLink", "1*return()"}}, fails: "to bring it to its place", happens: refused,
 				said: in(inError, "cannot serve the control API: cannot listen on "), play: starts,
 			},
 			{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"path/filepath"
 	"syscall"
 )
 
@@ -13,18 +14,15 @@ import (
 // ctx allows, and in practice not at all: a connect to a Unix socket succeeds or fails at once. Classify an error with [IsRefused],
 // [IsGone] and [IsBusy].
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
-	var d net.Dialer
-	var conn net.Conn
-	var err error
 	if len(path) > MaxPath {
-		conn, err = dialLong(ctx, &d, path)
-	} else {
-		conn, err = d.DialContext(ctx, "unix", path)
+		return dialLong(ctx, path)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return unixConn(conn, path)
+	return dialAddr(ctx, path)
+}
+
+func dialAddr(ctx context.Context, name string) (*net.UnixConn, error) {
+	var d net.Dialer
+	return d.DialUnix(ctx, "unix", nil, &net.UnixAddr{Name: name, Net: "unix"})
 }
 
 // Conn is a connection that knows the socket to which it was made, whatever is at the path by now.
@@ -33,12 +31,13 @@ type Conn struct {
 	Socket Info
 }
 
-func unixConn(conn net.Conn, path string) (*net.UnixConn, error) {
-	uc, ok := conn.(*net.UnixConn)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("connect %s: unexpected connection type %T", path, conn), conn.Close())
+// below returns a path relative to the root below which it is to lie.
+func below(root, path string) (string, error) {
+	rel, err := filepath.Rel(root, path)
+	if err != nil || !filepath.IsLocal(rel) || rel == "." {
+		return "", fmt.Errorf("connect %s: it does not lie below %s: %w", path, root, syscall.EINVAL)
 	}
-	return uc, nil
+	return rel, nil
 }
 
 // Probe finds out whether anyone accepts on the socket at path: it connects and closes the connection at once. It returns who listens, as
@@ -57,6 +56,9 @@ func Probe(ctx context.Context, path string) (Peer, error) {
 	}
 	return peer, errors.Join(err, conn.Close())
 }
+
+// ErrInUse is wrapped by the error of [Listen] if another process owns the socket.
+var ErrInUse = errors.New("another process is listening")
 
 // IsRefused reports whether err says that there is something at the path on which nobody accepts: a socket whose listener is gone, or
 // which is bound and not listening yet, or (on Linux) a file that is no socket.

@@ -2,8 +2,10 @@ package sock
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"net"
+	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -14,28 +16,102 @@ import (
 const MaxPath = 107
 
 // dialLong connects to a path that does not fit into a socket address, through the kernel's name for a descriptor of the socket's inode.
-func dialLong(ctx context.Context, d *net.Dialer, path string) (net.Conn, error) {
+func dialLong(ctx context.Context, path string) (*net.UnixConn, error) {
 	fd, err := openPath(path, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	return d.DialContext(ctx, "unix", procPath(fd))
+	return dialAddr(ctx, procPath(fd))
+}
+
+// DialBelow is [Dial] for a socket below a directory in which others may make files: no symbolic link between root and the socket is
+// followed, and the Info is that of the socket to which it connected, whatever is at the path by now. Root itself may be a link.
+func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, error) {
+	rel, err := below(root, path)
+	if err != nil {
+		return nil, Info{}, err
+	}
+	dir, err := openPath(root, unix.O_DIRECTORY)
+	if err != nil {
+		return nil, Info{}, err
+	}
+	defer unix.Close(dir)
+	how := unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	}
+	fd, err := uninterrupted(func() (int, error) { return unix.Openat2(dir, rel, &how) })
+	if err == unix.ELOOP {
+		err = unix.ENOTDIR // a link on the way, which is no directory
+	}
+	if err != nil {
+		return nil, Info{}, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	return dialFD(ctx, fd, path)
+}
+
+// DialKnown is [Dial] with a connection that knows its socket. It follows symbolic links.
+func DialKnown(ctx context.Context, path string) (Conn, error) {
+	fd, err := openPath(path, 0)
+	if err != nil {
+		return Conn{}, err
+	}
+	defer unix.Close(fd)
+	conn, info, err := dialFD(ctx, fd, path)
+	return Conn{conn, info}, err
+}
+
+// dialFD connects to the socket that is open for naming only.
+func dialFD(ctx context.Context, fd int, path string) (*net.UnixConn, Info, error) {
+	info, err := statAt(fd, "", unix.AT_EMPTY_PATH)
+	if err == nil && !info.IsSocket() {
+		err = unix.ENOTSOCK
+	}
+	if err != nil {
+		return nil, Info{}, &fs.PathError{Op: "connect", Path: path, Err: err}
+	}
+	conn, err := dialAddr(ctx, procPath(fd))
+	// What the error calls the socket says nothing to anybody.
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		err = &fs.PathError{Op: "connect", Path: path, Err: op.Err}
+	}
+	if err != nil {
+		return nil, Info{}, err
+	}
+	return conn, info, nil
+}
+
+// bind listens on path, which may be longer than a socket address can hold.
+func bind(path string) (*net.UnixListener, error) {
+	// gofail: var sockBind int
+	// return nil, unix.Errno(sockBind)
+	dir, err := openPath(filepath.Dir(path), unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(dir)
+	return net.ListenUnix("unix", &net.UnixAddr{Name: procPath(dir) + "/" + filepath.Base(path), Net: "unix"})
 }
 
 // openPath opens path for naming only (O_PATH), which needs no permission on the file itself.
 func openPath(path string, flags int) (int, error) { return openFile(path, unix.O_PATH|flags) }
 
 func openFile(path string, flags int) (int, error) {
-	for {
-		fd, err := unix.Open(path, unix.O_CLOEXEC|flags, 0)
-		if err == nil {
-			return fd, nil
-		}
-		if err != unix.EINTR {
-			return -1, &fs.PathError{Op: "open", Path: path, Err: err}
-		}
+	fd, err := uninterrupted(func() (int, error) { return unix.Open(path, unix.O_CLOEXEC|flags, 0) })
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
+	return fd, nil
 }
 
 func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// uninterrupted makes a system call again that a signal interrupted.
+func uninterrupted(call func() (int, error)) (int, error) {
+	for {
+		if n, err := call(); err != unix.EINTR {
+			return n, err
+		}
+	}
+}

@@ -1,4 +1,4 @@
-//go:build unix
+//go:build linux || darwin
 
 package sock
 
@@ -16,10 +16,8 @@ import (
 
 // Listener is a listening socket that owns its path. It is a [net.Listener].
 type Listener struct {
-	inner *net.UnixListener
+	*Placed
 	lock  *os.File
-	path  string
-	id    ID
 	close func() error // once
 }
 
@@ -56,13 +54,21 @@ func listen(path string, mode fs.FileMode) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	inner, id, err := place(path, mode)
+	placed, err := listenLocked(path, mode)
 	if err != nil {
 		return nil, errors.Join(err, release(lock))
 	}
-	l := &Listener{inner: inner, lock: lock, path: path, id: id}
-	l.close = sync.OnceValue(func() error { return errors.Join(l.unlink(), l.inner.Close(), release(l.lock)) })
+	l := &Listener{Placed: placed, lock: lock}
+	l.close = sync.OnceValue(func() error { return errors.Join(l.unlink(), l.Placed.Close(), release(l.lock)) })
 	return l, nil
+}
+
+func listenLocked(path string, mode fs.FileMode) (*Placed, error) {
+	private, err := os.MkdirTemp(filepath.Dir(path), ".sock")
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
+	}
+	return placeFrom(context.Background(), private, path, mode, nil)
 }
 
 // IsServed reports whether somebody accepts at path, or may, whose process has not ended; see [Listen]. It blocks as [Dial] does.
@@ -75,12 +81,6 @@ func IsServed(path string) bool {
 	return !hasEnded(conn)
 }
 
-// Accept waits for the next connection and returns it, a [*net.UnixConn]. After Close the error wraps [net.ErrClosed].
-func (l *Listener) Accept() (net.Conn, error) { return l.inner.Accept() }
-
-// Addr returns the path at which the socket was made.
-func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
-
 // Close stops listening and removes the socket file, unless another file is at its path by now. It may be called more than once.
 func (l *Listener) Close() error { return l.close() }
 
@@ -88,56 +88,7 @@ func (l *Listener) Close() error { return l.close() }
 func (l *Listener) unlink() error {
 	// gofail: var sockUnlink string
 	// return errors.New(sockUnlink)
-	info, err := Stat(l.path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && info.ID != l.id {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return os.Remove(l.path)
-}
-
-// place makes a listening socket and links it to path, in the stead of one on which nobody accepts.
-func place(path string, mode fs.FileMode) (_ *net.UnixListener, _ ID, err error) {
-	private, err := os.MkdirTemp(filepath.Dir(path), ".sock")
-	if err != nil {
-		return nil, ID{}, fmt.Errorf("cannot listen on %s: %w", path, err)
-	}
-	defer func() {
-		if rerr := os.RemoveAll(private); rerr != nil {
-			err = errors.Join(err, fmt.Errorf("clean up after listening on %s: %w", path, rerr))
-		}
-	}()
-	hidden := filepath.Join(private, "s")
-
-	l, _, err := bindHidden(hidden, mode)
-	if err != nil {
-		return nil, ID{}, fmt.Errorf("cannot listen on %s: %w", path, err)
-	}
-	for {
-		if err := clearStale(path); err != nil {
-			return nil, ID{}, errors.Join(err, l.Close())
-		}
-		// gofail: var sockListenLink struct{}
-		// hidden += ".gone"
-		err := os.Link(hidden, path)
-		if errors.Is(err, fs.ErrExist) {
-			continue // made by a program that does not know the lock: judge it
-		}
-		if err != nil {
-			return nil, ID{}, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), l.Close())
-		}
-		break
-	}
-	if err := os.Remove(hidden); err != nil { // before Stat: it moves the change time
-		return nil, ID{}, errors.Join(err, l.Close(), os.Remove(path))
-	}
-	info, err := Stat(path)
-	if err != nil {
-		return nil, ID{}, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, err), l.Close())
-	}
-	return l, info.ID, nil
+	return removeSame(l.path, l.id)
 }
 
 // bindHidden listens at a path that nobody watches and sets the mode.
@@ -155,18 +106,6 @@ func bindHidden(path string, mode fs.FileMode) (*net.UnixListener, Info, error) 
 		return nil, Info{}, errors.Join(err, l.Close())
 	}
 	return l, info, nil
-}
-
-// clearStale removes a socket on which nobody accepts from path. It returns nil if the path is free afterwards.
-func clearStale(path string) error {
-	living, there, err := look(context.Background(), path)
-	if err != nil {
-		return err
-	}
-	if living != nil {
-		return errors.Join(inUseBy(path, living), living.Close())
-	}
-	return removeStale(path, there)
 }
 
 // look finds out who is at path: it returns a connection to whoever accepts there, and none if the path is free (there is zero) or nobody

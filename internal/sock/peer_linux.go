@@ -66,15 +66,11 @@ func StartTime(pid int) uint64 {
 	}
 	defer unix.Close(fd)
 	var stat [maxStat]byte
-	for {
-		n, err := unix.Read(fd, stat[:]) // the kernel gives all of it at once
-		if err == nil {
-			return parseStartTime(stat[:n])
-		}
-		if err != unix.EINTR {
-			return 0 // it ended meanwhile
-		}
+	n, err := uninterrupted(func() (int, error) { return unix.Read(fd, stat[:]) }) // the kernel gives all of it at once
+	if err != nil {
+		return 0 // it ended meanwhile
 	}
+	return parseStartTime(stat[:n])
 }
 
 // parseStartTime returns field 22 of a line of proc_pid_stat(5), or zero. The second field, the command in parentheses, may itself contain

@@ -26,8 +26,6 @@ func peerPidfd(conn *net.UnixConn) (int, error) {
 		return pidfd, nil
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM):
 		return -1, fmt.Errorf("watch the process behind a socket: %w", err)
-	case errors.Is(err, unix.ENOSYS): // pidfd_open before Linux 5.3
-		return -1, fmt.Errorf("%w: %w", ErrNotVisible, errors.ErrUnsupported)
 	default:
 		return -1, fmt.Errorf("%w: %w", ErrNotVisible, err)
 	}
@@ -67,14 +65,6 @@ func pidfdByPID(fd int) (int, error) {
 // ready reports whether the events are there already: POLLRDHUP if the other end of a connection is closed, POLLIN if the process of a
 // pidfd has ended. What cannot be looked at counts as over.
 func ready(fd int, events int16) bool {
-	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
-	for {
-		n, err := unix.Poll(p, 0)
-		if err == nil {
-			return n > 0
-		}
-		if err != unix.EINTR {
-			return true
-		}
-	}
+	n, err := uninterrupted(func() (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0) })
+	return err != nil || n > 0
 }

@@ -1,4 +1,4 @@
-//go:build unix
+//go:build linux || darwin
 
 package sock
 
@@ -47,7 +47,7 @@ func Place(ctx context.Context, path string, mode fs.FileMode, replace func(livi
 	if err != nil {
 		return nil, err
 	}
-	p, err := placeReplaceable(ctx, path, mode, replace)
+	p, err := placeLocked(ctx, path, mode, replace)
 	if rerr := release(lock); rerr != nil {
 		if p != nil {
 			rerr = errors.Join(rerr, p.Close(), removeSame(path, p.id))
@@ -100,9 +100,12 @@ func (p *Placed) Withdraw(ctx context.Context) (restored bool, err error) {
 	return false, err
 }
 
-// placeReplaceable does the work of Place. The caller holds the lock, so what has a fixed hidden name and is there already was left by a
-// program that died.
-func placeReplaceable(ctx context.Context, path string, mode fs.FileMode, replace func(*net.UnixConn) error) (_ *Placed, err error) {
+// Addr returns the path at which the socket was made.
+func (p *Placed) Addr() net.Addr { return &net.UnixAddr{Name: p.path, Net: "unix"} }
+
+// placeLocked does the work of Place. The caller holds the lock, so what has a fixed hidden name and is there already was left by a program
+// that died.
+func placeLocked(ctx context.Context, path string, mode fs.FileMode, replace func(*net.UnixConn) error) (*Placed, error) {
 	private := beside(path, "new")
 	if err := os.RemoveAll(private); err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
@@ -110,6 +113,13 @@ func placeReplaceable(ctx context.Context, path string, mode fs.FileMode, replac
 	if err := os.Mkdir(private, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", path, err)
 	}
+	return placeFrom(ctx, private, path, mode, replace)
+}
+
+// placeFrom makes a listening socket in a private directory, which it removes, and brings it to its path.
+func placeFrom(
+	ctx context.Context, private, path string, mode fs.FileMode, replace func(*net.UnixConn) error,
+) (_ *Placed, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(private)) }()
 	hidden := filepath.Join(private, inPrivate)
 	l, info, err := bindHidden(hidden, mode)

@@ -9,7 +9,7 @@ import (
 
 // share starts a process that has the descriptors of a listener for a moment, as one has that begins to be started.
 func share(l *Listener) error {
-	socket, err := l.inner.File()
+	socket, err := l.File()
 	if err != nil {
 		return err
 	}

@@ -20,14 +20,9 @@ func Stat(path string) (Info, error) {
 
 func statAt(dir int, path string, flags int) (Info, error) {
 	var st unix.Statx_t
-	for {
-		err := unix.Statx(dir, path, flags, statxMask, &st)
-		if err == nil {
-			break
-		}
-		if err != unix.EINTR {
-			return Info{}, err
-		}
+	_, err := uninterrupted(func() (int, error) { return 0, unix.Statx(dir, path, flags, statxMask, &st) })
+	if err != nil {
+		return Info{}, err
 	}
 	birth := st.Ctime
 	if st.Mask&unix.STATX_BTIME != 0 {
@@ -45,31 +40,25 @@ func statAt(dir int, path string, flags int) (Info, error) {
 	}, nil
 }
 
+// fileTypes are the types of files as the kernel gives them, and special is what else it gives beside the permissions.
+var (
+	fileTypes = map[uint32]fs.FileMode{
+		unix.S_IFSOCK: fs.ModeSocket, unix.S_IFDIR: fs.ModeDir, unix.S_IFLNK: fs.ModeSymlink, unix.S_IFIFO: fs.ModeNamedPipe,
+		unix.S_IFBLK: fs.ModeDevice, unix.S_IFCHR: fs.ModeDevice | fs.ModeCharDevice,
+	}
+	special = [...]struct {
+		bit  uint32
+		flag fs.FileMode
+	}{{unix.S_ISUID, fs.ModeSetuid}, {unix.S_ISGID, fs.ModeSetgid}, {unix.S_ISVTX, fs.ModeSticky}}
+)
+
 // fileMode translates the mode of a file as the kernel gives it.
 func fileMode(m uint32) fs.FileMode {
-	mode := fs.FileMode(m & 0o777)
-	switch m & unix.S_IFMT {
-	case unix.S_IFSOCK:
-		mode |= fs.ModeSocket
-	case unix.S_IFDIR:
-		mode |= fs.ModeDir
-	case unix.S_IFLNK:
-		mode |= fs.ModeSymlink
-	case unix.S_IFBLK:
-		mode |= fs.ModeDevice
-	case unix.S_IFCHR:
-		mode |= fs.ModeDevice | fs.ModeCharDevice
-	case unix.S_IFIFO:
-		mode |= fs.ModeNamedPipe
-	}
-	if m&unix.S_ISUID != 0 {
-		mode |= fs.ModeSetuid
-	}
-	if m&unix.S_ISGID != 0 {
-		mode |= fs.ModeSetgid
-	}
-	if m&unix.S_ISVTX != 0 {
-		mode |= fs.ModeSticky
+	mode := fs.FileMode(m&0o777) | fileTypes[m&unix.S_IFMT]
+	for _, s := range special {
+		if m&s.bit != 0 {
+			mode |= s.flag
+		}
 	}
 	return mode
 }

@@ -3,6 +3,8 @@ package sock
 import (
 	"fmt"
 	"net"
+	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,5 +37,17 @@ func PeerOf(conn *net.UnixConn) (Peer, error) {
 	return peer, nil
 }
 
-// BootID names this boot of the system, or is empty where the system has no name for it.
-func BootID() string { return "" }
+// Stat describes what is at path without following a symbolic link in its last element. It works for every kind of file; ask
+// [Info.IsSocket]. An error is an [*fs.PathError].
+func Stat(path string) (Info, error) {
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return Info{}, err
+	}
+	info := Info{Mode: fi.Mode()}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		info.ID = ID{Device: uint64(st.Dev), Inode: st.Ino, Birth: st.Birthtimespec.Nano()}
+		info.UID, info.GID = st.Uid, st.Gid
+	}
+	return info, nil
+}
