@@ -86,8 +86,8 @@ func BenchmarkRename(b *testing.B) {
 			news, ready := make(chan string, 16), make(chan struct{})
 			w, err := New(Config{
 				Roots:        []Root{{Path: filepath.Join(dir, "r")}},
-				ScanInterval: time.Hour,
-				RenameHold:   time.Microsecond,
+				scanInterval: time.Hour,
+				renameHold:   time.Microsecond,
 				Notify: func(u Update) {
 					if ready != nil {
 						close(ready)
@@ -128,7 +128,7 @@ func BenchmarkSafetyScan(b *testing.B) {
 			for i := range n {
 				r.do(fmt.Sprintf("sock r/%c/%d", 'a'+i%3, i))
 			}
-			t := newTree(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxDepth: 16, MaxSockets: n, PollInterval: time.Hour}, openNotifier)
+			t := newTree(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxDepth: 16, MaxSockets: n, pollInterval: time.Hour}, openNotifier)
 			defer t.closeNotifier()
 			t.openNotifier()
 			t.scanAll()
@@ -152,7 +152,7 @@ func BenchmarkFirstScan(b *testing.B) {
 		r.do(fmt.Sprintf("sock r/%d", i))
 	}
 	for b.Loop() {
-		t := newTree(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxDepth: 16, MaxSockets: 5000, PollInterval: time.Hour}, openNotifier)
+		t := newTree(Config{Roots: r.cfg.Roots, Notify: func(Update) {}, MaxDepth: 16, MaxSockets: 5000, pollInterval: time.Hour}, openNotifier)
 		t.openNotifier()
 		t.scanAll()
 		t.flush()

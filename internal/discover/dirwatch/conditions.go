@@ -64,7 +64,7 @@ func (t *tree) explainNotifier() string {
 	if errors.Is(t.notifierErr, syscall.EMFILE) {
 		hint = "; raise the sysctl fs.inotify.max_user_instances or the limit of open files (ulimit -n)"
 	}
-	return fmt.Sprintf("file events are not available (%v): directories are looked at every %v%s", t.notifierErr, t.cfg.PollInterval, hint)
+	return fmt.Sprintf("file events are not available (%v): directories are looked at every %v%s", t.notifierErr, t.cfg.pollInterval, hint)
 }
 
 func (t *tree) explainWatch(err error) string {
@@ -72,7 +72,7 @@ func (t *tree) explainWatch(err error) string {
 	if errors.Is(err, syscall.ENOSPC) {
 		hint = "; raise the sysctl fs.inotify.max_user_watches"
 	}
-	return fmt.Sprintf("the directory cannot be watched (%v): it is looked at every %v%s", err, t.cfg.PollInterval, hint)
+	return fmt.Sprintf("the directory cannot be watched (%v): it is looked at every %v%s", err, t.cfg.pollInterval, hint)
 }
 
 func explainRead(err error) string {

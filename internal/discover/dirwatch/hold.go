@@ -15,7 +15,7 @@ func (t *tree) hold(e *entry) {
 	if !e.held.IsZero() {
 		return
 	}
-	e.held = time.Now().Add(t.cfg.RenameHold)
+	e.held = time.Now().Add(t.cfg.renameHold)
 	t.holds = append(t.holds, heldEntry{e, e.held})
 }
 

@@ -15,7 +15,7 @@ import (
 // after every burst.
 func TestModel(t *testing.T) {
 	for name, setup := range map[string]func(*rig){
-		"events": func(r *rig) { r.cfg.ScanInterval = time.Hour },
+		"events": func(r *rig) { r.cfg.scanInterval = time.Hour },
 		"scans": func(r *rig) {
 			r.quick()
 			r.open = func() (*notifier, error) { return nil, os.ErrInvalid }

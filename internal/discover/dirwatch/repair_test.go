@@ -16,8 +16,8 @@ import (
 
 // quick makes the intervals short, where a test is about what only they find.
 func (r *rig) quick() {
-	r.cfg.ScanInterval = 20 * time.Millisecond
-	r.cfg.PollInterval = 5 * time.Millisecond
+	r.cfg.scanInterval = 20 * time.Millisecond
+	r.cfg.pollInterval = 5 * time.Millisecond
 }
 
 // TestRepairs has what takes a scan to notice.
@@ -88,7 +88,7 @@ func TestFirstUpdateComesWithoutFacts(t *testing.T) {
 
 func TestRoots(t *testing.T) {
 	r := newRig(t, "r", "s")
-	r.cfg.ScanInterval = time.Hour
+	r.cfg.scanInterval = time.Hour
 	r.cfg.Roots[1].Skip = func(rel string) bool { return rel == "kubernetes.io" || rel == "a/no" }
 	r.run(`
 		> mkdir r/kubernetes.io; mkdir s/kubernetes.io/a; sock r/kubernetes.io/x; sock s/kubernetes.io/x; sock s/kubernetes.io/a/x; start
@@ -235,7 +235,7 @@ func TestOverflow(t *testing.T) {
 		t.Skip("only inotify has a queue that overflows")
 	}
 	r := newRig(t, "r")
-	r.cfg.ScanInterval = time.Hour
+	r.cfg.scanInterval = time.Hour
 	var lost atomic.Bool
 	gate := make(chan struct{})
 	r.cfg.Notify = func(u Update) {
@@ -288,7 +288,7 @@ func TestStorm(t *testing.T) {
 	doubt := make(chan struct{})
 	var opened atomic.Int32
 	r := newRig(t, "r")
-	r.cfg.ScanInterval = time.Hour
+	r.cfg.scanInterval = time.Hour
 	r.open = func() (*notifier, error) {
 		opened.Add(1)
 		n, err := openNotifier()
@@ -316,7 +316,7 @@ func TestStorm(t *testing.T) {
 func TestBurst(t *testing.T) {
 	const n = 5000
 	r := newRig(t, "r")
-	r.cfg.ScanInterval = time.Hour
+	r.cfg.scanInterval = time.Hour
 	r.do("mkdir r; mkdir out; start")
 	for i := range n {
 		r.do(fmt.Sprintf("sock out/%d", i))

@@ -168,8 +168,8 @@ func TestRules(t *testing.T) {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, "r")
-			r.cfg.ScanInterval = time.Hour
-			r.cfg.PollInterval = time.Hour
+			r.cfg.scanInterval = time.Hour
+			r.cfg.pollInterval = time.Hour
 			r.run(script)
 			r.quiet()
 		})

@@ -54,7 +54,7 @@ func (t *tree) settled() bool {
 // planScan notes when the last safety scan was, and draws when the next one is: daemons of a machine do not scan in step.
 func (t *tree) planScan() {
 	t.scannedAt = time.Now()
-	t.scanAfter = t.cfg.ScanInterval - rand.N(t.cfg.ScanInterval/4+1)
+	t.scanAfter = t.cfg.scanInterval - rand.N(t.cfg.scanInterval/4+1)
 }
 
 // scanDeadline returns when the next safety scan is due.
@@ -69,7 +69,7 @@ func (t *tree) scanDeadline() time.Time {
 func (t *tree) safetyScan() {
 	defer t.planScan()
 	if t.mounts == nil {
-		t.openMounts()
+		t.mounts, _ = openMounts()
 	}
 	if t.notifier == nil {
 		if t.openNotifier(); t.notifier != nil {

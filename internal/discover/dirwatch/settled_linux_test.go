@@ -36,7 +36,7 @@ func TestSettled(t *testing.T) {
 			t.Errorf("settled is %v", !settled)
 		}
 		after := time.Until(tree.scanDeadline())
-		if settled != (after > tree.cfg.ScanInterval) {
+		if settled != (after > tree.cfg.scanInterval) {
 			t.Errorf("the next scan is after %v", after)
 		}
 	}

@@ -39,14 +39,6 @@ func (t *tree) closeNotifier() {
 	}
 }
 
-// openMounts has the system tell of mounts, if it can.
-func (t *tree) openMounts() {
-	m, err := openMounts()
-	if err == nil {
-		t.mounts = m
-	}
-}
-
 func (t *tree) closeMounts() {
 	if t.mounts != nil {
 		t.mounts.close()
@@ -113,7 +105,7 @@ func (t *tree) track(d *dir) {
 		return
 	}
 	if len(t.polled) == 0 {
-		t.pollAt = time.Now().Add(t.cfg.PollInterval)
+		t.pollAt = time.Now().Add(t.cfg.pollInterval)
 	}
 	t.polled[d] = struct{}{}
 }
@@ -146,14 +138,20 @@ func (t *tree) resync() {
 	t.syncAt = time.Now().Add(lossGap)
 }
 
-// retryDeadline returns when retry has something to do, or zero.
-func (t *tree) retryDeadline() time.Time {
-	var at time.Time
-	if !t.lostAt.IsZero() {
-		at = t.syncAt
+// deadline returns when something is due: the end of a hold, a scan, or what retry does.
+func (t *tree) deadline() time.Time {
+	at := t.scanDeadline()
+	sooner := func(other time.Time) {
+		if !other.IsZero() && other.Before(at) {
+			at = other
+		}
 	}
-	if len(t.polled) > 0 && (at.IsZero() || t.pollAt.Before(at)) {
-		at = t.pollAt
+	sooner(t.holdDeadline())
+	if !t.lostAt.IsZero() {
+		sooner(t.syncAt)
+	}
+	if len(t.polled) > 0 {
+		sooner(t.pollAt)
 	}
 	return at
 }
@@ -174,5 +172,5 @@ func (t *tree) retry() {
 		}
 	}
 	t.sortScan(start)
-	t.pollAt = time.Now().Add(t.cfg.PollInterval)
+	t.pollAt = time.Now().Add(t.cfg.pollInterval)
 }

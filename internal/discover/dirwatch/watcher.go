@@ -75,15 +75,15 @@ type Config struct {
 	MaxDepth   int // directories below a root on the way to a socket; default 16
 	MaxSockets int // sockets in one directory; default 10,000
 
-	// ScanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
+	// scanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
 	// as long while every change can be expected to be told, but for one to a directory above a root: on file systems of this machine,
 	// mounts included, with nothing that is refused or beyond the bounds, and no root that is a symbolic link.
-	ScanInterval time.Duration
-	// PollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
+	scanInterval time.Duration
+	// pollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
 	// watch limit is reached. The default is 1 s.
-	PollInterval time.Duration
-	// RenameHold is how long a socket that was renamed may take to show up elsewhere before it counts as gone. The default is 10 ms.
-	RenameHold time.Duration
+	pollInterval time.Duration
+	// renameHold is how long a socket that was renamed may take to show up elsewhere before it counts as gone. The default is 10 ms.
+	renameHold time.Duration
 }
 
 // Watcher watches directory trees for sockets.
@@ -117,11 +117,11 @@ func New(cfg Config) (*Watcher, error) {
 	}
 	setDefault(&cfg.MaxDepth, 16)
 	setDefault(&cfg.MaxSockets, 10_000)
-	setDefault(&cfg.ScanInterval, 4*time.Second)
-	setDefault(&cfg.PollInterval, time.Second)
-	setDefault(&cfg.RenameHold, 10*time.Millisecond)
-	if cfg.MaxDepth < 0 || cfg.MaxSockets < 0 || cfg.ScanInterval < 0 || cfg.PollInterval < 0 || cfg.RenameHold < 0 {
-		return nil, errors.New("bounds and intervals must be positive")
+	setDefault(&cfg.scanInterval, 4*time.Second)
+	setDefault(&cfg.pollInterval, time.Second)
+	setDefault(&cfg.renameHold, 10*time.Millisecond)
+	if cfg.MaxDepth < 0 || cfg.MaxSockets < 0 {
+		return nil, errors.New("bounds must be positive")
 	}
 	return &Watcher{cfg: cfg, open: openNotifier, check: make(chan struct{})}, nil
 }
@@ -133,23 +133,17 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer t.closeNotifier()
 	defer t.closeMounts()
 
-	t.openMounts()
+	t.mounts, _ = openMounts() // without them more is scanned
 	t.openNotifier()
 	t.scanAll()
 	t.scanned = true
 	t.planScan()
 	t.flush()
 
-	scan := newAlarm()
-	defer scan.stop()
-	retry := newAlarm()
-	defer retry.stop()
-	hold := newAlarm()
-	defer hold.stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
-		hold.set(t.holdDeadline())
-		scan.set(t.scanDeadline())
-		retry.set(t.retryDeadline())
+		timer.Reset(time.Until(t.deadline()))
 		var events <-chan event
 		var doubt <-chan struct{}
 		if t.notifier != nil {
@@ -172,18 +166,18 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-w.check:
 		case <-doubt:
 			t.doubt()
-		case <-retry.c():
-			t.retry()
 		case _, ok := <-mounted:
 			if !ok {
 				t.closeMounts() // the next safety scan tries again
 				break
 			}
 			t.safetyScan()
-		case <-scan.c():
-			t.safetyScan()
-		case <-hold.c():
-			t.drain(events)
+		case <-timer.C:
+			t.drain(events) // what is held may be in them
+			t.retry()
+			if !t.scanDeadline().After(time.Now()) {
+				t.safetyScan()
+			}
 		}
 		t.expireHolds(time.Now())
 		t.flush()

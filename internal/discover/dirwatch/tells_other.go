@@ -1,5 +1,0 @@
-//go:build !linux
-
-package dirwatch
-
-func tells(string) bool { return false }
