@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
-	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
 )
@@ -24,28 +20,16 @@ const (
 	exampleEventBacklog = 64
 )
 
-// examplePluginEvent is a call that an example handler received.
-type examplePluginEvent int
+// examplePluginEvent is the name of the method of an example handler that was called.
+type examplePluginEvent string
 
 const (
-	exampleEventValidate examplePluginEvent = iota
-	exampleEventRegister
-	exampleEventDeRegister
+	exampleEventValidate   examplePluginEvent = "ValidatePlugin"
+	exampleEventRegister   examplePluginEvent = "RegisterPlugin"
+	exampleEventDeRegister examplePluginEvent = "DeRegisterPlugin"
 )
 
-// String returns the name of the handler's method that was called.
-func (e examplePluginEvent) String() string {
-	switch e {
-	case exampleEventValidate:
-		return "ValidatePlugin"
-	case exampleEventRegister:
-		return "RegisterPlugin"
-	case exampleEventDeRegister:
-		return "DeRegisterPlugin"
-	default:
-		return fmt.Sprintf("examplePluginEvent(%d)", int(e))
-	}
-}
+func (e examplePluginEvent) String() string { return string(e) }
 
 // exampleHandler is a [PluginHandler] that calls the example services of its plugins and shows which calls it received. All
 // methods are safe for concurrent use.
@@ -105,12 +89,10 @@ func (h *exampleHandler) EventChan(pluginName string) <-chan examplePluginEvent 
 func (h *exampleHandler) eventChan(pluginName string) chan examplePluginEvent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	ch, ok := h.events[pluginName]
-	if !ok {
-		ch = make(chan examplePluginEvent, exampleEventBacklog)
-		h.events[pluginName] = ch
+	if h.events[pluginName] == nil {
+		h.events[pluginName] = make(chan examplePluginEvent, exampleEventBacklog)
 	}
-	return ch
+	return h.events[pluginName]
 }
 
 func (h *exampleHandler) sendEvent(pluginName string, event examplePluginEvent) {
@@ -127,11 +109,7 @@ func (h *exampleHandler) common(versions []string) []string {
 // callExampleServices calls the example service of each version at the endpoint. A version that is none of the example service's has
 // nothing to call.
 func callExampleServices(endpoint string, versions []string) (err error) {
-	conn, err := grpc.NewClient("passthrough:///example-plugin",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return sock.Dial(ctx, endpoint)
-		}))
+	conn, err := grpcsock.Dial(endpoint)
 	if err != nil {
 		return err
 	}

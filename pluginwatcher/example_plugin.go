@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"math/rand/v2"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -16,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
 )
@@ -23,6 +20,8 @@ import (
 const (
 	// exampleStopTimeout bounds how long Stop waits for calls that are in progress.
 	exampleStopTimeout = 10 * time.Second
+	// exampleMode is the mode of the socket of an example plugin: root and its own user may connect.
+	exampleMode = 0o755
 	// exampleStatusBacklog is the number of unread statuses that an example plugin keeps.
 	exampleStatusBacklog = 64
 )
@@ -131,25 +130,29 @@ func (e *examplePlugin) Stop() error {
 // exampleServer is a gRPC server on a Unix socket.
 type exampleServer struct {
 	grpc   *grpc.Server
-	path   string
-	socket fs.FileInfo
+	socket *sock.Placed
 	served chan error // receives what Serve returned, once
 }
 
 func startExampleServer(grpcServer *grpc.Server, path string) (*exampleServer, error) {
-	listener, socket, err := listenAtomically(path)
+	if path == "" {
+		return nil, errors.New("it has no endpoint, make it with NewTestExamplePlugin")
+	}
+	socket, err := sock.Place(context.Background(), path, exampleMode, func(*net.UnixConn) error { return nil })
 	if err != nil {
 		return nil, err
 	}
-	s := &exampleServer{grpc: grpcServer, path: path, socket: socket, served: make(chan error, 1)}
-	go func() { s.served <- grpcServer.Serve(listener) }()
+	if err := socket.Commit(context.Background()); err != nil { // whose place it took does not get it back
+		return nil, errors.Join(err, socket.Close())
+	}
+	s := &exampleServer{grpc: grpcServer, socket: socket, served: make(chan error, 1)}
+	go func() { s.served <- grpcServer.Serve(socket) }()
 	return s, nil
 }
 
-// stop ends the server and waits for all of it. The socket is removed first: while its listener is open, nothing else in the
-// file system can have its identity.
+// stop ends the server and waits for all of it.
 func (s *exampleServer) stop() error {
-	removeErr := removeIfSame(s.path, s.socket)
+	_, removeErr := s.socket.Withdraw(context.Background())
 	var stopErr error
 	timer := time.AfterFunc(exampleStopTimeout, s.grpc.Stop)
 	s.grpc.GracefulStop()
@@ -161,42 +164,6 @@ func (s *exampleServer) stop() error {
 		serveErr = nil // Stop came before the serving goroutine had begun.
 	}
 	return errors.Join(removeErr, stopErr, serveErr)
-}
-
-// listenAtomically binds a socket under a hidden name beside the path and renames it there once it listens.
-func listenAtomically(path string) (net.Listener, fs.FileInfo, error) {
-	if path == "" {
-		return nil, nil, errors.New("it has no endpoint, make it with NewTestExamplePlugin")
-	}
-	if found, err := os.Lstat(path); err == nil && found.Mode().Type() != fs.ModeSocket {
-		return nil, nil, fmt.Errorf("%s exists and is no socket", path)
-	}
-	hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%08x", rand.Uint32()))
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
-	if err != nil {
-		return nil, nil, err
-	}
-	listener.SetUnlinkOnClose(false)
-	socket, err := os.Lstat(hidden)
-	if err == nil {
-		err = os.Rename(hidden, path)
-	}
-	if err != nil {
-		return nil, nil, errors.Join(err, listener.Close(), os.Remove(hidden))
-	}
-	return listener, socket, nil
-}
-
-// removeIfSame removes the file at the path if it is the given one. A file that is gone or another one is no error.
-func removeIfSame(path string, file fs.FileInfo) error {
-	found, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(found, file) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return os.Remove(path)
 }
 
 type exampleV1beta1 struct {

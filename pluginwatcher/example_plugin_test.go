@@ -173,7 +173,7 @@ func TestExamplePluginServeErrors(t *testing.T) {
 	}{
 		{"no endpoint", "", "v1beta1", "no endpoint"},
 		{"unknown service", filepath.Join(dir, "plugin.sock"), "v1beta3", `unknown service "v1beta3"`},
-		{"a file in the way", file, "v1beta1", "is no socket"},
+		{"a file in the way", file, "v1beta1", "is not a socket"},
 		{"no directory", filepath.Join(dir, "absent", "plugin.sock"), "v1beta1", "no such file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
