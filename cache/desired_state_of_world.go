@@ -137,12 +137,7 @@ func (d *Desired) PluginExists(socketPath string) bool {
 }
 
 func sortedByPath(infos map[string]PluginInfo) []PluginInfo {
-	sorted := make([]PluginInfo, 0, len(infos))
-	for _, info := range infos {
-		sorted = append(sorted, info)
-	}
-	slices.SortFunc(sorted, func(a, b PluginInfo) int { return cmp.Compare(a.SocketPath, b.SocketPath) })
-	return sorted
+	return slices.SortedFunc(maps.Values(infos), func(a, b PluginInfo) int { return cmp.Compare(a.SocketPath, b.SocketPath) })
 }
 
 // Changes is a subscription to a [Desired]. It remembers which paths changed, not how often or how, so its memory is

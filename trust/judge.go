@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 )
 
 const (
@@ -49,11 +51,11 @@ func New(p Policy) (*Judge, error) {
 	var wrong []error
 	j.owners, wrong = resolve("owners", p.Owners.Users, p.Owners.Groups)
 	j.all.add(j.owners)
-	for _, ptype := range p.types() {
+	for _, ptype := range slices.Sorted(maps.Keys(p.Types)) {
 		t := p.Types[ptype]
 		who, unknown := resolve("types."+ptype, t.Users, t.Groups)
 		wrong = append(wrong, unknown...)
-		endpoints, strangers := userNumbers("types."+ptype+".endpoints", t.Endpoints)
+		endpoints, strangers := numbers("types."+ptype+".endpoints", t.Endpoints, uidOf)
 		wrong = append(wrong, strangers...)
 		j.types[ptype] = judgedType{who, t.Supersede, endpoints}
 		j.all.add(who)
@@ -76,8 +78,8 @@ func (j *Judge) Privileged(uid uint32) bool { return j.blind || uid == 0 || uid 
 // Alone says that root and the host's user are the only ones who are trusted: nobody else can be where the host looks.
 func (j *Judge) Alone() bool { return len(j.all.users)+len(j.all.groups) == 0 && !j.sticky }
 
-// Trusts says whether a user, or whoever has this effective group, may own sockets.
-func (j *Judge) Trusts(uid, gid uint32) bool { return j.Privileged(uid) || j.all.has(uid, gid) }
+// trusts says whether a user, or whoever has this effective group, may own sockets.
+func (j *Judge) trusts(uid, gid uint32) bool { return j.Privileged(uid) || j.all.has(uid, gid) }
 
 // Directory says whether what lies in a directory may be used. What it is asked of is the directory itself, not a link to it.
 func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error {
@@ -111,7 +113,7 @@ func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error 
 
 // Socket says whether a socket may be used, as far as its file shows. Who listens on it is asked of [Judge.Listener].
 func (j *Judge) Socket(path string, uid, gid uint32) error {
-	if j.Trusts(uid, gid) {
+	if j.trusts(uid, gid) {
 		return nil
 	}
 	return &Refusal{SocketOwner,
@@ -126,7 +128,7 @@ func (j *Judge) Link(path string) error {
 
 // Listener says whether who listens on a socket may do so.
 func (j *Judge) Listener(path string, uid, gid uint32) error {
-	if j.Trusts(uid, gid) {
+	if j.trusts(uid, gid) {
 		return nil
 	}
 	return &Refusal{Listener,

@@ -76,25 +76,25 @@ func (e *FieldError) Unwrap() error { return e.Err }
 
 // resolve looks users and groups up. There is a [FieldError] for each that is not known.
 func resolve(path string, users, groups []string) (accounts, []error) {
-	uids, wrong := userNumbers(path+".users", users)
-	gids, wrongGroups := numbers(path+".groups", groups, func(name string) (string, error) {
-		g, err := user.LookupGroup(name)
-		if err != nil {
-			return "", err
-		}
-		return g.Gid, nil
-	})
+	uids, wrong := numbers(path+".users", users, uidOf)
+	gids, wrongGroups := numbers(path+".groups", groups, gidOf)
 	return accounts{uids, gids}, append(wrong, wrongGroups...)
 }
 
-func userNumbers(path string, names []string) (map[uint32]bool, []error) {
-	return numbers(path, names, func(name string) (string, error) {
-		u, err := user.Lookup(name)
-		if err != nil {
-			return "", err
-		}
-		return u.Uid, nil
-	})
+func uidOf(name string) (string, error) {
+	u, err := user.Lookup(name)
+	if err != nil {
+		return "", err
+	}
+	return u.Uid, nil
+}
+
+func gidOf(name string) (string, error) {
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return "", err
+	}
+	return g.Gid, nil
 }
 
 func numbers(path string, names []string, lookUp func(string) (string, error)) (map[uint32]bool, []error) {
@@ -121,6 +121,3 @@ func parseID(s string) (uint32, bool) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	return uint32(n), err == nil && n != none
 }
-
-// types returns the plugin types that the policy names, sorted.
-func (p Policy) types() []string { return slices.Sorted(maps.Keys(p.Types)) }

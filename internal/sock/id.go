@@ -3,8 +3,6 @@ package sock
 import (
 	"fmt"
 	"io/fs"
-	"strconv"
-	"strings"
 )
 
 // ID tells one socket from another, whatever their paths are. It is comparable. A change of mode or owner, or a rename, leaves it as it
@@ -21,33 +19,16 @@ type ID struct {
 func (id ID) IsZero() bool { return id == ID{} }
 
 // String returns the stable text form that [ParseID] reads: device, inode and birth, in hexadecimal, separated by dots.
-func (id ID) String() string {
-	b := make([]byte, 0, 3*16+2)
-	b = strconv.AppendUint(b, id.Device, 16)
-	b = append(b, '.')
-	b = strconv.AppendUint(b, id.Inode, 16)
-	b = append(b, '.')
-	b = strconv.AppendUint(b, uint64(id.Birth), 16)
-	return string(b)
-}
+func (id ID) String() string { return fmt.Sprintf("%x.%x.%x", id.Device, id.Inode, uint64(id.Birth)) }
 
 // ParseID is the inverse of [ID.String]. It accepts nothing that String does not produce.
 func ParseID(s string) (ID, error) {
-	parts := strings.Split(s, ".")
-	if len(parts) != 3 {
-		return ID{}, fmt.Errorf("socket identity %q: want three hexadecimal numbers separated by dots", s)
-	}
-	var n [3]uint64
-	for i, part := range parts {
-		v, err := strconv.ParseUint(part, 16, 64)
-		if err != nil {
-			return ID{}, fmt.Errorf("socket identity %q: %w", s, err)
-		}
-		n[i] = v
-	}
-	id := ID{Device: n[0], Inode: n[1], Birth: int64(n[2])}
-	if id.String() != s {
-		return ID{}, fmt.Errorf("socket identity %q is not in its canonical form %q", s, id)
+	var id ID
+	var birth uint64
+	_, err := fmt.Sscanf(s, "%x.%x.%x", &id.Device, &id.Inode, &birth)
+	id.Birth = int64(birth)
+	if err != nil || id.String() != s {
+		return ID{}, fmt.Errorf("socket identity %q: want three hexadecimal numbers separated by dots, as they are written", s)
 	}
 	return id, nil
 }

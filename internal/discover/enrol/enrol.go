@@ -278,21 +278,18 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 		SocketPath: info.Options[optionSocketPath],
 		Source:     reconciler.Source(info.Options[optionSource]),
 	}
-	id, idErr := sock.ParseID(info.Options[optionSocketID])
+	var wrong [7]error
+	var id sock.ID
+	id, wrong[0] = sock.ParseID(info.Options[optionSocketID])
 	in.Socket = cache.SocketID(id)
-	peer, peerErr := parsePeer(info.Options[optionPeer])
-	in.Peer = peer
-	account, accountErr := parseAccount(info.Options[optionAccount])
-	in.Account = account
-	versions, versionsErr := unmarshalList(info.Options[optionVersions])
-	in.Versions = versions
-	rank, rankErr := parseRank(info.Options[optionRank])
-	in.Rank = rank
-	at, timeErr := time.Parse(time.RFC3339Nano, info.Options[optionRegisteredAt])
-	in.RegisteredAt = at
-	roles, rolesErr := unmarshalList(info.Options[optionRoles])
-	in.Registration = cache.Registration{Roles: roles, WatchEndpoint: info.Options[optionEndpointWatched] != ""}
-	if len(versions) == 0 || info.Version != versions[0] {
+	in.Peer, wrong[1] = parsePeer(info.Options[optionPeer])
+	in.Account, wrong[2] = parseAccount(info.Options[optionAccount])
+	in.Versions, wrong[3] = unmarshalList(info.Options[optionVersions])
+	in.Rank, wrong[4] = parseRank(info.Options[optionRank])
+	in.RegisteredAt, wrong[5] = time.Parse(time.RFC3339Nano, info.Options[optionRegisteredAt])
+	in.Registration.Roles, wrong[6] = unmarshalList(info.Options[optionRoles])
+	in.Registration.WatchEndpoint = info.Options[optionEndpointWatched] != ""
+	if len(in.Versions) == 0 || info.Version != in.Versions[0] {
 		in.Registration.Version = info.Version
 	}
 	for key, value := range info.Options {
@@ -303,7 +300,7 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 			in.Registration.Details[key] = value
 		}
 	}
-	return in, errors.Join(idErr, peerErr, accountErr, versionsErr, rankErr, rolesErr, timeErr)
+	return in, errors.Join(wrong[:]...)
 }
 
 // Statuses describes the instances in a registry that the pipeline does not know: those that others put there and, before it knows any,
@@ -374,13 +371,12 @@ func parseAccount(s string) (trust.Account, error) {
 	if s == "" {
 		return trust.Account{}, nil // of an older host, or of a system that does not say
 	}
-	uid, gid, _ := strings.Cut(s, " ")
-	u, uidErr := strconv.ParseUint(uid, 10, 32)
-	g, gidErr := strconv.ParseUint(gid, 10, 32)
-	if err := errors.Join(uidErr, gidErr); err != nil {
-		return trust.Account{}, fmt.Errorf("account %q is not of the form UID GID: %w", s, err)
+	account := trust.Account{Known: true}
+	_, err := fmt.Sscanf(s, "%d %d", &account.UID, &account.GID)
+	if err != nil || formatAccount(account) != s {
+		return trust.Account{}, fmt.Errorf("account %q is not of the form UID GID", s)
 	}
-	return trust.Account{UID: uint32(u), GID: uint32(g), Known: true}, nil
+	return account, nil
 }
 
 func formatPeer(p reconciler.Peer) string {
@@ -394,14 +390,10 @@ func parsePeer(s string) (reconciler.Peer, error) {
 	if s == "" {
 		return reconciler.Peer{}, nil
 	}
-	fields := strings.SplitN(s, " ", 3)
-	if len(fields) != 3 {
+	var p reconciler.Peer
+	_, err := fmt.Sscanf(s, "%d %d %s", &p.PID, &p.StartTime, &p.Boot)
+	if err != nil || formatPeer(p) != s {
 		return reconciler.Peer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)
 	}
-	pid, pidErr := strconv.Atoi(fields[0])
-	start, startErr := strconv.ParseUint(fields[1], 10, 64)
-	if err := errors.Join(pidErr, startErr); err != nil {
-		return reconciler.Peer{}, fmt.Errorf("peer %q: %w", s, err)
-	}
-	return reconciler.Peer{PID: pid, StartTime: start, Boot: fields[2]}, nil
+	return p, nil
 }
