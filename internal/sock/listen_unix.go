@@ -126,7 +126,7 @@ func look(ctx context.Context, path string) (living *net.UnixConn, there Info, e
 	case err == nil:
 		return living, there, nil
 	case IsBusy(err):
-		return nil, Info{}, inUse(path, 0)
+		return nil, Info{}, inUse(path, nil)
 	case IsGone(err):
 		return nil, Info{}, nil
 	case IsRefused(err):
@@ -159,20 +159,13 @@ func checkLength(path string) error {
 		path, len(path), MaxPath)
 }
 
-// inUseBy is inUse for whoever is at the other end of the connection.
-func inUseBy(path string, living *net.UnixConn) error {
-	peer, err := PeerOf(living)
-	if err != nil {
-		return inUse(path, 0)
-	}
-	return inUse(path, peer.PID)
-}
-
-// inUse returns the error for a path that a process owns. pid is zero if it is not known.
-func inUse(path string, pid int) error {
+// inUse returns the error for a path that a process owns: whoever is at the other end of a connection, or nobody knows who.
+func inUse(path string, living *net.UnixConn) error {
 	who := ""
-	if pid > 0 {
-		who = fmt.Sprintf(" (pid %d)", pid)
+	if living != nil {
+		if peer, err := PeerOf(living); err == nil && peer.PID > 0 {
+			who = fmt.Sprintf(" (pid %d)", peer.PID)
+		}
 	}
 	return fmt.Errorf("%w on %s%s: stop it or choose another path", ErrInUse, path, who)
 }

@@ -23,7 +23,7 @@ func acquire(path string) (*os.File, error) {
 		}
 		err = flock(f)
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errors.Join(inUse(path, 0), f.Close())
+			return nil, errors.Join(inUse(path, nil), f.Close())
 		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("cannot listen on %s: lock %s: %w", path, name, err), f.Close())

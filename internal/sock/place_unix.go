@@ -142,7 +142,7 @@ func (p *Placed) place(ctx context.Context, hidden string, replace func(*net.Uni
 		}
 		if living != nil {
 			if replace == nil {
-				return errors.Join(inUseBy(p.path, living), living.Close())
+				return errors.Join(inUse(p.path, living), living.Close())
 			}
 			err := replace(living)
 			_ = living.Close() // replace may have closed it

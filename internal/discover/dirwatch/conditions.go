@@ -23,7 +23,8 @@ const maxConditions = 100
 func (t *tree) refreshConditions() bool {
 	var list []Condition
 	if t.notifier == nil {
-		list = append(list, Condition{t.roots[0].path, t.explainNotifier()})
+		const text = "file events are not available (%v): directories are looked at every %v"
+		list = append(list, Condition{t.roots[0].path, t.unwatched(text, t.notifierErr)})
 	}
 	if !t.lostAt.IsZero() {
 		list = append(list, Condition{t.roots[0].path, "file events came faster than they could be handled and some were lost; " +
@@ -35,7 +36,7 @@ func (t *tree) refreshConditions() bool {
 		} else if d.readErr != nil {
 			list = append(list, Condition{d.path, explainRead(d.readErr)})
 		} else if t.notifier != nil && d.watchErr != nil {
-			list = append(list, Condition{d.path, t.explainWatch(d.watchErr)})
+			list = append(list, Condition{d.path, t.unwatched("the directory cannot be watched (%v): it is looked at every %v", d.watchErr)})
 		}
 		if d.tooDeep {
 			list = append(list, Condition{d.path, fmt.Sprintf("its subdirectories are not searched: they are more than %d levels "+
@@ -59,20 +60,16 @@ func (t *tree) refreshConditions() bool {
 	return true
 }
 
-func (t *tree) explainNotifier() string {
+// unwatched says what is done instead of watching, in a text with room for the error and the interval.
+func (t *tree) unwatched(text string, err error) string {
 	hint := ""
-	if errors.Is(t.notifierErr, syscall.EMFILE) {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
 		hint = "; raise the sysctl fs.inotify.max_user_instances or the limit of open files (ulimit -n)"
-	}
-	return fmt.Sprintf("file events are not available (%v): directories are looked at every %v%s", t.notifierErr, t.cfg.pollInterval, hint)
-}
-
-func (t *tree) explainWatch(err error) string {
-	hint := ""
-	if errors.Is(err, syscall.ENOSPC) {
+	case errors.Is(err, syscall.ENOSPC):
 		hint = "; raise the sysctl fs.inotify.max_user_watches"
 	}
-	return fmt.Sprintf("the directory cannot be watched (%v): it is looked at every %v%s", err, t.cfg.pollInterval, hint)
+	return fmt.Sprintf(text, err, t.cfg.pollInterval) + hint
 }
 
 func explainRead(err error) string {

@@ -1,6 +1,7 @@
 package dirwatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,11 +116,11 @@ func New(cfg Config) (*Watcher, error) {
 	if cfg.Trust == nil {
 		cfg.Trust = func(string, sock.Info) error { return nil }
 	}
-	setDefault(&cfg.MaxDepth, 16)
-	setDefault(&cfg.MaxSockets, 10_000)
-	setDefault(&cfg.scanInterval, 4*time.Second)
-	setDefault(&cfg.pollInterval, time.Second)
-	setDefault(&cfg.renameHold, 10*time.Millisecond)
+	cfg.MaxDepth = cmp.Or(cfg.MaxDepth, 16)
+	cfg.MaxSockets = cmp.Or(cfg.MaxSockets, 10_000)
+	cfg.scanInterval = cmp.Or(cfg.scanInterval, 4*time.Second)
+	cfg.pollInterval = cmp.Or(cfg.pollInterval, time.Second)
+	cfg.renameHold = cmp.Or(cfg.renameHold, 10*time.Millisecond)
 	if cfg.MaxDepth < 0 || cfg.MaxSockets < 0 {
 		return nil, errors.New("bounds must be positive")
 	}
@@ -191,14 +192,6 @@ func (w *Watcher) Check(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("the watch of the plugin directories does not answer: %w", ctx.Err())
-	}
-}
-
-// setDefault gives v a value if it has none.
-func setDefault[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
 	}
 }
 

@@ -49,7 +49,7 @@ func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, err
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, errors.Join(err, socket.Close())
 	}
-	return conn{registration.New(socket, peer), t, account}, nil
+	return conn{registration.New(socket), t, account, peer}, nil
 }
 
 // connect connects to a socket and says whose it is. Where nobody but root and the host's user can make files, what was judged when it was
@@ -110,6 +110,7 @@ type conn struct {
 	*registration.Client
 	transport *transport
 	account   trust.Account
+	peer      sock.Peer // zero if the system does not say
 }
 
 func (c conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
@@ -130,11 +131,10 @@ func (c conn) Notify(ctx context.Context, registered bool, reason string) error 
 }
 
 func (c conn) Peer() reconciler.Peer {
-	peer := c.Client.Peer()
-	if peer.PID == 0 || peer.StartTime == 0 || c.transport.boot == "" {
+	if c.peer.PID == 0 || c.peer.StartTime == 0 || c.transport.boot == "" {
 		return reconciler.Peer{}
 	}
-	return reconciler.Peer{PID: peer.PID, StartTime: peer.StartTime, Boot: c.transport.boot}
+	return reconciler.Peer{PID: c.peer.PID, StartTime: c.peer.StartTime, Boot: c.transport.boot}
 }
 
 func (c conn) Account() trust.Account { return c.account }

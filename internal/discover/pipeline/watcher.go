@@ -67,16 +67,9 @@ type Config struct {
 
 // Condition is something that hinders discovery at present.
 type Condition struct {
-	// Path is the directory or file that is concerned.
-	Path string
-	// Reason says what is wrong and what to do, in one line.
-	Reason string
+	dirwatch.Condition
 	// Since is when it began.
 	Since time.Time
-}
-
-func (c Condition) same(other Condition) bool {
-	return c.Path == other.Path && c.Reason == other.Reason
 }
 
 // The kinds of events of the watcher itself. They reach Config.Reconciler.Observe like those of the reconciler, from another goroutine.
@@ -332,7 +325,7 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 	before := w.conditions
 	now := make([]Condition, len(degraded))
 	for i, d := range degraded {
-		now[i] = Condition{Path: d.Path, Reason: d.Reason, Since: time.Now()}
+		now[i] = Condition{d, time.Now()}
 		if known := slices.IndexFunc(before, now[i].same); known >= 0 {
 			now[i].Since = before[known].Since
 		}
@@ -350,6 +343,8 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 		}
 	}
 }
+
+func (c Condition) same(other Condition) bool { return c.Condition == other.Condition }
 
 func (w *Watcher) observe(kind reconciler.EventKind, path, message string) {
 	if w.cfg.Reconciler.Observe != nil {

@@ -37,7 +37,6 @@ type Info struct {
 type Client struct {
 	socket *net.UnixConn
 	conn   conn
-	peer   sock.Peer
 }
 
 // Dial connects to the registration socket at path. It sends nothing yet. An error can be classified with sock.IsRefused and sock.IsGone.
@@ -46,16 +45,12 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	peer, err := sock.PeerOf(socket)
-	if err != nil {
-		peer = sock.Peer{}
-	}
-	return New(socket, peer), nil
+	return New(socket), nil
 }
 
-// New returns a client on a connection to a registration socket, at whose other end is the peer. It takes the connection over.
-func New(socket *net.UnixConn, peer sock.Peer) *Client {
-	c := &Client{socket: socket, peer: peer}
+// New returns a client on a connection to a registration socket, which it takes over.
+func New(socket *net.UnixConn) *Client {
+	c := &Client{socket: socket}
 	c.conn.init(socket)
 	return c
 }
@@ -98,9 +93,6 @@ func (c *Client) invoke(ctx context.Context, headers []byte, request, answer pro
 	}
 	return nil
 }
-
-// Peer is the process at the other end; the zero Peer if the system does not say.
-func (c *Client) Peer() sock.Peer { return c.peer }
 
 // Hold ends the use of c as a client and keeps its connection as a hint of the plugin's end: fn is called once when the plugin closes the
 // connection or sends anything on it, and the connection is closed then or by stop. See [sock.Watcher.WatchConn] for what fn may do.

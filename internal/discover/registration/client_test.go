@@ -85,18 +85,6 @@ func TestServerOfNetHTTP(t *testing.T) {
 	}
 }
 
-// TestPeerIsTheServer checks that the process of the plugin is named.
-func TestPeerIsTheServer(t *testing.T) {
-	path, child := startChild(t)
-	c := dial(t, path)
-	if _, err := sock.PeerOf(c.socket); errors.Is(err, errors.ErrUnsupported) {
-		t.Skip(err)
-	}
-	if pid := c.Peer().PID; pid != child.Process.Pid {
-		t.Errorf("peer %d, want %d", pid, child.Process.Pid)
-	}
-}
-
 func TestDialErrorsAreClassified(t *testing.T) {
 	dir := tempDir(t)
 	if _, err := Dial(t.Context(), filepath.Join(dir, "none")); !sock.IsGone(err) {
