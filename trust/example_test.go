@@ -28,3 +28,26 @@ func Example() {
 	// user 4000 may not register plugins of type DevicePlugin
 	// name the user in trust.types.DevicePlugin.users if this is meant
 }
+
+// A plugin directory that others may write to is refused: whoever can write it can pose as any plugin.
+func ExampleJudge_Directory() {
+	judge, err := trust.New(trust.Policy{Owners: trust.Accounts{Users: []string{"4000"}}})
+	if err != nil {
+		panic(err)
+	}
+	reason := func(err error) trust.Reason {
+		if refusal, ok := errors.AsType[*trust.Refusal](err); ok {
+			return refusal.Reason
+		}
+		return ""
+	}
+	fmt.Println(reason(judge.Directory("/run/plugins", 0o750, 0, 0)) == "")
+	fmt.Println(reason(judge.Directory("/run/plugins", 0o777, 4000, 0)) == trust.Writable)
+	fmt.Println(reason(judge.Directory("/run/plugins", 0o750, 4001, 0)) == trust.DirectoryOwner)
+	fmt.Println(reason(judge.Socket("/run/plugins/foo.sock", 4001, 4001)) == trust.SocketOwner)
+	// Output:
+	// true
+	// true
+	// true
+	// true
+}

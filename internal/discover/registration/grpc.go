@@ -2,6 +2,7 @@ package registration
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -122,7 +123,7 @@ func (a *answer) addHeaders(f *http2.MetaHeadersFrame) error {
 	contentType := field(f.RegularFields(), "content-type")
 	switch rest, isGRPC := strings.CutPrefix(contentType, "application/grpc"); {
 	case code != http.StatusOK:
-		a.status = status.Newf(codeOfHTTP(code), "the plugin answers with HTTP status %d", code)
+		a.status = status.Newf(cmp.Or(codeOfHTTP[code], codes.Unknown), "the plugin answers with HTTP status %d", code)
 	case !isGRPC || rest != "" && rest[0] != '+' && rest[0] != ';':
 		a.status = status.Newf(codes.Unknown, "the plugin answers with content type %q, not application/grpc", cut(contentType))
 	}
@@ -154,21 +155,16 @@ func (a *answer) addData(f *http2.DataFrame) error {
 	return nil
 }
 
-// resetError is the meaning of RST_STREAM.
+// codeOfReset is the meaning of RST_STREAM where it is not Internal.
+var codeOfReset = map[http2.ErrCode]codes.Code{
+	http2.ErrCodeRefusedStream:      codes.Unavailable,
+	http2.ErrCodeCancel:             codes.Canceled,
+	http2.ErrCodeEnhanceYourCalm:    codes.ResourceExhausted,
+	http2.ErrCodeInadequateSecurity: codes.PermissionDenied,
+}
+
 func resetError(code http2.ErrCode) error {
-	c := codes.Internal
-	switch code {
-	case http2.ErrCodeRefusedStream:
-		c = codes.Unavailable
-	case http2.ErrCodeCancel:
-		c = codes.Canceled
-	case http2.ErrCodeEnhanceYourCalm:
-		c = codes.ResourceExhausted
-	case http2.ErrCodeInadequateSecurity:
-		c = codes.PermissionDenied
-	default:
-	}
-	return status.Errorf(c, "the plugin ended the call: RST_STREAM, %v", code)
+	return status.Errorf(cmp.Or(codeOfReset[code], codes.Internal), "the plugin ended the call: RST_STREAM, %v", code)
 }
 
 // trailerStatus returns the status that trailers carry.
@@ -212,20 +208,14 @@ func percentDecode(s string) string {
 // cut makes a text of the plugin short and valid UTF-8.
 func cut(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxText)], "\uFFFD") }
 
-// codeOfHTTP is the mapping of https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md.
-func codeOfHTTP(code int) codes.Code {
-	switch code {
-	case http.StatusBadRequest:
-		return codes.Internal
-	case http.StatusUnauthorized:
-		return codes.Unauthenticated
-	case http.StatusForbidden:
-		return codes.PermissionDenied
-	case http.StatusNotFound:
-		return codes.Unimplemented
-	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return codes.Unavailable
-	default:
-		return codes.Unknown
-	}
+// codeOfHTTP is the mapping of https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md, where it is not Unknown.
+var codeOfHTTP = map[int]codes.Code{
+	http.StatusBadRequest:         codes.Internal,
+	http.StatusUnauthorized:       codes.Unauthenticated,
+	http.StatusForbidden:          codes.PermissionDenied,
+	http.StatusNotFound:           codes.Unimplemented,
+	http.StatusTooManyRequests:    codes.Unavailable,
+	http.StatusBadGateway:         codes.Unavailable,
+	http.StatusServiceUnavailable: codes.Unavailable,
+	http.StatusGatewayTimeout:     codes.Unavailable,
 }
