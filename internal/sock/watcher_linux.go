@@ -63,15 +63,9 @@ func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err 
 // WatchPID has fn called when a process ends, which is named by its number and start time; see [Peer]. If it has ended already, or is not
 // known, the error wraps [ErrNotVisible].
 func (w *Watcher) WatchPID(pid int, startTime uint64, fn func()) (stop func(), err error) {
-	if pid <= 0 || startTime == 0 {
-		return nil, ErrNotVisible
-	}
-	pidfd, err := unix.PidfdOpen(pid, 0)
+	pidfd, err := openProcess(pid, startTime)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotVisible, err)
-	}
-	if StartTime(pid) != startTime || ready(pidfd, unix.POLLIN) { // the number is another one's by now, or it has just ended
-		return nil, errors.Join(ErrNotVisible, unix.Close(pidfd))
 	}
 	return w.add(pidfd, unix.EPOLLIN, fn)
 }
