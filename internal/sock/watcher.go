@@ -9,9 +9,6 @@ import (
 // namespace, or it has ended already. Whoever needs to know its end has to probe.
 var ErrNotVisible = errors.New("the process behind the socket cannot be watched")
 
-// ErrClosed is returned by the methods of a [Watcher] after its Run ended.
-var ErrClosed = errors.New("no longer watching")
-
 // ProbeWatch finds out whether anyone accepts on the socket at path, as [Probe] does, and watches the process that listens there, as
 // [Watcher.WatchProcess] does; the connection is closed again. An error that [IsRefused], [IsGone] or [IsBusy] classify is one of the
 // connect. One that wraps [ErrNotVisible] means that somebody accepts and cannot be watched.

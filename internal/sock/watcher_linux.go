@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// errClosed is returned by the methods of a [Watcher] after its Run ended.
+var errClosed = errors.New("no longer watching")
+
 // Watcher tells when the peers of connections go, at once and without polling: their processes end ([Watcher.WatchProcess]), or they close
 // the connection ([Watcher.WatchConn]). Each watch costs one descriptor, some hundred bytes and no goroutine: all of them are in one epoll
 // instance, which is itself in the Go runtime's poller.
@@ -96,7 +99,7 @@ func (w *Watcher) add(fd int, events uint32, fn func()) (stop func(), err error)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.epfd < 0 {
-		return nil, errors.Join(ErrClosed, unix.Close(fd))
+		return nil, errors.Join(errClosed, unix.Close(fd))
 	}
 	w.last++
 	key := w.last

@@ -271,7 +271,7 @@ func TestWatchAfterRun(t *testing.T) {
 	before := openFiles(t)
 	stopRun()
 	stop()
-	if _, err := w.WatchProcess(conn, func() {}); !errors.Is(err, ErrClosed) {
+	if _, err := w.WatchProcess(conn, func() {}); !errors.Is(err, errClosed) {
 		t.Errorf("Watch after Run: %v", err)
 	}
 	if n := openFiles(t); n != before-2 { // the pidfd and the epoll instance
@@ -371,7 +371,7 @@ func TestEndOfRunClosesWatchedConns(t *testing.T) {
 		t.Errorf("the connection is not closed: %d, %v", n, err)
 	}
 	conn, server = connection(t)
-	if _, err := w.WatchConn(conn, func() { t.Error("told") }); !errors.Is(err, ErrClosed) {
+	if _, err := w.WatchConn(conn, func() { t.Error("told") }); !errors.Is(err, errClosed) {
 		t.Errorf("WatchConn after Run: %v", err)
 	}
 	if _, err := conn.Write([]byte{1}); err != nil {
