@@ -41,7 +41,7 @@ func DialBelow(ctx context.Context, root, path string) (*net.UnixConn, Info, err
 		Flags: unix.O_PATH | unix.O_CLOEXEC | unix.O_NOFOLLOW, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	}
 	fd, err := uninterrupted(func() (int, error) { return unix.Openat2(dir, rel, &how) })
-	if err == unix.ELOOP {
+	if errors.Is(err, unix.ELOOP) {
 		err = unix.ENOTDIR // a link on the way, which is no directory
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func procPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 // uninterrupted makes a system call again that a signal interrupted.
 func uninterrupted(call func() (int, error)) (int, error) {
 	for {
-		if n, err := call(); err != unix.EINTR {
+		if n, err := call(); !errors.Is(err, unix.EINTR) {
 			return n, err
 		}
 	}
