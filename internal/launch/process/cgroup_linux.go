@@ -51,13 +51,10 @@ func newCgroup(parent string) (cgroup, error) {
 	if err := os.Mkdir(c.dir, 0o755); err != nil {
 		return cgroup{}, err
 	}
-	// cgroup.kill came with Linux 5.14; the type is "domain invalid" below a threaded cgroup, into which no process can be put.
+	// The type is "domain invalid" below a threaded cgroup, into which no process can be put.
 	kind, err := os.ReadFile(filepath.Join(c.dir, "cgroup.type"))
 	if err == nil && string(bytes.TrimSpace(kind)) != "domain" {
 		err = fmt.Errorf("a cgroup in %s can hold no processes: it is %s", parent, bytes.TrimSpace(kind))
-	}
-	if err == nil {
-		err = unix.Access(filepath.Join(c.dir, "cgroup.kill"), unix.W_OK)
 	}
 	if err != nil {
 		return cgroup{}, errors.Join(err, os.Remove(c.dir))

@@ -78,6 +78,7 @@ func (c *child) start() error {
 		return err
 	}
 	c.exit = newExit(c.pid, pidfd)
+	c.exit.noGroups = c.group.platform.noGroups
 	if c.leaf == nil {
 		guard.pid(c.id, c.pid)
 	}
@@ -108,15 +109,9 @@ func (c *child) fork(attr *os.ProcAttr) (pidfd int, err error) {
 	// return -1, errors.New(processFork)
 	pidfd = -1
 	spec := &c.process.spec
-	sys := &syscall.SysProcAttr{
-		Setpgid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd,
-		Ptrace: spec.Limits.OpenFiles > 0 || len(c.v1) > 0, // stops it before the first instruction of its program
-	}
+	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd}
 	if spec.User != nil {
 		sys.Credential = &syscall.Credential{Uid: spec.User.UID, Gid: spec.User.GID}
-	}
-	if c.group.platform.noPidfd {
-		sys.PidFD = nil
 	}
 	if c.leaf != nil {
 		dir, err := unix.Open(c.leaf.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -132,13 +127,14 @@ func (c *child) fork(attr *os.ProcAttr) (pidfd int, err error) {
 		return -1, err
 	}
 	forker.do(func() {
-		c.proc, err = os.StartProcess(spec.Path, spec.Args, attr)
-		switch {
-		case err == nil && sys.Ptrace:
-			err = prepare(c.proc.Pid, spec.User, spec.Limits, c.v1)
-		case sys.Ptrace && errors.Is(err, unix.EPERM):
-			err = fmt.Errorf("%w (to be limited it has to be traced by ptrace, which the system may not allow)", err)
-		}
+		err = within(c.v1, spec.Limits, func() (err error) {
+			if spec.Limits.OpenFiles > 0 {
+				c.proc, err = startBounded(spec, *attr)
+			} else {
+				c.proc, err = os.StartProcess(spec.Path, spec.Args, attr)
+			}
+			return err
+		})
 	})
 	if err != nil {
 		if c.proc != nil {
@@ -239,7 +235,7 @@ func (c *child) wait() error {
 	if c.leaf == nil {
 		left = append(left, c.sweepPipes()...)
 	}
-	c.exit.close()
+	_ = c.exit.pidfd.Close()
 	c.clean()
 	for _, f := range []*os.File{c.process.stdout, c.process.stderr} {
 		if held(f) { // by what is being killed, which is soon over, or by a stranger
@@ -274,8 +270,7 @@ func (c *child) reap() error {
 	c.mu.Lock()
 	c.reaped = true
 	c.mu.Unlock()
-	c.exit.prepareWait()
-	state, err := c.proc.Wait()
+	state, err := c.exit.wait(c.proc)
 	if err == nil && !state.Success() {
 		err = &exec.ExitError{ProcessState: state}
 	}

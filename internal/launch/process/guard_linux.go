@@ -80,9 +80,8 @@ func (g *guard) run() {
 		exit, proc := g.exit, g.proc
 		g.mu.Unlock()
 		exit.await()
-		exit.prepareWait()
-		state, err := proc.Wait()
-		exit.close()
+		state, err := exit.wait(proc)
+		_ = exit.pidfd.Close()
 
 		g.mu.Lock()
 		closed := g.closed

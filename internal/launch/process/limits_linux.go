@@ -3,10 +3,13 @@ package process
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +53,8 @@ var controllers = []controller{
 		name:   "pids",
 		wanted: func(l Limits) int64 { return int64(l.Processes) },
 		v2:     func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n)}} },
-		v1:     func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n)}} },
+		// One more until the thread that forks has left the group again; see within.
+		v1: func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n + 1)}} },
 	},
 	{
 		name:   "cpu",
@@ -75,8 +79,8 @@ func quota(milli int64) string { return decimal(max(milli*(period/1000), minQuot
 func decimal(n int64) string { return strconv.FormatInt(n, 10) }
 
 // confine sets what cgroups limit. The leaf is that of the process in version 2, nil if it has none. Where version 2 does not have a
-// controller, a group of version 1 with the given name is made: the process has to be put into it before its program runs, and it is to be
-// removed after it. Groups that were made are returned with an error too.
+// controller, a group of version 1 with the given name is made: the process has to be forked within it, and it is to be removed after the
+// process. Groups that were made are returned with an error too.
 func confine(system cgroupfs.System, leaf *cgroup, name string, l Limits) (v1 []string, err error) {
 	for _, c := range controllers {
 		amount := c.wanted(l)
@@ -153,30 +157,83 @@ func apply(dir string, settings []setting) error {
 	return nil
 }
 
-// prepare does to a process what has to be done before the first instruction of its program. The process is stopped there, because it is
-// traced by the thread that forked it, which calls this; it goes on unless there is an error. One that was killed meanwhile is left to be
-// waited for.
-func prepare(pid int, as *User, l Limits, v1 []string) error {
+// within runs f on this thread while the thread is in groups of version 1, so that what f forks is in them from its beginning.
+func within(groups []string, l Limits, f func() error) error {
+	enter := func(dir string) error {
+		if err := os.WriteFile(filepath.Join(dir, "tasks"), []byte(strconv.Itoa(unix.Gettid())), 0); err != nil {
+			return fmt.Errorf("move a thread into the cgroup %s: %w", dir, err)
+		}
+		return nil
+	}
+	var err error
+	for _, dir := range groups {
+		err = errors.Join(err, enter(dir))
+	}
+	if err == nil {
+		err = f()
+	}
+	for _, dir := range groups {
+		err = errors.Join(err, enter(filepath.Dir(dir))) // the group of this process, in which dir was made
+		if file := filepath.Join(dir, "pids.max"); l.Processes > 0 && unix.Access(file, unix.W_OK) == nil {
+			err = errors.Join(err, os.WriteFile(file, []byte(strconv.Itoa(l.Processes)), 0))
+		}
+	}
+	return err
+}
+
+// startBounded starts a program whose descriptors are bounded: as this program, which bounds itself and then executes the other. Only a
+// process itself can do that before the first instruction of its program, and it needs no right for it.
+func startBounded(spec *Spec, attr os.ProcAttr) (*os.Process, error) {
+	refused, err := newPipe(0)
+	if err != nil {
+		return nil, err
+	}
+	defer refused.closeRead()
+	args := []string{helperName + roleBounded, strconv.Itoa(spec.Limits.OpenFiles), strconv.Itoa(len(attr.Files)), spec.Path}
+	attr.Env = slices.Concat([]string{helperEnv + "=" + roleBounded}, attr.Env)
+	attr.Files = slices.Concat(attr.Files, []*os.File{refused.write})
+	proc, err := os.StartProcess("/proc/self/exe", slices.Concat(args, spec.Args), &attr)
+	refused.closeWrite()
 	// gofail: var processLimit string
-	// return errors.New(processLimit)
-	const trapped = 4 // CLD_TRAPPED
-	var info unix.Siginfo
-	err := error(unix.EINTR)
-	for errors.Is(err, unix.EINTR) {
-		err = unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT, nil)
+	// return proc, errors.New(processLimit)
+	if err != nil {
+		return nil, fmt.Errorf("execute this program again to limit the open files: %w", err)
 	}
-	if err != nil || info.Code != trapped {
-		return os.NewSyscallError("waitid", err)
+	// The pipe ends when the program is executed. Others of its user's processes can stop it before.
+	const patience = 5 * time.Second
+	_ = refused.read.SetReadDeadline(time.Now().Add(patience))
+	why, err := io.ReadAll(refused.read)
+	if err != nil {
+		return proc, fmt.Errorf("wait for the program to be executed: %w", err)
 	}
-	if l.OpenFiles > 0 {
-		if err := limitOpenFiles(pid, as, uint64(l.OpenFiles)); err != nil {
-			return err
-		}
+	if len(why) == 0 {
+		return proc, nil
 	}
-	for _, dir := range v1 {
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0o644); err != nil {
-			return fmt.Errorf("put the process into its cgroup: %w", err)
-		}
+	var what string
+	var errno syscall.Errno
+	if _, err := fmt.Sscan(string(why), &what, &errno); err != nil {
+		return proc, fmt.Errorf("%.100q instead of an error of the program that limits itself", why)
 	}
-	return os.NewSyscallError("ptrace", unix.PtraceDetach(pid))
+	if what == boundedLimit {
+		return proc, fmt.Errorf("limit the open files to %d: %w", spec.Limits.OpenFiles, errno)
+	}
+	return proc, &os.PathError{Op: "fork/exec", Path: spec.Path, Err: errno}
+}
+
+// What a program that limits itself may fail in.
+const boundedLimit, boundedExecute = "limit", "execute"
+
+// runBounded becomes the program in args, which follows the bound and the descriptor to which what goes wrong is written.
+func runBounded(args []string) {
+	n, _ := strconv.ParseUint(args[0], 10, 64)
+	refused, _ := strconv.Atoi(args[1])
+	syscall.CloseOnExec(refused)
+	what, err := boundedLimit, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n})
+	if err == nil {
+		_ = os.Unsetenv(helperEnv)
+		what, err = boundedExecute, syscall.Exec(args[2], args[3:], os.Environ())
+	}
+	var errno syscall.Errno
+	_ = errors.As(err, &errno)
+	_, _ = syscall.Write(refused, fmt.Appendf(nil, "%s %d", what, errno))
 }

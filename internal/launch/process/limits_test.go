@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
 )
@@ -61,7 +62,41 @@ func TestOpenFiles(t *testing.T) {
 	})
 }
 
-// A limited process is one like any other: it stops for no longer than it takes to limit it.
+// TestOpenFilesOfNothing: what keeps the program from being executed is the same as without a limit, whoever is to run it.
+func TestOpenFilesOfNothing(t *testing.T) {
+	users := []*User{nil}
+	if os.Geteuid() == 0 {
+		users = append(users, &User{UID: 12345, GID: 23456})
+	}
+	g := newGroup(t, Config{})
+	for _, user := range users {
+		for path, want := range map[string]error{"/does/not/exist": fs.ErrNotExist, "/etc/passwd": fs.ErrPermission} {
+			_, without := g.Start(Spec{Name: "test", Path: path, User: user})
+			_, err := g.Start(Spec{Name: "test", Path: path, User: user, Limits: Limits{OpenFiles: 50}})
+			if !errors.Is(err, want) || text(err) != text(without) {
+				t.Errorf("error %v, and %v without a limit", err, without)
+			}
+		}
+	}
+}
+
+// A limited process is one like any other: it gets what is meant for it and nothing else.
+func TestLimitedIsAsAnyOther(t *testing.T) {
+	g := newGroup(t, Config{})
+	const command = "echo $0 $1; env; ls /proc/self/fd"
+	as := func(files int) func(*Spec) {
+		return func(s *Spec) {
+			s.Args = []string{"other", "-c", command, "name", "argument"}
+			s.Env = []string{"A=1", "PATH=/usr/bin:/bin", "B="}
+			s.ExtraFiles = []*os.File{os.Stderr}
+			s.Limits.OpenFiles = files
+		}
+	}
+	if diff := cmp.Diff(output(t, g, command, as(0)), output(t, g, command, as(50))); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestLimitedLife(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, adapt func(*Group)) {
 		g := newGroup(t, Config{Cgroup: cgroup})
@@ -105,26 +140,54 @@ func TestUser(t *testing.T) {
 }
 
 // needLimits skips where neither version of cgroups can limit.
-func needLimits(t *testing.T) {
+func needLimits(t *testing.T, l Limits) {
 	t.Helper()
 	g := newGroup(t, Config{})
-	p, err := g.Start(Spec{Path: "/bin/true", Limits: Limits{Memory: 1 << 26, CPU: 1000}})
+	p, err := g.Start(Spec{Path: "/bin/true", Limits: l})
 	if err != nil {
-		t.Skip(err)
+		notTested(t, "limits through cgroups of either version", err)
 	}
 	drain(p.Stdout(), p.Stderr())
 	<-p.Done()
 }
 
+// TestLimitsByVersion2 is what TestMemoryAndCPU leaves open on a machine whose controllers are those of version 1.
+func TestLimitsByVersion2(t *testing.T) {
+	const what = "limits through cgroups of version 2: that the controllers memory, cpu and pids are passed on, what memory.max, cpu.max " +
+		"and pids.max do, and that nothing is left"
+	needCgroup(t)
+	own, err := system(t).Unified.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"memory", "cpu", "pids"} {
+		if !slices.Contains(cgroupfs.Controllers(delegated(own)), name) {
+			notTested(t, what, "this process's cgroup of version 2 does not have the controller "+name)
+		}
+	}
+	g := newGroup(t, Config{})
+	limits := Limits{Memory: 1 << 28, CPU: 1500, Processes: 50}
+	if _, err := g.Start(Spec{Path: "/does/not/exist", Limits: limits}); errors.Is(err, unix.EBUSY) {
+		notTested(t, what, err)
+	}
+	limited := start(t, g, &role{}, func(s *Spec) { s.Limits = limits })
+	c, _ := limited.body.(*child)
+	if len(c.v1) > 0 {
+		t.Errorf("it is limited by version 1: %q", c.v1)
+	}
+	pids, _ := os.ReadFile(filepath.Join(c.leaf.dir, "pids.max"))
+	want := map[string]string{"memory.max": "268435456", "cpu.max": "150000", "cgroup.procs": itoa(limited.Process.PID())}
+	if diff := cmp.Diff(want, limitsOf(t, limited.Process)); diff != "" || strings.TrimSpace(string(pids)) != "50" {
+		t.Errorf("%s, processes %s", diff, pids)
+	}
+	_ = limited.Terminate(t.Context(), Grace{})
+	await(t, c.leaf.dir+" is removed", func() bool { _, err := os.Stat(c.leaf.dir); return errors.Is(err, fs.ErrNotExist) })
+}
+
 // A process that may have no further ones cannot fork.
 func TestProcessesAreBounded(t *testing.T) {
+	needLimits(t, Limits{Processes: 1})
 	g := newGroup(t, Config{})
-	if p, err := g.Start(Spec{Path: "/bin/true", Limits: Limits{Processes: 1}}); err != nil {
-		t.Skip(err)
-	} else {
-		drain(p.Stdout(), p.Stderr())
-		<-p.Done()
-	}
 	const command = "/bin/true && echo forked" // by itself the shell would execute it in its own place
 	if got := output(t, g, command); got != "forked" {
 		t.Fatalf("without a limit it prints %q", got)
@@ -161,7 +224,7 @@ func limitsOf(t *testing.T, p *Process) map[string]string {
 }
 
 func TestMemoryAndCPU(t *testing.T) {
-	needLimits(t)
+	needLimits(t, Limits{Memory: 1 << 26, CPU: 1000})
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, Config{Cgroup: cgroup})
 		p := start(t, g, &role{}, func(s *Spec) { s.Limits = Limits{Memory: 1 << 28, CPU: 1500} })
@@ -179,7 +242,7 @@ func TestMemoryAndCPU(t *testing.T) {
 
 // What a descendant uses counts, from its first byte.
 func TestMemoryIsBounded(t *testing.T) {
-	needLimits(t)
+	needLimits(t, Limits{Memory: 1 << 26, CPU: 1000})
 	g := newGroup(t, Config{})
 	const command = "head -c 64M /dev/zero | tail -c 60M | wc -c"
 	if got := output(t, g, command); got != "62914560" {
@@ -192,7 +255,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 // The groups of version 1 and the files of the host go with the watchdog when the host is killed.
 func TestHostIsKilledWithLimits(t *testing.T) {
-	needLimits(t)
+	needLimits(t, Limits{Memory: 1 << 26, CPU: 1000})
 	modes(t, func(t *testing.T, cgroup string) {
 		dir := filepath.Join(t.TempDir(), "private")
 		if err := os.Mkdir(dir, 0o700); err != nil {
@@ -318,7 +381,7 @@ func TestConfine(t *testing.T) {
 			want: map[string]string{"host/patchbay/1/pids.max": "7"},
 		},
 		"processes, version 1": {
-			limits: Limits{Processes: 7}, noLeaf: true, v1: []string{"pids"}, want: map[string]string{"v1/pids/x/pids.max": "7"},
+			limits: Limits{Processes: 7}, noLeaf: true, v1: []string{"pids"}, want: map[string]string{"v1/pids/x/pids.max": "8"},
 		},
 		"files do not count": {controllers: map[string]string{"host": "pids"}, limits: Limits{OpenFiles: 5}},
 	}

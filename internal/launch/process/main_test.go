@@ -323,11 +323,11 @@ func cgroups(t testing.TB, pid int) []string {
 	t.Helper()
 	system, err := cgroupfs.Self()
 	if err != nil || system.Unified == nil {
-		t.Skip("no cgroups of version 2", err)
+		notTested(t, "cgroups of version 2", err)
 	}
 	own, err := system.Unified.Dir()
 	if err != nil {
-		t.Skip(err)
+		notTested(t, "cgroups of version 2", err)
 	}
 	entries, err := os.ReadDir(own)
 	if err != nil {
@@ -351,17 +351,17 @@ func modes(t *testing.T, f func(t *testing.T, cgroup string)) {
 	t.Run("no cgroup", func(t *testing.T) { f(t, NoCgroup) })
 }
 
-// kernels runs the test as modes does, and also without what newer kernels have.
+// kernels runs the test as modes does, and also without what Linux 6.9 brought.
 func kernels(t *testing.T, f func(t *testing.T, cgroup string, prepare func(*Group))) {
 	modes(t, func(t *testing.T, cgroup string) { f(t, cgroup, func(*Group) {}) })
-	t.Run("no cgroup, no pidfd", func(t *testing.T) { f(t, NoCgroup, func(g *Group) { g.platform.noPidfd = true }) })
+	t.Run("no cgroup, before Linux 6.9", func(t *testing.T) { f(t, NoCgroup, func(g *Group) { g.platform.noGroups = true }) })
 }
 
 func needCgroup(t testing.TB) {
 	t.Helper()
 	c, err := newCgroup("")
 	if err != nil {
-		t.Skipf("no cgroup can be had: %v", err)
+		notTested(t, "processes in cgroups of version 2", err)
 	}
 	if err := c.remove(); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package process
 import (
 	"fmt"
 	"math"
-	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -20,7 +19,7 @@ type platform struct {
 	guard  *guard
 	cgroup *cgroup // nil if there is none
 
-	noPidfd bool // tests see to it that processes are handled as before Linux 5.3
+	noGroups bool // see exit
 
 	leaves sync.WaitGroup // goroutines that remove cgroups that were not empty when their process had ended
 }
@@ -89,19 +88,8 @@ func (pl *platform) start(g *Group, p *Process) error {
 // opens is never inherited.
 func keepInherited() error {
 	const first = 3
-	err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	if err == nil {
-		return nil
-	}
-	// Before Linux 5.11, or where a filter of system calls refuses it.
-	open, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return fmt.Errorf("find the descriptors that a process would inherit: %w", err)
-	}
-	for _, entry := range open {
-		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= first {
-			unix.CloseOnExec(fd)
-		}
+	if err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("keep descriptors from being inherited (close_range, which a filter of system calls may refuse): %w", err)
 	}
 	return nil
 }

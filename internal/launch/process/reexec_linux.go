@@ -23,7 +23,7 @@ const (
 	roleWatchdog = "watchdog"
 	roleKeeper   = "keeper"
 	roleLauncher = "launcher" // starts a keeper and ends, so that the keeper is nobody's child
-	roleLimiter  = "limiter"  // limits a process that runs as another user than the host
+	roleBounded  = "bounded"  // limits its own open files and becomes the program of a process
 )
 
 // Before main: that of the host must not run again, and not even its flags be parsed.
@@ -35,14 +35,16 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 	if !ok || os.Getenv(helperEnv) != role {
 		return
 	}
+	if role == roleBounded { // which keeps its descriptors
+		runBounded(os.Args[1:])
+		syscall.Exit(1)
+	}
 	settle(role)
 	switch role {
 	case roleWatchdog:
 		runWatchdog()
 	case roleKeeper:
 		runKeeper()
-	case roleLimiter:
-		runLimiter(os.Args[1:])
 	case roleLauncher:
 		if _, _, err := startHelper(roleKeeper, os.NewFile(0, "host")); err != nil {
 			syscall.Exit(1)

@@ -24,7 +24,7 @@ type kept struct {
 	socket  string // of the keeper
 	id      procID
 	leaf    *cgroup // nil if it has none
-	exit    exit
+	exit    exit    // of nothing if it had ended when it was adopted
 
 	mu       sync.Mutex // guards what follows
 	wire     *wire
@@ -92,9 +92,8 @@ func launchKeeper(stdin *os.File) error {
 		return err
 	}
 	exit.await()
-	exit.prepareWait()
-	defer exit.close()
-	state, err := proc.Wait()
+	defer exit.pidfd.Close()
+	state, err := exit.wait(proc)
 	if err == nil && !state.Success() {
 		err = fmt.Errorf("start the keeper of a process that survives: %s", state)
 	}
@@ -134,7 +133,9 @@ func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
 	if err != nil && !errors.Is(err, unix.ESRCH) { // one that has ended already is told of next
 		return fmt.Errorf("watch process %d: %w", about.PID, err)
 	}
-	k.exit = newExit(about.PID, pidfd)
+	if err == nil {
+		k.exit = newExit(about.PID, pidfd)
+	}
 	if about.Dir != "" {
 		k.leaf = &cgroup{dir: about.Dir, path: about.Cgroup}
 	}
@@ -291,7 +292,7 @@ func (k *kept) wait() error {
 	released := k.released
 	_ = k.wire.conn.Close()
 	k.mu.Unlock()
-	defer k.exit.close()
+	defer k.exit.pidfd.Close() // of one that had ended already there is none
 	switch {
 	case released:
 		return ErrReleased

@@ -18,3 +18,9 @@ func descriptors(t testing.TB) int {
 	}
 	return len(list)
 }
+
+// notTested skips a test for which this machine is not the right one. .ci/test shows what was skipped with its reason.
+func notTested(t testing.TB, what string, why any) {
+	t.Helper()
+	t.Skipf("NOT TESTED: %s: %v", what, why)
+}
