@@ -318,6 +318,20 @@ func TestFewOpenFilesAreFound(t *testing.T) {
 	}
 }
 
+func TestOldKernelIsFound(t *testing.T) {
+	for release, want := range map[string]Status{
+		"4.19.0-27-amd64": Fail, "5.4.0": Fail, "5.13.19": Fail, "5.14.0-362.el9.x86_64": OK, "5.15": OK, "6.1.0-18-amd64": OK, "10.0-rc1": OK,
+		"linux": Warn, "": Warn,
+	} {
+		if f := lookAtKernel(release); f.Status != want || want == Fail && (!strings.Contains(f.Message, release) || f.Remedy == "") {
+			t.Errorf("%q: %+v", release, f)
+		}
+	}
+	if f := checkKernel(t.Context(), Subject{}); f[0].Status == Fail {
+		t.Errorf("the kernel of this machine: %+v", f)
+	}
+}
+
 func TestMissingKernelFeatureIsFound(t *testing.T) {
 	saved := features[0].probe
 	t.Cleanup(func() { features[0].probe = saved })

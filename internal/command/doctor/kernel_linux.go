@@ -79,12 +79,16 @@ func readNumber(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// features are kernel features, each with what is lost without it.
+// The kernel that is needed is the first one with cgroup.kill. It also has, from earlier versions, pidfd with poll and waitid, clone3 into a
+// cgroup, close_range, openat2 and birth times in statx.
+const needMajor, needMinor = 5, 14
+
+// features are kernel features that a sandbox or a file system may lack on any kernel, each with what is lost without it.
 var features = []struct {
 	name, loss string
 	probe      func() error
 }{
-	{"pidfd", "the death of a plugin is found by probes within 5 s, and processes are signalled by number", func() error {
+	{"pidfd", "the death of a plugin is found by probes within 5 s, and no plugin can be launched", func() error {
 		fd, err := unix.PidfdOpen(os.Getpid(), 0)
 		if err == nil {
 			err = unix.Close(fd)
@@ -114,19 +118,40 @@ var features = []struct {
 	}},
 }
 
-// checkKernel tries the kernel features that Patchbay makes use of.
+// checkKernel looks at the version of the kernel, and tries the features that Patchbay makes use of.
 func checkKernel(context.Context, Subject) []Finding {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return []Finding{warn(fmt.Sprintf("the kernel does not say its version: %v", err), "see uname -r")}
+	}
+	version := lookAtKernel(unix.ByteSliceToString(name.Release[:]))
+	if version.Status == Fail {
+		return []Finding{version}
+	}
 	var findings []Finding
 	for _, f := range features {
 		if err := f.probe(); err != nil {
-			findings = append(findings, warn(fmt.Sprintf("the kernel or a sandbox does not offer %s (%v): %s", f.name, err, f.loss),
-				"run a newer kernel, or allow it in the sandbox (seccomp)"))
+			findings = append(findings, warn(fmt.Sprintf("a sandbox or file system does not offer %s (%v): %s", f.name, err, f.loss),
+				"allow it in the sandbox (seccomp), or use another file system"))
 		}
 	}
 	if len(findings) == 0 {
-		findings = []Finding{ok("the kernel has what is needed: pidfd, statx, memfd")}
+		findings = []Finding{version}
 	}
 	return findings
+}
+
+// lookAtKernel judges a release as uname says it, such as 5.14.0-362.el9.x86_64.
+func lookAtKernel(release string) Finding {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return warn(fmt.Sprintf("the version of the kernel cannot be told from %q", release), "see that it is Linux 5.14 or newer")
+	}
+	if major < needMajor || major == needMajor && minor < needMinor {
+		return fail(fmt.Sprintf("Linux %s is too old: launched plugins could outlive the daemon, and features are missing without which "+
+			"none starts (cgroup.kill, close_range)", release), fmt.Sprintf("run Linux %d.%d or newer", needMajor, needMinor))
+	}
+	return ok("Linux " + release + " has what is needed: pidfd, statx, memfd")
 }
 
 // checkCgroup looks for a version 2 hierarchy in which groups can be made, and for what can be limited.
