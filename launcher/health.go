@@ -28,7 +28,7 @@ func (g *generation) watchHealth(ctx context.Context, socket string) {
 		g.unit.observe(EventFailed, socket, fmt.Sprintf("its health cannot be watched: %v", err))
 		return
 	}
-	health := supervise.NewHealth(conn, supervise.HealthConfig{}, func(s supervise.HealthStatus) {
+	health := supervise.NewHealth(conn, func(s supervise.HealthStatus) {
 		g.setHealth(s, socket)
 		g.super.Health(s)
 	})

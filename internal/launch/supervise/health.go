@@ -20,7 +20,7 @@ type HealthState string
 // The states of health.
 const (
 	Unknown      HealthState = "unknown"      // nothing has been heard yet
-	NotOffered   HealthState = "not-offered"  // the plugin does not offer grpc.health.v1, or not for this service
+	NotOffered   HealthState = "not-offered"  // the plugin does not offer grpc.health.v1, or does not know of itself
 	Serving      HealthState = "serving"      // it says so
 	NotServing   HealthState = "not-serving"  // it says so, or answers with an error
 	Unresponsive HealthState = "unresponsive" // it does not answer
@@ -29,45 +29,29 @@ const (
 // HealthStatus is the present outcome.
 type HealthStatus struct {
 	State HealthState
-	Err   error     // why it is NotServing or Unresponsive, if there is more to say
-	Since time.Time // when State was entered
+	Err   error // why it is NotServing or Unresponsive, if there is more to say
 }
 
-// HealthConfig says how a plugin is asked. Zero values stand for the defaults, with which a plugin that hangs is Unresponsive after at most
-// 2.5 s: Interval, and Misses times Timeout.
-type HealthConfig struct {
-	Service  string        // the name of the service that is asked about; empty for the whole plugin
-	Interval time.Duration // between two checks that are answered, less up to a tenth, by chance; default 1 s
-	Timeout  time.Duration // within which a check must be answered; default 500 ms
-	Misses   int           // checks in a row without an answer that make it Unresponsive; default 3. To be slow once is not to be dead
-}
+// How a plugin is asked. One that hangs is Unresponsive after at most 2.5 s: checkInterval, and maxMisses times checkTimeout.
+const (
+	checkInterval = time.Second            // between two checks that are answered, less up to a tenth, by chance
+	checkTimeout  = 500 * time.Millisecond // within which a check must be answered
+	maxMisses     = 3                      // checks in a row without an answer. To be slow once is not to be dead
+)
 
 // A Health finds out how one running plugin is. It checks at an interval whether the plugin answers, which nobody can tell but by asking,
 // and where the plugin offers Watch it learns at once what it answers.
 type Health struct {
-	cfg     HealthConfig
 	client  healthpb.HealthClient
 	observe func(HealthStatus)
 
 	mu      sync.Mutex // held while observe runs, which puts the calls in order
-	current HealthStatus
+	current HealthState
 }
 
 // NewHealth makes a Health that asks over conn. observe is called with each new state, in order; it must not block.
-func NewHealth(conn grpc.ClientConnInterface, cfg HealthConfig, observe func(HealthStatus)) *Health {
-	if cfg.Interval <= 0 {
-		cfg.Interval = time.Second
-	}
-	if cfg.Timeout <= 0 {
-		cfg.Timeout = 500 * time.Millisecond
-	}
-	if cfg.Misses <= 0 {
-		cfg.Misses = 3
-	}
-	return &Health{
-		cfg: cfg, client: healthpb.NewHealthClient(conn), observe: observe,
-		current: HealthStatus{State: Unknown, Since: time.Now()},
-	}
+func NewHealth(conn grpc.ClientConnInterface, observe func(HealthStatus)) *Health {
+	return &Health{client: healthpb.NewHealthClient(conn), observe: observe, current: Unknown}
 }
 
 // errNotOffered ends a Health.
@@ -84,7 +68,7 @@ func (h *Health) Run(ctx context.Context) error {
 	for misses := 0; ; {
 		begun := time.Now()
 		err := h.check(ctx)
-		wait := h.cfg.Interval - rand.N(h.cfg.Interval/10+1)
+		wait := checkInterval - rand.N(checkInterval/10)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -92,10 +76,10 @@ func (h *Health) Run(ctx context.Context) error {
 			h.set(NotOffered, nil)
 			return nil
 		case err != nil:
-			if misses++; misses >= h.cfg.Misses {
+			if misses++; misses >= maxMisses {
 				h.set(Unresponsive, err)
 			} else {
-				wait = h.cfg.Timeout
+				wait = checkTimeout
 			}
 		default:
 			misses = 0
@@ -108,9 +92,9 @@ func (h *Health) Run(ctx context.Context) error {
 
 // check asks once. An error other than errNotOffered says that there was no answer.
 func (h *Health) check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, h.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{Service: h.cfg.Service})
+	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{})
 	switch status.Code(err) {
 	case codes.OK:
 		h.answered(response)
@@ -118,7 +102,7 @@ func (h *Health) check(ctx context.Context) error {
 	case codes.Unimplemented, codes.NotFound:
 		return errNotOffered
 	case codes.DeadlineExceeded, codes.Unavailable, codes.Canceled:
-		return fmt.Errorf("no answer to a health check within %v: %w", h.cfg.Timeout, err)
+		return fmt.Errorf("no answer to a health check within %v: %w", checkTimeout, err)
 	default:
 		h.set(NotServing, fmt.Errorf("the health check was answered with an error: %w", err))
 		return nil
@@ -129,14 +113,14 @@ func (h *Health) check(ctx context.Context) error {
 // stream means.
 func (h *Health) watch(ctx context.Context) {
 	for {
-		stream, err := h.client.Watch(ctx, &healthpb.HealthCheckRequest{Service: h.cfg.Service})
+		stream, err := h.client.Watch(ctx, &healthpb.HealthCheckRequest{})
 		for err == nil {
 			var response *healthpb.HealthCheckResponse
 			if response, err = stream.Recv(); err == nil {
 				h.answered(response)
 			}
 		}
-		if status.Code(err) == codes.Unimplemented || !sleep(ctx, h.cfg.Interval) {
+		if status.Code(err) == codes.Unimplemented || !sleep(ctx, checkInterval) {
 			return
 		}
 	}
@@ -159,11 +143,11 @@ func (h *Health) answered(response *healthpb.HealthCheckResponse) {
 func (h *Health) set(state HealthState, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.current.State == state {
+	if h.current == state {
 		return
 	}
-	h.current = HealthStatus{State: state, Err: err, Since: time.Now()}
-	h.observe(h.current)
+	h.current = state
+	h.observe(HealthStatus{State: state, Err: err})
 }
 
 // sleep waits for d, or returns false when ctx ends before.

@@ -104,7 +104,7 @@ type watched struct {
 
 func watchHealth(t *testing.T, conn *fakeConn) *watched {
 	w := &watched{conn: conn}
-	h := NewHealth(conn, HealthConfig{}, func(s HealthStatus) {
+	h := NewHealth(conn, func(s HealthStatus) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.told = append(w.told, s.State)

@@ -58,7 +58,7 @@ func TestHealthOfProcess(t *testing.T) {
 	told := make(chan HealthStatus, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- NewHealth(conn, HealthConfig{}, func(s HealthStatus) { told <- s }).Run(ctx) }()
+	go func() { done <- NewHealth(conn, func(s HealthStatus) { told <- s }).Run(ctx) }()
 	until := func(state HealthState) {
 		t.Helper()
 		for s := range told {
