@@ -2,7 +2,11 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
 	"strconv"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
@@ -90,4 +94,173 @@ func launchedMessage(program string, image *exe.Image) string {
 		return "launched " + program
 	}
 	return fmt.Sprintf("launched %s, sha256 %s", program, image.Digest())
+}
+
+// identify finds the user and the group that a plugin is to run as; nil for those of this process.
+func identify(userName, groupName string) (*process.User, error) {
+	if userName == "" && groupName == "" {
+		return nil, nil //nolint:nilnil // documented
+	}
+	uid, gid := os.Geteuid(), os.Getegid()
+	if userName != "" {
+		var err error
+		if uid, gid, err = lookUpUser(userName, groupName != ""); err != nil {
+			return nil, err
+		}
+	}
+	if groupName != "" {
+		var err error
+		if gid, err = lookUpGroup(groupName); err != nil {
+			return nil, err
+		}
+	}
+	if os.Geteuid() != 0 && uid == os.Geteuid() && gid == os.Getegid() {
+		return nil, nil //nolint:nilnil // documented
+	}
+	if !process.MayChangeUser() {
+		return nil, fmt.Errorf("it is to run as user %d and group %d, which only root can let it, or a process with CAP_SETUID, CAP_SETGID "+
+			"and CAP_KILL; this process is user %d: run it as root or with these, or configure neither user nor group", uid, gid, os.Geteuid())
+	}
+	return &process.User{UID: uint32(uid), GID: uint32(gid)}, nil
+}
+
+// CheckUser says whether a plugin can run as a user, and with this group or, if that is empty, the user's: somebody has to be that. Whether
+// this process may let it is found out by the launch.
+func CheckUser(name, group string) error {
+	if name == "" {
+		return nil
+	}
+	_, _, err := lookUpUser(name, group != "")
+	return err
+}
+
+// UserID returns the number of a user as which a plugin may run; without a name, that of this process.
+func UserID(name string) (uint32, error) {
+	if name == "" {
+		return uint32(os.Geteuid()), nil
+	}
+	uid, _, err := lookUpUser(name, true)
+	return uint32(uid), err
+}
+
+// CheckGroup says so of a group.
+func CheckGroup(group string) error {
+	if group == "" {
+		return nil
+	}
+	_, err := lookUpGroup(group)
+	return err
+}
+
+// lookUpUser returns a user and his group. A number that nobody has is a user without a group.
+func lookUpUser(name string, hasGroup bool) (uid, gid int, err error) {
+	found, err := user.Lookup(name)
+	if number, ok := parseID(name); err != nil && ok {
+		if found, err = user.LookupId(name); err != nil {
+			if hasGroup {
+				return number, 0, nil
+			}
+			return 0, 0, fmt.Errorf("it is to run as user %s, who is not known here, and so neither is his group: configure a group too", name)
+		}
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("it is to run as user %s: %w", name, err)
+	}
+	uid, uok := parseID(found.Uid)
+	gid, gok := parseID(found.Gid)
+	if !uok || !gok {
+		return 0, 0, fmt.Errorf("it is to run as user %s: %w", name, errors.ErrUnsupported)
+	}
+	return uid, gid, nil
+}
+
+func lookUpGroup(name string) (int, error) {
+	found, err := user.LookupGroup(name)
+	if err == nil {
+		name = found.Gid
+	}
+	if gid, ok := parseID(name); ok {
+		return gid, nil
+	}
+	return 0, fmt.Errorf("it is to run as group %s: %w", name, err)
+}
+
+// parseID reads a user or group number. The highest one means "no change" to the system.
+func parseID(s string) (int, bool) {
+	const none = 1<<32 - 1
+	n, err := strconv.ParseUint(s, 10, 32)
+	return int(n), err == nil && n != none
+}
+
+// admitUser lets the process run as a user, who has to reach the host's socket and, if the plugin serves, to make its own. The user is nil
+// if it is that of this process. A foreign plugin does neither: its socket is this process's, which must not make it where somebody else
+// can put links. room is a directory that it has made, empty if none.
+func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) (room string, err error) {
+	if spec.User == "" && spec.Group == "" {
+		return "", nil
+	}
+	s.User = as
+	reaches := as != nil && spec.Foreign == nil
+	other := reaches && int(as.UID) != os.Geteuid()
+	if other {
+		// The directory cannot be listed, and those who connect are checked.
+		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir.path, 0o711)); err != nil {
+			return "", fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
+		}
+	}
+	if as != nil && spec.OwnDir != "" {
+		if err := giveDir(spec.OwnDir, filepath.Dir(spec.PluginSocket), as); err != nil {
+			return "", fmt.Errorf("give user %d the directory in which it makes its files: %w", as.UID, err)
+		}
+	}
+	if spec.PluginSocket == "" {
+		return "", nil
+	}
+	dir, err := process.Resolve(filepath.Dir(spec.PluginSocket))
+	// gofail: var hostRoom string
+	// err = errors.New(hostRoom)
+	if err == nil {
+		err = os.Mkdir(dir, 0o700)
+	}
+	if errors.Is(err, os.ErrExist) {
+		return "", nil // The caller has made it as he wants it.
+	}
+	if err == nil {
+		room = dir
+		s.Remove = append(s.Remove, dir)
+	}
+	if err == nil && reaches {
+		err = os.Lchown(dir, int(as.UID), int(as.GID))
+	}
+	if err == nil && other {
+		err = makeSearchable(filepath.Dir(dir))
+	}
+	if err != nil {
+		return room, fmt.Errorf("make a directory in which it can serve as another user or group: %w", err)
+	}
+	return room, nil
+}
+
+// giveDir gives a directory to a user, and lets everybody pass through those above it up to top.
+func giveDir(dir, top string, to *process.User) error {
+	if err := os.Lchown(dir, int(to.UID), int(to.GID)); err != nil {
+		return err
+	}
+	for dir != top && dir != filepath.Dir(dir) {
+		dir = filepath.Dir(dir)
+		if err := makeSearchable(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeSearchable lets everybody pass through a directory, who still cannot list it.
+func makeSearchable(dir string) error {
+	const search = 0o001
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode()&search != 0 {
+		return err
+	}
+	return os.Chmod(dir, info.Mode()|search) // which keeps its sticky and setgid bits
 }

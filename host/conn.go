@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
+	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -114,3 +118,175 @@ func (peerCredentials) Info() credentials.ProtocolInfo {
 func (p peerCredentials) Clone() credentials.TransportCredentials { return p }
 
 func (peerCredentials) OverrideServerName(string) error { return nil }
+
+// calls are the connections and the running calls of one plugin.
+type calls struct {
+	mu      sync.Mutex
+	ended   bool
+	conns   map[*conn]struct{}
+	running int
+	idle    chan struct{} // made by finish if there are connections, and closed when there are none
+}
+
+var (
+	errTooManyConns = errors.New("the plugin has too many connections to its host")
+	errEnded        = errors.New("the plugin has ended")
+)
+
+// connect counts a connection.
+func (k *calls) connect(c *conn) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.ended:
+		return errEnded
+	case len(k.conns) == maxConns:
+		return errTooManyConns
+	case k.conns == nil:
+		k.conns = map[*conn]struct{}{}
+	}
+	k.conns[c] = struct{}{}
+	return nil
+}
+
+// disconnect is told that a connection is closed.
+func (k *calls) disconnect(c *conn) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.conns, c)
+	if k.idle != nil && len(k.conns) == 0 {
+		close(k.idle)
+		k.idle = nil
+	}
+}
+
+// begin counts a call, of which so many may run. Every call that could begin has to end.
+func (k *calls) begin(most int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.ended:
+		return status.Error(codes.PermissionDenied, errEnded.Error())
+	case k.running == most:
+		return status.Errorf(codes.ResourceExhausted, "the plugin has %d calls to its host open already", k.running)
+	}
+	k.running++
+	return nil
+}
+
+func (k *calls) end() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.running--
+}
+
+// finish lets no connection and no call begin any more. The kernel has closed the plugin's ends of the connections when all its
+// processes have ended, and what they had sent is still read. A connection that a stranger was handed is closed after patience.
+func (k *calls) finish(patience time.Duration) {
+	k.mu.Lock()
+	k.ended = true
+	if len(k.conns) == 0 {
+		k.mu.Unlock()
+		return
+	}
+	idle := make(chan struct{})
+	k.idle = idle
+	k.mu.Unlock()
+
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return
+	case <-timer.C:
+	}
+	k.mu.Lock()
+	open := make([]*conn, 0, len(k.conns))
+	for c := range k.conns {
+		open = append(open, c)
+	}
+	k.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close() // says nothing that matters any more
+	}
+}
+
+// maxUnknown bounds the connections over loopback that have not shown a ticket. Everybody on the machine can make one, so the oldest goes
+// for a newer one: a plugin shows its ticket at once.
+const maxUnknown = 64
+
+// loopbackListener accepts on 127.0.0.1.
+type loopbackListener struct {
+	net.Listener
+}
+
+func (l loopbackListener) Accept() (net.Conn, error) {
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &conn{Conn: accepted, protocol: ProtocolCIPD}, nil
+}
+
+// loopbackPort returns the port of 127.0.0.1 on which the host is served; the first call opens it.
+func (s *server) loopbackPort() (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.port != 0 {
+		return s.port, nil
+	}
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return 0, fmt.Errorf("listen on 127.0.0.1 for plugins of CIPD: %w", err)
+	}
+	at, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return 0, errors.Join(fmt.Errorf("listening on 127.0.0.1 has the address %v", l.Addr()), l.Close())
+	}
+	s.port = at.Port
+	s.done.Go(func() { _ = s.grpc.Serve(loopbackListener{l}) }) // ends with stop, and with nothing else that could be told
+	return s.port, nil
+}
+
+// meet lets in a connection over loopback, for a moment if it shows no ticket.
+func (s *server) meet(c *conn) {
+	timer := time.AfterFunc(handshakeTimeout, func() { _ = c.Close() })
+	c.count(func() {
+		timer.Stop()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.unknown = slices.DeleteFunc(s.unknown, func(u *conn) bool { return u == c })
+	})
+	s.mu.Lock()
+	var oldest *conn
+	if len(s.unknown) == maxUnknown {
+		oldest = s.unknown[0]
+		s.unknown = slices.Delete(s.unknown, 0, 1)
+	}
+	s.unknown = append(s.unknown, c)
+	s.mu.Unlock()
+	if oldest != nil {
+		_ = oldest.Close() // says nothing that matters
+	}
+}
+
+// claim says whether a connection may be used with the ticket of a plugin. The first ticket that is shown over loopback makes the
+// connection that plugin's.
+func (c *conn) claim(p *PluginProcess) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.plugin == p:
+		return nil
+	case c.plugin != nil || c.unix != nil:
+		return fmt.Errorf("the ticket is that of plugin %q", p.name)
+	case c.isClosed:
+		return errEnded
+	}
+	if err := p.calls.connect(c); err != nil {
+		return err
+	}
+	c.closed()
+	c.plugin, c.closed = p, func() { p.calls.disconnect(c) }
+	return nil
+}

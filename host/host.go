@@ -1,3 +1,15 @@
+// Package host launches plugins as subprocesses, gives each of them the services of the host that its [Controller] grants, and
+// asks admission plugins whether packages may be deployed. It follows the host package of the CIPD plugin system.
+//
+// A launched plugin reads a line from its standard input that names a Unix socket and a ticket ([handshake.Handshake]); with the
+// two it can call its host, as api/patchbay/plugin/v1 says. One gRPC server serves all plugins of a [Host]. A plugin cannot
+// outlive its host unless its [Spec] says so, and what it prints becomes log records.
+//
+// On Linux each launch marks every descriptor of this process above 2 to be closed when it executes a program, also one that it executes
+// without this package: what that is to inherit has to be given to it, as with ExtraFiles of [os/exec.Cmd].
+//
+// The package does not start a plugin again when it has ended, and does not know what a plugin serves: sockets that plugins make
+// are found and registered by package pluginwatcher, whoever started them.
 package host
 
 import (
@@ -11,6 +23,9 @@ import (
 	"sync"
 	"time"
 	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
@@ -198,4 +213,116 @@ func (h *Host) warn(message string, args ...any) {
 	if h.Logger != nil {
 		h.Logger.Warn(message, args...)
 	}
+}
+
+var (
+	// ErrTerminated is the error of a plugin process that exited with status 0.
+	ErrTerminated = errors.New("terminated with 0 exit code")
+	// ErrClosed is wrapped by the errors of a [Host] that is closed.
+	ErrClosed = errors.New("the plugin host is closed")
+	// ErrNotInitialized is wrapped by the errors of a [Host] before [Host.Initialize].
+	ErrNotInitialized = errors.New("the plugin host is not initialized")
+)
+
+// Why an admission check has no answer of the plugin. Each of them is a refusal for now: a later check asks again.
+var (
+	// ErrAborted is wrapped by the error of a check whose plugin terminates: because the admission plugin was closed or, and then
+	// [ErrCrashed] is wrapped too, by itself.
+	ErrAborted = errors.New("the admission plugin is terminating")
+	// ErrCrashed is wrapped by the error of a check whose plugin could not be started, or ended before it answered.
+	ErrCrashed error = crashed{}
+	// ErrTimeout is wrapped by the error of a check that was not answered in time.
+	ErrTimeout = errors.New("the admission plugin has not answered in time")
+	// ErrProtocol is wrapped by the error of a check whose plugin speaks another version of the protocol, or breaks it.
+	ErrProtocol = errors.New("the admission plugin does not speak the protocol of this host")
+	// ErrQueueFull is wrapped by the error of a check that found too many others waiting. Its gRPC code is ResourceExhausted.
+	ErrQueueFull = status.Error(codes.ResourceExhausted, "too many admission checks are waiting")
+)
+
+// crashed is the type of ErrCrashed, which is an ErrAborted as well.
+type crashed struct{}
+
+func (crashed) Error() string { return "the admission plugin ended before it answered" }
+func (crashed) Unwrap() error { return ErrAborted }
+
+// EventKind says what happened.
+type EventKind string
+
+// The kinds of events.
+const (
+	// EventLaunched is sent when a plugin was started.
+	EventLaunched EventKind = "launched"
+	// EventTerminated is sent when a plugin has ended; Err is its [PluginProcess.Err].
+	EventTerminated EventKind = "terminated"
+	// EventDenied is sent when a call to the host was refused: it had no ticket or a wrong one, came from a stranger, or was to a
+	// service that is not granted. At most 10 a second are sent for each plugin, and as many for all strangers.
+	EventDenied EventKind = "denied"
+	// EventLeftover is sent when a plugin ended and left processes behind, which were killed.
+	EventLeftover EventKind = "leftover"
+)
+
+// Event is something that happened to a launched plugin.
+type Event struct {
+	Time time.Time
+	Kind EventKind
+	// Plugin is the name of the plugin; empty for a stranger.
+	Plugin string
+	// PID is the process of the plugin, or for EventDenied the one that called; zero if it is not known.
+	PID int
+	// Message says what happened, for people.
+	Message string
+	// Err is set for EventTerminated only.
+	Err error
+}
+
+// maxDenials bounds the events of refused calls in a second, per plugin.
+const maxDenials = 10
+
+// quota lets a number of events through in each second.
+type quota struct {
+	mu         sync.Mutex
+	since      time.Time
+	n          int
+	suppressed int
+}
+
+// take reports whether an event may be sent, and how many were not since the last one.
+func (q *quota) take(now time.Time) (suppressed int, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if now.Sub(q.since) >= time.Second {
+		q.since, q.n = now, 0
+	}
+	if q.n == maxDenials {
+		q.suppressed++
+		return 0, false
+	}
+	q.n++
+	suppressed, q.suppressed = q.suppressed, 0
+	return suppressed, true
+}
+
+type loggerKey struct{}
+
+// WithLogger returns a context that carries the logger for the records of plugins: what they print and what they log through
+// their host. It is meant for [Host].PluginsContext and for the contexts of LaunchPlugin and NewAdmissionPlugin. A nil logger is
+// that of no log.
+func WithLogger(ctx context.Context, logger *slog.Logger) context.Context {
+	return context.WithValue(ctx, loggerKey{}, logger)
+}
+
+// handlerOf returns the handler of the logger in the first context that carries one; nil if none does.
+func handlerOf(contexts ...context.Context) slog.Handler {
+	for _, ctx := range contexts {
+		if ctx == nil {
+			continue
+		}
+		if logger, ok := ctx.Value(loggerKey{}).(*slog.Logger); ok {
+			if logger == nil {
+				return nil
+			}
+			return logger.Handler()
+		}
+	}
+	return nil
 }

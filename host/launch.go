@@ -1,15 +1,23 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -271,4 +279,109 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 		return adopted, fmt.Errorf("cannot adopt all plugins: %w", err)
 	}
 	return adopted, nil
+}
+
+// environment returns the environment of a plugin: what is listed, or that of this process, and what announces the handshake, if it is
+// Patchbay's. The last value of a variable counts, as it does in package os/exec; programs do not agree on which they take.
+func environment(listed []string, protocol Protocol) []string {
+	if listed == nil {
+		listed = os.Environ()
+	}
+	env := make([]string, 0, len(listed)+1)
+	seen := map[string]bool{}
+	for _, entry := range slices.Backward(append(listed[:len(listed):len(listed)], handshake.Env+"="+handshake.EnvValue)) {
+		name, _, _ := strings.Cut(entry, "=")
+		if seen[name] || name == handshake.Env && protocol != ProtocolPatchbay {
+			continue
+		}
+		seen[name] = true
+		env = append(env, entry)
+	}
+	slices.Reverse(env)
+	return env
+}
+
+// Protocol is what a launched plugin speaks with its host.
+type Protocol string
+
+const (
+	// ProtocolPatchbay is that of api/patchbay/plugin/v1, on a Unix socket. It is the one of a plugin for which none is named.
+	ProtocolPatchbay Protocol = "patchbay"
+	// ProtocolCIPD is that of the plugins of CIPD: they call cipd.plugin.Host and, if they are granted admissions, cipd.plugin.Admissions.
+	// They do so over TCP on 127.0.0.1, where the kernel does not tell who calls: whoever learns the ticket can call as the plugin until that
+	// has ended. The host listens there only when such a plugin was launched, on one port for all of them.
+	ProtocolCIPD Protocol = "cipd"
+)
+
+// protocolForeign is that of plugins with a [Foreign].
+const protocolForeign Protocol = "foreign"
+
+// orDefault fails for a protocol that is not known.
+func (p Protocol) orDefault() (Protocol, error) {
+	switch p {
+	case "":
+		return ProtocolPatchbay, nil
+	case ProtocolPatchbay, ProtocolCIPD:
+		return p, nil
+	default:
+		return "", fmt.Errorf("the protocol %q is not known: it is %q or %q", p, ProtocolPatchbay, ProtocolCIPD)
+	}
+}
+
+// ticketKey is the metadata that carries the ticket.
+func (p Protocol) ticketKey() string {
+	if p == ProtocolCIPD {
+		return cipd.TicketKey
+	}
+	return handshake.TicketKey
+}
+
+// notGranted is the code for a service that a plugin may not call.
+func (p Protocol) notGranted() codes.Code {
+	if p == ProtocolCIPD {
+		return codes.Unimplemented
+	}
+	return codes.PermissionDenied
+}
+
+// maxCalls is how many calls of a plugin may run. A plugin of CIPD makes a call for each answer and loses those that are refused, so only
+// its connections bound them.
+func (p Protocol) maxCalls() int {
+	if p == ProtocolCIPD {
+		return maxConns * maxStreams
+	}
+	return maxCalls
+}
+
+// handshakeLine is what a plugin gets on its standard input.
+func (p *PluginProcess) handshakeLine() ([]byte, error) {
+	if p.protocol == protocolForeign {
+		return nil, nil
+	}
+	var line bytes.Buffer
+	if p.protocol == ProtocolCIPD {
+		port, err := p.host.server.loopbackPort()
+		if err == nil {
+			err = cipd.WriteHandshake(&line, port, p.ticket.String())
+		}
+		return line.Bytes(), err
+	}
+	err := handshake.Write(&line, handshake.Handshake{
+		HostSocket: p.host.server.path, Ticket: p.ticket.String(), PluginSocket: p.pluginSocket,
+	})
+	return line.Bytes(), err
+}
+
+// Foreign stands between a host and a plugin that speaks another protocol than the host's own; see [Spec]. Such a plugin is told nothing
+// on its standard input, which ends when the plugin is terminated, and cannot call its host. What it prints goes into its log.
+type Foreign interface {
+	// Hello is called first, and reads from standard output what is not meant for the log. It returns when it has seen enough, or with
+	// the first error: when the plugin has ended there is one.
+	Hello(stdout io.Reader)
+	// Stop asks the plugin to end. It is called, concurrently too, by each [PluginProcess.Terminate], while it waits as long as
+	// [Grace].Stdin says; ctx ends when that call does.
+	Stop(ctx context.Context)
+	// Ended is called once, after Done of the process was closed, or after the host has given up waiting for that. The host's Close waits
+	// until it returns.
+	Ended()
 }

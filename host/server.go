@@ -2,12 +2,18 @@ package host
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -266,4 +272,126 @@ func connOf(ctx context.Context) (*conn, error) {
 		}
 	}
 	return nil, status.Error(codes.Unauthenticated, "the caller is not known")
+}
+
+// dispatch passes a call to the method of the service.
+func (s service) dispatch(method string, stream grpc.ServerStream) error {
+	for i := range s.desc.Methods {
+		if m := &s.desc.Methods[i]; m.MethodName == method {
+			reply, err := m.Handler(s.impl, stream.Context(), stream.RecvMsg, nil)
+			if err != nil {
+				return err
+			}
+			return stream.SendMsg(reply)
+		}
+	}
+	for i := range s.desc.Streams {
+		if d := &s.desc.Streams[i]; d.StreamName == method {
+			return d.Handler(s.impl, stream)
+		}
+	}
+	return status.Errorf(codes.Unimplemented, "the service %s has no method %s", s.desc.ServiceName, method)
+}
+
+// ticket proves which plugin calls. Its number is no secret and finds the plugin; its secret is compared in constant time.
+type ticket struct {
+	number uint64
+	secret [32]byte
+}
+
+func newTicket(number uint64) ticket {
+	t := ticket{number: number}
+	_, _ = rand.Read(t.secret[:]) // never fails
+	return t
+}
+
+// String is the form in which a plugin presents its ticket.
+func (t ticket) String() string {
+	return strconv.FormatUint(t.number, 36) + "." + base64.RawURLEncoding.EncodeToString(t.secret[:])
+}
+
+// equal compares two tickets, in a time that does not depend on the secrets.
+func (t ticket) equal(other ticket) bool {
+	return t.number == other.number && subtle.ConstantTimeCompare(t.secret[:], other.secret[:]) == 1
+}
+
+// parseTicket is the inverse of String. It accepts nothing that String does not produce.
+func parseTicket(s string) (t ticket, ok bool) {
+	number, secret, found := strings.Cut(s, ".")
+	if !found || len(secret) != base64.RawURLEncoding.EncodedLen(len(t.secret)) {
+		return ticket{}, false
+	}
+	n, err := strconv.ParseUint(number, 36, 64)
+	if err != nil || strconv.FormatUint(n, 36) != number {
+		return ticket{}, false
+	}
+	t.number = n
+	// The length is right, so only characters that do not belong there, line breaks included, make fewer bytes.
+	decoded, err := base64.RawURLEncoding.Strict().Decode(t.secret[:], []byte(secret))
+	return t, err == nil && decoded == len(t.secret)
+}
+
+const (
+	// maxPath is the longest path of a Unix socket that all systems can connect to.
+	maxPath = 103
+
+	dirPrefix  = "patchbay-host-"
+	socketName = "host.sock"
+)
+
+// privateDir is a directory of mode 0700, with a path that is short enough for a socket in it. While its host lives it is locked, so
+// others can tell it from what a host left that was killed.
+type privateDir struct {
+	path string
+	lock *os.File
+}
+
+func makePrivateDir() (privateDir, error) {
+	parent := tempDir()
+	removeStale(parent)
+	for {
+		// gofail: var hostPrivateDir struct{}
+		// return privateDir{}, &os.PathError{Op: "mkdir", Path: parent, Err: os.ErrPermission}
+		path, err := os.MkdirTemp(parent, dirPrefix)
+		if err != nil {
+			return privateDir{}, err
+		}
+		lock, err := sock.HoldDir(path)
+		if err == nil {
+			return privateDir{path, lock}, nil
+		}
+		_ = os.Remove(path)
+		// Another host that starts may have looked at it before it was locked.
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, os.ErrNotExist) {
+			return privateDir{}, err
+		}
+	}
+}
+
+// remove removes the directory with what is in it.
+func (d privateDir) remove() error { return errors.Join(os.RemoveAll(d.path), d.lock.Close()) }
+
+func tempDir() string {
+	const random = "4294967295"
+	if dir := os.TempDir(); len(filepath.Join(dir, dirPrefix+random, socketName)) <= maxPath {
+		return dir
+	}
+	return "/tmp"
+}
+
+// removeStale removes what hosts of this user have left that were killed.
+func removeStale(parent string) {
+	dirs, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*")) // the pattern is well-formed
+	for _, dir := range dirs {
+		lock, err := sock.HoldDir(dir)
+		if err != nil {
+			continue
+		}
+		path := filepath.Join(dir, socketName)
+		if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
+			_ = os.Remove(path)
+		}
+		_ = os.Remove(dir) // if it is empty
+		_ = lock.Close()
+	}
 }

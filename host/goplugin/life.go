@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -245,4 +246,83 @@ func (l *life) close() {
 	if l.dir != "" {
 		_ = os.RemoveAll(l.dir) // the library does so too, if the process was started
 	}
+}
+
+// process is the process of a plugin as the library sees it. It implements [runner.Runner].
+type process struct {
+	*life
+	start func() error
+}
+
+// Start implements [runner.Runner].
+func (p *process) Start(context.Context) error { return p.start() }
+
+// Diagnose implements [runner.Runner]. The log has what there is to say.
+func (*process) Diagnose(context.Context) string { return "" }
+
+// Stdout has the first line only. It implements [runner.Runner].
+func (p *process) Stdout() io.ReadCloser { return p.hello }
+
+// Stderr has nothing: it goes into the log. It implements [runner.Runner].
+func (*process) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
+
+// Name implements [runner.Runner].
+func (p *process) Name() string { return p.spec.Name }
+
+// Wait implements [runner.Runner].
+func (p *process) Wait(context.Context) error {
+	select {
+	case <-p.process.Done():
+	case <-p.gone:
+	}
+	return nil
+}
+
+// Kill implements [runner.Runner].
+func (p *process) Kill(context.Context) error {
+	p.kill()
+	return nil
+}
+
+// ID implements [runner.Runner]. A process that could not be started has none.
+func (p *process) ID() string {
+	if p.process == nil {
+		return ""
+	}
+	return strconv.Itoa(p.process.PID())
+}
+
+// PluginToHost implements [runner.Runner]: the plugin sees the addresses that its host sees.
+func (*process) PluginToHost(network, address string) (string, string, error) {
+	return network, address, nil
+}
+
+// HostToPlugin implements [runner.Runner].
+func (*process) HostToPlugin(network, address string) (string, string, error) {
+	return network, address, nil
+}
+
+// stdio brings what the library hands over of a plugin's output into its log, through a pipe because that is what a log reads. The library
+// replaces the plugin's standard output and error when it has started, and sends what is printed from then on as calls.
+type stdio struct {
+	readEnd, write *os.File
+	reading        sync.WaitGroup
+}
+
+func (s *stdio) open() (err error) {
+	if s.readEnd, s.write, err = os.Pipe(); err != nil {
+		return fmt.Errorf("make a pipe: %w", err)
+	}
+	return nil
+}
+
+func (s *stdio) read(log *host.Log, source output.Source) {
+	s.reading.Go(func() { _ = log.ReadFrom(s.readEnd, source) }) // a pipe of this process can be read
+}
+
+// close waits until all that was written is in the log. It may be called after an open that failed.
+func (s *stdio) close() {
+	_ = s.write.Close()
+	s.reading.Wait()
+	_ = s.readEnd.Close()
 }

@@ -1,3 +1,20 @@
+// Package output turns what a launched plugin prints, and what it logs through its host, into structured log records: bounded in
+// memory and in rate, and without ever making the plugin wait.
+//
+// The goroutine that drains a pipe frames lines and copies them into a ring of bytes, and does nothing else. A line is taken apart when
+// somebody reads it from there: Tail, Follow, or the goroutine that hands records to the log of the host and that exists only while there
+// are some to hand over. So neither a slow log nor a line that is costly to read delays the plugin. Who cannot keep up with the ring loses
+// records and is told how many. Lines above the rate limit are only counted, except the very last ones before the end of the
+// output: why a plugin died stands there.
+//
+// Recognised are JSON lines with the keys of slog, zap, zerolog, logrus and hclog, the text of hclog and of slog (logfmt), the headers of
+// klog, the prefix of Go's log package, and the dumps of the Go runtime. Everything else is a message as it stands. Unless a line says
+// otherwise its level is Info on both streams, as journald has it (systemd.exec, SyslogLevel=): Go's log package, klog and most others
+// write all that they have to say to standard error, so the stream says nothing about how serious a line is. Control characters and
+// invalid UTF-8 are escaped wherever they are.
+//
+// It starts no processes and writes no files: the pipes are those of package host, and where records end up is for the slog.Handler to
+// say.
 package output
 
 import (
@@ -250,4 +267,162 @@ func (l *Log) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// Source says how a record came.
+type Source string
+
+// The sources of records.
+const (
+	Stdout Source = "stdout"
+	Stderr Source = "stderr"
+	RPC    Source = "log"  // through the Log call of the host's gRPC service
+	Host   Source = "host" // a record of this package, about others that are missing
+)
+
+// Record is one line of output, or one record that the plugin logged through its host. Its strings hold neither control characters but
+// tabs nor invalid UTF-8.
+type Record struct {
+	Seq     uint64    // 1 for the first record of a Log, and one more for each that follows
+	Time    time.Time // when it was made, if the line says so and names its zone; else when it arrived
+	Level   slog.Level
+	Message string
+	Attrs   []slog.Attr
+	Source  Source
+}
+
+// The attributes that every forwarded record has: the plugin's name, and how it came.
+const pluginKey, streamKey = "plugin", "stream"
+
+// Config says whose output it is, where it goes, and how much of it. Zero values stand for the defaults.
+type Config struct {
+	Name    string       // the plugin's name, which every forwarded record carries as the attribute "plugin"
+	Handler slog.Handler // where records are forwarded to; nil: nowhere
+	MaxLine int          // bytes of a line that are kept; default 64 KiB
+	Rate    int          // lines per second that are kept and forwarded; default 1,000, negative: no limit. A line counts once per begun KiB
+	Burst   int          // lines that may come at once; default 2,000, at least a tenth of Rate
+	Keep    int          // bytes that are held for Tail, Follow and the Handler; default 256 KiB. They are allocated as they are needed
+}
+
+const (
+	defaultMaxLine = 64 << 10
+	defaultRate    = 1000
+	defaultBurst   = 2000 // lines of 100 bytes that fill the default of Keep
+	defaultKeep    = 256 << 10
+)
+
+func (c Config) withDefaults() Config {
+	set := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	set(&c.MaxLine, defaultMaxLine)
+	set(&c.Rate, defaultRate)
+	set(&c.Burst, defaultBurst)
+	set(&c.Keep, defaultKeep)
+	return c
+}
+
+// Stats counts since the Log was made. Lines is the sum of those that were kept, those that were dropped, blank lines, and those for which
+// that is not decided yet.
+type Stats struct {
+	Lines   uint64 // lines that ended, and logged records
+	Bytes   uint64 // bytes of them
+	Dropped uint64 // lines above the rate limit, which nobody sees
+	Cut     uint64 // lines and records that were kept, but not with all their bytes
+	Missed  uint64 // records for which the Handler was too slow
+}
+
+// forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
+func (l *Log) forward() {
+	l.mu.Lock()
+	c := l.position
+	for {
+		data, missed := l.ring.read(&c)
+		if len(data) == 0 {
+			break
+		}
+		l.stats.Missed += missed
+		l.mu.Unlock()
+		if missed > 0 {
+			r := missing("records missed: the log is too slow", missed)
+			r.Time = time.Now()
+			l.hand(sourceFlags(Host), r)
+		}
+		for len(data) > 0 {
+			var e entry
+			e, data = c.advance(data)
+			l.hand(e.flags&sourceMask, e.record(0))
+		}
+		l.mu.Lock()
+	}
+	l.position = c
+	close(l.sending)
+	l.sending = nil
+	l.mu.Unlock()
+}
+
+// hand gives one record to the Handler. Its error has nowhere to be told: it is the log that fails.
+func (l *Log) hand(source flags, r Record) {
+	ctx := context.Background()
+	h := l.handler[source]
+	if !h.Enabled(ctx, r.Level) {
+		return
+	}
+	record := slog.NewRecord(r.Time, r.Level, r.Message, 0)
+	for _, a := range r.Attrs {
+		if reserved(a.Key) {
+			a.Key = "plugin." + a.Key
+		}
+		record.AddAttrs(a)
+	}
+	_ = h.Handle(ctx, record)
+}
+
+// reserved says whether a key is one that records have in the log. An attribute of the plugin must not have it too: of two equal keys, most
+// readers of JSON take the last, and a plugin could log in the name of another.
+func reserved(key string) bool {
+	switch key {
+	case slog.TimeKey, slog.LevelKey, slog.MessageKey, slog.SourceKey, pluginKey, streamKey:
+		return true
+	}
+	return false
+}
+
+// refill is how often a limiter hands out what has come together. In one piece, because lines that belong together then more often
+// come through together, or not at all.
+const refill = 100 * time.Millisecond
+
+// limiter is a token bucket.
+type limiter struct {
+	rate   float64 // tokens per second; negative: no limit
+	burst  float64
+	tokens float64
+	last   time.Time
+}
+
+func newLimiter(rate, burst int) limiter {
+	b := float64(max(burst, rate/10, 1))
+	return limiter{rate: float64(rate), burst: b, tokens: b}
+}
+
+// advance tells the limiter what time it is.
+func (l *limiter) advance(now time.Time) {
+	if elapsed := now.Sub(l.last); elapsed >= refill {
+		l.tokens = min(l.burst, l.tokens+l.rate*elapsed.Seconds())
+		l.last = now
+	}
+}
+
+// take says whether a line of n bytes may pass. A long line may take more than there is, which the next ones pay for.
+func (l *limiter) take(n int) bool {
+	if l.rate < 0 {
+		return true
+	}
+	if l.tokens < 1 {
+		return false
+	}
+	l.tokens -= float64(1 + n/1024)
+	return true
 }

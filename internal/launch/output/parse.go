@@ -2,8 +2,12 @@ package output
 
 import (
 	"log/slog"
+	"math"
+	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // record takes e apart.
@@ -143,4 +147,318 @@ func digits[S string | []byte](s S) bool {
 		}
 	}
 	return true
+}
+
+// isKlog says whether line begins with the header of klog: "I0102 15:04:05.000000    1234 file.go:56] ".
+func isKlog[S string | []byte](line S) bool {
+	return len(line) > len("I0102 15:04:05.000000 ") && (line[0] == 'I' || line[0] == 'W' || line[0] == 'E' || line[0] == 'F') &&
+		digits(line[1:5]) && line[5] == ' ' && digits(line[6:8]) && line[8] == ':' && digits(line[9:11]) && line[11] == ':' &&
+		digits(line[12:14]) && line[14] == '.' && digits(line[15:21]) && line[21] == ' '
+}
+
+// parseKlog takes a line of klog apart, which may be structured: `"message" key="value"`. It has no year and no zone, so the time of
+// arrival stays.
+func parseKlog(line string, r *Record) bool {
+	if !isKlog(line) {
+		return false
+	}
+	head, message, ok := strings.Cut(line, "] ")
+	if !ok {
+		return false
+	}
+	switch line[0] {
+	case 'W':
+		r.Level = slog.LevelWarn
+	case 'E':
+		r.Level = slog.LevelError
+	case 'F':
+		r.Level = levelFatal
+	default:
+		r.Level = slog.LevelInfo
+	}
+	r.Attrs = append(r.Attrs, slog.String("caller", clean(head[strings.LastIndexByte(head, ' ')+1:])))
+	if quoted, rest, ok := token(message); ok && message != "" && message[0] == '"' {
+		attrs, ok := logfmt(strings.TrimPrefix(rest, " "))
+		if ok || rest == "" {
+			r.Message = quoted
+			r.Attrs = append(r.Attrs, attrs...)
+			return true
+		}
+	}
+	r.Message = clean(message)
+	return true
+}
+
+// parseLogfmt takes a line apart that consists of key=value pairs, as the text handler of package slog writes it. It must have a level or
+// a message.
+func parseLogfmt(line string, r *Record) bool {
+	if i := strings.IndexByte(line, '='); i < 0 || i > len("timestamp") || roleOf(line[:i]) == roleNone {
+		return false
+	}
+	attrs, ok := logfmt(line)
+	if !ok {
+		return false
+	}
+	var f fields
+	n := 0
+	for _, attr := range attrs {
+		if !f.take(attr.Key, attr.Value, r) {
+			attrs[n] = attr
+			n++
+		}
+	}
+	if !f.recognised() {
+		return false
+	}
+	r.Attrs = append(r.Attrs, attrs[:n]...)
+	return true
+}
+
+// logfmt reads key=value pairs separated by spaces, at least one.
+func logfmt(s string) (attrs []slog.Attr, ok bool) {
+	attrs = make([]slog.Attr, 0, 4)
+	for s = strings.TrimRight(s, " "); s != ""; {
+		key, rest, ok := token(s)
+		if !ok || key == "" || rest == "" || rest[0] != '=' {
+			return nil, false
+		}
+		value, rest, ok := token(rest[1:])
+		if !ok || rest != "" && rest[0] != ' ' {
+			return nil, false
+		}
+		attrs = append(attrs, slog.String(key, value))
+		s = strings.TrimLeft(rest, " ")
+	}
+	return attrs, len(attrs) > 0
+}
+
+// token takes a quoted string, or what stands before a space or an equals sign, off s. Values with equals signs have to be quoted, as
+// slog, hclog and klog do it.
+func token(s string) (value, rest string, ok bool) {
+	if s != "" && s[0] == '"' {
+		quoted, err := strconv.QuotedPrefix(s)
+		if err != nil {
+			return "", "", false
+		}
+		value, err = strconv.Unquote(quoted)
+		return clean(value), s[len(quoted):], err == nil
+	}
+	i := 0
+	for i < len(s) && s[i] != ' ' && s[i] != '=' {
+		if s[i] == '"' {
+			return "", "", false
+		}
+		i++
+	}
+	return clean(s[:i]), s[i:], true
+}
+
+// role is what a key means in one of the libraries whose lines are recognised.
+type role int
+
+const (
+	roleNone role = iota
+	roleTime
+	roleLevel
+	roleMessage
+)
+
+func roleOf(key string) role {
+	switch key {
+	case "time", "ts", "timestamp", "@timestamp", "t":
+		return roleTime
+	case "level", "lvl", "severity", "@level":
+		return roleLevel
+	case "msg", "message", "@message":
+		return roleMessage
+	}
+	return roleNone
+}
+
+// fields says which roles of a record are filled. The first key of a role fills it; another one is an attribute.
+type fields struct{ time, level, message bool }
+
+// take puts value into r if key has a role that is free and value fits.
+func (f *fields) take(key string, value slog.Value, r *Record) bool {
+	switch roleOf(key) {
+	case roleNone:
+	case roleTime:
+		if at, ok := timeOf(value); ok && !f.time {
+			r.Time, f.time = at, true
+			return true
+		}
+	case roleLevel:
+		level, ok := levelOfValue(value)
+		if ok && !f.level {
+			r.Level, f.level = level, true
+			return true
+		}
+	case roleMessage:
+		if value.Kind() == slog.KindString && !f.message {
+			r.Message, f.message = value.String(), true
+			return true
+		}
+	}
+	return false
+}
+
+// recognised says whether enough is filled to take the line for a log record.
+func (f *fields) recognised() bool { return f.level || f.message }
+
+func levelOfValue(v slog.Value) (slog.Level, bool) {
+	switch v.Kind() {
+	case slog.KindString:
+		return levelOf(v.String())
+	case slog.KindInt64:
+		return numberedLevel(v.Int64())
+	default:
+		return 0, false
+	}
+}
+
+// timeOf reads a time as text or as a number since 1970: seconds (zap, zerolog), milliseconds (pino), microseconds or nanoseconds, which
+// are told apart by their size.
+func timeOf(v slog.Value) (time.Time, bool) {
+	var number float64
+	switch v.Kind() {
+	case slog.KindString:
+		return parseTime(v.String())
+	case slog.KindInt64:
+		number = float64(v.Int64())
+	case slog.KindFloat64:
+		number = v.Float64()
+	default:
+		return time.Time{}, false
+	}
+	if number <= 0 || number > math.MaxInt64 {
+		return time.Time{}, false
+	}
+	scale := 1.0 // to seconds
+	for number/scale > 1e11 {
+		scale *= 1e3
+	}
+	if scale > 1e9 {
+		return time.Time{}, false
+	}
+	if v.Kind() == slog.KindInt64 {
+		return time.Unix(0, v.Int64()*int64(1e9/scale)), true
+	}
+	seconds, fraction := math.Modf(number / scale)
+	return time.Unix(int64(seconds), int64(math.Round(fraction*1e6))*1e3), true
+}
+
+// Levels beyond those of package slog, at its distance.
+const (
+	levelTrace = slog.LevelDebug - 4
+	levelFatal = slog.LevelError + 4
+)
+
+// levelOf returns the level that name means in one of the libraries whose lines are recognised, in upper or lower case.
+func levelOf(name string) (slog.Level, bool) {
+	var buf [len("critical")]byte
+	if len(name) > len(buf) {
+		return slogLevel(name)
+	}
+	for i := range len(name) {
+		buf[i] = name[i]
+		if c := name[i]; c >= 'A' && c <= 'Z' {
+			buf[i] += 'a' - 'A'
+		}
+	}
+	switch string(buf[:len(name)]) {
+	case "trace":
+		return levelTrace, true
+	case "debug":
+		return slog.LevelDebug, true
+	case "info", "notice":
+		return slog.LevelInfo, true
+	case "warn", "warning":
+		return slog.LevelWarn, true
+	case "error", "err":
+		return slog.LevelError, true
+	case "fatal", "panic", "dpanic", "critical", "alert", "emerg":
+		return levelFatal, true
+	}
+	return slogLevel(name)
+}
+
+// slogLevel returns the level that package slog writes as name: INFO, or ERROR+2.
+func slogLevel(name string) (slog.Level, bool) {
+	var level slog.Level
+	n := 4
+	switch {
+	case len(name) < n:
+		return 0, false
+	case name[:n] == "INFO":
+		level = slog.LevelInfo
+	case name[:n] == "WARN":
+		level = slog.LevelWarn
+	default:
+		switch n = 5; {
+		case len(name) < n:
+			return 0, false
+		case name[:n] == "DEBUG":
+			level = slog.LevelDebug
+		case name[:n] == "ERROR":
+			level = slog.LevelError
+		default:
+			return 0, false
+		}
+	}
+	if len(name) == n {
+		return level, true
+	}
+	if name[n] != '+' && name[n] != '-' {
+		return 0, false
+	}
+	offset, err := strconv.ParseInt(name[n:], 10, 16)
+	return level + slog.Level(offset), err == nil
+}
+
+// numberedLevel returns the level that a number means in bunyan and pino: 10 for trace to 60 for fatal.
+func numberedLevel(n int64) (slog.Level, bool) {
+	if n < 10 || n > 69 {
+		return 0, false
+	}
+	return slog.Level(4*(n/10) - 12), true
+}
+
+// clean returns s with everything that a terminal or a log may take for more than text as escapes of Go: control characters but tabs,
+// among them ESC and line breaks, characters that change the direction of text or show nothing, and bytes that are not UTF-8.
+func clean(s string) string {
+	for i := range len(s) {
+		if b := s[i]; b < ' ' && b != '\t' || b >= 0x7f {
+			return cleanFrom(s, i)
+		}
+	}
+	return s
+}
+
+// cleanFrom is clean for an s of which the first i bytes need nothing.
+func cleanFrom(s string, i int) string {
+	var b strings.Builder
+	done := 0
+	for i < len(s) {
+		r, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && size == 1:
+			b.WriteString(s[done:i])
+			const digits = "0123456789abcdef"
+			b.WriteString(`\x`)
+			b.WriteByte(digits[s[i]>>4])
+			b.WriteByte(digits[s[i]&15])
+			done = i + size
+		case r != '\t' && !unicode.IsGraphic(r):
+			b.WriteString(s[done:i])
+			quoted := strconv.QuoteRuneToASCII(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+			done = i + size
+		}
+		i += size
+	}
+	if done == 0 {
+		return s
+	}
+	b.WriteString(s[done:])
+	return b.String()
 }

@@ -1,8 +1,12 @@
 package process
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -131,5 +135,55 @@ func (pl *platform) close() error {
 		err = pl.cgroup.clear(time.Second)
 	}
 	pl.guard.close()
+	return err
+}
+
+// MayChangeUser says whether processes can be started as other users, and ended: by root, and with CAP_SETUID, CAP_SETGID and CAP_KILL.
+func MayChangeUser() bool {
+	if os.Geteuid() == 0 {
+		return true
+	}
+	const needed = 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_KILL
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&needed == needed
+}
+
+// dropAmbient keeps what this thread starts from inheriting the capabilities that the process was given for itself, with
+// AmbientCapabilities= of systemd for example. This process keeps them.
+func dropAmbient() {
+	// It fails only on systems that have none.
+	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+}
+
+// removeAll removes what [Spec].Remove lists, in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
+// with processes in it, for whose ends it waits at most so long; nothing tells when such a group becomes empty.
+func removeAll(paths []string, atMost time.Duration) bool {
+	for deadline := time.Now().Add(atMost); ; {
+		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path), unix.EBUSY) })
+		if len(paths) == 0 {
+			return true
+		}
+		if !time.Now().Before(deadline) {
+			return false
+		}
+		const pause = 10 * time.Millisecond
+		<-time.After(pause)
+	}
+}
+
+// removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files.
+func removeOne(path string) error {
+	dir, name := filepath.Split(path)
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	at, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(at)
+	err = unix.Unlinkat(at, name, 0)
+	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // which of them depends on the file system
+		err = unix.Unlinkat(at, name, unix.AT_REMOVEDIR)
+	}
 	return err
 }

@@ -121,3 +121,6 @@ func (c *plain) wait() error {
 	}
 	return err
 }
+
+// MayChangeUser says whether processes can be started as other users, and ended, which only root can.
+func MayChangeUser() bool { return os.Geteuid() == 0 }
