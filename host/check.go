@@ -47,20 +47,20 @@ func (h *Host) check(ctx context.Context, spec Spec, program string) (*exe.Image
 }
 
 func pinOf(spec Spec, image *exe.Image) plugin.Pin {
-	return plugin.Pin{PackageName: spec.Name, InstanceID: image.Digest().InstanceID()}
+	return plugin.Pin{PackageName: spec.Name, InstanceID: image.Digest.InstanceID()}
 }
 
 // checkInterpreter refuses a script whose interpreter is not the one that is listed.
 func checkInterpreter(image *exe.Image, listed string) error {
-	script := image.Script()
+	script := image.Script
 	switch {
 	case script == nil:
 		return nil
 	case listed == "":
 		return fmt.Errorf("%s is a script, and no interpreter is listed for it: list %s as its interpreter, if that may run it",
-			image.Path(), script.Interpreter)
+			image.Path, script.Interpreter)
 	case script.Interpreter != listed:
-		return fmt.Errorf("%s is a script for %s, and the interpreter that is listed for it is %s", image.Path(), script.Interpreter, listed)
+		return fmt.Errorf("%s is a script for %s, and the interpreter that is listed for it is %s", image.Path, script.Interpreter, listed)
 	}
 	return exe.TrustInterpreter(script.Interpreter)
 }
@@ -72,9 +72,9 @@ func execute(s *process.Spec, image *exe.Image) {
 		return
 	}
 	copied := "/proc/self/fd/" + strconv.Itoa(firstExtra+len(s.ExtraFiles))
-	s.ExtraFiles = append(s.ExtraFiles[:len(s.ExtraFiles):len(s.ExtraFiles)], image.File())
+	s.ExtraFiles = append(s.ExtraFiles[:len(s.ExtraFiles):len(s.ExtraFiles)], image.File)
 	s.Path = copied
-	if script := image.Script(); script != nil {
+	if script := image.Script; script != nil {
 		s.Path, s.Args = script.Interpreter, script.CommandLine(copied, s.Args[1:])
 	}
 }
@@ -93,7 +93,7 @@ func launchedMessage(program string, image *exe.Image) string {
 	if image == nil {
 		return "launched " + program
 	}
-	return fmt.Sprintf("launched %s, sha256 %s", program, image.Digest())
+	return fmt.Sprintf("launched %s, sha256 %s", program, image.Digest)
 }
 
 // identify finds the user and the group that a plugin is to run as; nil for those of this process.

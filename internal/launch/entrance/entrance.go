@@ -13,7 +13,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/host"
-	"github.com/patchbay-dev/patchbay/internal/launch/running"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -22,7 +22,7 @@ import (
 type Entrance struct {
 	host     *host.Host
 	plugin   plugin.AdmissionPlugin
-	programs running.Programs
+	programs exe.Programs
 }
 
 // New returns the entrance to a host, at which an admission plugin decides.
@@ -64,7 +64,7 @@ func (e *Entrance) pin(ctx context.Context, in reconciler.Instance) (plugin.Pin,
 	// err = errors.New(admissionDigest)
 	switch {
 	case err == nil:
-	case errors.Is(err, running.ErrEnded) || ctx.Err() != nil:
+	case errors.Is(err, exe.ErrEnded) || ctx.Err() != nil:
 		return pin, fmt.Errorf("plugin %s is not admitted: %w: %w", pin.PackageName, err, cache.ErrRetry)
 	default:
 		return pin, fmt.Errorf("plugin %s is not admitted, because it cannot be told what it is: %w", pin.PackageName, err)

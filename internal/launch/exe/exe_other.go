@@ -3,36 +3,24 @@
 package exe
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"os"
 )
 
-// Image is a sealed copy of a program, which this system cannot make.
-type Image struct{}
-
-// Path, Digest, Size, Script and File describe a copy.
-func (*Image) Path() string    { return "" }
-func (*Image) Digest() Digest  { return Digest{} }
-func (*Image) Size() int64     { return 0 }
-func (*Image) Script() *Script { return nil }
-func (*Image) File() *os.File  { return nil }
-
-// Release gives the image back.
-func (*Image) Release() {}
-
-// Cache keeps copies of programs.
-type Cache struct{}
-
-// Open fails: there are no files in memory that can be sealed.
-func (*Cache) Open(path string, _ *Digest) (*Image, error) {
-	return nil, fmt.Errorf("copy %s to check it: sealed files in memory: %w", path, errors.ErrUnsupported)
+// load fails: there are no files in memory that can be sealed.
+func load(string) (*Image, error) {
+	return nil, fmt.Errorf("sealed files in memory: %w", errors.ErrUnsupported)
 }
 
-// Close releases all copies.
-func (*Cache) Close() {}
+func stampAt(string) (stamp, error) { return stamp{}, errors.ErrUnsupported }
 
 // TrustInterpreter refuses an interpreter that others can change.
 func TrustInterpreter(path string) error {
 	return fmt.Errorf("the interpreter %s: %w", path, errors.ErrUnsupported)
+}
+
+// Digest fails: this system does not say what a process runs.
+func (p *Programs) Digest(_ context.Context, pid int, _ uint64) (Digest, error) {
+	return Digest{}, fmt.Errorf("%w: process %d: %w", ErrUnreadable, pid, errors.ErrUnsupported)
 }

@@ -39,7 +39,7 @@ func digestOf(content string) *Digest {
 
 func read(t testing.TB, i *Image) string {
 	t.Helper()
-	b, err := io.ReadAll(io.NewSectionReader(i.File(), 0, MaxSize))
+	b, err := io.ReadAll(io.NewSectionReader(i.File, 0, MaxSize))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,8 +54,8 @@ func TestLoad(t *testing.T) {
 	}
 	defer i.Release()
 	write(t, path, "another content")
-	if got := read(t, i); got != "content" || i.Digest() != *digestOf("content") || i.Size() != 7 || i.Path() != path || i.Script() != nil {
-		t.Errorf("the copy is %q, %d bytes of %s, digest %s", got, i.Size(), i.Path(), i.Digest())
+	if got := read(t, i); got != "content" || i.Digest != *digestOf("content") || i.Path != path || i.Script != nil {
+		t.Errorf("the copy is %q, %d bytes of %s, digest %s", got, len(got), i.Path, i.Digest)
 	}
 }
 
@@ -66,10 +66,10 @@ func TestSealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer i.Release()
-	if _, err := i.File().WriteString("x"); err == nil {
+	if _, err := i.File.WriteString("x"); err == nil {
 		t.Error("it can be written through the descriptor")
 	}
-	again, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", i.File().Fd()), os.O_RDWR, 0)
+	again, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", i.File.Fd()), os.O_RDWR, 0)
 	if err == nil { // as root
 		defer again.Close()
 		for what, try := range map[string]error{
@@ -294,16 +294,16 @@ func TestCache(t *testing.T) {
 	a.Release()
 	b.Release()
 	d.Release()
-	if err := a.File().Close(); !errors.Is(err, os.ErrClosed) {
+	if err := a.File.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Error("a copy that nobody uses is open")
 	}
 	c.Close()
-	if err := d.File().Close(); !errors.Is(err, os.ErrClosed) {
+	if err := d.File.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Error("a copy is open after Close")
 	}
 	e := open("other")
 	e.Release()
-	if err := e.File().Close(); !errors.Is(err, os.ErrClosed) {
+	if err := e.File.Close(); !errors.Is(err, os.ErrClosed) {
 		t.Error("a copy was kept after Close")
 	}
 }

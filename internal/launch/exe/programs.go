@@ -1,10 +1,8 @@
-package running
+package exe
 
 import (
 	"errors"
 	"sync"
-
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 )
 
 var (
@@ -14,40 +12,34 @@ var (
 	ErrUnreadable = errors.New("the program of the process cannot be read")
 )
 
-// Programs finds out the digests of programs, and remembers those of files that have not changed. The zero value is empty. All methods are
-// safe for concurrent use.
+// Programs says which programs processes run, by their digests, and remembers those of files that have not changed. It looks at what the
+// kernel executes, and not at the path from which that came: the file there may have become another one since. A process that runs a
+// script runs the interpreter, and the digest is that of the interpreter. A process can execute another program at any time, so the answer
+// is of the moment of the question. The zero value is empty. All methods are safe for concurrent use.
 type Programs struct {
 	mu    sync.Mutex
-	known map[file]*program
+	known map[stamp]*program
 }
 
 // maxKnown bounds the programs that are remembered.
 const maxKnown = 256
 
-// file identifies the content of a file, as long as nobody changes it unnoticed.
-type file struct {
-	device, inode          uint64
-	size                   int64
-	modified, modifiedNano int64
-	changed, changeNano    int64
-}
-
 // program is a file whose digest is known or being found out.
 type program struct {
 	turn   chan struct{} // has a place for the one who finds it out
 	known  bool
-	digest exe.Digest
+	digest Digest
 }
 
 // of returns what is remembered of a file.
-func (p *Programs) of(f file) *program {
+func (p *Programs) of(f stamp) *program {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if known := p.known[f]; known != nil {
 		return known
 	}
 	if p.known == nil {
-		p.known = map[file]*program{}
+		p.known = map[stamp]*program{}
 	}
 	for old := range p.known { // any of them
 		if len(p.known) < maxKnown {

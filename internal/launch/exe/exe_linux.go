@@ -8,78 +8,20 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
 
-// Image is a sealed copy of a program. Its methods are safe for concurrent use.
-type Image struct {
-	path   string
-	digest Digest
-	size   int64
-	script *Script
-	file   *os.File // opened for reading
-	hint   hint
-	users  atomic.Int64
-}
-
-// hint is by what a file is taken to be unchanged. It can be fooled, so it never stands for a check: it only says whether the copy of
-// the content that is expected is likely to be that of the file as well.
-type hint struct {
-	dev, ino          uint64
-	size              int64
-	mode              uint32
-	modified, changed unix.Timespec
-}
-
-func hintOf(st *unix.Stat_t) hint {
+func stampOf(st *unix.Stat_t) stamp {
 	dev := uint64(st.Dev) //nolint:unconvert // its type depends on the architecture
-	return hint{dev: dev, ino: st.Ino, size: st.Size, mode: st.Mode, modified: st.Mtim, changed: st.Ctim}
+	return stamp{dev: dev, ino: st.Ino, size: st.Size, mode: st.Mode, modified: st.Mtim.Nano(), changed: st.Ctim.Nano()}
 }
 
-// Path returns the path of the file that was copied.
-func (i *Image) Path() string { return i.path }
-
-// Digest returns the digest of the copy.
-func (i *Image) Digest() Digest { return i.digest }
-
-// Size returns the size of the copy in bytes.
-func (i *Image) Size() int64 { return i.size }
-
-// Script returns what the first line of a script asks for; nil if the program is none.
-func (i *Image) Script() *Script { return i.script }
-
-// File returns the copy, open for reading. It is the image's: who needs it after Release duplicates it.
-func (i *Image) File() *os.File { return i.file }
-
-// Release gives the image back. The memory is freed when nobody holds or runs it any more.
-func (i *Image) Release() {
-	if i.users.Add(-1) == 0 {
-		_ = i.file.Close()
-	}
-}
-
-// retain holds the image for one more user. It fails if there is none already.
-func (i *Image) retain() bool {
-	for {
-		n := i.users.Load()
-		if n == 0 {
-			return false
-		}
-		if i.users.CompareAndSwap(n, n+1) {
-			return true
-		}
-	}
-}
-
-// Load copies a program. The caller releases the image. The file may be changed meanwhile: what the copy then has is what its digest is of.
-func Load(path string) (*Image, error) {
-	i, err := load(path)
-	if err != nil {
-		return nil, fmt.Errorf("copy %s to check it: %w", path, err)
-	}
-	return i, nil
+// stampAt looks at the file at a path.
+func stampAt(path string) (stamp, error) {
+	var st unix.Stat_t
+	err := unix.Stat(path, &st)
+	return stampOf(&st), err
 }
 
 func load(path string) (*Image, error) {
@@ -101,7 +43,7 @@ func load(path string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := &Image{path: path, file: copied, hint: hintOf(&st)}
+	i := &Image{Path: path, File: copied, stamp: stampOf(&st)}
 	i.users.Store(1)
 	if err := i.examine(); err != nil {
 		i.Release()
@@ -182,20 +124,19 @@ func memfd(name string) (int, error) {
 func (i *Image) examine() error {
 	hash := sha256.New()
 	// Not io.Copy alone, which takes small steps.
-	size, err := io.CopyBuffer(hash, struct{ io.Reader }{i.file}, make([]byte, step))
+	size, err := io.CopyBuffer(hash, struct{ io.Reader }{i.File}, make([]byte, step))
 	if err != nil {
 		return fmt.Errorf("read the copy: %w", err)
 	}
 	if size == 0 {
 		return fmt.Errorf("%w: it is empty", ErrUnfit)
 	}
-	i.size = size
-	hash.Sum(i.digest[:0])
+	hash.Sum(i.Digest[:0])
 	begin := make([]byte, min(size, maxFirstLine))
-	if _, err := i.file.ReadAt(begin, 0); err != nil {
+	if _, err := i.File.ReadAt(begin, 0); err != nil {
 		return fmt.Errorf("read the copy: %w", err)
 	}
-	i.script, err = parseScript(begin)
+	i.Script, err = parseScript(begin)
 	return err
 }
 

@@ -1,4 +1,4 @@
-package running
+package exe
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -47,7 +46,7 @@ func start(t *testing.T, path string) (pid int, startTime uint64) {
 	return cmd.Process.Pid, sock.StartTime(cmd.Process.Pid)
 }
 
-func digestOf(t *testing.T, path string) exe.Digest {
+func fileDigest(t *testing.T, path string) Digest {
 	t.Helper()
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -75,10 +74,10 @@ func TestDigestIsOfWhatRuns(t *testing.T) {
 	var p Programs
 	path := filepath.Join(t.TempDir(), "program")
 	copyTo(t, sleepPath(t), path, "")
-	was := digestOf(t, path)
+	was := fileDigest(t, path)
 	old, oldStart := start(t, path)
 	copyTo(t, sleepPath(t), path, "another")
-	is := digestOf(t, path)
+	is := fileDigest(t, path)
 	next, nextStart := start(t, path)
 	for range 2 {
 		if got, err := p.Digest(t.Context(), old, oldStart); err != nil || got != was {
@@ -96,7 +95,7 @@ func TestDigestIsOfWhatRuns(t *testing.T) {
 func TestDigestsAreRemembered(t *testing.T) {
 	var p Programs
 	pid, startTime := start(t, sleepPath(t))
-	want := digestOf(t, sleepPath(t))
+	want := fileDigest(t, sleepPath(t))
 	if got, err := p.Digest(t.Context(), pid, startTime); err != nil || got != want {
 		t.Fatalf("digest %v, %v; want %v", got, err, want)
 	}
@@ -117,7 +116,7 @@ func TestDigestsAreRemembered(t *testing.T) {
 		t.Errorf("it is read again: %v, %v", got, err)
 	}
 	for i := range uint64(2 * maxKnown) {
-		p.of(file{inode: i})
+		p.of(stamp{ino: i})
 	}
 	if len(p.known) > maxKnown {
 		t.Errorf("%d programs are remembered", len(p.known))
@@ -153,7 +152,7 @@ func TestProcessesThatAreNone(t *testing.T) {
 	if _, err := p.Digest(ctx, pid, startTime); !errors.Is(err, context.Canceled) {
 		t.Errorf("an ended context: %v", err)
 	}
-	if got, err := p.Digest(t.Context(), pid, startTime); err != nil || got != digestOf(t, sleepPath(t)) {
+	if got, err := p.Digest(t.Context(), pid, startTime); err != nil || got != fileDigest(t, sleepPath(t)) {
 		t.Errorf("after one who gave up: %v, %v", got, err)
 	}
 }

@@ -1,0 +1,199 @@
+// Package exe makes what was checked what runs: it copies a program into memory that nobody can change any more, and says which digest the
+// copy has. The copy is what is executed then, whatever happens to the file. Of processes that somebody else has started it says which
+// program they run, by its digest ([Programs]).
+//
+// It starts nothing and trusts nobody: whether a digest is the right one is up to the caller.
+package exe
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"sync"
+	"sync/atomic"
+)
+
+// MaxSize is the size in bytes of the largest program that is copied. A copy is memory of the host, for as long as it is kept or runs.
+const MaxSize = 1 << 30
+
+var (
+	// ErrDigest is wrapped by errors of [Cache.Open]: the program is not the one that is expected.
+	ErrDigest = errors.New("the program has another digest")
+	// ErrUnfit is wrapped by errors about files that are refused: the file is not one that can be copied and run.
+	ErrUnfit = errors.New("the program cannot be run from a checked copy")
+)
+
+// Digest is the SHA-256 of a program.
+type Digest [32]byte
+
+// ParseDigest reads 64 hexadecimal digits.
+func ParseDigest(s string) (Digest, error) {
+	var d Digest
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(d) {
+		return d, fmt.Errorf("%q is no SHA-256 digest: it must have 64 hexadecimal digits", s)
+	}
+	copy(d[:], b)
+	return d, nil
+}
+
+func (d Digest) String() string { return hex.EncodeToString(d[:]) }
+
+// InstanceID returns the digest as an instance ID of CIPD: the unpadded URL-safe base64 of its bytes and the number of the algorithm.
+func (d Digest) InstanceID() string {
+	const sha256 = 2
+	return base64.RawURLEncoding.EncodeToString(append(d[:], sha256))
+}
+
+// stamp is by what a file is taken to be unchanged. It can be fooled, so it never stands for a check: it only says whether what is known of
+// the content that is expected is likely to be true of the file as well.
+type stamp struct {
+	dev, ino          uint64
+	size              int64
+	mode              uint32
+	modified, changed int64 // in nanoseconds since 1970
+}
+
+// Image is a sealed copy of a program. Its methods are safe for concurrent use.
+type Image struct {
+	// Path is that of the file that was copied.
+	Path   string
+	Digest Digest
+	// Script is what the first line of a script asks for; nil if the program is none.
+	Script *Script
+	// File is the copy, open for reading. It is the image's: who needs it after Release duplicates it.
+	File *os.File
+
+	stamp stamp
+	users atomic.Int64
+}
+
+// Release gives the image back. The memory is freed when nobody holds or runs it any more.
+func (i *Image) Release() {
+	if i.users.Add(-1) == 0 {
+		_ = i.File.Close()
+	}
+}
+
+// retain holds the image for one more user. It fails if there is none already.
+func (i *Image) retain() bool {
+	for {
+		n := i.users.Load()
+		if n == 0 {
+			return false
+		}
+		if i.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// Load copies a program. The caller releases the image. The file may be changed meanwhile: what the copy then has is what its digest is of.
+func Load(path string) (*Image, error) {
+	i, err := load(path)
+	if err != nil {
+		return nil, fmt.Errorf("copy %s to check it: %w", path, err)
+	}
+	return i, nil
+}
+
+// Cache keeps the last copy of each program that has to have a known digest, so that it is not copied again while its file is unchanged. It
+// costs one descriptor and the size of the program, which the processes that run it share. A copy whose file is gone or has changed is
+// given up when the next one is kept. The zero value is empty. All methods are safe for concurrent use.
+type Cache struct {
+	mu     sync.Mutex
+	images map[string]*Image // by the path of the program
+	closed bool
+}
+
+// Open returns a copy of the program at path, which has the digest want; an error that wraps [ErrDigest] if the program has another one. A
+// nil want means that any will do; then the file is always read. The caller releases the image.
+func (c *Cache) Open(path string, want *Digest) (*Image, error) {
+	if want == nil {
+		return Load(path)
+	}
+	if i := c.lookup(path, *want); i != nil {
+		return i, nil
+	}
+	i, err := Load(path)
+	if err != nil {
+		return nil, err
+	}
+	if i.Digest != *want {
+		i.Release()
+		c.forget(path)
+		return nil, fmt.Errorf("%w: %s has %s, but %s is expected: put the program there that was checked, "+
+			"or expect the other digest if that is the one to run", ErrDigest, path, i.Digest, want)
+	}
+	c.keep(i)
+	c.prune()
+	return i, nil
+}
+
+// lookup returns the kept copy if it has the digest and the file looks unchanged.
+func (c *Cache) lookup(path string, want Digest) *Image {
+	now, err := stampAt(path)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.images[path]
+	if err != nil || i == nil || i.Digest != want || i.stamp != now || !i.retain() {
+		return nil
+	}
+	return i
+}
+
+func (c *Cache) keep(i *Image) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	if c.images == nil {
+		c.images = map[string]*Image{}
+	}
+	i.retain()
+	if old := c.images[i.Path]; old != nil {
+		old.Release()
+	}
+	c.images[i.Path] = i
+}
+
+// prune drops the copies of files that were removed or changed. No lock is held over a file system, which may hang.
+func (c *Cache) prune() {
+	c.mu.Lock()
+	images := maps.Clone(c.images)
+	c.mu.Unlock()
+	for path, i := range images {
+		if now, err := stampAt(path); err == nil && now == i.stamp {
+			continue
+		}
+		c.mu.Lock()
+		if c.images[path] == i {
+			i.Release()
+			delete(c.images, path)
+		}
+		c.mu.Unlock()
+	}
+}
+
+func (c *Cache) forget(path string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.images[path]; old != nil {
+		old.Release()
+		delete(c.images, path)
+	}
+}
+
+// Close releases all copies. What is opened afterwards is not kept.
+func (c *Cache) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, i := range c.images {
+		i.Release()
+	}
+	c.images, c.closed = nil, true
+}
