@@ -37,7 +37,7 @@ const (
 // later check with its pin asks again. So it is for refusals that the plugin does not call final (see Resolution in
 // api/patchbay/plugin/v1). Final answers are kept, the newest 65,536 of them.
 //
-// A plugin that has ended is started again by the next check, after a pause if it ended within 10 s of its start: 100 ms at
+// A plugin that has ended is started again by the next check, after a pause if it ended within 10 s of its start: up to 100 ms at
 // first, doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
 type AdmissionPlugin struct {
 	host       *Host

@@ -153,7 +153,7 @@ func TestCrash(t *testing.T) {
 		t.Errorf("a check after the crash: %v", err)
 	}
 	second := e.await(t, EventLaunched, func(event Event) bool { return event.PID != first.PID })
-	if pause := second.Time.Sub(first.Time); pause < minPause*3/4 {
+	if pause := second.Time.Sub(first.Time); pause < pauses.Min/2 {
 		t.Errorf("it is started again after %v", pause)
 	}
 }

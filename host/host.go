@@ -182,14 +182,10 @@ func (h *Host) open() error {
 		if err != nil {
 			return err
 		}
-		g, err := process.NewGroup(process.Config{
+		h.group = process.NewGroup(process.Config{
 			Logger: h.Logger, Cgroup: h.Cgroup, StateDir: h.StateDir, Leftover: h.leftover,
 			Remove: []string{socket, filepath.Dir(socket)},
 		})
-		if err != nil {
-			return err
-		}
-		h.group = g
 	}
 	if h.plugins == nil {
 		h.plugins = map[*PluginProcess]struct{}{}

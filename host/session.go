@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 )
 
@@ -222,10 +222,8 @@ func (b *batch) add(promise *Promise) {
 	a.Id, a.Pin.PackageName, a.Pin.InstanceId = promise.id, promise.pin.PackageName, promise.pin.InstanceID
 }
 
-const (
-	minPause = 100 * time.Millisecond
-	maxPause = 10 * time.Second
-)
+// pauses are those before a plugin that ended soon is started again.
+var pauses = backoff.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
 
 // supervise starts the goroutine of an admission plugin. It is false if the host is closed.
 func (h *Host) supervise(p *AdmissionPlugin, running chan struct{}) bool {
@@ -358,14 +356,12 @@ func (p *AdmissionPlugin) finish(s *session, err error) {
 			p.failAll(&p.waiting, cmp.Or(s.err, err))
 		}
 	}
-	if time.Since(s.start) >= maxPause {
+	if time.Since(s.start) >= pauses.Max {
 		p.failures = 0
 		return
 	}
-	pause := min(minPause<<min(p.failures, 10), maxPause)
 	p.failures++
-	// Plugins that failed together do not start together.
-	p.notBefore = time.Now().Add(pause*3/4 + rand.N(pause/2))
+	p.notBefore = time.Now().Add(pauses.After(p.failures))
 }
 
 // await waits until one of the channels says so, or until Close is called. Meanwhile checks time out. It also returns when the

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -285,14 +286,13 @@ func (l *Launcher) adopt(wanted map[string]Plugin) {
 
 // adoptRest tries to reach the survivors that could not be reached until all are, or ctx ends. Nothing tells that one can be.
 func (l *Launcher) adoptRest(ctx context.Context) {
-	const longest = time.Minute
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for pause := time.Second; ; pause = min(2*pause, longest) {
-		timer.Reset(pause)
+	pauses := backoff.Backoff{Min: time.Second, Max: time.Minute}
+	for failures := 1; ; failures++ {
+		timer := time.NewTimer(pauses.After(failures))
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
+			timer.Stop()
 			return
 		}
 		processes, err := l.cfg.Host.Adopt(ctx)

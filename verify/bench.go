@@ -91,8 +91,8 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 			return nil, err
 		}
 	}
-	b.group, err = process.NewGroup(process.Config{})
-	return b, err
+	b.group = process.NewGroup(process.Config{})
+	return b, nil
 }
 
 // close kills what runs and removes what the verification made.

@@ -15,7 +15,7 @@ import (
 // BenchmarkStartToExit compares the life of a process that does nothing, with its three pipes, with that under os/exec. The two alternate, so
 // that the ratio is one of the same moment. Start alone is what a caller waits for.
 func BenchmarkStartToExit(b *testing.B) {
-	for name, cgroup := range map[string]string{"cgroup": "", "nocgroup": NoCgroup} {
+	for name, cgroup := range map[string]string{"cgroup": "", "nocgroup": noCgroup} {
 		b.Run(name, func(b *testing.B) {
 			g := newGroup(b, Config{Cgroup: cgroup})
 			own(b, g) // starts the watchdog

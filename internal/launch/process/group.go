@@ -24,18 +24,18 @@ import (
 // ErrClosed is returned by [Group.Start] and [Group.Adopt] after [Group.Close] was called.
 var ErrClosed = errors.New("the group of processes is closed")
 
-// ErrReleased is what [Process.Err] returns for a process that survives, once its group is closed: it goes on.
-var ErrReleased = errors.New("the process goes on without this host")
+// errReleased is what [Process.Err] returns for a process that survives, once its group is closed.
+var errReleased = errors.New("the process goes on without this host")
 
-// NoCgroup as [Config].Cgroup means that processes get no cgroup.
-const NoCgroup = "none"
+// noCgroup as [Config].Cgroup means that processes get no cgroup, as in tests.
+const noCgroup = "none"
 
 // Config configures a [Group]. Its zero value works.
 type Config struct {
 	// Logger gets what nobody asked for: processes that were left over, a watchdog that had to be started again. None if nil.
 	Logger *slog.Logger
 	// Cgroup is the directory of the cgroup (version 2) in which a cgroup for the processes is made. If it is empty, that is the cgroup of
-	// this process, and if none can be made there, the processes have none. [NoCgroup] does without on purpose.
+	// this process, and if none can be made there, the processes have none.
 	Cgroup string
 	// StateDir is the directory in which processes that survive are remembered. It is made with mode 0700 if it is not there. It may be
 	// empty if no Spec says Survive.
@@ -63,13 +63,13 @@ type Group struct {
 }
 
 // NewGroup makes a group. It starts nothing yet and is cheap.
-func NewGroup(cfg Config) (*Group, error) {
+func NewGroup(cfg Config) *Group {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	g := &Group{cfg: cfg, procs: map[*Process]struct{}{}}
 	g.end = sync.OnceValue(func() error { return g.platform.close() })
-	return g, nil
+	return g
 }
 
 // Start starts a process. It returns as soon as the program is being executed, or with what kept it from that; the error wraps the one of

@@ -17,10 +17,7 @@ func TestInheritedDescriptorsStay(t *testing.T) {
 	defer unix.Close(fd)
 	for name, survive := range map[string]bool{"Ends": false, "Survives": true} {
 		t.Run(name, func(t *testing.T) {
-			g, err := NewGroup(Config{StateDir: t.TempDir()})
-			if err != nil {
-				t.Fatal(err)
-			}
+			g := NewGroup(Config{StateDir: t.TempDir()})
 			p, err := g.Start(Spec{Name: "ls", Path: "/bin/ls", Args: []string{"ls", "-l", "/proc/self/fd"}, Survive: survive})
 			if err != nil {
 				t.Fatal(err)

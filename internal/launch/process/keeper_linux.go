@@ -61,10 +61,7 @@ func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
 	listener.SetUnlinkOnClose(false)
 	order.Start.Survive = false
 	order.Start.Remove = append(order.Start.Remove, order.Socket, hidden)
-	group, err := NewGroup(Config{Cgroup: order.Cgroup})
-	if err != nil {
-		return nil, nil, err
-	}
+	group := NewGroup(Config{Cgroup: order.Cgroup})
 	p, err := group.Start(*order.Start)
 	if err != nil {
 		return nil, nil, errors.Join(err, os.Remove(hidden), group.Close(context.Background()))

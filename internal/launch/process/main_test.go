@@ -137,14 +137,11 @@ func (r *role) startAsGrandchild() said {
 }
 
 func (h *hosting) start(line *said) *Group {
-	g, err := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir, Remove: h.Remove})
-	if err != nil {
-		panic(err)
-	}
-	say := func(p *Process) {
+	g := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir, Remove: h.Remove})
+	say := func(p *Process, adopted bool) {
 		go func() { _, _ = io.Copy(os.Stderr, p.Stderr()) }()
 		s := said{PID: p.PID()}
-		if !p.Adopted() {
+		if !adopted {
 			r := bufio.NewReader(p.Stdout())
 			_ = json.NewDecoder(r).Decode(&s)
 		}
@@ -156,7 +153,7 @@ func (h *hosting) start(line *said) *Group {
 		if err != nil {
 			panic(err)
 		}
-		say(p)
+		say(p, false)
 	}
 	if h.Adopt {
 		procs, err := g.Adopt(context.Background())
@@ -164,7 +161,7 @@ func (h *hosting) start(line *said) *Group {
 			panic(err)
 		}
 		for _, p := range procs {
-			say(p)
+			say(p, true)
 		}
 	}
 	return g
@@ -190,10 +187,7 @@ func (s said) everyone() []int {
 
 func newGroup(t testing.TB, cfg Config) *Group {
 	t.Helper()
-	g, err := NewGroup(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := NewGroup(cfg)
 	t.Cleanup(func() {
 		if err := g.Close(context.Background()); err != nil {
 			t.Errorf("Close: %v", err)
@@ -348,13 +342,13 @@ func modes(t *testing.T, f func(t *testing.T, cgroup string)) {
 		needCgroup(t)
 		f(t, "")
 	})
-	t.Run("no cgroup", func(t *testing.T) { f(t, NoCgroup) })
+	t.Run("no cgroup", func(t *testing.T) { f(t, noCgroup) })
 }
 
 // kernels runs the test as modes does, and also without what Linux 6.9 brought.
 func kernels(t *testing.T, f func(t *testing.T, cgroup string, prepare func(*Group))) {
 	modes(t, func(t *testing.T, cgroup string) { f(t, cgroup, func(*Group) {}) })
-	t.Run("no cgroup, before Linux 6.9", func(t *testing.T) { f(t, NoCgroup, func(g *Group) { g.platform.noGroups = true }) })
+	t.Run("no cgroup, before Linux 6.9", func(t *testing.T) { f(t, noCgroup, func(g *Group) { g.platform.noGroups = true }) })
 }
 
 func needCgroup(t testing.TB) {

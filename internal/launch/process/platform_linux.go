@@ -36,7 +36,7 @@ func (pl *platform) open(cfg Config) error {
 		return nil
 	}
 	var dir string
-	if cfg.Cgroup != NoCgroup {
+	if cfg.Cgroup != noCgroup {
 		c, err := newCgroup(cfg.Cgroup)
 		switch {
 		case err == nil:

@@ -20,7 +20,6 @@ var ErrTimeout = errors.New("the process has not ended after SIGKILL")
 type Process struct {
 	spec           Spec
 	pid            int
-	adopted        bool
 	stdout, stderr *os.File
 	body           body
 
@@ -65,14 +64,11 @@ func (p *Process) Name() string { return p.spec.Name }
 // Data returns [Spec].Data, also that of a process that was adopted.
 func (p *Process) Data() []byte { return p.spec.Data }
 
-// Adopted reports whether the process was started by an earlier host.
-func (p *Process) Adopted() bool { return p.adopted }
-
 // Done is closed when the process has ended. Whatever it had started has been killed and its files are removed by then.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Err is nil while the process runs, and then says how it ended: nil if with status 0, else an error that unwraps to [os/exec.ExitError],
-// or to [ExitError] if it is one that survives its host; [ErrReleased] if such a one goes on.
+// or to [ExitError] if it is one that survives its host; another error if such a one goes on.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:

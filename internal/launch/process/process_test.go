@@ -154,7 +154,7 @@ func TestLeftBehind(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
-				if test.needsCgroup && cgroup == NoCgroup {
+				if test.needsCgroup && cgroup == noCgroup {
 					t.Skip("nothing tells whose it was")
 				}
 				var reported atomic.Pointer[[]int]

@@ -247,7 +247,7 @@ func adoptFrom(ctx context.Context, socket string, w *wire) (*Process, error) {
 	if about.Busy {
 		return nil, errors.New("another host holds it")
 	}
-	p := &Process{spec: Spec{Name: about.Name, Data: about.Data, Survive: true}, adopted: true, done: make(chan struct{})}
+	p := &Process{spec: Spec{Name: about.Name, Data: about.Data, Survive: true}, done: make(chan struct{})}
 	if err := newKept(p, socket, w, about); err != nil {
 		return nil, err
 	}
@@ -295,7 +295,7 @@ func (k *kept) wait() error {
 	defer k.exit.pidfd.Close() // of one that had ended already there is none
 	switch {
 	case released:
-		return ErrReleased
+		return errReleased
 	case err != nil || !last.Ended:
 		if k.exit.pidfd != nil && k.id.kill() { // The watchdog of the keeper does the same to the rest.
 			k.exit.await()

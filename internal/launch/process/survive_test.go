@@ -84,8 +84,8 @@ func TestSurvivesTheDeathOfTheHost(t *testing.T) {
 
 		g := newGroup(t, Config{Cgroup: cgroup, StateDir: dir})
 		p := adoptOnly(t, g)
-		if p.PID() != all[0].pid || p.Name() != "test" || string(p.Data()) != "what a host remembers" || !p.Adopted() || p.Err() != nil {
-			t.Errorf("adopted %d %q %q %v, %v", p.PID(), p.Name(), p.Data(), p.Adopted(), p.Err())
+		if p.PID() != all[0].pid || p.Name() != "test" || string(p.Data()) != "what a host remembers" || p.Err() != nil {
+			t.Errorf("adopted %d %q %q, %v", p.PID(), p.Name(), p.Data(), p.Err())
 		}
 		for _, id := range all {
 			if !id.there() || !p.Owns(id.pid) {
@@ -130,7 +130,7 @@ func TestSurvivesClose(t *testing.T) {
 				t.Error(err)
 			}
 			<-p.Done()
-			if !errors.Is(p.Err(), ErrReleased) {
+			if !errors.Is(p.Err(), errReleased) {
 				t.Errorf("Err is %v", p.Err())
 			}
 			process(t, p.PID())

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // guard is the host's side of the watchdog: it tells it what to end when the host has gone, and starts another one if it ends.
@@ -78,9 +80,8 @@ func (g *guard) launch() error {
 // run starts the watchdog again whenever it ends.
 func (g *guard) run() {
 	defer close(g.ended)
-	const shortest, longest = 10 * time.Millisecond, 10 * time.Second
-	pause := shortest
-	for {
+	pauses := backoff.Backoff{Min: 10 * time.Millisecond, Max: 10 * time.Second}
+	for failures := 1; ; {
 		started := time.Now()
 		g.mu.Lock()
 		exit, proc := g.exit, g.proc
@@ -98,29 +99,22 @@ func (g *guard) run() {
 			return
 		}
 		g.logger.Warn("the watchdog of the processes has ended and is started again", "state", state, "error", err)
-		if time.Since(started) > longest {
-			pause = shortest
+		if time.Since(started) > pauses.Max {
+			failures = 1
 		}
-		if !g.relaunch(&pause, longest) {
-			return
+		for launched := false; !launched; failures++ {
+			timer := time.NewTimer(pauses.After(failures))
+			select {
+			case <-g.stop:
+				timer.Stop()
+				return
+			case <-timer.C:
+			}
+			err := g.launch()
+			if launched = err == nil; !launched {
+				g.logger.Error("the watchdog of the processes does not start; they outlive a host that is killed", "error", err)
+			}
 		}
-	}
-}
-
-// relaunch starts a watchdog after a pause, and tries until there is one. It reports false if none is needed any more.
-func (g *guard) relaunch(pause *time.Duration, longest time.Duration) bool {
-	for {
-		select {
-		case <-g.stop:
-			return false
-		case <-time.After(*pause):
-		}
-		*pause = min(2**pause, longest)
-		err := g.launch()
-		if err == nil {
-			return true
-		}
-		g.logger.Error("the watchdog of the processes does not start; they outlive a host that is killed", "error", err)
 	}
 }
 

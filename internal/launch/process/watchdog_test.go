@@ -92,7 +92,7 @@ func TestHostIsKilled(t *testing.T) {
 			deaf(role{}), deaf(role{Silent: true}), deaf(role{Setsid: true}),
 			{Leave: true, Children: []*role{deaf(role{Setsid: true})}},
 		}
-		if cgroup != NoCgroup {
+		if cgroup != noCgroup {
 			tree = append(tree, deaf(role{Setsid: true, Silent: true, Children: []*role{deaf(role{Setsid: true, Silent: true})}}))
 		}
 		procs := []Spec{deaf(role{Create: file, Children: tree}).spec(), deaf(role{}).spec()}

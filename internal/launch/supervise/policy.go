@@ -2,8 +2,9 @@ package supervise
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // Restart says after which ends a Runner is run again.
@@ -65,19 +66,10 @@ func (p Policy) restarts(err error) bool {
 	}
 }
 
-// pause returns how long to wait after n lives in a row that were not healthy, n being at least 1. The bound doubles with each; the
-// pause is anything in its upper half, so that plugins that died together do not come back together.
+// pause returns how long to wait after n lives in a row that were not healthy, n being at least 1.
 func (p Policy) pause(n int) time.Duration {
-	bound := p.MinBackoff
-	for range n {
-		if bound > p.MaxBackoff/2 {
-			bound = p.MaxBackoff
-			break
-		}
-		bound *= 2
-	}
-	least := max(bound/2, p.MinBackoff)
-	return least + rand.N(bound-least+1)
+	b := backoff.Backoff{Min: min(2*p.MinBackoff, p.MaxBackoff), Max: p.MaxBackoff}
+	return max(p.MinBackoff, b.After(n))
 }
 
 // history is what a policy looks back on.
