@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -43,9 +44,41 @@ func withoutTime(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
+// What happens to plugins is told as events. A host launches nothing before it is initialized.
+func ExampleHost_events() {
+	ended := make(chan error, 1)
+	h := &host.Host{Events: func(e host.Event) {
+		switch e.Kind {
+		case host.EventLaunched:
+			fmt.Println(e.Plugin, "was launched")
+		case host.EventTerminated:
+			ended <- e.Err
+		case host.EventDenied, host.EventLeftover:
+			fmt.Println(e.Plugin, e.Kind, e.Message)
+		}
+	}}
+	spec := host.Spec{Name: "failing", Args: []string{"false"}}
+	_, err := h.Launch(context.Background(), spec)
+	fmt.Println(errors.Is(err, host.ErrNotInitialized))
+	if err := h.Initialize(plugin.Config{}); err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer h.Close(context.Background())
+	if _, err := h.Launch(context.Background(), spec); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(<-ended)
+	// Output:
+	// true
+	// failing was launched
+	// exit status 1
+}
+
 // An admission plugin is started by the first check. Here it ends without an answer, and that is a refusal.
 func ExampleHost_NewAdmissionPlugin() {
-	h := &host.Host{}
+	h := &host.Host{AdmissionTimeout: 10 * time.Second}
 	if err := h.Initialize(plugin.Config{ServiceURL: "https://packages.example"}); err != nil {
 		fmt.Println(err)
 		return

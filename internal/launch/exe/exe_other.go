@@ -22,5 +22,5 @@ func TrustInterpreter(path string) error {
 
 // Digest fails: this system does not say what a process runs.
 func (p *Programs) Digest(_ context.Context, pid int, _ uint64) (Digest, error) {
-	return Digest{}, fmt.Errorf("%w: process %d: %w", ErrUnreadable, pid, errors.ErrUnsupported)
+	return Digest{}, fmt.Errorf("%w: process %d: %w", errUnreadable, pid, errors.ErrUnsupported)
 }

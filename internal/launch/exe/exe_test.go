@@ -147,7 +147,7 @@ func TestParseScript(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseScript([]byte(test.program))
-			if diff := cmp.Diff(test.want, got); diff != "" || errors.Is(err, ErrUnfit) != test.bad {
+			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(Script{})); diff != "" || errors.Is(err, ErrUnfit) != test.bad {
 				t.Errorf("%s, %v", diff, err)
 			}
 		})
@@ -169,7 +169,7 @@ func FuzzParseScript(f *testing.F) {
 			}
 			return
 		}
-		if !filepath.IsAbs(s.Interpreter) || strings.ContainsAny(s.Interpreter+s.Argument, "\n\x00") || !bytes.Contains(program, []byte(s.Interpreter)) {
+		if !filepath.IsAbs(s.Interpreter) || strings.ContainsAny(s.Interpreter+s.argument, "\n\x00") || !bytes.Contains(program, []byte(s.Interpreter)) {
 			t.Errorf("%q was read as %+v", program, s)
 		}
 	})

@@ -8,8 +8,8 @@ import (
 var (
 	// ErrEnded says that the process has ended, or that its number is another one's.
 	ErrEnded = errors.New("the process has ended")
-	// ErrUnreadable says that the system does not let this process read the program.
-	ErrUnreadable = errors.New("the program of the process cannot be read")
+	// errUnreadable says that the system does not let this process read the program.
+	errUnreadable = errors.New("the program of the process cannot be read")
 )
 
 // Programs says which programs processes run, by their digests, and remembers those of files that have not changed. It looks at what the

@@ -22,10 +22,10 @@ const settled = 2 * time.Second
 
 // Digest returns the digest of the program that a process runs. The start time is that of [sock.Peer]: together with the PID it names the
 // process. Reading takes as long as the program is large, unless it is remembered; ctx ends it. The error wraps [ErrEnded],
-// [ErrUnreadable] or that of ctx.
+// [errUnreadable] or that of ctx.
 func (p *Programs) Digest(ctx context.Context, pid int, startTime uint64) (Digest, error) {
 	if pid <= 0 || startTime == 0 {
-		return Digest{}, fmt.Errorf("%w: the process cannot be seen from here, it lives in another PID namespace", ErrUnreadable)
+		return Digest{}, fmt.Errorf("%w: the process cannot be seen from here, it lives in another PID namespace", errUnreadable)
 	}
 	opened, err := os.Open("/proc/" + strconv.Itoa(pid) + "/exe")
 	// It was this process when the file was opened if it is this process still.
@@ -38,14 +38,14 @@ func (p *Programs) Digest(ctx context.Context, pid int, startTime uint64) (Diges
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return Digest{}, fmt.Errorf("%w: process %d: %w; let the daemon run as root, as the user of the plugin, or with CAP_SYS_PTRACE",
-			ErrUnreadable, pid, err)
+			errUnreadable, pid, err)
 	case err != nil:
-		return Digest{}, fmt.Errorf("%w: process %d: %w", ErrUnreadable, pid, err)
+		return Digest{}, fmt.Errorf("%w: process %d: %w", errUnreadable, pid, err)
 	}
 	defer opened.Close()
 	digest, err := p.digest(ctx, opened)
 	if err != nil {
-		return Digest{}, fmt.Errorf("%w: process %d: %w", ErrUnreadable, pid, err)
+		return Digest{}, fmt.Errorf("%w: process %d: %w", errUnreadable, pid, err)
 	}
 	return digest, nil
 }

@@ -144,7 +144,7 @@ func TestProcessesThatAreNone(t *testing.T) {
 	if _, err := p.Digest(t.Context(), 1<<22+1, 1); !errors.Is(err, ErrEnded) {
 		t.Errorf("a process that cannot be: %v", err)
 	}
-	if _, err := p.Digest(t.Context(), 0, 0); !errors.Is(err, ErrUnreadable) {
+	if _, err := p.Digest(t.Context(), 0, 0); !errors.Is(err, errUnreadable) {
 		t.Errorf("a process that is not known: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -175,7 +175,7 @@ func TestUnreadable(t *testing.T) {
 		_, err := p.Digest(context.Background(), pid, startTime)
 		failed <- err
 	}()
-	if err := <-failed; !errors.Is(err, ErrUnreadable) || !errors.Is(err, os.ErrPermission) {
+	if err := <-failed; !errors.Is(err, errUnreadable) || !errors.Is(err, os.ErrPermission) {
 		t.Errorf("without the right to: %v", err)
 	}
 }

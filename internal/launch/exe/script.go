@@ -13,8 +13,8 @@ const maxFirstLine = 256
 type Script struct {
 	// Interpreter is the absolute path of the program that runs it.
 	Interpreter string
-	// Argument is what follows on the line; empty for nothing. As in the kernel it is one argument, whatever is in it.
-	Argument string
+	// argument is what follows on the line; empty for nothing. As in the kernel it is one argument, whatever is in it.
+	argument string
 }
 
 // parseScript reads the first line of a program; nil if it is no script.
@@ -35,14 +35,14 @@ func parseScript(program []byte) (*Script, error) {
 	if !path.IsAbs(string(interpreter)) || bytes.IndexByte(line, 0) >= 0 {
 		return nil, fmt.Errorf("%w: the first line of the script names no interpreter by an absolute path: %q", ErrUnfit, line)
 	}
-	return &Script{Interpreter: string(interpreter), Argument: string(argument)}, nil
+	return &Script{Interpreter: string(interpreter), argument: string(argument)}, nil
 }
 
 // CommandLine returns the interpreter's arguments: its own name, what the line has, the script, and the script's own.
 func (s *Script) CommandLine(script string, args []string) []string {
 	line := []string{s.Interpreter}
-	if s.Argument != "" {
-		line = append(line, s.Argument)
+	if s.argument != "" {
+		line = append(line, s.argument)
 	}
 	return append(append(line, script), args...)
 }

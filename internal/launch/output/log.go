@@ -51,7 +51,7 @@ type Log struct {
 // New makes a Log. It starts nothing.
 func New(cfg Config) *Log {
 	cfg = cfg.withDefaults()
-	l := &Log{cfg: cfg, limiter: newLimiter(cfg.Rate, cfg.Burst), ring: ring{keep: cfg.Keep, next: 1}, position: cursor{seq: 1}}
+	l := &Log{cfg: cfg, limiter: newLimiter(cfg.Rate, cfg.burst), ring: ring{keep: cfg.keep, next: 1}, position: cursor{seq: 1}}
 	if cfg.Handler != nil {
 		named := cfg.Handler.WithAttrs([]slog.Attr{slog.String(pluginKey, cfg.Name)})
 		for i, source := range sources {
@@ -65,7 +65,7 @@ func New(cfg Config) *Log {
 // ignored. It never blocks.
 func (l *Log) Add(r Record) {
 	now := time.Now()
-	data, isCut := encode(nil, r, l.cfg.MaxLine)
+	data, isCut := encode(nil, r, l.cfg.maxLine)
 	f := sourceFlags(r.Source) | flagRecord
 	at := r.Time
 	if !representable(at) {
@@ -233,7 +233,7 @@ func (l *Log) Follow(ctx context.Context, n int) iter.Seq[Record] {
 func (l *Log) SetRate(rate int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	fresh := newLimiter(cmp.Or(rate, defaultRate), l.cfg.Burst)
+	fresh := newLimiter(cmp.Or(rate, defaultRate), l.cfg.burst)
 	l.limiter.rate, l.limiter.burst = fresh.rate, fresh.burst
 	l.limiter.tokens = min(l.limiter.tokens, fresh.burst)
 }
@@ -298,16 +298,16 @@ const pluginKey, streamKey = "plugin", "stream"
 type Config struct {
 	Name    string       // the plugin's name, which every forwarded record carries as the attribute "plugin"
 	Handler slog.Handler // where records are forwarded to; nil: nowhere
-	MaxLine int          // bytes of a line that are kept; default 64 KiB
+	maxLine int          // bytes of a line that are kept; default 64 KiB
 	Rate    int          // lines per second that are kept and forwarded; default 1,000, negative: no limit. A line counts once per begun KiB
-	Burst   int          // lines that may come at once; default 2,000, at least a tenth of Rate
-	Keep    int          // bytes that are held for Tail, Follow and the Handler; default 256 KiB. They are allocated as they are needed
+	burst   int          // lines that may come at once; default 2,000, at least a tenth of Rate
+	keep    int          // bytes that are held for Tail, Follow and the Handler; default 256 KiB. They are allocated as they are needed
 }
 
 const (
 	defaultMaxLine = 64 << 10
 	defaultRate    = 1000
-	defaultBurst   = 2000 // lines of 100 bytes that fill the default of Keep
+	defaultBurst   = 2000 // lines of 100 bytes that fill the default of keep
 	defaultKeep    = 256 << 10
 )
 
@@ -317,10 +317,10 @@ func (c Config) withDefaults() Config {
 			*v = d
 		}
 	}
-	set(&c.MaxLine, defaultMaxLine)
+	set(&c.maxLine, defaultMaxLine)
 	set(&c.Rate, defaultRate)
-	set(&c.Burst, defaultBurst)
-	set(&c.Keep, defaultKeep)
+	set(&c.burst, defaultBurst)
+	set(&c.keep, defaultKeep)
 	return c
 }
 

@@ -70,7 +70,7 @@ func TestForgery(t *testing.T) {
 
 func TestAdd(t *testing.T) {
 	var buf bytes.Buffer
-	l := New(Config{Name: "p", Handler: slog.NewTextHandler(&buf, nil), MaxLine: 100})
+	l := New(Config{Name: "p", Handler: slog.NewTextHandler(&buf, nil), maxLine: 100})
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	l.Add(Record{Time: at, Level: slog.LevelWarn, Message: "a\nb", Source: RPC, Attrs: []slog.Attr{
 		slog.Int("n", 1), slog.Duration("d", time.Second), {}, slog.Any("e", errors.New("no")), slog.Uint64("u", math.MaxUint64), slog.Float64("f", .5), slog.Bool("b", true),
@@ -128,7 +128,7 @@ func TestFraming(t *testing.T) {
 			want = append(want, clean(line))
 		}
 
-		l := New(Config{MaxLine: maxLine, Rate: -1})
+		l := New(Config{maxLine: maxLine, Rate: -1})
 		s := stream{log: l}
 		for rest := text; rest != ""; {
 			n := rapid.IntRange(1, min(60, len(rest))).Draw(t, "chunk")
@@ -153,7 +153,7 @@ func TestFraming(t *testing.T) {
 func TestLimit(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		bubble(t, func(t *testing.T) {
-			l := New(Config{Rate: 50, Burst: 10, Keep: 10 << 20})
+			l := New(Config{Rate: 50, burst: 10, keep: 10 << 20})
 			defer l.Close(t.Context())
 			s := stream{log: l}
 			var written uint64
@@ -203,7 +203,7 @@ func TestLimit(t *testing.T) {
 // TestFloodIsCounted: lines that are dropped by the thousand are counted one by one.
 func TestFloodIsCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 1, Burst: 10, Keep: 1 << 20})
+		l := New(Config{Rate: 1, burst: 10, keep: 1 << 20})
 		defer l.Close(t.Context())
 		s := stream{log: l}
 		const lines = 100_000
@@ -222,7 +222,7 @@ func TestFloodIsCounted(t *testing.T) {
 // TestRefill: what the limit allows again comes in one piece.
 func TestRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 100, Burst: 10})
+		l := New(Config{Rate: 100, burst: 10})
 		for range 20 {
 			write(l, "x\n")
 		}
@@ -249,7 +249,7 @@ func TestRefill(t *testing.T) {
 // TestCloseTells: what was dropped last is told too.
 func TestCloseTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 1, Burst: 1})
+		l := New(Config{Rate: 1, burst: 1})
 		for range 5 {
 			l.Add(Record{Message: "x"})
 		}
@@ -263,7 +263,7 @@ func TestCloseTells(t *testing.T) {
 // TestLongLinesCount: a long line takes as much of the limit as many short ones.
 func TestLongLinesCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 10, Burst: 20})
+		l := New(Config{Rate: 10, burst: 20})
 		defer l.Close(t.Context())
 		long := strings.Repeat("x", 30<<10) + "\n"
 		write(l, long)
@@ -282,7 +282,7 @@ func TestLongLinesCount(t *testing.T) {
 // TestSummary: one record per second says what was dropped, without any further line.
 func TestSummary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := New(Config{Rate: 1, Burst: 1})
+		l := New(Config{Rate: 1, burst: 1})
 		defer l.Close(t.Context())
 		s := stream{log: l}
 		flood := bytes.Repeat([]byte("flood\n"), 100_000)
@@ -360,7 +360,7 @@ func TestFollowEnds(t *testing.T) {
 func TestSlowFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const total = 10_000
-		l := New(Config{Rate: -1, Keep: 20_000})
+		l := New(Config{Rate: -1, keep: 20_000})
 		var got uint64
 		missed := false
 		var follower sync.WaitGroup
@@ -422,7 +422,7 @@ func (h recorder) Handle(_ context.Context, r slog.Record) error {
 
 func TestForward(t *testing.T) {
 	h := newRecorder(nil)
-	l := New(Config{Handler: h, Rate: -1, Keep: 10 << 20})
+	l := New(Config{Handler: h, Rate: -1, keep: 10 << 20})
 	const total = 20_000
 	for i := range total {
 		write(l, fmt.Sprintf("{\"level\":\"warn\",\"msg\":\"%d\",\"k\":1}\n[DEBUG] not enabled\n", i))
@@ -461,7 +461,7 @@ func TestStuckHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
 		h := newRecorder(gate)
-		l := New(Config{Handler: h, Rate: -1, Keep: 10_000})
+		l := New(Config{Handler: h, Rate: -1, keep: 10_000})
 		const total = 10_000
 		for i := range total {
 			write(l, fmt.Sprintln(i))

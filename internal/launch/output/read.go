@@ -26,7 +26,7 @@ var newline = []byte{'\n'}
 // ReadFrom drains r into the log until the end of the file, until r is closed, or until its read deadline; none of them is an error. It
 // blocks until then, and leaves it to the caller to close r. It enlarges the buffer of a pipe as far as the system allows.
 //
-// Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than MaxLine: then it is cut there.
+// Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than maxLine: then it is cut there.
 func (l *Log) ReadFrom(r *os.File, source Source) error {
 	growPipe(r)
 	s := stream{log: l, source: sourceFlags(source)}
@@ -66,7 +66,7 @@ type stream struct {
 	log     *Log
 	source  flags
 	trace   trace
-	partial []byte // a line that has not ended yet, or its first MaxLine bytes
+	partial []byte // a line that has not ended yet, or its first maxLine bytes
 	skip    bool   // the rest of a line that was cut is still to come
 	words   []byte // complete lines above the rate limit that are the last so far
 }
@@ -93,7 +93,7 @@ func (s *stream) write(chunk []byte) (behind bool) {
 		case s.skip:
 			s.skip = false
 		case len(s.partial) > 0:
-			line = append(s.partial, line[:min(len(line), l.cfg.MaxLine+1-len(s.partial))]...)
+			line = append(s.partial, line[:min(len(line), l.cfg.maxLine+1-len(s.partial))]...)
 			if !s.keep(line, now) {
 				s.reject(append(line, '\n'))
 			}
@@ -114,7 +114,7 @@ func (s *stream) hold(piece []byte, now time.Time) {
 	if s.skip {
 		return
 	}
-	room := s.log.cfg.MaxLine + 1 - len(s.partial)
+	room := s.log.cfg.maxLine + 1 - len(s.partial)
 	s.partial = append(s.partial, piece[:min(len(piece), room)]...)
 	if len(piece) < room {
 		return
@@ -136,9 +136,9 @@ func (s *stream) keep(line []byte, now time.Time) bool {
 		l.stats.Lines++
 		return true
 	}
-	isCut := len(line) > l.cfg.MaxLine
+	isCut := len(line) > l.cfg.maxLine
 	if isCut {
-		line = line[:runeBoundary(line, l.cfg.MaxLine)]
+		line = line[:runeBoundary(line, l.cfg.maxLine)]
 	}
 	if !l.limiter.take(len(line)) {
 		return false
@@ -196,7 +196,7 @@ func (s *stream) end() {
 	for line := range bytes.Lines(s.words) {
 		line = bytes.TrimRight(line, "\r\n")
 		n := len(line)
-		line = line[:runeBoundary(line, l.cfg.MaxLine)]
+		line = line[:runeBoundary(line, l.cfg.maxLine)]
 		if len(bytes.TrimLeft(line, " \t")) > 0 {
 			s.put(line, now, len(line) < n)
 		}

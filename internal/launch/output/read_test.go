@@ -83,7 +83,7 @@ func TestHostileOutput(t *testing.T) {
 
 // TestEndlessLine: a line is kept before its end if that does not come.
 func TestEndlessLine(t *testing.T) {
-	l := New(Config{MaxLine: 100})
+	l := New(Config{maxLine: 100})
 	_, w, ended := reading(t, l, Stdout)
 	w.Write(make([]byte, 200))
 	for r := range l.Follow(t.Context(), -1) {
@@ -148,7 +148,7 @@ func TestClosedLogDrains(t *testing.T) {
 
 // TestConcurrently: all methods at once.
 func TestConcurrently(t *testing.T) {
-	l := New(Config{Handler: slog.DiscardHandler, Rate: -1, Keep: 50_000})
+	l := New(Config{Handler: slog.DiscardHandler, Rate: -1, keep: 50_000})
 	ctx, cancel := context.WithCancel(t.Context())
 	var writers, readers sync.WaitGroup
 	for _, source := range []Source{Stdout, Stderr} {

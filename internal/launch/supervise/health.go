@@ -20,8 +20,8 @@ type HealthState string
 // The states of health.
 const (
 	Unknown      HealthState = "unknown"      // nothing has been heard yet
-	NotOffered   HealthState = "not-offered"  // the plugin does not offer grpc.health.v1, or does not know of itself
-	Serving      HealthState = "serving"      // it says so
+	notOffered   HealthState = "not-offered"  // the plugin does not offer grpc.health.v1, or does not know of itself
+	serving      HealthState = "serving"      // it says so
 	NotServing   HealthState = "not-serving"  // it says so, or answers with an error
 	Unresponsive HealthState = "unresponsive" // it does not answer
 )
@@ -73,7 +73,7 @@ func (h *Health) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, errNotOffered):
-			h.set(NotOffered, nil)
+			h.set(notOffered, nil)
 			return nil
 		case err != nil:
 			if misses++; misses >= maxMisses {
@@ -130,7 +130,7 @@ func (h *Health) watch(ctx context.Context) {
 func (h *Health) answered(response *healthpb.HealthCheckResponse) {
 	switch s := response.GetStatus(); s {
 	case healthpb.HealthCheckResponse_SERVING:
-		h.set(Serving, nil)
+		h.set(serving, nil)
 	case healthpb.HealthCheckResponse_NOT_SERVING:
 		h.set(NotServing, nil)
 	case healthpb.HealthCheckResponse_SERVICE_UNKNOWN: // only a watch is told so; the check decides

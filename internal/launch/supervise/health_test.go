@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	serving    = healthpb.HealthCheckResponse_SERVING
-	notServing = healthpb.HealthCheckResponse_NOT_SERVING
+	healthServing    = healthpb.HealthCheckResponse_SERVING
+	healthNotServing = healthpb.HealthCheckResponse_NOT_SERVING
 )
 
 // fakeConn is a connection made of memory to a plugin that answers after delay, with err or the status that is set.
@@ -31,7 +31,7 @@ type fakeConn struct {
 	checks   int
 }
 
-func newFakeConn() *fakeConn { return &fakeConn{status: serving, changed: make(chan struct{})} }
+func newFakeConn() *fakeConn { return &fakeConn{status: healthServing, changed: make(chan struct{})} }
 
 // set changes what the plugin answers.
 func (c *fakeConn) set(f func()) {
@@ -153,17 +153,17 @@ func TestHealthWatch(t *testing.T) {
 				conn.watchErr = errUnimplemented
 			}
 			w := watchHealth(t, conn)
-			w.expect(t, Serving)
+			w.expect(t, serving)
 			for range 3 {
 				time.Sleep(100*time.Millisecond + 7*second)
-				conn.set(func() { conn.status = notServing })
+				conn.set(func() { conn.status = healthNotServing })
 				if !offered {
 					time.Sleep(second)
 				}
 				w.expect(t, NotServing)
-				conn.set(func() { conn.status = serving })
+				conn.set(func() { conn.status = healthServing })
 				time.Sleep(second)
-				w.expect(t, Serving)
+				w.expect(t, serving)
 			}
 		})
 	}
@@ -174,12 +174,12 @@ func TestHealthWatchBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
 		w := watchHealth(t, conn)
-		w.expect(t, Serving)
+		w.expect(t, serving)
 		conn.set(func() { conn.watchErr = io.ErrUnexpectedEOF })
 		synctest.Wait()
 		conn.set(func() { conn.watchErr = nil })
 		time.Sleep(5*second + 50*time.Millisecond)
-		conn.set(func() { conn.status = notServing })
+		conn.set(func() { conn.status = healthNotServing })
 		w.expect(t, NotServing)
 	})
 }
@@ -194,7 +194,7 @@ func TestHealthHangs(t *testing.T) {
 					conn.watchErr = errUnimplemented
 				}
 				w := watchHealth(t, conn)
-				w.expect(t, Serving)
+				w.expect(t, serving)
 				time.Sleep(10*second + time.Duration(phase)*50*time.Millisecond)
 				conn.set(func() { conn.delay = time.Hour })
 				time.Sleep(time.Second)
@@ -208,7 +208,7 @@ func TestHealthHangs(t *testing.T) {
 				w.expect(t)
 				conn.set(func() { conn.delay = 0 })
 				time.Sleep(1500 * time.Millisecond)
-				w.expect(t, Serving)
+				w.expect(t, serving)
 			})
 		}
 	}
@@ -225,7 +225,7 @@ func TestHealthSlowOnce(t *testing.T) {
 			time.Sleep(990 * time.Millisecond)
 			conn.set(func() { conn.delay = 400 * time.Millisecond })
 		}
-		w.expect(t, Serving)
+		w.expect(t, serving)
 	})
 }
 
@@ -255,7 +255,7 @@ func TestHealthNotOffered(t *testing.T) {
 			conn.err = status.Error(code, "no")
 			conn.watchErr = conn.err
 			w := watchHealth(t, conn)
-			w.expect(t, NotOffered)
+			w.expect(t, notOffered)
 			time.Sleep(time.Hour)
 			w.end()
 			if conn.checks != 1 {

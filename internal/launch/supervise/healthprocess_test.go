@@ -67,13 +67,13 @@ func TestHealthOfProcess(t *testing.T) {
 			}
 		}
 	}
-	until(Serving)
+	until(serving)
 	stopped := time.Now()
 	cmd.Process.Signal(syscall.SIGSTOP)
 	until(Unresponsive)
 	t.Logf("unresponsive after %v", time.Since(stopped))
 	cmd.Process.Signal(syscall.SIGCONT)
-	until(Serving)
+	until(serving)
 	cmd.Process.Kill()
 	until(Unresponsive)
 	cancel()

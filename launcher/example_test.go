@@ -1,0 +1,68 @@
+//go:build unix
+
+package launcher_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+// A plugin that serves nothing is launched and stopped. One that serves also has Serve, and Config a plugin directory and
+// AwaitRegistered; patchbay.Runtime has both.
+func ExampleLauncher() {
+	h := &host.Host{}
+	if err := h.Initialize(plugin.Config{}); err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer h.Close(context.Background())
+
+	l := launcher.New(launcher.Config{Host: h, Observe: func(e launcher.Event) {
+		if !good(e.Kind) {
+			fmt.Println(e.Name, e.Kind, e.Message)
+		}
+	}})
+	defer l.Close()
+	err := l.Set([]launcher.Plugin{{
+		Name:    "sleeper",
+		Args:    []string{"sleep", "60"},
+		Manual:  true,
+		Restart: launcher.RestartPolicy{Restart: launcher.RestartOnFailure, Limit: 5},
+	}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := l.Start("sleeper"); err != nil {
+		fmt.Println(err)
+		return
+	}
+	show := func() {
+		for _, p := range l.Plugins() {
+			up := p.State == launcher.StateStarting || p.State == launcher.StateRunning
+			fmt.Println(p.Name, "is up:", up, "stopped:", p.State == launcher.StateStopped)
+		}
+	}
+	show()
+	if err := l.Stop("sleeper"); err != nil {
+		fmt.Println(err)
+	}
+	show()
+	// Output:
+	// sleeper is up: true stopped: false
+	// sleeper is up: false stopped: true
+}
+
+// good says whether there is nothing to do about what happened.
+func good(kind launcher.EventKind) bool {
+	switch kind {
+	case launcher.EventReplaced, launcher.EventStopped, launcher.EventResponsive, launcher.EventHealthy:
+		return true
+	default:
+		return false
+	}
+}
