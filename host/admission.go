@@ -225,7 +225,6 @@ func (p *AdmissionPlugin) Close(ctx context.Context) {
 	<-running
 }
 
-// failAll refuses the checks in a list of pending ones.
 func (p *AdmissionPlugin) failAll(list *promises, err error) {
 	for list.n > 0 {
 		p.fail(list, list.first, err)
@@ -296,7 +295,6 @@ func (p *Promise) Wait(ctx context.Context) error {
 	}
 }
 
-// resolve sets the result, once.
 func (p *Promise) resolve(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -313,7 +311,6 @@ type promises struct {
 	n           int
 }
 
-// push puts a promise to the end.
 func (l *promises) push(p *Promise) {
 	p.prev, p.next = l.last, nil
 	if l.last == nil {
@@ -325,7 +322,6 @@ func (l *promises) push(p *Promise) {
 	l.n++
 }
 
-// remove takes out a promise that is in the list.
 func (l *promises) remove(p *Promise) {
 	if p.prev == nil {
 		l.first = p.next
@@ -341,7 +337,6 @@ func (l *promises) remove(p *Promise) {
 	l.n--
 }
 
-// moveFirst puts the first promise to the end of another list, and returns it.
 func (l *promises) moveFirst(to *promises) *Promise {
 	p := l.first
 	l.remove(p)

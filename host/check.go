@@ -82,13 +82,6 @@ func execute(s *process.Spec, image *exe.Image) {
 // firstExtra is the descriptor of the first of the ExtraFiles.
 const firstExtra = 3
 
-func release(image *exe.Image) {
-	if image != nil {
-		image.Release()
-	}
-}
-
-// launchedMessage says what was launched.
 func launchedMessage(program string, image *exe.Image) string {
 	if image == nil {
 		return "launched " + program

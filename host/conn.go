@@ -23,7 +23,6 @@ const (
 	maxStrangers = 16
 )
 
-// listener makes each connection that it accepts a conn.
 type listener struct {
 	net.Listener
 }
@@ -40,7 +39,6 @@ func (l listener) Accept() (net.Conn, error) {
 	return &conn{Conn: unix, unix: unix, protocol: ProtocolPatchbay}, nil
 }
 
-// conn is a connection to the host.
 type conn struct {
 	net.Conn
 	unix     *net.UnixConn // nil over loopback
@@ -72,7 +70,6 @@ func (c *conn) count(uncount func()) {
 	c.closed = uncount
 }
 
-// owner returns the plugin that the connection belongs to; nil if there is none.
 func (c *conn) owner() *PluginProcess {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -84,7 +81,6 @@ type peerCredentials struct {
 	server *server
 }
 
-// peerInfo hands the connection to the calls on it.
 type peerInfo struct {
 	credentials.CommonAuthInfo
 	conn *conn
@@ -133,7 +129,6 @@ var (
 	errEnded        = errors.New("the plugin has ended")
 )
 
-// connect counts a connection.
 func (k *calls) connect(c *conn) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -149,7 +144,6 @@ func (k *calls) connect(c *conn) error {
 	return nil
 }
 
-// disconnect is told that a connection is closed.
 func (k *calls) disconnect(c *conn) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -215,7 +209,6 @@ func (k *calls) finish(patience time.Duration) {
 // for a newer one: a plugin shows its ticket at once.
 const maxUnknown = 64
 
-// loopbackListener accepts on 127.0.0.1.
 type loopbackListener struct {
 	net.Listener
 }

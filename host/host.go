@@ -143,7 +143,6 @@ func (h *Host) Close(ctx context.Context) {
 	h.release.Do(func() { h.cleanUp(ctx) })
 }
 
-// cleanUp comes last in Close.
 func (h *Host) cleanUp(ctx context.Context) {
 	h.watching.Wait()
 	h.programs.Close()
@@ -162,7 +161,6 @@ func (h *Host) cleanUp(ctx context.Context) {
 	}
 }
 
-// open makes what the first launch needs.
 func (h *Host) open() error {
 	switch {
 	case h.closed:
@@ -193,7 +191,6 @@ func (h *Host) open() error {
 	return nil
 }
 
-// leftover is told of processes that a plugin left behind.
 func (h *Host) leftover(p *process.Process, pids []int) {
 	h.emit(Event{Time: time.Now(), Kind: EventLeftover, Plugin: p.Name(), PID: p.PID(),
 		Message: fmt.Sprintf("it left processes behind, which were killed: %v", pids)})
@@ -235,7 +232,6 @@ var (
 	ErrQueueFull = status.Error(codes.ResourceExhausted, "too many admission checks are waiting")
 )
 
-// crashed is the type of ErrCrashed, which is an ErrAborted as well.
 type crashed struct{}
 
 func (crashed) Error() string { return "the admission plugin ended before it answered" }

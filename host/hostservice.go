@@ -27,7 +27,6 @@ const (
 	maxKeys = 100
 )
 
-// hostService is what every plugin may call.
 type hostService struct {
 	pluginv1.UnimplementedHostServer
 	config plugin.Config
@@ -158,7 +157,6 @@ type service struct {
 	impl any
 }
 
-// registrar records services. It is a grpc.ServiceRegistrar.
 type registrar struct {
 	services grants
 	err      error // the first

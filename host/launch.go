@@ -154,7 +154,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer release(image)
+	defer image.Release()
 	p := newPlugin(h, spec.Name, spec.PluginSocket)
 	p.protocol, p.survive, p.grace, p.logs = protocol, spec.Survive, spec.Grace, spec.Logs
 	p.foreign = spec.Foreign
@@ -211,14 +211,12 @@ func (h *Host) reserve(p *PluginProcess) error {
 	return nil
 }
 
-// forget takes a plugin out that has ended.
 func (h *Host) forget(p *PluginProcess) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.plugins, p)
 }
 
-// processSpec says how the process of a plugin is started.
 func processSpec(p *PluginProcess, spec Spec, program string) (process.Spec, error) {
 	line, err := p.handshakeLine()
 	if err != nil {
@@ -316,7 +314,6 @@ const (
 // protocolForeign is that of plugins with a [Foreign].
 const protocolForeign Protocol = "foreign"
 
-// orDefault fails for a protocol that is not known.
 func (p Protocol) orDefault() (Protocol, error) {
 	switch p {
 	case "":
@@ -328,7 +325,6 @@ func (p Protocol) orDefault() (Protocol, error) {
 	}
 }
 
-// ticketKey is the metadata that carries the ticket.
 func (p Protocol) ticketKey() string {
 	if p == ProtocolCIPD {
 		return cipd.TicketKey
@@ -336,7 +332,6 @@ func (p Protocol) ticketKey() string {
 	return handshake.TicketKey
 }
 
-// notGranted is the code for a service that a plugin may not call.
 func (p Protocol) notGranted() codes.Code {
 	if p == ProtocolCIPD {
 		return codes.Unimplemented

@@ -63,7 +63,6 @@ func (p *PluginProcess) openLog(ctx context.Context) {
 	p.ownLogs = true
 }
 
-// grant sets the services that the plugin may call.
 func (p *PluginProcess) grant(granted grants) {
 	p.services = maps.Clone(granted)
 	own := &hostService{config: p.host.Config(), logs: p.logs}
@@ -74,7 +73,6 @@ func (p *PluginProcess) grant(granted grants) {
 	p.services[pluginv1.Host_ServiceDesc.ServiceName] = service{&pluginv1.Host_ServiceDesc, own}
 }
 
-// start starts the process.
 func (p *PluginProcess) start(start func() (*process.Process, error)) error {
 	defer close(p.started)
 	proc, err := start()
@@ -176,10 +174,8 @@ func (p *PluginProcess) leave(ctx context.Context) {
 	p.abandon()
 }
 
-// abandon stops to wait for the end of the process.
 func (p *PluginProcess) abandon() { p.leftOnce.Do(func() { close(p.left) }) }
 
-// watch waits for the end of the process and cleans up after it.
 func (p *PluginProcess) watch() {
 	if p.foreign != nil {
 		defer p.foreign.Ended()

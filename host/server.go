@@ -54,7 +54,6 @@ type server struct {
 	unknown   []*conn // over loopback, oldest first
 }
 
-// serve makes a server and starts it. The caller stops it.
 func serve(emit func(Event)) (*server, error) {
 	s := &server{emit: emit, plugins: map[uint64]*PluginProcess{}}
 	l, err := s.listen()
@@ -77,7 +76,6 @@ func serve(emit func(Event)) (*server, error) {
 	return s, nil
 }
 
-// listen makes the private directory and the socket in it.
 func (s *server) listen() (net.Listener, error) {
 	dir, err := makePrivateDir()
 	if err != nil {
@@ -93,21 +91,18 @@ func (s *server) listen() (net.Listener, error) {
 	return listener{l}, nil
 }
 
-// stop ends all calls, waits for them, and removes the socket.
 func (s *server) stop() error {
 	s.grpc.Stop()
 	s.done.Wait()
 	return s.dir.remove()
 }
 
-// add lets a plugin call from now on.
 func (s *server) add(p *PluginProcess) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.plugins[p.ticket.number] = p
 }
 
-// remove makes the ticket of a plugin worthless.
 func (s *server) remove(p *PluginProcess) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +145,6 @@ func (s *server) identify(c *conn) error {
 	return nil
 }
 
-// letIn counts a stranger, unless there are too many.
 func (s *server) letIn() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +182,6 @@ func (s *server) owner(pid int) *PluginProcess {
 	return nil
 }
 
-// handle is called for every call.
 func (s *server) handle(_ any, stream grpc.ServerStream) error {
 	full, _ := grpc.MethodFromServerStream(stream)
 	name, method, _ := strings.Cut(strings.TrimPrefix(full, "/"), "/")
@@ -263,7 +256,6 @@ func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
 	s.emit(event)
 }
 
-// connOf returns the connection of a call.
 func connOf(ctx context.Context) (*conn, error) {
 	from, ok := peer.FromContext(ctx)
 	if ok {
@@ -274,7 +266,6 @@ func connOf(ctx context.Context) (*conn, error) {
 	return nil, status.Error(codes.Unauthenticated, "the caller is not known")
 }
 
-// dispatch passes a call to the method of the service.
 func (s service) dispatch(method string, stream grpc.ServerStream) error {
 	for i := range s.desc.Methods {
 		if m := &s.desc.Methods[i]; m.MethodName == method {
@@ -368,7 +359,6 @@ func makePrivateDir() (privateDir, error) {
 	}
 }
 
-// remove removes the directory with what is in it.
 func (d privateDir) remove() error { return errors.Join(os.RemoveAll(d.path), d.lock.Close()) }
 
 func tempDir() string {

@@ -75,7 +75,6 @@ func (s *session) Admit(stream pluginv1.Admissions_AdmitServer) error {
 	return s.send(stream, received)
 }
 
-// begin starts to receive, unless it was called already.
 func (s *session) begin(receive func()) bool {
 	s.plugin.mu.Lock()
 	defer s.plugin.mu.Unlock()
@@ -87,7 +86,6 @@ func (s *session) begin(receive func()) bool {
 	return true
 }
 
-// send sends checks until the plugin ends the stream or has to end.
 func (s *session) send(stream pluginv1.Admissions_AdmitServer, received <-chan error) error {
 	b := newBatch(s.url)
 	for {
@@ -129,7 +127,6 @@ func (s *session) fill(b *batch) int {
 	return n
 }
 
-// receive takes answers until the stream ends.
 func (s *session) receive(stream pluginv1.Admissions_AdmitServer) error {
 	for first := true; ; first = false {
 		request, err := stream.Recv()
@@ -145,7 +142,6 @@ func (s *session) receive(stream pluginv1.Admissions_AdmitServer) error {
 	}
 }
 
-// hear takes one message of the plugin.
 func (s *session) hear(request *pluginv1.AdmitRequest, first bool) error {
 	p := s.plugin
 	p.mu.Lock()
@@ -173,7 +169,6 @@ func (s *session) hear(request *pluginv1.AdmitRequest, first bool) error {
 	return nil
 }
 
-// resolve takes an answer.
 func (s *session) resolve(r *pluginv1.Resolution) {
 	promise := s.open[r.GetId()]
 	if promise == nil {
@@ -243,14 +238,12 @@ func (h *Host) supervise(p *AdmissionPlugin, running chan struct{}) bool {
 	return true
 }
 
-// unsupervise takes out an admission plugin whose goroutine ends.
 func (h *Host) unsupervise(p *AdmissionPlugin) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.admissions, p)
 }
 
-// run starts the plugin as long as checks wait for one.
 func (p *AdmissionPlugin) run() {
 	for {
 		pause, ok := p.next()
@@ -280,7 +273,6 @@ func (p *AdmissionPlugin) next() (pause time.Duration, ok bool) {
 	return max(0, time.Until(p.notBefore)), true
 }
 
-// disarm forgets the timer of run.
 func (p *AdmissionPlugin) disarm() {
 	p.armed = false
 	select {
@@ -289,7 +281,6 @@ func (p *AdmissionPlugin) disarm() {
 	}
 }
 
-// runOnce runs the plugin until it ends or has to be ended.
 func (p *AdmissionPlugin) runOnce() {
 	s := newSession(p)
 	ctx := context.Background()
@@ -306,7 +297,6 @@ func (p *AdmissionPlugin) runOnce() {
 	s.receiving.Wait()
 }
 
-// begin lets the plugin open its stream.
 func (p *AdmissionPlugin) begin(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

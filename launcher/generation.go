@@ -48,7 +48,6 @@ type generation struct {
 	life life
 }
 
-// attempt is one to start a process.
 type attempt struct {
 	done chan struct{} // closed when it is known whether it runs
 	err  error         // why it does not; valid when done is closed
@@ -56,7 +55,6 @@ type attempt struct {
 
 func newAttempt() *attempt { return &attempt{done: make(chan struct{})} }
 
-// life is what is known of the present process.
 type life struct {
 	process *host.PluginProcess // nil between two
 	socket  string
@@ -79,14 +77,8 @@ func (u *unit) newGeneration() (*generation, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	first := newAttempt()
 	g := &generation{
-		unit:    u,
-		plugin:  plugin,
-		cancel:  cancel,
-		done:    make(chan struct{}),
-		first:   first,
-		next:    first,
-		ready:   make(chan struct{}),
-		unready: make(chan error, 1),
+		unit: u, plugin: plugin, cancel: cancel, done: make(chan struct{}),
+		first: first, next: first, ready: make(chan struct{}), unready: make(chan error, 1),
 	}
 	g.super = supervise.New(plugin.Restart, g, g.observe)
 	u.launcher.work.Go(func() {
@@ -145,26 +137,14 @@ func (g *generation) over() bool {
 
 // Run is one life of the plugin. It implements supervise.Runner.
 func (g *generation) Run(ctx context.Context) error {
+	p := g.plugin
 	spec := host.Spec{
-		Name:       g.plugin.Name,
-		Args:       g.plugin.Args,
-		Env:        g.plugin.Env,
-		Dir:        g.plugin.Dir,
-		Controller: g.plugin.Controller,
-		Survive:    g.plugin.Survive,
-		Tag:        g.plugin.tag(),
-		Grace:      g.plugin.grace(),
-		Logs:       g.unit.log,
-
-		SHA256:      g.plugin.SHA256,
-		Interpreter: g.plugin.Interpreter,
-		Admit:       g.unit.launcher.cfg.Admit,
-		User:        g.plugin.User,
-		Group:       g.plugin.Group,
-		Limits:      g.plugin.Limits,
-		NoNewPrivs:  g.plugin.NoNewPrivs,
+		Name: p.Name, Args: p.Args, Env: p.Env, Dir: p.Dir,
+		Controller: p.Controller, Survive: p.Survive, Tag: p.tag(), Grace: p.grace(), Logs: g.unit.log,
+		SHA256: p.SHA256, Interpreter: p.Interpreter, Admit: g.unit.launcher.cfg.Admit,
+		User: p.User, Group: p.Group, Limits: p.Limits, NoNewPrivs: p.NoNewPrivs,
 	}
-	if g.plugin.Serve {
+	if p.Serve {
 		// One of a foreign protocol does not make the socket itself: the host does.
 		spec.PluginSocket = g.unit.nextSocket(g.plugin.needsRoom())
 	}
@@ -215,7 +195,6 @@ func (g *generation) launch(ctx context.Context, spec host.Spec) (*host.PluginPr
 	return g.unit.launcher.cfg.Host.Launch(ctx, spec)
 }
 
-// terminate ends a process within the time that it may take.
 func terminate(process *host.PluginProcess, timeout time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -331,7 +310,6 @@ func (g *generation) socket() string {
 	return g.life.socket
 }
 
-// observe is told of each status of the supervisor.
 func (g *generation) observe(s supervise.Status) {
 	if s.State == supervise.Failed {
 		g.giveUp(s.LastError)
@@ -340,6 +318,12 @@ func (g *generation) observe(s supervise.Status) {
 	if l := g.unit.launcher; s.State != supervise.Running && l.hasAdopted(g.unit) {
 		l.work.Go(g.unit.takeOver) // it came while a life was just ending
 	}
+}
+
+// states are those of a Supervisor, of which it does not know whether the plugin that runs is ready.
+var states = map[supervise.State]State{
+	supervise.Starting: StateStarting, supervise.Running: StateStarting, supervise.Backoff: StateBackoff,
+	supervise.Failed: StateFailed, supervise.Stopped: StateStopped,
 }
 
 func (g *generation) status() Status {
@@ -360,21 +344,12 @@ func (g *generation) status() Status {
 	if life.process != nil {
 		s.PID = life.process.PID()
 	}
-	switch supervised.State {
-	case supervise.Backoff:
-		s.State = StateBackoff
-	case supervise.Failed:
-		s.State = StateFailed
-	case supervise.Stopped:
-		s.State = StateStopped
-	default:
-		s.State = StateStarting
-		switch {
-		case life.health == supervise.Unresponsive:
-			s.State, s.Since = StateUnresponsive, life.since
-		case life.ready:
-			s.State, s.Since = StateRunning, life.since
-		}
+	switch s.State = states[supervised.State]; {
+	case s.State != StateStarting:
+	case life.health == supervise.Unresponsive:
+		s.State, s.Since = StateUnresponsive, life.since
+	case life.ready:
+		s.State, s.Since = StateRunning, life.since
 	}
 	return s
 }

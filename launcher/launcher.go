@@ -197,7 +197,6 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	return nil
 }
 
-// remove removes a unit that is not wanted any more.
 func (l *Launcher) remove(u *unit) {
 	u.remove()
 	l.mu.Lock()
@@ -320,7 +319,6 @@ func (l *Launcher) adoptLate(process *host.PluginProcess) {
 	}
 }
 
-// discard ends a survivor that is not wanted.
 func (l *Launcher) discard(process *host.PluginProcess) {
 	l.work.Go(func() { terminate(process, defaultStopTimeout) })
 }

@@ -82,7 +82,6 @@ func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, erro
 	return conn, nil
 }
 
-// registration answers in the place of a plugin.
 type registration struct {
 	registerapi.UnimplementedRegistrationServer
 	info *registerapi.PluginInfo

@@ -7,10 +7,17 @@ package cipd
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
+	"strings"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -167,3 +174,181 @@ func (s *logStream) Recv() (*pluginv1.LogRequest, error) {
 }
 
 func (s *logStream) SendAndClose(*pluginv1.LogResponse) error { return nil }
+
+const sha1Size = 20
+
+// sizes are the lengths of the digests, by algorithm.
+var sizes = map[cipdv1.HashAlgo]int{
+	cipdv1.HashAlgo_HASH_ALGO_SHA1:   sha1Size,
+	cipdv1.HashAlgo_HASH_ALGO_SHA256: sha256.Size,
+}
+
+// encoding is that of instance IDs. It is strict, so that each digest has one ID.
+var encoding = base64.RawURLEncoding.Strict()
+
+// ParseInstanceID returns the reference of an instance ID: the unpadded URL-safe base64 of the digest and a byte with the number of its
+// algorithm, or 40 hexadecimal digits, which are an old ID with SHA-1.
+func ParseInstanceID(id string) (*cipdv1.ObjectRef, error) {
+	if len(id) == hex.EncodedLen(sha1Size) {
+		ref := &cipdv1.ObjectRef{HashAlgo: cipdv1.HashAlgo_HASH_ALGO_SHA1, HexDigest: id}
+		if _, err := digestOf(ref); err != nil {
+			return nil, invalid(id, err)
+		}
+		return ref, nil
+	}
+	if strings.ContainsAny(id, "\r\n") {
+		return nil, invalid(id, errors.New("it has a line break")) // which the decoder skips
+	}
+	raw, err := encoding.DecodeString(id)
+	if err != nil {
+		return nil, invalid(id, err)
+	}
+	if len(raw) == 0 {
+		return nil, invalid(id, errors.New("it is empty"))
+	}
+	digest, algo := raw[:len(raw)-1], cipdv1.HashAlgo(raw[len(raw)-1])
+	if size, known := sizes[algo]; !known || size != len(digest) {
+		return nil, invalid(id, fmt.Errorf("it has a digest of %d bytes by algorithm %d", len(digest), algo))
+	}
+	return &cipdv1.ObjectRef{HashAlgo: algo, HexDigest: hex.EncodeToString(digest)}, nil
+}
+
+// InstanceID is the reverse of [ParseInstanceID]. For SHA-1 it returns the old form, in which such instances are known.
+func InstanceID(ref *cipdv1.ObjectRef) (string, error) {
+	digest, err := digestOf(ref)
+	if err != nil {
+		return "", err
+	}
+	if ref.GetHashAlgo() == cipdv1.HashAlgo_HASH_ALGO_SHA1 {
+		return ref.GetHexDigest(), nil
+	}
+	return encoding.EncodeToString(append(digest, byte(ref.GetHashAlgo()))), nil
+}
+
+// digestOf returns the digest of a reference that is well formed.
+func digestOf(ref *cipdv1.ObjectRef) ([]byte, error) {
+	size, known := sizes[ref.GetHashAlgo()]
+	if !known {
+		return nil, fmt.Errorf("a digest by algorithm %d, which is not known", ref.GetHashAlgo())
+	}
+	digest, err := hex.DecodeString(ref.GetHexDigest())
+	if err != nil || len(digest) != size || hex.EncodeToString(digest) != ref.GetHexDigest() {
+		return nil, fmt.Errorf("%.100q is no digest of %d bytes in lower-case hexadecimal digits", ref.GetHexDigest(), size)
+	}
+	return digest, nil
+}
+
+func invalid(id string, err error) error {
+	return fmt.Errorf("%.100q is no instance ID: %w", id, err)
+}
+
+// maxResolutions bounds the answers that wait to be read, and those that are read at once. A plugin that is faster waits.
+const maxResolutions = 256
+
+// Admissions is the service cipd.plugin.Admissions on top of patchbay.plugin.v1.Admissions, for one process: what a plugin asks and
+// answers in many calls is one stream there. It is safe for concurrent use.
+type Admissions struct {
+	impl        pluginv1.AdmissionsServer
+	resolutions chan *pluginv1.Resolution
+	// ended is closed when nothing reads resolutions any more.
+	ended  chan struct{}
+	listed atomic.Bool
+}
+
+// NewAdmissions returns the service for one process.
+func NewAdmissions(impl pluginv1.AdmissionsServer) *Admissions {
+	return &Admissions{
+		impl: impl, resolutions: make(chan *pluginv1.Resolution, maxResolutions), ended: make(chan struct{}),
+	}
+}
+
+// listAdmissions is the stream. Both protocols have version 1, so that the implementation judges it.
+func (a *Admissions) listAdmissions(r *cipdv1.ListAdmissionsRequest, stream grpc.ServerStream) error {
+	if !a.listed.CompareAndSwap(false, true) {
+		return status.Error(codes.FailedPrecondition, "admissions are listed already, or were; a process can list them once")
+	}
+	defer close(a.ended)
+	hello := &pluginv1.Hello{ProtocolVersion: r.GetProtocolVersion(), PluginVersion: r.GetPluginVersion()}
+	return a.impl.Admit(&admitStream{ServerStream: stream, admissions: a, hello: hello})
+}
+
+// resolveAdmission takes an answer. One to a check that is not open is ignored.
+func (a *Admissions) resolveAdmission(ctx context.Context, r *cipdv1.ResolveAdmissionRequest) (*emptypb.Empty, error) {
+	id, err := strconv.ParseUint(r.GetAdmissionId(), 10, 64)
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "%.100q is no ID of an admission", r.GetAdmissionId())
+	}
+	if !a.listed.Load() {
+		return nil, status.Error(codes.FailedPrecondition, "there is nothing to resolve before admissions are listed")
+	}
+	resolution := &pluginv1.Resolution{Id: id, Code: r.GetStatus().GetCode(), Message: r.GetStatus().GetMessage()}
+	if err := a.resolve(ctx, resolution); err != nil {
+		return nil, err
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// resolve hands an answer on.
+func (a *Admissions) resolve(ctx context.Context, r *pluginv1.Resolution) error {
+	select {
+	case a.resolutions <- r:
+	case <-a.ended:
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	return nil
+}
+
+// admitStream makes one stream of the calls of a plugin.
+type admitStream struct {
+	grpc.ServerStream // of listAdmissions
+	admissions        *Admissions
+	hello             *pluginv1.Hello // until it is received
+	admission         cipdv1.Admission
+}
+
+// Send sends checks to the plugin. One that cannot be put into its words is refused.
+func (s *admitStream) Send(r *pluginv1.AdmitResponse) error {
+	for _, check := range r.GetAdmissions() {
+		instance, err := ParseInstanceID(check.GetPin().GetInstanceId())
+		if err != nil {
+			refused := &pluginv1.Resolution{Id: check.GetId(), Code: int32(codes.InvalidArgument), Message: err.Error()}
+			if err := s.admissions.resolve(s.Context(), refused); err != nil {
+				return err
+			}
+			continue
+		}
+		s.admission.AdmissionId = strconv.FormatUint(check.GetId(), 10)
+		s.admission.ServiceUrl = check.GetServiceUrl()
+		s.admission.Package = check.GetPin().GetPackageName()
+		s.admission.Instance = instance
+		if err := s.SendMsg(&s.admission); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Recv returns the hello, and then answers, as many as there are.
+func (s *admitStream) Recv() (*pluginv1.AdmitRequest, error) {
+	if hello := s.hello; hello != nil {
+		s.hello = nil
+		return &pluginv1.AdmitRequest{Hello: hello}, nil
+	}
+	request := &pluginv1.AdmitRequest{}
+	select {
+	case r := <-s.admissions.resolutions:
+		request.Resolutions = append(request.Resolutions, r)
+	case <-s.Context().Done():
+		return nil, status.FromContextError(s.Context().Err()).Err()
+	}
+	for len(request.Resolutions) < maxResolutions {
+		select {
+		case r := <-s.admissions.resolutions:
+			request.Resolutions = append(request.Resolutions, r)
+		default:
+			return request, nil
+		}
+	}
+	return request, nil
+}

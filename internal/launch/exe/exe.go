@@ -6,18 +6,20 @@
 package exe
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"sync"
 	"sync/atomic"
 )
 
-// MaxSize is the size in bytes of the largest program that is copied. A copy is memory of the host, for as long as it is kept or runs.
-const MaxSize = 1 << 30
+// maxSize is the size in bytes of the largest program that is copied. A copy is memory of the host, for as long as it is kept or runs.
+const maxSize = 1 << 30
 
 var (
 	// ErrDigest is wrapped by errors of [Cache.Open]: the program is not the one that is expected.
@@ -71,9 +73,9 @@ type Image struct {
 	users atomic.Int64
 }
 
-// Release gives the image back. The memory is freed when nobody holds or runs it any more.
+// Release gives the image back, if it is not nil. The memory is freed when nobody holds or runs it any more.
 func (i *Image) Release() {
-	if i.users.Add(-1) == 0 {
+	if i != nil && i.users.Add(-1) == 0 {
 		_ = i.File.Close()
 	}
 }
@@ -196,4 +198,92 @@ func (c *Cache) Close() {
 		i.Release()
 	}
 	c.images, c.closed = nil, true
+}
+
+// maxFirstLine is how much of the first line of a script counts, as in the kernel (BINPRM_BUF_SIZE).
+const maxFirstLine = 256
+
+// Script is what the first line of a script asks for.
+type Script struct {
+	// Interpreter is the absolute path of the program that runs it.
+	Interpreter string
+	// argument is what follows on the line; empty for nothing. As in the kernel it is one argument, whatever is in it.
+	argument string
+}
+
+// parseScript reads the first line of a program; nil if it is no script.
+func parseScript(program []byte) (*Script, error) {
+	line, isScript := bytes.CutPrefix(program[:min(len(program), maxFirstLine)], []byte("#!"))
+	if !isScript {
+		return nil, nil //nolint:nilnil // no script is no error
+	}
+	line, _, ended := bytes.Cut(line, []byte("\n"))
+	if !ended && len(program) >= maxFirstLine {
+		return nil, fmt.Errorf("%w: the first line of the script has more than %d bytes", ErrUnfit, maxFirstLine)
+	}
+	line = bytes.Trim(line, " \t")
+	interpreter, argument := line, []byte(nil)
+	if i := bytes.IndexAny(line, " \t"); i >= 0 {
+		interpreter, argument = line[:i], bytes.TrimLeft(line[i:], " \t")
+	}
+	if !path.IsAbs(string(interpreter)) || bytes.IndexByte(line, 0) >= 0 {
+		return nil, fmt.Errorf("%w: the first line of the script names no interpreter by an absolute path: %q", ErrUnfit, line)
+	}
+	return &Script{Interpreter: string(interpreter), argument: string(argument)}, nil
+}
+
+// CommandLine returns the interpreter's arguments: its own name, what the line has, the script, and the script's own.
+func (s *Script) CommandLine(script string, args []string) []string {
+	line := []string{s.Interpreter}
+	if s.argument != "" {
+		line = append(line, s.argument)
+	}
+	return append(append(line, script), args...)
+}
+
+var (
+	// ErrEnded says that the process has ended, or that its number is another one's.
+	ErrEnded = errors.New("the process has ended")
+	// errUnreadable says that the system does not let this process read the program.
+	errUnreadable = errors.New("the program of the process cannot be read")
+)
+
+// Programs says which programs processes run, by their digests, and remembers those of files that have not changed. It looks at what the
+// kernel executes, and not at the path from which that came: the file there may have become another one since. A process that runs a
+// script runs the interpreter, and the digest is that of the interpreter. A process can execute another program at any time, so the answer
+// is of the moment of the question. The zero value is empty. All methods are safe for concurrent use.
+type Programs struct {
+	mu    sync.Mutex
+	known map[stamp]*program
+}
+
+// maxKnown bounds the programs that are remembered.
+const maxKnown = 256
+
+// program is a file whose digest is known or being found out.
+type program struct {
+	turn   chan struct{} // has a place for the one who finds it out
+	known  bool
+	digest Digest
+}
+
+// of returns what is remembered of a file.
+func (p *Programs) of(f stamp) *program {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if known := p.known[f]; known != nil {
+		return known
+	}
+	if p.known == nil {
+		p.known = map[stamp]*program{}
+	}
+	for old := range p.known { // any of them
+		if len(p.known) < maxKnown {
+			break
+		}
+		delete(p.known, old)
+	}
+	made := &program{turn: make(chan struct{}, 1)}
+	p.known[f] = made
+	return made
 }

@@ -39,7 +39,7 @@ func digestOf(content string) *Digest {
 
 func read(t testing.TB, i *Image) string {
 	t.Helper()
-	b, err := io.ReadAll(io.NewSectionReader(i.File, 0, MaxSize))
+	b, err := io.ReadAll(io.NewSectionReader(i.File, 0, maxSize))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestUnfit(t *testing.T) {
 	write(t, path("long line"), "#!/"+strings.Repeat("x", 300)+"\n")
 	errs := errors.Join(
 		os.Chmod(path("not executable"), 0o644), os.Chmod(path("setuid"), 0o755|fs.ModeSetuid), os.Chmod(path("setgid"), 0o755|fs.ModeSetgid),
-		os.Truncate(path("large"), MaxSize+1), unix.Mkfifo(path("pipe"), 0o755), os.Mkdir(path("directory"), 0o755),
+		os.Truncate(path("large"), maxSize+1), unix.Mkfifo(path("pipe"), 0o755), os.Mkdir(path("directory"), 0o755),
 	)
 	if errs != nil {
 		t.Fatal(errs)

@@ -131,7 +131,6 @@ func (l *Log) drop(n uint64) {
 	l.untold += n
 }
 
-// summarise makes a record of the lines that were dropped.
 func (l *Log) summarise() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,7 +148,6 @@ func (l *Log) tell() {
 	l.publish()
 }
 
-// missing is a record about others that are missing.
 func missing(message string, n uint64) Record {
 	return Record{Level: slog.LevelWarn, Message: message, Attrs: []slog.Attr{slog.Int64("count", int64(n))}, Source: Host}
 }

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -87,7 +88,6 @@ func (c *child) start() error {
 	return nil
 }
 
-// confine sets the limits that cgroups have.
 func (c *child) confine() error {
 	limits := c.process.spec.Limits
 	if !limits.grouped() {
@@ -184,7 +184,6 @@ func (c *child) signal(sig syscall.Signal) {
 	}
 }
 
-// killTree sends SIGKILL to all that belongs to the process.
 func (c *child) killTree() {
 	if c.leaf != nil {
 		_ = c.leaf.kill()
@@ -266,7 +265,6 @@ func (c *child) clean() {
 	})
 }
 
-// reap waits for the process, which has ended.
 func (c *child) reap() error {
 	c.mu.Lock()
 	c.reaped = true
@@ -374,7 +372,6 @@ func (t *thread) serve() {
 	}
 }
 
-// do runs f and returns when it has run.
 func (t *thread) do(f func()) {
 	done := make(chan struct{})
 	t.work <- func() { defer close(done); f() }
@@ -385,4 +382,85 @@ func (t *thread) do(f func()) {
 func (t *thread) close() {
 	close(t.work)
 	<-t.ended
+}
+
+// pipe is a pipe between this process and one that is about to start. This process' end is in the runtime's poller, the other is not, and
+// blocks.
+type pipe struct{ read, write *os.File }
+
+func newPipes() (in, out, errs pipe, err error) {
+	if in, err = newPipe(1); err != nil {
+		return in, out, errs, err
+	}
+	if out, err = newPipe(0); err != nil {
+		return in, out, errs, err
+	}
+	errs, err = newPipe(0)
+	return in, out, errs, err
+}
+
+func newPipe(own int) (pipe, error) {
+	// gofail: var processPipe string
+	// return pipe{}, fmt.Errorf("make a pipe: %s", processPipe)
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return pipe{}, fmt.Errorf("make a pipe: %w", err)
+	}
+	_ = unix.SetNonblock(fds[own], true) // cannot fail on a pipe
+	return pipe{read: os.NewFile(uintptr(fds[0]), "pipe"), write: os.NewFile(uintptr(fds[1]), "pipe")}, nil
+}
+
+// feed writes what a process will read first. There is nobody yet to read it, so it has to fit into the pipe.
+func feed(w *os.File, b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	// gofail: var processFeed string
+	// return fmt.Errorf("write %d bytes for standard input: %s", len(b), processFeed)
+	n := 0
+	err := control(w, func(fd int) (err error) {
+		n, err = unix.Write(fd, b)
+		return err
+	})
+	if n != len(b) {
+		return fmt.Errorf("write %d bytes for standard input, of which %d fit: %w", len(b), max(n, 0), cmp.Or(err, error(unix.EAGAIN)))
+	}
+	return nil
+}
+
+func (p pipe) inode() uint64 {
+	var stat unix.Stat_t
+	_ = control(p.read, func(fd int) error { return unix.Fstat(fd, &stat) }) // cannot fail on a pipe
+	return stat.Ino
+}
+
+func (p pipe) closeRead()  { _ = p.read.Close() }
+func (p pipe) closeWrite() { _ = p.write.Close() }
+
+func (p pipe) close() {
+	if p.read != nil {
+		p.closeRead()
+		p.closeWrite()
+	}
+}
+
+func control(of syscall.Conn, f func(fd int) error) error {
+	raw, err := of.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
+		return err
+	}
+	return ferr
+}
+
+func events(fd int, which int16) int16 {
+	p := []unix.PollFd{{Fd: int32(fd), Events: which}}
+	for {
+		if _, err := unix.Poll(p, 0); err != unix.EINTR {
+			return p[0].Revents
+		}
+	}
 }

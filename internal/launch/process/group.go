@@ -15,10 +15,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
+	"syscall"
+	"time"
 )
 
 // ErrClosed is returned by [Group.Start] and [Group.Adopt] after [Group.Close] was called.
@@ -170,4 +176,231 @@ func (g *Group) Close(ctx context.Context) error {
 	}
 	g.running.Wait()
 	return g.end()
+}
+
+// ErrTimeout is returned by [Process.Terminate] if the process is still there after SIGKILL: it hangs in the kernel. It is still watched.
+var ErrTimeout = errors.New("the process has not ended after SIGKILL")
+
+// Process is one process that a [Group] started, or adopted. All methods are safe for concurrent use.
+type Process struct {
+	spec           Spec
+	pid            int
+	stdout, stderr *os.File
+	body           body
+
+	term sync.Once
+	done chan struct{}
+	err  error // set before done is closed
+}
+
+// body is how a process is reached: as a child of this one, or through the one that keeps it.
+type body interface {
+	// end takes a step towards the end of the process. It does not block. Steps may be repeated, and are nothing after the end.
+	end(step)
+	// owns reports whether pid is that of the process or a descendant.
+	owns(pid int) bool
+	// wait blocks until the process has ended and nothing is left of it, and says how it ended.
+	wait() error
+}
+
+type step int
+
+const (
+	hangUp    step = iota // closes its standard input
+	terminate             // SIGTERM to the process group
+	kill                  // SIGKILL to the whole tree
+	release               // lets a process that survives go on without this host
+)
+
+// lastStep is what the end of its group means for the process.
+func (p *Process) lastStep() step {
+	if p.spec.Survive {
+		return release
+	}
+	return kill
+}
+
+// PID returns the process ID. It may belong to another process when this one has ended.
+func (p *Process) PID() int { return p.pid }
+
+// Name returns [Spec].Name.
+func (p *Process) Name() string { return p.spec.Name }
+
+// Data returns [Spec].Data, also that of a process that was adopted.
+func (p *Process) Data() []byte { return p.spec.Data }
+
+// Done is closed when the process has ended. Whatever it had started has been killed and its files are removed by then.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Err is nil while the process runs, and then says how it ended: nil if with status 0, else an error that unwraps to [os/exec.ExitError],
+// or to [ExitError] if it is one that survives its host; another error if such a one goes on.
+func (p *Process) Err() error {
+	select {
+	case <-p.done:
+		return p.err
+	default:
+		return nil
+	}
+}
+
+// Stdout is the end of a pipe from which the caller reads what the process writes, to the end, and which he closes. Reads end at the latest
+// one second after the process has ended: with [io.EOF], or with [os.ErrDeadlineExceeded] if a process that could not be ended holds the
+// other end.
+func (p *Process) Stdout() *os.File { return p.stdout }
+
+// Stderr is for standard error what [Process.Stdout] is for standard output.
+func (p *Process) Stderr() *os.File { return p.stderr }
+
+// outputGrace is how long after the end of a process its output can still be read when somebody else holds the pipe.
+const outputGrace = time.Second
+
+// Owns reports whether pid is that of the process or of one of its descendants, now. It is meant for the credentials of a peer that is
+// still connected. After the end of the process nothing is owned.
+func (p *Process) Owns(pid int) bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return p.body.owns(pid)
+	}
+}
+
+// Terminate ends the process and everything that it started: it closes standard input, sends SIGTERM to the process group, and kills the
+// whole tree, each as grace says if the step before did not help. The end of the context kills at once. It waits for the end and returns
+// what [Process.Err] returns, or an error that wraps [ErrTimeout]. Calling it again is allowed and can only make the end come sooner.
+func (p *Process) Terminate(ctx context.Context, grace Grace) error {
+	grace = grace.orDefault()
+	p.body.end(hangUp)
+	if p.await(ctx, grace.Stdin) {
+		return p.err
+	}
+	if ctx.Err() == nil {
+		p.term.Do(func() { p.body.end(terminate) })
+		if p.await(ctx, grace.Term) {
+			return p.err
+		}
+	}
+	p.body.end(kill)
+	if p.await(context.WithoutCancel(ctx), grace.Kill) {
+		return p.err
+	}
+	return fmt.Errorf("terminate %s (process %d): %w", p.spec.Name, p.pid, ErrTimeout)
+}
+
+// await reports whether the process ends before d has passed or ctx is done.
+func (p *Process) await(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// ExitError says how a process that survives its host ended. It is no child of this process, so there is no [os.ProcessState].
+type ExitError struct {
+	Code   int            // the exit status, or -1 if it was killed by a signal
+	Signal syscall.Signal // the signal that killed it, or 0
+}
+
+func (e *ExitError) Error() string {
+	if e.Signal != 0 {
+		return "signal: " + e.Signal.String()
+	}
+	return "exit status " + strconv.Itoa(e.Code)
+}
+
+// Spec says what to start.
+type Spec struct {
+	// Name is for logs and errors, and by it a later host knows a process that survived. It is no part of any path.
+	Name string
+	// Path is the program to execute; it is not searched for. A program that is open already can be started as /proc/self/fd/N, where N is 3
+	// plus its index in ExtraFiles.
+	Path string
+	// Args are the arguments with the name of the program as the first; Path alone if it is empty.
+	Args []string
+	// Env is the whole environment. Nothing is inherited and nothing is added.
+	Env []string
+	// Dir is the working directory; that of the host if empty.
+	Dir string
+	// Stdin is what the program reads first, at most 64 KiB. Its standard input then stays open until [Process.Terminate] or until the end
+	// of the host.
+	Stdin []byte
+	// ExtraFiles become descriptors 3 and up. They remain the caller's.
+	ExtraFiles []*os.File
+	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, also if the host is
+	// not there any more. That one is not there is no error. A directory with something else in it stays. No symbolic link is followed on the
+	// way (on Linux), so the paths have none in their directories; see [Resolve].
+	Remove []string
+	// User is whom the process runs as; nil for the user of the host.
+	User *User
+	// Limits bound what the process and its descendants may use. What cannot be limited on this system is an error of Start.
+	Limits Limits
+	// NoNewPrivs keeps the process and its descendants from gaining privileges by executing a program (setuid, file capabilities).
+	NoNewPrivs bool
+	// Survive lets the process go on when the host dies or closes the group. It needs [Config].StateDir.
+	Survive bool
+	// Data is kept for a host that adopts the surviving process; see [Process.Data]. Without Survive it has no effect.
+	Data []byte
+}
+
+// User is whom a process runs as. It has no supplementary groups.
+type User struct{ UID, GID uint32 }
+
+// Limits bound what a process may use. Zero stands for no limit.
+type Limits struct {
+	// Memory is how many bytes the process and its descendants may use together. One that needs more is killed by the kernel.
+	Memory int64
+	// CPU is how much processor time they may use together, in thousandths of one processor.
+	CPU int64
+	// Processes is how many processes and threads there may be of it and its descendants at a time.
+	Processes int
+	// OpenFiles is how many descriptors each process may have.
+	OpenFiles int
+}
+
+// Grace says how long [Process.Terminate] waits after each of its steps. A zero field means its default, a negative one skips the wait.
+type Grace struct {
+	Stdin time.Duration // after standard input was closed, before SIGTERM; 2 s by default
+	Term  time.Duration // after SIGTERM, before SIGKILL; 3 s by default, so that a plugin has 5 s in all
+	Kill  time.Duration // after SIGKILL, before Terminate gives up waiting; 1 s by default
+}
+
+func (g Grace) orDefault() Grace {
+	for _, f := range []struct {
+		d    *time.Duration
+		dflt time.Duration
+	}{{&g.Stdin, 2 * time.Second}, {&g.Term, 3 * time.Second}, {&g.Kill, time.Second}} {
+		switch {
+		case *f.d == 0:
+			*f.d = f.dflt
+		case *f.d < 0:
+			*f.d = 0
+		}
+	}
+	return g
+}
+
+// Resolve returns an absolute path whose directory, as far as it exists, has no symbolic links.
+func Resolve(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	dir, name := filepath.Split(path)
+	if name == "" {
+		return path, nil
+	}
+	if dir, err = filepath.EvalSymlinks(dir); errors.Is(err, fs.ErrNotExist) {
+		dir, err = Resolve(filepath.Dir(path))
+	}
+	return filepath.Join(dir, name), err
 }

@@ -80,7 +80,6 @@ func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
 	return k, listener, nil
 }
 
-// run serves hosts until the process has ended.
 func (k *keeper) run(first *wire, listener *net.UnixListener) {
 	var pumps sync.WaitGroup
 	pumps.Go(k.out.pump)
@@ -214,7 +213,6 @@ func (o *outlet) pump() {
 	o.attach(nil)
 }
 
-// attach takes over the pipe of a host, or nil.
 func (o *outlet) attach(to *os.File) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -362,7 +360,6 @@ func newWires() (own *wire, peer *os.File, err error) {
 	return own, peer, nil
 }
 
-// fileWire takes over a socket.
 func fileWire(f *os.File) (*wire, error) {
 	defer f.Close()
 	conn, err := net.FileConn(f)

@@ -28,7 +28,6 @@ type platform struct {
 	leaves sync.WaitGroup // goroutines that remove cgroups that were not empty when their process had ended
 }
 
-// open starts what the first process needs.
 func (pl *platform) open(cfg Config) error {
 	pl.mu.Lock()
 	defer pl.mu.Unlock()

@@ -33,7 +33,6 @@ type kept struct {
 
 const socketSuffix = ".sock"
 
-// startKept starts a keeper, and that the process.
 func startKept(g *Group, p *Process) error {
 	dir := g.cfg.StateDir
 	if dir == "" {
@@ -100,7 +99,6 @@ func launchKeeper(stdin *os.File) error {
 	return err
 }
 
-// hear reads the first message of a keeper.
 func hear(w *wire) (about fromKeeper, err error) {
 	if err := w.decoder.Decode(&about); err != nil {
 		return about, fmt.Errorf("the keeper of a process that survives does not answer: %w", err)
@@ -117,7 +115,6 @@ func hear(w *wire) (about fromKeeper, err error) {
 	return about, nil
 }
 
-// keeperError is an error of the system that a keeper met.
 type keeperError struct {
 	text  string
 	errno syscall.Errno

@@ -37,7 +37,6 @@ type guard struct {
 // hostID stands for the host itself among the processes that the watchdog is told of.
 const hostID = 0
 
-// newGuard starts the watchdog.
 func newGuard(logger *slog.Logger, cgroup string) (*guard, error) {
 	g := &guard{logger: logger, cgroup: cgroup, ended: make(chan struct{}), stop: make(chan struct{}), told: map[uint64][]record{}}
 	if err := g.launch(); err != nil {
@@ -47,7 +46,6 @@ func newGuard(logger *slog.Logger, cgroup string) (*guard, error) {
 	return g, nil
 }
 
-// launch starts a watchdog and tells it everything.
 func (g *guard) launch() error {
 	p, err := newPipe(1)
 	if err != nil {
@@ -77,7 +75,6 @@ func (g *guard) launch() error {
 	return nil
 }
 
-// run starts the watchdog again whenever it ends.
 func (g *guard) run() {
 	defer close(g.ended)
 	pauses := backoff.Backoff{Min: 10 * time.Millisecond, Max: 10 * time.Second}
@@ -125,7 +122,6 @@ func (g *guard) nextID() uint64 {
 	return g.last
 }
 
-// start says that a process is about to start.
 func (g *guard) start(id, since uint64, p pipes, remove []string) {
 	r := record{recordStart}
 	for _, n := range []uint64{id, since, p.in, p.out, p.err} {
@@ -134,7 +130,6 @@ func (g *guard) start(id, since uint64, p pipes, remove []string) {
 	g.add(id, append(r, remove...))
 }
 
-// pid says which process ID it has.
 func (g *guard) pid(id uint64, pid int) {
 	g.add(id, record{recordPID, strconv.FormatUint(id, 10), strconv.Itoa(pid)})
 }
@@ -146,7 +141,6 @@ func (g *guard) add(id uint64, r record) {
 	g.tell(r)
 }
 
-// end says that nothing is left of a process.
 func (g *guard) end(id uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -201,7 +195,6 @@ const (
 	recordEnd    = "end"
 )
 
-// encode returns the record as a line with its newline.
 func (r record) encode() []byte {
 	var line []byte
 	for i, word := range r {
@@ -213,7 +206,6 @@ func (r record) encode() []byte {
 	return append(line, '\n')
 }
 
-// parseRecord reads a line without its newline.
 func parseRecord(line string) (record, error) {
 	var r record
 	for line != "" {
@@ -249,7 +241,6 @@ type ward struct {
 	procs  map[uint64]*warded
 }
 
-// warded is one process of the host.
 type warded struct {
 	since  uint64
 	pipes  pipes
