@@ -64,17 +64,13 @@ type life struct {
 	settled, gone chan struct{}
 }
 
-func newLife(p *Plugin, spec host.Spec) (*life, error) {
+func newLife(p *Plugin, spec host.Spec) *life {
 	l := &life{plugin: p, spec: spec, unhook: func() {}, unserve: func() {}, settled: make(chan struct{}), gone: make(chan struct{})}
 	l.spec.Foreign = l
 	l.hello, l.helloWrite = io.Pipe()
-	err := errors.Join(l.stdout.open(), l.stderr.open())
-	if err != nil {
-		l.stdout.close()
-		l.stderr.close()
-		return nil, err
-	}
-	return l, nil
+	l.stdout.from, l.stdout.to = io.Pipe()
+	l.stderr.from, l.stderr.to = io.Pipe()
+	return l
 }
 
 // start starts the process. The end of ctx ends it until unhook is called.
@@ -254,22 +250,19 @@ type process struct {
 	start func() error
 }
 
-// Start implements [runner.Runner].
 func (p *process) Start(context.Context) error { return p.start() }
 
-// Diagnose implements [runner.Runner]. The log has what there is to say.
+// Diagnose says nothing: the log has what there is to say.
 func (*process) Diagnose(context.Context) string { return "" }
 
-// Stdout has the first line only. It implements [runner.Runner].
+// Stdout has the first line only.
 func (p *process) Stdout() io.ReadCloser { return p.hello }
 
-// Stderr has nothing: it goes into the log. It implements [runner.Runner].
+// Stderr has nothing: it goes into the log.
 func (*process) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
 
-// Name implements [runner.Runner].
 func (p *process) Name() string { return p.spec.Name }
 
-// Wait implements [runner.Runner].
 func (p *process) Wait(context.Context) error {
 	select {
 	case <-p.process.Done():
@@ -278,13 +271,12 @@ func (p *process) Wait(context.Context) error {
 	return nil
 }
 
-// Kill implements [runner.Runner].
 func (p *process) Kill(context.Context) error {
 	p.kill()
 	return nil
 }
 
-// ID implements [runner.Runner]. A process that could not be started has none.
+// ID is empty for a process that could not be started.
 func (p *process) ID() string {
 	if p.process == nil {
 		return ""
@@ -292,37 +284,29 @@ func (p *process) ID() string {
 	return strconv.Itoa(p.process.PID())
 }
 
-// PluginToHost implements [runner.Runner]: the plugin sees the addresses that its host sees.
+// PluginToHost says that the plugin sees the addresses that its host sees, as HostToPlugin does.
 func (*process) PluginToHost(network, address string) (string, string, error) {
 	return network, address, nil
 }
 
-// HostToPlugin implements [runner.Runner].
 func (*process) HostToPlugin(network, address string) (string, string, error) {
 	return network, address, nil
 }
 
-// stdio brings what the library hands over of a plugin's output into its log, through a pipe because that is what a log reads. The library
-// replaces the plugin's standard output and error when it has started, and sends what is printed from then on as calls.
+// stdio brings what the library hands over of a plugin's output into its log. The library replaces the plugin's standard output and error
+// when it has started, and sends what is printed from then on as calls.
 type stdio struct {
-	readEnd, write *os.File
-	reading        sync.WaitGroup
-}
-
-func (s *stdio) open() (err error) {
-	if s.readEnd, s.write, err = os.Pipe(); err != nil {
-		return fmt.Errorf("make a pipe: %w", err)
-	}
-	return nil
+	from    *io.PipeReader
+	to      *io.PipeWriter
+	reading sync.WaitGroup
 }
 
 func (s *stdio) read(log *host.Log, source output.Source) {
-	s.reading.Go(func() { _ = log.ReadFrom(s.readEnd, source) }) // a pipe of this process can be read
+	s.reading.Go(func() { _ = log.ReadFrom(s.from, source) }) // a pipe of this process can be read
 }
 
-// close waits until all that was written is in the log. It may be called after an open that failed.
+// close waits until all that was written is in the log.
 func (s *stdio) close() {
-	_ = s.write.Close()
+	_ = s.to.Close()
 	s.reading.Wait()
-	_ = s.readEnd.Close()
 }

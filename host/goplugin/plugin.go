@@ -74,10 +74,7 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	if spec.Env == nil {
 		spec.Env = os.Environ()
 	}
-	l, err := newLife(p, spec)
-	if err != nil {
-		return nil, err
-	}
+	l := newLife(p, spec)
 	defer close(l.settled)
 	l.config = &goplugin.ClientConfig{
 		HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: p.CookieKey, MagicCookieValue: p.CookieValue},
@@ -94,8 +91,8 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 		GRPCDialOptions: []grpc.DialOption{
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.dial(ctx) }),
 		},
-		SyncStdout: l.stdout.write,
-		SyncStderr: l.stderr.write,
+		SyncStdout: l.stdout.to,
+		SyncStderr: l.stderr.to,
 		Logger:     hclog.NewNullLogger(),
 	}
 	l.client = goplugin.NewClient(l.config)

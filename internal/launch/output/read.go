@@ -27,8 +27,10 @@ var newline = []byte{'\n'}
 // blocks until then, and leaves it to the caller to close r. It enlarges the buffer of a pipe as far as the system allows.
 //
 // Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than maxLine: then it is cut there.
-func (l *Log) ReadFrom(r *os.File, source Source) error {
-	growPipe(r)
+func (l *Log) ReadFrom(r io.Reader, source Source) error {
+	if pipe, isFile := r.(*os.File); isFile {
+		growPipe(pipe)
+	}
 	s := stream{log: l, source: sourceFlags(source)}
 	defer s.end()
 	idle := make([]byte, idleBuffer)
