@@ -253,7 +253,6 @@ func (p *AdmissionPlugin) settle(promise *Promise, err error) {
 	promise.resolve(err)
 }
 
-// refusal says of which package the error is.
 func refusal(pin plugin.Pin, err error) error {
 	return fmt.Errorf("package %s is not admitted: %w", pin, err)
 }

@@ -50,7 +50,6 @@ func pinOf(spec Spec, image *exe.Image) plugin.Pin {
 	return plugin.Pin{PackageName: spec.Name, InstanceID: image.Digest.InstanceID()}
 }
 
-// checkInterpreter refuses a script whose interpreter is not the one that is listed.
 func checkInterpreter(image *exe.Image, listed string) error {
 	script := image.Script
 	switch {

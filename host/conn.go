@@ -115,7 +115,6 @@ func (p peerCredentials) Clone() credentials.TransportCredentials { return p }
 
 func (peerCredentials) OverrideServerName(string) error { return nil }
 
-// calls are the connections and the running calls of one plugin.
 type calls struct {
 	mu      sync.Mutex
 	ended   bool

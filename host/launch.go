@@ -348,7 +348,6 @@ func (p Protocol) maxCalls() int {
 	return maxCalls
 }
 
-// handshakeLine is what a plugin gets on its standard input.
 func (p *PluginProcess) handshakeLine() ([]byte, error) {
 	if p.protocol == protocolForeign {
 		return nil, nil

@@ -369,7 +369,6 @@ func tempDir() string {
 	return "/tmp"
 }
 
-// removeStale removes what hosts of this user have left that were killed.
 func removeStale(parent string) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*")) // the pattern is well-formed
 	for _, dir := range dirs {

@@ -109,7 +109,6 @@ func (u *unit) begin() error {
 	return g.await(g.first)
 }
 
-// takesOver says whether the unit is to go on with a process that survived an earlier launcher.
 func (u *unit) takesOver() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()

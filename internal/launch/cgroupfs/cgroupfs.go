@@ -82,7 +82,6 @@ func UnifiedGroup(membership string) (string, bool) {
 	return "", false
 }
 
-// v1Groups returns the groups of version 1 by their controllers.
 func v1Groups(membership string) map[string]string {
 	groups := map[string]string{}
 	for line := range strings.Lines(membership) {

@@ -225,7 +225,6 @@ func InstanceID(ref *cipdv1.ObjectRef) (string, error) {
 	return encoding.EncodeToString(append(digest, byte(ref.GetHashAlgo()))), nil
 }
 
-// digestOf returns the digest of a reference that is well formed.
 func digestOf(ref *cipdv1.ObjectRef) ([]byte, error) {
 	size, known := sizes[ref.GetHashAlgo()]
 	if !known {
@@ -288,7 +287,6 @@ func (a *Admissions) resolveAdmission(ctx context.Context, r *cipdv1.ResolveAdmi
 	return &emptypb.Empty{}, nil
 }
 
-// resolve hands an answer on.
 func (a *Admissions) resolve(ctx context.Context, r *pluginv1.Resolution) error {
 	select {
 	case a.resolutions <- r:

@@ -267,7 +267,6 @@ type program struct {
 	digest Digest
 }
 
-// of returns what is remembered of a file.
 func (p *Programs) of(f stamp) *program {
 	p.mu.Lock()
 	defer p.mu.Unlock()

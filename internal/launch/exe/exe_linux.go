@@ -23,7 +23,6 @@ func stampOf(st *unix.Stat_t) stamp {
 	return stamp{dev: dev, ino: st.Ino, size: st.Size, mode: st.Mode, modified: st.Mtim.Nano(), changed: st.Ctim.Nano()}
 }
 
-// stampAt looks at the file at a path.
 func stampAt(path string) (stamp, error) {
 	var st unix.Stat_t
 	err := unix.Stat(path, &st)

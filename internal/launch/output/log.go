@@ -392,7 +392,6 @@ func reserved(key string) bool {
 // come through together, or not at all.
 const refill = 100 * time.Millisecond
 
-// limiter is a token bucket.
 type limiter struct {
 	rate   float64 // tokens per second; negative: no limit
 	burst  float64
@@ -405,7 +404,6 @@ func newLimiter(rate, burst int) limiter {
 	return limiter{rate: float64(rate), burst: b, tokens: b}
 }
 
-// advance tells the limiter what time it is.
 func (l *limiter) advance(now time.Time) {
 	if elapsed := now.Sub(l.last); elapsed >= refill {
 		l.tokens = min(l.burst, l.tokens+l.rate*elapsed.Seconds())

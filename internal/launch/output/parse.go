@@ -1,6 +1,7 @@
 package output
 
 import (
+	"fmt"
 	"log/slog"
 	"math"
 	"strconv"
@@ -10,7 +11,6 @@ import (
 	"unicode/utf8"
 )
 
-// record takes e apart.
 func (e entry) record(seq uint64) Record {
 	r := Record{Seq: seq, Time: e.at, Source: sources[e.flags&sourceMask]}
 	switch {
@@ -61,7 +61,6 @@ func parseText(text string, r *Record) {
 	r.Message = clean(text)
 }
 
-// bracketedLevel takes a level in brackets, and the spaces behind it, off text.
 func bracketedLevel(text string) (level slog.Level, rest string, ok bool) {
 	if text == "" || text[0] != '[' {
 		return 0, text, false
@@ -139,7 +138,6 @@ func parseTime(s string) (time.Time, bool) {
 	return t, representable(t)
 }
 
-// digits says whether s holds nothing but digits.
 func digits[S string | []byte](s S) bool {
 	for i := range len(s) {
 		if s[i] < '0' || s[i] > '9' {
@@ -383,36 +381,12 @@ func levelOf(name string) (slog.Level, bool) {
 }
 
 // slogLevel returns the level that package slog writes as name: INFO, or ERROR+2.
-func slogLevel(name string) (slog.Level, bool) {
-	var level slog.Level
-	n := 4
-	switch {
-	case len(name) < n:
-		return 0, false
-	case name[:n] == "INFO":
-		level = slog.LevelInfo
-	case name[:n] == "WARN":
-		level = slog.LevelWarn
-	default:
-		switch n = 5; {
-		case len(name) < n:
-			return 0, false
-		case name[:n] == "DEBUG":
-			level = slog.LevelDebug
-		case name[:n] == "ERROR":
-			level = slog.LevelError
-		default:
-			return 0, false
-		}
-	}
-	if len(name) == n {
-		return level, true
-	}
-	if name[n] != '+' && name[n] != '-' {
+func slogLevel(name string) (level slog.Level, ok bool) {
+	if name == "" || strings.IndexByte("DIWE", name[0]) < 0 || strings.ToUpper(name) != name {
 		return 0, false
 	}
-	offset, err := strconv.ParseInt(name[n:], 10, 16)
-	return level + slog.Level(offset), err == nil
+	err := level.UnmarshalText([]byte(name))
+	return level, err == nil
 }
 
 // numberedLevel returns the level that a number means in bunyan and pino: 10 for trace to 60 for fatal.
@@ -443,10 +417,7 @@ func cleanFrom(s string, i int) string {
 		switch {
 		case r == utf8.RuneError && size == 1:
 			b.WriteString(s[done:i])
-			const digits = "0123456789abcdef"
-			b.WriteString(`\x`)
-			b.WriteByte(digits[s[i]>>4])
-			b.WriteByte(digits[s[i]&15])
+			fmt.Fprintf(&b, `\x%02x`, s[i])
 			done = i + size
 		case r != '\t' && !unicode.IsGraphic(r):
 			b.WriteString(s[done:i])

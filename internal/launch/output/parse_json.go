@@ -39,7 +39,6 @@ type jsonParser struct {
 	fields *fields
 }
 
-// object reads an object. The keys of its members get prefix.
 func (p *jsonParser) object(prefix string, depth int) bool {
 	p.rest = p.rest[1:]
 	if p.next() == '}' {
@@ -73,7 +72,6 @@ func (p *jsonParser) object(prefix string, depth int) bool {
 	}
 }
 
-// member reads a value and puts it where it belongs.
 func (p *jsonParser) member(key string, depth int) bool {
 	var value slog.Value
 	switch c := p.next(); {
@@ -179,7 +177,6 @@ func (p *jsonParser) rareText(i int) (string, bool) {
 	return clean(s), true
 }
 
-// number reads a number.
 func (p *jsonParser) number() (slog.Value, bool) {
 	i, integer := 0, true
 scan:
@@ -210,7 +207,6 @@ scan:
 	return slog.StringValue(s), true
 }
 
-// composite reads an object or array and returns its text.
 func (p *jsonParser) composite() (string, bool) {
 	depth, quoted := 0, false
 	for i := 0; i < len(p.rest); i++ {
@@ -234,7 +230,6 @@ func (p *jsonParser) composite() (string, bool) {
 	return "", false
 }
 
-// literal takes one of the three words of JSON.
 func (p *jsonParser) literal(word string) bool {
 	if !strings.HasPrefix(p.rest, word) {
 		return false

@@ -111,7 +111,6 @@ func (s *stream) write(chunk []byte) (behind bool) {
 	return l.publish()
 }
 
-// hold takes a piece of a line that goes on.
 func (s *stream) hold(piece []byte, now time.Time) {
 	if s.skip {
 		return
@@ -128,7 +127,6 @@ func (s *stream) hold(piece []byte, now time.Time) {
 	s.partial, s.skip = nil, true
 }
 
-// keep puts a line into the log if the rate limit allows it.
 func (s *stream) keep(line []byte, now time.Time) bool {
 	l := s.log
 	if n := len(line); n > 0 && line[n-1] == '\r' {
@@ -154,7 +152,6 @@ func (s *stream) keep(line []byte, now time.Time) bool {
 	return true
 }
 
-// put puts a line into the log.
 func (s *stream) put(line []byte, now time.Time, isCut bool) {
 	f := s.source
 	if sources[f] == Stderr && s.trace.line(line) {
@@ -206,7 +203,6 @@ func (s *stream) end() {
 	l.publish()
 }
 
-// count returns the number of lines that end in b.
 func count(b []byte) uint64 { return uint64(bytes.Count(b, newline)) }
 
 // runeBoundary returns where to cut line so that at most n bytes are left and no rune is cut in two.
@@ -241,7 +237,6 @@ var frameBegins = [][]byte{
 	[]byte("created by "), []byte("[signal "), []byte("[originating from "), []byte("exit status "), []byte("runtime stack:"), []byte("..."),
 }
 
-// line takes the next line and says whether it belongs to a dump.
 func (t *trace) line(b []byte) bool {
 	if t.inside && t.frames && !frame(b) {
 		t.inside = false

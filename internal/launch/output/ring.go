@@ -49,7 +49,6 @@ type segment struct {
 	data  []byte
 }
 
-// entry is one thing in a ring.
 type entry struct {
 	flags flags
 	at    time.Time
@@ -121,7 +120,6 @@ func (r *ring) seek(n uint64) cursor {
 	return c
 }
 
-// find returns the index of the segment that holds the entry seq.
 func (r *ring) find(seq uint64) int {
 	return sort.Search(len(r.segments), func(i int) bool { return r.segments[i].first > seq }) - 1
 }

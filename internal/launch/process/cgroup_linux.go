@@ -93,7 +93,6 @@ func (c cgroup) leaf(name string) (cgroup, error) {
 	return l, os.Mkdir(l.dir, 0o755)
 }
 
-// holds reports whether the process is in the cgroup or below it.
 func (c cgroup) holds(pid int) bool {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err != nil {
@@ -103,7 +102,6 @@ func (c cgroup) holds(pid int) bool {
 	return ok && (of == c.path || strings.HasPrefix(of, c.path+"/"))
 }
 
-// procs returns the processes in the cgroup and below it.
 func (c cgroup) procs() []int {
 	var list []int
 	_ = filepath.WalkDir(c.dir, func(file string, _ fs.DirEntry, err error) error {
@@ -236,7 +234,6 @@ var controllers = []controller{
 	},
 }
 
-// grouped says whether a limit is set that takes a cgroup.
 func (l Limits) grouped() bool {
 	return slices.ContainsFunc(controllers, func(c controller) bool { return c.wanted(l) > 0 })
 }

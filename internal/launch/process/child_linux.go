@@ -101,7 +101,6 @@ func (c *child) confine() error {
 	return err
 }
 
-// remains are the files and directories that are removed when nothing is left of the process.
 func (c *child) remains() []string { return slices.Concat(c.process.spec.Remove, c.v1) }
 
 // fork starts the program on a thread that lives as long as the group.

@@ -273,7 +273,6 @@ func (id procID) open() (int, error) {
 	return pidfd, nil
 }
 
-// killAll kills each of the processes and returns the IDs of those that were there.
 func killAll(ids []procID) []int {
 	var killed []int
 	for _, id := range ids {

@@ -141,7 +141,6 @@ func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
 	return nil
 }
 
-// pollable puts the reading end of a pipe into the runtime's poller.
 func pollable(f *os.File) *os.File {
 	defer f.Close()
 	fd := -1
@@ -183,7 +182,6 @@ func (pl *platform) adopt(ctx context.Context, g *Group) ([]*Process, error) {
 	return slices.DeleteFunc(found, func(p *Process) bool { return p == nil }), errors.Join(errs...)
 }
 
-// keeps says whether the group has the process of the keeper at a socket.
 func (g *Group) keeps(socket string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -223,7 +223,6 @@ func parseRecord(line string) (record, error) {
 	return r, nil
 }
 
-// number returns word i as a number, and 0 if it is none.
 func (r record) number(i int) uint64 {
 	if i >= len(r) {
 		return 0
