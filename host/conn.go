@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"sync"
@@ -23,8 +24,10 @@ const (
 	maxStrangers = 16
 )
 
+// listener has the host's plugins of one protocol connect: on its socket, or over loopback.
 type listener struct {
 	net.Listener
+	protocol Protocol
 }
 
 func (l listener) Accept() (net.Conn, error) {
@@ -32,11 +35,8 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	unix, ok := accepted.(*net.UnixConn)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("accepted a %T on the host's socket", accepted), accepted.Close())
-	}
-	return &conn{Conn: unix, unix: unix, protocol: ProtocolPatchbay}, nil
+	unix, _ := accepted.(*net.UnixConn)
+	return &conn{Conn: accepted, unix: unix, protocol: l.protocol}, nil
 }
 
 type conn struct {
@@ -194,10 +194,7 @@ func (k *calls) finish(patience time.Duration) {
 	case <-timer.C:
 	}
 	k.mu.Lock()
-	open := make([]*conn, 0, len(k.conns))
-	for c := range k.conns {
-		open = append(open, c)
-	}
+	open := slices.Collect(maps.Keys(k.conns))
 	k.mu.Unlock()
 	for _, c := range open {
 		_ = c.Close() // says nothing that matters any more
@@ -207,18 +204,6 @@ func (k *calls) finish(patience time.Duration) {
 // maxUnknown bounds the connections over loopback that have not shown a ticket. Everybody on the machine can make one, so the oldest goes
 // for a newer one: a plugin shows its ticket at once.
 const maxUnknown = 64
-
-type loopbackListener struct {
-	net.Listener
-}
-
-func (l loopbackListener) Accept() (net.Conn, error) {
-	accepted, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &conn{Conn: accepted, protocol: ProtocolCIPD}, nil
-}
 
 // loopbackPort returns the port of 127.0.0.1 on which the host is served; the first call opens it.
 func (s *server) loopbackPort() (int, error) {
@@ -236,7 +221,7 @@ func (s *server) loopbackPort() (int, error) {
 		return 0, errors.Join(fmt.Errorf("listening on 127.0.0.1 has the address %v", l.Addr()), l.Close())
 	}
 	s.port = at.Port
-	s.done.Go(func() { _ = s.grpc.Serve(loopbackListener{l}) }) // ends with stop, and with nothing else that could be told
+	s.done.Go(func() { _ = s.grpc.Serve(listener{l, ProtocolCIPD}) }) // ends with stop, and with nothing else that could be told
 	return s.port, nil
 }
 

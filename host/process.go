@@ -222,7 +222,7 @@ func (p *PluginProcess) readOutput() (drain func()) {
 			if p.foreign != nil && source == output.Stdout {
 				p.foreign.Hello(pipe)
 			}
-			if err := p.logs.ReadFrom(pipe, source); err != nil {
+			if err := p.logs.Drain(pipe, source); err != nil {
 				p.host.warn("cannot read what a plugin prints", "plugin", p.name, "error", err)
 			}
 		})

@@ -7,9 +7,11 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -88,7 +90,7 @@ func (s *server) listen() (net.Listener, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on the host's socket: %w", err), dir.remove())
 	}
-	return listener{l}, nil
+	return listener{l, ProtocolPatchbay}, nil
 }
 
 func (s *server) stop() error {
@@ -161,10 +163,7 @@ func (s *server) owner(pid int) *PluginProcess {
 		return nil // it lives in another PID namespace
 	}
 	s.mu.Lock()
-	candidates := make([]*PluginProcess, 0, len(s.plugins))
-	for _, p := range s.plugins {
-		candidates = append(candidates, p)
-	}
+	candidates := slices.Collect(maps.Values(s.plugins))
 	s.mu.Unlock()
 	// A look at the process alone is cheap; one at its ancestors is not. A plugin that was just started may call before its host has
 	// learned its PID.

@@ -248,7 +248,7 @@ func TestForeignConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = client.Close() }()
-	accepted, err := listener{raw}.Accept()
+	accepted, err := listener{raw, ProtocolPatchbay}.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}

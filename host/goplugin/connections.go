@@ -44,13 +44,17 @@ func (c *Connections) add(endpoint string, dial dialer, config *tls.Config) {
 	c.at[endpoint] = target{dial, config}
 }
 
+func (c *Connections) get(endpoint string) (target, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	to, known := c.at[endpoint]
+	return to, known
+}
+
 // DialOptions returns the options for a connection to an endpoint: a plugin of go-plugin may send and take messages of any size, as with
 // the library's own host. It is meant for dynamicplugins.WithDialOptionsFor.
 func (c *Connections) DialOptions(endpoint string) []grpc.DialOption {
-	c.mu.Lock()
-	_, known := c.at[endpoint]
-	c.mu.Unlock()
-	if !known {
+	if _, known := c.get(endpoint); !known {
 		return nil
 	}
 	return []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))}
@@ -65,9 +69,7 @@ func (c *Connections) remove(endpoint string) {
 // Dial connects to an endpoint: to a running plugin of go-plugin as that wants it, and to everything else as the registry does by default.
 // It is meant for dynamicplugins.WithDialer.
 func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, error) {
-	c.mu.Lock()
-	to, known := c.at[endpoint]
-	c.mu.Unlock()
+	to, known := c.get(endpoint)
 	if !known {
 		return sock.DialKnown(ctx, endpoint)
 	}

@@ -302,7 +302,7 @@ type stdio struct {
 }
 
 func (s *stdio) read(log *host.Log, source output.Source) {
-	s.reading.Go(func() { _ = log.ReadFrom(s.from, source) }) // a pipe of this process can be read
+	s.reading.Go(func() { _ = log.Drain(s.from, source) }) // a pipe of this process can be read
 }
 
 // close waits until all that was written is in the log.

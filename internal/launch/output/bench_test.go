@@ -50,7 +50,7 @@ func BenchmarkCapture(b *testing.B) {
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				l.ReadFrom(r, Stderr)
+				l.Drain(r, Stderr)
 				l.Close(context.Background())
 			}()
 			writeLines(b, w, line)
@@ -99,7 +99,7 @@ func drain(r *os.File, config *Config) {
 		return
 	}
 	l := New(*config)
-	l.ReadFrom(r, Stderr)
+	l.Drain(r, Stderr)
 	ctx, cancel := context.WithCancel(context.Background())
 	if _, stuck := config.Handler.(blocking); stuck {
 		cancel()

@@ -310,15 +310,10 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	set := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	set(&c.maxLine, defaultMaxLine)
-	set(&c.Rate, defaultRate)
-	set(&c.burst, defaultBurst)
-	set(&c.keep, defaultKeep)
+	c.maxLine = cmp.Or(c.maxLine, defaultMaxLine)
+	c.Rate = cmp.Or(c.Rate, defaultRate)
+	c.burst = cmp.Or(c.burst, defaultBurst)
+	c.keep = cmp.Or(c.keep, defaultKeep)
 	return c
 }
 

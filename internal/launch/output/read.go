@@ -23,11 +23,11 @@ var fullBuffers = sync.Pool{New: func() any { return new([fullBuffer]byte) }}
 
 var newline = []byte{'\n'}
 
-// ReadFrom drains r into the log until the end of the file, until r is closed, or until its read deadline; none of them is an error. It
+// Drain reads r into the log until the end of the file, until r is closed, or until its read deadline; none of them is an error. It
 // blocks until then, and leaves it to the caller to close r. It enlarges the buffer of a pipe as far as the system allows.
 //
 // Blank lines are counted and not kept. A line is kept when it ends, or when it is longer than maxLine: then it is cut there.
-func (l *Log) ReadFrom(r io.Reader, source Source) error {
+func (l *Log) Drain(r io.Reader, source Source) error {
 	if pipe, isFile := r.(*os.File); isFile {
 		growPipe(pipe)
 	}

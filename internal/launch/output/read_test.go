@@ -19,7 +19,7 @@ func reading(t *testing.T, l *Log, source Source) (r, w *os.File, ended func() e
 	t.Helper()
 	r, w = pipe(t)
 	done := make(chan error, 1)
-	go func() { done <- l.ReadFrom(r, source) }()
+	go func() { done <- l.Drain(r, source) }()
 	return r, w, func() error { return <-done }
 }
 
@@ -53,7 +53,7 @@ func TestReadFromFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	if err := New(Config{Name: "p"}).ReadFrom(dir, Stdout); err == nil || !strings.Contains(err.Error(), "cannot read stdout of plugin p: ") {
+	if err := New(Config{Name: "p"}).Drain(dir, Stdout); err == nil || !strings.Contains(err.Error(), "cannot read stdout of plugin p: ") {
 		t.Error(err)
 	}
 }

@@ -12,6 +12,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,14 +83,9 @@ func NewGroup(cfg Config) *Group {
 // the system ([io/fs.ErrNotExist], [io/fs.ErrPermission]). The caller has to read [Process.Stdout] and [Process.Stderr] to their ends and
 // to close them.
 func (g *Group) Start(spec Spec) (*Process, error) {
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
-		return nil, fmt.Errorf("start %s: %w", spec.Name, ErrClosed)
+	if err := g.enter(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
 	}
-	g.running.Add(1)
-	g.mu.Unlock()
-
 	p := &Process{spec: spec, done: make(chan struct{})}
 	if len(p.spec.Args) == 0 {
 		p.spec.Args = []string{spec.Path}
@@ -109,13 +105,9 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 // that have ended since are forgotten. An error names the survivors that another host holds still, and those that
 // could not be reached within 3 s; the others are returned with it, and another call tries again.
 func (g *Group) Adopt(ctx context.Context) ([]*Process, error) {
-	g.mu.Lock()
-	if g.closed {
-		g.mu.Unlock()
-		return nil, fmt.Errorf("adopt processes: %w", ErrClosed)
+	if err := g.enter(); err != nil {
+		return nil, fmt.Errorf("adopt processes: %w", err)
 	}
-	g.running.Add(1)
-	g.mu.Unlock()
 	defer g.running.Done()
 
 	procs, err := g.platform.adopt(ctx, g)
@@ -127,6 +119,17 @@ func (g *Group) Adopt(ctx context.Context) ([]*Process, error) {
 		err = fmt.Errorf("adopt processes: %w", err)
 	}
 	return procs, err
+}
+
+// enter counts something for which Close waits, unless that was called.
+func (g *Group) enter() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return ErrClosed
+	}
+	g.running.Add(1)
+	return nil
 }
 
 // watch waits for the end of a process that has been counted in running.
@@ -375,18 +378,11 @@ type Grace struct {
 }
 
 func (g Grace) orDefault() Grace {
-	for _, f := range []struct {
-		d    *time.Duration
-		dflt time.Duration
-	}{{&g.Stdin, 2 * time.Second}, {&g.Term, 3 * time.Second}, {&g.Kill, time.Second}} {
-		switch {
-		case *f.d == 0:
-			*f.d = f.dflt
-		case *f.d < 0:
-			*f.d = 0
-		}
+	return Grace{
+		Stdin: max(0, cmp.Or(g.Stdin, 2*time.Second)),
+		Term:  max(0, cmp.Or(g.Term, 3*time.Second)),
+		Kill:  max(0, cmp.Or(g.Kill, time.Second)),
 	}
-	return g
 }
 
 // Resolve returns an absolute path whose directory, as far as it exists, has no symbolic links.

@@ -5,6 +5,7 @@
 package supervise
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -224,19 +225,11 @@ type Runner interface {
 }
 
 func (p Policy) withDefaults() Policy {
-	set := func(v *time.Duration, d time.Duration) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	set(&p.MinBackoff, time.Second)
-	set(&p.MaxBackoff, time.Minute)
-	set(&p.Window, 10*time.Minute)
-	set(&p.Healthy, time.Minute)
-	if p.Limit == 0 {
-		p.Limit = 10
-	}
-	p.MaxBackoff = max(p.MaxBackoff, p.MinBackoff)
+	p.MinBackoff = cmp.Or(max(p.MinBackoff, 0), time.Second)
+	p.MaxBackoff = max(cmp.Or(max(p.MaxBackoff, 0), time.Minute), p.MinBackoff)
+	p.Limit = cmp.Or(p.Limit, 10)
+	p.Window = cmp.Or(max(p.Window, 0), 10*time.Minute)
+	p.Healthy = cmp.Or(max(p.Healthy, 0), time.Minute)
 	return p
 }
 
