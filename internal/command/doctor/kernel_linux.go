@@ -79,8 +79,8 @@ func readNumber(path string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// The kernel that is needed is the first one with cgroup.kill. It also has, from earlier versions, pidfd with poll and waitid, clone3 into a
-// cgroup, close_range, openat2 and birth times in statx.
+// The kernel that is needed is the first one with cgroup.kill. It also has, from earlier versions, pidfd with poll and waitid, clone3 into
+// a cgroup, close_range, openat2 and birth times in statx.
 const needMajor, needMinor = 5, 14
 
 // features are kernel features that a sandbox or a file system may lack on any kernel, each with what is lost without it.

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path"
 	"sync"
 	"sync/atomic"
 )
@@ -226,7 +225,7 @@ func parseScript(program []byte) (*Script, error) {
 	if i := bytes.IndexAny(line, " \t"); i >= 0 {
 		interpreter, argument = line[:i], bytes.TrimLeft(line[i:], " \t")
 	}
-	if !path.IsAbs(string(interpreter)) || bytes.IndexByte(line, 0) >= 0 {
+	if !bytes.HasPrefix(interpreter, []byte("/")) || bytes.IndexByte(line, 0) >= 0 {
 		return nil, fmt.Errorf("%w: the first line of the script names no interpreter by an absolute path: %q", ErrUnfit, line)
 	}
 	return &Script{Interpreter: string(interpreter), argument: string(argument)}, nil

@@ -378,7 +378,7 @@ func TestAnyOrder(t *testing.T) {
 			synctest.Wait()
 			state := s.Status().State
 			_, alive := p.count()
-			if !(state == Running && alive == 1 || state == Failed && alive == 0) {
+			if ok := state == Running && alive == 1 || state == Failed && alive == 0; !ok {
 				rt.Fatalf("%s with %d alive", state, alive)
 			}
 			if err := s.end(t); err != nil {
