@@ -9,9 +9,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"runtime/debug"
 	"sync"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
@@ -274,4 +280,152 @@ func (h *history) ended(p Policy, now time.Time, lasted time.Duration) (pause ti
 	}
 	h.unhealthy++
 	return p.pause(h.unhealthy), false
+}
+
+// HealthState is how a plugin is.
+type HealthState string
+
+// The states of health.
+const (
+	Unknown      HealthState = "unknown"      // nothing has been heard yet
+	notOffered   HealthState = "not-offered"  // the plugin does not offer grpc.health.v1, or does not know of itself
+	serving      HealthState = "serving"      // it says so
+	NotServing   HealthState = "not-serving"  // it says so, or answers with an error
+	Unresponsive HealthState = "unresponsive" // it does not answer
+)
+
+// HealthStatus is the present outcome.
+type HealthStatus struct {
+	State HealthState
+	Err   error // why it is NotServing or Unresponsive, if there is more to say
+}
+
+// How a plugin is asked. One that hangs is Unresponsive after at most 2.5 s: checkInterval, and maxMisses times checkTimeout.
+const (
+	checkInterval = time.Second            // between two checks that are answered, less up to a tenth, by chance
+	checkTimeout  = 500 * time.Millisecond // within which a check must be answered
+	maxMisses     = 3                      // checks in a row without an answer. To be slow once is not to be dead
+)
+
+// A Health finds out how one running plugin is. It checks at an interval whether the plugin answers, which nobody can tell but by asking,
+// and where the plugin offers Watch it learns at once what it answers.
+type Health struct {
+	client  healthpb.HealthClient
+	observe func(HealthStatus)
+
+	mu      sync.Mutex // held while observe runs, which puts the calls in order
+	current HealthState
+}
+
+// NewHealth makes a Health that asks over conn. observe is called with each new state, in order; it must not block.
+func NewHealth(conn grpc.ClientConnInterface, observe func(HealthStatus)) *Health {
+	return &Health{client: healthpb.NewHealthClient(conn), observe: observe, current: Unknown}
+}
+
+// errNotOffered ends a Health.
+var errNotOffered = errors.New("health is not offered")
+
+// Run asks until ctx ends, or until it is clear that the plugin does not offer health; it returns nil after both.
+func (h *Health) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { h.watch(ctx) })
+
+	for misses := 0; ; {
+		begun := time.Now()
+		err := h.check(ctx)
+		wait := checkInterval - rand.N(checkInterval/10)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, errNotOffered):
+			h.set(notOffered, nil)
+			return nil
+		case err != nil:
+			if misses++; misses >= maxMisses {
+				h.set(Unresponsive, err)
+			} else {
+				wait = checkTimeout
+			}
+		default:
+			misses = 0
+		}
+		if !sleep(ctx, wait-time.Since(begun)) {
+			return nil
+		}
+	}
+}
+
+// check asks once. An error other than errNotOffered says that there was no answer.
+func (h *Health) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{})
+	switch status.Code(err) {
+	case codes.OK:
+		h.answered(response)
+		return nil
+	case codes.Unimplemented, codes.NotFound:
+		return errNotOffered
+	case codes.DeadlineExceeded, codes.Unavailable, codes.Canceled:
+		return fmt.Errorf("no answer to a health check within %v: %w", checkTimeout, err)
+	default:
+		h.set(NotServing, fmt.Errorf("the health check was answered with an error: %w", err))
+		return nil
+	}
+}
+
+// watch takes what the plugin tells by itself. That it tells nothing means nothing, so it is left to check to find out what an end of the
+// stream means.
+func (h *Health) watch(ctx context.Context) {
+	for {
+		stream, err := h.client.Watch(ctx, &healthpb.HealthCheckRequest{})
+		for err == nil {
+			var response *healthpb.HealthCheckResponse
+			if response, err = stream.Recv(); err == nil {
+				h.answered(response)
+			}
+		}
+		if status.Code(err) == codes.Unimplemented || !sleep(ctx, checkInterval) {
+			return
+		}
+	}
+}
+
+// answered takes an answer of the plugin.
+func (h *Health) answered(response *healthpb.HealthCheckResponse) {
+	switch s := response.GetStatus(); s {
+	case healthpb.HealthCheckResponse_SERVING:
+		h.set(serving, nil)
+	case healthpb.HealthCheckResponse_NOT_SERVING:
+		h.set(NotServing, nil)
+	case healthpb.HealthCheckResponse_SERVICE_UNKNOWN: // only a watch is told so; the check decides
+	default:
+		h.set(NotServing, fmt.Errorf("the plugin reports the health %v", s))
+	}
+}
+
+// set enters a state, if it is not there yet, and tells the observer.
+func (h *Health) set(state HealthState, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.current == state {
+		return
+	}
+	h.current = state
+	h.observe(HealthStatus{State: state, Err: err})
+}
+
+// sleep waits for d, or returns false when ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }
