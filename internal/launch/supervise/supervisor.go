@@ -103,14 +103,14 @@ func (s *Supervisor) Start() {
 
 // Health takes what a Health has found out about the running life, and ends it as a failure if the policy says so. It is to be called
 // for the running life only: a Runner that owns a Health waits for its end before it returns. It does not block.
-func (s *Supervisor) Health(status HealthStatus) {
-	if status.State != Unresponsive || !s.policy.RestartUnresponsive {
+func (s *Supervisor) Health(found HealthStatus) {
+	if found.State != Unresponsive || !s.policy.RestartUnresponsive {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.end != nil && s.failure == nil {
-		s.failure = fmt.Errorf("the plugin is unresponsive: %w", status.Err)
+		s.failure = fmt.Errorf("the plugin is unresponsive: %w", found.Err)
 		s.end()
 	}
 }
@@ -188,9 +188,9 @@ func (s *Supervisor) ended(err error, lasted time.Duration) (next time.Time, ove
 func (s *Supervisor) set(state State, next time.Time) {
 	s.mu.Lock()
 	s.status.State, s.status.NextStart, s.status.Since, s.status.Restarts = state, next, time.Now(), s.history.restarts
-	status := s.status
+	now := s.status
 	s.mu.Unlock()
-	s.observe(status)
+	s.observe(now)
 }
 
 // Status returns the present status.
