@@ -11,10 +11,11 @@ import (
 	"sync"
 
 	"connectrpc.com/connect"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/proxy"
-	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // errStopping is the cause of the end of every call that the daemon's stop cuts short.
@@ -40,18 +41,8 @@ type heldCall struct {
 	end    context.CancelCauseFunc
 }
 
-// newGuard returns a guard with the policy of an empty configuration.
-func newGuard(socketPath string, audit *auditor) *guard {
-	return &guard{
-		socketPath: socketPath, uid: uint32(os.Geteuid()), audit: audit,
-		policy: policy{byGroup: roleOperate}, held: map[*heldCall]bool{},
-	}
-}
-
-// begin lets callers in, by the policy, and has what they do told to publish.
-func (g *guard) begin(p policy, publish func(reconciler.Event)) {
-	g.audit.publish = publish
-	g.use(p)
+func newGuard(socketPath string, p policy, audit *auditor) *guard {
+	return &guard{socketPath: socketPath, uid: uint32(os.Geteuid()), audit: audit, policy: p, held: map[*heldCall]bool{}}
 }
 
 // use changes who has which role, at once: a call in progress whose caller may not make it any more is ended.
@@ -124,6 +115,9 @@ func (g *guard) identify(conn net.Conn) *caller {
 type denial struct{ text string }
 
 func (d *denial) Error() string { return d.text }
+
+// GRPCStatus makes it the status of a call.
+func (d *denial) GRPCStatus() *status.Status { return status.New(codes.PermissionDenied, d.text) }
 
 func isDenial(err error) bool {
 	_, ok := errors.AsType[*denial](err)
@@ -223,14 +217,11 @@ func (g *guard) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, hea
 
 // WrapUnary implements [connect.Interceptor]: calls end with the role of the caller, and those that take more than to read are audited.
 func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
-	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
-		procedure := request.Spec().Procedure
-		held, release := g.hold(ctx, roleFor(procedure))
-		defer release()
-		response, err := next(held, request)
-		if roleFor(procedure) > roleRead {
-			g.audit.done(callerIn(ctx), actionOf(procedure), targetOf(request.Any()), err)
-		}
+	return func(ctx context.Context, request connect.AnyRequest) (response connect.AnyResponse, err error) {
+		err = g.guarded(ctx, request.Spec().Procedure, targetOf(request.Any()), func(ctx context.Context) (err error) {
+			response, err = next(ctx, request)
+			return err
+		})
 		return response, err
 	}
 }
@@ -238,15 +229,19 @@ func (g *guard) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 // WrapStreamingHandler implements [connect.Interceptor].
 func (g *guard) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, stream connect.StreamingHandlerConn) error {
-		procedure := stream.Spec().Procedure
-		held, release := g.hold(ctx, roleFor(procedure))
-		defer release()
-		err := next(held, stream)
-		if roleFor(procedure) > roleRead {
-			g.audit.done(callerIn(ctx), actionOf(procedure), "", err)
-		}
-		return err
+		return g.guarded(ctx, stream.Spec().Procedure, "", func(ctx context.Context) error { return next(ctx, stream) })
 	}
+}
+
+func (g *guard) guarded(ctx context.Context, procedure, target string, call func(context.Context) error) error {
+	needed := roleFor(procedure)
+	held, release := g.hold(ctx, needed)
+	defer release()
+	err := call(held)
+	if needed > roleRead {
+		g.audit.done(callerIn(ctx), actionOf(procedure), target, err)
+	}
+	return err
 }
 
 // WrapStreamingClient implements [connect.Interceptor]; the daemon is no client of its own.

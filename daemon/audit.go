@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/grpc/codes"
 
+	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -30,9 +31,10 @@ type auditor struct {
 	denials, calls, plugins, cut, misses *sparse
 }
 
-func newAuditor(log *slog.Logger) *auditor {
+func newAuditor(publish func(reconciler.Event), log *slog.Logger) *auditor {
 	return &auditor{
-		log: log, denials: newSparse(maxSparse, maxTold), calls: newSparse(maxCalled, 0), plugins: newSparse(maxPlugins, 0),
+		publish: publish, log: log,
+		denials: newSparse(maxSparse, maxTold), calls: newSparse(maxCalled, 0), plugins: newSparse(maxPlugins, 0),
 		cut: newSparse(maxSparse, maxTold), misses: newSparse(maxSparse, maxTold),
 	}
 }
@@ -110,13 +112,35 @@ func (a *auditor) tell(c *caller, level slog.Level, e entry) {
 	if e.why != "" {
 		message += ": " + e.why
 	}
-	if e.left > 0 {
-		message += fmt.Sprintf(" (%d were left out before it)", e.left)
-	}
+	message += leftOut(e.left)
 	a.log.Log(context.Background(), level, "audit", slog.Group("audit",
 		"uid", c.peer.UID, "gid", c.peer.GID, "pid", c.peer.PID, "action", e.action, "target", e.target, "result", e.result, "why", e.why,
 		"leftOut", e.left))
 	a.publish(reconciler.Event{Time: time.Now(), Kind: EventAudit, Message: message})
+}
+
+// leftOut says of what is told sparsely how many were left out before it.
+func leftOut(count int) string {
+	if count == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d were left out before it)", count)
+}
+
+// maxShort is the greatest length in bytes of what a caller says, when it is repeated.
+const maxShort = 128
+
+// short returns text of a caller for people.
+func short(text string) string {
+	if len(text) > maxShort {
+		text = text[:maxShort] + "..."
+	}
+	return strings.ToValidUTF8(text, "?")
+}
+
+// shortName returns the name of a plugin that a caller has said.
+func shortName(p patchbay.PluginName) string {
+	return patchbay.PluginName{Type: short(p.Type), Name: short(p.Name)}.String()
 }
 
 // textOf returns the text of an error, without that of its code and in one line.

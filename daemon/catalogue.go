@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strconv"
@@ -129,4 +130,14 @@ func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string
 		next = strconv.Itoa(end)
 	}
 	return entries[begin:end], next, nil
+}
+
+// admission makes the admission plugin, whose log is the daemon's; nil if there is none.
+func admission(spec host.AdmissionSpec, log *slog.Logger) func(*host.Host) (plugin.AdmissionPlugin, error) {
+	if len(spec.Args) == 0 {
+		return nil
+	}
+	return func(h *host.Host) (plugin.AdmissionPlugin, error) {
+		return host.NewAdmission(host.WithLogger(context.Background(), log), h, spec), nil
+	}
 }

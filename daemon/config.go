@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
@@ -95,15 +96,51 @@ func (e *FieldError) Error() string { return e.Err.Error() }
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
+// fieldErrors are what was found to be wrong.
+type fieldErrors []error
+
+func (w *fieldErrors) check(field string, err error) {
+	if err != nil {
+		*w = append(*w, &FieldError{field, err})
+	}
+}
+
+// checkKeys checks the keys of a part that is a map.
+func checkKeys[V any](w *fieldErrors, field string, part map[string]V, check func(key string) error) {
+	for _, key := range slices.Sorted(maps.Keys(part)) {
+		w.check(field+"."+key, check(key))
+	}
+}
+
+// absolute returns the configuration with absolute paths: they mean the same whatever becomes of the working directory.
+func (c Config) absolute() (Config, error) {
+	c.PluginDirs = slices.Clone(c.PluginDirs)
+	paths := []*string{&c.DeprecatedPluginDir, &c.StatePath, &c.ControlSocket, &c.DispenseDir, &c.DeviceSocketDir}
+	for i := range c.PluginDirs {
+		paths = append(paths, &c.PluginDirs[i])
+	}
+	for _, path := range paths {
+		if *path == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*path)
+		if err != nil {
+			return c, fmt.Errorf("cannot tell where %s is: %w", *path, err)
+		}
+		*path = abs
+	}
+	return c, nil
+}
+
 // Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, and opens
 // nothing. An error joins one [FieldError] for each thing that is wrong.
 func (c Config) Validate() error {
-	var wrong []error
-	check := func(field string, err error) {
-		if err != nil {
-			wrong = append(wrong, &FieldError{field, err})
-		}
+	c, err := c.absolute()
+	if err != nil {
+		return err
 	}
+	var wrong fieldErrors
+	check := wrong.check
 	switch {
 	case len(c.PluginDirs) == 0:
 		check("pluginDirs", errors.New("no plugin directory is configured: name at least one"))
@@ -132,19 +169,11 @@ func (c Config) Validate() error {
 		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
 		check("admission.protocol", errors.New("there is no admission plugin that speaks it: name one with admission.command"))
 	}
-	for _, ptype := range slices.Sorted(maps.Keys(c.Trust.Types)) {
-		check("trust.types."+ptype, validateType(ptype))
-	}
+	checkKeys(&wrong, "trust.types", c.Trust.Types, validateType)
 	c.Fleet.validate(check)
-	for _, ptype := range slices.Sorted(maps.Keys(c.Handlers)) {
-		check("handlers."+ptype, validateHandler(ptype, c.Handlers[ptype]))
-	}
-	for _, ptype := range slices.Sorted(maps.Keys(c.TypeTimeouts)) {
-		check("typeTimeouts."+ptype, validateType(ptype))
-	}
-	for _, key := range slices.Sorted(maps.Keys(c.ClientTimeouts)) {
-		check("clientTimeouts."+key, validateTypeOrPlugin(key))
-	}
+	checkKeys(&wrong, "handlers", c.Handlers, func(ptype string) error { return validateHandler(ptype, c.Handlers[ptype]) })
+	checkKeys(&wrong, "typeTimeouts", c.TypeTimeouts, validateType)
+	checkKeys(&wrong, "clientTimeouts", c.ClientTimeouts, validateTypeOrPlugin)
 	c.checkMachine(check)
 	return errors.Join(wrong...)
 }
@@ -162,6 +191,23 @@ func (c Config) checkControlSocket() error {
 			return fmt.Errorf("control socket %s lies in plugin directory %s, where it would be taken for a plugin: choose another path",
 				c.ControlSocket, dir)
 		}
+	}
+	return nil
+}
+
+func (c Config) checkDispenseDir() error {
+	if c.DispenseDir == "" {
+		return nil
+	}
+	for _, dir := range c.pluginDirs() {
+		if dir != "" && (within(c.DispenseDir, dir) || within(dir, c.DispenseDir)) {
+			return fmt.Errorf("dispense directory %s and plugin directory %s lie one in the other, where a stable socket would be taken for "+
+				"a plugin: choose another path", c.DispenseDir, dir)
+		}
+	}
+	if length := len(c.DispenseDir); length > maxDispenseDir {
+		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
+			c.DispenseDir, length, maxDispenseDir)
 	}
 	return nil
 }
@@ -195,11 +241,68 @@ func nested(dirs []string) (outer, inner string, found bool) {
 
 // within says whether a path is a directory or lies below it. What cannot be told is left to those who open it.
 func within(path, dir string) bool {
-	absPath, pathErr := filepath.Abs(path)
-	absDir, dirErr := filepath.Abs(dir)
-	if pathErr != nil || dirErr != nil {
-		return false
-	}
-	rel, err := filepath.Rel(absDir, absPath)
+	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
+}
+
+// checkMachine says what of the configuration cannot be done on this machine, and concerns all: users and groups who are to have rights and
+// do not exist, and an admission plugin that is not there.
+func (c Config) checkMachine(check func(field string, err error)) {
+	_, err := c.Roles.policy()
+	for _, err := range joined(err) {
+		field, _ := errors.AsType[*FieldError](err)
+		check(field.Field, field.Err)
+	}
+	_, err = trust.New(c.Trust)
+	for _, err := range joined(err) {
+		field, _ := errors.AsType[*trust.FieldError](err)
+		check("trust."+field.Field, field.Err)
+	}
+	if args := c.Admission.Args; len(args) > 0 && args[0] != "" {
+		check("admission.command", checkProgram(args[0]))
+	}
+}
+
+// CheckPlugins says which plugins cannot be launched on this machine as it is now: for want of a user, of a program, or of room in the path
+// of a socket. A daemon runs with them all the same, and tries again: what is missing may come, and the others are not to wait for it. The
+// error joins one *FieldError for each.
+func (c Config) CheckPlugins() error {
+	var wrong fieldErrors
+	launched := toLaunch(c.Catalogue, nil)
+	for i, p := range c.Catalogue.List() {
+		path := fmt.Sprintf("plugins[%d].", c.Catalogue.Index(p.Name))
+		wrong.check(path+"user", host.CheckUser(p.User, p.Group))
+		wrong.check(path+"group", host.CheckGroup(p.Group))
+		if len(c.PluginDirs) > 0 {
+			wrong.check(path+"name", launched[i].CheckSocket(c.PluginDirs[0]))
+		}
+		if !p.Autostart {
+			continue // what is started by request may be installed until then
+		}
+		wrong.check(path+"command", checkProgram(p.Command[0]))
+		if p.Interpreter != "" {
+			wrong.check(path+"interpreter", checkProgram(p.Interpreter))
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+func checkProgram(program string) error {
+	_, err := exec.LookPath(program)
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*exec.Error](err); ok {
+		err = e.Err // which does not name the program a second time
+	}
+	return fmt.Errorf("program %q cannot be run on this machine: %w; install it, or name another", program, err)
+}
+
+// joined returns the errors that were joined; none for nil.
+func joined(err error) []error {
+	all, _ := err.(interface{ Unwrap() []error })
+	if all == nil {
+		return nil
+	}
+	return all.Unwrap()
 }

@@ -3,10 +3,8 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -20,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
-// source is what the control API shows: the part of a [patchbay.Runtime] that it needs.
+// source is the part of a [patchbay.Runtime] that the control API shows.
 type source interface {
 	Plugins() []patchbay.PluginStatus
 	Refusals() []patchbay.PluginStatus
@@ -31,45 +29,23 @@ type source interface {
 	Events(ctx context.Context, tail int) <-chan patchbay.Event
 }
 
-// paths are where the daemon works, absolute.
-type paths struct {
-	pluginDirs                                []string
-	deprecatedPluginDir, state, controlSocket string
-}
-
-// paths returns those of the configuration, which do not change while the daemon runs.
-func (c Config) paths() (paths, error) {
-	p := paths{pluginDirs: slices.Clone(c.PluginDirs), deprecatedPluginDir: c.DeprecatedPluginDir, state: c.StatePath,
-		controlSocket: c.ControlSocket}
-	all := []*string{&p.deprecatedPluginDir, &p.state, &p.controlSocket}
-	for i := range p.pluginDirs {
-		all = append(all, &p.pluginDirs[i])
-	}
-	for _, path := range all {
-		if *path == "" {
-			continue
-		}
-		abs, err := filepath.Abs(*path)
-		if err != nil {
-			return paths{}, fmt.Errorf("cannot tell where %s is: %w", *path, err)
-		}
-		*path = abs
-	}
-	return p, nil
+// picture is what the control API and the status page show.
+type picture struct {
+	source   source
+	launched launched
+	fleet    *fleetMember // nil if the node belongs to no fleet
 }
 
 // control answers the control API. What is documented in control.proto is not repeated here.
 type control struct {
-	source   source
-	launched launched
+	picture
+
 	// calls takes what is not for the control API; nil refuses it.
 	calls http.Handler
-	fleet *fleetMember // nil if the node belongs to no fleet
 	// handlers returns the handlers by plugin type.
 	handlers func() map[string]cache.PluginHandler
 	reload   func(context.Context) ([]string, error)
-	paths    paths
-	build    Build
+	config   Config
 	started  time.Time
 }
 
@@ -78,8 +54,8 @@ func (c *control) GetVersion(
 	context.Context, *connect.Request[patchbayv1.GetVersionRequest],
 ) (*connect.Response[patchbayv1.GetVersionResponse], error) {
 	return connect.NewResponse(&patchbayv1.GetVersionResponse{
-		Version:   c.build.Version,
-		Commit:    c.build.Commit,
+		Version:   c.config.Build.Version,
+		Commit:    c.config.Build.Commit,
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
@@ -91,7 +67,7 @@ func (c *control) ListPlugins(
 	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
 ) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
 	wanted := request.Msg
-	response := &patchbayv1.ListPluginsResponse{Conditions: conditionMessages(c.source.Conditions())}
+	response := &patchbayv1.ListPluginsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}
 	for _, status := range c.source.Plugins() {
 		if anyOf(wanted.GetTypes(), status.Type) && anyOf(wanted.GetNames(), status.Name) &&
 			anyOf(wanted.GetStates(), string(status.State)) {
@@ -109,21 +85,16 @@ func (c *control) GetPlugin(
 	if err := requirePlugin(ptype, name); err != nil {
 		return nil, err
 	}
-	response := &patchbayv1.GetPluginResponse{}
-	for _, status := range c.instances(ptype, name) {
-		response.Plugins = append(response.Plugins, pluginMessage(status))
-	}
+	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(ptype, name), pluginMessage)}
 	for _, refusal := range c.source.Refusals() {
 		if refusal.Type == ptype && refusal.Name == name {
 			response.Plugins = append(response.Plugins, refusalMessage(refusal))
 		}
 	}
 	if len(response.Plugins) == 0 {
-		var known []string
-		for _, status := range c.source.Plugins() {
-			known = append(known, status.Type+"/"+status.Name)
-		}
-		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such plugin is known"+didYouMean(ptype+"/"+name, known)))
+		asked := patchbay.PluginName{Type: ptype, Name: name}.String()
+		known := each(c.source.Plugins(), func(s patchbay.PluginStatus) string { return nameOf(s).String() })
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such plugin is known"+didYouMean(asked, known)))
 	}
 	return connect.NewResponse(response), nil
 }
@@ -132,11 +103,7 @@ func (c *control) GetPlugin(
 func (c *control) ListRefusals(
 	context.Context, *connect.Request[patchbayv1.ListRefusalsRequest],
 ) (*connect.Response[patchbayv1.ListRefusalsResponse], error) {
-	response := &patchbayv1.ListRefusalsResponse{}
-	for _, refusal := range c.source.Refusals() {
-		response.Plugins = append(response.Plugins, refusalMessage(refusal))
-	}
-	return connect.NewResponse(response), nil
+	return connect.NewResponse(&patchbayv1.ListRefusalsResponse{Plugins: each(c.source.Refusals(), refusalMessage)}), nil
 }
 
 // GetConfiguration implements patchbayv1connect.ControlServiceHandler.
@@ -144,8 +111,8 @@ func (c *control) GetConfiguration(
 	context.Context, *connect.Request[patchbayv1.GetConfigurationRequest],
 ) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
 	return connect.NewResponse(&patchbayv1.GetConfigurationResponse{
-		PluginDirs: validAll(c.paths.pluginDirs), DeprecatedPluginDir: valid(c.paths.deprecatedPluginDir), State: valid(c.paths.state),
-		ControlSocket: valid(c.paths.controlSocket),
+		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
+		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket),
 	}), nil
 }
 
@@ -153,7 +120,7 @@ func (c *control) GetConfiguration(
 func (c *control) ListConditions(
 	context.Context, *connect.Request[patchbayv1.ListConditionsRequest],
 ) (*connect.Response[patchbayv1.ListConditionsResponse], error) {
-	return connect.NewResponse(&patchbayv1.ListConditionsResponse{Conditions: conditionMessages(c.source.Conditions())}), nil
+	return connect.NewResponse(&patchbayv1.ListConditionsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}), nil
 }
 
 // Reload implements patchbayv1connect.ControlServiceHandler.
@@ -163,10 +130,7 @@ func (c *control) Reload(
 	changed, err := c.reload(ctx)
 	switch {
 	case err == nil:
-		for i := range changed {
-			changed[i] = valid(changed[i])
-		}
-		return connect.NewResponse(&patchbayv1.ReloadResponse{Changed: changed}), nil
+		return connect.NewResponse(&patchbayv1.ReloadResponse{Changed: validAll(changed)}), nil
 	case errors.Is(err, errStopping):
 		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
 	case ctx.Err() != nil:

@@ -23,9 +23,11 @@ var discard = slog.New(slog.DiscardHandler)
 
 // testGuard is a guard whose audit goes nowhere.
 func testGuard(path string) *guard {
-	audit := newAuditor(discard)
-	audit.publish = func(reconciler.Event) {}
-	return newGuard(path, audit)
+	return newGuard(path, policy{byGroup: roleOperate}, newAuditor(func(reconciler.Event) {}, discard))
+}
+
+func named(ptype, name string) patchbay.PluginName {
+	return patchbay.PluginName{Type: ptype, Name: name}
 }
 
 // recorded is a source whose events and plugins a test lays down.
@@ -58,7 +60,7 @@ func event(seq uint64, ptype string) patchbay.Event {
 func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{source: s}))
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: picture{source: s}}))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)

@@ -25,10 +25,6 @@ var reasons = map[reconciler.State]string{
 }
 
 func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
-	details := make(map[string]string, len(s.Registration.Details))
-	for key, value := range s.Registration.Details {
-		details[valid(key)] = valid(value)
-	}
 	return &patchbayv1.Plugin{
 		Type:         valid(s.Type),
 		Name:         valid(s.Name),
@@ -48,7 +44,7 @@ func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 		NextRetry:    timestamp(s.NextRetry),
 		LastError:    valid(s.LastError),
 		Roles:        validAll(s.Registration.Roles),
-		Details:      details,
+		Details:      validMap(s.Registration.Details),
 	}
 }
 
@@ -73,32 +69,38 @@ func eventMessage(e patchbay.Event) *patchbayv1.Event {
 	}
 }
 
-func conditionMessages(conditions []patchbay.Condition) []*patchbayv1.Condition {
-	messages := make([]*patchbayv1.Condition, len(conditions))
-	for i, c := range conditions {
-		status := "degraded"
-		if c.OK {
-			status = "ok"
-		}
-		messages[i] = &patchbayv1.Condition{
-			Name:    c.Name,
-			Status:  status,
-			Message: valid(c.Message),
-			Since:   timestamp(c.Since),
-		}
+func conditionMessage(c patchbay.Condition) *patchbayv1.Condition {
+	status := "degraded"
+	if c.OK {
+		status = "ok"
 	}
-	return messages
+	return &patchbayv1.Condition{Name: valid(c.Name), Status: status, Message: valid(c.Message), Since: timestamp(c.Since)}
+}
+
+// each returns what convert makes of the members of a list.
+func each[From, To any](list []From, convert func(From) To) []To {
+	converted := make([]To, len(list))
+	for i, from := range list {
+		converted[i] = convert(from)
+	}
+	return converted
 }
 
 // valid makes a string fit for protobuf, which refuses a whole message for one that is not UTF-8. Paths may hold any bytes.
 func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
-func validAll(list []string) []string {
-	all := make([]string, len(list))
-	for i, s := range list {
-		all[i] = valid(s)
+func validAll(list []string) []string { return each(list, valid) }
+
+// validMap is nil for an empty map.
+func validMap(m map[string]string) map[string]string {
+	if len(m) == 0 {
+		return nil
 	}
-	return all
+	checked := make(map[string]string, len(m))
+	for key, value := range m {
+		checked[valid(key)] = valid(value)
+	}
+	return checked
 }
 
 func timestamp(t time.Time) *timestamppb.Timestamp {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/daemon/web"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
@@ -35,19 +34,20 @@ type Daemon struct {
 	// timeouts are those for calls to plugins.
 	timeouts clientTimeouts
 	reloads  *reloads
-	handlers handlerSet
 	// metadata is what launched plugins are told of the catalogue.
 	metadata metadata
 	// goPlugins is how the plugins of go-plugin are reached.
 	goPlugins goplugin.Connections
-	// guard says who may do what on the control socket. Its audit is for a running daemon.
-	guard *guard
 	// fleetRules say who may call what from other nodes.
 	fleetRules *fleetRules
 }
 
-// New checks the configuration. It touches neither files nor sockets; Run does.
+// New checks the configuration. It touches neither files nor sockets; Run does. Relative paths are those of the present working directory.
 func New(config Config) (*Daemon, error) {
+	config, err := config.absolute()
+	if err != nil {
+		return nil, err
+	}
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
@@ -55,9 +55,9 @@ func New(config Config) (*Daemon, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	d := &Daemon{config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config),
-		handlers: handlerSet{byType: map[string]cache.PluginHandler{}}, guard: newGuard(config.ControlSocket, newAuditor(log)),
-		fleetRules: newFleetRules(config.Fleet.Serve.Allow)}
+	d := &Daemon{
+		config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config), fleetRules: newFleetRules(config.Fleet.Serve.Allow),
+	}
 	d.timeouts.set(config.ClientTimeouts)
 	return d, nil
 }
@@ -89,9 +89,9 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		"handlers", d.config.handlers())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	d.guard.begin(l.roles, a.runtime.Publish)
-	d.reloads.begin(a.runtime)
-	a.seen.fleet.join(ctx, a.runtime.Registry())
+	d.reloads.begin(a)
+	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen)
+	defer leaveFleet()
 	control := d.serve(ctx, l, a, &parts, cancel)
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
 	stopDispense, stopStateWatch := a.seen.dispense.start(ctx), a.seen.state.start(ctx, a.runtime.Publish)
@@ -108,7 +108,6 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 // listening is what a daemon has before it opens its state: what may belong to another one, and what may be configured wrongly.
 type listening struct {
 	roles  policy
-	where  paths
 	traced patchbay.Observer
 	// http and fleet are nil if they are not asked for.
 	control, http, fleet net.Listener
@@ -121,9 +120,6 @@ type listening struct {
 func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err error) {
 	l := &listening{}
 	if l.roles, err = d.config.Roles.policy(); err != nil {
-		return nil, err
-	}
-	if l.where, err = d.config.paths(); err != nil {
 		return nil, err
 	}
 	if l.http, err = d.config.listenHTTP(); err != nil {
@@ -157,12 +153,16 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 
 // assembly is what a daemon consists of.
 type assembly struct {
-	runtime *patchbay.Runtime
-	metrics *metrics
-	conns   *connections
-	seen    observed
+	handlers *handlerSet
+	metrics  *metrics
+	conns    *connections
+	runtime  *patchbay.Runtime
+	// guard says who may do what on the control socket.
+	guard *guard
+	fleet *fleetMember // nil for none
 	// registry gives connections, as the fleet has it for exclusive plugins.
 	registry connector
+	seen     observed
 }
 
 // assemble makes everything that serves. Nothing of it runs yet, but for what is to be launched at the start.
@@ -174,51 +174,60 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	parts.add(state.Close)
 	stateWatch := newStateWatch(d.config.StatePath, state.Check, d.log)
 	state.OnFailure(stateWatch.failed)
-	a := &assembly{metrics: newMetrics(d.config.Build, d.handlers.has)}
-	a.conns = newConnections(d.guard.uid, openFilesLimit(), a.metrics.connsRefused, d.log)
+	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.DeviceSocketDir})}
+	a.metrics = newMetrics(d.config.Build, a.handlers.has)
+	a.conns = newConnections(uint32(os.Geteuid()), openFilesLimit(), a.metrics.connsRefused, d.log)
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}
-	dispense, err := d.newDispense(a.runtime, a.conns)
+	a.guard = newGuard(d.config.ControlSocket, l.roles, newAuditor(a.runtime.Publish, d.log))
+	if a.fleet, err = newFleetMember(d.config.Fleet, a.runtime.Registry(), d.log); err != nil {
+		return nil, err
+	}
+	parts.add(a.fleet.close)
+	a.registry = a.fleet.guard(a.runtime.Registry())
+	dispense, err := newDispense(d.config.DispenseDir, a.runtime.Registry(), a.registry, a.conns, d.log)
 	if err != nil {
 		return nil, err
 	}
-	a.seen = observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}}
-	a.seen.fleet, err = newFleetMember(d.config.Fleet, d.config.Build, a.seen, a.runtime.Registry(), l.fleet, d.log)
+	own := observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}}
+	publisher, err := a.fleet.newPublisher(d.config.Fleet, d.config.Build, own, l.fleet)
 	if err != nil {
 		return nil, err
 	}
-	parts.add(a.seen.fleet.leave)
-	a.registry = a.seen.fleet.guard(a.runtime.Registry())
-	if dispense != nil {
-		dispense.calls = a.registry
-	}
+	a.seen = own.with(publisher)
 	a.metrics.watch(a.seen, a.runtime.Launcher(), d.config.StatePath)
-	a.metrics.watchFleet(a.seen.fleet)
-	parts.add(d.handlers.close)
-	if err := d.addHandlers(a.runtime, state); err != nil {
+	a.metrics.watchFleet(a.fleet, publisher)
+	parts.add(a.handlers.close)
+	added, _, err := a.handlers.changes(nil, d.config.handlers())
+	if err != nil {
 		return nil, err
+	}
+	for ptype, h := range added {
+		a.handlers.use(ptype, h)
+		a.runtime.AddHandler(ptype, h)
 	}
 	return a, d.launch(a.runtime, d.config.Catalogue)
 }
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server) {
+	shown := picture{a.seen, a.runtime.Launcher(), a.fleet}
 	c := &control{
-		source: a.seen, launched: a.runtime.Launcher(), calls: newForwarder(d.guard, a.registry, a.seen.fleet.caller()), fleet: a.seen.fleet,
-		reload: d.Reload, handlers: d.handlers.all, paths: l.where, build: d.config.Build, started: time.Now(),
+		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet),
+		reload: d.Reload, handlers: a.handlers.all, config: d.config, started: time.Now(),
 	}
-	controlServer = serve(a.conns.limit(l.control, "control", d.guard), d.guard, c, failed, d.log)
+	controlServer = serve(a.conns.limit(l.control, "control", a.guard), a.guard, c, failed, d.log)
 	l.stopControl = controlServer.stop
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
-		status := web.New(webSource{a.seen, a.runtime.Launcher(), a.seen.fleet})
 		health := health{scanned: a.runtime.Ready(), conditions: a.seen.readiness}
-		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), status}, failed, d.log).stop)
+		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), web.New(shown)}, failed, d.log).stop)
 	}
 	if l.fleet != nil {
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
-		parts.add(serveFleet(ctx, l.fleet, a.seen.fleet.credentials, d.fleetRules, a.registry, a.runtime.Publish, failed, d.log).stop)
+		calls := &fleetServer{a.registry, d.fleetRules, newDenials(a.runtime.Publish, d.log)}
+		parts.add(calls.serve(ctx, l.fleet, a.fleet.credentials, failed))
 	}
 	return controlServer
 }
@@ -240,7 +249,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		IgnoreUnhandled:     d.config.IgnoreUnhandled,
 		ClientTimeout:       d.timeouts.of,
 		Trust:               d.config.Trust,
-		Admission:           d.admission(),
+		Admission:           admission(d.config.Admission, d.log),
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithDialer(d.goPlugins.Dial), dynamicplugins.WithDialOptionsFor(d.goPlugins.DialOptions),
 		},
@@ -249,21 +258,6 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		Observer:    observer,
 		Logger:      d.log,
 	})
-}
-
-// addHandlers gives the runtime the handlers that the configuration asks for.
-func (d *Daemon) addHandlers(runtime *patchbay.Runtime, state *boltstate.Store) error {
-	d.handlers.needs = handlerNeeds{log: d.log, state: state, pluginDirs: d.config.PluginDirs, registry: runtime.Registry(),
-		deviceSocketDir: d.config.DeviceSocketDir}
-	for ptype, kind := range d.config.handlers() {
-		h, err := d.handlers.make(ptype, kind)
-		if err != nil {
-			return err
-		}
-		d.handlers.use(ptype, h)
-		runtime.AddHandler(ptype, h)
-	}
-	return nil
 }
 
 // warn logs an error that must not keep the daemon from ending in order.
@@ -286,6 +280,32 @@ func (c *closers) close() error {
 	}
 	*c = nil
 	return errors.Join(errs...)
+}
+
+// inBackground runs something until ctx ends. What it returns ends it and returns when nothing is left of it.
+func inBackground(ctx context.Context, run func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
+}
+
+// pause waits for a while; false if ctx ended before.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
 }
 
 // makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.

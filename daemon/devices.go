@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"connectrpc.com/connect"
@@ -21,7 +22,7 @@ func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
 	h, err := device.New(device.Config{
 		Store:     needs.state.Bucket(string(HandlerDevice)),
 		SocketDir: needs.deviceSocketDir,
-		PluginDir: needs.pluginDirs[0],
+		PluginDir: needs.pluginDir,
 		Logger:    needs.log,
 	})
 	if err != nil {
@@ -31,11 +32,7 @@ func newDeviceHandler(needs handlerNeeds) (cache.PluginHandler, error) {
 }
 
 func (c Config) checkDeviceSocketDir() error {
-	used := false
-	for _, kind := range c.Handlers {
-		used = used || kind == HandlerDevice
-	}
-	if !used || c.DeviceSocketDir == "" {
+	if c.DeviceSocketDir == "" || !slices.Contains(slices.Collect(maps.Values(c.Handlers)), HandlerDevice) {
 		return nil
 	}
 	for _, dir := range c.pluginDirs() {
@@ -178,15 +175,4 @@ func allocationMessage(a device.Allocation) *patchbayv1.DeviceAllocation {
 	return &patchbayv1.DeviceAllocation{
 		Resource: a.Resource, Owner: valid(a.Owner), Devices: validAll(slices.Clone(a.Devices)), Time: timestamp(a.Time), Answer: answer,
 	}
-}
-
-func validMap(m map[string]string) map[string]string {
-	if len(m) == 0 {
-		return nil
-	}
-	checked := make(map[string]string, len(m))
-	for key, value := range m {
-		checked[valid(key)] = valid(value)
-	}
-	return checked
 }

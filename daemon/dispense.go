@@ -37,7 +37,7 @@ const (
 type dispense struct {
 	dir      string
 	registry *dynamicplugins.Store
-	calls    connector     // the registry, or what the fleet has in its place
+	calls    connector
 	grace    time.Duration // goneGrace
 	retry    time.Duration // stableRetry
 	log      *slog.Logger
@@ -51,32 +51,39 @@ type dispense struct {
 	serving sync.WaitGroup
 
 	// sockets and due belong to the goroutine of run.
-	sockets map[pluginKey]*stableSocket
+	sockets map[patchbay.PluginName]*stableSocket
 	// due has the sockets of plugins that are gone, with the time at which they go, and those that could not be made, with that of the next
 	// try.
-	due map[pluginKey]time.Time
+	due map[patchbay.PluginName]time.Time
 
 	mu     sync.Mutex
-	failed map[pluginKey]error
+	failed map[patchbay.PluginName]error
 	since  time.Time // when the first of failed failed
 }
-
-type pluginKey struct{ ptype, name string }
-
-func (k pluginKey) String() string { return k.ptype + "/" + k.name }
 
 // stableSocket is a socket and its server.
 type stableSocket struct {
 	listener *sock.Placed
-	server   *grpc.Server
+	server   *proxy.Server
 }
 
-// newDispense returns what keeps the stable sockets, nil if the configuration asks for none.
-func (d *Daemon) newDispense(runtime *patchbay.Runtime, conns *connections) (*dispense, error) {
-	if d.config.DispenseDir == "" {
+// newDispense returns what keeps the stable sockets in a directory, which it makes; nil if there is to be none. Calls go to what calls
+// gives, which is the registry, or what the fleet has in its place.
+func newDispense(
+	dir string, registry *dynamicplugins.Store, calls connector, conns *connections, log *slog.Logger,
+) (*dispense, error) {
+	if dir == "" {
 		return nil, nil
 	}
-	return newDispense(d.config.DispenseDir, runtime.Registry(), conns, d.log)
+	if err := os.MkdirAll(dir, stableDirMode); err != nil {
+		return nil, advise(fmt.Errorf("cannot make the directory of the stable sockets: %w", err), "dispense directory")
+	}
+	d := &dispense{
+		dir: dir, registry: registry, calls: calls, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
+		sockets: map[patchbay.PluginName]*stableSocket{}, due: map[patchbay.PluginName]time.Time{}, failed: map[patchbay.PluginName]error{},
+	}
+	d.end, d.stop = context.WithCancelCause(context.Background())
+	return d, nil
 }
 
 // start runs d, unless it is nil. What it returns ends d and returns when nothing is left of it.
@@ -84,33 +91,7 @@ func (d *dispense) start(ctx context.Context) (stop func()) {
 	if d == nil {
 		return func() {}
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		d.run(ctx)
-	}()
-	return func() {
-		cancel()
-		<-ended
-	}
-}
-
-// newDispense makes the directory.
-func newDispense(dir string, registry *dynamicplugins.Store, conns *connections, log *slog.Logger) (*dispense, error) {
-	dir, err := filepath.Abs(dir)
-	if err == nil {
-		err = os.MkdirAll(dir, stableDirMode)
-	}
-	if err != nil {
-		return nil, advise(fmt.Errorf("cannot make the directory of the stable sockets: %w", err), "dispense directory")
-	}
-	d := &dispense{
-		dir: dir, registry: registry, calls: registry, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
-		sockets: map[pluginKey]*stableSocket{}, due: map[pluginKey]time.Time{}, failed: map[pluginKey]error{},
-	}
-	d.end, d.stop = context.WithCancelCause(context.Background())
-	return d, nil
+	return inBackground(ctx, d.run)
 }
 
 // run keeps the sockets until ctx ends, then ends all calls, and returns when nothing is left.
@@ -131,7 +112,7 @@ func (d *dispense) run(ctx context.Context) {
 			case event.EventType == dynamicplugins.EventTypeResync:
 				d.followAll(ctx, event.Plugins)
 			default:
-				d.follow(ctx, pluginKey{event.Info.Type, event.Info.Name})
+				d.follow(ctx, patchbay.PluginName{Type: event.Info.Type, Name: event.Info.Name})
 			}
 		case now := <-timer.C:
 			d.settle(ctx, now)
@@ -143,7 +124,7 @@ func (d *dispense) run(ctx context.Context) {
 // followAll follows after anything may have changed.
 func (d *dispense) followAll(ctx context.Context, plugins []*dynamicplugins.PluginInfo) {
 	for _, p := range plugins {
-		d.follow(ctx, pluginKey{p.Type, p.Name})
+		d.follow(ctx, patchbay.PluginName{Type: p.Type, Name: p.Name})
 	}
 	for k := range d.sockets {
 		d.follow(ctx, k)
@@ -154,8 +135,8 @@ func (d *dispense) followAll(ctx context.Context, plugins []*dynamicplugins.Plug
 }
 
 // follow brings the socket of a plugin in line with the registry as it is now.
-func (d *dispense) follow(ctx context.Context, k pluginKey) {
-	there := len(d.registry.Instances(k.ptype, k.name)) > 0
+func (d *dispense) follow(ctx context.Context, k patchbay.PluginName) {
+	there := len(d.registry.Instances(k.Type, k.Name)) > 0
 	_, waiting := d.due[k]
 	switch s := d.sockets[k]; {
 	case there && s != nil:
@@ -204,7 +185,7 @@ func (d *dispense) limitGone(ctx context.Context) {
 	if len(d.due) <= maxGone {
 		return
 	}
-	var first pluginKey
+	var first patchbay.PluginName
 	gone := 0
 	for k := range d.due {
 		if d.sockets[k] == nil {
@@ -220,8 +201,8 @@ func (d *dispense) limitGone(ctx context.Context) {
 }
 
 // open makes the socket of a plugin and serves it.
-func (d *dispense) open(ctx context.Context, k pluginKey) {
-	path := stablePath(d.dir, k.ptype, k.name)
+func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
+	path := stablePath(d.dir, k)
 	err := os.MkdirAll(filepath.Dir(path), stableDirMode)
 	var listener *sock.Placed
 	if err == nil {
@@ -236,12 +217,8 @@ func (d *dispense) open(ctx context.Context, k pluginKey) {
 	}
 	delete(d.due, k)
 	d.succeeded(k)
-	forward := proxy.Handler(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
-		return connTo(ctx, d.calls, k.ptype, k.name)
-	})
-	server := proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
-		return endWith(d.end, caller, func(caller grpc.ServerStream) error { return forward(srv, caller) })
-	}, grpc.ConnectionTimeout(headerTimeout))
+	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) { return connTo(ctx, d.calls, k) })
+	server := proxy.NewServer(d.end, director.Forward, grpc.ConnectionTimeout(headerTimeout))
 	d.sockets[k] = &stableSocket{listener: listener, server: server}
 	d.serving.Go(func() {
 		if err := server.Serve(d.conns.limit(listener, "stable", nil)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
@@ -251,17 +228,17 @@ func (d *dispense) open(ctx context.Context, k pluginKey) {
 	d.log.Debug("a stable socket leads to a plugin", "plugin", k.String(), "path", path)
 }
 
-// remove removes the socket of a plugin. Calls in progress go on.
-func (d *dispense) remove(ctx context.Context, k pluginKey) {
+// remove removes the socket of a plugin. Calls in progress go on: only the stop of the daemon cuts them short.
+func (d *dispense) remove(ctx context.Context, k patchbay.PluginName) {
 	s := d.sockets[k]
 	delete(d.sockets, k)
 	delete(d.due, k)
 	d.withdraw(ctx, k, s)
-	d.serving.Go(func() { d.drain(s.server) })
+	d.serving.Go(s.server.Drain)
 	d.log.Debug("the stable socket of a plugin that is gone was removed", "plugin", k.String())
 }
 
-func (d *dispense) withdraw(ctx context.Context, k pluginKey, s *stableSocket) {
+func (d *dispense) withdraw(ctx context.Context, k patchbay.PluginName, s *stableSocket) {
 	if _, err := s.listener.Withdraw(ctx); err != nil && ctx.Err() == nil {
 		d.log.Warn("the stable socket of a plugin cannot be removed", "plugin", k.String(), "error", err)
 	}
@@ -277,44 +254,16 @@ func (d *dispense) close() {
 	d.clear(ctx) // also what a short life had not come to
 	d.stop(errStopping)
 	for _, s := range d.sockets {
-		d.serving.Go(func() { d.drain(s.server) })
+		d.serving.Go(s.server.Drain)
 	}
 	clear(d.sockets)
 	d.serving.Wait()
 }
 
-// drain ends a server when its last call has ended. Only the stop of the daemon cuts short a call whose plugin is gone.
-func (d *dispense) drain(server *grpc.Server) {
-	drained := make(chan struct{})
-	go func() {
-		server.GracefulStop()
-		close(drained)
-	}()
-	select {
-	case <-drained:
-		return
-	case <-d.end.Done():
-	}
-	timer := time.NewTimer(stopTimeout)
-	defer timer.Stop()
-	select {
-	case <-drained:
-	case <-timer.C:
-		server.Stop()
-		<-drained
-	}
-}
-
 // clear removes the sockets on which nobody accepts any more. What somebody serves, and what is no such socket, stays. For a socket whose
 // owner is dead it waits for at most a second: a process that a killed daemon had just begun to start shares its listeners for a moment.
 func (d *dispense) clear(ctx context.Context) {
-	const patience, pause = time.Second, 10 * time.Millisecond
-	for end := time.Now().Add(patience); d.clearOnce(ctx) && time.Now().Before(end); {
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
-		}
+	for end := time.Now().Add(time.Second); d.clearOnce(ctx) && time.Now().Before(end) && pause(ctx, 10*time.Millisecond); {
 	}
 }
 
@@ -385,7 +334,7 @@ func (d *dispense) clearPath(ctx context.Context, path string) {
 	}
 }
 
-func (d *dispense) fail(k pluginKey, err error) {
+func (d *dispense) fail(k patchbay.PluginName, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	before := d.failed[k]
@@ -398,7 +347,7 @@ func (d *dispense) fail(k pluginKey, err error) {
 	d.failed[k] = err
 }
 
-func (d *dispense) succeeded(k pluginKey) {
+func (d *dispense) succeeded(k patchbay.PluginName) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.failed, k)

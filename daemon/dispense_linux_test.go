@@ -68,7 +68,7 @@ func TestStableSocketsOfOthers(t *testing.T) {
 	}
 	b := newBed(t, func(d *dispense) {
 		for name, uid := range map[string]int{"ours": 0, "theirs": 65534} {
-			path := stablePath(d.dir, "T", name)
+			path := stablePath(d.dir, named("T", name))
 			leave(t, path)
 			if err := os.Chown(path, uid, uid); err != nil {
 				t.Fatal(err)

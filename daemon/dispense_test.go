@@ -80,7 +80,7 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 	if b.registry, err = dynamicplugins.Open(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, nil, discard)
+	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func (b *bed) deregister(ptype, name, id string) {
 // socket waits until the socket of a plugin is there, or is not, and returns its path.
 func (b *bed) socket(ptype, name string, there bool) string {
 	b.t.Helper()
-	path := stablePath(b.dir, ptype, name)
+	path := stablePath(b.dir, named(ptype, name))
 	until(b.t, fmt.Sprintf("%s is there: %t", path, there), func() bool {
 		_, err := os.Lstat(path)
 		return (err == nil) == there
@@ -185,7 +185,7 @@ func TestStableSocketLeadsToCurrentInstance(t *testing.T) {
 	one, two := b.serve("one"), b.serve("two")
 	b.register("T", "n", one)
 	c := b.client("T", "n")
-	path := stablePath(b.dir, "T", "n")
+	path := stablePath(b.dir, named("T", "n"))
 	for path, want := range map[string]fs.FileMode{path: fs.ModeSocket | 0o660, filepath.Dir(path): fs.ModeDir | 0o750, b.dir: fs.ModeDir | 0o750} {
 		if info, err := os.Lstat(path); err != nil || info.Mode() != want {
 			t.Errorf("%s: %v, %v, want mode %v", path, info.Mode(), err, want)
@@ -278,7 +278,7 @@ func TestStableSocketOfPluginThatIsGone(t *testing.T) {
 		b.register("T", "n", one)
 		b.deregister("T", "other", "one")
 		b.socket("T", "other", false) // it was due later
-		if after, err := sock.Stat(stablePath(b.dir, "T", "n")); err != nil || after.ID != before.ID {
+		if after, err := sock.Stat(stablePath(b.dir, named("T", "n"))); err != nil || after.ID != before.ID {
 			t.Errorf("the socket was removed: %v", err)
 		}
 	})
@@ -417,11 +417,11 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDispense(dir, registry, nil, discard)
+	d, err := newDispense(dir, registry, registry, nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := []string{stablePath(dir, "T", "n"), stablePath(dir, "T", "other")}
+	left := []string{stablePath(dir, named("T", "n")), stablePath(dir, named("T", "other"))}
 	for _, path := range left {
 		leave(t, path)
 	}
@@ -477,7 +477,7 @@ func TestStableSocketsLeftBehind(t *testing.T) {
 	b.socket("T", "left", false)
 	one := b.serve("one")
 	until(t, "the socket that was left is replaced", func() bool {
-		_, err := sock.Probe(t.Context(), stablePath(b.dir, "T", "n"))
+		_, err := sock.Probe(t.Context(), stablePath(b.dir, named("T", "n")))
 		return err == nil
 	})
 	if got := b.ask(b.client("T", "n")); got != "one" {

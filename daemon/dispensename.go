@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -30,10 +31,10 @@ var digestEncoding = base32.StdEncoding.WithPadding(base32.NoPadding)
 //   - What would make the path longer than a socket's may be is cut; two tildes and a digest of the whole name follow.
 //
 // Different plugins have different paths, unless digests of 80 bits are the same.
-func stablePath(dir, ptype, name string) string {
+func stablePath(dir string, p patchbay.PluginName) string {
 	room := sock.MaxPath - len(dir) - len("//") - len(socketSuffix)
-	folder := fileName(ptype, room-shortLength)
-	return filepath.Join(dir, folder, fileName(name, room-len(folder))+socketSuffix)
+	folder := fileName(p.Type, room-shortLength)
+	return filepath.Join(dir, folder, fileName(p.Name, room-len(folder))+socketSuffix)
 }
 
 // fileName returns a text as a file name of at most length bytes, of which there must be at least shortLength.
@@ -63,21 +64,4 @@ func isStableName(file string) bool {
 
 func isPlain(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '-' || c == '_'
-}
-
-func (c Config) checkDispenseDir() error {
-	if c.DispenseDir == "" {
-		return nil
-	}
-	for _, dir := range c.pluginDirs() {
-		if dir != "" && (within(c.DispenseDir, dir) || within(dir, c.DispenseDir)) {
-			return fmt.Errorf("dispense directory %s and plugin directory %s lie one in the other, where a stable socket would be taken for "+
-				"a plugin: choose another path", c.DispenseDir, dir)
-		}
-	}
-	if dir, err := filepath.Abs(c.DispenseDir); err == nil && len(dir) > maxDispenseDir {
-		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
-			dir, len(dir), maxDispenseDir)
-	}
-	return nil
 }

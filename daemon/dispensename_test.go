@@ -22,7 +22,7 @@ func TestStablePath(t *testing.T) {
 		{"/d", "T", repeated("n", 97), "/d/T/" + repeated("n", 97) + ".sock"},
 		{"/d", "T", repeated("n", 98), "/d/T/" + repeated("n", 79) + "~~7zacd4fqmdfo3jh7.sock"},
 	} {
-		got := stablePath(test.dir, test.ptype, test.name)
+		got := stablePath(test.dir, named(test.ptype, test.name))
 		if got != test.want {
 			t.Errorf("the socket of %q/%q is at\n%s, want\n%s", test.ptype, test.name, got, test.want)
 		}
@@ -37,7 +37,7 @@ func FuzzStablePath(f *testing.F) {
 	f.Add(repeated("t", 90), ".", repeated("t", 91), "..")
 	f.Fuzz(func(t *testing.T, type1, name1, type2, name2 string) {
 		for _, dir := range []string{"/d", "/" + repeated("d", maxDispenseDir-1)} {
-			one, two := stablePath(dir, type1, name1), stablePath(dir, type2, name2)
+			one, two := stablePath(dir, named(type1, name1)), stablePath(dir, named(type2, name2))
 			if (one == two) != (type1 == type2 && name1 == name2) {
 				t.Errorf("%q/%q is at %s, %q/%q at %s", type1, name1, one, type2, name2, two)
 			}

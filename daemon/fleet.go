@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
@@ -79,19 +81,17 @@ func (c FleetConfig) equal(other FleetConfig) bool {
 // readerIdle is how long the fleet is followed after the last request for it.
 const readerIdle = 5 * time.Minute
 
-// fleetMember is the daemon's part in a fleet. Nil stands for none.
+// fleetMember is the daemon's part in a fleet: it reads it, calls it, and keeps the locks of plugins. Nil stands for none.
 type fleetMember struct {
 	cluster *fleet.Cluster
 	node    string
-	local   fleetLocal
-	calls   *fleetCalls
+	space   fleet.Space
 	// credentials are nil if the node neither takes calls from others nor calls them.
 	credentials *fleet.Credentials
-	space       fleet.Space
-	publisher   *fleet.Publisher
+	dialer      *fleet.Dialer
+	elector     *fleet.Elector // nil if there are no locks
+	exclusive   []string
 	log         *slog.Logger
-	cancel      context.CancelFunc
-	running     sync.WaitGroup
 
 	mu            sync.Mutex
 	reader        *fleet.Reader     // nil while nobody asks
@@ -101,84 +101,91 @@ type fleetMember struct {
 	closed        bool
 }
 
-// newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Listener is where it takes calls from other nodes,
-// nil for nowhere. Nothing is published before join; the caller calls leave.
-func newFleetMember(
-	c FleetConfig, build Build, source source, registry *dynamicplugins.Store, listener net.Listener, log *slog.Logger,
-) (*fleetMember, error) {
+// newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published, and no lock wanted, before
+// join; the caller calls close.
+func newFleetMember(c FleetConfig, registry connector, log *slog.Logger) (m *fleetMember, err error) {
 	if !c.enabled() {
 		return nil, nil
 	}
-	node := c.Node
-	if node == "" {
+	m = &fleetMember{node: c.Node, space: c.Space, exclusive: c.Exclusive, log: log}
+	if m.node == "" {
 		host, err := os.Hostname()
 		if err != nil {
 			return nil, fmt.Errorf("cannot find out the host name for the fleet: %w; set fleet.node", err)
 		}
-		node = strings.ToLower(host)
+		m.node = strings.ToLower(host)
 	}
-	cluster, err := fleet.Connect(c.Etcd)
-	if err != nil {
+	if m.cluster, err = fleet.Connect(c.Etcd); err != nil {
 		return nil, err
-	}
-	address, err := c.published(listener)
-	if err != nil {
-		return nil, err
-	}
-	publisher, err := fleet.NewPublisher(cluster, fleet.PublisherConfig{
-		Space: c.Space, Node: node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
-		Local: fleetLocal{source}, Logger: log,
-	})
-	if err != nil {
-		return nil, err
-	}
-	m := &fleetMember{
-		cluster: cluster, node: node, local: fleetLocal{source}, space: c.Space, publisher: publisher, log: log, cancel: func() {},
 	}
 	if c.Serve.enabled() {
 		if m.credentials, err = fleet.NewCredentials(c.Serve.TLS); err != nil {
 			return nil, err
 		}
 	}
-	if m.calls, err = newFleetCalls(m, c, registry); err != nil {
-		return nil, err
+	dial := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node}
+	if len(c.Exclusive) > 0 {
+		m.elector, err = fleet.NewElector(m.cluster, fleet.ElectorConfig{Space: c.Space, Node: m.node, TTL: c.Presence, Logger: log})
+		if err != nil {
+			return nil, err
+		}
+		dial.Leader = m.leader
 	}
+	local := m.guard(registry)
+	dial.Local = func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
+		ctx, cancel := context.WithTimeout(ctx, localWait)
+		defer cancel()
+		return connTo(ctx, local, patchbay.PluginName{Type: ptype, Name: name})
+	}
+	m.dialer = fleet.NewDialer(dial)
 	return m, nil
 }
 
-// join begins to publish the node and to compete for its locks, until ctx ends. It does not block.
-func (m *fleetMember) join(ctx context.Context, registry *dynamicplugins.Store) {
+// newPublisher returns what publishes the node, nil if it belongs to no fleet. Listener is where the node takes calls from others, nil for
+// nowhere.
+func (m *fleetMember) newPublisher(c FleetConfig, build Build, local source, listener net.Listener) (*fleet.Publisher, error) {
 	if m == nil {
-		return
+		return nil, nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	m.cancel = cancel
-	m.running.Go(func() { m.publisher.Run(ctx) })
-	m.calls.stand(ctx, registry, m.local.Changes(ctx))
+	address, err := c.published(listener)
+	if err != nil {
+		return nil, err
+	}
+	return fleet.NewPublisher(m.cluster, fleet.PublisherConfig{
+		Space: c.Space, Node: m.node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
+		Local: fleetLocal{local}, Logger: m.log,
+	})
 }
 
-// guard returns the registry without the plugins whose locks the node does not hold.
-func (m *fleetMember) guard(registry connector) connector {
+// join begins to publish the node and to compete for the locks of its plugins. What it returns ends that and returns when nothing is left
+// of it, which takes no more than a few seconds, whatever etcd does.
+func (m *fleetMember) join(ctx context.Context, publisher *fleet.Publisher, registry *dynamicplugins.Store, local source) (stop func()) {
 	if m == nil {
-		return registry
+		return func() {}
 	}
-	return m.calls.guard(registry)
+	return inBackground(ctx, func(ctx context.Context) {
+		var running sync.WaitGroup
+		defer running.Wait()
+		running.Go(func() { publisher.Run(ctx) })
+		if m.elector == nil {
+			return
+		}
+		running.Go(func() { m.elector.Run(ctx) })
+		for changes := (fleetLocal{local}).Changes(ctx); ctx.Err() == nil; {
+			m.elector.Stand(m.locks(registry))
+			select {
+			case <-changes:
+			case <-ctx.Done():
+			}
+		}
+	})
 }
 
-// caller returns what calls the fleet, nil if the node belongs to none.
-func (m *fleetMember) caller() *fleetCalls {
+// close ends what requests have begun.
+func (m *fleetMember) close() error {
 	if m == nil {
 		return nil
 	}
-	return m.calls
-}
-
-// leave ends everything that join and the requests have begun. It takes no more than a few seconds, whatever etcd does.
-func (m *fleetMember) leave() error {
-	if m == nil {
-		return nil
-	}
-	m.cancel()
 	m.mu.Lock()
 	reader := m.reader
 	m.reader, m.closed = nil, true
@@ -189,16 +196,8 @@ func (m *fleetMember) leave() error {
 	if reader != nil {
 		reader.Close()
 	}
-	m.running.Wait()
-	return m.calls.close()
-}
-
-// conditions returns the condition of the publisher, if there is one.
-func (m *fleetMember) conditions() []patchbay.Condition {
-	if m == nil {
-		return nil
-	}
-	return []patchbay.Condition{patchbay.Condition(m.publisher.Condition())}
+	m.dialer.Close()
+	return nil
 }
 
 // acquire returns a reader of the fleet, which it opens if there is none. The caller calls release when it is done.
@@ -236,26 +235,17 @@ func (m *fleetMember) release() {
 	})
 }
 
-// fleetLocal is the node as the fleet sees it.
-type fleetLocal struct{ source source }
+// fleetLocal is the node as the fleet sees it. It is a [fleet.Local].
+type fleetLocal struct{ source }
 
-// Plugins implements fleet.Local.
-func (l fleetLocal) Plugins() []patchbay.PluginStatus { return l.source.Plugins() }
-
-// Conditions implements fleet.Local. The one of the fleet itself is left out: whoever reads it in the fleet knows better.
+// Conditions implements [fleet.Local].
 func (l fleetLocal) Conditions() []fleet.Condition {
-	var conditions []fleet.Condition
-	for _, c := range l.source.Conditions() {
-		if c.Name != fleet.ConditionName {
-			conditions = append(conditions, fleet.Condition(c))
-		}
-	}
-	return conditions
+	return each(l.source.Conditions(), func(c patchbay.Condition) fleet.Condition { return fleet.Condition(c) })
 }
 
-// Changes implements fleet.Local.
+// Changes implements [fleet.Local].
 func (l fleetLocal) Changes(ctx context.Context) <-chan struct{} {
-	events := l.source.Events(ctx, 0)
+	events := l.Events(ctx, 0)
 	changes := make(chan struct{}, 1)
 	go func() { // ends with ctx, which closes the events
 		for range events {

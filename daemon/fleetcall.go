@@ -12,6 +12,7 @@ import (
 	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/proxy"
@@ -19,36 +20,6 @@ import (
 
 // localWait bounds how long a call waits for a plugin of this node that is not confirmed yet, before it goes to another node.
 const localWait = time.Second
-
-// fleetCalls makes calls to the fleet, and keeps the locks of plugins.
-type fleetCalls struct {
-	member    *fleetMember
-	dialer    *fleet.Dialer
-	elector   *fleet.Elector // nil if there are no locks
-	exclusive []string
-}
-
-// newFleetCalls returns what calls the fleet. The caller calls close.
-func newFleetCalls(m *fleetMember, c FleetConfig, registry *dynamicplugins.Store) (*fleetCalls, error) {
-	calls := &fleetCalls{member: m, exclusive: c.Exclusive}
-	config := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node}
-	if len(c.Exclusive) > 0 {
-		var err error
-		calls.elector, err = fleet.NewElector(m.cluster, fleet.ElectorConfig{Space: c.Space, Node: m.node, TTL: c.Presence, Logger: m.log})
-		if err != nil {
-			return nil, err
-		}
-		config.Leader = calls.leader
-	}
-	local := calls.guard(registry)
-	config.Local = func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
-		ctx, cancel := context.WithTimeout(ctx, localWait)
-		defer cancel()
-		return connTo(ctx, local, ptype, name)
-	}
-	calls.dialer = fleet.NewDialer(config)
-	return calls, nil
-}
 
 // find is a fleet.Finder.
 func (m *fleetMember) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error) {
@@ -67,40 +38,22 @@ func (m *fleetMember) find(ctx context.Context, f fleet.Filter) ([]fleet.Instanc
 }
 
 // leader returns who holds the lock of a plugin.
-func (c *fleetCalls) leader(ctx context.Context, l fleet.Lock) (node string, exclusive bool, err error) {
-	if !slices.Contains(c.exclusive, l.Type) {
+func (m *fleetMember) leader(ctx context.Context, l fleet.Lock) (node string, exclusive bool, err error) {
+	if !slices.Contains(m.exclusive, l.Type) {
 		return "", false, nil
 	}
-	if c.elector.Held(l) != nil {
-		return c.member.node, true, nil
+	if m.elector.Held(l) != nil {
+		return m.node, true, nil
 	}
-	leader, err := c.elector.Leader(ctx, l)
+	leader, err := m.elector.Leader(ctx, l)
 	return leader.Node, true, err
 }
 
-// stand has the node compete for the locks of its plugins until ctx ends. Changes tells that these may have changed.
-func (c *fleetCalls) stand(ctx context.Context, registry *dynamicplugins.Store, changes <-chan struct{}) {
-	if c.elector == nil {
-		return
-	}
-	c.member.running.Go(func() { c.elector.Run(ctx) })
-	c.member.running.Go(func() {
-		for {
-			c.elector.Stand(c.locks(registry))
-			select {
-			case <-changes:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-}
-
 // locks returns the locks of the plugins of this node that can be called.
-func (c *fleetCalls) locks(registry *dynamicplugins.Store) []fleet.Lock {
+func (m *fleetMember) locks(registry *dynamicplugins.Store) []fleet.Lock {
 	var locks []fleet.Lock
 	for _, i := range registry.Instances("", "") {
-		if slices.Contains(c.exclusive, i.Info.Type) && i.State == dynamicplugins.InstanceRegistered {
+		if slices.Contains(m.exclusive, i.Info.Type) && i.State == dynamicplugins.InstanceRegistered {
 			locks = append(locks, fleet.Lock{Type: i.Info.Type, Name: i.Info.Name})
 		}
 	}
@@ -108,29 +61,29 @@ func (c *fleetCalls) locks(registry *dynamicplugins.Store) []fleet.Lock {
 }
 
 // guard returns the registry without the plugins whose locks the node does not hold. Calls to the others carry the token.
-func (c *fleetCalls) guard(registry connector) connector {
-	if c == nil || c.elector == nil {
+func (m *fleetMember) guard(registry connector) connector {
+	if m == nil || m.elector == nil {
 		return registry
 	}
-	return guardedRegistry{registry, c}
+	return guardedRegistry{registry, m}
 }
 
 type guardedRegistry struct {
 	connector
-	calls *fleetCalls
+	member *fleetMember
 }
 
 // Conn implements connector.
 func (r guardedRegistry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	conn, err := r.connector.Conn(ctx, ptype, name)
-	if err != nil || !slices.Contains(r.calls.exclusive, ptype) {
+	if err != nil || !slices.Contains(r.member.exclusive, ptype) {
 		return conn, err
 	}
-	hold := r.calls.elector.Held(fleet.Lock{Type: ptype, Name: name})
+	hold := r.member.elector.Held(fleet.Lock{Type: ptype, Name: name})
 	if hold == nil {
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"node %s does not hold its lock, and only one instance in the fleet may be active: "+
-				"call it with patchbay call --fleet, which finds the node that does", r.calls.member.node)
+				"call it with patchbay call --fleet, which finds the node that does", r.member.node)
 	}
 	return hold.Conn(conn), nil
 }
@@ -141,8 +94,8 @@ func isFleetCall(md grpcmetadata.MD) bool {
 }
 
 // direct returns the connection for a call to the fleet with these metadata.
-func (c *fleetCalls) direct(md grpcmetadata.MD, ptype, name string) (grpc.ClientConnInterface, error) {
-	if c == nil {
+func (m *fleetMember) direct(md grpcmetadata.MD, called patchbay.PluginName) (grpc.ClientConnInterface, error) {
+	if m == nil {
 		return nil, status.Error(codes.FailedPrecondition, errNoFleet.Error())
 	}
 	var p fleet.Policy
@@ -165,22 +118,15 @@ func (c *fleetCalls) direct(md grpcmetadata.MD, ptype, name string) (grpc.Client
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}
-	return c.dialer.Dial(ptype, name, p), nil
-}
-
-func (c *fleetCalls) close() error {
-	if c != nil {
-		c.dialer.Close()
-	}
-	return nil
+	return m.dialer.Dial(called.Type, called.Name, p), nil
 }
 
 // leaders returns who holds which lock, for people.
-func (c *fleetCalls) leaders(ctx context.Context) (map[fleet.Lock]fleet.Leader, error) {
-	if c == nil || c.elector == nil {
+func (m *fleetMember) leaders(ctx context.Context) (map[fleet.Lock]fleet.Leader, error) {
+	if m.elector == nil {
 		return nil, nil //nolint:nilnil // there are no locks
 	}
-	leaders, err := c.elector.Leaders(ctx)
+	leaders, err := m.elector.Leaders(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%w; see the log of the daemon", err)
 	}

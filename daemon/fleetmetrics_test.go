@@ -22,11 +22,11 @@ func TestFleetMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	member := &fleetMember{
-		cluster: cluster, publisher: publisher, log: slog.New(slog.DiscardHandler), closedReaders: fleet.ReaderStats{Lists: 1, Watches: 2, Events: 3},
+		cluster: cluster, log: slog.New(slog.DiscardHandler), closedReaders: fleet.ReaderStats{Lists: 1, Watches: 2, Events: 3},
 	}
 	m := newTestMetrics(t)
-	m.watchFleet(nil) // the node of no fleet has none
-	m.watchFleet(member)
+	m.watchFleet(nil, nil) // the node of no fleet has none
+	m.watchFleet(member, publisher)
 	const read = `
 # HELP patchbay_fleet_reader_events_total Changes of keys of the fleet that came from etcd.
 # TYPE patchbay_fleet_reader_events_total counter

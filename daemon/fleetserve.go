@@ -2,23 +2,25 @@ package daemon
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"path"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
-	grpcmetadata "google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/proxy"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -104,102 +106,61 @@ type fleetServer struct {
 	registry connector
 	rules    *fleetRules
 	denials  *denials
-	grpc     *grpc.Server
-	end      context.Context //nolint:containedctx // All calls share it.
-	refuse   context.CancelCauseFunc
-	forget   func() bool
-	served   chan error
 }
 
-// serveFleet starts to serve and returns. Calls end with ctx; the caller ends the rest with stop. If it ends before that, failed is called
-// and stop returns the error.
-func serveFleet(
-	ctx context.Context, listener net.Listener, c *fleet.Credentials, rules *fleetRules, registry connector,
-	publish func(reconciler.Event), failed func(), log *slog.Logger,
-) *fleetServer {
-	s := &fleetServer{
-		registry: registry, rules: rules, denials: newDenials(publish, log),
-		served: make(chan error, 1),
-	}
-	s.end, s.refuse = context.WithCancelCause(context.Background())
-	s.forget = context.AfterFunc(ctx, func() { s.refuse(errStopping) })
-	forward := proxy.Handler(s.direct)
-	s.grpc = proxy.NewServer(func(srv any, caller grpc.ServerStream) error {
-		call := &fleetCall{}
-		ctx, cancel := context.WithCancelCause(context.WithValue(caller.Context(), fleetCallKey{}, call))
-		defer cancel(nil)
-		call.cancel = cancel
-		defer rules.done(call)
-		err := endWith(s.end, streamWithContext{caller, ctx}, func(caller grpc.ServerStream) error { return forward(srv, caller) })
-		if err != nil && errors.Is(context.Cause(ctx), errWithdrawn) {
-			return status.Error(codes.PermissionDenied, errWithdrawn.Error())
-		}
-		return err
-	}, grpc.Creds(c.Server()), grpc.ConnectionTimeout(fleetHandshake), grpc.MaxConcurrentStreams(fleetStreams),
+// serve starts to serve and returns. Calls end with ctx; the caller ends the rest with stop, which tells the callers why and returns when
+// nothing is left. If it ends before that, failed is called and stop returns the error.
+func (s *fleetServer) serve(ctx context.Context, listener net.Listener, c *fleet.Credentials, failed func()) (stop func() error) {
+	end, refuse := context.WithCancelCause(context.Background())
+	forget := context.AfterFunc(ctx, func() { refuse(errStopping) })
+	server := proxy.NewServer(end, s.handle,
+		grpc.Creds(c.Server()), grpc.ConnectionTimeout(fleetHandshake), grpc.MaxConcurrentStreams(fleetStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: fleetConnAge, Time: fleetSilence, Timeout: fleetAnswer}))
+	served := make(chan error, 1)
 	go func() {
-		err := s.grpc.Serve(listener)
+		err := server.Serve(listener)
 		if errors.Is(err, grpc.ErrServerStopped) { // before it began
 			err = nil
 		}
 		if err != nil {
 			failed()
 		}
-		s.served <- err
+		served <- err
 	}()
-	return s
+	return func() error {
+		forget()
+		refuse(errStopping)
+		server.Drain()
+		if err := <-served; err != nil {
+			return fmt.Errorf("cannot go on taking calls from other nodes: %w", err)
+		}
+		return nil
+	}
 }
 
-// stop ends all calls, tells the callers why, and returns when nothing is left.
-func (s *fleetServer) stop() error {
-	s.forget()
-	s.refuse(errStopping)
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
-		s.grpc.GracefulStop()
-	}()
-	timer := time.NewTimer(stopTimeout)
-	defer timer.Stop()
-	select {
-	case <-stopped:
-	case <-timer.C:
-		s.grpc.Stop()
-		<-stopped
-	}
-	if err := <-s.served; err != nil {
-		return fmt.Errorf("cannot go on taking calls from other nodes: %w", err)
-	}
-	return nil
+// handle is a [proxy.Handler].
+func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	call := &fleetCall{cancel: cancel}
+	defer s.rules.done(call)
+	return proxy.Director(func(ctx context.Context, method string) (_ grpc.ClientConnInterface, err error) {
+		if call.identities, err = callerOf(ctx); err != nil {
+			return nil, err
+		}
+		if call.plugin, _, err = routeOf(ctx); err != nil {
+			return nil, err
+		}
+		call.method = strings.TrimPrefix(method, "/")
+		if !s.rules.admit(call) {
+			return nil, s.denials.deny(call)
+		}
+		return connTo(ctx, s.registry, call.plugin)
+	}).Forward(ctx, caller)
 }
 
-// direct is a proxy.Director.
-func (s *fleetServer) direct(ctx context.Context, method string) (grpc.ClientConnInterface, error) {
-	cert, err := callerOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	md, _ := grpcmetadata.FromIncomingContext(ctx)
-	ptype, name, err := proxy.ParseRoute(md)
-	if err != nil {
-		return nil, status.Error(codes.Unimplemented, err.Error())
-	}
-	call, ok := ctx.Value(fleetCallKey{}).(*fleetCall)
-	if !ok {
-		return nil, status.Error(codes.Internal, "the call came over no server for the fleet")
-	}
-	call.identities, call.ptype, call.name, call.method = fleet.Identities(cert), ptype, name, method
-	if !s.rules.admit(call) {
-		return nil, s.denials.deny(call.identities, ptype, name, method)
-	}
-	return connTo(ctx, s.registry, ptype, name)
-}
-
-// fleetCallKey leads to the call of a context.
-type fleetCallKey struct{}
-
-// callerOf returns the certificate with which a call came. It may have run out since the connection was made.
-func callerOf(ctx context.Context) (*x509.Certificate, error) {
+// callerOf returns who makes a call, by a certificate that may have run out since the connection was made.
+func callerOf(ctx context.Context) (identities []string, err error) {
 	from, ok := peer.FromContext(ctx)
 	if !ok {
 		return nil, status.Error(codes.Unauthenticated, "it is not known who calls")
@@ -212,11 +173,8 @@ func callerOf(ctx context.Context) (*x509.Certificate, error) {
 	if time.Now().After(cert.NotAfter) {
 		return nil, status.Error(codes.Unauthenticated, "the certificate of the caller has run out: connect anew with another one")
 	}
-	return cert, nil
+	return fleet.Identities(cert), nil
 }
-
-// maxDenialText is the greatest length of what a caller says in a denial.
-const maxDenialText = 128
 
 // denials makes denied calls known.
 type denials struct {
@@ -230,29 +188,136 @@ func newDenials(publish func(reconciler.Event), log *slog.Logger) *denials {
 }
 
 // deny makes one known and returns its status, which is the same whether there is such a plugin or not.
-func (d *denials) deny(identities []string, ptype, name, method string) error {
+func (d *denials) deny(c *fleetCall) error {
 	who := "nobody that its certificate names"
-	if len(identities) > 0 {
-		who = short(strings.Join(identities, ", "))
+	if len(c.identities) > 0 {
+		who = short(strings.Join(c.identities, ", "))
 	}
-	what := fmt.Sprintf("%s of plugin %s/%s", short(strings.TrimPrefix(method, "/")), short(ptype), short(name))
-	if first, left, _ := d.told.first(audited{who: strings.Join(identities, "\x00"), method: what}); first {
+	what := fmt.Sprintf("%s of plugin %s", short(c.method), shortName(c.plugin))
+	if first, left, _ := d.told.first(audited{who: strings.Join(c.identities, "\x00"), method: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
-		message := fmt.Sprintf("%s may not call %s", who, what)
-		if left > 0 {
-			message += fmt.Sprintf(" (%d were left out before it)", left)
-		}
-		d.publish(reconciler.Event{Time: time.Now(), Kind: EventFleetCallDenied, Message: message})
+		d.publish(reconciler.Event{
+			Time: time.Now(), Kind: EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
+		})
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)
 }
 
-// short returns text of a caller for people.
-func short(text string) string {
-	if len(text) > maxDenialText {
-		text = text[:maxDenialText] + "..."
-	}
-	return valid(strings.ToValidUTF8(text, "?"))
+// FleetAllow allows calls from other nodes. All of its parts have to match; in each, "*" alone matches everything, and else the patterns
+// are those of [path.Match]: * stands for any text without a slash.
+type FleetAllow struct {
+	// Identity is a pattern for who calls, see [fleet.Identities]. A URI is only matched by a pattern with "://", or by "*".
+	Identity string
+	// Types and Names are patterns for the type, or role, and the name of the plugin as the caller writes them.
+	Types, Names []string
+	// Methods are patterns for SERVICE/METHOD, for example csi.v1.Controller/*.
+	Methods []string
 }
 
-var errNoFleet = errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration")
+func (a FleetAllow) validate() error {
+	for _, part := range []struct {
+		key      string
+		patterns []string
+	}{{"identity", []string{a.Identity}}, {"types", a.Types}, {"names", a.Names}, {"methods", a.Methods}} {
+		if len(part.patterns) == 0 || slices.Contains(part.patterns, "") {
+			return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, part.key)
+		}
+		for _, pattern := range part.patterns {
+			if _, err := path.Match(pattern, ""); err != nil {
+				return fmt.Errorf("%s has %q, which is no pattern: %w", part.key, pattern, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (a FleetAllow) equal(other FleetAllow) bool {
+	return a.Identity == other.Identity && slices.Equal(a.Types, other.Types) && slices.Equal(a.Names, other.Names) &&
+		slices.Equal(a.Methods, other.Methods)
+}
+
+// errWithdrawn ends calls that no rule allows any more.
+var errWithdrawn = status.Error(codes.PermissionDenied,
+	"the call was ended because no rule in fleet.serve.allow of the node allows it any more")
+
+// fleetRules are the rules in force, and the calls that they let in.
+type fleetRules struct {
+	mu    sync.Mutex
+	rules []FleetAllow
+	calls map[*fleetCall]bool
+}
+
+// fleetCall is a call from another node.
+type fleetCall struct {
+	identities []string
+	plugin     patchbay.PluginName
+	method     string // SERVICE/METHOD
+	cancel     context.CancelCauseFunc
+}
+
+func newFleetRules(rules []FleetAllow) *fleetRules {
+	return &fleetRules{rules: rules, calls: map[*fleetCall]bool{}}
+}
+
+// admit says whether a call is allowed. One that is ends when no rule allows it any more, until it is done.
+func (r *fleetRules) admit(c *fleetCall) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !allowed(r.rules, c) {
+		return false
+	}
+	r.calls[c] = true
+	return true
+}
+
+func (r *fleetRules) done(c *fleetCall) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.calls, c)
+}
+
+// use puts other rules in force, and ends the calls that they do not allow.
+func (r *fleetRules) use(rules []FleetAllow) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.rules = rules
+	for c := range r.calls {
+		if !allowed(rules, c) {
+			c.cancel(errWithdrawn)
+		}
+	}
+}
+
+// allowed says whether one of the rules allows a call.
+func allowed(rules []FleetAllow, c *fleetCall) bool {
+	return slices.ContainsFunc(rules, func(a FleetAllow) bool {
+		return slices.ContainsFunc(c.identities, a.matchIdentity) && matchAny(a.Types, c.plugin.Type) && matchAny(a.Names, c.plugin.Name) &&
+			matchAny(a.Methods, c.method)
+	})
+}
+
+func (a FleetAllow) matchIdentity(identity string) bool {
+	if a.Identity == "*" {
+		return true
+	}
+	pattern := a.Identity
+	if isURI := strings.Contains(identity, "://"); isURI != strings.Contains(pattern, "://") {
+		return false
+	} else if !isURI {
+		pattern = strings.ToLower(pattern)
+	}
+	return matchAny([]string{pattern}, identity)
+}
+
+func matchAny(patterns []string, text string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		matched, err := path.Match(pattern, text)
+		return pattern == "*" || err == nil && matched
+	})
+}
+
+var (
+	errNoFleet = errors.New("this node belongs to no fleet: name the endpoints of etcd with fleet.etcd.endpoints in its configuration")
+	// errNoCertificate says that a listener has nothing to show.
+	errNoCertificate = errors.New("calls from other nodes need a certificate: name the files cert, key and ca")
+)

@@ -27,7 +27,7 @@ func TestAllowed(t *testing.T) {
 		change(&r)
 		return r
 	}
-	const method = "/csi.v1.Controller/CreateVolume"
+	const method = "csi.v1.Controller/CreateVolume"
 	for _, test := range []struct {
 		rule                FleetAllow
 		identities          string
@@ -40,24 +40,25 @@ func TestAllowed(t *testing.T) {
 		{rule, "", "csi-controller", "hostpath.csi.k8s.io", method, false},
 		{rule, "spiffe://example.com/nomad/server", "csi-node", "hostpath.csi.k8s.io", method, false},
 		{rule, "spiffe://example.com/nomad/server", "csi-controller", "other", method, false},
-		{rule, "spiffe://example.com/nomad/server", "csi-controller", "hostpath.csi.k8s.io", "/csi.v1.Node/NodeGetInfo", false},
+		{rule, "spiffe://example.com/nomad/server", "csi-controller", "hostpath.csi.k8s.io", "csi.v1.Node/NodeGetInfo", false},
 		{with(func(r *FleetAllow) { r.Identity = "*" }), "spiffe://x/y", "csi-controller", "a.csi.k8s.io", method, true},
 		{with(func(r *FleetAllow) { r.Identity = "*.Example.com" }), "node.example.com", "csi-controller", "a.csi.k8s.io", method, true},
 		{with(func(r *FleetAllow) { r.Identity = "*//*" }), "spiffe://x", "csi-controller", "a.csi.k8s.io", method, false},
 		{with(func(r *FleetAllow) { r.Identity = "*://*/*" }), "node", "csi-controller", "a.csi.k8s.io", method, false},
 		{with(func(r *FleetAllow) { r.Names = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a/b", method, true},
-		{with(func(r *FleetAllow) { r.Methods = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a.csi.k8s.io", "/x/y", true},
+		{with(func(r *FleetAllow) { r.Methods = []string{"*"} }), "spiffe://example.com/nomad/x", "csi-controller", "a.csi.k8s.io", "x/y", true},
 		{FleetAllow{Identity: "*"}, "node", "csi-controller", "a", method, false},
 	} {
 		var identities []string
 		if test.identities != "" {
 			identities = []string{"someone", test.identities}
 		}
-		if got := allowed([]FleetAllow{test.rule}, identities, test.ptype, test.name, test.method); got != test.want {
+		call := &fleetCall{identities: identities, plugin: named(test.ptype, test.name), method: test.method}
+		if got := allowed([]FleetAllow{test.rule}, call); got != test.want {
 			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
 		}
 	}
-	if allowed(nil, []string{"a"}, "T", "n", method) {
+	if allowed(nil, &fleetCall{identities: []string{"a"}, plugin: named("T", "n"), method: method}) {
 		t.Error("without rules something is allowed")
 	}
 }
@@ -93,7 +94,7 @@ func TestDenials(t *testing.T) {
 	var events []string
 	d := newDenials(func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))
 	for range 3 {
-		err := d.deny([]string{"node"}, "T", strings.Repeat("n", 1000), "/s/m")
+		err := d.deny(&fleetCall{identities: []string{"node"}, plugin: named("T", strings.Repeat("n", 1000)), method: "s/m"})
 		if status.Code(err) != codes.PermissionDenied || len(err.Error()) > 400 {
 			t.Errorf("got %v", err)
 		}
@@ -102,7 +103,7 @@ func TestDenials(t *testing.T) {
 		t.Errorf("events %q", events)
 	}
 	for i := range 2 * maxSparse {
-		_ = d.deny([]string{"node"}, "T", fmt.Sprint(i), "/s/m")
+		_ = d.deny(&fleetCall{identities: []string{"node"}, plugin: named("T", fmt.Sprint(i)), method: "s/m"})
 	}
 	if len(events) > maxSparse || len(d.told.users["node"].told) > maxSparse {
 		t.Errorf("%d events, %d remembered", len(events), len(d.told.users["node"].told))
@@ -147,7 +148,7 @@ func TestRulesCanChange(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		ended[name] = ctx
-		if !r.admit(&fleetCall{identities: []string{name}, ptype: "T", name: "n", method: "/s/m", cancel: cancel}) {
+		if !r.admit(&fleetCall{identities: []string{name}, plugin: named("T", "n"), method: "s/m", cancel: cancel}) {
 			t.Errorf("%s may not call", name)
 		}
 	}
@@ -158,8 +159,8 @@ func TestRulesCanChange(t *testing.T) {
 	if err := ended["b"].Err(); err != nil {
 		t.Errorf("b's call was ended: %v", err)
 	}
-	if r.admit(&fleetCall{identities: []string{"a"}, ptype: "T", name: "n", method: "/s/m"}) ||
-		!r.admit(&fleetCall{identities: []string{"c"}, ptype: "T", name: "n", method: "/s/m"}) {
+	if r.admit(&fleetCall{identities: []string{"a"}, plugin: named("T", "n"), method: "s/m"}) ||
+		!r.admit(&fleetCall{identities: []string{"c"}, plugin: named("T", "n"), method: "s/m"}) {
 		t.Error("the new rules are not in force")
 	}
 	before, after := Config{}, Config{}

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"connectrpc.com/connect"
 
+	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -24,24 +26,13 @@ type fleetService struct {
 
 // read returns a reader that has read the fleet.
 func (s fleetService) read(ctx context.Context) (*fleet.Reader, func(), error) {
-	waiting, cancel := context.WithTimeout(ctx, firstRead)
-	defer cancel()
-	return s.readWhile(ctx, waiting)
+	return s.readWithin(ctx, firstRead)
 }
 
-// readPatiently is read for a call that is there to wait: for nearly all of its time, so that the reason still arrives.
-func (s fleetService) readPatiently(ctx context.Context) (*fleet.Reader, func(), error) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return s.readWhile(ctx, ctx)
-	}
-	waiting, cancel := context.WithTimeout(ctx, time.Until(deadline)*9/10)
+// readWithin waits for the first list for a while, at most.
+func (s fleetService) readWithin(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
+	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	return s.readWhile(ctx, waiting)
-}
-
-// readWhile waits for the first list until waiting ends, which comes from ctx, that of the call.
-func (s fleetService) readWhile(ctx, waiting context.Context) (*fleet.Reader, func(), error) {
 	if s.member == nil {
 		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errNoFleet)
 	}
@@ -89,9 +80,9 @@ func (s fleetService) ListFleetPlugins(
 		return nil, err
 	}
 	defer release()
-	plugins := fleetPluginMessages(reader.Plugins(filterOf(request.Msg.GetFilter())))
+	plugins := each(reader.Plugins(filterOf(request.Msg.GetFilter())), fleetPluginMessage)
 	health := healthMessage(reader.Health())
-	leaders, err := s.member.calls.leaders(ctx)
+	leaders, err := s.member.leaders(ctx)
 	if err != nil && health.GetMessage() == "" {
 		health.Message = valid(err.Error())
 	}
@@ -156,7 +147,11 @@ func (s fleetService) WatchFleet(
 func (s fleetService) WaitForFleetPlugin(
 	ctx context.Context, request *connect.Request[patchbayv1.WaitForFleetPluginRequest],
 ) (*connect.Response[patchbayv1.WaitForFleetPluginResponse], error) {
-	reader, release, err := s.readPatiently(ctx)
+	patience := time.Duration(math.MaxInt64)
+	if deadline, ok := ctx.Deadline(); ok {
+		patience = time.Until(deadline) * 9 / 10 // so that the reason still arrives
+	}
+	reader, release, err := s.readWithin(ctx, patience)
 	if err != nil {
 		return nil, err
 	}
@@ -175,7 +170,7 @@ func (s fleetService) WaitForFleetPlugin(
 		}
 		return nil, err
 	}
-	return connect.NewResponse(&patchbayv1.WaitForFleetPluginResponse{Plugins: fleetPluginMessages(plugins)}), nil
+	return connect.NewResponse(&patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}), nil
 }
 
 func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {
@@ -191,19 +186,11 @@ func healthMessage(h fleet.Health) *patchbayv1.FleetHealth {
 }
 
 func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
-	message := &patchbayv1.FleetNode{
+	return &patchbayv1.FleetNode{
 		Name: n.Name, State: string(n.State), Instance: valid(n.Instance), Address: valid(n.Address), Version: valid(n.Version),
 		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), Plugins: uint32(n.Plugins), Reason: nodeReason(n.State, n.LastSeen),
+		Conditions: each(n.Conditions, func(c fleet.Condition) *patchbayv1.Condition { return conditionMessage(patchbay.Condition(c)) }),
 	}
-	for _, c := range n.Conditions {
-		status := "degraded"
-		if c.OK {
-			status = "ok"
-		}
-		message.Conditions = append(message.Conditions,
-			&patchbayv1.Condition{Name: valid(c.Name), Status: status, Message: valid(c.Message), Since: timestamp(c.Since)})
-	}
-	return message
 }
 
 // nodeReason says why a node is in its state.
@@ -226,14 +213,6 @@ func at(t time.Time) string {
 		return "at a time that is not known"
 	}
 	return "at " + t.UTC().Format(time.RFC3339)
-}
-
-func fleetPluginMessages(plugins []fleet.Plugin) []*patchbayv1.FleetPlugin {
-	messages := make([]*patchbayv1.FleetPlugin, len(plugins))
-	for i, p := range plugins {
-		messages[i] = fleetPluginMessage(p)
-	}
-	return messages
 }
 
 // markLeader says of a plugin whether its node holds its lock, that of its type or of the first of its roles that has one.

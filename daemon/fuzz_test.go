@@ -65,12 +65,11 @@ func FuzzControl(f *testing.F) {
 		live <- event(2, "A")
 		close(live)
 		c := &control{
-			source: &recorded{
+			picture: picture{launched: noneLaunched{}, source: &recorded{
 				plugins: []patchbay.PluginStatus{{Type: "A", Name: "one", State: reconciler.StateRegistered, Current: true}},
 				past:    []patchbay.Event{event(1, "A")},
 				live:    live,
-			},
-			launched: noneLaunched{},
+			}},
 			handlers: func() map[string]cache.PluginHandler { return nil },
 			reload:   func(context.Context) ([]string, error) { return nil, errors.New("nothing to reload") },
 		}

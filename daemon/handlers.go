@@ -14,11 +14,9 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
-	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // HandlerKind names what a daemon does with the plugins of a type.
@@ -45,11 +43,8 @@ type handlerNeeds struct {
 	log *slog.Logger
 	// state is the daemon's state file, in which a handler may keep what it must know after a restart.
 	state *boltstate.Store
-	// pluginDirs are the plugin directories, at least one.
-	pluginDirs []string
-	registry   *dynamicplugins.Store
-	// deviceSocketDir is Config.DeviceSocketDir.
-	deviceSocketDir string
+	// pluginDir is the first plugin directory, deviceSocketDir is Config.DeviceSocketDir.
+	pluginDir, deviceSocketDir string
 }
 
 // newHandlers makes a handler of each kind that exists.
@@ -77,15 +72,33 @@ type handlerSet struct {
 	byType map[string]cache.PluginHandler
 }
 
-// make returns a handler for a type. It is not in the set yet.
-func (s *handlerSet) make(ptype string, kind HandlerKind) (cache.PluginHandler, error) {
-	// gofail: var daemonHandler string
-	// return nil, fmt.Errorf("cannot make the %s handler of plugin type %s: %s", kind, ptype, daemonHandler)
-	h, err := newHandlers[kind](s.needs)
-	if err != nil {
-		return nil, fmt.Errorf("cannot make the %s handler of plugin type %s: %w", kind, ptype, err)
+func newHandlerSet(needs handlerNeeds) *handlerSet {
+	return &handlerSet{needs: needs, byType: map[string]cache.PluginHandler{}}
+}
+
+// changes returns new handlers for the types that have another kind of handler now, and the types that have none any more. The handlers are
+// not in the set yet.
+func (s *handlerSet) changes(was, is map[string]HandlerKind) (added map[string]cache.PluginHandler, removed []string, err error) {
+	added = map[string]cache.PluginHandler{}
+	for ptype, kind := range is {
+		if was[ptype] == kind {
+			continue
+		}
+		h, err := newHandlers[kind](s.needs)
+		// gofail: var daemonHandler string
+		// h, err = nil, errors.New(daemonHandler)
+		if err != nil {
+			err = fmt.Errorf("cannot make the %s handler of plugin type %s: %w", kind, ptype, err)
+			return nil, nil, errors.Join(err, closeHandlers(added))
+		}
+		added[ptype] = h
 	}
-	return h, nil
+	for ptype := range was {
+		if _, has := is[ptype]; !has {
+			removed = append(removed, ptype)
+		}
+	}
+	return added, removed, nil
 }
 
 // use records that h is the handler of a type now, nil for none, and returns the one before, nil if there was none.
@@ -116,20 +129,17 @@ func (s *handlerSet) all() map[string]cache.PluginHandler {
 }
 
 // close closes all handlers.
-func (s *handlerSet) close() error {
+func (s *handlerSet) close() error { return closeHandlers(s.all()) }
+
+// closeHandlers has handlers let go of what they hold. After a reload their plugins may still be being deregistered.
+func closeHandlers(handlers map[string]cache.PluginHandler) error {
 	var errs []error
-	for _, h := range s.all() {
-		errs = append(errs, closeHandler(h))
+	for _, h := range handlers {
+		if c, ok := h.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
 	}
 	return errors.Join(errs...)
-}
-
-// closeHandler has a handler let go of what it holds. After a reload its plugins may still be being deregistered.
-func closeHandler(h cache.PluginHandler) error {
-	if c, ok := h.(io.Closer); ok {
-		return c.Close()
-	}
-	return nil
 }
 
 // handlers returns the kind of handler of every type that has one.
@@ -147,44 +157,15 @@ func validateHandler(ptype string, kind HandlerKind) error {
 		return err
 	}
 	if newHandlers[kind] == nil {
-		return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind, kinds())
+		kinds := each(HandlerKinds(), func(k HandlerKind) string { return string(k) })
+		return fmt.Errorf("plugin type %s cannot have a handler of kind %q: the kinds that exist are %s", ptype, kind, strings.Join(kinds, ", "))
 	}
 	if own, known := kubeletKinds[ptype]; kind != HandlerAccept && kind != own && (known || kind == HandlerDevice) {
-		return fmt.Errorf("plugin type %s cannot have a handler of kind %s: that is for the type %s", ptype, kind, typeOf(kind))
-	}
-	return nil
-}
-
-// typeOf returns the plugin type for which a kind was made.
-func typeOf(kind HandlerKind) string {
-	for ptype, own := range kubeletKinds {
-		if own == kind {
-			return ptype
+		for made, its := range kubeletKinds {
+			if its == kind {
+				return fmt.Errorf("plugin type %s cannot have a handler of kind %s: that is for the type %s", ptype, kind, made)
+			}
 		}
 	}
-	return ""
-}
-
-// validateType checks what the configuration calls a plugin type.
-func validateType(ptype string) error {
-	if !foreign.IsType(ptype) {
-		return fmt.Errorf("%q is no plugin type: a type is not empty and has no slash, for example MyPlugin", ptype)
-	}
 	return nil
-}
-
-// validateTypeOrPlugin checks TYPE or TYPE/NAME.
-func validateTypeOrPlugin(key string) error {
-	if ptype, name, isPlugin := strings.Cut(key, "/"); ptype == "" || isPlugin && name == "" {
-		return fmt.Errorf("%q is neither a plugin type nor a plugin: write TYPE or TYPE/NAME, for example CSIPlugin/hostpath.csi.k8s.io", key)
-	}
-	return nil
-}
-
-func kinds() string {
-	var names []string
-	for _, kind := range HandlerKinds() {
-		names = append(names, string(kind))
-	}
-	return strings.Join(names, ", ")
 }

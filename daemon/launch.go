@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"connectrpc.com/connect"
 
@@ -26,11 +25,7 @@ type launched interface {
 func (c *control) ListLaunched(
 	context.Context, *connect.Request[patchbayv1.ListLaunchedRequest],
 ) (*connect.Response[patchbayv1.ListLaunchedResponse], error) {
-	response := &patchbayv1.ListLaunchedResponse{}
-	for _, s := range c.launched.Plugins() {
-		response.Plugins = append(response.Plugins, launchedMessage(s))
-	}
-	return connect.NewResponse(response), nil
+	return connect.NewResponse(&patchbayv1.ListLaunchedResponse{Plugins: each(c.launched.Plugins(), launchedMessage)}), nil
 }
 
 // LaunchPlugin implements patchbayv1connect.ControlServiceHandler.
@@ -133,8 +128,8 @@ func (c *control) launchedName(name string) (string, error) {
 	if slices.ContainsFunc(plugins, func(s launcher.Status) bool { return s.Name == name }) {
 		return name, nil
 	}
-	if ptype, pname, both := strings.Cut(name, "/"); both {
-		for _, in := range c.instances(ptype, pname) {
+	if p, both := pluginName(name); both {
+		for _, in := range c.instances(p.Type, p.Name) {
 			for _, s := range plugins {
 				if s.Socket != "" && s.Socket == in.SocketPath {
 					return s.Name, nil
@@ -142,10 +137,7 @@ func (c *control) launchedName(name string) (string, error) {
 			}
 		}
 	}
-	var known []string
-	for _, s := range plugins {
-		known = append(known, s.Name)
-	}
+	known := each(plugins, func(s launcher.Status) string { return s.Name })
 	return "", connect.NewError(connect.CodeNotFound, errors.New(
 		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(valid(name), known)))
 }

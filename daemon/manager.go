@@ -28,16 +28,10 @@ func (d *Daemon) listenControl() (net.Listener, error) {
 // listenTCP listens on an address, and waits for at most a second for whoever listens there: a daemon that was killed while it began to
 // start a process shared its listener with that one.
 func listenTCP(ctx context.Context, addr string) (net.Listener, error) {
-	const patience, pause = time.Second, 10 * time.Millisecond
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(time.Second); ; {
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
-		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) || !pause(ctx, 10*time.Millisecond) {
 			return l, err
-		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return nil, err
 		}
 	}
 }
@@ -70,15 +64,9 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 	if interval <= 0 {
 		return
 	}
-	next := time.NewTimer(0)
+	next := time.NewTicker(interval)
 	defer next.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-next.C:
-		}
-		next.Reset(interval)
+	for ctx.Err() == nil {
 		check, cancel := context.WithTimeout(ctx, interval)
 		err := runtime.Check(check)
 		cancel()
@@ -88,6 +76,10 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 		case ctx.Err() == nil:
 			d.log.Error("the daemon does not tell the service manager that it lives", "error", err)
 		}
+		select {
+		case <-ctx.Done():
+		case <-next.C:
+		}
 	}
 }
 
@@ -95,8 +87,7 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
 	ran := make(chan error, 1)
 	go func() { ran <- runtime.Run(ctx) }()
-	stopping := context.AfterFunc(ctx, func() { d.notify("STOPPING=1") })
-	defer stopping()
+	defer context.AfterFunc(ctx, func() { d.notify("STOPPING=1") })()
 	select {
 	case <-runtime.Ready():
 	case err := <-ran:
@@ -106,14 +97,6 @@ func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
 	d.log.Info("plugin directories have been searched", "plugins", plugins)
 	close(d.ready)
 	d.notify("READY=1", fmt.Sprintf("STATUS=%d plugins were there at the start.", plugins))
-	beating, stop := context.WithCancel(ctx)
-	beaten := make(chan struct{})
-	go func() {
-		defer close(beaten)
-		d.beat(beating, runtime)
-	}()
-	err := <-ran
-	stop()
-	<-beaten
-	return err
+	defer inBackground(ctx, func(ctx context.Context) { d.beat(ctx, runtime) })()
+	return <-ran
 }

@@ -1,19 +1,27 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"os"
 	"runtime"
+	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -43,55 +51,50 @@ type metrics struct {
 }
 
 func newMetrics(build Build, handled func(ptype string) bool) *metrics {
-	m := &metrics{
-		registry: prometheus.NewRegistry(),
-		handled:  handled,
-		registrations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "patchbay_registration_duration_seconds",
-			Help:    "How long attempts to register a plugin took, the first one of each from when its socket was seen, by result.",
-			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
-		}, []string{"type", "result"}),
-		events: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "patchbay_plugin_events_total",
-			Help: "Events of plugins, by kind; unreachable is the death of a registered plugin, or that it could not be registered again.",
-		}, []string{"type", "kind"}),
-		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "patchbay_refusals_total",
-			Help: "How often something was refused because it is not trusted, by reason.",
-		}, []string{"reason"}),
-		fileEventsLost: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "patchbay_file_events_lost_total",
-			Help: "How often the system lost file events of the plugin directories, which a scan makes up for.",
-		}),
-		resyncs: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "patchbay_event_resyncs_total",
-			Help: "How often a subscriber of events was too slow, lost some and had to look anew.",
-		}),
-		dispenses: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "patchbay_dispenses_total",
-			Help: "Clients of plugins and connections to them that were asked for, by outcome.",
-		}, []string{"type", "result"}),
-		connsRefused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "patchbay_connections_refused_total",
-			Help: "Connections that were closed at once because the user, or all users in total, had too many open, by socket and reason.",
-		}, []string{"socket", "reason"}),
-		rpcs: newRPCMetrics(),
-		stateWrites: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "patchbay_state_write_duration_seconds",
-			Help:    "How long changes took until they were durable in the state file, by result.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10),
-		}, []string{"result"}),
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	made := promauto.With(registry)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return made.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	info := prometheus.NewGauge(prometheus.GaugeOpts{
+	// Each bucket is four times the one before.
+	histogram := func(name, help string, first float64, labels ...string) *prometheus.HistogramVec {
+		buckets := prometheus.ExponentialBuckets(first, 4, 10)
+		return made.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+	}
+	made.NewGauge(prometheus.GaugeOpts{
 		Name:        "patchbay_build_info",
 		Help:        "The build that runs; its value is 1.",
 		ConstLabels: prometheus.Labels{"version": build.Version, "commit": build.Commit, "go_version": runtime.Version()},
-	})
-	info.Set(1)
-	m.registry.MustRegister(info, m.registrations, m.events, m.refusals, m.fileEventsLost, m.resyncs, m.dispenses, m.connsRefused,
-		m.rpcs.calls, m.rpcs.durations, m.stateWrites, collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return m
+	}).Set(1)
+	return &metrics{
+		registry: registry,
+		handled:  handled,
+		registrations: histogram("patchbay_registration_duration_seconds",
+			"How long attempts to register a plugin took, the first one of each from when its socket was seen, by result.",
+			0.0005, "type", "result"),
+		events: counter("patchbay_plugin_events_total",
+			"Events of plugins, by kind; unreachable is the death of a registered plugin, or that it could not be registered again.",
+			"type", "kind"),
+		refusals: counter("patchbay_refusals_total",
+			"How often something was refused because it is not trusted, by reason.", "reason"),
+		fileEventsLost: counter("patchbay_file_events_lost_total",
+			"How often the system lost file events of the plugin directories, which a scan makes up for.").WithLabelValues(),
+		resyncs: counter("patchbay_event_resyncs_total",
+			"How often a subscriber of events was too slow, lost some and had to look anew.").WithLabelValues(),
+		dispenses: counter("patchbay_dispenses_total",
+			"Clients of plugins and connections to them that were asked for, by outcome.", "type", "result"),
+		connsRefused: counter("patchbay_connections_refused_total",
+			"Connections that were closed at once because the user, or all users in total, had too many open, by socket and reason.",
+			"socket", "reason"),
+		rpcs: &rpcMetrics{
+			methods:   map[string]bool{},
+			calls:     counter("patchbay_plugin_rpcs_total", "Calls to plugins that have ended, by method and gRPC status code.", "method", "code"),
+			durations: histogram("patchbay_plugin_rpc_duration_seconds", "How long calls to plugins took, by method.", 0.0002, "method"),
+		},
+		stateWrites: histogram("patchbay_state_write_duration_seconds",
+			"How long changes took until they were durable in the state file, by result.", 0.0001, "result"),
+	}
 }
 
 // observer returns what has the runtime counted.
@@ -224,44 +227,152 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements [prometheus.Collector].
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
-	}
 	type group struct{ ptype, state string }
 	plugins := map[group]int{}
 	for _, s := range c.source.Plugins() {
 		plugins[group{c.metrics.typeLabel(s.Type), string(s.State)}]++
 	}
 	for g, n := range plugins {
-		gauge(pluginsDesc, float64(n), g.ptype, g.state)
+		gauge(ch, pluginsDesc, float64(n), g.ptype, g.state)
 	}
 	for _, condition := range c.source.Conditions() {
-		degraded := 0.0
-		if !condition.OK {
-			degraded = 1
-		}
-		gauge(degradedDesc, degraded, condition.Name)
+		gauge(ch, degradedDesc, oneIf(!condition.OK), condition.Name)
 	}
 	if info, err := os.Stat(c.statePath); err == nil {
-		gauge(stateSizeDesc, float64(info.Size()))
+		gauge(ch, stateSizeDesc, float64(info.Size()))
 	}
-	c.collectLaunched(ch)
-}
-
-func (c *collector) collectLaunched(ch chan<- prometheus.Metric) {
 	for _, s := range c.launched.Plugins() {
-		counter := func(d *prometheus.Desc, value uint64) {
-			ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), s.Name)
-		}
-		ch <- prometheus.MustNewConstMetric(launchedDesc, prometheus.GaugeValue, 1, s.Name, string(s.State))
-		counter(restartsDesc, uint64(max(s.Restarts, 0)))
+		gauge(ch, launchedDesc, 1, s.Name, string(s.State))
+		counter(ch, restartsDesc, uint64(max(s.Restarts, 0)), s.Name)
 		log, err := c.launched.Log(s.Name)
 		if err != nil {
 			continue // it has just left the catalogue
 		}
 		stats := log.Stats()
-		counter(logLinesDesc, stats.Lines)
-		counter(logCutDesc, stats.Cut)
-		counter(logDroppedDesc, stats.Dropped)
+		counter(ch, logLinesDesc, stats.Lines, s.Name)
+		counter(ch, logCutDesc, stats.Cut, s.Name)
+		counter(ch, logDroppedDesc, stats.Dropped, s.Name)
 	}
+}
+
+func gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, value float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+}
+
+func counter(ch chan<- prometheus.Metric, d *prometheus.Desc, value uint64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), labels...)
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// watchFleet has what the daemon does for the fleet collected; nil stands for a node of no fleet.
+func (m *metrics) watchFleet(member *fleetMember, publisher *fleet.Publisher) {
+	if member != nil {
+		m.registry.MustRegister(fleetCollector{member, publisher})
+	}
+}
+
+// fleetCollector makes the metrics of the fleet.
+type fleetCollector struct {
+	member    *fleetMember
+	publisher *fleet.Publisher
+}
+
+// Describe implements [prometheus.Collector].
+func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+
+// Collect implements [prometheus.Collector].
+func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
+	stats := c.publisher.Stats()
+	read, health := c.member.readerStats()
+	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
+	counter(ch, desc("patchbay_fleet_sessions_total", "How often etcd was found and the node published there."), stats.Sessions)
+	counter(ch, desc("patchbay_fleet_failures_total", "Connections to etcd and writes for the fleet that failed."), stats.Failures)
+	counter(ch, desc("patchbay_fleet_writes_total", "Transactions that wrote to etcd what the node publishes."), stats.Writes)
+	counter(ch, desc("patchbay_fleet_written_bytes_total", "The size of the values that were written to etcd."), stats.Bytes)
+	counter(ch, desc("patchbay_fleet_reader_lists_total", "How often the whole fleet was read from etcd."), read.Lists)
+	counter(ch, desc("patchbay_fleet_reader_watches_total", "How often a watch of the fleet began in etcd."), read.Watches)
+	counter(ch, desc("patchbay_fleet_reader_events_total", "Changes of keys of the fleet that came from etcd."), read.Events)
+	if !stats.Published.IsZero() {
+		gauge(ch, desc("patchbay_fleet_last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
+			float64(stats.Published.UnixMilli())/1000)
+	}
+	if health != nil {
+		gauge(ch, desc("patchbay_fleet_reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; "+
+			"absent while nobody asks for the fleet."), oneIf(health.Current))
+	}
+}
+
+// readerStats returns what all readers so far did, and how the present one is; nil for none.
+func (m *fleetMember) readerStats() (fleet.ReaderStats, *fleet.Health) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.reader == nil {
+		return m.closedReaders, nil
+	}
+	return m.closedReaders.Add(m.reader.Stats()), new(m.reader.Health())
+}
+
+// maxMethods bounds how many RPC methods have a label of their own: callers of a plugin choose their names, and plugins which they answer.
+const maxMethods = 256
+
+// rpcMetrics counts the calls on the shared connections to plugins. It is a [stats.Handler].
+type rpcMetrics struct {
+	calls     *prometheus.CounterVec
+	durations *prometheus.HistogramVec
+
+	mu      sync.RWMutex
+	methods map[string]bool
+}
+
+type rpcMethod struct{}
+
+// TagRPC implements [stats.Handler].
+func (m *rpcMetrics) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
+	return context.WithValue(ctx, rpcMethod{}, info.FullMethodName)
+}
+
+// HandleRPC implements [stats.Handler].
+func (m *rpcMetrics) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	end, ok := s.(*stats.End)
+	if !ok {
+		return
+	}
+	method, _ := ctx.Value(rpcMethod{}).(string)
+	code := status.Code(end.Error)
+	method = m.label(method, code)
+	m.calls.WithLabelValues(method, code.String()).Inc()
+	m.durations.WithLabelValues(method).Observe(end.EndTime.Sub(end.BeginTime).Seconds())
+}
+
+// TagConn implements [stats.Handler].
+func (m *rpcMetrics) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+// HandleConn implements [stats.Handler].
+func (m *rpcMetrics) HandleConn(context.Context, stats.ConnStats) {}
+
+// label returns the label of a method whose call ended with a code: the method, unless there are too many, or only callers have ever named
+// it.
+func (m *rpcMetrics) label(method string, code codes.Code) string {
+	m.mu.RLock()
+	known := m.methods[method]
+	m.mu.RUnlock()
+	switch {
+	case known:
+		return method
+	case code == codes.Unimplemented || !utf8.ValidString(method): // which no label may be
+		return labelOther
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.methods[method] && len(m.methods) >= maxMethods {
+		return labelOther
+	}
+	m.methods[method] = true
+	return method
 }

@@ -121,7 +121,7 @@ patchbay_plugins{state="registered",type="T"} 2
 }
 
 func TestMethodLabelsAreBounded(t *testing.T) {
-	m := newRPCMetrics()
+	m := newMetrics(Build{}, nil).rpcs
 	for _, named := range []string{"/s/none", "/s/\xff"} {
 		if got := m.label(named, codes.Unimplemented); got != labelOther {
 			t.Errorf("%q, which nobody has, has label %q", named, got)

@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
-	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 // TestControlModel drives a daemon through its control API, plugins and restarts at random, and compares what the API says with a model that

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -24,12 +27,12 @@ const (
 
 // reloads is the state of [Daemon.Reload].
 type reloads struct {
-	// begun is closed when there is a runtime, ended when there is none any more.
+	// begun is closed when there is something to reload, ended when there is nothing any more.
 	begun, ended chan struct{}
 
 	// turn makes reloads, and the end of the daemon, take turns. It is held over Config.Load, and guards what follows.
 	turn    sync.Mutex
-	runtime *patchbay.Runtime
+	running *assembly
 	current Config
 
 	// mu guards failure, and comes last.
@@ -48,11 +51,11 @@ func newReloads(config Config) *reloads {
 	}
 }
 
-// begin lets reloads act on a runtime.
-func (r *reloads) begin(runtime *patchbay.Runtime) {
+// begin lets reloads act on what runs.
+func (r *reloads) begin(running *assembly) {
 	r.turn.Lock()
 	defer r.turn.Unlock()
-	r.runtime = runtime
+	r.running = running
 	close(r.begun)
 }
 
@@ -104,6 +107,9 @@ func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 func (d *Daemon) reload() (changed []string, err error) {
 	r := d.reloads
 	next, err := d.config.Load()
+	if err == nil {
+		next, err = next.absolute()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -118,96 +124,64 @@ func (d *Daemon) reload() (changed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	added, removed, err := d.handlerChanges(r.current, next)
+	runtime, handlers := r.running.runtime, r.running.handlers
+	added, removed, err := handlers.changes(r.current.handlers(), next.handlers())
 	if err != nil {
 		return nil, err
 	}
 	// What is launched or registered from now on has to be admitted anew. If the reload fails, an answer is only asked for again.
-	if admission := r.runtime.Admission(); admission != nil {
+	if admission := runtime.Admission(); admission != nil {
 		admission.ClearCache()
 	}
 	// This comes next because it can fail; it waits for nothing.
 	if len(catalogueChanges(r.current, next)) > 0 {
-		if err := d.launch(r.runtime, next.Catalogue); err != nil {
-			for _, h := range added {
-				err = errors.Join(err, closeHandler(h))
-			}
-			return nil, fmt.Errorf("cannot change to the new catalogue: %w", err)
+		if err := d.launch(runtime, next.Catalogue); err != nil {
+			return nil, fmt.Errorf("cannot change to the new catalogue: %w", errors.Join(err, closeHandlers(added)))
 		}
 	}
 	// Nothing can fail from here on. The timeouts come first, so that what registers now has the new ones.
 	if d.config.SetLog != nil && next.Log != r.current.Log {
 		d.config.SetLog(next.Log)
 	}
-	d.guard.use(roles)
+	r.running.guard.use(roles)
 	d.fleetRules.use(next.Fleet.Serve.Allow)
 	d.timeouts.set(next.ClientTimeouts)
-	r.runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
+	runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
+	unused := map[string]cache.PluginHandler{}
 	for _, ptype := range removed {
-		r.runtime.RemoveHandler(ptype)
-		d.letGo(d.handlers.use(ptype, nil))
+		runtime.RemoveHandler(ptype)
+		unused[ptype] = handlers.use(ptype, nil)
 	}
 	for ptype, handler := range added {
-		r.runtime.AddHandler(ptype, handler)
-		d.letGo(d.handlers.use(ptype, handler))
+		runtime.AddHandler(ptype, handler)
+		unused[ptype] = handlers.use(ptype, handler)
 	}
-	r.current = next
-	r.runtime.Reconsider()
-	return changed, nil
-}
-
-// handlerChanges returns new handlers for the types that have another kind of handler now, and the types that have none any more.
-func (d *Daemon) handlerChanges(before, after Config) (added map[string]cache.PluginHandler, removed []string, err error) {
-	added = map[string]cache.PluginHandler{}
-	was, is := before.handlers(), after.handlers()
-	for ptype, kind := range is {
-		if was[ptype] == kind {
-			continue
-		}
-		h, err := d.handlers.make(ptype, kind)
-		if err != nil {
-			for _, h := range added {
-				err = errors.Join(err, closeHandler(h))
-			}
-			return nil, nil, err
-		}
-		added[ptype] = h
-	}
-	for ptype := range was {
-		if _, has := is[ptype]; !has {
-			removed = append(removed, ptype)
-		}
-	}
-	return added, removed, nil
-}
-
-// letGo closes a handler that was taken out of the runtime. Its plugins are still being deregistered: it has to bear that.
-func (d *Daemon) letGo(h cache.PluginHandler) {
-	if err := closeHandler(h); err != nil {
+	// Their plugins are still being deregistered: they have to bear that.
+	if err := closeHandlers(unused); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)
 	}
+	r.current = next
+	runtime.Reconsider()
+	return changed, nil
 }
 
 // tell makes known what became of a reload.
 func (d *Daemon) tell(changed []string, err error) {
-	r := d.reloads
+	event := reconciler.Event{Time: time.Now(), Kind: EventReloaded, Message: "the configuration was reloaded: nothing changed"}
+	condition := patchbay.Condition{Name: configuration, OK: err == nil}
 	if err != nil {
-		message := strings.ReplaceAll(err.Error(), "\n", "; ")
-		r.setFailure(patchbay.Condition{
-			Name: configuration, Since: time.Now(),
-			Message: "the configuration was not reloaded, and the one before is in force: " + message,
-		})
-		d.log.Error("configuration not reloaded", "error", message)
-		r.runtime.Publish(reconciler.Event{Time: time.Now(), Kind: EventReloadFailed, Message: message})
-		return
+		event.Kind, event.Message = EventReloadFailed, strings.ReplaceAll(err.Error(), "\n", "; ")
+		condition.Since = event.Time
+		condition.Message = "the configuration was not reloaded, and the one before is in force: " + event.Message
+		d.log.Error("configuration not reloaded", "error", event.Message)
+	} else {
+		if len(changed) > 0 {
+			event.Message = "the configuration was reloaded: " + strings.Join(changed, ", ")
+		}
+		d.log.Info("configuration reloaded", "changed", changed)
 	}
-	r.setFailure(patchbay.Condition{Name: configuration, OK: true})
-	d.log.Info("configuration reloaded", "changed", changed)
-	message := "the configuration was reloaded: nothing changed"
-	if len(changed) > 0 {
-		message = "the configuration was reloaded: " + strings.Join(changed, ", ")
-	}
-	r.runtime.Publish(reconciler.Event{Time: time.Now(), Kind: EventReloaded, Message: message})
+	d.reloads.setFailure(condition)
+	d.reloads.running.runtime.Publish(event)
 }
 
 func (r *reloads) setFailure(c patchbay.Condition) {
@@ -225,29 +199,94 @@ func (r *reloads) condition() patchbay.Condition {
 	return r.failure
 }
 
-// observed is the runtime as the daemon shows it: with a condition of the daemon's own.
-type observed struct {
-	*patchbay.Runtime
-	reloads  *reloads
-	dispense *dispense // nil if there are no stable sockets
-	state    *stateWatch
-	fleet    *fleetMember
-	files    *fileLimit
+// differences returns the keys of the configuration file, in order, whose values differ: those to which a running daemon can change, and
+// those that need a restart.
+func differences(before, after Config) (changed, restart []string) {
+	restart = differing([]part{
+		{"pluginDirs", !slices.Equal(before.PluginDirs, after.PluginDirs)},
+		{"deprecatedPluginDir", before.DeprecatedPluginDir != after.DeprecatedPluginDir},
+		{"state", before.StatePath != after.StatePath},
+		{"controlSocket", before.ControlSocket != after.ControlSocket},
+		{"dispenseDir", before.DispenseDir != after.DispenseDir},
+		{"device", before.DeviceSocketDir != after.DeviceSocketDir},
+		{"http", before.HTTPAddr != after.HTTPAddr},
+		{"unhandled", before.IgnoreUnhandled != after.IgnoreUnhandled},
+		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
+		{"trust", !before.Trust.Equal(after.Trust)},
+		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
+			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout},
+		{"tracing", before.Tracing != after.Tracing},
+		{"fleet", !before.Fleet.equal(after.Fleet)},
+		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},
+	})
+	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
+	changed = append(changed, differing([]part{
+		{"control.roles", !before.Roles.equal(after.Roles)},
+		{"fleet.serve.allow", !slices.EqualFunc(before.Fleet.Serve.Allow, after.Fleet.Serve.Allow, FleetAllow.equal)},
+		{"log.level", before.Log.Level != after.Log.Level},
+		{"log.format", before.Log.Format != after.Log.Format},
+		{"timeouts", before.Timeouts != after.Timeouts},
+	})...)
+	changed = append(changed, mapChanges("typeTimeouts.", before.TypeTimeouts, after.TypeTimeouts)...)
+	changed = append(changed, mapChanges("clientTimeouts.", before.ClientTimeouts, after.ClientTimeouts)...)
+	return append(changed, catalogueChanges(before, after)...), restart
 }
 
-// readiness is the conditions without which no plugin can be registered.
-func (o observed) readiness() []patchbay.Condition {
-	return append(o.Runtime.Conditions(), o.state.get())
+// part is one part of a configuration, by its key.
+type part struct {
+	key    string
+	differ bool
 }
 
-// Conditions are ordered by name.
-func (o observed) Conditions() []patchbay.Condition {
-	all := append([]patchbay.Condition{o.reloads.condition()}, o.readiness()...)
-	if o.dispense != nil {
-		all = append(all, o.dispense.condition())
+func differing(parts []part) (keys []string) {
+	for _, p := range parts {
+		if p.differ {
+			keys = append(keys, p.key)
+		}
 	}
-	all = append(all, o.fleet.conditions()...)
-	all = append(all, o.files.condition())
-	slices.SortFunc(all, func(a, b patchbay.Condition) int { return strings.Compare(a.Name, b.Name) })
-	return all
+	return keys
+}
+
+// mapChanges returns the keys that only one of two maps has, or with another value, each behind a prefix.
+func mapChanges[V comparable](prefix string, before, after map[string]V) []string {
+	differ := map[string]bool{}
+	for key, was := range before {
+		if is, has := after[key]; !has || is != was {
+			differ[prefix+key] = true
+		}
+	}
+	for key := range after {
+		if _, had := before[key]; !had {
+			differ[prefix+key] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(differ))
+}
+
+func catalogueChanges(before, after Config) []string {
+	changes := catalogue.Diff(before.Catalogue, after.Catalogue)
+	var keys []string
+	for _, p := range slices.Concat(changes.Added, changes.Removed, changes.Changed) {
+		keys = append(keys, "plugins."+p.Name)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// clientTimeouts are the timeouts for calls to plugins, by TYPE or TYPE/NAME. They can be replaced while they are read.
+type clientTimeouts struct {
+	byKey atomic.Pointer[map[string]time.Duration]
+}
+
+func (c *clientTimeouts) set(byKey map[string]time.Duration) { c.byKey.Store(&byKey) }
+
+// of returns the timeout for one plugin, nil for none. It is the ClientTimeout of a patchbay.Config.
+func (c *clientTimeouts) of(ptype, name string) *time.Duration {
+	byKey := *c.byKey.Load()
+	for _, key := range []string{patchbay.PluginName{Type: ptype, Name: name}.String(), ptype} {
+		if timeout, ok := byKey[key]; ok {
+			return &timeout
+		}
+	}
+	return nil
 }

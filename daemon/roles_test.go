@@ -121,8 +121,7 @@ func TestSparse(t *testing.T) {
 func TestAuditCannotBeSwitchedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
-		a := newAuditor(discard)
-		a.publish = func(e reconciler.Event) { told = append(told, e.Message) }
+		a := newAuditor(func(e reconciler.Event) { told = append(told, e.Message) }, discard)
 		user, other := &caller{peer: sock.Peer{UID: 7}}, &caller{peer: sock.Peer{UID: 77}}
 		for i := range 1000 {
 			a.called(user, fmt.Sprintf("T/made-up-%d", i), "a.B/C", false, codes.Unavailable)
@@ -178,9 +177,9 @@ func TestFleetDenialsOfOneHideNoOther(t *testing.T) {
 	var told []string
 	d := newDenials(func(e reconciler.Event) { told = append(told, e.Message) }, discard)
 	for i := range 2 * maxSparse {
-		_ = d.deny([]string{"node-a"}, "T", fmt.Sprint("made-up", i), "/a.B/C")
+		_ = d.deny(&fleetCall{identities: []string{"node-a"}, plugin: named("T", fmt.Sprint("made-up", i)), method: "a.B/C"})
 	}
-	_ = d.deny([]string{"node-b"}, "CSIPlugin", "disk", "/csi.v1.Node/NodePublishVolume")
+	_ = d.deny(&fleetCall{identities: []string{"node-b"}, plugin: named("CSIPlugin", "disk"), method: "csi.v1.Node/NodePublishVolume"})
 	if len(told) != maxSparse+1 || !strings.Contains(told[maxSparse], "node-b may not call") {
 		t.Errorf("%d are told, the last: %q", len(told), told[len(told)-1])
 	}

@@ -24,7 +24,7 @@ func TestReloadedClientTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer runtime.Registry().Shutdown()
-	d.reloads.begin(runtime)
+	d.reloads.begin(&assembly{runtime: runtime, guard: testGuard("c"), handlers: newHandlerSet(handlerNeeds{})})
 	for want := range time.Duration(2) {
 		if got := d.timeouts.of("T", "n"); got == nil || *got != want+1 {
 			t.Errorf("got %v, want %v", got, want+1)

@@ -10,83 +10,29 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
-// webSource is the daemon as the status page sees it.
-type webSource struct {
-	source   source
-	launched launched
-	fleet    *fleetMember // nil for none
+var _ web.Source = picture{}
+
+// Plugins implements [web.Source].
+func (p picture) Plugins() []*patchbayv1.Plugin { return each(p.source.Plugins(), pluginMessage) }
+
+// Launched implements [web.Source].
+func (p picture) Launched() []*patchbayv1.LaunchedPlugin {
+	return each(p.launched.Plugins(), launchedMessage)
 }
 
-var (
-	_ web.Source      = webSource{}
-	_ web.FleetSource = webSource{}
-)
-
-func (s webSource) Fleet() (web.Fleet, error) {
-	if s.fleet == nil {
-		return nil, nil //nolint:nilnil // no fleet is no error
-	}
-	reader, release, err := s.fleet.acquire()
-	if err != nil {
-		return nil, err
-	}
-	return webFleet{reader, release}, nil
+// Conditions implements [web.Source].
+func (p picture) Conditions() []*patchbayv1.Condition {
+	return each(p.source.Conditions(), conditionMessage)
 }
 
-// webFleet is the fleet as the status page sees it.
-type webFleet struct {
-	reader  *fleet.Reader
-	release func()
+// LastEvents implements [web.Source].
+func (p picture) LastEvents(n int) []*patchbayv1.Event {
+	return each(p.source.LastEvents(n), eventMessage)
 }
 
-func (f webFleet) Nodes() []*patchbayv1.FleetNode {
-	nodes := f.reader.Nodes()
-	messages := make([]*patchbayv1.FleetNode, len(nodes))
-	for i, n := range nodes {
-		messages[i] = nodeMessage(n)
-	}
-	return messages
-}
-
-func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
-	return fleetPluginMessages(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}))
-}
-
-func (f webFleet) Close() { f.release() }
-
-func (s webSource) Plugins() []*patchbayv1.Plugin {
-	statuses := s.source.Plugins()
-	plugins := make([]*patchbayv1.Plugin, len(statuses))
-	for i, status := range statuses {
-		plugins[i] = pluginMessage(status)
-	}
-	return plugins
-}
-
-func (s webSource) Launched() []*patchbayv1.LaunchedPlugin {
-	statuses := s.launched.Plugins()
-	plugins := make([]*patchbayv1.LaunchedPlugin, len(statuses))
-	for i, status := range statuses {
-		plugins[i] = launchedMessage(status)
-	}
-	return plugins
-}
-
-func (s webSource) Conditions() []*patchbayv1.Condition {
-	return conditionMessages(s.source.Conditions())
-}
-
-func (s webSource) LastEvents(n int) []*patchbayv1.Event {
-	events := s.source.LastEvents(n)
-	messages := make([]*patchbayv1.Event, len(events))
-	for i, e := range events {
-		messages[i] = eventMessage(e)
-	}
-	return messages
-}
-
-func (s webSource) Events(ctx context.Context) <-chan *patchbayv1.Event {
-	live := s.source.Events(ctx, 0)
+// Events implements [web.Source].
+func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
+	live := p.source.Events(ctx, 0)
 	messages := make(chan *patchbayv1.Event)
 	go func() { // ends with live, which ends with ctx
 		defer close(messages)
@@ -103,8 +49,9 @@ func (s webSource) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	return messages
 }
 
-func (s webSource) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
-	log, err := s.launched.Log(name)
+// Log implements [web.Source].
+func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
+	log, err := p.launched.Log(name)
 	if err != nil {
 		return nil, err
 	}
@@ -116,3 +63,29 @@ func (s webSource) Log(ctx context.Context, name string, n int) (iter.Seq[*patch
 		}
 	}, nil
 }
+
+// Fleet implements [web.Source].
+func (p picture) Fleet() (web.Fleet, error) {
+	if p.fleet == nil {
+		return nil, nil //nolint:nilnil // no fleet is no error
+	}
+	reader, release, err := p.fleet.acquire()
+	if err != nil {
+		return nil, err
+	}
+	return webFleet{reader, release}, nil
+}
+
+// webFleet is the fleet as the status page sees it.
+type webFleet struct {
+	reader  *fleet.Reader
+	release func()
+}
+
+func (f webFleet) Nodes() []*patchbayv1.FleetNode { return each(f.reader.Nodes(), nodeMessage) }
+
+func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
+	return each(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}), fleetPluginMessage)
+}
+
+func (f webFleet) Close() { f.release() }

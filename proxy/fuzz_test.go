@@ -41,13 +41,13 @@ func FuzzPeers(f *testing.F) {
 			}()
 			return client, nil
 		})
-		director := func(_ context.Context, method string) (grpc.ClientConnInterface, error) {
+		var director proxy.Director = func(_ context.Context, method string) (grpc.ClientConnInterface, error) {
 			if method == testpb.TestService_UnaryCall_FullMethodName {
 				return proxy.Named(goodConn, "good"), nil
 			}
 			return proxy.Named(bad, "bad"), nil
 		}
-		server := proxy.NewServer(proxy.Handler(director))
+		server := proxy.NewServer(t.Context(), director.Forward)
 		listener := bufconn.Listen(1 << 16)
 		served := make(chan error, 1)
 		go func() { served <- server.Serve(listener) }()

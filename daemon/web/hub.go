@@ -81,7 +81,7 @@ func (h *hub) start() {
 	stopped := make(chan struct{})
 	h.stop, h.stopped = cancel, stopped
 	events := h.source.Events(ctx)
-	fleet, err := follow(h.source)
+	fleet, err := h.source.Fleet()
 	if err != nil {
 		fleet = nil // the daemon's conditions say so
 	}

@@ -1,3 +1,8 @@
+// Package web is the status page: what a daemon's plugins do, live, for whoever may open it in a browser. It is read only, embedded in
+// the program, and needs nothing from elsewhere.
+//
+// The page gets its data as JSON over server-sent events. One goroutine follows the daemon for all viewers, and there is none without a
+// viewer. Whether a caller may see the page at all, and by which names the server is called, is decided by who serves it.
 package web
 
 import (
@@ -21,11 +26,7 @@ type Source interface {
 	// Log returns the last n records that a launched plugin printed or logged, and those that follow until ctx ends. The name is that of
 	// the catalogue. An error says that there is no such plugin.
 	Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error)
-}
-
-// FleetSource is a power that a [Source] may also have: it knows the plugins of other nodes.
-type FleetSource interface {
-	// Fleet begins to follow the fleet, until the caller closes what it returns; nil if the node belongs to none.
+	// Fleet begins to follow the plugins of other nodes, until the caller closes what it returns; nil if the node belongs to no fleet.
 	Fleet() (Fleet, error)
 }
 
@@ -35,12 +36,4 @@ type Fleet interface {
 	// Plugins returns those of one node.
 	Plugins(node string) []*patchbayv1.FleetPlugin
 	Close()
-}
-
-// follow begins to follow the fleet of a source, nil if there is none.
-func follow(source Source) (Fleet, error) {
-	if s, ok := source.(FleetSource); ok {
-		return s.Fleet()
-	}
-	return nil, nil //nolint:nilnil // no fleet is no error
 }

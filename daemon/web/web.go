@@ -4,12 +4,11 @@ import (
 	"context"
 	"embed"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"sync"
 	"time"
-
-	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 //go:embed page
@@ -56,7 +55,7 @@ func New(source Source) *Handler {
 
 // fleetPlugins answers with the plugins of one node.
 func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
-	fleet, err := follow(source)
+	fleet, err := source.Fleet()
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return
@@ -123,26 +122,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	defer out.end()
 	viewer := h.hub.join()
 	defer h.hub.leave(viewer)
-	quiet := time.NewTimer(ping)
-	defer quiet.Stop()
-	for {
-		var err error
-		select {
-		case <-r.Context().Done():
-			return
-		case <-quiet.C:
-			err = out.ping()
-		case m, ok := <-viewer:
-			if !ok {
-				return
-			}
-			err = out.send(m)
-		}
-		if err != nil {
-			return // the viewer is gone
-		}
-		quiet.Reset(ping)
-	}
+	out.relay(viewer)
 }
 
 // log answers with the log of one launched plugin.
@@ -154,13 +134,14 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 		http.Error(w, err.Error(), http.StatusNotFound)
 		return
 	}
-	lines := make(chan *patchbayv1.LogRecord)
+	messages := make(chan message, 1)
+	messages <- message{"begin", []byte("{}")}
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		defer close(lines)
+		defer close(messages)
 		for record := range records {
 			select {
-			case lines <- record:
+			case messages <- message{"record", encode(record)}:
 			case <-ctx.Done():
 				return
 			}
@@ -170,27 +151,7 @@ func (h *Handler) log(w http.ResponseWriter, r *http.Request, source Source) {
 	defer cancel()
 	out := newStream(r.Context(), w)
 	defer out.end()
-	if err := out.send(message{"begin", []byte("{}")}); err != nil {
-		return
-	}
-	quiet := time.NewTimer(ping)
-	defer quiet.Stop()
-	for {
-		var err error
-		select {
-		case <-quiet.C:
-			err = out.ping()
-		case record, ok := <-lines:
-			if !ok {
-				return
-			}
-			err = out.send(message{"record", encode(record)})
-		}
-		if err != nil {
-			return // the viewer is gone
-		}
-		quiet.Reset(ping)
-	}
+	out.relay(messages)
 }
 
 // stream is an answer of server-sent events.
@@ -214,28 +175,44 @@ func newStream(ctx context.Context, w http.ResponseWriter) stream {
 	return stream{w, control, ctx.Done(), cutShort}
 }
 
+// relay sends what comes, and pings while nothing does, until nothing more comes or the viewer is gone.
+func (s stream) relay(messages <-chan message) {
+	quiet := time.NewTimer(ping)
+	defer quiet.Stop()
+	for {
+		var err error
+		select {
+		case <-s.ended:
+			return
+		case <-quiet.C:
+			err = s.ping()
+		case m, ok := <-messages:
+			if !ok {
+				return
+			}
+			err = s.send(m)
+		}
+		if err != nil {
+			return
+		}
+		quiet.Reset(ping)
+	}
+}
+
 func (s stream) send(m message) error {
-	return s.write(func() error {
-		_, err := fmt.Fprintf(s.w, "event: %s\nretry: 1000\ndata: %s\n\n", m.event, m.data)
-		return err
-	})
+	return s.write(fmt.Sprintf("event: %s\nretry: 1000\ndata: %s\n\n", m.event, m.data))
 }
 
-func (s stream) ping() error {
-	return s.write(func() error {
-		_, err := fmt.Fprint(s.w, ":\n\n")
-		return err
-	})
-}
+func (s stream) ping() error { return s.write(":\n\n") }
 
-func (s stream) write(write func() error) error {
+func (s stream) write(text string) error {
 	_ = s.control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	select {
 	case <-s.ended: // looked at after the deadline was set, which is not the one of the end then
 		return context.Canceled
 	default:
 	}
-	if err := write(); err != nil {
+	if _, err := io.WriteString(s.w, text); err != nil {
 		return err
 	}
 	return s.control.Flush()

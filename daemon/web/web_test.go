@@ -78,6 +78,8 @@ func (s *source) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 	}, nil
 }
 
+func (*source) Fleet() (web.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is no error
+
 // set changes the plugins and tells of it.
 func (s *source) set(plugins ...*patchbayv1.Plugin) {
 	s.mu.Lock()

@@ -353,6 +353,7 @@ func (many) Plugins() []*patchbayv1.Plugin {
 func (many) Launched() []*patchbayv1.LaunchedPlugin          { return nil }
 func (many) Conditions() []*patchbayv1.Condition             { return nil }
 func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
+func (many) Fleet() (web.Fleet, error)                       { return nil, nil } //nolint:nilnil // no fleet is no error
 func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }
 func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, errors.New("nothing is launched")

@@ -21,30 +21,28 @@ import (
 // director by [CannotCall].
 type Director func(ctx context.Context, method string) (grpc.ClientConnInterface, error)
 
-// Handler returns the handler that forwards calls, for a server that has the options of [ServerOptions] and no other use for the codec.
+// Forward forwards one call to where the director leads it. It is a [Handler].
 //
 // The caller gets the status of the plugin. Where there is none, because the call could not be made or was lost with its connection, the
 // status says so and names the plugin; the code is codes.Unavailable. A call whose context ends with a cause of its own (context.Cause),
-// for example because the server stops, ends with codes.Unavailable and the text of the cause.
-func Handler(director Director) grpc.StreamHandler {
-	return func(_ any, caller grpc.ServerStream) error {
-		method, ok := grpc.MethodFromServerStream(caller)
-		if !ok {
-			return status.Error(codes.Internal, "the call has no method")
-		}
-		if isHostService(method) {
-			return status.Errorf(codes.PermissionDenied, "the services of the protobuf package \"plugin\" belong to a go-plugin plugin and its "+
-				"own host, which alone may end it: %s is not forwarded", strings.TrimPrefix(method, "/"))
-		}
-		conn, err := director(caller.Context(), method)
-		if err == nil {
-			err = forward(caller, conn, method)
-		}
-		if cause := ownCause(caller.Context()); err != nil && cause != nil {
-			return status.Error(codes.Unavailable, cause.Error())
-		}
-		return unavailableUnlessStatus(err)
+// for example because the server stops, ends with that: a gRPC status as it is, any other with codes.Unavailable.
+func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
+	method, ok := grpc.MethodFromServerStream(caller)
+	if !ok {
+		return status.Error(codes.Internal, "the call has no method")
 	}
+	if isHostService(method) {
+		return status.Errorf(codes.PermissionDenied, "the services of the protobuf package \"plugin\" belong to a go-plugin plugin and its "+
+			"own host, which alone may end it: %s is not forwarded", strings.TrimPrefix(method, "/"))
+	}
+	conn, err := d(ctx, method)
+	if err == nil {
+		err = forward(ctx, caller, conn, method)
+	}
+	if cause := ownCause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	return unavailableUnlessStatus(err)
 }
 
 // isHostService says whether a method is of the protobuf package "plugin": by such ones the host of a go-plugin plugin ends it, takes its
@@ -58,14 +56,14 @@ func isHostService(method string) bool {
 // everyStream describes a call of any kind: a unary one is a stream with one message each way.
 var everyStream = grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
 
-func forward(caller grpc.ServerStream, conn grpc.ClientConnInterface, method string) error {
+func forward(call context.Context, caller grpc.ServerStream, conn grpc.ClientConnInterface, method string) error {
 	// The cause is what went wrong at the caller's end.
-	ctx, cancel := context.WithCancelCause(caller.Context())
+	ctx, cancel := context.WithCancelCause(call)
 	defer cancel(nil)
 	md, _ := metadata.FromIncomingContext(ctx)
-	if len(md[HopsKey]) >= MaxHops {
+	if len(md[HopsKey]) >= maxHops {
 		return CannotCall(nameOf(conn), status.Errorf(codes.FailedPrecondition,
-			"the call has come through %d proxies: the endpoint of the plugin leads back to where the call came from", MaxHops))
+			"the call has come through %d proxies: the endpoint of the plugin leads back to where the call came from", maxHops))
 	}
 	options := []grpc.CallOption{
 		grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(MaxMessageSize), grpc.MaxCallSendMsgSize(MaxMessageSize),
@@ -82,7 +80,7 @@ func forward(caller grpc.ServerStream, conn grpc.ClientConnInterface, method str
 	// It ends when the caller has half-closed, or else with this call, whose end ends RecvMsg.
 	go forwardRequests(caller, plugin, cancel)
 	err = forwardResponses(caller, plugin, conn)
-	if wrong := context.Cause(ctx); err != nil && wrong != nil && caller.Context().Err() == nil {
+	if wrong := context.Cause(ctx); err != nil && wrong != nil && call.Err() == nil {
 		return wrong
 	}
 	return err

@@ -1,0 +1,190 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"connectrpc.com/connect"
+
+	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// WaitForPlugin implements patchbayv1connect.ControlServiceHandler.
+func (c *control) WaitForPlugin(
+	ctx context.Context, request *connect.Request[patchbayv1.WaitForPluginRequest],
+) (*connect.Response[patchbayv1.WaitForPluginResponse], error) {
+	ptype, name := request.Msg.GetType(), request.Msg.GetName()
+	if err := requirePlugin(ptype, name); err != nil {
+		return nil, err
+	}
+	var reached func([]patchbay.PluginStatus) (*patchbay.PluginStatus, bool)
+	switch goal := request.Msg.GetFor(); goal {
+	case patchbayv1.WaitFor_WAIT_FOR_REGISTERED:
+		reached = registered
+	case patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED:
+		reached = deregistered
+	default:
+		return nil, connect.NewError(connect.CodeInvalidArgument,
+			fmt.Errorf("the request says not what to wait for (%s): set for to WAIT_FOR_REGISTERED or WAIT_FOR_DEREGISTERED", goal))
+	}
+
+	// Subscribed to before the first look, so that no change falls between a look and the wait for the next event.
+	watching, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events := c.source.Events(watching, 0)
+	for {
+		instances := c.instances(ptype, name)
+		if status, ok := reached(instances); ok {
+			response := &patchbayv1.WaitForPluginResponse{}
+			if status != nil {
+				response.Plugin = pluginMessage(*status)
+			}
+			return connect.NewResponse(response), nil
+		}
+		if !nextEvent(ctx, events, name) {
+			return nil, waitEnded(ctx, instances)
+		}
+	}
+}
+
+// nextEvent blocks until an event concerns a plugin of that name, whatever its type and roles, or might because some were lost; false if
+// there will be none.
+func nextEvent(ctx context.Context, events <-chan patchbay.Event, name string) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case event, ok := <-events:
+			if !ok {
+				return false
+			}
+			if event.Kind == patchbay.EventResync || event.Name == name {
+				return true
+			}
+		}
+	}
+}
+
+// registered returns the instance that is current and registered.
+func registered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bool) {
+	for i := range instances {
+		if instances[i].State == reconciler.StateRegistered {
+			return &instances[i], true
+		}
+	}
+	return nil, false
+}
+
+// deregistered says whether the registry has no instance, one that is restored included, and returns the newest that is known. It is not
+// a matter of states alone: while a survivor is validated anew it stays in the registry.
+func deregistered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bool) {
+	if slices.ContainsFunc(instances, func(s patchbay.PluginStatus) bool { return s.Instance != "" }) {
+		return nil, false
+	}
+	if len(instances) == 0 {
+		return nil, true
+	}
+	return &instances[0], true
+}
+
+// waitEnded is [ended] with the state of the plugin, for those whose deadline the daemon notices before they do.
+func waitEnded(ctx context.Context, instances []patchbay.PluginStatus) error {
+	err := ended(ctx)
+	if connect.CodeOf(err) != connect.CodeDeadlineExceeded {
+		return err
+	}
+	state := "not known"
+	if len(instances) > 0 {
+		state = "in state " + string(instances[0].State)
+	}
+	return connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: the plugin is %s", state))
+}
+
+// WatchEvents implements patchbayv1connect.ControlServiceHandler.
+func (c *control) WatchEvents(
+	ctx context.Context, request *connect.Request[patchbayv1.WatchEventsRequest],
+	stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
+) error {
+	wanted := request.Msg
+	matches := func(e patchbay.Event) bool {
+		return anyOf(wanted.GetTypes(), e.Type) && anyOf(wanted.GetNames(), e.Name)
+	}
+	send := func(e patchbay.Event) error {
+		// gofail: var controlEvent string
+		// return errors.New(controlEvent)
+		return stream.Send(&patchbayv1.WatchEventsResponse{Event: eventMessage(e)})
+	}
+
+	// The new events are subscribed to before the past ones are read, so nothing falls between; what is in both is sent once.
+	var live <-chan patchbay.Event
+	if wanted.GetFollow() {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		live = c.source.Events(ctx, 0)
+		if err := stream.Send(&patchbayv1.WatchEventsResponse{}); err != nil {
+			return err
+		}
+	}
+	past := c.source.LastEvents(math.MaxInt)
+	var last uint64
+	if len(past) > 0 {
+		last = past[len(past)-1].Seq
+	}
+	for _, event := range newest(past, matches, wanted.Tail) {
+		if err := send(event); err != nil {
+			return err
+		}
+	}
+	if !wanted.GetFollow() {
+		return nil
+	}
+	return follow(ctx, live, last, func(e patchbay.Event) error {
+		if !matches(e) {
+			return nil
+		}
+		return send(e)
+	})
+}
+
+// newest returns the events that match, of them the last tail ones if tail is set.
+func newest(past []patchbay.Event, matches func(patchbay.Event) bool, tail *uint32) []patchbay.Event {
+	var matching []patchbay.Event
+	for _, event := range past {
+		if matches(event) {
+			matching = append(matching, event)
+		}
+	}
+	if tail != nil && uint64(*tail) < uint64(len(matching)) {
+		return matching[len(matching)-int(*tail):]
+	}
+	return matching
+}
+
+// follow passes on the events after the one numbered last, until ctx ends, an event is missing, or send fails.
+func follow(ctx context.Context, live <-chan patchbay.Event, last uint64, send func(patchbay.Event) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ended(ctx)
+		case event, ok := <-live:
+			switch {
+			case !ok:
+				return ended(ctx)
+			case event.Kind == patchbay.EventResync || event.Seq > last+1:
+				return connect.NewError(connect.CodeResourceExhausted,
+					errors.New("events were lost because they were read too slowly: list the plugins and watch again"))
+			case event.Seq <= last:
+				continue
+			}
+			last = event.Seq
+			if err := send(event); err != nil {
+				return err
+			}
+		}
+	}
+}
