@@ -19,9 +19,9 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// EventAudit says who did, or was denied, something on the control socket for which it does not suffice to read, and what came of it. Of
+// eventAudit says who did, or was denied, something on the control socket for which it does not suffice to read, and what came of it. Of
 // denials that are alike there is one in a minute, and of calls to plugins that are alike too; everything else is there each time.
-const EventAudit reconciler.EventKind = "audit"
+const eventAudit reconciler.EventKind = "audit"
 
 // auditor makes known who did what, as events and in the group "audit" of the log.
 type auditor struct {
@@ -116,7 +116,7 @@ func (a *auditor) tell(c *caller, level slog.Level, e entry) {
 	a.log.Log(context.Background(), level, "audit", slog.Group("audit",
 		"uid", c.peer.UID, "gid", c.peer.GID, "pid", c.peer.PID, "action", e.action, "target", e.target, "result", e.result, "why", e.why,
 		"leftOut", e.left))
-	a.publish(reconciler.Event{Time: time.Now(), Kind: EventAudit, Message: message})
+	a.publish(reconciler.Event{Time: time.Now(), Kind: eventAudit, Message: message})
 }
 
 // leftOut says of what is told sparsely how many were left out before it.
@@ -161,11 +161,7 @@ func actionOf(procedure string) string { return path.Base(procedure) }
 // targetOf returns what a request is about.
 func targetOf(request any) string {
 	switch m := request.(type) {
-	case *patchbayv1.LaunchPluginRequest:
-		return short(m.GetName())
-	case *patchbayv1.StopPluginRequest:
-		return short(m.GetName())
-	case *patchbayv1.RestartPluginRequest:
+	case interface{ GetName() string }: // a launched plugin
 		return short(m.GetName())
 	case *patchbayv1.AllocateDevicesRequest:
 		return short(m.GetResource()) + " for " + short(m.GetOwner())

@@ -1,6 +1,9 @@
 package daemon
 
-import "runtime/debug"
+import (
+	"cmp"
+	"runtime/debug"
+)
 
 // version and commit are set by the linker for releases (-ldflags "-X <package>.version=v1.2.3 -X <package>.commit=<hash>").
 var version, commit string
@@ -23,15 +26,9 @@ func ThisBuild() Build {
 }
 
 func buildOf(version, commit string, info *debug.BuildInfo) Build {
-	build := Build{Version: version, Commit: commit}
-	if build.Version == "" {
-		build.Version = info.Main.Version
-	}
+	build := Build{Version: cmp.Or(version, info.Main.Version), Commit: cmp.Or(commit, commitOf(info))}
 	if build.Version == "" || build.Version == "(devel)" {
 		build.Version = "devel"
-	}
-	if build.Commit == "" {
-		build.Commit = commitOf(info)
 	}
 	return build
 }

@@ -160,8 +160,7 @@ func (c Config) Validate() error {
 		_, err := parseHTTPAddr(c.HTTPAddr)
 		check("http", err)
 	}
-	check("tracing.endpoint", c.Tracing.check())
-	check("tracing.percent", c.Tracing.checkPercent())
+	c.Tracing.validate(check)
 	if len(c.Admission.Args) > 0 && c.Admission.Args[0] == "" {
 		check("admission.command", errors.New("the program of the admission plugin has an empty path: name a file, or no command at all"))
 	}
@@ -208,6 +207,24 @@ func (c Config) checkDispenseDir() error {
 	if length := len(c.DispenseDir); length > maxDispenseDir {
 		return fmt.Errorf("the path of dispense directory %s has %d bytes, and the paths of sockets leave room for %d: choose a shorter one",
 			c.DispenseDir, length, maxDispenseDir)
+	}
+	return nil
+}
+
+// checkPassed says what is wrong with the sockets that the service manager passed.
+func (c Config) checkPassed() error {
+	if l := c.HTTPListener; l != nil {
+		addr, ok := l.Addr().(*net.TCPAddr)
+		if !ok || !addr.IP.IsLoopback() {
+			return fmt.Errorf("cannot serve HTTP on the socket %s that the service manager passed: it must listen on a loopback address, "+
+				"for example ListenStream=127.0.0.1:8080", l.Addr())
+		}
+	}
+	if l := c.ControlListener; l != nil {
+		if _, ok := l.(*net.UnixListener); !ok {
+			return fmt.Errorf("cannot serve the control API on the socket %s that the service manager passed: use ListenStream= with a path",
+				l.Addr())
+		}
 	}
 	return nil
 }

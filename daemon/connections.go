@@ -98,6 +98,7 @@ func (c *connections) limit(l net.Listener, socket string, g *guard) net.Listene
 	return &boundedListener{l, socket, c, g}
 }
 
+// boundedListener is a [net.Listener].
 type boundedListener struct {
 	net.Listener
 	socket string
@@ -105,7 +106,6 @@ type boundedListener struct {
 	guard  *guard // nil if everybody who can connect may call
 }
 
-// Accept implements [net.Listener].
 func (l *boundedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -168,7 +168,6 @@ type heldConn struct {
 	release func()
 }
 
-// Close implements [net.Conn].
 func (c *heldConn) Close() error {
 	defer c.release()
 	return c.Conn.Close()

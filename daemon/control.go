@@ -36,7 +36,7 @@ type picture struct {
 	fleet    *fleetMember // nil if the node belongs to no fleet
 }
 
-// control answers the control API. What is documented in control.proto is not repeated here.
+// control answers the control API, as a [patchbayv1connect.ControlServiceHandler]. What is documented in control.proto is not repeated here.
 type control struct {
 	picture
 
@@ -49,7 +49,6 @@ type control struct {
 	started  time.Time
 }
 
-// GetVersion implements patchbayv1connect.ControlServiceHandler.
 func (c *control) GetVersion(
 	context.Context, *connect.Request[patchbayv1.GetVersionRequest],
 ) (*connect.Response[patchbayv1.GetVersionResponse], error) {
@@ -62,7 +61,6 @@ func (c *control) GetVersion(
 	}), nil
 }
 
-// ListPlugins implements patchbayv1connect.ControlServiceHandler.
 func (c *control) ListPlugins(
 	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
 ) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
@@ -77,7 +75,6 @@ func (c *control) ListPlugins(
 	return connect.NewResponse(response), nil
 }
 
-// GetPlugin implements patchbayv1connect.ControlServiceHandler.
 func (c *control) GetPlugin(
 	_ context.Context, request *connect.Request[patchbayv1.GetPluginRequest],
 ) (*connect.Response[patchbayv1.GetPluginResponse], error) {
@@ -99,14 +96,12 @@ func (c *control) GetPlugin(
 	return connect.NewResponse(response), nil
 }
 
-// ListRefusals implements patchbayv1connect.ControlServiceHandler.
 func (c *control) ListRefusals(
 	context.Context, *connect.Request[patchbayv1.ListRefusalsRequest],
 ) (*connect.Response[patchbayv1.ListRefusalsResponse], error) {
 	return connect.NewResponse(&patchbayv1.ListRefusalsResponse{Plugins: each(c.source.Refusals(), refusalMessage)}), nil
 }
 
-// GetConfiguration implements patchbayv1connect.ControlServiceHandler.
 func (c *control) GetConfiguration(
 	context.Context, *connect.Request[patchbayv1.GetConfigurationRequest],
 ) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
@@ -116,14 +111,12 @@ func (c *control) GetConfiguration(
 	}), nil
 }
 
-// ListConditions implements patchbayv1connect.ControlServiceHandler.
 func (c *control) ListConditions(
 	context.Context, *connect.Request[patchbayv1.ListConditionsRequest],
 ) (*connect.Response[patchbayv1.ListConditionsResponse], error) {
 	return connect.NewResponse(&patchbayv1.ListConditionsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}), nil
 }
 
-// Reload implements patchbayv1connect.ControlServiceHandler.
 func (c *control) Reload(
 	ctx context.Context, _ *connect.Request[patchbayv1.ReloadRequest],
 ) (*connect.Response[patchbayv1.ReloadResponse], error) {

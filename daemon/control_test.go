@@ -218,7 +218,7 @@ func TestEnded(t *testing.T) {
 	if err := ended(t.Context()); !errors.Is(err, errStopping) {
 		t.Errorf("a source that ran dry: got %v", err)
 	}
-	err := waitEnded(late, []patchbay.PluginStatus{{State: reconciler.StateBackoff}})
+	err := waitEnded(late, "the plugin is in state backoff")
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || !errors.As(err, new(*connect.Error)) {
 		t.Errorf("got %v", err)
 	}

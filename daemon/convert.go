@@ -26,25 +26,12 @@ var reasons = map[reconciler.State]string{
 
 func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 	return &patchbayv1.Plugin{
-		Type:         valid(s.Type),
-		Name:         valid(s.Name),
-		Version:      valid(s.Version),
-		Versions:     validAll(s.Versions),
-		State:        string(s.State),
-		Reason:       reasons[s.State],
-		Current:      s.Current,
-		Endpoint:     valid(s.Endpoint),
-		SocketPath:   valid(s.SocketPath),
-		Instance:     valid(s.Instance),
-		Source:       string(s.Source),
-		FirstSeen:    timestamp(s.FirstSeen),
-		Since:        timestamp(s.Since),
-		RegisteredAt: timestamp(s.RegisteredAt),
-		Attempts:     uint32(max(s.Attempts, 0)),
-		NextRetry:    timestamp(s.NextRetry),
-		LastError:    valid(s.LastError),
-		Roles:        validAll(s.Registration.Roles),
-		Details:      validMap(s.Registration.Details),
+		Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), Versions: validAll(s.Versions),
+		State: string(s.State), Reason: reasons[s.State], Current: s.Current, Attempts: uint32(max(s.Attempts, 0)),
+		Endpoint: valid(s.Endpoint), SocketPath: valid(s.SocketPath), Instance: valid(s.Instance), Source: string(s.Source),
+		FirstSeen: timestamp(s.FirstSeen), Since: timestamp(s.Since), RegisteredAt: timestamp(s.RegisteredAt),
+		NextRetry: timestamp(s.NextRetry), LastError: valid(s.LastError),
+		Roles: validAll(s.Registration.Roles), Details: validMap(s.Registration.Details),
 	}
 }
 
@@ -57,15 +44,8 @@ func refusalMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 
 func eventMessage(e patchbay.Event) *patchbayv1.Event {
 	return &patchbayv1.Event{
-		Seq:        e.Seq,
-		Time:       timestamp(e.Time),
-		Kind:       string(e.Kind),
-		Type:       valid(e.Type),
-		Name:       valid(e.Name),
-		Instance:   valid(e.Instance),
-		Endpoint:   valid(e.Endpoint),
-		SocketPath: valid(e.SocketPath),
-		Message:    valid(e.Message),
+		Seq: e.Seq, Time: timestamp(e.Time), Kind: string(e.Kind), Type: valid(e.Type), Name: valid(e.Name),
+		Instance: valid(e.Instance), Endpoint: valid(e.Endpoint), SocketPath: valid(e.SocketPath), Message: valid(e.Message),
 	}
 }
 

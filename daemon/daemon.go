@@ -91,7 +91,6 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer cancel()
 	d.reloads.begin(a)
 	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen)
-	defer leaveFleet()
 	control := d.serve(ctx, l, a, &parts, cancel)
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
 	stopDispense, stopStateWatch := a.seen.dispense.start(ctx), a.seen.state.start(ctx, a.runtime.Publish)
@@ -100,9 +99,53 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	stopStateWatch()
 	d.reloads.end()
 	control.endCalls()
+	leaveFleet()
 	err = errors.Join(err, parts.close())
 	d.log.Info("patchbay has stopped")
 	return err
+}
+
+// notify tells the service manager something. That it cannot be told is no reason to end.
+func (d *Daemon) notify(assignments ...string) { d.warn(d.config.Notifier.Notify(assignments...)) }
+
+// beat tells the service manager, until ctx ends, that the daemon lives, as often as it wants to hear that: when what finds and what
+// registers plugins has answered. A plugin or handler that hangs is no reason to be started again.
+func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
+	interval := d.config.Notifier.Watchdog() / 2
+	if interval <= 0 {
+		return
+	}
+	for ctx.Err() == nil {
+		next := time.Now().Add(interval)
+		check, cancel := context.WithTimeout(ctx, interval)
+		err := runtime.Check(check)
+		cancel()
+		switch {
+		case err == nil:
+			d.notify("WATCHDOG=1")
+		case ctx.Err() == nil:
+			d.log.Error("the daemon does not tell the service manager that it lives", "error", err)
+		}
+		pause(ctx, time.Until(next))
+	}
+}
+
+// run runs the runtime until ctx ends or something fails, tells the service manager of it, and returns when the runtime has ended.
+func (d *Daemon) run(ctx context.Context, runtime *patchbay.Runtime) error {
+	ran := make(chan error, 1)
+	go func() { ran <- runtime.Run(ctx) }()
+	defer context.AfterFunc(ctx, func() { d.notify("STOPPING=1") })()
+	select {
+	case <-runtime.Ready():
+	case err := <-ran:
+		return err
+	}
+	plugins := len(runtime.Plugins())
+	d.log.Info("plugin directories have been searched", "plugins", plugins)
+	close(d.ready)
+	d.notify("READY=1", fmt.Sprintf("STATUS=%d plugins were there at the start.", plugins))
+	defer inBackground(ctx, func(ctx context.Context) { d.beat(ctx, runtime) })()
+	return <-ran
 }
 
 // listening is what a daemon has before it opens its state: what may belong to another one, and what may be configured wrongly.
@@ -125,15 +168,11 @@ func (d *Daemon) listen(ctx context.Context, parts *closers) (_ *listening, err 
 	if l.http, err = d.config.listenHTTP(); err != nil {
 		return nil, err
 	}
-	if l.http != nil {
-		parts.add(func() error { _ = l.http.Close(); return nil }) // a second time if it was served
-	}
+	parts.addListener(l.http)
 	if l.fleet, err = d.config.Fleet.listen(ctx); err != nil {
 		return nil, err
 	}
-	if l.fleet != nil {
-		parts.add(func() error { _ = l.fleet.Close(); return nil }) // a second time if it was served
-	}
+	parts.addListener(l.fleet)
 	var stopTracing func() error
 	if l.traced, stopTracing, err = d.config.Tracing.start(d.config.Build); err != nil {
 		return nil, err
@@ -271,6 +310,13 @@ func (d *Daemon) warn(err error) {
 type closers []func() error
 
 func (c *closers) add(f func() error) { *c = append(*c, f) }
+
+// addListener closes a listener, which may be nil, or was closed already by who served it.
+func (c *closers) addListener(l net.Listener) {
+	if l != nil {
+		c.add(func() error { _ = l.Close(); return nil })
+	}
+}
 
 // close does it, once.
 func (c *closers) close() error {

@@ -375,7 +375,11 @@ func TestConfig(t *testing.T) {
 }
 
 func ExampleNew() {
-	_, err := daemon.New(daemon.Config{PluginDirs: []string{"/run/patchbay/plugins"}, StatePath: "/var/lib/patchbay/state.db"})
+	_, err := daemon.New(daemon.Config{
+		PluginDirs: []string{"/run/patchbay/plugins"},
+		StatePath:  "/var/lib/patchbay/state.db",
+		Handlers:   map[string]daemon.HandlerKind{"CSIPlugin": daemon.HandlerCSI, "DRAPlugin": daemon.HandlerDRA},
+	})
 	fmt.Println(err)
 	// Output: the control socket has an empty path: name a file
 }

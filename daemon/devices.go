@@ -47,7 +47,7 @@ func (c Config) checkDeviceSocketDir() error {
 	return device.CheckDirs(c.DeviceSocketDir, c.PluginDirs[0])
 }
 
-// deviceService answers for devices. What is documented in devices.proto is not repeated here.
+// deviceService answers for devices, as a [patchbayv1connect.DeviceServiceHandler]. What is documented in devices.proto is not repeated here.
 type deviceService struct {
 	handlers func() map[string]cache.PluginHandler
 }
@@ -63,7 +63,6 @@ func (s deviceService) handler() (*device.Handler, error) {
 		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
 }
 
-// ListDevices implements patchbayv1connect.DeviceServiceHandler.
 func (s deviceService) ListDevices(
 	_ context.Context, request *connect.Request[patchbayv1.ListDevicesRequest],
 ) (*connect.Response[patchbayv1.ListDevicesResponse], error) {
@@ -88,7 +87,6 @@ func (s deviceService) ListDevices(
 	return connect.NewResponse(response), nil
 }
 
-// AllocateDevices implements patchbayv1connect.DeviceServiceHandler.
 func (s deviceService) AllocateDevices(
 	ctx context.Context, request *connect.Request[patchbayv1.AllocateDevicesRequest],
 ) (*connect.Response[patchbayv1.AllocateDevicesResponse], error) {
@@ -106,7 +104,6 @@ func (s deviceService) AllocateDevices(
 	return connect.NewResponse(&patchbayv1.AllocateDevicesResponse{Allocation: allocationMessage(a)}), nil
 }
 
-// ReleaseDevices implements patchbayv1connect.DeviceServiceHandler.
 func (s deviceService) ReleaseDevices(
 	ctx context.Context, request *connect.Request[patchbayv1.ReleaseDevicesRequest],
 ) (*connect.Response[patchbayv1.ReleaseDevicesResponse], error) {
@@ -121,7 +118,6 @@ func (s deviceService) ReleaseDevices(
 	return connect.NewResponse(&patchbayv1.ReleaseDevicesResponse{Allocation: allocationMessage(a)}), nil
 }
 
-// GetPreferredDevices implements patchbayv1connect.DeviceServiceHandler.
 func (s deviceService) GetPreferredDevices(
 	ctx context.Context, request *connect.Request[patchbayv1.GetPreferredDevicesRequest],
 ) (*connect.Response[patchbayv1.GetPreferredDevicesResponse], error) {

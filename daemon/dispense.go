@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -168,35 +169,25 @@ func (d *dispense) settle(ctx context.Context, now time.Time) {
 
 // untilDue returns how long there is nothing to do.
 func (d *dispense) untilDue() time.Duration {
-	first := time.Time{}
+	first := time.Now().Add(time.Hour) // and then it looks again
 	for _, at := range d.due {
-		if first.IsZero() || at.Before(first) {
+		if at.Before(first) {
 			first = at
 		}
-	}
-	if first.IsZero() {
-		return time.Hour // and then it looks again
 	}
 	return time.Until(first)
 }
 
 // limitGone removes the socket of the plugin that went first if there are too many of those that are gone.
 func (d *dispense) limitGone(ctx context.Context) {
-	if len(d.due) <= maxGone {
-		return
-	}
-	var first patchbay.PluginName
-	gone := 0
+	var gone []patchbay.PluginName
 	for k := range d.due {
-		if d.sockets[k] == nil {
-			continue
-		}
-		if gone++; gone == 1 || d.due[k].Before(d.due[first]) {
-			first = k
+		if d.sockets[k] != nil {
+			gone = append(gone, k)
 		}
 	}
-	if gone > maxGone {
-		d.remove(ctx, first)
+	if len(gone) > maxGone {
+		d.remove(ctx, slices.MinFunc(gone, func(a, b patchbay.PluginName) int { return d.due[a].Compare(d.due[b]) }))
 	}
 }
 

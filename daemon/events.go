@@ -14,7 +14,6 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// WaitForPlugin implements patchbayv1connect.ControlServiceHandler.
 func (c *control) WaitForPlugin(
 	ctx context.Context, request *connect.Request[patchbayv1.WaitForPluginRequest],
 ) (*connect.Response[patchbayv1.WaitForPluginResponse], error) {
@@ -47,7 +46,11 @@ func (c *control) WaitForPlugin(
 			return connect.NewResponse(response), nil
 		}
 		if !nextEvent(ctx, events, name) {
-			return nil, waitEnded(ctx, instances)
+			state := "not known"
+			if len(instances) > 0 {
+				state = "in state " + string(instances[0].State)
+			}
+			return nil, waitEnded(ctx, "the plugin is "+state)
 		}
 	}
 }
@@ -72,12 +75,11 @@ func nextEvent(ctx context.Context, events <-chan patchbay.Event, name string) b
 
 // registered returns the instance that is current and registered.
 func registered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bool) {
-	for i := range instances {
-		if instances[i].State == reconciler.StateRegistered {
-			return &instances[i], true
-		}
+	i := slices.IndexFunc(instances, func(s patchbay.PluginStatus) bool { return s.State == reconciler.StateRegistered })
+	if i < 0 {
+		return nil, false
 	}
-	return nil, false
+	return &instances[i], true
 }
 
 // deregistered says whether the registry has no instance, one that is restored included, and returns the newest that is known. It is not
@@ -92,20 +94,15 @@ func deregistered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bo
 	return &instances[0], true
 }
 
-// waitEnded is [ended] with the state of the plugin, for those whose deadline the daemon notices before they do.
-func waitEnded(ctx context.Context, instances []patchbay.PluginStatus) error {
+// waitEnded is [ended] with the state of what was waited for, for those whose deadline the daemon notices before they do.
+func waitEnded(ctx context.Context, state string) error {
 	err := ended(ctx)
 	if connect.CodeOf(err) != connect.CodeDeadlineExceeded {
 		return err
 	}
-	state := "not known"
-	if len(instances) > 0 {
-		state = "in state " + string(instances[0].State)
-	}
-	return connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: the plugin is %s", state))
+	return connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: %s", state))
 }
 
-// WatchEvents implements patchbayv1connect.ControlServiceHandler.
 func (c *control) WatchEvents(
 	ctx context.Context, request *connect.Request[patchbayv1.WatchEventsRequest],
 	stream *connect.ServerStream[patchbayv1.WatchEventsResponse],

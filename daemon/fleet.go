@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,14 +59,7 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 	if c.Node != "" {
 		check("fleet.node", fleet.ValidateNode(c.Node))
 	}
-	presence, retention := c.Presence, c.Retention
-	if presence == 0 {
-		presence = fleet.DefaultPresence
-	}
-	if retention == 0 {
-		retention = fleet.DefaultRetention
-	}
-	check("fleet.presence", fleet.ValidateTimes(presence, retention))
+	check("fleet.presence", fleet.ValidateTimes(cmp.Or(c.Presence, fleet.DefaultPresence), cmp.Or(c.Retention, fleet.DefaultRetention)))
 	c.Serve.validate(check)
 	for _, ptype := range c.Exclusive {
 		check("fleet.exclusive", validateType(ptype))
@@ -238,12 +232,10 @@ func (m *fleetMember) release() {
 // fleetLocal is the node as the fleet sees it. It is a [fleet.Local].
 type fleetLocal struct{ source }
 
-// Conditions implements [fleet.Local].
 func (l fleetLocal) Conditions() []fleet.Condition {
 	return each(l.source.Conditions(), func(c patchbay.Condition) fleet.Condition { return fleet.Condition(c) })
 }
 
-// Changes implements [fleet.Local].
 func (l fleetLocal) Changes(ctx context.Context) <-chan struct{} {
 	events := l.Events(ctx, 0)
 	changes := make(chan struct{}, 1)

@@ -73,7 +73,6 @@ type guardedRegistry struct {
 	member *fleetMember
 }
 
-// Conn implements connector.
 func (r guardedRegistry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	conn, err := r.connector.Conn(ctx, ptype, name)
 	if err != nil || !slices.Contains(r.member.exclusive, ptype) {

@@ -26,8 +26,8 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// EventFleetCallDenied says that a call from another node was denied, and whose. Of those that are alike there is one in a minute.
-const EventFleetCallDenied reconciler.EventKind = "fleet-call-denied"
+// eventFleetCallDenied says that a call from another node was denied, and whose. Of those that are alike there is one in a minute.
+const eventFleetCallDenied reconciler.EventKind = "fleet-call-denied"
 
 // FleetServe says how the node and others call each other's plugins. The zero value stands for not at all.
 type FleetServe struct {
@@ -197,7 +197,7 @@ func (d *denials) deny(c *fleetCall) error {
 	if first, left, _ := d.told.first(audited{who: strings.Join(c.identities, "\x00"), method: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
 		d.publish(reconciler.Event{
-			Time: time.Now(), Kind: EventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
+			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
 		})
 	}
 	return status.Errorf(codes.PermissionDenied, "%s may not call %s: no rule in fleet.serve.allow of the node allows it", who, what)

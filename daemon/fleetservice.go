@@ -19,18 +19,13 @@ import (
 // an answer, so that they get the reason.
 const firstRead = 4 * time.Second
 
-// fleetService answers for the fleet. What is documented in fleet.proto is not repeated here.
+// fleetService answers for the fleet, as a [patchbayv1connect.FleetServiceHandler]. What is documented in fleet.proto is not repeated here.
 type fleetService struct {
 	member *fleetMember // nil if the node belongs to no fleet
 }
 
-// read returns a reader that has read the fleet.
-func (s fleetService) read(ctx context.Context) (*fleet.Reader, func(), error) {
-	return s.readWithin(ctx, firstRead)
-}
-
-// readWithin waits for the first list for a while, at most.
-func (s fleetService) readWithin(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
+// read returns a reader that has read the fleet, for whose first list it waits for a while.
+func (s fleetService) read(ctx context.Context, patience time.Duration) (*fleet.Reader, func(), error) {
 	waiting, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	if s.member == nil {
@@ -53,11 +48,10 @@ func (s fleetService) readWithin(ctx context.Context, patience time.Duration) (*
 	return reader, release, nil
 }
 
-// ListNodes implements patchbayv1connect.FleetServiceHandler.
 func (s fleetService) ListNodes(
 	ctx context.Context, request *connect.Request[patchbayv1.ListNodesRequest],
 ) (*connect.Response[patchbayv1.ListNodesResponse], error) {
-	reader, release, err := s.read(ctx)
+	reader, release, err := s.read(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
@@ -71,11 +65,10 @@ func (s fleetService) ListNodes(
 	return connect.NewResponse(response), nil
 }
 
-// ListFleetPlugins implements patchbayv1connect.FleetServiceHandler.
 func (s fleetService) ListFleetPlugins(
 	ctx context.Context, request *connect.Request[patchbayv1.ListFleetPluginsRequest],
 ) (*connect.Response[patchbayv1.ListFleetPluginsResponse], error) {
-	reader, release, err := s.read(ctx)
+	reader, release, err := s.read(ctx, firstRead)
 	if err != nil {
 		return nil, err
 	}
@@ -92,12 +85,11 @@ func (s fleetService) ListFleetPlugins(
 	return connect.NewResponse(&patchbayv1.ListFleetPluginsResponse{Plugins: plugins, Health: health}), nil
 }
 
-// WatchFleet implements patchbayv1connect.FleetServiceHandler.
 func (s fleetService) WatchFleet(
 	ctx context.Context, request *connect.Request[patchbayv1.WatchFleetRequest],
 	stream *connect.ServerStream[patchbayv1.WatchFleetResponse],
 ) error {
-	reader, release, err := s.read(ctx)
+	reader, release, err := s.read(ctx, firstRead)
 	if err != nil {
 		return err
 	}
@@ -143,7 +135,6 @@ func (s fleetService) WatchFleet(
 	return ended(ctx)
 }
 
-// WaitForFleetPlugin implements patchbayv1connect.FleetServiceHandler.
 func (s fleetService) WaitForFleetPlugin(
 	ctx context.Context, request *connect.Request[patchbayv1.WaitForFleetPluginRequest],
 ) (*connect.Response[patchbayv1.WaitForFleetPluginResponse], error) {
@@ -151,7 +142,7 @@ func (s fleetService) WaitForFleetPlugin(
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = time.Until(deadline) * 9 / 10 // so that the reason still arrives
 	}
-	reader, release, err := s.readWithin(ctx, patience)
+	reader, release, err := s.read(ctx, patience)
 	if err != nil {
 		return nil, err
 	}
@@ -164,11 +155,7 @@ func (s fleetService) WaitForFleetPlugin(
 		return len(plugins) >= count
 	})
 	if err != nil {
-		err := ended(ctx)
-		if connect.CodeOf(err) == connect.CodeDeadlineExceeded {
-			err = connect.NewError(connect.CodeDeadlineExceeded, fmt.Errorf("the time to wait is over: %d plugins match", len(plugins)))
-		}
-		return nil, err
+		return nil, waitEnded(ctx, fmt.Sprintf("%d plugins match", len(plugins)))
 	}
 	return connect.NewResponse(&patchbayv1.WaitForFleetPluginResponse{Plugins: each(plugins, fleetPluginMessage)}), nil
 }

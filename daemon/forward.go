@@ -44,39 +44,29 @@ func newForwarder(g *guard, registry connector, calls *fleetMember) http.Handler
 		}
 		held, release := g.hold(ctx, callRole)
 		defer release()
+		p, md, unrouted := routeOf(ctx)
 		reached := false // a plugin
-		err := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) {
-			conn, err := direct(ctx, registry, calls)
+		err := proxy.Director(func(ctx context.Context, _ string) (conn grpc.ClientConnInterface, err error) {
+			switch {
+			case unrouted != nil:
+				return nil, unrouted
+			case isFleetCall(md):
+				conn, err = calls.direct(md, p)
+			default:
+				conn, err = connTo(ctx, registry, p)
+			}
 			reached = err == nil
 			return conn, err
 		}).Forward(held, caller)
-		plugin, method := calledIn(caller)
+		plugin, method := "a plugin", "that it does not name"
+		if unrouted == nil {
+			called, _ := grpc.MethodFromServerStream(caller)
+			plugin, method = shortName(p), short(strings.TrimPrefix(called, "/"))
+			if isFleetCall(md) {
+				plugin += " in the fleet"
+			}
+		}
 		g.audit.called(callerIn(ctx), plugin, method, reached, status.Code(err))
 		return err
 	})
-}
-
-func direct(ctx context.Context, registry connector, calls *fleetMember) (grpc.ClientConnInterface, error) {
-	p, md, err := routeOf(ctx)
-	switch {
-	case err != nil:
-		return nil, err
-	case isFleetCall(md):
-		return calls.direct(md, p)
-	}
-	return connTo(ctx, registry, p)
-}
-
-// calledIn returns what a call calls, for people.
-func calledIn(caller grpc.ServerStream) (plugin, method string) {
-	p, md, err := routeOf(caller.Context())
-	if err != nil {
-		return "a plugin", "that it does not name"
-	}
-	method, _ = grpc.MethodFromServerStream(caller)
-	where := ""
-	if isFleetCall(md) {
-		where = " in the fleet"
-	}
-	return shortName(p) + where, short(strings.TrimPrefix(method, "/"))
 }

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -111,27 +110,6 @@ func parseHTTPAddr(addr string) (netip.AddrPort, error) {
 			"for example 127.0.0.1:8080", addr)
 	}
 	return parsed, nil
-}
-
-// listenHTTP listens where the configuration says, nil if nowhere.
-func (c Config) listenHTTP() (net.Listener, error) {
-	if c.HTTPListener != nil {
-		return c.HTTPListener, nil
-	}
-	if c.HTTPAddr == "" {
-		return nil, nil
-	}
-	addr, err := parseHTTPAddr(c.HTTPAddr)
-	if err != nil {
-		return nil, err
-	}
-	// gofail: var daemonHTTP string
-	// return nil, fmt.Errorf("cannot serve HTTP: %s; choose another address", daemonHTTP)
-	listener, err := listenTCP(context.Background(), addr.String())
-	if err != nil {
-		return nil, fmt.Errorf("cannot serve HTTP: %w; choose another address", err)
-	}
-	return listener, nil
 }
 
 // pages answer over HTTP: /livez and /readyz, /metrics for Prometheus, and the status page. Everything is read only.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 
 	"connectrpc.com/connect"
@@ -21,14 +22,12 @@ type launched interface {
 	Log(name string) (*launcher.Log, error)
 }
 
-// ListLaunched implements patchbayv1connect.ControlServiceHandler.
 func (c *control) ListLaunched(
 	context.Context, *connect.Request[patchbayv1.ListLaunchedRequest],
 ) (*connect.Response[patchbayv1.ListLaunchedResponse], error) {
 	return connect.NewResponse(&patchbayv1.ListLaunchedResponse{Plugins: each(c.launched.Plugins(), launchedMessage)}), nil
 }
 
-// LaunchPlugin implements patchbayv1connect.ControlServiceHandler.
 func (c *control) LaunchPlugin(
 	_ context.Context, request *connect.Request[patchbayv1.LaunchPluginRequest],
 ) (*connect.Response[patchbayv1.LaunchPluginResponse], error) {
@@ -39,7 +38,6 @@ func (c *control) LaunchPlugin(
 	return connect.NewResponse(&patchbayv1.LaunchPluginResponse{Plugin: now}), nil
 }
 
-// StopPlugin implements patchbayv1connect.ControlServiceHandler.
 func (c *control) StopPlugin(
 	_ context.Context, request *connect.Request[patchbayv1.StopPluginRequest],
 ) (*connect.Response[patchbayv1.StopPluginResponse], error) {
@@ -50,7 +48,6 @@ func (c *control) StopPlugin(
 	return connect.NewResponse(&patchbayv1.StopPluginResponse{Plugin: now}), nil
 }
 
-// RestartPlugin implements patchbayv1connect.ControlServiceHandler.
 func (c *control) RestartPlugin(
 	ctx context.Context, request *connect.Request[patchbayv1.RestartPluginRequest],
 ) (*connect.Response[patchbayv1.RestartPluginResponse], error) {
@@ -81,7 +78,6 @@ func (c *control) operate(name string, do func(name string) error) (*patchbayv1.
 	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // taken out of the catalogue meanwhile
 }
 
-// ReadLogs implements patchbayv1connect.ControlServiceHandler.
 func (c *control) ReadLogs(
 	ctx context.Context, request *connect.Request[patchbayv1.ReadLogsRequest], stream *connect.ServerStream[patchbayv1.ReadLogsResponse],
 ) error {
@@ -97,26 +93,27 @@ func (c *control) ReadLogs(
 	if request.Msg.Tail != nil {
 		tail = int(request.Msg.GetTail())
 	}
-	if !request.Msg.GetFollow() {
-		if tail == 0 {
-			return nil
+	var records iter.Seq[launcher.Record]
+	switch {
+	case request.Msg.GetFollow():
+		if err := stream.Send(&patchbayv1.ReadLogsResponse{}); err != nil {
+			return err
 		}
-		for _, r := range log.Tail(tail) {
-			if err := stream.Send(&patchbayv1.ReadLogsResponse{Record: recordMessage(r)}); err != nil {
-				return err
-			}
-		}
+		records = log.Follow(ctx, tail)
+	case tail == 0:
 		return nil
+	default:
+		records = slices.Values(log.Tail(tail))
 	}
-	if err := stream.Send(&patchbayv1.ReadLogsResponse{}); err != nil {
-		return err
-	}
-	for r := range log.Follow(ctx, tail) {
+	for r := range records {
 		if err := stream.Send(&patchbayv1.ReadLogsResponse{Record: recordMessage(r)}); err != nil {
 			return err
 		}
 	}
-	return ended(ctx)
+	if request.Msg.GetFollow() {
+		return ended(ctx)
+	}
+	return nil
 }
 
 // launchedName finds the launched plugin that a request names: by its name in the catalogue, or as TYPE/NAME by what it registered as.
@@ -159,15 +156,8 @@ func launchError(err error) error {
 
 func launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
-		Name:       valid(s.Name),
-		State:      string(s.State),
-		Since:      timestamp(s.Since),
-		Pid:        int64(s.PID),
-		SocketPath: valid(s.Socket),
-		Health:     s.Health,
-		Restarts:   uint32(max(s.Restarts, 0)),
-		NextStart:  timestamp(s.NextStart),
-		LastError:  valid(s.LastError),
+		Name: valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: valid(s.Socket),
+		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: valid(s.LastError),
 	}
 }
 

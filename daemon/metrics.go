@@ -189,7 +189,7 @@ type metricsSource interface {
 	Conditions() []patchbay.Condition
 }
 
-// collector makes the metrics that are states.
+// collector makes the metrics that are states. It is a [prometheus.Collector].
 type collector struct {
 	metrics   *metrics
 	source    metricsSource
@@ -216,7 +216,6 @@ var (
 		"Lines of a launched plugin above its rate limit, which were not kept.", []string{"plugin"}, nil)
 )
 
-// Describe implements [prometheus.Collector].
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		pluginsDesc, degradedDesc, stateSizeDesc, launchedDesc, restartsDesc, logLinesDesc, logCutDesc, logDroppedDesc,
@@ -225,7 +224,6 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements [prometheus.Collector].
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	type group struct{ ptype, state string }
 	plugins := map[group]int{}
@@ -277,16 +275,14 @@ func (m *metrics) watchFleet(member *fleetMember, publisher *fleet.Publisher) {
 	}
 }
 
-// fleetCollector makes the metrics of the fleet.
+// fleetCollector makes the metrics of the fleet. It is a [prometheus.Collector].
 type fleetCollector struct {
 	member    *fleetMember
 	publisher *fleet.Publisher
 }
 
-// Describe implements [prometheus.Collector].
 func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
 
-// Collect implements [prometheus.Collector].
 func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	stats := c.publisher.Stats()
 	read, health := c.member.readerStats()
@@ -332,12 +328,10 @@ type rpcMetrics struct {
 
 type rpcMethod struct{}
 
-// TagRPC implements [stats.Handler].
 func (m *rpcMetrics) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
 	return context.WithValue(ctx, rpcMethod{}, info.FullMethodName)
 }
 
-// HandleRPC implements [stats.Handler].
 func (m *rpcMetrics) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	end, ok := s.(*stats.End)
 	if !ok {
@@ -350,10 +344,8 @@ func (m *rpcMetrics) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	m.durations.WithLabelValues(method).Observe(end.EndTime.Sub(end.BeginTime).Seconds())
 }
 
-// TagConn implements [stats.Handler].
 func (m *rpcMetrics) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
-// HandleConn implements [stats.Handler].
 func (m *rpcMetrics) HandleConn(context.Context, stats.ConnStats) {}
 
 // label returns the label of a method whose call ended with a code: the method, unless there are too many, or only callers have ever named

@@ -19,10 +19,10 @@ import (
 
 // The kinds of events of the daemon itself.
 const (
-	// EventReloaded says that a reload succeeded, and what changed.
-	EventReloaded reconciler.EventKind = "reloaded"
-	// EventReloadFailed says that a reload failed and changed nothing, and why.
-	EventReloadFailed reconciler.EventKind = "reload-failed"
+	// eventReloaded says that a reload succeeded, and what changed.
+	eventReloaded reconciler.EventKind = "reloaded"
+	// eventReloadFailed says that a reload failed and changed nothing, and why.
+	eventReloadFailed reconciler.EventKind = "reload-failed"
 )
 
 // reloads is the state of [Daemon.Reload].
@@ -167,10 +167,10 @@ func (d *Daemon) reload() (changed []string, err error) {
 
 // tell makes known what became of a reload.
 func (d *Daemon) tell(changed []string, err error) {
-	event := reconciler.Event{Time: time.Now(), Kind: EventReloaded, Message: "the configuration was reloaded: nothing changed"}
+	event := reconciler.Event{Time: time.Now(), Kind: eventReloaded, Message: "the configuration was reloaded: nothing changed"}
 	condition := patchbay.Condition{Name: configuration, OK: err == nil}
 	if err != nil {
-		event.Kind, event.Message = EventReloadFailed, strings.ReplaceAll(err.Error(), "\n", "; ")
+		event.Kind, event.Message = eventReloadFailed, strings.ReplaceAll(err.Error(), "\n", "; ")
 		condition.Since = event.Time
 		condition.Message = "the configuration was not reloaded, and the one before is in force: " + event.Message
 		d.log.Error("configuration not reloaded", "error", event.Message)

@@ -108,7 +108,7 @@ func eventsOf(t *testing.T, c *client.Client, ptype, name string) []string {
 			t.Fatal(err)
 		}
 		if event.Type == ptype && event.Name == name && event.SocketPath == "" == (ptype == "") &&
-			event.Kind != string(daemon.EventAudit) {
+			event.Kind != "audit" {
 			kinds = append(kinds, event.Kind+" "+event.Message)
 		}
 	}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os/user"
@@ -111,18 +112,15 @@ func (r Roles) policy() (policy, error) {
 
 // idOf returns the number of a name that may be one itself.
 func idOf(name string, lookUp func(string) (string, error)) (uint32, error) {
-	found, err := lookUp(name)
-	if err != nil {
+	found, unknown := lookUp(name)
+	if unknown != nil {
 		found = name
 	}
-	id, notNumber := strconv.ParseUint(found, 10, 32)
-	if notNumber == nil {
-		return uint32(id), nil
+	id, err := strconv.ParseUint(found, 10, 32)
+	if err != nil {
+		return 0, cmp.Or(unknown, err) // the latter where users have no numbers
 	}
-	if err == nil {
-		err = notNumber // where users have no numbers
-	}
-	return 0, err
+	return uint32(id), nil
 }
 
 func userID(name string) (string, error) {

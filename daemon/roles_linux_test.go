@@ -175,7 +175,7 @@ func (l *lab) audited() []string {
 			}
 			return events
 		}
-		if e := response.GetEvent(); e.GetKind() == string(EventAudit) {
+		if e := response.GetEvent(); e.GetKind() == string(eventAudit) {
 			events = append(events, e.GetMessage())
 		}
 	}

@@ -8,11 +8,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 const (
@@ -89,4 +91,49 @@ func (s *server) stop() error {
 		err = errors.Join(err, fmt.Errorf("cannot go on serving %s: %w", s.name, served))
 	}
 	return err
+}
+
+// listenControl returns a listener on the control socket: the one that the service manager passed, or a new one.
+func (d *Daemon) listenControl() (net.Listener, error) {
+	if passed := d.config.ControlListener; passed != nil {
+		d.log.Info("the control socket was passed by the service manager", "controlSocket", d.config.ControlSocket)
+		return passed, nil
+	}
+	l, err := sock.Listen(d.config.ControlSocket, controlMode)
+	if err != nil {
+		return nil, advise(fmt.Errorf("cannot serve the control API: %w", err), "control socket")
+	}
+	return l, nil
+}
+
+// listenTCP listens on an address, and waits for at most a second for whoever listens there: a daemon that was killed while it began to
+// start a process shared its listener with that one.
+func listenTCP(ctx context.Context, addr string) (net.Listener, error) {
+	for end := time.Now().Add(time.Second); ; {
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) || !pause(ctx, 10*time.Millisecond) {
+			return l, err
+		}
+	}
+}
+
+// listenHTTP listens where the configuration says, nil if nowhere.
+func (c Config) listenHTTP() (net.Listener, error) {
+	if c.HTTPListener != nil {
+		return c.HTTPListener, nil
+	}
+	if c.HTTPAddr == "" {
+		return nil, nil
+	}
+	addr, err := parseHTTPAddr(c.HTTPAddr)
+	if err != nil {
+		return nil, err
+	}
+	// gofail: var daemonHTTP string
+	// return nil, fmt.Errorf("cannot serve HTTP: %s; choose another address", daemonHTTP)
+	listener, err := listenTCP(context.Background(), addr.String())
+	if err != nil {
+		return nil, fmt.Errorf("cannot serve HTTP: %w; choose another address", err)
+	}
+	return listener, nil
 }

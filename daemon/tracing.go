@@ -39,24 +39,16 @@ type Tracing struct {
 	Percent int
 }
 
-// check says what is wrong.
-func (t Tracing) check() error {
-	if t.Endpoint == "" {
-		return nil
-	}
+// validate reports what is wrong to check.
+func (t Tracing) validate(check func(field string, err error)) {
 	u, err := url.Parse(t.Endpoint)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return fmt.Errorf("%q is no URL of a collector: write http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:4317",
-			t.Endpoint)
+	if t.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		check("tracing.endpoint", fmt.Errorf(
+			"%q is no URL of a collector: write http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:4317", t.Endpoint))
 	}
-	return nil
-}
-
-func (t Tracing) checkPercent() error {
 	if t.Percent < 0 || t.Percent > 100 {
-		return fmt.Errorf("%d is no share of traces: write a number from 0 to 100", t.Percent)
+		check("tracing.percent", fmt.Errorf("%d is no share of traces: write a number from 0 to 100", t.Percent))
 	}
-	return nil
 }
 
 // start begins to send traces. The observer has the steps of registrations and the calls to plugins traced, whose context is passed on to

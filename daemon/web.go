@@ -12,25 +12,20 @@ import (
 
 var _ web.Source = picture{}
 
-// Plugins implements [web.Source].
 func (p picture) Plugins() []*patchbayv1.Plugin { return each(p.source.Plugins(), pluginMessage) }
 
-// Launched implements [web.Source].
 func (p picture) Launched() []*patchbayv1.LaunchedPlugin {
 	return each(p.launched.Plugins(), launchedMessage)
 }
 
-// Conditions implements [web.Source].
 func (p picture) Conditions() []*patchbayv1.Condition {
 	return each(p.source.Conditions(), conditionMessage)
 }
 
-// LastEvents implements [web.Source].
 func (p picture) LastEvents(n int) []*patchbayv1.Event {
 	return each(p.source.LastEvents(n), eventMessage)
 }
 
-// Events implements [web.Source].
 func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	live := p.source.Events(ctx, 0)
 	messages := make(chan *patchbayv1.Event)
@@ -49,7 +44,6 @@ func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	return messages
 }
 
-// Log implements [web.Source].
 func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	log, err := p.launched.Log(name)
 	if err != nil {
@@ -64,7 +58,6 @@ func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 	}, nil
 }
 
-// Fleet implements [web.Source].
 func (p picture) Fleet() (web.Fleet, error) {
 	if p.fleet == nil {
 		return nil, nil //nolint:nilnil // no fleet is no error
