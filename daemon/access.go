@@ -29,32 +29,61 @@ type guard struct {
 	uid   uint32
 	audit *auditor
 
-	mu     sync.Mutex
-	policy policy
-	held   map[*heldCall]bool // the calls in progress
-}
-
-// heldCall is a call that ends when its caller loses the role that it needs.
-type heldCall struct {
-	caller *caller
-	needed role
-	end    context.CancelCauseFunc
+	*inForce[policy]
 }
 
 func newGuard(socketPath string, p policy, audit *auditor) *guard {
-	return &guard{socketPath: socketPath, uid: uint32(os.Geteuid()), audit: audit, policy: p, held: map[*heldCall]bool{}}
+	return &guard{socketPath: socketPath, uid: uint32(os.Geteuid()), audit: audit, inForce: newInForce(p)}
 }
 
-// use changes who has which role, at once: a call in progress whose caller may not make it any more is ended.
-func (g *guard) use(p policy) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.policy = p
-	for call := range g.held {
-		if err := g.deny(call.caller, call.needed); err != nil {
+// inForce has rules that can change while calls are in progress: those that it lets in end when other rules deny them.
+type inForce[Rules any] struct {
+	mu    sync.Mutex
+	rules Rules
+	calls map[*ruledCall[Rules]]bool
+}
+
+type ruledCall[Rules any] struct {
+	denied func(Rules) error
+	end    context.CancelCauseFunc
+}
+
+func newInForce[Rules any](rules Rules) *inForce[Rules] {
+	return &inForce[Rules]{rules: rules, calls: map[*ruledCall[Rules]]bool{}}
+}
+
+func (f *inForce[Rules]) now() Rules {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.rules
+}
+
+// use puts other rules in force, and ends the calls that they deny, for the reason that denied returns.
+func (f *inForce[Rules]) use(rules Rules) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rules = rules
+	for call := range f.calls {
+		if err := call.denied(rules); err != nil {
 			call.end(err)
 		}
 	}
+}
+
+// letIn lets a call in until it is released, unless the rules deny it.
+func (f *inForce[Rules]) letIn(denied func(Rules) error, end context.CancelCauseFunc) (release func(), err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := denied(f.rules); err != nil {
+		return nil, err
+	}
+	call := &ruledCall[Rules]{denied, end}
+	f.calls[call] = true
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.calls, call)
+	}, nil
 }
 
 // caller is the process at the other end of a connection, as it was when it connected.
@@ -89,11 +118,7 @@ func (g *guard) connContext(ctx context.Context, conn net.Conn) context.Context 
 }
 
 // isStranger says whether a caller has no role at all.
-func (g *guard) isStranger(c *caller) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.roleOf(c) == roleNone
-}
+func (g *guard) isStranger(c *caller) bool { return g.roleOf(g.now(), c) == roleNone }
 
 func (g *guard) identify(conn net.Conn) *caller {
 	unixConn, ok := conn.(*net.UnixConn)
@@ -124,27 +149,27 @@ func isDenial(err error) bool {
 	return ok
 }
 
-// roleOf returns the role of a caller. mu is held.
-func (g *guard) roleOf(c *caller) role {
+// roleOf returns the role of a caller by a policy.
+func (g *guard) roleOf(p policy, c *caller) role {
 	if c.unknown != nil {
 		return roleNone
 	}
 	if c.peer.UID == 0 || c.peer.UID == g.uid {
 		return roleAdmin
 	}
-	found := g.policy.users[c.peer.UID]
+	found := p.users[c.peer.UID]
 	for _, gid := range c.groups {
-		found = max(found, g.policy.groups[gid])
+		found = max(found, p.groups[gid])
 		if c.socketErr == nil && gid == c.socketGroup {
-			found = max(found, g.policy.byGroup)
+			found = max(found, p.byGroup)
 		}
 	}
 	return found
 }
 
-// deny says why a caller may not make a call that needs a role; nil if it may. mu is held.
-func (g *guard) deny(c *caller, needed role) error {
-	has := g.roleOf(c)
+// deny says why by a policy a caller may not make a call that needs a role; nil if it may.
+func (g *guard) deny(p policy, c *caller, needed role) error {
+	has := g.roleOf(p, c)
 	switch {
 	case has >= needed:
 		return nil
@@ -156,7 +181,7 @@ func (g *guard) deny(c *caller, needed role) error {
 		text = fmt.Sprintf("user %d has no role on this control socket", c.peer.UID)
 	}
 	text += fmt.Sprintf(", and the call needs %s: ", needed)
-	if g.policy.byGroup >= needed && c.socketErr == nil {
+	if p.byGroup >= needed && c.socketErr == nil {
 		text += fmt.Sprintf("add the user to the socket's group %d, or ", c.socketGroup)
 	}
 	text += fmt.Sprintf("name the user or a group of theirs under control.roles.%s in the daemon's configuration", needed)
@@ -172,9 +197,7 @@ func (g *guard) deny(c *caller, needed role) error {
 // audited.
 func (g *guard) admit(request context.Context, action string, needed role) error {
 	c := callerIn(request)
-	g.mu.Lock()
-	err := g.deny(c, needed)
-	g.mu.Unlock()
+	err := g.deny(g.now(), c, needed)
 	if err != nil {
 		g.audit.denied(c, action, err)
 	}
@@ -185,17 +208,14 @@ func (g *guard) admit(request context.Context, action string, needed role) error
 // called when the call has ended.
 func (g *guard) hold(request context.Context, needed role) (_ context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(request)
-	call := &heldCall{callerIn(request), needed, cancel}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if err := g.deny(call.caller, needed); err != nil { // meanwhile
+	c := callerIn(request)
+	letGo, err := g.letIn(func(p policy) error { return g.deny(p, c, needed) }, cancel)
+	if err != nil { // meanwhile
 		cancel(err)
+		return ctx, func() {}
 	}
-	g.held[call] = true
 	return ctx, func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		delete(g.held, call)
+		letGo()
 		cancel(nil)
 	}
 }

@@ -130,7 +130,6 @@ func TestRoleOf(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g.use(p)
 			dialAs(t, path, test.uid, test.gid, test.groups...)
 			conn, err := listener.Accept()
 			if err != nil {
@@ -138,11 +137,11 @@ func TestRoleOf(t *testing.T) {
 			}
 			defer conn.Close()
 			c := g.identify(conn)
-			if got := g.roleOf(c); got != test.want {
+			if got := g.roleOf(p, c); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 			for needed := roleRead; needed <= roleAdmin; needed++ {
-				err := g.deny(c, needed)
+				err := g.deny(p, c, needed)
 				if (err == nil) != (test.want >= needed) || err != nil && !strings.Contains(err.Error(), "control.roles."+needed.String()) {
 					t.Errorf("a call that needs %s: %v", needed, err)
 				}
@@ -150,10 +149,10 @@ func TestRoleOf(t *testing.T) {
 		})
 	}
 	g := testGuard(path)
-	if c := g.identify(&net.TCPConn{}); g.roleOf(c) != roleNone || g.deny(c, roleRead) == nil {
+	if c := g.identify(&net.TCPConn{}); !g.isStranger(c) || g.deny(g.now(), c, roleRead) == nil {
 		t.Error("a connection that is no Unix socket has a role")
 	}
-	if g.deny(callerIn(t.Context()), roleRead) == nil {
+	if g.deny(g.now(), callerIn(t.Context()), roleRead) == nil {
 		t.Error("whom nobody looked at has a role")
 	}
 }

@@ -36,7 +36,8 @@ type picture struct {
 	fleet    *fleetMember // nil if the node belongs to no fleet
 }
 
-// control answers the control API, as a [patchbayv1connect.ControlServiceHandler]. What is documented in control.proto is not repeated here.
+// control answers the control API. It is a [patchbayv1connect.ControlServiceHandler]; what is documented in control.proto is not repeated
+// here.
 type control struct {
 	picture
 

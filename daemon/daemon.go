@@ -39,7 +39,7 @@ type Daemon struct {
 	// goPlugins is how the plugins of go-plugin are reached.
 	goPlugins goplugin.Connections
 	// fleetRules say who may call what from other nodes.
-	fleetRules *fleetRules
+	fleetRules *inForce[[]FleetAllow]
 }
 
 // New checks the configuration. It touches neither files nor sockets; Run does. Relative paths are those of the present working directory.
@@ -56,7 +56,7 @@ func New(config Config) (*Daemon, error) {
 		log = slog.New(slog.DiscardHandler)
 	}
 	d := &Daemon{
-		config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config), fleetRules: newFleetRules(config.Fleet.Serve.Allow),
+		config: config, log: log, ready: make(chan struct{}), reloads: newReloads(config), fleetRules: newInForce(config.Fleet.Serve.Allow),
 	}
 	d.timeouts.set(config.ClientTimeouts)
 	return d, nil

@@ -47,7 +47,8 @@ func (c Config) checkDeviceSocketDir() error {
 	return device.CheckDirs(c.DeviceSocketDir, c.PluginDirs[0])
 }
 
-// deviceService answers for devices, as a [patchbayv1connect.DeviceServiceHandler]. What is documented in devices.proto is not repeated here.
+// deviceService answers for devices. It is a [patchbayv1connect.DeviceServiceHandler]; what is documented in devices.proto is not repeated
+// here.
 type deviceService struct {
 	handlers func() map[string]cache.PluginHandler
 }

@@ -254,7 +254,10 @@ func (d *dispense) close() {
 // clear removes the sockets on which nobody accepts any more. What somebody serves, and what is no such socket, stays. For a socket whose
 // owner is dead it waits for at most a second: a process that a killed daemon had just begun to start shares its listeners for a moment.
 func (d *dispense) clear(ctx context.Context) {
-	for end := time.Now().Add(time.Second); d.clearOnce(ctx) && time.Now().Before(end) && pause(ctx, 10*time.Millisecond); {
+	for end := time.Now().Add(time.Second); d.clearOnce(ctx) && time.Now().Before(end); {
+		if !pause(ctx, 10*time.Millisecond) {
+			return
+		}
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -104,7 +103,7 @@ func (c FleetConfig) published(listener net.Listener) (string, error) {
 // fleetServer takes calls from other nodes, and forwards those that are allowed to the plugins of this node.
 type fleetServer struct {
 	registry connector
-	rules    *fleetRules
+	rules    *inForce[[]FleetAllow]
 	denials  *denials
 }
 
@@ -142,19 +141,21 @@ func (s *fleetServer) serve(ctx context.Context, listener net.Listener, c *fleet
 func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	call := &fleetCall{cancel: cancel}
-	defer s.rules.done(call)
+	release := func() {}
+	defer func() { release() }()
 	return proxy.Director(func(ctx context.Context, method string) (_ grpc.ClientConnInterface, err error) {
+		call := &fleetCall{method: strings.TrimPrefix(method, "/")}
 		if call.identities, err = callerOf(ctx); err != nil {
 			return nil, err
 		}
 		if call.plugin, _, err = routeOf(ctx); err != nil {
 			return nil, err
 		}
-		call.method = strings.TrimPrefix(method, "/")
-		if !s.rules.admit(call) {
+		letGo, err := s.rules.letIn(call.denied, cancel)
+		if err != nil {
 			return nil, s.denials.deny(call)
 		}
+		release = letGo
 		return connTo(ctx, s.registry, call.plugin)
 	}).Forward(ctx, caller)
 }
@@ -231,69 +232,26 @@ func (a FleetAllow) validate() error {
 	return nil
 }
 
-func (a FleetAllow) equal(other FleetAllow) bool {
-	return a.Identity == other.Identity && slices.Equal(a.Types, other.Types) && slices.Equal(a.Names, other.Names) &&
-		slices.Equal(a.Methods, other.Methods)
-}
-
 // errWithdrawn ends calls that no rule allows any more.
 var errWithdrawn = status.Error(codes.PermissionDenied,
 	"the call was ended because no rule in fleet.serve.allow of the node allows it any more")
-
-// fleetRules are the rules in force, and the calls that they let in.
-type fleetRules struct {
-	mu    sync.Mutex
-	rules []FleetAllow
-	calls map[*fleetCall]bool
-}
 
 // fleetCall is a call from another node.
 type fleetCall struct {
 	identities []string
 	plugin     patchbay.PluginName
 	method     string // SERVICE/METHOD
-	cancel     context.CancelCauseFunc
 }
 
-func newFleetRules(rules []FleetAllow) *fleetRules {
-	return &fleetRules{rules: rules, calls: map[*fleetCall]bool{}}
-}
-
-// admit says whether a call is allowed. One that is ends when no rule allows it any more, until it is done.
-func (r *fleetRules) admit(c *fleetCall) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !allowed(r.rules, c) {
-		return false
-	}
-	r.calls[c] = true
-	return true
-}
-
-func (r *fleetRules) done(c *fleetCall) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.calls, c)
-}
-
-// use puts other rules in force, and ends the calls that they do not allow.
-func (r *fleetRules) use(rules []FleetAllow) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.rules = rules
-	for c := range r.calls {
-		if !allowed(rules, c) {
-			c.cancel(errWithdrawn)
-		}
-	}
-}
-
-// allowed says whether one of the rules allows a call.
-func allowed(rules []FleetAllow, c *fleetCall) bool {
-	return slices.ContainsFunc(rules, func(a FleetAllow) bool {
+// denied says why none of the rules allows a call.
+func (c *fleetCall) denied(rules []FleetAllow) error {
+	if slices.ContainsFunc(rules, func(a FleetAllow) bool {
 		return slices.ContainsFunc(c.identities, a.matchIdentity) && matchAny(a.Types, c.plugin.Type) && matchAny(a.Names, c.plugin.Name) &&
 			matchAny(a.Methods, c.method)
-	})
+	}) {
+		return nil
+	}
+	return errWithdrawn
 }
 
 func (a FleetAllow) matchIdentity(identity string) bool {

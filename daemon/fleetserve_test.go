@@ -54,11 +54,11 @@ func TestAllowed(t *testing.T) {
 			identities = []string{"someone", test.identities}
 		}
 		call := &fleetCall{identities: identities, plugin: named(test.ptype, test.name), method: test.method}
-		if got := allowed([]FleetAllow{test.rule}, call); got != test.want {
+		if got := call.denied([]FleetAllow{test.rule}) == nil; got != test.want {
 			t.Errorf("%+v: %s calls %s of %s/%s: %t", test.rule, test.identities, test.method, test.ptype, test.name, got)
 		}
 	}
-	if allowed(nil, &fleetCall{identities: []string{"a"}, plugin: named("T", "n"), method: method}) {
+	if (&fleetCall{identities: []string{"a"}, plugin: named("T", "n"), method: method}).denied(nil) == nil {
 		t.Error("without rules something is allowed")
 	}
 }
@@ -143,13 +143,17 @@ func TestPublishedAddress(t *testing.T) {
 func TestRulesCanChange(t *testing.T) {
 	all := []string{"*"}
 	rule := func(identity string) FleetAllow { return FleetAllow{identity, all, all, all} }
-	r := newFleetRules([]FleetAllow{rule("a"), rule("b")})
+	r := newInForce([]FleetAllow{rule("a"), rule("b")})
+	letIn := func(name string, end context.CancelCauseFunc) error {
+		_, err := r.letIn((&fleetCall{identities: []string{name}, plugin: named("T", "n"), method: "s/m"}).denied, end)
+		return err
+	}
 	ended := map[string]context.Context{}
 	for _, name := range []string{"a", "b"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		ended[name] = ctx
-		if !r.admit(&fleetCall{identities: []string{name}, plugin: named("T", "n"), method: "s/m", cancel: cancel}) {
-			t.Errorf("%s may not call", name)
+		if err := letIn(name, cancel); err != nil {
+			t.Errorf("%s may not call: %v", name, err)
 		}
 	}
 	r.use([]FleetAllow{rule("b"), rule("c")})
@@ -159,8 +163,7 @@ func TestRulesCanChange(t *testing.T) {
 	if err := ended["b"].Err(); err != nil {
 		t.Errorf("b's call was ended: %v", err)
 	}
-	if r.admit(&fleetCall{identities: []string{"a"}, plugin: named("T", "n"), method: "s/m"}) ||
-		!r.admit(&fleetCall{identities: []string{"c"}, plugin: named("T", "n"), method: "s/m"}) {
+	if letIn("a", nil) == nil || letIn("c", nil) != nil {
 		t.Error("the new rules are not in force")
 	}
 	before, after := Config{}, Config{}

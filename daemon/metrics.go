@@ -246,10 +246,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		if err != nil {
 			continue // it has just left the catalogue
 		}
-		stats := log.Stats()
-		counter(ch, logLinesDesc, stats.Lines, s.Name)
-		counter(ch, logCutDesc, stats.Cut, s.Name)
-		counter(ch, logDroppedDesc, stats.Dropped, s.Name)
+		lines := log.Stats()
+		counter(ch, logLinesDesc, lines.Lines, s.Name)
+		counter(ch, logCutDesc, lines.Cut, s.Name)
+		counter(ch, logDroppedDesc, lines.Dropped, s.Name)
 	}
 }
 
@@ -284,19 +284,19 @@ type fleetCollector struct {
 func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
 
 func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
-	stats := c.publisher.Stats()
+	wrote := c.publisher.Stats()
 	read, health := c.member.readerStats()
 	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
-	counter(ch, desc("patchbay_fleet_sessions_total", "How often etcd was found and the node published there."), stats.Sessions)
-	counter(ch, desc("patchbay_fleet_failures_total", "Connections to etcd and writes for the fleet that failed."), stats.Failures)
-	counter(ch, desc("patchbay_fleet_writes_total", "Transactions that wrote to etcd what the node publishes."), stats.Writes)
-	counter(ch, desc("patchbay_fleet_written_bytes_total", "The size of the values that were written to etcd."), stats.Bytes)
+	counter(ch, desc("patchbay_fleet_sessions_total", "How often etcd was found and the node published there."), wrote.Sessions)
+	counter(ch, desc("patchbay_fleet_failures_total", "Connections to etcd and writes for the fleet that failed."), wrote.Failures)
+	counter(ch, desc("patchbay_fleet_writes_total", "Transactions that wrote to etcd what the node publishes."), wrote.Writes)
+	counter(ch, desc("patchbay_fleet_written_bytes_total", "The size of the values that were written to etcd."), wrote.Bytes)
 	counter(ch, desc("patchbay_fleet_reader_lists_total", "How often the whole fleet was read from etcd."), read.Lists)
 	counter(ch, desc("patchbay_fleet_reader_watches_total", "How often a watch of the fleet began in etcd."), read.Watches)
 	counter(ch, desc("patchbay_fleet_reader_events_total", "Changes of keys of the fleet that came from etcd."), read.Events)
-	if !stats.Published.IsZero() {
+	if !wrote.Published.IsZero() {
 		gauge(ch, desc("patchbay_fleet_last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
-			float64(stats.Published.UnixMilli())/1000)
+			float64(wrote.Published.UnixMilli())/1000)
 	}
 	if health != nil {
 		gauge(ch, desc("patchbay_fleet_reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; "+

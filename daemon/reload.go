@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -219,10 +220,11 @@ func differences(before, after Config) (changed, restart []string) {
 		{"fleet", !before.Fleet.equal(after.Fleet)},
 		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},
 	})
+	was, is := before.Fleet.Serve.Allow, after.Fleet.Serve.Allow
 	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
 	changed = append(changed, differing([]part{
 		{"control.roles", !before.Roles.equal(after.Roles)},
-		{"fleet.serve.allow", !slices.EqualFunc(before.Fleet.Serve.Allow, after.Fleet.Serve.Allow, FleetAllow.equal)},
+		{"fleet.serve.allow", len(was)+len(is) > 0 && !reflect.DeepEqual(was, is)},
 		{"log.level", before.Log.Level != after.Log.Level},
 		{"log.format", before.Log.Format != after.Log.Format},
 		{"timeouts", before.Timeouts != after.Timeouts},

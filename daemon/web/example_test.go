@@ -50,9 +50,12 @@ func Example() {
 	lines := bufio.NewScanner(stream.Body)
 	lines.Scan()
 	fmt.Println(lines.Text())
-	for lines.Scan() && !strings.HasPrefix(lines.Text(), "data: ") {
+	for lines.Scan() {
+		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+			fmt.Println(strings.Contains(data, `"name":"disk"`))
+			break
+		}
 	}
-	fmt.Println(strings.Contains(lines.Text(), `"name":"disk"`))
 	// Output:
 	// / 200
 	// /api/log?name=disk 404
