@@ -24,7 +24,7 @@ const (
 const unknownUser = math.MaxUint32
 
 // connections bounds how many connections callers may hold at the daemon's sockets, which cost a descriptor each even if they are idle.
-// What is beyond a bound is closed at once. A nil connections bounds nothing.
+// What is beyond a bound is closed at once.
 type connections struct {
 	self    uint32 // the user of the daemon
 	log     *slog.Logger
@@ -92,9 +92,6 @@ func (p *pool) give(uid uint32) {
 // limit returns a listener that hands out the connections of l which are within the bounds. With a guard, users without a role are
 // strangers.
 func (c *connections) limit(l net.Listener, socket string, g *guard) net.Listener {
-	if c == nil {
-		return l
-	}
 	return &boundedListener{l, socket, c, g}
 }
 

@@ -66,14 +66,12 @@ func (c *control) ListPlugins(
 	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
 ) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
 	wanted := request.Msg
-	response := &patchbayv1.ListPluginsResponse{Conditions: each(c.source.Conditions(), conditionMessage)}
-	for _, status := range c.source.Plugins() {
-		if anyOf(wanted.GetTypes(), status.Type) && anyOf(wanted.GetNames(), status.Name) &&
-			anyOf(wanted.GetStates(), string(status.State)) {
-			response.Plugins = append(response.Plugins, pluginMessage(status))
-		}
-	}
-	return connect.NewResponse(response), nil
+	plugins := slices.DeleteFunc(c.source.Plugins(), func(s patchbay.PluginStatus) bool {
+		return !anyOf(wanted.GetTypes(), s.Type) || !anyOf(wanted.GetNames(), s.Name) || !anyOf(wanted.GetStates(), string(s.State))
+	})
+	return connect.NewResponse(&patchbayv1.ListPluginsResponse{
+		Plugins: each(plugins, pluginMessage), Conditions: each(c.source.Conditions(), conditionMessage),
+	}), nil
 }
 
 func (c *control) GetPlugin(

@@ -223,3 +223,27 @@ func TestEnded(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestPathsBecomeAbsolute: what a daemon works with does not follow the working directory, and a reload knows it again.
+func TestPathsBecomeAbsolute(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	config := Config{PluginDirs: []string{"p", "/q"}, DeprecatedPluginDir: "old", StatePath: "s", ControlSocket: "c", DispenseDir: "d"}
+	d, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{dir + "/p", "/q", dir + "/old", dir + "/s", dir + "/c", dir + "/d", ""}
+	got := append(d.config.PluginDirs, d.config.DeprecatedPluginDir, d.config.StatePath, d.config.ControlSocket, d.config.DispenseDir,
+		d.config.DeviceSocketDir)
+	if diff := cmp.Diff(want, got); diff != "" || config.PluginDirs[0] != "p" {
+		t.Errorf("(-want +got, and the caller's is %q):\n%s", config.PluginDirs[0], diff)
+	}
+	again, err := config.absolute()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if changed, restart := differences(d.config, again); len(changed)+len(restart) > 0 {
+		t.Errorf("the same configuration differs in %q and %q", changed, restart)
+	}
+}

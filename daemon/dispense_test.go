@@ -69,6 +69,9 @@ type bed struct {
 	stopRun  func()
 }
 
+// manyConns has bounds that no test comes near.
+func manyConns() *connections { return newConnections(uint32(os.Geteuid()), 1<<20, nil, discard) }
+
 func newBed(t *testing.T, change func(*dispense)) *bed {
 	t.Helper()
 	tmp, err := os.MkdirTemp("", "pb")
@@ -80,7 +83,7 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 	if b.registry, err = dynamicplugins.Open(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, nil, discard)
+	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, manyConns(), discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -417,7 +420,7 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDispense(dir, registry, registry, nil, discard)
+	d, err := newDispense(dir, registry, registry, manyConns(), discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,11 +27,6 @@ func isLost(err error) bool {
 	}
 }
 
-// lost is the status of a call whose connection to name ended under it.
-func lost(err error, name string) error {
-	return status.Errorf(codes.Unavailable, "the call was lost with the connection to %s: %s", name, status.Convert(err).Message())
-}
-
 // CannotCall is the status of a call that could not be made, with the code and the details of err and a text that says what was called, for
 // example "plugin csi-node/hostpath.csi.k8s.io".
 func CannotCall(name string, err error) error {

@@ -128,7 +128,7 @@ func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn g
 		if err := plugin.RecvMsg(&m); err != nil {
 			trailer := plugin.Trailer()
 			if len(trailer) == 0 && isLost(err) {
-				return lost(err, nameOf(conn))
+				return status.Errorf(codes.Unavailable, "the call was lost with the connection to %s: %s", nameOf(conn), status.Convert(err).Message())
 			}
 			if err := checkSize(trailer, conn); err != nil {
 				return err
