@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"time"
 
@@ -234,8 +235,8 @@ func TestPathsBecomeAbsolute(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{dir + "/p", "/q", dir + "/old", dir + "/s", dir + "/c", dir + "/d", ""}
-	got := append(d.config.PluginDirs, d.config.DeprecatedPluginDir, d.config.StatePath, d.config.ControlSocket, d.config.DispenseDir,
-		d.config.DeviceSocketDir)
+	got := slices.Concat(d.config.PluginDirs, []string{d.config.DeprecatedPluginDir, d.config.StatePath, d.config.ControlSocket,
+		d.config.DispenseDir, d.config.DeviceSocketDir})
 	if diff := cmp.Diff(want, got); diff != "" || config.PluginDirs[0] != "p" {
 		t.Errorf("(-want +got, and the caller's is %q):\n%s", config.PluginDirs[0], diff)
 	}

@@ -141,8 +141,12 @@ func (s *fleetServer) serve(ctx context.Context, listener net.Listener, c *fleet
 func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	release := func() {}
-	defer func() { release() }()
+	var release func() // nil for one that was not let in
+	defer func() {
+		if release != nil {
+			release()
+		}
+	}()
 	return proxy.Director(func(ctx context.Context, method string) (_ grpc.ClientConnInterface, err error) {
 		call := &fleetCall{method: strings.TrimPrefix(method, "/")}
 		if call.identities, err = callerOf(ctx); err != nil {
@@ -151,11 +155,9 @@ func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) erro
 		if call.plugin, _, err = routeOf(ctx); err != nil {
 			return nil, err
 		}
-		letGo, err := s.rules.letIn(call.denied, cancel)
-		if err != nil {
+		if release, err = s.rules.letIn(call.denied, cancel); err != nil {
 			return nil, s.denials.deny(call)
 		}
-		release = letGo
 		return connTo(ctx, s.registry, call.plugin)
 	}).Forward(ctx, caller)
 }
