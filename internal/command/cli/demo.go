@@ -3,6 +3,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/internal/command/demo"
 )
 
@@ -24,11 +25,18 @@ It takes a few seconds and needs nothing. Afterwards, and after an interrupt at 
 // newDemoParts returns what the demo runs as processes of their own.
 func newDemoParts() []*cobra.Command {
 	return []*cobra.Command{{
-		Use:    demo.HostCommand + " PLUGIN-DIR STATE",
+		Use:    demo.HostCommand + " PLUGIN-DIR STATE CONTROL-SOCKET",
 		Hidden: true,
-		Args:   exactly(2),
+		Args:   exactly(3),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return demo.Host(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), args[0], args[1])
+			d, err := daemon.New(daemon.Config{
+				PluginDirs: args[:1], StatePath: args[1], ControlSocket: args[2],
+				Handlers: map[string]daemon.HandlerKind{demo.PluginType: daemon.HandlerAccept},
+			})
+			if err != nil {
+				return err
+			}
+			return demo.Host(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), d)
 		},
 	}, {
 		Use:    demo.PluginCommand + " NAME SOCKET VERSIONS",

@@ -1,3 +1,8 @@
+// Package demo shows the whole life of two plugins, with real processes, in a temporary directory: it is the command "patchbay demo".
+//
+// The program runs itself several times more: as a daemon ([Host]) and as plugins ([Plugin]). The first process ([Run]) starts and kills
+// the others, like an operator would, follows the daemon's events and calls the plugins through it, and tells what happens. All children
+// end when their standard input does, so none survives the first process whatever becomes of it.
 package demo
 
 import (
@@ -8,11 +13,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 )
 
-// The commands of this program that run [Host] and [Plugin]. Their arguments are those of the functions.
+// The commands of this program that run [Host], with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with its own.
 const (
 	HostCommand   = "demo-host"
 	PluginCommand = "demo-plugin"
@@ -80,19 +86,21 @@ func (s *show) say(who, format string, args ...any) {
 	fmt.Fprintf(s.out, "%6.3f s  %-7s %s\n", time.Since(s.began).Seconds(), who, fmt.Sprintf(format, args...))
 }
 
-func (s *show) startDaemon(context.Context) error {
-	d, err := startDaemon(HostCommand, s.plugins, filepath.Join(s.dir, "state.db"))
+func (s *show) startDaemon(ctx context.Context) error {
+	d, err := startDaemon(ctx, s.dir, s.plugins)
+	if d != nil {
+		s.daemon = d
+		s.children = append(s.children, d.process)
+	}
 	if err != nil {
 		return err
 	}
-	s.daemon = d
-	s.children = append(s.children, d.process)
 	s.say("daemon", "started, pid %d", d.pid())
 	return nil
 }
 
 func (s *show) startPlugin(name, file, versions string) (*process, error) {
-	p, err := startProcess(nil, PluginCommand, name, filepath.Join(s.plugins, file), versions)
+	p, err := startProcess(s.dir, io.Discard, PluginCommand, name, filepath.Join(s.plugins, file), versions)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +130,7 @@ func (s *show) registered(ctx context.Context, name string) (instance string, er
 	if err != nil {
 		return "", err
 	}
-	s.say("daemon", "registered %s/%s, instance %s", pluginType, name, e.Instance)
+	s.say("daemon", "registered %s/%s, instance %s", PluginType, name, e.Instance)
 	return e.Instance, nil
 }
 
@@ -140,12 +148,17 @@ func (s *show) startPlugins(ctx context.Context) (err error) {
 	return err
 }
 
-// call has the daemon dispense a client for a plugin and call it.
+// call calls a plugin through the daemon.
 func (s *show) call(ctx context.Context, name, version string) error {
-	if _, err := s.daemon.ask(ctx, "call", name, version); err != nil {
+	conn, err := s.daemon.client.Conn(PluginType, name)
+	if err != nil {
 		return err
 	}
-	s.say("daemon", "dispensed a client for %s and called %s GetExampleInfo: answered", name, version)
+	defer conn.Close()
+	if err := callExample(ctx, conn, version); err != nil {
+		return fmt.Errorf("cannot call %s: %w", name, err)
+	}
+	s.say("demo", "reached %s through the daemon and called %s GetExampleInfo: answered", name, version)
 	return nil
 }
 
@@ -155,19 +168,38 @@ func (s *show) callPlugins(ctx context.Context) error {
 
 // upgrade replaces alpha by a second instance while it is called without pause.
 func (s *show) upgrade(ctx context.Context) error {
-	if _, err := s.daemon.ask(ctx, "begin", "alpha", "v1beta1"); err != nil {
-		return err
-	}
-	s.say("daemon", "calls alpha over and over")
-	if err := s.replaceAlpha(ctx); err != nil {
-		return err
-	}
-	calls, err := s.daemon.ask(ctx, "end")
+	conn, err := s.daemon.client.Conn(PluginType, "alpha")
 	if err != nil {
-		return fmt.Errorf("%d of %d calls failed during the upgrade: %w", calls.Failed, calls.Calls, err)
+		return err
 	}
-	s.upgradeCalls = calls.Calls
-	s.say("daemon", "made %d calls during the upgrade, %d failed", calls.Calls, calls.Failed)
+	defer conn.Close()
+	calling, stop := context.WithCancel(ctx)
+	var caller sync.WaitGroup
+	var failed int
+	var last error
+	caller.Go(func() {
+		for calling.Err() == nil {
+			err := callExample(calling, conn, "v1beta1")
+			if calling.Err() != nil {
+				return
+			}
+			s.upgradeCalls++
+			if err != nil {
+				failed, last = failed+1, err
+			}
+		}
+	})
+	s.say("demo", "calls alpha over and over")
+	err = s.replaceAlpha(ctx)
+	stop()
+	caller.Wait()
+	if err != nil {
+		return err
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d calls failed during the upgrade: %w", failed, s.upgradeCalls, last)
+	}
+	s.say("demo", "made %d calls during the upgrade, %d failed", s.upgradeCalls, failed)
 	return nil
 }
 
