@@ -1,12 +1,14 @@
 package dyncall
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -42,52 +44,22 @@ func Builtin() *Schema {
 	return s
 }
 
-// builtinService returns the service of that name, or nil.
-func builtinService(name protoreflect.FullName) protoreflect.ServiceDescriptor {
-	services := Builtin().services
-	i := slices.IndexFunc(services, func(s protoreflect.ServiceDescriptor) bool { return s.FullName() == name })
-	if i < 0 {
-		return nil
-	}
-	return services[i]
-}
-
 // draV1beta1 returns the file of DRA v1beta1. It is that of v1 but for its package and the newer field share_id. The Go package of v1beta1
 // converts between the two, for which it needs a good part of Kubernetes, and is not imported therefore.
 var draV1beta1 = sync.OnceValue(func() protoreflect.FileDescriptor {
-	const v1, v1beta1 = "k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1"
-	file := protodesc.ToFileDescriptorProto(drav1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_v1_api_proto)
+	text := prototext.Format(protodesc.ToFileDescriptorProto(drav1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_v1_api_proto))
+	text = strings.ReplaceAll(text, "k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
+	file := &descriptorpb.FileDescriptorProto{}
+	err := prototext.Unmarshal([]byte(text), file)
 	file.Name = proto.String("k8s.io/kubelet/pkg/apis/dra/v1beta1/api.proto")
-	file.Package = proto.String(v1beta1)
-	rename := func(name *string) {
-		if name != nil {
-			*name = strings.Replace(*name, "."+v1+".", "."+v1beta1+".", 1)
-		}
-	}
-	for _, service := range file.GetService() {
-		for _, m := range service.GetMethod() {
-			rename(m.InputType)
-			rename(m.OutputType)
-		}
-	}
-	var inMessage func(*descriptorpb.DescriptorProto)
-	inMessage = func(m *descriptorpb.DescriptorProto) {
+	for _, m := range file.GetMessageType() {
 		if m.GetName() == "Device" {
 			m.Field = slices.DeleteFunc(m.Field, func(f *descriptorpb.FieldDescriptorProto) bool { return f.GetName() == "share_id" })
 			m.OneofDecl = nil // the one that stands for "optional"
 		}
-		for _, field := range m.GetField() {
-			rename(field.TypeName)
-		}
-		for _, nested := range m.GetNestedType() {
-			inMessage(nested)
-		}
 	}
-	for _, m := range file.GetMessageType() {
-		inMessage(m)
-	}
-	made, err := protodesc.NewFile(file, protoregistry.GlobalFiles)
-	if err != nil {
+	made, newErr := protodesc.NewFile(file, protoregistry.GlobalFiles)
+	if err := errors.Join(err, newErr); err != nil {
 		panic(err) // a test makes it
 	}
 	return made

@@ -1,12 +1,17 @@
 package dyncall
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
+	"github.com/jhump/protoreflect/v2/protoresolve"
+	_ "google.golang.org/genproto/googleapis/rpc/errdetails" // the usual types of details
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -14,6 +19,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/patchbay-dev/patchbay/internal/grpcsock"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // Requests returns the next request of a call, or [io.EOF] after the last one. It returns when ctx ends.
@@ -145,3 +154,75 @@ func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescript
 	e.Late = late
 	return e
 }
+
+// maxAnswer bounds one answer in bytes.
+const maxAnswer = 4 << 20
+
+// Dial connects to the Unix socket at path; a socket on which nobody listens is an error of Dial already, and nothing is tried again. The
+// caller closes the connection.
+func Dial(ctx context.Context, path string) (*grpc.ClientConn, error) {
+	if _, err := sock.Probe(ctx, path); err != nil {
+		return nil, fmt.Errorf("cannot connect to socket %s: %w", path, err)
+	}
+	return grpcsock.Dial(path, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableServiceConfig())
+}
+
+// How much of the details of an error is shown.
+const (
+	maxDetails     = 8
+	maxDetailBytes = 2000
+)
+
+// StatusError is the error with which a server, or what is on the way to it, ended a call.
+type StatusError struct {
+	// Method is SERVICE/METHOD.
+	Method string
+	Code   codes.Code
+	// Message is what the server says about it. It may hold any characters.
+	Message string
+	// Details are what the server added, as JSON.
+	Details []string
+	// Late says that the call ended because the deadline of its context passed.
+	Late bool
+
+	err error
+}
+
+func newStatusError(types protoresolve.TypeResolver, method string, err error) *StatusError {
+	st, _ := status.FromError(err) // anything else is Unknown, with the text of the error
+	e := &StatusError{Method: method, Code: st.Code(), Message: st.Message(), err: err}
+	details := st.Proto().GetDetails()
+	for _, detail := range details[:min(len(details), maxDetails)] {
+		e.Details = append(e.Details, sayDetail(types, detail))
+	}
+	if more := len(details) - maxDetails; more > 0 {
+		e.Details = append(e.Details, fmt.Sprintf("and %d more", more))
+	}
+	return e
+}
+
+func sayDetail(types protoresolve.TypeResolver, detail *anypb.Any) string {
+	text, err := protojson.MarshalOptions{Resolver: types}.Marshal(detail)
+	var compact bytes.Buffer
+	if err != nil || json.Compact(&compact, text) != nil {
+		return fmt.Sprintf("%.200s (%d bytes)", detail.GetTypeUrl(), len(detail.GetValue()))
+	}
+	if compact.Len() > maxDetailBytes {
+		return fmt.Sprintf("%s… (%d bytes)", compact.Bytes()[:maxDetailBytes], compact.Len())
+	}
+	return compact.String()
+}
+
+func (e *StatusError) Error() string {
+	text := fmt.Sprintf("cannot call %s: %v", e.Method, e.Code)
+	if e.Message != "" {
+		text += ": " + e.Message
+	}
+	if len(e.Details) > 0 {
+		text += "; details: " + strings.Join(e.Details, ", ")
+	}
+	return text
+}
+
+// Unwrap returns the error of the gRPC library.
+func (e *StatusError) Unwrap() error { return e.err }

@@ -123,7 +123,7 @@ func (c *checker) unknown(message protoreflect.MessageDescriptor, key string) er
 		names = append(names, message.Fields().Get(i).JSONName())
 	}
 	what := fmt.Sprintf("%s has no field %.100q", message.FullName(), key)
-	switch similar := nearest(key, names); {
+	switch similar := nearestTo(key, names); {
 	case len(similar) > 0:
 		what += ", did you mean " + list(similar)
 	case len(names) > 0:

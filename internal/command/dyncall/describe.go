@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/jhump/protoreflect/v2/protoprint"
+	"github.com/jhump/protoreflect/v2/protoresolve"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
@@ -22,17 +23,12 @@ func (s *Schema) Describe(selector string) (text string, err error) {
 		}
 	}()
 	name := strings.TrimPrefix(selector, "/")
-	var services []protoreflect.ServiceDescriptor
-	for _, service := range s.services {
-		if string(service.FullName()) == name {
-			return protoText(service)
-		}
-		if name != "" && matches(service.FullName(), name) {
-			services = append(services, service)
-		}
+	service := s.exactly(protoreflect.FullName(name))
+	if services := s.matching(name); service == nil && name != "" && len(services) == 1 {
+		service = services[0]
 	}
-	if len(services) == 1 {
-		return protoText(services[0])
+	if service != nil {
+		return protoText(service)
 	}
 	if d := s.typeNamed(protoreflect.FullName(name)); d != nil {
 		return protoText(d)
@@ -92,16 +88,11 @@ func addUsed(types []protoreflect.Descriptor, message protoreflect.MessageDescri
 		if field.IsMap() {
 			field = field.MapValue()
 		}
-		var used protoreflect.Descriptor
-		switch {
-		case field.Message() != nil:
+		var used protoreflect.Descriptor = field.Enum()
+		if field.Message() != nil {
 			used = field.Message()
-		case field.Enum() != nil:
-			used = field.Enum()
-		default:
-			continue
 		}
-		if !slices.ContainsFunc(types, func(t protoreflect.Descriptor) bool { return contains(t.FullName(), used.FullName()) }) {
+		if used != nil && !slices.ContainsFunc(types, func(t protoreflect.Descriptor) bool { return contains(t.FullName(), used.FullName()) }) {
 			types = append(types, used)
 		}
 	}
@@ -119,32 +110,21 @@ func contains(outer, name protoreflect.FullName) bool {
 }
 
 // typeNamed returns the message or enum of that full name, or nil.
-func (s *Schema) typeNamed(name protoreflect.FullName) protoreflect.Descriptor {
+func (s *Schema) typeNamed(name protoreflect.FullName) (d protoreflect.Descriptor) {
 	if s.files != nil {
-		if d, err := s.files.FindDescriptorByName(name); err == nil {
-			return typeOnly(d)
-		}
+		d, _ = s.files.FindDescriptorByName(name)
 	}
 	for _, service := range s.services {
-		file := service.ParentFile()
-		for i := range file.Messages().Len() {
-			if m := file.Messages().Get(i); m.FullName() == name {
-				return m
-			}
-		}
-		for i := range file.Enums().Len() {
-			if e := file.Enums().Get(i); e.FullName() == name {
-				return e
-			}
+		if d == nil {
+			d = protoresolve.FindDescriptorByNameInFile(service.ParentFile(), name)
 		}
 	}
-	return nil
-}
-
-func typeOnly(d protoreflect.Descriptor) protoreflect.Descriptor {
 	switch d.(type) {
 	case protoreflect.MessageDescriptor, protoreflect.EnumDescriptor:
 		return d
 	}
 	return nil
 }
+
+// isBuiltinType says whether a type is one of those that come with protobuf.
+func isBuiltinType(name protoreflect.FullName) bool { return name.Parent() == "google.protobuf" }

@@ -202,7 +202,7 @@ func FuzzLink(f *testing.F) {
 	}
 	f.Add(raw)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		have := files{byName: map[string]*file{}}
+		have := files{byName: map[string]*descriptorpb.FileDescriptorProto{}}
 		if have.add(raw) != nil {
 			return
 		}

@@ -11,7 +11,10 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
 )
 
 // What a server may say about itself. Real ones stay far below.
@@ -46,12 +49,7 @@ func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string) (
 
 // refused says whether a server answered that it does not offer reflection, or not to this caller.
 func refused(err error) bool {
-	switch status.Code(err) {
-	case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]codes.Code{codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated}, status.Code(err))
 }
 
 func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector string) (*Schema, error) {
@@ -61,12 +59,12 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 	if err != nil {
 		return nil, err
 	}
-	r := &conversation{stream: stream, files: files{byName: map[string]*file{}}}
+	r := &conversation{stream: stream, files: files{byName: map[string]*descriptorpb.FileDescriptorProto{}}}
 	names, err := r.services()
 	if err != nil {
 		return nil, err
 	}
-	s := &Schema{Reflected: true}
+	s, builtin := &Schema{Reflected: true}, Builtin()
 	var wanted []protoreflect.FullName
 	for _, name := range names {
 		if !mayMean(selector, name) {
@@ -77,7 +75,7 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 		if err != nil {
 			return nil, err
 		}
-		switch known := builtinService(name); {
+		switch known := builtin.exactly(name); {
 		case found:
 			wanted = append(wanted, name)
 		case known != nil:
@@ -196,4 +194,90 @@ func sayError(answer *reflectionv1.ServerReflectionResponse) string {
 		return fmt.Sprintf("%v: %.200q", codes.Code(uint32(e.GetErrorCode())), e.GetErrorMessage())
 	}
 	return "something else"
+}
+
+// files are descriptors as a server sent them, and which it was asked for.
+type files struct {
+	byName  map[string]*descriptorpb.FileDescriptorProto // nil for one that the server was only asked for
+	missing []string                                     // imported and not there yet
+	count   int
+	bytes   int
+}
+
+// add takes a serialized descriptor; one of a name that is there already changes nothing.
+func (f *files) add(raw []byte) error {
+	f.count++
+	f.bytes += len(raw)
+	if f.count > maxFiles || f.bytes > maxDescriptorBytes {
+		return fmt.Errorf("%w: it describes more than %d files or %d bytes", ErrReflection, maxFiles, maxDescriptorBytes)
+	}
+	p := &descriptorpb.FileDescriptorProto{}
+	if err := proto.Unmarshal(raw, p); err != nil {
+		return fmt.Errorf("%w: a file descriptor: %w", ErrReflection, err)
+	}
+	if f.byName[p.GetName()] != nil {
+		return nil
+	}
+	f.byName[p.GetName()] = p
+	for _, name := range p.GetDependency() {
+		if _, asked := f.byName[name]; !asked {
+			f.missing = append(f.missing, name)
+		}
+	}
+	if len(f.missing) > maxFiles {
+		return fmt.Errorf("%w: its files import more than %d others", ErrReflection, maxFiles)
+	}
+	return nil
+}
+
+// nextMissing returns an imported file that the server was not asked for yet, as if it has been now.
+func (f *files) nextMissing() (string, bool) {
+	for len(f.missing) > 0 {
+		name := f.missing[0]
+		f.missing = f.missing[1:]
+		if _, asked := f.byName[name]; !asked {
+			f.byName[name] = nil
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// link makes descriptors of what was sent, after which everything in them is checked. An import that nobody has counts as an empty file: it
+// is often one of options only, and else what uses it is an error.
+func (f *files) link() (linked *protoregistry.Files, err error) {
+	// The input is a stranger's, and the library is made for compilers' output: what it checks too late may not end this program.
+	defer func() {
+		if problem := recover(); problem != nil {
+			linked, err = nil, fmt.Errorf("%w: its descriptors are malformed: %v", ErrReflection, problem)
+		}
+	}()
+	set := &descriptorpb.FileDescriptorSet{}
+	for _, have := range f.byName {
+		if have != nil {
+			set.File = append(set.File, have)
+		}
+	}
+	for i := 0; i < len(set.File); i++ { // it grows
+		for _, name := range set.File[i].GetDependency() {
+			if f.byName[name] == nil {
+				f.byName[name] = ownFile(name)
+				set.File = append(set.File, f.byName[name])
+			}
+		}
+	}
+	linked, err = protodesc.NewFiles(set)
+	if err != nil {
+		return nil, fmt.Errorf("%w: its descriptors: %w", ErrReflection, err)
+	}
+	return linked, nil
+}
+
+// ownFile returns the file of that name which this program has, or else an empty one.
+func ownFile(name string) *descriptorpb.FileDescriptorProto {
+	known, err := protoregistry.GlobalFiles.FindFileByPath(name)
+	if err != nil {
+		return &descriptorpb.FileDescriptorProto{Name: &name}
+	}
+	return protodesc.ToFileDescriptorProto(known)
 }

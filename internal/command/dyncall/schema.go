@@ -1,3 +1,8 @@
+// Package dyncall calls gRPC methods whose types are known only at run time: it learns a server's services through reflection, or takes
+// those of the kubelet's plugin protocols that it knows, turns JSON into requests and answers into JSON, and writes services as proto text.
+//
+// What a server says about itself is bounded and checked before it is used. This is for people who try plugins out; programs that know
+// their plugins use generated clients.
 package dyncall
 
 import (
@@ -5,9 +10,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/jhump/protoreflect/v2/protoresolve"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
-	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
 // Schema is what is known of a server's services. It is read-only, and safe for concurrent use.
@@ -38,70 +45,63 @@ func (s *Schema) Undescribed() []protoreflect.FullName { return slices.Clone(s.u
 // its full name. The error of a selector that fits none, or more than one, says what there is.
 func (s *Schema) Method(selector string) (protoreflect.MethodDescriptor, error) {
 	service, method := split(selector)
-	if m := s.find(service, method); m != nil {
-		return m, nil
-	}
 	var found []protoreflect.MethodDescriptor
-	var all []string
-	for _, candidate := range s.services {
-		for i := range candidate.Methods().Len() {
-			m := candidate.Methods().Get(i)
-			all = append(all, MethodPath(m))
-			if string(m.Name()) == method && matches(candidate.FullName(), service) {
-				found = append(found, m)
-			}
+	var names []string
+	for _, candidate := range s.matching(service) {
+		m := candidate.Methods().ByName(protoreflect.Name(method))
+		if m == nil {
+			continue
 		}
+		if string(candidate.FullName()) == service {
+			return m, nil
+		}
+		found = append(found, m)
+		names = append(names, MethodPath(m))
 	}
 	switch len(found) {
+	case 0:
+		return nil, s.noMethod(selector, service)
 	case 1:
 		return found[0], nil
-	case 0:
-		return nil, s.noMethod(selector, service, all)
-	}
-	names := make([]string, len(found))
-	for i, m := range found {
-		names[i] = MethodPath(m)
 	}
 	return nil, fmt.Errorf("method %s is ambiguous: write one of %s", selector, list(names))
 }
 
-// find returns the method of a service by their exact names, or nil.
-func (s *Schema) find(service, method string) protoreflect.MethodDescriptor {
-	for _, candidate := range s.services {
-		if string(candidate.FullName()) == service {
-			return candidate.Methods().ByName(protoreflect.Name(method))
-		}
+// exactly returns the service of that full name, or nil.
+func (s *Schema) exactly(name protoreflect.FullName) protoreflect.ServiceDescriptor {
+	i := slices.IndexFunc(s.services, func(service protoreflect.ServiceDescriptor) bool { return service.FullName() == name })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return s.services[i]
+}
+
+// matching returns the services that a name may mean.
+func (s *Schema) matching(name string) []protoreflect.ServiceDescriptor {
+	return slices.DeleteFunc(s.Services(), func(service protoreflect.ServiceDescriptor) bool { return !matches(service.FullName(), name) })
 }
 
 // noMethod says what there is instead of the method.
-func (s *Schema) noMethod(selector, service string, all []string) error {
-	for _, name := range s.undescribed {
-		if service != "" && matches(name, service) {
-			return fmt.Errorf("unknown method %s: the plugin has service %s, but does not say what methods that has", selector, name)
+func (s *Schema) noMethod(selector, service string) error {
+	var own []string // within the service, if there is that, its methods are what was meant
+	if service != "" {
+		i := slices.IndexFunc(s.undescribed, func(name protoreflect.FullName) bool { return matches(name, service) })
+		if i >= 0 {
+			return fmt.Errorf("unknown method %s: the plugin has service %s, but does not say what methods that has", selector, s.undescribed[i])
 		}
+		own = methodPaths(s.matching(service))
 	}
-	whose := "no service of the plugin has it"
-	if !s.Reflected {
-		whose = "the plugin has no reflection, and no built-in service has it"
-	}
-	// Within the service, if there is that, its methods are what was meant.
-	var own []string
-	for _, candidate := range s.services {
-		if service != "" && matches(candidate.FullName(), service) {
-			for i := range candidate.Methods().Len() {
-				own = append(own, MethodPath(candidate.Methods().Get(i)))
-			}
-		}
-	}
-	if similar := nearest(selector, own); len(similar) > 0 {
+	if similar := nearestTo(selector, own); len(similar) > 0 {
 		return fmt.Errorf("unknown method %s: did you mean %s", selector, list(similar))
 	}
 	if len(own) > 0 {
 		return fmt.Errorf("unknown method %s: there are %s", selector, list(own))
 	}
-	if similar := nearest(selector, all); len(similar) > 0 {
+	whose := "no service of the plugin has it"
+	if !s.Reflected {
+		whose = "the plugin has no reflection, and no built-in service has it"
+	}
+	if similar := nearestTo(selector, methodPaths(s.services)); len(similar) > 0 {
 		return fmt.Errorf("unknown method %s: %s, did you mean %s", selector, whose, list(similar))
 	}
 	var names []string
@@ -118,17 +118,26 @@ func (s *Schema) noMethod(selector, service string, all []string) error {
 }
 
 // types resolves the types of Any messages: those that the server told, and those of this program.
-func (s *Schema) types() resolver {
-	r := resolver{}
-	if s.files != nil {
-		r.told = dynamicpb.NewTypes(s.files)
+func (s *Schema) types() protoresolve.TypeResolver {
+	if s.files == nil {
+		return protoregistry.GlobalTypes
 	}
-	return r
+	return protoresolve.Combine(protoresolve.ResolverFromPool(s.files), protoresolve.GlobalDescriptors).AsTypeResolver()
 }
 
 // MethodPath returns SERVICE/METHOD.
 func MethodPath(m protoreflect.MethodDescriptor) string {
 	return string(m.Parent().FullName()) + "/" + string(m.Name())
+}
+
+func methodPaths(services []protoreflect.ServiceDescriptor) []string {
+	var paths []string
+	for _, service := range services {
+		for i := range service.Methods().Len() {
+			paths = append(paths, MethodPath(service.Methods().Get(i)))
+		}
+	}
+	return paths
 }
 
 // split splits a selector into service and method; the service is empty if there is none.
@@ -157,38 +166,23 @@ func list(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// resolver finds types by name, first among those that the server told.
-type resolver struct{ told *dynamicpb.Types }
-
-func (r resolver) FindMessageByName(name protoreflect.FullName) (protoreflect.MessageType, error) {
-	if r.told != nil {
-		if t, err := r.told.FindMessageByName(name); err == nil {
-			return t, nil
+// nearestTo returns what a misspelt name most likely stands for, at most three. Case does not count, nor do leading parts of a qualified
+// name that the misspelt one lacks.
+func nearestTo(name string, candidates []string) []string {
+	const most = 2000 // bounds the effort
+	byForm := map[string][]string{}
+	var forms []string
+	for _, path := range candidates[:min(len(candidates), most)] {
+		service, method, qualified := strings.Cut(path, "/")
+		written := []string{path}
+		if qualified {
+			written = append(written, path[strings.LastIndexByte(service, '.')+1:], method)
 		}
-	}
-	return protoregistry.GlobalTypes.FindMessageByName(name)
-}
-
-func (r resolver) FindMessageByURL(url string) (protoreflect.MessageType, error) {
-	return r.FindMessageByName(protoreflect.FullName(url[strings.LastIndexByte(url, '/')+1:]))
-}
-
-func (r resolver) FindExtensionByName(name protoreflect.FullName) (protoreflect.ExtensionType, error) {
-	if r.told != nil {
-		if t, err := r.told.FindExtensionByName(name); err == nil {
-			return t, nil
+		for _, form := range slices.Compact(written) {
+			byForm[form] = append(byForm[form], path)
 		}
+		forms = append(forms, written...)
 	}
-	return protoregistry.GlobalTypes.FindExtensionByName(name)
-}
-
-func (r resolver) FindExtensionByNumber(
-	message protoreflect.FullName, number protoreflect.FieldNumber,
-) (protoreflect.ExtensionType, error) {
-	if r.told != nil {
-		if t, err := r.told.FindExtensionByNumber(message, number); err == nil {
-			return t, nil
-		}
-	}
-	return protoregistry.GlobalTypes.FindExtensionByNumber(message, number)
+	meant, _ := nearest.To(name, forms)
+	return byForm[meant][:min(len(byForm[meant]), 3)]
 }
