@@ -1,3 +1,5 @@
+//go:build unix
+
 package systemd
 
 import (
@@ -5,6 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+func closeOnExec(fd int) { unix.CloseOnExec(fd) }
 
 // monotonic returns the assignment that systemd wants beside RELOADING=1, for services of Type=notify-reload.
 func monotonic() string {

@@ -1,3 +1,8 @@
+// Package systemd speaks with the service manager that started this process: it takes the sockets that were passed (sd_listen_fds(3)) and
+// tells it what the process does (sd_notify(3)). What concerns this process alone is taken out of the environment, so that no descendant
+// believes in it.
+//
+// It talks to no bus and manages no units. It imports nothing but the standard library and package unix, because plugins use it too.
 package systemd
 
 import (
@@ -5,9 +10,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // firstInherited is the first descriptor that systemd passes (SD_LISTEN_FDS_START of sd_listen_fds(3)).
@@ -27,9 +34,7 @@ var Inherited = sync.OnceValue(func() *Sockets {
 	if pid != strconv.Itoa(os.Getpid()) {
 		return &Sockets{}
 	}
-	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
-		_ = os.Unsetenv(name)
-	}
+	unset("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 	n, err := strconv.Atoi(fds)
 	if err != nil || n < 1 || n > 1024 {
 		return &Sockets{}
@@ -43,16 +48,20 @@ var Inherited = sync.OnceValue(func() *Sockets {
 	return s
 })
 
+func unset(names ...string) {
+	for _, name := range names {
+		_ = os.Unsetenv(name)
+	}
+}
+
 // Names are the names of the sockets (FileDescriptorName=), in order.
 func (s *Sockets) Names() []string { return s.names }
 
 // Take returns a listener on the first socket of a name, once. It neither closes the socket for systemd nor removes its file. Without a
 // socket of that name it returns nil.
 func (s *Sockets) Take(name string) (net.Listener, error) {
-	for i := range s.names {
-		if s.names[i] == name {
-			return s.take(i)
-		}
+	if i := slices.Index(s.names, name); i >= 0 {
+		return s.take(i)
 	}
 	return nil, nil //nolint:nilnil // no socket is no error
 }
@@ -88,3 +97,53 @@ func (s *Sockets) take(i int) (net.Listener, error) {
 	}
 	return l, nil
 }
+
+// Notifier tells the service manager what the process does. The nil Notifier tells nobody. It is safe for concurrent use.
+type Notifier struct {
+	address  *net.UnixAddr
+	watchdog time.Duration
+}
+
+// TakeNotifier returns what the environment says of whom to notify, and takes it out of the environment; nil if nobody wants to know.
+func TakeNotifier() *Notifier {
+	n := &Notifier{address: &net.UnixAddr{Name: os.Getenv("NOTIFY_SOCKET"), Net: "unixgram"}}
+	watchdog, pid := os.Getenv("WATCHDOG_USEC"), os.Getenv("WATCHDOG_PID")
+	unset("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+	if n.address.Name == "" {
+		return nil
+	}
+	if usec, err := strconv.ParseInt(watchdog, 10, 64); err == nil && usec > 0 && (pid == "" || pid == strconv.Itoa(os.Getpid())) {
+		n.watchdog = time.Duration(usec) * time.Microsecond
+	}
+	return n
+}
+
+// Watchdog returns the time within which the manager wants to hear WATCHDOG=1 again and again; zero if it does not.
+func (n *Notifier) Watchdog() time.Duration {
+	if n == nil {
+		return 0
+	}
+	return n.watchdog
+}
+
+// Notify sends assignments such as READY=1. It blocks for as long as the manager's socket is full, at most a second.
+func (n *Notifier) Notify(assignments ...string) error {
+	if n == nil {
+		return nil
+	}
+	conn, err := net.DialUnix("unixgram", nil, n.address)
+	if err != nil {
+		return fmt.Errorf("cannot notify the service manager: %w", err)
+	}
+	err = conn.SetWriteDeadline(time.Now().Add(time.Second))
+	if err == nil {
+		_, err = conn.Write([]byte(strings.Join(assignments, "\n")))
+	}
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return fmt.Errorf("cannot notify the service manager: %w", err)
+	}
+	return nil
+}
+
+// Reloading says that the process reloads its configuration; READY=1 says that it has.
+func (n *Notifier) Reloading() error { return n.Notify("RELOADING=1", monotonic()) }

@@ -1,6 +1,0 @@
-//go:build !unix
-
-package systemd
-
-// closeOnExec does nothing: there is no systemd here.
-func closeOnExec(int) {}
