@@ -1,11 +1,15 @@
+// Package scaffold writes the source of a new plugin: a Go module that builds, with a service of the plugin's type, tests on package
+// sdk/sdktest, a Makefile and a systemd unit. What it writes is a beginning that its owner changes; it never touches a file that exists.
 package scaffold
 
 import (
 	"bytes"
+	"cmp"
 	"embed"
 	"fmt"
 	"go/format"
 	"path"
+	"regexp"
 	"strings"
 	"text/template"
 )
@@ -60,25 +64,15 @@ type kind struct {
 	mounts bool
 }
 
+var notOfBinaries = regexp.MustCompile(`[^a-z0-9-]`)
+
 // BinaryName returns the name of the program for a plugin: the last part of its name, and of a domain name the first label, with nothing
 // that file names or Go modules do not take.
 func BinaryName(name string) string {
 	name = path.Base(name)
 	name, _, _ = strings.Cut(name, ".")
-	name = strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-':
-			return r
-		case r >= 'A' && r <= 'Z':
-			return r - 'A' + 'a'
-		}
-		return '-'
-	}, name)
-	name = strings.Trim(name, "-")
-	if name == "" {
-		return "plugin"
-	}
-	return name
+	name = strings.Trim(notOfBinaries.ReplaceAllString(strings.ToLower(name), "-"), "-")
+	return cmp.Or(name, "plugin")
 }
 
 // Render returns the files of a plugin, go.mod first. Nothing is written. An error of what the caller gave wraps [ErrOptions].

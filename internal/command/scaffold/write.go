@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -41,8 +42,8 @@ func Write(dir string, files []File) (err error) {
 	made, err := makeDirs(dir)
 	defer func() {
 		if err != nil {
-			for i := range made { // the newest first
-				_ = os.Remove(made[len(made)-1-i])
+			for _, path := range slices.Backward(made) { // the newest first
+				_ = os.Remove(path)
 			}
 			err = fmt.Errorf("cannot write the plugin to %s: %w", dir, err)
 		}
@@ -66,22 +67,13 @@ func Write(dir string, files []File) (err error) {
 }
 
 // makeDirs makes a directory and those above it, and returns which it has made, the outermost first.
-func makeDirs(dir string) ([]string, error) {
-	err := os.Mkdir(dir, 0o755)
-	switch {
-	case err == nil:
-		return []string{dir}, nil
-	case errors.Is(err, fs.ErrExist):
-		return nil, nil // if it is no directory, what follows says so
-	case !errors.Is(err, fs.ErrNotExist):
-		return nil, err
+func makeDirs(dir string) (made []string, err error) {
+	for above := dir; ; above = filepath.Dir(above) {
+		if _, err := os.Lstat(above); !errors.Is(err, fs.ErrNotExist) {
+			break // if it is no directory, what follows says so
+		}
+		made = append(made, above)
 	}
-	above, err := makeDirs(filepath.Dir(dir))
-	if err != nil {
-		return above, err
-	}
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return above, err
-	}
-	return append(above, dir), nil
+	slices.Reverse(made)
+	return made, os.MkdirAll(dir, 0o755)
 }
