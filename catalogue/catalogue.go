@@ -1,7 +1,12 @@
+// Package catalogue says which plugins a host may launch, and how: the entries of the section "plugins" of the configuration, checked and
+// frozen. It also compares two catalogues, so that whoever runs the plugins of one can pass to the next without touching what stayed the
+// same.
+//
+// It launches nothing and reads no files: whether a command exists, has the digest that is expected and may be run as a user is for the
+// host to say.
 package catalogue
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,32 +18,33 @@ import (
 // Catalogue is a set of plugins with different names. It does not change: its methods are safe for concurrent use, and what they return
 // belongs to the caller. A nil Catalogue has no plugins.
 type Catalogue struct {
-	plugins []Plugin       // sorted by name
-	given   map[string]int // by name, the index in the list that New was given
+	plugins map[string]entry // by name
+}
+
+// entry is a plugin and where it stood in the list that New was given.
+type entry struct {
+	plugin Plugin
+	index  int
 }
 
 // New checks plugins and returns the catalogue of them. An error joins one [FieldError] for each thing that is wrong.
 func New(plugins []Plugin) (*Catalogue, error) {
-	c := &Catalogue{plugins: make([]Plugin, len(plugins)), given: map[string]int{}}
+	c := &Catalogue{plugins: map[string]entry{}}
 	var wrong []error
 	for i := range plugins {
 		p := clone(plugins[i])
 		p.SHA256 = strings.ToLower(p.SHA256)
-		c.plugins[i] = p
-		for _, problem := range p.problems() {
-			wrong = append(wrong, &FieldError{Index: i, Name: p.Name, Field: problem.field, Err: problem.err})
-		}
-		if other, known := c.given[p.Name]; known {
-			err := fmt.Errorf("the name %q is that of plugins[%d] too: give each plugin its own", p.Name, other)
+		wrong = append(wrong, p.problems(i)...)
+		if other, known := c.plugins[p.Name]; known {
+			err := fmt.Errorf("the name %q is that of plugins[%d] too: give each plugin its own", p.Name, other.index)
 			wrong = append(wrong, &FieldError{Index: i, Name: p.Name, Field: "name", Err: err})
 			continue
 		}
-		c.given[p.Name] = i
+		c.plugins[p.Name] = entry{p, i}
 	}
 	if len(wrong) > 0 {
 		return nil, errors.Join(wrong...)
 	}
-	slices.SortFunc(c.plugins, func(a, b Plugin) int { return cmp.Compare(a.Name, b.Name) })
 	return c, nil
 }
 
@@ -47,24 +53,21 @@ func (c *Catalogue) Lookup(name string) (p Plugin, found bool) {
 	if c == nil {
 		return Plugin{}, false
 	}
-	i, found := slices.BinarySearchFunc(c.plugins, name, func(p Plugin, name string) int { return cmp.Compare(p.Name, name) })
-	if !found {
-		return Plugin{}, false
-	}
-	return clone(c.plugins[i]), true
+	e, found := c.plugins[name]
+	return clone(e.plugin), found
 }
 
 // Index returns where the plugin with a name stood in the list that [New] was given, for those who say what is wrong with it.
-func (c *Catalogue) Index(name string) int { return c.given[name] }
+func (c *Catalogue) Index(name string) int { return c.plugins[name].index }
 
 // List returns all plugins, sorted by name.
 func (c *Catalogue) List() []Plugin {
 	if c == nil {
 		return nil
 	}
-	list := make([]Plugin, len(c.plugins))
-	for i := range c.plugins {
-		list[i] = clone(c.plugins[i])
+	list := make([]Plugin, 0, len(c.plugins))
+	for _, name := range slices.Sorted(maps.Keys(c.plugins)) {
+		list = append(list, clone(c.plugins[name].plugin))
 	}
 	return list
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/big"
 	"regexp"
+	"slices"
 	"strconv"
 )
 
@@ -28,11 +29,14 @@ var (
 	cpuText   = regexp.MustCompile(CPUPattern)
 )
 
-// suffixes are those of whole bytes, in the order in which a text is made: the longest that divides the amount is taken.
-var suffixes = []struct {
+// suffixOf is the suffix of an amount in a unit of so many bytes.
+type suffixOf struct {
 	text  string
 	bytes int64
-}{
+}
+
+// suffixes are those of whole bytes, in the order in which a text is made: the longest that divides the amount is taken.
+var suffixes = []suffixOf{
 	{"Pi", 1 << 50}, {"Ti", 1 << 40}, {"Gi", 1 << 30}, {"Mi", 1 << 20}, {"Ki", 1 << 10},
 	{"P", 1e15}, {"T", 1e12}, {"G", 1e9}, {"M", 1e6}, {"k", 1e3}, {"", 1},
 }
@@ -43,19 +47,14 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 	if match == nil {
 		return fmt.Errorf("%q is not an amount of memory, for example 512Mi, 2G or 1000000", text)
 	}
-	suffix := string(match[2])
-	for _, s := range suffixes {
-		if s.text != suffix {
-			continue
-		}
-		amount, ok := scaled(string(text[:len(text)-len(suffix)]), s.bytes)
-		if !ok {
-			return fmt.Errorf("%q is not an amount of memory that can be limited: it must be above zero and below 8Ei", text)
-		}
-		*b = Bytes(amount)
-		return nil
+	number, suffix := text[:len(text)-len(match[2])], string(match[2])
+	i := slices.IndexFunc(suffixes, func(s suffixOf) bool { return s.text == suffix }) // the pattern allows no others
+	amount, ok := scaled(string(number), suffixes[i].bytes)
+	if !ok {
+		return fmt.Errorf("%q is not an amount of memory that can be limited: it must be above zero and below 8Ei", text)
 	}
-	panic("a suffix that the pattern allows is not in the list: " + suffix)
+	*b = Bytes(amount)
+	return nil
 }
 
 // MarshalText implements [encoding.TextMarshaler].

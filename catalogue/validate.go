@@ -42,25 +42,19 @@ func (e *FieldError) Error() string {
 
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// problem is one thing that is wrong with a plugin.
-type problem struct {
-	field string
-	err   error
-}
-
-// problems returns what is wrong with a plugin, in the order of its fields.
-func (p *Plugin) problems() []problem {
-	var found []problem
+// problems returns what is wrong with the plugin at an index, in the order of its fields.
+func (p *Plugin) problems(index int) []error {
+	var found []error
 	check := func(ok bool, field, format string, args ...any) {
 		if !ok {
-			found = append(found, problem{field, fmt.Errorf(format, args...)})
+			found = append(found, &FieldError{index, p.Name, field, fmt.Errorf(format, args...)})
 		}
 	}
 	check(nameText.MatchString(p.Name), "name", "%q is no name of a plugin: it must have 1 to 63 letters, digits, dots, dashes and "+
 		"underscores, and begin and end with a letter or digit", p.Name)
 	check(foreign.Printable(p.Version), "version", "%q must have printable characters only", p.Version)
 	if err := checkCommand(p.Command); err != nil {
-		found = append(found, problem{"command", err})
+		found = append(found, &FieldError{index, p.Name, "command", err})
 	}
 	check(p.SHA256 == "" || sha256Text.MatchString(p.SHA256), "sha256",
 		"%q is no SHA-256 digest: it must have 64 hexadecimal digits", p.SHA256)
