@@ -3,11 +3,22 @@ package demo
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
 	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta2"
 )
 
 // process is a child of the demo.
@@ -63,4 +74,81 @@ func (p *process) stop(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+const callTimeout = 2 * time.Second
+
+// daemon is a child that runs [Host].
+type daemon struct {
+	*process
+	client *client.Client
+
+	next     func() (client.Event, error, bool)
+	unfollow func()
+	events   []client.Event // that nobody waited for yet
+}
+
+// startDaemon starts a daemon, waits until it answers and follows its events, for as long as ctx lasts. Its files are in dir.
+func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
+	ready, controlSocket := make(chan struct{}), filepath.Join(dir, "control.sock")
+	p, err := startProcess(dir, onWrite(sync.OnceFunc(func() { close(ready) })),
+		HostCommand, pluginDir, filepath.Join(dir, "state.db"), controlSocket)
+	if err != nil {
+		return nil, err
+	}
+	d := &daemon{process: p, client: client.New(controlSocket)}
+	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, client.EventsOptions{Follow: true}))
+	select {
+	case <-ready:
+		return d, nil
+	case <-p.ended:
+		return d, errors.New("the daemon has ended")
+	case <-ctx.Done():
+		return d, ctx.Err()
+	}
+}
+
+// onWrite is a writer that tells of what is written that it was.
+type onWrite func()
+
+func (told onWrite) Write(b []byte) (int, error) {
+	told()
+	return len(b), nil
+}
+
+// kill ends the daemon like kill -9 and forgets what it told.
+func (d *daemon) kill() {
+	d.process.kill()
+	d.unfollow()
+	d.client.Close()
+}
+
+// event waits for an event of a plugin that no call has returned yet.
+func (d *daemon) event(ctx context.Context, kind, name string) (client.Event, error) {
+	for i := 0; ctx.Err() == nil; i++ {
+		if i == len(d.events) {
+			e, err, _ := d.next() // an error is the last thing that it returns
+			if err != nil {
+				return e, fmt.Errorf("waited for the event %q of %s: %w", kind, name, err)
+			}
+			d.events = append(d.events, e)
+		}
+		if e := d.events[i]; e.Kind == kind && e.Name == name {
+			d.events = slices.Delete(d.events, i, i+1)
+			return e, nil
+		}
+	}
+	return client.Event{}, ctx.Err()
+}
+
+// callExample calls the example service of a version.
+func callExample(ctx context.Context, conn grpc.ClientConnInterface, version string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if version == "v1beta2" {
+		_, err := v1beta2.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta2.ExampleRequest{})
+		return err
+	}
+	_, err := v1beta1.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
+	return err
 }

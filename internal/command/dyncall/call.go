@@ -64,7 +64,7 @@ func (s *Schema) Call(
 			cancel(err)
 		}
 	}()
-	err = s.receive(stream, method, answer)
+	err = s.receive(stream, method, answer, cancel)
 	if err != nil {
 		err = s.explain(ctx, method, err)
 	}
@@ -99,12 +99,10 @@ func (s *Schema) send(
 	}
 }
 
-// answerError is an error of who takes the answers.
-type answerError struct{ error }
-
-func (e answerError) Unwrap() error { return e.error }
-
-func (s *Schema) receive(stream grpc.ClientStream, method protoreflect.MethodDescriptor, answer func([]byte) error) error {
+// receive passes the answers on. It returns an error of the server; one of this side is told to fail.
+func (s *Schema) receive(
+	stream grpc.ClientStream, method protoreflect.MethodDescriptor, answer func([]byte) error, fail context.CancelCauseFunc,
+) error {
 	options := protojson.MarshalOptions{Resolver: s.types()}
 	for {
 		message := dynamicpb.NewMessage(method.Output())
@@ -117,10 +115,13 @@ func (s *Schema) receive(stream grpc.ClientStream, method protoreflect.MethodDes
 		}
 		text, err := options.Marshal(message)
 		if err != nil {
-			return answerError{fmt.Errorf("cannot write an answer of %s as JSON: %w", MethodPath(method), err)}
+			err = fmt.Errorf("cannot write an answer of %s as JSON: %w", MethodPath(method), err)
+		} else {
+			err = answer(text)
 		}
-		if err := answer(text); err != nil {
-			return answerError{err}
+		if err != nil {
+			fail(err)
+			return err
 		}
 		if !method.IsStreamingServer() {
 			return nil
@@ -140,9 +141,6 @@ func Late(ctx context.Context, err error) bool {
 
 // explain returns the error of a call in the form that it has for callers.
 func (s *Schema) explain(ctx context.Context, method protoreflect.MethodDescriptor, err error) error {
-	if own, ok := errors.AsType[answerError](err); ok {
-		return own.error
-	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
