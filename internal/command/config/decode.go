@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
 // decoder sets Go values from a tree, strictly: what does not fit is an error, and all errors are collected.
@@ -26,6 +28,11 @@ type defaulter interface{ SetDefaults() }
 
 func (d *decoder) fail(at Origin, format string, args ...any) {
 	d.errs = append(d.errs, &Error{at, fmt.Errorf(format, args...)})
+}
+
+// mismatch says that a value is not what it must be.
+func (d *decoder) mismatch(n *node, path, want string) {
+	d.fail(n.origin, "%s must be %s, and is %s", path, want, n.describe())
 }
 
 // decode sets v, which is settable, from n. The path names the value in errors; field has its tags.
@@ -45,7 +52,7 @@ func (d *decoder) decode(n *node, v reflect.Value, path string, field reflect.St
 		d.word(n, v, path, field)
 	case reflect.Bool:
 		if n.tag != "!!bool" {
-			d.fail(n.origin, "%s must be true or false, and is %s", path, n.describe())
+			d.mismatch(n, path, "true or false")
 			return
 		}
 		v.SetBool(strings.EqualFold(n.text, "true"))
@@ -58,7 +65,7 @@ func (d *decoder) decode(n *node, v reflect.Value, path string, field reflect.St
 
 func (d *decoder) object(n *node, v reflect.Value, path string) {
 	if n.kind != mapping {
-		d.fail(n.origin, "%s must be a map, and is %s", cmp.Or(path, "the file"), n.describe())
+		d.mismatch(n, cmp.Or(path, "the file"), "a map")
 		return
 	}
 	if v.CanAddr() {
@@ -94,7 +101,7 @@ func oneOf(tag reflect.StructTag) string {
 
 func (d *decoder) entries(n *node, v reflect.Value, path string, field reflect.StructTag) {
 	if n.kind != mapping {
-		d.fail(n.origin, "%s must be a map, and is %s", path, n.describe())
+		d.mismatch(n, path, "a map")
 		return
 	}
 	v.Set(reflect.MakeMap(v.Type()))
@@ -110,7 +117,7 @@ func (d *decoder) entries(n *node, v reflect.Value, path string, field reflect.S
 
 func (d *decoder) items(n *node, v reflect.Value, path string, field reflect.StructTag) {
 	if n.kind != list {
-		d.fail(n.origin, "%s must be a list, and is %s", path, n.describe())
+		d.mismatch(n, path, "a list")
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(n.items), len(n.items)))
@@ -122,7 +129,7 @@ func (d *decoder) items(n *node, v reflect.Value, path string, field reflect.Str
 func (d *decoder) word(n *node, v reflect.Value, path string, field reflect.StructTag) {
 	switch words := field.Get("enum"); {
 	case n.kind != scalar || n.isNull():
-		d.fail(n.origin, "%s must be a text, and is %s", path, n.describe())
+		d.mismatch(n, path, "a text")
 	case n.tag != strTag:
 		d.fail(n.origin, "%s must be a text, and is %s: put it in quotes", path, n.describe())
 	case words != "" && !slices.Contains(strings.Split(words, ","), n.text):
@@ -143,7 +150,7 @@ func choice(words string) string {
 // text decodes a value that reads its own text, such as a quantity. A number need not stand in quotes.
 func (d *decoder) text(n *node, v reflect.Value, path string) {
 	if n.kind != scalar || !slices.Contains([]string{strTag, "!!int", "!!float"}, n.tag) {
-		d.fail(n.origin, "%s must be a text or a number, and is %s", path, n.describe())
+		d.mismatch(n, path, "a text or a number")
 		return
 	}
 	unmarshaler, _ := v.Addr().Interface().(encoding.TextUnmarshaler)
@@ -163,7 +170,7 @@ func (d *decoder) number(n *node, v reflect.Value, path string, field reflect.St
 	if v.Type() == durationType {
 		parsed, err := time.ParseDuration(n.text)
 		if n.kind != scalar || n.tag != strTag || err != nil || int64(parsed) < least {
-			d.fail(n.origin, "%s must be a duration %s, for example 5s or 500ms, and is %s", path, bound, n.describe())
+			d.mismatch(n, path, "a duration "+bound+", for example 5s or 500ms")
 			return
 		}
 		v.SetInt(int64(parsed))
@@ -171,7 +178,7 @@ func (d *decoder) number(n *node, v reflect.Value, path string, field reflect.St
 	}
 	parsed, err := strconv.ParseInt(n.text, 10, v.Type().Bits())
 	if n.kind != scalar || n.tag != "!!int" || !decimal.MatchString(n.text) || err != nil && !errors.Is(err, strconv.ErrRange) {
-		d.fail(n.origin, "%s must be a whole number %s, and is %s", path, bound, n.describe())
+		d.mismatch(n, path, "a whole number "+bound)
 		return
 	}
 	if err != nil || parsed < least {
@@ -179,4 +186,47 @@ func (d *decoder) number(n *node, v reflect.Value, path string, field reflect.St
 		return
 	}
 	v.SetInt(parsed)
+}
+
+// fieldOf returns the index of the field with a key.
+func fieldOf(t reflect.Type, key string) (index int, known bool) {
+	for i := range t.NumField() {
+		if t.Field(i).Tag.Get("json") == key {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+func keysOf(t reflect.Type) []string {
+	var keys []string
+	for field := range t.Fields() {
+		keys = append(keys, field.Tag.Get("json"))
+	}
+	return keys
+}
+
+// join returns the path of a key in the value with another path. The path of the whole file is empty.
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// suggestion says which key was meant, or which there are.
+func suggestion(t reflect.Type, path, key string) string {
+	keys := keysOf(t)
+	if meant, ok := nearest.To(key, keys); ok {
+		return ": did you mean " + `"` + join(path, meant) + `"?`
+	}
+	return ": the keys here are " + strings.Join(keys, ", ")
+}
+
+// near says which word was meant, if that can be told.
+func near(word string, words []string) string {
+	if meant, ok := nearest.To(word, words); ok && len(words) > 1 {
+		return ": did you mean " + `"` + meant + `"?`
+	}
+	return ""
 }

@@ -2,10 +2,10 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -57,12 +57,12 @@ func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 		return tree
 	case reflect.Map:
 		tree := newMap(origin)
-		for _, key := range slices.Sorted(maps.Keys(keySet(v))) {
-			value := l.treeOf(v.MapIndex(reflect.ValueOf(key)), join(path, key))
+		for _, key := range slices.SortedFunc(slices.Values(v.MapKeys()), byText) {
+			value := l.treeOf(v.MapIndex(key), join(path, key.String()))
 			if value == nil {
 				value = newMap(origin) // a type without timeouts of its own
 			}
-			tree.set(key, value.origin, value)
+			tree.set(key.String(), value.origin, value)
 		}
 		return tree
 	case reflect.Slice:
@@ -84,42 +84,31 @@ func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 	}
 }
 
-func keySet(v reflect.Value) map[string]bool {
-	keys := map[string]bool{}
-	for _, key := range v.MapKeys() {
-		keys[key.String()] = true
-	}
-	return keys
-}
+func byText(a, b reflect.Value) int { return cmp.Compare(a.String(), b.String()) }
 
 // duration writes a duration without parts that are zero.
 func duration(d time.Duration) string {
 	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
 	}
 	return text
 }
 
 // YAML returns the text as YAML. Each value has a comment that says where it comes from.
 func (v View) YAML() ([]byte, error) {
-	document, err := v.tree.yaml()
-	if err != nil {
-		return nil, err
-	}
 	var text bytes.Buffer
 	encoder := yaml.NewEncoder(&text)
 	encoder.SetIndent(2)
-	if err := encoder.Encode(document); err != nil {
+	if err := encoder.Encode(v.tree.yaml()); err != nil {
 		return nil, err
 	}
 	return text.Bytes(), encoder.Close()
 }
 
-func (n *node) yaml() (*yaml.Node, error) {
+func (n *node) yaml() *yaml.Node {
 	y := &yaml.Node{}
 	switch n.kind {
 	case mapping:
@@ -127,33 +116,24 @@ func (n *node) yaml() (*yaml.Node, error) {
 		for _, m := range n.members {
 			var key yaml.Node
 			key.SetString(m.key)
-			value, err := m.yaml()
-			if err != nil {
-				return nil, err
-			}
-			y.Content = append(y.Content, &key, value)
+			y.Content = append(y.Content, &key, m.yaml())
 		}
 	case list:
 		y.Kind, y.Tag = yaml.SequenceNode, "!!seq"
 		for _, item := range n.items {
-			value, err := item.yaml()
-			if err != nil {
-				return nil, err
-			}
-			y.Content = append(y.Content, value)
+			y.Content = append(y.Content, item.yaml())
 		}
 	default:
-		if n.tag != strTag {
-			y.Kind, y.Value = yaml.ScalarNode, n.text
-		} else if err := y.Encode(n.text); err != nil {
-			return nil, err
+		y.Kind, y.Value = yaml.ScalarNode, n.text
+		if n.tag == strTag {
+			_ = y.Encode(n.text) // puts it in quotes where it would be read as something else; a text always can be
 		}
 		y.LineComment = "# " + oneLine(n.origin.String())
 	}
 	if n.kind != scalar && len(y.Content) == 0 {
 		y.Style = yaml.FlowStyle
 	}
-	return y, nil
+	return y
 }
 
 // oneLine makes text fit for a comment.
