@@ -46,14 +46,17 @@ func lookAtProgram(ctx context.Context, p Program) Finding {
 		return fail(fmt.Sprintf("%s cannot be run: %v", what, errors.Unwrap(err)), "correct the first word of the plugin's command")
 	}
 	info, err := os.Stat(path)
-	if err == nil && p.SHA256 == "" && info.Mode().Perm()&0o002 != 0 {
-		return fail(fmt.Sprintf("%s may be written by everyone (mode %04o): whoever writes it is run by the daemon", what, info.Mode().Perm()),
-			"chmod 0755 "+path+", or set the plugin's sha256")
-	}
 	if p.SHA256 == "" {
+		if err == nil && info.Mode().Perm()&0o002 != 0 {
+			return fail(fmt.Sprintf("%s may be written by everyone (mode %04o): whoever writes it is run by the daemon", what, info.Mode().Perm()),
+				"chmod 0755 "+path+", or set the plugin's sha256")
+		}
 		return ok("")
 	}
-	digest, err := digestOf(ctx, path)
+	var digest string
+	if err == nil {
+		digest, err = digestOf(ctx, path, info)
+	}
 	switch {
 	case err != nil:
 		return fail(fmt.Sprintf("%s cannot be read to check its digest: %v", what, err),
@@ -65,11 +68,7 @@ func lookAtProgram(ctx context.Context, p Program) Finding {
 	return ok("")
 }
 
-func digestOf(ctx context.Context, path string) (string, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", err
-	}
+func digestOf(ctx context.Context, path string, info fs.FileInfo) (string, error) {
 	if !info.Mode().IsRegular() {
 		return "", fmt.Errorf("%s is not a regular file (%s)", filepath.Base(path), info.Mode())
 	}
