@@ -61,15 +61,6 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Unwrap returns the errors.
-func (e Errors) Unwrap() []error {
-	list := make([]error, len(e))
-	for i, err := range e {
-		list[i] = err
-	}
-	return list
-}
-
 // Sort puts the errors of each file in the order of their positions; files stay in the order in which they occur first.
 func (e Errors) Sort() {
 	rank := map[string]int{}
