@@ -16,6 +16,8 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/client"
 )
 
 // The commands of this program that run [Host], with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with its own.
@@ -50,27 +52,28 @@ func Run(ctx context.Context, out io.Writer) (err error) {
 	s.say("demo", "everything happens in %s, with real processes", dir)
 	stepCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for _, step := range []func(context.Context) error{
-		s.startDaemon, s.startPlugins, s.callPlugins, s.upgrade, s.killPlugin, s.restartDaemon,
-	} {
-		err := step(stepCtx)
-		if ctx.Err() != nil {
-			return errors.New("interrupted; all processes and files of the demo are gone")
+	for _, step := range []func(context.Context){s.startAll, s.upgrade, s.killBeta, s.restartDaemon} {
+		if s.err == nil {
+			step(stepCtx)
 		}
-		if err != nil {
-			return fmt.Errorf("the demo failed: %w%s", err, s.complaints())
-		}
+	}
+	switch {
+	case ctx.Err() != nil:
+		return errors.New("interrupted; all processes and files of the demo are gone")
+	case s.err != nil:
+		return fmt.Errorf("the demo failed: %w%s", s.err, s.complaints())
 	}
 	return s.summary()
 }
 
-// show is a demo under way.
+// show is a demo under way. Once something has failed, the actions of the rest of a step do nothing.
 type show struct {
 	out      io.Writer
 	began    time.Time
 	dir      string
 	plugins  string // the plugin directory
 	children []*process
+	err      error
 
 	daemon        *daemon
 	alpha, beta   *process
@@ -83,30 +86,65 @@ type show struct {
 
 // say writes one line. That nobody reads it is no reason to stop: the end is clean either way.
 func (s *show) say(who, format string, args ...any) {
-	fmt.Fprintf(s.out, "%6.3f s  %-7s %s\n", time.Since(s.began).Seconds(), who, fmt.Sprintf(format, args...))
+	if s.err == nil {
+		fmt.Fprintf(s.out, "%6.3f s  %-7s %s\n", time.Since(s.began).Seconds(), who, fmt.Sprintf(format, args...))
+	}
 }
 
-func (s *show) startDaemon(ctx context.Context) error {
-	d, err := startDaemon(ctx, s.dir, s.plugins)
-	if d != nil {
-		s.daemon = d
-		s.children = append(s.children, d.process)
+func (s *show) startDaemon(ctx context.Context) {
+	if s.err != nil {
+		return
 	}
-	if err != nil {
-		return err
+	s.daemon, s.err = startDaemon(ctx, s.dir, s.plugins)
+	if s.daemon != nil {
+		s.children = append(s.children, s.daemon.process)
+		s.say("daemon", "started, pid %d", s.daemon.pid())
 	}
-	s.say("daemon", "started, pid %d", d.pid())
-	return nil
 }
 
-func (s *show) startPlugin(name, file, versions string) (*process, error) {
-	p, err := startProcess(s.dir, io.Discard, PluginCommand, name, filepath.Join(s.plugins, file), versions)
-	if err != nil {
-		return nil, err
+// startPlugin starts a plugin. What it returns may be used if nothing has failed.
+func (s *show) startPlugin(name, file, versions string) (p *process) {
+	if s.err != nil {
+		return nil
 	}
-	s.children = append(s.children, p)
-	s.say(name, "started, pid %d, offers %s on %s", p.pid(), versions, file)
-	return p, nil
+	p, s.err = startProcess(s.dir, io.Discard, PluginCommand, name, filepath.Join(s.plugins, file), versions)
+	if s.err == nil {
+		s.children = append(s.children, p)
+		s.say(name, "started, pid %d, offers %s on %s", p.pid(), versions, file)
+	}
+	return p
+}
+
+// event waits for an event of a plugin, and returns the instance that it is about.
+func (s *show) event(ctx context.Context, kind, name string) (instance string) {
+	if s.err == nil {
+		var e client.Event
+		e, s.err = s.daemon.event(ctx, kind, name)
+		instance = e.Instance
+	}
+	return instance
+}
+
+// registered waits until a plugin is registered and says so.
+func (s *show) registered(ctx context.Context, name string) (instance string) {
+	instance = s.event(ctx, "registered", name)
+	s.say("daemon", "registered %s/%s, instance %s", PluginType, name, instance)
+	return instance
+}
+
+// call calls a plugin through the daemon.
+func (s *show) call(ctx context.Context, name, version string) {
+	if s.err != nil {
+		return
+	}
+	conn, err := s.daemon.client.Conn(PluginType, name)
+	if err == nil {
+		err = errors.Join(callExample(ctx, conn, version), conn.Close())
+	}
+	if err != nil {
+		s.err = fmt.Errorf("cannot call %s: %w", name, err)
+	}
+	s.say("demo", "reached %s through the daemon and called %s GetExampleInfo: answered", name, version)
 }
 
 // complaints is what children that have ended said last.
@@ -124,53 +162,22 @@ func (s *show) complaints() string {
 	return all.String()
 }
 
-// registered waits until a plugin is registered and says so.
-func (s *show) registered(ctx context.Context, name string) (instance string, err error) {
-	e, err := s.daemon.event(ctx, "registered", name)
-	if err != nil {
-		return "", err
-	}
-	s.say("daemon", "registered %s/%s, instance %s", PluginType, name, e.Instance)
-	return e.Instance, nil
-}
-
-func (s *show) startPlugins(ctx context.Context) (err error) {
-	if s.alpha, err = s.startPlugin("alpha", "alpha.sock", "v1beta1"); err != nil {
-		return err
-	}
-	if s.beta, err = s.startPlugin("beta", "beta.sock", "v1beta2"); err != nil {
-		return err
-	}
-	if _, err = s.registered(ctx, "alpha"); err != nil {
-		return err
-	}
-	_, err = s.registered(ctx, "beta")
-	return err
-}
-
-// call calls a plugin through the daemon.
-func (s *show) call(ctx context.Context, name, version string) error {
-	conn, err := s.daemon.client.Conn(PluginType, name)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if err := callExample(ctx, conn, version); err != nil {
-		return fmt.Errorf("cannot call %s: %w", name, err)
-	}
-	s.say("demo", "reached %s through the daemon and called %s GetExampleInfo: answered", name, version)
-	return nil
-}
-
-func (s *show) callPlugins(ctx context.Context) error {
-	return errors.Join(s.call(ctx, "alpha", "v1beta1"), s.call(ctx, "beta", "v1beta2"))
+func (s *show) startAll(ctx context.Context) {
+	s.startDaemon(ctx)
+	s.alpha = s.startPlugin("alpha", "alpha.sock", "v1beta1")
+	s.beta = s.startPlugin("beta", "beta.sock", "v1beta2")
+	s.registered(ctx, "alpha")
+	s.registered(ctx, "beta")
+	s.call(ctx, "alpha", "v1beta1")
+	s.call(ctx, "beta", "v1beta2")
 }
 
 // upgrade replaces alpha by a second instance while it is called without pause.
-func (s *show) upgrade(ctx context.Context) error {
+func (s *show) upgrade(ctx context.Context) {
 	conn, err := s.daemon.client.Conn(PluginType, "alpha")
 	if err != nil {
-		return err
+		s.err = err
+		return
 	}
 	defer conn.Close()
 	calling, stop := context.WithCancel(ctx)
@@ -190,83 +197,53 @@ func (s *show) upgrade(ctx context.Context) error {
 		}
 	})
 	s.say("demo", "calls alpha over and over")
-	err = s.replaceAlpha(ctx)
+	s.replaceAlpha(ctx)
 	stop()
 	caller.Wait()
-	if err != nil {
-		return err
-	}
-	if failed > 0 {
-		return fmt.Errorf("%d of %d calls failed during the upgrade: %w", failed, s.upgradeCalls, last)
+	if s.err == nil && failed > 0 {
+		s.err = fmt.Errorf("%d of %d calls failed during the upgrade: %w", failed, s.upgradeCalls, last)
 	}
 	s.say("demo", "made %d calls during the upgrade, %d failed", s.upgradeCalls, failed)
-	return nil
 }
 
-func (s *show) replaceAlpha(ctx context.Context) error {
-	old := s.alpha
-	began := time.Now()
-	var err error
-	if s.alpha, err = s.startPlugin("alpha", "alpha-2.sock", "v1beta1,v1beta2"); err != nil {
-		return err
+func (s *show) replaceAlpha(ctx context.Context) {
+	began, old := time.Now(), s.alpha
+	s.alpha = s.startPlugin("alpha", "alpha-2.sock", "v1beta1,v1beta2")
+	s.alphaInstance = s.registered(ctx, "alpha")
+	superseded := s.event(ctx, "superseded", "alpha")
+	s.say("daemon", "superseded instance %s of alpha: new calls go to the new one", superseded)
+	if s.err == nil {
+		s.err = old.stop(ctx)
 	}
-	if s.alphaInstance, err = s.registered(ctx, "alpha"); err != nil {
-		return err
-	}
-	superseded, err := s.daemon.event(ctx, "superseded", "alpha")
-	if err != nil {
-		return err
-	}
-	s.say("daemon", "superseded instance %s of alpha: new calls go to the new one", superseded.Instance)
-	if err := old.stop(ctx); err != nil {
-		return err
-	}
-	if _, err := s.daemon.event(ctx, "deregistered", "alpha"); err != nil {
-		return err
-	}
+	s.event(ctx, "deregistered", "alpha")
 	s.say("alpha", "the old process, pid %d, has ended", old.pid())
 	s.upgradeTook = time.Since(began)
-	return nil
 }
 
-func (s *show) killPlugin(ctx context.Context) error {
+func (s *show) killBeta(ctx context.Context) {
 	began := time.Now()
 	s.beta.kill()
 	s.say("beta", "killed with SIGKILL; its socket is still there")
-	if _, err := s.daemon.event(ctx, "unreachable", "beta"); err != nil {
-		return err
-	}
+	s.event(ctx, "unreachable", "beta")
 	s.deathTook = time.Since(began)
-	if _, err := s.daemon.event(ctx, "deregistered", "beta"); err != nil {
-		return err
-	}
+	s.event(ctx, "deregistered", "beta")
 	s.say("daemon", "noticed that nobody accepts on the socket of beta, and deregistered it")
-	return nil
 }
 
 // restartDaemon kills the daemon and starts another one on the same state.
-func (s *show) restartDaemon(ctx context.Context) error {
+func (s *show) restartDaemon(ctx context.Context) {
 	began := time.Now()
 	s.daemon.kill()
 	s.say("daemon", "killed with SIGKILL; alpha does not notice")
-	if err := s.startDaemon(ctx); err != nil {
-		return err
-	}
-	restored, err := s.daemon.event(ctx, "restored", "alpha")
-	if err != nil {
-		return err
-	}
-	s.say("daemon", "remembers alpha, instance %s, and checks whether it lives", restored.Instance)
-	instance, err := s.registered(ctx, "alpha")
-	if err != nil {
-		return err
-	}
-	if restored.Instance != s.alphaInstance || instance != s.alphaInstance {
-		return fmt.Errorf("alpha was instance %s before the restart, restored as %s and registered as %s",
-			s.alphaInstance, restored.Instance, instance)
+	s.startDaemon(ctx)
+	restored := s.event(ctx, "restored", "alpha")
+	s.say("daemon", "remembers alpha, instance %s, and checks whether it lives", restored)
+	if instance := s.registered(ctx, "alpha"); s.err == nil && (restored != s.alphaInstance || instance != s.alphaInstance) {
+		s.err = fmt.Errorf("alpha was instance %s before the restart, restored as %s and registered as %s",
+			s.alphaInstance, restored, instance)
 	}
 	s.restartTook = time.Since(began)
-	return s.call(ctx, "alpha", "v1beta2")
+	s.call(ctx, "alpha", "v1beta2")
 }
 
 func (s *show) summary() error {

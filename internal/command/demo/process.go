@@ -108,7 +108,7 @@ func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
 	}
 }
 
-// onWrite is a writer that tells of what is written that it was.
+// onWrite is a writer that drops what is written and tells that something was.
 type onWrite func()
 
 func (told onWrite) Write(b []byte) (int, error) {
