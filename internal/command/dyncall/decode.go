@@ -65,7 +65,7 @@ func (c *checker) value(message protoreflect.MessageDescriptor, inside bool, dep
 	if depth > maxDepth {
 		return c.wrong(c.decoder.InputOffset(), fmt.Sprintf("nested more than %d deep", maxDepth))
 	}
-	token, err := c.next()
+	token, err := c.decoder.Token() // fails nowhere, the syntax is right
 	if err != nil {
 		return err
 	}
@@ -76,10 +76,7 @@ func (c *checker) value(message protoreflect.MessageDescriptor, inside bool, dep
 	for c.decoder.More() {
 		inner, innerInside := message, false
 		if delimiter == '{' {
-			key, err := c.next()
-			if err != nil {
-				return err
-			}
+			key, _ := c.decoder.Token()
 			name, _ := key.(string) // keys are
 			inner, innerInside, err = c.field(message, inside, name)
 			if err != nil {
@@ -90,7 +87,7 @@ func (c *checker) value(message protoreflect.MessageDescriptor, inside bool, dep
 			return err
 		}
 	}
-	_, err = c.next() // the closing delimiter
+	_, err = c.decoder.Token() // the closing delimiter
 	return err
 }
 
@@ -151,15 +148,6 @@ func (c *checker) syntax() error {
 		return c.wrong(at, syntax.Error())
 	}
 	return err
-}
-
-// next returns the next token of what has right syntax.
-func (c *checker) next() (json.Token, error) {
-	token, err := c.decoder.Token()
-	if err != nil {
-		return nil, c.wrong(c.decoder.InputOffset(), err.Error())
-	}
-	return token, nil
 }
 
 // wrong is an error at an offset in the text.

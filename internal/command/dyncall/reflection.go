@@ -66,8 +66,9 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 	}
 	s, builtin := &Schema{Reflected: true}, Builtin()
 	var wanted []protoreflect.FullName
+	service, _ := split(selector)
 	for _, name := range names {
-		if !mayMean(selector, name) {
+		if !matches(name, service) { // a selector that fits none is for an error, which needs no more than the names
 			s.undescribed = append(s.undescribed, name)
 			continue
 		}
@@ -96,13 +97,6 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 		s.add(service)
 	}
 	return s, nil
-}
-
-// mayMean says whether the selector of a method may be one of the service. A selector that fits none is for an error, which needs no more
-// than the names.
-func mayMean(selector string, service protoreflect.FullName) bool {
-	name, _ := split(selector)
-	return matches(service, name)
 }
 
 // conversation asks a server, over one stream.
@@ -146,11 +140,13 @@ func (r *conversation) describe(service protoreflect.FullName) (bool, error) {
 	if err != nil || !found {
 		return false, err
 	}
-	for {
-		name, ok := r.files.nextMissing()
-		if !ok {
-			return true, nil
+	for f := &r.files; len(f.missing) > 0; {
+		name := f.missing[0]
+		f.missing = f.missing[1:]
+		if _, asked := f.byName[name]; asked {
+			continue
 		}
+		f.byName[name] = nil
 		// What the server lacks is taken from this program, or may turn out not to be needed.
 		if _, err := r.fetch(&reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_FileByFilename{FileByFilename: name},
@@ -158,6 +154,7 @@ func (r *conversation) describe(service protoreflect.FullName) (bool, error) {
 			return false, err
 		}
 	}
+	return true, nil
 }
 
 // fetch adds the files of one answer. It returns false if the answer says that there is none.
@@ -228,19 +225,6 @@ func (f *files) add(raw []byte) error {
 		return fmt.Errorf("%w: its files import more than %d others", ErrReflection, maxFiles)
 	}
 	return nil
-}
-
-// nextMissing returns an imported file that the server was not asked for yet, as if it has been now.
-func (f *files) nextMissing() (string, bool) {
-	for len(f.missing) > 0 {
-		name := f.missing[0]
-		f.missing = f.missing[1:]
-		if _, asked := f.byName[name]; !asked {
-			f.byName[name] = nil
-			return name, true
-		}
-	}
-	return "", false
 }
 
 // link makes descriptors of what was sent, after which everything in them is checked. An import that nobody has counts as an empty file: it
