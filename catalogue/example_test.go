@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
 )
@@ -46,7 +47,10 @@ func ExampleDiff() {
 func ExampleNew() {
 	p := greeter("lib/greeter")
 	p.Protocol = catalogue.ProtocolPatchbay
-	p.Restart.Limit = -1
+	p.Restart = catalogue.Restart{
+		Policy: catalogue.RestartAlways, Limit: -1, Window: time.Hour,
+		Backoff: catalogue.Backoff{Min: time.Second, Max: time.Minute},
+	}
 	_, err := catalogue.New([]catalogue.Plugin{p})
 	fmt.Println(err)
 	field, _ := errors.AsType[*catalogue.FieldError](err)

@@ -13,8 +13,8 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 )
 
-// DropInDir is the directory, beside the configuration file, whose files *.yaml are read after it.
-const DropInDir = "conf.d"
+// dropInDir is the directory, beside the configuration file, whose files *.yaml are read after it.
+const dropInDir = "conf.d"
 
 // Sources says what a configuration is made of. What comes later goes before what came earlier.
 type Sources struct {
@@ -77,8 +77,8 @@ func Load(s Sources) (*Loaded, error) {
 // finish puts the settings over the files and decodes the result.
 func (l *Loaded) finish(over []Setting) error {
 	tree := newMap(Default)
-	tree.set("apiVersion", Default, newScalar(APIVersion, Default))
-	tree.set("kind", Default, newScalar(Kind, Default))
+	tree.set("apiVersion", Default, newScalar(apiVersion, Default))
+	tree.set("kind", Default, newScalar(configKind, Default))
 	tree = merge(tree, l.files)
 	for _, setting := range over {
 		tree = merge(tree, setting.layer())
@@ -114,7 +114,7 @@ func (s Sources) paths() ([]string, error) {
 		return nil, nil
 	}
 	paths := []string{s.File}
-	dir := filepath.Join(filepath.Dir(s.File), DropInDir)
+	dir := filepath.Join(filepath.Dir(s.File), dropInDir)
 	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil && !isMissing(err) {
 		return nil, fmt.Errorf("cannot read the directory of config drop-ins: %w", err)

@@ -151,7 +151,7 @@ func anyLayer(t *rapid.T, label string) layerOf {
 
 // text writes a layer as a file. What is not said is left out or null.
 func (l layerOf) text(t *rapid.T) string {
-	file := map[string]any{"apiVersion": APIVersion, "kind": Kind, "deprecatedPluginDir": nil}
+	file := map[string]any{"apiVersion": apiVersion, "kind": configKind, "deprecatedPluginDir": nil}
 	if l.State != nil {
 		file["state"] = *l.State
 	}
@@ -181,7 +181,7 @@ func (l layerOf) text(t *rapid.T) string {
 func TestMergeOrder(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
-		if err := os.RemoveAll(filepath.Join(dir, DropInDir)); err != nil {
+		if err := os.RemoveAll(filepath.Join(dir, dropInDir)); err != nil {
 			rt.Fatal(err)
 		}
 		names := rapid.SliceOfNDistinct(rapid.StringMatching(`[a-zA-Z0-9_-]{1,3}`), 0, 4, rapid.ID[string]).Draw(rt, "names")
@@ -196,7 +196,7 @@ func TestMergeOrder(t *testing.T) {
 			l := anyLayer(rt, fmt.Sprintf("file %d", i))
 			path := filepath.Join(dir, "patchbay.yaml")
 			if i > 0 {
-				path = filepath.Join(dir, DropInDir, name)
+				path = filepath.Join(dir, dropInDir, name)
 			}
 			write(t, path, l.text(rt))
 			for to, value := range map[*string]*string{&want.State: l.State, &want.HTTP: l.HTTP, &want.Log.Level: l.Level} {

@@ -60,7 +60,7 @@ plugins:
 	two := catalogue.Plugin{Name: "two", Command: []string{"two"}, Limits: catalogue.Limits{Memory: 1 << 30, CPU: 100}}
 	two.SetDefaults()
 	want := Config{
-		APIVersion: APIVersion, Kind: Kind,
+		APIVersion: apiVersion, Kind: configKind,
 		PluginDirs: []string{"/a", "/b"}, DeprecatedPluginDir: "/c", State: "/d", ControlSocket: "/e", HTTP: "localhost:80",
 		Handlers:       map[string]string{"Mine": "accept", "a.b": "csi"},
 		Log:            Log{"debug", "text"},

@@ -20,8 +20,8 @@ import (
 
 // What every file says of itself.
 const (
-	APIVersion = "patchbay.dev/v1alpha1"
-	Kind       = "Config"
+	apiVersion = "patchbay.dev/v1alpha1"
+	configKind = "Config"
 )
 
 // Config is the configuration of the daemon. What the tags of its fields mean:
@@ -254,7 +254,7 @@ var (
 
 // SetDefaults sets every field for which zero is not the default and that does not depend on the user.
 func (c *Config) SetDefaults() {
-	c.APIVersion, c.Kind = APIVersion, Kind
+	c.APIVersion, c.Kind = apiVersion, configKind
 	c.Unhandled = Unhandled[0]
 	c.Log = Log{Level: LogLevels[0], Format: LogFormats[0]}
 	c.Timeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}

@@ -19,7 +19,7 @@ func (s *Schema) Describe(selector string) (text string, err error) {
 	// The printer too is made for what compilers wrote.
 	defer func() {
 		if problem := recover(); problem != nil {
-			text, err = "", fmt.Errorf("cannot describe %s: %w: %v", selector, ErrReflection, problem)
+			text, err = "", fmt.Errorf("cannot describe %s: %w: %v", selector, errReflection, problem)
 		}
 	}()
 	name := strings.TrimPrefix(selector, "/")

@@ -154,7 +154,7 @@ func TestHostileReflection(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("got %v, want %q", err, c.want)
 			}
-			if !errors.Is(err, ErrReflection) && status.Code(err) != codes.ResourceExhausted {
+			if !errors.Is(err, errReflection) && status.Code(err) != codes.ResourceExhausted {
 				t.Errorf("%v is not told apart", err)
 			}
 		})
@@ -179,7 +179,7 @@ func TestManyAnswers(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if _, err := Load(ctx, conn, ""); !errors.Is(err, ErrReflection) || n > most {
+		if _, err := Load(ctx, conn, ""); !errors.Is(err, errReflection) || n > most {
 			t.Errorf("after %d answers: %v", n, err)
 		}
 	}

@@ -25,8 +25,8 @@ const (
 	maxName            = 512
 )
 
-// ErrReflection is wrapped by the error of Load for a server whose answers to reflection cannot be used.
-var ErrReflection = errors.New("the plugin's reflection cannot be used")
+// errReflection is wrapped by the error of Load for a server whose answers to reflection cannot be used.
+var errReflection = errors.New("the plugin's reflection cannot be used")
 
 // reflectionMethods are the versions of the reflection service, newest first. Their messages differ in nothing but the package.
 var reflectionMethods = []string{
@@ -92,7 +92,7 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 		descriptor, err := s.files.FindDescriptorByName(name)
 		service, ok := descriptor.(protoreflect.ServiceDescriptor)
 		if err != nil || !ok {
-			return nil, fmt.Errorf("%w: the file that should have service %s has not", ErrReflection, name)
+			return nil, fmt.Errorf("%w: the file that should have service %s has not", errReflection, name)
 		}
 		s.add(service)
 	}
@@ -115,16 +115,16 @@ func (r *conversation) services() ([]protoreflect.FullName, error) {
 	}
 	listed := answer.GetListServicesResponse()
 	if listed == nil {
-		return nil, fmt.Errorf("%w: it answers the question for its services with %s", ErrReflection, sayError(answer))
+		return nil, fmt.Errorf("%w: it answers the question for its services with %s", errReflection, sayError(answer))
 	}
 	if n := len(listed.GetService()); n > maxServices {
-		return nil, fmt.Errorf("%w: it lists %d services, more than %d", ErrReflection, n, maxServices)
+		return nil, fmt.Errorf("%w: it lists %d services, more than %d", errReflection, n, maxServices)
 	}
 	var names []protoreflect.FullName
 	for _, service := range listed.GetService() {
 		name := protoreflect.FullName(service.GetName())
 		if len(name) > maxName || !name.IsValid() {
-			return nil, fmt.Errorf("%w: it lists a service with the malformed name %.100q", ErrReflection, string(name))
+			return nil, fmt.Errorf("%w: it lists a service with the malformed name %.100q", errReflection, string(name))
 		}
 		names = append(names, name)
 	}
@@ -181,7 +181,7 @@ func (r *conversation) ask(request *reflectionv1.ServerReflectionRequest) (*refl
 		return nil, err
 	}
 	if len(answer.ProtoReflect().GetUnknown()) > maxDescriptorBytes || proto.Size(answer) > maxDescriptorBytes {
-		return nil, fmt.Errorf("%w: an answer has more than %d bytes", ErrReflection, maxDescriptorBytes)
+		return nil, fmt.Errorf("%w: an answer has more than %d bytes", errReflection, maxDescriptorBytes)
 	}
 	return answer, nil
 }
@@ -206,11 +206,11 @@ func (f *files) add(raw []byte) error {
 	f.count++
 	f.bytes += len(raw)
 	if f.count > maxFiles || f.bytes > maxDescriptorBytes {
-		return fmt.Errorf("%w: it describes more than %d files or %d bytes", ErrReflection, maxFiles, maxDescriptorBytes)
+		return fmt.Errorf("%w: it describes more than %d files or %d bytes", errReflection, maxFiles, maxDescriptorBytes)
 	}
 	p := &descriptorpb.FileDescriptorProto{}
 	if err := proto.Unmarshal(raw, p); err != nil {
-		return fmt.Errorf("%w: a file descriptor: %w", ErrReflection, err)
+		return fmt.Errorf("%w: a file descriptor: %w", errReflection, err)
 	}
 	if f.byName[p.GetName()] != nil {
 		return nil
@@ -222,7 +222,7 @@ func (f *files) add(raw []byte) error {
 		}
 	}
 	if len(f.missing) > maxFiles {
-		return fmt.Errorf("%w: its files import more than %d others", ErrReflection, maxFiles)
+		return fmt.Errorf("%w: its files import more than %d others", errReflection, maxFiles)
 	}
 	return nil
 }
@@ -233,7 +233,7 @@ func (f *files) link() (linked *protoregistry.Files, err error) {
 	// The input is a stranger's, and the library is made for compilers' output: what it checks too late may not end this program.
 	defer func() {
 		if problem := recover(); problem != nil {
-			linked, err = nil, fmt.Errorf("%w: its descriptors are malformed: %v", ErrReflection, problem)
+			linked, err = nil, fmt.Errorf("%w: its descriptors are malformed: %v", errReflection, problem)
 		}
 	}()
 	set := &descriptorpb.FileDescriptorSet{}
@@ -252,7 +252,7 @@ func (f *files) link() (linked *protoregistry.Files, err error) {
 	}
 	linked, err = protodesc.NewFiles(set)
 	if err != nil {
-		return nil, fmt.Errorf("%w: its descriptors: %w", ErrReflection, err)
+		return nil, fmt.Errorf("%w: its descriptors: %w", errReflection, err)
 	}
 	return linked, nil
 }

@@ -10,22 +10,8 @@ import (
 	"strings"
 )
 
-// ExistsError says which files are in the way.
-type ExistsError struct {
-	Dir   string
-	Paths []string
-}
-
-func (e *ExistsError) Error() string {
-	return fmt.Sprintf("cannot write the plugin to %s: there are already %s; name another directory, or move them away",
-		e.Dir, strings.Join(e.Paths, ", "))
-}
-
-// Unwrap returns [fs.ErrExist].
-func (*ExistsError) Unwrap() error { return fs.ErrExist }
-
 // Write writes the files into dir, which is made if it is not there. It overwrites nothing: if any of them exists, nothing is written, and
-// the error is an [*ExistsError]. If it fails later, it removes what it has written.
+// the error says which. If it fails later, it removes what it has written.
 func Write(dir string, files []File) (err error) {
 	var taken []string
 	for _, f := range files {
@@ -37,7 +23,8 @@ func Write(dir string, files []File) (err error) {
 		}
 	}
 	if len(taken) > 0 {
-		return &ExistsError{dir, taken}
+		return fmt.Errorf("cannot write the plugin to %s: there are already %s; name another directory, or move them away",
+			dir, strings.Join(taken, ", "))
 	}
 	made, err := makeDirs(dir)
 	defer func() {
