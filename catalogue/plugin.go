@@ -142,12 +142,10 @@ type GoPlugin struct {
 	AutoMTLS bool `json:"autoMTLS"`
 }
 
-// isSet says whether anything was configured.
 func (g GoPlugin) isSet() bool {
 	return g.CookieKey+g.CookieValue+g.Plugin != "" || len(g.ProtocolVersions) > 0
 }
 
-// checkProtocol checks what the protocol demands.
 func (p *Plugin) checkProtocol(check func(ok bool, field, format string, args ...any)) {
 	if p.Protocol != ProtocolGoPlugin {
 		check(p.Protocol == ProtocolPatchbay, "protocol", "%q must be one of %s, %s", p.Protocol, ProtocolPatchbay, ProtocolGoPlugin)

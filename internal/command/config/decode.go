@@ -30,7 +30,6 @@ func (d *decoder) fail(at Origin, format string, args ...any) {
 	d.errs = append(d.errs, &Error{at, fmt.Errorf(format, args...)})
 }
 
-// mismatch says that a value is not what it must be.
 func (d *decoder) mismatch(n *node, path, want string) {
 	d.fail(n.origin, "%s must be %s, and is %s", path, want, n.describe())
 }
@@ -74,8 +73,8 @@ func (d *decoder) object(n *node, v reflect.Value, path string) {
 		}
 	}
 	for _, m := range n.members {
-		i, known := fieldOf(v.Type(), m.key)
-		if !known {
+		i := slices.Index(keysOf(v.Type()), m.key)
+		if i < 0 {
 			d.fail(m.at, "unknown key %q%s", join(path, m.key), suggestion(v.Type(), path, m.key))
 			continue
 		}
@@ -186,16 +185,6 @@ func (d *decoder) number(n *node, v reflect.Value, path string, field reflect.St
 		return
 	}
 	v.SetInt(parsed)
-}
-
-// fieldOf returns the index of the field with a key.
-func fieldOf(t reflect.Type, key string) (index int, known bool) {
-	for i := range t.NumField() {
-		if t.Field(i).Tag.Get("json") == key {
-			return i, true
-		}
-	}
-	return 0, false
 }
 
 func keysOf(t reflect.Type) []string {

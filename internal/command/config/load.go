@@ -102,10 +102,9 @@ func parse(path string, text []byte) (*node, Errors) {
 	if tree == nil {
 		return nil, p.errs
 	}
-	d := decoder{errs: p.errs}
-	d.decode(tree, reflect.ValueOf(new(Config)).Elem(), "", "")
-	d.errs.Sort()
-	return tree, d.errs
+	p.decode(tree, reflect.ValueOf(new(Config)).Elem(), "", "")
+	p.errs.Sort()
+	return tree, p.errs
 }
 
 // paths returns the files to read, in order.
@@ -166,19 +165,13 @@ func (l *Loaded) Locate(path string, err error) *Error {
 
 // locateAll does so for the errors of the catalogue.
 func (l *Loaded) locateAll(err error) error {
-	if err == nil {
-		return nil
-	}
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return err
 	}
 	var errs Errors
 	for _, err := range joined.Unwrap() {
-		var field *catalogue.FieldError
-		if !errors.As(err, &field) {
-			return err
-		}
+		field, _ := errors.AsType[*catalogue.FieldError](err) // each is one
 		errs = append(errs, l.Locate(fmt.Sprintf("plugins[%d].%s", field.Index, field.Field), field.Err))
 	}
 	errs.Sort()

@@ -3,7 +3,6 @@ package config
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"regexp"
 	"strconv"
@@ -44,7 +43,6 @@ func newScalar(text string, origin Origin) *node {
 	return &node{text: text, tag: strTag, origin: origin}
 }
 
-// newMap returns a map without members.
 func newMap(origin Origin) *node { return &node{kind: mapping, origin: origin} }
 
 // get returns the value of a key, nil if there is none.
@@ -93,8 +91,8 @@ func (n *node) describe() string {
 
 // parser turns the text of one file into a tree and collects what is wrong with it.
 type parser struct {
+	decoder
 	file string
-	errs Errors
 }
 
 // parse reads the YAML text of a file. The tree is nil if there is none.
@@ -110,7 +108,7 @@ func (p *parser) parse(text []byte) *node {
 	}
 	switch err := decoder.Decode(&next); {
 	case err == nil:
-		p.fail(&next, "something follows the first YAML document: the file may have only one")
+		p.fail(p.at(&next), "something follows the first YAML document: the file may have only one")
 	case !errors.Is(err, io.EOF):
 		p.syntax(err, text)
 	}
@@ -135,22 +133,18 @@ func (p *parser) syntax(err error, source []byte) {
 			at.Line = min(line+1, 1+bytes.Count(source, []byte("\n")))
 		}
 	}
-	p.errs = append(p.errs, &Error{at, fmt.Errorf("this is not YAML: %s", text)})
+	p.fail(at, "this is not YAML: %s", text)
 }
 
 func (p *parser) at(y *yaml.Node) Origin {
 	return Origin{File: p.file, Line: max(y.Line, 1), Column: max(y.Column, 1)}
 }
 
-func (p *parser) fail(y *yaml.Node, format string, args ...any) {
-	p.errs = append(p.errs, &Error{p.at(y), fmt.Errorf(format, args...)})
-}
-
 // node converts a value. Anchors are refused, because what they can build out of a small file has no bound.
 func (p *parser) node(y *yaml.Node) *node {
 	n := &node{origin: p.at(y)}
 	if y.Anchor != "" || y.Kind == yaml.AliasNode {
-		p.fail(y, "anchors and aliases are not supported: write the value out")
+		p.fail(p.at(y), "anchors and aliases are not supported: write the value out")
 		n.tag = "!!null"
 		return n
 	}
@@ -176,15 +170,15 @@ func (p *parser) members(n *node, y *yaml.Node) {
 		at := p.at(key)
 		switch {
 		case key.ShortTag() == "!!merge":
-			p.fail(key, "merge keys (<<) are not supported: write the values out")
+			p.fail(at, "merge keys (<<) are not supported: write the values out")
 			continue
 		case key.Kind != yaml.ScalarNode || key.ShortTag() != strTag:
-			p.fail(key, "a key must be a text: put it in quotes")
+			p.fail(at, "a key must be a text: put it in quotes")
 			continue
 		}
 		converted := p.node(value)
 		if line, known := lines[key.Value]; known {
-			p.fail(key, "duplicate key %q: it is in line %d already", key.Value, line)
+			p.fail(at, "duplicate key %q: it is in line %d already", key.Value, line)
 			continue
 		}
 		lines[key.Value] = at.Line

@@ -132,7 +132,6 @@ func (s *show) registered(ctx context.Context, name string) (instance string) {
 	return instance
 }
 
-// call calls a plugin through the daemon.
 func (s *show) call(ctx context.Context, name, version string) {
 	if s.err != nil {
 		return

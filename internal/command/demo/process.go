@@ -141,7 +141,6 @@ func (d *daemon) event(ctx context.Context, kind, name string) (client.Event, er
 	return client.Event{}, ctx.Err()
 }
 
-// callExample calls the example service of a version.
 func callExample(ctx context.Context, conn grpc.ClientConnInterface, version string) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()

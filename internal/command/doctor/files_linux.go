@@ -30,7 +30,6 @@ const (
 	shown = 5
 )
 
-// checkUser says whether sockets of other users can be opened.
 func checkUser(context.Context, Subject) []Finding {
 	uid := os.Geteuid()
 	if hasCapability(capDACOverride) {
@@ -49,7 +48,6 @@ func hasCapability(number int) bool {
 	return data[number/32].Effective&(1<<(number%32)) != 0
 }
 
-// checkPluginDirs looks at who may read and write the plugin directories.
 func checkPluginDirs(_ context.Context, s Subject) []Finding {
 	findings := make([]Finding, len(s.PluginDirs))
 	for i, dir := range s.PluginDirs {
@@ -208,7 +206,6 @@ func judged(judge *trust.Judge, path string) *trust.Refusal {
 	return refusal
 }
 
-// checkState looks at the state file and the space around it.
 func checkState(_ context.Context, s Subject) []Finding {
 	if s.StatePath == "" {
 		return []Finding{fail("no state file is configured", "name one with --state")}
@@ -283,7 +280,6 @@ func daemonOf(ctx context.Context, s Subject) (pid int, err error) {
 	return pid, nil
 }
 
-// checkControlSocket looks at who serves the control socket.
 func checkControlSocket(ctx context.Context, s Subject) []Finding {
 	path := s.ControlSocket
 	if path == "" {

@@ -17,7 +17,6 @@ import (
 // digestStep is how many bytes are read before it is looked whether there is still time.
 const digestStep = 4 << 20
 
-// checkCatalogue looks at the programs of the plugins that may be launched.
 func checkCatalogue(ctx context.Context, s Subject) []Finding {
 	var findings []Finding
 	for _, p := range s.Programs {
@@ -88,7 +87,6 @@ func digestOf(ctx context.Context, path string, info fs.FileInfo) (string, error
 	return "", context.Cause(ctx)
 }
 
-// checkFleet looks whether the members of etcd can be used.
 func checkFleet(ctx context.Context, s Subject) []Finding {
 	if s.Fleet == nil {
 		return nil

@@ -113,7 +113,6 @@ func Render(o Options) ([]File, error) {
 	return files, nil
 }
 
-// render fills in one template.
 func render(name string, data map[string]any) (File, error) {
 	t, err := template.New(path.Base(name)).Option("missingkey=error").ParseFS(templates, name)
 	if err != nil {
