@@ -132,14 +132,12 @@ func (n *Notifier) Notify(assignments ...string) error {
 		return nil
 	}
 	conn, err := net.DialUnix("unixgram", nil, n.address)
-	if err != nil {
-		return fmt.Errorf("cannot notify the service manager: %w", err)
-	}
-	err = conn.SetWriteDeadline(time.Now().Add(time.Second))
 	if err == nil {
+		_ = conn.SetWriteDeadline(time.Now().Add(time.Second)) // of a new connection
 		_, err = conn.Write([]byte(strings.Join(assignments, "\n")))
+		err = errors.Join(err, conn.Close())
 	}
-	if err = errors.Join(err, conn.Close()); err != nil {
+	if err != nil {
 		return fmt.Errorf("cannot notify the service manager: %w", err)
 	}
 	return nil

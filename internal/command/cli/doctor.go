@@ -55,7 +55,7 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 		}
 		findings := examine(ctx, sources)
 		err = output.print(cmd, findings, func(w io.Writer) error { return writeFindings(w, findings) })
-		if err == nil && doctor.Worst(findings) == doctor.Fail {
+		if err == nil && slices.ContainsFunc(findings, func(f doctor.Finding) bool { return f.Status == doctor.Fail }) {
 			err = errUnwell
 		}
 		return err

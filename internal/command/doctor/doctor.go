@@ -88,17 +88,6 @@ func Examine(ctx context.Context, s Subject) []Finding {
 	return findings
 }
 
-// Worst returns the worst status among the findings.
-func Worst(findings []Finding) Status {
-	worst := OK
-	for _, f := range findings {
-		if f.Status == Fail || f.Status == Warn && worst == OK {
-			worst = f.Status
-		}
-	}
-	return worst
-}
-
 func ok(message string) Finding { return Finding{Status: OK, Message: message} }
 
 func warn(message, remedy string) Finding {

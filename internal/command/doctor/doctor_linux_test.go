@@ -400,18 +400,6 @@ func TestClock(t *testing.T) {
 	}
 }
 
-func TestWorst(t *testing.T) {
-	if w := Worst([]Finding{ok(""), fail("", ""), warn("", "")}); w != Fail {
-		t.Errorf("worst is %s, want %s", w, Fail)
-	}
-	if w := Worst([]Finding{ok(""), warn("", ""), ok("")}); w != Warn {
-		t.Errorf("worst is %s, want %s", w, Warn)
-	}
-	if w := Worst(nil); w != OK {
-		t.Errorf("worst of none is %s, want %s", w, OK)
-	}
-}
-
 func try(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

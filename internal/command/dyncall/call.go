@@ -171,32 +171,34 @@ const (
 	maxDetailBytes = 2000
 )
 
-// StatusError is the error with which a server, or what is on the way to it, ended a call.
+// StatusError is the error with which a server, or what is on the way to it, ended a call. Its text has the code, what the server says about
+// it, which may hold any characters, and what the server added, as JSON.
 type StatusError struct {
-	// Method is SERVICE/METHOD.
-	Method string
-	Code   codes.Code
-	// Message is what the server says about it. It may hold any characters.
-	Message string
-	// Details are what the server added, as JSON.
-	Details []string
 	// Late says that the call ended because the deadline of its context passed.
 	Late bool
 
-	err error
+	text string
+	err  error
 }
 
 func newStatusError(types protoresolve.TypeResolver, method string, err error) *StatusError {
 	st, _ := status.FromError(err) // anything else is Unknown, with the text of the error
-	e := &StatusError{Method: method, Code: st.Code(), Message: st.Message(), err: err}
+	text := fmt.Sprintf("cannot call %s: %v", method, st.Code())
+	if st.Message() != "" {
+		text += ": " + st.Message()
+	}
 	details := st.Proto().GetDetails()
+	var said []string
 	for _, detail := range details[:min(len(details), maxDetails)] {
-		e.Details = append(e.Details, sayDetail(types, detail))
+		said = append(said, sayDetail(types, detail))
 	}
 	if more := len(details) - maxDetails; more > 0 {
-		e.Details = append(e.Details, fmt.Sprintf("and %d more", more))
+		said = append(said, fmt.Sprintf("and %d more", more))
 	}
-	return e
+	if len(said) > 0 {
+		text += "; details: " + strings.Join(said, ", ")
+	}
+	return &StatusError{text: text, err: err}
 }
 
 func sayDetail(types protoresolve.TypeResolver, detail *anypb.Any) string {
@@ -211,16 +213,7 @@ func sayDetail(types protoresolve.TypeResolver, detail *anypb.Any) string {
 	return compact.String()
 }
 
-func (e *StatusError) Error() string {
-	text := fmt.Sprintf("cannot call %s: %v", e.Method, e.Code)
-	if e.Message != "" {
-		text += ": " + e.Message
-	}
-	if len(e.Details) > 0 {
-		text += "; details: " + strings.Join(e.Details, ", ")
-	}
-	return text
-}
+func (e *StatusError) Error() string { return e.text }
 
 // Unwrap returns the error of the gRPC library.
 func (e *StatusError) Unwrap() error { return e.err }
