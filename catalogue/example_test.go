@@ -3,7 +3,6 @@ package catalogue_test
 import (
 	"errors"
 	"fmt"
-	"log"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
@@ -20,7 +19,8 @@ func greeter(command ...string) catalogue.Plugin {
 func ExampleDiff() {
 	before, err := catalogue.New([]catalogue.Plugin{greeter("/usr/lib/greeter")})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	foreign := catalogue.Plugin{Name: "kv", Command: []string{"kv-plugin"}}
 	foreign.SetDefaults()
@@ -29,7 +29,8 @@ func ExampleDiff() {
 	foreign.GoPlugin.ProtocolVersions = []int{1}
 	after, err := catalogue.New([]catalogue.Plugin{foreign, greeter("/usr/lib/greeter", "--polite")})
 	if err != nil {
-		log.Fatal(err)
+		fmt.Println(err)
+		return
 	}
 	changes := catalogue.Diff(before, after)
 	for _, p := range changes.Added {

@@ -171,8 +171,8 @@ const (
 	maxDetailBytes = 2000
 )
 
-// StatusError is the error with which a server, or what is on the way to it, ended a call. Its text has the code, what the server says about
-// it, which may hold any characters, and what the server added, as JSON.
+// StatusError is the error with which a server, or what is on the way to it, ended a call. Its text has the code, what the server says
+// about it, which may hold any characters, and what the server added, as JSON.
 type StatusError struct {
 	// Late says that the call ended because the deadline of its context passed.
 	Late bool

@@ -30,7 +30,7 @@ func (s *Schema) Request(method protoreflect.MethodDescriptor, text []byte, firs
 	if err := check.syntax(); err != nil {
 		return nil, err
 	}
-	if err := check.value(method.Input(), false, 0); err != nil {
+	if err := check.value(method.Input(), 0); err != nil {
 		return nil, err
 	}
 	options := protojson.UnmarshalOptions{Resolver: s.types()}
@@ -59,9 +59,9 @@ type checker struct {
 	decoder   *json.Decoder
 }
 
-// value checks the next value, which stands for a message, for elements of a list or values of a map of messages if inside is set, or,
+// value checks the next value, which stands for a message, for a list of messages, for a map if the message is an entry of that, or,
 // without a message, for anything.
-func (c *checker) value(message protoreflect.MessageDescriptor, inside bool, depth int) error {
+func (c *checker) value(message protoreflect.MessageDescriptor, depth int) error {
 	if depth > maxDepth {
 		return c.wrong(c.decoder.InputOffset(), fmt.Sprintf("nested more than %d deep", maxDepth))
 	}
@@ -74,16 +74,15 @@ func (c *checker) value(message protoreflect.MessageDescriptor, inside bool, dep
 		return nil
 	}
 	for c.decoder.More() {
-		inner, innerInside := message, false
+		inner := message
 		if delimiter == '{' {
 			key, _ := c.decoder.Token()
 			name, _ := key.(string) // keys are
-			inner, innerInside, err = c.field(message, inside, name)
-			if err != nil {
+			if inner, err = c.field(message, name); err != nil {
 				return err
 			}
 		}
-		if err := c.value(inner, innerInside, depth+1); err != nil {
+		if err := c.value(inner, depth+1); err != nil {
 			return err
 		}
 	}
@@ -92,26 +91,23 @@ func (c *checker) value(message protoreflect.MessageDescriptor, inside bool, dep
 }
 
 // field returns what the value of a key stands for, for [checker.value].
-func (c *checker) field(message protoreflect.MessageDescriptor, isMap bool, key string) (protoreflect.MessageDescriptor, bool, error) {
+func (c *checker) field(message protoreflect.MessageDescriptor, key string) (protoreflect.MessageDescriptor, error) {
 	switch {
-	case isMap:
-		return message, false, nil // the key is the user's
 	case message == nil || isBuiltinType(message.FullName()):
-		return nil, false, nil // any keys, or such as only protojson knows
+		return nil, nil // any keys, or such as only protojson knows
+	case message.IsMapEntry():
+		return message.Fields().ByNumber(2).Message(), nil // of the value; the key is the user's
 	case strings.HasPrefix(key, "["):
-		return nil, false, nil // an extension
+		return nil, nil // an extension
 	}
 	field := message.Fields().ByJSONName(key)
 	if field == nil {
 		field = message.Fields().ByTextName(key)
 	}
 	if field == nil {
-		return nil, false, c.unknown(message, key)
+		return nil, c.unknown(message, key)
 	}
-	if field.IsMap() {
-		return field.MapValue().Message(), true, nil
-	}
-	return field.Message(), false, nil
+	return field.Message(), nil
 }
 
 func (c *checker) unknown(message protoreflect.MessageDescriptor, key string) error {
