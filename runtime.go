@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/journal"
-	"github.com/patchbay-dev/patchbay/internal/launch/entrance"
+	"github.com/patchbay-dev/patchbay/internal/entrance"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"

@@ -206,9 +206,10 @@ func TestPlanCheck(t *testing.T) {
 }
 
 // served are the groups of internal packages and who may import them: whom they serve, and tools and tests that look at the same things.
+// Where discovery and launching meet is internal/entrance and internal/journal, which the root wires.
 var served = map[string][]string{
-	"internal/discover": {".", "internal/discover", "pluginwatcher", "daemon", "reconciler", "verify"},
-	"internal/launch":   {".", "internal/launch", "host", "launcher", "sdk", "verify", "internal/command/doctor", "daemon"}, // its tests
+	"internal/discover": {".", "internal/discover", "internal/entrance", "internal/journal", "pluginwatcher", "daemon", "reconciler", "verify"},
+	"internal/launch":   {".", "internal/launch", "internal/entrance", "host", "launcher", "sdk", "verify", "internal/command/doctor", "daemon"},
 	"internal/command":  {"internal/command", "cmd/patchbay"},
 }
 
