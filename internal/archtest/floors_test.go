@@ -14,43 +14,71 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// plan is the floor plan: the floor of each package, or of each pattern that ends in "/...", by path relative to the module.
-type plan map[string]int
+// plan is the floor plan: the room of each package, or of each pattern that ends in "/...", by path relative to the module.
+type plan struct {
+	rooms map[string]room
+	// standsOn are the storeys on which each stands, by the first words of its heading; nil stands for all.
+	standsOn map[string][]string
+}
+
+type room struct {
+	floor  int
+	storey string
+}
 
 var (
+	storeys = regexp.MustCompile(`^### ([^:]+): `)
+	stands  = regexp.MustCompile(`^Stands on (.+)\.$`)
 	header  = regexp.MustCompile(`^\|\s*floor\s*\|\s*package\s*\|`)
 	divider = regexp.MustCompile(`^\|[\s:|-]+\|$`)
 	named   = regexp.MustCompile("^`([^`]+)`( \\(root\\))?$")
 )
 
-// parsePlan reads the floor plan from the one Markdown table whose first two columns are "floor" and "package". A floor is a number.
-// The second column lists packages in backquotes, separated by commas; "(root)" behind the name marks the root package.
+// parsePlan reads the floor plan from the Markdown tables whose first two columns are "floor" and "package". A floor is a number. The second
+// column lists packages in backquotes, separated by commas; "(root)" behind the name marks the root package. Each table stands in a storey,
+// whose heading is "### NAME: …", and which says "Stands on NAME, NAME and NAME.", "Stands on all others." or "Stands on nothing.".
 func parsePlan(markdown string) (plan, error) {
-	p := plan{}
-	inTable := false
+	p := plan{map[string]room{}, map[string][]string{}}
+	inTable, storey := false, ""
 	for i, line := range strings.Split(markdown, "\n") {
 		line = strings.TrimSpace(line)
+		on := stands.FindStringSubmatch(line)
+		heading := storeys.FindStringSubmatch(line)
 		switch {
+		case heading != nil:
+			storey = strings.ToLower(heading[1])
+		case on != nil && storey != "":
+			p.standsOn[storey] = parseStorey(on[1])
 		case header.MatchString(line):
-			if len(p) > 0 {
-				return nil, fmt.Errorf("line %d: a second floor table", i+1)
+			if _, ok := p.standsOn[storey]; !ok {
+				return plan{}, fmt.Errorf("line %d: the table stands in no storey that says what it stands on", i+1)
 			}
 			inTable = true
 		case !strings.HasPrefix(line, "|"):
 			inTable = false
 		case inTable && !divider.MatchString(line):
-			if err := p.addRow(line); err != nil {
-				return nil, fmt.Errorf("line %d: %w", i+1, err)
+			if err := p.addRow(line, storey); err != nil {
+				return plan{}, fmt.Errorf("line %d: %w", i+1, err)
 			}
 		}
 	}
-	if len(p) == 0 {
-		return nil, fmt.Errorf("no table that begins with | floor | package |")
+	if len(p.rooms) == 0 {
+		return plan{}, fmt.Errorf("no table that begins with | floor | package |")
 	}
 	return p, nil
 }
 
-func (p plan) addRow(row string) error {
+func parseStorey(on string) []string {
+	switch on {
+	case "all others":
+		return nil
+	case "nothing":
+		return []string{}
+	}
+	return strings.Split(strings.ReplaceAll(on, " and ", ", "), ", ")
+}
+
+func (p plan) addRow(row, storey string) error {
 	cells := strings.Split(row, "|")
 	if len(cells) < 4 {
 		return fmt.Errorf("row %q has no column for packages", row)
@@ -68,20 +96,20 @@ func (p plan) addRow(row string) error {
 		if match[2] != "" {
 			path = "."
 		}
-		if _, ok := p[path]; ok {
+		if _, ok := p.rooms[path]; ok {
 			return fmt.Errorf("package %s has two floors", path)
 		}
-		p[path] = floor
+		p.rooms[path] = room{floor, storey}
 	}
 	return nil
 }
 
 // find returns the entry for a package: the package itself, or the longest pattern that it matches.
 func (p plan) find(path string) (entry string, ok bool) {
-	if _, ok := p[path]; ok {
+	if _, ok := p.rooms[path]; ok {
 		return path, true
 	}
-	for candidate := range p {
+	for candidate := range p.rooms {
 		prefix, isPattern := strings.CutSuffix(candidate, "/...")
 		if isPattern && (path == prefix || strings.HasPrefix(path, prefix+"/")) && len(candidate) > len(entry) {
 			entry = candidate
@@ -93,7 +121,7 @@ func (p plan) find(path string) (entry string, ok bool) {
 // check returns what is wrong, as sentences: imports that do not point down, packages without a floor, floors without a package.
 func (p plan) check(packages []pkg) []string {
 	var wrong []string
-	unused := maps.Clone(p)
+	unused := maps.Clone(p.rooms)
 	for _, from := range packages {
 		fromEntry, ok := p.find(from.path)
 		if !ok {
@@ -106,8 +134,12 @@ func (p plan) check(packages []pkg) []string {
 			if !ok {
 				continue // Said for the package itself.
 			}
-			if fromFloor, toFloor := p[fromEntry], p[toEntry]; toFloor >= fromFloor && fromEntry != toEntry {
-				wrong = append(wrong, fmt.Sprintf("%s (floor %d) imports %s (floor %d)", from.path, fromFloor, to, toFloor))
+			above, below := p.rooms[fromEntry], p.rooms[toEntry]
+			if below.floor >= above.floor && fromEntry != toEntry {
+				wrong = append(wrong, fmt.Sprintf("%s (floor %d) imports %s (floor %d)", from.path, above.floor, to, below.floor))
+			}
+			if on := p.standsOn[above.storey]; above.storey != below.storey && on != nil && !slices.Contains(on, below.storey) {
+				wrong = append(wrong, fmt.Sprintf("%s (%s) imports %s (%s)", from.path, above.storey, to, below.storey))
 			}
 		}
 	}
@@ -136,11 +168,29 @@ const examplePlan = `
 |---|---|
 | floor | no row of the plan |
 
+### The roof: what is above
+
+Stands on all others.
+
 | floor | package | what it is |
 |------:|---------|---|
 | 3 | ` + "`patchbay` (root)" + ` | the root |
+
+### The middle: what is between
+
+Stands on the ground.
+
+| floor | package | what it is |
+|------:|---------|---|
 | 2 | ` + "`top/one`, `top/two`" + ` | two packages |
-| 1 | ` + "`base`" + ` | the ground |
+| 1 | ` + "`base`" + ` | the lower one |
+
+### The ground: what is below
+
+Stands on nothing.
+
+| floor | package |
+|---|---|
 | 0 | ` + "`api/...`, `internal/a`" + ` | patterns |
 
 | 9 | no row either |
@@ -151,20 +201,25 @@ func TestParsePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := plan{".": 3, "top/one": 2, "top/two": 2, "base": 1, "api/...": 0, "internal/a": 0}
-	if diff := cmp.Diff(want, got); diff != "" {
+	want := map[string]room{
+		".": {3, "the roof"}, "top/one": {2, "the middle"}, "top/two": {2, "the middle"}, "base": {1, "the middle"},
+		"api/...": {0, "the ground"}, "internal/a": {0, "the ground"},
+	}
+	if diff := cmp.Diff(want, got.rooms, cmp.AllowUnexported(room{})); diff != "" {
 		t.Errorf("plan (-want +got):\n%s", diff)
 	}
+	const storey = "### S: s\nStands on nothing.\n"
 	for _, bad := range []string{
 		"",
-		"| floor | package |\n|---|---|\n",
-		"| floor | package |\n| first | `a` |",
-		"| floor | package |\n| -1 | `a` |",
-		"| floor | package |\n| 1 | a |",
-		"| floor | package |\n| 1 | `a` `b` |",
-		"| floor | package |\n| 1 |",
-		"| floor | package |\n| 1 | `a` |\n| 2 | `a` |",
-		"| floor | package |\n| 1 | `a` |\n\n| floor | package |\n| 2 | `b` |",
+		storey + "| floor | package |\n|---|---|\n",
+		storey + "| floor | package |\n| first | `a` |",
+		storey + "| floor | package |\n| -1 | `a` |",
+		storey + "| floor | package |\n| 1 | a |",
+		storey + "| floor | package |\n| 1 | `a` `b` |",
+		storey + "| floor | package |\n| 1 |",
+		storey + "| floor | package |\n| 1 | `a` |\n| 2 | `a` |",
+		"| floor | package |\n| 1 | `a` |",
+		"### S: s\n| floor | package |\n| 1 | `a` |",
 	} {
 		if p, err := parsePlan(bad); err == nil {
 			t.Errorf("parsePlan(%q) = %v, want an error", bad, p)
@@ -186,7 +241,7 @@ func TestPlanCheck(t *testing.T) {
 	}
 	got := p.check([]pkg{
 		imports(".", "top/one", "base"),
-		imports("top/one", "top/two", "."),
+		imports("top/one", "top/two", ".", "base"),
 		imports("base", "api/x/v1", "internal/a"),
 		imports("internal/a", "api/x/v1", "base"),
 		imports("api/x/v1"),
@@ -194,34 +249,15 @@ func TestPlanCheck(t *testing.T) {
 	})
 	want := []string{
 		"top/one (floor 2) imports . (floor 3)",
+		"top/one (the middle) imports . (the roof)",
 		"top/one (floor 2) imports top/two (floor 2)",
 		"internal/a (floor 0) imports api/x/v1 (floor 0)",
 		"internal/a (floor 0) imports base (floor 1)",
+		"internal/a (the ground) imports base (the middle)",
 		"apiary is not in the floor plan",
 		"top/two is in the floor plan and does not exist",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("check (-want +got):\n%s", diff)
-	}
-}
-
-// served are the groups of internal packages and who may import them: whom they serve, and tools and tests that look at the same things.
-// Where discovery and launching meet is internal/entrance and internal/journal, which the root wires.
-var served = map[string][]string{
-	"internal/discover": {".", "internal/discover", "internal/entrance", "internal/journal", "pluginwatcher", "daemon", "reconciler", "verify"},
-	"internal/launch":   {".", "internal/launch", "internal/entrance", "host", "launcher", "sdk", "verify", "internal/command/doctor", "daemon"},
-	"internal/command":  {"internal/command", "cmd/patchbay"},
-}
-
-func TestGroupsServeTheirOwn(t *testing.T) {
-	within := func(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
-	for _, p := range packages(t) {
-		for imported := range p.imports {
-			for group, importers := range served {
-				if within(imported, group) && !slices.ContainsFunc(importers, func(dir string) bool { return within(p.path, dir) }) {
-					t.Errorf("%s imports %s, and %s does not serve it: move what both need out of the group", p.path, imported, group)
-				}
-			}
-		}
 	}
 }
