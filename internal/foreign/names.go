@@ -4,8 +4,13 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+)
 
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+// The types of the kubelet, whose names have rules. The constants of its module would bring that into every program that checks a text.
+const (
+	typeCSI    = "CSIPlugin"
+	typeDRA    = "DRAPlugin"
+	typeDevice = "DevicePlugin"
 )
 
 const (
@@ -31,12 +36,12 @@ func IsSegment(text string) bool { return len(text) <= maxSegment && segment.Mat
 // PluginName returns what is wrong with the name of a plugin, by the rules for its type. Types other than those of the kubelet have none.
 func PluginName(ptype, name string) error {
 	switch ptype {
-	case registerapi.CSIPlugin:
+	case typeCSI:
 		return driverName("CSI", name, IsSegment(name) && !strings.Contains(name, "_"),
 			"letters, digits, dashes and dots are allowed, and it begins and ends with a letter or digit, for example hostpath.csi.k8s.io")
-	case registerapi.DRAPlugin:
+	case typeDRA:
 		return driverName("DRA", name, domain.MatchString(name), "it must be a DNS subdomain, for example gpu.example.com")
-	case registerapi.DevicePlugin:
+	case typeDevice:
 		return resourceName(name)
 	}
 	return nil
