@@ -35,8 +35,8 @@ type Condition struct {
 	Since   time.Time
 }
 
-// ConditionName is the name of the condition of a [Publisher].
-const ConditionName = "fleet"
+// conditionName is the name of the condition of a [Publisher].
+const conditionName = "fleet"
 
 // The defaults of [PublisherConfig].
 const (
@@ -153,7 +153,7 @@ func (p *Publisher) SetAddress(address string) {
 func (p *Publisher) Condition() Condition {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return Condition{Name: ConditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
+	return Condition{Name: conditionName, OK: p.health.Current, Message: p.health.Message, Since: p.health.Since}
 }
 
 // Stats returns what has been done so far.

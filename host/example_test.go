@@ -4,6 +4,8 @@ package host_test
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -74,6 +76,51 @@ func ExampleHost_events() {
 	// true
 	// failing was launched
 	// exit status 1
+}
+
+// A program that is not the one that was expected is not run.
+func ExampleHost_Launch() {
+	h := &host.Host{}
+	if err := h.Initialize(plugin.Config{}); err != nil {
+		fmt.Println(err)
+		return
+	}
+	sum := sha256.Sum256([]byte("the program that was reviewed"))
+	spec := host.Spec{Args: []string{"true"}, SHA256: hex.EncodeToString(sum[:])}
+	_, err := h.Launch(context.Background(), spec)
+	fmt.Println("another program:", errors.Is(err, host.ErrDigest))
+
+	h.Close(context.Background())
+	_, err = h.Launch(context.Background(), host.Spec{Args: []string{"true"}})
+	fmt.Println("too late:", errors.Is(err, host.ErrClosed))
+	// Output:
+	// another program: true
+	// too late: true
+}
+
+// What an admission plugin prints goes to the logger of its context. A check that got no answer refuses for now, one that got a no for good.
+func ExampleNewAdmissionPlugin() {
+	h := &host.Host{}
+	if err := h.Initialize(plugin.Config{}); err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer h.Close(context.Background())
+
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
+	ctx := host.WithLogger(context.Background(), logger)
+	admissions := host.NewAdmissionPlugin(ctx, h, []string{"echo", "no license"})
+	err := admissions.CheckAdmission(plugin.Pin{PackageName: "tools/example", InstanceID: "latest"}).Wait(ctx)
+	admissions.Close(ctx)
+	switch {
+	case errors.Is(err, host.ErrCrashed), errors.Is(err, host.ErrTimeout), errors.Is(err, host.ErrQueueFull):
+		fmt.Println("ask again later")
+	case err != nil:
+		fmt.Println("refused:", err)
+	}
+	// Output:
+	// level=INFO msg="no license" plugin=echo
+	// ask again later
 }
 
 // An admission plugin is started by the first check. Here it ends without an answer, and that is a refusal.

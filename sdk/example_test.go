@@ -2,7 +2,10 @@ package sdk_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -46,6 +49,8 @@ func ExampleServe() {
 			Type: "Greeter", Name: "hello", Versions: []string{"1.0.0"},
 			Socket:   filepath.Join(dir, "hello.sock"),
 			Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, hello{}) },
+
+			ServerOptions: []grpc.ServerOption{grpc.MaxRecvMsgSize(64 << 10)},
 		})
 	}()
 
@@ -61,6 +66,34 @@ func ExampleServe() {
 	// Output:
 	// registered Greeter hello 1.0.0
 	// served <nil>
+}
+
+// An update serves in the place of the instance that runs. The socket of another program is left alone.
+func ExamplePlugin_takeOver() {
+	dir, err := os.MkdirTemp("", "sdk")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "hello.sock")
+	other, err := net.Listen("unix", socket)
+	if err != nil {
+		panic(err)
+	}
+	defer other.Close()
+	go func() { _ = http.Serve(other, nil) }()
+
+	err = sdk.Serve(context.Background(), sdk.Plugin{
+		Type: "Greeter", Name: "hello", Versions: []string{"2.0.0"},
+		Socket:   socket,
+		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, hello{}) },
+		TakeOver: true,
+		HandOver: time.Minute, // a host that is busy may need longer than the default to register the update
+	})
+	if errors.Is(err, sdk.ErrInUse) {
+		fmt.Println("another program serves there: choose another path")
+	}
+	// Output: another program serves there: choose another path
 }
 
 // A launched plugin that serves nothing runs until its host ends it.

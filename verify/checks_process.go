@@ -238,7 +238,7 @@ func asksOrTells() []string {
 // fits says why a rule is not for the way in which the plugin registers, if it is not.
 func (s *subject) fits(rule Rule) outcome {
 	switch {
-	case rule.Family() == "KUB" && !s.registersItself():
+	case rule.family() == "KUB" && !s.registersItself():
 		return notApplicable("it is for device plugins that register on %s; verify the command with --kubelet-sock", kubeletSocket)
 	case s.registersItself() && slices.Contains(asksOrTells(), rule.ID):
 		return notApplicable("the plugin registers on %s, and is neither asked nor told", kubeletSocket)

@@ -23,10 +23,10 @@ func generatedRules() string {
 	var order []string
 	of := map[string][]Rule{}
 	for _, r := range Rules() {
-		if of[r.Family()] == nil {
-			order = append(order, r.Family())
+		if of[r.family()] == nil {
+			order = append(order, r.family())
 		}
-		of[r.Family()] = append(of[r.Family()], r)
+		of[r.family()] = append(of[r.family()], r)
 	}
 	var all []Rule
 	for _, family := range order {
@@ -34,7 +34,7 @@ func generatedRules() string {
 	}
 	family := ""
 	for _, r := range all {
-		if f := r.Family(); f != family {
+		if f := r.family(); f != family {
 			family = f
 			fmt.Fprintf(&text, "\n### %s: %s\n", f, families[f])
 		}

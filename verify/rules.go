@@ -27,8 +27,8 @@ type Rule struct {
 	check func(ctx context.Context, s *subject) outcome
 }
 
-// Family returns the letters that the identifier begins with.
-func (r Rule) Family() string { return r.ID[:3] }
+// family returns the letters that the identifier begins with.
+func (r Rule) family() string { return r.ID[:3] }
 
 // outcome is what a check found.
 type outcome struct {
@@ -73,7 +73,7 @@ func selectRules(only, skip []string) ([]Rule, error) {
 }
 
 func (r Rule) named(name string) bool {
-	return strings.EqualFold(name, r.ID) || strings.EqualFold(name, r.Family())
+	return strings.EqualFold(name, r.ID) || strings.EqualFold(name, r.family())
 }
 
 // rules is what is checked, in this order: the refusal may end the plugin, and the process rules do, so they are last.

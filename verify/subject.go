@@ -76,7 +76,7 @@ func (s *subject) check(ctx context.Context, rule Rule) outcome {
 	if o := s.fits(rule); o.status != "" {
 		return o
 	}
-	if rule.Family() != "PRC" && rule.Family() != "ENV" {
+	if rule.family() != "PRC" && rule.family() != "ENV" {
 		if o := s.ready(ctx); o.status != "" {
 			return o
 		}

@@ -47,7 +47,7 @@ func TestRulesAreWellFormed(t *testing.T) {
 	id := regexp.MustCompile(`^[A-Z]{3}\d{3}$`)
 	seen := map[string]bool{}
 	for _, r := range Rules() {
-		if !id.MatchString(r.ID) || seen[r.ID] || families[r.Family()] == "" {
+		if !id.MatchString(r.ID) || seen[r.ID] || families[r.family()] == "" {
 			t.Errorf("%q is no good identifier", r.ID)
 		}
 		seen[r.ID] = true

@@ -14,6 +14,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
 	"github.com/patchbay-dev/patchbay/sdk"
@@ -59,6 +60,7 @@ func Example() {
 	}
 	// Output:
 	// fake.csi.example.com v3.2.1 calls this node node-7 in z1
+	// volumes at most: 16
 	// CSI 1.11.0: CONTROLLER_SERVICE,VOLUME_ACCESSIBILITY_CONSTRAINTS
 	// capabilities: 0
 }
@@ -99,6 +101,14 @@ func ExampleBounded() {
 	// DeadlineExceeded
 }
 
+// A driver that is not ready yet is no failure: the pipeline, which calls the handler, tries again later.
+func ExampleOptions() {
+	handler := csi.NewHandler(csi.Options{ReadyTimeout: 10 * time.Millisecond})
+	err := handler.RegisterPlugin(driverName, "/run/not/there.sock", []string{"1.11.0"}, nil)
+	fmt.Println("again later:", errors.Is(err, cache.ErrRetry))
+	// Output: again later: true
+}
+
 // use waits for the driver, shows what is known of it, and calls it.
 func use(ctx context.Context, registry *dynamicplugins.Store) error {
 	info, err := registry.WaitForPlugin(ctx, dynamicplugins.PluginTypeCSINode, driverName)
@@ -107,6 +117,7 @@ func use(ctx context.Context, registry *dynamicplugins.Store) error {
 	}
 	if node, ok := csi.NodeInfoOf(info); ok {
 		fmt.Println(info.Name, info.Version, "calls this node", node.NodeID, "in", node.Topology["com.example/zone"])
+		fmt.Println("volumes at most:", node.MaxVolumesPerNode)
 	}
 	fmt.Println("CSI", info.Options[csi.KeyVersion]+":", info.Options[csi.KeyCapabilities])
 	client, err := dynamicplugins.Dispense[csipb.NodeClient](registry, dynamicplugins.PluginTypeCSINode, driverName)

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"time"
 
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -28,6 +30,45 @@ func Example() {
 	// gadget-2 can be used, owner ""
 	// for job-8: wait until devices change
 	// allocations: 0
+}
+
+// What plugins can make a host hold and wait for is bounded. Here there is room for one resource.
+func ExampleConfig() {
+	if err := registerTwo(device.Config{ListTimeout: time.Second, MaxDevices: 64, MaxResources: 1}); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// example.com/gadget is taken into use: true
+	// example.com/gizmo is taken into use: false
+}
+
+func registerTwo(config device.Config) error {
+	dir, err := os.MkdirTemp("", "dev")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	socket := filepath.Join(dir, "plugin.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer()
+	newFake("one").register(server)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+
+	devices, err := device.New(config)
+	if err != nil {
+		return err
+	}
+	for _, resource := range []string{"example.com/gadget", "example.com/gizmo"} {
+		err := devices.RegisterPlugin(resource, socket, []string{"v1beta1"}, nil)
+		fmt.Println(resource, "is taken into use:", err == nil)
+	}
+	err = devices.Close()
+	server.Stop()
+	return errors.Join(err, <-served)
 }
 
 func usable(health device.Health) string {

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
 	"github.com/patchbay-dev/patchbay/sdk"
@@ -69,7 +71,7 @@ func Example() {
 	driver.reports <- []*drahealth.DeviceHealth{of("gpu-0", drahealth.HealthStatus_UNHEALTHY)}
 	for devices := range drivers.WatchHealth(ctx, driverName) {
 		if len(devices) > 0 {
-			fmt.Println(devices[0].Device, advice(devices[0]))
+			fmt.Println(devices[0].Pool+"/"+devices[0].Device, advice(devices[0]))
 			break
 		}
 	}
@@ -87,7 +89,7 @@ func Example() {
 	// map[6b3d0f2e:<nil>] <nil>
 	// a client for who repeats calls himself: <nil>
 	// true
-	// gpu-0 is to be replaced
+	// node-1/gpu-0 is to be replaced
 	// true
 }
 
@@ -99,5 +101,14 @@ func advice(device dra.DeviceHealth) string {
 		return "is to be replaced"
 	case dra.Unknown:
 	}
-	return "was not heard of lately"
+	return "was not heard of since " + device.LastReport.Format(time.Kitchen)
+}
+
+// A driver that does not answer yet is no failure: the pipeline, which calls the handler, tries again later.
+func ExampleConfig() {
+	drivers := dra.New(dra.Config{ConnectTimeout: 10 * time.Millisecond})
+	defer drivers.Close()
+	err := drivers.RegisterPlugin(driverName, "/run/not/there.sock", []string{"v1.DRAPlugin"}, nil)
+	fmt.Println("again later:", errors.Is(err, cache.ErrRetry))
+	// Output: again later: true
 }

@@ -70,6 +70,7 @@ func Example() {
 		Versions:      []string{"v1"},
 		WrongVersions: [][]string{nil, {"v2"}},
 		WrongNames:    []string{"../plugin"},
+		Patience:      5 * time.Second, // it has no timeouts of its own that would take longer
 	})
 	fmt.Println(err)
 	// Output:

@@ -21,7 +21,7 @@ func ExampleServe() {
 			}
 		}
 		return errors.New("it has no good signature")
-	})
+	}, admission.WithConcurrency(64)) // checks that wait for metadata are cheap
 	fmt.Println(err)
 	// Output: cannot serve admissions: no host launched this process
 }

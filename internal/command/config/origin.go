@@ -13,8 +13,8 @@ type Origin struct {
 	Source string
 	// File is the path of a file; empty for any other source.
 	File string
-	// Line and Column are the position in the file, from 1; zero where it is not known.
-	Line, Column int
+	// line and column are the position in the file, from 1; zero where it is not known.
+	line, column int
 }
 
 // Default is the origin of a value that nobody gave.
@@ -26,10 +26,10 @@ func (o Origin) IsFile() bool { return o.File != "" }
 // String returns FILE:LINE:COLUMN, as far as it is known, or the source.
 func (o Origin) String() string {
 	switch {
-	case o.Column > 0:
-		return fmt.Sprintf("%s:%d:%d", o.File, o.Line, o.Column)
-	case o.Line > 0:
-		return fmt.Sprintf("%s:%d", o.File, o.Line)
+	case o.column > 0:
+		return fmt.Sprintf("%s:%d:%d", o.File, o.line, o.column)
+	case o.line > 0:
+		return fmt.Sprintf("%s:%d", o.File, o.line)
 	}
 	return cmp.Or(o.File, o.Source)
 }
@@ -72,8 +72,8 @@ func (e Errors) Sort() {
 	slices.SortStableFunc(e, func(a, b *Error) int {
 		return cmp.Or(
 			cmp.Compare(rank[a.Origin.File], rank[b.Origin.File]),
-			cmp.Compare(a.Origin.Line, b.Origin.Line),
-			cmp.Compare(a.Origin.Column, b.Origin.Column),
+			cmp.Compare(a.Origin.line, b.Origin.line),
+			cmp.Compare(a.Origin.column, b.Origin.column),
 		)
 	})
 }

@@ -104,7 +104,7 @@ func (p *parser) parse(text []byte) *node {
 			p.syntax(err, text)
 			return nil
 		}
-		return newMap(Origin{File: p.file, Line: 1, Column: 1})
+		return newMap(Origin{File: p.file, line: 1, column: 1})
 	}
 	switch err := decoder.Decode(&next); {
 	case err == nil:
@@ -128,16 +128,16 @@ func (p *parser) syntax(err error, source []byte) {
 	at := Origin{File: p.file}
 	if match := lineOfSyntax.FindStringSubmatch(text); match != nil {
 		line, _ := strconv.Atoi(match[1]) // digits only
-		at.Line, text = line, text[len(match[0]):]
+		at.line, text = line, text[len(match[0]):]
 		if strings.HasPrefix(text, "did not find expected") {
-			at.Line = min(line+1, 1+bytes.Count(source, []byte("\n")))
+			at.line = min(line+1, 1+bytes.Count(source, []byte("\n")))
 		}
 	}
 	p.fail(at, "this is not YAML: %s", text)
 }
 
 func (p *parser) at(y *yaml.Node) Origin {
-	return Origin{File: p.file, Line: max(y.Line, 1), Column: max(y.Column, 1)}
+	return Origin{File: p.file, line: max(y.Line, 1), column: max(y.Column, 1)}
 }
 
 // node converts a value. Anchors are refused, because what they can build out of a small file has no bound.
@@ -181,7 +181,7 @@ func (p *parser) members(n *node, y *yaml.Node) {
 			p.fail(at, "duplicate key %q: it is in line %d already", key.Value, line)
 			continue
 		}
-		lines[key.Value] = at.Line
+		lines[key.Value] = at.line
 		n.members = append(n.members, member{key.Value, at, converted})
 	}
 }

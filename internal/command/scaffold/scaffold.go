@@ -26,10 +26,10 @@ type Options struct {
 	Replace string
 }
 
-// File is one file to write, with the slash-separated path relative to the plugin's directory.
+// File is one file to write.
 type File struct {
-	Path string
-	Data []byte
+	Path string // slash-separated, relative to the plugin's directory
+	data []byte
 }
 
 //go:embed templates
@@ -122,7 +122,7 @@ func render(name string, data map[string]any) (File, error) {
 	if err := t.Execute(&text, data); err != nil {
 		return File{}, err
 	}
-	file := File{Path: strings.TrimSuffix(path.Base(name), ".tmpl"), Data: text.Bytes()}
+	file := File{Path: strings.TrimSuffix(path.Base(name), ".tmpl"), data: text.Bytes()}
 	switch file.Path {
 	case "gitignore":
 		file.Path = ".gitignore"
@@ -130,7 +130,7 @@ func render(name string, data map[string]any) (File, error) {
 		file.Path = fmt.Sprint(data["Binary"], ".service")
 	}
 	if path.Ext(file.Path) == ".go" {
-		if file.Data, err = format.Source(file.Data); err != nil {
+		if file.data, err = format.Source(file.data); err != nil {
 			return File{}, fmt.Errorf("template %s: %w", name, err)
 		}
 	}

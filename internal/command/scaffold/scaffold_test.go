@@ -31,10 +31,10 @@ func TestFiles(t *testing.T) {
 			}
 		}
 		for _, f := range files {
-			if strings.Contains(string(f.Data), "{{.") || strings.Contains(string(f.Data), "<no value>") {
+			if strings.Contains(string(f.data), "{{.") || strings.Contains(string(f.data), "<no value>") {
 				t.Errorf("%s of %s is not filled in", f.Path, o.Type)
 			}
-			for i, line := range strings.Split(string(f.Data), "\n") {
+			for i, line := range strings.Split(string(f.data), "\n") {
 				if len(line) > 140 || strings.TrimRight(line, " \t") != line {
 					t.Errorf("%s of %s, line %d: %q is long or ends with spaces", f.Path, o.Type, i+1, line)
 				}
@@ -46,7 +46,7 @@ func TestFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := "module example.com/hello\n\ngo 1.26.0\n\nrequire github.com/patchbay-dev/patchbay v1.2.3-rc.1\n"
-	if diff := cmp.Diff(want, string(files[0].Data)); diff != "" {
+	if diff := cmp.Diff(want, string(files[0].data)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -45,7 +45,7 @@ func Write(dir string, files []File) (err error) {
 			return err
 		}
 		made = append(made, path)
-		_, err = file.Write(f.Data)
+		_, err = file.Write(f.data)
 		if err := errors.Join(err, file.Close()); err != nil {
 			return err
 		}

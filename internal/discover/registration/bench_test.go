@@ -86,7 +86,7 @@ func cpu(tb testing.TB) float64 {
 }
 
 func walkOwn(ctx context.Context, path string) error {
-	c, err := Dial(ctx, path)
+	c, err := dialAt(ctx, path)
 	if err != nil {
 		return err
 	}

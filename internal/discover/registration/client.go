@@ -39,15 +39,6 @@ type Client struct {
 	conn   conn
 }
 
-// Dial connects to the registration socket at path. It sends nothing yet. An error can be classified with sock.IsRefused and sock.IsGone.
-func Dial(ctx context.Context, path string) (*Client, error) {
-	socket, err := sock.Dial(ctx, path)
-	if err != nil {
-		return nil, err
-	}
-	return New(socket), nil
-}
-
 // New returns a client on a connection to a registration socket, which it takes over.
 func New(socket *net.UnixConn) *Client {
 	c := &Client{socket: socket}

@@ -87,7 +87,7 @@ func TestServerOfNetHTTP(t *testing.T) {
 
 func TestDialErrorsAreClassified(t *testing.T) {
 	dir := tempDir(t)
-	if _, err := Dial(t.Context(), filepath.Join(dir, "none")); !sock.IsGone(err) {
+	if _, err := dialAt(t.Context(), filepath.Join(dir, "none")); !sock.IsGone(err) {
 		t.Errorf("no socket: %v", err)
 	}
 	path := filepath.Join(dir, "s")
@@ -97,7 +97,7 @@ func TestDialErrorsAreClassified(t *testing.T) {
 	}
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
-	if _, err := Dial(t.Context(), path); !sock.IsRefused(err) {
+	if _, err := dialAt(t.Context(), path); !sock.IsRefused(err) {
 		t.Errorf("nobody listens: %v", err)
 	}
 }

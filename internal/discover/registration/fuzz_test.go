@@ -105,7 +105,7 @@ func listen(t testing.TB) *net.UnixListener {
 // connected connects a client and returns both ends.
 func connected(t testing.TB, l *net.UnixListener) (*Client, *net.UnixConn) {
 	t.Helper()
-	client, err := Dial(context.Background(), l.Addr().String())
+	client, err := dialAt(context.Background(), l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func (r *recorder) Read(b []byte) (int, error) {
 func realAnswers(t testing.TB) (first, second []byte) {
 	t.Helper()
 	path, _ := serve(t, &plugin{})
-	c, err := Dial(context.Background(), path)
+	c, err := dialAt(context.Background(), path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -237,7 +237,7 @@ func TestCostOfHolding(t *testing.T) {
 	stops := make([]func(), 0, n)
 	goroutines, files, heap := runtime.NumGoroutine(), openFiles(t), heapInUse()
 	for range n {
-		c, err := Dial(t.Context(), path)
+		c, err := dialAt(t.Context(), path)
 		if err != nil {
 			t.Fatal(err)
 		}

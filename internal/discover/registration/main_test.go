@@ -16,6 +16,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // childEnv has the re-executed test binary serve a plugin on the socket that it names.
@@ -156,10 +157,19 @@ func serve(t testing.TB, p *plugin, options ...grpc.ServerOption) (path string, 
 // dial connects a client until the end of the test.
 func dial(t testing.TB, path string) *Client {
 	t.Helper()
-	c, err := Dial(t.Context(), path)
+	c, err := dialAt(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return c
+}
+
+// dialAt returns a client on a connection of its own.
+func dialAt(ctx context.Context, path string) (*Client, error) {
+	socket, err := sock.Dial(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return New(socket), nil
 }

@@ -61,7 +61,7 @@ func TestReferencesThatAreNone(t *testing.T) {
 		"upper case":        {HashAlgo: cipdv1.HashAlgo_HASH_ALGO_SHA1, HexDigest: strings.ToUpper(oldID)},
 		"odd":               {HashAlgo: cipdv1.HashAlgo_HASH_ALGO_SHA1, HexDigest: oldID[1:]},
 	} {
-		if id, err := InstanceID(ref); err == nil {
+		if id, err := instanceID(ref); err == nil {
 			t.Errorf("%s: it is taken for %s", name, id)
 		}
 	}
@@ -75,7 +75,7 @@ func FuzzParseInstanceID(f *testing.F) {
 		if err != nil {
 			return
 		}
-		back, err := InstanceID(ref)
+		back, err := instanceID(ref)
 		if err != nil {
 			t.Fatalf("%q gave %v, which is none: %v", id, ref, err)
 		}
@@ -91,7 +91,7 @@ func FuzzInstanceID(f *testing.F) {
 	f.Add(int32(2), hex.EncodeToString(make([]byte, sha256.Size)))
 	f.Fuzz(func(t *testing.T, algo int32, digest string) {
 		ref := &cipdv1.ObjectRef{HashAlgo: cipdv1.HashAlgo(algo), HexDigest: digest}
-		id, err := InstanceID(ref)
+		id, err := instanceID(ref)
 		if err != nil {
 			return
 		}

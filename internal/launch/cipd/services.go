@@ -134,7 +134,7 @@ func (h *Host) listMetadata(ctx context.Context, r *cipdv1.ListMetadataRequest) 
 		return nil, status.Errorf(codes.PermissionDenied,
 			"only the metadata of %s can be listed, with which the host works", h.serviceURL)
 	}
-	id, err := InstanceID(r.GetInstance())
+	id, err := instanceID(r.GetInstance())
 	if err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "the instance is named by %v", err)
 	}
@@ -213,8 +213,8 @@ func ParseInstanceID(id string) (*cipdv1.ObjectRef, error) {
 	return &cipdv1.ObjectRef{HashAlgo: algo, HexDigest: hex.EncodeToString(digest)}, nil
 }
 
-// InstanceID is the reverse of [ParseInstanceID]. For SHA-1 it returns the old form, in which such instances are known.
-func InstanceID(ref *cipdv1.ObjectRef) (string, error) {
+// instanceID is the reverse of [ParseInstanceID]. For SHA-1 it returns the old form, in which such instances are known.
+func instanceID(ref *cipdv1.ObjectRef) (string, error) {
 	digest, err := digestOf(ref)
 	if err != nil {
 		return "", err

@@ -92,9 +92,9 @@ func (i *Image) retain() bool {
 	}
 }
 
-// Load copies a program. The caller releases the image. The file may be changed meanwhile: what the copy then has is what its digest is of.
-func Load(path string) (*Image, error) {
-	i, err := load(path)
+// load copies a program. The caller releases the image. The file may be changed meanwhile: what the copy then has is what its digest is of.
+func load(path string) (*Image, error) {
+	i, err := newImage(path)
 	if err != nil {
 		return nil, fmt.Errorf("copy %s to check it: %w", path, err)
 	}
@@ -114,12 +114,12 @@ type Cache struct {
 // nil want means that any will do; then the file is always read. The caller releases the image.
 func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 	if want == nil {
-		return Load(path)
+		return load(path)
 	}
 	if i := c.lookup(path, *want); i != nil {
 		return i, nil
 	}
-	i, err := Load(path)
+	i, err := load(path)
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func stampAt(path string) (stamp, error) {
 	return stampOf(&st), err
 }
 
-func load(path string) (*Image, error) {
+func newImage(path string) (*Image, error) {
 	// Not blocking: a named pipe would wait for a writer.
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"fmt"
 )
 
-// load fails: there are no files in memory that can be sealed.
-func load(string) (*Image, error) {
+// newImage fails: there are no files in memory that can be sealed.
+func newImage(string) (*Image, error) {
 	return nil, fmt.Errorf("sealed files in memory: %w", errors.ErrUnsupported)
 }
 

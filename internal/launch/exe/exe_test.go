@@ -48,7 +48,7 @@ func read(t testing.TB, i *Image) string {
 
 func TestLoad(t *testing.T) {
 	path := write(t, filepath.Join(t.TempDir(), "program"), "content")
-	i, err := Load(path)
+	i, err := load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestLoad(t *testing.T) {
 
 // Whoever can open the copy cannot change it.
 func TestSealed(t *testing.T) {
-	i, err := Load(write(t, filepath.Join(t.TempDir(), "program"), "content"))
+	i, err := load(write(t, filepath.Join(t.TempDir(), "program"), "content"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,11 +116,11 @@ func TestUnfit(t *testing.T) {
 		if !filepath.IsAbs(name) {
 			name = path(name)
 		}
-		if _, err := Load(name); !errors.Is(err, ErrUnfit) || !strings.Contains(err.Error(), says) {
+		if _, err := load(name); !errors.Is(err, ErrUnfit) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := Load(path("missing")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := load(path("missing")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }
@@ -382,7 +382,7 @@ func BenchmarkLoad(b *testing.B) {
 			path := write(b, filepath.Join(b.TempDir(), "program"), strings.Repeat("0123456789abcdef", size/16))
 			b.SetBytes(int64(size))
 			for b.Loop() {
-				i, err := Load(path)
+				i, err := load(path)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -56,7 +56,7 @@ func BenchmarkCapture(b *testing.B) {
 			writeLines(b, w, line)
 			<-done
 			b.ReportMetric(float64(n.Load())/b.Elapsed().Seconds(), "forwarded/s")
-			b.ReportMetric(float64(l.Stats().Missed)/float64(b.N), "missed/op")
+			b.ReportMetric(float64(l.Stats().missed)/float64(b.N), "missed/op")
 		})
 	}
 }

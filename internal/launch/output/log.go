@@ -324,7 +324,7 @@ type Stats struct {
 	Bytes   uint64 // bytes of them
 	Dropped uint64 // lines above the rate limit, which nobody sees
 	Cut     uint64 // lines and records that were kept, but not with all their bytes
-	Missed  uint64 // records for which the Handler was too slow
+	missed  uint64 // records for which the Handler was too slow
 }
 
 // forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
@@ -336,7 +336,7 @@ func (l *Log) forward() {
 		if len(data) == 0 {
 			break
 		}
-		l.stats.Missed += missed
+		l.stats.missed += missed
 		l.mu.Unlock()
 		if missed > 0 {
 			r := missing("records missed: the log is too slow", missed)

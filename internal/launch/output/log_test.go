@@ -435,7 +435,7 @@ func TestForward(t *testing.T) {
 			t.Fatalf("record %d is %v", i, r)
 		}
 	}
-	if len(*h.got) != total || l.Stats().Missed != 0 {
+	if len(*h.got) != total || l.Stats().missed != 0 {
 		t.Errorf("%d forwarded of %d, %+v", len(*h.got), total, l.Stats())
 	}
 }
@@ -483,7 +483,7 @@ func TestStuckHandler(t *testing.T) {
 				return true
 			})
 		}
-		if forwarded := len(*h.got) - told; missed == 0 || forwarded+missed != total || l.Stats().Missed != uint64(missed) {
+		if forwarded := len(*h.got) - told; missed == 0 || forwarded+missed != total || l.Stats().missed != uint64(missed) {
 			t.Errorf("%d forwarded, %d told missed, %+v", forwarded, missed, l.Stats())
 		}
 		if (*h.got)[len(*h.got)-1].Message != fmt.Sprint(total-1) {

@@ -28,8 +28,8 @@ import (
 	"time"
 )
 
-// ErrClosed is returned by [Group.Start] and [Group.Adopt] after [Group.Close] was called.
-var ErrClosed = errors.New("the group of processes is closed")
+// errClosed is returned by [Group.Start] and [Group.Adopt] after [Group.Close] was called.
+var errClosed = errors.New("the group of processes is closed")
 
 // errReleased is what [Process.Err] returns for a process that survives, once its group is closed.
 var errReleased = errors.New("the process goes on without this host")
@@ -126,7 +126,7 @@ func (g *Group) enter() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return ErrClosed
+		return errClosed
 	}
 	g.running.Add(1)
 	return nil
@@ -236,7 +236,7 @@ func (p *Process) Data() []byte { return p.spec.Data }
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Err is nil while the process runs, and then says how it ended: nil if with status 0, else an error that unwraps to [os/exec.ExitError],
-// or to [ExitError] if it is one that survives its host; another error if such a one goes on.
+// or to one like it if it is one that survives its host; another error if such a one goes on.
 func (p *Process) Err() error {
 	select {
 	case <-p.done:
@@ -308,13 +308,13 @@ func (p *Process) await(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// ExitError says how a process that survives its host ended. It is no child of this process, so there is no [os.ProcessState].
-type ExitError struct {
+// exitError says how a process that survives its host ended. It is no child of this process, so there is no [os.ProcessState].
+type exitError struct {
 	Code   int            // the exit status, or -1 if it was killed by a signal
 	Signal syscall.Signal // the signal that killed it, or 0
 }
 
-func (e *ExitError) Error() string {
+func (e *exitError) Error() string {
 	if e.Signal != 0 {
 		return "signal: " + e.Signal.String()
 	}

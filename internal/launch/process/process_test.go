@@ -290,7 +290,7 @@ func TestClose(t *testing.T) {
 		}
 		<-a.Done()
 		<-b.Done()
-		if _, err := g.Start((&role{}).spec()); !errors.Is(err, ErrClosed) {
+		if _, err := g.Start((&role{}).spec()); !errors.Is(err, errClosed) {
 			t.Errorf("Start after Close: %v", err)
 		}
 		if watchdog.there() {
@@ -318,7 +318,7 @@ func TestCloseWhileStarting(t *testing.T) {
 				for {
 					p, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "60"}})
 					if err != nil {
-						if !errors.Is(err, ErrClosed) {
+						if !errors.Is(err, errClosed) {
 							t.Error(err)
 						}
 						return

@@ -297,7 +297,7 @@ func (k *kept) wait() error {
 		}
 		return errKeeper
 	case last.Code != 0 || last.Signal != 0:
-		return &ExitError{Code: last.Code, Signal: last.Signal}
+		return &exitError{Code: last.Code, Signal: last.Signal}
 	}
 	return nil
 }

@@ -96,7 +96,7 @@ func TestSurvivesTheDeathOfTheHost(t *testing.T) {
 			t.Error("owns a stranger")
 		}
 		err := p.Terminate(t.Context(), Grace{Stdin: -1, Term: -1, Kill: time.Minute})
-		if exit := new(ExitError); !errors.As(err, &exit) || exit.Signal != unix.SIGKILL || exit.Code != -1 {
+		if exit := new(exitError); !errors.As(err, &exit) || exit.Signal != unix.SIGKILL || exit.Code != -1 {
 			t.Errorf("Terminate returned %v", err)
 		}
 		awaitEnds(t, append(all, keeper))
@@ -137,7 +137,7 @@ func TestSurvivesClose(t *testing.T) {
 			continue
 		}
 		err := p.Terminate(t.Context(), Grace{Stdin: time.Minute})
-		if exit := new(ExitError); !errors.As(err, &exit) || exit.Code != 7 {
+		if exit := new(exitError); !errors.As(err, &exit) || exit.Code != 7 {
 			t.Errorf("Terminate returned %v", err)
 		}
 	}
