@@ -51,7 +51,7 @@ func serveEtcd() error {
 	defer server.Close()
 	select {
 	case <-server.Server.ReadyNotify():
-	case <-time.After(time.Minute):
+	case <-time.After(time.Minute): //nolint:forbidigo // the bound of one wait
 		return errors.New("etcd does not become ready")
 	}
 	fmt.Println("ready")

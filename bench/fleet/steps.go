@@ -85,7 +85,7 @@ func (m *measure) idle(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(m.rest):
+		case <-time.After(m.rest): //nolint:forbidigo // so long is measured
 			return nil
 		}
 	})
@@ -142,7 +142,7 @@ func (m *measure) delays(ctx context.Context) error {
 				}
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-time.After(patience):
+			case <-time.After(patience): //nolint:forbidigo // the bound of one wait
 				return fmt.Errorf("%d of %d readers have seen a change", len(seen), m.watchers)
 			}
 		}

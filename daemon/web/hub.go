@@ -111,7 +111,7 @@ func (h *hub) follow(ctx context.Context, events <-chan *patchbayv1.Event, fleet
 				return
 			}
 			if pending = append(pending, e); due == nil {
-				due = time.After(settle)
+				due = time.After(settle) //nolint:forbidigo // the first event of several sets when they are told
 			}
 			continue
 		case <-due:

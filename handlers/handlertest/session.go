@@ -289,7 +289,7 @@ func (s *session) gone(p *fakePlugin) {
 // keeps makes sure that the handler still has a plugin, on the connections that were made until then.
 func (s *session) keeps(p *fakePlugin, made int64) {
 	if s.config.HoldsConnection {
-		<-time.After(50 * time.Millisecond) // what the handler let go of shows when the plugin has noticed
+		<-time.After(50 * time.Millisecond) //nolint:forbidigo // what the handler let go of shows when the plugin has noticed
 		if p.open() == 0 || p.accepted() != made {
 			s.fail("the connection to plugin %s was let go of", p.name)
 		}
@@ -337,7 +337,7 @@ func within(patience time.Duration, is func() bool) bool {
 		if time.Now().After(deadline) {
 			return false
 		}
-		<-time.After(time.Millisecond) // a handler tells nobody when it has let go of something
+		<-time.After(time.Millisecond) //nolint:forbidigo // a handler tells nobody when it has let go of something
 	}
 	return true
 }

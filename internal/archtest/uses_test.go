@@ -110,8 +110,11 @@ func (u *uses) scan(dir string, file *ast.File, isTest, isExample bool) {
 	}
 	for _, decl := range file.Decls {
 		user := dir
-		f, isFunc := decl.(*ast.FuncDecl)
-		if isTest && isFunc && strings.HasPrefix(f.Name.Name, "Example") || isExample && !(isFunc && strings.HasPrefix(f.Name.Name, "Test")) {
+		name := ""
+		if f, ok := decl.(*ast.FuncDecl); ok {
+			name = f.Name.Name
+		}
+		if isTest && strings.HasPrefix(name, "Example") || isExample && !strings.HasPrefix(name, "Test") {
 			user = dir + anExample
 		}
 		u.scanDecl(user, dir, decl, imports)

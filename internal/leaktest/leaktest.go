@@ -34,8 +34,7 @@ const patience = 2 * time.Second
 
 // leftOver returns what is open that was not before.
 func leftOver(before map[string]string) []string {
-	// Nobody tells when the kernel has closed the last of them.
-	for began := time.Now(); ; <-time.After(10 * time.Millisecond) {
+	for began := time.Now(); ; <-time.After(10 * time.Millisecond) { //nolint:forbidigo // the kernel does not tell when it has closed the last
 		var left []string
 		for fd, file := range open() {
 			if before[fd] != file && !ofRuntime(file) {

@@ -45,7 +45,7 @@ func Listen(path string, mode fs.FileMode) (*Listener, error) {
 		if !errors.Is(err, ErrInUse) || time.Now().After(end) || IsServed(path) {
 			return l, err
 		}
-		<-time.After(pause) // nobody tells when a lock becomes free
+		<-time.After(pause) //nolint:forbidigo // nobody tells when a lock becomes free
 	}
 }
 

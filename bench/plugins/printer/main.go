@@ -118,6 +118,6 @@ func (w *writer) write() error {
 // wait waits for a time if it is so far away that a timer can tell.
 func (w *writer) wait(due time.Time) {
 	if ahead := due.Sub(w.now); ahead > time.Millisecond {
-		<-time.After(ahead)
+		<-time.After(ahead) //nolint:forbidigo // it prints at a given pace
 	}
 }

@@ -64,7 +64,7 @@ func listenLate(path string, delay time.Duration) (net.Listener, error) {
 	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
 		return nil, err
 	}
-	<-time.After(delay)
+	<-time.After(delay) //nolint:forbidigo // to be late is what it is for
 	if err := syscall.Listen(fd, syscall.SOMAXCONN); err != nil {
 		return nil, err
 	}

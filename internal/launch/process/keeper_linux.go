@@ -128,7 +128,7 @@ func (k *keeper) accept(conn *net.UnixConn) {
 	select {
 	case <-k.free:
 		k.serve(w, k.attach(w))
-	case <-time.After(patience):
+	case <-time.After(patience): //nolint:forbidigo // the bound of one wait
 		_ = w.send(fromKeeper{Busy: true})
 	}
 }

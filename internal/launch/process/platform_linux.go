@@ -159,7 +159,7 @@ func dropAmbient() {
 }
 
 // removeAll removes what [Spec].Remove lists, in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
-// with processes in it, for whose ends it waits at most so long; nothing tells when such a group becomes empty.
+// with processes in it, for whose ends it waits at most so long.
 func removeAll(paths []string, atMost time.Duration) bool {
 	for deadline := time.Now().Add(atMost); ; {
 		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path), unix.EBUSY) })
@@ -170,7 +170,7 @@ func removeAll(paths []string, atMost time.Duration) bool {
 			return false
 		}
 		const pause = 10 * time.Millisecond
-		<-time.After(pause)
+		<-time.After(pause) //nolint:forbidigo // nothing tells when a cgroup of version 1 becomes empty
 	}
 }
 
