@@ -3,6 +3,8 @@ package patchbay_test
 import (
 	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -90,4 +92,36 @@ func Example() {
 	// call <nil>
 	// deregister hello
 	// end <nil>
+}
+
+// Clients need no shared connection: a host may make them itself, of any kind, for each who asks.
+func ExampleConfig() {
+	rt, err := patchbay.New(patchbay.Config{
+		PluginDirs: []string{os.TempDir()},
+		Dispensers: map[string]dynamicplugins.PluginDispenser{
+			"WebPlugin": func(info *dynamicplugins.PluginInfo) (any, error) {
+				socket := info.ConnectionInfo.SocketPath
+				dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", socket) }
+				return &http.Client{Transport: &http.Transport{DialContext: dial}}, nil
+			},
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+	registry := rt.Registry()
+	defer registry.Shutdown()
+	err = registry.RegisterPlugin(&dynamicplugins.PluginInfo{ // as the handler of a plugin that is found would have it done
+		Type: "WebPlugin", Name: "pages", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/run/not/there.sock"},
+	})
+	if err != nil {
+		panic(err)
+	}
+	client, err := dynamicplugins.Dispense[*http.Client](registry, "WebPlugin", "pages")
+	if err != nil {
+		panic(err)
+	}
+	_, err = client.Get("http://pages/")
+	fmt.Println(err)
+	// Output: Get "http://pages/": dial unix /run/not/there.sock: connect: no such file or directory
 }

@@ -78,9 +78,6 @@ type Changes struct {
 	Added, Removed, Changed []Plugin
 }
 
-// Empty says whether nothing has changed.
-func (c Changes) Empty() bool { return len(c.Added)+len(c.Removed)+len(c.Changed) == 0 }
-
 // Diff compares two catalogues.
 func Diff(before, after *Catalogue) Changes {
 	var c Changes

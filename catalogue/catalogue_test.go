@@ -200,8 +200,8 @@ func TestDiff(t *testing.T) {
 		if !cmp.Equal(mustNew(t, list...).List(), after.List()) {
 			t.Fatalf("%v applied to %v is not %v", changes, before, after)
 		}
-		if changes.Empty() != cmp.Equal(before.List(), after.List()) {
-			t.Fatal("Empty is wrong")
+		if none := cmp.Equal(changes, Changes{}); none != cmp.Equal(before.List(), after.List()) {
+			t.Fatalf("%v applied to %v has changes: %v", changes, before, !none)
 		}
 	})
 }

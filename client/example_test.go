@@ -106,11 +106,11 @@ func ExampleTimeoutError() {
 		defer cancel()
 		_, err := c.Wait(ctx, "Greeter", "goodbye", client.GoalRegistered)
 		if late, ok := errors.AsType[*client.TimeoutError](err); ok {
-			fmt.Println(late.Name, "is known:", late.Plugin != nil)
+			fmt.Printf("%s is not %s, and is known: %t\n", late.Name, late.Goal, late.Plugin != nil)
 		}
 	})
 	// Output:
-	// goodbye is known: false
+	// goodbye is not registered, and is known: false
 }
 
 // Choose devices as the plugin prefers it, and give them to an owner.

@@ -103,7 +103,7 @@ func ExampleBounded() {
 
 // A driver that is not ready yet is no failure: the pipeline, which calls the handler, tries again later.
 func ExampleOptions() {
-	handler := csi.NewHandler(csi.Options{ReadyTimeout: 10 * time.Millisecond})
+	handler := csi.NewHandler(csi.Options{CallTimeout: time.Second, ReadyTimeout: 10 * time.Millisecond})
 	err := handler.RegisterPlugin(driverName, "/run/not/there.sock", []string{"1.11.0"}, nil)
 	fmt.Println("again later:", errors.Is(err, cache.ErrRetry))
 	// Output: again later: true

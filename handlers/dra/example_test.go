@@ -106,7 +106,7 @@ func advice(device dra.DeviceHealth) string {
 
 // A driver that does not answer yet is no failure: the pipeline, which calls the handler, tries again later.
 func ExampleConfig() {
-	drivers := dra.New(dra.Config{ConnectTimeout: 10 * time.Millisecond})
+	drivers := dra.New(dra.Config{CallTimeout: time.Second, Timeout: 5 * time.Second, ConnectTimeout: 10 * time.Millisecond})
 	defer drivers.Close()
 	err := drivers.RegisterPlugin(driverName, "/run/not/there.sock", []string{"v1.DRAPlugin"}, nil)
 	fmt.Println("again later:", errors.Is(err, cache.ErrRetry))

@@ -102,6 +102,7 @@ func readNames(t *testing.T) ([]exported, *uses) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	used.resolve()
 	return all, used
 }
 

@@ -14,8 +14,13 @@ type uses struct {
 	called  map[string]map[string]bool // by "directory.Name": functions, and types that something is converted to
 	// imports are the packages of this module that a directory imports, without and with its tests.
 	imports, testImports map[string]map[string]bool
-	reached              map[string]map[string]bool // what reaches has found
+	reached              map[string]map[string]bool // what reach has found
+	// qualified are names after that of a package, or of a variable that is called like one.
+	qualified []qualified
+	declared  map[string]bool // by "directory.Name": what packages declare
 }
+
+type qualified struct{ of, name, user string }
 
 // Users that are not directories.
 const (
@@ -28,6 +33,7 @@ func newUses() *uses {
 	return &uses{
 		names: map[string]map[string]bool{}, members: map[string]map[string]bool{}, called: map[string]map[string]bool{},
 		imports: map[string]map[string]bool{}, testImports: map[string]map[string]bool{}, reached: map[string]map[string]bool{},
+		declared: map[string]bool{},
 	}
 }
 
@@ -36,6 +42,39 @@ func add(to map[string]map[string]bool, name, user string) {
 		to[name] = map[string]bool{}
 	}
 	to[name][user] = true
+}
+
+// resolve takes qualified names over when all packages are scanned.
+func (u *uses) resolve() {
+	for _, q := range u.qualified {
+		if full := q.of + "." + q.name; u.declared[full] {
+			add(u.names, full, q.user)
+		} else {
+			add(u.members, q.name, q.user)
+		}
+	}
+	u.qualified = nil
+}
+
+// declare adds what a declaration adds to its package.
+func (u *uses) declare(dir string, decl ast.Decl) {
+	switch d := decl.(type) {
+	case *ast.FuncDecl:
+		if d.Recv == nil {
+			u.declared[dir+"."+d.Name.Name] = true
+		}
+	case *ast.GenDecl:
+		for _, spec := range d.Specs {
+			switch s := spec.(type) {
+			case *ast.TypeSpec:
+				u.declared[dir+"."+s.Name.Name] = true
+			case *ast.ValueSpec:
+				for _, name := range s.Names {
+					u.declared[dir+"."+name.Name] = true
+				}
+			}
+		}
+	}
 }
 
 // has says whether a name of the package in a directory has a user elsewhere.
@@ -117,6 +156,7 @@ func (u *uses) scan(dir string, file *ast.File, isTest, isExample bool) {
 		if isTest && strings.HasPrefix(name, "Example") || isExample && !strings.HasPrefix(name, "Test") {
 			user = dir + anExample
 		}
+		u.declare(dir, decl)
 		u.scanDecl(user, dir, decl, imports)
 		if !isTest {
 			u.scanSignature(dir, decl)
@@ -129,9 +169,10 @@ func (u *uses) scanDecl(user, dir string, decl ast.Decl, imports map[string]stri
 		switch n := node.(type) {
 		case *ast.SelectorExpr:
 			if x, ok := n.X.(*ast.Ident); ok && imports[x.Name] != "" {
-				add(u.names, imports[x.Name]+"."+n.Sel.Name, user)
+				u.qualified = append(u.qualified, qualified{imports[x.Name], n.Sel.Name, user})
+			} else {
+				add(u.members, n.Sel.Name, user)
 			}
-			add(u.members, n.Sel.Name, user)
 		case *ast.Ident:
 			if user != dir && n.IsExported() { // an example in the package itself
 				add(u.names, dir+"."+n.Name, user)

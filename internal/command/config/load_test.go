@@ -302,7 +302,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		tree, errs := parse("f", text)
 		for _, err := range errs {
-			if err.Origin.File != "f" || !strings.HasPrefix(err.Error(), "f:") {
+			if err.Origin.file != "f" || !strings.HasPrefix(err.Error(), "f:") {
 				t.Errorf("an error without its place: %v", err)
 			}
 		}

@@ -9,29 +9,29 @@ import (
 
 // Origin says where a value comes from.
 type Origin struct {
-	// Source is "environment variable NAME", "flag --name" or "default"; empty for a file.
-	Source string
-	// File is the path of a file; empty for any other source.
-	File string
+	// source is "environment variable NAME", "flag --name" or "default"; empty for a file.
+	source string
+	// file is the path of a file; empty for any other source.
+	file string
 	// line and column are the position in the file, from 1; zero where it is not known.
 	line, column int
 }
 
 // Default is the origin of a value that nobody gave.
-var Default = Origin{Source: "default"}
+var Default = Origin{source: "default"}
 
 // IsFile says whether the value was read from a file.
-func (o Origin) IsFile() bool { return o.File != "" }
+func (o Origin) IsFile() bool { return o.file != "" }
 
 // String returns FILE:LINE:COLUMN, as far as it is known, or the source.
 func (o Origin) String() string {
 	switch {
 	case o.column > 0:
-		return fmt.Sprintf("%s:%d:%d", o.File, o.line, o.column)
+		return fmt.Sprintf("%s:%d:%d", o.file, o.line, o.column)
 	case o.line > 0:
-		return fmt.Sprintf("%s:%d", o.File, o.line)
+		return fmt.Sprintf("%s:%d", o.file, o.line)
 	}
-	return cmp.Or(o.File, o.Source)
+	return cmp.Or(o.file, o.source)
 }
 
 // Error says what is wrong with one value.
@@ -65,13 +65,13 @@ func (e Errors) Error() string {
 func (e Errors) Sort() {
 	rank := map[string]int{}
 	for _, err := range e {
-		if _, known := rank[err.Origin.File]; !known {
-			rank[err.Origin.File] = len(rank)
+		if _, known := rank[err.Origin.file]; !known {
+			rank[err.Origin.file] = len(rank)
 		}
 	}
 	slices.SortStableFunc(e, func(a, b *Error) int {
 		return cmp.Or(
-			cmp.Compare(rank[a.Origin.File], rank[b.Origin.File]),
+			cmp.Compare(rank[a.Origin.file], rank[b.Origin.file]),
 			cmp.Compare(a.Origin.line, b.Origin.line),
 			cmp.Compare(a.Origin.column, b.Origin.column),
 		)

@@ -104,7 +104,7 @@ func (p *parser) parse(text []byte) *node {
 			p.syntax(err, text)
 			return nil
 		}
-		return newMap(Origin{File: p.file, line: 1, column: 1})
+		return newMap(Origin{file: p.file, line: 1, column: 1})
 	}
 	switch err := decoder.Decode(&next); {
 	case err == nil:
@@ -125,7 +125,7 @@ var lineOfSyntax = regexp.MustCompile(`^line (\d+): `)
 // the lines from 0 in the errors of its parser, and from 1 in those of its scanner.
 func (p *parser) syntax(err error, source []byte) {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
-	at := Origin{File: p.file}
+	at := Origin{file: p.file}
 	if match := lineOfSyntax.FindStringSubmatch(text); match != nil {
 		line, _ := strconv.Atoi(match[1]) // digits only
 		at.line, text = line, text[len(match[0]):]
@@ -137,7 +137,7 @@ func (p *parser) syntax(err error, source []byte) {
 }
 
 func (p *parser) at(y *yaml.Node) Origin {
-	return Origin{File: p.file, line: max(y.Line, 1), column: max(y.Column, 1)}
+	return Origin{file: p.file, line: max(y.Line, 1), column: max(y.Column, 1)}
 }
 
 // node converts a value. Anchors are refused, because what they can build out of a small file has no bound.
@@ -222,7 +222,7 @@ type Setting struct {
 
 // layer returns a tree that says what the setting does, and nothing else.
 func (s Setting) layer() *node {
-	origin := Origin{Source: s.Source}
+	origin := Origin{source: s.Source}
 	tree := newScalar(s.Value, origin)
 	if s.List != nil {
 		tree = &node{kind: list, origin: origin}
