@@ -101,7 +101,9 @@ func ExampleConfig() {
 		Dispensers: map[string]dynamicplugins.PluginDispenser{
 			"WebPlugin": func(info *dynamicplugins.PluginInfo) (any, error) {
 				socket := info.ConnectionInfo.SocketPath
-				dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", socket) }
+				dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+					return new(net.Dialer).DialContext(ctx, "unix", socket)
+				}
 				return &http.Client{Transport: &http.Transport{DialContext: dial}}, nil
 			},
 		},
@@ -121,7 +123,12 @@ func ExampleConfig() {
 	if err != nil {
 		panic(err)
 	}
-	_, err = client.Get("http://pages/")
-	fmt.Println(err)
+	answer, err := client.Get("http://pages/")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer answer.Body.Close()
+	fmt.Println(answer.Status)
 	// Output: Get "http://pages/": dial unix /run/not/there.sock: connect: no such file or directory
 }
