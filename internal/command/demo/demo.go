@@ -41,6 +41,9 @@ func Run(ctx context.Context, out io.Writer) (err error) {
 	}
 	s := &show{out: out, began: time.Now(), dir: dir, plugins: filepath.Join(dir, "plugins")}
 	defer func() {
+		if s.daemon != nil {
+			s.daemon.kill()
+		}
 		for _, p := range s.children {
 			p.kill()
 		}
