@@ -6,7 +6,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/enrol"
 )
 
-// PluginName names one plugin. As text it is TYPE/NAME.
+// PluginName names one plugin. Its fields are Type and Name; as text it is TYPE/NAME.
 type PluginName = enrol.Name
 
 // WaitForPlugins waits until every one of the given plugins is registered: a gate for hosts that must not start work before certain

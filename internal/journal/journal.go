@@ -1,5 +1,5 @@
-// Package journal keeps what happens to plugins: it numbers the events, writes each as one line of the log, keeps the last of them, and hands
-// them to subscribers in order. It decides nothing, and events do not outlive the process.
+// Package journal keeps what happens to plugins: it numbers the events, writes each as one line of the log, keeps the last of them, and
+// hands them to subscribers in order. It decides nothing, and events do not outlive the process.
 package journal
 
 import (
@@ -42,8 +42,8 @@ type Journal struct {
 	seq uint64     // of the last event
 }
 
-// New returns an empty Journal. The observer is told each event before subscribers are, and resynced each time that one was too slow; either may
-// be nil.
+// New returns an empty Journal. The observer is told of each event before subscribers are, and resynced is called each time that one of
+// them was too slow. Either may be nil.
 func New(log *slog.Logger, observer func(reconciler.Event), resynced func()) *Journal {
 	return &Journal{observer: observer, log: log, feed: feed.New(feed.Config[Event]{
 		History: history,
@@ -122,8 +122,8 @@ var troubling = map[reconciler.EventKind]bool{
 	reconciler.EventKind(launcher.EventUnhealthy):    true,
 }
 
-// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It fails if the plugin is refused meanwhile, when ctx
-// ends, and when the Journal is closed.
+// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It fails if the plugin is refused meanwhile,
+// when ctx ends, and when the Journal is closed.
 func (j *Journal) AwaitRegistered(ctx context.Context, socketPath string, plugins func() []reconciler.Status) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
