@@ -2,6 +2,7 @@ package process
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -10,11 +11,13 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -219,7 +222,7 @@ var controllers = []controller{
 		name:   "pids",
 		wanted: func(l Limits) int64 { return int64(l.Processes) },
 		v2:     func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n)}} },
-		// One more until the thread that forks has left the group again; see within.
+		// One more for the thread that forks; see limitProcesses.
 		v1: func(n int64) []setting { return []setting{{file: "pids.max", value: decimal(n + 1)}} },
 	},
 	{
@@ -323,12 +326,22 @@ func apply(dir string, settings []setting) error {
 }
 
 // within runs f on this thread while the thread is in groups of version 1, so that what f forks is in them from its beginning.
-func within(groups []string, l Limits, f func() error) error {
+func within(groups []string, f func() error) error {
 	enter := func(dir string) error {
 		if err := os.WriteFile(filepath.Join(dir, "tasks"), []byte(strconv.Itoa(unix.Gettid())), 0); err != nil {
 			return fmt.Errorf("move a thread into the cgroup %s: %w", dir, err)
 		}
 		return nil
+	}
+	back := func() (err error) {
+		for _, dir := range groups {
+			err = errors.Join(err, enter(filepath.Dir(dir))) // the group of this process, in which dir was made
+		}
+		return err
+	}
+	// It is there already. Were it not allowed to come back, all that is forked later would be in groups of another process.
+	if err := back(); err != nil {
+		return err
 	}
 	var err error
 	for _, dir := range groups {
@@ -337,68 +350,141 @@ func within(groups []string, l Limits, f func() error) error {
 	if err == nil {
 		err = f()
 	}
-	for _, dir := range groups {
-		err = errors.Join(err, enter(filepath.Dir(dir))) // the group of this process, in which dir was made
-		if file := filepath.Join(dir, "pids.max"); l.Processes > 0 && unix.Access(file, unix.W_OK) == nil {
-			err = errors.Join(err, os.WriteFile(file, []byte(strconv.Itoa(l.Processes)), 0))
-		}
-	}
-	return err
+	return errors.Join(err, back())
 }
 
-// startBounded starts a program whose descriptors are bounded: as this program, which bounds itself and then executes the other. Only a
-// process itself can do that before the first instruction of its program, and it needs no right for it.
-func startBounded(spec *Spec, attr os.ProcAttr) (*os.Process, error) {
-	refused, err := newPipe(0)
+// limitProcesses takes back the room that was there for what is no process of the program: the thread that forked it, which leaves its
+// groups next, and the threads of the program that bounds itself, which end when the other is executed.
+func (c *child) limitProcesses() error {
+	limits := c.process.spec.Limits
+	if limits.Processes <= 0 || len(c.v1) == 0 && limits.OpenFiles == 0 {
+		return nil
+	}
+	groups := c.v1
+	if c.leaf != nil {
+		groups = slices.Concat(groups, []string{c.leaf.dir})
+	}
+	const file = "pids.max" // in one of them
+	for _, dir := range groups {
+		err := apply(dir, []setting{{file: file, value: strconv.Itoa(limits.Processes)}})
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return fmt.Errorf("limit pids: no %s in %q", file, groups)
+}
+
+// bounded starts a program whose descriptors are bounded: as this program, which bounds itself and then executes the other. Only a process
+// itself can do that before the first instruction of its program, and it needs no right for it.
+type bounded struct {
+	spec *Spec
+	attr os.ProcAttr
+	args []string
+	wire *wire    // to the program that bounds itself; it ends when the other is executed
+	peer *os.File // the other end of it
+}
+
+// boundedThreads is how many threads this program may need to bound itself, beyond the processes that the other may have.
+const boundedThreads = 1000
+
+// What a program that bounds itself says: that it has done so, and then waits for a byte; or in what it failed, and the error's number.
+const boundedReady, boundedLimit, boundedExecute = "ready", "limit", "execute"
+
+func newBounded(spec *Spec, attr *os.ProcAttr) (*bounded, error) {
+	own, peer, err := newWires()
 	if err != nil {
 		return nil, err
 	}
-	defer refused.closeRead()
-	args := []string{helperName + roleBounded, strconv.Itoa(spec.Limits.OpenFiles), strconv.Itoa(len(attr.Files)), spec.Path}
-	attr.Env = slices.Concat([]string{helperEnv + "=" + roleBounded}, attr.Env)
-	attr.Files = slices.Concat(attr.Files, []*os.File{refused.write})
-	proc, err := os.StartProcess("/proc/self/exe", slices.Concat(args, spec.Args), &attr)
-	refused.closeWrite()
-	// gofail: var processLimit string
-	// return proc, errors.New(processLimit)
-	if err != nil {
-		return nil, fmt.Errorf("execute this program again to limit the open files: %w", err)
-	}
-	// The pipe ends when the program is executed. Others of its user's processes can stop it before.
-	const patience = 5 * time.Second
-	_ = refused.read.SetReadDeadline(time.Now().Add(patience))
-	why, err := io.ReadAll(refused.read)
-	if err != nil {
-		return proc, fmt.Errorf("wait for the program to be executed: %w", err)
-	}
-	if len(why) == 0 {
-		return proc, nil
-	}
-	var what string
-	var errno syscall.Errno
-	if _, err := fmt.Sscan(string(why), &what, &errno); err != nil {
-		return proc, fmt.Errorf("%.100q instead of an error of the program that limits itself", why)
-	}
-	if what == boundedLimit {
-		return proc, fmt.Errorf("limit the open files to %d: %w", spec.Limits.OpenFiles, errno)
-	}
-	return proc, &os.PathError{Op: "fork/exec", Path: spec.Path, Err: errno}
+	b := &bounded{spec: spec, attr: *attr, wire: own, peer: peer}
+	b.attr.Env = slices.Concat([]string{helperEnv + "=" + roleBounded}, attr.Env)
+	b.attr.Files = slices.Concat(attr.Files, []*os.File{peer})
+	first := []string{helperName + roleBounded, strconv.Itoa(spec.Limits.OpenFiles), strconv.Itoa(len(attr.Files)), spec.Path}
+	b.args = slices.Concat(first, spec.Args)
+	return b, nil
 }
 
-// What a program that limits itself may fail in.
-const boundedLimit, boundedExecute = "limit", "execute"
+func (b *bounded) close() {
+	_ = b.wire.conn.Close()
+	_ = b.peer.Close()
+}
 
-// runBounded becomes the program in args, which follows the bound and the descriptor to which what goes wrong is written.
+func (b *bounded) start() (*os.Process, error) {
+	proc, err := os.StartProcess("/proc/self/exe", b.args, &b.attr)
+	if err != nil {
+		err = fmt.Errorf("execute this program again, as the user of the process, to limit the open files: %w", err)
+	}
+	return proc, err
+}
+
+// execute waits until the program has bounded itself, calls limit, and has it execute the other.
+func (b *bounded) execute(limit func() error) error {
+	// gofail: var processLimit string
+	// return errors.New(processLimit)
+	_ = b.peer.Close()
+	what, err := b.hear()
+	if err == nil && what != boundedReady {
+		err = fmt.Errorf("%q instead of word that the open files are limited", what)
+	}
+	if err == nil {
+		err = limit()
+	}
+	if err == nil {
+		_, err = b.wire.conn.Write([]byte{0})
+	}
+	if err != nil {
+		return err
+	}
+	if _, err = b.hear(); errors.Is(err, io.EOF) {
+		return nil
+	}
+	return cmp.Or(err, errors.New("the program that limits its open files says more than it should"))
+}
+
+// hear returns what the program says, or the error that it met. Other processes of its user may stop it, or speak for it.
+func (b *bounded) hear() (string, error) {
+	const patience, most = 10 * time.Second, 64
+	_ = b.wire.conn.SetReadDeadline(time.Now().Add(patience))
+	said := make([]byte, most)
+	n, err := b.wire.conn.Read(said)
+	if err != nil {
+		return "", fmt.Errorf("wait for the program that limits its open files: %w", err)
+	}
+	what, number, _ := strings.Cut(string(said[:n]), " ")
+	switch errno, _ := strconv.ParseUint(number, 10, 16); {
+	case errno == 0:
+		return what, nil
+	case what == boundedLimit:
+		return "", fmt.Errorf("limit the open files to %d: %w", b.spec.Limits.OpenFiles, syscall.Errno(errno))
+	default:
+		return "", &os.PathError{Op: "fork/exec", Path: b.spec.Path, Err: syscall.Errno(errno)}
+	}
+}
+
+// runBounded becomes the program in args, which follows the bound and the descriptor by which the host is told.
 func runBounded(args []string) {
 	n, _ := strconv.ParseUint(args[0], 10, 64)
-	refused, _ := strconv.Atoi(args[1])
-	syscall.CloseOnExec(refused)
-	what, err := boundedLimit, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n})
-	if err == nil {
-		_ = os.Unsetenv(helperEnv)
-		what, err = boundedExecute, syscall.Exec(args[2], args[3:], os.Environ()) //nolint:gosec // the host says what
+	host, _ := strconv.Atoi(args[1])
+	syscall.CloseOnExec(host)
+	tell := func(what string, err error) {
+		var errno syscall.Errno
+		_ = errors.As(err, &errno)
+		_, _ = syscall.Write(host, fmt.Appendf(nil, "%s %d", what, errno))
 	}
-	var errno syscall.Errno
-	_ = errors.As(err, &errno)
-	_, _ = syscall.Write(refused, fmt.Appendf(nil, "%s %d", what, errno))
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
+		tell(boundedLimit, err)
+		return
+	}
+	// It was lost if this program has capabilities of its own. Whoever is gone already does not answer.
+	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	_ = os.Unsetenv(helperEnv)
+	// From the answer on there may be no room for another thread, which the collector wants, and the runtime for a call that blocks.
+	debug.SetGCPercent(-1)
+	tell(boundedReady, nil)
+	answer, got, errno := [1]byte{}, uintptr(0), unix.EINTR
+	for errno == unix.EINTR {
+		got, _, errno = syscall.RawSyscall(unix.SYS_READ, uintptr(host), uintptr(unsafe.Pointer(&answer)), uintptr(len(answer)))
+	}
+	if errno == 0 && got == 1 {
+		tell(boundedExecute, syscall.Exec(args[2], args[3:], os.Environ())) //nolint:gosec // the host says what
+	}
 }

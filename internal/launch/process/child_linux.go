@@ -97,6 +97,9 @@ func (c *child) confine() error {
 	if err != nil {
 		return fmt.Errorf("look for cgroups to limit the process: %w", err)
 	}
+	if limits.Processes > 0 && limits.OpenFiles > 0 {
+		limits.Processes += boundedThreads // until limitProcesses
+	}
 	c.v1, err = confine(system, c.leaf, cgroupName(), limits)
 	return err
 }
@@ -126,16 +129,26 @@ func (c *child) fork(attr *os.ProcAttr) (pidfd int, err error) {
 	if err != nil {
 		return -1, err
 	}
+	begin := func() (*os.Process, error) { return os.StartProcess(spec.Path, spec.Args, attr) }
+	var b *bounded
+	if spec.Limits.OpenFiles > 0 {
+		if b, err = newBounded(spec, attr); err != nil {
+			return -1, err
+		}
+		defer b.close()
+		begin = b.start
+	}
 	forker.do(func() {
-		err = within(c.v1, spec.Limits, func() (err error) {
-			if spec.Limits.OpenFiles > 0 {
-				c.proc, err = startBounded(spec, *attr)
-			} else {
-				c.proc, err = os.StartProcess(spec.Path, spec.Args, attr)
+		err = within(c.v1, func() (err error) {
+			if c.proc, err = begin(); err == nil && b == nil {
+				err = c.limitProcesses()
 			}
 			return err
 		})
 	})
+	if err == nil && b != nil {
+		err = b.execute(c.limitProcesses)
+	}
 	if err != nil {
 		if c.proc != nil {
 			_ = c.proc.Kill()

@@ -97,6 +97,20 @@ func TestLimitedIsAsAnyOther(t *testing.T) {
 	}
 }
 
+// TestFewProcessesWithFewFiles: what limits the open files is no process of the program, and has threads of its own.
+func TestFewProcessesWithFewFiles(t *testing.T) {
+	needLimits(t, Limits{Processes: 1})
+	modes(t, func(t *testing.T, cgroup string) {
+		g := newGroup(t, Config{Cgroup: cgroup})
+		const command = "ulimit -n; /bin/true && echo forked" // by itself the shell would execute it in its own place
+		for range 5 {
+			if got := output(t, g, command, func(s *Spec) { s.Limits = Limits{Processes: 1, OpenFiles: 50} }); got != "50" {
+				t.Fatalf("with room for itself only and 50 files it prints %q", got)
+			}
+		}
+	})
+}
+
 func TestLimitedLife(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, adapt func(*Group)) {
 		g := newGroup(t, Config{Cgroup: cgroup})
