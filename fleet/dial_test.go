@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -218,4 +219,65 @@ func TestHoldCountsCalls(t *testing.T) {
 	if n := h.calls.Load(); n != 0 {
 		t.Errorf("%d calls are in progress", n)
 	}
+}
+
+// retrying is a connection that makes a call anew when the instance of the plugin was superseded before it was sent, as the registry's does.
+type retrying struct{ grpc.ClientConnInterface }
+
+func (retrying) NewStream(
+	ctx context.Context, _ *grpc.StreamDesc, _ string, options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	finish := func() {
+		for _, option := range options {
+			if o, ok := option.(grpc.OnFinishCallOption); ok {
+				o.OnFinish(nil)
+			}
+		}
+	}
+	finish()
+	if err := ctx.Err(); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	streaming, cancel := context.WithCancel(ctx)
+	return finishing{ctx: streaming, finish: func() { cancel(); finish() }}, nil
+}
+
+func (c retrying) Invoke(ctx context.Context, method string, _, _ any, options ...grpc.CallOption) error {
+	stream, err := c.NewStream(ctx, nil, method, options...)
+	if err == nil {
+		_ = stream.CloseSend()
+	}
+	return err
+}
+
+type finishing struct {
+	grpc.ClientStream
+	ctx    context.Context //nolint:containedctx // A stream has a context.
+	finish func()
+}
+
+func (f finishing) Context() context.Context { return f.ctx }
+func (f finishing) CloseSend() error         { f.finish(); return nil }
+
+// TestHoldOutlivesAnInstance: a call that is made anew on another instance is one call, and the end of its first try is not that of the call.
+func TestHoldOutlivesAnInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &Hold{Token: 7, ended: t.Context()}
+		conn := h.Conn(retrying{})
+		if err := conn.Invoke(t.Context(), "/s/m", nil, nil); err != nil {
+			t.Error(err)
+		}
+		stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{}, "/s/m")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := h.calls.Load(); n != 1 {
+			t.Errorf("%d calls are in progress while one is", n)
+		}
+		_ = stream.CloseSend()
+		synctest.Wait()
+		if n := h.calls.Load(); n != 0 {
+			t.Errorf("%d calls are in progress", n)
+		}
+	})
 }

@@ -241,20 +241,16 @@ type heldConn struct {
 	hold *Hold
 }
 
-// begin counts a call, and has it end with the hold too and carry the token. The caller calls end if gRPC may not: it does so when the call
-// has ended, but knows nothing of one that another connection refused.
-func (c heldConn) begin(
-	ctx context.Context, options []grpc.CallOption,
-) (calling context.Context, withEnd []grpc.CallOption, end func()) {
+// begin counts a call until end, and has it end with the hold too and carry the token.
+func (c heldConn) begin(ctx context.Context) (calling context.Context, end func()) {
 	calling, cancel := context.WithCancel(withMetadata(ctx, proxy.FencingTokenKey, strconv.FormatInt(c.hold.Token, 10)))
 	forget := context.AfterFunc(c.hold.ended, cancel)
 	c.hold.calls.Add(1)
-	end = sync.OnceFunc(func() {
+	return calling, sync.OnceFunc(func() {
 		forget()
 		cancel()
 		c.hold.calls.Add(-1)
 	})
-	return calling, append(slices.Clip(options), grpc.OnFinish(func(error) { end() })), end
 }
 
 // withMetadata sets metadata of a call, pairs of key and value.
@@ -276,7 +272,7 @@ func (c heldConn) explain(ctx context.Context, err error) error {
 
 // Invoke implements grpc.ClientConnInterface.
 func (c heldConn) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
-	calling, options, end := c.begin(ctx, options)
+	calling, end := c.begin(ctx)
 	defer end()
 	return c.explain(ctx, c.ClientConnInterface.Invoke(calling, method, request, reply, options...))
 }
@@ -285,11 +281,22 @@ func (c heldConn) Invoke(ctx context.Context, method string, request, reply any,
 func (c heldConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	calling, options, end := c.begin(ctx, options)
-	stream, err := c.ClientConnInterface.NewStream(calling, desc, method, options...)
+	calling, end := c.begin(ctx)
+	// The registry opens a stream anew on a successor. gRPC then tells of an end of which nobody can say whether it is that of the stream.
+	const opening, unclear, open = 0, 1, 2
+	var state atomic.Int32
+	finished := grpc.OnFinish(func(error) {
+		if !state.CompareAndSwap(opening, unclear) && state.Load() == open {
+			end()
+		}
+	})
+	stream, err := c.ClientConnInterface.NewStream(calling, desc, method, append(slices.Clip(options), finished)...)
 	if err != nil {
 		end()
 		return nil, c.explain(ctx, err)
+	}
+	if !state.CompareAndSwap(opening, open) {
+		context.AfterFunc(stream.Context(), end)
 	}
 	return heldStream{stream, c, ctx}, nil
 }
