@@ -96,6 +96,7 @@ func (s *session) open() {
 		s.PluginHandler, err = s.config.NewHandler(state)
 	}
 	if err != nil {
+		s.PluginHandler = nil // not a nil pointer, which is there to be closed
 		s.fail("cannot make the handler: %w", err)
 	}
 }
