@@ -391,7 +391,8 @@ func parsePeer(s string) (reconciler.Peer, error) {
 		return reconciler.Peer{}, nil
 	}
 	var p reconciler.Peer
-	_, err := fmt.Sscanf(s, "%d %d %s", &p.PID, &p.StartTime, &p.Boot)
+	_, err := fmt.Sscanf(s, "%d %d ", &p.PID, &p.StartTime)
+	p.Boot = s[strings.LastIndexByte(s, ' ')+1:] // empty where a boot has no name
 	if err != nil || formatPeer(p) != s {
 		return reconciler.Peer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)
 	}

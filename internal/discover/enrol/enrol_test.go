@@ -25,6 +25,10 @@ func TestReadBack(t *testing.T) {
 	if got, err := instanceOf(info); err != nil || !reflect.DeepEqual(got, in) {
 		t.Errorf("read back: %+v, %v", got, err)
 	}
+	in.Peer.Boot = "" // where a boot has no name
+	if got, err := instanceOf(infoOf(in)); err != nil || !reflect.DeepEqual(got, in) {
+		t.Errorf("read back without a boot: %+v, %v", got, err)
+	}
 	for option, damaged := range map[string]string{
 		optionSocketID: "x", optionPeer: "x", optionAccount: "x", optionVersions: "x", optionRoles: "x", optionRegisteredAt: "x",
 		optionRank: "9223372036854775808",
