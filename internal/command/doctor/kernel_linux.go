@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -94,6 +95,16 @@ var features = []struct {
 			err = unix.Close(fd)
 		}
 		return err
+	}},
+	{"openat2", "no socket in a plugin directory can be connected to, and the files of launched plugins stay behind", func() error {
+		fd, err := unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		if err == nil {
+			err = unix.Close(fd)
+		}
+		return err
+	}},
+	{"close_range", "no plugin can be launched", func() error {
+		return unix.CloseRange(math.MaxInt32, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) // there is no such descriptor
 	}},
 	{"birth times of files (statx)", "a socket that is made again within a tick of the clock may not be told from the old one", func() error {
 		var st unix.Statx_t
