@@ -141,7 +141,8 @@ func (s *Supervisor) live(ctx context.Context) (err error) {
 	s.mu.Lock()
 	s.end = cancel
 	select {
-	case <-s.asked: // this is it
+	case <-s.asked: // in the moment in which this life was due: it is the one
+		s.history = history{}
 	default:
 	}
 	s.mu.Unlock()
