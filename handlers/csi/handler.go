@@ -117,7 +117,7 @@ func (h *Handler) register(
 	err = d.awaitReady(ctx, h.readyTimeout)
 	if errors.Is(err, cache.ErrRetry) {
 		// A call that waits for a connection does not always say why there is none.
-		if connectErr := endpoint.Probe(path); connectErr != nil {
+		if connectErr := endpoint.Probe(ctx, path); connectErr != nil {
 			err = fmt.Errorf("%w; %w", err, connectErr)
 		}
 	}

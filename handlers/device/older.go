@@ -178,7 +178,7 @@ func (o *older) lookAt(name string) (sock.ID, error) {
 		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: it is of user %d; make the socket as root or user %d", foreign.Quote(name),
 			info.UID, os.Geteuid())
 	}
-	if err := endpoint.Probe(path); err != nil {
+	if err := endpoint.Probe(context.Background(), path); err != nil {
 		return sock.ID{}, fmt.Errorf("cannot use endpoint %s: %w; serve there before you register", foreign.Quote(name), err)
 	}
 	return info.ID, nil
@@ -315,6 +315,6 @@ func (o *older) isDead(path string) bool {
 
 // isDead says whether nobody can accept at a path.
 func isDead(path string) bool {
-	err := endpoint.Probe(path)
+	err := endpoint.Probe(context.Background(), path)
 	return sock.IsRefused(err) || sock.IsGone(err)
 }

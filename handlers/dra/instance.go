@@ -61,7 +61,7 @@ func readyConn(ctx context.Context, path string, timeout time.Duration) (*endpoi
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("given up before there was a connection: %w: %w", context.Cause(ctx), cache.ErrRetry)
 		}
-		refused := endpoint.Probe(path)
+		refused := endpoint.Probe(ctx, path)
 		why := refused
 		if refused == nil {
 			why = errors.New("somebody accepts there, and does not answer as gRPC; is it the endpoint of the driver?")

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -45,6 +47,24 @@ func TestCallErrorMeansNotYet(t *testing.T) {
 		if got := errors.Is(endpoint.CallError("Get", status.Error(code, "why")), cache.ErrRetry); got != want {
 			t.Errorf("%v: got %v, want %v", code, got, want)
 		}
+	}
+}
+
+// TestProbeIsJudged: what a plugin names is looked at through the dialer that judges it, and by no other way.
+func TestProbeIsJudged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := endpoint.Probe(t.Context(), path); err != nil {
+		t.Errorf("without a judge: %v", err)
+	}
+	refused := errors.New("not yours")
+	ctx := cache.WithEndpointDialer(t.Context(), func(context.Context, string) (net.Conn, error) { return nil, refused })
+	if err := endpoint.Probe(ctx, path); !errors.Is(err, refused) {
+		t.Errorf("refused by the judge: %v", err)
 	}
 }
 

@@ -66,12 +66,21 @@ func (c *Conn) change(users int, retire bool) {
 	}
 }
 
-// Probe returns why nobody can connect to the socket at path, nil if somebody accepts there. It blocks for up to a second.
-func Probe(path string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+// Probe returns why nobody can connect to the socket at path, nil if somebody accepts there. It connects as [Dial] does, as the dialer of ctx
+// judges, and blocks for up to a second, also if ctx has ended.
+func Probe(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	_, err := sock.Probe(ctx, path)
-	return err
+	dial := cache.EndpointDialer(ctx)
+	if dial == nil {
+		_, err := sock.Probe(ctx, path)
+		return err
+	}
+	conn, err := dial(ctx, path)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // Pause waits, and reports whether ctx has not ended.
