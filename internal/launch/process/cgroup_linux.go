@@ -422,7 +422,10 @@ func (b *bounded) execute(limit func() error) error {
 	// return errors.New(processLimit)
 	_ = b.peer.Close()
 	what, err := b.hear()
-	if err == nil && what != boundedReady {
+	switch {
+	case errors.Is(err, io.EOF):
+		err = errors.New("the program that limits its open files ended before that; give it more memory if that is limited")
+	case err == nil && what != boundedReady:
 		err = fmt.Errorf("%q instead of word that the open files are limited", what)
 	}
 	if err == nil {

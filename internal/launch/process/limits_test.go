@@ -111,6 +111,16 @@ func TestFewProcessesWithFewFiles(t *testing.T) {
 	})
 }
 
+// TestNoRoomToLimitFiles: what ends before it could limit its open files is not started, and the error says why.
+func TestNoRoomToLimitFiles(t *testing.T) {
+	limits := Limits{Memory: 1 << 20, OpenFiles: 50}
+	needLimits(t, Limits{Memory: 1 << 26})
+	_, err := newGroup(t, Config{}).Start(Spec{Path: "/bin/true", Limits: limits})
+	if err == nil || !strings.Contains(err.Error(), "give it more memory") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestLimitedLife(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, adapt func(*Group)) {
 		g := newGroup(t, Config{Cgroup: cgroup})
