@@ -66,8 +66,8 @@ func (c *Conn) change(users int, retire bool) {
 	}
 }
 
-// Probe returns why nobody can connect to the socket at path, nil if somebody accepts there. It connects as [Dial] does, as the dialer of ctx
-// judges, and blocks for up to a second, also if ctx has ended.
+// Probe returns why nobody can connect to the socket at path, nil if somebody accepts there. It connects as the dialer of ctx judges; see
+// [Dial]. It blocks for up to a second, also if ctx has ended.
 func Probe(ctx context.Context, path string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
