@@ -4,16 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 const (
-	defaultWalks = 16
-	// slotHold is how long a walk that waits keeps its slot.
+	// slotHold is how long an attempt that waits keeps its slot.
 	slotHold = 25 * time.Millisecond
 	// A socket on which its plugin is about to listen is dialled again refusedTries times without a pause, because bind and listen are
 	// mostly some microseconds apart, and then with a refusedPause in between; a shorter one takes as long.
@@ -21,67 +22,45 @@ const (
 	refusedPause = time.Millisecond
 )
 
-// ask has the plugin behind an instance say who it is, as soon as a slot is free. mu is held.
-func (r *Reconciler) ask(ctx context.Context, in *instance) {
-	if in.gone || in.asking || in.settling || in.walking || in.ready() {
-		return
-	}
-	in.stopRetry()
-	in.asking = true
-	r.begin(in)
-	if in.state != StateRestored {
-		in.progress(StateConnecting)
-	}
-	if in.attempts == 0 && in.lane != nil {
-		r.decide(in, answerWindow)
-	}
-	r.queue = append(r.queue, in)
-	r.dispatch(ctx)
-}
-
-// decided takes over that an instance either has answered or has had its moment: whoever waited for it goes on. mu is held.
-func (r *Reconciler) decided(ctx context.Context, in *instance) {
-	in.deciding = false
-	if in.lane != nil {
-		r.kick(ctx, in.lane)
-	}
-	waited := in.replaces
-	in.replaces = nil
-	for _, replaced := range waited {
-		if l := replaced.lane; l != nil {
-			r.kick(ctx, l)
-		}
-	}
-}
-
-// dispatch starts walks while slots are free. mu is held.
+// dispatch starts attempts while slots are free. mu is held.
 func (r *Reconciler) dispatch(ctx context.Context) {
 	for r.free > 0 && len(r.queue) > 0 && !r.stopped {
-		in := r.queue[0]
-		r.queue[0] = nil
+		j := r.queue[0]
+		r.queue[0] = job{}
 		r.queue = r.queue[1:]
-		if in.gone || !in.asking {
-			continue
-		}
 		r.free--
-		askCtx, cancel := context.WithCancel(in.traced(ctx))
-		in.cancel = cancel
-		path := in.info.SocketPath
-		timeouts := r.timeouts(in.announced.Type)
-		fresh := in.attempts == 0 && isFresh(in.info.Socket)
-		r.spawn(func() {
-			defer cancel()
-			giveBack := r.giveBackSlot(ctx)
-			defer giveBack()
-			conn, info, err := r.interview(askCtx, path, fresh, timeouts, giveBack)
-			r.answered(ctx, in, path, conn, info, err)
-		})
+		r.spawn(func() { r.ask(ctx, j) })
 	}
+}
+
+// ask asks a plugin who it is, and goes on with its lane.
+func (r *Reconciler) ask(ctx context.Context, j job) {
+	defer j.cancel()
+	giveBack := r.giveBackSlot(ctx)
+	defer giveBack()
+	e, _ := j.effect.(machine.Ask)
+	conn, info, err := r.interview(j.ctx, e, giveBack)
+	answer := machine.Answered{Ref: e.Ref, Path: e.Path, Info: info, Failure: r.failure(err)}
+	if conn != nil {
+		answer.Peer, answer.Account = conn.Peer(), conn.Account()
+	}
+	r.work(ctx, r.takeAnswer(ctx, answer, conn))
+}
+
+func (r *Reconciler) takeAnswer(ctx context.Context, answer machine.Answered, conn Conn) (next *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	res := r.of(answer.Ref)
+	res.cancel = nil
+	res.conn = conn
+	r.step(ctx, answer, &next)
+	r.tidy(answer.Ref)
+	return next
 }
 
 // isFresh says that a socket was made just now, or that this cannot be told. A birth in the future is from before a step of the wall clock.
 func isFresh(id cache.SocketID) bool {
-	return id.Birth == 0 || time.Since(time.Unix(0, id.Birth)).Abs() < answerWindow
+	return id.Birth == 0 || time.Since(time.Unix(0, id.Birth)).Abs() < machine.AnswerWindow
 }
 
 // giveBackSlot returns a function that gives a slot back, once; after slotHold it is given back anyway.
@@ -105,34 +84,36 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 
 // interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a
 // moment before its plugin listens on it: as long as it is fresh, a refused dial is repeated. waits is called before it waits for that.
-func (r *Reconciler) interview(ctx context.Context, path string, fresh bool, timeouts Timeouts, waits func()) (Conn, Info, error) {
-	conn, err := r.reach(ctx, path, fresh, timeouts.Dial, waits)
+func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func()) (Conn, Info, error) {
+	timeouts := r.timeouts(e.Type)
+	conn, err := r.reach(ctx, e, timeouts.Dial, waits)
 	if err != nil {
 		return nil, Info{}, err
 	}
-	ctx, done := r.step(ctx, "GetInfo")
+	ctx, done := r.trace(ctx, "GetInfo")
 	callCtx, cancel := context.WithTimeout(ctx, timeouts.GetInfo)
 	defer cancel()
 	info, err := conn.GetInfo(callCtx)
 	done(err)
 	if err != nil {
-		err = fmt.Errorf("GetInfo on %s failed: %w", path, err)
+		err = fmt.Errorf("GetInfo on %s failed: %w", e.Path, err)
 	}
 	return conn, info, err
 }
 
 // reach dials a socket, again and again for a moment if that is fresh.
-func (r *Reconciler) reach(ctx context.Context, path string, fresh bool, timeout time.Duration, waits func()) (_ Conn, err error) {
-	ctx, done := r.step(ctx, "connect")
+func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Duration, waits func()) (_ Conn, err error) {
+	ctx, done := r.trace(ctx, "connect")
 	defer func() { done(err) }()
 	began := time.Now()
-	conn, err := r.dial(ctx, path, timeout)
+	fresh := e.First && isFresh(e.Info.Socket)
+	conn, err := r.dial(ctx, e, timeout)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
 		// The last dial begins after the window, however late a busy machine has this goroutine go on.
-		fresh = time.Since(began) < answerWindow
+		fresh = time.Since(began) < machine.AnswerWindow
 		if tries < refusedTries {
 			runtime.Gosched()
-			conn, err = r.dial(ctx, path, timeout)
+			conn, err = r.dial(ctx, e, timeout)
 			continue
 		}
 		waits()
@@ -143,10 +124,10 @@ func (r *Reconciler) reach(ctx context.Context, path string, fresh bool, timeout
 			return nil, ctx.Err()
 		case <-pause.C:
 		}
-		conn, err = r.dial(ctx, path, timeout)
+		conn, err = r.dial(ctx, e, timeout)
 	}
 	if err != nil {
-		return nil, connectError(path, err)
+		return nil, connectError(e.Path, err)
 	}
 	return conn, nil
 }
@@ -155,107 +136,60 @@ func connectError(path string, err error) error {
 	return fmt.Errorf("cannot connect to %s: %w", path, err)
 }
 
-func (r *Reconciler) dial(ctx context.Context, path string, timeout time.Duration) (Conn, error) {
+func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Duration) (Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return r.cfg.Transport.Dial(ctx, path)
+	return r.cfg.Transport.Dial(ctx, e.Path, e.Info.Socket)
 }
 
-// answered takes over what an instance said of itself and, if its lane rests, runs the lane.
-func (r *Reconciler) answered(ctx context.Context, in *instance, path string, conn Conn, info Info, err error) {
+// refuse tells a plugin that it is refused.
+func (r *Reconciler) refuse(ctx context.Context, j job, e machine.Tell) {
+	defer j.cancel()
+	callCtx, cancel := context.WithTimeout(j.ctx, r.timeouts(e.Type).Notify)
+	defer cancel()
+	conn := r.connOf(e.Ref)
+	// Some plugins exit inside this call, so an error says little: the refusal counts as delivered.
+	if err := conn.Notify(callCtx, false, e.Reason.Error()); err != nil {
+		r.log.Debug("plugin did not acknowledge its refusal", "socket", e.Path, "error", err)
+	}
 	r.mu.Lock()
-	in.asking = false
-	in.cancel = nil
-	l := r.enter(ctx, in, path, conn, info, err)
-	run := l != nil && !l.running
-	if run {
-		l.running = true
-	}
-	if !in.asking {
-		r.decided(ctx, in)
-	}
-	r.mu.Unlock()
-	if run {
-		r.run(ctx, l)
-	}
+	defer r.mu.Unlock()
+	res := r.of(e.Ref)
+	res.cancel = nil
+	r.closeConn(res)
+	r.step(ctx, machine.Delivered{Ref: e.Ref}, nil)
+	r.tidy(e.Ref)
 }
 
-// refusedFor takes over what an instance is refused for, so that people find it by its name. Whose it is counts only for one that stands
-// for nothing yet. mu is held.
-func (r *Reconciler) refusedFor(in *instance, info Info, account trust.Account) {
-	in.refused = r.cfg.Bounds.naming(info)
-	if in.lane == nil && account.Known {
-		in.account = account
-	}
+func (r *Reconciler) connOf(ref machine.Ref) Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.of(ref).conn
 }
 
-// enter puts an instance that has answered into its lane, which it returns; nil if it has none. mu is held.
-func (r *Reconciler) enter(ctx context.Context, in *instance, path string, conn Conn, info Info, err error) *lane {
-	var account trust.Account
-	if conn != nil && (in.gone || ctx.Err() != nil || err != nil) {
-		account = conn.Account()
-		r.closeConn(conn)
-	}
+// failure says what follows from an error of the transport.
+func (r *Reconciler) failure(err error) *machine.Failure {
+	f := judge(err)
 	switch {
-	case in.gone || ctx.Err() != nil:
-		return nil
-	case err != nil && path != in.info.SocketPath:
-		// It was dialled where it is no longer.
-		r.ask(ctx, in)
-		return nil
-	case err != nil && in.lane != nil && r.cfg.Transport.Refused(err):
-		r.lost(ctx, in, path, err)
-		return nil
-	case err != nil:
-		if _, distrusted := errors.AsType[*trust.Refusal](err); distrusted {
-			in = r.disown(ctx, in, err)
-			r.refusedFor(in, info, account)
-		}
-		r.failed(in, err)
+	case f == nil || f.Kind != machine.Fault || !r.cfg.Transport.Refused(err):
+	case errors.Is(err, fs.ErrNotExist):
+		f.Kind = machine.Absent
+	default:
+		f.Kind = machine.Silent
+	}
+	return f
+}
+
+// judge says what follows from an error of a handler or of whoever admits.
+func judge(err error) *machine.Failure {
+	if err == nil {
 		return nil
 	}
-	ignored := r.ignores(info.Type)
-	if invalid := r.cfg.Bounds.check(info); invalid != nil {
-		in.unclaimed = false // It is not for want of a handler that it has to be asked again.
-		r.refusedFor(in, info, conn.Account())
-		if ignored {
-			r.closeConn(conn)
-			r.failed(in, invalid)
-		} else {
-			r.reject(ctx, in, conn, invalid)
-		}
-		return nil
+	if errors.Is(err, cache.ErrRetry) {
+		return &machine.Failure{Err: err, Kind: machine.Patience}
 	}
-	key := laneKey{info.Type, info.Name}
-	switch {
-	case in.restored != nil && (in.restored.Peer == Peer{} || in.restored.Peer != conn.Peer()):
-		in = r.reborn(ctx, in, "another process serves its socket since the restart")
-	case in.lane != nil && in.lane.key != key:
-		in = r.reborn(ctx, in, fmt.Sprintf("its socket now announces %s/%s", info.Type, info.Name))
+	if refusal, is := errors.AsType[*trust.Refusal](err); is {
+		return &machine.Failure{Err: err, Kind: machine.Distrusted, Reason: refusal.Reason}
 	}
-	l := r.lane(key)
-	refused := r.bars(l, in, conn.Account())
-	if refused != nil {
-		in = r.disown(ctx, in, refused)
-	}
-	in.restored = nil
-	in.unclaimed, in.judgeAnew = false, false
-	in.announced, in.refused = info, Info{}
-	in.peer, in.account = conn.Peer(), conn.Account()
-	if in.lane == nil {
-		r.yield(in, key)
-		l.join(in)
-	}
-	if in.barred = refused != nil; in.barred && ignored {
-		in.unclaimed = true
-		r.ignore(in, conn)
-		return nil
-	}
-	if in.barred {
-		r.reject(ctx, in, conn, refused)
-		return nil
-	}
-	in.conn = conn
-	in.progress(StateWaiting)
-	return l
+	return &machine.Failure{Err: err}
 }

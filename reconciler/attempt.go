@@ -8,25 +8,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
-)
 
-// Result is how an attempt to register an instance ended.
-type Result string
-
-// The results of an attempt.
-const (
-	// ResultRegistered: it is registered.
-	ResultRegistered Result = "registered"
-	// ResultSuperseded: it answered, and rests behind a newer instance.
-	ResultSuperseded Result = "superseded"
-	// ResultRefused: it was told that it is not registered, or is not trusted enough to be told anything.
-	ResultRefused Result = "refused"
-	// ResultIgnored: there is no handler for it, and it was left alone.
-	ResultIgnored Result = "ignored"
-	// ResultFailed: something failed without the plugin being told of a refusal.
-	ResultFailed Result = "failed"
-	// ResultGone: it went meanwhile.
-	ResultGone Result = "gone"
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 )
 
 // Attempt says how one attempt to register an instance ended.
@@ -44,66 +27,63 @@ type attempt struct {
 	span  trace.Span // nil if nothing is traced
 }
 
-// begin begins an attempt on an instance, unless one is under way. The first one begins when the socket was seen; those that follow belong
-// to the same trace. mu is held.
-func (r *Reconciler) begin(in *instance) {
-	if !in.attempt.began.IsZero() {
+// beginAttempt begins an attempt on an instance, unless one is under way. The first one begins when the socket was seen; those that follow
+// belong to the same trace. mu is held.
+func (r *Reconciler) beginAttempt(e machine.Begin) {
+	res := r.of(e.Ref)
+	if !res.attempt.began.IsZero() {
 		return
 	}
-	in.attempt.began = time.Now()
-	if in.announced.Type == "" && in.attempts == 0 && !in.info.Timestamp.IsZero() {
-		in.attempt.began = in.info.Timestamp
-	}
+	res.attempt.began = e.At
 	if r.cfg.Tracer == nil {
 		return
 	}
-	ctx := trace.ContextWithSpanContext(context.Background(), in.trace)
-	_, in.attempt.span = r.cfg.Tracer.Start(ctx, "register plugin", trace.WithTimestamp(in.attempt.began),
-		trace.WithAttributes(attribute.String("patchbay.socket", spanText(in.info.SocketPath))))
-	if !in.trace.IsValid() {
-		in.trace = in.attempt.span.SpanContext()
+	ctx := trace.ContextWithSpanContext(context.Background(), res.trace)
+	_, res.attempt.span = r.cfg.Tracer.Start(ctx, "register plugin", trace.WithTimestamp(e.At),
+		trace.WithAttributes(attribute.String("patchbay.socket", spanText(e.Path))))
+	if !res.trace.IsValid() {
+		res.trace = res.attempt.span.SpanContext()
 	}
 }
 
-// end ends the attempt on an instance, if one is under way. mu is held.
-func (r *Reconciler) end(in *instance, result Result, err error) {
-	a := in.attempt
-	in.attempt = attempt{}
+// endAttempt ends the attempt on an instance, if one is under way. mu is held.
+func (r *Reconciler) endAttempt(e machine.End) {
+	res := r.of(e.Ref)
+	a := res.attempt
+	res.attempt = attempt{}
+	if e.Result == ResultRegistered || e.Result == ResultGone {
+		res.trace = trace.SpanContext{} // what comes after this is another story
+	}
 	if a.began.IsZero() {
 		return
 	}
 	if r.cfg.Attempted != nil {
-		r.cfg.Attempted(Attempt{
-			Type: in.announced.Type, Name: in.announced.Name, Result: result, Duration: max(time.Since(a.began), 0),
-		})
+		r.cfg.Attempted(Attempt{Type: e.Named.Type, Name: e.Named.Name, Result: e.Result, Duration: max(time.Since(a.began), 0)})
 	}
 	if a.span == nil {
 		return
 	}
-	a.span.SetAttributes(attribute.String("patchbay.plugin.type", in.announced.Type),
-		attribute.String("patchbay.plugin.name", in.announced.Name), attribute.String("patchbay.result", string(result)))
-	if err != nil {
-		a.span.SetStatus(codes.Error, spanText(err.Error()))
+	a.span.SetAttributes(attribute.String("patchbay.plugin.type", e.Named.Type),
+		attribute.String("patchbay.plugin.name", e.Named.Name), attribute.String("patchbay.result", string(e.Result)))
+	if e.Failure != nil {
+		a.span.SetStatus(codes.Error, spanText(e.Failure.Error()))
 	}
 	a.span.End()
-	if result == ResultRegistered {
-		in.trace = trace.SpanContext{} // what comes after this is another story
-	}
 }
 
 // spanText returns a text for a span. A path may have bytes that are not UTF-8, for which an exporter would drop all spans of a batch.
 func spanText(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // traced returns a context for the calls of the attempt on an instance. mu is held.
-func (in *instance) traced(ctx context.Context) context.Context {
-	if in.attempt.span == nil {
+func (res *resources) traced(ctx context.Context) context.Context {
+	if res.attempt.span == nil {
 		return ctx
 	}
-	return trace.ContextWithSpan(ctx, in.attempt.span)
+	return trace.ContextWithSpan(ctx, res.attempt.span)
 }
 
-// step traces one step of an attempt, whose context is ctx. The caller calls done with the step's error.
-func (r *Reconciler) step(ctx context.Context, name string) (_ context.Context, done func(error)) {
+// trace traces one step of an attempt, whose context is ctx. The caller calls done with the step's error.
+func (r *Reconciler) trace(ctx context.Context, name string) (_ context.Context, done func(error)) {
 	if r.cfg.Tracer == nil {
 		return ctx, func(error) {}
 	}

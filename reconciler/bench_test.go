@@ -51,7 +51,7 @@ func BenchmarkPipeline(b *testing.B) {
 
 type instantTransport struct{}
 
-func (instantTransport) Dial(_ context.Context, path string) (reconciler.Conn, error) {
+func (instantTransport) Dial(_ context.Context, path string, _ cache.SocketID) (reconciler.Conn, error) {
 	return instantConn{path}, nil
 }
 

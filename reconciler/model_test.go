@@ -208,7 +208,7 @@ func (m *model) run(todo []step) []string {
 			m.checkWork(fmt.Sprintf("step %d, %s", i, s.Op), s.Pause, 100+60*retries(s.Pause))
 		}
 	}
-	// All disturbances end; the longest back-off is 2 min and a bit.
+	// All disturbances end; the longest back-off is that behind an older instance, an hour and a bit.
 	m.mu.Lock()
 	m.failSave = nil
 	for _, p := range m.plugins {
@@ -221,7 +221,7 @@ func (m *model) run(todo []step) []string {
 			m.setHandler(ptype)
 		}
 	}
-	const rest = 15 * time.Minute
+	const rest = 75 * time.Minute
 	time.Sleep(rest)
 	synctest.Wait()
 	m.checkWork("the end", rest, 1000)
@@ -272,7 +272,6 @@ func (m *model) disturb(s step, i int) {
 		m.restart()
 	case "rename":
 		if at != nil && s.Path != s.To {
-			synctest.Wait() // A socket is dialled where it is.
 			m.mu.Lock()
 			m.fates[at].endpoints[s.To] = true
 			m.mu.Unlock()

@@ -4,16 +4,18 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"iter"
 	"log/slog"
-	"runtime/debug"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/trust"
 )
+
+const defaultWalks = 16
 
 // Reconciler makes the actual state of the world match the desired one. Its methods are safe for concurrent use.
 type Reconciler struct {
@@ -26,36 +28,25 @@ type Reconciler struct {
 	// limits are the timeouts in force.
 	limits atomic.Pointer[timeoutTable]
 
-	// mu guards everything below and all instances and lanes. It is held for short steps that never block: no handler, plugin
-	// or disk is called with it. Config.Observe, Staged.Publish, Registry.Confirm, Registry.Unreachable and the cache are, so their
-	// locks come after it.
-	mu sync.Mutex
-	// inbox holds what timers, exit watches and callers ask of the reconciler; Run executes it.
-	inbox    []func(context.Context)
-	stopped  bool
-	handlers map[string]*handler
-	lanes    map[laneKey]*lane
-	// sockets and appearances are the instances whose sockets exist.
-	sockets     map[string]*instance
-	appearances map[uint64]*instance
-	// restored are the instances from before a restart whose sockets have not been seen yet.
-	restored map[cache.SocketID]*instance
-	// remembered are the instances from before a restart, lastRank is the highest rank among them. Both stay as they are.
-	remembered map[laneKey][]remembered
-	lastRank   uint64
-	// synced: all sockets that were there at the start have been seen.
-	synced bool
-	// unlinked are instances whose sockets have just been removed and which are still watched; the function ends that.
-	unlinked map[*instance]func()
-	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
-	robbed, refusals remnants
-	// queue holds the instances that wait for a slot; free counts the slots.
-	queue []*instance
+	// mu guards everything below. It is held for short steps that never block: no handler, plugin or disk is called with it. Config.Observe,
+	// Staged.Publish, Registry.Confirm, Registry.Unreachable and the cache are, so their locks come after it.
+	mu      sync.Mutex
+	machine *machine.Machine
+	early   []machine.Effect // of the machine's beginning, until Run
+	stopped bool
+	// inbox holds what timers, watches and callers say; Run gives it to the machine.
+	inbox []machine.Input
+	// checks are closed when Run gets there.
+	checks []chan struct{}
+	// handlers are the present ones, and those before that a lane still has, by number.
+	handlers    map[int]cache.PluginHandler
+	lastHandler int
+	resources   map[machine.Ref]*resources
+	timers      map[machine.Timer]*time.Timer
+	// queue holds what waits for a slot; free counts the slots.
+	queue []job
 	free  int
 }
-
-// handler is one registration of a handler: the same handler registered twice is two of them.
-type handler struct{ cache.PluginHandler }
 
 // New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored.
 func New(cfg Config) *Reconciler {
@@ -77,25 +68,32 @@ func New(cfg Config) *Reconciler {
 	if cfg.Registry == nil {
 		cfg.Registry = noRegistry{}
 	}
-	cfg.Bounds = Bounds{Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64)}
 	r := &Reconciler{
-		cfg:         cfg,
-		log:         cfg.Logger,
-		wake:        make(chan struct{}, 1),
-		handlers:    map[string]*handler{},
-		lanes:       map[laneKey]*lane{},
-		sockets:     map[string]*instance{},
-		appearances: map[uint64]*instance{},
-		restored:    map[cache.SocketID]*instance{},
-		remembered:  map[laneKey][]remembered{},
-		lastRank:    rankStep,
-		unlinked:    map[*instance]func(){},
-		free:        cmp.Or(cfg.Walks, defaultWalks),
+		cfg:       cfg,
+		log:       cfg.Logger,
+		wake:      make(chan struct{}, 1),
+		handlers:  map[int]cache.PluginHandler{},
+		resources: map[machine.Ref]*resources{},
+		timers:    map[machine.Timer]*time.Timer{},
+		free:      cmp.Or(cfg.Walks, defaultWalks),
 	}
 	r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts)
-	r.restore(cfg.Restored)
+	var effects []machine.Effect
+	r.machine, effects = machine.New(machine.Config{
+		Restored: cfg.Restored, Admits: cfg.Admit != nil, Trust: cfg.Trust, IgnoreUnhandled: cfg.IgnoreUnhandled, Bounds: cfg.Bounds,
+		UnreachableGrace: cfg.UnreachableGrace,
+	}, moment())
+	for _, effect := range effects {
+		if emit, is := effect.(machine.Emit); is {
+			cfg.Observe(emit.Event)
+			continue
+		}
+		r.early = append(r.early, effect)
+	}
 	return r
 }
+
+func moment() machine.Moment { return machine.Moment{Now: time.Now(), Chance: rand.Float64()} }
 
 // timeouts returns those for a plugin type; the empty type is one that is not known yet.
 func (r *Reconciler) timeouts(ptype string) Timeouts {
@@ -119,64 +117,38 @@ func (r *Reconciler) SetTimeouts(all Timeouts, byType map[string]Timeouts) {
 // SetHandler makes h the handler for a plugin type. Plugins of that type which wait for one register at once; those of a
 // previous handler are deregistered there and registered with h.
 func (r *Reconciler) SetHandler(ptype string, h cache.PluginHandler) {
-	r.changeHandler(ptype, &handler{h})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lastHandler++
+	r.handlers[r.lastHandler] = h
+	r.post(machine.HandlerSet{Type: ptype, Handler: r.lastHandler})
 }
 
 // RemoveHandler removes the handler for a plugin type. Its plugins are deregistered.
-func (r *Reconciler) RemoveHandler(ptype string) {
-	r.changeHandler(ptype, nil)
-}
+func (r *Reconciler) RemoveHandler(ptype string) { r.say(machine.HandlerSet{Type: ptype}) }
 
 // Reconsider tries at once every plugin that waits for its next attempt, and has its back-off begin anew: what judges plugins has changed.
-func (r *Reconciler) Reconsider() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.post(func(ctx context.Context) {
-		for in := range r.instances() {
-			// One that is out of reach waits for its end, and not for an attempt.
-			if in.retry != nil && (in.state != StateUnreachable || !in.recorded) {
-				in.attempts = 0
-				r.ask(ctx, in)
-			}
-		}
-	})
-}
-
-func (r *Reconciler) changeHandler(ptype string, h *handler) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if h == nil {
-		delete(r.handlers, ptype)
-	} else {
-		r.handlers[ptype] = h
-	}
-	r.post(func(ctx context.Context) {
-		for key, l := range r.lanes {
-			if key.ptype != ptype {
-				continue
-			}
-			for _, in := range l.members {
-				if in.unclaimed && !in.gone {
-					r.ask(ctx, in)
-				}
-			}
-			r.kick(ctx, l)
-		}
-	})
-}
+func (r *Reconciler) Reconsider() { r.say(machine.Urged{}) }
 
 // Synced states that the desired state of the world is complete: every socket that exists is in it. Restored instances whose sockets
 // are not are given up.
-func (r *Reconciler) Synced() {
+func (r *Reconciler) Synced() { r.say(machine.Complete{}) }
+
+// Plugins describes every instance whose socket exists, every restored one that is not settled yet, and those that live on though their
+// sockets were removed, at most 64 of each user and 1,024 in all, sorted by type and name, the newest instance of each first.
+func (r *Reconciler) Plugins() []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.post(func(ctx context.Context) {
-		r.synced = true
-		for id, in := range r.restored {
-			delete(r.restored, id)
-			r.went(ctx, in, "its socket did not survive the restart")
-		}
-	})
+	return r.machine.Plugins()
+}
+
+// Refusals describes the last refusal of each name which has not been registered since, and whose plugin is gone, or is about something
+// else by now: each with the state "refused" and the reason as its LastError. They are sorted by type and name, the newest of each first.
+// At most 64 are kept for each user and 1,024 in all, the newest, in memory.
+func (r *Reconciler) Refusals() []Status {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.machine.Refusals()
 }
 
 // Check returns nil as soon as the reconciler's loop answers, whatever its lanes are waiting for, and an error when ctx ends before that.
@@ -185,7 +157,8 @@ func (r *Reconciler) Check(ctx context.Context) error {
 	go func() { // the lock may be what does not come free
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.post(func(context.Context) { close(answered) })
+		r.checks = append(r.checks, answered)
+		r.rouse()
 	}()
 	select {
 	case <-answered:
@@ -200,6 +173,7 @@ func (r *Reconciler) Check(ctx context.Context) error {
 func (r *Reconciler) Run(ctx context.Context) error {
 	changes := r.cfg.Desired.Changes()
 	defer changes.Close()
+	r.begin(ctx)
 	for {
 		select {
 		case <-ctx.Done():
@@ -208,77 +182,111 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		case <-changes.C():
 		case <-r.wake:
 		}
-		r.mu.Lock()
-		// Before anything else, so that what is asked of the reconciler finds it up to date.
-		r.apply(ctx, changes.Take())
-		for len(r.inbox) > 0 {
-			do := r.inbox[0]
-			r.inbox = r.inbox[1:]
-			do(ctx)
-		}
-		r.mu.Unlock()
+		r.turn(ctx, changes)
 	}
 }
 
-// stop ends everything that runs and waits for it.
+// begin executes what the machine began with.
+func (r *Reconciler) begin(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.execute(ctx, r.early, nil)
+	r.early = nil
+}
+
+// turn gives the machine all that is there for it.
+func (r *Reconciler) turn(ctx context.Context, changes *cache.Changes) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// Before anything else, so that what is asked of the machine finds it up to date.
+	if changed := r.changed(changes.Take()); len(changed) > 0 {
+		r.execute(ctx, r.machine.Step(moment(), changed), nil)
+	}
+	r.drain(ctx)
+	for _, answered := range r.checks {
+		close(answered)
+	}
+	r.checks = nil
+}
+
+// changed adds to changes what the machine cannot know.
+func (r *Reconciler) changed(changes []cache.Change) machine.Changed {
+	changed := make(machine.Changed, len(changes))
+	for i, c := range changes {
+		changed[i].Change = c
+		if c.Present {
+			changed[i].Source = r.cfg.Source(c.Info.SocketPath)
+		} else {
+			changed[i].Withdrawn = r.failure(r.cfg.Withdrawn(c.Path))
+		}
+	}
+	return changed
+}
+
+// stop ends everything that runs, waits for it, and lets go of what is left.
 func (r *Reconciler) stop() {
 	r.mu.Lock()
 	r.stopped = true
-	for in := range r.instances() {
-		in.rest()
+	for _, timer := range r.timers {
+		timer.Stop()
 	}
-	for in := range r.unlinked {
-		r.unwatchUnlinked(in)
+	for _, res := range r.resources {
+		res.unwatch()
 	}
 	r.mu.Unlock()
 	r.running.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for in := range r.instances() {
-		in.rest()
-		if conn := in.takeConn(); conn != nil {
-			r.closeConn(conn)
-		}
-	}
-}
-
-// instances are all instances: those whose sockets exist, and those that are gone and still in their lane. mu is held.
-func (r *Reconciler) instances() iter.Seq[*instance] {
-	return func(yield func(*instance) bool) {
-		for _, in := range r.appearances {
-			if !yield(in) {
-				return
-			}
-		}
-		for _, l := range r.lanes {
-			for _, in := range l.members {
-				if in.gone && !yield(in) {
-					return
-				}
+	for _, res := range r.resources {
+		res.unwatch()
+		r.closeConn(res)
+		if res.staged != nil {
+			// What is not told and announced is not registered, and must not be remembered.
+			if err := res.staged.Discard(); err != nil {
+				r.log.Error("cannot take back a registration", "error", err)
 			}
 		}
 	}
 }
 
-// post has Run execute do with mu held. mu is held.
-func (r *Reconciler) post(do func(context.Context)) {
-	if r.stopped {
-		return
+// say is post for those who do not have mu.
+func (r *Reconciler) say(in machine.Input) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.post(in)
+}
+
+// post has Run give an input to the machine. mu is held.
+func (r *Reconciler) post(in machine.Input) {
+	if !r.stopped {
+		r.inbox = append(r.inbox, in)
+		r.rouse()
 	}
-	r.inbox = append(r.inbox, do)
+}
+
+func (r *Reconciler) rouse() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// after posts do when d has passed. mu is held.
-func (r *Reconciler) after(d time.Duration, do func(context.Context)) *time.Timer {
-	return time.AfterFunc(d, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.post(do)
-	})
+// step gives the machine an input, after those that came before it, and executes the effects. The first call among them is left to the
+// caller if next is not nil. mu is held.
+func (r *Reconciler) step(ctx context.Context, in machine.Input, next **job) {
+	r.drain(ctx)
+	if !r.stopped && ctx.Err() == nil {
+		r.execute(ctx, r.machine.Step(moment(), in), next)
+	}
+}
+
+// drain gives the machine what waits for it. mu is held.
+func (r *Reconciler) drain(ctx context.Context) {
+	for len(r.inbox) > 0 && !r.stopped && ctx.Err() == nil {
+		in := r.inbox[0]
+		r.inbox = r.inbox[1:]
+		r.execute(ctx, r.machine.Step(moment(), in), nil)
+	}
 }
 
 // spawn runs do in a goroutine that Run waits for. mu is held.
@@ -288,33 +296,15 @@ func (r *Reconciler) spawn(do func()) {
 	}
 }
 
-// observe tells what happened to an instance. mu is held.
-func (r *Reconciler) observe(kind EventKind, in *instance, message string) {
-	known := in.announced
-	if known.Type == "" {
-		known = in.refused
-	}
-	r.cfg.Observe(Event{
-		Time: time.Now(), Kind: kind,
-		Type: known.Type, Name: known.Name, Instance: in.id,
-		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath,
-		Message: message,
-	})
-}
+// noRegistry stands in where nothing keeps the registered instances.
+type noRegistry struct{}
 
-func (r *Reconciler) closeConn(conn Conn) {
-	if err := conn.Close(); err != nil {
-		r.log.Debug("cannot close a registration connection", "error", err)
-	}
-}
+func (noRegistry) Stage(Instance) (Staged, error)      { return noStaged{}, nil }
+func (noRegistry) Remove(string, string, string) error { return nil }
+func (noRegistry) Confirm(string, string, string)      {}
+func (noRegistry) Unreachable(_, _, _ string, _ error) {}
 
-// call runs one call of a handler and turns a panic into an error.
-func (r *Reconciler) call(what string, do func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			r.log.Error("handler panicked", "call", what, "panic", v, "stack", string(debug.Stack()))
-			err = fmt.Errorf("the handler panicked in %s: %v", what, v)
-		}
-	}()
-	return do()
-}
+type noStaged struct{}
+
+func (noStaged) Publish()       {}
+func (noStaged) Discard() error { return nil }

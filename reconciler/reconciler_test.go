@@ -265,10 +265,13 @@ func TestRulings(t *testing.T) {
 		if s := w.status("/a"); s.State != reconciler.StateRegistered || !s.Current {
 			t.Errorf("the older instance is %q", s.State)
 		}
-		time.Sleep(150 * time.Millisecond)
+		// It is not tried often while the older one serves.
+		time.Sleep(20 * time.Second)
+		w.expectCalls()
+		time.Sleep(20 * time.Second)
 		w.expectCalls(up2[0])
 		w.handler.set("validate /b.api", nil)
-		time.Sleep(time.Second)
+		time.Sleep(2 * time.Minute)
 		w.expectCalls(up2...)
 	})
 	bubble(t, "Register fails, a live older instance is registered again", reconciler.Config{}, func(_ *testing.T, w *world) {

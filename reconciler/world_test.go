@@ -32,9 +32,11 @@ type world struct {
 	plugins map[string]*plugin // by the path of the socket
 	// processes are all plugins that ever were.
 	processes map[reconciler.Peer]*plugin
-	sockets   uint64   // counts sockets
-	log       []string // handler and plugin calls, registry changes and events, in order
-	registry  map[string][]string
+	// owners are all that ever served a socket.
+	owners   map[cache.SocketID]*plugin
+	sockets  uint64   // counts sockets
+	log      []string // handler and plugin calls, registry changes and events, in order
+	registry map[string][]string
 	// unreachable are instances that are not to be given out.
 	unreachable map[string]bool
 	// saved is what is on disk, the newest first.
@@ -83,7 +85,7 @@ type plugin struct {
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
 	w := &world{t: t, cfg: cfg,
-		plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
+		owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
 	for _, in := range cfg.Restored {
@@ -144,7 +146,7 @@ func (w *world) serve(path, name string, p *plugin) *plugin {
 		p.peer = reconciler.Peer{PID: int(w.sockets), StartTime: 1, Boot: "b"}
 	}
 	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
-	w.plugins[path], w.processes[p.peer] = p, p
+	w.plugins[path], w.processes[p.peer], w.owners[p.socket] = p, p, p
 	w.mu.Unlock()
 	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {
 		w.t.Fatal(err)

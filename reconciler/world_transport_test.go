@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -28,16 +29,27 @@ func (t transport) reach(path string) (*plugin, error) {
 	return p, nil
 }
 
+// isOther says that a socket is that of another plugin than p.
+func (w *world) isOther(p *plugin, socket cache.SocketID) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	owner := w.owners[socket]
+	return owner != nil && owner != p && p.socket != socket
+}
+
 // did counts one piece of work. w.mu is held.
 func (w *world) did(what string) { w.work[what]++ }
 
-func (t transport) Dial(ctx context.Context, path string) (reconciler.Conn, error) {
+func (t transport) Dial(ctx context.Context, path string, socket cache.SocketID) (reconciler.Conn, error) {
 	t.w.mu.Lock()
 	t.w.did("dial")
 	t.w.mu.Unlock()
 	p, err := t.reach(path)
 	if err != nil {
 		return nil, err
+	}
+	if t.w.isOther(p, socket) {
+		return nil, errors.New("another socket is there")
 	}
 	if p.backlogFull {
 		<-ctx.Done()

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/registration"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -34,8 +36,17 @@ func newTransport(gate *gate, dirs []string) (*transport, error) {
 	return &transport{peers: peers, boot: sock.BootID(), gate: gate, roots: dirs}, nil
 }
 
-func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, error) {
+func (t *transport) Dial(ctx context.Context, path string, id cache.SocketID) (reconciler.Conn, error) {
+	if err := still(path, id); err != nil {
+		return nil, err
+	}
 	socket, owner, err := t.connect(ctx, path)
+	if err == nil {
+		// Sockets may change places at any time: only if it was there before and is there afterwards, it is the one that was reached.
+		if err = still(path, id); err != nil {
+			err = errors.Join(err, socket.Close())
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +61,18 @@ func (t *transport) Dial(ctx context.Context, path string) (reconciler.Conn, err
 		return nil, errors.Join(err, socket.Close())
 	}
 	return conn{registration.New(socket), t, account, peer}, nil
+}
+
+// still says whether a socket is where it was found. The zero identity is that of any.
+func still(path string, id cache.SocketID) error {
+	if id == (cache.SocketID{}) {
+		return nil
+	}
+	info, err := sock.Stat(path)
+	if err == nil && cache.SocketID(info.ID) != id {
+		err = fmt.Errorf("%s is another socket than was found there: %w", path, cache.ErrRetry)
+	}
+	return err
 }
 
 // connect connects to a socket and says whose it is. Where nobody but root and the host's user can make files, what was judged when it was

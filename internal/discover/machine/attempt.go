@@ -1,0 +1,334 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// ask has the plugin behind an instance say who it is, unless an attempt is under way.
+func (m *Machine) ask(in *instance, cause Cause) {
+	switch in.phase {
+	case Asking, Ready, Walking, Telling, Gone:
+		return
+	}
+	m.stop(in, Retry)
+	m.stop(in, TurnUp)
+	m.stop(in, Grace)
+	in.next = time.Time{}
+	m.to(in, Asking, cause)
+	m.dial(in)
+}
+
+// dial has an instance asked where its socket is now.
+func (m *Machine) dial(in *instance) {
+	began := m.Now
+	if in.announced.Type == "" && in.tries == 0 && !in.info.Timestamp.IsZero() {
+		began = in.info.Timestamp
+	}
+	m.do(Begin{in.ref, began, in.info.SocketPath})
+	if in.tries == 0 && in.lane != nil {
+		m.decide(in, AnswerWindow)
+	}
+	m.do(Ask{in.ref, in.info.SocketPath, in.info, in.announced.Type, in.tries == 0})
+}
+
+// decide has others wait for an answer of the instance, for a moment.
+func (m *Machine) decide(in *instance, window time.Duration) {
+	if until, set := m.timers[Timer{in.ref, Decide}]; !set || m.Now.Add(window).Before(until) {
+		m.set(in, Decide, window)
+	}
+}
+
+// decided takes over that an instance either has answered, has had its moment or is gone: whoever waited for it goes on.
+func (m *Machine) decided(in *instance) {
+	m.stop(in, Decide)
+	waited := in.replaces
+	in.replaces = nil
+	if in.lane != nil {
+		m.kick(in.lane)
+	}
+	for _, replaced := range waited {
+		if l := replaced.lane; l != nil {
+			m.kick(l)
+		}
+	}
+}
+
+// answered takes over what an instance said of itself, and has it enter its lane.
+func (m *Machine) answered(a Answered) {
+	in := m.byRef[a.Ref]
+	switch {
+	case in == nil || in.phase != Asking:
+		m.do(Close{a.Ref})
+		return
+	case a.Path != in.info.SocketPath:
+		// It was dialled where it is no longer, and somebody else may have answered there.
+		m.do(Close{a.Ref})
+		m.dial(in)
+		return
+	}
+	m.touch(in)
+	if a.Failure != nil {
+		m.do(Close{a.Ref})
+		m.unanswered(in, a)
+	} else {
+		m.enter(in, a)
+	}
+	m.decided(in)
+}
+
+// unanswered takes over that an instance could not be asked.
+func (m *Machine) unanswered(in *instance, a Answered) {
+	f := a.Failure
+	if in.lane != nil && f.nobody() {
+		m.lost(in, Registration, a.Path, f, ByAnswer)
+		return
+	}
+	if f.Kind == Distrusted {
+		in = m.disown(in, f.Err)
+		m.refusedFor(in, a.Info, a.Account)
+	}
+	m.failed(in, f, ByAnswer)
+}
+
+// enter puts an instance that has answered into its lane.
+func (m *Machine) enter(in *instance, a Answered) {
+	ignored := m.cfg.IgnoreUnhandled && m.handlers[a.Info.Type] == 0
+	if invalid := m.cfg.Bounds.check(a.Info); invalid != nil {
+		m.refusedFor(in, a.Info, a.Account)
+		f := &Failure{Err: invalid}
+		if ignored {
+			m.do(Close{in.ref})
+			m.failed(in, f, ByAnswer)
+		} else {
+			m.reject(in, f, ByAnswer)
+		}
+		return
+	}
+	key := Key{a.Info.Type, a.Info.Name}
+	switch {
+	case in.memory != nil && (in.memory.Peer == Peer{} || in.memory.Peer != a.Peer):
+		in = m.reborn(in, "another process serves its socket since the restart", ByAnswer)
+	case in.lane != nil && in.lane.key != key:
+		in = m.reborn(in, fmt.Sprintf("its socket now announces %s/%s", key.Type, key.Name), ByAnswer)
+	}
+	l := m.lane(key)
+	refused := m.bars(l, in, a.Account)
+	if refused != nil {
+		in = m.disown(in, refused.Err)
+	}
+	m.touch(in)
+	in.memory = nil
+	in.announced, in.refused = a.Info, Info{}
+	in.peer, in.account = a.Peer, a.Account
+	if in.lane == nil {
+		m.yield(in, key)
+		l.join(in)
+	}
+	in.barred = refused != nil
+	switch {
+	case in.barred && ignored:
+		m.ignore(in, ByAnswer)
+	case in.barred:
+		m.reject(in, refused, ByAnswer)
+	default:
+		m.to(in, Ready, ByAnswer)
+		m.kick(l)
+	}
+}
+
+// bars says why an instance may not register what it announced; nil if it may. A name that it stands for already is its own.
+func (m *Machine) bars(l *lane, in *instance, account trust.Account) *Failure {
+	if m.cfg.Trust == nil {
+		return nil
+	}
+	err := m.cfg.Trust.Type(l.key.Type, account)
+	if err == nil && (in.lane != l || in.barred) {
+		for _, o := range l.members {
+			if o == in || o.phase == Gone || !o.claims() {
+				continue
+			}
+			if err = m.cfg.Trust.Supersede(l.key.Type, l.key.Name, account, o.account); err != nil {
+				break
+			}
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	f := &Failure{Err: err, Kind: Fault}
+	if refusal, is := errors.AsType[*trust.Refusal](err); is {
+		f.Kind, f.Reason = Distrusted, refusal.Reason
+	}
+	return f
+}
+
+// claims says that the name of the lane is the instance's, or is about to be.
+func (in *instance) claims() bool {
+	return in.recorded() || in.held() || in.phase == Ready || in.phase == Walking
+}
+
+// disown returns the instance to go on with when one is not trusted any more: a new one, if it was registered.
+func (m *Machine) disown(in *instance, refused error) *instance {
+	if in.recorded() || in.held() {
+		return m.reborn(in, refused.Error(), ByAnswer)
+	}
+	return in
+}
+
+// refusedFor takes over what an instance is refused for, so that people find it by its name. Whose it is counts only for one that stands
+// for nothing yet.
+func (m *Machine) refusedFor(in *instance, info Info, account trust.Account) {
+	in.refused = m.cfg.Bounds.naming(info)
+	if in.lane == nil && account.Known {
+		in.account = account
+	}
+}
+
+// reborn ends an instance and begins a new one on the same socket, in the same rank, which has its connection and its attempt.
+func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
+	fresh := m.newInstance(in.info)
+	begins := ByLoss
+	if cause == ByAnswer {
+		begins = ByAnswer
+	}
+	fresh.source, fresh.rank, fresh.announced, fresh.account, fresh.registration = in.source, in.rank, in.announced, in.account, in.registration
+	m.do(Hand{in.ref, fresh.ref, cause == ByAnswer})
+	m.to(fresh, Asking, begins)
+	m.went(in, why, cause)
+	m.sockets[in.info.SocketPath] = fresh
+	m.appearances[in.info.Appearance] = fresh
+	return fresh
+}
+
+// unclaimedError is why an instance without a handler is refused.
+type unclaimedError struct{ ptype, socket string }
+
+func (e unclaimedError) Error() string {
+	return fmt.Sprintf("no handler registered for plugin type: %s at socket %s", e.ptype, e.socket)
+}
+
+func unclaimed(in *instance) *Failure {
+	return &Failure{Err: unclaimedError{in.announced.Type, in.info.SocketPath}}
+}
+
+func isUnclaimed(f *Failure) bool {
+	if f == nil {
+		return false
+	}
+	_, is := f.Err.(unclaimedError) //nolint:errorlint // it is never wrapped
+	return is
+}
+
+// reject tells a plugin on its connection that it is not registered, and why.
+func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
+	in.failure = f
+	m.end(in, ResultRefused, f.Err)
+	in.tries++
+	if f.Kind == Distrusted {
+		m.do(Distrust{f.Reason})
+	}
+	m.to(in, Telling, cause)
+	m.keepRefusal(in)
+	if in.tells(f.Err) {
+		m.emit(EventRefused, in, f.Err.Error())
+	}
+	m.do(Tell{in.ref, in.announced.Type, in.info.SocketPath, f.Err})
+}
+
+// delivered takes over that an instance was told of its refusal.
+func (m *Machine) delivered(in *instance) {
+	if in == nil || in.phase != Telling {
+		return
+	}
+	switch {
+	case !isUnclaimed(in.failure):
+		m.retryLater(in, ByDelivery)
+	case m.handlers[in.announced.Type] != 0:
+		m.to(in, Asking, ByDelivery)
+		m.dial(in)
+	default:
+		m.to(in, Refused, ByDelivery)
+	}
+	if in.lane != nil {
+		m.kick(in.lane)
+	}
+}
+
+// ignore leaves an instance alone until there is a handler for its type.
+func (m *Machine) ignore(in *instance, cause Cause) {
+	m.do(Close{in.ref})
+	in.tries, in.failure, in.told = 0, nil, ""
+	m.to(in, Refused, cause)
+	m.end(in, ResultIgnored, nil)
+	m.emit(EventIgnored, in, "no handler is registered for its type; it is left alone")
+}
+
+// failed takes over that an attempt failed without the plugin being told, and arranges the next one.
+func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
+	in.tries++
+	in.failure = f
+	kind, result := EventFailed, ResultFailed
+	if f.Kind == Distrusted {
+		kind, result = EventRefused, ResultRefused
+		m.do(Distrust{f.Reason})
+	}
+	m.retryLater(in, cause)
+	if f.Kind == Distrusted {
+		m.keepRefusal(in)
+	}
+	m.end(in, result, f.Err)
+	if in.tells(f.Err) {
+		m.emit(kind, in, f.Err.Error())
+	}
+}
+
+// retryLater arranges the next attempt.
+func (m *Machine) retryLater(in *instance, cause Cause) {
+	wait := m.backoff(in.tries, backoffMin, backoffMax)
+	switch {
+	case in.failure.endpoint():
+		wait = min(wait, probeInterval)
+	case in.failure.Kind == Fault && cause == ByDelivery && m.servedBehind(in):
+		wait = m.backoff(in.tries, rivalMin, rivalMax)
+	}
+	m.to(in, Waiting, cause)
+	in.next = m.Now.Add(wait)
+	m.set(in, Retry, wait)
+}
+
+// servedBehind says that an older instance of the same name serves, or is about to again.
+func (m *Machine) servedBehind(in *instance) bool {
+	if in.lane == nil || in.barred {
+		return false
+	}
+	for _, o := range in.lane.members {
+		if o != in && o.phase != Gone && o.phase != Lost && o.recorded() && newestFirst(in, o) < 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// backoff returns how long to wait after the given number of failed attempts.
+func (m *Machine) backoff(tries int, first, most time.Duration) time.Duration {
+	d := most
+	if tries < 24 {
+		d = min(first<<max(tries-1, 0), most)
+	}
+	return time.Duration(float64(d) * (0.8 + 0.4*m.Chance))
+}
+
+// tells says whether a failure makes an event: when it changes and then when it was repeated four times, sixteen times, and so on.
+func (in *instance) tells(err error) bool {
+	text := err.Error()
+	if text == in.told && (bits.OnesCount(uint(in.tries)) != 1 || bits.TrailingZeros(uint(in.tries))%2 != 0) {
+		return false
+	}
+	in.told = text
+	return true
+}

@@ -1,0 +1,298 @@
+package machine
+
+import (
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// Ref names an instance of one [Machine]. It is never used again.
+type Ref uint64
+
+// Key names a lane.
+type Key struct{ Type, Name string }
+
+// Moment is when a step is taken, and what chance says: a number from 0 to 1 that is not 1.
+type Moment struct {
+	Now    time.Time
+	Chance float64
+}
+
+// FailureKind says what follows from a failure.
+type FailureKind uint8
+
+// The kinds of failures.
+const (
+	Fault      FailureKind = iota // something is wrong, and a plugin is told of it
+	Patience                      // not yet: a plugin is not told
+	Distrusted                    // it is not trusted
+	Silent                        // nobody accepts on a socket
+	Absent                        // there is no socket
+)
+
+// Failure is an error and what follows from it.
+type Failure struct {
+	Err    error
+	Kind   FailureKind
+	Reason trust.Reason // of one that is Distrusted
+}
+
+func (f *Failure) nobody() bool { return f.Kind == Silent || f.Kind == Absent }
+
+// Socket is one of the two sockets of an instance.
+type Socket uint8
+
+// The sockets of an instance.
+const (
+	Registration Socket = iota // of its registration service
+	Endpoint                   // of its own services
+)
+
+// TimerKind says what a timer is for.
+type TimerKind uint8
+
+// The kinds of timers.
+const (
+	Retry        TimerKind = iota // the next attempt
+	Decide                        // others wait for this one to answer, until then
+	Replace                       // its record outlives it until then, because it may be replaced
+	TurnUp                        // its socket may turn up elsewhere until then
+	Grace                         // it may be reachable again until then
+	Rob                           // its process may end until then, or somebody else removed its socket
+	LookAgain                     // at its registration socket, for want of a hint
+	LookAgainToo                  // at its endpoint
+	timerKinds
+)
+
+// Timer names a timer: one that is set anew takes the place of the one before.
+type Timer struct {
+	Ref  Ref
+	Kind TimerKind
+}
+
+// Input is what a [Machine] takes: one of the types below.
+type Input interface{ input() }
+
+// The inputs.
+type (
+	// Changed: sockets appeared, moved or went.
+	Changed []Change
+	// Complete: every socket that exists has been seen.
+	Complete struct{}
+	// HandlerSet: there is another handler for a type. A new number is another handler; zero is none.
+	HandlerSet struct {
+		Type    string
+		Handler int
+	}
+	// Urged: what waits is to be tried at once, of one name or, if the key is zero, all.
+	Urged struct{ Key Key }
+	// Answered is the result of [Ask].
+	Answered struct {
+		Ref     Ref
+		Path    string // that was dialled
+		Info    Info
+		Failure *Failure
+		Peer    Peer
+		Account trust.Account
+	}
+	// Returned is the result of [Call].
+	Returned struct {
+		Key          Key
+		Failure      *Failure
+		ID           string // of what was saved
+		Registration cache.Registration
+		Kept         bool
+	}
+	// Delivered is the result of [Tell].
+	Delivered struct{ Ref Ref }
+	// Fired: a timer that was set and neither stopped nor set anew.
+	Fired struct{ Timer Timer }
+	// Hinted: something happened on a socket that is watched.
+	Hinted struct {
+		Ref    Ref
+		Socket Socket
+	}
+	// Unwatchable is the result of a [Watch] that failed.
+	Unwatchable struct{ Ref Ref }
+	// Probed is the result of [Probe].
+	Probed struct {
+		Ref     Ref
+		Socket  Socket
+		Path    string
+		Failure *Failure
+		Watched bool
+	}
+	// Ended: a process ended that [WatchProcess] watches, or it cannot be watched.
+	Ended struct{ Ref Ref }
+)
+
+func (Changed) input()     {}
+func (Complete) input()    {}
+func (HandlerSet) input()  {}
+func (Urged) input()       {}
+func (Answered) input()    {}
+func (Returned) input()    {}
+func (Delivered) input()   {}
+func (Fired) input()       {}
+func (Hinted) input()      {}
+func (Unwatchable) input() {}
+func (Probed) input()      {}
+func (Ended) input()       {}
+
+// Change is one change of the desired state of the world.
+type Change struct {
+	cache.Change
+	Source Source // of what appeared
+	// Withdrawn says why a socket does not count any more though it is there; nil if it was removed.
+	Withdrawn *Failure
+}
+
+// CallKind is what a lane calls.
+type CallKind uint8
+
+// The calls, one at a time in each lane.
+const (
+	CallProbe      CallKind = iota + 1 // connect to the endpoint
+	CallValidate                       // ValidatePlugin
+	CallAdmit                          // Config.Admit
+	CallRegister                       // RegisterPlugin
+	CallSave                           // Registry.Stage
+	CallTell                           // NotifyRegistrationStatus(true)
+	CallKeep                           // KeepRegistration
+	CallDiscard                        // Staged.Discard
+	CallDeRegister                     // DeRegisterPlugin
+	CallGone                           // InstanceGone
+	CallRemove                         // Registry.Remove
+)
+
+// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Forget and
+// DiscardLater may block.
+type Effect interface{ effect() }
+
+// The effects.
+type (
+	// Ask: dial a socket and ask GetInfo. The connection is kept under the Ref.
+	Ask struct {
+		Ref   Ref
+		Path  string
+		Info  cache.PluginInfo
+		Type  string // as far as it is known
+		First bool   // no attempt has failed
+	}
+	// Cancel: abandon Ask or Call of an instance. They return nevertheless.
+	Cancel struct{ Ref Ref }
+	// Call: one step of a lane.
+	Call struct {
+		Kind     CallKind
+		Key      Key
+		Ref      Ref
+		Handler  int
+		Instance Instance // as it is now
+		// Endpoint is the one that the handler is told. Deprecated: the socket is in the deprecated directory.
+		Endpoint   string
+		Deprecated bool
+		Failure    *Failure // of what CallKeep asks
+	}
+	// Tell: tell a plugin on its connection, which is closed then, that it is refused.
+	Tell struct {
+		Ref        Ref
+		Type, Path string
+		Reason     error
+	}
+	// Close: close the connection of an instance, if there is one.
+	Close struct{ Ref Ref }
+	// Hand: the connection, or the attempt, of one instance is that of another.
+	Hand struct {
+		From, To Ref
+		Conn     bool
+	}
+	// Begin, End: an attempt begins, unless one is under way, and ends.
+	Begin struct {
+		Ref  Ref
+		At   time.Time
+		Path string
+	}
+	End struct {
+		Ref     Ref
+		Named   Info
+		Result  Result
+		Failure error
+	}
+	// Watch: keep the connection of an instance for the hints that it gives.
+	Watch struct{ Ref Ref }
+	// Unwatch: nothing of a socket is to be told any more.
+	Unwatch struct {
+		Ref    Ref
+		Socket Socket
+	}
+	// Probe: find out whether anybody accepts on a socket. What it then watches counts only if KeepProbe follows the result.
+	Probe struct {
+		Ref        Ref
+		Socket     Socket
+		Path, Type string
+	}
+	// KeepProbe: watch what the last probe watches, in place of what was watched before.
+	KeepProbe struct {
+		Ref    Ref
+		Socket Socket
+	}
+	// WatchProcess, UnwatchProcess: tell when a process ends.
+	WatchProcess struct {
+		Ref  Ref
+		Peer Peer
+	}
+	UnwatchProcess struct{ Ref Ref }
+	// SetTimer, StopTimer: have an input after a time, or not.
+	SetTimer struct {
+		Timer Timer
+		After time.Duration
+	}
+	StopTimer struct{ Timer Timer }
+	// Publish: what was saved of an instance is visible.
+	Publish struct{ Ref Ref }
+	// DiscardLater: take back what was saved of an instance until that is done.
+	DiscardLater struct {
+		Ref Ref
+		In  Instance
+	}
+	// Confirm, Hide: the registry gives an instance out, or does not.
+	Confirm struct{ Type, Name, ID string }
+	Hide    struct {
+		Type, Name, ID string
+		Reason         error
+	}
+	// Forget: remove an instance from the registry until that is done.
+	Forget struct{ Type, Name, ID string }
+	// Emit: tell what happened.
+	Emit struct{ Event Event }
+	// Distrust: something was refused because it is not trusted.
+	Distrust struct{ Reason trust.Reason }
+	// Retire: no lane has this handler any more, and none will.
+	Retire struct{ Handler int }
+)
+
+func (Ask) effect()            {}
+func (Cancel) effect()         {}
+func (Call) effect()           {}
+func (Tell) effect()           {}
+func (Close) effect()          {}
+func (Hand) effect()           {}
+func (Begin) effect()          {}
+func (End) effect()            {}
+func (Watch) effect()          {}
+func (Unwatch) effect()        {}
+func (Probe) effect()          {}
+func (KeepProbe) effect()      {}
+func (WatchProcess) effect()   {}
+func (UnwatchProcess) effect() {}
+func (SetTimer) effect()       {}
+func (StopTimer) effect()      {}
+func (Publish) effect()        {}
+func (DiscardLater) effect()   {}
+func (Confirm) effect()        {}
+func (Hide) effect()           {}
+func (Forget) effect()         {}
+func (Emit) effect()           {}
+func (Distrust) effect()       {}
+func (Retire) effect()         {}

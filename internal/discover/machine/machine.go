@@ -1,0 +1,311 @@
+package machine
+
+import (
+	"cmp"
+	"fmt"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// Times that rule the machine.
+const (
+	backoffMin = 100 * time.Millisecond
+	backoffMax = 2 * time.Minute
+	// A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the older one its registration.
+	rivalMin = 30 * time.Second
+	rivalMax = time.Hour
+	// AnswerWindow is the moment in which something that has just appeared is expected to answer.
+	AnswerWindow = 100 * time.Millisecond
+	// replaceWindow is how long an instance whose socket was replaced is not given up yet. It is longer than a healthy plugin takes to
+	// register, also on a busy machine, so that one which takes over from another leaves no gap; the path leads to the new one anyway.
+	replaceWindow = time.Second
+	// probeInterval bounds how long the death of a plugin goes unnoticed whose process cannot be watched.
+	probeInterval = 5 * time.Second
+	// unlinkedWindow is how long a plugin whose socket is gone may take to end, or to make another one, before somebody else is held to have
+	// removed the socket.
+	unlinkedWindow = 5 * time.Second
+)
+
+// Config is what a [Machine] goes by. It does not change.
+type Config struct {
+	// Restored are the instances that are remembered, those of one name in the reverse order of their registration.
+	Restored []Instance
+	// Admits: [CallAdmit] is part of a registration.
+	Admits bool
+	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
+	Trust *trust.Judge
+	// IgnoreUnhandled: plugins of types without a handler are told nothing.
+	IgnoreUnhandled  bool
+	Bounds           Bounds
+	UnreachableGrace time.Duration
+}
+
+// Machine is all instances and lanes, and what is under way. The zero value is of no use; see [New]. It is not safe for concurrent use.
+type Machine struct {
+	cfg Config
+	Moment
+	out  []Effect
+	last Ref
+
+	handlers map[string]int // by type
+	// retiring are handlers that were replaced and that lanes may still have.
+	retiring map[int]bool
+	lanes    map[Key]*lane
+	byRef    map[Ref]*instance
+	// sockets and appearances are the instances whose sockets exist.
+	sockets     map[string]*instance
+	appearances map[uint64]*instance
+	// restored are the instances from before a restart whose sockets have not been seen yet.
+	restored map[cache.SocketID]*instance
+	// remembered are the instances from before a restart, lastRank is the highest rank among them. Both stay as they are.
+	remembered map[Key][]remembered
+	lastRank   uint64
+	// complete: all sockets that were there at the start have been seen.
+	complete bool
+	// timers are those that are set, with the time at which they fire.
+	timers map[Timer]time.Time
+	// unlinked are instances whose sockets have just been removed and which are still watched.
+	unlinked map[*instance]bool
+	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
+	robbed, refusals remnants
+	// touched are the instances that this step is about, for their states.
+	touched []*instance
+
+	// Taken counts how often each row of [Table] was taken. Amiss says what the table does not have; both are for tests.
+	Taken map[Row]int
+	Amiss []string
+}
+
+// New returns a Machine, and the effects with which it begins.
+func New(cfg Config, at Moment) (*Machine, []Effect) {
+	cfg.Bounds = Bounds{Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64)}
+	m := &Machine{
+		cfg: cfg, Moment: at,
+		handlers: map[string]int{}, retiring: map[int]bool{}, lanes: map[Key]*lane{}, byRef: map[Ref]*instance{},
+		sockets: map[string]*instance{}, appearances: map[uint64]*instance{},
+		restored: map[cache.SocketID]*instance{}, remembered: map[Key][]remembered{}, lastRank: rankStep,
+		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
+	}
+	m.restore(cfg.Restored)
+	return m, m.effects()
+}
+
+// Step takes one input and returns what it leads to.
+func (m *Machine) Step(at Moment, in Input) []Effect {
+	m.Moment = at
+	switch input := in.(type) {
+	case Changed:
+		m.apply(input)
+	case Complete:
+		m.becomeComplete()
+	case HandlerSet:
+		m.setHandler(input.Type, input.Handler)
+	case Urged:
+		m.urge(input.Key)
+	case Answered:
+		m.answered(input)
+	case Returned:
+		m.returned(input)
+	case Delivered:
+		m.delivered(m.byRef[input.Ref])
+	case Fired:
+		m.fired(input.Timer)
+	case Hinted:
+		m.check(m.byRef[input.Ref], input.Socket)
+	case Unwatchable:
+		if known := m.byRef[input.Ref]; known != nil && known.watches[Registration] == watched {
+			m.lookAgain(known, Registration)
+		}
+	case Probed:
+		m.probed(input)
+	case Ended:
+		m.unwatchUnlinked(m.byRef[input.Ref])
+	}
+	return m.effects()
+}
+
+// effects returns what this step leads to, and ends it.
+func (m *Machine) effects() []Effect {
+	for _, in := range m.touched {
+		if state := m.state(in); state != in.state {
+			in.state, in.since = state, m.Now
+		}
+		m.tidy(in)
+	}
+	m.touched = m.touched[:0]
+	out := m.out
+	m.out = nil
+	return out
+}
+
+func (m *Machine) do(effects ...Effect) { m.out = append(m.out, effects...) }
+
+// tidy forgets an instance of which nothing can come any more.
+func (m *Machine) tidy(in *instance) {
+	if in.phase != Gone || in.lane != nil || m.unlinked[in] {
+		return
+	}
+	for kind := range timerKinds {
+		if _, set := m.timers[Timer{in.ref, kind}]; set {
+			return
+		}
+	}
+	delete(m.byRef, in.ref)
+}
+
+// to has an instance enter a phase. The table says whether it may.
+func (m *Machine) to(in *instance, phase Phase, cause Cause) {
+	from := in.phase
+	in.phase = phase
+	m.touch(in)
+	if phase != Gone && m.Taken == nil {
+		return
+	}
+	m.audit(from, phase, cause)
+}
+
+// audit counts a transition and notes one that is not in the table.
+func (m *Machine) audit(from, to Phase, cause Cause) {
+	if m.Taken == nil {
+		return
+	}
+	if to == Gone {
+		for _, leaving := range Leaving {
+			if leaving == cause {
+				m.Taken[Row{From: from, On: cause, To: Gone}]++
+				return
+			}
+		}
+	}
+	for _, row := range Table {
+		if row.From == from && row.On == cause && row.To == to {
+			m.Taken[Row{From: from, On: cause, To: to}]++
+			return
+		}
+	}
+	m.Amiss = append(m.Amiss, fmt.Sprintf("%s → %s, %s: the table has no such row", from, to, cause))
+}
+
+func (m *Machine) touch(in *instance) { m.touched = append(m.touched, in) }
+
+// set sets a timer, and stop stops one.
+func (m *Machine) set(in *instance, kind TimerKind, after time.Duration) {
+	t := Timer{in.ref, kind}
+	m.timers[t] = m.Now.Add(after)
+	m.do(SetTimer{t, after})
+}
+
+func (m *Machine) stop(in *instance, kind TimerKind) {
+	t := Timer{in.ref, kind}
+	if _, set := m.timers[t]; set {
+		delete(m.timers, t)
+		m.do(StopTimer{t})
+	}
+}
+
+func (m *Machine) isSet(in *instance, kind TimerKind) bool {
+	_, set := m.timers[Timer{in.ref, kind}]
+	return set
+}
+
+func (m *Machine) fired(t Timer) {
+	in := m.byRef[t.Ref]
+	if _, set := m.timers[t]; !set || in == nil {
+		return
+	}
+	delete(m.timers, t)
+	m.touch(in)
+	switch t.Kind {
+	case Retry:
+		in.next = time.Time{}
+		m.ask(in, ByTimer)
+	case Decide:
+		m.decided(in)
+	case Replace:
+		m.unrecord(in)
+	case TurnUp:
+		m.giveUp(in, "its socket", in.failure, ByTimer)
+	case Grace:
+		m.giveUp(in, in.lostWhat, in.failure, ByTimer)
+	case Rob:
+		m.tellRobbed(in)
+	case LookAgain:
+		m.check(in, Registration)
+	case LookAgainToo:
+		m.check(in, Endpoint)
+	}
+}
+
+// emit tells what happened to an instance.
+func (m *Machine) emit(kind EventKind, in *instance, message string) {
+	known := in.announced
+	if known.Type == "" {
+		known = in.refused
+	}
+	m.do(Emit{Event{
+		Time: m.Now, Kind: kind, Type: known.Type, Name: known.Name, Instance: in.id,
+		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Message: message,
+	}})
+}
+
+// end ends the attempt on an instance.
+func (m *Machine) end(in *instance, result Result, err error) {
+	m.do(End{in.ref, in.announced, result, err})
+}
+
+// setHandler takes over that there is another handler for a type. Plugins of the one before are deregistered there.
+func (m *Machine) setHandler(ptype string, handler int) {
+	if before := m.handlers[ptype]; before != 0 {
+		m.retiring[before] = true
+	}
+	if m.handlers[ptype] = handler; handler == 0 {
+		delete(m.handlers, ptype)
+	}
+	for _, l := range m.sortedLanes() {
+		if l.key.Type != ptype {
+			continue
+		}
+		for _, in := range l.snapshot() {
+			if in.phase == Refused || in.phase == Waiting && handler != 0 {
+				in.tries = 0
+				m.ask(in, ByHandler)
+			}
+		}
+		m.kick(l)
+	}
+	m.retire()
+}
+
+// retire lets go of handlers that no lane has.
+func (m *Machine) retire() {
+	for handler := range m.retiring {
+		if !m.has(handler) {
+			delete(m.retiring, handler)
+			m.do(Retire{handler})
+		}
+	}
+}
+
+func (m *Machine) has(handler int) bool {
+	for _, l := range m.lanes {
+		if l.heldBy == handler || l.call != 0 && l.handler == handler {
+			return true
+		}
+	}
+	return false
+}
+
+// urge tries at once what waits, and has its back-off begin anew.
+func (m *Machine) urge(key Key) {
+	for _, in := range m.instances() {
+		if key != (Key{}) && in.named() != key {
+			continue
+		}
+		if in.phase == Waiting || in.phase == Refused && key != (Key{}) {
+			in.tries = 0
+			m.ask(in, ByOperator)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package machine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// The bounds of what is kept of instances that are gone. Beyond them the oldest are forgotten first.
+const (
+	tracesPerUser = 64
+	tracesInTotal = 1024
+)
+
+// remnant is what is kept of an instance: of its refusal, or of one that lives without a socket.
+type remnant struct {
+	in     *instance // nil of a refusal
+	key    Key
+	by     trust.Account
+	status Status
+}
+
+// of says whether it is somebody's. Of whom nothing is known is one of his own.
+func (r remnant) of(by trust.Account) bool { return r.by.UID == by.UID && r.by.Known == by.Known }
+
+// remnants are bounded by user and in sum, the oldest first.
+type remnants []remnant
+
+// keep adds one, and returns those that were forgotten for want of room.
+func (r *remnants) keep(added remnant) (forgotten []remnant) {
+	*r = append(*r, added)
+	mine := 0
+	for _, o := range *r {
+		if o.of(added.by) {
+			mine++
+		}
+	}
+	if mine > tracesPerUser {
+		forgotten = append(forgotten, r.oldest(func(o remnant) bool { return o.of(added.by) }))
+	}
+	if len(*r) > tracesInTotal {
+		forgotten = append(forgotten, r.oldest(func(remnant) bool { return true }))
+	}
+	return forgotten
+}
+
+// oldest takes the oldest out that matches. There is one.
+func (r *remnants) oldest(matches func(remnant) bool) remnant {
+	i := slices.IndexFunc(*r, matches)
+	o := (*r)[i]
+	*r = slices.Delete(*r, i, i+1)
+	return o
+}
+
+// forget takes out what matches.
+func (r *remnants) forget(matches func(remnant) bool) { *r = slices.DeleteFunc(*r, matches) }
+
+// keepRefusal keeps the last refusal of a name, one for each user: nobody's reason takes the place of another one's.
+func (m *Machine) keepRefusal(in *instance) {
+	key := in.named()
+	if key.Type == "" {
+		return
+	}
+	const textMax = 4096
+	kept := remnant{key: key, by: in.account, status: Status{
+		Type: key.Type, Name: key.Name, State: StateRefused, Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath,
+		Source: in.source, FirstSeen: in.info.Timestamp, Since: m.Now, Attempts: in.tries, LastError: foreign.Cut(in.failure.Err.Error(), textMax),
+	}}
+	m.refusals.forget(func(o remnant) bool { return o.key == kept.key && o.of(kept.by) })
+	m.refusals.keep(kept)
+}
+
+// settled forgets what is kept of the name of an instance that is registered.
+func (m *Machine) settled(in *instance) {
+	key := Key{in.announced.Type, in.announced.Name}
+	m.refusals.forget(func(o remnant) bool { return o.key == key })
+	for _, o := range m.unlinkedOnes() {
+		if (Key{o.announced.Type, o.announced.Name}) == key {
+			m.unwatchUnlinked(o)
+		}
+	}
+}
+
+func (m *Machine) unlinkedOnes() []*instance {
+	all := make([]*instance, 0, len(m.unlinked))
+	for in := range m.unlinked {
+		all = append(all, in)
+	}
+	return inOrder(all)
+}
+
+// watchUnlinked watches a registered instance whose socket was removed a moment longer: one that serves on was robbed of it.
+func (m *Machine) watchUnlinked(in *instance) {
+	// What is being checked has given a hint that it ends, and gives no other.
+	if in.phase == Gone || !in.recorded() || in.watches[Registration] != watched {
+		return
+	}
+	in.watches[Registration] = unwatched // and is not ended with the others
+	m.unlinked[in] = true
+	m.set(in, Rob, unlinkedWindow)
+}
+
+// hintOfUnlinked takes over that something happened to an instance whose socket was removed, if in is one: unless its process lives on, it
+// ended by itself. A plugin may close an idle connection at any time.
+func (m *Machine) hintOfUnlinked(in *instance) {
+	if m.unlinked[in] {
+		m.do(WatchProcess{in.ref, in.peer})
+	}
+}
+
+// unwatchUnlinked ends the watch of an instance whose socket was removed, if there is one.
+func (m *Machine) unwatchUnlinked(in *instance) {
+	if in == nil || !m.unlinked[in] {
+		return
+	}
+	delete(m.unlinked, in)
+	m.touch(in)
+	m.robbed.forget(func(o remnant) bool { return o.in == in })
+	m.stop(in, Rob)
+	m.do(Unwatch{in.ref, Registration}, UnwatchProcess{in.ref})
+}
+
+// tellRobbed tells that an instance whose socket was removed still serves, unless its plugin has another one. It is listed until it ends,
+// or its name is registered.
+func (m *Machine) tellRobbed(in *instance) {
+	if !m.unlinked[in] {
+		return
+	}
+	if l := m.lanes[Key{in.announced.Type, in.announced.Name}]; l != nil {
+		for _, o := range l.members {
+			if o.phase != Gone && !o.barred {
+				m.unwatchUnlinked(in)
+				return
+			}
+		}
+	}
+	message := fmt.Sprintf("its socket is gone, and process %d still serves on it: if it is not about to end, somebody removed the socket "+
+		"who may write to the directory; restart the plugin, which makes the socket anew", in.peer.PID)
+	m.emit(EventUnlinked, in, message)
+	status := m.status(in)
+	status.State, status.Since, status.LastError = StateUnlinked, m.Now, message
+	status.Current, status.Instance, status.RegisteredAt = false, "", time.Time{}
+	for _, forgotten := range m.robbed.keep(remnant{in, Key{status.Type, status.Name}, in.account, status}) {
+		m.unwatchUnlinked(forgotten.in)
+	}
+}
+
+// Refusals describes the last refusal of each name which has not been registered since, and whose plugin is gone, or is about something
+// else by now: each with the state "refused" and the reason as its LastError. They are sorted by type and name, the newest of each first.
+func (m *Machine) Refusals() []Status {
+	type place struct{ ptype, name, socket string }
+	present := map[place]string{}
+	for _, s := range m.Plugins() {
+		present[place{s.Type, s.Name, s.SocketPath}] = s.LastError
+	}
+	var all []Status
+	for _, o := range slices.Backward(m.refusals) {
+		s := o.status
+		shown, there := present[place{s.Type, s.Name, s.SocketPath}]
+		if !there || !strings.HasPrefix(shown, strings.TrimSuffix(s.LastError, "…")) {
+			all = append(all, s)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Status) int {
+		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
+	})
+	return all
+}

@@ -1,0 +1,245 @@
+package reconciler
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/judged"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// work makes calls for the machine, one after the other, until it has none for this goroutine.
+func (r *Reconciler) work(ctx context.Context, next *job) {
+	for next != nil {
+		j := next
+		e, _ := j.effect.(machine.Call)
+		result := r.perform(j.ctx, e)
+		j.cancel()
+		next = r.takeResult(ctx, e.Ref, result)
+	}
+}
+
+func (r *Reconciler) takeResult(ctx context.Context, ref machine.Ref, result machine.Returned) (next *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.of(ref).cancel = nil
+	r.step(ctx, result, &next)
+	r.tidy(ref)
+	return next
+}
+
+// perform makes one call.
+func (r *Reconciler) perform(ctx context.Context, e machine.Call) machine.Returned {
+	result := machine.Returned{Key: e.Key}
+	var err error
+	h := r.handler(e.Handler)
+	switch e.Kind {
+	case machine.CallProbe:
+		result.Failure = r.endpointAnswers(ctx, e)
+	case machine.CallValidate:
+		err = r.validate(ctx, e, h)
+	case machine.CallAdmit:
+		ctx, done := r.trace(ctx, "admit")
+		err = r.call("Admit", func() error { return r.cfg.Admit(ctx, e.Instance) })
+		done(err)
+	case machine.CallRegister:
+		result.Registration, err = r.register(ctx, e, h)
+	case machine.CallSave:
+		result.ID, err = r.save(ctx, e)
+	case machine.CallTell:
+		err = r.tell(ctx, e)
+	case machine.CallKeep:
+		result.Kept = r.keep(e, h)
+	case machine.CallDiscard:
+		err = r.discard(e.Ref)
+	case machine.CallDeRegister:
+		r.logError(r.call("DeRegisterPlugin", func() error {
+			// gofail: var handlerDeRegister struct{}
+			// return nil
+			h.DeRegisterPlugin(e.Key.Name)
+			return nil
+		}))
+	case machine.CallGone:
+		if g, ok := h.(cache.InstanceGoneHandler); ok {
+			r.logError(r.call("InstanceGone", func() error { g.InstanceGone(e.Key.Name, e.Endpoint); return nil }))
+		}
+	case machine.CallRemove:
+		err = r.cfg.Registry.Remove(e.Key.Type, e.Key.Name, e.Instance.ID)
+	}
+	if err != nil {
+		result.Failure = judge(err)
+	}
+	return result
+}
+
+func (r *Reconciler) handler(number int) cache.PluginHandler {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.handlers[number]
+}
+
+// call runs one call of a handler and turns a panic into an error.
+func (r *Reconciler) call(what string, do func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			r.log.Error("handler panicked", "call", what, "panic", v, "stack", string(debug.Stack()))
+			err = fmt.Errorf("the handler panicked in %s: %v", what, v)
+		}
+	}()
+	return do()
+}
+
+func (r *Reconciler) logError(err error) {
+	if err != nil {
+		r.log.Error("plugin could not be taken back cleanly", "error", err)
+	}
+}
+
+// endpointAnswers says whether anybody accepts on an endpoint.
+func (r *Reconciler) endpointAnswers(ctx context.Context, e machine.Call) *machine.Failure {
+	ctx, cancel := context.WithTimeout(ctx, r.timeouts(e.Key.Type).Dial)
+	defer cancel()
+	stop, err := r.cfg.Transport.Probe(ctx, e.Endpoint, func() {})
+	if stop != nil {
+		stop()
+	}
+	f := r.failure(err)
+	if f != nil {
+		f.Err = connectError(e.Endpoint, err)
+	}
+	return f
+}
+
+func (r *Reconciler) validate(ctx context.Context, e machine.Call, h cache.PluginHandler) error {
+	_, done := r.trace(ctx, "validate")
+	err := r.call("ValidatePlugin", func() error {
+		// gofail: var handlerValidate string
+		// return errors.New(handlerValidate)
+		if v, ok := h.(cache.DeprecatedDirValidator); ok {
+			return v.ValidatePluginInDir(e.Key.Name, e.Endpoint, e.Instance.Versions, e.Deprecated)
+		}
+		return h.ValidatePlugin(e.Key.Name, e.Endpoint, e.Instance.Versions)
+	})
+	done(err)
+	return err
+}
+
+// register calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
+func (r *Reconciler) register(ctx context.Context, e machine.Call, h cache.PluginHandler) (registration cache.Registration, err error) {
+	name, versions := e.Key.Name, e.Instance.Versions
+	var clientTimeout *time.Duration
+	if r.cfg.ClientTimeout != nil {
+		clientTimeout = r.cfg.ClientTimeout(e.Key.Type, name)
+	}
+	ctx, done := r.trace(ctx, "register")
+	defer func() { done(err) }()
+	// gofail: var handlerRegister string
+	// return registration, errors.New(handlerRegister)
+	registrar, ok := h.(cache.ContextRegistrar)
+	if !ok {
+		return registration, r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, e.Endpoint, versions, clientTimeout) })
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if timeout := r.timeouts(e.Key.Type).Handler; timeout > 0 {
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	d := &endpointDialer{judge: r.cfg.Trust, refused: cancel, plugin: judged.Plugin{
+		Type: e.Key.Type, Account: e.Instance.Account, Socket: sock.ID(e.Instance.Socket),
+	}}
+	err = r.call("RegisterPluginContext", func() error {
+		registration, err = registrar.RegisterPluginContext(cache.WithEndpointDialer(ctx, d.dial), name, e.Endpoint, versions, clientTimeout)
+		return err
+	})
+	if refusal := d.refusal.Load(); err != nil && refusal != nil {
+		return registration, refusal
+	}
+	return registration, err
+}
+
+// endpointDialer connects a handler to the endpoint of a plugin.
+type endpointDialer struct {
+	judge   *trust.Judge
+	plugin  judged.Plugin
+	refused func() // ends the registration: there is no use in waiting for another connection
+	refusal atomic.Pointer[trust.Refusal]
+}
+
+func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error) {
+	conn, err := judged.Dial(ctx, d.judge, d.plugin, path)
+	if f := judge(err); f != nil && f.Kind == machine.Distrusted {
+		refusal, _ := errors.AsType[*trust.Refusal](err)
+		d.refusal.Store(refusal)
+		d.refused()
+	}
+	return conn, err
+}
+
+// save stages the instance in the registry, under a new identifier if it has none.
+func (r *Reconciler) save(ctx context.Context, e machine.Call) (id string, err error) {
+	record := e.Instance
+	if record.ID == "" {
+		record.ID = strings.ToLower(rand.Text()[:16])
+	}
+	_, done := r.trace(ctx, "save")
+	staged, err := r.cfg.Registry.Stage(record)
+	done(err)
+	if err != nil {
+		return "", err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.of(e.Ref).staged = staged
+	return record.ID, nil
+}
+
+// discard takes back what was saved.
+func (r *Reconciler) discard(ref machine.Ref) error {
+	r.mu.Lock()
+	staged := r.of(ref).staged
+	r.mu.Unlock()
+	if err := staged.Discard(); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.of(ref).staged = nil
+	return nil
+}
+
+// tell tells the plugin that it is registered.
+func (r *Reconciler) tell(ctx context.Context, e machine.Call) error {
+	ctx, cancel := context.WithTimeout(ctx, r.timeouts(e.Key.Type).Notify)
+	defer cancel()
+	ctx, done := r.trace(ctx, "notify")
+	err := r.connOf(e.Ref).Notify(ctx, true, "")
+	done(err)
+	if err != nil {
+		return fmt.Errorf("cannot tell the plugin that it is registered: %w", err)
+	}
+	return nil
+}
+
+// keep asks the handler whether a plugin that could not be told stays registered.
+func (r *Reconciler) keep(e machine.Call, h cache.PluginHandler) (kept bool) {
+	keeper, ok := h.(cache.RegistrationKeeper)
+	if !ok {
+		return false
+	}
+	r.logError(r.call("KeepRegistration", func() error {
+		kept = keeper.KeepRegistration(e.Key.Name, e.Failure.Err)
+		return nil
+	}))
+	return kept
+}

@@ -1,0 +1,283 @@
+package reconciler
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+)
+
+// resources are what the runner holds for one instance. Guarded by Reconciler.mu, except that conn and staged are used by whoever runs the
+// instance's job, of which there is one at a time.
+type resources struct {
+	conn   Conn
+	staged Staged
+	cancel context.CancelFunc // of the job
+	// watches end the watches of its sockets, and probes those of the last probes, which nobody keeps yet.
+	watches, probes [2]func()
+	process         func() // ends the watch of its process
+	attempt         attempt
+	trace           trace.SpanContext // of the trace that its attempts belong to
+}
+
+func (res *resources) empty() bool {
+	for _, stop := range res.stops() {
+		if *stop != nil {
+			return false
+		}
+	}
+	return res.conn == nil && res.staged == nil && res.cancel == nil && res.attempt == attempt{} && !res.trace.IsValid()
+}
+
+// stops are the ends of all watches.
+func (res *resources) stops() [5]*func() {
+	return [...]*func(){&res.watches[0], &res.watches[1], &res.probes[0], &res.probes[1], &res.process}
+}
+
+func (res *resources) unwatch() {
+	for _, stop := range res.stops() {
+		end(stop)
+	}
+}
+
+// end ends a watch, if there is one.
+func end(stop *func()) {
+	if *stop != nil {
+		(*stop)()
+		*stop = nil
+	}
+}
+
+// of returns what is held for an instance. mu is held.
+func (r *Reconciler) of(ref machine.Ref) *resources {
+	res := r.resources[ref]
+	if res == nil {
+		res = &resources{}
+		r.resources[ref] = res
+	}
+	return res
+}
+
+// job is something that a goroutine does for the machine: an Ask, a Call or a Tell.
+type job struct {
+	ctx    context.Context //nolint:containedctx // it is that of the goroutine to come
+	cancel context.CancelFunc
+	ref    machine.Ref
+	effect machine.Effect
+}
+
+// newJob returns a job for an instance, which Cancel abandons. mu is held.
+func (r *Reconciler) newJob(ctx context.Context, ref machine.Ref, effect machine.Effect) job {
+	res := r.of(ref)
+	ctx, cancel := context.WithCancel(res.traced(ctx))
+	res.cancel = cancel
+	return job{ctx, cancel, ref, effect}
+}
+
+// execute does what the machine asks for. mu is held.
+func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, next **job) {
+	for _, effect := range effects {
+		switch e := effect.(type) {
+		case machine.Ask:
+			r.queue = append(r.queue, r.newJob(ctx, e.Ref, e))
+			r.dispatch(ctx)
+		case machine.Call:
+			j := r.newJob(ctx, e.Ref, e)
+			if next != nil && *next == nil {
+				*next = &j
+			} else {
+				r.spawn(func() { r.work(ctx, &j) })
+			}
+		case machine.Tell:
+			j := r.newJob(ctx, e.Ref, e)
+			r.spawn(func() { r.refuse(ctx, j, e) })
+		case machine.Probe:
+			r.spawn(func() { r.probe(ctx, e) })
+		case machine.Forget:
+			r.untilDone(ctx, "remove a plugin from the registry", e, func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) })
+		case machine.DiscardLater:
+			res := r.of(e.Ref)
+			discard := res.staged.Discard
+			res.staged = nil
+			r.untilDone(ctx, "take back a registration", machine.Forget{Type: e.In.Type, Name: e.In.Name, ID: e.In.ID}, discard)
+		case machine.SetTimer, machine.StopTimer:
+			r.setTimer(effect)
+		case machine.Emit:
+			r.cfg.Observe(e.Event)
+		default:
+			r.executeNow(effect)
+		}
+	}
+}
+
+// executeNow does what is done at once. mu is held.
+func (r *Reconciler) executeNow(effect machine.Effect) {
+	switch e := effect.(type) {
+	case machine.Cancel:
+		if cancel := r.of(e.Ref).cancel; cancel != nil {
+			cancel()
+		}
+	case machine.Close:
+		r.closeConn(r.of(e.Ref))
+		r.tidy(e.Ref)
+	case machine.Hand:
+		r.hand(e)
+	case machine.Begin:
+		r.beginAttempt(e)
+	case machine.End:
+		r.endAttempt(e)
+		r.tidy(e.Ref)
+	case machine.Watch:
+		r.watch(e)
+	case machine.Unwatch:
+		end(&r.of(e.Ref).watches[e.Socket])
+		r.tidy(e.Ref)
+	case machine.KeepProbe:
+		res := r.of(e.Ref)
+		end(&res.watches[e.Socket])
+		res.watches[e.Socket], res.probes[e.Socket] = res.probes[e.Socket], nil
+	case machine.WatchProcess:
+		r.watchProcess(e)
+	case machine.UnwatchProcess:
+		end(&r.of(e.Ref).process)
+		r.tidy(e.Ref)
+	case machine.Publish:
+		res := r.of(e.Ref)
+		res.staged.Publish()
+		res.staged = nil
+	case machine.Confirm:
+		r.cfg.Registry.Confirm(e.Type, e.Name, e.ID)
+	case machine.Hide:
+		r.cfg.Registry.Unreachable(e.Type, e.Name, e.ID, e.Reason)
+	case machine.Distrust:
+		r.cfg.Refused(e.Reason)
+	case machine.Retire:
+		delete(r.handlers, e.Handler)
+	}
+}
+
+// tidy forgets what is held for an instance if that is nothing. mu is held.
+func (r *Reconciler) tidy(ref machine.Ref) {
+	if res := r.resources[ref]; res != nil && res.empty() {
+		delete(r.resources, ref)
+	}
+}
+
+// hand gives what is held for one instance to another. mu is held.
+func (r *Reconciler) hand(e machine.Hand) {
+	from, to := r.of(e.From), r.of(e.To)
+	to.attempt, from.attempt = from.attempt, attempt{}
+	if e.Conn {
+		to.conn, from.conn = from.conn, nil
+	}
+	r.tidy(e.From)
+	r.tidy(e.To)
+}
+
+// setTimer sets or stops a timer. One that is set anew or stopped says nothing, even if it fired already. mu is held.
+func (r *Reconciler) setTimer(effect machine.Effect) {
+	switch e := effect.(type) {
+	case machine.SetTimer:
+		if before := r.timers[e.Timer]; before != nil {
+			before.Stop()
+		}
+		var timer *time.Timer
+		timer = time.AfterFunc(e.After, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.timers[e.Timer] == timer {
+				delete(r.timers, e.Timer)
+				r.post(machine.Fired{Timer: e.Timer})
+			}
+		})
+		r.timers[e.Timer] = timer
+	case machine.StopTimer:
+		if timer := r.timers[e.Timer]; timer != nil {
+			timer.Stop()
+			delete(r.timers, e.Timer)
+		}
+	}
+}
+
+// watch has the machine told of hints on a connection. mu is held.
+func (r *Reconciler) watch(e machine.Watch) {
+	res := r.of(e.Ref)
+	conn := res.conn
+	res.conn = nil
+	stop, err := conn.Watch(func() { r.say(machine.Hinted{Ref: e.Ref, Socket: machine.Registration}) })
+	if err != nil {
+		r.post(machine.Unwatchable{Ref: e.Ref})
+		return
+	}
+	res.watches[machine.Registration] = stop
+}
+
+// watchProcess has the machine told when a process ends. mu is held.
+func (r *Reconciler) watchProcess(e machine.WatchProcess) {
+	res := r.of(e.Ref)
+	end(&res.process)
+	stop, err := r.cfg.Transport.WatchProcess(e.Peer, func() { r.say(machine.Ended{Ref: e.Ref}) })
+	if err != nil {
+		r.post(machine.Ended{Ref: e.Ref})
+		return
+	}
+	res.process = stop
+}
+
+// probe finds out whether anybody accepts on a socket.
+func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
+	probing, cancel := context.WithTimeout(ctx, r.timeouts(e.Type).Dial)
+	defer cancel()
+	stop, err := r.cfg.Transport.Probe(probing, e.Path, func() { r.say(machine.Hinted{Ref: e.Ref, Socket: e.Socket}) })
+	f := r.failure(err)
+	if f != nil && ctx.Err() == nil {
+		f.Err = connectError(e.Path, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	res := r.of(e.Ref)
+	end(&res.probes[e.Socket])
+	res.probes[e.Socket] = stop
+	r.step(ctx, machine.Probed{Ref: e.Ref, Socket: e.Socket, Path: e.Path, Failure: f, Watched: stop != nil}, nil)
+	end(&res.probes[e.Socket]) // unless it was kept
+	r.tidy(e.Ref)
+}
+
+// untilDone does something to the registry again and again until it is on disk. If the reconciler ends before, the next start restores an
+// instance that it finds dead. mu is held.
+func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Forget, do func() error) {
+	r.spawn(func() {
+		for attempt := 1; ; attempt++ {
+			err := do()
+			if err == nil {
+				return
+			}
+			if attempt == 1 {
+				r.log.Error("cannot "+what+"; trying again", "type", e.Type, "name", e.Name, "instance", e.ID, "error", err)
+			}
+			retry := time.NewTimer(saving.After(attempt))
+			select {
+			case <-ctx.Done():
+				retry.Stop()
+				return
+			case <-retry.C:
+			}
+		}
+	})
+}
+
+var saving = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
+
+// closeConn closes the connection that is held for an instance, if there is one.
+func (r *Reconciler) closeConn(res *resources) {
+	if res.conn == nil {
+		return
+	}
+	if err := res.conn.Close(); err != nil {
+		r.log.Debug("cannot close a registration connection", "error", err)
+	}
+	res.conn = nil
+}
