@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"runtime"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -59,8 +58,8 @@ func (r *Reconciler) takeAnswer(ctx context.Context, answer machine.Answered, co
 }
 
 // isFresh says that a socket was made just now, or that this cannot be told. A birth in the future is from before a step of the wall clock.
-func isFresh(id cache.SocketID) bool {
-	return id.Birth == 0 || time.Since(time.Unix(0, id.Birth)).Abs() < machine.AnswerWindow
+func isFresh(id cache.SocketID, now time.Time) bool {
+	return id.Birth == 0 || now.Sub(time.Unix(0, id.Birth)).Abs() < machine.AnswerWindow
 }
 
 // giveBackSlot returns a function that gives a slot back, once; after slotHold it is given back anyway.
@@ -75,9 +74,9 @@ func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
 			r.dispatch(ctx)
 		}
 	}
-	timer := time.AfterFunc(slotHold, release)
+	stop := r.pace.AfterFunc(slotHold, release)
 	return func() {
-		timer.Stop()
+		stop()
 		release()
 	}
 }
@@ -91,7 +90,7 @@ func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func())
 		return nil, Info{}, err
 	}
 	ctx, done := r.trace(ctx, "GetInfo")
-	callCtx, cancel := context.WithTimeout(ctx, timeouts.GetInfo)
+	callCtx, cancel := r.pace.WithTimeout(ctx, timeouts.GetInfo)
 	defer cancel()
 	info, err := conn.GetInfo(callCtx)
 	done(err)
@@ -105,24 +104,20 @@ func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func())
 func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Duration, waits func()) (_ Conn, err error) {
 	ctx, done := r.trace(ctx, "connect")
 	defer func() { done(err) }()
-	began := time.Now()
-	fresh := e.First && isFresh(e.Info.Socket)
+	began := r.pace.Now()
+	fresh := e.First && isFresh(e.Info.Socket, began)
 	conn, err := r.dial(ctx, e, timeout)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
 		// The last dial begins after the window, however late a busy machine has this goroutine go on.
-		fresh = time.Since(began) < machine.AnswerWindow
+		fresh = r.pace.Now().Sub(began) < machine.AnswerWindow
 		if tries < refusedTries {
-			runtime.Gosched()
+			r.pace.Yield()
 			conn, err = r.dial(ctx, e, timeout)
 			continue
 		}
 		waits()
-		pause := time.NewTimer(refusedPause)
-		select {
-		case <-ctx.Done():
-			pause.Stop()
-			return nil, ctx.Err()
-		case <-pause.C:
+		if err := r.pace.Sleep(ctx, refusedPause); err != nil {
+			return nil, err
 		}
 		conn, err = r.dial(ctx, e, timeout)
 	}
@@ -137,7 +132,7 @@ func connectError(path string, err error) error {
 }
 
 func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Duration) (Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := r.pace.WithTimeout(ctx, timeout)
 	defer cancel()
 	return r.cfg.Transport.Dial(ctx, e.Path, e.Info.Socket)
 }
@@ -145,7 +140,7 @@ func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Durat
 // refuse tells a plugin that it is refused.
 func (r *Reconciler) refuse(ctx context.Context, j job, e machine.Tell) {
 	defer j.cancel()
-	callCtx, cancel := context.WithTimeout(j.ctx, r.timeouts(e.Type).Notify)
+	callCtx, cancel := r.pace.WithTimeout(j.ctx, r.timeouts(e.Type).Notify)
 	defer cancel()
 	conn := r.connOf(e.Ref)
 	// Some plugins exit inside this call, so an error says little: the refusal counts as delivered.

@@ -58,7 +58,7 @@ func (r *Reconciler) endAttempt(e machine.End) {
 		return
 	}
 	if r.cfg.Attempted != nil {
-		r.cfg.Attempted(Attempt{Type: e.Named.Type, Name: e.Named.Name, Result: e.Result, Duration: max(time.Since(a.began), 0)})
+		r.cfg.Attempted(Attempt{Type: e.Named.Type, Name: e.Named.Name, Result: e.Result, Duration: max(r.pace.Now().Sub(a.began), 0)})
 	}
 	if a.span == nil {
 		return

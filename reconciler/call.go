@@ -2,12 +2,10 @@ package reconciler
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
 	"runtime/debug"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -107,7 +105,7 @@ func (r *Reconciler) logError(err error) {
 
 // endpointAnswers says whether anybody accepts on an endpoint.
 func (r *Reconciler) endpointAnswers(ctx context.Context, e machine.Call) *machine.Failure {
-	ctx, cancel := context.WithTimeout(ctx, r.timeouts(e.Key.Type).Dial)
+	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Dial)
 	defer cancel()
 	stop, err := r.cfg.Transport.Probe(ctx, e.Endpoint, func() {})
 	if stop != nil {
@@ -152,7 +150,7 @@ func (r *Reconciler) register(ctx context.Context, e machine.Call, h cache.Plugi
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if timeout := r.timeouts(e.Key.Type).Handler; timeout > 0 {
-		ctx, cancel = context.WithTimeout(ctx, timeout)
+		ctx, cancel = r.pace.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	d := &endpointDialer{judge: r.cfg.Trust, refused: cancel, plugin: judged.Plugin{
@@ -190,7 +188,7 @@ func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error
 func (r *Reconciler) save(ctx context.Context, e machine.Call) (id string, err error) {
 	record := e.Instance
 	if record.ID == "" {
-		record.ID = strings.ToLower(rand.Text()[:16])
+		record.ID = r.pace.ID()
 	}
 	_, done := r.trace(ctx, "save")
 	staged, err := r.cfg.Registry.Stage(record)
@@ -220,7 +218,7 @@ func (r *Reconciler) discard(ref machine.Ref) error {
 
 // tell tells the plugin that it is registered.
 func (r *Reconciler) tell(ctx context.Context, e machine.Call) error {
-	ctx, cancel := context.WithTimeout(ctx, r.timeouts(e.Key.Type).Notify)
+	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Notify)
 	defer cancel()
 	ctx, done := r.trace(ctx, "notify")
 	err := r.connOf(e.Ref).Notify(ctx, true, "")

@@ -177,26 +177,29 @@ func (r *Reconciler) hand(e machine.Hand) {
 	r.tidy(e.To)
 }
 
+// timer is one that is set.
+type timer struct{ stop func() }
+
 // setTimer sets or stops a timer. One that is set anew or stopped says nothing, even if it fired already. mu is held.
 func (r *Reconciler) setTimer(effect machine.Effect) {
 	switch e := effect.(type) {
 	case machine.SetTimer:
 		if before := r.timers[e.Timer]; before != nil {
-			before.Stop()
+			before.stop()
 		}
-		var timer *time.Timer
-		timer = time.AfterFunc(e.After, func() {
+		set := &timer{}
+		set.stop = r.pace.AfterFunc(e.After, func() {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if r.timers[e.Timer] == timer {
+			if r.timers[e.Timer] == set {
 				delete(r.timers, e.Timer)
 				r.post(machine.Fired{Timer: e.Timer})
 			}
 		})
-		r.timers[e.Timer] = timer
+		r.timers[e.Timer] = set
 	case machine.StopTimer:
-		if timer := r.timers[e.Timer]; timer != nil {
-			timer.Stop()
+		if set := r.timers[e.Timer]; set != nil {
+			set.stop()
 			delete(r.timers, e.Timer)
 		}
 	}
@@ -229,7 +232,7 @@ func (r *Reconciler) watchProcess(e machine.WatchProcess) {
 
 // probe finds out whether anybody accepts on a socket.
 func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
-	probing, cancel := context.WithTimeout(ctx, r.timeouts(e.Type).Dial)
+	probing, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Type).Dial)
 	defer cancel()
 	stop, err := r.cfg.Transport.Probe(probing, e.Path, func() { r.say(machine.Hinted{Ref: e.Ref, Socket: e.Socket}) })
 	f := r.failure(err)
@@ -258,12 +261,8 @@ func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Forge
 			if attempt == 1 {
 				r.log.Error("cannot "+what+"; trying again", "type", e.Type, "name", e.Name, "instance", e.ID, "error", err)
 			}
-			retry := time.NewTimer(saving.After(attempt))
-			select {
-			case <-ctx.Done():
-				retry.Stop()
+			if r.pace.Sleep(ctx, saving.At(attempt, r.pace.Chance())) != nil {
 				return
-			case <-retry.C:
 			}
 		}
 	})

@@ -5,13 +5,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/discover/pace"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -23,8 +22,7 @@ type Reconciler struct {
 	log *slog.Logger
 	// wake tells Run that inbox holds something.
 	wake chan struct{}
-	// running counts what Run has to wait for.
-	running sync.WaitGroup
+	pace pace.Pace
 	// limits are the timeouts in force.
 	limits atomic.Pointer[timeoutTable]
 
@@ -42,7 +40,7 @@ type Reconciler struct {
 	handlers    map[int]cache.PluginHandler
 	lastHandler int
 	resources   map[machine.Ref]*resources
-	timers      map[machine.Timer]*time.Timer
+	timers      map[machine.Timer]*timer
 	// queue holds what waits for a slot; free counts the slots.
 	queue []job
 	free  int
@@ -65,16 +63,20 @@ func New(cfg Config) *Reconciler {
 	if cfg.Source == nil {
 		cfg.Source = func(string) Source { return SourceDiscovered }
 	}
+	if cfg.Pace == nil {
+		cfg.Pace = pace.Real()
+	}
 	if cfg.Registry == nil {
 		cfg.Registry = noRegistry{}
 	}
 	r := &Reconciler{
 		cfg:       cfg,
 		log:       cfg.Logger,
+		pace:      cfg.Pace,
 		wake:      make(chan struct{}, 1),
 		handlers:  map[int]cache.PluginHandler{},
 		resources: map[machine.Ref]*resources{},
-		timers:    map[machine.Timer]*time.Timer{},
+		timers:    map[machine.Timer]*timer{},
 		free:      cmp.Or(cfg.Walks, defaultWalks),
 	}
 	r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts)
@@ -82,7 +84,7 @@ func New(cfg Config) *Reconciler {
 	r.machine, effects = machine.New(machine.Config{
 		Restored: cfg.Restored, Admits: cfg.Admit != nil, Trust: cfg.Trust, IgnoreUnhandled: cfg.IgnoreUnhandled, Bounds: cfg.Bounds,
 		UnreachableGrace: cfg.UnreachableGrace,
-	}, moment())
+	}, r.moment())
 	for _, effect := range effects {
 		if emit, is := effect.(machine.Emit); is {
 			cfg.Observe(emit.Event)
@@ -93,7 +95,9 @@ func New(cfg Config) *Reconciler {
 	return r
 }
 
-func moment() machine.Moment { return machine.Moment{Now: time.Now(), Chance: rand.Float64()} }
+func (r *Reconciler) moment() machine.Moment {
+	return machine.Moment{Now: r.pace.Now(), Chance: r.pace.Chance()}
+}
 
 // timeouts returns those for a plugin type; the empty type is one that is not known yet.
 func (r *Reconciler) timeouts(ptype string) Timeouts {
@@ -200,7 +204,7 @@ func (r *Reconciler) turn(ctx context.Context, changes *cache.Changes) {
 	defer r.mu.Unlock()
 	// Before anything else, so that what is asked of the machine finds it up to date.
 	if changed := r.changed(changes.Take()); len(changed) > 0 {
-		r.execute(ctx, r.machine.Step(moment(), changed), nil)
+		r.execute(ctx, r.machine.Step(r.moment(), changed), nil)
 	}
 	r.drain(ctx)
 	for _, answered := range r.checks {
@@ -228,13 +232,13 @@ func (r *Reconciler) stop() {
 	r.mu.Lock()
 	r.stopped = true
 	for _, timer := range r.timers {
-		timer.Stop()
+		timer.stop()
 	}
 	for _, res := range r.resources {
 		res.unwatch()
 	}
 	r.mu.Unlock()
-	r.running.Wait()
+	r.pace.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, res := range r.resources {
@@ -276,7 +280,7 @@ func (r *Reconciler) rouse() {
 func (r *Reconciler) step(ctx context.Context, in machine.Input, next **job) {
 	r.drain(ctx)
 	if !r.stopped && ctx.Err() == nil {
-		r.execute(ctx, r.machine.Step(moment(), in), next)
+		r.execute(ctx, r.machine.Step(r.moment(), in), next)
 	}
 }
 
@@ -285,14 +289,14 @@ func (r *Reconciler) drain(ctx context.Context) {
 	for len(r.inbox) > 0 && !r.stopped && ctx.Err() == nil {
 		in := r.inbox[0]
 		r.inbox = r.inbox[1:]
-		r.execute(ctx, r.machine.Step(moment(), in), nil)
+		r.execute(ctx, r.machine.Step(r.moment(), in), nil)
 	}
 }
 
 // spawn runs do in a goroutine that Run waits for. mu is held.
 func (r *Reconciler) spawn(do func()) {
 	if !r.stopped {
-		r.running.Go(do)
+		r.pace.Go(do)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/discover/pace"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -153,4 +154,6 @@ type Config struct {
 	// or handler does not count for longer than a moment.
 	Walks  int
 	Logger *slog.Logger
+	// Pace is what it all runs on; nil for that of this machine. It is for simulations.
+	Pace pace.Pace
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -32,6 +33,7 @@ type world struct {
 	plugins map[string]*plugin // by the path of the socket
 	// processes are all plugins that ever were.
 	processes map[reconciler.Peer]*plugin
+	taken     map[machine.Row]int
 	// owners are all that ever served a socket.
 	owners   map[cache.SocketID]*plugin
 	sockets  uint64   // counts sockets
@@ -85,7 +87,7 @@ type plugin struct {
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
 	w := &world{t: t, cfg: cfg,
-		owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
+		taken: map[machine.Row]int{}, owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
 	for _, in := range cfg.Restored {
@@ -112,6 +114,7 @@ func (w *world) start() {
 	}
 	r := reconciler.New(cfg)
 	w.r = r
+	amiss := r.Audit(w.taken)
 	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	ended.Go(func() {
@@ -122,6 +125,9 @@ func (w *world) start() {
 	w.stop = func() {
 		cancel()
 		ended.Wait()
+		for _, transition := range amiss() {
+			w.t.Error(transition)
+		}
 	}
 }
 

@@ -12,9 +12,12 @@ import (
 // A Backoff doubles the pause with each failure in a row, from Min to Max.
 type Backoff struct{ Min, Max time.Duration }
 
-// After returns the pause after a number of failures in a row, at least one: anything in its upper half, so that those who failed together
-// do not try again together.
-func (b Backoff) After(failures int) time.Duration {
+// After returns the pause after a number of failures in a row, at least one, less up to a fifth, so that those who failed together do not
+// try again together.
+func (b Backoff) After(failures int) time.Duration { return b.At(failures, rand.Float64()) }
+
+// At is After for a chance from 0 to 1.
+func (b Backoff) At(failures int, chance float64) time.Duration {
 	pause := b.Min
 	for range failures - 1 {
 		if pause *= 2; pause >= b.Max {
@@ -22,7 +25,7 @@ func (b Backoff) After(failures int) time.Duration {
 			break
 		}
 	}
-	return pause/2 + rand.N(pause/2+1)
+	return pause - time.Duration(chance*float64(pause/5))
 }
 
 // GRPC is what a gRPC connection waits between two attempts to connect.

@@ -289,12 +289,12 @@ func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
 
 // retryLater arranges the next attempt.
 func (m *Machine) retryLater(in *instance, cause Cause) {
-	wait := m.backoff(in.tries, backoffMin, backoffMax)
+	wait := usual.At(in.tries, m.Chance)
 	switch {
 	case in.failure.endpoint():
 		wait = min(wait, probeInterval)
 	case in.failure.Kind == Fault && cause == ByDelivery && m.servedBehind(in):
-		wait = m.backoff(in.tries, rivalMin, rivalMax)
+		wait = behindAnother.At(in.tries, m.Chance)
 	}
 	m.to(in, Waiting, cause)
 	in.next = m.Now.Add(wait)
@@ -312,15 +312,6 @@ func (m *Machine) servedBehind(in *instance) bool {
 		}
 	}
 	return false
-}
-
-// backoff returns how long to wait after the given number of failed attempts.
-func (m *Machine) backoff(tries int, first, most time.Duration) time.Duration {
-	d := most
-	if tries < 24 {
-		d = min(first<<max(tries-1, 0), most)
-	}
-	return time.Duration(float64(d) * (0.8 + 0.4*m.Chance))
 }
 
 // tells says whether a failure makes an event: when it changes and then when it was repeated four times, sixteen times, and so on.

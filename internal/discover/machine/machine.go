@@ -6,16 +6,12 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Times that rule the machine.
 const (
-	backoffMin = 100 * time.Millisecond
-	backoffMax = 2 * time.Minute
-	// A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the older one its registration.
-	rivalMin = 30 * time.Second
-	rivalMax = time.Hour
 	// AnswerWindow is the moment in which something that has just appeared is expected to answer.
 	AnswerWindow = 100 * time.Millisecond
 	// replaceWindow is how long an instance whose socket was replaced is not given up yet. It is longer than a healthy plugin takes to
@@ -41,6 +37,13 @@ type Config struct {
 	Bounds           Bounds
 	UnreachableGrace time.Duration
 }
+
+// The pauses between attempts. A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the
+// older one its registration.
+var (
+	usual         = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
+	behindAnother = backoff.Backoff{Min: 30 * time.Second, Max: time.Hour}
+)
 
 // Machine is all instances and lanes, and what is under way. The zero value is of no use; see [New]. It is not safe for concurrent use.
 type Machine struct {

@@ -131,7 +131,6 @@ var Table = []Row{
 	{Superseded, ByTurn, "it is the newest that is left", Asking},
 	{Superseded, ByTurn, "the handler was removed", Refused},
 	{Superseded, ByMove, "it is judged anew", Asking},
-	{Superseded, ByOperator, "", Asking},
 	{Superseded, ByProbe, "its socket is gone", Missing},
 	{Superseded, ByProbe, "it is registered, and there is a grace", Lost},
 

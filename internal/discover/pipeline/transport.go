@@ -69,7 +69,7 @@ func still(path string, id cache.SocketID) error {
 		return nil
 	}
 	info, err := sock.Stat(path)
-	if err == nil && cache.SocketID(info.ID) != id {
+	if err == nil && (info.ID.Device != id.Device || info.ID.Inode != id.Inode) {
 		err = fmt.Errorf("%s is another socket than was found there: %w", path, cache.ErrRetry)
 	}
 	return err
