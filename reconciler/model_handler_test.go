@@ -54,13 +54,11 @@ func (m *model) act(ctx context.Context, call, endpoint string) error {
 		m.owe(endpoint, true)
 		panic("oops")
 	case "slow":
-		time.Sleep(200 * time.Millisecond)
+		_ = m.sim.Sleep(context.Background(), 200*time.Millisecond)
 	case "block":
-		select {
-		case <-released:
-		case <-ctx.Done():
+		if err := m.sim.until(ctx, released); err != nil {
 			m.owe(endpoint, true)
-			return ctx.Err()
+			return err
 		}
 	}
 	return nil

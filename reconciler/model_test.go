@@ -5,11 +5,9 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -106,15 +104,8 @@ func TestModel(t *testing.T) {
 				manners := manners{
 					keeps: rapid.Bool().Draw(rt, "keeps"), contexts: rapid.Bool().Draw(rt, "contexts"), stay: rapid.Bool().Draw(rt, "stay"),
 				}
-				// A world that never rests holds up its bubble's time, so this is the time of the machine.
-				patience := time.AfterFunc(time.Minute, func() {
-					debug.SetTraceback("all")
-					panic(fmt.Sprintf("the world does not come to rest: %+v", todo))
-				})
-				defer patience.Stop()
-				var wrong []string
-				synctest.Test(t, func(t *testing.T) { wrong = newModel(t, cfg, manners).run(todo) })
-				if len(wrong) > 0 {
+				seed := rapid.Uint64().Draw(rt, "seed")
+				if wrong := newModel(t, newSim(seed), cfg, manners).run(todo); len(wrong) > 0 {
 					rt.Fatalf("%s", strings.Join(wrong, "\n"))
 				}
 			})
@@ -168,12 +159,12 @@ type fate struct {
 	owed, refused, unwanted bool
 }
 
-func newModel(t *testing.T, cfg reconciler.Config, manners manners) *model {
+func newModel(t *testing.T, s *sim, cfg reconciler.Config, manners manners) *model {
 	m := &model{manners: manners, handlers: map[string]*strict{}, busy: map[lane]string{}, fates: map[*plugin]*fate{}, open: map[string]bool{},
 		leaving: map[string]bool{}, ranks: map[string]float64{}}
 	m.modes, m.released = map[string]string{}, make(chan struct{})
 	cfg.Admit = m.admit
-	m.world = newWorld(t, cfg)
+	m.world = newWorldIn(t, s, cfg)
 	m.observe = m.observed
 	m.staging, m.publishing, m.removing = m.staged, m.published, m.removed
 	m.setHandler("T")
@@ -200,8 +191,7 @@ func (m *model) run(todo []step) []string {
 	for i, s := range todo {
 		m.disturb(s, i)
 		if s.Pause >= 0 {
-			time.Sleep(s.Pause)
-			synctest.Wait()
+			m.sim.pass(s.Pause)
 			if s.Pause > time.Second {
 				m.checkGivenOut()
 			}
@@ -222,11 +212,11 @@ func (m *model) run(todo []step) []string {
 		}
 	}
 	const rest = 75 * time.Minute
-	time.Sleep(rest)
-	synctest.Wait()
+	m.sim.pass(rest)
 	m.checkWork("the end", rest, 1000)
 	m.settled()
-	return m.wrong
+	m.stop()
+	return append(m.wrong, m.amiss...)
 }
 
 // retries is how often something that fails is tried again in a time.
@@ -328,7 +318,7 @@ func (m *model) afflict(p *plugin, op string) {
 		m.kill(p)
 		return
 	case "change":
-		synctest.Wait() // Whoever has just answered is who is asked for its peer.
+		m.sim.settle() // Whoever has just answered is who is asked for its peer.
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

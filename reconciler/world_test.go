@@ -22,6 +22,7 @@ import (
 // world is everything around a reconciler, made of memory, so that its time is the one of a synctest bubble.
 type world struct {
 	t       *testing.T
+	sim     *sim // nil in a synctest bubble
 	desired *cache.Desired
 	r       *reconciler.Reconciler
 
@@ -33,6 +34,7 @@ type world struct {
 	plugins map[string]*plugin // by the path of the socket
 	// processes are all plugins that ever were.
 	processes map[reconciler.Peer]*plugin
+	amiss     []string
 	taken     map[machine.Row]int
 	// owners are all that ever served a socket.
 	owners   map[cache.SocketID]*plugin
@@ -86,7 +88,14 @@ type plugin struct {
 
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
-	w := &world{t: t, cfg: cfg,
+	w := newWorldIn(t, nil, cfg)
+	t.Cleanup(func() { w.stop() })
+	return w
+}
+
+// newWorldIn starts a reconciler in a simulation.
+func newWorldIn(t *testing.T, s *sim, cfg reconciler.Config) *world {
+	w := &world{t: t, sim: s, cfg: cfg,
 		taken: map[machine.Row]int{}, owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
@@ -94,7 +103,6 @@ func newWorld(t *testing.T, cfg reconciler.Config) *world {
 		w.registry[in.Name] = append(w.registry[in.Name], in.ID)
 	}
 	w.start()
-	t.Cleanup(func() { w.stop() })
 	return w
 }
 
@@ -103,6 +111,9 @@ func (w *world) start() {
 	w.desired = cache.NewDesired()
 	cfg := w.cfg
 	cfg.Restored = slices.Clone(w.saved)
+	if w.sim != nil {
+		cfg.Pace = w.sim
+	}
 	cfg.Desired, cfg.Transport, cfg.Registry = w.desired, transport{w}, registry{w}
 	cfg.Observe = func(e reconciler.Event) {
 		if w.observe != nil {
@@ -116,6 +127,17 @@ func (w *world) start() {
 	w.r = r
 	amiss := r.Audit(w.taken)
 	ctx, cancel := context.WithCancel(context.Background())
+	if w.sim != nil {
+		turn, stop := r.Drive(ctx)
+		w.sim.turns = []func() bool{turn}
+		w.stop = func() {
+			cancel()
+			stop()
+			w.sim.turns = nil
+			w.amiss = append(w.amiss, amiss()...)
+		}
+		return
+	}
 	var ended sync.WaitGroup
 	ended.Go(func() {
 		if err := r.Run(ctx); err != nil {
@@ -129,6 +151,13 @@ func (w *world) start() {
 			w.t.Error(transition)
 		}
 	}
+}
+
+func (w *world) now() time.Time {
+	if w.sim != nil {
+		return w.sim.Now()
+	}
+	return time.Now()
 }
 
 func (w *world) note(format string, args ...any) {
@@ -151,7 +180,7 @@ func (w *world) serve(path, name string, p *plugin) *plugin {
 	if p.peer == (reconciler.Peer{}) && !p.strange {
 		p.peer = reconciler.Peer{PID: int(w.sockets), StartTime: 1, Boot: "b"}
 	}
-	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
+	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: w.now().UnixNano()}
 	w.plugins[path], w.processes[p.peer], w.owners[p.socket] = p, p, p
 	w.mu.Unlock()
 	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {

@@ -52,8 +52,7 @@ func (t transport) Dial(ctx context.Context, path string, socket cache.SocketID)
 		return nil, errors.New("another socket is there")
 	}
 	if p.backlogFull {
-		<-ctx.Done()
-		return nil, ctx.Err()
+		return nil, t.w.wait(ctx, time.Hour)
 	}
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
@@ -109,7 +108,7 @@ func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 		takes = time.Hour
 	}
 	c.w.mu.Unlock()
-	if err := wait(ctx, takes); err != nil {
+	if err := c.w.wait(ctx, takes); err != nil {
 		return reconciler.Info{}, err
 	}
 	c.w.mu.Lock()
@@ -127,9 +126,13 @@ func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 	return c.p.said, nil
 }
 
-func wait(ctx context.Context, d time.Duration) error {
-	if d == 0 {
+// wait has time pass, if it is to.
+func (w *world) wait(ctx context.Context, d time.Duration) error {
+	switch {
+	case d == 0:
 		return nil
+	case w.sim != nil:
+		return w.sim.Sleep(ctx, d)
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -153,7 +156,7 @@ func (c *conn) Notify(ctx context.Context, registered bool, reason string) error
 		return io.EOF
 	}
 	c.w.note("told %s %t%s", c.p.info.Name, registered, map[bool]string{true: "", false: ": " + reason}[reason == ""])
-	if err := wait(ctx, takes); err != nil {
+	if err := c.w.wait(ctx, takes); err != nil {
 		return err
 	}
 	c.w.mu.Lock()
