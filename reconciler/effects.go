@@ -117,8 +117,8 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, next
 func (r *Reconciler) executeNow(effect machine.Effect) {
 	switch e := effect.(type) {
 	case machine.Cancel:
-		if cancel := r.of(e.Ref).cancel; cancel != nil {
-			cancel()
+		if res := r.resources[e.Ref]; res != nil && res.cancel != nil {
+			res.cancel()
 		}
 	case machine.Close:
 		r.closeConn(r.of(e.Ref))

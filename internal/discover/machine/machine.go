@@ -163,9 +163,6 @@ func (m *Machine) to(in *instance, phase Phase, cause Cause) {
 	from := in.phase
 	in.phase = phase
 	m.touch(in)
-	if phase != Gone && m.Taken == nil {
-		return
-	}
 	m.audit(from, phase, cause)
 }
 

@@ -235,6 +235,7 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 		return
 	}
 	in.why = why
+	served := in.recorded()
 	m.end(in, ResultGone, nil)
 	m.rest(in)
 	if in.phase == Ready {
@@ -251,7 +252,9 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 	if l == nil || l.held != in || !l.replaced(in) {
 		m.unrecord(in)
 	}
-	m.yieldTo(in)
+	if served {
+		m.yieldTo(in)
+	}
 	m.decided(in)
 }
 
