@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/pprof"
 
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
@@ -12,8 +13,37 @@ import (
 // Contestant finds the plugins in a directory and registers them until its context ends.
 type Contestant func(ctx context.Context, dir string, j *Journal) error
 
+// ProfileVariable is the environment variable that names a directory for a CPU profile of each contestant; unset for none.
+const ProfileVariable = "PATCHBAY_BENCH_PROFILE"
+
 // Serve runs a contestant on a directory, and serves a [Manager], until standard input ends.
 func Serve(run Contestant, dir string) error {
+	stop, err := profile(os.Getenv(ProfileVariable))
+	if err != nil {
+		return err
+	}
+	return errors.Join(serve(run, dir), stop())
+}
+
+// profile begins a profile of this process, which is named after its role.
+func profile(dir string) (stop func() error, err error) {
+	if dir == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.CreateTemp(dir, os.Args[len(os.Args)-1]+"-*.pprof")
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return f.Close()
+	}, nil
+}
+
+func serve(run Contestant, dir string) error {
 	j, err := newJournal()
 	if err != nil {
 		return err
@@ -106,6 +136,12 @@ func (m *Manager) UsageBefore(_ proc.None, usage *proc.Usage) error {
 // Usage says what the process has used so far.
 func (m *Manager) Usage(_ proc.None, usage *proc.Usage) (err error) {
 	*usage, err = proc.ReadUsage()
+	return err
+}
+
+// Costs says what the process has spent so far.
+func (m *Manager) Costs(_ proc.None, costs *proc.Costs) (err error) {
+	*costs, err = proc.ReadCosts()
 	return err
 }
 

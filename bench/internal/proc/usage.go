@@ -38,6 +38,26 @@ func ReadUsage() (Usage, error) {
 	return Usage{CPU: time.Duration(r.Utime.Nano() + r.Stime.Nano()), PeakMemory: peak}, err
 }
 
+// Costs is what a process has spent since it was started.
+type Costs struct {
+	User, System             time.Duration
+	Objects, Bytes, Switches int64 // allocated, and how often a thread waited
+}
+
+// ReadCosts says what this process has spent so far.
+func ReadCosts() (Costs, error) {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+		return Costs{}, fmt.Errorf("cannot read the CPU time: %w", err)
+	}
+	return Costs{
+		User: time.Duration(r.Utime.Nano()), System: time.Duration(r.Stime.Nano()),
+		Objects: int64(m.Mallocs), Bytes: int64(m.TotalAlloc), Switches: r.Nvcsw,
+	}, nil
+}
+
 // Footprint is what a process holds.
 type Footprint struct {
 	Resident, Live          int64 // bytes: of memory, and of objects and stacks in use
