@@ -15,7 +15,7 @@ var (
 	stormSizes      = flag.String("storm.sizes", "1000,5000", "how many sockets BenchmarkStorm moves in")
 	stormRounds     = flag.Int("storm.rounds", 5, "how often")
 	stormContenders = flag.String("storm.contenders", "floor,watcher,runtime", "who finds them")
-	stormProfile    = flag.String("storm.profile", "", "a directory for CPU profiles; empty for none")
+	stormProfile    = flag.String("storm.profile", "", "a directory for profiles; empty for none")
 )
 
 // BenchmarkStorm is P2 for who wants to know where the time goes: processor time by kind, allocations, and profiles, for each plugin. Unlike

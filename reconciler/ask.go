@@ -32,18 +32,48 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 	}
 }
 
+// slot is the place of an attempt among those that may run at once.
+type slot struct {
+	stop  func() // of the timer that gives it back after slotHold
+	given bool   // back; guarded by Reconciler.mu
+}
+
+func (r *Reconciler) takeSlot(ctx context.Context) *slot {
+	s := &slot{}
+	s.stop = r.pace.AfterFunc(slotHold, func() { r.vacate(ctx, s) })
+	return s
+}
+
+// giveBack gives a slot back, once. What is done without one has none to give.
+func (r *Reconciler) giveBack(ctx context.Context, s *slot) {
+	if s != nil {
+		s.stop()
+		r.vacate(ctx, s)
+	}
+}
+
+func (r *Reconciler) vacate(ctx context.Context, s *slot) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !s.given {
+		s.given = true
+		r.free++
+		r.dispatch(ctx)
+	}
+}
+
 // ask asks a plugin who it is, and goes on with its lane.
 func (r *Reconciler) ask(ctx context.Context, j job) {
 	defer j.cancel()
-	giveBack := r.giveBackSlot(ctx)
-	defer giveBack()
+	s := r.takeSlot(ctx)
+	defer r.giveBack(ctx, s)
 	e, _ := j.effect.(machine.Ask)
-	conn, info, err := r.interview(j.ctx, e, giveBack)
+	conn, info, err := r.interview(j.ctx, e, func() { r.giveBack(ctx, s) })
 	answer := machine.Answered{Ref: e.Ref, Path: e.Path, Info: info, Failure: r.failure(err)}
 	if conn != nil {
 		answer.Peer, answer.Account = conn.Peer(), conn.Account()
 	}
-	r.work(ctx, r.takeAnswer(ctx, answer, conn))
+	r.work(ctx, r.takeAnswer(ctx, answer, conn), s)
 }
 
 func (r *Reconciler) takeAnswer(ctx context.Context, answer machine.Answered, conn Conn) (next *job) {
@@ -60,25 +90,6 @@ func (r *Reconciler) takeAnswer(ctx context.Context, answer machine.Answered, co
 // isFresh says that a socket was made just now, or that this cannot be told. A birth in the future is from before a step of the wall clock.
 func isFresh(id cache.SocketID, now time.Time) bool {
 	return id.Birth == 0 || now.Sub(time.Unix(0, id.Birth)).Abs() < machine.AnswerWindow
-}
-
-// giveBackSlot returns a function that gives a slot back, once; after slotHold it is given back anyway.
-func (r *Reconciler) giveBackSlot(ctx context.Context) (giveBack func()) {
-	done := false
-	release := func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if !done {
-			done = true
-			r.free++
-			r.dispatch(ctx)
-		}
-	}
-	stop := r.pace.AfterFunc(slotHold, release)
-	return func() {
-		stop()
-		release()
-	}
 }
 
 // interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a

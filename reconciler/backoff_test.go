@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +39,22 @@ func TestBackoff(t *testing.T) {
 		w.serve("/a", "foo", nil)
 		time.Sleep(2 * time.Second)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
+	})
+	bubble(t, "those that wait for the disk hold nobody up, and are saved together", reconciler.Config{Walks: 2}, func(t *testing.T, w *world) {
+		var saving atomic.Int32
+		disk := make(chan struct{})
+		w.saving = func() {
+			saving.Add(1)
+			<-disk
+		}
+		for i := range 100 {
+			w.serve(fmt.Sprint("/", i), fmt.Sprint("plugin", i), nil)
+		}
+		synctest.Wait()
+		if n := saving.Load(); n != 100 {
+			t.Errorf("%d of 100 are being saved at once", n)
+		}
+		close(disk)
 	})
 	bubble(t, "a thousand dead sockets hold nobody up and cost no goroutines", reconciler.Config{}, func(t *testing.T, w *world) {
 		for i := range 1000 {

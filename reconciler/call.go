@@ -16,11 +16,15 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// work makes calls for the machine, one after the other, until it has none for this goroutine.
-func (r *Reconciler) work(ctx context.Context, next *job) {
+// work makes calls for the machine, one after the other, until it has none for this goroutine. Its slot, if there is one, goes to another
+// plugin before the disk is waited for: the more are saved at once, the less each costs.
+func (r *Reconciler) work(ctx context.Context, next *job, s *slot) {
 	for next != nil {
 		j := next
 		e, _ := j.effect.(machine.Call)
+		if e.Kind == machine.CallSave {
+			r.giveBack(ctx, s)
+		}
 		result := r.perform(j.ctx, e)
 		j.cancel()
 		next = r.takeResult(ctx, e.Ref, result)

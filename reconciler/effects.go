@@ -89,7 +89,7 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, next
 			if next != nil && *next == nil {
 				*next = &j
 			} else {
-				r.spawn(func() { r.work(ctx, &j) })
+				r.spawn(func() { r.work(ctx, &j, nil) })
 			}
 		case machine.Tell:
 			j := r.newJob(ctx, e.Ref, e)

@@ -17,6 +17,9 @@ type staged struct {
 
 func (r registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	w := r.w
+	if w.saving != nil {
+		w.saving()
+	}
 	w.mu.Lock()
 	w.did("save")
 	if w.staging != nil {

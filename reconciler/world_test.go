@@ -53,6 +53,8 @@ type world struct {
 	// world locked.
 	observe                       func(reconciler.Event)
 	staging, publishing, removing func(reconciler.Instance)
+	// saving, if set, is called before anything is saved, with nothing locked.
+	saving func()
 }
 
 // plugin is who answers on a socket.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/pprof"
+	"strings"
 
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
@@ -13,7 +14,7 @@ import (
 // Contestant finds the plugins in a directory and registers them until its context ends.
 type Contestant func(ctx context.Context, dir string, j *Journal) error
 
-// ProfileVariable is the environment variable that names a directory for a CPU profile of each contestant; unset for none.
+// ProfileVariable is the environment variable that names a directory for profiles of each contestant, of processor time and allocations; unset for none.
 const ProfileVariable = "PATCHBAY_BENCH_PROFILE"
 
 // Serve runs a contestant on a directory, and serves a [Manager], until standard input ends.
@@ -30,7 +31,7 @@ func profile(dir string) (stop func() error, err error) {
 	if dir == "" {
 		return func() error { return nil }, nil
 	}
-	f, err := os.CreateTemp(dir, os.Args[len(os.Args)-1]+"-*.pprof")
+	f, err := os.CreateTemp(dir, os.Args[len(os.Args)-1]+"-*.cpu")
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +40,11 @@ func profile(dir string) (stop func() error, err error) {
 	}
 	return func() error {
 		pprof.StopCPUProfile()
-		return f.Close()
+		allocs, err := os.Create(strings.TrimSuffix(f.Name(), ".cpu") + ".allocs")
+		if err != nil {
+			return errors.Join(err, f.Close())
+		}
+		return errors.Join(f.Close(), pprof.Lookup("allocs").WriteTo(allocs, 0), allocs.Close())
 	}, nil
 }
 
