@@ -25,7 +25,7 @@ const (
 func (r *Reconciler) dispatch(ctx context.Context) {
 	for r.free > 0 && len(r.queue) > 0 && !r.stopped {
 		j := r.queue[0]
-		r.queue[0] = job{}
+		r.queue[0] = nil
 		r.queue = r.queue[1:]
 		r.free--
 		r.spawn(func() { r.ask(ctx, j) })
@@ -63,8 +63,7 @@ func (r *Reconciler) vacate(ctx context.Context, s *slot) {
 }
 
 // ask asks a plugin who it is, and goes on with its lane.
-func (r *Reconciler) ask(ctx context.Context, j job) {
-	defer j.cancel()
+func (r *Reconciler) ask(ctx context.Context, j *job) {
 	s := r.takeSlot(ctx)
 	defer r.giveBack(ctx, s)
 	e, _ := j.effect.(machine.Ask)
@@ -73,18 +72,26 @@ func (r *Reconciler) ask(ctx context.Context, j job) {
 	if conn != nil {
 		answer.Peer, answer.Account = conn.Peer(), conn.Account()
 	}
-	r.work(ctx, r.takeAnswer(ctx, answer, conn), s)
+	r.done(ctx, j, answer, conn)
+	r.work(ctx, j, s)
 }
 
-func (r *Reconciler) takeAnswer(ctx context.Context, answer machine.Answered, conn Conn) (next *job) {
+// done gives the machine the result of a job. If that leads to a call, it is the next thing that the job is about.
+func (r *Reconciler) done(ctx context.Context, j *job, result machine.Input, conn Conn) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	res := r.of(answer.Ref)
+	ref := j.ref
+	res := r.of(ref)
 	res.cancel = nil
-	res.conn = conn
-	r.step(ctx, answer, &next)
-	r.tidy(answer.Ref)
-	return next
+	if conn != nil {
+		res.conn = conn
+	}
+	j.effect = nil
+	r.step(ctx, result, j)
+	r.tidy(ref)
+	if j.effect == nil {
+		j.cancel()
+	}
 }
 
 // isFresh says that a socket was made just now, or that this cannot be told. A birth in the future is from before a step of the wall clock.
@@ -149,8 +156,9 @@ func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Durat
 }
 
 // refuse tells a plugin that it is refused.
-func (r *Reconciler) refuse(ctx context.Context, j job, e machine.Tell) {
+func (r *Reconciler) refuse(ctx context.Context, j *job) {
 	defer j.cancel()
+	e, _ := j.effect.(machine.Tell)
 	callCtx, cancel := r.pace.WithTimeout(j.ctx, r.timeouts(e.Type).Notify)
 	defer cancel()
 	conn := r.connOf(e.Ref)

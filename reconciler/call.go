@@ -16,32 +16,20 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// work makes calls for the machine, one after the other, until it has none for this goroutine. Its slot, if there is one, goes to another
+// work makes calls for the machine, one after the other, until the job is about none any more. Its slot, if there is one, goes to another
 // plugin before the disk is waited for: the more are saved at once, the less each costs.
-func (r *Reconciler) work(ctx context.Context, next *job, s *slot) {
-	for next != nil {
-		j := next
+func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
+	for j.effect != nil {
 		e, _ := j.effect.(machine.Call)
 		if e.Kind == machine.CallSave {
 			r.giveBack(ctx, s)
 		}
-		result := r.perform(j.ctx, e)
-		j.cancel()
-		next = r.takeResult(ctx, e.Ref, result)
+		r.done(ctx, j, r.perform(j.ctx, &e), nil)
 	}
 }
 
-func (r *Reconciler) takeResult(ctx context.Context, ref machine.Ref, result machine.Returned) (next *job) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.of(ref).cancel = nil
-	r.step(ctx, result, &next)
-	r.tidy(ref)
-	return next
-}
-
 // perform makes one call.
-func (r *Reconciler) perform(ctx context.Context, e machine.Call) machine.Returned {
+func (r *Reconciler) perform(ctx context.Context, e *machine.Call) machine.Returned {
 	result := machine.Returned{Key: e.Key}
 	var err error
 	h := r.handler(e.Handler)
@@ -108,7 +96,7 @@ func (r *Reconciler) logError(err error) {
 }
 
 // endpointAnswers says whether anybody accepts on an endpoint.
-func (r *Reconciler) endpointAnswers(ctx context.Context, e machine.Call) *machine.Failure {
+func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *machine.Failure {
 	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Dial)
 	defer cancel()
 	stop, err := r.cfg.Transport.Probe(ctx, e.Endpoint, func() {})
@@ -122,7 +110,7 @@ func (r *Reconciler) endpointAnswers(ctx context.Context, e machine.Call) *machi
 	return f
 }
 
-func (r *Reconciler) validate(ctx context.Context, e machine.Call, h cache.PluginHandler) error {
+func (r *Reconciler) validate(ctx context.Context, e *machine.Call, h cache.PluginHandler) error {
 	_, done := r.trace(ctx, "validate")
 	err := r.call("ValidatePlugin", func() error {
 		// gofail: var handlerValidate string
@@ -137,7 +125,7 @@ func (r *Reconciler) validate(ctx context.Context, e machine.Call, h cache.Plugi
 }
 
 // register calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
-func (r *Reconciler) register(ctx context.Context, e machine.Call, h cache.PluginHandler) (registration cache.Registration, err error) {
+func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.PluginHandler) (registration cache.Registration, err error) {
 	name, versions := e.Key.Name, e.Instance.Versions
 	var clientTimeout *time.Duration
 	if r.cfg.ClientTimeout != nil {
@@ -189,7 +177,7 @@ func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error
 }
 
 // save stages the instance in the registry, under a new identifier if it has none.
-func (r *Reconciler) save(ctx context.Context, e machine.Call) (id string, err error) {
+func (r *Reconciler) save(ctx context.Context, e *machine.Call) (id string, err error) {
 	record := e.Instance
 	if record.ID == "" {
 		record.ID = r.pace.ID()
@@ -221,7 +209,7 @@ func (r *Reconciler) discard(ref machine.Ref) error {
 }
 
 // tell tells the plugin that it is registered.
-func (r *Reconciler) tell(ctx context.Context, e machine.Call) error {
+func (r *Reconciler) tell(ctx context.Context, e *machine.Call) error {
 	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Notify)
 	defer cancel()
 	ctx, done := r.trace(ctx, "notify")
@@ -234,7 +222,7 @@ func (r *Reconciler) tell(ctx context.Context, e machine.Call) error {
 }
 
 // keep asks the handler whether a plugin that could not be told stays registered.
-func (r *Reconciler) keep(e machine.Call, h cache.PluginHandler) (kept bool) {
+func (r *Reconciler) keep(e *machine.Call, h cache.PluginHandler) (kept bool) {
 	keeper, ok := h.(cache.RegistrationKeeper)
 	if !ok {
 		return false

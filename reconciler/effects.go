@@ -61,7 +61,8 @@ func (r *Reconciler) of(ref machine.Ref) *resources {
 	return res
 }
 
-// job is something that a goroutine does for the machine: an Ask, a Call or a Tell.
+// job is something that a goroutine does for the machine: an Ask, a Call or a Tell. One that is done has no effect any more, and may become
+// the next one.
 type job struct {
 	ctx    context.Context //nolint:containedctx // it is that of the goroutine to come
 	cancel context.CancelFunc
@@ -70,30 +71,41 @@ type job struct {
 }
 
 // newJob returns a job for an instance, which Cancel abandons. mu is held.
-func (r *Reconciler) newJob(ctx context.Context, ref machine.Ref, effect machine.Effect) job {
+func (r *Reconciler) newJob(ctx context.Context, ref machine.Ref, effect machine.Effect) *job {
 	res := r.of(ref)
 	ctx, cancel := context.WithCancel(res.traced(ctx))
 	res.cancel = cancel
-	return job{ctx, cancel, ref, effect}
+	return &job{ctx, cancel, ref, effect}
 }
 
-// execute does what the machine asks for. mu is held.
-func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, next **job) {
+// goOn makes a job that is done one for another effect, in the same context if it is about the same instance. mu is held.
+func (r *Reconciler) goOn(ctx context.Context, j *job, ref machine.Ref, effect machine.Effect) {
+	if j.ref == ref && j.ctx.Err() == nil {
+		j.effect = effect
+		r.of(ref).cancel = j.cancel
+		return
+	}
+	j.cancel()
+	*j = *r.newJob(ctx, ref, effect)
+}
+
+// execute does what the machine asks for. The job that led to it, if there is one, becomes that of the first call. mu is held.
+func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done *job) {
 	for _, effect := range effects {
 		switch e := effect.(type) {
 		case machine.Ask:
-			r.queue = append(r.queue, r.newJob(ctx, e.Ref, e))
+			r.queue = append(r.queue, r.newJob(ctx, e.Ref, effect))
 			r.dispatch(ctx)
 		case machine.Call:
-			j := r.newJob(ctx, e.Ref, e)
-			if next != nil && *next == nil {
-				*next = &j
+			if done != nil && done.effect == nil {
+				r.goOn(ctx, done, e.Ref, effect)
 			} else {
-				r.spawn(func() { r.work(ctx, &j, nil) })
+				j := r.newJob(ctx, e.Ref, effect)
+				r.spawn(func() { r.work(ctx, j, nil) })
 			}
 		case machine.Tell:
-			j := r.newJob(ctx, e.Ref, e)
-			r.spawn(func() { r.refuse(ctx, j, e) })
+			j := r.newJob(ctx, e.Ref, effect)
+			r.spawn(func() { r.refuse(ctx, j) })
 		case machine.Probe:
 			r.spawn(func() { r.probe(ctx, e) })
 		case machine.Forget:

@@ -42,7 +42,7 @@ type Reconciler struct {
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
 	// queue holds what waits for a slot; free counts the slots.
-	queue []job
+	queue []*job
 	free  int
 }
 
@@ -276,11 +276,11 @@ func (r *Reconciler) rouse() {
 }
 
 // step gives the machine an input, after those that came before it, and executes the effects. The first call among them is left to the
-// caller if next is not nil. mu is held.
-func (r *Reconciler) step(ctx context.Context, in machine.Input, next **job) {
+// job whose result the input is, if there is one. mu is held.
+func (r *Reconciler) step(ctx context.Context, in machine.Input, done *job) {
 	r.drain(ctx)
 	if !r.stopped && ctx.Err() == nil {
-		r.execute(ctx, r.machine.Step(r.moment(), in), next)
+		r.execute(ctx, r.machine.Step(r.moment(), in), done)
 	}
 }
 
