@@ -16,15 +16,21 @@ type stage struct {
 
 // RegisterPlugin implements [Registry].
 func (r *Store) RegisterPlugin(info *PluginInfo) error {
-	return r.register(info, false, r.publish)
+	if err := info.check(); err != nil {
+		return err
+	}
+	return r.register(info.clone(), false, r.publish)
 }
 
 // StagePlugin does the first half of a registration: the instance is saved, and nobody sees it. It is staged in front of all others
 // of its name, also if it is known: the last one that is staged and published is the current one. One that is known and comes in
 // front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void. If the details of one that is
 // known are the same and its new place cannot be saved, that is no error: it is saved with the next change of the plugin, and until then
-// a restart restores the former order.
+// a restart restores the former order. Nobody may change info afterwards.
 func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
+	if err := info.check(); err != nil {
+		return nil, err
+	}
 	st := &stage{registry: r}
 	err := r.register(info, true, func(l *lane, s *slot, info *PluginInfo) {
 		st.lane, st.info = l, info
@@ -38,10 +44,6 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 
 // register saves info and calls then with its slot, with r.mu held. An instance that is known goes in front if front is set.
 func (r *Store) register(info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) error {
-	if err := info.check(); err != nil {
-		return err
-	}
-	info = info.clone()
 	l, err := r.enter(key{info.Type, info.Name})
 	if err != nil {
 		return err

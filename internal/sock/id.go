@@ -3,6 +3,7 @@ package sock
 import (
 	"fmt"
 	"io/fs"
+	"strconv"
 )
 
 // ID tells one socket from another, whatever their paths are. It is comparable. A change of mode or owner, or a rename, leaves it as it
@@ -19,7 +20,12 @@ type ID struct {
 func (id ID) IsZero() bool { return id == ID{} }
 
 // String returns the stable text form that [ParseID] reads: device, inode and birth, in hexadecimal, separated by dots.
-func (id ID) String() string { return fmt.Sprintf("%x.%x.%x", id.Device, id.Inode, uint64(id.Birth)) }
+func (id ID) String() string {
+	text := make([]byte, 0, 3*16+2)
+	text = append(strconv.AppendUint(text, id.Device, 16), '.')
+	text = append(strconv.AppendUint(text, id.Inode, 16), '.')
+	return string(strconv.AppendUint(text, uint64(id.Birth), 16))
+}
 
 // ParseID is the inverse of [ID.String]. It accepts nothing that String does not produce.
 func ParseID(s string) (ID, error) {

@@ -76,9 +76,12 @@ func (r *Registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 
 // dropRoles removes the instance from the roles that it had and has no more.
 func (r *Registry) dropRoles(in reconciler.Instance) error {
-	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
-		return slices.Contains(rolesOf(in), role)
-	})
+	former := r.roles(in.Type, in.Name, in.ID)
+	if len(former) == 0 {
+		return nil
+	}
+	now := rolesOf(in)
+	former = slices.DeleteFunc(former, func(role string) bool { return slices.Contains(now, role) })
 	return r.removeRoles(former, in.Name, in.ID)
 }
 
@@ -364,7 +367,7 @@ func formatAccount(a trust.Account) string {
 	if !a.Known {
 		return ""
 	}
-	return fmt.Sprintf("%d %d", a.UID, a.GID)
+	return strconv.FormatUint(uint64(a.UID), 10) + " " + strconv.FormatUint(uint64(a.GID), 10)
 }
 
 func parseAccount(s string) (trust.Account, error) {
@@ -383,7 +386,7 @@ func formatPeer(p reconciler.Peer) string {
 	if p == (reconciler.Peer{}) {
 		return ""
 	}
-	return fmt.Sprintf("%d %d %s", p.PID, p.StartTime, p.Boot)
+	return strconv.Itoa(p.PID) + " " + strconv.FormatUint(p.StartTime, 10) + " " + p.Boot
 }
 
 func parsePeer(s string) (reconciler.Peer, error) {

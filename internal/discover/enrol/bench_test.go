@@ -1,0 +1,37 @@
+package enrol
+
+import (
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// BenchmarkStage is what the registry costs a registration, without the disk.
+func BenchmarkStage(b *testing.B) {
+	store, err := dynamicplugins.Open(nil, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer store.Shutdown()
+	registry := In(store)
+	in := reconciler.Instance{
+		Type: "T", Versions: []string{"v1"}, Endpoint: "/run/plugins/foo.sock", SocketPath: "/run/plugins/foo.sock",
+		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, StartTime: 5, Boot: "b5f0d1d4"},
+		Source: reconciler.SourceDiscovered, Rank: 1 << 40, RegisteredAt: time.Now(), Account: trust.Account{UID: 8, GID: 9, Known: true},
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		in.Name = strconv.Itoa(i)
+		in.ID = in.Name
+		staged, err := registry.Stage(in)
+		if err != nil {
+			b.Fatal(err)
+		}
+		staged.Publish()
+	}
+}
