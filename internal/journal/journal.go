@@ -85,7 +85,10 @@ func (j *Journal) Observe(e reconciler.Event) {
 	if troubling[e.Kind] {
 		level = slog.LevelWarn
 	}
-	attributes := []slog.Attr{slog.String("event", string(e.Kind))}
+	if !j.log.Enabled(context.Background(), level) {
+		return
+	}
+	attributes := append(make([]slog.Attr, 0, 8), slog.String("event", string(e.Kind)))
 	for _, a := range []struct{ key, value string }{
 		{"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"endpoint", e.Endpoint}, {"socket", e.SocketPath}, {"reason", e.Message},
 	} {
