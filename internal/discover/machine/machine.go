@@ -24,6 +24,9 @@ const (
 	unlinkedWindow = 5 * time.Second
 )
 
+// maxKept is how many effects there is room for from step to step.
+const maxKept = 64
+
 // Config is what a [Machine] goes by. It does not change.
 type Config struct {
 	// Restored are the instances that are remembered, those of one name in the reverse order of their registration.
@@ -95,9 +98,13 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 	return m, m.effects()
 }
 
-// Step takes one input and returns what it leads to.
+// Step takes one input and returns what it leads to. The effects are there until the next step.
 func (m *Machine) Step(at Moment, in Input) []Effect {
 	m.Moment = at
+	if cap(m.out) > maxKept {
+		m.out = nil
+	}
+	clear(m.out[:cap(m.out)]) // nothing of the last step is kept alive
 	switch input := in.(type) {
 	case Changed:
 		m.apply(input)
@@ -139,7 +146,7 @@ func (m *Machine) effects() []Effect {
 	}
 	m.touched = m.touched[:0]
 	out := m.out
-	m.out = nil
+	m.out = out[:0]
 	return out
 }
 
