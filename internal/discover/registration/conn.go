@@ -26,8 +26,9 @@ const (
 	// maxCall bounds all that is read in one call, frame headers included, and so the number of frames as well: an endless stream of
 	// PING, SETTINGS or empty frames ends here.
 	maxCall = 128 << 10
-	// readBuffer holds all that a plugin usually sends in one call.
-	readBuffer = 1 << 10
+	// readBuffer holds all that a plugin usually sends in one call, and writeBuffer all that is sent to it.
+	readBuffer  = 512
+	writeBuffer = 256
 
 	// initialWindow is the flow-control window at the start of a connection and of a stream (RFC 9113 section 6.9.2).
 	initialWindow = 1<<16 - 1
@@ -67,6 +68,7 @@ func (c *conn) init(nc net.Conn) {
 		net: nc, in: bufio.NewReaderSize(nc, readBuffer),
 		maxStreams: 1, peerInitial: initialWindow, sendWindow: initialWindow, recvWindow: initialWindow,
 	}
+	c.out.Grow(writeBuffer)
 	c.framer = http2.NewFramer(&c.out, frameReader{c})
 	c.framer.SetReuseFrames()
 	c.framer.SetMaxReadFrameSize(16 << 10) // SETTINGS_MAX_FRAME_SIZE as it is unless announced otherwise
