@@ -48,7 +48,6 @@ func storm(b *testing.B, name string, n int) {
 	c.call("Manager.Settled", n, new(proc.None))
 	after := ask[proc.Costs](c.process, "Manager.Costs")
 	each := func(before, after int64) float64 { return float64(after-before) / float64(n) }
-	c.stop()
 	record(b, fmt.Sprintf("Storm/plugins=%d/%s", n, name), n, metrics{
 		"wall-ms", float64(appeared.Told-appeared.Listening) / 1e6,
 		"cpu-µs", each(int64(before.User+before.System), int64(after.User+after.System)) / 1e3,
@@ -56,5 +55,8 @@ func storm(b *testing.B, name string, n int) {
 		"allocs", each(before.Objects, after.Objects),
 		"alloc-B", each(before.Bytes, after.Bytes),
 		"switches", each(before.Switches, after.Switches),
+		"faults", each(before.Faults, after.Faults),
+		"peak-MB", float64(ask[proc.Usage](c.process, "Manager.Usage").PeakMemory) / 1e6,
 	})
+	c.stop()
 }

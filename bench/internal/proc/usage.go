@@ -40,8 +40,9 @@ func ReadUsage() (Usage, error) {
 
 // Costs is what a process has spent since it was started.
 type Costs struct {
-	User, System             time.Duration
-	Objects, Bytes, Switches int64 // allocated, and how often a thread waited
+	User, System     time.Duration
+	Objects, Bytes   int64 // allocated
+	Switches, Faults int64 // how often a thread waited, and how often for a page
 }
 
 // ReadCosts says what this process has spent so far.
@@ -54,7 +55,7 @@ func ReadCosts() (Costs, error) {
 	}
 	return Costs{
 		User: time.Duration(r.Utime.Nano()), System: time.Duration(r.Stime.Nano()),
-		Objects: int64(m.Mallocs), Bytes: int64(m.TotalAlloc), Switches: r.Nvcsw,
+		Objects: int64(m.Mallocs), Bytes: int64(m.TotalAlloc), Switches: r.Nvcsw, Faults: r.Minflt,
 	}, nil
 }
 
