@@ -21,18 +21,31 @@ const (
 	refusedPause = time.Millisecond
 )
 
-// dispatch starts attempts while slots are free. mu is held.
+// dispatch starts walks while slots are free. mu is held.
 func (r *Reconciler) dispatch(ctx context.Context) {
-	for r.free > 0 && len(r.queue) > 0 && !r.stopped {
-		j := r.queue[0]
-		r.queue[0] = nil
-		r.queue = r.queue[1:]
+	for r.free > 0 && !r.stopped {
+		j := r.waiting()
+		if j == nil {
+			return
+		}
 		r.free--
-		r.spawn(func() { r.ask(ctx, j) })
+		r.spawn(func() { r.walk(ctx, j) })
 	}
 }
 
-// slot is the place of an attempt among those that may run at once.
+// waiting takes the job that is the next to get a slot; nil if there is none. What is on disk goes before what is not begun. mu is held.
+func (r *Reconciler) waiting() (j *job) {
+	for _, queue := range [...]*[]*job{&r.saved, &r.queue} {
+		if q := *queue; len(q) > 0 {
+			j, q[0] = q[0], nil
+			*queue = q[1:]
+			return j
+		}
+	}
+	return nil
+}
+
+// slot is the place of a walk among those that may run at once.
 type slot struct {
 	stop  func() // of the timer that gives it back after slotHold
 	given bool   // back; guarded by Reconciler.mu
@@ -40,19 +53,12 @@ type slot struct {
 
 func (r *Reconciler) takeSlot(ctx context.Context) *slot {
 	s := &slot{}
-	s.stop = r.pace.AfterFunc(slotHold, func() { r.vacate(ctx, s) })
+	s.stop = r.pace.AfterFunc(slotHold, func() { r.giveBack(ctx, s) })
 	return s
 }
 
-// giveBack gives a slot back, once. What is done without one has none to give.
+// giveBack gives a slot back, once.
 func (r *Reconciler) giveBack(ctx context.Context, s *slot) {
-	if s != nil {
-		s.stop()
-		r.vacate(ctx, s)
-	}
-}
-
-func (r *Reconciler) vacate(ctx context.Context, s *slot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !s.given {
@@ -62,18 +68,44 @@ func (r *Reconciler) vacate(ctx context.Context, s *slot) {
 	}
 }
 
-// ask asks a plugin who it is, and goes on with its lane.
-func (r *Reconciler) ask(ctx context.Context, j *job) {
-	s := r.takeSlot(ctx)
-	defer r.giveBack(ctx, s)
-	e, _ := j.effect.(machine.Ask)
+// passOn gives a slot to the job that is the next to get one, unless it was given back.
+func (r *Reconciler) passOn(s *slot) (next *job) {
+	s.stop()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.given {
+		return nil
+	}
+	s.given = true
+	if !r.stopped {
+		next = r.waiting()
+	}
+	if next == nil {
+		r.free++
+	}
+	return next
+}
+
+// walk does jobs, one after the other, as long as it has a slot.
+func (r *Reconciler) walk(ctx context.Context, j *job) {
+	for j != nil {
+		s := r.takeSlot(ctx)
+		if e, is := j.effect.(machine.Ask); is {
+			r.ask(ctx, j, e, s)
+		}
+		r.work(ctx, j)
+		j = r.passOn(s)
+	}
+}
+
+// ask asks a plugin who it is.
+func (r *Reconciler) ask(ctx context.Context, j *job, e machine.Ask, s *slot) {
 	conn, info, err := r.interview(j.ctx, e, func() { r.giveBack(ctx, s) })
 	answer := machine.Answered{Ref: e.Ref, Path: e.Path, Info: info, Failure: r.failure(err)}
 	if conn != nil {
 		answer.Peer, answer.Account = conn.Peer(), conn.Account()
 	}
 	r.done(ctx, j, answer, conn)
-	r.work(ctx, j, s)
 }
 
 // done gives the machine the result of a job. If that leads to a call, it is the next thing that the job is about.

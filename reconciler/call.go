@@ -16,16 +16,39 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// work makes calls for the machine, one after the other, until the job is about none any more. Its slot, if there is one, goes to another
-// plugin before the disk is waited for: the more are saved at once, the less each costs.
-func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
+// work makes calls for the machine, one after the other, until the job is about none any more, or waits for the disk.
+func (r *Reconciler) work(ctx context.Context, j *job) {
 	for j.effect != nil {
 		e, _ := j.effect.(machine.Call)
-		if e.Kind == machine.CallSave {
-			r.giveBack(ctx, s)
+		if e.Kind == machine.CallSave && r.keeps {
+			r.waitForDisk(ctx, j)
+			return
 		}
 		r.done(ctx, j, r.perform(j.ctx, &e), nil)
 	}
+}
+
+// waitForDisk makes a call that saves, without a slot: the more plugins are saved at once, the less each costs. The walk goes on when it has
+// one again.
+func (r *Reconciler) waitForDisk(ctx context.Context, j *job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spawn(func() {
+		e, _ := j.effect.(machine.Call)
+		var result machine.Returned
+		result.Key = e.Key
+		var err error
+		if result.ID, err = r.save(j.ctx, &e); err != nil {
+			result.Failure = judge(err)
+		}
+		r.done(ctx, j, result, nil)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if j.effect != nil {
+			r.saved = append(r.saved, j)
+			r.dispatch(ctx)
+		}
+	})
 }
 
 // perform makes one call.

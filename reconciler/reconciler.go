@@ -23,6 +23,8 @@ type Reconciler struct {
 	// wake tells Run that inbox holds something.
 	wake chan struct{}
 	pace pace.Pace
+	// keeps says that saving may take its time.
+	keeps bool
 	// limits are the timeouts in force.
 	limits atomic.Pointer[timeoutTable]
 
@@ -41,9 +43,9 @@ type Reconciler struct {
 	lastHandler int
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
-	// queue holds what waits for a slot; free counts the slots.
-	queue []*job
-	free  int
+	// queue and saved hold what waits for a slot, to begin with or after it was saved; free counts the slots.
+	queue, saved []*job
+	free         int
 }
 
 // New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored.
@@ -66,13 +68,15 @@ func New(cfg Config) *Reconciler {
 	if cfg.Pace == nil {
 		cfg.Pace = pace.Real()
 	}
-	if cfg.Registry == nil {
+	keeps := cfg.Registry != nil
+	if !keeps {
 		cfg.Registry = noRegistry{}
 	}
 	r := &Reconciler{
 		cfg:       cfg,
 		log:       cfg.Logger,
 		pace:      cfg.Pace,
+		keeps:     keeps,
 		wake:      make(chan struct{}, 1),
 		handlers:  map[int]cache.PluginHandler{},
 		resources: map[machine.Ref]*resources{},
