@@ -141,13 +141,13 @@ func (m *Machine) enter(in *instance, a Answered) {
 	}
 }
 
-// bars says why an instance may not register what it announced; nil if it may. A name that it stands for already is its own.
+// bars says why an instance may not register what it announced; nil if it may. A name under which it is registered is its own.
 func (m *Machine) bars(l *lane, in *instance, account trust.Account) *Failure {
 	if m.cfg.Trust == nil {
 		return nil
 	}
 	err := m.cfg.Trust.Type(l.key.Type, account)
-	if err == nil && (in.lane != l || in.barred) {
+	if err == nil && !in.recorded() && !in.held() {
 		for _, o := range l.members {
 			if o == in || o.phase == Gone || !o.claims() {
 				continue
