@@ -18,13 +18,14 @@ import (
 // the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an
 // immutable view of the plugin.
 //
-// Lock order: lane.changing, Store.mu, then Store.entry, the feed's, a link's and the pool's.
+// Lock order: lane.changing, Store.mu, then Store.entry, the feed's, a link's, the pool's and that of the names.
 type Store struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
 	observer       Observer
 	unusable       error // why the state could not be loaded; immutable
 	save           saver
+	kept           keptNames
 	feed           *feed.Feed[*PluginUpdateEvent]
 	pool           *pool
 

@@ -99,9 +99,11 @@ func (l *lane) find(allocID string) int {
 
 // put saves plugins as the new state of l. The caller holds l.changing.
 func (r *Store) put(l *lane, plugins []*PluginInfo) error {
-	if err := r.save(l.key, plugins); err != nil {
+	kept := r.kept.unsaved(l.key)
+	if err := r.save(l.key, plugins, kept); err != nil {
 		return notSaved(l.key, err)
 	}
+	r.kept.saved(l.key, kept)
 	l.saved, l.strayed = plugins, false
 	return nil
 }

@@ -7,11 +7,11 @@ import (
 
 // load fills a new registry with what the storage holds, as restored instances in the order in which they were saved.
 func (r *Store) load(storage StateStorage) error {
-	loaded, err := stored(storage)
+	loaded, kept, err := stored(storage)
 	if err != nil {
 		return notLoaded(err)
 	}
-	r.save = newSaver(storage, loaded)
+	r.save, r.kept.restored = newSaver(storage, loaded), kept
 	for k, plugins := range loaded {
 		l := &lane{key: k, saved: plugins}
 		for i, info := range plugins {
@@ -26,28 +26,28 @@ func (r *Store) load(storage StateStorage) error {
 }
 
 // stored reads the state from a storage and checks it: nothing that is in it may be dropped without a word.
-func stored(storage StateStorage) (map[key][]*PluginInfo, error) {
+func stored(storage StateStorage) (map[key][]*PluginInfo, []KeptName, error) {
 	loaded := make(map[key][]*PluginInfo)
 	if storage == nil {
-		return loaded, nil
+		return loaded, nil, nil
 	}
 	state, err := storage.GetDynamicPluginRegistryState()
 	if err != nil || state == nil {
-		return loaded, err
+		return loaded, nil, err
 	}
 	for ptype, names := range state.Plugins {
 		for name, instances := range names {
 			k := key{ptype, name}
 			plugins, err := storedPlugins(k, instances)
 			if err != nil {
-				return nil, fmt.Errorf("plugin %q for type %q: %w", name, ptype, err)
+				return nil, nil, fmt.Errorf("plugin %q for type %q: %w", name, ptype, err)
 			}
 			if len(plugins) > 0 {
 				loaded[k] = plugins
 			}
 		}
 	}
-	return loaded, nil
+	return loaded, state.Kept, nil
 }
 
 func storedPlugins(k key, instances *list.List) ([]*PluginInfo, error) {

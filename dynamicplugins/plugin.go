@@ -40,6 +40,9 @@ type PluginDispenser func(info *PluginInfo) (any, error)
 // RegistryState is what a StateStorage keeps: by type and name, a list of *PluginInfo, newest first.
 type RegistryState struct {
 	Plugins map[string]map[string]*list.List
+
+	// Kept is what a ChangeStorage was given as PluginChange.Kept, in no order. It is not part of states that are put.
+	Kept []KeptName
 }
 
 // EventType says what a PluginUpdateEvent tells of.

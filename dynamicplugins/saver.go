@@ -6,17 +6,18 @@ import (
 	"sync"
 )
 
-// saver makes the instances of one plugin durable, newest first. Several may run at once for different plugins.
-type saver func(k key, plugins []*PluginInfo) error
+// saver makes the instances of one plugin durable, newest first, and whose its name is, unless kept is nil. Several may run at once for
+// different plugins.
+type saver func(k key, plugins []*PluginInfo, kept *KeptName) error
 
 // newSaver returns the saver for a storage that holds the lists of loaded.
 func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
 	if state == nil {
-		return func(key, []*PluginInfo) error { return nil }
+		return func(key, []*PluginInfo, *KeptName) error { return nil }
 	}
 	if changes, ok := state.(ChangeStorage); ok {
-		return func(k key, plugins []*PluginInfo) error {
-			return changes.PutDynamicPluginChange(&PluginChange{Type: k.ptype, Name: k.name, Plugins: plugins})
+		return func(k key, plugins []*PluginInfo, kept *KeptName) error {
+			return changes.PutDynamicPluginChange(&PluginChange{Type: k.ptype, Name: k.name, Plugins: plugins, Kept: kept})
 		}
 	}
 	w := &wholeSaver{state: state, lists: make(map[key]*list.List, len(loaded))}
@@ -45,7 +46,7 @@ type group struct {
 	err   error // set before done is closed
 }
 
-func (w *wholeSaver) save(k key, plugins []*PluginInfo) error {
+func (w *wholeSaver) save(k key, plugins []*PluginInfo, _ *KeptName) error {
 	w.mu.Lock()
 	g := w.next
 	first := g == nil

@@ -1,5 +1,7 @@
 package dynamicplugins
 
+import "time"
+
 // StateStorage keeps the registry's state over restarts of the host. Its methods may be called by several goroutines at once.
 type StateStorage interface {
 	// GetDynamicPluginRegistryState returns the state that was put last. Nil, and a state without plugins, is an empty one.
@@ -25,4 +27,20 @@ type PluginChange struct {
 
 	// Plugins is all instances, newest first. If there are none, nothing is to be kept of the plugin.
 	Plugins []*PluginInfo
+
+	// Kept, if it is not nil, takes the place of what is kept of the name itself: RegistryState.Kept has it then. A storage that leaves it
+	// out has names kept for the life of the process only.
+	Kept *KeptName
+}
+
+// KeptName says whose a name stays until a time, though no plugin of it is registered. The registry keeps it and does not act on it; see
+// Config.NameGrace of package patchbay.
+type KeptName struct {
+	Type, Name string
+
+	// UID and GID are the user and group.
+	UID, GID uint32
+
+	// Until is when that ends. The zero time: the name is kept for nobody.
+	Until time.Time
 }

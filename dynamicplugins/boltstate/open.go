@@ -15,14 +15,16 @@ import (
 )
 
 // formatVersion is the format that this package writes, and the newest that it reads. Version 1: the bucket "patchbay" has the
-// version under the key "format", an unsigned varint; the bucket "plugins" has the records. Others whose
-// names begin with "handler/" are those of a [Bucket].
+// version under the key "format", an unsigned varint; the bucket "plugins" has the records. The bucket "names", which
+// need not be there, has the names that are kept; a program that does not know it leaves it as it is. Others whose names begin with
+// "handler/" are those of a [Bucket].
 const formatVersion = 1
 
 var (
 	metaBucket    = []byte("patchbay")
 	formatKey     = []byte("format")
 	pluginsBucket = []byte("plugins")
+	namesBucket   = []byte("names")
 )
 
 // lockTimeout is how long Open waits for another process to let go of the file, which may be about to end.
@@ -242,12 +244,20 @@ func inspectContent(path string, db *database) error {
 		case plugins == nil:
 			return corrupt(path, "it has no list of plugins")
 		}
-		return plugins.ForEach(func(key, value []byte) error {
+		err := plugins.ForEach(func(key, value []byte) error {
 			if _, err := decode(key, value); err != nil {
 				return corrupt(path, "the record of plugin %q is damaged: %v", key, err)
 			}
 			return nil
 		})
+		if err != nil {
+			return err
+		}
+		_, err = keptNames(tx)
+		if err != nil {
+			return corrupt(path, "%v", err)
+		}
+		return nil
 	})
 	return err
 }

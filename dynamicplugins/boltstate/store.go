@@ -42,7 +42,7 @@ func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, 
 	err := s.view(func(tx *bbolt.Tx) error {
 		// gofail: var boltstateLoad string
 		// return fmt.Errorf("%s", boltstateLoad)
-		return tx.Bucket(pluginsBucket).ForEach(func(key, value []byte) error {
+		err := tx.Bucket(pluginsBucket).ForEach(func(key, value []byte) error {
 			plugins, err := decode(key, value)
 			if err != nil {
 				return fmt.Errorf("record %q: %w", key, err)
@@ -52,6 +52,10 @@ func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, 
 			}
 			return nil
 		})
+		if err == nil {
+			state.Kept, err = keptNames(tx)
+		}
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot read state file %s: %w", s.path, err)
@@ -72,7 +76,7 @@ func add(state *dynamicplugins.RegistryState, p *dynamicplugins.PluginInfo) {
 	names[p.Name].PushBack(p)
 }
 
-// PutDynamicPluginRegistryState replaces everything that is stored.
+// PutDynamicPluginRegistryState replaces all plugins that are stored.
 func (s *Store) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState) error {
 	records, err := recordsOf(state)
 	if err != nil {
@@ -116,6 +120,9 @@ func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) erro
 	r, err := newRecord(change.Type, change.Name, change.Plugins)
 	if err != nil {
 		return s.cannotWrite(err)
+	}
+	if change.Kept != nil {
+		r.name = &record{bucket: namesBucket, key: r.key, value: encodeName(r.key, *change.Kept)}
 	}
 	return s.commit(r)
 }
@@ -256,6 +263,7 @@ func (s *Store) take(g *group, n int) []record {
 type record struct {
 	bucket     []byte // nil for the plugins
 	key, value []byte
+	name       *record // that goes with it; nil for none
 }
 
 // newRecord checks that the record can be stored, so that it cannot make others fail in the same transaction.
@@ -281,6 +289,11 @@ func newRecord(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record
 func (r record) put(plugins *bbolt.Bucket) error {
 	// gofail: var boltstatePut string
 	// return fmt.Errorf("%s", boltstatePut)
+	if r.name != nil {
+		if err := r.name.put(plugins); err != nil {
+			return err
+		}
+	}
 	bucket := plugins
 	if r.bucket != nil {
 		var err error

@@ -1,0 +1,54 @@
+package dynamicplugins
+
+import "sync"
+
+// keptNames are what is said of whose names are. They are saved with the plugins of the same name, so that what is kept of a name is durable
+// no later than that its last plugin is gone.
+type keptNames struct {
+	restored []KeptName
+
+	mu      sync.Mutex
+	pending map[key]*KeptName // not saved yet
+}
+
+// KeptNames returns what the storage held when the registry was opened, in no order.
+func (r *Store) KeptNames() []KeptName { return r.kept.restored }
+
+// KeepName says whose a name is. It does not block: that is saved with the next change of the plugins of the name, or by SaveName.
+func (r *Store) KeepName(name KeptName) {
+	r.kept.mu.Lock()
+	defer r.kept.mu.Unlock()
+	if r.kept.pending == nil {
+		r.kept.pending = map[key]*KeptName{}
+	}
+	r.kept.pending[key{name.Type, name.Name}] = &name
+}
+
+// SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing.
+func (r *Store) SaveName(ptype, name string) error {
+	l, err := r.enter(key{ptype, name})
+	if err != nil {
+		return err
+	}
+	defer r.leave(l)
+	if r.kept.unsaved(l.key) == nil {
+		return nil
+	}
+	return r.put(l, l.saved)
+}
+
+// unsaved returns what is to be saved of a name; nil if that is nothing.
+func (n *keptNames) unsaved(k key) *KeptName {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.pending[k]
+}
+
+// saved forgets what was saved, unless something else was said meanwhile.
+func (n *keptNames) saved(k key, kept *KeptName) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if kept != nil && n.pending[k] == kept {
+		delete(n.pending, k)
+	}
+}
