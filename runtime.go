@@ -51,6 +51,12 @@ type Config struct {
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
 	UnreachableGrace time.Duration
+	// NameGrace is how long the name of a plugin stays its user's after its last instance has gone (default 10 minutes; a negative one: not at
+	// all). A plugin of another user that announces the name is refused meanwhile, and told whose it is; those of root, of the user of this
+	// process, and one that the Launcher launched under that very name take it at once. A type of Trust with Supersede has none of this. It
+	// holds over restarts if State keeps what it is given as PluginChange.Kept, as that of dynamicplugins/boltstate does. 256 names are kept
+	// for one user, of which the oldest go first, and 4,096 in all.
+	NameGrace time.Duration
 	// IgnoreUnhandled says that plugins of a type without a handler are left alone: they are asked who they are and told nothing, and are
 	// registered as soon as there is a handler. It is for a host that shares a directory with another. Otherwise they are told that they are
 	// refused, on which some exit.
@@ -146,6 +152,8 @@ func New(cfg Config) (*Runtime, error) {
 			TypeTimeouts:     cfg.TypeTimeouts,
 			Bounds:           cfg.Bounds,
 			UnreachableGrace: cfg.UnreachableGrace,
+			NameGrace:        cmp.Or(cfg.NameGrace, defaultNameGrace),
+			Names:            enrol.Names(registry),
 			IgnoreUnhandled:  cfg.IgnoreUnhandled,
 			Logger:           cfg.Logger,
 		},

@@ -115,6 +115,8 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 			discard := res.staged.Discard
 			res.staged = nil
 			r.untilDone(ctx, "take back a registration", machine.Forget{Type: e.In.Type, Name: e.In.Name, ID: e.In.ID}, discard)
+		case machine.Keep:
+			r.keepName(ctx, e)
 		case machine.SetTimer, machine.StopTimer:
 			r.setTimer(effect)
 		case machine.Emit:
@@ -259,6 +261,19 @@ func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
 	r.step(ctx, machine.Probed{Ref: e.Ref, Socket: e.Socket, Path: e.Path, Failure: f, Watched: stop != nil}, nil)
 	end(&res.probes[e.Socket]) // unless it was kept
 	r.tidy(e.Ref)
+}
+
+// keepName has the registry keep whose a name is, if it does such things. mu is held.
+func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
+	keeper, keeps := r.cfg.Registry.(NameKeeper)
+	if !keeps {
+		return
+	}
+	keeper.KeepName(e.Name)
+	if e.Save {
+		named := machine.Forget{Type: e.Name.Type, Name: e.Name.Name}
+		r.untilDone(ctx, "save whose a name is", named, func() error { return keeper.SaveName(named.Type, named.Name) })
+	}
 }
 
 // untilDone does something to the registry again and again until it is on disk. If the reconciler ends before, the next start restores an

@@ -29,7 +29,7 @@ type Reconciler struct {
 	limits atomic.Pointer[timeoutTable]
 
 	// mu guards everything below. It is held for short steps that never block: no handler, plugin or disk is called with it. Config.Observe,
-	// Staged.Publish, Registry.Confirm, Registry.Unreachable and the cache are, so their locks come after it.
+	// Staged.Publish, Registry.Confirm, Registry.Unreachable, NameKeeper.KeepName and the cache are, so their locks come after it.
 	mu      sync.Mutex
 	machine *machine.Machine
 	early   []machine.Effect // of the machine's beginning, until Run
@@ -87,7 +87,7 @@ func New(cfg Config) *Reconciler {
 	var effects []machine.Effect
 	r.machine, effects = machine.New(machine.Config{
 		Restored: cfg.Restored, Admits: cfg.Admit != nil, Trust: cfg.Trust, IgnoreUnhandled: cfg.IgnoreUnhandled, Bounds: cfg.Bounds,
-		UnreachableGrace: cfg.UnreachableGrace,
+		UnreachableGrace: cfg.UnreachableGrace, NameGrace: cfg.NameGrace, Names: cfg.Names,
 	}, r.moment())
 	for _, effect := range effects {
 		if emit, is := effect.(machine.Emit); is {
@@ -137,6 +137,39 @@ func (r *Reconciler) RemoveHandler(ptype string) { r.say(machine.HandlerSet{Type
 
 // Reconsider tries at once every plugin that waits for its next attempt, and has its back-off begin anew: what judges plugins has changed.
 func (r *Reconciler) Reconsider() { r.say(machine.Urged{}) }
+
+// Retry tries at once what waits of one plugin, and has its back-off begin anew. It says whether anything did. The type is the one that the
+// plugin announced, or a role of it.
+func (r *Reconciler) Retry(ptype, name string) (waited bool) {
+	key := machine.Key{Type: ptype, Name: name}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	waited = r.machine.Waits(key)
+	if waited {
+		r.post(machine.Urged{Key: key})
+	}
+	return waited
+}
+
+// KeptName returns whose a name is, if it is kept for somebody and no plugin of it is registered.
+func (r *Reconciler) KeptName(ptype, name string) (kept KeptName, is bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.machine.KeptName(machine.Key{Type: ptype, Name: name})
+}
+
+// ReleaseName has a name kept for nobody, whether it was or not, and those tried at once that were refused for it. It blocks until that is
+// durable, or ctx ends.
+func (r *Reconciler) ReleaseName(ctx context.Context, ptype, name string) error {
+	r.say(machine.Released{Key: machine.Key{Type: ptype, Name: name}})
+	if err := r.Check(ctx); err != nil {
+		return err
+	}
+	if keeper, keeps := r.cfg.Registry.(NameKeeper); keeps {
+		return keeper.SaveName(ptype, name)
+	}
+	return nil
+}
 
 // Synced states that the desired state of the world is complete: every socket that exists is in it. Restored instances whose sockets
 // are not are given up.

@@ -29,6 +29,14 @@ type Registry interface {
 	Unreachable(ptype, name, id string, reason error)
 }
 
+// NameKeeper is what a Registry may have beside its methods, so that whose a name is is known after a restart.
+type NameKeeper interface {
+	// KeepName says whose a name is. It does not block: that is made durable together with the next removal of an instance of the name.
+	KeepName(KeptName)
+	// SaveName makes durable what KeepName said of a name, unless it is.
+	SaveName(ptype, name string) error
+}
+
 // Staged is an instance that is durable and not yet visible.
 type Staged interface {
 	// Publish makes it visible and announces it. It does not block.
@@ -150,6 +158,11 @@ type Config struct {
 	Bounds       Bounds
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
 	UnreachableGrace time.Duration
+	// NameGrace is how long the name of a plugin stays its user's after the last instance of it has gone: a plugin of another user that
+	// announces it is refused meanwhile, unless Trust lets it take the name (default 0: not at all). At most 256 names are kept for one user,
+	// of which the oldest go first, and 4,096 in all. Names are those that are kept from before a restart.
+	NameGrace time.Duration
+	Names     []KeptName
 	// Walks bounds how many plugins are walked through registration at the same time (default 16). A walk that waits for its plugin
 	// or handler does not count for longer than a moment.
 	Walks  int

@@ -20,6 +20,8 @@ type (
 	Peer = machine.Peer
 	// Instance is the record of one registered instance of a plugin.
 	Instance = machine.Instance
+	// KeptName is a name that stays a user's until a time, though no plugin of it is registered. With the zero time it is nobody's.
+	KeptName = machine.KeptName
 	// Info is what a plugin announces about itself.
 	Info = machine.Info
 	// Bounds limit what a plugin may announce. Zero values stand for the defaults.
@@ -64,6 +66,7 @@ const (
 	EventUnreachable  = machine.EventUnreachable
 	EventUnlinked     = machine.EventUnlinked
 	EventRestored     = machine.EventRestored
+	EventReleased     = machine.EventReleased
 )
 
 // The results of an attempt.

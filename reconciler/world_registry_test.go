@@ -3,6 +3,7 @@ package reconciler_test
 import (
 	"slices"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -55,7 +56,7 @@ func (w *world) unsave(id string) {
 	w.saved = slices.DeleteFunc(w.saved, func(in reconciler.Instance) bool { return in.ID == id })
 }
 
-func (r registry) Remove(_, name, id string) error {
+func (r registry) Remove(ptype, name, id string) error {
 	w := r.w
 	w.mu.Lock()
 	w.did("remove")
@@ -67,10 +68,40 @@ func (r registry) Remove(_, name, id string) error {
 		return err
 	}
 	w.unsave(id)
+	w.keep(ptype, name)
 	w.registry[name] = slices.DeleteFunc(w.registry[name], func(s string) bool { return s == id })
 	w.mu.Unlock()
 	w.note("removed %s", name)
 	return nil
+}
+
+// KeepName and SaveName implement [reconciler.NameKeeper].
+func (r registry) KeepName(name reconciler.KeptName) {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	r.w.said[machine.Key{Type: name.Type, Name: name.Name}] = name
+}
+
+func (r registry) SaveName(ptype, name string) error {
+	r.w.mu.Lock()
+	defer r.w.mu.Unlock()
+	if r.w.failSave == nil {
+		r.w.keep(ptype, name)
+	}
+	return r.w.failSave
+}
+
+// keep puts what is said of a name on disk. w.mu is held.
+func (w *world) keep(ptype, name string) {
+	key := machine.Key{Type: ptype, Name: name}
+	said, is := w.said[key]
+	delete(w.said, key)
+	switch {
+	case is && said.Until.IsZero():
+		delete(w.names, key)
+	case is:
+		w.names[key] = said
+	}
 }
 
 func (r registry) Confirm(_, name, id string) {

@@ -3,6 +3,7 @@ package reconciler_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -44,9 +45,11 @@ type world struct {
 	// unreachable are instances that are not to be given out.
 	unreachable map[string]bool
 	// saved is what is on disk, the newest first.
-	saved    []reconciler.Instance
-	stages   map[string]*staged
-	failSave error
+	saved  []reconciler.Instance
+	stages map[string]*staged
+	// names are what is kept of names on disk, and said those that are to be.
+	names, said map[machine.Key]reconciler.KeptName
+	failSave    error
 	// work counts calls to plugins, the disk and handlers by kind.
 	work map[string]int
 	// observe, staging, publishing and removing, if set, see events and what is to be saved, shown and removed, all but the first with the
@@ -98,7 +101,7 @@ func newWorld(t *testing.T, cfg reconciler.Config) *world {
 // newWorldIn starts a reconciler in a simulation.
 func newWorldIn(t *testing.T, s *sim, cfg reconciler.Config) *world {
 	w := &world{t: t, sim: s, cfg: cfg,
-		taken: map[machine.Row]int{}, owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, work: map[string]int{}}
+		taken: map[machine.Row]int{}, owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, names: map[machine.Key]reconciler.KeptName{}, work: map[string]int{}}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
 	for _, in := range cfg.Restored {
@@ -113,6 +116,8 @@ func (w *world) start() {
 	w.desired = cache.NewDesired()
 	cfg := w.cfg
 	cfg.Restored = slices.Clone(w.saved)
+	w.said = map[machine.Key]reconciler.KeptName{}
+	cfg.Names = slices.Collect(maps.Values(w.names))
 	if w.sim != nil {
 		cfg.Pace = w.sim
 	}

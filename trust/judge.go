@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"time"
 )
 
 const (
@@ -39,6 +40,8 @@ type Account struct {
 	Known bool
 	// Launched says that it is a plugin which the host itself launched as this user.
 	Launched bool
+	// Name is the one under which the host launched it, which need not be the one that the plugin announces.
+	Name string
 }
 
 // New looks the users and groups of a policy up. An error joins one [FieldError] for each that is not known.
@@ -177,6 +180,23 @@ func (j *Judge) Supersede(ptype, name string, by, other Account) error {
 	}
 	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is that of a plugin of user %d, and user %d may not take it", name, ptype,
 		other.UID, by.UID), fmt.Sprintf("end that plugin, choose another name, or set trust.types.%s.supersede", ptype)}
+}
+
+// KeepsNames says whether the names of somebody's plugins of a type are his for a time after the last of them has gone.
+func (j *Judge) KeepsNames(ptype string, by Account) bool {
+	return by.Known && !j.blind && !j.types[ptype].supersede
+}
+
+// Inherit says whether a plugin of one may take a name that is kept until a time for another one, whose plugin had it last. A plugin that the
+// host launches under that very name may.
+func (j *Judge) Inherit(ptype, name string, by, last Account, until time.Time) error {
+	last.Launched = true // as far as is known; it was registered
+	if by.Launched && by.Name == name || j.Supersede(ptype, name, by, last) == nil || j.Type(ptype, last) != nil {
+		return nil
+	}
+	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is kept for user %d, whose plugin had it last, until %s, and user %d may not take it",
+		name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
+		fmt.Sprintf("wait until then, choose another name, or let it go with \"patchbay release %s/%s\"", ptype, name)}
 }
 
 // octal writes a mode as chmod takes it.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 const (
@@ -139,6 +140,35 @@ func TestTypes(t *testing.T) {
 		{"supersede", "Shared", as(alice), as(bob), ""},
 	} {
 		wantReason(t, c.what, j.Supersede(c.ptype, "n", c.by, c.other), c.want)
+	}
+}
+
+// TestInherit is about names of plugins that are gone.
+func TestInherit(t *testing.T) {
+	j := judge(t, Policy{Types: map[string]Type{
+		"T": {Users: []string{strconv.Itoa(alice), strconv.Itoa(bob)}}, "Shared": {Users: number(alice), Supersede: true}, "Bobs": {Users: number(bob)},
+	}})
+	as := func(uid uint32) Account { return Account{UID: uid, GID: uid, Known: true} }
+	launched := func(name string) Account { return Account{UID: eve, GID: eve, Known: true, Launched: true, Name: name} }
+	for _, c := range []struct {
+		what  string
+		ptype string
+		by    Account
+		want  Reason
+	}{
+		{"its user", "T", as(alice), ""},
+		{"another user", "T", as(bob), Name},
+		{"root", "T", as(0), ""},
+		{"launched under another name", "T", launched("m"), Name},
+		{"launched under that name", "T", launched("n"), ""},
+		{"a shared type", "Shared", as(bob), ""},
+		{"a type that its user may not register any more", "Bobs", as(bob), ""},
+		{"any type, of a launched one", "Other", launched("m"), Name},
+	} {
+		wantReason(t, c.what, j.Inherit(c.ptype, "n", c.by, as(alice), time.Unix(0, 0)), c.want)
+	}
+	if !j.KeepsNames("T", as(alice)) || !j.KeepsNames("Other", as(0)) || j.KeepsNames("T", Account{}) || j.KeepsNames("Shared", as(alice)) {
+		t.Error("KeepsNames is wrong")
 	}
 }
 

@@ -100,9 +100,29 @@ func (r *Registry) removeRoles(roles []string, name, id string) error {
 func (r *Registry) remove(ptype, name, id string) error {
 	err := r.store.DeregisterPlugin(ptype, name, id)
 	if errors.Is(err, dynamicplugins.ErrNotFound) {
-		return nil
+		return r.store.SaveName(ptype, name) // which would have been saved with it
 	}
 	return err
+}
+
+// KeepName implements [reconciler.NameKeeper].
+func (r *Registry) KeepName(name reconciler.KeptName) {
+	r.store.KeepName(dynamicplugins.KeptName{
+		Type: name.Type, Name: name.Name, UID: name.By.UID, GID: name.By.GID, Until: name.Until,
+	})
+}
+
+// SaveName implements [reconciler.NameKeeper].
+func (r *Registry) SaveName(ptype, name string) error { return r.store.SaveName(ptype, name) }
+
+// Names returns the names that were kept before.
+func Names(store *dynamicplugins.Store) []reconciler.KeptName {
+	var names []reconciler.KeptName
+	for _, n := range store.KeptNames() {
+		by := trust.Account{UID: n.UID, GID: n.GID, Known: true}
+		names = append(names, reconciler.KeptName{Type: n.Type, Name: n.Name, By: by, Until: n.Until})
+	}
+	return names
 }
 
 // Confirm says that an instance lives, in each of its roles.

@@ -148,14 +148,7 @@ func (m *Machine) bars(l *lane, in *instance, account trust.Account) *Failure {
 	}
 	err := m.cfg.Trust.Type(l.key.Type, account)
 	if err == nil && !in.recorded() && !in.held() {
-		for _, o := range l.members {
-			if o == in || o.phase == Gone || !o.claims() {
-				continue
-			}
-			if err = m.cfg.Trust.Supersede(l.key.Type, l.key.Name, account, o.account); err != nil {
-				break
-			}
-		}
+		err = m.barsName(l, in, account)
 	}
 	if err == nil {
 		return nil

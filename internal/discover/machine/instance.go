@@ -93,6 +93,15 @@ func (in *instance) named() Key {
 	return Key{in.announced.Type, in.announced.Name}
 }
 
+// goesBy says whether a name is the one by which people call it, under its type or one of its roles.
+func (in *instance) goesBy(key Key) bool {
+	named := in.named()
+	return named.Name == key.Name && (named.Type == key.Type || slices.Contains(in.registration.Roles, key.Type))
+}
+
+// waits says that it is to be tried again at some time.
+func (in *instance) waits() bool { return in.phase == Waiting || in.phase == Refused }
+
 func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
 
 func (in *instance) recorded() bool { return in.record != unrecorded }

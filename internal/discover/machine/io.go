@@ -87,6 +87,8 @@ type (
 	}
 	// Urged: what waits is to be tried at once, of one name or, if the key is zero, all.
 	Urged struct{ Key Key }
+	// Released: a name is not to be kept for its user any more.
+	Released struct{ Key Key }
 	// Answered is the result of [Ask].
 	Answered struct {
 		Ref     Ref
@@ -131,6 +133,7 @@ func (Changed) input()     {}
 func (Complete) input()    {}
 func (HandlerSet) input()  {}
 func (Urged) input()       {}
+func (Released) input()    {}
 func (Answered) input()    {}
 func (Returned) input()    {}
 func (Delivered) input()   {}
@@ -264,6 +267,12 @@ type (
 	}
 	// Forget: remove an instance from the registry until that is done.
 	Forget struct{ Type, Name, ID string }
+	// Keep: whose a name is from now on. Unless Save is set, something of the name is about to be removed from the registry, and both are to be
+	// on disk together.
+	Keep struct {
+		Name KeptName
+		Save bool
+	}
 	// Emit: tell what happened.
 	Emit struct{ Event Event }
 	// Distrust: something was refused because it is not trusted.
@@ -293,6 +302,7 @@ func (DiscardLater) effect()   {}
 func (Confirm) effect()        {}
 func (Hide) effect()           {}
 func (Forget) effect()         {}
+func (Keep) effect()           {}
 func (Emit) effect()           {}
 func (Distrust) effect()       {}
 func (Retire) effect()         {}

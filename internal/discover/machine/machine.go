@@ -3,6 +3,7 @@ package machine
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -39,6 +40,10 @@ type Config struct {
 	IgnoreUnhandled  bool
 	Bounds           Bounds
 	UnreachableGrace time.Duration
+	// NameGrace is how long the name of a plugin that went stays its user's; none is kept without Trust. Names are those that are kept from
+	// before a restart.
+	NameGrace time.Duration
+	Names     []KeptName
 }
 
 // The pauses between attempts. A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the
@@ -76,6 +81,7 @@ type Machine struct {
 	unlinked map[*instance]bool
 	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
 	robbed, refusals remnants
+	names            keptNames
 	// touched are the instances that this step is about, for their states.
 	touched []*instance
 
@@ -94,6 +100,7 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 		restored: map[cache.SocketID]*instance{}, remembered: map[Key][]remembered{}, lastRank: rankStep,
 		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
 	}
+	m.restoreNames(cfg.Names)
 	m.restore(cfg.Restored)
 	return m, m.effects()
 }
@@ -114,6 +121,8 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 		m.setHandler(input.Type, input.Handler)
 	case Urged:
 		m.urge(input.Key)
+	case Released:
+		m.releaseName(input.Key)
 	case Answered:
 		m.answered(input)
 	case Returned:
@@ -307,12 +316,14 @@ func (m *Machine) has(handler int) bool {
 // urge tries at once what waits, and has its back-off begin anew.
 func (m *Machine) urge(key Key) {
 	for _, in := range m.instances() {
-		if key != (Key{}) && in.named() != key {
-			continue
-		}
-		if in.phase == Waiting || in.phase == Refused && key != (Key{}) {
+		if in.waits() && (in.goesBy(key) || key == (Key{}) && in.phase == Waiting) {
 			in.tries = 0
 			m.ask(in, ByOperator)
 		}
 	}
+}
+
+// Waits says whether anything of a name waits to be tried.
+func (m *Machine) Waits(key Key) bool {
+	return slices.ContainsFunc(m.instances(), func(in *instance) bool { return in.goesBy(key) && in.waits() })
 }

@@ -31,7 +31,7 @@ func (m *Machine) restore(records []Instance) {
 		}
 		m.restored[record.Socket] = in
 		key := Key{record.Type, record.Name}
-		m.remembered[key] = append(m.remembered[key], remembered{in.rank, record.Socket.Birth})
+		m.remembered[key] = append(m.remembered[key], remembered{in.rank, record.Socket})
 	}
 }
 
@@ -161,10 +161,10 @@ const rankStep = 1 << 26
 // newRank ranks an appearance in this process above all remembered instances.
 func (m *Machine) newRank(info cache.PluginInfo) uint64 { return m.lastRank + info.Appearance*rankStep }
 
-// remembered is the rank of an instance from before a restart, and when its socket was born.
+// remembered is the rank of an instance from before a restart, and its socket.
 type remembered struct {
-	rank  uint64
-	birth int64
+	rank   uint64
+	socket cache.SocketID
 }
 
 // yield ranks an instance that was found behind those remembered of its name whose sockets were born after its own, and above the rest.
@@ -176,7 +176,7 @@ func (m *Machine) yield(in *instance, key Key) {
 	in.provisional = false
 	limit, below := in.rank, uint64(0)
 	for _, known := range m.remembered[key] {
-		if in.info.Socket.Birth < known.birth {
+		if in.info.Socket.Birth < known.socket.Birth {
 			limit = min(limit, known.rank)
 		}
 	}
@@ -236,6 +236,7 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 	}
 	in.why = why
 	served := in.recorded()
+	m.keepName(in)
 	m.end(in, ResultGone, nil)
 	m.rest(in)
 	if in.phase == Ready {

@@ -112,6 +112,8 @@ const (
 	EventUnlinked EventKind = "unlinked"
 	// EventRestored: an instance is known from before a restart of the host and is being checked for life.
 	EventRestored EventKind = "restored"
+	// EventReleased: a name is not kept for its user any more, though the time is not over.
+	EventReleased EventKind = "released"
 )
 
 // Event says what happened to one plugin.

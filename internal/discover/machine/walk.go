@@ -308,6 +308,7 @@ func (m *Machine) remove(l *lane, why string) {
 	if !in.recorded() || in.phase == Gone {
 		return
 	}
+	m.keepName(in)
 	in.record = unrecorded
 	in.why = why
 	m.call(l, CallRemove, nil)

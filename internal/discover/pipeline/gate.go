@@ -22,6 +22,8 @@ import (
 type Launch interface {
 	// Owns says whether a process is the plugin's. It waits until the plugin has been started, or ctx ends.
 	Owns(ctx context.Context, pid int) bool
+	// Name is the one under which it was launched.
+	Name() string
 }
 
 // gate applies the rule of trust to what is found, and remembers what it refuses.
@@ -71,7 +73,7 @@ func explainDenied(err error, path string, info sock.Info) error {
 // account says who answers for a plugin: who owns the socket or, if that is root or the host's user, who listens on it.
 func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Peer) (trust.Account, error) {
 	if launch := g.launched(path); launch != nil && launch.Owns(ctx, peer.PID) {
-		return trust.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true}, nil
+		return trust.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}, nil
 	}
 	if err := g.trust.Listener(path, peer.UID, peer.GID); err != nil {
 		return trust.Account{}, err

@@ -145,6 +145,32 @@ func (w *Watcher) Reconsider() {
 	}
 }
 
+// Retry tries at once what waits of one plugin, and says whether anything did; see [reconciler.Reconciler.Retry].
+func (w *Watcher) Retry(ptype, name string) (waited bool) {
+	p := w.current()
+	return p != nil && p.reconciler.Retry(ptype, name)
+}
+
+// KeptName returns whose a name is; see [reconciler.Reconciler.KeptName].
+func (w *Watcher) KeptName(ptype, name string) (kept reconciler.KeptName, is bool) {
+	p := w.current()
+	if p == nil {
+		return reconciler.KeptName{}, false
+	}
+	return p.reconciler.KeptName(ptype, name)
+}
+
+// ReleaseName has a name kept for nobody; see [reconciler.Reconciler.ReleaseName].
+func (w *Watcher) ReleaseName(ctx context.Context, ptype, name string) error {
+	p := w.current()
+	if p == nil {
+		return errStopped
+	}
+	return p.reconciler.ReleaseName(ctx, ptype, name)
+}
+
+var errStopped = errors.New("the plugin watcher does not run")
+
 // Plugins describes the plugins and sockets that are known. It says false, and nothing else, while the watcher does not run.
 func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
 	p := w.current()
@@ -181,7 +207,7 @@ func (w *Watcher) Conditions() []Condition {
 func (w *Watcher) Check(ctx context.Context) error {
 	p := w.current()
 	if p == nil {
-		return errors.New("the plugin watcher does not run")
+		return errStopped
 	}
 	if err := p.dirs.Check(ctx); err != nil {
 		return err
