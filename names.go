@@ -14,11 +14,11 @@ import (
 const defaultNameGrace = 10 * time.Minute
 
 var (
-	// ErrUnknown is wrapped by the error of a method of a [Runtime] that was asked about a plugin that it does not know.
+	// ErrUnknown is the error of a method of a [Runtime] that was asked about a plugin that it does not know.
 	ErrUnknown = errors.New("no such plugin is known")
 	// ErrNotWaiting is wrapped by the error of [Runtime.Retry] if nothing of the plugin waits for another attempt.
 	ErrNotWaiting = errors.New("nothing of it waits for another attempt")
-	// ErrNotKept is wrapped by the error of [Runtime.ReleaseName] if the name is kept for nobody.
+	// ErrNotKept is the error of [Runtime.ReleaseName] if the name is kept for nobody.
 	ErrNotKept = errors.New("the name is kept for nobody")
 )
 
@@ -26,8 +26,8 @@ var (
 type KeptName = reconciler.KeptName
 
 // Retry tries at once what waits of a plugin: what failed, was refused, or has no handler. Its back-off begins anew. The type is the one that
-// the plugin announced, or a role of it. It does not block: what comes of it is in the events. An error wraps [ErrUnknown] or
-// [ErrNotWaiting].
+// the plugin announced, or a role of it. It does not block: what comes of it is in the events. An error is [ErrUnknown] or
+// wraps [ErrNotWaiting].
 func (rt *Runtime) Retry(pluginType, pluginName string) error {
 	if rt.watcher.Retry(pluginType, pluginName) {
 		return nil
@@ -37,9 +37,9 @@ func (rt *Runtime) Retry(pluginType, pluginName string) error {
 		return s.Name == pluginName && (s.Type == pluginType || slices.Contains(s.Registration.Roles, pluginType))
 	})
 	if i < 0 {
-		return fmt.Errorf("cannot retry %s/%s: %w", pluginType, pluginName, ErrUnknown)
+		return ErrUnknown
 	}
-	return fmt.Errorf("cannot retry %s/%s: %w: it is %s", pluginType, pluginName, ErrNotWaiting, plugins[i].State)
+	return fmt.Errorf("%w: it is %s", ErrNotWaiting, plugins[i].State)
 }
 
 // KeptName returns whose a name is, if it is kept for a user and no plugin of it is registered. The type is the one that its plugins
@@ -48,14 +48,11 @@ func (rt *Runtime) KeptName(pluginType, pluginName string) (kept KeptName, is bo
 	return rt.watcher.KeptName(pluginType, pluginName)
 }
 
-// ReleaseName ends what keeps a name for a user, and tries at once who was refused for it. It blocks until that is saved, or ctx ends. An error
-// wraps [ErrNotKept] if it is kept for nobody.
+// ReleaseName ends what keeps a name for a user, and tries at once who was refused for it. It blocks until that is saved, or ctx ends. The error is
+// [ErrNotKept] if it is kept for nobody, which is so while a plugin of it is registered.
 func (rt *Runtime) ReleaseName(ctx context.Context, pluginType, pluginName string) error {
 	if _, kept := rt.KeptName(pluginType, pluginName); !kept {
-		return fmt.Errorf("cannot release %s/%s: %w", pluginType, pluginName, ErrNotKept)
+		return ErrNotKept
 	}
-	if err := rt.watcher.ReleaseName(ctx, pluginType, pluginName); err != nil {
-		return fmt.Errorf("cannot release %s/%s: %w", pluginType, pluginName, err)
-	}
-	return nil
+	return rt.watcher.ReleaseName(ctx, pluginType, pluginName)
 }

@@ -109,6 +109,18 @@ func (c *Client) Get(ctx context.Context, ptype, name string) ([]Plugin, error) 
 	return each(answer.GetPlugins(), pluginOf), err
 }
 
+// Retry tries at once what waits of a plugin, and returns before it is known what comes of it. A plugin that is not known is [ErrNotFound].
+func (c *Client) Retry(ctx context.Context, ptype, name string) error {
+	_, err := ask(ctx, c.explain, "retry "+ptype+"/"+name, c.control.RetryPlugin, &patchbayv1.RetryPluginRequest{Type: ptype, Name: name})
+	return err
+}
+
+// ReleaseName ends what keeps the name of a plugin that is gone for its user.
+func (c *Client) ReleaseName(ctx context.Context, ptype, name string) error {
+	_, err := ask(ctx, c.explain, "release "+ptype+"/"+name, c.control.ReleaseName, &patchbayv1.ReleaseNameRequest{Type: ptype, Name: name})
+	return err
+}
+
 // Refusals returns the last refusal of each name that was not registered since and whose plugin is gone: LastError is the reason, and Since
 // the time.
 func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {

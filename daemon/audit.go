@@ -161,6 +161,11 @@ func actionOf(procedure string) string { return path.Base(procedure) }
 // targetOf returns what a request is about.
 func targetOf(request any) string {
 	switch m := request.(type) {
+	case interface {
+		GetType() string
+		GetName() string
+	}:
+		return shortName(patchbay.PluginName{Type: m.GetType(), Name: m.GetName()})
 	case interface{ GetName() string }: // a launched plugin
 		return short(m.GetName())
 	case *patchbayv1.AllocateDevicesRequest:

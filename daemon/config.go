@@ -57,6 +57,8 @@ type Config struct {
 	IgnoreUnhandled bool
 	// Trust says whose directories and sockets are used, and who may register plugins of which types; see [patchbay.Config].
 	Trust trust.Policy
+	// NameGrace is how long the name of a plugin that went stays its user's; see [patchbay.Config].
+	NameGrace time.Duration
 	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Its final answers are forgotten by each
 	// reload that succeeds. Without Args every plugin may be registered.
 	Admission host.AdmissionSpec

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"runtime"
@@ -22,6 +23,9 @@ import (
 type source interface {
 	Plugins() []patchbay.PluginStatus
 	Refusals() []patchbay.PluginStatus
+	Retry(ptype, name string) error
+	KeptName(ptype, name string) (kept patchbay.KeptName, is bool)
+	ReleaseName(ctx context.Context, ptype, name string) error
 	Conditions() []patchbay.Condition
 	// LastEvents returns the last n events, oldest first.
 	LastEvents(n int) []patchbay.Event
@@ -88,11 +92,24 @@ func (c *control) GetPlugin(
 		}
 	}
 	if len(response.Plugins) == 0 {
-		asked := patchbay.PluginName{Type: ptype, Name: name}.String()
-		known := each(c.source.Plugins(), func(s patchbay.PluginStatus) string { return nameOf(s).String() })
-		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such plugin is known"+didYouMean(asked, known)))
+		return nil, c.unknown(ptype, name)
 	}
 	return connect.NewResponse(response), nil
+}
+
+// unknown is the error of a call about a plugin that is not known.
+func (c *control) unknown(ptype, name string) error {
+	what := errors.New("no such plugin is known")
+	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
+	if kept, is := c.source.KeptName(ptype, name); is && kept.By.UID != 0 && kept.By.UID != uint32(os.Geteuid()) {
+		what = fmt.Errorf("%w; the name is kept for user %d, whose plugin had it last, until %s, or until \"patchbay release\"", what, kept.By.UID,
+			kept.Until.UTC().Format(time.RFC3339))
+	} else {
+		asked := patchbay.PluginName{Type: ptype, Name: name}.String()
+		known := each(c.source.Plugins(), func(s patchbay.PluginStatus) string { return nameOf(s).String() })
+		what = fmt.Errorf("%w%s", what, didYouMean(asked, known))
+	}
+	return connect.NewError(connect.CodeNotFound, what)
 }
 
 func (c *control) ListRefusals(

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"net/http"
@@ -18,6 +19,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 var discard = slog.New(slog.DiscardHandler)
@@ -44,6 +46,25 @@ func (r *recorded) Plugins() []patchbay.PluginStatus {
 }
 
 func (r *recorded) Refusals() []patchbay.PluginStatus { return r.refusals }
+
+func (r *recorded) Retry(ptype, name string) error {
+	if len(r.plugins) == 0 {
+		return patchbay.ErrUnknown
+	}
+	return fmt.Errorf("%w: %s/%s is asleep", patchbay.ErrNotWaiting, ptype, name)
+}
+
+func (*recorded) KeptName(ptype, name string) (patchbay.KeptName, bool) {
+	kept := patchbay.KeptName{Type: ptype, Name: name, By: trust.Account{UID: 60001}, Until: time.Unix(0, 0)}
+	return kept, name == "kept"
+}
+
+func (*recorded) ReleaseName(_ context.Context, _, name string) error {
+	if name == "kept" {
+		return errors.New("the disk is full")
+	}
+	return patchbay.ErrNotKept
+}
 
 func (r *recorded) Conditions() []patchbay.Condition {
 	return []patchbay.Condition{{Name: "discovery", Message: "bad \xff"}}

@@ -288,6 +288,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		IgnoreUnhandled:     d.config.IgnoreUnhandled,
 		ClientTimeout:       d.timeouts.of,
 		Trust:               d.config.Trust,
+		NameGrace:           d.config.NameGrace,
 		Admission:           admission(d.config.Admission, d.log),
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithDialer(d.goPlugins.Dial), dynamicplugins.WithDialOptionsFor(d.goPlugins.DialOptions),

@@ -213,7 +213,7 @@ func differences(before, after Config) (changed, restart []string) {
 		{"http", before.HTTPAddr != after.HTTPAddr},
 		{"unhandled", before.IgnoreUnhandled != after.IgnoreUnhandled},
 		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
-		{"trust", !before.Trust.Equal(after.Trust)},
+		{"trust", !before.Trust.Equal(after.Trust) || before.NameGrace != after.NameGrace},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
 			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout},
 		{"tracing", before.Tracing != after.Tracing},

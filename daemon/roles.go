@@ -16,7 +16,7 @@ import (
 type Roles struct {
 	// Read sees everything: plugins, events, logs, devices, the fleet.
 	Read Members
-	// Operate also starts and stops launched plugins, allocates devices, and calls plugins.
+	// Operate also starts and stops launched plugins, retries plugins and releases names, allocates devices, and calls plugins.
 	Operate Members
 	// Admin also reloads the configuration.
 	Admin Members
@@ -52,6 +52,8 @@ var procedureRoles = map[string]role{
 	patchbayv1connect.ControlServiceLaunchPluginProcedure:       roleOperate,
 	patchbayv1connect.ControlServiceStopPluginProcedure:         roleOperate,
 	patchbayv1connect.ControlServiceRestartPluginProcedure:      roleOperate,
+	patchbayv1connect.ControlServiceRetryPluginProcedure:        roleOperate,
+	patchbayv1connect.ControlServiceReleaseNameProcedure:        roleOperate,
 	patchbayv1connect.ControlServiceReloadProcedure:             roleAdmin,
 	patchbayv1connect.DeviceServiceListDevicesProcedure:         roleRead,
 	patchbayv1connect.DeviceServiceGetPreferredDevicesProcedure: roleRead,

@@ -46,7 +46,7 @@ type Type struct {
 	// Groups are names, or numbers in quotes.
 	Groups []string `json:"groups"`
 	// Supersede says that plugins of different users may take each other's place under one name. Otherwise a name that one user's plugin
-	// has is refused to those of other users, except root's and the host's own, as long as that plugin lives.
+	// has is refused to those of other users, except root's and the host's own, as long as that plugin lives, and for a time after.
 	Supersede bool `json:"supersede"`
 	// Endpoints are further users, names or numbers in quotes, whose sockets plugins of the type may announce as their endpoints. A plugin of
 	// root or of the host's own user may announce any socket, one of another user otherwise only its own user's.

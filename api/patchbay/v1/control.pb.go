@@ -1281,6 +1281,190 @@ func (x *RestartPluginResponse) GetPlugin() *LaunchedPlugin {
 	return nil
 }
 
+// RetryPluginRequest names a plugin.
+type RetryPluginRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The type that the plugin announced, or a role of it. It is required.
+	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	// The name that the plugin announced. It is required.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryPluginRequest) Reset() {
+	*x = RetryPluginRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryPluginRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryPluginRequest) ProtoMessage() {}
+
+func (x *RetryPluginRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryPluginRequest.ProtoReflect.Descriptor instead.
+func (*RetryPluginRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RetryPluginRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *RetryPluginRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RetryPluginResponse has no fields.
+type RetryPluginResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryPluginResponse) Reset() {
+	*x = RetryPluginResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryPluginResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryPluginResponse) ProtoMessage() {}
+
+func (x *RetryPluginResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryPluginResponse.ProtoReflect.Descriptor instead.
+func (*RetryPluginResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
+}
+
+// ReleaseNameRequest names a name.
+type ReleaseNameRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The type that the plugin announced. It is required.
+	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	// The name that the plugin announced. It is required.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseNameRequest) Reset() {
+	*x = ReleaseNameRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseNameRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseNameRequest) ProtoMessage() {}
+
+func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseNameRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseNameRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ReleaseNameRequest) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *ReleaseNameRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// ReleaseNameResponse has no fields.
+type ReleaseNameResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseNameResponse) Reset() {
+	*x = ReleaseNameResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseNameResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseNameResponse) ProtoMessage() {}
+
+func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseNameResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseNameResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
+}
+
 // ReadLogsRequest names a plugin.
 type ReadLogsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1296,7 +1480,7 @@ type ReadLogsRequest struct {
 
 func (x *ReadLogsRequest) Reset() {
 	*x = ReadLogsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1308,7 +1492,7 @@ func (x *ReadLogsRequest) String() string {
 func (*ReadLogsRequest) ProtoMessage() {}
 
 func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1321,7 +1505,7 @@ func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsRequest.ProtoReflect.Descriptor instead.
 func (*ReadLogsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReadLogsRequest) GetName() string {
@@ -1356,7 +1540,7 @@ type ReadLogsResponse struct {
 
 func (x *ReadLogsResponse) Reset() {
 	*x = ReadLogsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1552,7 @@ func (x *ReadLogsResponse) String() string {
 func (*ReadLogsResponse) ProtoMessage() {}
 
 func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1565,7 @@ func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsResponse.ProtoReflect.Descriptor instead.
 func (*ReadLogsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReadLogsResponse) GetRecord() *LogRecord {
@@ -1419,7 +1603,7 @@ type LaunchedPlugin struct {
 
 func (x *LaunchedPlugin) Reset() {
 	*x = LaunchedPlugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1615,7 @@ func (x *LaunchedPlugin) String() string {
 func (*LaunchedPlugin) ProtoMessage() {}
 
 func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1628,7 @@ func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchedPlugin.ProtoReflect.Descriptor instead.
 func (*LaunchedPlugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LaunchedPlugin) GetName() string {
@@ -1529,7 +1713,7 @@ type LogRecord struct {
 
 func (x *LogRecord) Reset() {
 	*x = LogRecord{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1725,7 @@ func (x *LogRecord) String() string {
 func (*LogRecord) ProtoMessage() {}
 
 func (x *LogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1738,7 @@ func (x *LogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
 func (*LogRecord) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LogRecord) GetSeq() uint64 {
@@ -1610,7 +1794,7 @@ type LogAttribute struct {
 
 func (x *LogAttribute) Reset() {
 	*x = LogAttribute{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1806,7 @@ func (x *LogAttribute) String() string {
 func (*LogAttribute) ProtoMessage() {}
 
 func (x *LogAttribute) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1819,7 @@ func (x *LogAttribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAttribute.ProtoReflect.Descriptor instead.
 func (*LogAttribute) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LogAttribute) GetKey() string {
@@ -1661,7 +1845,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1673,7 +1857,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1686,7 +1870,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 // ReloadResponse says what a reload did.
@@ -1701,7 +1885,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1897,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1910,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -1801,7 +1985,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1997,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +2010,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Plugin) GetType() string {
@@ -1990,7 +2174,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2186,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2199,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2098,7 +2282,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2110,7 +2294,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2123,7 +2307,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Condition) GetName() string {
@@ -2225,7 +2409,15 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x14RestartPluginRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"L\n" +
 	"\x15RestartPluginResponse\x123\n" +
-	"\x06plugin\x18\x01 \x01(\v2\x1b.patchbay.v1.LaunchedPluginR\x06plugin\"_\n" +
+	"\x06plugin\x18\x01 \x01(\v2\x1b.patchbay.v1.LaunchedPluginR\x06plugin\"<\n" +
+	"\x12RetryPluginRequest\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x15\n" +
+	"\x13RetryPluginResponse\"<\n" +
+	"\x12ReleaseNameRequest\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\x15\n" +
+	"\x13ReleaseNameResponse\"_\n" +
 	"\x0fReadLogsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06follow\x18\x02 \x01(\bR\x06follow\x12\x17\n" +
@@ -2308,7 +2500,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WAIT_FOR_REGISTERED\x10\x01\x12\x19\n" +
-	"\x15WAIT_FOR_DEREGISTERED\x10\x022\xda\t\n" +
+	"\x15WAIT_FOR_DEREGISTERED\x10\x022\x88\v\n" +
 	"\x0eControlService\x12R\n" +
 	"\n" +
 	"GetVersion\x12\x1e.patchbay.v1.GetVersionRequest\x1a\x1f.patchbay.v1.GetVersionResponse\"\x03\x90\x02\x01\x12U\n" +
@@ -2323,7 +2515,9 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\fLaunchPlugin\x12 .patchbay.v1.LaunchPluginRequest\x1a!.patchbay.v1.LaunchPluginResponse\"\x03\x90\x02\x02\x12R\n" +
 	"\n" +
 	"StopPlugin\x12\x1e.patchbay.v1.StopPluginRequest\x1a\x1f.patchbay.v1.StopPluginResponse\"\x03\x90\x02\x02\x12V\n" +
-	"\rRestartPlugin\x12!.patchbay.v1.RestartPluginRequest\x1a\".patchbay.v1.RestartPluginResponse\x12N\n" +
+	"\rRestartPlugin\x12!.patchbay.v1.RestartPluginRequest\x1a\".patchbay.v1.RestartPluginResponse\x12U\n" +
+	"\vRetryPlugin\x12\x1f.patchbay.v1.RetryPluginRequest\x1a .patchbay.v1.RetryPluginResponse\"\x03\x90\x02\x02\x12U\n" +
+	"\vReleaseName\x12\x1f.patchbay.v1.ReleaseNameRequest\x1a .patchbay.v1.ReleaseNameResponse\"\x03\x90\x02\x02\x12N\n" +
 	"\bReadLogs\x12\x1c.patchbay.v1.ReadLogsRequest\x1a\x1d.patchbay.v1.ReadLogsResponse\"\x03\x90\x02\x010\x01\x12F\n" +
 	"\x06Reload\x12\x1a.patchbay.v1.ReloadRequest\x1a\x1b.patchbay.v1.ReloadResponse\"\x03\x90\x02\x02B=Z;github.com/patchbay-dev/patchbay/api/patchbay/v1;patchbayv1b\x06proto3"
 
@@ -2340,7 +2534,7 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                     // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),        // 1: patchbay.v1.GetVersionRequest
@@ -2367,45 +2561,49 @@ var file_patchbay_v1_control_proto_goTypes = []any{
 	(*StopPluginResponse)(nil),       // 22: patchbay.v1.StopPluginResponse
 	(*RestartPluginRequest)(nil),     // 23: patchbay.v1.RestartPluginRequest
 	(*RestartPluginResponse)(nil),    // 24: patchbay.v1.RestartPluginResponse
-	(*ReadLogsRequest)(nil),          // 25: patchbay.v1.ReadLogsRequest
-	(*ReadLogsResponse)(nil),         // 26: patchbay.v1.ReadLogsResponse
-	(*LaunchedPlugin)(nil),           // 27: patchbay.v1.LaunchedPlugin
-	(*LogRecord)(nil),                // 28: patchbay.v1.LogRecord
-	(*LogAttribute)(nil),             // 29: patchbay.v1.LogAttribute
-	(*ReloadRequest)(nil),            // 30: patchbay.v1.ReloadRequest
-	(*ReloadResponse)(nil),           // 31: patchbay.v1.ReloadResponse
-	(*Plugin)(nil),                   // 32: patchbay.v1.Plugin
-	(*Event)(nil),                    // 33: patchbay.v1.Event
-	(*Condition)(nil),                // 34: patchbay.v1.Condition
-	nil,                              // 35: patchbay.v1.Plugin.DetailsEntry
-	(*timestamppb.Timestamp)(nil),    // 36: google.protobuf.Timestamp
+	(*RetryPluginRequest)(nil),       // 25: patchbay.v1.RetryPluginRequest
+	(*RetryPluginResponse)(nil),      // 26: patchbay.v1.RetryPluginResponse
+	(*ReleaseNameRequest)(nil),       // 27: patchbay.v1.ReleaseNameRequest
+	(*ReleaseNameResponse)(nil),      // 28: patchbay.v1.ReleaseNameResponse
+	(*ReadLogsRequest)(nil),          // 29: patchbay.v1.ReadLogsRequest
+	(*ReadLogsResponse)(nil),         // 30: patchbay.v1.ReadLogsResponse
+	(*LaunchedPlugin)(nil),           // 31: patchbay.v1.LaunchedPlugin
+	(*LogRecord)(nil),                // 32: patchbay.v1.LogRecord
+	(*LogAttribute)(nil),             // 33: patchbay.v1.LogAttribute
+	(*ReloadRequest)(nil),            // 34: patchbay.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 35: patchbay.v1.ReloadResponse
+	(*Plugin)(nil),                   // 36: patchbay.v1.Plugin
+	(*Event)(nil),                    // 37: patchbay.v1.Event
+	(*Condition)(nil),                // 38: patchbay.v1.Condition
+	nil,                              // 39: patchbay.v1.Plugin.DetailsEntry
+	(*timestamppb.Timestamp)(nil),    // 40: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	36, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
-	32, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	34, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	32, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
-	32, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
-	33, // 5: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	40, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	36, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	38, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	36, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
+	36, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
+	37, // 5: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
 	0,  // 6: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	32, // 7: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	34, // 8: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
-	27, // 9: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
-	27, // 10: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	27, // 11: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	27, // 12: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	28, // 13: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	36, // 14: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	36, // 15: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	36, // 16: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	29, // 17: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	36, // 18: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	36, // 19: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	36, // 20: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	36, // 21: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	35, // 22: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	36, // 23: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	36, // 24: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	36, // 7: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	38, // 8: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	31, // 9: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
+	31, // 10: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	31, // 11: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	31, // 12: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	32, // 13: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	40, // 14: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	40, // 15: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	40, // 16: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	33, // 17: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	40, // 18: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	40, // 19: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	40, // 20: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	40, // 21: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	39, // 22: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	40, // 23: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	40, // 24: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
 	1,  // 25: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
 	3,  // 26: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
 	5,  // 27: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
@@ -2418,24 +2616,28 @@ var file_patchbay_v1_control_proto_depIdxs = []int32{
 	19, // 34: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
 	21, // 35: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
 	23, // 36: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	25, // 37: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	30, // 38: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 39: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 40: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 41: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 42: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	10, // 43: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	12, // 44: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	14, // 45: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	16, // 46: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	18, // 47: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	20, // 48: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	22, // 49: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	24, // 50: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	26, // 51: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	31, // 52: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	39, // [39:53] is the sub-list for method output_type
-	25, // [25:39] is the sub-list for method input_type
+	25, // 37: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	27, // 38: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	29, // 39: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	34, // 40: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 41: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 42: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 43: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	8,  // 44: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	10, // 45: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	12, // 46: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	14, // 47: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	16, // 48: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	18, // 49: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	20, // 50: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	22, // 51: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	24, // 52: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	26, // 53: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	28, // 54: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	30, // 55: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	35, // 56: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	41, // [41:57] is the sub-list for method output_type
+	25, // [25:41] is the sub-list for method input_type
 	25, // [25:25] is the sub-list for extension type_name
 	25, // [25:25] is the sub-list for extension extendee
 	0,  // [0:25] is the sub-list for field type_name
@@ -2447,14 +2649,14 @@ func file_patchbay_v1_control_proto_init() {
 		return
 	}
 	file_patchbay_v1_control_proto_msgTypes[10].OneofWrappers = []any{}
-	file_patchbay_v1_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[28].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

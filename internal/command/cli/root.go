@@ -62,6 +62,9 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 	for _, o := range operations {
 		root.AddCommand(newOperationCommand(paths, o))
 	}
+	for _, r := range requests {
+		root.AddCommand(newRequestCommand(paths, r))
+	}
 	addDefaults(root)
 	return root
 }

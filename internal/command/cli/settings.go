@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // The environment variables that name files. Every other flag of "patchbay run" with one value has one too, see envOf.
@@ -261,7 +263,8 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},
-		Trust: c.Trust, Tracing: daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
+		Trust: trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky}, NameGrace: cmp.Or(c.Trust.NameGrace, -1),
+		Tracing: daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
 	}
 	for ptype, kind := range c.Handlers {
 		d.Handlers[ptype] = daemon.HandlerKind(kind)

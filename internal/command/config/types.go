@@ -74,7 +74,7 @@ type Config struct {
 	Bounds Bounds `json:"bounds" restart:"true"`
 	// Trust says whose plugin directories and sockets are used, besides those of root and the daemon's user, and who may register plugins of
 	// which types.
-	Trust trust.Policy `json:"trust" restart:"true"`
+	Trust Trust `json:"trust" restart:"true"`
 	// Admission says whom to ask whether a plugin may be registered.
 	Admission Admission `json:"admission" restart:"true"`
 	// Tracing says where OpenTelemetry traces of registrations, and of calls to plugins, go.
@@ -99,7 +99,7 @@ type Control struct {
 type Roles struct {
 	// Read is to see plugins, events, logs, devices and the fleet.
 	Read Members `json:"read"`
-	// Operate is also to start and stop launched plugins, to allocate devices, and to call plugins.
+	// Operate is also to start and stop launched plugins, to retry plugins and release names, to allocate devices, and to call plugins.
 	Operate Members `json:"operate"`
 	// Admin is also to reload the configuration.
 	Admin Members `json:"admin"`
@@ -111,6 +111,23 @@ type Members struct {
 	Users []string `json:"users"`
 	// Groups are names, or numbers in quotes. The groups of a caller are those of its process.
 	Groups []string `json:"groups"`
+}
+
+// Trust says who is trusted besides root and the user of the daemon, as trust.Policy does.
+type Trust struct {
+	// Owners may have sockets in a plugin directory, and its users directories, and may register plugins of every type that types does not
+	// name.
+	Owners trust.Accounts `json:"owners"`
+	// Types say, by plugin type, who besides root and the user of the host may register plugins of it; nobody else may. They may have
+	// sockets and directories too.
+	Types map[string]trust.Type `json:"types"`
+	// Sticky says that a directory in which others may make files can be a plugin directory if it has the sticky bit (mode 1777, for
+	// example): everybody can make sockets there, of which those of trusted users are used.
+	Sticky bool `json:"sticky"`
+	// NameGrace is how long the name of a plugin stays its user's after its last instance has gone; 0s for not at all. Plugins of other users
+	// that announce it are refused meanwhile, unless they are root's or the daemon's own, are launched by an entry of plugins with that very
+	// name, or are of a type with supersede.
+	NameGrace time.Duration `json:"nameGrace" zero:"true"`
 }
 
 // Device says how the handler of kind device works.
@@ -258,6 +275,7 @@ func (c *Config) SetDefaults() {
 	c.Unhandled = Unhandled[0]
 	c.Log = Log{Level: LogLevels[0], Format: LogFormats[0]}
 	c.Timeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Notify: 5 * time.Second}
+	c.Trust.NameGrace = 10 * time.Minute
 	c.Tracing = Tracing{Percent: 100}
 	c.Fleet = Fleet{
 		Etcd: Etcd{Prefix: "/patchbay", Namespace: "default", Timeout: 5 * time.Second}, Presence: 10 * time.Second, Retention: time.Hour,

@@ -26,6 +26,7 @@ func (m *Machine) ask(in *instance, cause Cause) {
 // dial has an instance asked where its socket is now.
 func (m *Machine) dial(in *instance) {
 	began := m.Now
+	in.urged = false
 	if in.announced.Type == "" && in.tries == 0 && !in.info.Timestamp.IsZero() {
 		began = in.info.Timestamp
 	}
@@ -238,10 +239,10 @@ func (m *Machine) delivered(in *instance) {
 	if in == nil || in.phase != Telling {
 		return
 	}
-	switch {
-	case !isUnclaimed(in.failure):
+	switch urged := in.urged; {
+	case !isUnclaimed(in.failure) && !urged:
 		m.retryLater(in, ByDelivery)
-	case m.handlers[in.announced.Type] != 0:
+	case m.handlers[in.announced.Type] != 0 || urged:
 		m.to(in, Asking, ByDelivery)
 		m.dial(in)
 	default:

@@ -40,6 +40,8 @@ type instance struct {
 	next    time.Time
 	failure *Failure
 	told    string
+	// urged: somebody asked for another attempt since the last one began.
+	urged bool
 
 	// announced is what it said of itself last; valid if lane is not nil.
 	announced Info
@@ -100,7 +102,7 @@ func (in *instance) goesBy(key Key) bool {
 }
 
 // waits says that it is to be tried again at some time.
-func (in *instance) waits() bool { return in.phase == Waiting || in.phase == Refused }
+func (in *instance) waits() bool { return in.phase == Waiting || in.phase == Refused || in.phase == Telling }
 
 func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
 

@@ -318,6 +318,7 @@ func (m *Machine) urge(key Key) {
 	for _, in := range m.instances() {
 		if in.waits() && (in.goesBy(key) || key == (Key{}) && in.phase == Waiting) {
 			in.tries = 0
+			in.urged = true // if it is being told of its refusal: then it is asked after that
 			m.ask(in, ByOperator)
 		}
 	}

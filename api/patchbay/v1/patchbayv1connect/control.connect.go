@@ -74,6 +74,12 @@ const (
 	// ControlServiceRestartPluginProcedure is the fully-qualified name of the ControlService's
 	// RestartPlugin RPC.
 	ControlServiceRestartPluginProcedure = "/patchbay.v1.ControlService/RestartPlugin"
+	// ControlServiceRetryPluginProcedure is the fully-qualified name of the ControlService's
+	// RetryPlugin RPC.
+	ControlServiceRetryPluginProcedure = "/patchbay.v1.ControlService/RetryPlugin"
+	// ControlServiceReleaseNameProcedure is the fully-qualified name of the ControlService's
+	// ReleaseName RPC.
+	ControlServiceReleaseNameProcedure = "/patchbay.v1.ControlService/ReleaseName"
 	// ControlServiceReadLogsProcedure is the fully-qualified name of the ControlService's ReadLogs RPC.
 	ControlServiceReadLogsProcedure = "/patchbay.v1.ControlService/ReadLogs"
 	// ControlServiceReloadProcedure is the fully-qualified name of the ControlService's Reload RPC.
@@ -87,7 +93,8 @@ type ControlServiceClient interface {
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND.
+	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
+	// message says so if its name is kept for a user.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
 	// ListRefusals returns the last refusal of each name that was not registered since and whose plugin is gone, as instances in the state
 	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
@@ -118,6 +125,13 @@ type ControlServiceClient interface {
 	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
 	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off begins
+	// anew. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
+	// with FAILED_PRECONDITION.
+	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
+	// ReleaseName ends what keeps the name of a plugin that is gone for its user, and tries at once who was refused for it. It answers when
+	// that is saved. A name that is kept for nobody is answered with FAILED_PRECONDITION.
+	ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error)
 	// ReadLogs streams what a launched plugin printed and logged, as far as it is kept, over all its processes.
 	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error)
 	// Reload has the daemon read its configuration anew and change to it. Either everything in it takes effect or nothing does: a
@@ -220,6 +234,20 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(controlServiceMethods.ByName("RestartPlugin")),
 			connect.WithClientOptions(opts...),
 		),
+		retryPlugin: connect.NewClient[v1.RetryPluginRequest, v1.RetryPluginResponse](
+			httpClient,
+			baseURL+ControlServiceRetryPluginProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("RetryPlugin")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
+		releaseName: connect.NewClient[v1.ReleaseNameRequest, v1.ReleaseNameResponse](
+			httpClient,
+			baseURL+ControlServiceReleaseNameProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("ReleaseName")),
+			connect.WithIdempotency(connect.IdempotencyIdempotent),
+			connect.WithClientOptions(opts...),
+		),
 		readLogs: connect.NewClient[v1.ReadLogsRequest, v1.ReadLogsResponse](
 			httpClient,
 			baseURL+ControlServiceReadLogsProcedure,
@@ -251,6 +279,8 @@ type controlServiceClient struct {
 	launchPlugin     *connect.Client[v1.LaunchPluginRequest, v1.LaunchPluginResponse]
 	stopPlugin       *connect.Client[v1.StopPluginRequest, v1.StopPluginResponse]
 	restartPlugin    *connect.Client[v1.RestartPluginRequest, v1.RestartPluginResponse]
+	retryPlugin      *connect.Client[v1.RetryPluginRequest, v1.RetryPluginResponse]
+	releaseName      *connect.Client[v1.ReleaseNameRequest, v1.ReleaseNameResponse]
 	readLogs         *connect.Client[v1.ReadLogsRequest, v1.ReadLogsResponse]
 	reload           *connect.Client[v1.ReloadRequest, v1.ReloadResponse]
 }
@@ -315,6 +345,16 @@ func (c *controlServiceClient) RestartPlugin(ctx context.Context, req *connect.R
 	return c.restartPlugin.CallUnary(ctx, req)
 }
 
+// RetryPlugin calls patchbay.v1.ControlService.RetryPlugin.
+func (c *controlServiceClient) RetryPlugin(ctx context.Context, req *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error) {
+	return c.retryPlugin.CallUnary(ctx, req)
+}
+
+// ReleaseName calls patchbay.v1.ControlService.ReleaseName.
+func (c *controlServiceClient) ReleaseName(ctx context.Context, req *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error) {
+	return c.releaseName.CallUnary(ctx, req)
+}
+
 // ReadLogs calls patchbay.v1.ControlService.ReadLogs.
 func (c *controlServiceClient) ReadLogs(ctx context.Context, req *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error) {
 	return c.readLogs.CallServerStream(ctx, req)
@@ -332,7 +372,8 @@ type ControlServiceHandler interface {
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND.
+	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
+	// message says so if its name is kept for a user.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
 	// ListRefusals returns the last refusal of each name that was not registered since and whose plugin is gone, as instances in the state
 	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
@@ -363,6 +404,13 @@ type ControlServiceHandler interface {
 	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
 	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
+	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off begins
+	// anew. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
+	// with FAILED_PRECONDITION.
+	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
+	// ReleaseName ends what keeps the name of a plugin that is gone for its user, and tries at once who was refused for it. It answers when
+	// that is saved. A name that is kept for nobody is answered with FAILED_PRECONDITION.
+	ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error)
 	// ReadLogs streams what a launched plugin printed and logged, as far as it is kept, over all its processes.
 	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error
 	// Reload has the daemon read its configuration anew and change to it. Either everything in it takes effect or nothing does: a
@@ -461,6 +509,20 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithSchema(controlServiceMethods.ByName("RestartPlugin")),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceRetryPluginHandler := connect.NewUnaryHandler(
+		ControlServiceRetryPluginProcedure,
+		svc.RetryPlugin,
+		connect.WithSchema(controlServiceMethods.ByName("RetryPlugin")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceReleaseNameHandler := connect.NewUnaryHandler(
+		ControlServiceReleaseNameProcedure,
+		svc.ReleaseName,
+		connect.WithSchema(controlServiceMethods.ByName("ReleaseName")),
+		connect.WithIdempotency(connect.IdempotencyIdempotent),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceReadLogsHandler := connect.NewServerStreamHandler(
 		ControlServiceReadLogsProcedure,
 		svc.ReadLogs,
@@ -501,6 +563,10 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceStopPluginHandler.ServeHTTP(w, r)
 		case ControlServiceRestartPluginProcedure:
 			controlServiceRestartPluginHandler.ServeHTTP(w, r)
+		case ControlServiceRetryPluginProcedure:
+			controlServiceRetryPluginHandler.ServeHTTP(w, r)
+		case ControlServiceReleaseNameProcedure:
+			controlServiceReleaseNameHandler.ServeHTTP(w, r)
 		case ControlServiceReadLogsProcedure:
 			controlServiceReadLogsHandler.ServeHTTP(w, r)
 		case ControlServiceReloadProcedure:
@@ -560,6 +626,14 @@ func (UnimplementedControlServiceHandler) StopPlugin(context.Context, *connect.R
 
 func (UnimplementedControlServiceHandler) RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.RestartPlugin is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.RetryPlugin is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ReleaseName is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error {
