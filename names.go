@@ -25,9 +25,9 @@ var (
 // KeptName is a name that stays a user's until a time, though no plugin of it is registered; see Config.NameGrace.
 type KeptName = reconciler.KeptName
 
-// Retry tries at once what waits of a plugin: what failed, was refused, or has no handler. Its back-off begins anew. The type is the one that
-// the plugin announced, or a role of it. It does not block: what comes of it is in the events. An error is [ErrUnknown] or
-// wraps [ErrNotWaiting].
+// Retry tries at once what waits of a plugin: what failed, was refused, or has no handler. Its back-off begins anew. The type is the one
+// that the plugin announced, or a role of it. It does not block: what comes of it is in the events. An error is [ErrUnknown] or wraps
+// [ErrNotWaiting].
 func (rt *Runtime) Retry(pluginType, pluginName string) error {
 	if rt.watcher.Retry(pluginType, pluginName) {
 		return nil
@@ -48,8 +48,8 @@ func (rt *Runtime) KeptName(pluginType, pluginName string) (kept KeptName, is bo
 	return rt.watcher.KeptName(pluginType, pluginName)
 }
 
-// ReleaseName ends what keeps a name for a user, and tries at once who was refused for it. It blocks until that is saved, or ctx ends. The error is
-// [ErrNotKept] if it is kept for nobody, which is so while a plugin of it is registered.
+// ReleaseName ends what keeps a name for a user, and tries at once who was refused for it. It blocks until that is saved, or ctx ends. The
+// error is [ErrNotKept] if it is kept for nobody, which is so while a plugin of it is registered.
 func (rt *Runtime) ReleaseName(ctx context.Context, pluginType, pluginName string) error {
 	if _, kept := rt.KeptName(pluginType, pluginName); !kept {
 		return ErrNotKept

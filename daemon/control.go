@@ -102,8 +102,8 @@ func (c *control) unknown(ptype, name string) error {
 	what := errors.New("no such plugin is known")
 	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
 	if kept, is := c.source.KeptName(ptype, name); is && kept.By.UID != 0 && kept.By.UID != uint32(os.Geteuid()) {
-		what = fmt.Errorf("%w; the name is kept for user %d, whose plugin had it last, until %s, or until \"patchbay release\"", what, kept.By.UID,
-			kept.Until.UTC().Format(time.RFC3339))
+		what = fmt.Errorf("%w; the name is kept for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
+			what, kept.By.UID, kept.Until.UTC().Format(time.RFC3339))
 	} else {
 		asked := patchbay.PluginName{Type: ptype, Name: name}.String()
 		known := each(c.source.Plugins(), func(s patchbay.PluginStatus) string { return nameOf(s).String() })

@@ -2,8 +2,8 @@ package dynamicplugins
 
 import "sync"
 
-// keptNames are what is said of whose names are. They are saved with the plugins of the same name, so that what is kept of a name is durable
-// no later than that its last plugin is gone.
+// keptNames say whose names are. They are saved with the plugins of the same name, so that no crash finds a name of which neither a plugin nor
+// this is known.
 type keptNames struct {
 	restored []KeptName
 

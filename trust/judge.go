@@ -187,15 +187,16 @@ func (j *Judge) KeepsNames(ptype string, by Account) bool {
 	return by.Known && !j.blind && !j.types[ptype].supersede
 }
 
-// Inherit says whether a plugin of one may take a name that is kept until a time for another one, whose plugin had it last. A plugin that the
-// host launches under that very name may.
+// Inherit says whether a plugin of one may take a name that is kept until a time for another one, whose plugin had it last. A plugin that
+// the host launches under that very name may.
 func (j *Judge) Inherit(ptype, name string, by, last Account, until time.Time) error {
 	last.Launched = true // as far as is known; it was registered
-	if by.Launched && by.Name == name || j.Supersede(ptype, name, by, last) == nil || j.Type(ptype, last) != nil {
+	free := by.Launched && by.Name == name || j.Type(ptype, last) != nil
+	if free || j.Supersede(ptype, name, by, last) == nil {
 		return nil
 	}
-	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is kept for user %d, whose plugin had it last, until %s, and user %d may not take it",
-		name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
+	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is kept for user %d, whose plugin had it last, until %s, and user %d may not "+
+		"take it", name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
 		fmt.Sprintf("wait until then, choose another name, or let it go with \"patchbay release %s/%s\"", ptype, name)}
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// A name that is kept has the key of the plugins of that name. The value is the numbers UID, GID and, in nanoseconds since 1970, until when,
-// unsigned varints, sealed like a value of a Bucket.
+// A name that is kept has the key of the plugins of that name. The value is the numbers UID, GID and, in nanoseconds since 1970, until
+// when, unsigned varints, sealed like a value of a Bucket.
 
 // encodeName returns what is stored of a name; nil if it is kept for nobody.
 func encodeName(key []byte, name dynamicplugins.KeptName) []byte {

@@ -18,8 +18,8 @@ var requests = []request{
 	{
 		use:   "retry TYPE/NAME",
 		short: "Try at once to register a plugin that waits for its next attempt.",
-		long: `Try at once to register what waits of a plugin: an instance whose last attempt failed, that was refused, or whose type nobody handles.
-The pauses between attempts begin anew. TYPE may be a role of the plugin, for example csi-node.
+		long: `Try at once to register what waits of a plugin: an instance whose last attempt failed, that was refused, or whose type nobody
+handles. The pauses between attempts begin anew. TYPE may be a role of the plugin, for example csi-node.
 
 The command returns when the attempt has begun; "patchbay wait" waits until the plugin is registered. If nothing of the plugin waits, it
 says what the plugin does and exits with 1.`,

@@ -102,7 +102,9 @@ func (in *instance) goesBy(key Key) bool {
 }
 
 // waits says that it is to be tried again at some time.
-func (in *instance) waits() bool { return in.phase == Waiting || in.phase == Refused || in.phase == Telling }
+func (in *instance) waits() bool {
+	return in.phase == Waiting || in.phase == Refused || in.phase == Telling
+}
 
 func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
 

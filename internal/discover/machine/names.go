@@ -91,7 +91,8 @@ func (k *keptNames) sorted() []KeptName {
 	return all
 }
 
-// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the clock may have been wrong.
+// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the clock may have been
+// wrong.
 func (m *Machine) restoreNames(names []KeptName) {
 	names = slices.Clone(names)
 	slices.SortFunc(names, func(a, b KeptName) int {
@@ -177,8 +178,8 @@ func (m *Machine) registered(key Key) bool {
 	return l != nil && slices.ContainsFunc(l.members, func(in *instance) bool { return in.phase != Gone && in.recorded() })
 }
 
-// barsName says why somebody's plugin may not have a name: another user's plugin has it, may be back from before a restart any moment, or had
-// it last.
+// barsName says why somebody's plugin may not have a name: another user's has it, may be back from before a restart any moment, or had it
+// last.
 func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
 	judge, key := m.cfg.Trust, l.key
 	for _, o := range l.members {
