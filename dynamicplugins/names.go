@@ -2,8 +2,8 @@ package dynamicplugins
 
 import "sync"
 
-// keptNames say whose names are. They are saved with the plugins of the same name, so that no crash finds a name of which neither a plugin nor
-// this is known.
+// keptNames say whose names are. They are saved with the plugins of the same name, so that no crash leaves a name of which neither a plugin
+// nor this is known.
 type keptNames struct {
 	restored []KeptName
 
