@@ -248,9 +248,8 @@ func TestOwnSocketReplacedByLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.await(reconciler.EventDeregistered, "a")
-	account := trust.Account{UID: someone, GID: someone, Known: true}
 	info := &dynamicplugins.PluginInfo{Type: "T", Name: "late", AllocID: registered.Instance + "-late",
-		Options:        map[string]string{"patchbay.dev/account": fmt.Sprintf("%d %d", account.UID, account.GID), "patchbay.dev/socket-path": path},
+		Record:         &dynamicplugins.PluginRecord{Account: &dynamicplugins.PluginAccount{UID: someone, GID: someone}, SocketPath: path},
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: path}}
 	if err := h.rt.Registry().RegisterPlugin(info); err != nil {
 		t.Fatal(err)

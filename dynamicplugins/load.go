@@ -71,7 +71,7 @@ func storedPlugins(k key, instances *list.List) ([]*PluginInfo, error) {
 			return nil, fmt.Errorf("it has two instances %q", info.AllocID)
 		}
 		known[info.AllocID] = true
-		plugins = append(plugins, info.clone())
+		plugins = append(plugins, fromStored(info))
 	}
 	return plugins, nil
 }

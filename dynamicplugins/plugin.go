@@ -26,6 +26,10 @@ type PluginInfo struct {
 
 	// Options is further metadata that the registry keeps and does not look at.
 	Options map[string]string
+
+	// Record is what the host that found the instance knows of it beyond that; nil for one that was registered by a program itself. A storage
+	// is given none: what it has to keep of it stands in Options then, with keys that begin with "patchbay.dev/".
+	Record *PluginRecord
 }
 
 // PluginConnectionInfo is what is needed to connect to a plugin.
@@ -78,12 +82,13 @@ func (p *PluginInfo) clone() *PluginInfo {
 	}{*p, *p.ConnectionInfo}
 	c.ConnectionInfo = &c.connection
 	c.Options = maps.Clone(p.Options)
+	c.Record = p.Record.clone()
 	return &c.PluginInfo
 }
 
 func (p *PluginInfo) equal(q *PluginInfo) bool {
 	return p.Name == q.Name && p.Type == q.Type && p.Version == q.Version && p.AllocID == q.AllocID &&
-		*p.ConnectionInfo == *q.ConnectionInfo && maps.Equal(p.Options, q.Options)
+		*p.ConnectionInfo == *q.ConnectionInfo && maps.Equal(p.Options, q.Options) && p.Record.equal(q.Record)
 }
 
 // check reports what makes p unfit for the registry.

@@ -17,7 +17,7 @@ func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
 	}
 	if changes, ok := state.(ChangeStorage); ok {
 		return func(k key, plugins []*PluginInfo, kept *KeptName) error {
-			return changes.PutDynamicPluginChange(&PluginChange{Type: k.ptype, Name: k.name, Plugins: plugins, Kept: kept})
+			return changes.PutDynamicPluginChange(&PluginChange{Type: k.ptype, Name: k.name, Plugins: storedAll(plugins), Kept: kept})
 		}
 	}
 	w := &wholeSaver{state: state, lists: make(map[key]*list.List, len(loaded))}
@@ -101,7 +101,15 @@ func listOf(plugins []*PluginInfo) *list.List {
 	}
 	l := list.New()
 	for _, p := range plugins {
-		l.PushBack(p)
+		l.PushBack(toStored(p))
 	}
 	return l
+}
+
+func storedAll(plugins []*PluginInfo) []*PluginInfo {
+	all := make([]*PluginInfo, len(plugins))
+	for i, p := range plugins {
+		all[i] = toStored(p)
+	}
+	return all
 }

@@ -45,13 +45,10 @@ func Bounded(info *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface, tim
 	return endpoint.Bounded(conn, func() time.Duration { return endpoint.Timeout(timeouts(ptype, name), 0) })
 }
 
-// optionRoleOf is where the pipeline keeps the announced type of an instance, in its entries under its roles.
-const optionRoleOf = "patchbay.dev/role-of"
-
 // announcedType returns the type that a driver announced when it registered.
 func announcedType(info *dynamicplugins.PluginInfo) string {
-	if announced := info.Options[optionRoleOf]; announced != "" {
-		return announced
+	if r := info.Record; r != nil && r.RoleOf != "" {
+		return r.RoleOf
 	}
 	switch info.Type {
 	case dynamicplugins.PluginTypeCSINode, dynamicplugins.PluginTypeCSIController:

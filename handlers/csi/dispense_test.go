@@ -121,7 +121,7 @@ func TestAnnouncedType(t *testing.T) {
 		{dynamicplugins.PluginInfo{Type: "csi-controller"}, "CSIPlugin"},
 		{dynamicplugins.PluginInfo{Type: "CSIPlugin"}, "CSIPlugin"},
 		{dynamicplugins.PluginInfo{Type: "Mine"}, "Mine"},
-		{dynamicplugins.PluginInfo{Type: "csi-node", Options: map[string]string{"patchbay.dev/role-of": "Mine"}}, "Mine"},
+		{dynamicplugins.PluginInfo{Type: "csi-node", Record: &dynamicplugins.PluginRecord{RoleOf: "Mine"}}, "Mine"},
 	} {
 		var asked string
 		conn := csi.Bounded(&c.info, nowhere{}, func(ptype, _ string) *time.Duration {

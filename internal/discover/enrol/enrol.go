@@ -4,16 +4,11 @@ package enrol
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
@@ -21,25 +16,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
-)
-
-// What must be known of an instance after a restart is kept in the options of its registry entry.
-const (
-	optionSocketPath   = "patchbay.dev/socket-path"
-	optionSocketID     = "patchbay.dev/socket-id"
-	optionPeer         = "patchbay.dev/peer"
-	optionAccount      = "patchbay.dev/account"
-	optionVersions     = "patchbay.dev/versions"
-	optionSource       = "patchbay.dev/source"
-	optionRank         = "patchbay.dev/rank"
-	optionRegisteredAt = "patchbay.dev/registered-at"
-	// optionRoles are the roles of an instance, in its entry under its own type; optionRoleOf is that type, in the entries of the roles.
-	optionRoles  = "patchbay.dev/roles"
-	optionRoleOf = "patchbay.dev/role-of"
-	// optionEndpointWatched says that the handler asked for that.
-	optionEndpointWatched = "patchbay.dev/endpoint-watched"
-	// ownOptions begin the keys that are the pipeline's own.
-	ownOptions = "patchbay.dev/"
 )
 
 // Registry is the registry of plugins as the reconciler sees it.
@@ -76,12 +52,9 @@ func (r *Registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 
 // dropRoles removes the instance from the roles that it had and has no more.
 func (r *Registry) dropRoles(in reconciler.Instance) error {
-	former := r.roles(in.Type, in.Name, in.ID)
-	if len(former) == 0 {
-		return nil
-	}
-	now := rolesOf(in)
-	former = slices.DeleteFunc(former, func(role string) bool { return slices.Contains(now, role) })
+	former := slices.DeleteFunc(r.roles(in.Type, in.Name, in.ID), func(role string) bool {
+		return slices.Contains(rolesOf(in), role)
+	})
 	return r.removeRoles(former, in.Name, in.ID)
 }
 
@@ -146,8 +119,10 @@ func (r *Registry) roles(ptype, name, id string) []string {
 	if err != nil {
 		return nil
 	}
-	roles, _ := unmarshalList(info.Options[optionRoles])
-	return roles
+	if info.Record == nil {
+		return nil
+	}
+	return slices.Clone(info.Record.Roles)
 }
 
 // stagedRoles is one instance under its type and its roles, staged. Those that were not staged are nil.
@@ -186,19 +161,18 @@ func atOnce(n int, f func(i int) error) error {
 func Restored(store *dynamicplugins.Store, log *slog.Logger) []reconciler.Instance {
 	var instances []reconciler.Instance
 	for _, info := range store.RestoredPlugins() {
-		if mainType := info.Options[optionRoleOf]; mainType != "" {
-			dropOrphan(store, info, mainType, log)
+		if isRole(info) {
+			dropOrphan(store, info, info.Record.RoleOf, log)
 			continue
 		}
-		if info.Options[optionSource] == "" {
+		if !isOurs(info) {
 			continue
 		}
-		in, err := instanceOf(info)
-		if err != nil {
+		if err := info.Record.Damage; err != nil {
 			// Without its socket's identity it cannot be recognised; the pipeline will find it dead or as a new instance.
 			log.Warn("restored plugin has damaged details", "type", info.Type, "name", info.Name, "instance", info.AllocID, "error", err)
 		}
-		instances = append(instances, in)
+		instances = append(instances, instanceOf(info))
 	}
 	return instances
 }
@@ -222,32 +196,17 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 		Version:        registration.Version,
 		AllocID:        in.ID,
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: in.Endpoint},
-		Options: map[string]string{
-			optionSocketPath:   in.SocketPath,
-			optionSocketID:     sock.ID(in.Socket).String(),
-			optionPeer:         formatPeer(in.Peer),
-			optionAccount:      formatAccount(in.Account),
-			optionVersions:     marshalList(in.Versions),
-			optionSource:       string(in.Source),
-			optionRegisteredAt: in.RegisteredAt.UTC().Format(time.RFC3339Nano),
+		Options:        registration.Details,
+		Record: &dynamicplugins.PluginRecord{
+			Roles: rolesOf(in), SocketPath: in.SocketPath, Socket: in.Socket, Peer: dynamicplugins.PluginPeer(in.Peer), Versions: in.Versions,
+			Source: string(in.Source), Rank: in.Rank, RegisteredAt: in.RegisteredAt.Round(0).UTC(), EndpointWatched: registration.WatchEndpoint,
 		},
+	}
+	if in.Account.Known {
+		info.Record.Account = &dynamicplugins.PluginAccount{UID: in.Account.UID, GID: in.Account.GID}
 	}
 	if info.Version == "" && len(in.Versions) > 0 {
 		info.Version = in.Versions[0]
-	}
-	if in.Rank != 0 {
-		info.Options[optionRank] = strconv.FormatUint(in.Rank, 10)
-	}
-	if roles := rolesOf(in); len(roles) > 0 {
-		info.Options[optionRoles] = marshalList(roles)
-	}
-	if registration.WatchEndpoint {
-		info.Options[optionEndpointWatched] = "true"
-	}
-	for key, value := range registration.Details {
-		if !strings.HasPrefix(key, ownOptions) {
-			info.Options[key] = value
-		}
 	}
 	return info
 }
@@ -267,63 +226,40 @@ func rolesOf(in reconciler.Instance) []string {
 func roleOf(info *dynamicplugins.PluginInfo, role string) *dynamicplugins.PluginInfo {
 	entry := *info
 	entry.Type = role
-	entry.Options = map[string]string{
-		optionRoleOf: info.Type, optionAccount: info.Options[optionAccount], optionSocketID: info.Options[optionSocketID],
-	}
-	for key, value := range info.Options {
-		if !strings.HasPrefix(key, ownOptions) {
-			entry.Options[key] = value
-		}
-	}
+	entry.Record = &dynamicplugins.PluginRecord{RoleOf: info.Type, Account: info.Record.Account, Socket: info.Record.Socket}
 	return &entry
 }
 
-func marshalList(list []string) string {
-	b, err := json.Marshal(list)
-	if err != nil {
-		return "" // Strings cannot fail to marshal.
-	}
-	return string(b)
-}
-
-func unmarshalList(s string) (list []string, err error) {
-	if s != "" {
-		err = json.Unmarshal([]byte(s), &list)
-	}
-	return list, err
-}
-
-// instanceOf is the reverse of infoOf. With an error it returns what could be read.
-func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
+// instanceOf is the reverse of infoOf.
+func instanceOf(info *dynamicplugins.PluginInfo) reconciler.Instance {
+	r := info.Record
 	in := reconciler.Instance{
-		ID: info.AllocID, Type: info.Type, Name: info.Name,
-		Endpoint:   info.ConnectionInfo.SocketPath,
-		SocketPath: info.Options[optionSocketPath],
-		Source:     reconciler.Source(info.Options[optionSource]),
+		ID: info.AllocID, Type: info.Type, Name: info.Name, Versions: r.Versions,
+		Endpoint: info.ConnectionInfo.SocketPath, SocketPath: r.SocketPath, Socket: r.Socket, Peer: reconciler.Peer(r.Peer),
+		Source: reconciler.Source(r.Source), Rank: r.Rank, RegisteredAt: r.RegisteredAt, Account: accountOf(info),
+		Registration: cache.Registration{Roles: r.Roles, Details: info.Options, WatchEndpoint: r.EndpointWatched},
 	}
-	var wrong [7]error
-	var id sock.ID
-	id, wrong[0] = sock.ParseID(info.Options[optionSocketID])
-	in.Socket = cache.SocketID(id)
-	in.Peer, wrong[1] = parsePeer(info.Options[optionPeer])
-	in.Account, wrong[2] = parseAccount(info.Options[optionAccount])
-	in.Versions, wrong[3] = unmarshalList(info.Options[optionVersions])
-	in.Rank, wrong[4] = parseRank(info.Options[optionRank])
-	in.RegisteredAt, wrong[5] = time.Parse(time.RFC3339Nano, info.Options[optionRegisteredAt])
-	in.Registration.Roles, wrong[6] = unmarshalList(info.Options[optionRoles])
-	in.Registration.WatchEndpoint = info.Options[optionEndpointWatched] != ""
-	if len(in.Versions) == 0 || info.Version != in.Versions[0] {
+	if len(r.Versions) == 0 || info.Version != r.Versions[0] {
 		in.Registration.Version = info.Version
 	}
-	for key, value := range info.Options {
-		if !strings.HasPrefix(key, ownOptions) {
-			if in.Registration.Details == nil {
-				in.Registration.Details = map[string]string{}
-			}
-			in.Registration.Details[key] = value
-		}
+	return in
+}
+
+// accountOf says whose plugin an entry is, as far as is known.
+func accountOf(info *dynamicplugins.PluginInfo) trust.Account {
+	if info.Record == nil || info.Record.Account == nil {
+		return trust.Account{}
 	}
-	return in, errors.Join(wrong[:]...)
+	return trust.Account{UID: info.Record.Account.UID, GID: info.Record.Account.GID, Known: true}
+}
+
+// isOurs says that an entry is that of an instance which the pipeline put there, and not of a role.
+func isOurs(info *dynamicplugins.PluginInfo) bool {
+	return info.Record != nil && info.Record.RoleOf == "" && info.Record.Source != ""
+}
+
+func isRole(info *dynamicplugins.PluginInfo) bool {
+	return info.Record != nil && info.Record.RoleOf != ""
 }
 
 // Statuses describes the instances in a registry that the pipeline does not know: those that others put there and, before it knows any,
@@ -331,10 +267,10 @@ func instanceOf(info *dynamicplugins.PluginInfo) (reconciler.Instance, error) {
 func Statuses(store *dynamicplugins.Store, known bool) []reconciler.Status {
 	var statuses []reconciler.Status
 	for _, in := range store.Instances("", "") {
-		if in.Info.Options[optionRoleOf] != "" {
+		if isRole(in.Info) {
 			continue // it stands there under its own type
 		}
-		if !known || in.Info.Options[optionSource] == "" {
+		if !known || !isOurs(in.Info) {
 			statuses = append(statuses, statusOf(in))
 		}
 	}
@@ -344,9 +280,8 @@ func Statuses(store *dynamicplugins.Store, known bool) []reconciler.Status {
 // statusOf describes an instance that the pipeline does not know, or not yet.
 func statusOf(in dynamicplugins.Instance) reconciler.Status {
 	known := reconciler.Instance{Source: reconciler.SourceHost}
-	if in.Info.Options[optionSource] != "" {
-		// What is damaged was logged when it was restored.
-		known, _ = instanceOf(in.Info)
+	if isOurs(in.Info) {
+		known = instanceOf(in.Info)
 	}
 	s := reconciler.Status{
 		Type: in.Info.Type, Name: in.Info.Name, Version: in.Info.Version,
@@ -365,59 +300,10 @@ func statusOf(in dynamicplugins.Instance) reconciler.Status {
 func Judge(judge *trust.Judge) func(*dynamicplugins.PluginInfo, net.Conn) error {
 	return func(info *dynamicplugins.PluginInfo, conn net.Conn) error {
 		// What is damaged was logged when it was restored: without an account nothing is judged, and without the socket more is refused.
-		account, _ := parseAccount(info.Options[optionAccount])
-		socket, _ := sock.ParseID(info.Options[optionSocketID])
-		p := judged.Plugin{Type: cmp.Or(info.Options[optionRoleOf], info.Type), Account: account, Socket: socket}
+		p := judged.Plugin{Type: info.Type, Account: accountOf(info)}
+		if r := info.Record; r != nil {
+			p.Type, p.Socket = cmp.Or(r.RoleOf, info.Type), sock.ID(r.Socket)
+		}
 		return judged.Check(judge, p, info.ConnectionInfo.SocketPath, conn)
 	}
-}
-
-func parseRank(s string) (uint64, error) {
-	if s == "" {
-		return 0, nil // of an older host
-	}
-	rank, err := strconv.ParseUint(s, 10, 63) // which leaves room for greater ones
-	if err != nil {
-		return 0, fmt.Errorf("rank %q is not a number below 2⁶³: %w", s, err)
-	}
-	return rank, nil
-}
-
-func formatAccount(a trust.Account) string {
-	if !a.Known {
-		return ""
-	}
-	return strconv.FormatUint(uint64(a.UID), 10) + " " + strconv.FormatUint(uint64(a.GID), 10)
-}
-
-func parseAccount(s string) (trust.Account, error) {
-	if s == "" {
-		return trust.Account{}, nil // of an older host, or of a system that does not say
-	}
-	account := trust.Account{Known: true}
-	_, err := fmt.Sscanf(s, "%d %d", &account.UID, &account.GID)
-	if err != nil || formatAccount(account) != s {
-		return trust.Account{}, fmt.Errorf("account %q is not of the form UID GID", s)
-	}
-	return account, nil
-}
-
-func formatPeer(p reconciler.Peer) string {
-	if p == (reconciler.Peer{}) {
-		return ""
-	}
-	return strconv.Itoa(p.PID) + " " + strconv.FormatUint(p.StartTime, 10) + " " + p.Boot
-}
-
-func parsePeer(s string) (reconciler.Peer, error) {
-	if s == "" {
-		return reconciler.Peer{}, nil
-	}
-	var p reconciler.Peer
-	_, err := fmt.Sscanf(s, "%d %d ", &p.PID, &p.StartTime)
-	p.Boot = s[strings.LastIndexByte(s, ' ')+1:] // empty where a boot has no name
-	if err != nil || formatPeer(p) != s {
-		return reconciler.Peer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)
-	}
-	return p, nil
 }

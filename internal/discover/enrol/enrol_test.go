@@ -1,46 +1,165 @@
 package enrol
 
 import (
+	"compress/gzip"
+	"errors"
+	"io"
+	"log/slog"
 	"math"
-	"reflect"
-	"strings"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// TestReadBack: what is kept of an instance is read back as it was, and of what is damaged the rest is.
-func TestReadBack(t *testing.T) {
-	in := reconciler.Instance{
-		ID: "id", Type: "T", Name: "foo", Versions: []string{"v1", "v2"}, Endpoint: "/foo.api", SocketPath: "/foo.sock",
+func example() reconciler.Instance {
+	return reconciler.Instance{
+		ID: "older", Type: "CSIPlugin", Name: "foo", Versions: []string{"v1", "v2"}, Endpoint: "/foo.api", SocketPath: "/foo.sock",
 		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, StartTime: 5, Boot: "boot"},
-		Source: reconciler.SourceLaunched, Rank: math.MaxInt64, RegisteredAt: time.Unix(6, 7).UTC(),
-		Account:      trust.Account{UID: 8, GID: 9, Known: true},
-		Registration: cache.Registration{Version: "1.2", Roles: []string{"role"}, WatchEndpoint: true, Details: map[string]string{"node": "n"}},
+		Source: reconciler.SourceLaunched, Rank: 6, RegisteredAt: time.Unix(7, 8).UTC(),
+		Account:      trust.Account{UID: 9, GID: 10, Known: true},
+		Registration: cache.Registration{Version: "1.2", Roles: []string{"csi-node"}, WatchEndpoint: true, Details: map[string]string{"node": "n"}},
 	}
-	info := infoOf(in)
-	if got, err := instanceOf(info); err != nil || !reflect.DeepEqual(got, in) {
-		t.Errorf("read back: %+v, %v", got, err)
-	}
-	in.Peer.Boot = "" // where a boot has no name
-	if got, err := instanceOf(infoOf(in)); err != nil || !reflect.DeepEqual(got, in) {
-		t.Errorf("read back without a boot: %+v, %v", got, err)
-	}
-	for option, damaged := range map[string]string{
-		optionSocketID: "x", optionPeer: "x", optionAccount: "x", optionVersions: "x", optionRoles: "x", optionRegisteredAt: "x",
-		optionRank: "9223372036854775808",
-	} {
-		info := infoOf(in)
-		info.Options[option] = damaged
-		if got, err := instanceOf(info); err == nil || !strings.Contains(err.Error(), damaged) || got.ID != in.ID || got.SocketPath != in.SocketPath {
-			t.Errorf("with %s %q: %+v, %v", option, damaged, got, err)
+}
+
+// TestReadBack: what is kept of an instance is read back as it was.
+func TestReadBack(t *testing.T) {
+	in := example()
+	in.Rank = math.MaxInt64
+	bare := reconciler.Instance{ID: "bare", Type: "T", Name: "bar", Endpoint: "/bar.sock", SocketPath: "/bar.sock"}
+	for _, in := range []reconciler.Instance{in, bare} {
+		if d := cmp.Diff(in, instanceOf(infoOf(in))); d != "" {
+			t.Errorf("read back (-want +got):\n%s", d)
 		}
 	}
-	delete(info.Options, optionRank)
-	if got, err := instanceOf(info); err != nil || got.Rank != 0 || !reflect.DeepEqual(infoOf(got), info) {
-		t.Errorf("without a rank: %+v, %v", got, err)
+}
+
+// storages are two that keep what they are given, one of which knows the documented fields only.
+func storages(t *testing.T) map[string]dynamicplugins.StateStorage {
+	t.Helper()
+	file, err := boltstate.Open(filepath.Join(t.TempDir(), "state.db"))
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = file.Close() })
+	return map[string]dynamicplugins.StateStorage{"boltstate": file, "a stranger's": &documented{}}
+}
+
+// documented keeps the documented fields of plugins.
+type documented struct{ state *dynamicplugins.RegistryState }
+
+func (d *documented) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, error) {
+	return d.state, nil
+}
+
+func (d *documented) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState) error {
+	d.state = state
+	for _, names := range state.Plugins {
+		for _, l := range names {
+			for e := l.Front(); e != nil; e = e.Next() {
+				p, _ := e.Value.(*dynamicplugins.PluginInfo)
+				e.Value = &dynamicplugins.PluginInfo{
+					Name: p.Name, Type: p.Type, Version: p.Version, AllocID: p.AllocID, ConnectionInfo: p.ConnectionInfo, Options: p.Options,
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// TestRestored: every storage gives an instance back as it was, and so does a file of a program of before, whose format is the present one.
+func TestRestored(t *testing.T) {
+	older := example()
+	newer := example()
+	newer.ID, newer.Rank, newer.Socket.Inode, newer.Registration = "newer", 7, 3, cache.Registration{}
+	bare := reconciler.Instance{
+		ID: "bare", Type: "T", Name: "bar", Versions: []string{"v1"}, Endpoint: "/bar.sock", SocketPath: "/bar.sock",
+		Source: reconciler.SourceDiscovered, RegisteredAt: time.Unix(9, 0).UTC(),
+	}
+	own := &dynamicplugins.PluginInfo{
+		Type: "T", Name: "own", AllocID: "own", Version: "3", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: "/own"},
+		Options: map[string]string{"a": "b"},
+	}
+	check := func(t *testing.T, storage dynamicplugins.StateStorage) {
+		t.Helper()
+		store, err := dynamicplugins.Open(storage, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer store.Shutdown()
+		got := map[string]reconciler.Instance{}
+		for _, in := range Restored(store, slog.New(slog.DiscardHandler)) {
+			got[in.ID] = in
+		}
+		if d := cmp.Diff(map[string]reconciler.Instance{"older": older, "newer": newer, "bare": bare}, got); d != "" {
+			t.Errorf("restored (-want +got):\n%s", d)
+		}
+		role, err := store.PluginForAlloc("csi-node", "foo", "older")
+		if err != nil || role.Record.RoleOf != "CSIPlugin" || accountOf(role) != older.Account || role.Options["node"] != "n" || len(role.Options) != 1 {
+			t.Errorf("the role: %+v, %v", role, err)
+		}
+		if info, err := store.PluginForAlloc("T", "own", "own"); err != nil || !cmp.Equal(info, own) {
+			t.Errorf("a program's own: %+v, %v", info, err)
+		}
+	}
+	for name, storage := range storages(t) {
+		t.Run(name, func(t *testing.T) {
+			store, err := dynamicplugins.Open(storage, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, in := range []reconciler.Instance{older, newer, bare} {
+				staged, err := In(store).Stage(in)
+				if err != nil {
+					t.Fatal(err)
+				}
+				staged.Publish()
+			}
+			if err := store.RegisterPlugin(own); err != nil {
+				t.Fatal(err)
+			}
+			store.Shutdown()
+			check(t, storage)
+		})
+	}
+	t.Run("of before", func(t *testing.T) {
+		check(t, fileOfBefore(t))
+	})
+}
+
+// fileOfBefore opens a copy of a state file that commit 20ac2d2 wrote.
+func fileOfBefore(t *testing.T) *boltstate.Store {
+	t.Helper()
+	packed, err := os.Open("testdata/state-20ac2d2.db.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packed.Close()
+	unpacked, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "state.db")
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(file, unpacked)
+	if err := errors.Join(err, file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	state, err := boltstate.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = state.Close() })
+	return state
 }
