@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -305,5 +306,30 @@ func TestRetry(t *testing.T) {
 		if w.r.Retry("T", "foo") {
 			t.Error("what is registered waits")
 		}
+	})
+}
+
+// withRole is a handler whose plugins have a role.
+type withRole struct{ *recorder }
+
+func (withRole) RegisterPluginContext(context.Context, string, string, []string, *time.Duration) (cache.Registration, error) {
+	return cache.Registration{Roles: []string{"role"}}, nil
+}
+
+// TestRetryByRole: what waits is found by the roles that it had, and tried as soon as it has been told of its refusal.
+func TestRetryByRole(t *testing.T) {
+	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
+		w.r.SetHandler("T", withRole{w.handler})
+		w.serve("/a", "foo", &plugin{refusalTakes: time.Second})
+		wantState(t, w, "/a", reconciler.StateRegistered)
+		w.handler.set("validate /a.api", errors.New("not now"))
+		w.r.SetHandler("T", withRole{w.handler})
+		wantState(t, w, "/a", reconciler.StateBackoff)
+		w.handler.set("validate /a.api", nil)
+		if !w.r.Retry("role", "foo") {
+			t.Error("nothing waits")
+		}
+		time.Sleep(time.Second)
+		wantState(t, w, "/a", reconciler.StateRegistered)
 	})
 }

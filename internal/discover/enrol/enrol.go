@@ -78,6 +78,8 @@ func (r *Registry) remove(ptype, name, id string) error {
 	return err
 }
 
+var _ reconciler.NameKeeper = (*Registry)(nil)
+
 // KeepName implements [reconciler.NameKeeper].
 func (r *Registry) KeepName(name reconciler.KeptName) {
 	r.store.KeepName(dynamicplugins.KeptName{
