@@ -49,11 +49,11 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 
 // register saves info and calls then with its slot, with r.mu held. An instance that is known goes in front if front is set.
 func (r *Store) register(info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) error {
-	l, err := r.enter(key{info.Type, info.Name})
-	if err != nil {
-		return err
-	}
-	defer r.leave(l)
+	return r.change(key{info.Type, info.Name}, func(l *lane) error { return r.registerIn(l, info, front, then) })
+}
+
+// registerIn is register in a lane. The caller holds l.changing.
+func (r *Store) registerIn(l *lane, info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) (err error) {
 	from := l.find(info.AllocID)
 	to := max(from, 0)
 	if front {
@@ -103,28 +103,16 @@ func (st *stage) Publish() {
 
 // Discard implements Staged.
 func (st *stage) Discard() error {
+	return st.registry.change(st.lane.key, st.discardIn)
+}
+
+// discardIn is Discard in a lane. The caller holds l.changing.
+func (st *stage) discardIn(l *lane) (err error) {
 	r := st.registry
-	l, err := r.enter(st.lane.key)
-	if err != nil {
-		return err
-	}
-	defer r.leave(l)
-
-	r.mu.Lock()
-	i := st.find(l)
-	if i < 0 {
-		r.mu.Unlock()
-		return nil
-	}
-	st.leaving = true
-	shown := l.slots[i].shown
-	to := i // where shown belongs
-	for shown != nil && to+1 < len(l.slots) && l.slots[to+1].rank > shown.rank {
-		to++
-	}
-	r.mu.Unlock()
-
+	i, to, shown := st.leave(l)
 	switch {
+	case i < 0:
+		return nil
 	case shown == nil:
 		err = r.remove(l, i)
 	case to != i || !shown.info.equal(st.info):
@@ -144,6 +132,22 @@ func (st *stage) Discard() error {
 		l.slots = slices.Insert(l.slots, to, s)
 	}
 	return nil
+}
+
+// leave has nobody publish st any more. It returns the index of its slot in l, or -1 if it is void, and what is shown in that and where it
+// belongs.
+func (st *stage) leave(l *lane) (i, to int, shown *instance) {
+	st.registry.mu.Lock()
+	defer st.registry.mu.Unlock()
+	if i = st.find(l); i < 0 {
+		return i, i, nil
+	}
+	st.leaving = true
+	shown, to = l.slots[i].shown, i
+	for shown != nil && to+1 < len(l.slots) && l.slots[to+1].rank > shown.rank {
+		to++
+	}
+	return i, to, shown
 }
 
 // find returns the index of the slot of l in which st is staged, or -1 if it is void. The caller holds r.mu.
@@ -188,11 +192,11 @@ func (r *Store) DeregisterPlugin(ptype, name, allocID string) error {
 	case name == "":
 		return invalid("must specify plugin name to deregister")
 	}
-	l, err := r.enter(key{ptype, name})
-	if err != nil {
-		return err
-	}
-	defer r.leave(l)
+	return r.change(key{ptype, name}, func(l *lane) error { return r.deregisterIn(l, allocID) })
+}
+
+// deregisterIn is DeregisterPlugin in a lane. The caller holds l.changing.
+func (r *Store) deregisterIn(l *lane, allocID string) error {
 	i := l.find(allocID)
 	if l.view.Load().find(allocID) == nil {
 		r.mu.Lock()
@@ -207,7 +211,7 @@ func (r *Store) DeregisterPlugin(ptype, name, allocID string) error {
 	gone := l.slots[i].shown.info
 	l.slots = slices.Delete(l.slots, i, i+1)
 	r.show(l)
-	r.feed.Publish(ptype, &PluginUpdateEvent{EventType: EventTypeDeregistered, Info: gone})
+	r.feed.Publish(l.key.ptype, &PluginUpdateEvent{EventType: EventTypeDeregistered, Info: gone})
 	return nil
 }
 

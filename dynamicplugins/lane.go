@@ -50,11 +50,12 @@ func (r *Store) lane(k key) *lane {
 	return l
 }
 
-// enter begins a change of k: it waits for the changes of k before it and returns with lane.changing held. The caller calls leave.
-func (r *Store) enter(k key) (*lane, error) {
+// change makes a change of k, after those before it: do is called with lane.changing held.
+func (r *Store) change(k key, do func(*lane) error) error {
 	if err := r.begin(); err != nil {
-		return nil, err
+		return err
 	}
+	defer r.changes.Done()
 	for {
 		l := r.lane(k)
 		if l == nil {
@@ -63,12 +64,25 @@ func (r *Store) enter(k key) (*lane, error) {
 				l, _ = existing.(*lane)
 			}
 		}
-		l.changing.Lock()
-		if !l.gone {
-			return l, nil
+		if there, err := r.changeIn(l, do); there {
+			return err
 		}
-		l.changing.Unlock()
 	}
+}
+
+// changeIn is change in a lane, unless the registry has dropped that meanwhile.
+func (r *Store) changeIn(l *lane, do func(*lane) error) (there bool, err error) {
+	l.changing.Lock()
+	defer l.changing.Unlock()
+	if l.gone {
+		return false, nil
+	}
+	defer func() {
+		if l.gone = len(l.saved) == 0; l.gone {
+			r.lanes.Delete(l.key)
+		}
+	}()
+	return true, do(l)
 }
 
 // begin counts a change among those that Shutdown waits for.
@@ -80,16 +94,6 @@ func (r *Store) begin() error {
 	}
 	r.changes.Add(1)
 	return nil
-}
-
-// leave ends a change that enter began. The caller holds l.changing, which is released.
-func (r *Store) leave(l *lane) {
-	if len(l.saved) == 0 {
-		l.gone = true
-		r.lanes.Delete(l.key)
-	}
-	l.changing.Unlock()
-	r.changes.Done()
 }
 
 // find returns the index of an instance, or -1. The caller holds l.changing.

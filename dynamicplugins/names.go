@@ -26,15 +26,12 @@ func (r *Store) KeepName(name KeptName) {
 
 // SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing.
 func (r *Store) SaveName(ptype, name string) error {
-	l, err := r.enter(key{ptype, name})
-	if err != nil {
-		return err
-	}
-	defer r.leave(l)
-	if r.kept.unsaved(l.key) == nil {
-		return nil
-	}
-	return r.put(l, l.saved)
+	return r.change(key{ptype, name}, func(l *lane) error {
+		if r.kept.unsaved(l.key) == nil {
+			return nil
+		}
+		return r.put(l, l.saved)
+	})
 }
 
 // unsaved returns what is to be saved of a name; nil if that is nothing.
