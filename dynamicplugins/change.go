@@ -10,7 +10,7 @@ import (
 // stage implements Staged. It is guarded by the registry's mutex.
 type stage struct {
 	registry *Store
-	lane     *lane
+	roster   *roster
 	info     *PluginInfo
 	leaving  bool // Discard is saving
 }
@@ -37,8 +37,8 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 		return nil, err
 	}
 	st := &stage{registry: r}
-	err := r.register(info, true, func(l *lane, s *slot, info *PluginInfo) {
-		st.lane, st.info = l, info
+	err := r.register(info, true, func(l *roster, s *slot, info *PluginInfo) {
+		st.roster, st.info = l, info
 		s.staged = st
 	})
 	if err != nil {
@@ -48,12 +48,12 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 }
 
 // register saves info and calls then with its slot, with r.mu held. An instance that is known goes in front if front is set.
-func (r *Store) register(info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) error {
-	return r.change(key{info.Type, info.Name}, func(l *lane) error { return r.registerIn(l, info, front, then) })
+func (r *Store) register(info *PluginInfo, front bool, then func(*roster, *slot, *PluginInfo)) error {
+	return r.change(key{info.Type, info.Name}, func(l *roster) error { return r.registerIn(l, info, front, then) })
 }
 
-// registerIn is register in a lane. The caller holds l.changing.
-func (r *Store) registerIn(l *lane, info *PluginInfo, front bool, then func(*lane, *slot, *PluginInfo)) (err error) {
+// registerIn is register in a roster. The caller holds l.changing.
+func (r *Store) registerIn(l *roster, info *PluginInfo, front bool, then func(*roster, *slot, *PluginInfo)) (err error) {
 	from := l.find(info.AllocID)
 	to := max(from, 0)
 	if front {
@@ -96,18 +96,18 @@ func (st *stage) Publish() {
 	if r.down.Load() || st.leaving {
 		return
 	}
-	if i := st.find(st.lane); i >= 0 {
-		r.publish(st.lane, &st.lane.slots[i], st.info)
+	if i := st.find(st.roster); i >= 0 {
+		r.publish(st.roster, &st.roster.slots[i], st.info)
 	}
 }
 
 // Discard implements Staged.
 func (st *stage) Discard() error {
-	return st.registry.change(st.lane.key, st.discardIn)
+	return st.registry.change(st.roster.key, st.discardIn)
 }
 
-// discardIn is Discard in a lane. The caller holds l.changing.
-func (st *stage) discardIn(l *lane) (err error) {
+// discardIn is Discard in a roster. The caller holds l.changing.
+func (st *stage) discardIn(l *roster) (err error) {
 	r := st.registry
 	i, to, shown := st.leave(l)
 	switch {
@@ -136,7 +136,7 @@ func (st *stage) discardIn(l *lane) (err error) {
 
 // leave has nobody publish st any more. It returns the index of its slot in l, or -1 if it is void, and what is shown in that and where it
 // belongs.
-func (st *stage) leave(l *lane) (i, to int, shown *instance) {
+func (st *stage) leave(l *roster) (i, to int, shown *instance) {
 	st.registry.mu.Lock()
 	defer st.registry.mu.Unlock()
 	if i = st.find(l); i < 0 {
@@ -151,12 +151,12 @@ func (st *stage) leave(l *lane) (i, to int, shown *instance) {
 }
 
 // find returns the index of the slot of l in which st is staged, or -1 if it is void. The caller holds r.mu.
-func (st *stage) find(l *lane) int {
+func (st *stage) find(l *roster) int {
 	return slices.IndexFunc(l.slots, func(s slot) bool { return s.staged == st })
 }
 
 // publish makes info visible in s, a slot of l, and sends its event. What is staged in s is void then. The caller holds r.mu.
-func (r *Store) publish(l *lane, s *slot, info *PluginInfo) {
+func (r *Store) publish(l *roster, s *slot, info *PluginInfo) {
 	was := s.shown
 	s.staged = nil
 	event := EventTypeRegistered
@@ -192,11 +192,11 @@ func (r *Store) DeregisterPlugin(ptype, name, allocID string) error {
 	case name == "":
 		return invalid("must specify plugin name to deregister")
 	}
-	return r.change(key{ptype, name}, func(l *lane) error { return r.deregisterIn(l, allocID) })
+	return r.change(key{ptype, name}, func(l *roster) error { return r.deregisterIn(l, allocID) })
 }
 
-// deregisterIn is DeregisterPlugin in a lane. The caller holds l.changing.
-func (r *Store) deregisterIn(l *lane, allocID string) error {
+// deregisterIn is DeregisterPlugin in a roster. The caller holds l.changing.
+func (r *Store) deregisterIn(l *roster, allocID string) error {
 	i := l.find(allocID)
 	if l.view.Load().find(allocID) == nil {
 		r.mu.Lock()
@@ -245,7 +245,7 @@ func (r *Store) mark(k key, allocID string, change func(*instance)) error {
 	if err := r.usable(); err != nil {
 		return err
 	}
-	l := r.lane(k)
+	l := r.roster(k)
 	if l == nil {
 		return r.unknown(k, allocID)
 	}

@@ -13,12 +13,12 @@ import (
 // Store is the [Registry] that [Open] makes, with what its users need beyond that interface. Its methods may be called at once from several
 // goroutines, and fail as those of Registry do.
 //
-// Changes are slow, because they are saved, and reads are fast. A change holds its lane while it is saved, so changes of one plugin
+// Changes are slow, because they are saved, and reads are fast. A change holds its roster while it is saved, so changes of one plugin
 // follow each other and those of different plugins are saved together; the store's mutex is held only for the moment in which
 // the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an
 // immutable view of the plugin.
 //
-// Lock order: lane.changing, Store.mu, then Store.entry, the feed's, a link's, the pool's and that of the names.
+// Lock order: roster.changing, Store.mu, then Store.entry, the feed's, a link's, the pool's and that of the names.
 type Store struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration
@@ -29,7 +29,7 @@ type Store struct {
 	feed           *feed.Feed[*PluginUpdateEvent]
 	pool           *pool
 
-	lanes      sync.Map // key → *lane
+	rosters    sync.Map // key → *roster
 	dispensers atomic.Pointer[map[string]dispenserOf]
 	down       atomic.Bool   // written with mu and entry held
 	stopping   chan struct{} // closed when down is set
@@ -128,7 +128,7 @@ func (r *Store) usable() error {
 
 // view returns the present view of k, or nil if it has no visible instance.
 func (r *Store) view(k key) *view {
-	if l := r.lane(k); l != nil {
+	if l := r.roster(k); l != nil {
 		return l.view.Load()
 	}
 	return nil

@@ -44,9 +44,9 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 		cancel()
 	}
-	lanes := 0
-	r.lanes.Range(func(any, any) bool { lanes++; return true })
-	if left := lanes + len(r.names) + len(r.waits) + len(r.pool.open); left != 0 {
-		t.Errorf("left: %d lanes, names %v, waits %v, connections %v", lanes, r.names, r.waits, r.pool.open)
+	rosters := 0
+	r.rosters.Range(func(any, any) bool { rosters++; return true })
+	if left := rosters + len(r.names) + len(r.waits) + len(r.pool.open); left != 0 {
+		t.Errorf("left: %d rosters, names %v, waits %v, connections %v", rosters, r.names, r.waits, r.pool.open)
 	}
 }

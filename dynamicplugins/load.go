@@ -13,13 +13,13 @@ func (r *Store) load(storage StateStorage) error {
 	}
 	r.save, r.kept.restored = newSaver(storage, loaded), kept
 	for k, plugins := range loaded {
-		l := &lane{key: k, saved: plugins}
+		l := &roster{key: k, saved: plugins}
 		for i, info := range plugins {
 			in := newInstance(r.pool, info)
 			in.restored, in.rank = true, uint64(len(plugins)-i)
 			l.slots = append(l.slots, slot{shown: in, rank: in.rank})
 		}
-		r.lanes.Store(k, l)
+		r.rosters.Store(k, l)
 		r.show(l)
 	}
 	return nil

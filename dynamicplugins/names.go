@@ -26,7 +26,7 @@ func (r *Store) KeepName(name KeptName) {
 
 // SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing.
 func (r *Store) SaveName(ptype, name string) error {
-	return r.change(key{ptype, name}, func(l *lane) error {
+	return r.change(key{ptype, name}, func(l *roster) error {
 		if r.kept.unsaved(l.key) == nil {
 			return nil
 		}

@@ -145,8 +145,8 @@ func (r *Store) collect(ptype, name string) []*view {
 		}
 		return views
 	}
-	for _, entry := range r.lanes.Range {
-		l, _ := entry.(*lane)
+	for _, entry := range r.rosters.Range {
+		l, _ := entry.(*roster)
 		if v := l.view.Load(); v != nil && (ptype == "" || ptype == l.key.ptype) && (name == "" || name == l.key.name) {
 			views = append(views, v)
 		}

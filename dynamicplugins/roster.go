@@ -6,15 +6,15 @@ import (
 	"sync/atomic"
 )
 
-// A lane is where the changes of one plugin follow each other. It exists while the plugin has instances or a change is under way,
-// so that a plugin that is gone leaves nothing behind.
-type lane struct {
+// A roster is the instances of one plugin, in order, and where its changes follow each other. It exists while the plugin has instances or a
+// change is under way, so that a plugin that is gone leaves nothing behind.
+type roster struct {
 	key key
 
 	changing sync.Mutex    // held by a change from its beginning until it has taken effect
 	saved    []*PluginInfo // what the storage holds, newest first; immutable, since the storage may keep it; guarded by changing
 	strayed  bool          // the storage may hold it in another order; guarded by changing
-	gone     bool          // the registry has dropped the lane; guarded by changing
+	gone     bool          // the registry has dropped the roster; guarded by changing
 
 	slots  []slot               // of the instances in saved, in the same order: that of rank; guarded by registry.mu
 	single [1]slot              // room for slots, as nearly all plugins have one instance
@@ -30,38 +30,38 @@ type slot struct {
 }
 
 // top returns the rank above all others. The caller holds registry.mu.
-func (l *lane) top() uint64 {
+func (l *roster) top() uint64 {
 	if len(l.slots) == 0 {
 		return 1
 	}
 	return l.slots[0].rank + 1
 }
 
-func newLane(k key) *lane {
-	l := &lane{key: k}
+func newRoster(k key) *roster {
+	l := &roster{key: k}
 	l.slots = l.single[:0]
 	return l
 }
 
-// lane returns the lane of k, or nil.
-func (r *Store) lane(k key) *lane {
-	v, _ := r.lanes.Load(k)
-	l, _ := v.(*lane)
+// roster returns the roster of k, or nil.
+func (r *Store) roster(k key) *roster {
+	v, _ := r.rosters.Load(k)
+	l, _ := v.(*roster)
 	return l
 }
 
-// change makes a change of k, after those before it: do is called with lane.changing held.
-func (r *Store) change(k key, do func(*lane) error) error {
+// change makes a change of k, after those before it: do is called with roster.changing held.
+func (r *Store) change(k key, do func(*roster) error) error {
 	if err := r.begin(); err != nil {
 		return err
 	}
 	defer r.changes.Done()
 	for {
-		l := r.lane(k)
+		l := r.roster(k)
 		if l == nil {
-			l = newLane(k)
-			if existing, ok := r.lanes.LoadOrStore(k, l); ok {
-				l, _ = existing.(*lane)
+			l = newRoster(k)
+			if existing, ok := r.rosters.LoadOrStore(k, l); ok {
+				l, _ = existing.(*roster)
 			}
 		}
 		if there, err := r.changeIn(l, do); there {
@@ -70,8 +70,8 @@ func (r *Store) change(k key, do func(*lane) error) error {
 	}
 }
 
-// changeIn is change in a lane, unless the registry has dropped that meanwhile.
-func (r *Store) changeIn(l *lane, do func(*lane) error) (there bool, err error) {
+// changeIn is change in a roster, unless the registry has dropped that meanwhile.
+func (r *Store) changeIn(l *roster, do func(*roster) error) (there bool, err error) {
 	l.changing.Lock()
 	defer l.changing.Unlock()
 	if l.gone {
@@ -79,7 +79,7 @@ func (r *Store) changeIn(l *lane, do func(*lane) error) (there bool, err error) 
 	}
 	defer func() {
 		if l.gone = len(l.saved) == 0; l.gone {
-			r.lanes.Delete(l.key)
+			r.rosters.Delete(l.key)
 		}
 	}()
 	return true, do(l)
@@ -97,12 +97,12 @@ func (r *Store) begin() error {
 }
 
 // find returns the index of an instance, or -1. The caller holds l.changing.
-func (l *lane) find(allocID string) int {
+func (l *roster) find(allocID string) int {
 	return slices.IndexFunc(l.saved, func(p *PluginInfo) bool { return p.AllocID == allocID })
 }
 
 // put saves plugins as the new state of l. The caller holds l.changing.
-func (r *Store) put(l *lane, plugins []*PluginInfo) error {
+func (r *Store) put(l *roster, plugins []*PluginInfo) error {
 	kept := r.kept.unsaved(l.key)
 	if err := r.save(l.key, plugins, kept); err != nil {
 		return notSaved(l.key, err)
@@ -113,23 +113,23 @@ func (r *Store) put(l *lane, plugins []*PluginInfo) error {
 }
 
 // remove saves that the instance at i is gone. The caller holds l.changing, and takes it out of l.slots.
-func (r *Store) remove(l *lane, i int) error {
+func (r *Store) remove(l *roster, i int) error {
 	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
 }
 
 // move saves info, which is the instance at from, at to. The caller holds l.changing.
-func (r *Store) move(l *lane, from, to int, info *PluginInfo) error {
+func (r *Store) move(l *roster, from, to int, info *PluginInfo) error {
 	return r.put(l, l.moved(from, to, info))
 }
 
 // moved returns what is saved with info, which is the instance at from, at to. The caller holds l.changing.
-func (l *lane) moved(from, to int, info *PluginInfo) []*PluginInfo {
+func (l *roster) moved(from, to int, info *PluginInfo) []*PluginInfo {
 	return slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info)
 }
 
 // show makes what is in the slots of l visible, wakes those who wait for it and retires connections that are not used any more.
 // The caller holds r.mu.
-func (r *Store) show(l *lane) {
+func (r *Store) show(l *roster) {
 	before, after := l.view.Load(), newView(l.slots)
 	if after.link() != before.link() {
 		after.link().revive()
