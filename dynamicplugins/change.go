@@ -2,7 +2,6 @@ package dynamicplugins
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"time"
 )
@@ -20,11 +19,7 @@ func (r *Store) RegisterPlugin(info *PluginInfo) error {
 	if err := info.check(); err != nil {
 		return err
 	}
-	info = info.clone()
-	if info.Record != nil {
-		maps.DeleteFunc(info.Options, ofRecord) // it says so itself
-	}
-	return r.register(info, false, r.publish)
+	return r.register(info.clone(), false, r.publish)
 }
 
 // StagePlugin does the first half of a registration: the instance is saved, and nobody sees it. It is staged in front of all others

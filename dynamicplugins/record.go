@@ -184,7 +184,7 @@ func formatAccount(a *PluginAccount) string {
 	if a == nil {
 		return ""
 	}
-	return fmt.Sprintf("%d %d", a.UID, a.GID)
+	return strconv.FormatUint(uint64(a.UID), 10) + " " + strconv.FormatUint(uint64(a.GID), 10)
 }
 
 func parseAccount(s string) (*PluginAccount, error) {
@@ -203,7 +203,7 @@ func formatPeer(p PluginPeer) string {
 	if p == (PluginPeer{}) {
 		return ""
 	}
-	return fmt.Sprintf("%d %d %s", p.PID, p.StartTime, p.Boot)
+	return strconv.Itoa(p.PID) + " " + strconv.FormatUint(p.StartTime, 10) + " " + p.Boot
 }
 
 func parsePeer(s string) (PluginPeer, error) {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -17,6 +18,9 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
+
+// ownOptions begin the keys under which a storage keeps what the registry has of the pipeline's; a handler cannot make any up.
+const ownOptions = "patchbay.dev/"
 
 // Registry is the registry of plugins as the reconciler sees it.
 type Registry struct {
@@ -198,11 +202,19 @@ func infoOf(in reconciler.Instance) *dynamicplugins.PluginInfo {
 		Version:        registration.Version,
 		AllocID:        in.ID,
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: in.Endpoint},
-		Options:        registration.Details,
 		Record: &dynamicplugins.PluginRecord{
 			Roles: rolesOf(in), SocketPath: in.SocketPath, Socket: in.Socket, Peer: dynamicplugins.PluginPeer(in.Peer), Versions: in.Versions,
 			Source: string(in.Source), Rank: in.Rank, RegisteredAt: in.RegisteredAt.Round(0).UTC(), EndpointWatched: registration.WatchEndpoint,
 		},
+	}
+	for key, value := range registration.Details {
+		if strings.HasPrefix(key, ownOptions) {
+			continue
+		}
+		if info.Options == nil {
+			info.Options = make(map[string]string, len(registration.Details))
+		}
+		info.Options[key] = value
 	}
 	if in.Account.Known {
 		info.Record.Account = &dynamicplugins.PluginAccount{UID: in.Account.UID, GID: in.Account.GID}
