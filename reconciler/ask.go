@@ -23,8 +23,8 @@ const (
 
 // dispatch starts walks while slots are free. mu is held.
 func (r *Reconciler) dispatch(ctx context.Context) {
-	for r.free > 0 && !r.stopped {
-		j := r.waiting()
+	for r.free > 0 {
+		j := r.waiting(ctx)
 		if j == nil {
 			return
 		}
@@ -33,8 +33,12 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 	}
 }
 
-// waiting takes the job that is the next to get a slot; nil if there is none. What is on disk goes before what is not begun. mu is held.
-func (r *Reconciler) waiting() (j *job) {
+// waiting takes the job that is the next to get a slot; nil if there is none. What is on disk goes before what is not begun, and nothing
+// when it is over: a plugin must not be told what is then taken back. mu is held.
+func (r *Reconciler) waiting(ctx context.Context) (j *job) {
+	if r.stopped || ctx.Err() != nil {
+		return nil
+	}
 	for _, queue := range [...]*[]*job{&r.saved, &r.queue} {
 		if q := *queue; len(q) > 0 {
 			j, q[0] = q[0], nil
@@ -61,28 +65,30 @@ func (r *Reconciler) takeSlot(ctx context.Context) *slot {
 func (r *Reconciler) giveBack(ctx context.Context, s *slot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.leave(s)
+	r.dispatch(ctx)
+}
+
+// leave frees a slot, unless it was given back. mu is held.
+func (r *Reconciler) leave(s *slot) {
 	if !s.given {
 		s.given = true
 		r.free++
-		r.dispatch(ctx)
 	}
 }
 
 // passOn gives a slot to the job that is the next to get one, unless it was given back.
-func (r *Reconciler) passOn(s *slot) (next *job) {
+func (r *Reconciler) passOn(ctx context.Context, s *slot) (next *job) {
 	s.stop()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s.given {
 		return nil
 	}
+	if next = r.waiting(ctx); next == nil {
+		r.leave(s)
+	}
 	s.given = true
-	if !r.stopped {
-		next = r.waiting()
-	}
-	if next == nil {
-		r.free++
-	}
 	return next
 }
 
@@ -93,8 +99,8 @@ func (r *Reconciler) walk(ctx context.Context, j *job) {
 		if e, is := j.effect.(machine.Ask); is {
 			r.ask(ctx, j, e, s)
 		}
-		r.work(ctx, j)
-		j = r.passOn(s)
+		r.work(ctx, j, s)
+		j = r.passOn(ctx, s)
 	}
 }
 

@@ -16,32 +16,29 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// work makes calls for the machine, one after the other, until the job is about none any more, or waits for the disk.
-func (r *Reconciler) work(ctx context.Context, j *job) {
+// work makes calls for the machine, one after the other, until the job is about none any more, or waits for the disk elsewhere.
+func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 	for j.effect != nil {
 		e, _ := j.effect.(machine.Call)
-		if e.Kind == machine.CallSave && r.keeps {
-			r.waitForDisk(ctx, j)
+		if e.Kind == machine.CallSave && r.keeps && r.waitForDisk(ctx, j, s) {
 			return
 		}
 		r.done(ctx, j, r.perform(j.ctx, &e), nil)
 	}
 }
 
-// waitForDisk makes a call that saves, without a slot: the more plugins are saved at once, the less each costs. The walk goes on when it has
-// one again.
-func (r *Reconciler) waitForDisk(ctx context.Context, j *job) {
+// waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. If others wait for the
+// slot, they go on in this goroutine, and the job in another one until it is saved and has a slot again.
+func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if len(r.queue) == 0 && len(r.saved) == 0 {
+		r.leave(s)
+		return false
+	}
 	r.spawn(func() {
 		e, _ := j.effect.(machine.Call)
-		var result machine.Returned
-		result.Key = e.Key
-		var err error
-		if result.ID, err = r.save(j.ctx, &e); err != nil {
-			result.Failure = judge(err)
-		}
-		r.done(ctx, j, result, nil)
+		r.done(ctx, j, r.perform(j.ctx, &e), nil)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if j.effect != nil {
@@ -49,6 +46,7 @@ func (r *Reconciler) waitForDisk(ctx context.Context, j *job) {
 			r.dispatch(ctx)
 		}
 	})
+	return true
 }
 
 // perform makes one call.
@@ -236,7 +234,10 @@ func (r *Reconciler) tell(ctx context.Context, e *machine.Call) error {
 	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Notify)
 	defer cancel()
 	ctx, done := r.trace(ctx, "notify")
-	err := r.connOf(e.Ref).Notify(ctx, true, "")
+	err := ctx.Err() // it may have gone while it waited for a slot
+	if err == nil {
+		err = r.connOf(e.Ref).Notify(ctx, true, "")
+	}
 	done(err)
 	if err != nil {
 		return fmt.Errorf("cannot tell the plugin that it is registered: %w", err)

@@ -101,7 +101,7 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 				r.goOn(ctx, done, e.Ref, effect)
 			} else {
 				j := r.newJob(ctx, e.Ref, effect)
-				r.spawn(func() { r.work(ctx, j) })
+				r.spawn(func() { r.work(ctx, j, &slot{given: true}) })
 			}
 		case machine.Tell:
 			j := r.newJob(ctx, e.Ref, effect)

@@ -164,7 +164,7 @@ type Config struct {
 	NameGrace time.Duration
 	Names     []KeptName
 	// Walks bounds how many plugins are walked through registration at the same time (default 16). A walk that waits for its plugin
-	// or handler does not count for longer than a moment.
+	// or handler does not count for longer than a moment, and one that waits for the Registry not at all.
 	Walks  int
 	Logger *slog.Logger
 	// Pace is what it all runs on; nil for that of this machine. It is for simulations.
