@@ -18,7 +18,7 @@ var (
 	stormProfile    = flag.String("storm.profile", "", "a directory for profiles; empty for none")
 )
 
-// BenchmarkStorm is P2 for who wants to know where the time goes: processor time by kind, allocations, and profiles, for each plugin. Unlike
+// BenchmarkStorm is P2 for who wants to know where the time goes: processor time by kind, allocations and profiles, for each plugin. Unlike
 // wall times, these say something on a busy machine too.
 func BenchmarkStorm(b *testing.B) {
 	if *stormProfile != "" {

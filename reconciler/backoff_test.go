@@ -40,7 +40,7 @@ func TestBackoff(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
 	})
-	bubble(t, "those that wait for the disk hold nobody up, and are saved together", reconciler.Config{Walks: 2}, func(t *testing.T, w *world) {
+	bubble(t, "those that wait for the disk hold nobody up and are saved together", reconciler.Config{Walks: 2}, func(t *testing.T, w *world) {
 		var saving atomic.Int32
 		disk := make(chan struct{})
 		w.saving = func() {

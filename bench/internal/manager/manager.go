@@ -14,7 +14,8 @@ import (
 // Contestant finds the plugins in a directory and registers them until its context ends.
 type Contestant func(ctx context.Context, dir string, j *Journal) error
 
-// ProfileVariable is the environment variable that names a directory for profiles of each contestant, of processor time and allocations; unset for none.
+// ProfileVariable is the environment variable that names a directory for profiles of each contestant, of processor time and allocations;
+// unset for none.
 const ProfileVariable = "PATCHBAY_BENCH_PROFILE"
 
 // Serve runs a contestant on a directory, and serves a [Manager], until standard input ends.
