@@ -55,7 +55,9 @@ func (instantTransport) Dial(_ context.Context, path string, _ cache.SocketID) (
 	return instantConn{path}, nil
 }
 
-func (instantTransport) Probe(context.Context, string, func()) (func(), error) { return func() {}, nil }
+func (instantTransport) Probe(context.Context, string, cache.SocketID, func()) (func(), error) {
+	return func() {}, nil
+}
 
 func (instantTransport) Refused(error) bool { return false }
 

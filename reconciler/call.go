@@ -120,7 +120,7 @@ func (r *Reconciler) logError(err error) {
 func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *machine.Failure {
 	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Dial)
 	defer cancel()
-	stop, err := r.cfg.Transport.Probe(ctx, e.Endpoint, func() {})
+	stop, err := r.cfg.Transport.Probe(ctx, e.Endpoint, cache.SocketID{}, func() {})
 	if stop != nil {
 		stop()
 	}

@@ -248,7 +248,7 @@ func (r *Reconciler) watchProcess(e machine.WatchProcess) {
 func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
 	probing, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Type).Dial)
 	defer cancel()
-	stop, err := r.cfg.Transport.Probe(probing, e.Path, func() { r.say(machine.Hinted{Ref: e.Ref, Socket: e.Socket}) })
+	stop, err := r.cfg.Transport.Probe(probing, e.Path, e.Identity, func() { r.say(machine.Hinted{Ref: e.Ref, Socket: e.Socket}) })
 	f := r.failure(err)
 	if f != nil && ctx.Err() == nil {
 		f.Err = connectError(e.Path, err)

@@ -47,12 +47,12 @@ type Staged interface {
 
 // Transport reaches plugins through their registration sockets.
 type Transport interface {
-	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. An error that wraps a
-	// [trust.Refusal] says that it is not trusted.
+	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What becomes of another socket
+	// says nothing of this one, nor does that nobody accepts there. An error that wraps a [trust.Refusal] says that it is not trusted.
 	Dial(ctx context.Context, path string, socket cache.SocketID) (Conn, error)
-	// Probe says whether anybody accepts on the socket: no error if so. It then also watches the plugin, as Conn.Watch does, in a way that
-	// the plugin does not notice; a nil stop says that it cannot.
-	Probe(ctx context.Context, path string, hint func()) (stop func(), err error)
+	// Probe says whether anybody accepts on the socket at a path, if that is still the one with this identity, as for Dial: no error if so. It
+	// then also watches the plugin, as Conn.Watch does, in a way that the plugin does not notice; a nil stop says that it cannot.
+	Probe(ctx context.Context, path string, socket cache.SocketID, hint func()) (stop func(), err error)
 	// Refused says whether an error of Dial or Probe means that nobody accepts on the socket.
 	Refused(err error) bool
 	// WatchProcess has hint called, at most once, when a process ends. An error says that it has ended, or that the system cannot tell.

@@ -62,7 +62,7 @@ func (t transport) Dial(ctx context.Context, path string, socket cache.SocketID)
 	return &conn{t.w, p}, nil
 }
 
-func (t transport) Probe(_ context.Context, path string, hint func()) (func(), error) {
+func (t transport) Probe(_ context.Context, path string, _ cache.SocketID, hint func()) (func(), error) {
 	t.w.mu.Lock()
 	t.w.did("probe")
 	t.w.mu.Unlock()

@@ -234,6 +234,7 @@ type (
 		Ref        Ref
 		Socket     Socket
 		Path, Type string
+		Identity   cache.SocketID // zero: any
 	}
 	// KeepProbe: watch what the last probe watches, in place of what was watched before.
 	KeepProbe struct {

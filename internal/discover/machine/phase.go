@@ -136,7 +136,7 @@ var Table = []Row{
 
 	{Missing, ByMove, "it turned up", Asking},
 	{Missing, ByTurn, "the handler was removed", Refused},
-	{Lost, ByMove, "it is judged anew", Asking},
+	{Lost, ByMove, "", Asking},
 	{Lost, ByTurn, "the handler was removed", Refused},
 }
 

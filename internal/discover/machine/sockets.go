@@ -208,7 +208,7 @@ func (m *Machine) moved(in *instance, to cache.PluginInfo) {
 	switch {
 	case in.phase == Asking:
 		m.do(Cancel{in.ref}) // it is being dialled where it is no longer, and is asked again here
-	case judgedAnew || in.phase == Missing:
+	case judgedAnew || in.phase == Missing || in.phase == Lost: // somebody else may be where it was lost
 		m.ask(in, ByMove)
 	case in.phase == Superseded:
 		m.rests(in)

@@ -58,7 +58,11 @@ func (m *Machine) check(in *instance, s Socket) {
 	default:
 		m.stop(in, lookAgainAt[s])
 		in.watches[s] = checking
-		m.do(Probe{in.ref, s, in.path(s), in.announced.Type})
+		probe := Probe{Ref: in.ref, Socket: s, Path: in.path(s), Type: in.announced.Type}
+		if probe.Path == in.info.SocketPath {
+			probe.Identity = in.info.Socket
+		}
+		m.do(probe)
 	}
 }
 
@@ -69,7 +73,12 @@ func (m *Machine) probed(p Probed) {
 		return
 	}
 	again := in.watches[p.Socket] == rechecking
-	if p.Failure != nil && p.Failure.nobody() && p.Path == in.path(p.Socket) {
+	if p.Path != in.path(p.Socket) {
+		in.watches[p.Socket] = watched
+		m.check(in, p.Socket)
+		return
+	}
+	if p.Failure != nil && p.Failure.nobody() {
 		in.watches[p.Socket] = watched
 		m.lost(in, p.Socket, p.Path, p.Failure, ByProbe)
 		return

@@ -41,11 +41,13 @@ func (t *transport) Dial(ctx context.Context, path string, id cache.SocketID) (r
 		return nil, err
 	}
 	socket, owner, err := t.connect(ctx, path)
-	if err == nil {
-		// Sockets may change places at any time: only if it was there before and is there afterwards, it is the one that was reached.
-		if err = still(path, id); err != nil {
-			err = errors.Join(err, socket.Close())
+	// Sockets may change places at any time: only if it was there before and is there afterwards, it is the one that was reached, or on which
+	// nobody accepts.
+	if moved := still(path, id); moved != nil {
+		if err == nil {
+			moved = errors.Join(moved, socket.Close())
 		}
+		err = moved
 	}
 	if err != nil {
 		return nil, err
@@ -110,10 +112,16 @@ func (t *transport) explain(err error, path string) error {
 
 // Probe connects and closes the connection at once. A connection that ended while somebody still accepts is nothing to keep again, so
 // what is watched from then on is the process.
-func (t *transport) Probe(ctx context.Context, path string, hint func()) (stop func(), err error) {
+func (t *transport) Probe(ctx context.Context, path string, id cache.SocketID, hint func()) (stop func(), err error) {
 	// gofail: var transportProbe string
 	// return nil, errors.New(transportProbe)
 	stop, err = t.peers.ProbeWatch(ctx, path, hint)
+	if moved := still(path, id); moved != nil {
+		if stop != nil {
+			stop()
+		}
+		return nil, moved
+	}
 	if sock.IsBusy(err) || errors.Is(err, sock.ErrNotVisible) {
 		return nil, nil // It lives, and cannot be watched.
 	}
