@@ -197,7 +197,8 @@ func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error
 	return conn, err
 }
 
-// save stages the instance in the registry, under a new identifier if it has none.
+// save stages the instance in the registry, under a new identifier if it has none. With an identifier and an error there is something to be
+// taken back.
 func (r *Reconciler) save(ctx context.Context, e *machine.Call) (id string, err error) {
 	record := e.Instance
 	if record.ID == "" {
@@ -206,13 +207,13 @@ func (r *Reconciler) save(ctx context.Context, e *machine.Call) (id string, err 
 	_, done := r.trace(ctx, "save")
 	staged, err := r.cfg.Registry.Stage(record)
 	done(err)
-	if err != nil {
-		return "", err
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.of(e.Ref).staged = staged
-	return record.ID, nil
+	if err != nil && staged == nil {
+		return "", err
+	}
+	return record.ID, err
 }
 
 // discard takes back what was saved.

@@ -18,7 +18,7 @@ import (
 type Registry interface {
 	// Stage makes the instance durable, in front of all others of its type and name, without showing it to anyone. One whose ID is known
 	// is updated and comes in front too: what is registered last is current, in the registry as in the handler. It may do without making a
-	// mere change of place durable.
+	// mere change of place durable. What it returns beside an error is what could not be taken back, and is to be discarded.
 	Stage(Instance) (Staged, error)
 	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what is not
 	// there is no error.

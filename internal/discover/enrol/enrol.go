@@ -48,10 +48,13 @@ func (r *Registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 		}
 		return err
 	})
-	if err != nil {
-		return nil, errors.Join(err, all.Discard())
+	if err == nil {
+		return all, nil
 	}
-	return all, nil
+	if left := all.Discard(); left != nil {
+		return all, errors.Join(err, left)
+	}
+	return nil, err
 }
 
 // dropRoles removes the instance from the roles that it had and has no more.
@@ -191,6 +194,8 @@ func dropOrphan(store *dynamicplugins.Store, info *dynamicplugins.PluginInfo, ma
 	if err := store.DeregisterPlugin(info.Type, info.Name, info.AllocID); err != nil {
 		log.Error("cannot remove a role of a plugin that is not registered", "type", info.Type, "name", info.Name,
 			"instance", info.AllocID, "error", err)
+		// The next start tries again. Nobody is given it until then; it can only be missing, which is as good.
+		_ = store.MarkUnreachable(info.Type, info.Name, info.AllocID, errors.New("its plugin is not registered any more"))
 	}
 }
 

@@ -102,7 +102,7 @@ type (
 	Returned struct {
 		Key          Key
 		Failure      *Failure
-		ID           string // of what was saved
+		ID           string // of what was saved, with a failure in part
 		Registration cache.Registration
 		Kept         bool
 	}

@@ -229,6 +229,9 @@ func (m *Machine) saved(l *lane, r Returned) {
 	in := l.subject
 	switch {
 	case r.Failure != nil:
+		if r.ID != "" {
+			m.do(DiscardLater{in.ref, in.describe(l.endpoint)})
+		}
 		m.takeBack(l, r.Failure.wrap("cannot save the registration: %w"), false)
 	case in.phase == Gone:
 		in.id = r.ID
