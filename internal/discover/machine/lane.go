@@ -246,7 +246,10 @@ func (m *Machine) release(l *lane, in *instance) {
 
 // standDown lets an instance that has answered rest behind the newer one that is registered.
 func (m *Machine) standDown(l *lane, in *instance) {
-	in.tries, in.failure = 0, nil
+	in.failure = nil
+	if !in.hasEndpointWatched() { // or it is not known yet whether anybody accepts there
+		in.tries = 0
+	}
 	m.to(in, Superseded, ByTurn)
 	m.end(in, ResultSuperseded, nil)
 	m.emit(EventSuperseded, in, "instance "+l.held.id+" is newer and current")

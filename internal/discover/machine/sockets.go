@@ -264,6 +264,7 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 	what := "its socket"
 	if path != in.info.SocketPath {
 		what = "its endpoint " + path
+		f = &Failure{Err: endpointSilent{f.Err}, Kind: f.Kind}
 	}
 	busy := cause == ByProbe && (in.phase == Asking || in.phase == Ready || in.phase == Walking || in.phase == Telling)
 	switch {
@@ -304,8 +305,9 @@ func (m *Machine) giveUp(in *instance, what string, f *Failure, cause Cause) {
 	if in.phase == Gone {
 		return
 	}
+	tries := in.tries
 	fresh := m.reborn(in, "nobody accepts on "+what, cause)
-	fresh.tries = 1
+	fresh.tries = tries + 1
 	fresh.failure = f
 	fresh.told = f.Err.Error()
 	m.end(fresh, ResultFailed, f.Err)

@@ -30,10 +30,15 @@ func (m *Machine) watchConn(in *instance) {
 	m.do(Watch{in.ref})
 }
 
+// hasEndpointWatched says that its handler asked for its endpoint to be watched, and that this is another socket.
+func (in *instance) hasEndpointWatched() bool {
+	return in.registration.WatchEndpoint && in.endpoint() != in.info.SocketPath
+}
+
 // watchEndpoint has it noticed that nobody accepts on the endpoint any more, if the handler asked for that.
 func (m *Machine) watchEndpoint(in *instance) {
 	m.unwatch(in, Endpoint)
-	if in.registration.WatchEndpoint && in.endpoint() != in.info.SocketPath {
+	if in.hasEndpointWatched() {
 		in.watches[Endpoint] = watched
 		m.check(in, Endpoint)
 	}
@@ -84,6 +89,9 @@ func (m *Machine) probed(p Probed) {
 		return
 	}
 	in.watches[p.Socket] = watched
+	if in.phase == Superseded && p.Socket == Endpoint {
+		in.tries = 0
+	}
 	if p.Watched {
 		m.do(KeepProbe{in.ref, p.Socket})
 	}
