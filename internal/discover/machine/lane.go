@@ -229,17 +229,16 @@ func (m *Machine) yieldTo(in *instance) {
 	}
 }
 
-// release takes a living instance out for want of a handler.
+// release takes a living instance out for want of a handler. One that is being told so, or is left alone, goes on with that.
 func (m *Machine) release(l *lane, in *instance) {
-	m.rest(in)
-	if in.phase == Ready {
-		m.do(Close{in.ref})
+	if in.phase != Telling && in.phase != Refused {
+		m.rest(in)
+		in.failure = nil
+		if !m.cfg.IgnoreUnhandled {
+			in.failure = unclaimed(in)
+		}
+		m.to(in, Refused, ByTurn)
 	}
-	in.failure = nil
-	if !m.cfg.IgnoreUnhandled {
-		in.failure = unclaimed(in)
-	}
-	m.to(in, Refused, ByTurn)
 	l.walk = walk{subject: in}
 	m.plan(l, task{do: doRemove, reason: "no handler is registered for its type"})
 }

@@ -106,7 +106,6 @@ var Table = []Row{
 	{Telling, ByDelivery, "", Waiting},
 	{Telling, ByDelivery, "there is no handler", Refused},
 	{Telling, ByDelivery, "there is a handler by now, or somebody asked for another attempt", Asking},
-	{Telling, ByTurn, "the handler was removed", Refused},
 
 	{Waiting, ByTimer, "", Asking},
 	{Waiting, ByTurn, "the handler was removed", Refused},
