@@ -23,10 +23,21 @@ func (m *Machine) ask(in *instance, cause Cause) {
 	m.dial(in)
 }
 
+// askAgain has one be asked at once that waits or rests for want of something that may be there now, and has its back-off begin anew. One
+// that is being judged, or told of a refusal, is asked after that.
+func (m *Machine) askAgain(in *instance, cause Cause) {
+	switch in.phase {
+	case Waiting, Refused:
+		in.tries = 0
+		m.ask(in, cause)
+	case Walking, Telling:
+		in.again = true
+	}
+}
+
 // dial has an instance asked where its socket is now.
 func (m *Machine) dial(in *instance) {
 	began := m.Now
-	in.urged = false
 	if in.announced.Type == "" && in.tries == 0 && !in.info.Timestamp.IsZero() {
 		began = in.info.Timestamp
 	}
@@ -239,10 +250,11 @@ func (m *Machine) delivered(in *instance) {
 	if in == nil || in.phase != Telling {
 		return
 	}
-	switch urged := in.urged; {
-	case !isUnclaimed(in.failure) && !urged:
+	switch {
+	case !isUnclaimed(in.failure):
 		m.retryLater(in, ByDelivery)
-	case m.handlers[in.announced.Type] != 0 || urged:
+	case m.handlers[in.announced.Type] != 0 || in.again:
+		in.again = false
 		m.to(in, Asking, ByDelivery)
 		m.dial(in)
 	default:
@@ -289,6 +301,9 @@ func (m *Machine) retryLater(in *instance, cause Cause) {
 		wait = min(wait, probeInterval)
 	case in.failure.Kind == Fault && cause == ByDelivery && m.servedBehind(in):
 		wait = behindAnother.At(in.tries, m.Chance)
+	}
+	if in.again {
+		in.tries, in.again, wait = 0, false, 0
 	}
 	m.to(in, Waiting, cause)
 	in.next = m.Now.Add(wait)

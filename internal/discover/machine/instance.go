@@ -40,8 +40,8 @@ type instance struct {
 	next    time.Time
 	failure *Failure
 	told    string
-	// urged: somebody asked for another attempt since the last one began.
-	urged bool
+	// again: what an attempt was refused for that is under way may be over, so that the next one follows at once.
+	again bool
 
 	// announced is what it said of itself last; valid if lane is not nil.
 	announced Info

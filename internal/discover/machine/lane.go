@@ -210,8 +210,8 @@ func (m *Machine) leave(l *lane, in *instance) {
 	in.lane = nil
 	l.members = slices.DeleteFunc(l.members, func(o *instance) bool { return o == in })
 	for _, o := range l.snapshot() {
-		if o.barred && o.phase == Waiting {
-			m.ask(o, ByRival)
+		if o.barred && o.phase != Refused {
+			m.askAgain(o, ByRival)
 		}
 	}
 }
@@ -222,9 +222,8 @@ func (m *Machine) yieldTo(in *instance) {
 		return
 	}
 	for _, o := range in.lane.snapshot() {
-		if o != in && o.phase == Waiting && !o.barred && o.failure.Kind == Fault && newestFirst(o, in) < 0 {
-			o.tries = 0
-			m.ask(o, ByRival)
+		if o != in && o.phase != Refused && !o.barred && o.failure != nil && o.failure.Kind == Fault && newestFirst(o, in) < 0 {
+			m.askAgain(o, ByRival)
 		}
 	}
 }

@@ -284,9 +284,8 @@ func (m *Machine) setHandler(ptype string, handler int) {
 			continue
 		}
 		for _, in := range l.snapshot() {
-			if in.phase == Refused || in.phase == Waiting && handler != 0 {
-				in.tries = 0
-				m.ask(in, ByHandler)
+			if in.phase == Refused || handler != 0 {
+				m.askAgain(in, ByHandler)
 			}
 		}
 		m.kick(l)
@@ -316,10 +315,8 @@ func (m *Machine) has(handler int) bool {
 // urge tries at once what waits, and has its back-off begin anew.
 func (m *Machine) urge(key Key) {
 	for _, in := range m.instances() {
-		if in.waits() && (in.goesBy(key) || key == (Key{}) && in.phase == Waiting) {
-			in.tries = 0
-			in.urged = true // if it is being told of its refusal: then it is asked after that
-			m.ask(in, ByOperator)
+		if (key == (Key{}) || in.goesBy(key)) && (in.phase != Refused || key != (Key{})) {
+			m.askAgain(in, ByOperator)
 		}
 	}
 }

@@ -255,7 +255,7 @@ func (m *Machine) announce(l *lane, untold *Failure) {
 	m.do(Publish{in.ref})
 	in.record, in.at = listed, l.endpoint
 	tries := in.tries
-	in.tries, in.failure, in.told = 0, nil, ""
+	in.tries, in.failure, in.told, in.again = 0, nil, "", false
 	m.to(in, Registered, ByResult)
 	m.end(in, ResultRegistered, nil)
 	m.settled(in)
