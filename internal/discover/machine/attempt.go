@@ -134,7 +134,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 		in = m.disown(in, refused.Err)
 	}
 	m.touch(in)
-	in.memory = nil
+	in.memory, in.lastLook = nil, false
 	in.announced, in.refused = a.Info, Info{}
 	in.peer, in.account = a.Peer, a.Account
 	if in.lane == nil {

@@ -33,6 +33,8 @@ type instance struct {
 	provisional bool
 	// why says, once it is gone, what became of it; lostWhat, of one that is lost, on what nobody accepts.
 	why, lostWhat string
+	// lastLook: it is given up if its socket is still missing.
+	lastLook bool
 
 	// tries counts failed attempts since the last success, of which failure is the last one; the next is due then. told is the failure of
 	// which an event told last.

@@ -242,7 +242,8 @@ func (m *Machine) fired(t Timer) {
 	case Replace:
 		m.unrecord(in)
 	case TurnUp:
-		m.giveUp(in, "its socket", in.failure, ByTimer)
+		in.lastLook = true // it may have been away for a moment, of which nobody told
+		m.ask(in, ByTimer)
 	case Grace:
 		m.giveUp(in, in.lostWhat, in.failure, ByTimer)
 	case Rob:

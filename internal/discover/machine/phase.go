@@ -134,6 +134,7 @@ var Table = []Row{
 	{Superseded, ByProbe, "it is registered, and there is a grace", Lost},
 
 	{Missing, ByMove, "it turned up", Asking},
+	{Missing, ByTimer, "for a last look", Asking},
 	{Missing, ByTurn, "the handler was removed", Refused},
 	{Lost, ByMove, "", Asking},
 	{Lost, ByTurn, "the handler was removed", Refused},

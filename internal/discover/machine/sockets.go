@@ -273,6 +273,9 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 	case f.Kind == Absent && path == in.info.SocketPath && busy:
 		m.lookAgain(in, s) // what is under way finds out
 		return
+	case f.Kind == Absent && path == in.info.SocketPath && in.lastLook:
+		m.giveUp(in, what, f, cause)
+		return
 	case f.Kind == Absent && path == in.info.SocketPath:
 		// It was removed or renamed, and which of the two will be known in a moment.
 		m.stop(in, Retry)
