@@ -235,7 +235,6 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 		return
 	}
 	in.why = why
-	served := in.recorded()
 	m.keepName(in)
 	m.end(in, ResultGone, nil)
 	m.rest(in)
@@ -249,7 +248,7 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 	if m.appearances[in.info.Appearance] == in {
 		delete(m.appearances, in.info.Appearance)
 	}
-	l := in.lane
+	l, served := in.lane, in.recorded() || in.held()
 	if l == nil || l.held != in || !l.replaced(in) {
 		m.unrecord(in)
 	}
