@@ -44,6 +44,9 @@ func NewDesired() *Desired {
 // Desired is the [DesiredStateOfWorld] of this package: it knows sockets by their identity, and tells of changes. It is safe for concurrent
 // use.
 type Desired struct {
+	// Clock tells when a socket appears; nil is the time of this machine. It is for simulations, and is set before anything else is done.
+	Clock func() time.Time
+
 	mu          sync.RWMutex
 	sockets     map[string]PluginInfo
 	appearances uint64
@@ -79,7 +82,7 @@ func (d *Desired) SetSocket(socket Socket) error {
 
 // appear enters a new appearance. d.mu is held.
 func (d *Desired) appear(socket Socket) {
-	now := time.Now()
+	now := d.now()
 	if !now.After(d.lastStamp) {
 		now = d.lastStamp.Add(1)
 	}
@@ -93,6 +96,13 @@ func (d *Desired) appear(socket Socket) {
 		FoundInDeprecatedDir: socket.Deprecated,
 	}
 	d.notify(socket.Path)
+}
+
+func (d *Desired) now() time.Time {
+	if d.Clock != nil {
+		return d.Clock()
+	}
+	return time.Now()
 }
 
 // MoveSocket states that the socket at one path is now at another: the same appearance in a new place. It is a no-op if there is none at

@@ -27,14 +27,21 @@ func (r *Reconciler) Drive(ctx context.Context) (turn func() bool, stop func()) 
 	}
 }
 
-// Audit has the machine count the rows of its table that it takes. What it returns says, afterwards, which transitions are in no row.
-func (r *Reconciler) Audit(taken map[machine.Row]int) (amiss func() []string) {
+// Audit has the machine's transitions and steps told, with the lock of the reconciler held. Either may be nil.
+func (r *Reconciler) Audit(entered func(machine.Ref, machine.Row), stepped func(machine.Input, []machine.Effect)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.machine.Taken = taken
-	return func() []string {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.machine.Amiss
-	}
+	r.machine.Entered, r.machine.Stepped = entered, stepped
+}
+
+// Size is how much is held: by the machine, for instances, of timers, and what waits.
+func (r *Reconciler) Size() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.machine.Size() + len(r.resources) + len(r.timers) + len(r.inbox) + len(r.queue)
+}
+
+// Urge tries at once what waits of one name.
+func (r *Reconciler) Urge(ptype, name string) {
+	r.say(machine.Urged{Key: machine.Key{Type: ptype, Name: name}})
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -278,7 +280,8 @@ func (r *Reconciler) stop() {
 	r.pace.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, res := range r.resources {
+	for _, ref := range slices.Sorted(maps.Keys(r.resources)) {
+		res := r.resources[ref]
 		res.unwatch()
 		r.closeConn(res)
 		if res.staged != nil {

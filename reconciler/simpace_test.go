@@ -9,22 +9,25 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+	"unsafe"
+
+	"github.com/patchbay-dev/patchbay/internal/discover/pace"
 )
 
 // sim runs everything in one goroutine at a time, as one seed has it: what runs next, how long things take, what chance says. Its time is
 // its own, and passes when nothing is to be done.
 type sim struct {
-	random *rand.Rand
-	now    time.Time
-	events timeline
-	order  uint64 // counts events, so that those of one time are in order
+	random  *rand.Rand
+	elapsed time.Duration // since the beginning
+	skew    time.Duration // by which the wall clock was set
+	events  timeline
+	order   uint64 // counts events, so that those of one time are in order
 	// ready are the tasks that can go on, blocked those that wait for time or for the end of a context.
 	ready, blocked []*task
 	current        *task
-	tasks          int
 	ids            int
-	// turns are polled before each step: each says whether it has something to do, and does it.
-	turns []func() bool
+	// turn is polled before each step: it says whether it has something to do, and does it.
+	turn func() bool
 	// stepped is called after each step.
 	stepped func()
 	steps   int
@@ -32,16 +35,20 @@ type sim struct {
 
 // task is what would be a goroutine: a coroutine, which gives control back when it waits.
 type task struct {
+	of     *simPace
 	resume func() (struct{}, bool)
 	stop   func()
 	yield  func(struct{}) bool
 	ctx    context.Context //nolint:containedctx // that of the wait that is under way
 	until  *simEvent
-	killed bool
+	// dials counts those that it has begun, the first of them then.
+	dials int
+	since time.Duration
 }
 
 type simEvent struct {
-	at    time.Time
+	of    *simPace // nil: the world's
+	at    time.Duration
 	order uint64
 	do    func()
 	index int
@@ -52,7 +59,7 @@ type timeline []*simEvent
 
 func (t timeline) Len() int { return len(t) }
 func (t timeline) Less(i, j int) bool {
-	return t[i].at.Before(t[j].at) || t[i].at.Equal(t[j].at) && t[i].order < t[j].order
+	return t[i].at < t[j].at || t[i].at == t[j].at && t[i].order < t[j].order
 }
 func (t timeline) Swap(i, j int) {
 	t[i], t[j] = t[j], t[i]
@@ -72,13 +79,34 @@ func (t *timeline) Pop() any {
 
 var errKilled = errors.New("the process was killed")
 
-func newSim(seed uint64) *sim {
-	return &sim{random: rand.New(rand.NewPCG(seed, 7)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+func newSim(seed uint64) *sim { return &sim{random: rand.New(rand.NewPCG(seed, 7))} }
+
+// chance says yes once in n times.
+func (s *sim) chance(n int) bool { return s.random.IntN(n) == 0 }
+
+var simEpoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// Now returns a time as the machine's clock makes them: with a wall clock that may be set, and one that only goes on and by which times are
+// compared.
+func (s *sim) Now() time.Time { return clockTime(simEpoch.Add(s.elapsed+s.skew), time.Hour+s.elapsed) }
+
+// clockTime returns a time with a monotonic reading, for which package time has no function: see the comment of time.Time on what it is
+// made of.
+func clockTime(wall time.Time, monotonic time.Duration) time.Time {
+	const hasMonotonic, secondsTo1885, secondsTo1970 = 1 << 63, 59453308800, 62135596800
+	t := wall
+	parts := (*struct {
+		wall uint64
+		ext  int64
+	})(unsafe.Pointer(&t))
+	parts.wall = hasMonotonic | uint64(wall.Unix()+secondsTo1970-secondsTo1885)<<30 | uint64(wall.Nanosecond())
+	parts.ext = int64(monotonic)
+	return t
 }
 
-func (s *sim) at(d time.Duration, do func()) *simEvent {
+func (s *sim) at(of *simPace, d time.Duration, do func()) *simEvent {
 	s.order++
-	e := &simEvent{at: s.now.Add(max(d, 0)), order: s.order, do: do}
+	e := &simEvent{of: of, at: s.elapsed + max(d, 0), order: s.order, do: do}
 	heap.Push(&s.events, e)
 	return e
 }
@@ -89,43 +117,25 @@ func (s *sim) drop(e *simEvent) {
 	}
 }
 
-// Now and the other methods that begin with capitals implement [pace.Pace].
-func (s *sim) Now() time.Time { return s.now }
-
-func (s *sim) AfterFunc(d time.Duration, f func()) (stop func()) {
-	e := s.at(d, f)
-	return func() { s.drop(e) }
-}
-
-func (s *sim) Sleep(ctx context.Context, d time.Duration) error {
+// sleep blocks the current task until d has passed, or ctx ends. A task of a process that is killed meanwhile does not return from it.
+func (s *sim) sleep(ctx context.Context, d time.Duration) error {
 	t := s.current
 	if t == nil {
 		panic("only a task can sleep")
 	}
-	if err := ctx.Err(); err != nil {
+	if t.of.dead {
+		panic(errKilled)
+	}
+	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	t.ctx = ctx
-	t.until = s.at(d, func() { s.wake(t) })
+	t.until = s.at(t.of, d, func() { s.wake(t) })
 	s.blocked = append(s.blocked, t)
-	if !t.yield(struct{}{}) || t.killed {
-		return errKilled
+	if !t.yield(struct{}{}) || t.of.dead {
+		panic(errKilled)
 	}
 	return context.Cause(ctx)
-}
-
-// until blocks until a channel is closed, or ctx ends.
-func (s *sim) until(ctx context.Context, closed <-chan struct{}) error {
-	for {
-		select {
-		case <-closed:
-			return nil
-		default:
-		}
-		if err := s.Sleep(ctx, 10*time.Millisecond); err != nil {
-			return err
-		}
-	}
 }
 
 // wake has a task that waits go on.
@@ -137,43 +147,6 @@ func (s *sim) wake(t *task) {
 	}
 }
 
-func (s *sim) Yield() { _ = s.Sleep(context.Background(), 0) }
-
-func (s *sim) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	e := s.at(d, func() { cancel(context.DeadlineExceeded) })
-	return ctx, func() {
-		s.drop(e)
-		cancel(context.Canceled)
-	}
-}
-
-func (s *sim) Go(f func()) {
-	t := &task{}
-	t.resume, t.stop = iter.Pull(func(yield func(struct{}) bool) {
-		t.yield = yield
-		f()
-	})
-	s.tasks++
-	s.ready = append(s.ready, t)
-}
-
-// Wait runs everything that is left of the tasks.
-func (s *sim) Wait() {
-	for i := 0; s.tasks > 0; i++ {
-		if !s.step() {
-			panic(fmt.Sprintf("%d tasks wait for ever", s.tasks))
-		}
-	}
-}
-
-func (s *sim) Chance() float64 { return s.random.Float64() }
-
-func (s *sim) ID() string {
-	s.ids++
-	return fmt.Sprintf("id%04d", s.ids)
-}
-
 // settle does all that can be done without time passing.
 func (s *sim) settle() {
 	for s.stepNow() {
@@ -183,7 +156,7 @@ func (s *sim) settle() {
 // pass has time pass.
 func (s *sim) pass(d time.Duration) {
 	done := false
-	s.at(d, func() { done = true })
+	s.at(nil, d, func() { done = true })
 	for !done {
 		s.step()
 	}
@@ -198,62 +171,43 @@ func (s *sim) step() bool {
 	if len(s.events) == 0 {
 		return false
 	}
-	s.now = s.events[0].at
+	s.elapsed = s.events[0].at
 	return s.stepNow()
 }
 
 // stepNow does one thing that is due, of all that could be next.
 func (s *sim) stepNow() bool {
-	for _, t := range slices.Clone(s.blocked) {
-		if t.ctx.Err() != nil {
+	for i := 0; i < len(s.blocked); {
+		if t := s.blocked[i]; t.ctx.Err() != nil {
 			s.wake(t)
+		} else {
+			i++
 		}
 	}
-	due := len(s.events) > 0 && !s.events[0].at.After(s.now)
-	choices := len(s.ready)
-	if due {
-		choices++
+	due := 0
+	if len(s.events) > 0 && s.events[0].at <= s.elapsed {
+		due = 1
 	}
-	for range len(s.turns) {
-		choices++
+	n := s.random.IntN(len(s.ready) + due + 1)
+	switch {
+	case n < len(s.ready):
+		s.run(n)
+	case n < len(s.ready)+due:
+		e, _ := heap.Pop(&s.events).(*simEvent)
+		e.do()
+	case s.turn != nil && s.turn():
+	case len(s.ready)+due == 0:
+		return false
+	default:
+		return true // it was nobody's turn
 	}
-	for choices > 0 {
-		n := s.random.IntN(choices)
-		switch {
-		case n < len(s.ready):
-			s.run(n)
-		case due && n == len(s.ready):
-			e, _ := heap.Pop(&s.events).(*simEvent)
-			e.do()
-		default:
-			i := n - len(s.ready)
-			if due {
-				i--
-			}
-			if !s.turns[i]() {
-				if len(s.ready) == 0 && !due && !s.anyTurn() {
-					return false
-				}
-				continue
-			}
-		}
-		s.steps++
-		if s.stepped != nil {
-			s.stepped()
-		}
-		return true
+	if s.steps++; s.steps > 300_000 {
+		panic("this leads to work without end")
 	}
-	return false
-}
-
-// anyTurn does a turn that is due, if there is one.
-func (s *sim) anyTurn() bool {
-	for _, turn := range s.turns {
-		if turn() {
-			return true
-		}
+	if s.stepped != nil {
+		s.stepped()
 	}
-	return false
+	return true
 }
 
 // run has the n-th of the ready tasks go on.
@@ -264,16 +218,100 @@ func (s *sim) run(n int) {
 	_, more := t.resume()
 	s.current = nil
 	if !more {
-		s.tasks--
+		t.of.tasks--
+		t.of.running = slices.DeleteFunc(t.of.running, func(o *task) bool { return o == t })
 	}
 }
 
-// kill ends all tasks where they are.
-func (s *sim) kill() {
-	for _, t := range append(s.ready, s.blocked...) {
-		t.killed = true
-		s.drop(t.until)
-		t.stop()
+// simPace is the pace of one process in a simulation.
+type simPace struct {
+	*sim
+	dead    bool
+	tasks   int
+	running []*task
+}
+
+var _ pace.Pace = (*simPace)(nil)
+
+func (p *simPace) AfterFunc(d time.Duration, f func()) (stop func()) {
+	if p.dead {
+		return func() {}
 	}
-	s.ready, s.blocked, s.tasks = nil, nil, 0
+	e := p.at(p, d, f)
+	return func() { p.drop(e) }
+}
+
+func (p *simPace) Sleep(ctx context.Context, d time.Duration) error { return p.sleep(ctx, d) }
+
+func (p *simPace) Yield() { _ = p.sleep(context.Background(), 0) }
+
+func (p *simPace) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := p.AfterFunc(d, func() { cancel(context.DeadlineExceeded) })
+	return ctx, func() {
+		stop()
+		cancel(context.Canceled)
+	}
+}
+
+func (p *simPace) Go(f func()) {
+	if p.dead {
+		return
+	}
+	t := &task{of: p}
+	t.resume, t.stop = iter.Pull(func(yield func(struct{}) bool) {
+		defer func() {
+			if v := recover(); v != nil && v != errKilled { //nolint:errorlint // it is what was thrown
+				panic(v)
+			}
+		}()
+		t.yield = yield
+		f()
+	})
+	p.tasks++
+	p.running = append(p.running, t)
+	p.ready = append(p.ready, t)
+}
+
+// Wait runs everything that is left of the tasks.
+func (p *simPace) Wait() {
+	for p.tasks > 0 {
+		if !p.step() {
+			panic(fmt.Sprintf("%d tasks wait for ever", p.tasks))
+		}
+	}
+}
+
+func (p *simPace) Chance() float64 { return p.random.Float64() }
+
+func (p *simPace) ID() string {
+	p.ids++
+	return fmt.Sprintf("id%04d", p.ids)
+}
+
+// kill ends all tasks of the process where they are, and everything that is to come of it.
+func (p *simPace) kill() {
+	p.dead = true
+	s := p.sim
+	mine := func(t *task) bool { return t.of == p }
+	for _, t := range slices.Concat(s.ready, s.blocked) {
+		if mine(t) {
+			s.current = t // it unwinds
+			t.stop()
+			s.current = nil
+		}
+	}
+	p.tasks, p.running = 0, nil
+	s.ready, s.blocked = slices.DeleteFunc(s.ready, mine), slices.DeleteFunc(s.blocked, mine)
+	s.events = slices.DeleteFunc(s.events, func(e *simEvent) bool {
+		if e.of == p {
+			e.index = -1
+			return true
+		}
+		return false
+	})
+	for i, e := range s.events {
+		e.index = i
+	}
+	heap.Init(&s.events)
 }

@@ -23,7 +23,6 @@ import (
 // world is everything around a reconciler, made of memory, so that its time is the one of a synctest bubble.
 type world struct {
 	t       *testing.T
-	sim     *sim // nil in a synctest bubble
 	desired *cache.Desired
 	r       *reconciler.Reconciler
 
@@ -35,8 +34,6 @@ type world struct {
 	plugins map[string]*plugin // by the path of the socket
 	// processes are all plugins that ever were.
 	processes map[reconciler.Peer]*plugin
-	amiss     []string
-	taken     map[machine.Row]int
 	// owners are all that ever served a socket.
 	owners   map[cache.SocketID]*plugin
 	sockets  uint64   // counts sockets
@@ -93,21 +90,18 @@ type plugin struct {
 
 // newWorld starts a reconciler in a bubble. Restored instances may be given.
 func newWorld(t *testing.T, cfg reconciler.Config) *world {
-	w := newWorldIn(t, nil, cfg)
-	t.Cleanup(func() { w.stop() })
-	return w
-}
-
-// newWorldIn starts a reconciler in a simulation.
-func newWorldIn(t *testing.T, s *sim, cfg reconciler.Config) *world {
-	w := &world{t: t, sim: s, cfg: cfg,
-		taken: map[machine.Row]int{}, owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{}, registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{}, names: map[machine.Key]reconciler.KeptName{}, work: map[string]int{}}
+	w := &world{
+		t: t, cfg: cfg, owners: map[cache.SocketID]*plugin{}, plugins: map[string]*plugin{}, processes: map[reconciler.Peer]*plugin{},
+		registry: map[string][]string{}, unreachable: map[string]bool{}, stages: map[string]*staged{},
+		names: map[machine.Key]reconciler.KeptName{}, work: map[string]int{},
+	}
 	w.handler = &recorder{w: w, fail: map[string]error{}}
 	w.saved = slices.Clone(cfg.Restored)
 	for _, in := range cfg.Restored {
 		w.registry[in.Name] = append(w.registry[in.Name], in.ID)
 	}
 	w.start()
+	t.Cleanup(func() { w.stop() })
 	return w
 }
 
@@ -118,9 +112,6 @@ func (w *world) start() {
 	cfg.Restored = slices.Clone(w.saved)
 	w.said = map[machine.Key]reconciler.KeptName{}
 	cfg.Names = slices.Collect(maps.Values(w.names))
-	if w.sim != nil {
-		cfg.Pace = w.sim
-	}
 	cfg.Desired, cfg.Transport, cfg.Registry = w.desired, transport{w}, registry{w}
 	cfg.Observe = func(e reconciler.Event) {
 		if w.observe != nil {
@@ -132,19 +123,12 @@ func (w *world) start() {
 	}
 	r := reconciler.New(cfg)
 	w.r = r
-	amiss := r.Audit(w.taken)
-	ctx, cancel := context.WithCancel(context.Background())
-	if w.sim != nil {
-		turn, stop := r.Drive(ctx)
-		w.sim.turns = []func() bool{turn}
-		w.stop = func() {
-			cancel()
-			stop()
-			w.sim.turns = nil
-			w.amiss = append(w.amiss, amiss()...)
+	r.Audit(func(_ machine.Ref, row machine.Row) {
+		if !inTable(row) {
+			w.t.Errorf("%s → %s, %s: the table has no such row", row.From, row.To, row.On)
 		}
-		return
-	}
+	}, nil)
+	ctx, cancel := context.WithCancel(context.Background())
 	var ended sync.WaitGroup
 	ended.Go(func() {
 		if err := r.Run(ctx); err != nil {
@@ -154,17 +138,7 @@ func (w *world) start() {
 	w.stop = func() {
 		cancel()
 		ended.Wait()
-		for _, transition := range amiss() {
-			w.t.Error(transition)
-		}
 	}
-}
-
-func (w *world) now() time.Time {
-	if w.sim != nil {
-		return w.sim.Now()
-	}
-	return time.Now()
 }
 
 func (w *world) note(format string, args ...any) {
@@ -187,7 +161,7 @@ func (w *world) serve(path, name string, p *plugin) *plugin {
 	if p.peer == (reconciler.Peer{}) && !p.strange {
 		p.peer = reconciler.Peer{PID: int(w.sockets), StartTime: 1, Boot: "b"}
 	}
-	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: w.now().UnixNano()}
+	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
 	w.plugins[path], w.processes[p.peer], w.owners[p.socket] = p, p, p
 	w.mu.Unlock()
 	if err := w.desired.SetSocket(cache.Socket{Path: path, ID: p.socket}); err != nil {

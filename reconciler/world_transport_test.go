@@ -127,12 +127,9 @@ func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 }
 
 // wait has time pass, if it is to.
-func (w *world) wait(ctx context.Context, d time.Duration) error {
-	switch {
-	case d == 0:
+func (*world) wait(ctx context.Context, d time.Duration) error {
+	if d == 0 {
 		return nil
-	case w.sim != nil:
-		return w.sim.Sleep(ctx, d)
 	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()

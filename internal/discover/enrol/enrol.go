@@ -25,10 +25,12 @@ const ownOptions = "patchbay.dev/"
 // Registry is the registry of plugins as the reconciler sees it.
 type Registry struct {
 	store *dynamicplugins.Store
+	// InTurn has the roles of an instance saved one after the other, and not at once in goroutines of their own. It is for simulations.
+	InTurn bool
 }
 
 // In returns what enrols instances in a registry.
-func In(store *dynamicplugins.Store) *Registry { return &Registry{store} }
+func In(store *dynamicplugins.Store) *Registry { return &Registry{store: store} }
 
 // Stage stages the instance under its type and under each of its roles. All are saved at once, so that a storage can do it in one step.
 func (r *Registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
@@ -40,11 +42,11 @@ func (r *Registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	if err := r.dropRoles(in); err != nil {
 		return nil, err
 	}
-	all := make(stagedRoles, len(infos))
-	err := atOnce(len(infos), func(i int) error {
+	all := &stagedRoles{r, make([]dynamicplugins.Staged, len(infos))}
+	err := r.atOnce(len(infos), func(i int) error {
 		staged, err := r.store.StagePlugin(infos[i])
 		if err == nil {
-			all[i] = staged
+			all.roles[i] = staged
 		}
 		return err
 	})
@@ -74,7 +76,7 @@ func (r *Registry) Remove(ptype, name, id string) error {
 }
 
 func (r *Registry) removeRoles(roles []string, name, id string) error {
-	return atOnce(len(roles), func(i int) error { return r.remove(roles[i], name, id) })
+	return r.atOnce(len(roles), func(i int) error { return r.remove(roles[i], name, id) })
 }
 
 func (r *Registry) remove(ptype, name, id string) error {
@@ -135,29 +137,38 @@ func (r *Registry) roles(ptype, name, id string) []string {
 }
 
 // stagedRoles is one instance under its type and its roles, staged. Those that were not staged are nil.
-type stagedRoles []dynamicplugins.Staged
+type stagedRoles struct {
+	registry *Registry
+	roles    []dynamicplugins.Staged
+}
 
-func (s stagedRoles) Publish() {
-	for _, staged := range s {
+func (s *stagedRoles) Publish() {
+	for _, staged := range s.roles {
 		staged.Publish()
 	}
 }
 
-func (s stagedRoles) Discard() error {
-	return atOnce(len(s), func(i int) error {
-		if s[i] == nil {
+func (s *stagedRoles) Discard() error {
+	return s.registry.atOnce(len(s.roles), func(i int) error {
+		if s.roles[i] == nil {
 			return nil
 		}
-		return s[i].Discard()
+		return s.roles[i].Discard()
 	})
 }
 
 // atOnce calls f for 0 to n-1, in goroutines of their own if there are several, and joins the errors.
-func atOnce(n int, f func(i int) error) error {
+func (r *Registry) atOnce(n int, f func(i int) error) error {
 	if n == 1 {
 		return f(0)
 	}
 	errs := make([]error, n)
+	if r.InTurn {
+		for i := range n {
+			errs[i] = f(i)
+		}
+		return errors.Join(errs...)
+	}
 	var running sync.WaitGroup
 	for i := range n {
 		running.Go(func() { errs[i] = f(i) })

@@ -2,7 +2,7 @@ package machine
 
 import (
 	"cmp"
-	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -85,9 +85,9 @@ type Machine struct {
 	// touched are the instances that this step is about, for their states.
 	touched []*instance
 
-	// Taken counts how often each row of [Table] was taken. Amiss says what the table does not have; both are for tests.
-	Taken map[Row]int
-	Amiss []string
+	// Entered is told of each transition, and Stepped of each step. They are for tests and may be nil.
+	Entered func(Ref, Row)
+	Stepped func(Input, []Effect)
 }
 
 // New returns a Machine, and the effects with which it begins.
@@ -142,7 +142,11 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 	case Ended:
 		m.unwatchUnlinked(m.byRef[input.Ref])
 	}
-	return m.effects()
+	effects := m.effects()
+	if m.Stepped != nil {
+		m.Stepped(in, effects)
+	}
+	return effects
 }
 
 // effects returns what this step leads to, and ends it.
@@ -174,35 +178,18 @@ func (m *Machine) tidy(in *instance) {
 	delete(m.byRef, in.ref)
 }
 
-// to has an instance enter a phase. The table says whether it may.
+// to has an instance enter a phase. [Table] says whether it may.
 func (m *Machine) to(in *instance, phase Phase, cause Cause) {
-	from := in.phase
+	row := Row{From: in.phase, On: cause, To: phase}
 	in.phase = phase
 	m.touch(in)
-	m.audit(from, phase, cause)
+	if m.Entered != nil {
+		m.Entered(in.ref, row)
+	}
 }
 
-// audit counts a transition and notes one that is not in the table.
-func (m *Machine) audit(from, to Phase, cause Cause) {
-	if m.Taken == nil {
-		return
-	}
-	if to == Gone {
-		for _, leaving := range Leaving {
-			if leaving == cause {
-				m.Taken[Row{From: from, On: cause, To: Gone}]++
-				return
-			}
-		}
-	}
-	for _, row := range Table {
-		if row.From == from && row.On == cause && row.To == to {
-			m.Taken[Row{From: from, On: cause, To: to}]++
-			return
-		}
-	}
-	m.Amiss = append(m.Amiss, fmt.Sprintf("%s → %s, %s: the table has no such row", from, to, cause))
-}
+// Size is how much the machine holds: lanes, instances, timers and handlers that were replaced.
+func (m *Machine) Size() int { return len(m.lanes) + len(m.byRef) + len(m.timers) + len(m.retiring) }
 
 func (m *Machine) touch(in *instance) { m.touched = append(m.touched, in) }
 
@@ -296,7 +283,7 @@ func (m *Machine) setHandler(ptype string, handler int) {
 
 // retire lets go of handlers that no lane has.
 func (m *Machine) retire() {
-	for handler := range m.retiring {
+	for _, handler := range slices.Sorted(maps.Keys(m.retiring)) {
 		if !m.has(handler) {
 			delete(m.retiring, handler)
 			m.do(Retire{handler})

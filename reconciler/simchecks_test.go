@@ -1,0 +1,284 @@
+package reconciler_test
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// validInfo says that an announcement is.
+func validInfo(info reconciler.Info) bool {
+	return info.Name != "" && !strings.Contains(info.Type, "/") && len(info.Versions) <= 64 &&
+		(info.Endpoint == "" || strings.HasPrefix(info.Endpoint, "/"))
+}
+
+// heard takes over what a program says of itself.
+func (m *model) heard(p *program) {
+	if !validInfo(p.said) {
+		return
+	}
+	key := lane{p.said.Type, p.said.Name}
+	if p.record != nil && (p.record.Peer != p.peer || p.peer == reconciler.Peer{}) {
+		p.lost = p.record.ID
+	}
+	if p.found > 0 {
+		newer := slices.DeleteFunc(slices.Clone(m.before[key]), func(known before) bool { return known.birth <= p.socket.Birth })
+		if len(newer) > 0 {
+			limit, below := newer[0].rank, 0.0
+			for _, known := range newer {
+				limit = min(limit, known.rank)
+			}
+			for _, known := range m.before[key] {
+				if known.rank < limit {
+					below = max(below, known.rank)
+				}
+			}
+			p.rank = limit - (limit-below)/float64(p.found+1)
+		}
+		p.found = 0
+	}
+	p.record, p.remembered, p.valid = nil, key, p.said
+	p.barred, p.barredBefore = 0, p.barred
+	if p.barredFrom != key {
+		p.barredBefore, p.barredFrom = 0, key
+	}
+}
+
+// told sees that a program is told what is so.
+func (m *model) told(p *program, registered bool, reason string) {
+	switch {
+	case registered:
+		if !slices.ContainsFunc(m.life.callers, func(h *strict) bool {
+			w := h.names[p.said.Name]
+			return h.ptype == p.said.Type && w != nil && w.held != "" && p.endpoints[w.held]
+		}) {
+			m.complain("%+v is told that it is registered, and is not", p.said)
+		}
+		if !slices.ContainsFunc(m.disk.saved[lane{p.said.Type, p.said.Name}], func(info *pluginInfo) bool {
+			return p.endpoints[info.ConnectionInfo.SocketPath]
+		}) {
+			m.complain("%+v is told that it is registered, and is not on disk", p.said)
+		}
+		return
+	case strings.Contains(reason, "patience"), strings.Contains(reason, "unavailable"), strings.Contains(reason, "disk full"):
+		m.complain("%+v is told off for what is not its fault: %s", p.said, reason)
+	case strings.HasPrefix(reason, "the plugin announces "):
+		if validInfo(p.said) {
+			m.complain("%+v is told off for its announcement: %s", p.said, reason)
+		}
+	case strings.HasPrefix(reason, "user "), strings.HasPrefix(reason, "the name "):
+		if !m.set.has("trust") || privileged(p.account) {
+			m.complain("program %d is told off for its user: %s", p.number, reason)
+		}
+		p.barred = p.barredBefore + 1
+	case strings.HasPrefix(reason, "plugin validation failed: "), strings.HasPrefix(reason, "not admitted: "),
+		strings.HasPrefix(reason, "plugin registration failed: "):
+		if !p.refused && unique(p.said.Endpoint) {
+			m.complain("%+v is told off without a cause: %s", p.said, reason)
+		}
+	case !strings.HasPrefix(reason, "no handler registered for plugin type: "+p.said.Type) || m.set.has("ignores"):
+		m.complain("%+v is told off: %s", p.said, reason)
+	}
+	p.owed = false
+}
+
+// unique says that an endpoint names one program.
+func unique(endpoint string) bool { return strings.HasPrefix(endpoint, "/endpoint") }
+
+// owe says whether the program with an endpoint has to be told of a refusal.
+func (m *model) owe(endpoint string, owed bool) {
+	if m.life.dead {
+		return
+	}
+	for _, p := range m.programs {
+		p.unwanted = p.unwanted || owed && endpoint != "" && p.endpoints[endpoint]
+		if unique(endpoint) && p.said.Endpoint == endpoint {
+			p.owed, p.refused = owed, p.refused || owed
+		}
+	}
+}
+
+// staged sees that only what is registered is saved, as what it is.
+func (m *model) staged(in reconciler.Instance) {
+	if m.life.dead {
+		return
+	}
+	p := m.owners[in.Socket]
+	if p == nil {
+		m.complain("%+v is saved, and there is no such socket", in)
+		return
+	}
+	m.ranks[in.ID] = p.rank
+	if !p.announced[lane{in.Type, in.Name}] || !p.endpoints[in.Endpoint] {
+		m.complain("program %d is saved as what it never was: %+v", p.number, in)
+	}
+	if !slices.ContainsFunc(m.life.callers, func(h *strict) bool {
+		w := h.names[in.Name]
+		return h.ptype == in.Type && w != nil && w.held == in.Endpoint
+	}) {
+		m.complain("%s of %s/%s is saved, and is not registered", in.Endpoint, in.Type, in.Name)
+	}
+	if !m.set.has("trust") || privileged(p.account) {
+		return
+	}
+	if _, err := m.life.store.PluginForAlloc(in.Type, in.Name, in.ID); err == nil {
+		return // the name is its own already
+	}
+	if p.account.UID > 60002 && in.Account.Known {
+		m.complain("%+v is saved, and its user may not register it", in)
+	}
+	for _, o := range m.programs {
+		if in.Type == "T" && o.pristine && o.account.Known && o.account.UID != p.account.UID && o.valid.Type == in.Type && o.valid.Name == in.Name && in.Account.Known {
+			m.complain("program %d takes the name of program %d, another user's", p.number, o.number)
+		}
+	}
+}
+
+// published sees that only what was saved and told is shown.
+func (m *model) published(in reconciler.Instance) {
+	p := m.owners[in.Socket]
+	m.note("registry: %s is published", in.ID)
+	m.shown[in.ID] = true
+	p.unwanted = m.life.handlers[in.Type] == nil || p.deaf || p.apiGone || p.withdrawn || p.infoErr != nil
+	if !p.told && !m.set.has("keeps") {
+		m.complain("%s of %s/%s is shown, and was not told", in.Endpoint, in.Type, in.Name)
+	}
+	if info := m.disk.has(lane{in.Type, in.Name}, in.ID); info == nil {
+		m.complain("%s of %s/%s is shown, and is not on disk", in.Endpoint, in.Type, in.Name)
+	}
+	p.pristine = m.files[in.SocketPath] == p && !p.dead && m.disk.mode == "" && len(m.modes) == 0 && !m.misfit(in.SocketPath) &&
+		p.infoErr == nil && p.notifyErr == nil && !p.hangs && !p.full && !p.deaf && !p.apiGone && !p.distrusted && !p.withdrawn &&
+		p.info.Type == in.Type && p.info.Name == in.Name && validInfo(p.info) && m.life.handlers[in.Type] != nil && p.infoTakes == 0 &&
+		(p.info.Endpoint == in.Endpoint || p.info.Endpoint == "" && in.Endpoint == in.SocketPath) && unique(in.Endpoint)
+}
+
+// removed sees that nothing is forgotten that lives, is the same, and was not refused. A removal may be tried again when it is there anew.
+func (m *model) removed(ptype, name, id string) {
+	in, was := m.life.instances[id]
+	if !was || m.life.leaving[id] || !m.shown[id] {
+		return
+	}
+	m.life.leaving[id] = true
+	p := m.owners[in.Socket]
+	path := ""
+	if p != nil {
+		path = m.pathOf(p.socket)
+	}
+	// Where a socket is that has moved has to be told within a moment.
+	known := path != "" && (m.life.told[path] == p.socket || m.sim.elapsed-p.movedAt < 900*time.Millisecond)
+	there := known && m.sim.elapsed-p.toldLate > 100*time.Millisecond
+	if there && p.peer == in.Peer && !p.strange && p.remembered == (lane{in.Type, in.Name}) && !p.dead && !p.unwanted && !p.distrusted {
+		m.complain("%s/%s %s is forgotten, and lives: program %d", ptype, name, id, p.number)
+	}
+}
+
+// observed follows the events, which come with the reconciler locked.
+func (l *life) observed(e reconciler.Event) {
+	m := l.m
+	if l.dead {
+		return
+	}
+	m.note("event: %s %s/%s %s at %s, %s: %s", e.Kind, e.Type, e.Name, e.Instance, e.SocketPath, e.Endpoint, e.Message)
+	if e.Kind == reconciler.EventDeregistered || e.Kind == reconciler.EventUnreachable {
+		defer m.forgive(lane{e.Type, e.Name})
+	}
+	switch e.Kind {
+	case reconciler.EventRegistered, reconciler.EventRestored:
+		l.open[e.Instance] = true
+		if _, err := l.store.PluginForAlloc(e.Type, e.Name, e.Instance); err != nil {
+			m.complain("an event says that %s is %s: %v", e.Instance, e.Kind, err)
+		}
+		return
+	case reconciler.EventRefused:
+		return
+	case reconciler.EventFailed:
+		if strings.Contains(e.Message, "a stranger listens") || strings.Contains(e.Message, "is another user's") {
+			m.complain("what is not trusted is no failure: %s", e.Message)
+		}
+		return
+	case reconciler.EventSuperseded:
+		return // also of one that was never registered
+	case reconciler.EventUnlinked:
+		if l.open[e.Instance] {
+			m.complain("%q is missed without its socket, and is registered", e.Instance)
+		}
+		return
+	case reconciler.EventDeregistered:
+		defer delete(l.open, e.Instance)
+		m.removed(e.Type, e.Name, e.Instance)
+		l.awaitNext(e)
+	case reconciler.EventUpdated, reconciler.EventUnreachable:
+	case reconciler.EventIgnored:
+		return
+	}
+	if !l.open[e.Instance] {
+		m.complain("event %s of %q, which is not registered", e.Kind, e.Instance)
+	}
+}
+
+// forgive has those be tried at once who were refused a name.
+func (m *model) forgive(key lane) {
+	for _, p := range m.programs {
+		if p.remembered == key {
+			p.turnedDownAt, p.forgiven = -1, m.sim.elapsed
+		}
+	}
+}
+
+// awaitNext sees that who was refused while another one served is tried at once when that goes.
+func (l *life) awaitNext(e reconciler.Event) {
+	m := l.m
+	gone := m.owners[l.instances[e.Instance].Socket]
+	for _, p := range m.programs {
+		// One that was barred often waits long.
+		if gone != nil && p != gone && p.barred > 8 && p.barredFrom == (lane{e.Type, e.Name}) && len(m.modes) == 0 && !p.told && !p.dead {
+			l.expectAsk(p, e)
+		}
+		if gone == nil || p == gone || p.rank < gone.rank || !p.unfit && !p.unwelcome || p.turnedDownAt < 0 || p.turnedDown == 0 ||
+			p.valid.Type != e.Type || p.valid.Name != e.Name || p.dead || p.told || p.owed || p.refusalTakes > 0 || p.notifyTakes > 0 ||
+			m.sim.elapsed-p.turnedDown < 10*time.Millisecond || m.sim.elapsed-p.turnedDown > 20*time.Second || p.turnedDownAt != m.disturbances {
+			continue
+		}
+		l.expectAsk(p, e)
+	}
+}
+
+// expectAsk sees that a program is asked soon.
+func (l *life) expectAsk(p *program, e reconciler.Event) {
+	m, asks, path := l.m, p.asks, l.m.pathOf(p.socket)
+	if p.infoTakes > 0 || p.hangs {
+		return // it may be being asked
+	}
+	m.sim.at(nil, 1500*time.Millisecond, func() {
+		if m.life == l && !l.dead && p.asks == asks && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
+			l.told[path] == p.socket && l.handlers[e.Type] != nil && !p.full && !p.distrusted {
+			m.complain("program %d was not tried when %s went in whose favour it was refused", p.number, e.Instance)
+		}
+	})
+}
+
+// checkGap sees that a name is given out as long as an instance is registered that nothing happened to.
+func (m *model) checkGap() {
+	for _, p := range m.programs {
+		if !p.pristine {
+			continue
+		}
+		if _, err := m.life.store.DispensePlugin(p.valid.Type, p.valid.Name); err != nil {
+			m.complain("%s/%s is not given out although program %d is registered: %v", p.valid.Type, p.valid.Name, p.number, err)
+			p.pristine = false
+		}
+	}
+}
+
+// checkGivenOut sees that what has no socket any more is not given out, whatever its handler does. What was replaced may be for a moment.
+func (m *model) checkGivenOut() {
+	for _, in := range m.life.store.Instances("", "") {
+		known := m.life.instances[in.Info.AllocID]
+		if in.State != dynamicplugins.InstanceUnreachable && known.ID != "" && m.pathOf(known.Socket) == "" {
+			m.complain("%s of %s/%s is given out, and its socket is gone", in.Info.AllocID, in.Info.Type, in.Info.Name)
+		}
+	}
+}

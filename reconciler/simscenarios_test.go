@@ -1,0 +1,41 @@
+package reconciler_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var scenarioSeeds = flag.Uint64("simulate.each", 40, "the number of seeds with which each named scenario is run")
+
+// TestSimulationScenarios runs every fault that the core ever had as a script of its own, each in many interleavings. The files say which
+// fault it was.
+func TestSimulationScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/scenarios/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("there are no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s, err := parseScript(string(text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(s.steps) == 0 || !strings.HasPrefix(string(text), "# ") {
+				t.Fatal("a scenario has steps, and says what it is about")
+			}
+			for i := range *scenarioSeeds {
+				// The first is the one that was found, with the luck that it had.
+				if s.seed += i; len(simulate(s, newFigures())) > 0 {
+					t.Fatal(explain(s))
+				}
+			}
+		})
+	}
+}
