@@ -59,6 +59,17 @@ failpoints: ## have the daemon fail at each failpoint, and see what becomes of t
 repeat: ## run the tests of the main module 20 times under load; a run that was stopped goes on where it was
 	.ci/repeat
 
+# How many seeds make simulate tries.
+SEEDS ?= 1000000
+
+.PHONY: simulate
+simulate: ## run the simulation of the core with SEEDS (1000000) seeds; a run that was stopped goes on where it was
+	.ci/simulate $(SEEDS)
+
+.PHONY: mutants
+mutants: ## see that the simulation of the core finds each fault of reconciler/testdata/mutants.txt
+	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 2h ./reconciler -simulate.mutants 20000
+
 .PHONY: fuzz
 fuzz: ## run each fuzz target until 10 minutes of processor time were spent on it, and keep what it finds
 	cd tools && $(GO) run ./fuzz ..
