@@ -140,6 +140,9 @@ func isFresh(id cache.SocketID, now time.Time) bool {
 // interview dials a socket and asks who is there. With an error there may be a connection and what was announced on it. A socket exists a
 // moment before its plugin listens on it: as long as it is fresh, a refused dial is repeated. waits is called before it waits for that.
 func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func()) (Conn, Info, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, Info{}, err // it was abandoned while it waited for a slot
+	}
 	timeouts := r.timeouts(e.Type)
 	conn, err := r.reach(ctx, e, timeouts.Dial, waits)
 	if err != nil {

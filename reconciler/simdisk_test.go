@@ -138,6 +138,9 @@ func (r simRegistry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
 	m := r.l.m
 	m.did("save")
 	m.staged(in)
+	if t := m.sim.current; t != nil {
+		t.dials = 0 // what waits for the disk holds no slot
+	}
 	r.l.linger()
 	staged, err := r.real.Stage(in)
 	if r.l.dead {

@@ -41,9 +41,10 @@ type task struct {
 	yield  func(struct{}) bool
 	ctx    context.Context //nolint:containedctx // that of the wait that is under way
 	until  *simEvent
-	// dials counts those that it has begun, the first of them then.
-	dials int
-	since time.Duration
+	// dials counts those of the path that it has begun, the first of them then; zero when it is at something else.
+	dials   int
+	dialled string
+	since   time.Duration
 }
 
 type simEvent struct {

@@ -98,7 +98,7 @@ func (m *model) vanish() {
 	m.life.checkMirror()
 	left := m.life.r.Plugins()
 	shown := slices.DeleteFunc(m.life.store.Instances("", ""), func(in dynamicplugins.Instance) bool {
-		return in.State == dynamicplugins.InstanceUnreachable && in.Info.Options["patchbay.dev/role-of"] != "" // for the next start to remove
+		return in.State == dynamicplugins.InstanceUnreachable && isRole(in.Info) // for the next start to remove
 	})
 	if len(left)+len(m.disk.instances())+len(shown)+m.life.r.Size() > 0 {
 		m.complain("of everything that ended is left: %+v, on disk %v, in the registry %s, and %d in memory", left, m.disk.instances(),
@@ -274,7 +274,7 @@ func (m *model) checkRecords(statuses []reconciler.Status) {
 	slices.Sort(known)
 	shown := []string{}
 	for _, in := range m.life.store.Instances("", "") {
-		switch role := in.Info.Options["patchbay.dev/role-of"] != ""; {
+		switch role := isRole(in.Info); {
 		case !role:
 			shown = append(shown, in.Info.AllocID)
 		case !slices.Contains(known, in.Info.AllocID) && in.State != dynamicplugins.InstanceUnreachable:
@@ -286,4 +286,9 @@ func (m *model) checkRecords(statuses []reconciler.Status) {
 	if saved := m.disk.instances(); !slices.Equal(known, shown) || !slices.Equal(known, saved) || !slices.Equal(known, open) {
 		m.complain("recorded are %v; shown %v, on disk %v, open in the events %v", known, shown, saved, open)
 	}
+}
+
+// isRole says that an entry of the registry is a role of an instance, and not the instance itself.
+func isRole(info *dynamicplugins.PluginInfo) bool {
+	return info.Record != nil && info.Record.RoleOf != ""
 }

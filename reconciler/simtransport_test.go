@@ -46,7 +46,7 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 	if owner := m.owners[socket]; owner != nil {
 		owner.dials++
 	}
-	t.l.countSlots()
+	t.l.countSlots(path)
 	if err := t.still(path, socket); err != nil {
 		return nil, err
 	}
@@ -79,9 +79,12 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 }
 
 // countSlots sees that no more attempts are at work than there are slots. One that waits gives its slot back.
-func (l *life) countSlots() {
+func (l *life) countSlots(path string) {
 	s := l.m.sim
 	t := s.current
+	if t.dialled != path { // it is at another attempt
+		t.dialled, t.dials = path, 0
+	}
 	if t.dials++; t.dials == 1 {
 		t.since = s.elapsed
 	}
