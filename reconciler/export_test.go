@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/discover/pace"
 )
 
 // Drive takes the place of Run for one who has no goroutines: turn does what Run would be woken for, and says whether there was something;
@@ -45,3 +46,6 @@ func (r *Reconciler) Size() int {
 func (r *Reconciler) Urge(ptype, name string) {
 	r.say(machine.Urged{Key: machine.Key{Type: ptype, Name: name}})
 }
+
+// NewAt is New at a pace of the caller's.
+func NewAt(cfg Config, at pace.Pace) *Reconciler { return newAt(cfg, at) }

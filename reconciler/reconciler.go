@@ -51,7 +51,10 @@ type Reconciler struct {
 }
 
 // New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored.
-func New(cfg Config) *Reconciler {
+func New(cfg Config) *Reconciler { return newAt(cfg, pace.Real()) }
+
+// newAt is New for a simulation, which has a pace of its own.
+func newAt(cfg Config, at pace.Pace) *Reconciler {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -67,9 +70,6 @@ func New(cfg Config) *Reconciler {
 	if cfg.Source == nil {
 		cfg.Source = func(string) Source { return SourceDiscovered }
 	}
-	if cfg.Pace == nil {
-		cfg.Pace = pace.Real()
-	}
 	keeps := cfg.Registry != nil
 	if !keeps {
 		cfg.Registry = noRegistry{}
@@ -77,7 +77,7 @@ func New(cfg Config) *Reconciler {
 	r := &Reconciler{
 		cfg:       cfg,
 		log:       cfg.Logger,
-		pace:      cfg.Pace,
+		pace:      at,
 		keeps:     keeps,
 		wake:      make(chan struct{}, 1),
 		handlers:  map[int]cache.PluginHandler{},

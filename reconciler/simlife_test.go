@@ -99,7 +99,7 @@ func (m *model) boot(types []string) {
 	l.events = events
 	l.desired = cache.NewDesired()
 	l.desired.Clock = l.pace.Now
-	l.r = reconciler.New(l.config(restored))
+	l.r = reconciler.NewAt(l.config(restored), l.pace)
 	l.r.Audit(l.entered, m.traceStep)
 	for _, ptype := range types {
 		l.setHandler(ptype)
@@ -127,7 +127,7 @@ func (l *life) config(restored []reconciler.Instance) reconciler.Config {
 	registry := enrol.In(l.store)
 	registry.InTurn = true
 	cfg := reconciler.Config{
-		Desired: l.desired, Transport: simTransport{l}, Registry: simRegistry{l, registry}, Restored: restored, Pace: l.pace,
+		Desired: l.desired, Transport: simTransport{l}, Registry: simRegistry{l, registry}, Restored: restored,
 		Observe: l.observed, Admit: l.admit, IgnoreUnhandled: m.set.has("ignores"), ClientTimeout: clientTimeout,
 		Timeouts: reconciler.Timeouts{Handler: m.set.duration("handlertimeout")}, Walks: m.walks,
 		TypeTimeouts:     map[string]reconciler.Timeouts{"U": {GetInfo: 2 * time.Second}},

@@ -9,7 +9,6 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/cache"
-	"github.com/patchbay-dev/patchbay/internal/discover/pace"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -167,6 +166,4 @@ type Config struct {
 	// or handler does not count for longer than a moment, and one that waits for the Registry not at all.
 	Walks  int
 	Logger *slog.Logger
-	// Pace is what it all runs on; nil for that of this machine. It is for simulations.
-	Pace pace.Pace
 }

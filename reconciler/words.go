@@ -30,51 +30,51 @@ type (
 
 // The states of an instance.
 const (
-	StateRestored      = machine.StateRestored
-	StateConnecting    = machine.StateConnecting
-	StateWaiting       = machine.StateWaiting
-	StateValidating    = machine.StateValidating
-	StateAdmitting     = machine.StateAdmitting
-	StateRegistering   = machine.StateRegistering
-	StateNotifying     = machine.StateNotifying
-	StateRegistered    = machine.StateRegistered
-	StateDeregistering = machine.StateDeregistering
-	StateSuperseded    = machine.StateSuperseded
-	StateBackoff       = machine.StateBackoff
-	StateUnreachable   = machine.StateUnreachable
-	StateRefused       = machine.StateRefused
-	StateUnlinked      = machine.StateUnlinked
-	StateIgnored       = machine.StateIgnored
+	StateRestored      State = machine.StateRestored
+	StateConnecting    State = machine.StateConnecting
+	StateWaiting       State = machine.StateWaiting
+	StateValidating    State = machine.StateValidating
+	StateAdmitting     State = machine.StateAdmitting
+	StateRegistering   State = machine.StateRegistering
+	StateNotifying     State = machine.StateNotifying
+	StateRegistered    State = machine.StateRegistered
+	StateDeregistering State = machine.StateDeregistering
+	StateSuperseded    State = machine.StateSuperseded
+	StateBackoff       State = machine.StateBackoff
+	StateUnreachable   State = machine.StateUnreachable
+	StateRefused       State = machine.StateRefused
+	StateUnlinked      State = machine.StateUnlinked
+	StateIgnored       State = machine.StateIgnored
 )
 
 // The sources of a plugin.
 const (
-	SourceDiscovered = machine.SourceDiscovered
-	SourceLaunched   = machine.SourceLaunched
-	SourceHost       = machine.SourceHost
+	SourceDiscovered Source = machine.SourceDiscovered
+	SourceLaunched   Source = machine.SourceLaunched
+	SourceHost       Source = machine.SourceHost
 )
 
 // The kinds of events.
 const (
-	EventRegistered   = machine.EventRegistered
-	EventDeregistered = machine.EventDeregistered
-	EventUpdated      = machine.EventUpdated
-	EventSuperseded   = machine.EventSuperseded
-	EventRefused      = machine.EventRefused
-	EventIgnored      = machine.EventIgnored
-	EventFailed       = machine.EventFailed
-	EventUnreachable  = machine.EventUnreachable
-	EventUnlinked     = machine.EventUnlinked
-	EventRestored     = machine.EventRestored
-	EventReleased     = machine.EventReleased
+	EventRegistered   EventKind = machine.EventRegistered
+	EventDeregistered EventKind = machine.EventDeregistered
+	EventUpdated      EventKind = machine.EventUpdated
+	EventSuperseded   EventKind = machine.EventSuperseded
+	EventRefused      EventKind = machine.EventRefused
+	EventIgnored      EventKind = machine.EventIgnored
+	EventFailed       EventKind = machine.EventFailed
+	EventUnreachable  EventKind = machine.EventUnreachable
+	EventUnlinked     EventKind = machine.EventUnlinked
+	EventRestored     EventKind = machine.EventRestored
+	EventReleased     EventKind = machine.EventReleased
 )
 
 // The results of an attempt.
 const (
-	ResultRegistered = machine.ResultRegistered
-	ResultSuperseded = machine.ResultSuperseded
-	ResultRefused    = machine.ResultRefused
-	ResultIgnored    = machine.ResultIgnored
-	ResultFailed     = machine.ResultFailed
-	ResultGone       = machine.ResultGone
+	ResultRegistered Result = machine.ResultRegistered
+	ResultSuperseded Result = machine.ResultSuperseded
+	ResultRefused    Result = machine.ResultRefused
+	ResultIgnored    Result = machine.ResultIgnored
+	ResultFailed     Result = machine.ResultFailed
+	ResultGone       Result = machine.ResultGone
 )

@@ -20,9 +20,6 @@ var implemented = []string{
 	"MarshalJSON", "UnmarshalJSON", "MarshalText", "UnmarshalText", "UnmarshalYAML", "Enabled", "Handle", "WithAttrs", "WithGroup",
 }
 
-// unshown are the packages that are yet to be rebuilt and exempt until then from what is asked of exported names.
-var unshown = []string{"reconciler"}
-
 // untold are packages whose examples are compiled and not run: what is to be shown takes the *testing.T of a test.
 var untold = []string{"sdk/sdktest", "dynamicplugins/statetest"}
 
@@ -43,9 +40,6 @@ func TestExportedNamesAreUsed(t *testing.T) {
 	all, used := readNames(t)
 	checked, unused := 0, 0
 	for _, e := range all {
-		if slices.Contains(unshown, e.dir) {
-			continue
-		}
 		for _, name := range slices.Sorted(maps.Keys(e.names)) {
 			checked++
 			if !used.has(e.dir, name) {
@@ -193,7 +187,7 @@ func TestPublicPackagesHaveExamples(t *testing.T) {
 	found := 0
 	for _, p := range packages(t) {
 		internal := slices.Contains(strings.Split(p.path, "/"), "internal")
-		exempt := slices.Contains(unshown, p.path) || slices.Contains(untold, p.path)
+		exempt := slices.Contains(untold, p.path)
 		if internal || exempt || p.name == "main" || strings.HasPrefix(p.path, "examples/") || isGeneratedAPI(p.path) {
 			continue
 		}

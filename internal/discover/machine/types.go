@@ -188,12 +188,3 @@ const (
 	// ResultGone: it went meanwhile.
 	ResultGone Result = "gone"
 )
-
-// Attempt says how one attempt to register an instance ended.
-type Attempt struct {
-	// Type and Name are what the plugin announced; empty if it did not come to that.
-	Type, Name string
-	Result     Result
-	// Duration is how long it took: the first one from when the socket was seen.
-	Duration time.Duration
-}
