@@ -15,8 +15,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// PluginRecord is what a host that finds plugins itself knows of an instance beyond the rest of its PluginInfo. The registry keeps it and does
-// not look at it. What it says is read by whoever has to know the plugin again after a restart.
+// PluginRecord is what a host that finds plugins itself knows of an instance beyond the rest of its PluginInfo. The registry keeps it
+// and does not look at it. What it says is read by whoever has to know the plugin again after a restart.
 type PluginRecord struct {
 	// RoleOf is the type of the plugin, in entries that are roles of it; they have nothing else but Account and Socket.
 	RoleOf string
@@ -42,7 +42,8 @@ type PluginRecord struct {
 	Damage error
 }
 
-// PluginPeer names a process by its number, its start time in clock ticks since boot, and the boot. The zero value is one that cannot be seen.
+// PluginPeer names a process by its number, its start time in clock ticks since boot, and the boot. The zero value is one that cannot
+// be seen.
 type PluginPeer struct {
 	PID       int
 	StartTime uint64
@@ -65,10 +66,17 @@ func (r *PluginRecord) clone() *PluginRecord {
 	return &c
 }
 
-func (r *PluginRecord) equal(other *PluginRecord) bool { return reflect.DeepEqual(r, other) }
+func (r *PluginRecord) equal(other *PluginRecord) bool {
+	if r == nil || other == nil {
+		return r == other
+	}
+	a, b := *r, *other
+	a.Damage, b.Damage = nil, nil    // which is of the storage, and not of the instance
+	return reflect.DeepEqual(&a, &b) //nolint:govet // neither has an error
+}
 
-// In a storage a record is options of the instance, as it was from the beginning: a stranger's storage need not know of records, and an older
-// program reads what this one saved. These are their keys; nothing else has anything to do with them.
+// In a storage a record is options of the instance, as it was from the beginning: a stranger's storage need not know of records, and
+// an older program reads what this one saved. These are their keys; nothing else has anything to do with them.
 const (
 	recordOptions = "patchbay.dev/" // begins them all
 

@@ -2,10 +2,11 @@ package dynamicplugins
 
 import (
 	"math"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/patchbay-dev/patchbay/cache"
 )
@@ -20,7 +21,7 @@ func TestStoredRecord(t *testing.T) {
 			Source: "launched", Rank: math.MaxInt64, RegisteredAt: time.Unix(6, 7).UTC(), EndpointWatched: true,
 		},
 	}
-	if got := fromStored(toStored(info)); !reflect.DeepEqual(got, info) {
+	if got := fromStored(toStored(info)); !cmp.Equal(got, info) {
 		t.Errorf("read back: %+v", got.Record)
 	}
 	for option, damaged := range map[string]string{
@@ -34,7 +35,7 @@ func TestStoredRecord(t *testing.T) {
 		}
 	}
 	info.Record.Peer.Boot = "" // where a boot has no name
-	if got := fromStored(toStored(info)); !reflect.DeepEqual(got, info) {
+	if got := fromStored(toStored(info)); !cmp.Equal(got, info) {
 		t.Errorf("read back without a boot: %+v", got.Record)
 	}
 	forged := &PluginInfo{ConnectionInfo: &PluginConnectionInfo{}, Options: map[string]string{optionSource: "forged"}, Record: info.Record}
@@ -42,7 +43,7 @@ func TestStoredRecord(t *testing.T) {
 		t.Errorf("stored %v", stored.Options)
 	}
 	role := &PluginInfo{ConnectionInfo: &PluginConnectionInfo{}, Record: &PluginRecord{RoleOf: "T", Account: info.Record.Account}}
-	if got := fromStored(toStored(role)); !reflect.DeepEqual(got, role) {
+	if got := fromStored(toStored(role)); !cmp.Equal(got, role) {
 		t.Errorf("the role: %+v", got.Record)
 	}
 }

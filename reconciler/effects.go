@@ -226,7 +226,7 @@ func (r *Reconciler) watch(e machine.Watch) {
 	res.conn = nil
 	stop, err := conn.Watch(func() { r.say(machine.Hinted{Ref: e.Ref, Socket: machine.Registration}) })
 	if err != nil {
-		r.post(machine.Unwatchable{Ref: e.Ref})
+		r.post(machine.Unwatchable(e))
 		return
 	}
 	res.watches[machine.Registration] = stop

@@ -211,7 +211,7 @@ func (l *life) observed(e reconciler.Event) {
 		m.removed(e.Type, e.Name, e.Instance)
 		l.awaitNext(e)
 	case reconciler.EventUpdated, reconciler.EventUnreachable:
-	case reconciler.EventIgnored:
+	case reconciler.EventIgnored, reconciler.EventReleased:
 		return
 	}
 	if !l.open[e.Instance] {

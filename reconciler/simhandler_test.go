@@ -235,7 +235,7 @@ type strictRegistrar struct{ h *strict }
 func (r strictRegistrar) RegisterPluginContext(
 	ctx context.Context, name, endpoint string, versions []string, timeout *time.Duration,
 ) (found cache.Registration, err error) {
-	if err = r.h.register(ctx, name, endpoint, versions, timeout); err != nil {
+	if err := r.h.register(ctx, name, endpoint, versions, timeout); err != nil {
 		return found, err
 	}
 	if r.h.l.m.set.has("roles") {

@@ -79,7 +79,8 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 	m.sim.stepped = m.stepped
 	defer func() {
 		if v := recover(); v != nil {
-			wrong = append(m.wrong, fmt.Sprintf("panic: %v\n%s", v, stack()))
+			m.wrong = append(m.wrong, fmt.Sprintf("panic: %v\n%s", v, stack()))
+			wrong = m.wrong
 		}
 		f.Steps += m.sim.steps
 	}()

@@ -58,7 +58,7 @@ func TestMutants(t *testing.T) {
 				}
 			}
 			program := filepath.Join(dir, "simulation")
-			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".") //nolint:gosec // ours
+			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".")
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("it cannot be built: %v\n%s", err, out)
 			}
@@ -73,7 +73,7 @@ var foundBy = regexp.MustCompile(`found by seed (\d+): (.*)`)
 func hunt(t *testing.T, program string) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	hunting := exec.CommandContext(ctx, program, "-test.run", "^TestHunt$", "-test.v", "-simulate.hunt", fmt.Sprint(*mutantSeeds)) //nolint:gosec // ours
+	hunting := exec.CommandContext(ctx, program, "-test.run", "^TestHunt$", "-test.v", "-simulate.hunt", fmt.Sprint(*mutantSeeds))
 	out, err := hunting.CombinedOutput()
 	found := foundBy.FindStringSubmatch(string(out))
 	switch {

@@ -58,13 +58,14 @@ type simEvent struct {
 // timeline is a heap.
 type timeline []*simEvent
 
-func (t timeline) Len() int { return len(t) }
-func (t timeline) Less(i, j int) bool {
-	return t[i].at < t[j].at || t[i].at == t[j].at && t[i].order < t[j].order
+func (t *timeline) Len() int { return len(*t) }
+func (t *timeline) Less(i, j int) bool {
+	a, b := (*t)[i], (*t)[j]
+	return a.at < b.at || a.at == b.at && a.order < b.order
 }
-func (t timeline) Swap(i, j int) {
-	t[i], t[j] = t[j], t[i]
-	t[i].index, t[j].index = i, j
+func (t *timeline) Swap(i, j int) {
+	a, b := (*t)[i], (*t)[j]
+	(*t)[i], (*t)[j], a.index, b.index = b, a, j, i
 }
 func (t *timeline) Push(x any) {
 	e, _ := x.(*simEvent)

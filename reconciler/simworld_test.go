@@ -399,7 +399,7 @@ func (m *model) watch(of *life, p *program, hint func(), exit bool) (stop func()
 
 // server is who serves what lies at a path, a socket or an endpoint, and whether anybody accepts there.
 func (m *model) server(path string) (p *program, accepts bool) {
-	if p = m.files[path]; p != nil {
+	if p := m.files[path]; p != nil {
 		return p, !p.dead
 	}
 	for _, p := range m.programs {

@@ -10,9 +10,10 @@ type (
 	Source = machine.Source
 	// Status describes one instance of a plugin, or one socket that has not answered yet.
 	Status = machine.Status
-	// EventKind names what happened, and Event says what happened to one plugin.
+	// EventKind names what happened.
 	EventKind = machine.EventKind
-	Event     = machine.Event
+	// Event says what happened to one plugin.
+	Event = machine.Event
 	// Result is how an attempt to register an instance ended.
 	Result = machine.Result
 	// Peer is the process at the other end of a registration socket, as the kernel names it. The zero value stands for a process that

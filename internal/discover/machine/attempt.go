@@ -14,6 +14,7 @@ func (m *Machine) ask(in *instance, cause Cause) {
 	switch in.phase {
 	case Asking, Ready, Walking, Telling, Gone:
 		return
+	default:
 	}
 	m.stop(in, Retry)
 	m.stop(in, TurnUp)
@@ -32,6 +33,7 @@ func (m *Machine) askAgain(in *instance, cause Cause) {
 		m.ask(in, cause)
 	case Walking, Telling:
 		in.again = true
+	default:
 	}
 }
 
@@ -201,7 +203,8 @@ func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
 	if cause == ByAnswer {
 		begins = ByAnswer
 	}
-	fresh.source, fresh.rank, fresh.announced, fresh.account, fresh.registration = in.source, in.rank, in.announced, in.account, in.registration
+	fresh.source, fresh.rank, fresh.announced = in.source, in.rank, in.announced
+	fresh.account, fresh.registration = in.account, in.registration
 	m.do(Hand{in.ref, fresh.ref, cause == ByAnswer})
 	m.to(fresh, Asking, begins)
 	m.went(in, why, cause)

@@ -199,6 +199,7 @@ func (m *Machine) state(in *instance) State {
 		return StateSuperseded
 	case Restored:
 		return StateRestored
+	default:
 	}
 	return in.state
 }

@@ -76,18 +76,18 @@ type Input interface{ input() }
 
 // The inputs.
 type (
-	// Changed: sockets appeared, moved or went.
+	// Changed says which sockets appeared, moved or went.
 	Changed []Change
-	// Complete: every socket that exists has been seen.
+	// Complete says that every socket that exists has been seen.
 	Complete struct{}
-	// HandlerSet: there is another handler for a type. A new number is another handler; zero is none.
+	// HandlerSet says that there is another handler for a type. A new number is another handler; zero is none.
 	HandlerSet struct {
 		Type    string
 		Handler int
 	}
-	// Urged: what waits is to be tried at once, of one name or, if the key is zero, all.
+	// Urged asks to try at once what waits, of one name or, if the key is zero, all.
 	Urged struct{ Key Key }
-	// Released: a name is not to be kept for its user any more.
+	// Released says that a name is not to be kept for its user any more.
 	Released struct{ Key Key }
 	// Answered is the result of [Ask].
 	Answered struct {
@@ -108,9 +108,9 @@ type (
 	}
 	// Delivered is the result of [Tell].
 	Delivered struct{ Ref Ref }
-	// Fired: a timer that was set and neither stopped nor set anew.
+	// Fired is a timer that was set, and neither stopped nor set anew since.
 	Fired struct{ Timer Timer }
-	// Hinted: something happened on a socket that is watched.
+	// Hinted says that something happened on a socket that is watched.
 	Hinted struct {
 		Ref    Ref
 		Socket Socket
@@ -125,7 +125,7 @@ type (
 		Failure *Failure
 		Watched bool
 	}
-	// Ended: a process ended that [WatchProcess] watches, or it cannot be watched.
+	// Ended says that a process ended which [WatchProcess] watches, or that it cannot be watched.
 	Ended struct{ Ref Ref }
 )
 
@@ -175,7 +175,7 @@ type Effect interface{ effect() }
 
 // The effects.
 type (
-	// Ask: dial a socket and ask GetInfo. The connection is kept under the Ref.
+	// Ask dials a socket and asks GetInfo. The connection is kept under the Ref.
 	Ask struct {
 		Ref   Ref
 		Path  string
@@ -183,102 +183,106 @@ type (
 		Type  string // as far as it is known
 		First bool   // no attempt has failed
 	}
-	// Cancel: abandon Ask or Call of an instance. They return nevertheless.
+	// Cancel abandons the Ask or Call of an instance, which returns nevertheless.
 	Cancel struct{ Ref Ref }
-	// Call: one step of a lane.
+	// Call makes one call of a lane.
 	Call struct {
 		Kind     CallKind
 		Key      Key
 		Ref      Ref
 		Handler  int
 		Instance Instance // as it is now
-		// Endpoint is the one that the handler is told. Deprecated: the socket is in the deprecated directory.
+		// Endpoint is the one that the handler is told. Deprecated says that the socket is in the deprecated directory.
 		Endpoint   string
 		Deprecated bool
 		Failure    *Failure // of what CallKeep asks
 	}
-	// Tell: tell a plugin on its connection, which is closed then, that it is refused.
+	// Tell tells a plugin on its connection, which is closed then, that it is refused.
 	Tell struct {
 		Ref        Ref
 		Type, Path string
 		Reason     error
 	}
-	// Close: close the connection of an instance, if there is one.
+	// Close closes the connection of an instance, if there is one.
 	Close struct{ Ref Ref }
-	// Hand: the connection, or the attempt, of one instance is that of another.
+	// Hand gives the attempt of one instance to another, and its connection if Conn is set.
 	Hand struct {
 		From, To Ref
 		Conn     bool
 	}
-	// Begin, End: an attempt begins, unless one is under way, and ends.
+	// Begin begins an attempt, unless one is under way.
 	Begin struct {
 		Ref  Ref
 		At   time.Time
 		Path string
 	}
+	// End ends an attempt, if one is under way.
 	End struct {
 		Ref     Ref
 		Named   Info
 		Result  Result
 		Failure error
 	}
-	// Watch: keep the connection of an instance for the hints that it gives.
+	// Watch keeps the connection of an instance for the hints that it gives.
 	Watch struct{ Ref Ref }
-	// Unwatch: nothing of a socket is to be told any more.
+	// Unwatch ends the watch of a socket.
 	Unwatch struct {
 		Ref    Ref
 		Socket Socket
 	}
-	// Probe: find out whether anybody accepts on a socket. What it then watches counts only if KeepProbe follows the result.
+	// Probe finds out whether anybody accepts on a socket. What it then watches counts only if KeepProbe follows the result.
 	Probe struct {
 		Ref        Ref
 		Socket     Socket
 		Path, Type string
 		Identity   cache.SocketID // zero: any
 	}
-	// KeepProbe: watch what the last probe watches, in place of what was watched before.
+	// KeepProbe keeps what the last probe watches, in place of what was watched before.
 	KeepProbe struct {
 		Ref    Ref
 		Socket Socket
 	}
-	// WatchProcess, UnwatchProcess: tell when a process ends.
+	// WatchProcess tells when a process ends.
 	WatchProcess struct {
 		Ref  Ref
 		Peer Peer
 	}
+	// UnwatchProcess ends a WatchProcess.
 	UnwatchProcess struct{ Ref Ref }
-	// SetTimer, StopTimer: have an input after a time, or not.
+	// SetTimer sets a timer, in place of what it was set to.
 	SetTimer struct {
 		Timer Timer
 		After time.Duration
 	}
+	// StopTimer stops a timer.
 	StopTimer struct{ Timer Timer }
-	// Publish: what was saved of an instance is visible.
+	// Publish makes visible what was saved of an instance.
 	Publish struct{ Ref Ref }
-	// DiscardLater: take back what was saved of an instance until that is done.
+	// DiscardLater takes back what was saved of an instance, and tries until that is done.
 	DiscardLater struct {
 		Ref Ref
 		In  Instance
 	}
-	// Confirm, Hide: the registry gives an instance out, or does not.
+	// Confirm has the registry give an instance out.
 	Confirm struct{ Type, Name, ID string }
-	Hide    struct {
+	// Hide has the registry not give an instance out.
+	Hide struct {
 		Type, Name, ID string
 		Reason         error
 	}
-	// Forget: remove an instance from the registry until that is done.
+	// Forget removes an instance from the registry, and tries until that is done.
 	Forget struct{ Type, Name, ID string }
-	// Keep: whose a name is from now on. Unless Save is set, something of the name is about to be removed from the registry, and both are to be
-	// on disk together.
+	// Keep says whose a name is from now on. Unless Save is set, something of the name is about to be removed from the registry, and both
+	// are to be on disk together.
 	Keep struct {
 		Name KeptName
 		Save bool
 	}
-	// Emit: tell what happened.
+	// Emit tells what happened.
 	Emit struct{ Event Event }
-	// Distrust: something was refused because it is not trusted.
+	// Distrust tells that something was refused because it is not trusted.
 	Distrust struct{ Reason trust.Reason }
-	// Retire: no lane has this handler any more, and none will.
+	// Retire lets go of a handler that no lane has any more, and none will have.
 	Retire struct{ Handler int }
 )
 

@@ -102,7 +102,8 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 	}
 	m.restoreNames(cfg.Names)
 	m.restore(cfg.Restored)
-	return m, m.effects()
+	effects := m.effects()
+	return m, effects
 }
 
 // Step takes one input and returns what it leads to. The effects are there until the next step.
@@ -239,6 +240,7 @@ func (m *Machine) fired(t Timer) {
 		m.check(in, Registration)
 	case LookAgainToo:
 		m.check(in, Endpoint)
+	default:
 	}
 }
 

@@ -69,7 +69,8 @@ func (m *Machine) keepRefusal(in *instance) {
 	const textMax = 4096
 	kept := remnant{key: key, by: in.account, status: Status{
 		Type: key.Type, Name: key.Name, State: StateRefused, Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath,
-		Source: in.source, FirstSeen: in.info.Timestamp, Since: m.Now, Attempts: in.tries, LastError: foreign.Cut(in.failure.Err.Error(), textMax),
+		Source: in.source, FirstSeen: in.info.Timestamp, Since: m.Now, Attempts: in.tries,
+		LastError: foreign.Cut(in.failure.Err.Error(), textMax),
 	}}
 	m.refusals.forget(func(o remnant) bool { return o.key == kept.key && o.of(kept.by) })
 	m.refusals.keep(kept)

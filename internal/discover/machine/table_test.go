@@ -17,7 +17,7 @@ const statesPage = "../../../docs/states.md"
 func TestStatesPage(t *testing.T) {
 	page := states()
 	if *update {
-		if err := os.WriteFile(statesPage, []byte(page), 0o644); err != nil { //nolint:gosec // it is documentation
+		if err := os.WriteFile(statesPage, []byte(page), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -103,8 +103,8 @@ func (m *Machine) call(l *lane, kind CallKind, f *Failure) {
 	})
 }
 
-// register begins to walk an instance through its handler, the registry and the plugin itself: validated, admitted, registered, saved, told,
-// announced (docs/adr/0004).
+// register begins to walk an instance through its handler, the registry and the plugin itself: validated, admitted, registered, saved,
+// told, announced (docs/adr/0004).
 func (m *Machine) register(l *lane, in *instance, handler int) {
 	kind := EventRegistered
 	if l.held == in {
@@ -169,6 +169,7 @@ func (m *Machine) returned(r Returned) {
 		l.letGo()
 	case CallRemove:
 		m.removed(l, r.Failure)
+	case CallGone:
 	}
 	m.advance(l)
 	m.kick(l)
@@ -186,8 +187,8 @@ func (m *Machine) validated(l *lane, f *Failure) {
 	}
 }
 
-// turnedDownEarly ends a walk before the handler was given its subject. One that was to be registered again at its new path cannot stay at the
-// old one.
+// turnedDownEarly ends a walk before the handler was given its subject. One that was to be registered again at its new path cannot
+// stay at the old one.
 func (m *Machine) turnedDownEarly(l *lane, f *Failure) {
 	m.plan(l, task{do: doWithdraw, failure: f}, task{do: doUnhand}, task{do: doTurnDown, failure: f})
 }
@@ -341,7 +342,8 @@ func (f *Failure) wrap(format string) *Failure {
 	return &Failure{Err: fmt.Errorf(format, f.Err), Kind: f.Kind, Reason: f.Reason}
 }
 
-// endpointSilent is the error of an instance on whose endpoint nobody accepts: whoever serves it may be back without its registrar noticing.
+// endpointSilent is the error of an instance on whose endpoint nobody accepts: whoever serves it may be back without its registrar
+// noticing.
 type endpointSilent struct{ error }
 
 func (e endpointSilent) Unwrap() error { return e.error }

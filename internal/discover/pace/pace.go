@@ -31,18 +31,18 @@ type Pace interface {
 }
 
 // Real returns the pace of the machine that this runs on.
-func Real() Pace { return &real{} }
+func Real() Pace { return &ofMachine{} }
 
-type real struct{ running sync.WaitGroup }
+type ofMachine struct{ running sync.WaitGroup }
 
-func (*real) Now() time.Time { return time.Now() }
+func (*ofMachine) Now() time.Time { return time.Now() }
 
-func (*real) AfterFunc(d time.Duration, f func()) (stop func()) {
+func (*ofMachine) AfterFunc(d time.Duration, f func()) (stop func()) {
 	timer := time.AfterFunc(d, f)
 	return func() { timer.Stop() }
 }
 
-func (*real) Sleep(ctx context.Context, d time.Duration) error {
+func (*ofMachine) Sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -53,16 +53,16 @@ func (*real) Sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (*real) Yield() { runtime.Gosched() }
+func (*ofMachine) Yield() { runtime.Gosched() }
 
-func (*real) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+func (*ofMachine) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, d)
 }
 
-func (r *real) Go(f func()) { r.running.Go(f) }
+func (r *ofMachine) Go(f func()) { r.running.Go(f) }
 
-func (r *real) Wait() { r.running.Wait() }
+func (r *ofMachine) Wait() { r.running.Wait() }
 
-func (*real) Chance() float64 { return mathrand.Float64() }
+func (*ofMachine) Chance() float64 { return mathrand.Float64() }
 
-func (*real) ID() string { return strings.ToLower(rand.Text()[:16]) }
+func (*ofMachine) ID() string { return strings.ToLower(rand.Text()[:16]) }
