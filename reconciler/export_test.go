@@ -13,18 +13,25 @@ func (r *Reconciler) Drive(ctx context.Context) (turn func() bool, stop func()) 
 	changes := r.cfg.Desired.Changes()
 	r.begin(ctx)
 	turn = func() bool {
-		select {
-		case <-changes.C():
-		case <-r.wake:
-		default:
-			return false
+		// Of two that are ready a select would take any.
+		changed, woken := received(changes.C()), received(r.wake)
+		if changed || woken {
+			r.turn(ctx, changes)
 		}
-		r.turn(ctx, changes)
-		return true
+		return changed || woken
 	}
 	return turn, func() {
 		changes.Close()
 		r.stop()
+	}
+}
+
+func received(from <-chan struct{}) bool {
+	select {
+	case <-from:
+		return true
+	default:
+		return false
 	}
 }
 

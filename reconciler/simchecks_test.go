@@ -131,7 +131,8 @@ func (m *model) staged(in reconciler.Instance) {
 		m.complain("%+v is saved, and its user may not register it", in)
 	}
 	for _, o := range m.programs {
-		if in.Type == "T" && o.pristine && o.account.Known && o.account.UID != p.account.UID && o.valid.Type == in.Type && o.valid.Name == in.Name && in.Account.Known {
+		if in.Type == "T" && o.pristine && o.account.Known && o.account.UID != p.account.UID &&
+			o.valid.Type == in.Type && o.valid.Name == in.Name && in.Account.Known {
 			m.complain("program %d takes the name of program %d, another user's", p.number, o.number)
 		}
 	}
@@ -240,11 +241,18 @@ func (l *life) awaitNext(e reconciler.Event) {
 		if gone == nil || p == gone || p.rank < gone.rank || !p.unfit && !p.unwelcome || p.turnedDownAt < 0 || p.turnedDown == 0 ||
 			p.valid.Type != e.Type || p.valid.Name != e.Name || p.dead || p.told || p.owed || p.refusalTakes > 0 || p.notifyTakes > 0 ||
 			m.sim.elapsed-p.turnedDown < 10*time.Millisecond || m.sim.elapsed-p.turnedDown > 20*time.Second || len(m.modes) > 0 ||
-			e.Message == "its socket was replaced" {
+			e.Message == "its socket was replaced" || m.isBehind(p) {
 			continue
 		}
 		l.expectAsk(p, e)
 	}
+}
+
+// isBehind says that a newer program of the name may be registered.
+func (m *model) isBehind(p *program) bool {
+	return slices.ContainsFunc(m.programs, func(o *program) bool {
+		return o != p && o.rank > p.rank && o.remembered == p.remembered && !o.dead
+	})
 }
 
 // expectAsk sees that a program is asked soon.

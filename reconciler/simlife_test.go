@@ -164,7 +164,7 @@ func (l *life) config(restored []reconciler.Instance) reconciler.Config {
 func (m *model) remember(l *life, restored []reconciler.Instance) {
 	m.before = map[lane][]before{}
 	for _, p := range m.programs {
-		p.record, p.remembered, p.found, p.pristine, p.owed = nil, lane{}, 0, false, false
+		p.record, p.remembered, p.found, p.pristine, p.owed, p.turnedDown = nil, lane{}, 0, false, false, 0
 	}
 	for i, in := range restored {
 		l.instances[in.ID] = in

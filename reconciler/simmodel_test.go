@@ -79,8 +79,7 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 	m.sim.stepped = m.stepped
 	defer func() {
 		if v := recover(); v != nil {
-			m.wrong = append(m.wrong, fmt.Sprintf("panic: %v\n%s", v, stack()))
-			wrong = m.wrong
+			wrong = slices.Concat(m.wrong, []string{fmt.Sprintf("panic: %v\n%s", v, stack())})
 		}
 		f.Steps += m.sim.steps
 	}()
@@ -102,7 +101,7 @@ func (m *model) complain(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	m.note("WRONG: %s", text)
 	if len(m.wrong) < 20 {
-		m.wrong = append(m.wrong, fmt.Sprintf("after %v: %s", m.sim.elapsed, text))
+		m.wrong = append(slices.Clip(m.wrong), fmt.Sprintf("after %v: %s", m.sim.elapsed, text))
 	}
 }
 

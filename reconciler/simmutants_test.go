@@ -15,8 +15,9 @@ import (
 )
 
 var (
-	mutantSeeds = flag.Int("simulate.mutants", 0, "have TestMutants see that the simulation finds each mutant within so many seeds; 0: not at all")
-	onlyMutant  = flag.String("simulate.mutant", "", "only mutants whose names contain this")
+	mutantSeeds = flag.Int("simulate.mutants", 0,
+		"have TestMutants see that the simulation finds each mutant within so many seeds; 0: not at all")
+	onlyMutant = flag.String("simulate.mutant", "", "only mutants whose names contain this")
 )
 
 // mutant is a fault that the product might have.

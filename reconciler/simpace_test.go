@@ -56,7 +56,7 @@ type simEvent struct {
 }
 
 // timeline is a heap.
-type timeline []*simEvent
+type timeline []*simEvent //nolint:recvcheck // as package heap wants it
 
 func (t *timeline) Len() int { return len(*t) }
 func (t *timeline) Less(i, j int) bool {

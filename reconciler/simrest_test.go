@@ -109,7 +109,8 @@ func (m *model) vanish() {
 // misfit says that the program at a path is always refused.
 func (m *model) misfit(path string) bool {
 	p := m.files[path]
-	return (p.unfit || p.unwelcome) && p.valid.Endpoint != "/shared" || deprecated(path) && m.set.has("modern") && m.set.has("dirs") && !m.set.has("plain")
+	modern := m.set.has("modern") && m.set.has("dirs") && !m.set.has("plain")
+	return (p.unfit || p.unwelcome) && p.valid.Endpoint != "/shared" || deprecated(path) && modern
 }
 
 // checkDead looks at a socket that nobody serves. Who was refused for want of a handler is not watched.
@@ -200,7 +201,8 @@ func (m *model) checkOut(path string, s reconciler.Status, want reconciler.State
 	if m.set.has("ignores") && m.life.handlers[s.Type] == nil {
 		want = reconciler.StateIgnored
 	}
-	if s.State != want && want != reconciler.StateBackoff || s.Current || s.Instance != "" || s.LastError == "" && want != reconciler.StateIgnored {
+	if s.State != want && want != reconciler.StateBackoff || s.Current || s.Instance != "" ||
+		s.LastError == "" && want != reconciler.StateIgnored {
 		m.complain("%s is not to be registered: %+v", path, s)
 	}
 }

@@ -109,7 +109,8 @@ func parseScript(text string) (s script, err error) {
 var (
 	sockets = []string{
 		"make", "make", "make bare", "make bare", "make slow", "make late", "make hung", "make garbage", "make unavailable",
-		"make untellable", "make reluctant", "make hidden", "make strange", "make touchy", "make sulky", "make shared", "make full", "make early", "make early",
+		"make untellable", "make reluctant", "make hidden", "make strange", "make touchy", "make sulky", "make shared",
+		"make full", "make early", "make early",
 		"remove", "remove", "rename", "rename", "rename", "kill", "kill", "heal", "change peer",
 	}
 	announcements = []string{
@@ -129,8 +130,9 @@ var (
 	places   = []string{"swap", "swap", "swap", "circle", "rename", "rename", "make bare", "make", "hold facts", "tell facts"}
 	facts    = []string{"hold facts", "hold facts", "tell facts", "tell facts", "tell facts"}
 	clocks   = []string{"clock back", "clock forward", "clock right"}
-	watching = []string{"make watched", "make watched", "make watched hidden", "deaf", "deaf", "kill", "unlink api", "heal", "busy", "hint", "rob", "rob", "end robbed"}
-	users    = []string{"make", "make bare", "make", "make forbidden", "make distrusted", "remove", "kill", "heal", "rename", "reconsider",
+	watching = []string{"make watched", "make watched", "make watched hidden", "deaf", "deaf", "kill",
+		"unlink api", "heal", "busy", "hint", "rob", "rob", "end robbed"}
+	users = []string{"make", "make bare", "make", "make forbidden", "make distrusted", "remove", "kill", "heal", "rename", "reconsider",
 		"make foreign", "foreign", "withdraw"}
 	choosy = []string{"make unfit", "make unwelcome", "make bare unfit", "make unwelcome", "make", "make", "remove", "kill", "urge"}
 	old    = []string{"rename", "rename", "make", "make bare", "swap"}
@@ -149,7 +151,8 @@ var mixes = map[string][]string{
 		"release"},
 	"handlers": {"make", "make bare", "remove", "kill", "remove handler", "set handler", "set handler", "slow deregister", "announce nonsense",
 		"announce nonsense", "heal", "announce name"},
-	"late handlers": {"make bare", "make bare sulky", "make bare untellable", "make hidden", "rename", "hint", "hint", "hold facts", "hold facts",
+	"late handlers": {"make bare", "make bare sulky", "make bare untellable", "make hidden", "rename", "hint", "hint", "hold facts",
+		"hold facts",
 		"tell facts", "remove handler", "remove handler", "set handler", "set handler", "kill", "remove", "slow register", "heal"},
 	"deaths at work": {"make", "make bare", "make touchy", "kill", "remove", "slow register", "slow validate", "fail register"},
 	"places":         slices.Concat(places, places, []string{"remove", "kill", "slow register", "clear handler", "make slow"}),
@@ -157,7 +160,8 @@ var mixes = map[string][]string{
 	"watching":       slices.Concat(watching, watching, sockets, []string{"restart", "crash"}),
 	"users":          slices.Concat(users, users, sockets, []string{"restart", "crash", "remove handler", "set handler"}),
 	"newcomers":      slices.Concat(choosy, choosy, []string{"clear handler", "fail validate", "restart", "set handler", "slow register"}),
-	"storage":        slices.Concat(storage, storage, []string{"make", "make", "make bare", "remove", "rename", "kill", "announce name", "announce versions", "slow register"}),
+	"storage": slices.Concat(storage, storage, []string{"make", "make", "make bare", "remove", "rename", "kill",
+		"announce name", "announce versions", "slow register"}),
 }
 
 var (
@@ -177,7 +181,8 @@ func draw(seed uint64) script {
 		word string
 	}{
 		{3, "grace=1s"}, {2, "handlertimeout=1s"}, {2, "keeps"}, {2, "contexts"}, {2, "stays"}, {2, "changes"}, {4, "roles"}, {6, "plain"},
-		{3, "trust"}, {4, "ignores"}, {3, "dirs"}, {5, "modern"}, {6, "traced"}, {3, "jumpy"}, {3, "slowdisk"}, {3, "slowscan"}, {3, "choosy"}, {8, "patient"},
+		{3, "trust"}, {4, "ignores"}, {3, "dirs"}, {5, "modern"}, {6, "traced"}, {3, "jumpy"},
+		{3, "slowdisk"}, {3, "slowscan"}, {3, "choosy"}, {8, "patient"},
 	} {
 		if r.IntN(one.of) == 0 {
 			name, value, _ := strings.Cut(one.word, "=")

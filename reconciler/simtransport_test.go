@@ -47,6 +47,9 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 		owner.dials++
 	}
 	t.l.countSlots(path)
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
 	if err := t.still(path, socket); err != nil {
 		return nil, err
 	}

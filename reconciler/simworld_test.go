@@ -358,7 +358,7 @@ func (l *life) expectDial(path string, p *program) {
 	})
 	if p.listens > m.sim.elapsed && len(m.files) == 1 {
 		m.sim.at(nil, 60*time.Millisecond, func() {
-			if m.life == l && !l.dead && m.disturbances == disturbances && p.asks == asks && !p.full && !m.set.has("jumpy") {
+			if m.life == l && !l.dead && m.disturbances == disturbances && p.asks == asks && !p.full && !p.dead && !m.set.has("jumpy") {
 				m.complain("program %d listens a moment after its socket appeared, and is not asked", p.number)
 			}
 		})
