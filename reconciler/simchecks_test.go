@@ -66,6 +66,7 @@ func (m *model) told(p *program, registered bool, reason string) {
 	case strings.Contains(reason, "patience"), strings.Contains(reason, "unavailable"), strings.Contains(reason, "disk full"):
 		m.complain("%+v is told off for what is not its fault: %s", p.said, reason)
 	case strings.HasPrefix(reason, "the plugin announces "):
+		p.barred, p.turnedDown = 0, 0 // it waits for something else now
 		if validInfo(p.said) {
 			m.complain("%+v is told off for its announcement: %s", p.said, reason)
 		}

@@ -205,10 +205,10 @@ func (m *model) stop() {
 	l.ending = true
 	l.cancel()
 	l.end()
-	m.sim.turn = nil
 	if l.dead { // it was killed before that
 		return
 	}
+	m.sim.turn = nil
 	l.follow()
 	l.checkMirror()
 	for _, id := range m.disk.instances() {

@@ -214,8 +214,8 @@ func (m *model) disturb(s step, i int) {
 	case "announce":
 		m.announce(at, s, how, endpoint)
 	case "restart", "crash":
-		types := m.life.types()
-		if m.life.dead {
+		l, types := m.life, m.life.types()
+		if l.dead {
 			break
 		}
 		if op == "restart" {
@@ -223,7 +223,9 @@ func (m *model) disturb(s step, i int) {
 		} else {
 			m.crash()
 		}
-		m.boot(types)
+		if m.life == l { // or it died while it ended, and there is another one
+			m.boot(types)
+		}
 	case "die":
 		m.disk.die = how
 	case "rename":

@@ -75,6 +75,7 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 		return nil, t.l.pace.Sleep(ctx, time.Hour)
 	}
 	if p.distrusted {
+		p.barred, p.turnedDown = 0, 0 // it waits for something else now
 		return nil, &trust.Refusal{Reason: trust.Listener, Problem: "a stranger listens", Remedy: "name him"}
 	}
 	t.l.conns++
