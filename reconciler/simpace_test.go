@@ -56,7 +56,7 @@ type simEvent struct {
 }
 
 // timeline is a heap.
-type timeline []*simEvent //nolint:recvcheck // as package heap wants it
+type timeline []*simEvent
 
 func (t *timeline) Len() int { return len(*t) }
 func (t *timeline) Less(i, j int) bool {
