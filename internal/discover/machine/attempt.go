@@ -39,6 +39,7 @@ func (m *Machine) askAgain(in *instance, cause Cause) {
 
 // dial has an instance asked where its socket is now.
 func (m *Machine) dial(in *instance) {
+	in.again = false
 	began := m.Now
 	if in.announced.Type == "" && in.tries == 0 && !in.info.Timestamp.IsZero() {
 		began = in.info.Timestamp
