@@ -259,8 +259,8 @@ func (m *model) isBehind(p *program) bool {
 // expectAsk sees that a program is asked soon.
 func (l *life) expectAsk(p *program, e reconciler.Event) {
 	m, asks, path := l.m, p.asks, l.m.pathOf(p.socket)
-	if p.infoTakes > 0 || p.hangs {
-		return // it may be being asked
+	if p.infoTakes > 0 || p.hangs || p.infoErr != nil || !validInfo(p.said) {
+		return // it may be being asked, or was refused for something else since
 	}
 	m.sim.at(nil, 1500*time.Millisecond, func() {
 		if m.life == l && !l.dead && p.asks == asks && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&

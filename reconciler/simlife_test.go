@@ -165,6 +165,7 @@ func (m *model) remember(l *life, restored []reconciler.Instance) {
 	m.before = map[lane][]before{}
 	for _, p := range m.programs {
 		p.record, p.remembered, p.found, p.pristine, p.owed, p.turnedDown = nil, lane{}, 0, false, false, 0
+		p.barred, p.barredBefore = 0, 0
 	}
 	for i, in := range restored {
 		l.instances[in.ID] = in
