@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -86,7 +87,7 @@ func (w *stateWatch) start(ctx context.Context, publish func(reconciler.Event)) 
 			w.log.Error(c.Message)
 			tell(pipeline.EventDegraded, c.Message)
 			for recovered := false; !recovered; recovered = w.recovered() {
-				if !pause(ctx, stateCheckInterval) { // a device does not say when it works again
+				if !backoff.Pause(ctx, stateCheckInterval) { // a device does not say when it works again
 					return
 				}
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -126,7 +127,7 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 		case ctx.Err() == nil:
 			d.log.Error("the daemon does not tell the service manager that it lives", "error", err)
 		}
-		pause(ctx, time.Until(next))
+		backoff.Pause(ctx, time.Until(next))
 	}
 }
 
@@ -340,18 +341,6 @@ func inBackground(ctx context.Context, run func(context.Context)) (stop func()) 
 	return func() {
 		cancel()
 		<-ended
-	}
-}
-
-// pause waits for a while; false if ctx ended before.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }
 

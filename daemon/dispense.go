@@ -17,6 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
@@ -255,7 +256,7 @@ func (d *dispense) close() {
 // owner is dead it waits for at most a second: a process that a killed daemon had just begun to start shares its listeners for a moment.
 func (d *dispense) clear(ctx context.Context) {
 	for end := time.Now().Add(time.Second); d.clearOnce(ctx) && time.Now().Before(end); {
-		if !pause(ctx, 10*time.Millisecond) {
+		if !backoff.Pause(ctx, 10*time.Millisecond) {
 			return
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -111,7 +112,7 @@ func (d *Daemon) listenControl() (net.Listener, error) {
 func listenTCP(ctx context.Context, addr string) (net.Listener, error) {
 	for end := time.Now().Add(time.Second); ; {
 		l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
-		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) || !pause(ctx, 10*time.Millisecond) {
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) || !backoff.Pause(ctx, 10*time.Millisecond) {
 			return l, err
 		}
 	}

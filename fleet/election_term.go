@@ -12,6 +12,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // errTermOver says that a lease could not be renewed in time.
@@ -64,7 +66,7 @@ func (e *Elector) Run(ctx context.Context) {
 		if err == nil {
 			e.locks.client.Store(client)
 		}
-		sleep(ctx, delay)
+		backoff.Pause(ctx, delay)
 		stood := false
 		if err == nil {
 			stood, err = e.compete(ctx, client)
@@ -180,7 +182,7 @@ func (e *Elector) serve(ctx context.Context, t *term) error {
 // renew renews the lease until the term ends.
 func (e *Elector) renew(t *term) {
 	pause, checked := e.config.TTL/3, time.Now()
-	for sleep(t.living, pause) {
+	for backoff.Pause(t.living, pause) {
 		sent := time.Now()
 		asking, cancel := context.WithTimeout(t.living, e.locks.timeout/2)
 		_, err := t.client.KeepAliveOnce(clientv3.WithRequireLeader(asking), t.lease)
@@ -265,7 +267,7 @@ func (e *Elector) campaign(ctx context.Context, t *term, l Lock) {
 		if won {
 			e.hold(ctx, t, l, election)
 		}
-		if won || !sleep(ctx, min(retry.After(failures), e.config.TTL/3)) {
+		if won || !backoff.Pause(ctx, min(retry.After(failures), e.config.TTL/3)) {
 			e.resign(ctx, t, election)
 			return
 		}
@@ -313,6 +315,6 @@ func (e *Elector) hold(ctx context.Context, t *term, l Lock, election *concurren
 	e.log.Info("fleet: the node does not hold a lock any more", "lock", l.String(), "token", h.Token)
 	if calls > 0 {
 		// Their ends are on the way to the plugin; nobody else begins until it had the time to notice.
-		sleep(context.WithoutCancel(ctx), min(e.config.TTL/10, time.Second))
+		backoff.Pause(context.WithoutCancel(ctx), min(e.config.TTL/10, time.Second))
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 const (
@@ -49,7 +51,7 @@ func (r *Reader) run(ctx context.Context) {
 	defer close(r.done)
 	f := &follower{Reader: r}
 	failures := 0
-	for delay := time.Duration(0); sleep(ctx, delay); {
+	for delay := time.Duration(0); backoff.Pause(ctx, delay); {
 		progressed, err := attempt(ctx, f.dialer, func() (bool, error) { return f.follow(ctx) })
 		if ctx.Err() != nil {
 			return

@@ -12,6 +12,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -169,7 +170,7 @@ func (p *Publisher) Run(ctx context.Context) {
 	p.started = time.Now()
 	p.changes = p.config.Local.Changes(ctx)
 	failures := 0
-	for delay := spread(p.config.Spread / 10); sleep(ctx, delay); {
+	for delay := spread(p.config.Spread / 10); backoff.Pause(ctx, delay); {
 		stood, err := attempt(ctx, p.dialer, func() (bool, error) { return (&session{Publisher: p}).run(ctx) })
 		if ctx.Err() != nil {
 			return

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 var (
@@ -155,7 +156,7 @@ func (s *session) renew(lease clientv3.LeaseID) error {
 // keep renews the leases until the session ends or one cannot be renewed. After each renewal it has the conditions looked at.
 func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
 	retention := time.Now().Add(around(s.config.Retention / 3))
-	for sleep(ctx, around(s.config.Presence/3)) {
+	for backoff.Pause(ctx, around(s.config.Presence/3)) {
 		if err := s.renew(s.leases.presence); err != nil {
 			return err
 		}

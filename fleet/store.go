@@ -263,21 +263,6 @@ func spread(d time.Duration) time.Duration { return rand.N(max(d, 1)) }
 // around returns a random time that differs from d by at most a tenth.
 func around(d time.Duration) time.Duration { return d - d/10 + spread(d/5) }
 
-// sleep returns false if ctx ended before d had passed.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // tell leaves a value in a channel that has room for one, unless there is one.
 func tell(c chan<- struct{}) {
 	select {

@@ -46,7 +46,7 @@ func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
 			err = before // what was said, and not that the last call was cut short
 		}
 		before = err
-		if endpoint.Pause(bounded, retry.After(failures)) {
+		if backoff.Pause(bounded, retry.After(failures)) {
 			continue
 		}
 		if ctx.Err() != nil {

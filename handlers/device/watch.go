@@ -56,7 +56,7 @@ func (h *Handler) watch(ctx context.Context, p *plugin) {
 		if time.Since(began) > steady {
 			failures = 1
 		}
-		if !endpoint.Pause(ctx, retry.After(failures)) {
+		if !backoff.Pause(ctx, retry.After(failures)) {
 			return
 		}
 	}
@@ -85,7 +85,7 @@ func (h *Handler) stream(ctx context.Context, p *plugin) error {
 		if earliest := now.Add(-listBurst * listPause); due.Before(earliest) {
 			due = earliest
 		}
-		if due = due.Add(listPause); due.After(now) && !endpoint.Pause(ctx, due.Sub(now)) {
+		if due = due.Add(listPause); due.After(now) && !backoff.Pause(ctx, due.Sub(now)) {
 			return ctx.Err()
 		}
 	}

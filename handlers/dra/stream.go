@@ -37,7 +37,7 @@ func (h *Handler) keepHealth(ctx context.Context, in *instance) {
 		pause := healthRetry.After(failures)
 		h.log.Warn("the health stream of a DRA driver ended and is opened again; its devices become unknown with their timeouts",
 			"driver", in.driver, "endpoint", in.endpoint, "pause", pause, "error", err)
-		if !endpoint.Pause(ctx, pause) {
+		if !backoff.Pause(ctx, pause) {
 			return
 		}
 	}

@@ -1,8 +1,9 @@
-// Package backoff says how long to wait before another attempt at what failed. It does not wait, and counts nothing: that is its callers'
-// business, who know what a success is.
+// Package backoff says how long to wait before another attempt at what failed, and waits. It counts nothing: that is its callers' business,
+// who know what a success is.
 package backoff
 
 import (
+	"context"
 	"math/rand/v2"
 	"time"
 
@@ -31,4 +32,19 @@ func (b Backoff) At(failures int, chance float64) time.Duration {
 // GRPC is what a gRPC connection waits between two attempts to connect.
 func (b Backoff) GRPC() grpcbackoff.Config {
 	return grpcbackoff.Config{BaseDelay: b.Min, Multiplier: 1.6, Jitter: 0.2, MaxDelay: b.Max}
+}
+
+// Pause blocks until d has passed, and then says true, or until ctx ends.
+func Pause(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

@@ -82,15 +82,3 @@ func Probe(ctx context.Context, path string) error {
 	}
 	return conn.Close()
 }
-
-// Pause waits, and reports whether ctx has not ended.
-func Pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}

@@ -353,7 +353,7 @@ func (h *Health) Run(ctx context.Context) error {
 		default:
 			misses = 0
 		}
-		if !sleep(ctx, wait-time.Since(begun)) {
+		if !backoff.Pause(ctx, wait-time.Since(begun)) {
 			return nil
 		}
 	}
@@ -389,7 +389,7 @@ func (h *Health) watch(ctx context.Context) {
 				h.answered(response)
 			}
 		}
-		if status.Code(err) == codes.Unimplemented || !sleep(ctx, checkInterval) {
+		if status.Code(err) == codes.Unimplemented || !backoff.Pause(ctx, checkInterval) {
 			return
 		}
 	}
@@ -417,16 +417,4 @@ func (h *Health) set(state HealthState, err error) {
 	}
 	h.current = state
 	h.observe(HealthStatus{State: state, Err: err})
-}
-
-// sleep waits for d, or returns false when ctx ends before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
 }
