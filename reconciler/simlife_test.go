@@ -110,8 +110,6 @@ func (m *model) boot(types []string) {
 		if m.life == l && !l.dead {
 			l.scanning = true
 			l.tell()
-			l.synced, l.syncedAt = true, m.sim.elapsed
-			clear(l.unseen)
 			l.r.Synced()
 		}
 	}

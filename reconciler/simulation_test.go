@@ -212,8 +212,12 @@ var rowsOfTable = func() map[machine.Row]bool {
 
 func stack() string { return string(debug.Stack()) }
 
-// traceStep writes an input of the machine and its effects down.
+// traceStep writes an input of the machine and its effects down, and takes over that all sockets have been seen.
 func (m *model) traceStep(in machine.Input, effects []machine.Effect) {
+	if _, is := in.(machine.Complete); is {
+		m.life.synced, m.life.syncedAt = true, m.sim.elapsed
+		clear(m.life.unseen)
+	}
 	if m.trace == nil {
 		return
 	}

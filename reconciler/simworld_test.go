@@ -216,7 +216,8 @@ func (m *model) rename(from, to string) {
 // leaves notes that a socket moves, from where it is known to be or not.
 func (m *model) leaves(p *program, from string) {
 	p.pristine = false
-	if m.life.told[from] == p.socket {
+	// That it was back for a moment in between need not have been seen.
+	if m.life.told[from] == p.socket && m.sim.elapsed-p.movedAt > 1200*time.Millisecond {
 		p.movedAt = m.sim.elapsed
 	}
 }
