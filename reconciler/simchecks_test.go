@@ -258,12 +258,14 @@ func (m *model) isBehind(p *program) bool {
 
 // expectAsk sees that a program is asked soon.
 func (l *life) expectAsk(p *program, e reconciler.Event) {
-	m, asks, path := l.m, p.asks, l.m.pathOf(p.socket)
+	m, asks, path, turnedDown, barred := l.m, p.asks, l.m.pathOf(p.socket), p.turnedDown, p.barred
 	if p.infoTakes > 0 || p.hangs || p.infoErr != nil || !validInfo(p.said) {
 		return // it may be being asked, or was refused for something else since
 	}
 	m.sim.at(nil, 1500*time.Millisecond, func() {
-		if m.life == l && !l.dead && p.asks == asks && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
+		// One that was being asked is judged, and may be refused anew, without being asked again.
+		if m.life == l && !l.dead && p.asks == asks && p.turnedDown == turnedDown && p.barred == barred &&
+			!p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
 			l.told[path] == p.socket && l.handlers[e.Type] != nil && !p.full && !p.distrusted {
 			m.complain("program %d was not tried when %s went in whose favour it was refused", p.number, e.Instance)
 		}
