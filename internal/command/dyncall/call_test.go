@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -81,6 +82,23 @@ func TestCallErrors(t *testing.T) {
 	cancel()
 	if _, err = call(ctx, s, conn, "NodeGetInfo", ""); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled call returns %v", err)
+	}
+}
+
+// TestLate asks of answers whether the call ended because its time was over.
+func TestLate(t *testing.T) {
+	over, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	early, cancelEarly := context.WithTimeout(t.Context(), time.Hour)
+	defer cancelEarly()
+	for code, want := range map[codes.Code]bool{codes.DeadlineExceeded: true, codes.Canceled: true, codes.Internal: false, codes.OK: false} {
+		err := status.Error(code, "Stream has ended.")
+		if got := Late(over, err); got != want {
+			t.Errorf("%v after the deadline: late is %v", code, got)
+		}
+		if Late(early, err) || Late(t.Context(), err) {
+			t.Errorf("%v before the deadline is late", code)
+		}
 	}
 }
 
