@@ -82,19 +82,29 @@ func names(plugins []client.Plugin) []string {
 
 func newStatusCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "status TYPE/NAME | status NAME",
-		Short: "Show everything about one plugin.",
-		Long: `Show every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
+		Use:   "status [TYPE/NAME | NAME]",
+		Short: "Show what needs you, or everything about one plugin.",
+		Long: `Without an argument: which plugins need somebody, why, since when, and what to do. Those are the ones that failed, were refused,
+were given up, back off for about a minute or longer, are unreachable for more than 10 s, serve on although their socket was removed, or
+were refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of the daemon is degraded.
+
+TYPE/NAME shows every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
 the next one is due, and the last error. The type ends at the first slash; the name may have more.
 
 NAME alone is a launched plugin, by its name in the catalogue: its process, its health, how often it was started again, and how it
 last ended.`,
-		Example: `  # Why is the driver not registered?
+		Example: `  # What is wrong?
+  patchbay status
+
+  # Why is the driver not registered?
   patchbay status CSIPlugin/hostpath.csi.k8s.io
 
   # The last error of its newest instance.
   patchbay status CSIPlugin/hostpath.csi.k8s.io -o json | jq -r '.[0].lastError'`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
 			if len(args) == 1 && !strings.Contains(args[0], "/") {
 				return oneLaunched(cmd, args)
 			}
@@ -105,6 +115,13 @@ last ended.`,
 	cmd.ValidArgsFunction = completePlugins(socket)
 	output := addOutput(cmd, "text")
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			all, err := askNeeds(ctx, c)
+			if err != nil {
+				return err
+			}
+			return statusOfAll(cmd, output, all)
+		}
 		if !strings.Contains(args[0], "/") {
 			p, found, err := launched(ctx, c, args[0])
 			if err == nil && !found {
