@@ -76,6 +76,10 @@ type Config struct {
 	Admission func(*host.Host) (plugin.AdmissionPlugin, error)
 	// SurvivorDir is where launched plugins that survive the Runtime are remembered; see [host.Host].StateDir. Empty: none survives.
 	SurvivorDir string
+	// EventsPath is a file in which the events outlive the Runtime, one line of JSON each, with the file EventsPath + ".1" of those before; each
+	// has at most about 4 MiB. A line that was torn by a crash is passed over, and those of the last moment before one may be missing.
+	// Empty: the events end with the Runtime.
+	EventsPath string
 	// Observer sees what the Runtime does.
 	Observer Observer
 	// Logger gets what an operator should know, and what launched plugins print. Nil: nothing is logged.
@@ -122,7 +126,7 @@ func New(cfg Config) (*Runtime, error) {
 	rt := &Runtime{
 		log:      cfg.Logger,
 		registry: registry,
-		journal:  journal.New(cfg.Logger, cfg.Observer.Event, cfg.Observer.Resync),
+		journal:  journal.New(cfg.Logger, cfg.EventsPath, cfg.Observer.Event, cfg.Observer.Resync),
 		ready:    make(chan struct{}),
 	}
 	mayRegister, err := rt.newLaunching(cfg)
@@ -164,7 +168,7 @@ func New(cfg Config) (*Runtime, error) {
 // absolute gives all paths their one form: they mean the same whatever becomes of the working directory.
 func (c *Config) absolute() error {
 	c.PluginDirs = slices.Clone(c.PluginDirs)
-	paths := []*string{&c.DeprecatedPluginDir, &c.SurvivorDir}
+	paths := []*string{&c.DeprecatedPluginDir, &c.SurvivorDir, &c.EventsPath}
 	for i := range c.PluginDirs {
 		paths = append(paths, &c.PluginDirs[i])
 	}
@@ -217,6 +221,12 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	if again {
 		return errors.New("cannot run a plugin runtime twice: make a new one")
 	}
+	// The events of the end are written, too.
+	writing, written := context.WithCancel(context.WithoutCancel(ctx))
+	var journal sync.WaitGroup
+	journal.Go(func() { rt.journal.Run(writing) })
+	defer journal.Wait()
+	defer written()
 	defer rt.journal.Close()
 	defer rt.registry.Shutdown()
 	return rt.runUntil(ctx)

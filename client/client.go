@@ -134,7 +134,12 @@ func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {
 // last pair of the sequence: that of the context when it ends, [ErrNotRunning] when the daemon goes away, and [ErrBehind] when the
 // iteration was too slow for the daemon to keep what it had not read.
 func (c *Client) Events(ctx context.Context, options EventsOptions) iter.Seq2[Event, error] {
-	request := &patchbayv1.WatchEventsRequest{Follow: options.Follow, Tail: options.Tail}
+	request := &patchbayv1.WatchEventsRequest{
+		Follow: options.Follow, Tail: options.Tail, Types: options.Types, Names: options.Names, Kinds: options.Kinds,
+	}
+	if !options.Since.IsZero() {
+		request.Since = timestamppb.New(options.Since)
+	}
 	return follow(ctx, c.explain, "read the events", c.control.WatchEvents, request, func(m *patchbayv1.WatchEventsResponse) *Event {
 		if m.GetEvent() == nil {
 			return nil // it says only that the watch stands

@@ -296,6 +296,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		},
 		Host:        plugin.Config{Repository: &d.metadata},
 		SurvivorDir: d.config.StatePath + ".survivors",
+		EventsPath:  d.config.StatePath + ".events",
 		Observer:    observer,
 		Logger:      d.log,
 	})

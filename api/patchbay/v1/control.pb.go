@@ -622,7 +622,11 @@ type WatchEventsRequest struct {
 	Names []string `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
 	// How many of the past events that match are sent first: the newest `tail` ones, oldest first. Without a value all that are kept are
 	// sent, with zero none.
-	Tail          *uint32 `protobuf:"varint,4,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
+	Tail *uint32 `protobuf:"varint,4,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
+	// Kinds of events, compared exactly. An empty list matches every event.
+	Kinds []string `protobuf:"bytes,5,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	// The time from which on past events are sent. Without a value all that are kept are.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -683,6 +687,20 @@ func (x *WatchEventsRequest) GetTail() uint32 {
 		return *x.Tail
 	}
 	return 0
+}
+
+func (x *WatchEventsRequest) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *WatchEventsRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
 }
 
 // WatchEventsResponse is one message of the stream.
@@ -2149,7 +2167,7 @@ func (x *Plugin) GetDetails() map[string]string {
 // Event is one thing that happened.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The position of the event. It grows by one with each event and starts anew with each start of the daemon.
+	// The position of the event. It grows by one with each event, also over restarts, unless the daemon's file of events is lost.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// When it happened.
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
@@ -2375,12 +2393,14 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"pluginDirs\x122\n" +
 	"\x15deprecated_plugin_dir\x18\x02 \x01(\tR\x13deprecatedPluginDir\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12%\n" +
-	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\"z\n" +
+	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\"\xc2\x01\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x14\n" +
 	"\x05types\x18\x02 \x03(\tR\x05types\x12\x14\n" +
 	"\x05names\x18\x03 \x03(\tR\x05names\x12\x17\n" +
-	"\x04tail\x18\x04 \x01(\rH\x00R\x04tail\x88\x01\x01B\a\n" +
+	"\x04tail\x18\x04 \x01(\rH\x00R\x04tail\x88\x01\x01\x12\x14\n" +
+	"\x05kinds\x18\x05 \x03(\tR\x05kinds\x120\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05sinceB\a\n" +
 	"\x05_tail\"?\n" +
 	"\x13WatchEventsResponse\x12(\n" +
 	"\x05event\x18\x01 \x01(\v2\x12.patchbay.v1.EventR\x05event\"f\n" +
@@ -2584,63 +2604,64 @@ var file_patchbay_v1_control_proto_depIdxs = []int32{
 	38, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
 	36, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
 	36, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
-	37, // 5: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
-	0,  // 6: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	36, // 7: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	38, // 8: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
-	31, // 9: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 10: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 11: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 12: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	32, // 13: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	40, // 14: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	40, // 15: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	40, // 16: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	33, // 17: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	40, // 18: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	40, // 19: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	40, // 20: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	40, // 21: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	39, // 22: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	40, // 23: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	40, // 24: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 25: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 26: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 27: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	7,  // 28: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
-	9,  // 29: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
-	11, // 30: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	13, // 31: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	15, // 32: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	17, // 33: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	19, // 34: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	21, // 35: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	23, // 36: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	25, // 37: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
-	27, // 38: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
-	29, // 39: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	34, // 40: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 41: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 42: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 43: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 44: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	10, // 45: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	12, // 46: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	14, // 47: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	16, // 48: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	18, // 49: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	20, // 50: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	22, // 51: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	24, // 52: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	26, // 53: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
-	28, // 54: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
-	30, // 55: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	35, // 56: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	41, // [41:57] is the sub-list for method output_type
-	25, // [25:41] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	40, // 5: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
+	37, // 6: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	0,  // 7: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
+	36, // 8: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	38, // 9: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	31, // 10: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
+	31, // 11: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	31, // 12: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	31, // 13: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	32, // 14: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	40, // 15: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	40, // 16: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	40, // 17: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	33, // 18: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	40, // 19: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	40, // 20: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	40, // 21: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	40, // 22: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	39, // 23: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	40, // 24: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	40, // 25: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 26: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 27: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 28: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	7,  // 29: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
+	9,  // 30: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
+	11, // 31: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	13, // 32: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	15, // 33: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	17, // 34: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	19, // 35: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	21, // 36: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	23, // 37: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	25, // 38: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	27, // 39: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	29, // 40: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	34, // 41: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 42: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 43: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 44: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	8,  // 45: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	10, // 46: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	12, // 47: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	14, // 48: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	16, // 49: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	18, // 50: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	20, // 51: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	22, // 52: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	24, // 53: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	26, // 54: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	28, // 55: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	30, // 56: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	35, // 57: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	42, // [42:58] is the sub-list for method output_type
+	26, // [26:42] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }

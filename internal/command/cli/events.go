@@ -24,23 +24,74 @@ func newEventsCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened, in order.",
-		Long: `Show the past events that the daemon keeps, oldest first: registrations, refusals, failures and departures of plugins.
+		Long: `Show the past events that the daemon keeps, oldest first, also those from before it was started anew: registrations, refusals,
+failures and departures of plugins.
 
 With --follow the command goes on with new events until it is interrupted, which is no failure, or the daemon goes away, which is
 one.`,
 		Example: `  # The last ten events, and then every new one.
   patchbay events --tail 10 --follow
 
+  # What became of a plugin since yesterday?
+  patchbay events --plugin CSIPlugin/hostpath.csi.k8s.io --since 24h
+
   # Only refusals, with their reasons.
-  patchbay events -o json | jq -r 'select(.kind == "refused") | .message'`,
+  patchbay events --kind refused -o json | jq -r .message`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addLines(cmd)
-	options := addPastAndNew(cmd, "new events", "events")
+	past := addPastAndNew(cmd, "new events", "events")
+	wanted := addWanted(cmd, socket)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		return printLines(cmd, output, c.Events(ctx, options()), options().Follow, writeEvent)
+		options, err := wanted(time.Now())
+		if err != nil {
+			return wrongUsage(cmd, "%w", err)
+		}
+		options.Follow, options.Tail = past().Follow, past().Tail
+		return printLines(cmd, output, c.Events(ctx, options), options.Follow, writeEvent)
 	})
 	return cmd
+}
+
+// addWanted adds the flags that say which events are wanted.
+func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (client.EventsOptions, error) {
+	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types")
+	kinds := cmd.Flags().StringSlice("kind", nil, "only these kinds of events, for example refused")
+	plugin := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME, or the name of a launched one")
+	since := cmd.Flags().String("since", "", "only events from this time on: how long ago, as 24h, or a time, as 2006-01-02T15:04:05Z")
+	completeFlag(cmd, "plugin", completePlugins(socket))
+	return func(now time.Time) (options client.EventsOptions, err error) {
+		options = client.EventsOptions{Types: *types, Kinds: *kinds}
+		if *plugin != "" {
+			ptype, name, ok := client.ParsePlugin(*plugin)
+			switch {
+			case ok && len(*types) > 0:
+				return options, errors.New("--plugin names a type already: leave --type out")
+			case ok:
+				options.Types, options.Names = []string{ptype}, []string{name}
+			default:
+				options.Names = []string{*plugin}
+			}
+		}
+		options.Since, err = sinceTime(*since, now)
+		return options, err
+	}
+}
+
+// sinceTime reads how long ago something was, or when; empty for the beginning of time.
+func sinceTime(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	for _, layout := range []string{time.RFC3339, time.DateTime, time.DateOnly} {
+		if t, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			return t, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("--since %q is neither a duration, as 90m or 24h, nor a time, as 2006-01-02 or 2006-01-02T15:04:05Z", text)
 }
 
 // writeEvent describes an event in one line, which a terminal may wrap.

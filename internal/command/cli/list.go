@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -29,18 +30,33 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 		Example: `  # Which plugins are there?
   patchbay list
 
+  # Those of one type that are not registered.
+  patchbay list --type CSIPlugin --state backoff,failed,refused,unreachable
+
   # The endpoints of all registered CSI plugins.
   patchbay list -o json | jq -r '.[] | select(.type == "CSIPlugin" and .state == "registered") | .endpoint'`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "table", "name")
+	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
+	states := cmd.Flags().StringSlice("state", nil, "only instances in these states")
+	pattern := cmd.Flags().String("name", "", "only plugins of this name, in which * stands for any text without a slash")
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		if _, err := path.Match(*pattern, ""); err != nil {
+			return wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+		}
 		listing, err := c.List(ctx)
 		if err != nil {
 			return err
 		}
+		known := len(listing.Plugins)
+		listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool {
+			named, _ := path.Match(*pattern, p.Name) // looked at above
+			ofType := slices.ContainsFunc(*types, func(t string) bool { return t == p.Type || slices.Contains(p.Roles, t) })
+			return len(*types) > 0 && !ofType || len(*states) > 0 && !slices.Contains(*states, p.State) || *pattern != "" && !named
+		})
 		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
-			warn(cmd.ErrOrStderr(), listing)
+			warn(cmd.ErrOrStderr(), listing, known)
 			return pluginTable(terminalOf(w), listing.Plugins, time.Now()).write(w)
 		})
 	})
@@ -48,14 +64,17 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 }
 
 // warn says what a reader of the table should know beside it.
-func warn(stderr io.Writer, listing client.Listing) {
+func warn(stderr io.Writer, listing client.Listing, known int) {
 	for _, c := range listing.Conditions {
 		if c.Status != "ok" {
 			fmt.Fprintf(stderr, "warning: %s is %s: %s\n", escape(c.Name), escape(c.Status), escape(c.Message))
 		}
 	}
-	if len(listing.Plugins) == 0 {
+	switch {
+	case known == 0:
 		fmt.Fprintln(stderr, "no plugins are known")
+	case len(listing.Plugins) == 0:
+		fmt.Fprintf(stderr, "none of the %d known plugins matches\n", known)
 	}
 }
 

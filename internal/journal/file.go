@@ -1,0 +1,185 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// maxFile is the size in bytes from which a file of events is moved aside for a new one, of which two are kept.
+const maxFile = 4 << 20
+
+// record is an event as it is in a file: one line of JSON, with the keys of "patchbay events -o json".
+type record struct {
+	Seq        uint64    `json:"seq"`
+	Time       time.Time `json:"time"`
+	Kind       string    `json:"kind"`
+	Type       string    `json:"type,omitempty"`
+	Name       string    `json:"name,omitempty"`
+	Instance   string    `json:"instance,omitempty"`
+	Endpoint   string    `json:"endpoint,omitempty"`
+	SocketPath string    `json:"socketPath,omitempty"`
+	Message    string    `json:"message,omitempty"`
+}
+
+// keeper writes events to a file, in the goroutine that runs it, so that no publisher waits for the disk.
+type keeper struct {
+	path string
+	max  int64 // the size in bytes from which the file is moved aside
+	log  *slog.Logger
+	wake chan struct{} // has room for one
+
+	mu      sync.Mutex
+	pending []Event // at most as many as the Journal keeps
+	left    int     // out, because there were more
+
+	// The rest belongs to the goroutine of run.
+	file   *os.File
+	size   int64
+	failed bool
+}
+
+func newKeeper(path string, log *slog.Logger) *keeper {
+	return &keeper{path: path, max: maxFile, log: log, wake: make(chan struct{}, 1)}
+}
+
+// add has an event written. It does not block.
+func (k *keeper) add(e Event) {
+	k.mu.Lock()
+	k.pending = append(k.pending, e)
+	if over := len(k.pending) - history; over > 0 {
+		k.pending = k.pending[over:]
+		k.left += over
+	}
+	k.mu.Unlock()
+	select {
+	case k.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// run writes until ctx ends, and then what is pending.
+func (k *keeper) run(ctx context.Context) {
+	for more := true; more; {
+		select {
+		case <-k.wake:
+		case <-ctx.Done():
+			more = false
+		}
+		k.mu.Lock()
+		events, left := k.pending, k.left
+		k.pending, k.left = nil, 0
+		k.mu.Unlock()
+		if left > 0 {
+			k.log.Warn("events came faster than they could be written: they will be missing after a restart", "file", k.path, "missing", left)
+		}
+		if len(events) > 0 {
+			k.report(k.write(events))
+		}
+	}
+	if k.file != nil {
+		k.report(k.file.Close())
+	}
+}
+
+// report tells of the first of several failures, and when they end.
+func (k *keeper) report(err error) {
+	switch {
+	case err != nil && !k.failed:
+		k.log.Warn("events cannot be written and will be missing after a restart; see that there is space and that the file can be written",
+			"file", k.path, "error", err)
+	case err == nil && k.failed:
+		k.log.Info("events are written again", "file", k.path)
+	}
+	k.failed = err != nil
+}
+
+// write appends events. Of a write that fails nothing is left, so that no line is torn by another.
+func (k *keeper) write(events []Event) error {
+	var lines bytes.Buffer
+	encoder := json.NewEncoder(&lines)
+	for _, e := range events {
+		err := encoder.Encode(record{
+			e.Seq, e.Time, string(e.Kind), e.Type, e.Name, e.Instance, e.Endpoint, e.SocketPath, e.Message,
+		})
+		if err != nil {
+			return fmt.Errorf("cannot write event %d: %w", e.Seq, err)
+		}
+	}
+	if err := k.open(); err != nil {
+		return err
+	}
+	n, err := k.file.Write(lines.Bytes())
+	if err != nil {
+		return errors.Join(err, k.file.Truncate(k.size))
+	}
+	k.size += int64(n)
+	return nil
+}
+
+// open opens the file for what is to be appended: a new one if the present one is full.
+func (k *keeper) open() error {
+	if k.file != nil && k.size < k.max {
+		return nil
+	}
+	if k.file != nil {
+		err := errors.Join(k.file.Close(), os.Rename(k.path, older(k.path)))
+		if k.file = nil; err != nil {
+			return err
+		}
+	}
+	file, err := os.OpenFile(k.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err == nil && info.Size() > 0 {
+		_, err = file.WriteString("\n") // ends a line that was torn; empty ones are passed over
+	}
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	if k.file, k.size = file, info.Size(); k.size > 0 {
+		k.size++
+	}
+	if k.size < k.max {
+		return nil
+	}
+	return k.open()
+}
+
+func older(path string) string { return path + ".1" }
+
+// load returns the last events of the files, oldest first. Lines that were torn, and whatever else is no event, are passed over.
+func load(path string) ([]Event, error) {
+	var events []Event
+	for _, file := range []string{older(path), path} {
+		text, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for line := range bytes.Lines(text) {
+			var r record
+			if json.Unmarshal(line, &r) != nil || r.Seq == 0 || r.Kind == "" {
+				continue
+			}
+			if len(events) > 0 && r.Seq <= events[len(events)-1].Seq {
+				events = nil // by a daemon that did not know of them: numbers only grow
+			}
+			events = append(events, Event{Seq: r.Seq, Event: reconciler.Event{
+				Time: r.Time, Kind: reconciler.EventKind(r.Kind), Type: r.Type, Name: r.Name, Instance: r.Instance, Endpoint: r.Endpoint,
+				SocketPath: r.SocketPath, Message: r.Message,
+			}})
+		}
+	}
+	return events[max(0, len(events)-history):], nil
+}
