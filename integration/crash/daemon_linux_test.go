@@ -46,6 +46,7 @@ func startDaemon(t *testing.T, state string) *daemon {
 	d.cmd = exec.Command(patchbay, "run", "--plugin-dir", filepath.Join(dir, "plugins"), "--state", state, "--control-socket", control,
 		"--http", "127.0.0.1:0", "--accept-type", ptype, "--log-format", "text")
 	d.cmd.Stderr = logged
+	began := time.Now()
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func startDaemon(t *testing.T, state string) *daemon {
 	d.http = <-ready
 	go func() {
 		defer close(following)
-		for e, err := range d.client.Events(ctx, client.EventsOptions{Follow: true}) {
+		for e, err := range d.client.Events(ctx, client.EventsOptions{Follow: true, Since: began}) {
 			if err != nil {
 				return
 			}

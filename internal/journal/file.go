@@ -43,8 +43,7 @@ type keeper struct {
 	left    int     // out, because there were more
 
 	// The rest belongs to the goroutine of run.
-	file   *os.File
-	size   int64
+	began  bool // it has written
 	failed bool
 }
 
@@ -86,9 +85,6 @@ func (k *keeper) run(ctx context.Context) {
 			k.report(k.write(events))
 		}
 	}
-	if k.file != nil {
-		k.report(k.file.Close())
-	}
 }
 
 // report tells of the first of several failures, and when they end.
@@ -103,9 +99,18 @@ func (k *keeper) report(err error) {
 	k.failed = err != nil
 }
 
-// write appends events. Of a write that fails nothing is left, so that no line is torn by another.
+// write appends events. The file is not kept open: its device can be unmounted, and what is mounted there next is written to.
 func (k *keeper) write(events []Event) error {
 	var lines bytes.Buffer
+	switch info, err := os.Stat(k.path); {
+	case err != nil:
+	case info.Size() >= k.max:
+		if err := os.Rename(k.path, older(k.path)); err != nil {
+			return err
+		}
+	case info.Size() > 0 && !k.began:
+		lines.WriteByte('\n') // ends a line that a crash tore; empty ones are passed over
+	}
 	encoder := json.NewEncoder(&lines)
 	for _, e := range events {
 		err := encoder.Encode(record{
@@ -115,46 +120,24 @@ func (k *keeper) write(events []Event) error {
 			return fmt.Errorf("cannot write event %d: %w", e.Seq, err)
 		}
 	}
-	if err := k.open(); err != nil {
-		return err
-	}
-	n, err := k.file.Write(lines.Bytes())
-	if err != nil {
-		return errors.Join(err, k.file.Truncate(k.size))
-	}
-	k.size += int64(n)
-	return nil
+	err := appendTo(k.path, lines.Bytes())
+	k.began = k.began || err == nil
+	return err
 }
 
-// open opens the file for what is to be appended: a new one if the present one is full.
-func (k *keeper) open() error {
-	if k.file != nil && k.size < k.max {
-		return nil
-	}
-	if k.file != nil {
-		err := errors.Join(k.file.Close(), os.Rename(k.path, older(k.path)))
-		if k.file = nil; err != nil {
-			return err
-		}
-	}
-	file, err := os.OpenFile(k.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+// appendTo appends to a file, of which nothing is changed if that fails.
+func appendTo(path string, text []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	info, err := file.Stat()
-	if err == nil && info.Size() > 0 {
-		_, err = file.WriteString("\n") // ends a line that was torn; empty ones are passed over
+	if err == nil {
+		if _, err = file.Write(text); err != nil {
+			err = errors.Join(err, file.Truncate(info.Size()))
+		}
 	}
-	if err != nil {
-		return errors.Join(err, file.Close())
-	}
-	if k.file, k.size = file, info.Size(); k.size > 0 {
-		k.size++
-	}
-	if k.size < k.max {
-		return nil
-	}
-	return k.open()
+	return errors.Join(err, file.Close())
 }
 
 func older(path string) string { return path + ".1" }

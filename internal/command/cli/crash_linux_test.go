@@ -151,7 +151,7 @@ func (c *crash) round() {
 	cl := client.New(filepath.Join(c.dir, "control.sock"))
 	defer cl.Close()
 	c.checkFirst(c.firstList(ctx, cl), began)
-	running.Go(func() { c.follow(ctx, cl) })
+	running.Go(func() { c.follow(ctx, cl, began) })
 	for end := time.Now().Add(rand.N(400 * time.Millisecond)); time.Now().Before(end); {
 		c.churn(ctx, cl, &running)
 	}
@@ -196,8 +196,8 @@ func (c *crash) checkFirst(plugins []client.Plugin, began time.Time) {
 }
 
 // follow reads the events of one daemon until it has been killed.
-func (c *crash) follow(ctx context.Context, cl *client.Client) {
-	for e, err := range cl.Events(ctx, client.EventsOptions{Follow: true}) {
+func (c *crash) follow(ctx context.Context, cl *client.Client, began time.Time) {
+	for e, err := range cl.Events(ctx, client.EventsOptions{Follow: true, Since: began}) {
 		if err != nil {
 			return
 		}

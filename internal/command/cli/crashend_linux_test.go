@@ -58,6 +58,7 @@ func (c *crash) awaitNoOrphan() {
 // finish runs a daemon that ends in order, and checks that everything is there before, and nothing after it.
 func (c *crash) finish() {
 	c.t.Helper()
+	began := time.Now()
 	daemon := c.start()
 	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
@@ -66,7 +67,7 @@ func (c *crash) finish() {
 	c.checkFirst(c.firstList(ctx, cl), time.Now())
 	var following sync.WaitGroup
 	defer following.Wait()
-	following.Go(func() { c.follow(ctx, cl) })
+	following.Go(func() { c.follow(ctx, cl, began) })
 	defer func() {
 		_ = daemon.Process.Kill()
 		_ = daemon.Wait()
@@ -112,7 +113,7 @@ func (c *crash) checkLeftovers() {
 	if err != nil {
 		c.t.Error(err)
 	}
-	left = slices.DeleteFunc(left, func(path string) bool { return path == "patchbay.yaml" || path == "state.db" })
+	left = slices.DeleteFunc(left, func(path string) bool { return path == "patchbay.yaml" || path == "state.db" || path == "state.db.events" })
 	store, err := boltstate.Open(filepath.Join(c.dir, "state.db"))
 	if err != nil {
 		c.t.Fatal(err)

@@ -26,8 +26,8 @@ func TestCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := serve(t, register)
-			s, err := Load(t.Context(), conn, "NodeGetInfo")
-			if err != nil || s.Reflected != (name != "none") {
+			s, err := Load(t.Context(), conn, "NodeGetInfo", Plugin{})
+			if err != nil || (s.Source == Reflected) != (name != "none") {
 				t.Fatal(s, err)
 			}
 			ctx := metadata.AppendToOutgoingContext(t.Context(), "tenant", "t-1")
@@ -55,7 +55,7 @@ func (o onlyAlpha) RegisterService(desc *grpc.ServiceDesc, impl any) {
 
 func TestCallErrors(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
-	s, err := Load(t.Context(), conn, "")
+	s, err := Load(t.Context(), conn, "", Plugin{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func (refusing) SendMsg(any) error { return status.Error(codes.ResourceExhausted
 // TestStreams follows a stream of answers until it is cancelled, and holds a conversation.
 func TestStreams(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
-	s, err := Load(t.Context(), conn, "")
+	s, err := Load(t.Context(), conn, "", Plugin{})
 	if err != nil {
 		t.Fatal(err)
 	}
