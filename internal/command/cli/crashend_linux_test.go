@@ -113,7 +113,9 @@ func (c *crash) checkLeftovers() {
 	if err != nil {
 		c.t.Error(err)
 	}
-	left = slices.DeleteFunc(left, func(path string) bool { return path == "patchbay.yaml" || path == "state.db" || path == "state.db.events" })
+	left = slices.DeleteFunc(left, func(path string) bool {
+		return path == "patchbay.yaml" || path == "state.db" || path == "state.db.events"
+	})
 	store, err := boltstate.Open(filepath.Join(c.dir, "state.db"))
 	if err != nil {
 		c.t.Fatal(err)
