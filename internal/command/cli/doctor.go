@@ -123,7 +123,7 @@ func membersOf(ctx context.Context, c daemon.FleetConfig) []doctor.Member {
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {
-	list := &table{terminal: terminalOf(w), cut: noCut, tones: tones{0: toneOf}}
+	list := &table{terminal: terminalOf(w), tones: tones{0: toneOf}}
 	for _, f := range findings {
 		list.add(string(f.Status), f.Check, escape(f.Message))
 		if f.Remedy != "" {

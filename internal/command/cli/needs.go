@@ -197,7 +197,7 @@ func (n needy) write(w io.Writer, now time.Time) error {
 	if err := write(w, text.Bytes()); err != nil || len(n.needs) == 0 {
 		return err
 	}
-	list := &table{terminal: terminalOf(w), head: []string{"PLUGIN", "STATE", "FOR", "WHY, AND WHAT TO DO"}, cut: noCut, tones: tones{1: toneOf}}
+	list := &table{terminal: terminalOf(w), head: []string{"PLUGIN", "STATE", "FOR", "WHY, AND WHAT TO DO"}, tones: tones{1: toneOf}}
 	for _, need := range n.needs {
 		list.add(cell(need.Plugin), cell(need.State), since(need.Since, now), escape(need.Reason))
 		list.add("", "", "", "→ "+escape(need.Remedy))

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 )
 
 func TestTableIsCutToTheScreen(t *testing.T) {
-	list := table{terminal: terminal{width: 40}, head: []string{"NAME", "ENDPOINT", "AGE"}, cut: 1}
+	list := table{terminal: terminal{width: 40}, head: []string{"NAME", "ENDPOINT", "AGE"}, cuts: []int{1}}
 	list.add("漢字", strings.Repeat("/long", 20), "1s")
 	list.add("plain", "/short", "10d")
 	lines := list.lines()
@@ -81,6 +82,30 @@ func TestTopFitsTheScreen(t *testing.T) {
 	}
 	if strings.Contains(drawn, "sick") || !strings.Contains(drawn, "well") {
 		t.Errorf("scrolled to the end:\n%s", drawn)
+	}
+}
+
+// TestNamesGiveWayLast: on a narrow screen two plugins can still be told from each other.
+func TestNamesGiveWayLast(t *testing.T) {
+	var plugins []client.Plugin
+	for i := range 3 {
+		plugins = append(plugins, client.Plugin{
+			Type: "CSIPlugin", Name: fmt.Sprintf("a-rather-long-name-of-a-disk-driver-%d.csi.example.com", i), Version: "1.0.0",
+			State: "registered", Endpoint: "/var/lib/kubelet/plugins/a/csi.sock",
+		})
+	}
+	for width, want := range map[int]string{
+		0:   "CSIPlugin   a-rather-long-name-of-a-disk-driver-1.csi.example.com   1.0.0     registered   /var/lib/kubelet/plugins/a/csi.sock   -",
+		110: "CSIPlugin   a-rather-long-name-of-a-disk-driver-1.csi.example.com   1.0.0     registered   /var/lib/kub…   -",
+		90:  "CSIPlugin   a-rather-long-name-of-a-disk-driver-1.csi.example.com   registered   -",
+		80:  "a-rather-long-name-of-a-disk-driver-1.csi.example.com   registered   -",
+		60:  "a-rather-long-name-o…er-1.csi.example.com   registered   -",
+		40:  "a-rather-l…xample.com   registered   -",
+	} {
+		lines := pluginTable(terminal{width: width}, plugins, time.Now()).lines()
+		if got := strings.TrimRight(lines[2], " "); got != want {
+			t.Errorf("%d columns:\ngot  %q\nwant %q", width, got, want)
+		}
 	}
 }
 
