@@ -153,8 +153,24 @@ func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
 	m, err := ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
 	return Configuration{
 		PluginDirs: m.GetPluginDirs(), DeprecatedPluginDir: m.GetDeprecatedPluginDir(), State: m.GetState(),
-		ControlSocket: m.GetControlSocket(),
+		ControlSocket: m.GetControlSocket(), Effective: m.GetEffective(),
 	}, err
+}
+
+// A Part is a part of a file.
+type Part struct {
+	// Name is the name of the file; consecutive parts of one name are one file.
+	Name string
+	// Content are the next bytes of it.
+	Content []byte
+}
+
+// Diagnose gives what the process of the daemon knows about itself, as files for the report of a fault. The sequence is like that of
+// [Client.Events].
+func (c *Client) Diagnose(ctx context.Context) iter.Seq2[Part, error] {
+	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, func(m *patchbayv1.DiagnoseResponse) *Part {
+		return &Part{m.GetName(), m.GetContent()}
+	})
 }
 
 // Reload has the daemon read its configuration anew and change to it. It returns the keys whose values changed. An error says what is wrong

@@ -113,6 +113,8 @@ type Configuration struct {
 	DeprecatedPluginDir string `json:"deprecatedPluginDir"`
 	State               string `json:"state"`
 	ControlSocket       string `json:"controlSocket"`
+	// Effective is all that is in force, as YAML with where each value comes from, without secrets; empty if the daemon does not say.
+	Effective string `json:"effective"`
 }
 
 // Reloaded says what a reload of the configuration did.

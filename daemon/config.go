@@ -73,6 +73,8 @@ type Config struct {
 	// Load reads the configuration anew, for [Daemon.Reload]. Nil: there is nothing to read. Of what it returns, what Build, Logger and the
 	// functions are does not matter.
 	Load func() (Config, error)
+	// Shown is all of the configuration as text for people, without secrets; empty if there is none.
+	Shown string
 	// Tracing says where traces of registrations and of calls to plugins go.
 	Tracing Tracing
 	// Log says how the Logger is set; SetLog is told when a reload changes that.

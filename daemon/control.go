@@ -50,8 +50,11 @@ type control struct {
 	// handlers returns the handlers by plugin type.
 	handlers func() map[string]cache.PluginHandler
 	reload   func(context.Context) ([]string, error)
-	config   Config
-	started  time.Time
+	// shown returns the configuration in force as text.
+	shown   func() string
+	metrics *metrics
+	config  Config
+	started time.Time
 }
 
 func (c *control) GetVersion(
@@ -123,7 +126,7 @@ func (c *control) GetConfiguration(
 ) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
 	return connect.NewResponse(&patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
-		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket),
+		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
 	}), nil
 }
 

@@ -256,6 +256,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	c := &control{
 		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet),
 		reload: d.Reload, handlers: a.handlers.all, config: d.config, started: time.Now(),
+		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
 	}
 	controlServer = serve(a.conns.limit(l.control, "control", a.guard), a.guard, c, failed, d.log)
 	l.stopControl = controlServer.stop

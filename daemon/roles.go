@@ -18,7 +18,7 @@ type Roles struct {
 	Read Members
 	// Operate also starts and stops launched plugins, retries plugins and releases names, allocates devices, and calls plugins.
 	Operate Members
-	// Admin also reloads the configuration.
+	// Admin also reloads the configuration, and sees the inside of the daemon's process.
 	Admin Members
 }
 
@@ -55,6 +55,7 @@ var procedureRoles = map[string]role{
 	patchbayv1connect.ControlServiceRetryPluginProcedure:        roleOperate,
 	patchbayv1connect.ControlServiceReleaseNameProcedure:        roleOperate,
 	patchbayv1connect.ControlServiceReloadProcedure:             roleAdmin,
+	patchbayv1connect.ControlServiceDiagnoseProcedure:           roleAdmin,
 	patchbayv1connect.DeviceServiceListDevicesProcedure:         roleRead,
 	patchbayv1connect.DeviceServiceGetPreferredDevicesProcedure: roleRead,
 	patchbayv1connect.DeviceServiceAllocateDevicesProcedure:     roleOperate,

@@ -549,6 +549,8 @@ type GetConfigurationResponse struct {
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// The control socket.
 	ControlSocket string `protobuf:"bytes,4,opt,name=control_socket,json=controlSocket,proto3" json:"control_socket,omitempty"`
+	// All that is in force, as YAML with where each value comes from, without secrets. It is empty if the daemon was not given files.
+	Effective     string `protobuf:"bytes,5,opt,name=effective,proto3" json:"effective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -611,6 +613,105 @@ func (x *GetConfigurationResponse) GetControlSocket() string {
 	return ""
 }
 
+func (x *GetConfigurationResponse) GetEffective() string {
+	if x != nil {
+		return x.Effective
+	}
+	return ""
+}
+
+// DiagnoseRequest asks for everything.
+type DiagnoseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiagnoseRequest) Reset() {
+	*x = DiagnoseRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiagnoseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiagnoseRequest) ProtoMessage() {}
+
+func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
+func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
+}
+
+// DiagnoseResponse is a part of a file.
+type DiagnoseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the file, for example "metrics.txt". Consecutive messages of one name are one file.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The next bytes of its content.
+	Content       []byte `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiagnoseResponse) Reset() {
+	*x = DiagnoseResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiagnoseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiagnoseResponse) ProtoMessage() {}
+
+func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
+func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *DiagnoseResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DiagnoseResponse) GetContent() []byte {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
 // WatchEventsRequest selects events and says how long to watch.
 type WatchEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -633,7 +734,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -645,7 +746,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -658,7 +759,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchEventsRequest) GetFollow() bool {
@@ -715,7 +816,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +828,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +841,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -765,7 +866,7 @@ type WaitForPluginRequest struct {
 
 func (x *WaitForPluginRequest) Reset() {
 	*x = WaitForPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -777,7 +878,7 @@ func (x *WaitForPluginRequest) String() string {
 func (*WaitForPluginRequest) ProtoMessage() {}
 
 func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -790,7 +891,7 @@ func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginRequest.ProtoReflect.Descriptor instead.
 func (*WaitForPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WaitForPluginRequest) GetType() string {
@@ -825,7 +926,7 @@ type WaitForPluginResponse struct {
 
 func (x *WaitForPluginResponse) Reset() {
 	*x = WaitForPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +938,7 @@ func (x *WaitForPluginResponse) String() string {
 func (*WaitForPluginResponse) ProtoMessage() {}
 
 func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +951,7 @@ func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginResponse.ProtoReflect.Descriptor instead.
 func (*WaitForPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WaitForPluginResponse) GetPlugin() *Plugin {
@@ -869,7 +970,7 @@ type ListConditionsRequest struct {
 
 func (x *ListConditionsRequest) Reset() {
 	*x = ListConditionsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +982,7 @@ func (x *ListConditionsRequest) String() string {
 func (*ListConditionsRequest) ProtoMessage() {}
 
 func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +995,7 @@ func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsRequest.ProtoReflect.Descriptor instead.
 func (*ListConditionsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 // ListConditionsResponse holds the health of the daemon.
@@ -908,7 +1009,7 @@ type ListConditionsResponse struct {
 
 func (x *ListConditionsResponse) Reset() {
 	*x = ListConditionsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +1021,7 @@ func (x *ListConditionsResponse) String() string {
 func (*ListConditionsResponse) ProtoMessage() {}
 
 func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1034,7 @@ func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsResponse.ProtoReflect.Descriptor instead.
 func (*ListConditionsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListConditionsResponse) GetConditions() []*Condition {
@@ -952,7 +1053,7 @@ type ListLaunchedRequest struct {
 
 func (x *ListLaunchedRequest) Reset() {
 	*x = ListLaunchedRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1065,7 @@ func (x *ListLaunchedRequest) String() string {
 func (*ListLaunchedRequest) ProtoMessage() {}
 
 func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1078,7 @@ func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedRequest.ProtoReflect.Descriptor instead.
 func (*ListLaunchedRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 // ListLaunchedResponse holds every plugin of the catalogue.
@@ -991,7 +1092,7 @@ type ListLaunchedResponse struct {
 
 func (x *ListLaunchedResponse) Reset() {
 	*x = ListLaunchedResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1104,7 @@ func (x *ListLaunchedResponse) String() string {
 func (*ListLaunchedResponse) ProtoMessage() {}
 
 func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1117,7 @@ func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedResponse.ProtoReflect.Descriptor instead.
 func (*ListLaunchedResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListLaunchedResponse) GetPlugins() []*LaunchedPlugin {
@@ -1037,7 +1138,7 @@ type LaunchPluginRequest struct {
 
 func (x *LaunchPluginRequest) Reset() {
 	*x = LaunchPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1150,7 @@ func (x *LaunchPluginRequest) String() string {
 func (*LaunchPluginRequest) ProtoMessage() {}
 
 func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1163,7 @@ func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginRequest.ProtoReflect.Descriptor instead.
 func (*LaunchPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LaunchPluginRequest) GetName() string {
@@ -1082,7 +1183,7 @@ type LaunchPluginResponse struct {
 
 func (x *LaunchPluginResponse) Reset() {
 	*x = LaunchPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1195,7 @@ func (x *LaunchPluginResponse) String() string {
 func (*LaunchPluginResponse) ProtoMessage() {}
 
 func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1208,7 @@ func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginResponse.ProtoReflect.Descriptor instead.
 func (*LaunchPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LaunchPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1128,7 +1229,7 @@ type StopPluginRequest struct {
 
 func (x *StopPluginRequest) Reset() {
 	*x = StopPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1241,7 @@ func (x *StopPluginRequest) String() string {
 func (*StopPluginRequest) ProtoMessage() {}
 
 func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1254,7 @@ func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginRequest.ProtoReflect.Descriptor instead.
 func (*StopPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StopPluginRequest) GetName() string {
@@ -1173,7 +1274,7 @@ type StopPluginResponse struct {
 
 func (x *StopPluginResponse) Reset() {
 	*x = StopPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1286,7 @@ func (x *StopPluginResponse) String() string {
 func (*StopPluginResponse) ProtoMessage() {}
 
 func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1299,7 @@ func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginResponse.ProtoReflect.Descriptor instead.
 func (*StopPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StopPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1219,7 +1320,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1231,7 +1332,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1244,7 +1345,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -1264,7 +1365,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1276,7 +1377,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1289,7 +1390,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1312,7 +1413,7 @@ type RetryPluginRequest struct {
 
 func (x *RetryPluginRequest) Reset() {
 	*x = RetryPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1324,7 +1425,7 @@ func (x *RetryPluginRequest) String() string {
 func (*RetryPluginRequest) ProtoMessage() {}
 
 func (x *RetryPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1337,7 +1438,7 @@ func (x *RetryPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPluginRequest.ProtoReflect.Descriptor instead.
 func (*RetryPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RetryPluginRequest) GetType() string {
@@ -1363,7 +1464,7 @@ type RetryPluginResponse struct {
 
 func (x *RetryPluginResponse) Reset() {
 	*x = RetryPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1375,7 +1476,7 @@ func (x *RetryPluginResponse) String() string {
 func (*RetryPluginResponse) ProtoMessage() {}
 
 func (x *RetryPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1388,7 +1489,7 @@ func (x *RetryPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPluginResponse.ProtoReflect.Descriptor instead.
 func (*RetryPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 // ReleaseNameRequest names a name.
@@ -1404,7 +1505,7 @@ type ReleaseNameRequest struct {
 
 func (x *ReleaseNameRequest) Reset() {
 	*x = ReleaseNameRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1517,7 @@ func (x *ReleaseNameRequest) String() string {
 func (*ReleaseNameRequest) ProtoMessage() {}
 
 func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1530,7 @@ func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseNameRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReleaseNameRequest) GetType() string {
@@ -1455,7 +1556,7 @@ type ReleaseNameResponse struct {
 
 func (x *ReleaseNameResponse) Reset() {
 	*x = ReleaseNameResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +1568,7 @@ func (x *ReleaseNameResponse) String() string {
 func (*ReleaseNameResponse) ProtoMessage() {}
 
 func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +1581,7 @@ func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseNameResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 // ReadLogsRequest names a plugin.
@@ -1498,7 +1599,7 @@ type ReadLogsRequest struct {
 
 func (x *ReadLogsRequest) Reset() {
 	*x = ReadLogsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1510,7 +1611,7 @@ func (x *ReadLogsRequest) String() string {
 func (*ReadLogsRequest) ProtoMessage() {}
 
 func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1523,7 +1624,7 @@ func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsRequest.ProtoReflect.Descriptor instead.
 func (*ReadLogsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReadLogsRequest) GetName() string {
@@ -1558,7 +1659,7 @@ type ReadLogsResponse struct {
 
 func (x *ReadLogsResponse) Reset() {
 	*x = ReadLogsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1671,7 @@ func (x *ReadLogsResponse) String() string {
 func (*ReadLogsResponse) ProtoMessage() {}
 
 func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1684,7 @@ func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsResponse.ProtoReflect.Descriptor instead.
 func (*ReadLogsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReadLogsResponse) GetRecord() *LogRecord {
@@ -1621,7 +1722,7 @@ type LaunchedPlugin struct {
 
 func (x *LaunchedPlugin) Reset() {
 	*x = LaunchedPlugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1734,7 @@ func (x *LaunchedPlugin) String() string {
 func (*LaunchedPlugin) ProtoMessage() {}
 
 func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1747,7 @@ func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchedPlugin.ProtoReflect.Descriptor instead.
 func (*LaunchedPlugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LaunchedPlugin) GetName() string {
@@ -1731,7 +1832,7 @@ type LogRecord struct {
 
 func (x *LogRecord) Reset() {
 	*x = LogRecord{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1844,7 @@ func (x *LogRecord) String() string {
 func (*LogRecord) ProtoMessage() {}
 
 func (x *LogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1857,7 @@ func (x *LogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
 func (*LogRecord) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *LogRecord) GetSeq() uint64 {
@@ -1812,7 +1913,7 @@ type LogAttribute struct {
 
 func (x *LogAttribute) Reset() {
 	*x = LogAttribute{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +1925,7 @@ func (x *LogAttribute) String() string {
 func (*LogAttribute) ProtoMessage() {}
 
 func (x *LogAttribute) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +1938,7 @@ func (x *LogAttribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAttribute.ProtoReflect.Descriptor instead.
 func (*LogAttribute) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LogAttribute) GetKey() string {
@@ -1863,7 +1964,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1875,7 +1976,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1888,7 +1989,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 // ReloadResponse says what a reload did.
@@ -1903,7 +2004,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[34]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2016,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[34]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2029,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -2003,7 +2104,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2116,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +2129,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Plugin) GetType() string {
@@ -2192,7 +2293,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2204,7 +2305,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2217,7 +2318,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2300,7 +2401,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2413,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2426,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Condition) GetName() string {
@@ -2387,13 +2488,18 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x13ListRefusalsRequest\"E\n" +
 	"\x14ListRefusalsResponse\x12-\n" +
 	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\"\x19\n" +
-	"\x17GetConfigurationRequest\"\xac\x01\n" +
+	"\x17GetConfigurationRequest\"\xca\x01\n" +
 	"\x18GetConfigurationResponse\x12\x1f\n" +
 	"\vplugin_dirs\x18\x01 \x03(\tR\n" +
 	"pluginDirs\x122\n" +
 	"\x15deprecated_plugin_dir\x18\x02 \x01(\tR\x13deprecatedPluginDir\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12%\n" +
-	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\"\xc2\x01\n" +
+	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\x12\x1c\n" +
+	"\teffective\x18\x05 \x01(\tR\teffective\"\x11\n" +
+	"\x0fDiagnoseRequest\"@\n" +
+	"\x10DiagnoseResponse\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xc2\x01\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x14\n" +
 	"\x05types\x18\x02 \x03(\tR\x05types\x12\x14\n" +
@@ -2520,14 +2626,15 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WAIT_FOR_REGISTERED\x10\x01\x12\x19\n" +
-	"\x15WAIT_FOR_DEREGISTERED\x10\x022\x88\v\n" +
+	"\x15WAIT_FOR_DEREGISTERED\x10\x022\xd8\v\n" +
 	"\x0eControlService\x12R\n" +
 	"\n" +
 	"GetVersion\x12\x1e.patchbay.v1.GetVersionRequest\x1a\x1f.patchbay.v1.GetVersionResponse\"\x03\x90\x02\x01\x12U\n" +
 	"\vListPlugins\x12\x1f.patchbay.v1.ListPluginsRequest\x1a .patchbay.v1.ListPluginsResponse\"\x03\x90\x02\x01\x12O\n" +
 	"\tGetPlugin\x12\x1d.patchbay.v1.GetPluginRequest\x1a\x1e.patchbay.v1.GetPluginResponse\"\x03\x90\x02\x01\x12X\n" +
 	"\fListRefusals\x12 .patchbay.v1.ListRefusalsRequest\x1a!.patchbay.v1.ListRefusalsResponse\"\x03\x90\x02\x01\x12d\n" +
-	"\x10GetConfiguration\x12$.patchbay.v1.GetConfigurationRequest\x1a%.patchbay.v1.GetConfigurationResponse\"\x03\x90\x02\x01\x12W\n" +
+	"\x10GetConfiguration\x12$.patchbay.v1.GetConfigurationRequest\x1a%.patchbay.v1.GetConfigurationResponse\"\x03\x90\x02\x01\x12N\n" +
+	"\bDiagnose\x12\x1c.patchbay.v1.DiagnoseRequest\x1a\x1d.patchbay.v1.DiagnoseResponse\"\x03\x90\x02\x010\x01\x12W\n" +
 	"\vWatchEvents\x12\x1f.patchbay.v1.WatchEventsRequest\x1a .patchbay.v1.WatchEventsResponse\"\x03\x90\x02\x010\x01\x12[\n" +
 	"\rWaitForPlugin\x12!.patchbay.v1.WaitForPluginRequest\x1a\".patchbay.v1.WaitForPluginResponse\"\x03\x90\x02\x01\x12^\n" +
 	"\x0eListConditions\x12\".patchbay.v1.ListConditionsRequest\x1a#.patchbay.v1.ListConditionsResponse\"\x03\x90\x02\x01\x12X\n" +
@@ -2554,7 +2661,7 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                     // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),        // 1: patchbay.v1.GetVersionRequest
@@ -2567,98 +2674,102 @@ var file_patchbay_v1_control_proto_goTypes = []any{
 	(*ListRefusalsResponse)(nil),     // 8: patchbay.v1.ListRefusalsResponse
 	(*GetConfigurationRequest)(nil),  // 9: patchbay.v1.GetConfigurationRequest
 	(*GetConfigurationResponse)(nil), // 10: patchbay.v1.GetConfigurationResponse
-	(*WatchEventsRequest)(nil),       // 11: patchbay.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),      // 12: patchbay.v1.WatchEventsResponse
-	(*WaitForPluginRequest)(nil),     // 13: patchbay.v1.WaitForPluginRequest
-	(*WaitForPluginResponse)(nil),    // 14: patchbay.v1.WaitForPluginResponse
-	(*ListConditionsRequest)(nil),    // 15: patchbay.v1.ListConditionsRequest
-	(*ListConditionsResponse)(nil),   // 16: patchbay.v1.ListConditionsResponse
-	(*ListLaunchedRequest)(nil),      // 17: patchbay.v1.ListLaunchedRequest
-	(*ListLaunchedResponse)(nil),     // 18: patchbay.v1.ListLaunchedResponse
-	(*LaunchPluginRequest)(nil),      // 19: patchbay.v1.LaunchPluginRequest
-	(*LaunchPluginResponse)(nil),     // 20: patchbay.v1.LaunchPluginResponse
-	(*StopPluginRequest)(nil),        // 21: patchbay.v1.StopPluginRequest
-	(*StopPluginResponse)(nil),       // 22: patchbay.v1.StopPluginResponse
-	(*RestartPluginRequest)(nil),     // 23: patchbay.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 24: patchbay.v1.RestartPluginResponse
-	(*RetryPluginRequest)(nil),       // 25: patchbay.v1.RetryPluginRequest
-	(*RetryPluginResponse)(nil),      // 26: patchbay.v1.RetryPluginResponse
-	(*ReleaseNameRequest)(nil),       // 27: patchbay.v1.ReleaseNameRequest
-	(*ReleaseNameResponse)(nil),      // 28: patchbay.v1.ReleaseNameResponse
-	(*ReadLogsRequest)(nil),          // 29: patchbay.v1.ReadLogsRequest
-	(*ReadLogsResponse)(nil),         // 30: patchbay.v1.ReadLogsResponse
-	(*LaunchedPlugin)(nil),           // 31: patchbay.v1.LaunchedPlugin
-	(*LogRecord)(nil),                // 32: patchbay.v1.LogRecord
-	(*LogAttribute)(nil),             // 33: patchbay.v1.LogAttribute
-	(*ReloadRequest)(nil),            // 34: patchbay.v1.ReloadRequest
-	(*ReloadResponse)(nil),           // 35: patchbay.v1.ReloadResponse
-	(*Plugin)(nil),                   // 36: patchbay.v1.Plugin
-	(*Event)(nil),                    // 37: patchbay.v1.Event
-	(*Condition)(nil),                // 38: patchbay.v1.Condition
-	nil,                              // 39: patchbay.v1.Plugin.DetailsEntry
-	(*timestamppb.Timestamp)(nil),    // 40: google.protobuf.Timestamp
+	(*DiagnoseRequest)(nil),          // 11: patchbay.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),         // 12: patchbay.v1.DiagnoseResponse
+	(*WatchEventsRequest)(nil),       // 13: patchbay.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),      // 14: patchbay.v1.WatchEventsResponse
+	(*WaitForPluginRequest)(nil),     // 15: patchbay.v1.WaitForPluginRequest
+	(*WaitForPluginResponse)(nil),    // 16: patchbay.v1.WaitForPluginResponse
+	(*ListConditionsRequest)(nil),    // 17: patchbay.v1.ListConditionsRequest
+	(*ListConditionsResponse)(nil),   // 18: patchbay.v1.ListConditionsResponse
+	(*ListLaunchedRequest)(nil),      // 19: patchbay.v1.ListLaunchedRequest
+	(*ListLaunchedResponse)(nil),     // 20: patchbay.v1.ListLaunchedResponse
+	(*LaunchPluginRequest)(nil),      // 21: patchbay.v1.LaunchPluginRequest
+	(*LaunchPluginResponse)(nil),     // 22: patchbay.v1.LaunchPluginResponse
+	(*StopPluginRequest)(nil),        // 23: patchbay.v1.StopPluginRequest
+	(*StopPluginResponse)(nil),       // 24: patchbay.v1.StopPluginResponse
+	(*RestartPluginRequest)(nil),     // 25: patchbay.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 26: patchbay.v1.RestartPluginResponse
+	(*RetryPluginRequest)(nil),       // 27: patchbay.v1.RetryPluginRequest
+	(*RetryPluginResponse)(nil),      // 28: patchbay.v1.RetryPluginResponse
+	(*ReleaseNameRequest)(nil),       // 29: patchbay.v1.ReleaseNameRequest
+	(*ReleaseNameResponse)(nil),      // 30: patchbay.v1.ReleaseNameResponse
+	(*ReadLogsRequest)(nil),          // 31: patchbay.v1.ReadLogsRequest
+	(*ReadLogsResponse)(nil),         // 32: patchbay.v1.ReadLogsResponse
+	(*LaunchedPlugin)(nil),           // 33: patchbay.v1.LaunchedPlugin
+	(*LogRecord)(nil),                // 34: patchbay.v1.LogRecord
+	(*LogAttribute)(nil),             // 35: patchbay.v1.LogAttribute
+	(*ReloadRequest)(nil),            // 36: patchbay.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 37: patchbay.v1.ReloadResponse
+	(*Plugin)(nil),                   // 38: patchbay.v1.Plugin
+	(*Event)(nil),                    // 39: patchbay.v1.Event
+	(*Condition)(nil),                // 40: patchbay.v1.Condition
+	nil,                              // 41: patchbay.v1.Plugin.DetailsEntry
+	(*timestamppb.Timestamp)(nil),    // 42: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	40, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
-	36, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	38, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	36, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
-	36, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
-	40, // 5: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
-	37, // 6: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	42, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	38, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	40, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	38, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
+	38, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
+	42, // 5: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
+	39, // 6: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
 	0,  // 7: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	36, // 8: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	38, // 9: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
-	31, // 10: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 11: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 12: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 13: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	32, // 14: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	40, // 15: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	40, // 16: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	40, // 17: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	33, // 18: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	40, // 19: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	40, // 20: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	40, // 21: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	40, // 22: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	39, // 23: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	40, // 24: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	40, // 25: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	38, // 8: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	40, // 9: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	33, // 10: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
+	33, // 11: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	33, // 12: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	33, // 13: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	34, // 14: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	42, // 15: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	42, // 16: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	42, // 17: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	35, // 18: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	42, // 19: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	42, // 20: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	42, // 21: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	42, // 22: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	41, // 23: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	42, // 24: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	42, // 25: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
 	1,  // 26: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
 	3,  // 27: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
 	5,  // 28: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
 	7,  // 29: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
 	9,  // 30: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
-	11, // 31: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	13, // 32: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	15, // 33: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	17, // 34: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	19, // 35: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	21, // 36: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	23, // 37: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	25, // 38: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
-	27, // 39: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
-	29, // 40: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	34, // 41: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 42: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 43: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 44: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 45: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	10, // 46: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	12, // 47: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	14, // 48: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	16, // 49: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	18, // 50: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	20, // 51: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	22, // 52: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	24, // 53: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	26, // 54: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
-	28, // 55: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
-	30, // 56: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	35, // 57: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	42, // [42:58] is the sub-list for method output_type
-	26, // [26:42] is the sub-list for method input_type
+	11, // 31: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
+	13, // 32: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	15, // 33: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	17, // 34: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	19, // 35: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	21, // 36: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	23, // 37: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	25, // 38: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	27, // 39: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	29, // 40: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	31, // 41: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	36, // 42: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 43: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 44: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 45: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	8,  // 46: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	10, // 47: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	12, // 48: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
+	14, // 49: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	16, // 50: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	18, // 51: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	20, // 52: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	22, // 53: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	24, // 54: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	26, // 55: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	28, // 56: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	30, // 57: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	32, // 58: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	37, // 59: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	43, // [43:60] is the sub-list for method output_type
+	26, // [26:43] is the sub-list for method input_type
 	26, // [26:26] is the sub-list for extension type_name
 	26, // [26:26] is the sub-list for extension extendee
 	0,  // [0:26] is the sub-list for field type_name
@@ -2669,15 +2780,15 @@ func file_patchbay_v1_control_proto_init() {
 	if File_patchbay_v1_control_proto != nil {
 		return
 	}
-	file_patchbay_v1_control_proto_msgTypes[10].OneofWrappers = []any{}
-	file_patchbay_v1_control_proto_msgTypes[28].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[12].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[30].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -56,6 +56,7 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newReloadCommand(paths),
 		newConfigCommand(paths),
 		newDoctorCommand(paths),
+		newSupportDumpCommand(paths),
 		newInitCommand(),
 		newVersionCommand(),
 		newCompletionCommand(),

@@ -223,6 +223,9 @@ func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 		return nil, daemon.Config{}, err
 	}
 	c := daemonConfig(loaded)
+	if text, err := loaded.Shown().YAML(); err == nil {
+		c.Shown = string(text)
+	}
 	if wrong := located(loaded, c.Validate()); len(wrong) > 0 {
 		wrong.Sort()
 		return loaded, c, wrong

@@ -53,6 +53,8 @@ const (
 	// ControlServiceGetConfigurationProcedure is the fully-qualified name of the ControlService's
 	// GetConfiguration RPC.
 	ControlServiceGetConfigurationProcedure = "/patchbay.v1.ControlService/GetConfiguration"
+	// ControlServiceDiagnoseProcedure is the fully-qualified name of the ControlService's Diagnose RPC.
+	ControlServiceDiagnoseProcedure = "/patchbay.v1.ControlService/Diagnose"
 	// ControlServiceWatchEventsProcedure is the fully-qualified name of the ControlService's
 	// WatchEvents RPC.
 	ControlServiceWatchEventsProcedure = "/patchbay.v1.ControlService/WatchEvents"
@@ -100,8 +102,10 @@ type ControlServiceClient interface {
 	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
 	// keeps 64 for each user and 1,024 in all, in memory.
 	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
-	// GetConfiguration says with which files and directories the daemon works.
+	// GetConfiguration says with which files and directories the daemon works, and with which configuration.
 	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
+	// Diagnose streams what the process of the daemon knows about itself, for the report of a fault: its metrics, goroutines and memory.
+	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
@@ -183,6 +187,13 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceGetConfigurationProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("GetConfiguration")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		diagnose: connect.NewClient[v1.DiagnoseRequest, v1.DiagnoseResponse](
+			httpClient,
+			baseURL+ControlServiceDiagnoseProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Diagnose")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -272,6 +283,7 @@ type controlServiceClient struct {
 	getPlugin        *connect.Client[v1.GetPluginRequest, v1.GetPluginResponse]
 	listRefusals     *connect.Client[v1.ListRefusalsRequest, v1.ListRefusalsResponse]
 	getConfiguration *connect.Client[v1.GetConfigurationRequest, v1.GetConfigurationResponse]
+	diagnose         *connect.Client[v1.DiagnoseRequest, v1.DiagnoseResponse]
 	watchEvents      *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
 	waitForPlugin    *connect.Client[v1.WaitForPluginRequest, v1.WaitForPluginResponse]
 	listConditions   *connect.Client[v1.ListConditionsRequest, v1.ListConditionsResponse]
@@ -308,6 +320,11 @@ func (c *controlServiceClient) ListRefusals(ctx context.Context, req *connect.Re
 // GetConfiguration calls patchbay.v1.ControlService.GetConfiguration.
 func (c *controlServiceClient) GetConfiguration(ctx context.Context, req *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
 	return c.getConfiguration.CallUnary(ctx, req)
+}
+
+// Diagnose calls patchbay.v1.ControlService.Diagnose.
+func (c *controlServiceClient) Diagnose(ctx context.Context, req *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error) {
+	return c.diagnose.CallServerStream(ctx, req)
 }
 
 // WatchEvents calls patchbay.v1.ControlService.WatchEvents.
@@ -379,8 +396,10 @@ type ControlServiceHandler interface {
 	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
 	// keeps 64 for each user and 1,024 in all, in memory.
 	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
-	// GetConfiguration says with which files and directories the daemon works.
+	// GetConfiguration says with which files and directories the daemon works, and with which configuration.
 	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
+	// Diagnose streams what the process of the daemon knows about itself, for the report of a fault: its metrics, goroutines and memory.
+	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
@@ -458,6 +477,13 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceGetConfigurationProcedure,
 		svc.GetConfiguration,
 		connect.WithSchema(controlServiceMethods.ByName("GetConfiguration")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceDiagnoseHandler := connect.NewServerStreamHandler(
+		ControlServiceDiagnoseProcedure,
+		svc.Diagnose,
+		connect.WithSchema(controlServiceMethods.ByName("Diagnose")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -549,6 +575,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceListRefusalsHandler.ServeHTTP(w, r)
 		case ControlServiceGetConfigurationProcedure:
 			controlServiceGetConfigurationHandler.ServeHTTP(w, r)
+		case ControlServiceDiagnoseProcedure:
+			controlServiceDiagnoseHandler.ServeHTTP(w, r)
 		case ControlServiceWatchEventsProcedure:
 			controlServiceWatchEventsHandler.ServeHTTP(w, r)
 		case ControlServiceWaitForPluginProcedure:
@@ -598,6 +626,10 @@ func (UnimplementedControlServiceHandler) ListRefusals(context.Context, *connect
 
 func (UnimplementedControlServiceHandler) GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetConfiguration is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.Diagnose is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error {
