@@ -49,10 +49,10 @@ type Config struct {
 	// ClientTimeouts are the timeouts for calls to plugins that their handlers are given, by TYPE or TYPE/NAME; the latter goes before the
 	// former. Those that are not here have none.
 	ClientTimeouts map[string]time.Duration
-	// Bounds, MaxDepth, MaxSockets and UnreachableGrace are those of [patchbay.Config].
-	Bounds               reconciler.Bounds
-	MaxDepth, MaxSockets int
-	UnreachableGrace     time.Duration
+	// Bounds, MaxDepth, MaxSockets, MaxUserDirs, MaxDirs and UnreachableGrace are those of [patchbay.Config].
+	Bounds                                     reconciler.Bounds
+	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
+	UnreachableGrace                           time.Duration
 	// IgnoreUnhandled leaves plugins of types that no handler is for alone, instead of telling them that they are refused.
 	IgnoreUnhandled bool
 	// Trust says whose directories and sockets are used, and who may register plugins of which types; see [patchbay.Config].

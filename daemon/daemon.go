@@ -285,6 +285,8 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		Bounds:              d.config.Bounds,
 		MaxDepth:            d.config.MaxDepth,
 		MaxSockets:          d.config.MaxSockets,
+		MaxUserDirs:         d.config.MaxUserDirs,
+		MaxDirs:             d.config.MaxDirs,
 		UnreachableGrace:    d.config.UnreachableGrace,
 		IgnoreUnhandled:     d.config.IgnoreUnhandled,
 		ClientTimeout:       d.timeouts.of,

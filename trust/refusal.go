@@ -21,6 +21,8 @@ const (
 	Endpoint Reason = "endpoint"
 	// PluginType: a plugin of a type that its user may not register.
 	PluginType Reason = "type"
+	// Directories: directories of a user who has too many of them.
+	Directories Reason = "directories"
 	// Name: a plugin with the name of one that belongs to another user and lives.
 	Name Reason = "name"
 )

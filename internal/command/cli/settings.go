@@ -259,7 +259,8 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		TypeTimeouts:    map[string]reconciler.Timeouts{},
 		ClientTimeouts:  c.ClientTimeouts,
 		Bounds:          reconciler.Bounds{Text: c.Bounds.Text, Versions: c.Bounds.Versions},
-		MaxDepth:        c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets, UnreachableGrace: c.UnreachableGrace,
+		MaxDepth:        c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets,
+		MaxUserDirs: c.Bounds.MaxUserDirs, MaxDirs: c.Bounds.MaxDirs, UnreachableGrace: c.UnreachableGrace,
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},

@@ -167,6 +167,11 @@ type Bounds struct {
 	MaxDepth int `json:"maxDepth"`
 	// MaxSockets is the greatest number of sockets in one directory.
 	MaxSockets int `json:"maxSockets"`
+	// MaxUserDirs is the greatest number of directories below the plugin directories of one user that are searched.
+	MaxUserDirs int `json:"maxUserDirs"`
+	// MaxDirs is the greatest number of directories below the plugin directories that are searched. The last of them, as many as one user may
+	// have, but at most half, are for those of root and the daemon's user.
+	MaxDirs int `json:"maxDirs"`
 }
 
 // Admission says whom to ask whether a plugin may be registered.
@@ -281,7 +286,7 @@ func (c *Config) SetDefaults() {
 		Etcd: Etcd{Prefix: "/patchbay", Namespace: "default", Timeout: 5 * time.Second}, Presence: 10 * time.Second, Retention: time.Hour,
 	}
 	c.Admission = Admission{Protocol: "patchbay", Timeout: time.Minute}
-	c.Bounds = Bounds{Text: 4096, Versions: 64, MaxDepth: 16, MaxSockets: 10_000}
+	c.Bounds = Bounds{Text: 4096, Versions: 64, MaxDepth: 16, MaxSockets: 10_000, MaxUserDirs: 6_000, MaxDirs: 20_000}
 }
 
 // schema is generated from the types by the tests; see generate_test.go.

@@ -18,6 +18,7 @@ type tree struct {
 
 	roots []*dir          // one for each root, for ever
 	dirs  map[string]*dir // every known directory by its path, the roots included
+	crowd crowd
 	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
 	// that was given first.
 	watched map[sock.ID]*dir
@@ -60,6 +61,10 @@ type dir struct {
 	socks   map[string]*entry
 	refused map[string]*refusal // what lies in it; of a root also itself, under the empty name
 
+	owner   uint32         // whose it is, as far as it is known
+	counted bool           // in tree.crowd, as one of owner's
+	leftOut map[uint32]int // how many directories in it are beyond the bounds, by their owner
+
 	info   sock.Info // of the directory that was read last
 	mtime  time.Time
 	mount  uint64 // the end of a mount ends the watch, of which no event tells
@@ -89,6 +94,7 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 		cfg:     cfg,
 		open:    open,
 		dirs:    map[string]*dir{},
+		crowd:   crowd{byUser: map[uint32]int{}},
 		watched: map[sock.ID]*dir{},
 		polled:  map[*dir]struct{}{},
 		untold:  map[*dir]struct{}{},
@@ -106,8 +112,8 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 // known reports whether d is still part of the tree.
 func (t *tree) known(d *dir) bool { return t.dirs[d.path] == d }
 
-// addDir makes the record of a subdirectory, or returns nil if it is beyond the bound.
-func (t *tree) addDir(parent *dir, name string) *dir {
+// addDir makes the record of a subdirectory of a user, or returns nil if it is beyond a bound.
+func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
 	if parent.depth >= t.cfg.MaxDepth {
 		t.exceed(parent, &parent.tooDeep)
 		return nil
@@ -122,6 +128,10 @@ func (t *tree) addDir(parent *dir, name string) *dir {
 		dirs:   map[string]*dir{},
 		socks:  map[string]*entry{},
 	}
+	if !t.count(d, uid) {
+		t.leaveOut(parent, uid)
+		return nil
+	}
 	parent.dirs[name] = d
 	t.dirs[d.path] = d
 	return d
@@ -132,9 +142,11 @@ func (t *tree) drop(d *dir, why cause) {
 	t.empty(d, why)
 	t.pardon(d, "")
 	t.unwatch(d)
+	t.uncount(d)
 	delete(t.polled, d)
 	delete(t.untold, d)
-	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany
+	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany || len(d.leftOut) > 0
+	d.leftOut = nil
 	if d.parent != nil {
 		delete(d.parent.dirs, d.name)
 		delete(t.dirs, d.path)
