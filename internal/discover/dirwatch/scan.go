@@ -83,7 +83,7 @@ func (t *tree) safetyScan() {
 			t.inspect(d)
 		}
 	}
-	t.crowd.freed = false
+	t.freed = false
 	t.sortScan(start)
 }
 

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -18,7 +19,8 @@ type tree struct {
 
 	roots []*dir          // one for each root, for ever
 	dirs  map[string]*dir // every known directory by its path, the roots included
-	crowd crowd
+	crowd *share.Pool     // of those that are no roots
+	freed bool            // there may be room since the last safety scan for what was left out
 	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
 	// that was given first.
 	watched map[sock.ID]*dir
@@ -94,7 +96,7 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 		cfg:     cfg,
 		open:    open,
 		dirs:    map[string]*dir{},
-		crowd:   crowd{byUser: map[uint32]int{}},
+		crowd:   share.New(cfg.MaxUserDirs, cfg.MaxDirs, cfg.Privileged),
 		watched: map[sock.ID]*dir{},
 		polled:  map[*dir]struct{}{},
 		untold:  map[*dir]struct{}{},
