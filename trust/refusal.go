@@ -23,6 +23,8 @@ const (
 	PluginType Reason = "type"
 	// Directories: directories of a user who has too many of them.
 	Directories Reason = "directories"
+	// Announcements: a plugin of a user whose plugins announce too much.
+	Announcements Reason = "announcements"
 	// Name: a plugin with the name of one that belongs to another user and lives.
 	Name Reason = "name"
 )

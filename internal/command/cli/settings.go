@@ -258,8 +258,10 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		Timeouts:        reconciler.Timeouts(c.Timeouts),
 		TypeTimeouts:    map[string]reconciler.Timeouts{},
 		ClientTimeouts:  c.ClientTimeouts,
-		Bounds:          reconciler.Bounds{Text: c.Bounds.Text, Versions: c.Bounds.Versions},
-		MaxDepth:        c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets,
+		Bounds: reconciler.Bounds{
+			Text: c.Bounds.Text, Versions: c.Bounds.Versions, UserBytes: c.Bounds.UserBytes, TotalBytes: c.Bounds.TotalBytes,
+		},
+		MaxDepth: c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets,
 		MaxUserDirs: c.Bounds.MaxUserDirs, MaxDirs: c.Bounds.MaxDirs, UnreachableGrace: c.UnreachableGrace,
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,

@@ -159,10 +159,15 @@ type Timeouts struct {
 
 // Bounds limit what plugins may announce, and what is looked for in the plugin directories.
 type Bounds struct {
-	// Text is the greatest length in bytes of a type, name, version or endpoint.
+	// Text is the greatest length in bytes of a type, name or endpoint. A version may have 64 at most.
 	Text int `json:"text"`
 	// Versions is the greatest number of versions.
 	Versions int `json:"versions"`
+	// UserBytes is how many bytes all plugins of one user may announce.
+	UserBytes int `json:"userBytes"`
+	// TotalBytes is how many bytes all plugins may announce. The last of them, as many as one user may have, but at most half, are for
+	// plugins of root and of the daemon's user.
+	TotalBytes int `json:"totalBytes"`
 	// MaxDepth is the greatest number of directories below a plugin directory on the way to a socket.
 	MaxDepth int `json:"maxDepth"`
 	// MaxSockets is the greatest number of sockets in one directory.
@@ -286,7 +291,7 @@ func (c *Config) SetDefaults() {
 		Etcd: Etcd{Prefix: "/patchbay", Namespace: "default", Timeout: 5 * time.Second}, Presence: 10 * time.Second, Retention: time.Hour,
 	}
 	c.Admission = Admission{Protocol: "patchbay", Timeout: time.Minute}
-	c.Bounds = Bounds{Text: 4096, Versions: 64, MaxDepth: 16, MaxSockets: 10_000, MaxUserDirs: 6_000, MaxDirs: 20_000}
+	c.Bounds = Bounds{Text: 4096, Versions: 64, UserBytes: 4 << 20, TotalBytes: 16 << 20, MaxDepth: 16, MaxSockets: 10_000, MaxUserDirs: 6_000, MaxDirs: 20_000}
 }
 
 // schema is generated from the types by the tests; see generate_test.go.

@@ -37,6 +37,9 @@ func (p *Pool) Take(uid uint32, n int) (ok, first bool) {
 
 // Add gives a user n more, whether there is room or not.
 func (p *Pool) Add(uid uint32, n int) {
+	if n == 0 {
+		return
+	}
 	p.byUser[uid] += n
 	p.sum += n
 	if p.privileged(uid) {
@@ -57,9 +60,6 @@ func (p *Pool) Give(uid uint32, n int) {
 		delete(p.told, uid)
 	}
 }
-
-// Of returns what a user has.
-func (p *Pool) Of(uid uint32) int { return p.byUser[uid] }
 
 // Sum returns what all have.
 func (p *Pool) Sum() int { return p.sum }
