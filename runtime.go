@@ -73,6 +73,9 @@ type Config struct {
 	// name with which it was, and the digest of what was executed. A plugin whose program cannot be read is refused. One for which there is
 	// no answer is tried again with back-off.
 	Admission func(*host.Host) (plugin.AdmissionPlugin, error)
+	// LaunchedOnly says that only plugins are registered that the Launcher, or the Host, launched: all others are refused, and told so. What
+	// admission proves of others is what the process behind a socket executed when it was asked, and nothing of who made the socket.
+	LaunchedOnly bool
 	// SurvivorDir is where launched plugins that survive the Runtime are remembered; see [host.Host].StateDir. Empty: none survives.
 	SurvivorDir string
 	// Observer sees what the Runtime does.

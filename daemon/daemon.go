@@ -293,6 +293,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		Trust:               d.config.Trust,
 		NameGrace:           d.config.NameGrace,
 		Admission:           admission(d.config.Admission, d.log),
+		LaunchedOnly:        d.config.LaunchedOnly,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithDialer(d.goPlugins.Dial), dynamicplugins.WithDialOptionsFor(d.goPlugins.DialOptions),
 		},

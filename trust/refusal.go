@@ -25,6 +25,8 @@ const (
 	Directories Reason = "directories"
 	// Announcements: a plugin of a user whose plugins announce too much.
 	Announcements Reason = "announcements"
+	// NotLaunched: a plugin that the host did not launch, where only such are registered.
+	NotLaunched Reason = "not-launched"
 	// Name: a plugin with the name of one that belongs to another user and lives.
 	Name Reason = "name"
 )

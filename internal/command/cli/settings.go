@@ -266,7 +266,8 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},
-		Trust: trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky}, NameGrace: cmp.Or(c.Trust.NameGrace, -1),
+		LaunchedOnly: c.Admission.LaunchedOnly,
+		Trust:        trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky}, NameGrace: cmp.Or(c.Trust.NameGrace, -1),
 		Tracing: daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
 	}
 	for ptype, kind := range c.Handlers {

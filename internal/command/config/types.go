@@ -188,6 +188,9 @@ type Admission struct {
 	Protocol string `json:"protocol" enum:"patchbay,cipd"`
 	// Timeout is how long the admission plugin may take for an answer; without one the plugin that it was asked for is not registered.
 	Timeout time.Duration `json:"timeout"`
+	// LaunchedOnly says that only plugins are registered that the daemon launched; others are refused, and told so. It holds without a command
+	// too.
+	LaunchedOnly bool `json:"launchedOnly"`
 }
 
 // Fleet says how this node and others know of each other's plugins.
