@@ -46,7 +46,7 @@ func (t *tree) scanAll() {
 // costs more than the scan itself.
 const calm = 8
 
-// settled reports whether every change that matters can be expected to be told, but for one to a directory above a root.
+// settled reports whether every change that matters can be expected to be told, but for one that puts another directory in a root's place.
 func (t *tree) settled() bool {
 	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals == 0
 }
@@ -55,6 +55,20 @@ func (t *tree) settled() bool {
 func (t *tree) planScan() {
 	t.scannedAt = time.Now()
 	t.scanAfter = t.cfg.scanInterval - rand.N(t.cfg.scanInterval/4+1)
+	t.rootsAt = t.scannedAt.Add(t.scanAfter)
+}
+
+// checkRoots looks whether other directories are where the roots were. No event tells of that if it was done above a root, nor as long as
+// something keeps the directory that was removed alive: a plugin that still listens in it, or works there.
+func (t *tree) checkRoots() {
+	t.rootsAt = time.Now().Add(t.scanAfter)
+	start := len(t.facts)
+	for _, d := range t.roots {
+		if info, _, err := t.stat(d); err != nil || info.ID != d.info.ID || mountOf(d.path) != d.mount {
+			t.visit(d, deep)
+		}
+	}
+	t.sortScan(start)
 }
 
 // scanDeadline returns when the next safety scan is due.

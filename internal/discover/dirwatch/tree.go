@@ -30,6 +30,7 @@ type tree struct {
 
 	scannedAt time.Time     // when the last safety scan was
 	scanAfter time.Duration // the time from that to the next one, unless the tree is settled
+	rootsAt   time.Time     // when it is due to see whether the roots are still those that they were
 
 	socks map[string]*entry  // every socket by its path, including those that are held
 	byID  map[sock.ID]*entry // one of the entries with that ID

@@ -146,6 +146,7 @@ func (t *tree) deadline() time.Time {
 			at = other
 		}
 	}
+	sooner(t.rootsAt)
 	sooner(t.holdDeadline())
 	if !t.lostAt.IsZero() {
 		sooner(t.syncAt)

@@ -82,8 +82,8 @@ type Config struct {
 	Privileged func(uid uint32) bool
 
 	// scanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
-	// as long while every change can be expected to be told, but for one to a directory above a root: on file systems of this machine,
-	// mounts included, with nothing that is refused or beyond the bounds, and no root that is a symbolic link.
+	// as long, but for the roots, while every change below them can be expected to be told: on file systems of this machine, mounts included,
+	// with nothing that is refused or beyond the bounds, and no root that is a symbolic link.
 	scanInterval time.Duration
 	// pollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
 	// watch limit is reached. The default is 1 s.
@@ -186,8 +186,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-timer.C:
 			t.drain(events) // what is held may be in them
 			t.retry()
-			if !t.scanDeadline().After(time.Now()) {
+			if now := time.Now(); !t.scanDeadline().After(now) {
 				t.safetyScan()
+			} else if !t.rootsAt.After(now) {
+				t.checkRoots()
 			}
 		}
 		t.expireHolds(time.Now())
