@@ -126,7 +126,7 @@ func trustAttacks() []attack {
 		}),
 		asStranger(nobody, attack{
 			name: "crowd-of-a-stranger", does: "makes 20,000 files and 2,000 sockets", happens: "others find room, and the host is not called ill",
-			bound: "1,000 refusals are remembered, and 20 told a second", named: event(fmt.Sprintf("belongs to user %d", hostileUser)),
+			bound: "250 refusals of a user are remembered, 1,000 in all, and 20 told a second", named: event(fmt.Sprintf("belongs to user %d", hostileUser)),
 			play: func(a *attacker) { crowd(a.dir, 20_000, 80*maxSockets) },
 			check: func(s *scene) {
 				for _, c := range s.list().Conditions {

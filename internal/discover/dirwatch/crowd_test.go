@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // crowded is a rig in which four directories are searched of a user who is not privileged, and the test's user is none.
@@ -153,4 +155,31 @@ func TestManyConditions(t *testing.T) {
 	r.do("start; degraded r/m000 levels; mkdir r/a/x; degraded r 1 more")
 	r.degraded("r/m099", "levels")
 	r.degraded("r/a", "")
+}
+
+// TestRefusalsOfOneUser has one user have more refused than is remembered of one: another's refusals are remembered all the same.
+func TestRefusalsOfOneUser(t *testing.T) {
+	w, err := New(Config{Roots: []Root{{Path: "/r"}}, Notify: func(Update) {}, Privileged: func(uint32) bool { return false }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree := newTree(w.cfg, func() (*notifier, error) { return nil, errors.New("none") })
+	root, no := tree.roots[0], errors.New("no")
+	for _, uid := range []uint32{1, 2, 3} {
+		for i := range 2 * maxRefused {
+			tree.refuse(root, fmt.Sprint(uid, "-", i), sock.Info{UID: uid}, no)
+		}
+	}
+	tree.refreshRefused()
+	n := map[uint32]int{}
+	for _, r := range tree.refused {
+		n[r.Info.UID]++
+	}
+	if want := map[uint32]int{1: maxUserRefused, 2: maxUserRefused, 3: maxUserRefused}; fmt.Sprint(n) != fmt.Sprint(want) {
+		t.Errorf("remembered by user: %v, want %v", n, want)
+	}
+	tree.drop(root, removed)
+	if tree.refreshRefused(); tree.refusals.Sum() != 0 || len(tree.refused) != 0 {
+		t.Errorf("when all are gone, %d are remembered", len(tree.refused))
+	}
 }

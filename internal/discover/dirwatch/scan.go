@@ -48,7 +48,7 @@ const calm = 8
 
 // settled reports whether every change that matters can be expected to be told, but for one that puts another directory in a root's place.
 func (t *tree) settled() bool {
-	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals == 0
+	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals.Sum() == 0
 }
 
 // planScan notes when the last safety scan was, and draws when the next one is: daemons of a machine do not scan in step.

@@ -40,9 +40,9 @@ type tree struct {
 	lostAt time.Time // when events were lost that no scan has made up for yet
 	syncAt time.Time // when it is due
 
-	refused    []Refusal // as it was told last
-	refusals   int       // how many there are in all directories
-	newRefused bool      // refused is out of date
+	refused    []Refusal   // as it was told last
+	refusals   *share.Pool // how many there are in all directories
+	newRefused bool        // refused is out of date
 
 	facts    []Fact
 	scanned  bool
@@ -94,15 +94,16 @@ type entry struct {
 
 func newTree(cfg Config, open func() (*notifier, error)) *tree {
 	t := &tree{
-		cfg:     cfg,
-		open:    open,
-		dirs:    map[string]*dir{},
-		crowd:   share.New(cfg.MaxUserDirs, cfg.MaxDirs, cfg.Privileged),
-		watched: map[sock.ID]*dir{},
-		polled:  map[*dir]struct{}{},
-		untold:  map[*dir]struct{}{},
-		socks:   map[string]*entry{},
-		byID:    map[sock.ID]*entry{},
+		cfg:      cfg,
+		open:     open,
+		dirs:     map[string]*dir{},
+		refusals: share.New(maxUserRefused, maxRefused, cfg.Privileged),
+		crowd:    share.New(cfg.MaxUserDirs, cfg.MaxDirs, cfg.Privileged),
+		watched:  map[sock.ID]*dir{},
+		polled:   map[*dir]struct{}{},
+		untold:   map[*dir]struct{}{},
+		socks:    map[string]*entry{},
+		byID:     map[sock.ID]*entry{},
 	}
 	for i, r := range cfg.Roots {
 		d := &dir{path: r.Path, root: i, dirs: map[string]*dir{}, socks: map[string]*entry{}}
