@@ -261,12 +261,12 @@ type Condition struct {
 	Since time.Time
 }
 
-// ConditionDirectories is the name of a [Condition] that is degraded while something is wrong with directories or sockets of other users than
-// root and the host's own, for example that they are too many, or file events were lost: what is the host's own is found all the same.
+// ConditionDirectories is the name of a [Condition] that is degraded while something is wrong with directories or sockets of other users
+// than root and the host's own, for example that they are too many, or file events were lost: what is the host's own is found all the same.
 const ConditionDirectories = "directories"
 
-// Conditions says how the Runtime is: [ConditionDirectories], then "discovery", which is degraded while something of root's or of the host's
-// own user's keeps plugins from being found in time.
+// Conditions says how the Runtime is: [ConditionDirectories], then "discovery", which is degraded while something of root's or of the
+// host's own user's keeps plugins from being found in time.
 func (rt *Runtime) Conditions() []Condition {
 	var own, others []pipeline.Condition
 	for _, c := range rt.watcher.Conditions() {

@@ -322,7 +322,8 @@ func (c Config) Warn() string {
 	}
 	slices.Sort(types)
 	return fmt.Sprintf("trust.owners may register plugins of the types %s with any program that is admitted for another type: "+
-		"admission sees the program and the name, and not whose plugin it is; name in trust.types who may register each", strings.Join(types, ", "))
+		"admission sees the program and the name, and not whose plugin it is; name in trust.types who may register each",
+		strings.Join(types, ", "))
 }
 
 func checkProgram(program string) error {

@@ -216,7 +216,8 @@ func differences(before, after Config) (changed, restart []string) {
 			before.MaxUserDirs != after.MaxUserDirs || before.MaxDirs != after.MaxDirs},
 		{"trust", !before.Trust.Equal(after.Trust) || before.NameGrace != after.NameGrace},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
-			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout || before.LaunchedOnly != after.LaunchedOnly},
+			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout ||
+			before.LaunchedOnly != after.LaunchedOnly},
 		{"tracing", before.Tracing != after.Tracing},
 		{"fleet", !before.Fleet.equal(after.Fleet)},
 		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},

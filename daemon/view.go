@@ -72,7 +72,8 @@ func (c *control) ListPlugins(
 }
 
 func (c *control) StreamPlugins(
-	_ context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest], stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
+	_ context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest],
+	stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
 ) error {
 	v, wanted := c.views.get(), request.Msg
 	part, size := &patchbayv1.StreamPluginsResponse{Conditions: v.conditions}, 0

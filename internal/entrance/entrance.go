@@ -1,6 +1,6 @@
 // Package entrance lets only plugins in that an admission plugin admits: programs before they are launched, and whatever serves a socket
-// before it is registered, by the digest of what runs there. What is admitted, the admission plugin says. It may also be shut to whatever was
-// not launched.
+// before it is registered, by the digest of what runs there. What is admitted, the admission plugin says. It may also be shut to whatever
+// was not launched.
 package entrance
 
 import (
@@ -28,8 +28,8 @@ type Entrance struct {
 	programs     exe.Programs
 }
 
-// New returns the entrance to a host, at which an admission plugin decides; nil admits everything. With launchedOnly nothing may be registered
-// that the host did not launch.
+// New returns the entrance to a host, at which an admission plugin decides; nil admits everything. With launchedOnly nothing may be
+// registered that the host did not launch.
 func New(h *host.Host, admission plugin.AdmissionPlugin, launchedOnly bool) *Entrance {
 	return &Entrance{host: h, plugin: admission, launchedOnly: launchedOnly}
 }
@@ -44,8 +44,9 @@ func (e *Entrance) MayRegister(ctx context.Context, in reconciler.Instance) erro
 	launched := e.launched(in)
 	if launched == nil && e.launchedOnly {
 		return &trust.Refusal{
-			Reason: trust.NotLaunched, Problem: fmt.Sprintf("plugin %s was not launched by this host, and only such plugins are registered", in.Name),
-			Remedy: "have the host launch it, or unset admission.launchedOnly",
+			Reason:  trust.NotLaunched,
+			Problem: fmt.Sprintf("plugin %s was not launched by this host, and only such plugins are registered", in.Name),
+			Remedy:  "have the host launch it, or unset admission.launchedOnly",
 		}
 	}
 	if e.plugin == nil {

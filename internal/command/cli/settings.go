@@ -267,8 +267,9 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},
 		LaunchedOnly: c.Admission.LaunchedOnly,
-		Trust:        trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky}, NameGrace: cmp.Or(c.Trust.NameGrace, -1),
-		Tracing: daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
+		Trust:        trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky},
+		NameGrace:    cmp.Or(c.Trust.NameGrace, -1),
+		Tracing:      daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
 	}
 	for ptype, kind := range c.Handlers {
 		d.Handlers[ptype] = daemon.HandlerKind(kind)

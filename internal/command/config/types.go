@@ -294,7 +294,10 @@ func (c *Config) SetDefaults() {
 		Etcd: Etcd{Prefix: "/patchbay", Namespace: "default", Timeout: 5 * time.Second}, Presence: 10 * time.Second, Retention: time.Hour,
 	}
 	c.Admission = Admission{Protocol: "patchbay", Timeout: time.Minute}
-	c.Bounds = Bounds{Text: 4096, Versions: 64, UserBytes: 4 << 20, TotalBytes: 16 << 20, MaxDepth: 16, MaxSockets: 10_000, MaxUserDirs: 6_000, MaxDirs: 20_000}
+	c.Bounds = Bounds{
+		Text: 4096, Versions: 64, UserBytes: 4 << 20, TotalBytes: 16 << 20,
+		MaxDepth: 16, MaxSockets: 10_000, MaxUserDirs: 6_000, MaxDirs: 20_000,
+	}
 }
 
 // schema is generated from the types by the tests; see generate_test.go.

@@ -9,8 +9,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxRefused and maxUserRefused bound how many refusals are remembered, in all and of what is one user's: whoever may make files in a directory
-// could make any number that are refused.
+// maxRefused and maxUserRefused bound how many refusals are remembered, in all and of what is one user's: whoever may make files in a
+// directory could make any number that are refused.
 const maxRefused, maxUserRefused = 1000, 250
 
 // refusal is what is refused under one name.
