@@ -98,8 +98,22 @@ func follow[Q, A, T any](
 
 // List returns all plugins that the daemon knows and the conditions of the daemon, as one consistent view.
 func (c *Client) List(ctx context.Context) (Listing, error) {
-	answer, err := ask(ctx, c.explain, "list the plugins", c.control.ListPlugins, &patchbayv1.ListPluginsRequest{})
-	return Listing{Plugins: each(answer.GetPlugins(), pluginOf), Conditions: each(answer.GetConditions(), conditionOf)}, err
+	const task = "list the plugins"
+	listing := Listing{Plugins: []Plugin{}, Conditions: []Condition{}}
+	whole := func(m *patchbayv1.StreamPluginsResponse) **patchbayv1.StreamPluginsResponse { return &m }
+	raw := func(_ string, err error) error { return err }
+	for part, err := range follow(ctx, raw, task, c.control.StreamPlugins, &patchbayv1.StreamPluginsRequest{}, whole) {
+		if connect.CodeOf(err) == connect.CodeUnimplemented { // the daemon is an older one
+			answer, err := ask(ctx, c.explain, task, c.control.ListPlugins, &patchbayv1.ListPluginsRequest{})
+			return Listing{Plugins: each(answer.GetPlugins(), pluginOf), Conditions: each(answer.GetConditions(), conditionOf)}, err
+		}
+		if err != nil {
+			return Listing{}, c.explain(task, err)
+		}
+		listing.Plugins = append(listing.Plugins, each(part.GetPlugins(), pluginOf)...)
+		listing.Conditions = append(listing.Conditions, each(part.GetConditions(), conditionOf)...)
+	}
+	return listing, nil
 }
 
 // Get returns every known instance of one plugin, newest first: at least one. A plugin that is not known is [ErrNotFound].

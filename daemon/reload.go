@@ -218,10 +218,12 @@ func differences(before, after Config) (changed, restart []string) {
 		{"device", before.DeviceSocketDir != after.DeviceSocketDir},
 		{"http", before.HTTPAddr != after.HTTPAddr},
 		{"unhandled", before.IgnoreUnhandled != after.IgnoreUnhandled},
-		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
+		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets ||
+			before.MaxUserDirs != after.MaxUserDirs || before.MaxDirs != after.MaxDirs},
 		{"trust", !before.Trust.Equal(after.Trust) || before.NameGrace != after.NameGrace},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
-			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout},
+			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout ||
+			before.LaunchedOnly != after.LaunchedOnly},
 		{"tracing", before.Tracing != after.Tracing},
 		{"fleet", !before.Fleet.equal(after.Fleet)},
 		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},

@@ -41,6 +41,7 @@ func (r role) String() string { return [...]string{"none", "read", "operate", "a
 var procedureRoles = map[string]role{
 	patchbayv1connect.ControlServiceGetVersionProcedure:         roleRead,
 	patchbayv1connect.ControlServiceListPluginsProcedure:        roleRead,
+	patchbayv1connect.ControlServiceStreamPluginsProcedure:      roleRead,
 	patchbayv1connect.ControlServiceGetPluginProcedure:          roleRead,
 	patchbayv1connect.ControlServiceWatchEventsProcedure:        roleRead,
 	patchbayv1connect.ControlServiceWaitForPluginProcedure:      roleRead,

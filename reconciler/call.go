@@ -32,7 +32,7 @@ func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) == 0 && len(r.saved) == 0 {
+	if len(r.queue)+len(r.again)+len(r.saved) == 0 {
 		r.leave(s)
 		return false
 	}

@@ -94,7 +94,11 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 	for _, effect := range effects {
 		switch e := effect.(type) {
 		case machine.Ask:
-			r.queue = append(r.queue, r.newJob(ctx, e.Ref, effect))
+			queue := &r.queue
+			if !e.First {
+				queue = &r.again
+			}
+			*queue = append(*queue, r.newJob(ctx, e.Ref, effect))
 			r.dispatch(ctx)
 		case machine.Call:
 			if done != nil && done.effect == nil {

@@ -45,9 +45,12 @@ type Reconciler struct {
 	lastHandler int
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
-	// queue and saved hold what waits for a slot, to begin with or after it was saved; free counts the slots.
-	queue, saved []*job
-	free         int
+	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts the slots, and
+	// taken how often one was to be had.
+	queue, again, saved []*job
+	free, taken         int
+	// unanswered counts the attempts that wait for an answer and have given their slots back. It changes with mu held.
+	unanswered atomic.Int64
 }
 
 // New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored.

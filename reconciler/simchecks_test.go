@@ -164,6 +164,12 @@ func (m *model) removed(ptype, name, id string) {
 		return
 	}
 	m.life.leaving[id] = true
+	for _, o := range m.life.instances {
+		// Its socket moved and was registered anew, and then the host ended before it could save that the record of before is gone.
+		if o.Socket == in.Socket && o.RegisteredAt.After(in.RegisteredAt) {
+			return
+		}
+	}
 	p := m.owners[in.Socket]
 	path := ""
 	if p != nil {

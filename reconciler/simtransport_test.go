@@ -82,7 +82,8 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 	return &simConn{l: t.l, p: p, open: true}, nil
 }
 
-// countSlots sees that no more attempts are at work than there are slots. One that waits gives its slot back.
+// countSlots sees that no more attempts are at work than there are slots. One that waits gives its slot back, the earlier the more of them
+// wait: what is silent must hold up nobody.
 func (l *life) countSlots(path string) {
 	s := l.m.sim
 	t := s.current
@@ -92,10 +93,10 @@ func (l *life) countSlots(path string) {
 	if t.dials++; t.dials == 1 {
 		t.since = s.elapsed
 	}
-	const slotHold, refusedTries = 25 * time.Millisecond, 16
+	const minHold, refusedTries = 2 * time.Millisecond, 16
 	busy := 0
 	for _, o := range l.pace.running {
-		if o.dials > 0 && o.dials <= refusedTries && s.elapsed-o.since < slotHold {
+		if o.dials > 0 && o.dials <= refusedTries && s.elapsed-o.since < minHold {
 			busy++
 		}
 	}

@@ -318,6 +318,125 @@ func (x *ListPluginsResponse) GetConditions() []*Condition {
 	return nil
 }
 
+// StreamPluginsRequest selects plugins, as ListPluginsRequest does.
+type StreamPluginsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Plugin types, compared exactly, for example "CSIPlugin".
+	Types []string `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty"`
+	// Plugin names, compared exactly, for example "hostpath.csi.k8s.io".
+	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	// States, as in the field `state` of Plugin.
+	States        []string `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamPluginsRequest) Reset() {
+	*x = StreamPluginsRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamPluginsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamPluginsRequest) ProtoMessage() {}
+
+func (x *StreamPluginsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamPluginsRequest.ProtoReflect.Descriptor instead.
+func (*StreamPluginsRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *StreamPluginsRequest) GetTypes() []string {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
+func (x *StreamPluginsRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *StreamPluginsRequest) GetStates() []string {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+// StreamPluginsResponse is a part of a consistent view of the daemon.
+type StreamPluginsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next of the instances that match, in the order of ListPlugins.
+	Plugins []*Plugin `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	// Every condition of the daemon, ordered by name, in the first message of the stream, which always comes.
+	Conditions    []*Condition `protobuf:"bytes,2,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamPluginsResponse) Reset() {
+	*x = StreamPluginsResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamPluginsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamPluginsResponse) ProtoMessage() {}
+
+func (x *StreamPluginsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamPluginsResponse.ProtoReflect.Descriptor instead.
+func (*StreamPluginsResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StreamPluginsResponse) GetPlugins() []*Plugin {
+	if x != nil {
+		return x.Plugins
+	}
+	return nil
+}
+
+func (x *StreamPluginsResponse) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
 // GetPluginRequest names one plugin.
 type GetPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -331,7 +450,7 @@ type GetPluginRequest struct {
 
 func (x *GetPluginRequest) Reset() {
 	*x = GetPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	mi := &file_patchbay_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -343,7 +462,7 @@ func (x *GetPluginRequest) String() string {
 func (*GetPluginRequest) ProtoMessage() {}
 
 func (x *GetPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	mi := &file_patchbay_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -356,7 +475,7 @@ func (x *GetPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPluginRequest.ProtoReflect.Descriptor instead.
 func (*GetPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{4}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetPluginRequest) GetType() string {
@@ -384,7 +503,7 @@ type GetPluginResponse struct {
 
 func (x *GetPluginResponse) Reset() {
 	*x = GetPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	mi := &file_patchbay_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -396,7 +515,7 @@ func (x *GetPluginResponse) String() string {
 func (*GetPluginResponse) ProtoMessage() {}
 
 func (x *GetPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	mi := &file_patchbay_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -409,7 +528,7 @@ func (x *GetPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPluginResponse.ProtoReflect.Descriptor instead.
 func (*GetPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetPluginResponse) GetPlugins() []*Plugin {
@@ -428,7 +547,7 @@ type ListRefusalsRequest struct {
 
 func (x *ListRefusalsRequest) Reset() {
 	*x = ListRefusalsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	mi := &file_patchbay_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +559,7 @@ func (x *ListRefusalsRequest) String() string {
 func (*ListRefusalsRequest) ProtoMessage() {}
 
 func (x *ListRefusalsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	mi := &file_patchbay_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +572,7 @@ func (x *ListRefusalsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRefusalsRequest.ProtoReflect.Descriptor instead.
 func (*ListRefusalsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 // ListRefusalsResponse holds the refusals.
@@ -466,7 +585,7 @@ type ListRefusalsResponse struct {
 
 func (x *ListRefusalsResponse) Reset() {
 	*x = ListRefusalsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	mi := &file_patchbay_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +597,7 @@ func (x *ListRefusalsResponse) String() string {
 func (*ListRefusalsResponse) ProtoMessage() {}
 
 func (x *ListRefusalsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	mi := &file_patchbay_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +610,7 @@ func (x *ListRefusalsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRefusalsResponse.ProtoReflect.Descriptor instead.
 func (*ListRefusalsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListRefusalsResponse) GetPlugins() []*Plugin {
@@ -510,7 +629,7 @@ type GetConfigurationRequest struct {
 
 func (x *GetConfigurationRequest) Reset() {
 	*x = GetConfigurationRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +641,7 @@ func (x *GetConfigurationRequest) String() string {
 func (*GetConfigurationRequest) ProtoMessage() {}
 
 func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +654,7 @@ func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigurationRequest.ProtoReflect.Descriptor instead.
 func (*GetConfigurationRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 // GetConfigurationResponse holds the paths that the daemon works with, all absolute.
@@ -557,7 +676,7 @@ type GetConfigurationResponse struct {
 
 func (x *GetConfigurationResponse) Reset() {
 	*x = GetConfigurationResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +688,7 @@ func (x *GetConfigurationResponse) String() string {
 func (*GetConfigurationResponse) ProtoMessage() {}
 
 func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +701,7 @@ func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigurationResponse.ProtoReflect.Descriptor instead.
 func (*GetConfigurationResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetConfigurationResponse) GetPluginDirs() []string {
@@ -629,7 +748,7 @@ type DiagnoseRequest struct {
 
 func (x *DiagnoseRequest) Reset() {
 	*x = DiagnoseRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +760,7 @@ func (x *DiagnoseRequest) String() string {
 func (*DiagnoseRequest) ProtoMessage() {}
 
 func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +773,7 @@ func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
 func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
 }
 
 // DiagnoseResponse is a part of a file.
@@ -670,7 +789,7 @@ type DiagnoseResponse struct {
 
 func (x *DiagnoseResponse) Reset() {
 	*x = DiagnoseResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +801,7 @@ func (x *DiagnoseResponse) String() string {
 func (*DiagnoseResponse) ProtoMessage() {}
 
 func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +814,7 @@ func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
 func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DiagnoseResponse) GetName() string {
@@ -734,7 +853,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -746,7 +865,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -759,7 +878,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchEventsRequest) GetFollow() bool {
@@ -816,7 +935,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +947,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +960,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -866,7 +985,7 @@ type WaitForPluginRequest struct {
 
 func (x *WaitForPluginRequest) Reset() {
 	*x = WaitForPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +997,7 @@ func (x *WaitForPluginRequest) String() string {
 func (*WaitForPluginRequest) ProtoMessage() {}
 
 func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +1010,7 @@ func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginRequest.ProtoReflect.Descriptor instead.
 func (*WaitForPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WaitForPluginRequest) GetType() string {
@@ -926,7 +1045,7 @@ type WaitForPluginResponse struct {
 
 func (x *WaitForPluginResponse) Reset() {
 	*x = WaitForPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1057,7 @@ func (x *WaitForPluginResponse) String() string {
 func (*WaitForPluginResponse) ProtoMessage() {}
 
 func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1070,7 @@ func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginResponse.ProtoReflect.Descriptor instead.
 func (*WaitForPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WaitForPluginResponse) GetPlugin() *Plugin {
@@ -970,7 +1089,7 @@ type ListConditionsRequest struct {
 
 func (x *ListConditionsRequest) Reset() {
 	*x = ListConditionsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1101,7 @@ func (x *ListConditionsRequest) String() string {
 func (*ListConditionsRequest) ProtoMessage() {}
 
 func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1114,7 @@ func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsRequest.ProtoReflect.Descriptor instead.
 func (*ListConditionsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 // ListConditionsResponse holds the health of the daemon.
@@ -1009,7 +1128,7 @@ type ListConditionsResponse struct {
 
 func (x *ListConditionsResponse) Reset() {
 	*x = ListConditionsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1140,7 @@ func (x *ListConditionsResponse) String() string {
 func (*ListConditionsResponse) ProtoMessage() {}
 
 func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1153,7 @@ func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsResponse.ProtoReflect.Descriptor instead.
 func (*ListConditionsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListConditionsResponse) GetConditions() []*Condition {
@@ -1053,7 +1172,7 @@ type ListLaunchedRequest struct {
 
 func (x *ListLaunchedRequest) Reset() {
 	*x = ListLaunchedRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1184,7 @@ func (x *ListLaunchedRequest) String() string {
 func (*ListLaunchedRequest) ProtoMessage() {}
 
 func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1197,7 @@ func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedRequest.ProtoReflect.Descriptor instead.
 func (*ListLaunchedRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 // ListLaunchedResponse holds every plugin of the catalogue.
@@ -1092,7 +1211,7 @@ type ListLaunchedResponse struct {
 
 func (x *ListLaunchedResponse) Reset() {
 	*x = ListLaunchedResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1223,7 @@ func (x *ListLaunchedResponse) String() string {
 func (*ListLaunchedResponse) ProtoMessage() {}
 
 func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1236,7 @@ func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedResponse.ProtoReflect.Descriptor instead.
 func (*ListLaunchedResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListLaunchedResponse) GetPlugins() []*LaunchedPlugin {
@@ -1138,7 +1257,7 @@ type LaunchPluginRequest struct {
 
 func (x *LaunchPluginRequest) Reset() {
 	*x = LaunchPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1269,7 @@ func (x *LaunchPluginRequest) String() string {
 func (*LaunchPluginRequest) ProtoMessage() {}
 
 func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1282,7 @@ func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginRequest.ProtoReflect.Descriptor instead.
 func (*LaunchPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LaunchPluginRequest) GetName() string {
@@ -1183,7 +1302,7 @@ type LaunchPluginResponse struct {
 
 func (x *LaunchPluginResponse) Reset() {
 	*x = LaunchPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1314,7 @@ func (x *LaunchPluginResponse) String() string {
 func (*LaunchPluginResponse) ProtoMessage() {}
 
 func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1327,7 @@ func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginResponse.ProtoReflect.Descriptor instead.
 func (*LaunchPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LaunchPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1229,7 +1348,7 @@ type StopPluginRequest struct {
 
 func (x *StopPluginRequest) Reset() {
 	*x = StopPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1360,7 @@ func (x *StopPluginRequest) String() string {
 func (*StopPluginRequest) ProtoMessage() {}
 
 func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1373,7 @@ func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginRequest.ProtoReflect.Descriptor instead.
 func (*StopPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StopPluginRequest) GetName() string {
@@ -1274,7 +1393,7 @@ type StopPluginResponse struct {
 
 func (x *StopPluginResponse) Reset() {
 	*x = StopPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1286,7 +1405,7 @@ func (x *StopPluginResponse) String() string {
 func (*StopPluginResponse) ProtoMessage() {}
 
 func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1299,7 +1418,7 @@ func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginResponse.ProtoReflect.Descriptor instead.
 func (*StopPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StopPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1320,7 +1439,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1451,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1464,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -1365,7 +1484,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1496,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1509,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1413,7 +1532,7 @@ type RetryPluginRequest struct {
 
 func (x *RetryPluginRequest) Reset() {
 	*x = RetryPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1544,7 @@ func (x *RetryPluginRequest) String() string {
 func (*RetryPluginRequest) ProtoMessage() {}
 
 func (x *RetryPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1557,7 @@ func (x *RetryPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPluginRequest.ProtoReflect.Descriptor instead.
 func (*RetryPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RetryPluginRequest) GetType() string {
@@ -1464,7 +1583,7 @@ type RetryPluginResponse struct {
 
 func (x *RetryPluginResponse) Reset() {
 	*x = RetryPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1595,7 @@ func (x *RetryPluginResponse) String() string {
 func (*RetryPluginResponse) ProtoMessage() {}
 
 func (x *RetryPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1608,7 @@ func (x *RetryPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPluginResponse.ProtoReflect.Descriptor instead.
 func (*RetryPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 // ReleaseNameRequest names a name.
@@ -1505,7 +1624,7 @@ type ReleaseNameRequest struct {
 
 func (x *ReleaseNameRequest) Reset() {
 	*x = ReleaseNameRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1636,7 @@ func (x *ReleaseNameRequest) String() string {
 func (*ReleaseNameRequest) ProtoMessage() {}
 
 func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1649,7 @@ func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseNameRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReleaseNameRequest) GetType() string {
@@ -1556,7 +1675,7 @@ type ReleaseNameResponse struct {
 
 func (x *ReleaseNameResponse) Reset() {
 	*x = ReleaseNameResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1568,7 +1687,7 @@ func (x *ReleaseNameResponse) String() string {
 func (*ReleaseNameResponse) ProtoMessage() {}
 
 func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1581,7 +1700,7 @@ func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseNameResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 // ReadLogsRequest names a plugin.
@@ -1599,7 +1718,7 @@ type ReadLogsRequest struct {
 
 func (x *ReadLogsRequest) Reset() {
 	*x = ReadLogsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +1730,7 @@ func (x *ReadLogsRequest) String() string {
 func (*ReadLogsRequest) ProtoMessage() {}
 
 func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +1743,7 @@ func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsRequest.ProtoReflect.Descriptor instead.
 func (*ReadLogsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReadLogsRequest) GetName() string {
@@ -1659,7 +1778,7 @@ type ReadLogsResponse struct {
 
 func (x *ReadLogsResponse) Reset() {
 	*x = ReadLogsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1790,7 @@ func (x *ReadLogsResponse) String() string {
 func (*ReadLogsResponse) ProtoMessage() {}
 
 func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1803,7 @@ func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsResponse.ProtoReflect.Descriptor instead.
 func (*ReadLogsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReadLogsResponse) GetRecord() *LogRecord {
@@ -1722,7 +1841,7 @@ type LaunchedPlugin struct {
 
 func (x *LaunchedPlugin) Reset() {
 	*x = LaunchedPlugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1853,7 @@ func (x *LaunchedPlugin) String() string {
 func (*LaunchedPlugin) ProtoMessage() {}
 
 func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1866,7 @@ func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchedPlugin.ProtoReflect.Descriptor instead.
 func (*LaunchedPlugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LaunchedPlugin) GetName() string {
@@ -1832,7 +1951,7 @@ type LogRecord struct {
 
 func (x *LogRecord) Reset() {
 	*x = LogRecord{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1963,7 @@ func (x *LogRecord) String() string {
 func (*LogRecord) ProtoMessage() {}
 
 func (x *LogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1976,7 @@ func (x *LogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
 func (*LogRecord) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LogRecord) GetSeq() uint64 {
@@ -1913,7 +2032,7 @@ type LogAttribute struct {
 
 func (x *LogAttribute) Reset() {
 	*x = LogAttribute{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[34]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2044,7 @@ func (x *LogAttribute) String() string {
 func (*LogAttribute) ProtoMessage() {}
 
 func (x *LogAttribute) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[34]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2057,7 @@ func (x *LogAttribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAttribute.ProtoReflect.Descriptor instead.
 func (*LogAttribute) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LogAttribute) GetKey() string {
@@ -1964,7 +2083,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1976,7 +2095,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1989,7 +2108,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 // ReloadResponse says what a reload did.
@@ -2004,7 +2123,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2016,7 +2135,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2029,7 +2148,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -2104,7 +2223,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2235,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2248,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Plugin) GetType() string {
@@ -2293,7 +2412,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[38]
+	mi := &file_patchbay_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2424,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[38]
+	mi := &file_patchbay_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2437,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{38}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2401,7 +2520,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[39]
+	mi := &file_patchbay_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2532,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[39]
+	mi := &file_patchbay_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2545,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{39}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Condition) GetName() string {
@@ -2476,6 +2595,15 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x12\x16\n" +
 	"\x06states\x18\x03 \x03(\tR\x06states\"|\n" +
 	"\x13ListPluginsResponse\x12-\n" +
+	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\x126\n" +
+	"\n" +
+	"conditions\x18\x02 \x03(\v2\x16.patchbay.v1.ConditionR\n" +
+	"conditions\"Z\n" +
+	"\x14StreamPluginsRequest\x12\x14\n" +
+	"\x05types\x18\x01 \x03(\tR\x05types\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12\x16\n" +
+	"\x06states\x18\x03 \x03(\tR\x06states\"~\n" +
+	"\x15StreamPluginsResponse\x12-\n" +
 	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\x126\n" +
 	"\n" +
 	"conditions\x18\x02 \x03(\v2\x16.patchbay.v1.ConditionR\n" +
@@ -2626,11 +2754,12 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WAIT_FOR_REGISTERED\x10\x01\x12\x19\n" +
-	"\x15WAIT_FOR_DEREGISTERED\x10\x022\xd8\v\n" +
+	"\x15WAIT_FOR_DEREGISTERED\x10\x022\xb7\f\n" +
 	"\x0eControlService\x12R\n" +
 	"\n" +
 	"GetVersion\x12\x1e.patchbay.v1.GetVersionRequest\x1a\x1f.patchbay.v1.GetVersionResponse\"\x03\x90\x02\x01\x12U\n" +
-	"\vListPlugins\x12\x1f.patchbay.v1.ListPluginsRequest\x1a .patchbay.v1.ListPluginsResponse\"\x03\x90\x02\x01\x12O\n" +
+	"\vListPlugins\x12\x1f.patchbay.v1.ListPluginsRequest\x1a .patchbay.v1.ListPluginsResponse\"\x03\x90\x02\x01\x12]\n" +
+	"\rStreamPlugins\x12!.patchbay.v1.StreamPluginsRequest\x1a\".patchbay.v1.StreamPluginsResponse\"\x03\x90\x02\x010\x01\x12O\n" +
 	"\tGetPlugin\x12\x1d.patchbay.v1.GetPluginRequest\x1a\x1e.patchbay.v1.GetPluginResponse\"\x03\x90\x02\x01\x12X\n" +
 	"\fListRefusals\x12 .patchbay.v1.ListRefusalsRequest\x1a!.patchbay.v1.ListRefusalsResponse\"\x03\x90\x02\x01\x12d\n" +
 	"\x10GetConfiguration\x12$.patchbay.v1.GetConfigurationRequest\x1a%.patchbay.v1.GetConfigurationResponse\"\x03\x90\x02\x01\x12N\n" +
@@ -2661,118 +2790,124 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                     // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),        // 1: patchbay.v1.GetVersionRequest
 	(*GetVersionResponse)(nil),       // 2: patchbay.v1.GetVersionResponse
 	(*ListPluginsRequest)(nil),       // 3: patchbay.v1.ListPluginsRequest
 	(*ListPluginsResponse)(nil),      // 4: patchbay.v1.ListPluginsResponse
-	(*GetPluginRequest)(nil),         // 5: patchbay.v1.GetPluginRequest
-	(*GetPluginResponse)(nil),        // 6: patchbay.v1.GetPluginResponse
-	(*ListRefusalsRequest)(nil),      // 7: patchbay.v1.ListRefusalsRequest
-	(*ListRefusalsResponse)(nil),     // 8: patchbay.v1.ListRefusalsResponse
-	(*GetConfigurationRequest)(nil),  // 9: patchbay.v1.GetConfigurationRequest
-	(*GetConfigurationResponse)(nil), // 10: patchbay.v1.GetConfigurationResponse
-	(*DiagnoseRequest)(nil),          // 11: patchbay.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),         // 12: patchbay.v1.DiagnoseResponse
-	(*WatchEventsRequest)(nil),       // 13: patchbay.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),      // 14: patchbay.v1.WatchEventsResponse
-	(*WaitForPluginRequest)(nil),     // 15: patchbay.v1.WaitForPluginRequest
-	(*WaitForPluginResponse)(nil),    // 16: patchbay.v1.WaitForPluginResponse
-	(*ListConditionsRequest)(nil),    // 17: patchbay.v1.ListConditionsRequest
-	(*ListConditionsResponse)(nil),   // 18: patchbay.v1.ListConditionsResponse
-	(*ListLaunchedRequest)(nil),      // 19: patchbay.v1.ListLaunchedRequest
-	(*ListLaunchedResponse)(nil),     // 20: patchbay.v1.ListLaunchedResponse
-	(*LaunchPluginRequest)(nil),      // 21: patchbay.v1.LaunchPluginRequest
-	(*LaunchPluginResponse)(nil),     // 22: patchbay.v1.LaunchPluginResponse
-	(*StopPluginRequest)(nil),        // 23: patchbay.v1.StopPluginRequest
-	(*StopPluginResponse)(nil),       // 24: patchbay.v1.StopPluginResponse
-	(*RestartPluginRequest)(nil),     // 25: patchbay.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 26: patchbay.v1.RestartPluginResponse
-	(*RetryPluginRequest)(nil),       // 27: patchbay.v1.RetryPluginRequest
-	(*RetryPluginResponse)(nil),      // 28: patchbay.v1.RetryPluginResponse
-	(*ReleaseNameRequest)(nil),       // 29: patchbay.v1.ReleaseNameRequest
-	(*ReleaseNameResponse)(nil),      // 30: patchbay.v1.ReleaseNameResponse
-	(*ReadLogsRequest)(nil),          // 31: patchbay.v1.ReadLogsRequest
-	(*ReadLogsResponse)(nil),         // 32: patchbay.v1.ReadLogsResponse
-	(*LaunchedPlugin)(nil),           // 33: patchbay.v1.LaunchedPlugin
-	(*LogRecord)(nil),                // 34: patchbay.v1.LogRecord
-	(*LogAttribute)(nil),             // 35: patchbay.v1.LogAttribute
-	(*ReloadRequest)(nil),            // 36: patchbay.v1.ReloadRequest
-	(*ReloadResponse)(nil),           // 37: patchbay.v1.ReloadResponse
-	(*Plugin)(nil),                   // 38: patchbay.v1.Plugin
-	(*Event)(nil),                    // 39: patchbay.v1.Event
-	(*Condition)(nil),                // 40: patchbay.v1.Condition
-	nil,                              // 41: patchbay.v1.Plugin.DetailsEntry
-	(*timestamppb.Timestamp)(nil),    // 42: google.protobuf.Timestamp
+	(*StreamPluginsRequest)(nil),     // 5: patchbay.v1.StreamPluginsRequest
+	(*StreamPluginsResponse)(nil),    // 6: patchbay.v1.StreamPluginsResponse
+	(*GetPluginRequest)(nil),         // 7: patchbay.v1.GetPluginRequest
+	(*GetPluginResponse)(nil),        // 8: patchbay.v1.GetPluginResponse
+	(*ListRefusalsRequest)(nil),      // 9: patchbay.v1.ListRefusalsRequest
+	(*ListRefusalsResponse)(nil),     // 10: patchbay.v1.ListRefusalsResponse
+	(*GetConfigurationRequest)(nil),  // 11: patchbay.v1.GetConfigurationRequest
+	(*GetConfigurationResponse)(nil), // 12: patchbay.v1.GetConfigurationResponse
+	(*DiagnoseRequest)(nil),          // 13: patchbay.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),         // 14: patchbay.v1.DiagnoseResponse
+	(*WatchEventsRequest)(nil),       // 15: patchbay.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),      // 16: patchbay.v1.WatchEventsResponse
+	(*WaitForPluginRequest)(nil),     // 17: patchbay.v1.WaitForPluginRequest
+	(*WaitForPluginResponse)(nil),    // 18: patchbay.v1.WaitForPluginResponse
+	(*ListConditionsRequest)(nil),    // 19: patchbay.v1.ListConditionsRequest
+	(*ListConditionsResponse)(nil),   // 20: patchbay.v1.ListConditionsResponse
+	(*ListLaunchedRequest)(nil),      // 21: patchbay.v1.ListLaunchedRequest
+	(*ListLaunchedResponse)(nil),     // 22: patchbay.v1.ListLaunchedResponse
+	(*LaunchPluginRequest)(nil),      // 23: patchbay.v1.LaunchPluginRequest
+	(*LaunchPluginResponse)(nil),     // 24: patchbay.v1.LaunchPluginResponse
+	(*StopPluginRequest)(nil),        // 25: patchbay.v1.StopPluginRequest
+	(*StopPluginResponse)(nil),       // 26: patchbay.v1.StopPluginResponse
+	(*RestartPluginRequest)(nil),     // 27: patchbay.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 28: patchbay.v1.RestartPluginResponse
+	(*RetryPluginRequest)(nil),       // 29: patchbay.v1.RetryPluginRequest
+	(*RetryPluginResponse)(nil),      // 30: patchbay.v1.RetryPluginResponse
+	(*ReleaseNameRequest)(nil),       // 31: patchbay.v1.ReleaseNameRequest
+	(*ReleaseNameResponse)(nil),      // 32: patchbay.v1.ReleaseNameResponse
+	(*ReadLogsRequest)(nil),          // 33: patchbay.v1.ReadLogsRequest
+	(*ReadLogsResponse)(nil),         // 34: patchbay.v1.ReadLogsResponse
+	(*LaunchedPlugin)(nil),           // 35: patchbay.v1.LaunchedPlugin
+	(*LogRecord)(nil),                // 36: patchbay.v1.LogRecord
+	(*LogAttribute)(nil),             // 37: patchbay.v1.LogAttribute
+	(*ReloadRequest)(nil),            // 38: patchbay.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 39: patchbay.v1.ReloadResponse
+	(*Plugin)(nil),                   // 40: patchbay.v1.Plugin
+	(*Event)(nil),                    // 41: patchbay.v1.Event
+	(*Condition)(nil),                // 42: patchbay.v1.Condition
+	nil,                              // 43: patchbay.v1.Plugin.DetailsEntry
+	(*timestamppb.Timestamp)(nil),    // 44: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	42, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
-	38, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	40, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	38, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
-	38, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
-	42, // 5: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
-	39, // 6: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
-	0,  // 7: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	38, // 8: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	40, // 9: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
-	33, // 10: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
-	33, // 11: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	33, // 12: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	33, // 13: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	34, // 14: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	42, // 15: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	42, // 16: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	42, // 17: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	35, // 18: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	42, // 19: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	42, // 20: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	42, // 21: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	42, // 22: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	41, // 23: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	42, // 24: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	42, // 25: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 26: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 27: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 28: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	7,  // 29: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
-	9,  // 30: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
-	11, // 31: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
-	13, // 32: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	15, // 33: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	17, // 34: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	19, // 35: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	21, // 36: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	23, // 37: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	25, // 38: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	27, // 39: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
-	29, // 40: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
-	31, // 41: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	36, // 42: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 43: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 44: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 45: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 46: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	10, // 47: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	12, // 48: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
-	14, // 49: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	16, // 50: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	18, // 51: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	20, // 52: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	22, // 53: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	24, // 54: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	26, // 55: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	28, // 56: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
-	30, // 57: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
-	32, // 58: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	37, // 59: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	43, // [43:60] is the sub-list for method output_type
-	26, // [26:43] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	44, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	40, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	42, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	40, // 3: patchbay.v1.StreamPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	42, // 4: patchbay.v1.StreamPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	40, // 5: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
+	40, // 6: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
+	44, // 7: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
+	41, // 8: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	0,  // 9: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
+	40, // 10: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	42, // 11: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	35, // 12: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
+	35, // 13: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	35, // 14: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	35, // 15: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	36, // 16: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	44, // 17: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	44, // 18: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	44, // 19: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	37, // 20: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	44, // 21: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	44, // 22: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	44, // 23: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	44, // 24: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	43, // 25: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	44, // 26: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	44, // 27: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 28: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 29: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 30: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
+	7,  // 31: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	9,  // 32: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
+	11, // 33: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
+	13, // 34: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
+	15, // 35: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	17, // 36: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	19, // 37: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	21, // 38: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	23, // 39: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	25, // 40: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	27, // 41: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	29, // 42: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	31, // 43: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	33, // 44: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	38, // 45: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 46: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 47: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 48: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
+	8,  // 49: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	10, // 50: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	12, // 51: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	14, // 52: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
+	16, // 53: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	18, // 54: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	20, // 55: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	22, // 56: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	24, // 57: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	26, // 58: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	28, // 59: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	30, // 60: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	32, // 61: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	34, // 62: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	39, // 63: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	46, // [46:64] is the sub-list for method output_type
+	28, // [28:46] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }
@@ -2780,15 +2915,15 @@ func file_patchbay_v1_control_proto_init() {
 	if File_patchbay_v1_control_proto != nil {
 		return
 	}
-	file_patchbay_v1_control_proto_msgTypes[12].OneofWrappers = []any{}
-	file_patchbay_v1_control_proto_msgTypes[30].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[14].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   41,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -65,6 +65,11 @@ of plugins that start with the daemon. So check a configuration on the machine, 
 			if err != nil {
 				return err
 			}
+			if warning := daemonConfig(loaded).Warn(); warning != "" {
+				if err := writeLines(cmd.ErrOrStderr(), []string{"warning: " + warning}); err != nil {
+					return err
+				}
+			}
 			if len(loaded.Files) == 0 {
 				return writeLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file, and the defaults can be used"})
 			}

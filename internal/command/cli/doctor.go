@@ -71,6 +71,9 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	if err != nil {
 		first = finding("configuration", doctor.Fail, err.Error(), `correct it; "patchbay config check" shows all that is wrong`)
 	}
+	if warning := c.Warn(); warning != "" && err == nil {
+		first = finding("configuration", doctor.Warn, warning, "name the types in trust.types, or set admission.launchedOnly")
+	}
 	if loaded == nil {
 		c = daemon.Config{
 			PluginDirs: sources.Defaults.PluginDirs, StatePath: sources.Defaults.State, ControlSocket: sources.Defaults.ControlSocket,

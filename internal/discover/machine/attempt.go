@@ -113,9 +113,8 @@ func (m *Machine) unanswered(in *instance, a Answered) {
 // enter puts an instance that has answered into its lane.
 func (m *Machine) enter(in *instance, a Answered) {
 	ignored := m.cfg.IgnoreUnhandled && m.handlers[a.Info.Type] == 0
-	if invalid := m.cfg.Bounds.check(a.Info); invalid != nil {
+	if f := m.unacceptable(in, a); f != nil {
 		m.refusedFor(in, a.Info, a.Account)
-		f := &Failure{Err: invalid}
 		if ignored {
 			m.do(Close{in.ref})
 			m.failed(in, f, ByAnswer)
@@ -206,6 +205,7 @@ func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
 	}
 	fresh.source, fresh.rank, fresh.announced = in.source, in.rank, in.announced
 	fresh.account, fresh.registration = in.account, in.registration
+	fresh.kept, fresh.keptBy, in.kept = in.kept, in.keptBy, 0
 	m.do(Hand{in.ref, fresh.ref, cause == ByAnswer})
 	m.to(fresh, Asking, begins)
 	m.went(in, why, cause)
@@ -243,7 +243,7 @@ func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
 	}
 	m.to(in, Telling, cause)
 	m.keepRefusal(in)
-	if in.tells(f.Err) {
+	if !f.quiet && in.tells(f.Err) {
 		m.emit(EventRefused, in, f.Err.Error())
 	}
 	m.do(Tell{in.ref, in.announced.Type, in.info.SocketPath, f.Err})
@@ -292,7 +292,7 @@ func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
 		m.keepRefusal(in)
 	}
 	m.end(in, result, f.Err)
-	if in.tells(f.Err) {
+	if !f.quiet && in.tells(f.Err) {
 		m.emit(kind, in, f.Err.Error())
 	}
 }

@@ -47,8 +47,12 @@ type instance struct {
 
 	// announced is what it said of itself last; valid if lane is not nil.
 	announced Info
-	lane      *lane
-	peer      Peer
+	// kept is how many bytes of what it announced are counted, as keptBy's. What is remembered from before a restart was, and is when it has
+	// answered.
+	kept   int
+	keptBy uint32
+	lane   *lane
+	peer   Peer
 	// refused is what it announced last, as far as that names it, if it was refused for what it announced; announced is what counts.
 	refused Info
 	// account is whose plugin it is, as far as it has answered.

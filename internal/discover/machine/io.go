@@ -36,6 +36,8 @@ type Failure struct {
 	Err    error
 	Kind   FailureKind
 	Reason trust.Reason // of one that is Distrusted
+	// quiet: no event tells of it, because one told of another like it. The plugin is told, if it is to be, and its status says so.
+	quiet bool
 }
 
 func (f *Failure) nobody() bool { return f.Kind == Silent || f.Kind == Absent }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -82,6 +83,8 @@ type Machine struct {
 	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
 	robbed, refusals remnants
 	names            keptNames
+	// announced counts the bytes that are kept of what plugins announce.
+	announced *share.Pool
 	// touched are the instances that this step is about, for their states.
 	touched []*instance
 
@@ -92,7 +95,10 @@ type Machine struct {
 
 // New returns a Machine, and the effects with which it begins.
 func New(cfg Config, at Moment) (*Machine, []Effect) {
-	cfg.Bounds = Bounds{Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64)}
+	cfg.Bounds = Bounds{
+		Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64),
+		UserBytes: cmp.Or(cfg.Bounds.UserBytes, 4<<20), TotalBytes: cmp.Or(cfg.Bounds.TotalBytes, 16<<20),
+	}
 	m := &Machine{
 		cfg: cfg, Moment: at,
 		handlers: map[string]int{}, retiring: map[int]bool{}, lanes: map[Key]*lane{}, byRef: map[Ref]*instance{},
@@ -100,6 +106,7 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 		restored: map[cache.SocketID]*instance{}, remembered: map[Key][]remembered{}, lastRank: rankStep,
 		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
 	}
+	m.announced = share.New(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes, m.privileged)
 	m.restoreNames(cfg.Names)
 	m.restore(cfg.Restored)
 	effects := m.effects()

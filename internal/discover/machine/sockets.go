@@ -236,6 +236,7 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 	}
 	in.why = why
 	m.keepName(in)
+	m.letGo(in)
 	m.end(in, ResultGone, nil)
 	m.rest(in)
 	if in.phase == Ready {

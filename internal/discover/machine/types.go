@@ -164,10 +164,13 @@ type Info struct {
 // Bounds limit what a plugin may announce. Zero values stand for the defaults. A [Transport] may bound an answer as a whole before they
 // apply; the error of its GetInfo then names that bound.
 type Bounds struct {
-	// Text is the greatest length of a type, name, version or endpoint in bytes (default 4,096).
+	// Text is the greatest length of a type, name or endpoint in bytes (default 4,096). A version may have 64 at most.
 	Text int
 	// Versions is the greatest number of versions (default 64).
 	Versions int
+	// UserBytes is how many bytes all plugins of one user may announce (default 4 MiB), TotalBytes how many those of all users (default
+	// 16 MiB), of which the last, as many as one user may have, are for plugins of root and of the host's user.
+	UserBytes, TotalBytes int
 }
 
 // Result is how an attempt to register an instance ended.

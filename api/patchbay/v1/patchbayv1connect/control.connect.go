@@ -44,6 +44,9 @@ const (
 	// ControlServiceListPluginsProcedure is the fully-qualified name of the ControlService's
 	// ListPlugins RPC.
 	ControlServiceListPluginsProcedure = "/patchbay.v1.ControlService/ListPlugins"
+	// ControlServiceStreamPluginsProcedure is the fully-qualified name of the ControlService's
+	// StreamPlugins RPC.
+	ControlServiceStreamPluginsProcedure = "/patchbay.v1.ControlService/StreamPlugins"
 	// ControlServiceGetPluginProcedure is the fully-qualified name of the ControlService's GetPlugin
 	// RPC.
 	ControlServiceGetPluginProcedure = "/patchbay.v1.ControlService/GetPlugin"
@@ -94,7 +97,12 @@ type ControlServiceClient interface {
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
+	//
+	// All is one message, which may be larger than the 4 MiB that gRPC clients take unless they are told otherwise. StreamPlugins has no such
+	// bound.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	// StreamPlugins returns what ListPlugins does, as one consistent view too, in messages of at most about 1 MiB.
+	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error)
 	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
 	// message says so if its name is kept for a user.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
@@ -166,6 +174,13 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceListPluginsProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("ListPlugins")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		streamPlugins: connect.NewClient[v1.StreamPluginsRequest, v1.StreamPluginsResponse](
+			httpClient,
+			baseURL+ControlServiceStreamPluginsProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("StreamPlugins")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -280,6 +295,7 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 type controlServiceClient struct {
 	getVersion       *connect.Client[v1.GetVersionRequest, v1.GetVersionResponse]
 	listPlugins      *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
+	streamPlugins    *connect.Client[v1.StreamPluginsRequest, v1.StreamPluginsResponse]
 	getPlugin        *connect.Client[v1.GetPluginRequest, v1.GetPluginResponse]
 	listRefusals     *connect.Client[v1.ListRefusalsRequest, v1.ListRefusalsResponse]
 	getConfiguration *connect.Client[v1.GetConfigurationRequest, v1.GetConfigurationResponse]
@@ -305,6 +321,11 @@ func (c *controlServiceClient) GetVersion(ctx context.Context, req *connect.Requ
 // ListPlugins calls patchbay.v1.ControlService.ListPlugins.
 func (c *controlServiceClient) ListPlugins(ctx context.Context, req *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
 	return c.listPlugins.CallUnary(ctx, req)
+}
+
+// StreamPlugins calls patchbay.v1.ControlService.StreamPlugins.
+func (c *controlServiceClient) StreamPlugins(ctx context.Context, req *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error) {
+	return c.streamPlugins.CallServerStream(ctx, req)
 }
 
 // GetPlugin calls patchbay.v1.ControlService.GetPlugin.
@@ -388,7 +409,12 @@ type ControlServiceHandler interface {
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
+	//
+	// All is one message, which may be larger than the 4 MiB that gRPC clients take unless they are told otherwise. StreamPlugins has no such
+	// bound.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	// StreamPlugins returns what ListPlugins does, as one consistent view too, in messages of at most about 1 MiB.
+	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error
 	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
 	// message says so if its name is kept for a user.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
@@ -456,6 +482,13 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceListPluginsProcedure,
 		svc.ListPlugins,
 		connect.WithSchema(controlServiceMethods.ByName("ListPlugins")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceStreamPluginsHandler := connect.NewServerStreamHandler(
+		ControlServiceStreamPluginsProcedure,
+		svc.StreamPlugins,
+		connect.WithSchema(controlServiceMethods.ByName("StreamPlugins")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -569,6 +602,8 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceGetVersionHandler.ServeHTTP(w, r)
 		case ControlServiceListPluginsProcedure:
 			controlServiceListPluginsHandler.ServeHTTP(w, r)
+		case ControlServiceStreamPluginsProcedure:
+			controlServiceStreamPluginsHandler.ServeHTTP(w, r)
 		case ControlServiceGetPluginProcedure:
 			controlServiceGetPluginHandler.ServeHTTP(w, r)
 		case ControlServiceListRefusalsProcedure:
@@ -614,6 +649,10 @@ func (UnimplementedControlServiceHandler) GetVersion(context.Context, *connect.R
 
 func (UnimplementedControlServiceHandler) ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListPlugins is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.StreamPlugins is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error) {
