@@ -112,6 +112,8 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 			r.spawn(func() { r.refuse(ctx, j) })
 		case machine.Probe:
 			r.spawn(func() { r.probe(ctx, e) })
+		case machine.Seek:
+			r.spawn(func() { r.say(machine.Sought{Ref: e.Ref, Listens: r.cfg.Transport.Listens(e.Socket, e.Peer)}) })
 		case machine.Forget:
 			r.untilDone(ctx, "remove a plugin from the registry", e, func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) })
 		case machine.DiscardLater:

@@ -213,6 +213,10 @@ func (l *life) observed(e reconciler.Event) {
 		if l.open[e.Instance] {
 			m.complain("%q is missed without its socket, and is registered", e.Instance)
 		}
+		p := m.owners[l.instances[e.Instance].Socket]
+		if p.dead && !p.strange && m.sim.elapsed-p.diedAt > 10*time.Millisecond {
+			m.complain("%q is missed without its socket, and nobody listens", e.Instance)
+		}
 		return
 	case reconciler.EventDeregistered:
 		defer delete(l.open, e.Instance)

@@ -254,10 +254,13 @@ func (m *model) disturb(s step, i int) {
 		m.life.r.Reconsider()
 	case "urge":
 		m.life.r.Urge(s.Type, s.Name)
-	case "end":
+	case "end", "quit":
 		for _, p := range m.programs {
-			if m.pathOf(p.socket) == "" && !p.dead {
+			switch robbed := m.pathOf(p.socket) == "" && !p.dead; {
+			case robbed && op == "end":
 				m.kill(p)
+			case robbed:
+				m.quit(p)
 			}
 		}
 	case "pause":

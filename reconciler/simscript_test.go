@@ -131,7 +131,7 @@ var (
 	facts    = []string{"hold facts", "hold facts", "tell facts", "tell facts", "tell facts"}
 	clocks   = []string{"clock back", "clock forward", "clock right"}
 	watching = []string{"make watched", "make watched", "make watched hidden", "deaf", "deaf", "kill",
-		"unlink api", "heal", "busy", "hint", "rob", "rob", "end robbed"}
+		"unlink api", "heal", "busy", "hint", "rob", "rob", "end robbed", "quit robbed"}
 	users = []string{"make", "make bare", "make", "make forbidden", "make distrusted", "remove", "kill", "heal", "rename", "reconsider",
 		"make foreign", "foreign", "withdraw"}
 	choosy = []string{"make unfit", "make unwelcome", "make bare unfit", "make unwelcome", "make", "make", "remove", "kill", "urge"}

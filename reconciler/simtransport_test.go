@@ -149,6 +149,11 @@ func (t simTransport) WatchProcess(peer reconciler.Peer, hint func()) (func(), e
 	return nil, io.EOF
 }
 
+func (t simTransport) Listens(socket cache.SocketID, _ reconciler.Peer) bool {
+	p := t.l.m.owners[socket]
+	return p.strange || !p.dead
+}
+
 // simConn is a connection to a program.
 type simConn struct {
 	l    *life

@@ -28,7 +28,7 @@ type program struct {
 	exitsWhenRefused                     bool          // it ends inside the call
 	hangs                                bool          // in GetInfo
 	full                                 bool          // it accepts no more for the moment
-	dead                                 bool          // nobody accepts
+	dead, outlived                       bool          // nobody accepts; its process lives on
 	hidden                               bool          // its process cannot be watched
 	listens                              time.Duration // it accepts from then on
 	strange                              bool          // its process cannot be seen
@@ -369,8 +369,18 @@ func (l *life) expectDial(path string, p *program) {
 // kill ends a program and leaves its socket.
 func (m *model) kill(p *program) {
 	m.disturbed()
-	p.dead, p.pristine, p.diedAt = true, false, m.sim.elapsed
+	p.dead, p.outlived, p.pristine, p.diedAt = true, false, false, m.sim.elapsed
 	m.hint(p, true)
+}
+
+// quit has a program accept no more, whose process lives on. Not all close their connections then; of one whose process
+// nobody sees that would never be known.
+func (m *model) quit(p *program) {
+	m.disturbed()
+	p.dead, p.outlived, p.pristine, p.diedAt = true, true, false, m.sim.elapsed
+	if p.number%2 == 0 || p.strange {
+		m.hint(p, false)
+	}
 }
 
 // hint tells whoever watches a program that something happened to it.
@@ -390,7 +400,7 @@ func (m *model) hint(p *program, ended bool) {
 
 // watch has hint called when something happens to a program.
 func (m *model) watch(of *life, p *program, hint func(), exit bool) (stop func(), err error) {
-	if p.hidden && !exit || p.dead {
+	if p.hidden && !exit || p.dead && !(exit && p.outlived) {
 		return nil, io.EOF
 	}
 	w := &watcher{of, hint, exit}

@@ -61,7 +61,7 @@ const (
 	Replace                       // its record outlives it until then, because it may be replaced
 	TurnUp                        // its socket may turn up elsewhere until then
 	Grace                         // it may be reachable again until then
-	Rob                           // its process may end until then, or somebody else removed its socket
+	Rob                           // its process may end until then, or somebody else removed its socket; then when that is looked at again
 	LookAgain                     // at its registration socket, for want of a hint
 	LookAgainToo                  // at its endpoint
 	timerKinds
@@ -129,6 +129,11 @@ type (
 	}
 	// Ended says that a process ended which [WatchProcess] watches, or that it cannot be watched.
 	Ended struct{ Ref Ref }
+	// Sought is the result of [Seek].
+	Sought struct {
+		Ref     Ref
+		Listens bool // or it cannot be told
+	}
 )
 
 func (Changed) input()     {}
@@ -144,6 +149,7 @@ func (Hinted) input()      {}
 func (Unwatchable) input() {}
 func (Probed) input()      {}
 func (Ended) input()       {}
+func (Sought) input()      {}
 
 // Change is one change of the desired state of the world.
 type Change struct {
@@ -171,8 +177,8 @@ const (
 	CallRemove                         // Registry.Remove
 )
 
-// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Forget and
-// DiscardLater may block.
+// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Seek, Forget
+// and DiscardLater may block.
 type Effect interface{ effect() }
 
 // The effects.
@@ -251,6 +257,12 @@ type (
 	}
 	// UnwatchProcess ends a WatchProcess.
 	UnwatchProcess struct{ Ref Ref }
+	// Seek finds out whether anybody still listens on a socket that was removed.
+	Seek struct {
+		Ref    Ref
+		Socket cache.SocketID
+		Peer   Peer // that listened
+	}
 	// SetTimer sets a timer, in place of what it was set to.
 	SetTimer struct {
 		Timer Timer
@@ -302,6 +314,7 @@ func (Probe) effect()          {}
 func (KeepProbe) effect()      {}
 func (WatchProcess) effect()   {}
 func (UnwatchProcess) effect() {}
+func (Seek) effect()           {}
 func (SetTimer) effect()       {}
 func (StopTimer) effect()      {}
 func (Publish) effect()        {}

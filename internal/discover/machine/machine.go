@@ -142,13 +142,13 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 	case Hinted:
 		m.check(m.byRef[input.Ref], input.Socket)
 	case Unwatchable:
-		if known := m.byRef[input.Ref]; known != nil && known.watches[Registration] == watched {
-			m.lookAgain(known, Registration)
-		}
+		m.unwatchable(m.byRef[input.Ref])
 	case Probed:
 		m.probed(input)
 	case Ended:
 		m.unwatchUnlinked(m.byRef[input.Ref])
+	case Sought:
+		m.sought(m.byRef[input.Ref], input.Listens)
 	}
 	effects := m.effects()
 	if m.Stepped != nil {
@@ -242,7 +242,7 @@ func (m *Machine) fired(t Timer) {
 	case Grace:
 		m.giveUp(in, in.lostWhat, in.failure, ByTimer)
 	case Rob:
-		m.tellRobbed(in)
+		m.seek(in)
 	case LookAgain:
 		m.check(in, Registration)
 	case LookAgainToo:

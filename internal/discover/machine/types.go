@@ -38,8 +38,8 @@ const (
 	StateUnreachable State = "unreachable"
 	// StateRefused: no handler is registered for its type, or it is not trusted; it registers as soon as that has changed.
 	StateRefused State = "refused"
-	// StateUnlinked: it was registered, its socket was removed, and its process serves on: somebody else removed it. It is listed until the
-	// process ends or its name is registered again.
+	// StateUnlinked: it was registered, its socket was removed, and its process serves on: somebody else removed it. It is listed until
+	// nobody serves on it any more, or its name is registered again.
 	StateUnlinked State = "unlinked"
 	// StateIgnored: no handler is registered for its type, and it is left alone; see Config.IgnoreUnhandled. It registers as soon as there is
 	// one.

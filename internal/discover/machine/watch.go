@@ -44,10 +44,26 @@ func (m *Machine) watchEndpoint(in *instance) {
 	}
 }
 
+// unwatchable takes over that the connection of an instance cannot be watched.
+func (m *Machine) unwatchable(in *instance) {
+	switch {
+	case in == nil:
+	case in.phase == Gone:
+		m.hintOfUnlinked(in)
+	case in.watches[Registration] == watched:
+		m.lookAgain(in, Registration)
+	}
+}
+
 // lookAgain arranges a check of a socket of an instance.
 func (m *Machine) lookAgain(in *instance, s Socket) {
 	in.watches[s] = blind
-	m.set(in, lookAgainAt[s], probeInterval/2+time.Duration(m.Chance*float64(probeInterval/2)))
+	m.set(in, lookAgainAt[s], m.probePause())
+}
+
+// probePause is how long what nobody tells of is not looked at.
+func (m *Machine) probePause() time.Duration {
+	return probeInterval/2 + time.Duration(m.Chance*float64(probeInterval/2))
 }
 
 // check asks whether anybody accepts on a socket of an instance. A process that ended may have left its listening socket to another
