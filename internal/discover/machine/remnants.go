@@ -97,8 +97,7 @@ func (m *Machine) unlinkedOnes() []*instance {
 
 // watchUnlinked watches a registered instance whose socket was removed a moment longer: one that serves on was robbed of it.
 func (m *Machine) watchUnlinked(in *instance) {
-	// What is being checked has given a hint that it ends, and gives no other.
-	if in.phase == Gone || !in.recorded() || in.watches[Registration] != watched {
+	if in.phase == Gone || !in.recorded() || in.watches[Registration] == unwatched && in.phase != Missing {
 		return
 	}
 	in.watches[Registration] = unwatched // and is not ended with the others
