@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -10,13 +11,12 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// naming returns the part of an announcement that names the plugin, if that can be shown.
-func (b Bounds) naming(info Info) Info {
-	named := Info{Type: info.Type, Name: info.Name}
-	if b.check(named) != nil {
-		return Info{}
+// naming returns the name that an announcement gives the plugin, if that can be shown.
+func (b Bounds) naming(info Info) Key {
+	if b.check(Info{Type: info.Type, Name: info.Name}) != nil {
+		return Key{}
 	}
-	return named
+	return Key{info.Type, info.Name}
 }
 
 // check says what is wrong with an announcement.
@@ -24,16 +24,12 @@ func (b Bounds) check(info Info) error {
 	if len(info.Versions) > b.Versions {
 		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), b.Versions)
 	}
-	for _, field := range append([]struct{ name, text string }{
-		{"type", info.Type}, {"name", info.Name}, {"endpoint", info.Endpoint},
-	}, versionFields(info.Versions)...) {
-		switch {
-		case field.text == "" && field.name != "endpoint":
-			return fmt.Errorf("the plugin announces no %s", field.name)
-		case len(field.text) > b.Text:
-			return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field.name, len(field.text), b.Text)
-		case !utf8.ValidString(field.text) || strings.ContainsFunc(field.text, unicode.IsControl):
-			return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %q", field.name, field.text)
+	if err := cmp.Or(b.checkText("type", info.Type), b.checkText("name", info.Name), b.checkText("endpoint", info.Endpoint)); err != nil {
+		return err
+	}
+	for _, version := range info.Versions {
+		if err := b.checkText("version", version); err != nil {
+			return err
 		}
 	}
 	if !foreign.IsType(info.Type) {
@@ -50,10 +46,15 @@ func (b Bounds) check(info Info) error {
 	return nil
 }
 
-func versionFields(versions []string) []struct{ name, text string } {
-	fields := make([]struct{ name, text string }, len(versions))
-	for i, v := range versions {
-		fields[i] = struct{ name, text string }{"version", v}
+// checkText says what is wrong with one text of an announcement.
+func (b Bounds) checkText(field, text string) error {
+	switch {
+	case text == "" && field != "endpoint":
+		return fmt.Errorf("the plugin announces no %s", field)
+	case len(text) > b.Text:
+		return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field, len(text), b.Text)
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
+		return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %q", field, text)
 	}
-	return fields
+	return nil
 }

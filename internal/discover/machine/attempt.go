@@ -48,7 +48,7 @@ func (m *Machine) dial(in *instance) {
 	if in.tries == 0 && in.lane != nil {
 		m.decide(in, AnswerWindow)
 	}
-	m.do(Ask{in.ref, in.info.SocketPath, in.info, in.announced.Type, in.tries == 0})
+	m.do(Ask{in.ref, in.info.SocketPath, in.info.Socket, in.announced.Type, in.tries == 0})
 }
 
 // decide has others wait for an answer of the instance, for a moment.
@@ -138,7 +138,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 	}
 	m.touch(in)
 	in.memory, in.lastLook = nil, false
-	in.announced, in.refused = a.Info, Info{}
+	in.announced, in.refused = a.Info, Key{}
 	in.peer, in.account = a.Peer, a.Account
 	if in.lane == nil {
 		m.yield(in, key)

@@ -177,11 +177,11 @@ type Effect interface{ effect() }
 type (
 	// Ask dials a socket and asks GetInfo. The connection is kept under the Ref.
 	Ask struct {
-		Ref   Ref
-		Path  string
-		Info  cache.PluginInfo
-		Type  string // as far as it is known
-		First bool   // no attempt has failed
+		Ref    Ref
+		Path   string
+		Socket cache.SocketID
+		Type   string // as far as it is known
+		First  bool   // no attempt has failed
 	}
 	// Cancel abandons the Ask or Call of an instance, which returns nevertheless.
 	Cancel struct{ Ref Ref }

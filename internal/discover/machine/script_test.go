@@ -143,8 +143,8 @@ func (s *script) changed(at, to string, d *datadriven.TestData) machine.Input {
 	change := func(path string, appearance uint64) machine.Change {
 		var c machine.Change
 		c.Path = path
-		if c.Present = appearance != 0; c.Present {
-			c.Info = cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: cache.SocketID{Device: 1, Inode: appearance}}
+		if appearance != 0 {
+			c.Info = &cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: cache.SocketID{Device: 1, Inode: appearance}}
 		}
 		return c
 	}

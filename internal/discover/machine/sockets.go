@@ -12,7 +12,7 @@ import (
 func (m *Machine) restore(records []Instance) {
 	spacing := rankStep / uint64(len(records)+1)
 	for i, record := range records {
-		in := m.newInstance(cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
+		in := m.newInstance(&cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
 		in.phase, in.state, in.since = Restored, StateRestored, m.Now
 		in.rank = cmp.Or(record.Rank, uint64(len(records)-i)*spacing) // one without is older than all with one
 		in.source = record.Source
@@ -76,26 +76,26 @@ func (m *Machine) instances() []*instance {
 
 type move struct {
 	in *instance
-	to cache.PluginInfo
+	to *cache.PluginInfo
 }
 
 // apply takes changes of the desired state over.
 func (m *Machine) apply(changes []Change) {
 	present := make(map[uint64]bool, len(changes))
 	for _, c := range changes {
-		if c.Present {
+		if c.Info != nil {
 			present[c.Info.Appearance] = true
 		}
 	}
 	var moves []move
 	for _, c := range changes {
 		at := m.sockets[c.Path]
-		if at != nil && c.Present && at.info.Appearance == c.Info.Appearance {
+		if at != nil && c.Info != nil && at.info.Appearance == c.Info.Appearance {
 			continue
 		}
 		var in *instance
 		appeared := false
-		if c.Present {
+		if c.Info != nil {
 			if in = m.appearances[c.Info.Appearance]; in != nil {
 				moves = append(moves, move{in, c.Info})
 			} else {
@@ -147,7 +147,8 @@ func (m *Machine) appear(c Change) *instance {
 		m.hideMoved(in)
 	} else {
 		in = m.newInstance(c.Info)
-		in.source, in.rank, in.provisional = c.Source, m.newRank(c.Info), !m.complete && c.Info.Socket.Birth != 0
+		in.source, in.provisional = c.Source, !m.complete && c.Info.Socket.Birth != 0
+		in.rank = m.lastRank + c.Info.Appearance*rankStep // above all that is remembered
 	}
 	m.sockets[c.Info.SocketPath] = in
 	m.appearances[c.Info.Appearance] = in
@@ -157,9 +158,6 @@ func (m *Machine) appear(c Change) *instance {
 // rankStep lies between the ranks of appearances: room for those that yield, and enough ranks for a host's life. Ranks below it are none of
 // an appearance, and not recorded.
 const rankStep = 1 << 26
-
-// newRank ranks an appearance in this process above all remembered instances.
-func (m *Machine) newRank(info cache.PluginInfo) uint64 { return m.lastRank + info.Appearance*rankStep }
 
 // remembered is the rank of an instance from before a restart, and its socket.
 type remembered struct {
@@ -197,7 +195,7 @@ func (m *Machine) yield(in *instance, key Key) {
 }
 
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there.
-func (m *Machine) moved(in *instance, to cache.PluginInfo) {
+func (m *Machine) moved(in *instance, to *cache.PluginInfo) {
 	if in.phase == Gone {
 		return
 	}
