@@ -124,7 +124,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 		}
 		return
 	}
-	key := Key{a.Info.Type, a.Info.Name}
+	key := a.Info.key()
 	switch {
 	case in.memory != nil && (in.memory.Peer == Peer{} || in.memory.Peer != a.Peer):
 		in = m.reborn(in, "another process serves its socket since the restart", ByAnswer)

@@ -91,7 +91,7 @@ func (m *Machine) newInstance(info *cache.PluginInfo) *instance {
 
 // named is what people call it: by what it announced last.
 func (in *instance) named() Key {
-	return cmp.Or(in.refused, Key{in.announced.Type, in.announced.Name})
+	return cmp.Or(in.refused, in.announced.key())
 }
 
 // goesBy says whether a name is the one by which people call it, under its type or one of its roles.
@@ -108,6 +108,9 @@ func (in *instance) waits() bool {
 func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
 
 func (in *instance) recorded() bool { return in.record != unrecorded }
+
+// entry names it in the registry.
+func (in *instance) entry() Entry { return Entry{in.announced.Type, in.announced.Name, in.id} }
 
 // describe returns the record of an instance under an endpoint.
 func (in *instance) describe(endpoint string) Instance {

@@ -246,7 +246,7 @@ func (m *Machine) fired(t Timer) {
 
 // emit tells what happened to an instance.
 func (m *Machine) emit(kind EventKind, in *instance, message string) {
-	known := cmp.Or(Key{in.announced.Type, in.announced.Name}, in.refused)
+	known := cmp.Or(in.announced.key(), in.refused)
 	m.do(Emit{Event{
 		Time: m.Now, Kind: kind, Type: known.Type, Name: known.Name, Instance: in.id,
 		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Message: message,

@@ -200,7 +200,7 @@ func (s *script) describe(effect machine.Effect) string {
 	case machine.Call:
 		names := []string{"", "probe", "ValidatePlugin", "admit", "RegisterPlugin", "save", "tell", "keep?", "discard", "DeRegisterPlugin",
 			"InstanceGone", "remove"}
-		return fmt.Sprintf("call %s for %d, %s/%s at %s", names[e.Kind], e.Ref, e.Key.Type, e.Key.Name, e.Endpoint)
+		return fmt.Sprintf("call %s for %d, %s/%s at %s", names[e.Kind], e.Ref, e.Instance.Type, e.Instance.Name, e.Instance.Endpoint)
 	case machine.Tell:
 		return fmt.Sprintf("tell %d: %v", e.Ref, e.Reason)
 	case machine.Emit:

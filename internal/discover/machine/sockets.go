@@ -2,7 +2,9 @@ package machine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -30,7 +32,7 @@ func (m *Machine) restore(records []Instance) {
 			continue
 		}
 		m.restored[record.Socket] = in
-		key := Key{record.Type, record.Name}
+		key := in.announced.key()
 		m.remembered[key] = append(m.remembered[key], remembered{in.rank, record.Socket})
 	}
 }
@@ -46,11 +48,7 @@ func (m *Machine) becomeComplete() {
 
 // unseen are the instances from before a restart whose sockets have not been seen yet, in the order in which they were restored.
 func (m *Machine) unseen() []*instance {
-	unseen := make([]*instance, 0, len(m.restored))
-	for _, in := range m.restored {
-		unseen = append(unseen, in)
-	}
-	return inOrder(unseen)
+	return inOrder(slices.Collect(maps.Values(m.restored)))
 }
 
 func inOrder(instances []*instance) []*instance {
@@ -60,10 +58,7 @@ func inOrder(instances []*instance) []*instance {
 
 // instances are those whose sockets exist, and those that are gone and still in their lane.
 func (m *Machine) instances() []*instance {
-	all := make([]*instance, 0, len(m.appearances))
-	for _, in := range m.appearances {
-		all = append(all, in)
-	}
+	all := slices.Collect(maps.Values(m.appearances))
 	for _, l := range m.lanes {
 		for _, in := range l.members {
 			if in.phase == Gone {
@@ -143,7 +138,7 @@ func (m *Machine) appear(c Change) *instance {
 	if in != nil {
 		delete(m.restored, c.Info.Socket)
 		in.info = c.Info
-		m.lane(Key{in.announced.Type, in.announced.Name}).join(in)
+		m.lane(in.announced.key()).join(in)
 		m.hideMoved(in)
 	} else {
 		in = m.newInstance(c.Info)
@@ -321,9 +316,9 @@ func (m *Machine) unrecord(in *instance) {
 		return
 	}
 	in.record = unrecorded
-	m.do(Hide{in.announced.Type, in.announced.Name, in.id, fmt.Errorf("%s", in.why)})
+	m.do(Hide{in.entry(), errors.New(in.why)})
 	m.emit(EventDeregistered, in, in.why)
-	m.do(Forget{in.announced.Type, in.announced.Name, in.id})
+	m.do(Forget(in.entry()))
 }
 
 // hide has an instance not given out, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
@@ -334,7 +329,7 @@ func (m *Machine) hide(in *instance, why error) {
 	}
 	in.record = hidden
 	m.touch(in)
-	m.do(Hide{in.announced.Type, in.announced.Name, in.id, why})
+	m.do(Hide{in.entry(), why})
 	m.emit(EventUnreachable, in, why.Error())
 }
 
@@ -350,6 +345,6 @@ func (m *Machine) hideMoved(in *instance) {
 func (m *Machine) rests(in *instance) {
 	if m.hideMoved(in); in.recorded() && in.at == in.endpoint() {
 		in.record = listed
-		m.do(Confirm{in.announced.Type, in.announced.Name, in.id})
+		m.do(Confirm(in.entry()))
 	}
 }
