@@ -194,7 +194,7 @@ func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Dura
 	ctx, done := r.trace(ctx, "connect")
 	defer func() { done(err) }()
 	began := r.pace.Now()
-	fresh := e.First && isFresh(e.Info.Socket, began)
+	fresh := e.First && isFresh(e.Socket, began)
 	conn, err := r.dial(ctx, e, timeout)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
 		// The last dial begins after the window, however late a busy machine has this goroutine go on.
@@ -223,7 +223,7 @@ func connectError(path string, err error) error {
 func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Duration) (Conn, error) {
 	ctx, cancel := r.pace.WithTimeout(ctx, timeout)
 	defer cancel()
-	return r.cfg.Transport.Dial(ctx, e.Path, e.Info.Socket)
+	return r.cfg.Transport.Dial(ctx, e.Path, e.Socket)
 }
 
 // refuse tells a plugin that it is refused.

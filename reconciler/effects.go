@@ -115,12 +115,12 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 		case machine.Seek:
 			r.spawn(func() { r.say(machine.Sought{Ref: e.Ref, Listens: r.cfg.Transport.Listens(e.Socket, e.Peer)}) })
 		case machine.Forget:
-			r.untilDone(ctx, "remove a plugin from the registry", e, func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) })
+			r.untilDone(ctx, "remove a plugin from the registry", machine.Entry(e), func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) })
 		case machine.DiscardLater:
 			res := r.of(e.Ref)
 			discard := res.staged.Discard
 			res.staged = nil
-			r.untilDone(ctx, "take back a registration", machine.Forget{Type: e.In.Type, Name: e.In.Name, ID: e.In.ID}, discard)
+			r.untilDone(ctx, "take back a registration", e.Entry, discard)
 		case machine.Keep:
 			r.keepName(ctx, e)
 		case machine.SetTimer, machine.StopTimer:
@@ -277,14 +277,14 @@ func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
 	}
 	keeper.KeepName(e.Name)
 	if e.Save {
-		named := machine.Forget{Type: e.Name.Type, Name: e.Name.Name}
+		named := machine.Entry{Type: e.Name.Type, Name: e.Name.Name}
 		r.untilDone(ctx, "save whose a name is", named, func() error { return keeper.SaveName(named.Type, named.Name) })
 	}
 }
 
 // untilDone does something to the registry again and again until it is on disk. If the reconciler ends before, the next start restores an
 // instance that it finds dead. mu is held.
-func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Forget, do func() error) {
+func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Entry, do func() error) {
 	r.spawn(func() {
 		for attempt := 1; ; attempt++ {
 			err := do()

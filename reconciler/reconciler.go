@@ -260,7 +260,7 @@ func (r *Reconciler) changed(changes []cache.Change) machine.Changed {
 	changed := make(machine.Changed, len(changes))
 	for i, c := range changes {
 		changed[i].Change = c
-		if c.Present {
+		if c.Info != nil {
 			changed[i].Source = r.cfg.Source(c.Info.SocketPath)
 		} else {
 			changed[i].Withdrawn = r.failure(r.cfg.Withdrawn(c.Path))

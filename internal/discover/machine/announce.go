@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -18,13 +19,12 @@ const (
 	maxNaming = 512
 )
 
-// naming returns the part of an announcement that names the plugin, if that can be shown and is short.
-func (b Bounds) naming(info Info) Info {
-	named := Info{Type: info.Type, Name: info.Name}
-	if len(info.Type)+len(info.Name) > maxNaming || b.check(named) != nil {
-		return Info{}
+// naming returns the name that an announcement gives the plugin, if that can be shown and is short.
+func (b Bounds) naming(info Info) Key {
+	if len(info.Type)+len(info.Name) > maxNaming || b.check(Info{Type: info.Type, Name: info.Name}) != nil {
+		return Key{}
 	}
-	return named
+	return Key{info.Type, info.Name}
 }
 
 // size is how many bytes an announcement takes.
@@ -81,16 +81,13 @@ func (b Bounds) check(info Info) error {
 	if len(info.Versions) > b.Versions {
 		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), b.Versions)
 	}
-	for _, field := range append([]field{
-		{"type", info.Type, b.Text}, {"name", info.Name, b.Text}, {"endpoint", info.Endpoint, b.Text},
-	}, b.versions(info.Versions)...) {
-		switch {
-		case field.text == "" && field.name != "endpoint":
-			return fmt.Errorf("the plugin announces no %s", field.name)
-		case len(field.text) > field.most:
-			return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field.name, len(field.text), field.most)
-		case !utf8.ValidString(field.text) || strings.ContainsFunc(field.text, unicode.IsControl):
-			return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %s", field.name, foreign.Quote(field.text))
+	if err := cmp.Or(checkText("type", info.Type, b.Text), checkText("name", info.Name, b.Text),
+		checkText("endpoint", info.Endpoint, b.Text)); err != nil {
+		return err
+	}
+	for _, version := range info.Versions {
+		if err := checkText("version", version, min(b.Text, maxVersion)); err != nil {
+			return err
 		}
 	}
 	if !foreign.IsType(info.Type) {
@@ -107,16 +104,15 @@ func (b Bounds) check(info Info) error {
 	return nil
 }
 
-// field is a part of an announcement, with the greatest number of bytes that it may have.
-type field struct {
-	name, text string
-	most       int
-}
-
-func (b Bounds) versions(versions []string) []field {
-	fields := make([]field, len(versions))
-	for i, v := range versions {
-		fields[i] = field{"version", v, min(b.Text, maxVersion)}
+// checkText says what is wrong with one text of an announcement, which may have most bytes.
+func checkText(field, text string, most int) error {
+	switch {
+	case text == "" && field != "endpoint":
+		return fmt.Errorf("the plugin announces no %s", field)
+	case len(text) > most:
+		return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field, len(text), most)
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
+		return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %s", field, foreign.Quote(text))
 	}
-	return fields
+	return nil
 }

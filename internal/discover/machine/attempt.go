@@ -48,7 +48,7 @@ func (m *Machine) dial(in *instance) {
 	if in.tries == 0 && in.lane != nil {
 		m.decide(in, AnswerWindow)
 	}
-	m.do(Ask{in.ref, in.info.SocketPath, in.info, in.announced.Type, in.tries == 0})
+	m.do(Ask{in.ref, in.info.SocketPath, in.info.Socket, in.announced.Type, in.tries == 0})
 }
 
 // decide has others wait for an answer of the instance, for a moment.
@@ -123,7 +123,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 		}
 		return
 	}
-	key := Key{a.Info.Type, a.Info.Name}
+	key := a.Info.key()
 	switch {
 	case in.memory != nil && (in.memory.Peer == Peer{} || in.memory.Peer != a.Peer):
 		in = m.reborn(in, "another process serves its socket since the restart", ByAnswer)
@@ -137,7 +137,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 	}
 	m.touch(in)
 	in.memory, in.lastLook = nil, false
-	in.announced, in.refused = a.Info, Info{}
+	in.announced, in.refused = a.Info, Key{}
 	in.peer, in.account = a.Peer, a.Account
 	if in.lane == nil {
 		m.yield(in, key)

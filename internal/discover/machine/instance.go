@@ -22,7 +22,7 @@ const (
 type instance struct {
 	ref    Ref
 	phase  Phase
-	info   cache.PluginInfo
+	info   *cache.PluginInfo // which is never changed
 	source Source
 	// state is what operators read, since when.
 	state State
@@ -54,7 +54,7 @@ type instance struct {
 	lane   *lane
 	peer   Peer
 	// refused is what it announced last, as far as that names it, if it was refused for what it announced; announced is what counts.
-	refused Info
+	refused Key
 	// account is whose plugin it is, as far as it has answered.
 	account trust.Account
 	// barred: it may not register what it announced. It stands in its lane for that to change and counts for nothing there.
@@ -86,7 +86,7 @@ type given struct {
 }
 
 // newInstance returns an instance that is in no phase yet.
-func (m *Machine) newInstance(info cache.PluginInfo) *instance {
+func (m *Machine) newInstance(info *cache.PluginInfo) *instance {
 	m.last++
 	in := &instance{ref: m.last, info: info}
 	m.byRef[in.ref] = in
@@ -95,10 +95,7 @@ func (m *Machine) newInstance(info cache.PluginInfo) *instance {
 
 // named is what people call it: by what it announced last.
 func (in *instance) named() Key {
-	if in.refused.Type != "" {
-		return Key{in.refused.Type, in.refused.Name}
-	}
-	return Key{in.announced.Type, in.announced.Name}
+	return cmp.Or(in.refused, in.announced.key())
 }
 
 // goesBy says whether a name is the one by which people call it, under its type or one of its roles.
@@ -115,6 +112,9 @@ func (in *instance) waits() bool {
 func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
 
 func (in *instance) recorded() bool { return in.record != unrecorded }
+
+// entry names it in the registry.
+func (in *instance) entry() Entry { return Entry{in.announced.Type, in.announced.Name, in.id} }
 
 // describe returns the record of an instance under an endpoint.
 func (in *instance) describe(endpoint string) Instance {

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -12,6 +13,10 @@ type Ref uint64
 
 // Key names a lane.
 type Key struct{ Type, Name string }
+
+func (k Key) compare(o Key) int {
+	return cmp.Or(cmp.Compare(k.Type, o.Type), cmp.Compare(k.Name, o.Name))
+}
 
 // Moment is when a step is taken, and what chance says: a number from 0 to 1 that is not 1.
 type Moment struct {
@@ -177,6 +182,9 @@ const (
 	CallRemove                         // Registry.Remove
 )
 
+// Entry names an instance in the registry.
+type Entry struct{ Type, Name, ID string }
+
 // Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Seek, Forget
 // and DiscardLater may block.
 type Effect interface{ effect() }
@@ -185,23 +193,22 @@ type Effect interface{ effect() }
 type (
 	// Ask dials a socket and asks GetInfo. The connection is kept under the Ref.
 	Ask struct {
-		Ref   Ref
-		Path  string
-		Info  cache.PluginInfo
-		Type  string // as far as it is known
-		First bool   // no attempt has failed
+		Ref    Ref
+		Path   string
+		Socket cache.SocketID
+		Type   string // as far as it is known
+		First  bool   // no attempt has failed
 	}
 	// Cancel abandons the Ask or Call of an instance, which returns nevertheless.
 	Cancel struct{ Ref Ref }
 	// Call makes one call of a lane.
 	Call struct {
-		Kind     CallKind
-		Key      Key
-		Ref      Ref
-		Handler  int
-		Instance Instance // as it is now
-		// Endpoint is the one that the handler is told. Deprecated says that the socket is in the deprecated directory.
-		Endpoint   string
+		Kind    CallKind
+		Ref     Ref
+		Handler int
+		// Instance is as it is now, with the endpoint that the handler is told. Deprecated says that its socket is in the deprecated
+		// directory.
+		Instance   Instance
 		Deprecated bool
 		Failure    *Failure // of what CallKeep asks
 	}
@@ -275,17 +282,17 @@ type (
 	// DiscardLater takes back what was saved of an instance, and tries until that is done.
 	DiscardLater struct {
 		Ref Ref
-		In  Instance
+		Entry
 	}
 	// Confirm has the registry give an instance out.
-	Confirm struct{ Type, Name, ID string }
+	Confirm Entry
 	// Hide has the registry not give an instance out.
 	Hide struct {
-		Type, Name, ID string
-		Reason         error
+		Entry
+		Reason error
 	}
 	// Forget removes an instance from the registry, and tries until that is done.
-	Forget struct{ Type, Name, ID string }
+	Forget Entry
 	// Keep says whose a name is from now on. Unless Save is set, something of the name is about to be removed from the registry, and both
 	// are to be on disk together.
 	Keep struct {

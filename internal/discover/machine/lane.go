@@ -2,8 +2,8 @@ package machine
 
 import (
 	"cmp"
+	"maps"
 	"slices"
-	"strings"
 )
 
 // lane is where the handler of one plugin type and name is called, one call at a time.
@@ -148,14 +148,7 @@ func (m *Machine) lane(key Key) *lane {
 
 // sortedLanes returns all lanes in a stable order.
 func (m *Machine) sortedLanes() []*lane {
-	lanes := make([]*lane, 0, len(m.lanes))
-	for _, l := range m.lanes {
-		lanes = append(lanes, l)
-	}
-	slices.SortFunc(lanes, func(a, b *lane) int {
-		return cmp.Or(strings.Compare(a.key.Type, b.key.Type), strings.Compare(a.key.Name, b.key.Name))
-	})
-	return lanes
+	return slices.SortedFunc(maps.Values(m.lanes), func(a, b *lane) int { return a.key.compare(b.key) })
 }
 
 // kick has a lane that rests do what its present state calls for.

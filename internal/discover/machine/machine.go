@@ -253,10 +253,7 @@ func (m *Machine) fired(t Timer) {
 
 // emit tells what happened to an instance.
 func (m *Machine) emit(kind EventKind, in *instance, message string) {
-	known := in.announced
-	if known.Type == "" {
-		known = in.refused
-	}
+	known := cmp.Or(in.announced.key(), in.refused)
 	m.do(Emit{Event{
 		Time: m.Now, Kind: kind, Type: known.Type, Name: known.Name, Instance: in.id,
 		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Message: message,
@@ -292,6 +289,9 @@ func (m *Machine) setHandler(ptype string, handler int) {
 
 // retire lets go of handlers that no lane has.
 func (m *Machine) retire() {
+	if len(m.retiring) == 0 {
+		return
+	}
 	for _, handler := range slices.Sorted(maps.Keys(m.retiring)) {
 		if !m.has(handler) {
 			delete(m.retiring, handler)

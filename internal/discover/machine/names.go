@@ -3,8 +3,8 @@ package machine
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/trust"
@@ -81,14 +81,7 @@ func (k *keptNames) add(name KeptName, now time.Time) (dropped []KeptName) {
 
 // sorted returns all by type and name.
 func (k *keptNames) sorted() []KeptName {
-	all := make([]KeptName, 0, len(k.byKey))
-	for _, name := range k.byKey {
-		all = append(all, name)
-	}
-	slices.SortFunc(all, func(a, b KeptName) int {
-		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name))
-	})
-	return all
+	return slices.SortedFunc(maps.Values(k.byKey), func(a, b KeptName) int { return a.key().compare(b.key()) })
 }
 
 // restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the clock may have been
@@ -96,7 +89,7 @@ func (k *keptNames) sorted() []KeptName {
 func (m *Machine) restoreNames(names []KeptName) {
 	names = slices.Clone(names)
 	slices.SortFunc(names, func(a, b KeptName) int {
-		return cmp.Or(a.Until.Compare(b.Until), strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name))
+		return cmp.Or(a.Until.Compare(b.Until), a.key().compare(b.key()))
 	})
 	latest := m.Now.Add(m.cfg.NameGrace)
 	for _, name := range names {
@@ -192,7 +185,7 @@ func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
 	}
 	for _, known := range m.remembered[key] {
 		o := m.restored[known.socket]
-		if o == nil || o.lane != nil || (Key{o.announced.Type, o.announced.Name}) != key {
+		if o == nil || o.lane != nil || o.announced.key() != key {
 			continue
 		}
 		if err := judge.Supersede(key.Type, key.Name, by, o.account); err != nil {

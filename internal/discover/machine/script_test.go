@@ -150,8 +150,8 @@ func (s *script) changed(t *testing.T, at, to string, d *datadriven.TestData) ma
 	change := func(path string, appearance uint64) machine.Change {
 		var c machine.Change
 		c.Path = path
-		if c.Present = appearance != 0; c.Present {
-			c.Info = cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: cache.SocketID{Device: 1, Inode: appearance}}
+		if appearance != 0 {
+			c.Info = &cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: cache.SocketID{Device: 1, Inode: appearance}}
 		}
 		return c
 	}
@@ -212,7 +212,7 @@ func (s *script) describe(effect machine.Effect) string {
 	case machine.Call:
 		names := []string{"", "probe", "ValidatePlugin", "admit", "RegisterPlugin", "save", "tell", "keep?", "discard", "DeRegisterPlugin",
 			"InstanceGone", "remove"}
-		return fmt.Sprintf("call %s for %d, %s/%s at %s", names[e.Kind], e.Ref, e.Key.Type, e.Key.Name, e.Endpoint)
+		return fmt.Sprintf("call %s for %d, %s/%s at %s", names[e.Kind], e.Ref, e.Instance.Type, e.Instance.Name, e.Instance.Endpoint)
 	case machine.Tell:
 		return fmt.Sprintf("tell %d: %v", e.Ref, e.Reason)
 	case machine.Emit:

@@ -2,7 +2,9 @@ package machine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -12,7 +14,7 @@ import (
 func (m *Machine) restore(records []Instance) {
 	spacing := rankStep / uint64(len(records)+1)
 	for i, record := range records {
-		in := m.newInstance(cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
+		in := m.newInstance(&cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
 		in.phase, in.state, in.since = Restored, StateRestored, m.Now
 		in.rank = cmp.Or(record.Rank, uint64(len(records)-i)*spacing) // one without is older than all with one
 		in.source = record.Source
@@ -30,7 +32,7 @@ func (m *Machine) restore(records []Instance) {
 			continue
 		}
 		m.restored[record.Socket] = in
-		key := Key{record.Type, record.Name}
+		key := in.announced.key()
 		m.remembered[key] = append(m.remembered[key], remembered{in.rank, record.Socket})
 	}
 }
@@ -46,11 +48,7 @@ func (m *Machine) becomeComplete() {
 
 // unseen are the instances from before a restart whose sockets have not been seen yet, in the order in which they were restored.
 func (m *Machine) unseen() []*instance {
-	unseen := make([]*instance, 0, len(m.restored))
-	for _, in := range m.restored {
-		unseen = append(unseen, in)
-	}
-	return inOrder(unseen)
+	return inOrder(slices.Collect(maps.Values(m.restored)))
 }
 
 func inOrder(instances []*instance) []*instance {
@@ -60,10 +58,7 @@ func inOrder(instances []*instance) []*instance {
 
 // instances are those whose sockets exist, and those that are gone and still in their lane.
 func (m *Machine) instances() []*instance {
-	all := make([]*instance, 0, len(m.appearances))
-	for _, in := range m.appearances {
-		all = append(all, in)
-	}
+	all := slices.Collect(maps.Values(m.appearances))
 	for _, l := range m.lanes {
 		for _, in := range l.members {
 			if in.phase == Gone {
@@ -76,26 +71,26 @@ func (m *Machine) instances() []*instance {
 
 type move struct {
 	in *instance
-	to cache.PluginInfo
+	to *cache.PluginInfo
 }
 
 // apply takes changes of the desired state over.
 func (m *Machine) apply(changes []Change) {
 	present := make(map[uint64]bool, len(changes))
 	for _, c := range changes {
-		if c.Present {
+		if c.Info != nil {
 			present[c.Info.Appearance] = true
 		}
 	}
 	var moves []move
 	for _, c := range changes {
 		at := m.sockets[c.Path]
-		if at != nil && c.Present && at.info.Appearance == c.Info.Appearance {
+		if at != nil && c.Info != nil && at.info.Appearance == c.Info.Appearance {
 			continue
 		}
 		var in *instance
 		appeared := false
-		if c.Present {
+		if c.Info != nil {
 			if in = m.appearances[c.Info.Appearance]; in != nil {
 				moves = append(moves, move{in, c.Info})
 			} else {
@@ -143,11 +138,12 @@ func (m *Machine) appear(c Change) *instance {
 	if in != nil {
 		delete(m.restored, c.Info.Socket)
 		in.info = c.Info
-		m.lane(Key{in.announced.Type, in.announced.Name}).join(in)
+		m.lane(in.announced.key()).join(in)
 		m.hideMoved(in)
 	} else {
 		in = m.newInstance(c.Info)
-		in.source, in.rank, in.provisional = c.Source, m.newRank(c.Info), !m.complete && c.Info.Socket.Birth != 0
+		in.source, in.provisional = c.Source, !m.complete && c.Info.Socket.Birth != 0
+		in.rank = m.lastRank + c.Info.Appearance*rankStep // above all that is remembered
 	}
 	m.sockets[c.Info.SocketPath] = in
 	m.appearances[c.Info.Appearance] = in
@@ -157,9 +153,6 @@ func (m *Machine) appear(c Change) *instance {
 // rankStep lies between the ranks of appearances: room for those that yield, and enough ranks for a host's life. Ranks below it are none of
 // an appearance, and not recorded.
 const rankStep = 1 << 26
-
-// newRank ranks an appearance in this process above all remembered instances.
-func (m *Machine) newRank(info cache.PluginInfo) uint64 { return m.lastRank + info.Appearance*rankStep }
 
 // remembered is the rank of an instance from before a restart, and its socket.
 type remembered struct {
@@ -197,7 +190,7 @@ func (m *Machine) yield(in *instance, key Key) {
 }
 
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there.
-func (m *Machine) moved(in *instance, to cache.PluginInfo) {
+func (m *Machine) moved(in *instance, to *cache.PluginInfo) {
 	if in.phase == Gone {
 		return
 	}
@@ -324,9 +317,9 @@ func (m *Machine) unrecord(in *instance) {
 		return
 	}
 	in.record = unrecorded
-	m.do(Hide{in.announced.Type, in.announced.Name, in.id, fmt.Errorf("%s", in.why)})
+	m.do(Hide{in.entry(), errors.New(in.why)})
 	m.emit(EventDeregistered, in, in.why)
-	m.do(Forget{in.announced.Type, in.announced.Name, in.id})
+	m.do(Forget(in.entry()))
 }
 
 // hide has an instance not given out, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
@@ -337,7 +330,7 @@ func (m *Machine) hide(in *instance, why error) {
 	}
 	in.record = hidden
 	m.touch(in)
-	m.do(Hide{in.announced.Type, in.announced.Name, in.id, why})
+	m.do(Hide{in.entry(), why})
 	m.emit(EventUnreachable, in, why.Error())
 }
 
@@ -353,6 +346,6 @@ func (m *Machine) hideMoved(in *instance) {
 func (m *Machine) rests(in *instance) {
 	if m.hideMoved(in); in.recorded() && in.at == in.endpoint() {
 		in.record = listed
-		m.do(Confirm{in.announced.Type, in.announced.Name, in.id})
+		m.do(Confirm(in.entry()))
 	}
 }

@@ -161,6 +161,8 @@ type Info struct {
 	Versions             []string
 }
 
+func (i Info) key() Key { return Key{i.Type, i.Name} }
+
 // Bounds limit what a plugin may announce. Zero values stand for the defaults. A [Transport] may bound an answer as a whole before they
 // apply; the error of its GetInfo then names that bound.
 type Bounds struct {
