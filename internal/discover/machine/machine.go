@@ -135,9 +135,7 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 	case Hinted:
 		m.check(m.byRef[input.Ref], input.Socket)
 	case Unwatchable:
-		if known := m.byRef[input.Ref]; known != nil && known.watches[Registration] == watched {
-			m.lookAgain(known, Registration)
-		}
+		m.unwatchable(m.byRef[input.Ref])
 	case Probed:
 		m.probed(input)
 	case Ended:
