@@ -105,6 +105,9 @@ func (h *strict) validate(name, endpoint string, versions []string, unfit bool) 
 			return endpoint + " is registered, and nothing has happened since"
 		}
 		w.began, w.beganAt = m.disturbances, m.sim.elapsed
+		if p := h.who(endpoint); p != nil {
+			p.judged++
+		}
 		return ""
 	})()
 	if err := h.l.act(context.Background(), "validate", endpoint); err != nil {
