@@ -222,8 +222,8 @@ func (m *Machine) moved(in *instance, to cache.PluginInfo) {
 	switch {
 	case in.phase == Asking:
 		m.do(Cancel{in.ref}) // it is being dialled where it is no longer, and is asked again here
-	case judgedAnew || in.phase == Missing || in.phase == Lost: // somebody else may be where it was lost
-		m.ask(in, ByMove)
+	case judgedAnew || in.phase == Missing || in.phase == Lost || in.phase == Waiting && in.failure.Kind == Absent:
+		m.ask(in, ByMove) // somebody else may be where it was lost
 	case in.phase == Superseded:
 		m.rests(in)
 	}
