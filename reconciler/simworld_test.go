@@ -274,7 +274,10 @@ func (m *model) seen(path string) *program {
 
 // tell has the desired state of the world be what is in the directories, as dirwatch does: a socket that is known and found elsewhere has
 // moved, unless another one has come in its place before that was seen.
-func (l *life) tell() {
+func (l *life) tell() { l.tellPart(1) }
+
+// tellPart does that for one path in so many, at least.
+func (l *life) tellPart(of int) {
 	m := l.m
 	m.disturbed()
 	paths := maps.Clone(l.told)
@@ -283,7 +286,7 @@ func (l *life) tell() {
 	}
 	all := slices.Sorted(maps.Keys(paths))
 	m.sim.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	for _, path := range all {
+	for _, path := range all[:(len(all)+of-1)/of] {
 		p, told := m.seen(path), l.told[path]
 		switch {
 		case p != nil && p.socket != told:
