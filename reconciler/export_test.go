@@ -10,13 +10,12 @@ import (
 // Drive takes the place of Run for one who has no goroutines: turn does what Run would be woken for, and says whether there was something;
 // stop does what Run does at its end.
 func (r *Reconciler) Drive(ctx context.Context) (turn func() bool, stop func()) {
-	changes := r.cfg.Desired.Changes()
-	r.begin(ctx)
+	changes := r.begin(ctx)
 	turn = func() bool {
 		// Of two that are ready a select would take any.
 		changed, woken := received(changes.C()), received(r.wake)
 		if changed || woken {
-			r.turn(ctx, changes)
+			r.turn(ctx)
 		}
 		return changed || woken
 	}

@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,22 +21,15 @@ func (m *model) heard(p *program) {
 	if !validInfo(p.said) {
 		return
 	}
+	p.judged++
 	key := lane{p.said.Type, p.said.Name}
 	if p.record != nil && (p.record.Peer != p.peer || p.peer == reconciler.Peer{}) {
 		p.lost = p.record.ID
 	}
 	if p.found > 0 {
-		newer := slices.DeleteFunc(slices.Clone(m.before[key]), func(known before) bool { return known.birth <= p.socket.Birth })
-		if len(newer) > 0 {
-			limit, below := newer[0].rank, 0.0
-			for _, known := range newer {
-				limit = min(limit, known.rank)
-			}
-			for _, known := range m.before[key] {
-				if known.rank < limit {
-					below = max(below, known.rank)
-				}
-			}
+		if below, limit := p.between(m.before[key], 0, p.rank); limit < p.rank {
+			// One of another name may have this one later: of two, the one that was born later is the newer.
+			below, limit = p.between(slices.Concat(slices.Collect(maps.Values(m.before))...), below, limit)
 			p.rank = limit - (limit-below)/float64(p.found+1)
 		}
 		p.found = 0
@@ -45,6 +39,21 @@ func (m *model) heard(p *program) {
 	if p.barredFrom != key {
 		p.barredBefore, p.barredFrom = 0, key
 	}
+}
+
+// between narrows a range of ranks down to those below what was born after the program, and above what is left then.
+func (p *program) between(known []before, below, limit float64) (float64, float64) {
+	for _, o := range known {
+		if o.birth > p.socket.Birth && o.rank > below {
+			limit = min(limit, o.rank)
+		}
+	}
+	for _, o := range known {
+		if o.rank < limit {
+			below = max(below, o.rank)
+		}
+	}
+	return below, limit
 }
 
 // told sees that a program is told what is so.
@@ -74,7 +83,9 @@ func (m *model) told(p *program, registered bool, reason string) {
 		if !m.set.has("trust") || privileged(p.account) {
 			m.complain("program %d is told off for its user: %s", p.number, reason)
 		}
-		p.barred = p.barredBefore + 1
+		if strings.HasPrefix(reason, "the name ") {
+			p.barred = p.barredBefore + 1
+		}
 	case strings.HasPrefix(reason, "plugin validation failed: "), strings.HasPrefix(reason, "not admitted: "),
 		strings.HasPrefix(reason, "plugin registration failed: "):
 		if !p.refused && unique(p.said.Endpoint) {
@@ -268,14 +279,13 @@ func (m *model) isBehind(p *program) bool {
 
 // expectAsk sees that a program is asked soon.
 func (l *life) expectAsk(p *program, e reconciler.Event) {
-	m, asks, path, turnedDown, barred := l.m, p.asks, l.m.pathOf(p.socket), p.turnedDown, p.barred
+	m, asks, judged, path := l.m, p.asks, p.judged, l.m.pathOf(p.socket)
 	if p.infoTakes > 0 || p.hangs || p.infoErr != nil || !validInfo(p.said) {
 		return // it may be being asked, or was refused for something else since
 	}
 	m.sim.at(nil, 1500*time.Millisecond, func() {
-		// One that was being asked is judged, and may be refused anew, without being asked again.
-		if m.life == l && !l.dead && p.asks == asks && p.turnedDown == turnedDown && p.barred == barred &&
-			!p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
+		// One that was being asked, or waited for its turn, is judged, and may be refused anew, without being asked again.
+		if m.life == l && !l.dead && p.asks == asks && p.judged == judged && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
 			l.told[path] == p.socket && l.handlers[e.Type] != nil && !p.full && !p.distrusted {
 			m.complain("program %d was not tried when %s went in whose favour it was refused", p.number, e.Instance)
 		}

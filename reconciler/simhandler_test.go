@@ -82,10 +82,14 @@ func (h *strict) begin(call, name string, do func(w *walk) (objection string)) (
 	return func() { delete(l.busy, key) }
 }
 
-// who returns the program that a handler finds at an endpoint, or nil.
+// who returns the program of which a handler is told with an endpoint, whether anybody is there or not; nil if that is not sure.
 func (h *strict) who(endpoint string) *program {
-	p, _ := h.l.m.server(endpoint)
-	return p
+	m := h.l.m
+	i := slices.IndexFunc(m.programs, func(p *program) bool { return unique(endpoint) && p.endpoints[endpoint] })
+	if i < 0 {
+		return m.files[endpoint]
+	}
+	return m.programs[i]
 }
 
 func (h *strict) ValidatePlugin(name, endpoint string, versions []string) (err error) {
@@ -101,6 +105,9 @@ func (h *strict) validate(name, endpoint string, versions []string, unfit bool) 
 			return endpoint + " is registered, and nothing has happened since"
 		}
 		w.began, w.beganAt = m.disturbances, m.sim.elapsed
+		if p := h.who(endpoint); p != nil {
+			p.judged++
+		}
 		return ""
 	})()
 	if err := h.l.act(context.Background(), "validate", endpoint); err != nil {

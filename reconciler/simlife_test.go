@@ -106,17 +106,23 @@ func (m *model) boot(types []string) {
 	}
 	turn, end := l.r.Drive(ctx)
 	m.sim.turn, l.end = turn, end
-	scan := func() {
-		if m.life == l && !l.dead {
-			l.scanning = true
-			l.tell()
-			l.r.Synced()
+	scan := func(then func()) func() {
+		return func() {
+			if m.life == l && !l.dead {
+				l.scanning = true
+				then()
+			}
 		}
 	}
+	first, last := scan(func() { l.tellPart(2) }), scan(func() {
+		l.tell()
+		l.r.Synced()
+	})
 	if m.set.has("slowscan") && !m.calm {
-		m.sim.at(nil, 30*time.Millisecond, scan)
+		m.sim.at(nil, 20*time.Millisecond, first)
+		m.sim.at(nil, 30*time.Millisecond, last)
 	} else {
-		scan()
+		last()
 	}
 }
 

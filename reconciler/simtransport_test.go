@@ -79,6 +79,7 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 		return nil, &trust.Refusal{Reason: trust.Listener, Problem: "a stranger listens", Remedy: "name him"}
 	}
 	t.l.conns++
+	p.reachedAt = m.sim.elapsed
 	return &simConn{l: t.l, p: p, open: true}, nil
 }
 
@@ -129,6 +130,7 @@ func (t simTransport) Probe(ctx context.Context, path string, socket cache.Socke
 	case p.full:
 		return nil, nil // it lives, and is busy
 	}
+	p.reachedAt = m.sim.elapsed
 	stop, err := m.watch(t.l, p, hint, false)
 	if err != nil {
 		return nil, nil //nolint:nilerr // It lives; it cannot be watched.

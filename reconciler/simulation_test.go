@@ -212,11 +212,14 @@ var rowsOfTable = func() map[machine.Row]bool {
 
 func stack() string { return string(debug.Stack()) }
 
-// traceStep writes an input of the machine and its effects down, and takes over that all sockets have been seen.
+// traceStep writes an input of the machine and its effects down, and takes over what the machine has seen from then on.
 func (m *model) traceStep(in machine.Input, effects []machine.Effect) {
-	if _, is := in.(machine.Complete); is {
+	switch in.(type) {
+	case machine.Complete:
 		m.life.synced, m.life.syncedAt = true, m.sim.elapsed
 		clear(m.life.unseen)
+	case machine.Changed:
+		m.disturbed() // a walk that began since the facts were told did not know of them
 	}
 	if m.trace == nil {
 		return

@@ -43,6 +43,8 @@ type program struct {
 	said reconciler.Info
 	told bool
 	asks int
+	// judged counts what can lead to a refusal: valid answers, and walks that began.
+	judged int
 	fate
 }
 
@@ -75,8 +77,9 @@ type fate struct {
 	owed, refused, unwanted bool
 	// toldLate is when it was told where it is after that had been held back.
 	toldLate time.Duration
-	// movedAt is when its socket moved last, goneAt when it was told that it is gone, diedAt when it ended.
-	movedAt, goneAt, diedAt time.Duration
+	// movedAt is when its socket moved last, goneAt when it was told that it is gone, diedAt when it ended, reachedAt when it was seen where
+	// it is.
+	movedAt, goneAt, diedAt, reachedAt time.Duration
 	// dials counts those of its socket.
 	dials int
 	// pristine: it was registered, and nothing has happened since for which it might not be given out.
@@ -217,7 +220,7 @@ func (m *model) rename(from, to string) {
 func (m *model) leaves(p *program, from string) {
 	p.pristine = false
 	// That it was back for a moment in between need not have been seen.
-	if m.life.told[from] == p.socket && m.sim.elapsed-p.movedAt > 1200*time.Millisecond {
+	if m.life.told[from] == p.socket && (p.reachedAt >= p.movedAt || m.sim.elapsed-p.movedAt > 1200*time.Millisecond) {
 		p.movedAt = m.sim.elapsed
 	}
 }
@@ -271,7 +274,10 @@ func (m *model) seen(path string) *program {
 
 // tell has the desired state of the world be what is in the directories, as dirwatch does: a socket that is known and found elsewhere has
 // moved, unless another one has come in its place before that was seen.
-func (l *life) tell() {
+func (l *life) tell() { l.tellPart(1) }
+
+// tellPart does that for one path in so many, at least.
+func (l *life) tellPart(of int) {
 	m := l.m
 	m.disturbed()
 	paths := maps.Clone(l.told)
@@ -280,7 +286,7 @@ func (l *life) tell() {
 	}
 	all := slices.Sorted(maps.Keys(paths))
 	m.sim.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	for _, path := range all {
+	for _, path := range all[:(len(all)+of-1)/of] {
 		p, told := m.seen(path), l.told[path]
 		switch {
 		case p != nil && p.socket != told:

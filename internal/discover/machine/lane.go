@@ -221,10 +221,10 @@ func (m *Machine) yieldTo(in *instance) {
 	}
 }
 
-// release takes a living instance out for want of a handler. One that is being told so, or is left alone, goes on with that,
+// release takes a living instance out for want of a handler. One that is being asked, or told so, or is left alone, goes on with that,
 // and is watched no longer.
 func (m *Machine) release(l *lane, in *instance) {
-	if in.phase == Telling || in.phase == Refused {
+	if in.phase == Asking || in.phase == Telling || in.phase == Refused {
 		m.unwatch(in, Registration)
 		m.unwatch(in, Endpoint)
 	} else {

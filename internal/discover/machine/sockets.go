@@ -167,26 +167,40 @@ func (m *Machine) yield(in *instance, key Key) {
 		return
 	}
 	in.provisional = false
-	limit, below := in.rank, uint64(0)
-	for _, known := range m.remembered[key] {
-		if in.info.Socket.Birth < known.socket.Birth {
-			limit = min(limit, known.rank)
-		}
-	}
+	birth := in.info.Socket.Birth
+	below, limit := between(m.remembered[key], birth, 0, in.rank)
 	if limit == in.rank {
 		return
 	}
-	if limit > rankStep {
-		below = rankStep
+	// One of another name may have this one later.
+	for _, others := range m.remembered {
+		_, limit = between(others, birth, below, limit)
 	}
-	for _, known := range m.remembered[key] {
-		if known.rank < limit {
-			below = max(below, known.rank)
-		}
+	for _, others := range m.remembered {
+		below, _ = between(others, birth, below, limit)
+	}
+	if limit > rankStep {
+		below = max(below, rankStep)
 	}
 	// The greater the appearance, the nearer to the limit. The room in between gets less with every restart; where there is none left, the
 	// births decide.
 	in.rank = limit - max((limit-below)/(in.info.Appearance+1), 1)
+}
+
+// between narrows a range of ranks down to what is below those of the remembered whose sockets were born after a time, and above the rest
+// of them.
+func between(known []remembered, birth int64, below, limit uint64) (uint64, uint64) {
+	for _, o := range known {
+		if birth < o.socket.Birth && o.rank > below {
+			limit = min(limit, o.rank)
+		}
+	}
+	for _, o := range known {
+		if o.rank < limit {
+			below = max(below, o.rank)
+		}
+	}
+	return below, limit
 }
 
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there.
@@ -201,8 +215,8 @@ func (m *Machine) moved(in *instance, to *cache.PluginInfo) {
 	switch {
 	case in.phase == Asking:
 		m.do(Cancel{in.ref}) // it is being dialled where it is no longer, and is asked again here
-	case judgedAnew || in.phase == Missing || in.phase == Lost: // somebody else may be where it was lost
-		m.ask(in, ByMove)
+	case judgedAnew || in.phase == Missing || in.phase == Lost || in.phase == Waiting && in.failure.Kind == Absent:
+		m.ask(in, ByMove) // somebody else may be where it was lost
 	case in.phase == Superseded:
 		m.rests(in)
 	}

@@ -30,6 +30,17 @@ func (m *Machine) watchConn(in *instance) {
 	m.do(Watch{in.ref})
 }
 
+// unwatchable takes over that a connection gives no hints.
+func (m *Machine) unwatchable(in *instance) {
+	switch {
+	case in == nil:
+	case in.phase == Gone:
+		m.hintOfUnlinked(in)
+	case in.watches[Registration] == watched:
+		m.lookAgain(in, Registration)
+	}
+}
+
 // hasEndpointWatched says that its handler asked for its endpoint to be watched, and that this is another socket.
 func (in *instance) hasEndpointWatched() bool {
 	return in.registration.WatchEndpoint && in.endpoint() != in.info.SocketPath
