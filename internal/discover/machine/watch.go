@@ -55,17 +55,6 @@ func (m *Machine) watchEndpoint(in *instance) {
 	}
 }
 
-// unwatchable takes over that the connection of an instance cannot be watched.
-func (m *Machine) unwatchable(in *instance) {
-	switch {
-	case in == nil:
-	case in.phase == Gone:
-		m.hintOfUnlinked(in)
-	case in.watches[Registration] == watched:
-		m.lookAgain(in, Registration)
-	}
-}
-
 // lookAgain arranges a check of a socket of an instance.
 func (m *Machine) lookAgain(in *instance, s Socket) {
 	in.watches[s] = blind
