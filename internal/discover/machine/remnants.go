@@ -97,12 +97,16 @@ func (m *Machine) unlinkedOnes() []*instance {
 
 // watchUnlinked watches a registered instance whose socket was removed a moment longer: one that serves on was robbed of it.
 func (m *Machine) watchUnlinked(in *instance) {
-	if in.phase == Gone || !in.recorded() || in.watches[Registration] == unwatched && in.phase != Missing {
+	watch := in.watches[Registration]
+	if in.phase == Gone || !in.recorded() || watch == unwatched && in.phase != Missing {
 		return
 	}
 	in.watches[Registration] = unwatched // and is not ended with the others
 	m.unlinked[in] = true
 	m.set(in, Rob, unlinkedWindow)
+	if watch != watched { // it has given its hint
+		m.hintOfUnlinked(in)
+	}
 }
 
 // hintOfUnlinked takes over that something happened to an instance whose socket was removed, if in is one: unless its process lives on, it
