@@ -379,12 +379,13 @@ func (m *model) kill(p *program) {
 	m.hint(p, true)
 }
 
-// quit has a program accept no more, whose process lives on. Not all close their connections then; of one whose process
-// nobody sees that would never be known.
+// quit has a program accept no more, whose process lives on. Not all close their connections then; of one whose process nobody sees, or
+// whose socket is still taken to be there, that would never be known.
 func (m *model) quit(p *program) {
 	m.disturbed()
 	p.dead, p.outlived, p.pristine, p.diedAt = true, true, false, m.sim.elapsed
-	if p.number%2 == 0 || p.strange {
+	there := slices.Contains(slices.Collect(maps.Values(m.life.told)), p.socket)
+	if p.number%2 == 0 || p.strange || there {
 		m.hint(p, false)
 	}
 }
