@@ -87,7 +87,7 @@ func TestUnlinkedIsTrue(t *testing.T) {
 	for _, p := range plugins {
 		try(t, os.Remove(p.path))
 	}
-	stop := func(name string) { try(t, plugins[name].Listener.Close()) }
+	stop := func(name string) { try(t, plugins[name].Close()) }
 	stop("stops at once")
 	plugins["stops at once"].hangUp()
 	stop("stops silently") // and keeps its connections

@@ -112,7 +112,8 @@ func hasListener(part []byte, id ID) (found, done bool, err error) {
 // a socket whose own path leads to another file of the number is that one.
 func isSocket(attrs []byte, id ID) bool {
 	var name string
-	var inode uint32
+	var inode uint64
+	want := id.Inode & (1<<32 - 1) // the kernel tells no more of it
 	for len(attrs) >= 4 {
 		size := int(binary.NativeEndian.Uint16(attrs))
 		if size < 4 || size > len(attrs) {
@@ -126,13 +127,13 @@ func isSocket(attrs []byte, id ID) bool {
 			if len(value) < 4 {
 				return false
 			}
-			inode = binary.NativeEndian.Uint32(value)
+			inode = uint64(binary.NativeEndian.Uint32(value))
 		}
 		attrs = attrs[min((size+3)&^3, len(attrs)):]
 	}
-	if inode == 0 || inode != uint32(id.Inode) {
+	if inode == 0 || inode != want {
 		return false
 	}
 	at, err := Stat(name)
-	return err != nil || !filepath.IsAbs(name) || uint32(at.ID.Inode) != inode || at.ID == id
+	return err != nil || !filepath.IsAbs(name) || at.ID.Inode&(1<<32-1) != inode || at.ID == id
 }
