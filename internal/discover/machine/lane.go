@@ -182,11 +182,7 @@ func (m *Machine) kick(l *lane) {
 		case register:
 			m.register(l, in, handler)
 		case refuse:
-			if m.cfg.IgnoreUnhandled {
-				m.ignore(in, ByTurn)
-			} else {
-				m.reject(in, unclaimed(in), ByTurn)
-			}
+			m.refuse(in)
 		case standDown:
 			m.standDown(l, in)
 		case ask:
@@ -232,8 +228,7 @@ func (m *Machine) yieldTo(in *instance) {
 // and is watched no longer.
 func (m *Machine) release(l *lane, in *instance) {
 	if in.phase == Asking || in.phase == Telling || in.phase == Refused {
-		m.unwatch(in, Registration)
-		m.unwatch(in, Endpoint)
+		m.unwatchBoth(in)
 	} else {
 		m.rest(in)
 		in.failure = nil
@@ -244,6 +239,16 @@ func (m *Machine) release(l *lane, in *instance) {
 	}
 	l.walk = walk{subject: in}
 	m.plan(l, task{do: doRemove, reason: "no handler is registered for its type"})
+}
+
+// refuse tells an instance that there is no handler for it, or leaves it alone.
+func (m *Machine) refuse(in *instance) {
+	if m.cfg.IgnoreUnhandled {
+		m.ignore(in, ByTurn)
+		return
+	}
+	m.unwatchBoth(in)
+	m.reject(in, unclaimed(in), ByTurn)
 }
 
 // standDown lets an instance that has answered rest behind the newer one that is registered.
