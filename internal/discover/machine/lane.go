@@ -201,12 +201,12 @@ func (m *Machine) drop(l *lane, in *instance) {
 	}
 }
 
-// leave has an instance leave its lane. Those who were barred from it, or refused in favour of it, ask again.
+// leave has an instance leave its lane. Those who were refused the name, and may have it now, ask again.
 func (m *Machine) leave(l *lane, in *instance) {
 	in.lane = nil
 	l.members = slices.DeleteFunc(l.members, func(o *instance) bool { return o == in })
 	for _, o := range l.snapshot() {
-		if o.barred && o.phase != Refused {
+		if o.barred && o.phase != Refused && m.bars(l, o, o.account) == nil {
 			m.askAgain(o, ByRival)
 		}
 	}
