@@ -150,7 +150,7 @@ func (r *Reconciler) done(ctx context.Context, j *job, result machine.Input, con
 	defer r.mu.Unlock()
 	ref := j.ref
 	res := r.of(ref)
-	res.cancel = nil
+	res.cancels[kindOf(j.effect)] = nil
 	if conn != nil {
 		res.conn = conn
 	}
@@ -240,7 +240,7 @@ func (r *Reconciler) refuse(ctx context.Context, j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	res := r.of(e.Ref)
-	res.cancel = nil
+	res.cancels[kindOf(e)] = nil
 	r.closeConn(res)
 	r.step(ctx, machine.Delivered{Ref: e.Ref}, nil)
 	r.tidy(e.Ref)

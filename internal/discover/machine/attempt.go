@@ -272,6 +272,7 @@ func (m *Machine) delivered(in *instance) {
 // ignore leaves an instance alone until there is a handler for its type.
 func (m *Machine) ignore(in *instance, cause Cause) {
 	m.do(Close{in.ref})
+	m.unwatchBoth(in)
 	in.tries, in.failure, in.told = 0, nil, ""
 	m.to(in, Refused, cause)
 	m.end(in, ResultIgnored, nil)

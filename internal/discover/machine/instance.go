@@ -168,8 +168,7 @@ func (m *Machine) rest(in *instance) {
 	if in.phase == Asking || in.phase == Walking || in.phase == Telling {
 		m.do(Cancel{in.ref})
 	}
-	m.unwatch(in, Registration)
-	m.unwatch(in, Endpoint)
+	m.unwatchBoth(in)
 }
 
 // state returns what operators read of an instance.

@@ -84,22 +84,19 @@ func (k *keptNames) sorted() []KeptName {
 	return slices.SortedFunc(maps.Values(k.byKey), func(a, b KeptName) int { return a.key().compare(b.key()) })
 }
 
-// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the clock may have been
-// wrong.
+// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the wall clock may have been
+// wrong. How long it still is kept does not depend on that clock any more.
 func (m *Machine) restoreNames(names []KeptName) {
 	names = slices.Clone(names)
 	slices.SortFunc(names, func(a, b KeptName) int {
 		return cmp.Or(a.Until.Compare(b.Until), a.key().compare(b.key()))
 	})
-	latest := m.Now.Add(m.cfg.NameGrace)
 	for _, name := range names {
 		if !m.Now.Before(name.Until) || !m.keepsNames(name.Type, name.By) {
 			m.forgetName(name)
 			continue
 		}
-		if name.Until.After(latest) {
-			name.Until = latest
-		}
+		name.Until = m.Now.Add(min(name.Until.Sub(m.Now), m.cfg.NameGrace))
 		m.addName(name)
 	}
 }
@@ -109,9 +106,15 @@ func (m *Machine) keepsNames(ptype string, by trust.Account) bool {
 	return m.cfg.NameGrace > 0 && m.cfg.Trust != nil && m.cfg.Trust.KeepsNames(ptype, by)
 }
 
-// keepName has the name of an instance that the registry is about to lose stay its user's.
+// keepName has the name of an instance that the registry is about to lose stay its user's, unless there is another one whose name it is, and
+// who will leave it to its own user.
 func (m *Machine) keepName(in *instance) {
 	if !in.recorded() || !m.keepsNames(in.announced.Type, in.account) {
+		return
+	}
+	if slices.ContainsFunc(m.registered(Key{in.announced.Type, in.announced.Name}), func(o *instance) bool {
+		return o != in && o.account.Known
+	}) {
 		return
 	}
 	name := KeptName{Type: in.announced.Type, Name: in.announced.Name, By: in.account, Until: m.Now.Add(m.cfg.NameGrace)}
@@ -160,21 +163,25 @@ func (m *Machine) releaseName(key Key) {
 
 // KeptName returns whose a name is, if it is kept for somebody, and no plugin of it is registered.
 func (m *Machine) KeptName(key Key) (name KeptName, kept bool) {
-	if name, kept = m.names.at(key, m.Now); !kept || m.registered(key) {
+	if name, kept = m.names.at(key, m.Now); !kept || len(m.registered(key)) > 0 {
 		return KeptName{}, false
 	}
 	return name, true
 }
 
-func (m *Machine) registered(key Key) bool {
+// registered are the instances of a name that the registry has.
+func (m *Machine) registered(key Key) []*instance {
 	l := m.lanes[key]
-	return l != nil && slices.ContainsFunc(l.members, func(in *instance) bool { return in.phase != Gone && in.recorded() })
+	if l == nil {
+		return nil
+	}
+	return slices.DeleteFunc(l.snapshot(), func(in *instance) bool { return in.phase == Gone || !in.recorded() })
 }
 
 // barsName says why somebody's plugin may not have a name: another user's has it, may be back from before a restart any moment, or had it
-// last.
+// last and nobody has taken it since.
 func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
-	judge, key := m.cfg.Trust, l.key
+	judge, key, taken := m.cfg.Trust, l.key, false
 	for _, o := range l.members {
 		if o == in || o.phase == Gone || !o.claims() {
 			continue
@@ -182,6 +189,7 @@ func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
 		if err := judge.Supersede(key.Type, key.Name, by, o.account); err != nil {
 			return err
 		}
+		taken = taken || o.recorded() && o.account.Known
 	}
 	for _, known := range m.remembered[key] {
 		o := m.restored[known.socket]
@@ -191,8 +199,9 @@ func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
 		if err := judge.Supersede(key.Type, key.Name, by, o.account); err != nil {
 			return err
 		}
+		taken = taken || o.account.Known
 	}
-	if name, kept := m.names.at(key, m.Now); kept {
+	if name, kept := m.names.at(key, m.Now); kept && !taken {
 		return judge.Inherit(key.Type, key.Name, by, name.By, name.Until)
 	}
 	return nil

@@ -286,8 +286,7 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 	case f.Kind == Absent && path == in.info.SocketPath:
 		// It was removed or renamed, and which of the two will be known in a moment.
 		m.stop(in, Retry)
-		m.unwatch(in, Registration)
-		m.unwatch(in, Endpoint)
+		m.unwatchBoth(in)
 		in.failure = f
 		m.to(in, Missing, cause)
 		m.set(in, TurnUp, replaceWindow)

@@ -302,7 +302,11 @@ func (m *Machine) withdraw(l *lane, f *Failure) {
 		m.hide(l.subject, f.Err)
 		return
 	}
+	served := l.subject.recorded()
 	m.remove(l, f.Err.Error())
+	if served {
+		m.yieldTo(l.subject)
+	}
 }
 
 // remove takes the subject of a lane, which is not gone, out of the registry, if it is there.

@@ -23,6 +23,12 @@ func (m *Machine) unwatch(in *instance, s Socket) {
 	}
 }
 
+// unwatchBoth ends all watches of an instance.
+func (m *Machine) unwatchBoth(in *instance) {
+	m.unwatch(in, Registration)
+	m.unwatch(in, Endpoint)
+}
+
 // watchConn has the death of a plugin noticed through its connection.
 func (m *Machine) watchConn(in *instance) {
 	m.unwatch(in, Registration)
