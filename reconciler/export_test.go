@@ -53,5 +53,10 @@ func (r *Reconciler) Urge(ptype, name string) {
 	r.say(machine.Urged{Key: machine.Key{Type: ptype, Name: name}})
 }
 
+// Release has a name kept for nobody.
+func (r *Reconciler) Release(ptype, name string) {
+	r.say(machine.Released{Key: machine.Key{Type: ptype, Name: name}})
+}
+
 // NewAt is New at a pace of the caller's.
 func NewAt(cfg Config, at pace.Pace) *Reconciler { return newAt(cfg, at) }

@@ -18,11 +18,15 @@ func validInfo(info reconciler.Info) bool {
 
 // heard takes over what a program says of itself.
 func (m *model) heard(p *program) {
+	m.count++
+	p.waitsFor = lane{}
+	p.heardAt, p.heardFor = m.count, m.sim.elapsed
 	if !validInfo(p.said) {
 		return
 	}
 	p.judged++
 	key := lane{p.said.Type, p.said.Name}
+	_, p.owns = m.life.others(reconciler.Instance{Type: key.ptype, Name: key.name}, func(uid uint32) bool { return uid == p.account.UID })
 	if p.record != nil && (p.record.Peer != p.peer || p.peer == reconciler.Peer{}) {
 		p.lost = p.record.ID
 	}
@@ -60,6 +64,7 @@ func (p *program) between(known []before, below, limit float64) (float64, float6
 func (m *model) told(p *program, registered bool, reason string) {
 	switch {
 	case registered:
+		p.waitsFor = lane{}
 		if !slices.ContainsFunc(m.life.callers, func(h *strict) bool {
 			w := h.names[p.said.Name]
 			return h.ptype == p.said.Type && w != nil && w.held != "" && p.endpoints[w.held]
@@ -86,6 +91,7 @@ func (m *model) told(p *program, registered bool, reason string) {
 		if strings.HasPrefix(reason, "the name ") {
 			p.barred = p.barredBefore + 1
 		}
+		m.toldOfName(p, reason)
 	case strings.HasPrefix(reason, "plugin validation failed: "), strings.HasPrefix(reason, "not admitted: "),
 		strings.HasPrefix(reason, "plugin registration failed: "):
 		if !p.refused && unique(p.said.Endpoint) {
@@ -107,7 +113,7 @@ func (m *model) owe(endpoint string, owed bool) {
 	}
 	for _, p := range m.programs {
 		p.unwanted = p.unwanted || owed && endpoint != "" && p.endpoints[endpoint]
-		if unique(endpoint) && p.said.Endpoint == endpoint {
+		if unique(endpoint) && p.said.Endpoint == endpoint && (!owed || p.appearedAt <= m.life.walks[endpoint]) {
 			p.owed, p.refused = owed, p.refused || owed
 		}
 	}
@@ -142,6 +148,7 @@ func (m *model) staged(in reconciler.Instance) {
 	if p.account.UID > 60002 && in.Account.Known {
 		m.complain("%+v is saved, and its user may not register it", in)
 	}
+	m.checkName(p, in)
 	for _, o := range m.programs {
 		if in.Type == "T" && o.pristine && o.account.Known && o.account.UID != p.account.UID &&
 			o.valid.Type == in.Type && o.valid.Name == in.Name && in.Account.Known {
@@ -162,7 +169,7 @@ func (m *model) published(in reconciler.Instance) {
 	if info := m.disk.has(lane{in.Type, in.Name}, in.ID); info == nil {
 		m.complain("%s of %s/%s is shown, and is not on disk", in.Endpoint, in.Type, in.Name)
 	}
-	p.pristine = m.files[in.SocketPath] == p && !p.dead && m.disk.mode == "" && len(m.modes) == 0 && !m.misfit(in.SocketPath) &&
+	p.pristine = m.files[in.SocketPath] == p && m.life.told[in.SocketPath] == p.socket && !p.dead && m.disk.mode == "" && len(m.modes) == 0 && !m.misfit(in.SocketPath) &&
 		p.infoErr == nil && p.notifyErr == nil && !p.hangs && !p.full && !p.deaf && !p.apiGone && !p.distrusted && !p.withdrawn &&
 		p.info.Type == in.Type && p.info.Name == in.Name && validInfo(p.info) && m.life.handlers[in.Type] != nil && p.infoTakes == 0 &&
 		(p.info.Endpoint == in.Endpoint || p.info.Endpoint == "" && in.Endpoint == in.SocketPath) && unique(in.Endpoint)
@@ -232,6 +239,7 @@ func (l *life) observed(e reconciler.Event) {
 	case reconciler.EventDeregistered:
 		defer delete(l.open, e.Instance)
 		m.removed(e.Type, e.Name, e.Instance)
+		m.keepName(l.instances[e.Instance], e.Message)
 		l.awaitNext(e)
 	case reconciler.EventUpdated, reconciler.EventUnreachable:
 	case reconciler.EventIgnored, reconciler.EventReleased:
@@ -257,17 +265,27 @@ func (l *life) awaitNext(e reconciler.Event) {
 	gone := m.owners[l.instances[e.Instance].Socket]
 	for _, p := range m.programs {
 		// One that was barred often waits long.
-		if gone != nil && p != gone && p.barred > 8 && p.barredFrom == (lane{e.Type, e.Name}) && len(m.modes) == 0 && !p.told && !p.dead {
+		if gone != nil && p != gone && p.barred > 8 && p.barredFrom == (lane{e.Type, e.Name}) && len(m.modes) == 0 && !p.told && !p.dead &&
+			m.isFree(p, e) {
 			l.expectAsk(p, e)
 		}
 		if gone == nil || p == gone || p.rank < gone.rank || !p.unfit && !p.unwelcome || p.turnedDownAt < 0 || p.turnedDown == 0 ||
 			p.valid.Type != e.Type || p.valid.Name != e.Name || p.dead || p.told || p.owed || p.refusalTakes > 0 || p.notifyTakes > 0 ||
 			m.sim.elapsed-p.turnedDown < 10*time.Millisecond || m.sim.elapsed-p.turnedDown > 20*time.Second || len(m.modes) > 0 ||
-			e.Message == "its socket was replaced" || m.isBehind(p) {
+			e.Message == "its socket was replaced" || e.Message == "its socket did not survive the restart" || m.isBehind(p) {
 			continue
 		}
 		l.expectAsk(p, e)
 	}
+}
+
+// isFree says that nobody has, wants or keeps a name that a program was barred from when an instance goes.
+func (m *model) isFree(p *program, e reconciler.Event) bool {
+	key := lane{e.Type, e.Name}
+	k := m.kept[key]
+	return (k == nil || k.uid == p.account.UID || m.sim.elapsed > k.until) && !slices.ContainsFunc(m.programs, func(o *program) bool {
+		return o != p && o.remembered == key && o.account.Known && o.account.UID != p.account.UID && m.pathOf(o.socket) != ""
+	})
 }
 
 // isBehind says that a newer program of the name may be registered.
@@ -280,12 +298,13 @@ func (m *model) isBehind(p *program) bool {
 // expectAsk sees that a program is asked soon.
 func (l *life) expectAsk(p *program, e reconciler.Event) {
 	m, asks, judged, path := l.m, p.asks, p.judged, l.m.pathOf(p.socket)
-	if p.infoTakes > 0 || p.hangs || p.infoErr != nil || !validInfo(p.said) {
-		return // it may be being asked, or was refused for something else since
+	if p.asking > 0 || p.infoErr != nil || !validInfo(p.said) {
+		return // it is judged in any case, or was refused for something else since
 	}
 	m.sim.at(nil, 1500*time.Millisecond, func() {
 		// One that was being asked, or waited for its turn, is judged, and may be refused anew, without being asked again.
-		if m.life == l && !l.dead && p.asks == asks && p.judged == judged && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
+		// As long as its handler does not return, it has not let go of the other one.
+		if m.life == l && !l.dead && l.busy[lane{e.Type, e.Name}] == "" && p.asks == asks && p.judged == judged && (p.barred == 0 || m.isFree(p, e)) && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
 			l.told[path] == p.socket && l.handlers[e.Type] != nil && !p.full && !p.distrusted {
 			m.complain("program %d was not tried when %s went in whose favour it was refused", p.number, e.Instance)
 		}

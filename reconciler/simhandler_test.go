@@ -105,6 +105,7 @@ func (h *strict) validate(name, endpoint string, versions []string, unfit bool) 
 			return endpoint + " is registered, and nothing has happened since"
 		}
 		w.began, w.beganAt = m.disturbances, m.sim.elapsed
+		h.l.walks[endpoint] = m.sim.elapsed
 		if p := h.who(endpoint); p != nil {
 			p.judged++
 		}

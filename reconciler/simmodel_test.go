@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -38,7 +39,12 @@ type model struct {
 	ranks        map[string]float64 // by instance that was saved
 	shown        map[string]bool    // instances that were published
 	before       map[lane][]before  // the last restart
-	work         map[string]int     // counts calls to plugins, the disk and handlers by kind
+	kept         map[lane]*keptName // names whose plugins went
+	clockSet     time.Duration
+	spared       map[lane]time.Duration // when names were not kept last, since others had them
+	letGo        map[lane]time.Duration // when names were released last
+	count        int                    // of what is said and done about names
+	work         map[string]int         // counts calls to plugins, the disk and handlers by kind
 	wrong        []string
 	trace        *strings.Builder // nil: nobody reads it
 	figures      *figures
@@ -68,6 +74,7 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 	m := &model{
 		sim: newSim(s.seed), set: s.set, walks: 2, files: map[string]*program{}, owners: map[cacheID]*program{},
 		modes: map[string]string{}, ranks: map[string]float64{}, shown: map[string]bool{}, work: map[string]int{}, figures: f,
+		kept: map[lane]*keptName{}, letGo: map[lane]time.Duration{}, spared: map[lane]time.Duration{},
 	}
 	if n, err := strconv.Atoi(s.set["walks"]); err == nil {
 		m.walks = n
@@ -75,13 +82,16 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 	for _, option := range options {
 		option(m)
 	}
-	m.disk = &simDisk{m: m, saved: map[lane][]*pluginInfo{}}
+	m.disk = &simDisk{m: m, saved: map[lane][]*pluginInfo{}, names: map[lane]dynamicplugins.KeptName{}}
 	m.sim.stepped = m.stepped
 	defer func() {
 		if v := recover(); v != nil {
 			wrong = slices.Concat(m.wrong, []string{fmt.Sprintf("panic: %v\n%s", v, stack())})
 		}
 		f.Steps += m.sim.steps
+		if m.life != nil && !m.life.pace.dead { // it was cut short
+			m.life.pace.kill()
+		}
 	}()
 	m.boot([]string{"T", "U"})
 	return m.run(s.steps)
@@ -245,10 +255,15 @@ func (m *model) disturb(s step, i int) {
 	case "clear":
 		m.behave("", "")
 	case "release":
-		m.release()
+		if how == "name" {
+			m.life.r.Release(s.Type, s.Name)
+		} else {
+			m.release()
+		}
 	case "hold", "tell":
 		m.hold(op == "hold")
 	case "clock":
+		m.clockSet = m.sim.elapsed
 		m.sim.skew = map[string]time.Duration{"back": -5 * time.Hour, "forward": 7 * time.Hour}[how]
 	case "reconsider":
 		m.life.r.Reconsider()

@@ -20,6 +20,9 @@ type simTransport struct{ l *life }
 // still says whether a socket is where it was found, as the real transport does.
 func (t simTransport) still(path string, socket cache.SocketID) error {
 	p := t.l.m.files[path]
+	if owner := t.l.m.owners[socket]; owner != nil && owner != p {
+		owner.missedAt = t.l.m.sim.elapsed
+	}
 	switch {
 	case t.l.m.blind || socket == (cache.SocketID{}):
 		return nil
@@ -125,6 +128,8 @@ func (t simTransport) Probe(ctx context.Context, path string, socket cache.Socke
 	switch {
 	case p == nil:
 		return nil, fs.ErrNotExist
+	case !m.blind && socket != (cache.SocketID{}) && p.socket != socket:
+		return nil, fmt.Errorf("another socket was there: %w", cache.ErrRetry) // as for Dial
 	case !accepts:
 		return nil, errRefused
 	case p.full:

@@ -43,6 +43,15 @@ type program struct {
 	said reconciler.Info
 	told bool
 	asks int
+	// asking counts the attempts to ask it that are under way.
+	asking int
+	// heardAt is when it answered last by the model's count, and heardFor by the clock; waitsFor is a name that it was refused then because it
+	// is kept for another user.
+	heardAt  int
+	heardFor time.Duration
+	waitsFor lane
+	// owns: a plugin of its user had its name when it answered.
+	owns bool
 	// judged counts what can lead to a refusal: valid answers, and walks that began.
 	judged int
 	fate
@@ -78,8 +87,8 @@ type fate struct {
 	// toldLate is when it was told where it is after that had been held back.
 	toldLate time.Duration
 	// movedAt is when its socket moved last, goneAt when it was told that it is gone, diedAt when it ended, reachedAt when it was seen where
-	// it is.
-	movedAt, goneAt, diedAt, reachedAt time.Duration
+	// it is, missedAt when it was looked for there and was elsewhere, appearedAt when it was told of as a new one.
+	movedAt, goneAt, diedAt, reachedAt, missedAt, appearedAt time.Duration
 	// dials counts those of its socket.
 	dials int
 	// pristine: it was registered, and nothing has happened since for which it might not be given out.
@@ -179,6 +188,8 @@ func (p *program) have(trait string) {
 		p.unwelcome = true
 	case "distrusted":
 		p.distrusted = true
+	case "entry":
+		p.account.Launched, p.account.Name = true, p.info.Name
 	case "forbidden":
 		p.account.UID, p.account.GID = 60003, 60003
 	default:
@@ -220,7 +231,7 @@ func (m *model) rename(from, to string) {
 func (m *model) leaves(p *program, from string) {
 	p.pristine = false
 	// That it was back for a moment in between need not have been seen.
-	if m.life.told[from] == p.socket && (p.reachedAt >= p.movedAt || m.sim.elapsed-p.movedAt > 1200*time.Millisecond) {
+	if m.life.told[from] == p.socket && p.missedAt <= p.reachedAt {
 		p.movedAt = m.sim.elapsed
 	}
 }
@@ -294,6 +305,7 @@ func (l *life) tellPart(of int) {
 		case p == nil && told != (cache.SocketID{}) && m.pathOf(told) == "":
 			delete(l.told, path)
 			m.owners[told].goneAt = m.sim.elapsed
+			l.leaves(told)
 			m.note("fact: %s is gone", path)
 			l.desired.RemovePlugin(path)
 		}
@@ -324,11 +336,7 @@ func (l *life) tellOf(path string, p *program) {
 	if over := l.m.owners[l.told[path]]; over != nil {
 		// If it appears anew, it is another one.
 		over.unwanted, over.toldLate = true, l.m.sim.elapsed
-		for id, in := range l.instances {
-			if in.Socket == over.socket {
-				l.leaving[id] = true
-			}
-		}
+		l.leaves(over.socket)
 	}
 	l.told[path] = p.socket
 	if from != "" {
@@ -341,6 +349,7 @@ func (l *life) tellOf(path string, p *program) {
 		delete(l.unseen, p.socket)
 	} else {
 		l.m.appeared++
+		p.appearedAt = l.m.sim.elapsed
 		p.rank, p.record, p.found = float64(l.m.appeared), nil, 0
 		if !l.synced {
 			l.found++
@@ -352,6 +361,15 @@ func (l *life) tellOf(path string, p *program) {
 	l.expectDial(path, p)
 	if err := l.desired.SetSocket(cache.Socket{Path: path, ID: p.socket, Deprecated: deprecated(path)}); err != nil {
 		l.m.complain("SetSocket: %v", err)
+	}
+}
+
+// leaves notes that what was registered on a socket so far goes, whether that is there again or not.
+func (l *life) leaves(socket cache.SocketID) {
+	for id, in := range l.instances {
+		if in.Socket == socket {
+			l.leaving[id] = true
+		}
 	}
 }
 
