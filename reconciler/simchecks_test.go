@@ -283,7 +283,8 @@ func (l *life) awaitNext(e reconciler.Event) {
 func (m *model) isFree(p *program, e reconciler.Event) bool {
 	key := lane{e.Type, e.Name}
 	k := m.kept[key]
-	return (k == nil || k.uid == p.account.UID || m.sim.elapsed > k.until) && !slices.ContainsFunc(m.programs, func(o *program) bool {
+	kept := k != nil && k.released == 0 && k.uid != p.account.UID && m.sim.elapsed <= k.until
+	return !kept && !slices.ContainsFunc(m.programs, func(o *program) bool {
 		return o != p && o.remembered == key && o.account.Known && o.account.UID != p.account.UID && m.pathOf(o.socket) != ""
 	})
 }
@@ -304,7 +305,10 @@ func (l *life) expectAsk(p *program, e reconciler.Event) {
 	m.sim.at(nil, 1500*time.Millisecond, func() {
 		// One that was being asked, or waited for its turn, is judged, and may be refused anew, without being asked again.
 		// As long as its handler does not return, it has not let go of the other one.
-		if m.life == l && !l.dead && l.busy[lane{e.Type, e.Name}] == "" && p.asks == asks && p.judged == judged && (p.barred == 0 || m.isFree(p, e)) && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
+		if m.life != l || l.dead || l.busy[lane{e.Type, e.Name}] != "" || p.barred > 0 && !m.isFree(p, e) {
+			return
+		}
+		if p.asks == asks && p.judged == judged && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
 			l.told[path] == p.socket && l.handlers[e.Type] != nil && !p.full && !p.distrusted {
 			m.complain("program %d was not tried when %s went in whose favour it was refused", p.number, e.Instance)
 		}

@@ -89,8 +89,9 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 			wrong = slices.Concat(m.wrong, []string{fmt.Sprintf("panic: %v\n%s", v, stack())})
 		}
 		f.Steps += m.sim.steps
-		if m.life != nil && !m.life.pace.dead { // it was cut short
-			m.life.pace.kill()
+		if l := m.life; l != nil && !l.pace.dead { // what failed has not ended
+			l.dead = true
+			l.pace.kill()
 		}
 	}()
 	m.boot([]string{"T", "U"})

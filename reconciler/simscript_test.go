@@ -161,8 +161,9 @@ var mixes = map[string][]string{
 	"late facts":     slices.Concat(sockets, facts, facts, facts, places),
 	"watching":       slices.Concat(watching, watching, sockets, []string{"restart", "crash"}),
 	"users":          slices.Concat(users, users, sockets, []string{"restart", "crash", "remove handler", "set handler"}),
-	"names":          slices.Concat(names, names, clocks, []string{"remove handler", "set handler", "set handler", "urge", "make unfit", "die lost"}),
-	"newcomers":      slices.Concat(choosy, choosy, []string{"clear handler", "fail validate", "restart", "set handler", "slow register"}),
+	"names": slices.Concat(names, names, clocks, []string{"remove handler", "set handler", "set handler", "urge", "make unfit",
+		"die lost"}),
+	"newcomers": slices.Concat(choosy, choosy, []string{"clear handler", "fail validate", "restart", "set handler", "slow register"}),
 	"storage": slices.Concat(storage, storage, []string{"make", "make", "make bare", "remove", "rename", "kill",
 		"announce name", "announce versions", "slow register"}),
 }

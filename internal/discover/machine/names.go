@@ -84,8 +84,8 @@ func (k *keptNames) sorted() []KeptName {
 	return slices.SortedFunc(maps.Values(k.byKey), func(a, b KeptName) int { return a.key().compare(b.key()) })
 }
 
-// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the wall clock may have been
-// wrong. How long it still is kept does not depend on that clock any more.
+// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the wall clock may have
+// been wrong. How long it still is kept does not depend on that clock any more.
 func (m *Machine) restoreNames(names []KeptName) {
 	names = slices.Clone(names)
 	slices.SortFunc(names, func(a, b KeptName) int {
@@ -106,15 +106,10 @@ func (m *Machine) keepsNames(ptype string, by trust.Account) bool {
 	return m.cfg.NameGrace > 0 && m.cfg.Trust != nil && m.cfg.Trust.KeepsNames(ptype, by)
 }
 
-// keepName has the name of an instance that the registry is about to lose stay its user's, unless there is another one whose name it is, and
-// who will leave it to its own user.
+// keepName has the name of an instance that the registry is about to lose stay its user's. That is of no effect as long as there is another
+// one, which then leaves it to its own user.
 func (m *Machine) keepName(in *instance) {
 	if !in.recorded() || !m.keepsNames(in.announced.Type, in.account) {
-		return
-	}
-	if slices.ContainsFunc(m.registered(Key{in.announced.Type, in.announced.Name}), func(o *instance) bool {
-		return o != in && o.account.Known
-	}) {
 		return
 	}
 	name := KeptName{Type: in.announced.Type, Name: in.announced.Name, By: in.account, Until: m.Now.Add(m.cfg.NameGrace)}
@@ -163,19 +158,15 @@ func (m *Machine) releaseName(key Key) {
 
 // KeptName returns whose a name is, if it is kept for somebody, and no plugin of it is registered.
 func (m *Machine) KeptName(key Key) (name KeptName, kept bool) {
-	if name, kept = m.names.at(key, m.Now); !kept || len(m.registered(key)) > 0 {
+	if name, kept = m.names.at(key, m.Now); !kept || m.registered(key) {
 		return KeptName{}, false
 	}
 	return name, true
 }
 
-// registered are the instances of a name that the registry has.
-func (m *Machine) registered(key Key) []*instance {
+func (m *Machine) registered(key Key) bool {
 	l := m.lanes[key]
-	if l == nil {
-		return nil
-	}
-	return slices.DeleteFunc(l.snapshot(), func(in *instance) bool { return in.phase == Gone || !in.recorded() })
+	return l != nil && slices.ContainsFunc(l.members, func(in *instance) bool { return in.phase != Gone && in.recorded() })
 }
 
 // barsName says why somebody's plugin may not have a name: another user's has it, may be back from before a restart any moment, or had it
