@@ -78,8 +78,8 @@ type Config struct {
 	LaunchedOnly bool
 	// SurvivorDir is where launched plugins that survive the Runtime are remembered; see [host.Host].StateDir. Empty: none survives.
 	SurvivorDir string
-	// EventsPath is a file in which the events outlive the Runtime, one line of JSON each, with the file EventsPath + ".1" of those before; each
-	// has at most about 4 MiB. A line that was torn by a crash is passed over, and those of the last moment before one may be missing.
+	// EventsPath is a file in which the events outlive the Runtime, one line of JSON each, with the file EventsPath + ".1" of those before;
+	// each has at most about 4 MiB. A line that was torn by a crash is passed over, and those of the last moment before one may be missing.
 	// Empty: the events end with the Runtime.
 	EventsPath string
 	// Observer sees what the Runtime does.
@@ -227,9 +227,9 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	}
 	// The events of the end are written, too.
 	writing, written := context.WithCancel(context.WithoutCancel(ctx))
-	var journal sync.WaitGroup
-	journal.Go(func() { rt.journal.Run(writing) })
-	defer journal.Wait()
+	var writer sync.WaitGroup
+	writer.Go(func() { rt.journal.Run(writing) })
+	defer writer.Wait()
 	defer written()
 	defer rt.journal.Close()
 	defer rt.registry.Shutdown()

@@ -182,9 +182,8 @@ type Part struct {
 // Diagnose gives what the process of the daemon knows about itself, as files for the report of a fault. The sequence is like that of
 // [Client.Events].
 func (c *Client) Diagnose(ctx context.Context) iter.Seq2[Part, error] {
-	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, func(m *patchbayv1.DiagnoseResponse) *Part {
-		return &Part{m.GetName(), m.GetContent()}
-	})
+	partOf := func(m *patchbayv1.DiagnoseResponse) *Part { return &Part{m.GetName(), m.GetContent()} }
+	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, partOf)
 }
 
 // Reload has the daemon read its configuration anew and change to it. It returns the keys whose values changed. An error says what is wrong

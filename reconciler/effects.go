@@ -132,7 +132,8 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 		case machine.Seek:
 			r.spawn(func() { r.say(machine.Sought{Ref: e.Ref, Listens: r.cfg.Transport.Listens(e.Socket, e.Peer)}) })
 		case machine.Forget:
-			r.untilDone(ctx, "remove a plugin from the registry", machine.Entry(e), func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) })
+			remove := func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) }
+			r.untilDone(ctx, "remove a plugin from the registry", machine.Entry(e), remove)
 		case machine.DiscardLater:
 			res := r.of(e.Ref)
 			discard := res.staged.Discard

@@ -425,7 +425,7 @@ func (m *model) hint(p *program, ended bool) {
 
 // watch has hint called when something happens to a program.
 func (m *model) watch(of *life, p *program, hint func(), exit bool) (stop func(), err error) {
-	if p.hidden && !exit || p.dead && !(exit && p.outlived) {
+	if p.hidden && !exit || p.dead && (!exit || !p.outlived) {
 		return nil, io.EOF
 	}
 	w := &watcher{of, hint, exit}

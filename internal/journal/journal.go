@@ -44,7 +44,8 @@ type Journal struct {
 }
 
 // New returns a Journal with the events that are in a file, to which Run writes; with an empty path they do not outlive the process. The
-// observer is told of each new event before subscribers are, and resynced is called each time that one of them was too slow. Either may be nil.
+// observer is told of each new event before subscribers are, and resynced is called each time that one of them was too slow. Either may be
+// nil.
 func New(log *slog.Logger, path string, observer func(reconciler.Event), resynced func()) *Journal {
 	j := &Journal{log: log, observer: observer, feed: feed.New(feed.Config[Event]{
 		History: history,

@@ -91,7 +91,7 @@ If the plugin answers with an error, its code, message and details are printed, 
 	flags.StringVar(&c.describe, "describe", "", "print a service, method or type as proto text")
 	flags.StringArrayVarP(&c.headers, "header", "H", nil, "metadata to send, as KEY:VALUE; may be repeated")
 	flags.DurationVar(&c.timeout, "timeout", 0, "how long the call may take (default 30s, and no limit for streams)")
-	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, which are not asked for then; may be repeated")
+	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, which is not asked for them then")
 	flags.StringSliceVar(&c.given.Imports, "import-path", nil, "directories in which proto files are found (default: the working directory)")
 	flags.StringSliceVar(&c.given.Sets, "protoset", nil, "files with serialized descriptors of the plugin's services; may be repeated")
 	c.output = addChoice(cmd, "output", "o", "output format", "json", "yaml")
@@ -222,7 +222,9 @@ func (e *learnError) Error() string {
 func (e *learnError) GRPCStatus() *status.Status { return e.Status }
 
 // schema returns the services of the plugin: those of the files that were given, or else what the plugin says.
-func (c *callCommand) schema(ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin) (*dyncall.Schema, error) {
+func (c *callCommand) schema(
+	ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin,
+) (*dyncall.Schema, error) {
 	if !c.given.Empty() {
 		return c.given.Load(ctx)
 	}

@@ -199,7 +199,8 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 	}
 	for _, command := range slices.Sorted(maps.Keys(shown)) {
 		if more := shown[command] - sickShown; more > 0 {
-			findings = append(findings, finding("plugins", doctor.Warn, fmt.Sprintf("%d more like that", more), fmt.Sprintf("%q shows all", command)))
+			findings = append(findings, finding("plugins", doctor.Warn,
+				fmt.Sprintf("%d more like that", more), fmt.Sprintf("%q shows all", command)))
 		}
 	}
 	return findings, nil

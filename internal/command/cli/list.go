@@ -80,7 +80,8 @@ func warn(stderr io.Writer, listing client.Listing, known int) {
 
 func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
 	list := &table{
-		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"}, cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: always(faint)},
+		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"},
+		cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: always(faint)},
 	}
 	for _, p := range plugins {
 		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(cmp.Or(p.Endpoint, p.SocketPath)), age(p, now))

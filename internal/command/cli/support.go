@@ -21,10 +21,10 @@ func newSupportDumpCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "support-dump [FILE]",
 		Short: "Pack what the report of a fault needs.",
-		Long: `Ask the daemon for all that the report of a fault needs and pack it into FILE, a compressed tar archive, or with - to standard output:
-versions, the configuration in force, plugins and launched plugins, what needs somebody, refusals, conditions, past events, and of the
-daemon's process its metrics, goroutines and memory. What may be secret in the configuration is left out; names, paths and error texts are
-not, so read it before you send it.
+		Long: `Ask the daemon for all that the report of a fault needs and pack it into FILE, a compressed tar archive, or with - to standard
+output: versions, the configuration in force, plugins and launched plugins, what needs somebody, refusals, conditions, past events, and
+of the daemon's process its metrics, goroutines and memory. What may be secret in the configuration is left out; names, paths and error
+texts are not, so read it before you send it.
 
 What cannot be had is named in the file errors.txt. The process of the daemon is for administrators.`,
 		Example: `  patchbay support-dump report.tar.gz && tar tzf report.tar.gz`,

@@ -26,8 +26,8 @@ type table struct {
 	terminal
 	head []string
 	rows [][]string // escaped
-	// cuts are the columns that give way where a line is too long, in this order: each is cut first, then all but the last are left out, and at last
-	// that one is cut in its middle, since names differ at either end. Without any, all columns are whole.
+	// cuts are the columns that give way where a line is too long, in this order: each is cut first, then all but the last are left out, and
+	// at last that one is cut in its middle, since names differ at either end. Without any, all columns are whole.
 	cuts  []int
 	tones tones
 }

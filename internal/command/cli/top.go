@@ -120,6 +120,45 @@ func cutKey(typed string) (key, rest string) {
 	return typed[:size], typed[size:]
 }
 
+// topMode is what the keys are for.
+type topMode int
+
+const (
+	topList    topMode = iota // the plugins
+	topFilter                 // the text of the filter is typed
+	topText                   // something to read
+	topConfirm                // whether to restart a plugin
+)
+
+// topView is what the command shows. It is changed by keys and by what the daemon says, and asks for what it cannot do itself.
+type topView struct {
+	listing client.Listing
+	events  []client.Event
+	err     error  // why it is not up to date
+	notice  string // what came of the last key
+
+	mode     topMode
+	filter   string
+	selected int // of the plugins that are shown
+	from     int // the first line that is shown
+	text     []string
+}
+
+// topAsked is what a key asks for.
+type topAsked struct {
+	what   topWhat
+	plugin string
+}
+
+type topWhat int
+
+const (
+	topNothing topWhat = iota
+	topQuit
+	topReadLog
+	topRestart
+)
+
 // run shows the view until a key or ctx ends it.
 func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys <-chan string) error {
 	var following sync.WaitGroup
@@ -145,6 +184,7 @@ func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys
 				v.show(topText, logLines(ctx, c, asked.plugin))
 			case topRestart:
 				following.Go(func() { restart(ctx, c, asked.plugin, done) })
+			case topNothing:
 			}
 		case v.notice = <-done:
 		case e := <-news:
@@ -222,45 +262,6 @@ func logLines(ctx context.Context, c *client.Client, plugin string) []string {
 	}
 	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 }
-
-// topMode is what the keys are for.
-type topMode int
-
-const (
-	topList    topMode = iota // the plugins
-	topFilter                 // the text of the filter is typed
-	topText                   // something to read
-	topConfirm                // whether to restart a plugin
-)
-
-// topView is what the command shows. It is changed by keys and by what the daemon says, and asks for what it cannot do itself.
-type topView struct {
-	listing client.Listing
-	events  []client.Event
-	err     error  // why it is not up to date
-	notice  string // what came of the last key
-
-	mode     topMode
-	filter   string
-	selected int // of the plugins that are shown
-	from     int // the first line that is shown
-	text     []string
-}
-
-// topAsked is what a key asks for.
-type topAsked struct {
-	what   topWhat
-	plugin string
-}
-
-type topWhat int
-
-const (
-	topNothing topWhat = iota
-	topQuit
-	topReadLog
-	topRestart
-)
 
 // show shows lines instead of the list.
 func (v *topView) show(mode topMode, lines []string) { v.mode, v.text, v.from = mode, lines, 0 }

@@ -36,11 +36,13 @@ var ofType = map[string][]protoreflect.FullName{
 	"csi-node":       {"csi.v1.Identity", "csi.v1.Node"},
 	"csi-controller": {"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata"},
 	"DevicePlugin":   {"v1beta1.DevicePlugin"},
-	"DRAPlugin":      {"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"},
+	"DRAPlugin": {
+		"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth",
+	},
 }
 
-// has says whether a built-in service is one that a plugin may have. The versions that DRA drivers announce are the ends of the names of their
-// services; an announcement of none of them says nothing.
+// has says whether a built-in service is one that a plugin may have. The versions that DRA drivers announce are the ends of the names of
+// their services; an announcement of none of them says nothing.
 func (p Plugin) has(service protoreflect.FullName) bool {
 	switch services, known := ofType[p.Type]; {
 	case p.Type == "":

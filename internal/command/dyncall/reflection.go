@@ -35,8 +35,8 @@ var reflectionMethods = []string{
 }
 
 // Load learns the services of the server behind conn. With a selector (see [Schema.Method]), only the methods of the services that it may
-// mean are learnt; the empty one is all. A server without reflection has those of [Builtin] that fit the plugin; a service that a server has and
-// does not describe is taken from there, too. Load blocks until the server has answered or ctx ends.
+// mean are learnt; the empty one is all. A server without reflection has those of [Builtin] that fit the plugin; a service that a server
+// has and does not describe is taken from there, too. Load blocks until the server has answered or ctx ends.
 func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string, p Plugin) (*Schema, error) {
 	for _, method := range reflectionMethods {
 		s, err := load(ctx, conn, method, selector)

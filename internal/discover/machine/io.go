@@ -185,8 +185,8 @@ const (
 // Entry names an instance in the registry.
 type Entry struct{ Type, Name, ID string }
 
-// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Seek, Forget
-// and DiscardLater may block.
+// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Seek,
+// Forget and DiscardLater may block.
 type Effect interface{ effect() }
 
 // The effects.
