@@ -28,7 +28,7 @@ type walk struct {
 	// held is the endpoint that is registered, given all that were given since nothing was, and not taken back.
 	held  string
 	given []string
-	// began counts the disturbances before the walk that is under way, calm those before the one by which held was registered.
+	// began counts what happened before the walk that is under way, calm those before the one by which held was registered.
 	began, calm int
 	beganAt     time.Duration
 }
@@ -100,11 +100,11 @@ func (h *strict) validate(name, endpoint string, versions []string, unfit bool) 
 	defer h.begin("validate", name, func(w *walk) string {
 		w.validated = ""
 		m := h.l.m
-		quiet := w.calm == m.disturbances && m.sim.elapsed-m.lastOne > 50*time.Millisecond
+		quiet := w.calm == m.moment() && m.sim.elapsed-m.lastOne > 50*time.Millisecond
 		if w.held == endpoint && unique(endpoint) && quiet && !m.set.has("keeps") {
 			return endpoint + " is registered, and nothing has happened since"
 		}
-		w.began, w.beganAt = m.disturbances, m.sim.elapsed
+		w.began, w.beganAt = m.moment(), m.sim.elapsed
 		h.l.walks[endpoint] = m.sim.elapsed
 		if p := h.who(endpoint); p != nil {
 			p.judged++
@@ -133,7 +133,7 @@ func (h *strict) turnDown(p *program, name, endpoint string) {
 	}
 	p.refused, p.unwanted = true, true
 	// That another one has died may be found out at any moment.
-	quiet := p.turnedDownAt == m.disturbances && !slices.ContainsFunc(m.programs, func(o *program) bool {
+	quiet := p.turnedDownAt == m.moment() && !slices.ContainsFunc(m.programs, func(o *program) bool {
 		return o.dead && m.sim.elapsed-o.diedAt < 20*time.Second
 	})
 	if gap := m.sim.elapsed - p.turnedDown; quiet && gap < 20*time.Second && h.served(p, name) {

@@ -35,6 +35,7 @@ type model struct {
 	appeared     uint64
 	peers        int
 	disturbances int // counts them, the last of which was then
+	taken        int // counts the changes that the machine took over
 	lastOne      time.Duration
 	ranks        map[string]float64 // by instance that was saved
 	shown        map[string]bool    // instances that were published
@@ -118,6 +119,9 @@ func (m *model) complain(format string, args ...any) {
 
 // disturbed counts a disturbance.
 func (m *model) disturbed() { m.disturbances, m.lastOne = m.disturbances+1, m.sim.elapsed }
+
+// moment counts all that a walk may not have known of.
+func (m *model) moment() int { return m.disturbances + m.taken }
 
 // did counts one piece of work.
 func (m *model) did(what string) { m.work[what]++ }

@@ -129,10 +129,10 @@ func (t simTransport) Probe(ctx context.Context, path string, socket cache.Socke
 	switch {
 	case p == nil:
 		return nil, fs.ErrNotExist
-	case !m.blind && socket != (cache.SocketID{}) && p.socket != socket:
-		return nil, fmt.Errorf("another socket was there: %w", cache.ErrRetry) // as for Dial
 	case !accepts:
 		return nil, errRefused
+	case !m.blind && socket != (cache.SocketID{}) && p.socket != socket:
+		return nil, fmt.Errorf("another socket was there: %w", cache.ErrRetry) // as for Dial
 	case p.full:
 		return nil, nil // it lives, and is busy
 	}

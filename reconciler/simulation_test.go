@@ -221,7 +221,7 @@ func (m *model) traceStep(in machine.Input, effects []machine.Effect) {
 	case machine.Released:
 		m.life.released(lane{released.Key.Type, released.Key.Name})
 	case machine.Changed:
-		m.disturbed() // a walk that began since the facts were told did not know of them
+		m.taken++ // a walk that began since the facts were told did not know of them
 	}
 	m.life.follows(in, effects)
 	if m.trace == nil {
