@@ -16,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-const defaultWalks = 16
+const defaultWalks = 64
 
 // Reconciler makes the actual state of the world match the desired one. Its methods are safe for concurrent use.
 type Reconciler struct {

@@ -165,7 +165,7 @@ type Config struct {
 	// of which the oldest go first, and 4,096 in all. Names are those that are kept from before a restart.
 	NameGrace time.Duration
 	Names     []KeptName
-	// Walks bounds how many plugins are walked through registration at the same time (default 16). A walk that waits for its plugin
+	// Walks bounds how many plugins are walked through registration at the same time (default 64). A walk that waits for its plugin
 	// or handler does not count for longer than a moment, and one that waits for the Registry not at all.
 	Walks  int
 	Logger *slog.Logger
