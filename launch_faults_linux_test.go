@@ -92,6 +92,26 @@ func TestSupersededPluginIsRunning(t *testing.T) {
 	}
 }
 
+// TestRemovedDirectory: a launched plugin is registered again when somebody has removed the plugin directory, or only its socket.
+func TestRemovedDirectory(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	for _, remove := range []func(socket string) error{os.Remove, func(string) error { return os.RemoveAll(h.dir) }} {
+		before := h.running("registration")
+		if err := remove(before.Socket); err != nil {
+			t.Fatal(err)
+		}
+		h.within(4*patience, "another registration", func() bool { // a directory that is remade may be seen late
+			s := h.unit()
+			return s.State == launcher.StateRunning && s.PID != before.PID && !alive(before.PID)
+		})
+		h.until("one instance", func() bool {
+			now := h.rt.Registry().Instances("T", "launched")
+			return len(now) == 1 && now[0].Info.ConnectionInfo.SocketPath == h.unit().Socket
+		})
+	}
+}
+
 // TestReplacementThatEndsSaysWhy does not wait for one that has ended already.
 func TestReplacementThatEndsSaysWhy(t *testing.T) {
 	h := newHost(t)

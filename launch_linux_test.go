@@ -46,6 +46,11 @@ func (h *host) set(plugins ...launcher.Plugin) {
 // until waits until a condition holds, which may change with each event.
 func (h *host) until(what string, holds func() bool) {
 	h.t.Helper()
+	h.within(patience, what, holds)
+}
+
+func (h *host) within(patience time.Duration, what string, holds func() bool) {
+	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	events := h.rt.Events(ctx, 0)

@@ -53,15 +53,17 @@ type PluginProcess struct {
 	calls  calls
 	denied quota
 
+	began    time.Time
 	left     chan struct{} // closed when the host lets a process go on that it cannot or shall not end
 	leftOnce sync.Once
 	done     chan struct{}
-	err      error // set before done is closed
+	err      error  // set before done is closed
+	words    string // likewise
 }
 
 func newPlugin(h *Host, name, pluginSocket string) *PluginProcess {
 	return &PluginProcess{
-		host: h, name: name, pluginSocket: pluginSocket,
+		host: h, name: name, pluginSocket: pluginSocket, began: time.Now(),
 		started: make(chan struct{}), left: make(chan struct{}), done: make(chan struct{}),
 	}
 }
@@ -201,10 +203,7 @@ func (p *PluginProcess) watch() {
 	drain()
 	p.host.forget(p)
 	if ended {
-		if p.err = p.proc.Err(); p.err == nil {
-			p.err = ErrTerminated
-		}
-		p.host.emit(Event{Time: time.Now(), Kind: EventTerminated, Plugin: p.name, PID: p.PID(), Message: p.err.Error(), Err: p.err})
+		p.end()
 		close(p.done)
 	}
 	if !p.ownLogs {
@@ -214,6 +213,38 @@ func (p *PluginProcess) watch() {
 	defer cancel()
 	if err := p.logs.Close(ctx); err != nil {
 		p.host.warn("the logger is too slow for the last records of a plugin", "plugin", p.name, "error", err)
+	}
+}
+
+// end says how the process ended.
+func (p *PluginProcess) end() {
+	p.err = p.proc.Err()
+	message := ""
+	if p.err == nil {
+		p.err, message = ErrTerminated, ErrTerminated.Error()
+	} else {
+		p.words = p.logs.LastWords(p.began)
+		message = WithLastWords(p.err, p.words).Error()
+	}
+	p.host.emit(Event{Time: time.Now(), Kind: EventTerminated, Plugin: p.name, PID: p.PID(), Message: message, Err: p.err})
+}
+
+// WithLastWords adds to the error of a plugin that ended what it wrote last, if it wrote something.
+func WithLastWords(err error, words string) error {
+	if words == "" {
+		return err
+	}
+	return fmt.Errorf("%w; its last words: %s", err, words)
+}
+
+// LastWords returns the last lines that the plugin wrote to standard error before it ended with an error, in one line. They are empty until
+// Done is closed.
+func (p *PluginProcess) LastWords() string {
+	select {
+	case <-p.done:
+		return p.words
+	default:
+		return ""
 	}
 }
 

@@ -228,7 +228,7 @@ func samePath(a, b string) bool {
 
 // sickLaunched are the launched plugins that do not run though they are to.
 func sickLaunched(launched []client.Launched) []doctor.Finding {
-	sick := map[string]doctor.Status{"failed": doctor.Fail, "backoff": doctor.Warn, "unresponsive": doctor.Warn}
+	sick := map[string]doctor.Status{"failed": doctor.Fail, "backoff": doctor.Warn, "unresponsive": doctor.Warn, "unlinked": doctor.Warn}
 	var findings []doctor.Finding
 	for _, p := range launched {
 		if status, isSick := sick[p.State]; isSick {
