@@ -408,14 +408,6 @@ func (b *bounded) close() {
 	_ = b.peer.Close()
 }
 
-func (b *bounded) start() (*os.Process, error) {
-	proc, err := os.StartProcess("/proc/self/exe", b.args, &b.attr)
-	if err != nil {
-		err = fmt.Errorf("execute this program again, as the user of the process, to limit the open files: %w", err)
-	}
-	return proc, err
-}
-
 // execute waits until the program has bounded itself, calls limit, and has it execute the other.
 func (b *bounded) execute(limit func() error) error {
 	// gofail: var processLimit string

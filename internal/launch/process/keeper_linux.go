@@ -42,12 +42,16 @@ func runKeeper() {
 	k, listener, err := newKeeper(order)
 	host.closeFiles()
 	if err != nil {
-		answer := fromKeeper{Error: err.Error()}
-		errors.As(err, &answer.Errno)
-		_ = host.send(answer)
+		_ = host.send(failureOf(err))
 		return
 	}
 	k.run(host, listener)
+}
+
+func failureOf(err error) fromKeeper {
+	answer := fromKeeper{Error: err.Error()}
+	errors.As(err, &answer.Errno)
+	return answer
 }
 
 // newKeeper starts the process, and with its own watchdog makes sure that it does not outlive the keeper.
@@ -246,15 +250,19 @@ func (o *outlet) flush(patience time.Duration) {
 	}
 }
 
-// toKeeper is what a host tells a keeper: what to start, which is said once and by the host that starts it, and then steps towards the end.
+// toKeeper is what a host tells a keeper, or a reaper: what to start, which is said once and by the host that starts it, and then steps towards the end.
 type toKeeper struct {
 	Start  *Spec  `json:"start,omitempty"` // its ExtraFiles come with the message
 	Cgroup string `json:"cgroup,omitempty"`
 	Socket string `json:"socket,omitempty"`
-	Step   step   `json:"step,omitempty"`
+
+	V1 []string `json:"v1,omitempty"` // the cgroups of version 1 in which a reaper starts the process
+
+	Step step `json:"step,omitempty"`
 }
 
-// fromKeeper is what a keeper tells a host: first what it keeps, with the pipes for output and error, or why not; last how it ended.
+// fromKeeper is what a keeper tells a host: first what it keeps, with the pipes for output and error, or why not; last how it ended. A reaper
+// says how it is called and, last, what was left of it.
 type fromKeeper struct {
 	Name   string `json:"name,omitempty"`
 	Data   []byte `json:"data,omitempty"`
@@ -267,6 +275,7 @@ type fromKeeper struct {
 	Errno syscall.Errno `json:"errno,omitempty"`
 	Busy  bool          `json:"busy,omitempty"` // another host holds it
 
+	Left   []int          `json:"left,omitempty"`
 	Ended  bool           `json:"ended,omitempty"`
 	Code   int            `json:"code,omitempty"`
 	Signal syscall.Signal `json:"signal,omitempty"`

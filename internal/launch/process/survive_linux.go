@@ -70,7 +70,7 @@ func startKept(g *Group, p *Process) error {
 		const patience = 10 * time.Second
 		_ = w.conn.SetReadDeadline(time.Now().Add(patience))
 		_ = peer.Close() // or its end would not be seen
-		about, err = hear(w)
+		about, err = hear(w, 2)
 	}
 	if err == nil {
 		err = newKept(p, socket, w, about)
@@ -99,9 +99,9 @@ func launchKeeper(stdin *os.File) error {
 	return err
 }
 
-func hear(w *wire) (about fromKeeper, err error) {
+func hear(w *wire, files int) (about fromKeeper, err error) {
 	if err := w.decoder.Decode(&about); err != nil {
-		return about, fmt.Errorf("the keeper of a process that survives does not answer: %w", err)
+		return about, fmt.Errorf("the keeper of a process does not answer: %w", err)
 	}
 	_ = w.conn.SetReadDeadline(time.Time{})
 	switch {
@@ -109,8 +109,8 @@ func hear(w *wire) (about fromKeeper, err error) {
 		return about, &keeperError{about.Error, about.Errno}
 	case about.Error != "":
 		return about, errors.New(about.Error)
-	case !about.Busy && len(w.files) != 2:
-		return about, fmt.Errorf("the keeper of a process that survives sent %d files instead of 2", len(w.files))
+	case !about.Busy && len(w.files) != files:
+		return about, fmt.Errorf("the keeper of a process sent %d files instead of %d", len(w.files), files)
 	}
 	return about, nil
 }
@@ -232,7 +232,7 @@ func adoptFrom(ctx context.Context, socket string, w *wire) (*Process, error) {
 		return nil, fmt.Errorf("user %d listens there, who is not the one that this process runs as", cred.Uid)
 	}
 	interrupted := context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Unix(1, 0)) })
-	about, err := hear(w)
+	about, err := hear(w, 2)
 	if !interrupted() {
 		return nil, context.Cause(ctx)
 	}

@@ -51,11 +51,14 @@ func adoptOnly(t testing.TB, g *Group) *Process {
 	return p
 }
 
-// keeperOf returns the keeper of a process, which is its parent.
+// keeperOf returns the keeper of a process, which is its parent, or that of its reaper.
 func keeperOf(t testing.TB, pid int) procID {
 	t.Helper()
 	s, ok := readStat(pid)
 	comm, err := os.ReadFile("/proc/" + strconv.Itoa(s.parent) + "/comm")
+	if strings.HasPrefix(string(comm), helperName+roleReaper) {
+		return keeperOf(t, s.parent)
+	}
 	if !ok || err != nil || !strings.HasPrefix(string(comm), helperName+roleKeeper) {
 		t.Fatalf("the parent of process %d is %d: %s, %v", pid, s.parent, comm, err)
 	}
