@@ -127,7 +127,10 @@ func (m *Machine) heard(input Input) {
 		m.on(in.Ref, func(g *generation) { m.healthFound(g, in) })
 	case Unfit:
 		m.on(in.Ref, func(g *generation) {
-			if g.phase == Started || g.phase == Serving {
+			switch {
+			case g == m.next:
+				m.failNext(g, in.Err)
+			case g.phase == Started || g.phase == Serving:
 				m.fail(g, in.Err, ByUnfitness, in.AtOnce)
 			}
 		})

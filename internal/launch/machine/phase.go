@@ -137,12 +137,12 @@ var Table = []Row{
 	{[]Phase{BackingOff, GivenUp}, ByReplacement, "the newer one is ready", Over},
 
 	{append(exiting[:len(exiting):len(exiting)], Starting), ByStop, "", Stopping},
-	{append(exiting[:len(exiting):len(exiting)], Starting), ByClose, "it does not survive", Stopping},
+	{[]Phase{Starting, Started, Ready, Serving, Lost, Failing}, ByClose, "it does not survive, or is not up", Stopping},
 	{up, ByClose, "it survives", Surviving},
-	{[]Phase{Starting, Started, Adopted, Ready, Failing}, ByRestart, "it does not serve, and ends before the new one", Stopping},
+	{[]Phase{Starting, Started, Adopted, Ready}, ByRestart, "it does not serve, and ends before the new one", Stopping},
 	{idle, ByStop, "", Over},
 	{idle, ByClose, "", Over},
-	{idle, ByRestart, "a new one begins", Over},
+	{[]Phase{BackingOff, GivenUp}, ByRestart, "a new one begins", Over},
 
 	{[]Phase{Replaced, Stopping}, ByExit, "", Over},
 	{[]Phase{Replaced, Stopping}, ByLaunch, "it could not be started", Over},

@@ -33,9 +33,8 @@ type Config[D any] struct {
 	Follow func(ctx context.Context, description D, p Process, found func(HealthStatus))
 	// Needed says whether somebody needs the plugin, for one that is started on demand. It is called with a lock of the Unit.
 	Needed func() bool
-	// Observe is told what happens, in order, with a lock of the Unit: it must not block or call it. Entered may be nil.
+	// Observe is told what happens, in order, with a lock of the Unit: it must not block or call it.
 	Observe func(machine.Event)
-	Entered func(machine.Ref, machine.Transition)
 	// Pace is what it runs on.
 	Pace Pace
 }
@@ -89,11 +88,9 @@ type held[D any] struct {
 
 // New returns a Unit that does nothing yet.
 func New[D any](cfg Config[D]) *Unit[D] {
-	u := &Unit[D]{
+	return &Unit[D]{
 		cfg: cfg, held: map[machine.Ref]*held[D]{}, timers: map[machine.Timer]func(){}, waiting: map[machine.Request]func(error){},
 	}
-	u.machine.Entered = cfg.Entered
-	return u
 }
 
 // Configure gives the plugin a description. Changed says that a process of the one before has to be replaced.
