@@ -7,6 +7,7 @@ package launcher
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -63,15 +64,18 @@ func New(cfg Config) *Launcher {
 // stopped, and those that run and have changed are replaced; what has not changed is not disturbed. The first Set takes over those that
 // survived an earlier launcher, and replaces those that have changed meanwhile. Those that it cannot reach within 3 s are tried again and
 // again; when one is reached of a plugin that runs again, it is ended. Set does not wait for anything else: [Launcher.Plugins] and the
-// events tell how it goes. It changes nothing if a plugin is not valid.
+// events tell how it goes. It changes nothing if a plugin is not valid. An error that wraps [ErrProgram] names those whose programs are not
+// there or cannot be executed: all others are launched, and these too as soon as they can be.
 func (l *Launcher) Set(plugins []Plugin) error {
 	// gofail: var launcherSet string
 	// return errors.New(launcherSet)
 	wanted := map[string]Plugin{}
+	var missing []error
 	for _, p := range plugins {
 		if err := l.check(p); err != nil {
 			return err
 		}
+		missing = append(missing, p.checkProgram())
 		if _, twice := wanted[p.Name]; twice {
 			return fmt.Errorf("cannot launch plugin %s: it is configured twice; give each a name of its own", p.Name)
 		}
@@ -100,7 +104,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 			u.Tell(machine.Start{}) // its outcome shows in the status and in the events
 		}
 	}
-	return nil
+	return errors.Join(missing...)
 }
 
 // configure gives a plugin its description, and says whether it is new. mu is held.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"time"
@@ -22,6 +23,8 @@ import (
 var (
 	// ErrUnknown: no plugin of that name is to be launched.
 	ErrUnknown = errors.New("no such launched plugin")
+	// ErrProgram: the program of a plugin is not there, or cannot be executed.
+	ErrProgram = errors.New("its program cannot be executed")
 	// ErrClosed: the launcher is closed.
 	ErrClosed = machine.ErrClosed
 	// ErrReplacement: a replacement did not become ready. The old one goes on.
@@ -174,6 +177,15 @@ func (l *Launcher) check(p Plugin) error {
 	case p.Survive && l.cfg.Host.StateDir == "":
 		return fmt.Errorf("cannot launch plugin %s: it is to survive its host, which has no directory in which to remember it: set the "+
 			"StateDir of the host", p.Name)
+	}
+	return nil
+}
+
+// checkProgram says why a plugin cannot be launched at present, which the next hour may mend.
+func (p Plugin) checkProgram() error {
+	if _, err := exec.LookPath(p.Args[0]); err != nil {
+		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is tried again by the policy for restarts",
+			p.Name, ErrProgram, err)
 	}
 	return nil
 }

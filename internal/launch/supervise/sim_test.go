@@ -69,15 +69,15 @@ type world struct {
 	told  []string
 	wrong []string
 	// asked and answered count requests; stopped is when it was stopped last, and nothing asked for since.
-	asked, answered  int
-	stopped, removed bool
-	closed           bool
-	// mayStart says since when it was asked for another process.
-	acted    time.Time
-	restarts []time.Time
-	needed   bool
-	events   map[machine.EventKind]int
-	ready    int // processes that became ready for the first time
+	asked, answered int
+	stopped         bool
+	halted          bool // it was stopped, and is not to run before it is started
+	closed          bool
+	acted           time.Time
+	restarts        []time.Time
+	needed          bool
+	events          map[machine.EventKind]int
+	ready           int // processes that became ready for the first time
 }
 
 // proc is one process.

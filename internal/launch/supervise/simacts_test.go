@@ -56,6 +56,8 @@ func (c config) identity() string { return (&proc{cfg: c}).About().Identity }
 
 // act does one thing that somebody may do.
 func (w *world) act() {
+	before := len(w.procs)
+	defer func() { w.halted = w.halted && w.stopped && len(w.procs) == before }()
 	onDemand := w.cfg.policy.Restart == machine.OnDemand
 	switch n := w.IntN(13); {
 	case n < 3 && onDemand:
@@ -76,11 +78,12 @@ func (w *world) act() {
 		w.ask("stop", func(done func(error)) func(error) {
 			return w.unit.Stop(func(err error) {
 				w.checkStopped()
+				w.halted = w.stopped
 				done(err)
 			})
 		})
 	case n == 6:
-		w.stopped = true
+		w.stopped, w.halted = true, false
 		w.ask("remove", w.unit.Remove)
 		w.configure(false) // it comes back
 	case n == 7 && !onDemand:
@@ -134,6 +137,9 @@ func (w *world) checkStopped() {
 
 // check is what always holds.
 func (w *world) check() {
+	if w.halted {
+		w.checkStopped()
+	}
 	s := w.unit.Status()
 	if (s.State == machine.StateBackoff) == s.NextStart.IsZero() {
 		w.fail("it is %+v", s)

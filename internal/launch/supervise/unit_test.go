@@ -351,6 +351,26 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// TestNeededAgain: what is needed again is started at once if it was healthy, and else after a pause.
+func TestNeededAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plugin{ends: []end{{after: time.Minute, err: errCrash}, {after: second, err: errCrash}, {}}}
+		s := &supervised{plugin: p}
+		s.Unit = supervise.New(supervise.Config[string]{
+			Launch: p.launch, Observe: func(machine.Event) {}, Needed: func() bool { return true }, Pace: supervise.Real{WaitGroup: &s.work},
+		})
+		s.Configure("", machine.Description{Restart: machine.Policy{Restart: machine.OnDemand, Limit: -1}}, false)
+		s.Tell(machine.Demand{})
+		t.Cleanup(s.end)
+		time.Sleep(time.Hour)
+		s.expect(t, machine.StateRunning, 3, 1)
+		if pauses := []time.Duration{s.begins[1].Sub(s.begins[0]) - time.Minute, s.begins[2].Sub(s.begins[1]) - second}; pauses[0] != 0 ||
+			pauses[1] < second/2 {
+			t.Errorf("the pauses are %v", pauses)
+		}
+	})
+}
+
 // TestAnyOrder: whenever it is started, there is one life at a time, and in the end there is one or the plugin has failed.
 func TestAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
