@@ -20,7 +20,8 @@ func TestMutants(t *testing.T) {
 	}
 	for _, m := range all {
 		t.Run(m.Name, func(t *testing.T) {
-			if survives, err := m.Survives(t.Context(), "../../..", t.TempDir(), "-test.run", "^TestSimulation$|^Test[A-Z][a-z]+$"); err != nil || survives {
+			survives, err := m.Survives(t.Context(), "../../..", t.TempDir(), "-test.skip", "^TestMutants$|^TestHealth", "-test.failfast")
+			if err != nil || survives {
 				t.Errorf("survives: %t, %v", survives, err)
 			}
 		})
