@@ -237,7 +237,7 @@ type crashed struct{}
 func (crashed) Error() string { return "the admission plugin ended before it answered" }
 func (crashed) Unwrap() error { return ErrAborted }
 
-// EventKind says what happened.
+// EventKind says what happened. Of admission plugins there are also the kinds ready, backoff and failed, as of package launcher.
 type EventKind string
 
 // The kinds of events.

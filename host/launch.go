@@ -116,35 +116,41 @@ func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	return p, nil
 }
 
+// check says what is wrong with a description, and gives its path the one form.
+func (s *Spec) check() (protocol Protocol, granted grants, err error) {
+	if protocol, err = s.Protocol.orDefault(); err != nil {
+		return protocol, nil, err
+	}
+	if s.Foreign != nil {
+		protocol = protocolForeign
+	}
+	if granted, err = s.Controller.services(protocol); err != nil {
+		return protocol, nil, err
+	}
+	if s.PluginSocket != "" {
+		if s.PluginSocket, err = filepath.Abs(s.PluginSocket); err != nil {
+			return protocol, nil, err
+		}
+	}
+	switch {
+	case len(s.PluginSocket) > maxPath:
+		err = fmt.Errorf("the path of its socket has more than %d bytes: %s", maxPath, s.PluginSocket)
+	case s.Foreign != nil && s.Survive:
+		err = errors.New("it is to survive its host, which a plugin of a foreign protocol cannot")
+	case s.PluginSocket != "" && protocol == ProtocolCIPD:
+		err = fmt.Errorf("by the protocol %q it cannot be told where to serve", protocol)
+	}
+	return protocol, granted, err
+}
+
 func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	program, err := exec.LookPath(spec.Args[0])
 	if err != nil {
 		return nil, err
 	}
-	protocol, err := spec.Protocol.orDefault()
+	protocol, granted, err := spec.check()
 	if err != nil {
 		return nil, err
-	}
-	if spec.Foreign != nil {
-		protocol = protocolForeign
-	}
-	granted, err := spec.Controller.services(protocol)
-	if err != nil {
-		return nil, err
-	}
-	if spec.PluginSocket != "" {
-		if spec.PluginSocket, err = filepath.Abs(spec.PluginSocket); err != nil {
-			return nil, err
-		}
-		if len(spec.PluginSocket) > maxPath {
-			return nil, fmt.Errorf("the path of its socket has more than %d bytes: %s", maxPath, spec.PluginSocket)
-		}
-	}
-	if spec.Foreign != nil && spec.Survive {
-		return nil, errors.New("it is to survive its host, which a plugin of a foreign protocol cannot")
-	}
-	if spec.PluginSocket != "" && protocol == ProtocolCIPD {
-		return nil, fmt.Errorf("by the protocol %q it cannot be told where to serve", protocol)
 	}
 	user, err := identify(spec.User, spec.Group)
 	if err != nil {
