@@ -246,8 +246,8 @@ func (p *AdmissionPlugin) Close(ctx context.Context) {
 	if unit == nil {
 		return
 	}
-	ended := make(chan error, 1)
-	unit.Remove(func(err error) { ended <- err })
+	ended := make(chan struct{})
+	unit.Remove(func(error) { close(ended) })
 	select {
 	case <-ended:
 	case <-ctx.Done():

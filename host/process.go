@@ -219,13 +219,12 @@ func (p *PluginProcess) watch() {
 // end says how the process ended.
 func (p *PluginProcess) end() {
 	p.err = p.proc.Err()
-	message := ""
 	if p.err == nil {
-		p.err, message = ErrTerminated, ErrTerminated.Error()
+		p.err = ErrTerminated
 	} else {
 		p.words = p.logs.LastWords(p.began)
-		message = WithLastWords(p.err, p.words).Error()
 	}
+	message := WithLastWords(p.err, p.words).Error()
 	p.host.emit(Event{Time: time.Now(), Kind: EventTerminated, Plugin: p.name, PID: p.PID(), Message: message, Err: p.err})
 }
 

@@ -59,8 +59,9 @@ const (
 type (
 	// Status describes a launched plugin.
 	Status = machine.Status
-	// Event says what happened to a launched plugin, and EventKind names it.
-	Event     = machine.Event
+	// Event says what happened to a launched plugin.
+	Event = machine.Event
+	// EventKind names what happened.
 	EventKind = machine.EventKind
 	// Log is the newest output of a plugin, over all its lives.
 	Log = output.Log

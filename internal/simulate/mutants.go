@@ -14,8 +14,8 @@ import (
 // Mutant is a fault that the product might have.
 type Mutant struct{ Name, file, old, new string }
 
-// ReadMutants reads a file of mutants: a line "== NAME | FILE", lines that say why, "-- old", the text as it is, "-- new", the text as it is
-// in the mutant.
+// ReadMutants reads a file of mutants: a line "== NAME | FILE", lines that say why, "-- old", the text as it is, "-- new", the text as it
+// is in the mutant.
 func ReadMutants(path string) (all []Mutant, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

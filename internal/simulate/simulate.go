@@ -1,5 +1,5 @@
-// Package simulate runs what has goroutines and time in one goroutine, as one seed has it, for tests: what runs next, how long things take and
-// what chance says. It also puts faults into the product and sees that a simulation finds them. It knows nothing of what it runs.
+// Package simulate runs what has goroutines and time in one goroutine, as one seed has it, for tests: what runs next, how long things take
+// and what chance says. It also puts faults into the product and sees that a simulation finds them. It knows nothing of what it runs.
 package simulate
 
 import (

@@ -38,8 +38,8 @@ const (
 )
 
 var phaseNames = [...]string{
-	"new", "wanted", "starting", "started", "adopted", "ready", "serving", "lost", "failing", "replaced", "stopping", "backing off", "given up",
-	"surviving", "over",
+	"new", "wanted", "starting", "started", "adopted", "ready", "serving", "lost", "failing", "replaced", "stopping", "backing off",
+	"given up", "surviving", "over",
 }
 
 func (p Phase) String() string { return phaseNames[p] }
@@ -72,7 +72,8 @@ const (
 )
 
 var causeNames = [...]string{
-	"", "start", "demand", "restart", "stop", "host's end", "survivor", "turn", "launch returned", "registered", "replacement", "exit", "timer", "unfit", "socket removed",
+	"", "start", "demand", "restart", "stop", "host's end", "survivor", "turn", "launch returned", "registered", "replacement", "exit",
+	"timer", "unfit", "socket removed",
 }
 
 func (c Cause) String() string { return causeNames[c] }

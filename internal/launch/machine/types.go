@@ -144,28 +144,30 @@ const (
 	ReadyBy                  // within which a replacement has to be ready
 )
 
-// Input is what happens.
-type Input interface{}
+// Input is what happens. Those that name a generation are about its present process.
+type Input any
 
-// The inputs. Those that name a generation are about its present process.
 type (
 	// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced.
 	Configure struct {
 		Description
 		Changed bool
 	}
-	// Start, Replace and Stop are what somebody asks for; see package launcher.
-	Start   struct{ Request }
+	// Start is what somebody asks for, like Replace and Stop; see package launcher.
+	Start struct{ Request }
+	// Replace is like Start.
 	Replace struct{ Request }
-	Stop    struct{ Request }
+	// Stop is like Start.
+	Stop struct{ Request }
 	// Withdraw says that somebody does not wait any more: a replacement that is for him alone is off.
 	Withdraw struct {
 		Request
 		Err error
 	}
-	// Remove says that it is not to be launched any more, Close that its host ends.
+	// Remove says that it is not to be launched any more.
 	Remove struct{ Request }
-	Close  struct{}
+	// Close says that its host ends.
+	Close struct{}
 	// Demand says that somebody needs it who did not before.
 	Demand struct{}
 	// Survivor says that a process of it was reached that survived an earlier host. The effect is Adopt or Discard.
@@ -176,9 +178,10 @@ type (
 		Process
 		Err error
 	}
-	// Registered says that it was registered; Refused, why it was not.
+	// Registered says that it was registered.
 	Registered struct{ Ref }
-	Refused    struct {
+	// Refused says why it was not.
+	Refused struct {
 		Ref
 		Err error
 	}
@@ -216,30 +219,34 @@ type Process struct {
 }
 
 // Effect is what is to be done.
-type Effect interface{}
+type Effect any
 
-// The effects.
 type (
-	// Launch asks for a process, Cancel for the end of that attempt. Launched says what became of it.
+	// Launch asks for a process. Launched says what became of it.
 	Launch struct{ Ref }
+	// Cancel asks for the end of that attempt.
 	Cancel struct{ Ref }
-	// Adopt takes the process over with which Survivor came; Discard ends it.
-	Adopt   struct{ Ref }
+	// Adopt takes the process over with which Survivor came.
+	Adopt struct{ Ref }
+	// Discard ends it.
 	Discard struct{}
-	// Watch asks to be told when it is registered and how its health is, until Unwatch.
-	Watch   struct{ Ref }
+	// Watch asks to be told when it is registered and how its health is.
+	Watch struct{ Ref }
+	// Unwatch ends that.
 	Unwatch struct{ Ref }
-	// Terminate ends the process, Release lets it go on without this host.
+	// Terminate ends the process, at once if it would not heed being asked.
 	Terminate struct {
 		Ref
 		AtOnce bool
 	}
+	// Release lets the process go on without this host.
 	Release struct{ Ref }
-	// SetTimer sets a timer, StopTimer stops one.
+	// SetTimer sets a timer.
 	SetTimer struct {
 		Timer
 		After time.Duration
 	}
+	// StopTimer stops one.
 	StopTimer struct{ Timer }
 	// Emit tells of an event.
 	Emit struct{ Event }

@@ -250,7 +250,8 @@ func (o *outlet) flush(patience time.Duration) {
 	}
 }
 
-// toKeeper is what a host tells a keeper, or a reaper: what to start, which is said once and by the host that starts it, and then steps towards the end.
+// toKeeper is what a host tells a keeper, or a reaper: what to start, which is said once and by the host that starts it, and then steps
+// towards the end.
 type toKeeper struct {
 	Start  *Spec  `json:"start,omitempty"` // its ExtraFiles come with the message
 	Cgroup string `json:"cgroup,omitempty"`
@@ -261,8 +262,8 @@ type toKeeper struct {
 	Step step `json:"step,omitempty"`
 }
 
-// fromKeeper is what a keeper tells a host: first what it keeps, with the pipes for output and error, or why not; last how it ended. A reaper
-// says how it is called and, last, what was left of it.
+// fromKeeper is what a keeper tells a host: first what it keeps, with the pipes for output and error, or why not; last how it ended. A
+// reaper says how it is called and, last, what was left of it.
 type fromKeeper struct {
 	Name   string `json:"name,omitempty"`
 	Data   []byte `json:"data,omitempty"`

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reaper is the program that is the parent of a process which has no cgroup, and of all that descends from it: what loses its parent, even if
-// it left the process group and holds nothing of the process, becomes the reaper's child. So the reaper finds it, and ends it with the process
-// or with the host. It ends as the process did, which is how the host, whose child it is, learns that.
+// reaper is the program that is the parent of a process which has no cgroup, and of all that descends from it: what loses its parent, even
+// if it left the process group and holds nothing of the process, becomes the reaper's child. So the reaper finds it, and ends it with the
+// process or with the host. It ends as the process did, which is how the host, whose child it is, learns that.
 type reaper struct {
 	mu      sync.Mutex // guards what follows, and the process ID against being given back while it is used
 	program int

@@ -89,7 +89,6 @@ type proc struct {
 	registered     bool
 	ended, told    bool
 	unfit, lost    bool
-	kill           bool
 	until          context.CancelFunc // ends its life
 	over           context.Context    //nolint:containedctx // it is over when this is
 	began          time.Time
@@ -204,8 +203,8 @@ func (p *proc) Wait(ctx context.Context) error {
 
 // either has ended when one of two has.
 type either struct {
-	context.Context
-	other context.Context
+	context.Context                 //nolint:containedctx // it is two of them
+	other           context.Context //nolint:containedctx // the same
 }
 
 func (e either) Err() error {

@@ -1,5 +1,6 @@
-// Package supervise keeps launched plugins running: it runs the machine that decides what becomes of one (package machine), and executes what
-// that asks for. It also finds out whether a plugin that runs is well. What a process is, and where a plugin is registered, it is told.
+// Package supervise keeps launched plugins running: it runs the machine that decides what becomes of one (package machine), and executes
+// what that asks for. It also finds out whether a plugin that runs is well. What a process is, and where a plugin is registered, it is
+// told.
 package supervise
 
 import (
@@ -317,7 +318,7 @@ func (u *Unit[D]) tidy(ref machine.Ref) {
 
 func (u *Unit[D]) watch(ref machine.Ref) {
 	h := u.held[ref]
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each Watch
 	h.unwatch = cancel
 	p := h.process
 	u.cfg.Pace.Go(func() {
@@ -359,8 +360,7 @@ func (u *Unit[D]) setTimer(e machine.SetTimer) {
 		stop()
 	}
 	set := false // true when the timer is the one in the map
-	var stop func()
-	stop = u.cfg.Pace.AfterFunc(e.After, func() {
+	stop := u.cfg.Pace.AfterFunc(e.After, func() {
 		u.mu.Lock()
 		defer u.mu.Unlock()
 		if set {
