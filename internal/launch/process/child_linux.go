@@ -126,7 +126,11 @@ func (c *child) fork(attr *os.ProcAttr) error {
 		err = c.limitProcesses()
 	}
 	if err != nil && c.proc != nil {
-		_ = c.proc.Kill()
+		if c.wire != nil {
+			c.order(kill) // it ends when nothing is left
+		} else {
+			_ = c.proc.Kill()
+		}
 		_, _ = c.exit.wait(c.proc)
 		_ = c.exit.pidfd.Close()
 		c.proc = nil

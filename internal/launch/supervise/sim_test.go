@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	seeds = flag.Uint64("simulate.seeds", 5000, "how many seeds TestSimulation runs")
+	seeds = flag.Uint64("simulate.seeds", defaultSeeds, "how many seeds TestSimulation runs")
 	only  = flag.Uint64("simulate.seed", 0, "the only seed that TestSimulation runs, and prints")
 )
 
