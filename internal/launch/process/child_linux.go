@@ -55,13 +55,13 @@ func (c *child) start() error {
 		guard.start(c.id, c.remains())
 	}
 	attr := &os.ProcAttr{Dir: spec.Dir, Env: spec.Env, Files: slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)}
-	err = c.fork(attr)
+	ran, err := c.fork(attr)
 	limited := spec.Limits.grouped()
-	if refused := err; refused != nil && c.proc == nil && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
+	if refused := err; refused != nil && !ran && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
 		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
 		_ = c.leaf.remove()
 		c.leaf = nil
-		if err = c.fork(attr); err == nil {
+		if _, err = c.fork(attr); err == nil {
 			c.group.cfg.Logger.Warn("a process was refused its cgroup and runs without", "name", spec.Name, "error", refused)
 		}
 	}
@@ -96,17 +96,16 @@ func (c *child) confine() error {
 
 func (c *child) remains() []string { return slices.Concat(c.process.spec.Remove, c.v1) }
 
-// fork starts the program on a thread that lives as long as the group.
-func (c *child) fork(attr *os.ProcAttr) error {
+// fork starts the program. With an error nothing runs; it may have run already, up to where it was to be limited.
+func (c *child) fork(attr *os.ProcAttr) (ran bool, err error) {
 	// gofail: var processFork string
-	// return errors.New(processFork)
+	// return false, errors.New(processFork)
 	spec := &c.process.spec
 	what := program{spec.Path, spec.Args, attr}
 	var b *bounded
-	var err error
 	if spec.Limits.OpenFiles > 0 {
 		if b, err = newBounded(spec, attr); err != nil {
-			return err
+			return false, err
 		}
 		defer b.close()
 		what = program{"/proc/self/exe", b.args, &b.attr}
@@ -116,16 +115,25 @@ func (c *child) fork(attr *os.ProcAttr) error {
 	} else {
 		err = c.forkInto(what)
 	}
+	ran = err == nil
 	switch {
-	case err != nil && b != nil:
+	case !ran && b != nil:
 		err = fmt.Errorf("execute this program again, as the user of the process, to limit the open files: %w", err)
-	case err != nil:
+	case !ran:
 	case b != nil:
 		err = b.execute(c.limitProcesses)
 	default:
 		err = c.limitProcesses()
 	}
-	if err != nil && c.proc != nil {
+	if err != nil {
+		c.undoFork()
+	}
+	return ran, err
+}
+
+// undoFork ends what was started, if anything was.
+func (c *child) undoFork() {
+	if c.proc != nil {
 		if c.wire != nil {
 			c.order(kill) // it ends when nothing is left
 		} else {
@@ -135,11 +143,10 @@ func (c *child) fork(attr *os.ProcAttr) error {
 		_ = c.exit.pidfd.Close()
 		c.proc = nil
 	}
-	if err != nil && c.wire != nil {
+	if c.wire != nil {
 		_ = c.wire.conn.Close()
 		c.wire = nil
 	}
-	return err
 }
 
 // forkInto starts a program in the cgroup of the process.
