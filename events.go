@@ -7,8 +7,8 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// Event says what happened to one plugin: it is a [reconciler.Event] with a field Seq uint64, which numbers the events of one Runtime from
-// 1, without gaps.
+// Event says what happened to one plugin: it is a [reconciler.Event] with a field Seq uint64, which numbers the events of one Runtime
+// without gaps, from 1 or from where those in Config.EventsPath end.
 type Event = journal.Event
 
 // EventResync is the kind of the event that takes the place of events which a subscriber was too slow to read: it should look at

@@ -45,8 +45,11 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 			return nil, errors.New("Config.Admission returned neither a plugin nor an error: leave Config.Admission nil to admit every plugin")
 		}
 		rt.launched.Admission = admission
-		e := entrance.New(h, admission)
+	}
+	if e := entrance.New(h, rt.launched.Admission, cfg.LaunchedOnly); rt.launched.Admission != nil {
 		mayRun, mayRegister = e.MayRun, e.MayRegister
+	} else if cfg.LaunchedOnly {
+		mayRegister = e.MayRegister
 	}
 	rt.launched.Launcher = launcher.New(launcher.Config{
 		Host:  h,

@@ -32,6 +32,10 @@ func servePlugin(behaviour string) int {
 		return serveAdmission()
 	case "discovered":
 		return serveDiscovered()
+	case "pose":
+		return pose()
+	case "posing":
+		return servePosing()
 	case "crash":
 		fmt.Fprintln(os.Stderr, "cannot go on: the flux is empty")
 		return 3

@@ -43,10 +43,9 @@ type Config struct {
 	// type it is, the longest that is configured for any counts.
 	Timeouts     reconciler.Timeouts
 	TypeTimeouts map[string]reconciler.Timeouts
-	// Bounds limit what a plugin may announce; MaxDepth and MaxSockets limit what is looked for in the plugin directories (see
-	// pluginwatcher.Config).
-	Bounds               reconciler.Bounds
-	MaxDepth, MaxSockets int
+	// Bounds limit what a plugin may announce; the others limit what is looked for in the plugin directories (see pluginwatcher.Config).
+	Bounds                                     reconciler.Bounds
+	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
 	// ClientTimeout returns the timeout for calls to a plugin, which is handed to its handler; nil for none. May be nil.
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
@@ -74,8 +73,15 @@ type Config struct {
 	// name with which it was, and the digest of what was executed. A plugin whose program cannot be read is refused. One for which there is
 	// no answer is tried again with back-off.
 	Admission func(*host.Host) (plugin.AdmissionPlugin, error)
+	// LaunchedOnly says that only plugins are registered that the Launcher, or the Host, launched: all others are refused, and told so. What
+	// admission proves of others is what the process behind a socket executed when it was asked, and nothing of who made the socket.
+	LaunchedOnly bool
 	// SurvivorDir is where launched plugins that survive the Runtime are remembered; see [host.Host].StateDir. Empty: none survives.
 	SurvivorDir string
+	// EventsPath is a file in which the events outlive the Runtime, one line of JSON each, with the file EventsPath + ".1" of those before;
+	// each has at most about 4 MiB. A line that was torn by a crash is passed over, and those of the last moment before one may be missing.
+	// Empty: the events end with the Runtime.
+	EventsPath string
 	// Observer sees what the Runtime does.
 	Observer Observer
 	// Logger gets what an operator should know, and what launched plugins print. Nil: nothing is logged.
@@ -122,7 +128,7 @@ func New(cfg Config) (*Runtime, error) {
 	rt := &Runtime{
 		log:      cfg.Logger,
 		registry: registry,
-		journal:  journal.New(cfg.Logger, cfg.Observer.Event, cfg.Observer.Resync),
+		journal:  journal.New(cfg.Logger, cfg.EventsPath, cfg.Observer.Event, cfg.Observer.Resync),
 		ready:    make(chan struct{}),
 	}
 	mayRegister, err := rt.newLaunching(cfg)
@@ -134,6 +140,8 @@ func New(cfg Config) (*Runtime, error) {
 		DeprecatedDir:  cfg.DeprecatedPluginDir,
 		MaxDepth:       cfg.MaxDepth,
 		MaxSockets:     cfg.MaxSockets,
+		MaxUserDirs:    cfg.MaxUserDirs,
+		MaxDirs:        cfg.MaxDirs,
 		Trust:          trusted,
 		Launched:       rt.launched.At,
 		Scanned:        func() { close(rt.ready) },
@@ -164,7 +172,7 @@ func New(cfg Config) (*Runtime, error) {
 // absolute gives all paths their one form: they mean the same whatever becomes of the working directory.
 func (c *Config) absolute() error {
 	c.PluginDirs = slices.Clone(c.PluginDirs)
-	paths := []*string{&c.DeprecatedPluginDir, &c.SurvivorDir}
+	paths := []*string{&c.DeprecatedPluginDir, &c.SurvivorDir, &c.EventsPath}
 	for i := range c.PluginDirs {
 		paths = append(paths, &c.PluginDirs[i])
 	}
@@ -217,6 +225,12 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	if again {
 		return errors.New("cannot run a plugin runtime twice: make a new one")
 	}
+	// The events of the end are written, too.
+	writing, written := context.WithCancel(context.WithoutCancel(ctx))
+	var writer sync.WaitGroup
+	writer.Go(func() { rt.journal.Run(writing) })
+	defer writer.Wait()
+	defer written()
 	defer rt.journal.Close()
 	defer rt.registry.Shutdown()
 	return rt.runUntil(ctx)
@@ -257,20 +271,37 @@ type Condition struct {
 	Since time.Time
 }
 
-// Conditions says how the Runtime is.
+// ConditionDirectories is the name of a [Condition] that is degraded while something is wrong with directories or sockets of other users
+// than root and the host's own, for example that they are too many, or file events were lost: what is the host's own is found all the same.
+const ConditionDirectories = "directories"
+
+// Conditions says how the Runtime is: [ConditionDirectories], then "discovery", which is degraded while something of root's or of the
+// host's own user's keeps plugins from being found in time.
 func (rt *Runtime) Conditions() []Condition {
-	degraded := rt.watcher.Conditions()
-	if len(degraded) == 0 {
-		return []Condition{{Name: "discovery", OK: true}}
+	var own, others []pipeline.Condition
+	for _, c := range rt.watcher.Conditions() {
+		if c.Minor {
+			others = append(others, c)
+		} else {
+			own = append(own, c)
+		}
 	}
-	discovery := Condition{Name: "discovery", Since: degraded[0].Since}
+	return []Condition{condition(ConditionDirectories, others), condition("discovery", own)}
+}
+
+// condition makes one condition of those of the plugin directories.
+func condition(name string, degraded []pipeline.Condition) Condition {
+	if len(degraded) == 0 {
+		return Condition{Name: name, OK: true}
+	}
+	c := Condition{Name: name, Since: degraded[0].Since}
 	reasons := make([]string, len(degraded))
 	for i, d := range degraded {
 		reasons[i] = d.Path + ": " + d.Reason
-		if d.Since.Before(discovery.Since) {
-			discovery.Since = d.Since
+		if d.Since.Before(c.Since) {
+			c.Since = d.Since
 		}
 	}
-	discovery.Message = strings.Join(reasons, "; ")
-	return []Condition{discovery}
+	c.Message = strings.Join(reasons, "; ")
+	return c
 }

@@ -38,12 +38,14 @@ type host struct {
 	admission  func(*hosting.Host) (plugin.AdmissionPlugin, error) // nil for none
 	handler    cache.PluginHandler                                 // nil for one that accepts
 	trust      trust.Policy
-	logger     *slog.Logger // nil for none
-	rt         *patchbay.Runtime
-	events     <-chan patchbay.Event
-	unread     []patchbay.Event // that were passed over by await
-	full       atomic.Bool      // nothing can be saved
-	end        func()
+	// launchedOnly is Config.LaunchedOnly.
+	launchedOnly bool
+	logger       *slog.Logger // nil for none
+	rt           *patchbay.Runtime
+	events       <-chan patchbay.Event
+	unread       []patchbay.Event // that were passed over by await
+	full         atomic.Bool      // nothing can be saved
+	end          func()
 }
 
 func newHost(t *testing.T) *host {
@@ -60,12 +62,13 @@ func (h *host) start() {
 		h.t.Fatal(err)
 	}
 	h.rt, err = patchbay.New(patchbay.Config{
-		PluginDirs:  []string{h.dir},
-		Admission:   h.admission,
-		State:       &device{store, &h.full},
-		SurvivorDir: h.survivors,
-		Logger:      h.logger,
-		Trust:       h.trust,
+		PluginDirs:   []string{h.dir},
+		Admission:    h.admission,
+		State:        &device{store, &h.full},
+		SurvivorDir:  h.survivors,
+		Logger:       h.logger,
+		Trust:        h.trust,
+		LaunchedOnly: h.launchedOnly,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithConnDispenser("T", func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil

@@ -1,6 +1,10 @@
 package cache
 
-import "sync"
+import (
+	"maps"
+	"slices"
+	"sync"
+)
 
 // ActualStateOfWorld is the set of plugins that are registered, by socket path. All methods are safe for concurrent use and none
 // blocks.
@@ -46,7 +50,7 @@ func (asw *actualStateOfWorld) RemovePlugin(socketPath string) {
 func (asw *actualStateOfWorld) GetRegisteredPlugins() []PluginInfo {
 	asw.mu.RLock()
 	defer asw.mu.RUnlock()
-	return sortedByPath(asw.plugins)
+	return sortedByPath(slices.Collect(maps.Values(asw.plugins)))
 }
 
 func (asw *actualStateOfWorld) PluginExistsWithCorrectTimestamp(pluginInfo PluginInfo) bool {

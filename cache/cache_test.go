@@ -101,7 +101,7 @@ func TestChanges(t *testing.T) {
 	took := func() []string {
 		got := []string{}
 		for _, c := range changes.Take() {
-			got = append(got, fmt.Sprint(c.Path, " ", c.Present))
+			got = append(got, fmt.Sprint(c.Path, " ", c.Info != nil))
 		}
 		return got
 	}

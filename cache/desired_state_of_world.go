@@ -38,7 +38,7 @@ func NewDesiredStateOfWorld() DesiredStateOfWorld { return NewDesired() }
 
 // NewDesired returns an empty desired state of the world with what is more than the kubelet's.
 func NewDesired() *Desired {
-	return &Desired{sockets: map[string]PluginInfo{}, subscribers: map[*Changes]struct{}{}}
+	return &Desired{sockets: map[string]*PluginInfo{}, subscribers: map[*Changes]struct{}{}}
 }
 
 // Desired is the [DesiredStateOfWorld] of this package: it knows sockets by their identity, and tells of changes. It is safe for concurrent
@@ -48,7 +48,7 @@ type Desired struct {
 	Clock func() time.Time
 
 	mu          sync.RWMutex
-	sockets     map[string]PluginInfo
+	sockets     map[string]*PluginInfo // none is changed
 	appearances uint64
 	lastStamp   time.Time
 	subscribers map[*Changes]struct{}
@@ -88,7 +88,7 @@ func (d *Desired) appear(socket Socket) {
 	}
 	d.lastStamp = now
 	d.appearances++
-	d.sockets[socket.Path] = PluginInfo{
+	d.sockets[socket.Path] = &PluginInfo{
 		SocketPath:           socket.Path,
 		Timestamp:            now,
 		Appearance:           d.appearances,
@@ -115,9 +115,9 @@ func (d *Desired) MoveSocket(from string, to Socket) {
 		return
 	}
 	delete(d.sockets, from)
-	info.SocketPath = to.Path
-	info.FoundInDeprecatedDir = to.Deprecated
-	d.sockets[to.Path] = info
+	moved := *info
+	moved.SocketPath, moved.FoundInDeprecatedDir = to.Path, to.Deprecated
+	d.sockets[to.Path] = &moved
 	d.notify(from, to.Path)
 }
 
@@ -135,7 +135,11 @@ func (d *Desired) RemovePlugin(socketPath string) {
 func (d *Desired) GetPluginsToRegister() []PluginInfo {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	return sortedByPath(d.sockets)
+	infos := make([]PluginInfo, 0, len(d.sockets))
+	for _, info := range d.sockets {
+		infos = append(infos, *info)
+	}
+	return sortedByPath(infos)
 }
 
 // PluginExists implements [DesiredStateOfWorld].
@@ -146,8 +150,9 @@ func (d *Desired) PluginExists(socketPath string) bool {
 	return ok
 }
 
-func sortedByPath(infos map[string]PluginInfo) []PluginInfo {
-	return slices.SortedFunc(maps.Values(infos), func(a, b PluginInfo) int { return cmp.Compare(a.SocketPath, b.SocketPath) })
+func sortedByPath(infos []PluginInfo) []PluginInfo {
+	slices.SortFunc(infos, func(a, b PluginInfo) int { return cmp.Compare(a.SocketPath, b.SocketPath) })
+	return infos
 }
 
 // Changes is a subscription to a [Desired]. It remembers which paths changed, not how often or how, so its memory is
@@ -162,9 +167,8 @@ type Changes struct {
 // Change is the present state of one path that changed.
 type Change struct {
 	Path string
-	// Present says whether a socket is at the path now; Info describes it if so.
-	Present bool
-	Info    PluginInfo
+	// Info describes the socket that is at the path now; nil if there is none. It must not be changed.
+	Info *PluginInfo
 }
 
 // Changes returns a subscription to the changes from now on, beginning with all sockets that exist.
@@ -173,7 +177,7 @@ func (d *Desired) Changes() *Changes {
 	defer d.mu.Unlock()
 	c := &Changes{of: d, signal: make(chan struct{}, 1), dirty: map[string]struct{}{}}
 	d.subscribers[c] = struct{}{}
-	byAppearance := slices.SortedFunc(maps.Values(d.sockets), func(a, b PluginInfo) int {
+	byAppearance := slices.SortedFunc(maps.Values(d.sockets), func(a, b *PluginInfo) int {
 		return cmp.Compare(a.Appearance, b.Appearance)
 	})
 	for _, info := range byAppearance {
@@ -212,8 +216,7 @@ func (c *Changes) Take() []Change {
 	defer c.of.mu.Unlock()
 	taken := make([]Change, len(c.order))
 	for i, path := range c.order {
-		info, ok := c.of.sockets[path]
-		taken[i] = Change{Path: path, Present: ok, Info: info}
+		taken[i] = Change{path, c.of.sockets[path]}
 	}
 	c.order = nil
 	clear(c.dirty)

@@ -18,7 +18,7 @@ func ExampleDesiredStateOfWorld() {
 	}
 	<-changes.C()
 	for _, c := range changes.Take() {
-		fmt.Println(c.Path, c.Present)
+		fmt.Println(c.Path, c.Info != nil)
 	}
 	// Output: /run/plugins/foo.sock true
 }

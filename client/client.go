@@ -98,8 +98,22 @@ func follow[Q, A, T any](
 
 // List returns all plugins that the daemon knows and the conditions of the daemon, as one consistent view.
 func (c *Client) List(ctx context.Context) (Listing, error) {
-	answer, err := ask(ctx, c.explain, "list the plugins", c.control.ListPlugins, &patchbayv1.ListPluginsRequest{})
-	return Listing{Plugins: each(answer.GetPlugins(), pluginOf), Conditions: each(answer.GetConditions(), conditionOf)}, err
+	const task = "list the plugins"
+	listing := Listing{Plugins: []Plugin{}, Conditions: []Condition{}}
+	whole := func(m *patchbayv1.StreamPluginsResponse) **patchbayv1.StreamPluginsResponse { return &m }
+	raw := func(_ string, err error) error { return err }
+	for part, err := range follow(ctx, raw, task, c.control.StreamPlugins, &patchbayv1.StreamPluginsRequest{}, whole) {
+		if connect.CodeOf(err) == connect.CodeUnimplemented { // the daemon is an older one
+			answer, err := ask(ctx, c.explain, task, c.control.ListPlugins, &patchbayv1.ListPluginsRequest{})
+			return Listing{Plugins: each(answer.GetPlugins(), pluginOf), Conditions: each(answer.GetConditions(), conditionOf)}, err
+		}
+		if err != nil {
+			return Listing{}, c.explain(task, err)
+		}
+		listing.Plugins = append(listing.Plugins, each(part.GetPlugins(), pluginOf)...)
+		listing.Conditions = append(listing.Conditions, each(part.GetConditions(), conditionOf)...)
+	}
+	return listing, nil
 }
 
 // Get returns every known instance of one plugin, newest first: at least one. A plugin that is not known is [ErrNotFound].
@@ -134,7 +148,12 @@ func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {
 // last pair of the sequence: that of the context when it ends, [ErrNotRunning] when the daemon goes away, and [ErrBehind] when the
 // iteration was too slow for the daemon to keep what it had not read.
 func (c *Client) Events(ctx context.Context, options EventsOptions) iter.Seq2[Event, error] {
-	request := &patchbayv1.WatchEventsRequest{Follow: options.Follow, Tail: options.Tail}
+	request := &patchbayv1.WatchEventsRequest{
+		Follow: options.Follow, Tail: options.Tail, Types: options.Types, Names: options.Names, Kinds: options.Kinds,
+	}
+	if !options.Since.IsZero() {
+		request.Since = timestamppb.New(options.Since)
+	}
 	return follow(ctx, c.explain, "read the events", c.control.WatchEvents, request, func(m *patchbayv1.WatchEventsResponse) *Event {
 		if m.GetEvent() == nil {
 			return nil // it says only that the watch stands
@@ -148,8 +167,23 @@ func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
 	m, err := ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
 	return Configuration{
 		PluginDirs: m.GetPluginDirs(), DeprecatedPluginDir: m.GetDeprecatedPluginDir(), State: m.GetState(),
-		ControlSocket: m.GetControlSocket(),
+		ControlSocket: m.GetControlSocket(), Effective: m.GetEffective(),
 	}, err
+}
+
+// A Part is a part of a file.
+type Part struct {
+	// Name is the name of the file; consecutive parts of one name are one file.
+	Name string
+	// Content are the next bytes of it.
+	Content []byte
+}
+
+// Diagnose gives what the process of the daemon knows about itself, as files for the report of a fault. The sequence is like that of
+// [Client.Events].
+func (c *Client) Diagnose(ctx context.Context) iter.Seq2[Part, error] {
+	partOf := func(m *patchbayv1.DiagnoseResponse) *Part { return &Part{m.GetName(), m.GetContent()} }
+	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, partOf)
 }
 
 // Reload has the daemon read its configuration anew and change to it. It returns the keys whose values changed. An error says what is wrong

@@ -30,6 +30,26 @@ type service struct {
 	plugins []*patchbayv1.Plugin
 	watch   func(context.Context, *patchbayv1.WatchEventsRequest, func(*patchbayv1.Event) error) error
 	err     error
+	// streams: it has StreamPlugins, as older daemons have not.
+	streams bool
+}
+
+func (s *service) StreamPlugins(
+	ctx context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest],
+	stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
+) error {
+	if !s.streams {
+		return s.UnimplementedControlServiceHandler.StreamPlugins(ctx, request, stream)
+	}
+	part := &patchbayv1.StreamPluginsResponse{Conditions: []*patchbayv1.Condition{{Name: "discovery", Status: "ok"}}}
+	for _, p := range s.plugins {
+		part.Plugins = append(part.Plugins, p)
+		if err := stream.Send(part); err != nil {
+			return err
+		}
+		part = &patchbayv1.StreamPluginsResponse{}
+	}
+	return errors.Join(stream.Send(part), s.err)
 }
 
 func (s *service) ListPlugins(
@@ -108,8 +128,13 @@ func socketPath(t *testing.T) string {
 }
 
 func TestList(t *testing.T) {
+	t.Run("of an older daemon", func(t *testing.T) { testList(t, false) })
+	t.Run("streamed", func(t *testing.T) { testList(t, true) })
+}
+
+func testList(t *testing.T, streams bool) {
 	registered := time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)
-	c, _ := serve(t, &service{plugins: []*patchbayv1.Plugin{
+	c, _ := serve(t, &service{streams: streams, plugins: []*patchbayv1.Plugin{
 		{
 			Type: "CSIPlugin", Name: "a/b", Version: "v1", Versions: []string{"v1", "v2"}, State: "registered", Current: true,
 			Endpoint: "/e", SocketPath: "/s", Instance: "i", Source: "discovered", RegisteredAt: timestamppb.New(registered),

@@ -71,7 +71,7 @@ type Listing struct {
 
 // Event is one thing that happened in the daemon.
 type Event struct {
-	// Seq grows by one with each event and starts anew with each start of the daemon.
+	// Seq grows by one with each event, also over restarts of the daemon, unless its file of events is lost.
 	Seq  uint64    `json:"seq"`
 	Time time.Time `json:"time"`
 	// Kind is what happened, for example "registered". Kinds that this package does not know may be added.
@@ -91,6 +91,10 @@ type EventsOptions struct {
 	Follow bool
 	// Tail is how many of the past events are given, the newest ones, oldest first; nil for all that are kept.
 	Tail *uint32
+	// Types, Names and Kinds are those of which events are given; empty for all.
+	Types, Names, Kinds []string
+	// Since is from when on events are given; zero for all.
+	Since time.Time
 }
 
 // Version identifies the build and the process of a daemon.
@@ -109,6 +113,8 @@ type Configuration struct {
 	DeprecatedPluginDir string `json:"deprecatedPluginDir"`
 	State               string `json:"state"`
 	ControlSocket       string `json:"controlSocket"`
+	// Effective is all that is in force, as YAML with where each value comes from, without secrets; empty if the daemon does not say.
+	Effective string `json:"effective"`
 }
 
 // Reloaded says what a reload of the configuration did.

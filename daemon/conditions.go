@@ -152,12 +152,15 @@ func (o observed) with(publisher *fleet.Publisher) observed {
 
 // readiness is the conditions without which no plugin can be registered.
 func (o observed) readiness() []patchbay.Condition {
-	return append(o.Runtime.Conditions(), o.state.get())
+	return append(slices.DeleteFunc(o.Runtime.Conditions(), isOthers), o.state.get())
 }
+
+// isOthers says whether a condition is about what others than root and the daemon's user do, who cannot have a node called unready.
+func isOthers(c patchbay.Condition) bool { return c.Name == patchbay.ConditionDirectories }
 
 // Conditions are ordered by name.
 func (o observed) Conditions() []patchbay.Condition {
-	all := append(o.readiness(), o.reloads.condition(), o.files.condition())
+	all := append(o.Runtime.Conditions(), o.state.get(), o.reloads.condition(), o.files.condition())
 	if o.dispense != nil {
 		all = append(all, o.dispense.condition())
 	}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
@@ -49,10 +50,10 @@ type Config struct {
 	// ClientTimeouts are the timeouts for calls to plugins that their handlers are given, by TYPE or TYPE/NAME; the latter goes before the
 	// former. Those that are not here have none.
 	ClientTimeouts map[string]time.Duration
-	// Bounds, MaxDepth, MaxSockets and UnreachableGrace are those of [patchbay.Config].
-	Bounds               reconciler.Bounds
-	MaxDepth, MaxSockets int
-	UnreachableGrace     time.Duration
+	// Bounds, MaxDepth, MaxSockets, MaxUserDirs, MaxDirs and UnreachableGrace are those of [patchbay.Config].
+	Bounds                                     reconciler.Bounds
+	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
+	UnreachableGrace                           time.Duration
 	// IgnoreUnhandled leaves plugins of types that no handler is for alone, instead of telling them that they are refused.
 	IgnoreUnhandled bool
 	// Trust says whose directories and sockets are used, and who may register plugins of which types; see [patchbay.Config].
@@ -62,6 +63,8 @@ type Config struct {
 	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Its final answers are forgotten by each
 	// reload that succeeds. Without Args every plugin may be registered.
 	Admission host.AdmissionSpec
+	// LaunchedOnly refuses to register what the daemon did not launch; see [patchbay.Config].
+	LaunchedOnly bool
 	// Fleet is the fleet that the node belongs to.
 	Fleet FleetConfig
 	// Catalogue has the plugins that are launched; nil for none.
@@ -73,6 +76,8 @@ type Config struct {
 	// Load reads the configuration anew, for [Daemon.Reload]. Nil: there is nothing to read. Of what it returns, what Build, Logger and the
 	// functions are does not matter.
 	Load func() (Config, error)
+	// Shown is all of the configuration as text for people, without secrets; empty if there is none.
+	Shown string
 	// Tracing says where traces of registrations and of calls to plugins go.
 	Tracing Tracing
 	// Log says how the Logger is set; SetLog is told when a reload changes that.
@@ -304,6 +309,23 @@ func (c Config) CheckPlugins() error {
 		}
 	}
 	return errors.Join(wrong...)
+}
+
+// Warn says of a configuration that can be used what may not be meant; empty if there is nothing.
+func (c Config) Warn() string {
+	owners := c.Trust.Owners
+	if len(c.Admission.Args) == 0 || c.LaunchedOnly || len(owners.Users)+len(owners.Groups) == 0 {
+		return ""
+	}
+	types := slices.Collect(maps.Keys(c.handlers()))
+	types = slices.DeleteFunc(types, func(ptype string) bool { _, named := c.Trust.Types[ptype]; return named })
+	if len(types) == 0 {
+		return ""
+	}
+	slices.Sort(types)
+	return fmt.Sprintf("trust.owners may register plugins of the types %s with any program that is admitted for another type: "+
+		"admission sees the program and the name, and not whose plugin it is; name in trust.types who may register each",
+		strings.Join(types, ", "))
 }
 
 func checkProgram(program string) error {

@@ -38,6 +38,12 @@ type picture struct {
 	source   source
 	launched launched
 	fleet    *fleetMember // nil if the node belongs to no fleet
+	// views has the present view of source.
+	views *shared[*view]
+}
+
+func newPicture(s source, l launched, fleet *fleetMember) picture {
+	return picture{s, l, fleet, &shared[*view]{make: func() *view { return newView(s) }}}
 }
 
 // control answers the control API. It is a [patchbayv1connect.ControlServiceHandler]; what is documented in control.proto is not repeated
@@ -50,8 +56,11 @@ type control struct {
 	// handlers returns the handlers by plugin type.
 	handlers func() map[string]cache.PluginHandler
 	reload   func(context.Context) ([]string, error)
-	config   Config
-	started  time.Time
+	// shown returns the configuration in force as text.
+	shown   func() string
+	metrics *metrics
+	config  Config
+	started time.Time
 }
 
 func (c *control) GetVersion(
@@ -63,18 +72,6 @@ func (c *control) GetVersion(
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
-	}), nil
-}
-
-func (c *control) ListPlugins(
-	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
-) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
-	wanted := request.Msg
-	plugins := slices.DeleteFunc(c.source.Plugins(), func(s patchbay.PluginStatus) bool {
-		return !anyOf(wanted.GetTypes(), s.Type) || !anyOf(wanted.GetNames(), s.Name) || !anyOf(wanted.GetStates(), string(s.State))
-	})
-	return connect.NewResponse(&patchbayv1.ListPluginsResponse{
-		Plugins: each(plugins, pluginMessage), Conditions: each(c.source.Conditions(), conditionMessage),
 	}), nil
 }
 
@@ -123,7 +120,7 @@ func (c *control) GetConfiguration(
 ) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
 	return connect.NewResponse(&patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
-		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket),
+		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
 	}), nil
 }
 

@@ -8,12 +8,17 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"connectrpc.com/connect"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -82,7 +87,7 @@ func event(seq uint64, ptype string) patchbay.Event {
 func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: picture{source: s}}))
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: newPicture(s, nil, nil)}))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)
@@ -166,17 +171,105 @@ func TestListPlugins(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var got string
-			for _, p := range response.Msg.GetPlugins() {
-				got += p.GetType() + "/" + p.GetName() + " "
+			names := func(plugins []*patchbayv1.Plugin) (all string) {
+				for _, p := range plugins {
+					all += p.GetType() + "/" + p.GetName() + " "
+				}
+				return all
 			}
-			if got != test.want {
+			if got := names(response.Msg.GetPlugins()); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
+			}
+			streamed := stream(t, rpc, &patchbayv1.StreamPluginsRequest{
+				Types: test.request.GetTypes(), Names: test.request.GetNames(), States: test.request.GetStates(),
+			})
+			if got := names(streamed[0].GetPlugins()); len(streamed) != 1 || got != test.want || len(streamed[0].GetConditions()) != 1 {
+				t.Errorf("streamed %v", streamed)
 			}
 			if c := response.Msg.GetConditions(); len(c) != 1 || c[0].GetStatus() != "degraded" || c[0].GetMessage() != "bad \ufffd" {
 				t.Errorf("conditions %v", c)
 			}
 		})
+	}
+}
+
+// stream returns the messages of a streamed list.
+func stream(t *testing.T, rpc patchbayv1connect.ControlServiceClient, request *patchbayv1.StreamPluginsRequest) (all []*patchbayv1.StreamPluginsResponse) {
+	t.Helper()
+	s, err := rpc.StreamPlugins(t.Context(), connect.NewRequest(request))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for s.Receive() {
+		all = append(all, s.Msg())
+	}
+	if s.Err() != nil || len(all) == 0 {
+		t.Fatalf("%d messages, then %v", len(all), s.Err())
+	}
+	return all
+}
+
+// TestLargeList has plugins announce more than a gRPC message may have: no part of a streamed list is that large, and none is missing.
+func TestLargeList(t *testing.T) {
+	const n = 3000
+	all := make([]patchbay.PluginStatus, n)
+	for i := range all {
+		all[i] = patchbay.PluginStatus{Type: "T", Name: strings.Repeat("n", 4090) + fmt.Sprint(1000+i)}
+	}
+	rpc := serveTo(t, &recorded{plugins: all})
+	got := 0
+	for i, part := range stream(t, rpc, &patchbayv1.StreamPluginsRequest{}) {
+		if size := proto.Size(part); size > 1<<20+8<<10 || len(part.GetConditions()) != map[bool]int{true: 1}[i == 0] {
+			t.Errorf("part %d has %d bytes, and %d conditions", i, size, len(part.GetConditions()))
+		}
+		for _, p := range part.GetPlugins() {
+			if want := fmt.Sprint(1000 + got); !strings.HasSuffix(p.GetName(), want) {
+				t.Fatalf("plugin %d is %s", got, p.GetName()[4000:])
+			}
+			got++
+		}
+	}
+	if got != n {
+		t.Errorf("%d plugins of %d", got, n)
+	}
+}
+
+// TestSharedViews has many callers look at once: those who come while a view is being made share the next one.
+func TestSharedViews(t *testing.T) {
+	var made atomic.Int64
+	began, goOn := make(chan struct{}), make(chan struct{})
+	views := &shared[int64]{make: func() int64 {
+		n := made.Add(1)
+		if n == 1 {
+			close(began)
+			<-goOn
+		}
+		return n
+	}}
+	var all sync.WaitGroup
+	all.Go(func() { views.get() })
+	<-began
+	const callers = 100
+	seen := make(chan int64, callers)
+	for range callers {
+		all.Go(func() { seen <- views.get() })
+	}
+	for waits := false; !waits; runtime.Gosched() {
+		views.mu.Lock()
+		waits = views.next != nil
+		views.mu.Unlock()
+	}
+	close(goOn)
+	all.Wait()
+	close(seen)
+	for n := range seen {
+		if n < 2 {
+			t.Errorf("somebody got view %d, which is older than the question", n)
+		}
+	}
+	if n := views.get(); n > callers/2 {
+		t.Errorf("%d views were made", n)
 	}
 }
 

@@ -252,10 +252,11 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server) {
-	shown := picture{a.seen, a.runtime.Launcher(), a.fleet}
+	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet)
 	c := &control{
 		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet),
 		reload: d.Reload, handlers: a.handlers.all, config: d.config, started: time.Now(),
+		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
 	}
 	controlServer = serve(a.conns.limit(l.control, "control", a.guard), a.guard, c, failed, d.log)
 	l.stopControl = controlServer.stop
@@ -285,17 +286,21 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		Bounds:              d.config.Bounds,
 		MaxDepth:            d.config.MaxDepth,
 		MaxSockets:          d.config.MaxSockets,
+		MaxUserDirs:         d.config.MaxUserDirs,
+		MaxDirs:             d.config.MaxDirs,
 		UnreachableGrace:    d.config.UnreachableGrace,
 		IgnoreUnhandled:     d.config.IgnoreUnhandled,
 		ClientTimeout:       d.timeouts.of,
 		Trust:               d.config.Trust,
 		NameGrace:           d.config.NameGrace,
 		Admission:           admission(d.config.Admission, d.log),
+		LaunchedOnly:        d.config.LaunchedOnly,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithDialer(d.goPlugins.Dial), dynamicplugins.WithDialOptionsFor(d.goPlugins.DialOptions),
 		},
 		Host:        plugin.Config{Repository: &d.metadata},
 		SurvivorDir: d.config.StatePath + ".survivors",
+		EventsPath:  d.config.StatePath + ".events",
 		Observer:    observer,
 		Logger:      d.log,
 	})

@@ -109,7 +109,8 @@ func (c *control) WatchEvents(
 ) error {
 	wanted := request.Msg
 	matches := func(e patchbay.Event) bool {
-		return anyOf(wanted.GetTypes(), e.Type) && anyOf(wanted.GetNames(), e.Name)
+		return anyOf(wanted.GetTypes(), e.Type) && anyOf(wanted.GetNames(), e.Name) && anyOf(wanted.GetKinds(), string(e.Kind)) &&
+			(wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime()))
 	}
 	send := func(e patchbay.Event) error {
 		// gofail: var controlEvent string

@@ -65,11 +65,11 @@ func FuzzControl(f *testing.F) {
 		live <- event(2, "A")
 		close(live)
 		c := &control{
-			picture: picture{launched: noneLaunched{}, source: &recorded{
+			picture: newPicture(&recorded{
 				plugins: []patchbay.PluginStatus{{Type: "A", Name: "one", State: reconciler.StateRegistered, Current: true}},
 				past:    []patchbay.Event{event(1, "A")},
 				live:    live,
-			}},
+			}, noneLaunched{}, nil),
 			handlers: func() map[string]cache.PluginHandler { return nil },
 			reload:   func(context.Context) ([]string, error) { return nil, errors.New("nothing to reload") },
 		}

@@ -77,7 +77,7 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 			"Events of plugins, by kind; unreachable is the death of a registered plugin, or that it could not be registered again.",
 			"type", "kind"),
 		refusals: counter("patchbay_refusals_total",
-			"How often something was refused because it is not trusted, by reason.", "reason"),
+			"How often something was refused because it is not trusted, or too much, by reason.", "reason"),
 		fileEventsLost: counter("patchbay_file_events_lost_total",
 			"How often the system lost file events of the plugin directories, which a scan makes up for.").WithLabelValues(),
 		resyncs: counter("patchbay_event_resyncs_total",

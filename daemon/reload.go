@@ -36,6 +36,9 @@ type reloads struct {
 	running *assembly
 	current Config
 
+	// shown is Config.Shown of what is in force.
+	shown atomic.Pointer[string]
+
 	// mu guards failure, and comes last.
 	mu      sync.Mutex
 	failure patchbay.Condition // of the last reload; OK if it succeeded, or if there was none
@@ -45,11 +48,13 @@ type reloads struct {
 const configuration = "configuration"
 
 func newReloads(config Config) *reloads {
-	return &reloads{
+	r := &reloads{
 		begun: make(chan struct{}), ended: make(chan struct{}),
 		current: config,
 		failure: patchbay.Condition{Name: configuration, OK: true},
 	}
+	r.shown.Store(&config.Shown)
+	return r
 }
 
 // begin lets reloads act on what runs.
@@ -162,6 +167,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 		d.log.Error("cannot close a plugin handler", "error", err)
 	}
 	r.current = next
+	r.shown.Store(&next.Shown)
 	runtime.Reconsider()
 	return changed, nil
 }
@@ -212,10 +218,12 @@ func differences(before, after Config) (changed, restart []string) {
 		{"device", before.DeviceSocketDir != after.DeviceSocketDir},
 		{"http", before.HTTPAddr != after.HTTPAddr},
 		{"unhandled", before.IgnoreUnhandled != after.IgnoreUnhandled},
-		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets},
+		{"bounds", before.Bounds != after.Bounds || before.MaxDepth != after.MaxDepth || before.MaxSockets != after.MaxSockets ||
+			before.MaxUserDirs != after.MaxUserDirs || before.MaxDirs != after.MaxDirs},
 		{"trust", !before.Trust.Equal(after.Trust) || before.NameGrace != after.NameGrace},
 		{"admission", !slices.Equal(before.Admission.Args, after.Admission.Args) ||
-			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout},
+			before.Admission.Protocol != after.Admission.Protocol || before.Admission.Timeout != after.Admission.Timeout ||
+			before.LaunchedOnly != after.LaunchedOnly},
 		{"tracing", before.Tracing != after.Tracing},
 		{"fleet", !before.Fleet.equal(after.Fleet)},
 		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},

@@ -93,7 +93,7 @@ func condition(t *testing.T, c *client.Client) client.Condition {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if names := []string{listing.Conditions[0].Name, listing.Conditions[1].Name}; !slices.Equal(names, []string{"configuration", "discovery"}) {
+	if names := []string{listing.Conditions[0].Name, listing.Conditions[1].Name}; !slices.Equal(names, []string{"configuration", "directories"}) {
 		t.Fatalf("conditions %q", names)
 	}
 	return listing.Conditions[0]

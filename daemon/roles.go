@@ -18,7 +18,7 @@ type Roles struct {
 	Read Members
 	// Operate also starts and stops launched plugins, retries plugins and releases names, allocates devices, and calls plugins.
 	Operate Members
-	// Admin also reloads the configuration.
+	// Admin also reloads the configuration, and sees the inside of the daemon's process.
 	Admin Members
 }
 
@@ -41,6 +41,7 @@ func (r role) String() string { return [...]string{"none", "read", "operate", "a
 var procedureRoles = map[string]role{
 	patchbayv1connect.ControlServiceGetVersionProcedure:         roleRead,
 	patchbayv1connect.ControlServiceListPluginsProcedure:        roleRead,
+	patchbayv1connect.ControlServiceStreamPluginsProcedure:      roleRead,
 	patchbayv1connect.ControlServiceGetPluginProcedure:          roleRead,
 	patchbayv1connect.ControlServiceWatchEventsProcedure:        roleRead,
 	patchbayv1connect.ControlServiceWaitForPluginProcedure:      roleRead,
@@ -55,6 +56,7 @@ var procedureRoles = map[string]role{
 	patchbayv1connect.ControlServiceRetryPluginProcedure:        roleOperate,
 	patchbayv1connect.ControlServiceReleaseNameProcedure:        roleOperate,
 	patchbayv1connect.ControlServiceReloadProcedure:             roleAdmin,
+	patchbayv1connect.ControlServiceDiagnoseProcedure:           roleAdmin,
 	patchbayv1connect.DeviceServiceListDevicesProcedure:         roleRead,
 	patchbayv1connect.DeviceServiceGetPreferredDevicesProcedure: roleRead,
 	patchbayv1connect.DeviceServiceAllocateDevicesProcedure:     roleOperate,

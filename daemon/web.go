@@ -12,7 +12,7 @@ import (
 
 var _ web.Source = picture{}
 
-func (p picture) Plugins() []*patchbayv1.Plugin { return each(p.source.Plugins(), pluginMessage) }
+func (p picture) Plugins() []*patchbayv1.Plugin { return p.views.get().plugins }
 
 func (p picture) Launched() []*patchbayv1.LaunchedPlugin {
 	return each(p.launched.Plugins(), launchedMessage)

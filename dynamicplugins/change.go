@@ -19,7 +19,8 @@ func (r *Store) RegisterPlugin(info *PluginInfo) error {
 	if err := info.check(); err != nil {
 		return err
 	}
-	return r.register(info.clone(), false, r.publish)
+	info = info.clone()
+	return r.register(info, false, func(l *roster, s *slot) { r.publish(l, s, info) })
 }
 
 // StagePlugin does the first half of a registration: the instance is saved, and nobody sees it. It is staged in front of all others
@@ -31,11 +32,8 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 	if err := info.check(); err != nil {
 		return nil, err
 	}
-	st := &stage{registry: r}
-	err := r.register(info, true, func(l *roster, s *slot, info *PluginInfo) {
-		st.roster, st.info = l, info
-		s.staged = st
-	})
+	st := &stage{registry: r, info: info}
+	err := r.register(info, true, func(l *roster, s *slot) { st.roster, s.staged = l, st })
 	if err != nil {
 		return nil, err
 	}
@@ -43,12 +41,12 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 }
 
 // register saves info and calls then with its slot, with r.mu held. An instance that is known goes in front if front is set.
-func (r *Store) register(info *PluginInfo, front bool, then func(*roster, *slot, *PluginInfo)) error {
+func (r *Store) register(info *PluginInfo, front bool, then func(*roster, *slot)) error {
 	return r.change(key{info.Type, info.Name}, func(l *roster) error { return r.registerIn(l, info, front, then) })
 }
 
 // registerIn is register in a roster. The caller holds l.changing.
-func (r *Store) registerIn(l *roster, info *PluginInfo, front bool, then func(*roster, *slot, *PluginInfo)) (err error) {
+func (r *Store) registerIn(l *roster, info *PluginInfo, front bool, then func(*roster, *slot)) (err error) {
 	from := l.find(info.AllocID)
 	to := max(from, 0)
 	if front {
@@ -58,11 +56,12 @@ func (r *Store) registerIn(l *roster, info *PluginInfo, front bool, then func(*r
 	case from < 0:
 		err = r.put(l, slices.Concat([]*PluginInfo{info}, l.saved))
 	case from != to || l.strayed || !l.saved[from].equal(info):
-		err = r.move(l, from, to, info)
+		moved := l.moved(from, to, info)
+		err = r.put(l, moved)
 		if err != nil && l.saved[from].equal(info) {
 			// It is there nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no
 			// disk to be the current one.
-			l.saved, l.strayed, err = l.moved(from, to, info), true, nil
+			l.saved, l.strayed, err = moved, true, nil
 		}
 	}
 	if err != nil {
@@ -79,7 +78,7 @@ func (r *Store) registerIn(l *roster, info *PluginInfo, front bool, then func(*r
 		s.rank = l.top()
 		l.slots = slices.Insert(l.slots, 0, s)
 	}
-	then(l, &l.slots[to], info)
+	then(l, &l.slots[to])
 	return nil
 }
 
@@ -111,7 +110,7 @@ func (st *stage) discardIn(l *roster) (err error) {
 	case shown == nil:
 		err = r.remove(l, i)
 	case to != i || !shown.info.equal(st.info):
-		err = r.move(l, i, to, shown.info)
+		err = r.put(l, l.moved(i, to, shown.info))
 	}
 
 	r.mu.Lock()
@@ -181,13 +180,11 @@ func (r *Store) publish(l *roster, s *slot, info *PluginInfo) {
 
 // DeregisterPlugin implements [Registry].
 func (r *Store) DeregisterPlugin(ptype, name, allocID string) error {
-	switch {
-	case ptype == "":
-		return invalid("must specify plugin type to deregister")
-	case name == "":
-		return invalid("must specify plugin name to deregister")
+	k, err := named(ptype, name, "deregister")
+	if err != nil {
+		return err
 	}
-	return r.change(key{ptype, name}, func(l *roster) error { return r.deregisterIn(l, allocID) })
+	return r.change(k, func(l *roster) error { return r.deregisterIn(l, allocID) })
 }
 
 // deregisterIn is DeregisterPlugin in a roster. The caller holds l.changing.

@@ -48,13 +48,10 @@ func (r *Store) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnIn
 }
 
 func (r *Store) conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
-	switch {
-	case ptype == "":
-		return nil, invalid("must specify plugin type to connect to")
-	case name == "":
-		return nil, invalid("must specify plugin name to connect to")
+	k, err := named(ptype, name, "connect to")
+	if err != nil {
+		return nil, err
 	}
-	k := key{ptype, name}
 	if _, err := r.sharedInstance(ctx, k); err != nil {
 		return nil, err
 	}

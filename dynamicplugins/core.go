@@ -18,7 +18,7 @@ import (
 // the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an
 // immutable view of the plugin.
 //
-// Lock order: roster.changing, Store.mu, then Store.entry, the feed's, a link's, the pool's and that of the names.
+// Lock order: roster.changing, Store.mu, then Store.entry, the feed's, a link's and the pool's.
 type Store struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration

@@ -89,6 +89,17 @@ func (f *failure) GRPCStatus() *status.Status {
 
 func invalid(text string) error { return &failure{text: text, sentinel: ErrInvalid} }
 
+// named returns the key of a plugin, for something that is to be done with it.
+func named(ptype, name, todo string) (key, error) {
+	switch {
+	case ptype == "":
+		return key{}, invalid("must specify plugin type to " + todo)
+	case name == "":
+		return key{}, invalid("must specify plugin name to " + todo)
+	}
+	return key{ptype, name}, nil
+}
+
 func noDispenser(ptype string) error {
 	return &failure{text: "no plugin dispenser found for type: " + ptype, sentinel: ErrNoDispenser}
 }

@@ -6,9 +6,7 @@ import "sync"
 // nor this is known.
 type keptNames struct {
 	restored []KeptName
-
-	mu      sync.Mutex
-	pending map[key]*KeptName // not saved yet
+	pending  sync.Map // key → *KeptName: not saved yet
 }
 
 // KeptNames returns what the storage held when the registry was opened, in no order.
@@ -16,12 +14,7 @@ func (r *Store) KeptNames() []KeptName { return r.kept.restored }
 
 // KeepName says whose a name is. It does not block: that is saved with the next change of the plugins of the name, or by SaveName.
 func (r *Store) KeepName(name KeptName) {
-	r.kept.mu.Lock()
-	defer r.kept.mu.Unlock()
-	if r.kept.pending == nil {
-		r.kept.pending = map[key]*KeptName{}
-	}
-	r.kept.pending[key{name.Type, name.Name}] = &name
+	r.kept.pending.Store(key{name.Type, name.Name}, &name)
 }
 
 // SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing.
@@ -36,16 +29,10 @@ func (r *Store) SaveName(ptype, name string) error {
 
 // unsaved returns what is to be saved of a name; nil if that is nothing.
 func (n *keptNames) unsaved(k key) *KeptName {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.pending[k]
+	kept, _ := n.pending.Load(k)
+	name, _ := kept.(*KeptName)
+	return name
 }
 
 // saved forgets what was saved, unless something else was said meanwhile.
-func (n *keptNames) saved(k key, kept *KeptName) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if kept != nil && n.pending[k] == kept {
-		delete(n.pending, k)
-	}
-}
+func (n *keptNames) saved(k key, kept *KeptName) { n.pending.CompareAndDelete(k, kept) }

@@ -17,11 +17,9 @@ func (r *Store) DispensePlugin(ptype, name string) (any, error) {
 }
 
 func (r *Store) dispense(ptype, name string) (any, error) {
-	switch {
-	case ptype == "":
-		return nil, invalid("must specify plugin type to dispense")
-	case name == "":
-		return nil, invalid("must specify plugin name to dispense")
+	k, err := named(ptype, name, "dispense")
+	if err != nil {
+		return nil, err
 	}
 	if err := r.usable(); err != nil {
 		return nil, err
@@ -30,7 +28,6 @@ func (r *Store) dispense(ptype, name string) (any, error) {
 	if !ok {
 		return nil, noDispenser(ptype)
 	}
-	k := key{ptype, name}
 	if dispenser.conn != nil {
 		return r.dispenseConn(k, dispenser.conn)
 	}
@@ -66,11 +63,9 @@ func (r *Store) ListPlugins(ptype string) []*PluginInfo {
 	if ptype == "" {
 		return nil
 	}
-	r.mu.Lock()
-	views := r.collect(ptype, "")
-	r.mu.Unlock()
+	views := r.views(ptype, "")
 	plugins := make([]*PluginInfo, 0, len(views))
-	for _, v := range sorted(views) {
+	for _, v := range views {
 		plugins = append(plugins, v.instances[0].info)
 	}
 	return plugins
@@ -79,11 +74,8 @@ func (r *Store) ListPlugins(ptype string) []*PluginInfo {
 // Instances returns all instances, sorted by type and name and newest first. The empty type means all types and the empty
 // name all names.
 func (r *Store) Instances(ptype, name string) []Instance {
-	r.mu.Lock()
-	views := r.collect(ptype, name)
-	r.mu.Unlock()
 	var instances []Instance
-	for _, v := range sorted(views) {
+	for _, v := range r.views(ptype, name) {
 		for _, in := range v.instances {
 			instances = append(instances, v.describe(in))
 		}
@@ -108,11 +100,8 @@ func (v *view) describe(in *instance) Instance {
 // RestoredPlugins returns the instances that were restored from the storage and neither confirmed nor registered again, in
 // the order of Instances.
 func (r *Store) RestoredPlugins() []*PluginInfo {
-	r.mu.Lock()
-	views := r.collect("", "")
-	r.mu.Unlock()
 	var plugins []*PluginInfo
-	for _, v := range sorted(views) {
+	for _, v := range r.views("", "") {
 		for _, in := range v.instances {
 			if in.restored {
 				plugins = append(plugins, in.info)
@@ -134,6 +123,14 @@ func (r *Store) PluginForAlloc(ptype, name, allocID string) (*PluginInfo, error)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return nil, r.unknown(k, allocID)
+}
+
+// views returns the views that a type and name stand for, sorted by them, at one moment.
+func (r *Store) views(ptype, name string) []*view {
+	r.mu.Lock()
+	views := r.collect(ptype, name)
+	r.mu.Unlock()
+	return sorted(views)
 }
 
 // collect returns the views that a type and name stand for, either of which may be empty for all. The caller holds r.mu.

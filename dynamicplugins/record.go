@@ -103,7 +103,7 @@ func toStored(p *PluginInfo) *PluginInfo {
 	}
 	stored := *p
 	stored.Record = nil
-	stored.Options = make(map[string]string, len(p.Options)+9)
+	stored.Options = make(map[string]string, len(p.Options)+8)
 	maps.Copy(stored.Options, p.Options)
 	maps.DeleteFunc(stored.Options, ofRecord) // nobody can make any up
 	set := func(option, value string) { stored.Options[option] = value }

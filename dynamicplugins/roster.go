@@ -117,11 +117,6 @@ func (r *Store) remove(l *roster, i int) error {
 	return r.put(l, slices.Delete(slices.Clone(l.saved), i, i+1))
 }
 
-// move saves info, which is the instance at from, at to. The caller holds l.changing.
-func (r *Store) move(l *roster, from, to int, info *PluginInfo) error {
-	return r.put(l, l.moved(from, to, info))
-}
-
 // moved returns what is saved with info, which is the instance at from, at to. The caller holds l.changing.
 func (l *roster) moved(from, to int, info *PluginInfo) []*PluginInfo {
 	return slices.Insert(slices.Delete(slices.Clone(l.saved), from, from+1), to, info)

@@ -74,23 +74,20 @@ func (r *Store) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) 
 
 // waitFor waits until choose finds an instance.
 func (r *Store) waitFor(ctx context.Context, ptype, name string, choose func(*view) *instance) (*PluginInfo, error) {
-	switch {
-	case ptype == "":
-		return nil, invalid("must specify plugin type to wait for")
-	case name == "":
-		return nil, invalid("must specify plugin name to wait for")
+	k, err := named(ptype, name, "wait for")
+	if err != nil {
+		return nil, err
 	}
 	var info *PluginInfo
-	err := r.await(ctx, key{ptype, name}, func(v *view) bool {
+	err = r.await(ctx, k, func(v *view) bool {
 		if v == nil {
 			return false
 		}
 		in := choose(v)
-		if in == nil {
-			return false
+		if in != nil {
+			info = in.info
 		}
-		info = in.info
-		return true
+		return in != nil
 	})
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("plugin %s for type %s is not registered: %w", name, ptype, err)

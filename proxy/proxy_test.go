@@ -2,13 +2,11 @@ package proxy_test
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/encoding/gzip"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -408,58 +405,6 @@ func TestMetadataIsBounded(t *testing.T) {
 	}
 }
 
-func TestCompression(t *testing.T) {
-	var encoding []string
-	p := &plugin{unary: func(ctx context.Context, r *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
-		md, _ := metadata.FromIncomingContext(ctx)
-		encoding = md.Get("grpc-encoding")
-		return &testpb.SimpleResponse{Payload: r.GetPayload()}, grpc.SetSendCompressor(ctx, gzip.Name)
-	}}
-	c, _ := through(t, p)
-	r, err := c.UnaryCall(within(t), &testpb.SimpleRequest{Payload: payload(1000)}, grpc.UseCompressor(gzip.Name))
-	if err != nil || len(r.GetPayload().GetBody()) != 1000 || encoding != nil {
-		t.Errorf("got %v, %v, encoding %v", r, err, encoding)
-	}
-}
-
-// post sends a request as a client of this implementation would not, and returns the status of the call and its text.
-func post(t *testing.T, path, encoding string, body []byte) (code, message string) {
-	t.Helper()
-	protocols := new(http.Protocols)
-	protocols.SetUnencryptedHTTP2(true)
-	transport := &http.Transport{Protocols: protocols, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", path)
-	}}
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(within(t), http.MethodPost, "http://x/grpc.testing.TestService/FullDuplexCall",
-		bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	request.Header = http.Header{"Content-Type": {"application/grpc"}, "Grpc-Encoding": {encoding}, "Te": {"trailers"}}
-	response, err := transport.RoundTrip(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	if _, err := io.Copy(io.Discard, response.Body); err != nil {
-		t.Fatal(err)
-	}
-	for _, from := range []http.Header{response.Header, response.Trailer} {
-		code, message = cmp.Or(code, from.Get("Grpc-Status")), cmp.Or(message, from.Get("Grpc-Message"))
-	}
-	return code, message
-}
-
-func TestUnknownEncoding(t *testing.T) {
-	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) { return nil, errors.New("asked") })
-	code, message := post(t, path, "x", []byte{1, 0, 0, 0, 0})
-	if code != "12" || !strings.Contains(message, `"x"`) {
-		t.Errorf("status %s: %s", code, message)
-	}
-}
-
-// TestCallerMistake announces a message that is too large: the caller is told, and the plugin's call ends.
 func TestCallerMistake(t *testing.T) {
 	ended := make(chan struct{})
 	server := grpc.NewServer()
@@ -500,115 +445,6 @@ func TestContentSubtype(t *testing.T) {
 		}
 		if got := strings.Join(<-kinds, " "); got != want {
 			t.Errorf("got %s, want %s", got, want)
-		}
-	}
-}
-
-// TestOwnErrors are those that no plugin has made.
-func TestOwnErrors(t *testing.T) {
-	listener, path := listen(t)
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
-	absent := connect(t, path)
-	for name, test := range map[string]struct {
-		director proxy.Director
-		code     codes.Code
-		text     string
-	}{
-		"plain": {
-			func(context.Context, string) (grpc.ClientConnInterface, error) { return nil, errors.New("plain") }, codes.Unavailable, "plain",
-		},
-		"status": {
-			func(_ context.Context, method string) (grpc.ClientConnInterface, error) {
-				return nil, status.Error(codes.NotFound, method)
-			},
-			codes.NotFound, "/grpc.testing.TestService/UnaryCall",
-		},
-		"nobody there": {
-			func(context.Context, string) (grpc.ClientConnInterface, error) {
-				return proxy.Named(absent, "plugin T/n"), nil
-			},
-			codes.Unavailable, "cannot call plugin T/n: connection error",
-		},
-	} {
-		c := testpb.NewTestServiceClient(connect(t, serve(t, test.director)))
-		_, err := c.UnaryCall(within(t), &testpb.SimpleRequest{})
-		if s := status.Convert(err); s.Code() != test.code || !strings.HasPrefix(s.Message(), test.text) {
-			t.Errorf("%s: got %v", name, err)
-		}
-	}
-}
-
-// TestLost ends the connection to the plugin, at either end, under a call.
-// TestComesBack has a call go to a plugin whose endpoint is the proxy's own socket.
-func TestComesBack(t *testing.T) {
-	var itself *grpc.ClientConn
-	var calls atomic.Int32
-	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
-		calls.Add(1)
-		return proxy.Named(itself, "plugin T/n"), nil
-	})
-	itself = connect(t, path)
-	_, err := testpb.NewTestServiceClient(itself).UnaryCall(within(t), &testpb.SimpleRequest{})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "plugin T/n") || !strings.Contains(err.Error(), "leads back") {
-		t.Errorf("the call ends with %v", err)
-	}
-	if n := calls.Load(); n != 9 { // the first, and as many more as there may be hops
-		t.Errorf("it came %d times", n)
-	}
-}
-
-func TestLost(t *testing.T) {
-	for name, end := range map[string]func(*grpc.Server, *grpc.ClientConn){
-		"plugin": func(s *grpc.Server, _ *grpc.ClientConn) { s.Stop() },
-		"host":   func(_ *grpc.Server, c *grpc.ClientConn) { _ = c.Close() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			server := grpc.NewServer()
-			testpb.RegisterTestServiceServer(server, &plugin{duplex: func(s testpb.TestService_FullDuplexCallServer) error {
-				if err := s.SendHeader(nil); err != nil {
-					return err
-				}
-				<-s.Context().Done()
-				return nil
-			}})
-			direct := connect(t, run(t, server))
-			c := testpb.NewTestServiceClient(connect(t, serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
-				return proxy.Named(direct, "plugin T/n"), nil
-			})))
-			s, err := c.FullDuplexCall(within(t))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := s.Header(); err != nil {
-				t.Fatal(err)
-			}
-			end(server, direct)
-			_, err = s.Recv()
-			if s := status.Convert(err); s.Code() != codes.Unavailable ||
-				!strings.HasPrefix(s.Message(), "the call was lost with the connection to plugin T/n: ") {
-				t.Errorf("got %v", err)
-			}
-		})
-	}
-}
-
-// TestHostServicesAreRefused: what only the host of a go-plugin plugin may call is not forwarded.
-func TestHostServicesAreRefused(t *testing.T) {
-	director := func(context.Context, string) (grpc.ClientConnInterface, error) {
-		t.Error("the call is directed to a plugin")
-		return nil, errors.New("no plugin")
-	}
-	conn, err := grpc.NewClient("unix:"+serve(t, director), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	for _, method := range []string{"/plugin.GRPCController/Shutdown", "/plugin.GRPCBroker/StartStream", "/plugin.GRPCStdio/StreamStdio"} {
-		err := conn.Invoke(t.Context(), method, &testpb.Empty{}, &testpb.Empty{})
-		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "is not forwarded") {
-			t.Errorf("%s: %v", method, err)
 		}
 	}
 }

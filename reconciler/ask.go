@@ -13,8 +13,12 @@ import (
 )
 
 const (
-	// slotHold is how long an attempt that waits keeps its slot.
-	slotHold = 25 * time.Millisecond
+	// slotHold is how long an attempt that waits keeps its slot while few wait without one, minHold how long it does while many wait. The time
+	// to hold is half as long for manyWait of them, a third for twice as many, and so on: what says nothing is mostly not alone.
+	slotHold, minHold = 25 * time.Millisecond, 2 * time.Millisecond
+	manyWait          = 32
+	// againEvery is how often one that is tried again goes before those that have just appeared, for all their number.
+	againEvery = 4
 	// A socket on which its plugin is about to listen is dialled again refusedTries times without a pause, because bind and listen are
 	// mostly some microseconds apart, and then with a refusedPause in between; a shorter one takes as long.
 	refusedTries = 16
@@ -33,13 +37,17 @@ func (r *Reconciler) dispatch(ctx context.Context) {
 	}
 }
 
-// waiting takes the job that is the next to get a slot; nil if there is none. What is on disk goes before what is not begun, and nothing
-// when it is over: a plugin must not be told what is then taken back. mu is held.
+// waiting takes the job that is the next to get a slot; nil if there is none. What is on disk goes before what is not begun, what has just
+// appeared mostly before what is tried again, and nothing when it is over: a plugin must not be told what is then taken back. mu is held.
 func (r *Reconciler) waiting(ctx context.Context) (j *job) {
 	if r.stopped || ctx.Err() != nil {
 		return nil
 	}
-	for _, queue := range [...]*[]*job{&r.saved, &r.queue} {
+	queues := [...]*[]*job{&r.saved, &r.queue, &r.again}
+	if r.taken++; r.taken%againEvery == 0 {
+		queues[1], queues[2] = queues[2], queues[1]
+	}
+	for _, queue := range queues {
 		if q := *queue; len(q) > 0 {
 			j, q[0] = q[0], nil
 			*queue = q[1:]
@@ -51,13 +59,19 @@ func (r *Reconciler) waiting(ctx context.Context) (j *job) {
 
 // slot is the place of a walk among those that may run at once.
 type slot struct {
-	stop  func() // of the timer that gives it back after slotHold
-	given bool   // back; guarded by Reconciler.mu
+	stop func() // of the timer that gives it back
+
+	// Guarded by Reconciler.mu: it was given back; its attempt waits for an answer; it was counted as one that does so without a slot.
+	given, asks, counted bool
 }
 
-func (r *Reconciler) takeSlot(ctx context.Context) *slot {
+func (r *Reconciler) takeSlot(ctx context.Context, j *job) *slot {
 	s := &slot{}
-	s.stop = r.pace.AfterFunc(slotHold, func() { r.giveBack(ctx, s) })
+	hold := max(minHold, slotHold/time.Duration(1+r.unanswered.Load()/manyWait))
+	if e, is := j.effect.(machine.Ask); is && !e.First {
+		hold = minHold // it may say as little as it did before
+	}
+	s.stop = r.pace.AfterFunc(hold, func() { r.giveBack(ctx, s) })
 	return s
 }
 
@@ -65,8 +79,22 @@ func (r *Reconciler) takeSlot(ctx context.Context) *slot {
 func (r *Reconciler) giveBack(ctx context.Context, s *slot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if s.asks && !s.given {
+		s.counted = true
+		r.unanswered.Add(1)
+	}
 	r.leave(s)
 	r.dispatch(ctx)
+}
+
+// setAsks says whether the attempt that has a slot waits for an answer.
+func (r *Reconciler) setAsks(s *slot, asks bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s.asks = asks; !asks && s.counted {
+		s.counted = false
+		r.unanswered.Add(-1)
+	}
 }
 
 // leave frees a slot, unless it was given back. mu is held.
@@ -95,7 +123,7 @@ func (r *Reconciler) passOn(ctx context.Context, s *slot) (next *job) {
 // walk does jobs, one after the other, as long as it has a slot.
 func (r *Reconciler) walk(ctx context.Context, j *job) {
 	for j != nil {
-		s := r.takeSlot(ctx)
+		s := r.takeSlot(ctx, j)
 		if e, is := j.effect.(machine.Ask); is {
 			r.ask(ctx, j, e, s)
 		}
@@ -106,7 +134,9 @@ func (r *Reconciler) walk(ctx context.Context, j *job) {
 
 // ask asks a plugin who it is.
 func (r *Reconciler) ask(ctx context.Context, j *job, e machine.Ask, s *slot) {
+	r.setAsks(s, true)
 	conn, info, err := r.interview(j.ctx, e, func() { r.giveBack(ctx, s) })
+	r.setAsks(s, false)
 	answer := machine.Answered{Ref: e.Ref, Path: e.Path, Info: info, Failure: r.failure(err)}
 	if conn != nil {
 		answer.Peer, answer.Account = conn.Peer(), conn.Account()
@@ -120,7 +150,7 @@ func (r *Reconciler) done(ctx context.Context, j *job, result machine.Input, con
 	defer r.mu.Unlock()
 	ref := j.ref
 	res := r.of(ref)
-	res.cancel = nil
+	res.cancels[kindOf(j.effect)] = nil
 	if conn != nil {
 		res.conn = conn
 	}
@@ -164,7 +194,7 @@ func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Dura
 	ctx, done := r.trace(ctx, "connect")
 	defer func() { done(err) }()
 	began := r.pace.Now()
-	fresh := e.First && isFresh(e.Info.Socket, began)
+	fresh := e.First && isFresh(e.Socket, began)
 	conn, err := r.dial(ctx, e, timeout)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
 		// The last dial begins after the window, however late a busy machine has this goroutine go on.
@@ -193,7 +223,7 @@ func connectError(path string, err error) error {
 func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Duration) (Conn, error) {
 	ctx, cancel := r.pace.WithTimeout(ctx, timeout)
 	defer cancel()
-	return r.cfg.Transport.Dial(ctx, e.Path, e.Info.Socket)
+	return r.cfg.Transport.Dial(ctx, e.Path, e.Socket)
 }
 
 // refuse tells a plugin that it is refused.
@@ -210,7 +240,7 @@ func (r *Reconciler) refuse(ctx context.Context, j *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	res := r.of(e.Ref)
-	res.cancel = nil
+	res.cancels[kindOf(e)] = nil
 	r.closeConn(res)
 	r.step(ctx, machine.Delivered{Ref: e.Ref}, nil)
 	r.tidy(e.Ref)

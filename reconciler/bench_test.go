@@ -63,6 +63,8 @@ func (instantTransport) Refused(error) bool { return false }
 
 func (instantTransport) WatchProcess(reconciler.Peer, func()) (func(), error) { return nil, io.EOF }
 
+func (instantTransport) Listens(cache.SocketID, reconciler.Peer) bool { return false }
+
 type instantConn struct{ path string }
 
 func (c instantConn) GetInfo(context.Context) (reconciler.Info, error) {

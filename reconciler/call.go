@@ -32,7 +32,7 @@ func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) == 0 && len(r.saved) == 0 {
+	if len(r.queue)+len(r.again)+len(r.saved) == 0 {
 		r.leave(s)
 		return false
 	}
@@ -51,7 +51,7 @@ func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewher
 
 // perform makes one call.
 func (r *Reconciler) perform(ctx context.Context, e *machine.Call) machine.Returned {
-	result := machine.Returned{Key: e.Key}
+	result := machine.Returned{Key: machine.Key{Type: e.Instance.Type, Name: e.Instance.Name}}
 	var err error
 	h := r.handler(e.Handler)
 	switch e.Kind {
@@ -77,15 +77,15 @@ func (r *Reconciler) perform(ctx context.Context, e *machine.Call) machine.Retur
 		r.logError(r.call("DeRegisterPlugin", func() error {
 			// gofail: var handlerDeRegister struct{}
 			// return nil
-			h.DeRegisterPlugin(e.Key.Name)
+			h.DeRegisterPlugin(e.Instance.Name)
 			return nil
 		}))
 	case machine.CallGone:
 		if g, ok := h.(cache.InstanceGoneHandler); ok {
-			r.logError(r.call("InstanceGone", func() error { g.InstanceGone(e.Key.Name, e.Endpoint); return nil }))
+			r.logError(r.call("InstanceGone", func() error { g.InstanceGone(e.Instance.Name, e.Instance.Endpoint); return nil }))
 		}
 	case machine.CallRemove:
-		err = r.cfg.Registry.Remove(e.Key.Type, e.Key.Name, e.Instance.ID)
+		err = r.cfg.Registry.Remove(e.Instance.Type, e.Instance.Name, e.Instance.ID)
 	}
 	if err != nil {
 		result.Failure = judge(err)
@@ -118,15 +118,15 @@ func (r *Reconciler) logError(err error) {
 
 // endpointAnswers says whether anybody accepts on an endpoint.
 func (r *Reconciler) endpointAnswers(ctx context.Context, e *machine.Call) *machine.Failure {
-	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Dial)
+	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Instance.Type).Dial)
 	defer cancel()
-	stop, err := r.cfg.Transport.Probe(ctx, e.Endpoint, cache.SocketID{}, func() {})
+	stop, err := r.cfg.Transport.Probe(ctx, e.Instance.Endpoint, cache.SocketID{}, func() {})
 	if stop != nil {
 		stop()
 	}
 	f := r.failure(err)
 	if f != nil {
-		f.Err = connectError(e.Endpoint, err)
+		f.Err = connectError(e.Instance.Endpoint, err)
 	}
 	return f
 }
@@ -137,9 +137,9 @@ func (r *Reconciler) validate(ctx context.Context, e *machine.Call, h cache.Plug
 		// gofail: var handlerValidate string
 		// return errors.New(handlerValidate)
 		if v, ok := h.(cache.DeprecatedDirValidator); ok {
-			return v.ValidatePluginInDir(e.Key.Name, e.Endpoint, e.Instance.Versions, e.Deprecated)
+			return v.ValidatePluginInDir(e.Instance.Name, e.Instance.Endpoint, e.Instance.Versions, e.Deprecated)
 		}
-		return h.ValidatePlugin(e.Key.Name, e.Endpoint, e.Instance.Versions)
+		return h.ValidatePlugin(e.Instance.Name, e.Instance.Endpoint, e.Instance.Versions)
 	})
 	done(err)
 	return err
@@ -147,10 +147,10 @@ func (r *Reconciler) validate(ctx context.Context, e *machine.Call, h cache.Plug
 
 // register calls the handler's RegisterPlugin, or RegisterPluginContext if it has that.
 func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.PluginHandler) (registration cache.Registration, err error) {
-	name, versions := e.Key.Name, e.Instance.Versions
+	plugin := &e.Instance
 	var clientTimeout *time.Duration
 	if r.cfg.ClientTimeout != nil {
-		clientTimeout = r.cfg.ClientTimeout(e.Key.Type, name)
+		clientTimeout = r.cfg.ClientTimeout(plugin.Type, plugin.Name)
 	}
 	ctx, done := r.trace(ctx, "register")
 	defer func() { done(err) }()
@@ -158,19 +158,22 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	// return registration, errors.New(handlerRegister)
 	registrar, ok := h.(cache.ContextRegistrar)
 	if !ok {
-		return registration, r.call("RegisterPlugin", func() error { return h.RegisterPlugin(name, e.Endpoint, versions, clientTimeout) })
+		return registration, r.call("RegisterPlugin", func() error {
+			return h.RegisterPlugin(plugin.Name, plugin.Endpoint, plugin.Versions, clientTimeout)
+		})
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if timeout := r.timeouts(e.Key.Type).Handler; timeout > 0 {
+	if timeout := r.timeouts(plugin.Type).Handler; timeout > 0 {
 		ctx, cancel = r.pace.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	d := &endpointDialer{judge: r.cfg.Trust, refused: cancel, plugin: judged.Plugin{
-		Type: e.Key.Type, Account: e.Instance.Account, Socket: sock.ID(e.Instance.Socket),
+		Type: plugin.Type, Account: plugin.Account, Socket: sock.ID(plugin.Socket),
 	}}
 	err = r.call("RegisterPluginContext", func() error {
-		registration, err = registrar.RegisterPluginContext(cache.WithEndpointDialer(ctx, d.dial), name, e.Endpoint, versions, clientTimeout)
+		ctx := cache.WithEndpointDialer(ctx, d.dial)
+		registration, err = registrar.RegisterPluginContext(ctx, plugin.Name, plugin.Endpoint, plugin.Versions, clientTimeout)
 		return err
 	})
 	if refusal := d.refusal.Load(); err != nil && refusal != nil {
@@ -232,7 +235,7 @@ func (r *Reconciler) discard(ref machine.Ref) error {
 
 // tell tells the plugin that it is registered.
 func (r *Reconciler) tell(ctx context.Context, e *machine.Call) error {
-	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Key.Type).Notify)
+	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Instance.Type).Notify)
 	defer cancel()
 	ctx, done := r.trace(ctx, "notify")
 	err := ctx.Err() // it may have gone while it waited for a slot
@@ -253,7 +256,7 @@ func (r *Reconciler) keep(e *machine.Call, h cache.PluginHandler) (kept bool) {
 		return false
 	}
 	r.logError(r.call("KeepRegistration", func() error {
-		kept = keeper.KeepRegistration(e.Key.Name, e.Failure.Err)
+		kept = keeper.KeepRegistration(e.Instance.Name, e.Failure.Err)
 		return nil
 	}))
 	return kept

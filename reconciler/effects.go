@@ -11,11 +11,11 @@ import (
 )
 
 // resources are what the runner holds for one instance. Guarded by Reconciler.mu, except that conn and staged are used by whoever runs the
-// instance's job, of which there is one at a time.
+// job that is about them, of which there is one at a time.
 type resources struct {
-	conn   Conn
-	staged Staged
-	cancel context.CancelFunc // of the job
+	conn    Conn
+	staged  Staged
+	cancels [jobKinds]context.CancelFunc
 	// watches end the watches of its sockets, and probes those of the last probes, which nobody keeps yet.
 	watches, probes [2]func()
 	process         func() // ends the watch of its process
@@ -29,7 +29,8 @@ func (res *resources) empty() bool {
 			return false
 		}
 	}
-	return res.conn == nil && res.staged == nil && res.cancel == nil && res.attempt == attempt{} && !res.trace.IsValid()
+	return res.conn == nil && res.staged == nil && res.cancels[attempting] == nil && res.cancels[calling] == nil &&
+		res.attempt == attempt{} && !res.trace.IsValid()
 }
 
 // stops are the ends of all watches.
@@ -70,11 +71,27 @@ type job struct {
 	effect machine.Effect
 }
 
+// jobKind says which of the jobs for an instance one is: a handler may be told to let go of it while it is being asked.
+type jobKind uint8
+
+const (
+	attempting jobKind = iota // to ask it, or to tell it of its refusal
+	calling                   // in its lane
+	jobKinds
+)
+
+func kindOf(effect machine.Effect) jobKind {
+	if _, is := effect.(machine.Call); is {
+		return calling
+	}
+	return attempting
+}
+
 // newJob returns a job for an instance, which Cancel abandons. mu is held.
 func (r *Reconciler) newJob(ctx context.Context, ref machine.Ref, effect machine.Effect) *job {
 	res := r.of(ref)
 	ctx, cancel := context.WithCancel(res.traced(ctx))
-	res.cancel = cancel
+	res.cancels[kindOf(effect)] = cancel
 	return &job{ctx, cancel, ref, effect}
 }
 
@@ -82,7 +99,7 @@ func (r *Reconciler) newJob(ctx context.Context, ref machine.Ref, effect machine
 func (r *Reconciler) goOn(ctx context.Context, j *job, ref machine.Ref, effect machine.Effect) {
 	if j.ref == ref && j.ctx.Err() == nil {
 		j.effect = effect
-		r.of(ref).cancel = j.cancel
+		r.of(ref).cancels[kindOf(effect)] = j.cancel
 		return
 	}
 	j.cancel()
@@ -94,7 +111,11 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 	for _, effect := range effects {
 		switch e := effect.(type) {
 		case machine.Ask:
-			r.queue = append(r.queue, r.newJob(ctx, e.Ref, effect))
+			queue := &r.queue
+			if !e.First {
+				queue = &r.again
+			}
+			*queue = append(*queue, r.newJob(ctx, e.Ref, effect))
 			r.dispatch(ctx)
 		case machine.Call:
 			if done != nil && done.effect == nil {
@@ -108,13 +129,16 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 			r.spawn(func() { r.refuse(ctx, j) })
 		case machine.Probe:
 			r.spawn(func() { r.probe(ctx, e) })
+		case machine.Seek:
+			r.spawn(func() { r.say(machine.Sought{Ref: e.Ref, Listens: r.cfg.Transport.Listens(e.Socket, e.Peer)}) })
 		case machine.Forget:
-			r.untilDone(ctx, "remove a plugin from the registry", e, func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) })
+			remove := func() error { return r.cfg.Registry.Remove(e.Type, e.Name, e.ID) }
+			r.untilDone(ctx, "remove a plugin from the registry", machine.Entry(e), remove)
 		case machine.DiscardLater:
 			res := r.of(e.Ref)
 			discard := res.staged.Discard
 			res.staged = nil
-			r.untilDone(ctx, "take back a registration", machine.Forget{Type: e.In.Type, Name: e.In.Name, ID: e.In.ID}, discard)
+			r.untilDone(ctx, "take back a registration", e.Entry, discard)
 		case machine.Keep:
 			r.keepName(ctx, e)
 		case machine.SetTimer, machine.StopTimer:
@@ -131,8 +155,12 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 func (r *Reconciler) executeNow(effect machine.Effect) {
 	switch e := effect.(type) {
 	case machine.Cancel:
-		if res := r.resources[e.Ref]; res != nil && res.cancel != nil {
-			res.cancel()
+		if res := r.resources[e.Ref]; res != nil {
+			for _, cancel := range res.cancels {
+				if cancel != nil {
+					cancel()
+				}
+			}
 		}
 	case machine.Close:
 		r.closeConn(r.of(e.Ref))
@@ -271,14 +299,14 @@ func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
 	}
 	keeper.KeepName(e.Name)
 	if e.Save {
-		named := machine.Forget{Type: e.Name.Type, Name: e.Name.Name}
+		named := machine.Entry{Type: e.Name.Type, Name: e.Name.Name}
 		r.untilDone(ctx, "save whose a name is", named, func() error { return keeper.SaveName(named.Type, named.Name) })
 	}
 }
 
 // untilDone does something to the registry again and again until it is on disk. If the reconciler ends before, the next start restores an
 // instance that it finds dead. mu is held.
-func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Forget, do func() error) {
+func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Entry, do func() error) {
 	r.spawn(func() {
 		for attempt := 1; ; attempt++ {
 			err := do()

@@ -10,13 +10,12 @@ import (
 // Drive takes the place of Run for one who has no goroutines: turn does what Run would be woken for, and says whether there was something;
 // stop does what Run does at its end.
 func (r *Reconciler) Drive(ctx context.Context) (turn func() bool, stop func()) {
-	changes := r.cfg.Desired.Changes()
-	r.begin(ctx)
+	changes := r.begin(ctx)
 	turn = func() bool {
 		// Of two that are ready a select would take any.
 		changed, woken := received(changes.C()), received(r.wake)
 		if changed || woken {
-			r.turn(ctx, changes)
+			r.turn(ctx)
 		}
 		return changed || woken
 	}
@@ -52,6 +51,11 @@ func (r *Reconciler) Size() int {
 // Urge tries at once what waits of one name.
 func (r *Reconciler) Urge(ptype, name string) {
 	r.say(machine.Urged{Key: machine.Key{Type: ptype, Name: name}})
+}
+
+// Release has a name kept for nobody.
+func (r *Reconciler) Release(ptype, name string) {
+	r.say(machine.Released{Key: machine.Key{Type: ptype, Name: name}})
 }
 
 // NewAt is New at a pace of the caller's.

@@ -181,7 +181,7 @@ func TestBounds(t *testing.T) {
 		"no name":             {reconciler.Info{Type: "T"}, "no name"},
 		"a slash in a type":   {reconciler.Info{Type: "T/U", Name: "n"}, "slash"},
 		"a long name":         {reconciler.Info{Type: "T", Name: long}, "at most 4096"},
-		"a long version":      {reconciler.Info{Type: "T", Name: "n", Versions: []string{long}}, "at most 4096"},
+		"a long version":      {reconciler.Info{Type: "T", Name: "n", Versions: []string{long[:65]}}, "with 65 bytes; at most 64"},
 		"an empty version":    {reconciler.Info{Type: "T", Name: "n", Versions: []string{""}}, "no version"},
 		"many versions":       {reconciler.Info{Type: "T", Name: "n", Versions: make([]string, 65)}, "at most 64"},
 		"a control character": {reconciler.Info{Type: "T", Name: "n\x1b[2J"}, "control characters"},

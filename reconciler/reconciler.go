@@ -35,6 +35,7 @@ type Reconciler struct {
 	mu      sync.Mutex
 	machine *machine.Machine
 	early   []machine.Effect // of the machine's beginning, until Run
+	changes *cache.Changes   // of the desired state; from Run on
 	stopped bool
 	// inbox holds what timers, watches and callers say; Run gives it to the machine.
 	inbox []machine.Input
@@ -45,9 +46,12 @@ type Reconciler struct {
 	lastHandler int
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
-	// queue and saved hold what waits for a slot, to begin with or after it was saved; free counts the slots.
-	queue, saved []*job
-	free         int
+	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts the slots, and
+	// taken how often one was to be had.
+	queue, again, saved []*job
+	free, taken         int
+	// unanswered counts the attempts that wait for an answer and have given their slots back. It changes with mu held.
+	unanswered atomic.Int64
 }
 
 // New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored.
@@ -214,9 +218,8 @@ func (r *Reconciler) Check(ctx context.Context) error {
 // Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
 // running. Plugins are not deregistered. Run may be called once.
 func (r *Reconciler) Run(ctx context.Context) error {
-	changes := r.cfg.Desired.Changes()
+	changes := r.begin(ctx)
 	defer changes.Close()
-	r.begin(ctx)
 	for {
 		select {
 		case <-ctx.Done():
@@ -225,26 +228,24 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		case <-changes.C():
 		case <-r.wake:
 		}
-		r.turn(ctx, changes)
+		r.turn(ctx)
 	}
 }
 
-// begin executes what the machine began with.
-func (r *Reconciler) begin(ctx context.Context) {
+// begin executes what the machine began with, and returns the changes of the desired state.
+func (r *Reconciler) begin(ctx context.Context) *cache.Changes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.changes = r.cfg.Desired.Changes()
 	r.execute(ctx, r.early, nil)
 	r.early = nil
+	return r.changes
 }
 
 // turn gives the machine all that is there for it.
-func (r *Reconciler) turn(ctx context.Context, changes *cache.Changes) {
+func (r *Reconciler) turn(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// Before anything else, so that what is asked of the machine finds it up to date.
-	if changed := r.changed(changes.Take()); len(changed) > 0 {
-		r.execute(ctx, r.machine.Step(r.moment(), changed), nil)
-	}
 	r.drain(ctx)
 	for _, answered := range r.checks {
 		close(answered)
@@ -257,7 +258,7 @@ func (r *Reconciler) changed(changes []cache.Change) machine.Changed {
 	changed := make(machine.Changed, len(changes))
 	for i, c := range changes {
 		changed[i].Change = c
-		if c.Present {
+		if c.Info != nil {
 			changed[i].Source = r.cfg.Source(c.Info.SocketPath)
 		} else {
 			changed[i].Withdrawn = r.failure(r.cfg.Withdrawn(c.Path))
@@ -324,8 +325,15 @@ func (r *Reconciler) step(ctx context.Context, in machine.Input, done *job) {
 	}
 }
 
-// drain gives the machine what waits for it. mu is held.
+// drain gives the machine what waits for it: first the changes of the desired state, so that what is said of that, as that it is complete,
+// is not heard before. mu is held.
 func (r *Reconciler) drain(ctx context.Context) {
+	if r.stopped || ctx.Err() != nil {
+		return
+	}
+	if changed := r.changed(r.changes.Take()); len(changed) > 0 {
+		r.execute(ctx, r.machine.Step(r.moment(), changed), nil)
+	}
 	for len(r.inbox) > 0 && !r.stopped && ctx.Err() == nil {
 		in := r.inbox[0]
 		r.inbox = r.inbox[1:]

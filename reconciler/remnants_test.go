@@ -119,7 +119,13 @@ func TestUnlinkedIsListed(t *testing.T) {
 		return false
 	}
 	for name, ends := range map[string]func(w *world, p *plugin){
-		"it ends":                func(w *world, p *plugin) { w.kill(p) },
+		"it ends": func(w *world, p *plugin) { w.kill(p) },
+		"it listens no more": func(w *world, p *plugin) {
+			w.mu.Lock()
+			p.dead = true // nothing is told of it
+			w.mu.Unlock()
+			time.Sleep(5 * time.Second)
+		},
 		"its name is registered": func(w *world, _ *plugin) { w.serve("/b", "foo", nil) },
 	} {
 		bubble(t, "until "+name, reconciler.Config{}, func(t *testing.T, w *world) {

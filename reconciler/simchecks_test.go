@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,25 +18,22 @@ func validInfo(info reconciler.Info) bool {
 
 // heard takes over what a program says of itself.
 func (m *model) heard(p *program) {
+	m.count++
+	p.waitsFor = lane{}
+	p.heardAt, p.heardFor = m.count, m.sim.elapsed
 	if !validInfo(p.said) {
 		return
 	}
+	p.judged++
 	key := lane{p.said.Type, p.said.Name}
+	_, p.owns = m.life.others(reconciler.Instance{Type: key.ptype, Name: key.name}, func(uid uint32) bool { return uid == p.account.UID })
 	if p.record != nil && (p.record.Peer != p.peer || p.peer == reconciler.Peer{}) {
 		p.lost = p.record.ID
 	}
 	if p.found > 0 {
-		newer := slices.DeleteFunc(slices.Clone(m.before[key]), func(known before) bool { return known.birth <= p.socket.Birth })
-		if len(newer) > 0 {
-			limit, below := newer[0].rank, 0.0
-			for _, known := range newer {
-				limit = min(limit, known.rank)
-			}
-			for _, known := range m.before[key] {
-				if known.rank < limit {
-					below = max(below, known.rank)
-				}
-			}
+		if below, limit := p.between(m.before[key], 0, p.rank); limit < p.rank {
+			// One of another name may have this one later: of two, the one that was born later is the newer.
+			below, limit = p.between(slices.Concat(slices.Collect(maps.Values(m.before))...), below, limit)
 			p.rank = limit - (limit-below)/float64(p.found+1)
 		}
 		p.found = 0
@@ -47,10 +45,26 @@ func (m *model) heard(p *program) {
 	}
 }
 
+// between narrows a range of ranks down to those below what was born after the program, and above what is left then.
+func (p *program) between(known []before, below, limit float64) (float64, float64) {
+	for _, o := range known {
+		if o.birth > p.socket.Birth && o.rank > below {
+			limit = min(limit, o.rank)
+		}
+	}
+	for _, o := range known {
+		if o.rank < limit {
+			below = max(below, o.rank)
+		}
+	}
+	return below, limit
+}
+
 // told sees that a program is told what is so.
 func (m *model) told(p *program, registered bool, reason string) {
 	switch {
 	case registered:
+		p.waitsFor = lane{}
 		if !slices.ContainsFunc(m.life.callers, func(h *strict) bool {
 			w := h.names[p.said.Name]
 			return h.ptype == p.said.Type && w != nil && w.held != "" && p.endpoints[w.held]
@@ -74,7 +88,10 @@ func (m *model) told(p *program, registered bool, reason string) {
 		if !m.set.has("trust") || privileged(p.account) {
 			m.complain("program %d is told off for its user: %s", p.number, reason)
 		}
-		p.barred = p.barredBefore + 1
+		if strings.HasPrefix(reason, "the name ") {
+			p.barred = p.barredBefore + 1
+		}
+		m.toldOfName(p, reason)
 	case strings.HasPrefix(reason, "plugin validation failed: "), strings.HasPrefix(reason, "not admitted: "),
 		strings.HasPrefix(reason, "plugin registration failed: "):
 		if !p.refused && unique(p.said.Endpoint) {
@@ -96,7 +113,7 @@ func (m *model) owe(endpoint string, owed bool) {
 	}
 	for _, p := range m.programs {
 		p.unwanted = p.unwanted || owed && endpoint != "" && p.endpoints[endpoint]
-		if unique(endpoint) && p.said.Endpoint == endpoint {
+		if unique(endpoint) && p.said.Endpoint == endpoint && (!owed || p.appearedAt <= m.life.walks[endpoint]) {
 			p.owed, p.refused = owed, p.refused || owed
 		}
 	}
@@ -131,6 +148,7 @@ func (m *model) staged(in reconciler.Instance) {
 	if p.account.UID > 60002 && in.Account.Known {
 		m.complain("%+v is saved, and its user may not register it", in)
 	}
+	m.checkName(p, in)
 	for _, o := range m.programs {
 		if in.Type == "T" && o.pristine && o.account.Known && o.account.UID != p.account.UID &&
 			o.valid.Type == in.Type && o.valid.Name == in.Name && in.Account.Known {
@@ -151,7 +169,7 @@ func (m *model) published(in reconciler.Instance) {
 	if info := m.disk.has(lane{in.Type, in.Name}, in.ID); info == nil {
 		m.complain("%s of %s/%s is shown, and is not on disk", in.Endpoint, in.Type, in.Name)
 	}
-	p.pristine = m.files[in.SocketPath] == p && !p.dead && m.disk.mode == "" && len(m.modes) == 0 && !m.misfit(in.SocketPath) &&
+	p.pristine = m.files[in.SocketPath] == p && m.life.told[in.SocketPath] == p.socket && !p.dead && m.disk.mode == "" && len(m.modes) == 0 && !m.misfit(in.SocketPath) &&
 		p.infoErr == nil && p.notifyErr == nil && !p.hangs && !p.full && !p.deaf && !p.apiGone && !p.distrusted && !p.withdrawn &&
 		p.info.Type == in.Type && p.info.Name == in.Name && validInfo(p.info) && m.life.handlers[in.Type] != nil && p.infoTakes == 0 &&
 		(p.info.Endpoint == in.Endpoint || p.info.Endpoint == "" && in.Endpoint == in.SocketPath) && unique(in.Endpoint)
@@ -164,6 +182,12 @@ func (m *model) removed(ptype, name, id string) {
 		return
 	}
 	m.life.leaving[id] = true
+	for _, o := range m.life.instances {
+		// Its socket moved and was registered anew, and then the host ended before it could save that the record of before is gone.
+		if o.Socket == in.Socket && o.RegisteredAt.After(in.RegisteredAt) {
+			return
+		}
+	}
 	p := m.owners[in.Socket]
 	path := ""
 	if p != nil {
@@ -207,10 +231,15 @@ func (l *life) observed(e reconciler.Event) {
 		if l.open[e.Instance] {
 			m.complain("%q is missed without its socket, and is registered", e.Instance)
 		}
+		p := m.owners[l.instances[e.Instance].Socket]
+		if p.dead && !p.strange && m.sim.elapsed-p.diedAt > 10*time.Millisecond {
+			m.complain("%q is missed without its socket, and nobody listens", e.Instance)
+		}
 		return
 	case reconciler.EventDeregistered:
 		defer delete(l.open, e.Instance)
 		m.removed(e.Type, e.Name, e.Instance)
+		m.keepName(l.instances[e.Instance], e.Message)
 		l.awaitNext(e)
 	case reconciler.EventUpdated, reconciler.EventUnreachable:
 	case reconciler.EventIgnored, reconciler.EventReleased:
@@ -236,17 +265,28 @@ func (l *life) awaitNext(e reconciler.Event) {
 	gone := m.owners[l.instances[e.Instance].Socket]
 	for _, p := range m.programs {
 		// One that was barred often waits long.
-		if gone != nil && p != gone && p.barred > 8 && p.barredFrom == (lane{e.Type, e.Name}) && len(m.modes) == 0 && !p.told && !p.dead {
+		if gone != nil && p != gone && p.barred > 8 && p.barredFrom == (lane{e.Type, e.Name}) && len(m.modes) == 0 && !p.told && !p.dead &&
+			m.isFree(p, e) {
 			l.expectAsk(p, e)
 		}
 		if gone == nil || p == gone || p.rank < gone.rank || !p.unfit && !p.unwelcome || p.turnedDownAt < 0 || p.turnedDown == 0 ||
 			p.valid.Type != e.Type || p.valid.Name != e.Name || p.dead || p.told || p.owed || p.refusalTakes > 0 || p.notifyTakes > 0 ||
 			m.sim.elapsed-p.turnedDown < 10*time.Millisecond || m.sim.elapsed-p.turnedDown > 20*time.Second || len(m.modes) > 0 ||
-			e.Message == "its socket was replaced" || m.isBehind(p) {
+			e.Message == "its socket was replaced" || e.Message == "its socket did not survive the restart" || m.isBehind(p) {
 			continue
 		}
 		l.expectAsk(p, e)
 	}
+}
+
+// isFree says that nobody has, wants or keeps a name that a program was barred from when an instance goes.
+func (m *model) isFree(p *program, e reconciler.Event) bool {
+	key := lane{e.Type, e.Name}
+	k := m.kept[key]
+	kept := k != nil && k.released == 0 && k.uid != p.account.UID && m.sim.elapsed <= k.until
+	return !kept && !slices.ContainsFunc(m.programs, func(o *program) bool {
+		return o != p && o.remembered == key && o.account.Known && o.account.UID != p.account.UID && m.pathOf(o.socket) != ""
+	})
 }
 
 // isBehind says that a newer program of the name may be registered.
@@ -258,14 +298,17 @@ func (m *model) isBehind(p *program) bool {
 
 // expectAsk sees that a program is asked soon.
 func (l *life) expectAsk(p *program, e reconciler.Event) {
-	m, asks, path, turnedDown, barred := l.m, p.asks, l.m.pathOf(p.socket), p.turnedDown, p.barred
-	if p.infoTakes > 0 || p.hangs || p.infoErr != nil || !validInfo(p.said) {
-		return // it may be being asked, or was refused for something else since
+	m, asks, judged, path := l.m, p.asks, p.judged, l.m.pathOf(p.socket)
+	if p.asking > 0 || p.infoErr != nil || !validInfo(p.said) {
+		return // it is judged in any case, or was refused for something else since
 	}
 	m.sim.at(nil, 1500*time.Millisecond, func() {
-		// One that was being asked is judged, and may be refused anew, without being asked again.
-		if m.life == l && !l.dead && p.asks == asks && p.turnedDown == turnedDown && p.barred == barred &&
-			!p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
+		// One that was being asked, or waited for its turn, is judged, and may be refused anew, without being asked again.
+		// As long as its handler does not return, it has not let go of the other one.
+		if m.life != l || l.dead || l.busy[lane{e.Type, e.Name}] != "" || p.barred > 0 && !m.isFree(p, e) {
+			return
+		}
+		if p.asks == asks && p.judged == judged && !p.told && !p.dead && path != "" && m.pathOf(p.socket) == path && m.seen(path) == p &&
 			l.told[path] == p.socket && l.handlers[e.Type] != nil && !p.full && !p.distrusted {
 			m.complain("program %d was not tried when %s went in whose favour it was refused", p.number, e.Instance)
 		}

@@ -18,6 +18,7 @@ import (
 type simDisk struct {
 	m     *model
 	saved map[lane][]*dynamicplugins.PluginInfo
+	names map[lane]dynamicplugins.KeptName
 	// mode says how writes fail: "fail" each, "flaky" some. die: the host is killed at the next write, which is "kept" nevertheless or "lost".
 	mode, die string
 }
@@ -43,6 +44,7 @@ func (s wholeStore) GetDynamicPluginRegistryState() (*dynamicplugins.RegistrySta
 		}
 		state.Plugins[key.ptype][key.name] = all
 	}
+	state.Kept = slices.Collect(maps.Values(s.d.names))
 	return state, nil
 }
 
@@ -66,6 +68,7 @@ func (s changeStore) PutDynamicPluginChange(change *dynamicplugins.PluginChange)
 		if s.d.saved[key] = change.Plugins; len(change.Plugins) == 0 {
 			delete(s.d.saved, key)
 		}
+		s.d.keep(change.Kept)
 	})
 }
 

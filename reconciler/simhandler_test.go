@@ -28,7 +28,7 @@ type walk struct {
 	// held is the endpoint that is registered, given all that were given since nothing was, and not taken back.
 	held  string
 	given []string
-	// began counts the disturbances before the walk that is under way, calm those before the one by which held was registered.
+	// began counts what happened before the walk that is under way, calm those before the one by which held was registered.
 	began, calm int
 	beganAt     time.Duration
 }
@@ -82,10 +82,14 @@ func (h *strict) begin(call, name string, do func(w *walk) (objection string)) (
 	return func() { delete(l.busy, key) }
 }
 
-// who returns the program that a handler finds at an endpoint, or nil.
+// who returns the program of which a handler is told with an endpoint, whether anybody is there or not; nil if that is not sure.
 func (h *strict) who(endpoint string) *program {
-	p, _ := h.l.m.server(endpoint)
-	return p
+	m := h.l.m
+	i := slices.IndexFunc(m.programs, func(p *program) bool { return unique(endpoint) && p.endpoints[endpoint] })
+	if i < 0 {
+		return m.files[endpoint]
+	}
+	return m.programs[i]
 }
 
 func (h *strict) ValidatePlugin(name, endpoint string, versions []string) (err error) {
@@ -96,11 +100,15 @@ func (h *strict) validate(name, endpoint string, versions []string, unfit bool) 
 	defer h.begin("validate", name, func(w *walk) string {
 		w.validated = ""
 		m := h.l.m
-		quiet := w.calm == m.disturbances && m.sim.elapsed-m.lastOne > 50*time.Millisecond
+		quiet := w.calm == m.moment() && m.sim.elapsed-m.lastOne > 50*time.Millisecond
 		if w.held == endpoint && unique(endpoint) && quiet && !m.set.has("keeps") {
 			return endpoint + " is registered, and nothing has happened since"
 		}
-		w.began, w.beganAt = m.disturbances, m.sim.elapsed
+		w.began, w.beganAt = m.moment(), m.sim.elapsed
+		h.l.walks[endpoint] = m.sim.elapsed
+		if p := h.who(endpoint); p != nil {
+			p.judged++
+		}
 		return ""
 	})()
 	if err := h.l.act(context.Background(), "validate", endpoint); err != nil {
@@ -125,7 +133,7 @@ func (h *strict) turnDown(p *program, name, endpoint string) {
 	}
 	p.refused, p.unwanted = true, true
 	// That another one has died may be found out at any moment.
-	quiet := p.turnedDownAt == m.disturbances && !slices.ContainsFunc(m.programs, func(o *program) bool {
+	quiet := p.turnedDownAt == m.moment() && !slices.ContainsFunc(m.programs, func(o *program) bool {
 		return o.dead && m.sim.elapsed-o.diedAt < 20*time.Second
 	})
 	if gap := m.sim.elapsed - p.turnedDown; quiet && gap < 20*time.Second && h.served(p, name) {

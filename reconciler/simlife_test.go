@@ -51,6 +51,8 @@ type life struct {
 	leaving   map[string]bool                // those that were to be removed
 	conns     int                            // that are open
 	last      map[machine.Ref]machine.Row
+	asking    map[machine.Ref]*program // that are asked under it
+	walks     map[string]time.Duration // when the last one to an endpoint began
 }
 
 var simJudge = func() *trust.Judge {
@@ -71,6 +73,7 @@ func (m *model) boot(types []string) {
 		m: m, pace: &simPace{sim: m.sim}, told: map[string]cache.SocketID{}, unseen: map[cache.SocketID]bool{},
 		handlers: map[string]*strict{}, busy: map[lane]string{}, mirror: map[instanceKey]*dynamicplugins.PluginInfo{},
 		instances: map[string]reconciler.Instance{}, open: map[string]bool{}, leaving: map[string]bool{}, last: map[machine.Ref]machine.Row{},
+		asking: map[machine.Ref]*program{}, walks: map[string]time.Duration{},
 	}
 	m.life = l
 	m.disk.die = ""
@@ -90,6 +93,7 @@ func (m *model) boot(types []string) {
 	}
 	restored := enrol.Restored(l.store, slog.New(slog.DiscardHandler))
 	m.remember(l, restored)
+	m.rememberNames(restored)
 	ctx, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
 	snapshot, events := l.store.Watch(context.Background(), "")
@@ -106,17 +110,23 @@ func (m *model) boot(types []string) {
 	}
 	turn, end := l.r.Drive(ctx)
 	m.sim.turn, l.end = turn, end
-	scan := func() {
-		if m.life == l && !l.dead {
-			l.scanning = true
-			l.tell()
-			l.r.Synced()
+	scan := func(then func()) func() {
+		return func() {
+			if m.life == l && !l.dead {
+				l.scanning = true
+				then()
+			}
 		}
 	}
+	first, last := scan(func() { l.tellPart(2) }), scan(func() {
+		l.tell()
+		l.r.Synced()
+	})
 	if m.set.has("slowscan") && !m.calm {
-		m.sim.at(nil, 30*time.Millisecond, scan)
+		m.sim.at(nil, 20*time.Millisecond, first)
+		m.sim.at(nil, 30*time.Millisecond, last)
 	} else {
-		scan()
+		last()
 	}
 }
 
@@ -129,7 +139,7 @@ func (l *life) config(restored []reconciler.Instance) reconciler.Config {
 		Observe: l.observed, Admit: l.admit, IgnoreUnhandled: m.set.has("ignores"), ClientTimeout: clientTimeout,
 		Timeouts: reconciler.Timeouts{Handler: m.set.duration("handlertimeout")}, Walks: m.walks,
 		TypeTimeouts:     map[string]reconciler.Timeouts{"U": {GetInfo: 2 * time.Second}},
-		UnreachableGrace: m.set.duration("grace"),
+		UnreachableGrace: m.set.duration("grace"), NameGrace: m.set.duration("namegrace"), Names: enrol.Names(l.store),
 		Attempted: func(a reconciler.Attempt) {
 			if m.note("attempt: %+v", a); a.Duration < 0 || a.Duration > 3*time.Hour {
 				m.complain("an attempt took %v", a.Duration)
@@ -163,11 +173,12 @@ func (m *model) remember(l *life, restored []reconciler.Instance) {
 	m.before = map[lane][]before{}
 	for _, p := range m.programs {
 		p.record, p.remembered, p.found, p.pristine, p.owed, p.turnedDown = nil, lane{}, 0, false, false, 0
-		p.barred, p.barredBefore = 0, 0
+		p.barred, p.barredBefore, p.asking = 0, 0, 0
 	}
 	for i, in := range restored {
 		l.instances[in.ID] = in
 		if slices.ContainsFunc(restored[:i], func(n reconciler.Instance) bool { return n.Socket == in.Socket }) {
+			l.leaving[in.ID] = true // its removal had not been saved
 			continue
 		}
 		key := lane{in.Type, in.Name}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -34,11 +35,17 @@ type model struct {
 	appeared     uint64
 	peers        int
 	disturbances int // counts them, the last of which was then
+	taken        int // counts the changes that the machine took over
 	lastOne      time.Duration
 	ranks        map[string]float64 // by instance that was saved
 	shown        map[string]bool    // instances that were published
 	before       map[lane][]before  // the last restart
-	work         map[string]int     // counts calls to plugins, the disk and handlers by kind
+	kept         map[lane]*keptName // names whose plugins went
+	clockSet     time.Duration
+	spared       map[lane]time.Duration // when names were not kept last, since others had them
+	letGo        map[lane]time.Duration // when names were released last
+	count        int                    // of what is said and done about names
+	work         map[string]int         // counts calls to plugins, the disk and handlers by kind
 	wrong        []string
 	trace        *strings.Builder // nil: nobody reads it
 	figures      *figures
@@ -68,6 +75,7 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 	m := &model{
 		sim: newSim(s.seed), set: s.set, walks: 2, files: map[string]*program{}, owners: map[cacheID]*program{},
 		modes: map[string]string{}, ranks: map[string]float64{}, shown: map[string]bool{}, work: map[string]int{}, figures: f,
+		kept: map[lane]*keptName{}, letGo: map[lane]time.Duration{}, spared: map[lane]time.Duration{},
 	}
 	if n, err := strconv.Atoi(s.set["walks"]); err == nil {
 		m.walks = n
@@ -75,13 +83,17 @@ func simulate(s script, f *figures, options ...func(*model)) (wrong []string) {
 	for _, option := range options {
 		option(m)
 	}
-	m.disk = &simDisk{m: m, saved: map[lane][]*pluginInfo{}}
+	m.disk = &simDisk{m: m, saved: map[lane][]*pluginInfo{}, names: map[lane]dynamicplugins.KeptName{}}
 	m.sim.stepped = m.stepped
 	defer func() {
 		if v := recover(); v != nil {
 			wrong = slices.Concat(m.wrong, []string{fmt.Sprintf("panic: %v\n%s", v, stack())})
 		}
 		f.Steps += m.sim.steps
+		if l := m.life; l != nil && !l.pace.dead { // what failed has not ended
+			l.dead = true
+			l.pace.kill()
+		}
 	}()
 	m.boot([]string{"T", "U"})
 	return m.run(s.steps)
@@ -107,6 +119,9 @@ func (m *model) complain(format string, args ...any) {
 
 // disturbed counts a disturbance.
 func (m *model) disturbed() { m.disturbances, m.lastOne = m.disturbances+1, m.sim.elapsed }
+
+// moment counts all that a walk may not have known of.
+func (m *model) moment() int { return m.disturbances + m.taken }
 
 // did counts one piece of work.
 func (m *model) did(what string) { m.work[what]++ }
@@ -245,19 +260,27 @@ func (m *model) disturb(s step, i int) {
 	case "clear":
 		m.behave("", "")
 	case "release":
-		m.release()
+		if how == "name" {
+			m.life.r.Release(s.Type, s.Name)
+		} else {
+			m.release()
+		}
 	case "hold", "tell":
 		m.hold(op == "hold")
 	case "clock":
+		m.clockSet = m.sim.elapsed
 		m.sim.skew = map[string]time.Duration{"back": -5 * time.Hour, "forward": 7 * time.Hour}[how]
 	case "reconsider":
 		m.life.r.Reconsider()
 	case "urge":
 		m.life.r.Urge(s.Type, s.Name)
-	case "end":
+	case "end", "quit":
 		for _, p := range m.programs {
-			if m.pathOf(p.socket) == "" && !p.dead {
+			switch robbed := m.pathOf(p.socket) == "" && !p.dead; {
+			case robbed && op == "end":
 				m.kill(p)
+			case robbed:
+				m.quit(p)
 			}
 		}
 	case "pause":

@@ -131,16 +131,18 @@ var (
 	facts    = []string{"hold facts", "hold facts", "tell facts", "tell facts", "tell facts"}
 	clocks   = []string{"clock back", "clock forward", "clock right"}
 	watching = []string{"make watched", "make watched", "make watched hidden", "deaf", "deaf", "kill",
-		"unlink api", "heal", "busy", "hint", "rob", "rob", "end robbed"}
+		"unlink api", "heal", "busy", "hint", "rob", "rob", "end robbed", "quit robbed"}
 	users = []string{"make", "make bare", "make", "make forbidden", "make distrusted", "remove", "kill", "heal", "rename", "reconsider",
 		"make foreign", "foreign", "withdraw"}
+	names = []string{"make", "make", "make bare", "make entry", "make strange", "remove", "remove", "kill", "kill", "rename", "restart", "crash",
+		"release name", "release name", "announce name", "fail save", "mend save", "heal", "pause"}
 	choosy = []string{"make unfit", "make unwelcome", "make bare unfit", "make unwelcome", "make", "make", "remove", "kill", "urge"}
 	old    = []string{"rename", "rename", "make", "make bare", "swap"}
 )
 
 // mixes are the ways in which worlds are disturbed: with everything, and with more of what meets seldom.
 var mixes = map[string][]string{
-	"everything":    slices.Concat(sockets, announcements, handling, storage, places, facts, clocks, watching, users, choosy, old),
+	"everything":    slices.Concat(sockets, announcements, handling, storage, places, facts, clocks, watching, users, names, choosy, old),
 	"announcements": announcements,
 	"failures":      slices.Concat([]string{"make", "make", "make bare", "remove", "kill", "rename"}, handling, storage),
 	"sockets":       sockets,
@@ -159,7 +161,9 @@ var mixes = map[string][]string{
 	"late facts":     slices.Concat(sockets, facts, facts, facts, places),
 	"watching":       slices.Concat(watching, watching, sockets, []string{"restart", "crash"}),
 	"users":          slices.Concat(users, users, sockets, []string{"restart", "crash", "remove handler", "set handler"}),
-	"newcomers":      slices.Concat(choosy, choosy, []string{"clear handler", "fail validate", "restart", "set handler", "slow register"}),
+	"names": slices.Concat(names, names, clocks, []string{"remove handler", "set handler", "set handler", "urge", "make unfit",
+		"die lost"}),
+	"newcomers": slices.Concat(choosy, choosy, []string{"clear handler", "fail validate", "restart", "set handler", "slow register"}),
 	"storage": slices.Concat(storage, storage, []string{"make", "make", "make bare", "remove", "rename", "kill",
 		"announce name", "announce versions", "slow register"}),
 }
@@ -182,7 +186,7 @@ func draw(seed uint64) script {
 	}{
 		{3, "grace=1s"}, {2, "handlertimeout=1s"}, {2, "keeps"}, {2, "contexts"}, {2, "stays"}, {2, "changes"}, {4, "roles"}, {6, "plain"},
 		{3, "trust"}, {4, "ignores"}, {3, "dirs"}, {5, "modern"}, {6, "traced"}, {3, "jumpy"},
-		{3, "slowdisk"}, {3, "slowscan"}, {3, "choosy"}, {8, "patient"},
+		{3, "slowdisk"}, {3, "slowscan"}, {3, "choosy"}, {8, "patient"}, {2, "namegrace=1m"},
 	} {
 		if r.IntN(one.of) == 0 {
 			name, value, _ := strings.Cut(one.word, "=")
@@ -192,6 +196,8 @@ func draw(seed uint64) script {
 	switch s.mix {
 	case "users":
 		s.set["trust"] = ""
+	case "names":
+		s.set["trust"], s.set["namegrace"] = "", "1m"
 	case "watching":
 		s.set["contexts"] = ""
 	case "late handlers":
@@ -206,10 +212,10 @@ func draw(seed uint64) script {
 			Name: pick(r, []string{"foo", "foo", "foo", "bar"}), Type: pick(r, []string{"T", "T", "T", "U", "unclaimed"}),
 			Pause: pick(r, somePauses),
 		}
-		if r.IntN(3) == 0 {
+		if r.IntN(3) == 0 || s.mix == "names" && r.IntN(3) > 0 {
 			at.User = 60001 + r.IntN(2)
 		}
-		if r.IntN(40) == 0 {
+		if r.IntN(40) == 0 || s.mix == "names" && r.IntN(10) == 0 {
 			at.Pause = pick(r, longPauses)
 		}
 		s.steps = append(s.steps, at)

@@ -1,6 +1,7 @@
 package reconciler_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,9 @@ type simTransport struct{ l *life }
 // still says whether a socket is where it was found, as the real transport does.
 func (t simTransport) still(path string, socket cache.SocketID) error {
 	p := t.l.m.files[path]
+	if owner := t.l.m.owners[socket]; owner != nil && owner != p {
+		owner.missedAt = t.l.m.sim.elapsed
+	}
 	switch {
 	case t.l.m.blind || socket == (cache.SocketID{}):
 		return nil
@@ -43,7 +47,7 @@ func (t simTransport) falter(ctx context.Context) error {
 func (t simTransport) Dial(ctx context.Context, path string, socket cache.SocketID) (reconciler.Conn, error) {
 	m := t.l.m
 	m.did("dial")
-	if owner := m.owners[socket]; owner != nil {
+	if owner := cmp.Or(m.owners[socket], m.files[path]); owner != nil {
 		owner.dials++
 	}
 	t.l.countSlots(path)
@@ -66,7 +70,7 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 	switch {
 	case p == nil:
 		return nil, fs.ErrNotExist
-	case !m.blind && p.socket != socket:
+	case !m.blind && socket != (cache.SocketID{}) && p.socket != socket:
 		// It left, and was back when that was looked at: to tell that, what is dialled would have to be held open.
 		return nil, fmt.Errorf("another socket was there: %w", cache.ErrRetry)
 	case p.dead, p.listens > m.sim.elapsed:
@@ -79,10 +83,12 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 		return nil, &trust.Refusal{Reason: trust.Listener, Problem: "a stranger listens", Remedy: "name him"}
 	}
 	t.l.conns++
+	p.reachedAt = m.sim.elapsed
 	return &simConn{l: t.l, p: p, open: true}, nil
 }
 
-// countSlots sees that no more attempts are at work than there are slots. One that waits gives its slot back.
+// countSlots sees that no more attempts are at work than there are slots. One that waits gives its slot back, the earlier the more of them
+// wait: what is silent must hold up nobody.
 func (l *life) countSlots(path string) {
 	s := l.m.sim
 	t := s.current
@@ -92,10 +98,10 @@ func (l *life) countSlots(path string) {
 	if t.dials++; t.dials == 1 {
 		t.since = s.elapsed
 	}
-	const slotHold, refusedTries = 25 * time.Millisecond, 16
+	const minHold, refusedTries = 2 * time.Millisecond, 16
 	busy := 0
 	for _, o := range l.pace.running {
-		if o.dials > 0 && o.dials <= refusedTries && s.elapsed-o.since < slotHold {
+		if o.dials > 0 && o.dials <= refusedTries && s.elapsed-o.since < minHold {
 			busy++
 		}
 	}
@@ -125,9 +131,12 @@ func (t simTransport) Probe(ctx context.Context, path string, socket cache.Socke
 		return nil, fs.ErrNotExist
 	case !accepts:
 		return nil, errRefused
+	case !m.blind && socket != (cache.SocketID{}) && p.socket != socket:
+		return nil, fmt.Errorf("another socket was there: %w", cache.ErrRetry) // as for Dial
 	case p.full:
 		return nil, nil // it lives, and is busy
 	}
+	p.reachedAt = m.sim.elapsed
 	stop, err := m.watch(t.l, p, hint, false)
 	if err != nil {
 		return nil, nil //nolint:nilerr // It lives; it cannot be watched.
@@ -146,6 +155,11 @@ func (t simTransport) WatchProcess(peer reconciler.Peer, hint func()) (func(), e
 		}
 	}
 	return nil, io.EOF
+}
+
+func (t simTransport) Listens(socket cache.SocketID, _ reconciler.Peer) bool {
+	p := t.l.m.owners[socket]
+	return p.strange || !p.dead
 }
 
 // simConn is a connection to a program.

@@ -212,18 +212,37 @@ var rowsOfTable = func() map[machine.Row]bool {
 
 func stack() string { return string(debug.Stack()) }
 
-// traceStep writes an input of the machine and its effects down, and takes over that all sockets have been seen.
+// traceStep writes an input of the machine and its effects down, and takes over what the machine has seen from then on.
 func (m *model) traceStep(in machine.Input, effects []machine.Effect) {
-	if _, is := in.(machine.Complete); is {
+	switch released := in.(type) {
+	case machine.Complete:
 		m.life.synced, m.life.syncedAt = true, m.sim.elapsed
 		clear(m.life.unseen)
+	case machine.Released:
+		m.life.released(lane{released.Key.Type, released.Key.Name})
+	case machine.Changed:
+		m.taken++ // a walk that began since the facts were told did not know of them
 	}
+	m.life.follows(in, effects)
 	if m.trace == nil {
 		return
 	}
 	m.note("input: %T%s", in, show(reflect.ValueOf(in)))
 	for _, effect := range effects {
 		m.note("    %T%s", effect, show(reflect.ValueOf(effect)))
+	}
+}
+
+// follows knows who is being asked.
+func (l *life) follows(in machine.Input, effects []machine.Effect) {
+	if answered, is := in.(machine.Answered); is {
+		l.asking[answered.Ref].asking--
+	}
+	for _, effect := range effects {
+		if ask, is := effect.(machine.Ask); is {
+			l.asking[ask.Ref] = l.m.owners[ask.Socket]
+			l.asking[ask.Ref].asking++
+		}
 	}
 }
 

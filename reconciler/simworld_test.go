@@ -28,7 +28,7 @@ type program struct {
 	exitsWhenRefused                     bool          // it ends inside the call
 	hangs                                bool          // in GetInfo
 	full                                 bool          // it accepts no more for the moment
-	dead                                 bool          // nobody accepts
+	dead, outlived                       bool          // nobody accepts; its process lives on
 	hidden                               bool          // its process cannot be watched
 	listens                              time.Duration // it accepts from then on
 	strange                              bool          // its process cannot be seen
@@ -43,6 +43,17 @@ type program struct {
 	said reconciler.Info
 	told bool
 	asks int
+	// asking counts the attempts to ask it that are under way.
+	asking int
+	// heardAt is when it answered last by the model's count, and heardFor by the clock; waitsFor is a name that it was refused then because it
+	// is kept for another user.
+	heardAt  int
+	heardFor time.Duration
+	waitsFor lane
+	// owns: a plugin of its user had its name when it answered.
+	owns bool
+	// judged counts what can lead to a refusal: valid answers, and walks that began.
+	judged int
 	fate
 }
 
@@ -75,8 +86,9 @@ type fate struct {
 	owed, refused, unwanted bool
 	// toldLate is when it was told where it is after that had been held back.
 	toldLate time.Duration
-	// movedAt is when its socket moved last, goneAt when it was told that it is gone, diedAt when it ended.
-	movedAt, goneAt, diedAt time.Duration
+	// movedAt is when its socket moved last, goneAt when it was told that it is gone, diedAt when it ended, reachedAt when it was seen where
+	// it is, missedAt when it was looked for there and was elsewhere, appearedAt when it was told of as a new one.
+	movedAt, goneAt, diedAt, reachedAt, missedAt, appearedAt time.Duration
 	// dials counts those of its socket.
 	dials int
 	// pristine: it was registered, and nothing has happened since for which it might not be given out.
@@ -133,6 +145,9 @@ func (m *model) make(s step, how, endpoint string) {
 	m.put(s.Path, p)
 }
 
+// earlyListens is how long after its socket appeared a program listens.
+const earlyListens = 5 * time.Millisecond
+
 // have gives a program a trait.
 func (p *program) have(trait string) {
 	switch trait {
@@ -167,7 +182,7 @@ func (p *program) have(trait string) {
 	case "sulky":
 		p.refusalTakes = time.Second
 	case "early":
-		p.listens = 5 * time.Millisecond
+		p.listens = earlyListens
 	case "watched":
 		p.watched = true
 	case "unfit":
@@ -176,6 +191,8 @@ func (p *program) have(trait string) {
 		p.unwelcome = true
 	case "distrusted":
 		p.distrusted = true
+	case "entry":
+		p.account.Launched, p.account.Name = true, p.info.Name
 	case "forbidden":
 		p.account.UID, p.account.GID = 60003, 60003
 	default:
@@ -217,7 +234,7 @@ func (m *model) rename(from, to string) {
 func (m *model) leaves(p *program, from string) {
 	p.pristine = false
 	// That it was back for a moment in between need not have been seen.
-	if m.life.told[from] == p.socket && m.sim.elapsed-p.movedAt > 1200*time.Millisecond {
+	if m.life.told[from] == p.socket && p.missedAt <= p.reachedAt {
 		p.movedAt = m.sim.elapsed
 	}
 }
@@ -271,7 +288,10 @@ func (m *model) seen(path string) *program {
 
 // tell has the desired state of the world be what is in the directories, as dirwatch does: a socket that is known and found elsewhere has
 // moved, unless another one has come in its place before that was seen.
-func (l *life) tell() {
+func (l *life) tell() { l.tellPart(1) }
+
+// tellPart does that for one path in so many, at least.
+func (l *life) tellPart(of int) {
 	m := l.m
 	m.disturbed()
 	paths := maps.Clone(l.told)
@@ -280,7 +300,7 @@ func (l *life) tell() {
 	}
 	all := slices.Sorted(maps.Keys(paths))
 	m.sim.random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	for _, path := range all {
+	for _, path := range all[:(len(all)+of-1)/of] {
 		p, told := m.seen(path), l.told[path]
 		switch {
 		case p != nil && p.socket != told:
@@ -288,6 +308,7 @@ func (l *life) tell() {
 		case p == nil && told != (cache.SocketID{}) && m.pathOf(told) == "":
 			delete(l.told, path)
 			m.owners[told].goneAt = m.sim.elapsed
+			l.leaves(told)
 			m.note("fact: %s is gone", path)
 			l.desired.RemovePlugin(path)
 		}
@@ -318,11 +339,7 @@ func (l *life) tellOf(path string, p *program) {
 	if over := l.m.owners[l.told[path]]; over != nil {
 		// If it appears anew, it is another one.
 		over.unwanted, over.toldLate = true, l.m.sim.elapsed
-		for id, in := range l.instances {
-			if in.Socket == over.socket {
-				l.leaving[id] = true
-			}
-		}
+		l.leaves(over.socket)
 	}
 	l.told[path] = p.socket
 	if from != "" {
@@ -335,6 +352,7 @@ func (l *life) tellOf(path string, p *program) {
 		delete(l.unseen, p.socket)
 	} else {
 		l.m.appeared++
+		p.appearedAt = l.m.sim.elapsed
 		p.rank, p.record, p.found = float64(l.m.appeared), nil, 0
 		if !l.synced {
 			l.found++
@@ -349,6 +367,15 @@ func (l *life) tellOf(path string, p *program) {
 	}
 }
 
+// leaves notes that what was registered on a socket so far goes, whether that is there again or not.
+func (l *life) leaves(socket cache.SocketID) {
+	for id, in := range l.instances {
+		if in.Socket == socket {
+			l.leaving[id] = true
+		}
+	}
+}
+
 // expectDial sees that a socket that appeared is dialled soon, however many others hang: each holds its slot for 25 ms at most.
 func (l *life) expectDial(path string, p *program) {
 	m, dials, asks, disturbances := l.m, p.dials, p.asks, l.m.disturbances
@@ -357,7 +384,8 @@ func (l *life) expectDial(path string, p *program) {
 			m.complain("%s appeared, and is not dialled", path)
 		}
 	})
-	if p.listens > m.sim.elapsed && len(m.files) == 1 {
+	// The birth of a socket is of the wall clock: whether it is fresh cannot be told when that was set since.
+	if p.listens > m.sim.elapsed && len(m.files) == 1 && (m.clockSet == 0 || m.clockSet < p.listens-earlyListens) {
 		m.sim.at(nil, 60*time.Millisecond, func() {
 			if m.life == l && !l.dead && m.disturbances == disturbances && p.asks == asks && !p.full && !p.dead && !m.set.has("jumpy") {
 				m.complain("program %d listens a moment after its socket appeared, and is not asked", p.number)
@@ -369,8 +397,19 @@ func (l *life) expectDial(path string, p *program) {
 // kill ends a program and leaves its socket.
 func (m *model) kill(p *program) {
 	m.disturbed()
-	p.dead, p.pristine, p.diedAt = true, false, m.sim.elapsed
+	p.dead, p.outlived, p.pristine, p.diedAt = true, false, false, m.sim.elapsed
 	m.hint(p, true)
+}
+
+// quit has a program accept no more, whose process lives on. Not all close their connections then; of one whose process nobody sees, or
+// whose socket is still taken to be there, that would never be known.
+func (m *model) quit(p *program) {
+	m.disturbed()
+	p.dead, p.outlived, p.pristine, p.diedAt = true, true, false, m.sim.elapsed
+	there := slices.Contains(slices.Collect(maps.Values(m.life.told)), p.socket)
+	if p.number%2 == 0 || p.strange || there {
+		m.hint(p, false)
+	}
 }
 
 // hint tells whoever watches a program that something happened to it.
@@ -390,7 +429,7 @@ func (m *model) hint(p *program, ended bool) {
 
 // watch has hint called when something happens to a program.
 func (m *model) watch(of *life, p *program, hint func(), exit bool) (stop func(), err error) {
-	if p.hidden && !exit || p.dead {
+	if p.hidden && !exit || p.dead && (!exit || !p.outlived) {
 		return nil, io.EOF
 	}
 	w := &watcher{of, hint, exit}

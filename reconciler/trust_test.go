@@ -33,7 +33,13 @@ func TestUnlinked(t *testing.T) {
 		}
 	})
 	for name, meanwhile := range map[string]func(w *world, p *plugin){
-		"it ends":                         func(w *world, p *plugin) { w.kill(p) },
+		"it ends": func(w *world, p *plugin) { w.kill(p) },
+		"it listens no more, and its process lives": func(w *world, p *plugin) {
+			w.hint(p)
+			w.mu.Lock()
+			p.dead = true
+			w.mu.Unlock()
+		},
 		"it makes another socket":         func(w *world, _ *plugin) { w.serve("/b", "foo", nil) },
 		"it ended before it was unlinked": func(w *world, p *plugin) { w.kill(p) },
 	} {

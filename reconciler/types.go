@@ -56,6 +56,9 @@ type Transport interface {
 	Refused(err error) bool
 	// WatchProcess has hint called, at most once, when a process ends. An error says that it has ended, or that the system cannot tell.
 	WatchProcess(peer Peer, hint func()) (stop func(), err error)
+	// Listens says whether anybody listens on a socket that is at no path any more, on which a process listened. It says so too if the
+	// system cannot tell. It may block for as long as the system takes to answer.
+	Listens(socket cache.SocketID, peer Peer) bool
 }
 
 // Conn is a connection to the registration service of one plugin. It is used by one goroutine at a time.

@@ -95,6 +95,13 @@ func (t transport) WatchProcess(peer reconciler.Peer, hint func()) (func(), erro
 	return func() {}, nil
 }
 
+func (t transport) Listens(socket cache.SocketID, _ reconciler.Peer) bool {
+	t.w.mu.Lock()
+	defer t.w.mu.Unlock()
+	p := t.w.owners[socket]
+	return p != nil && !p.dead
+}
+
 type conn struct {
 	w *world
 	p *plugin

@@ -21,6 +21,7 @@ const (
 	// What hosts accept at most by default.
 	maxText     = 4096
 	maxVersions = 64
+	maxVersion  = 64 // bytes of one
 )
 
 // Plugin says what a plugin is and how it serves. Type, Name, Versions and Register are required.
@@ -78,7 +79,7 @@ func (p Plugin) check() error {
 		wrong = append(wrong, fmt.Errorf("Plugin.Versions has %d entries, want 1 to %d", n, maxVersions))
 	}
 	for i, version := range p.Versions {
-		wrong = append(wrong, foreign.Name(fmt.Sprintf("Plugin.Versions[%d]", i), version, maxText))
+		wrong = append(wrong, foreign.Name(fmt.Sprintf("Plugin.Versions[%d]", i), version, maxVersion))
 	}
 	if p.Register == nil && p.Endpoint == "" {
 		wrong = append(wrong, errors.New("Plugin.Register is nil, so the plugin would offer nothing"))

@@ -21,6 +21,12 @@ const (
 	Endpoint Reason = "endpoint"
 	// PluginType: a plugin of a type that its user may not register.
 	PluginType Reason = "type"
+	// Directories: directories of a user who has too many of them.
+	Directories Reason = "directories"
+	// Announcements: a plugin of a user whose plugins announce too much.
+	Announcements Reason = "announcements"
+	// NotLaunched: a plugin that the host did not launch, where only such are registered.
+	NotLaunched Reason = "not-launched"
 	// Name: a plugin with the name of one that belongs to another user and lives.
 	Name Reason = "name"
 )

@@ -25,6 +25,7 @@ const (
 	// Bounds of what a plugin may announce: what hosts accept by default, in bytes and versions.
 	maxText     = 4096
 	maxVersions = 64
+	maxVersion  = 64
 	// kubeletPatience is how long the kubelet waits for GetInfo, which cannot be configured there.
 	kubeletPatience = time.Second
 	// settle is how long a plugin is watched for an end that follows what it was told.
@@ -196,7 +197,7 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 		return fail("%d versions are announced, and hosts accept %d at most", len(versions), maxVersions)
 	}
 	for i, v := range versions {
-		if err := foreign.Name("version "+strconv.Itoa(i+1), v, maxText); err != nil {
+		if err := foreign.Name("version "+strconv.Itoa(i+1), v, maxVersion); err != nil {
 			return fail("%v", err)
 		}
 		if slices.Contains(versions[:i], v) {

@@ -97,6 +97,7 @@ func playHealthy(name string) error {
 
 // TestHealthyAreNotAccused verifies plugins that once were, only by the rules that accused them, so that each is checked right after a start.
 func TestHealthyAreNotAccused(t *testing.T) {
+	t.Parallel()
 	for name, rules := range map[string][]string{
 		"names by the second": {"PRC006", "PRC007"},
 		"names anew":          {"PRC006", "PRC007"},
@@ -116,6 +117,7 @@ func TestHealthyAreNotAccused(t *testing.T) {
 
 // TestHeedsNever: a plugin that SIGTERM ends without more has had its time, and is accused.
 func TestHeedsNever(t *testing.T) {
+	t.Parallel()
 	report := verifyProcess(t, "heeds never", Options{Rules: []string{"PRC003", "PRC004"}})
 	for rule, want := range map[string]Status{"PRC003": Warned, "PRC004": Failed} {
 		if got := resultOf(t, report, rule); got.Status != want {
@@ -126,6 +128,7 @@ func TestHeedsNever(t *testing.T) {
 
 // TestOwnProcessIsNoHost: who watches the directory may be the plugin itself, or what it started. Anybody else is a host.
 func TestOwnProcessIsNoHost(t *testing.T) {
+	t.Parallel()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -34,6 +34,7 @@ func verifyRegistering(t *testing.T, name string, options Options) Report {
 
 // TestRegisters finds nothing wrong with a device plugin that registers by itself, by the rules that are for it.
 func TestRegisters(t *testing.T) {
+	t.Parallel()
 	report := verifyRegistering(t, "", Options{})
 	if !report.OK(true) || report.Type != registerapi.DevicePlugin || report.Name != "example.com/a" {
 		t.Errorf("%s/%s:\n%s", report.Type, report.Name, describe(report))
@@ -50,6 +51,7 @@ func TestRegisters(t *testing.T) {
 
 // TestDoesNotRegister: what a plugin does wrong when it registers is said.
 func TestDoesNotRegister(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		rule   string
 		status Status
@@ -60,10 +62,13 @@ func TestDoesNotRegister(t *testing.T) {
 		"escapes":  {"PRC001", Failed, "is no socket in"},
 		"unserved": {"PRC001", Failed, "nobody can be reached"},
 	} {
-		report := verifyRegistering(t, name, Options{StartTimeout: 4 * time.Second, Rules: []string{"PRC001", "KUB"}})
-		if got := resultOf(t, report, tc.rule); got.Status != tc.status || !strings.Contains(got.Reason, tc.want) {
-			t.Errorf("%s: %+v", name, got)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			report := verifyRegistering(t, name, Options{StartTimeout: 4 * time.Second, Rules: []string{"PRC001", "KUB"}})
+			if got := resultOf(t, report, tc.rule); got.Status != tc.status || !strings.Contains(got.Reason, tc.want) {
+				t.Errorf("%+v", got)
+			}
+		})
 	}
 	report := verifyProcess(t, "conforming", Options{Rules: []string{"KUB"}})
 	if got := resultOf(t, report, "KUB001"); got.Status != NotApplicable {

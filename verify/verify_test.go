@@ -74,6 +74,7 @@ func TestUnreachable(t *testing.T) {
 
 // TestHostile verifies sockets behind which somebody means harm. The report comes in time and bounded.
 func TestHostile(t *testing.T) {
+	t.Parallel()
 	for name, behave := range map[string]func(net.Conn){
 		"says nothing": func(c net.Conn) { _, _ = c.Read(make([]byte, 1<<16)); <-time.After(time.Minute) },
 		"hangs up":     func(c net.Conn) { _ = c.Close() },

@@ -39,6 +39,8 @@ type hub struct {
 	stop    context.CancelFunc
 	stopped chan struct{}
 	shown   picture
+	// first is the message that shows a new viewer everything, for all who come before there is something else to show; nil if nobody has.
+	first *message
 }
 
 // picture is what viewers have been shown, by key.
@@ -54,7 +56,10 @@ func (h *hub) join() chan message {
 		h.start()
 	}
 	viewer := make(chan message, backlog)
-	viewer <- h.whole()
+	if h.first == nil {
+		h.first = h.whole()
+	}
+	viewer <- *h.first
 	h.viewers[viewer] = true
 	return viewer
 }
@@ -85,7 +90,7 @@ func (h *hub) start() {
 	if err != nil {
 		fleet = nil // the daemon's conditions say so
 	}
-	h.shown = h.picture(fleet)
+	h.shown, h.first = h.picture(fleet), nil
 	go func() {
 		defer close(stopped)
 		if fleet != nil {
@@ -161,6 +166,7 @@ func (h *hub) tell(ctx context.Context, events []*patchbayv1.Event, fleet Fleet)
 	if len(change) == 0 && len(events) == 0 {
 		return
 	}
+	h.first = nil
 	h.broadcast(message{"change", marshal(map[string]any{"set": change, "events": encodeAll(events)})})
 }
 
@@ -177,12 +183,12 @@ func (h *hub) broadcast(m message) {
 }
 
 // whole returns the message that shows everything. mu is held.
-func (h *hub) whole() message {
+func (h *hub) whole() *message {
 	set := make(map[string]any, len(h.shown))
 	for key, m := range h.shown {
 		set[key] = encode(m)
 	}
-	return message{"state", marshal(map[string]any{"set": set, "events": encodeAll(h.source.LastEvents(pastEvents))})}
+	return &message{"state", marshal(map[string]any{"set": set, "events": encodeAll(h.source.LastEvents(pastEvents))})}
 }
 
 // picture looks at the source. The keys begin with what the message is.

@@ -6,9 +6,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 //go:embed page
@@ -49,8 +53,25 @@ func New(source Source) *Handler {
 	h.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, page, "index.html") })
 	h.mux.HandleFunc("GET /api/stream", h.bounded(h.stream))
 	h.mux.HandleFunc("GET /api/log", h.bounded(func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) }))
+	h.mux.HandleFunc("GET /api/events", func(w http.ResponseWriter, r *http.Request) { pluginEvents(w, r, source) })
 	h.mux.HandleFunc("GET /api/fleet", func(w http.ResponseWriter, r *http.Request) { fleetPlugins(w, r, source) })
 	return h
+}
+
+// pluginEvents answers with all past events of one plugin, oldest first.
+func pluginEvents(w http.ResponseWriter, r *http.Request, source Source) {
+	query := r.URL.Query()
+	events := slices.DeleteFunc(source.LastEvents(math.MaxInt), func(e *patchbayv1.Event) bool {
+		return e.GetType() != query.Get("type") || e.GetName() != query.Get("name")
+	})
+	answer(w, encodeAll(events))
+}
+
+// answer answers with JSON.
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(marshal(v)) // whoever asked is gone
 }
 
 // fleetPlugins answers with the plugins of one node.
@@ -65,9 +86,7 @@ func fleetPlugins(w http.ResponseWriter, r *http.Request, source Source) {
 		return
 	}
 	defer fleet.Close()
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	_, _ = w.Write(marshal(encodeAll(fleet.Plugins(r.URL.Query().Get("node"))))) // whoever asked is gone
+	answer(w, encodeAll(fleet.Plugins(r.URL.Query().Get("node"))))
 }
 
 // ServeHTTP implements [http.Handler].

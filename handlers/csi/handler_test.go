@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"path/filepath"
 	"regexp"
@@ -456,81 +455,4 @@ func TestConcurrent(t *testing.T) {
 	all.Wait()
 	cancel()
 	<-ended
-}
-
-func TestValidate(t *testing.T) {
-	h := csi.NewHandler(csi.Options{})
-	for name, want := range map[string]string{
-		driverName: "", "a": "", "A-1.b": "", strings.Repeat("x", 63): "",
-		"":                      "is no name of a CSI driver",
-		strings.Repeat("x", 64): "a CSI driver's name of 64 bytes is too long: 63 are allowed",
-		"-a":                    "is no name of a CSI driver", "a.": "is no name", "a_b": "is no name", "a/b": "is no name",
-		"../x": "is no name", "a\n": "is no name", "ü": "is no name",
-	} {
-		err := h.ValidatePlugin(name, "e", versions)
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%q: got %v, want %q", name, err, want)
-		}
-		if want != "" {
-			if err := h.RegisterPlugin(name, "e", versions, nil); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("RegisterPlugin %q: got %v, want %q", name, err, want)
-			}
-		}
-	}
-	want := `cannot use CSI driver a: none of the announced CSI versions ["0.3.0"] is supported: only 1.x is, and 0.x no more`
-	if err := h.ValidatePlugin("a", "e", []string{"0.3.0"}); err == nil || err.Error() != want {
-		t.Errorf("0.3.0: got %v, want %s", err, want)
-	}
-	if err := h.RegisterPlugin("a", "e", nil, nil); err == nil || !strings.Contains(err.Error(), "no CSI version was announced") {
-		t.Errorf("RegisterPlugin without versions: %v", err)
-	}
-}
-
-// TestDeprecatedDir: only drivers that are old enough to announce 0.x have a reason to be there.
-func TestDeprecatedDir(t *testing.T) {
-	h := csi.NewHandler(csi.Options{})
-	for _, c := range []struct {
-		versions   []string
-		deprecated bool
-		want       string
-	}{
-		{[]string{"1.0.0"}, false, ""},
-		{[]string{"0.3.0", "1.0.0"}, true, ""},
-		{[]string{"0.3.0", "1.0.0"}, false, ""},
-		{[]string{"1.0.0"}, true, "cannot use CSI driver a: it was found in the deprecated plugin directory, and announces no CSI version 0.x; "},
-		{[]string{"0.3.0"}, true, "only 1.x is, and 0.x no more"},
-	} {
-		err := h.ValidatePluginInDir("a", "e", c.versions, c.deprecated)
-		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("%v, %v: got %v, want %q", c.versions, c.deprecated, err, c.want)
-		}
-	}
-}
-
-// TestNodeInfoOf: what is damaged, or not there, is not half there.
-func TestNodeInfoOf(t *testing.T) {
-	full := map[string]string{"csi/node-id": "n", "csi/max-volumes-per-node": "3", "csi/topology": `{"a":"b"}`}
-	with := func(key, value string) *dynamicplugins.PluginInfo {
-		options := maps.Clone(full)
-		options[key] = value
-		return &dynamicplugins.PluginInfo{Options: options}
-	}
-	for _, c := range []struct {
-		info *dynamicplugins.PluginInfo
-		want bool
-	}{
-		{nil, false},
-		{&dynamicplugins.PluginInfo{}, false},
-		{&dynamicplugins.PluginInfo{Options: full}, true},
-		{with("csi/node-id", ""), false},
-		{with("csi/max-volumes-per-node", ""), true},
-		{with("csi/max-volumes-per-node", "many"), false},
-		{with("csi/topology", ""), true},
-		{with("csi/topology", "{"), false},
-	} {
-		got, ok := csi.NodeInfoOf(c.info)
-		if ok != c.want || !ok && !cmp.Equal(got, csi.NodeInfo{}) {
-			t.Errorf("%+v: got %+v, %v", c.info, got, ok)
-		}
-	}
 }

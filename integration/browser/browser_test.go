@@ -21,6 +21,7 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/daemon/web"
@@ -242,12 +243,18 @@ func TestOnePlugin(t *testing.T) {
 	d := newDaemon(t)
 	d.plugin("a.sock", "ExamplePlugin", "alpha")
 	b := open(t, "http://"+d.addr+"/")
-	b.waits(table + ".includes('alpha')")
+	// Those that are not well, or not yet, come first.
+	b.waits(table + ".includes('registered') && " + table + ".includes('running')")
 	// With the keyboard alone.
 	b.do(chromedp.KeyEvent("j"), chromedp.KeyEvent("\r"))
 	b.waits("location.hash == '#/plugin/ExamplePlugin/alpha'")
 	b.waits("document.querySelector('#instances').innerText.includes('a.sock')")
 	b.waits("document.querySelector('#history').innerText.includes('registered')")
+
+	if !b.is("document.title == 'ExamplePlugin/alpha · Patchbay'") {
+		t.Error("the title does not say what is shown")
+	}
+	b.waits("/UTC|GMT|[A-Z]{2,4}/.test(document.querySelector('#history time').innerText)")
 
 	b.do(chromedp.Navigate("http://" + d.addr + "/#/plugin//talker"))
 	b.waits("document.querySelector('#records').innerText.includes('<b>it speaks</b>')")
@@ -290,7 +297,7 @@ func TestHostileNames(t *testing.T) {
 		b.do(chromedp.Evaluate[chromedp.Void](fmt.Sprintf("document.querySelectorAll('#list tbody a')[%d].click()", i)))
 		b.waits("document.querySelector('#instances').innerText.includes('Instance 1 of 1')")
 	}
-	if b.is("document.title != 'Patchbay'") {
+	if b.is("document.title == 'hacked' || !document.title.endsWith(' · Patchbay')") {
 		t.Error("a name is taken for markup")
 	}
 }
@@ -326,7 +333,11 @@ func TestScreenshot(t *testing.T) {
 	d.plugin("c.sock", "OtherType", "gamma.example.com")
 	b := open(t, "http://"+d.addr+"/")
 	b.waits("document.querySelector('#list tbody').rows.length >= 4")
-	b.do(chromedp.EmulateViewport(1100, 420))
+	if strings.Contains(*screenshot, "phone") {
+		b.do(chromedp.EmulateViewport(380, 800))
+	} else {
+		b.do(chromedp.EmulateViewport(1100, 420))
+	}
 	picture, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
 	if err != nil {
 		t.Fatal(err)
@@ -334,6 +345,68 @@ func TestScreenshot(t *testing.T) {
 	if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestAddress: what is shown is in the address, and an address shows it.
+func TestAddress(t *testing.T) {
+	d := newDaemon(t)
+	d.plugin("a.sock", "ExamplePlugin", "alpha")
+	d.plugin("b.sock", "OtherType", "beta")
+	b := open(t, "http://"+d.addr+"/")
+	b.waits(table + ".includes('refused') && " + table + ".includes('registered')")
+	if !b.is("document.querySelector('#list tbody').rows[0].innerText.includes('beta')") {
+		t.Error("what is not well does not come first")
+	}
+	b.waits("document.querySelector('#states').innerText.replace(/\\s+/g, ' ').includes('1 refused')")
+	b.do(chromedp.Click("#states a[href='#/?state=refused']"))
+	b.waits("document.querySelector('#list tbody').rows.length == 1 && location.hash == '#/?state=refused'")
+	b.do(chromedp.Navigate("about:blank"), chromedp.Navigate("http://"+d.addr+"/#/?q=alpha&sort=-name"))
+	b.waits("document.querySelector('#list tbody').rows.length == 1 && " + table + ".includes('alpha') && document.querySelector('#search').value == 'alpha'")
+	b.waits("document.querySelector('th[data-key=name]').getAttribute('aria-sort') == 'descending'")
+	b.do(chromedp.Navigate("http://" + d.addr + "/#/?type=Nothing&state=%00<&page=-7&sort=__proto__"))
+	b.waits("document.querySelector('#empty').innerText.includes('No plugin matches')")
+	b.do(chromedp.Navigate("http://" + d.addr + "/#/events?kind=refused"))
+	b.waits("document.querySelector('#timeline').innerText.includes('beta') && !document.querySelector('#timeline').innerText.includes('alpha')")
+}
+
+// TestAllEvents: a plugin's page has all of its events that the daemon keeps, however many others came since.
+func TestAllEvents(t *testing.T) {
+	server := httptest.NewServer(web.New(busy{}))
+	defer server.Close()
+	b := open(t, server.URL+"/#/plugin/T/rare")
+	b.waits("document.querySelectorAll('#history li').length == 2 && document.querySelector('#history').innerText.includes('the first')")
+	b.do(chromedp.Navigate(server.URL + "/#/events"))
+	b.waits("document.querySelectorAll('#timeline li').length == 100 && document.querySelector('#event-page').innerText.startsWith('Page 1 of')")
+	b.do(chromedp.Click("#event-next"))
+	b.waits("document.querySelector('#event-page').innerText.startsWith('Page 2 of') && location.hash == '#/events?page=2'")
+	server.CloseClientConnections()
+}
+
+// TestNothingThere says what to do.
+func TestNothingThere(t *testing.T) {
+	server := httptest.NewServer(web.New(none{}))
+	defer server.Close()
+	b := open(t, server.URL)
+	b.waits("document.querySelector('#empty').innerText.includes('No plugin is here yet') && document.querySelector('#list').hidden")
+	server.CloseClientConnections()
+}
+
+// none is a daemon without plugins.
+type none struct{ many }
+
+func (none) Plugins() []*patchbayv1.Plugin { return nil }
+
+// busy is a daemon in which much happened, and little of it to one plugin.
+type busy struct{ none }
+
+func (busy) LastEvents(n int) []*patchbayv1.Event {
+	events := make([]*patchbayv1.Event, 3000)
+	for i := range events {
+		events[i] = &patchbayv1.Event{Seq: uint64(i + 1), Kind: "registered", Type: "T", Name: "other", Message: "again", Time: timestamppb.Now()}
+	}
+	events[0].Name, events[0].Message = "rare", "the first"
+	events[2999].Name = "rare"
+	return events[max(0, len(events)-n):]
 }
 
 // many is a daemon with 5,000 plugins.

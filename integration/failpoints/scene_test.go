@@ -399,7 +399,7 @@ func (s *scene) finish() {
 	}
 	left := []string{}
 	err = filepath.WalkDir(s.dir, func(path string, entry fs.DirEntry, err error) error {
-		if rel := strings.TrimPrefix(path, s.dir+"/"); !entry.IsDir() && rel != "state.db" {
+		if rel := strings.TrimPrefix(path, s.dir+"/"); !entry.IsDir() && rel != "state.db" && rel != "state.db.events" {
 			left = append(left, rel)
 		}
 		return err

@@ -8,16 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,9 +22,7 @@ import (
 	"google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/fleet"
 	pbproxy "github.com/patchbay-dev/patchbay/proxy"
 )
@@ -68,101 +62,6 @@ func newCaller(t *testing.T, program, name, etcd string, ca *authority, allow, m
 	return d
 }
 
-// echo is a plugin that says where it is.
-type echo struct {
-	plugin
-	grpc_testing.UnimplementedTestServiceServer
-	node string
-	// during is called in every unary call, with its fencing token.
-	during func(ctx context.Context, token string)
-}
-
-func (e *echo) UnaryCall(ctx context.Context, r *grpc_testing.SimpleRequest) (*grpc_testing.SimpleResponse, error) {
-	md, _ := metadata.FromIncomingContext(ctx)
-	if e.during != nil {
-		e.during(ctx, strings.Join(md.Get(pbproxy.FencingTokenKey), "|"))
-	}
-	if want := r.GetResponseStatus(); want != nil {
-		return nil, grpcstatus.Error(codes.Code(want.GetCode()), want.GetMessage())
-	}
-	_, hasDeadline := ctx.Deadline()
-	_ = grpc.SetHeader(ctx, metadata.Pairs("echo", strings.Join(md.Get("say"), "|"), "deadline", strconv.FormatBool(hasDeadline),
-		"token", strings.Join(md.Get(pbproxy.FencingTokenKey), "|"), "route", strings.Join(md.Get(pbproxy.TypeKey), "|")))
-	return &grpc_testing.SimpleResponse{Payload: r.GetPayload(), Username: e.node}, nil
-}
-
-func (e *echo) FullDuplexCall(s grpc_testing.TestService_FullDuplexCallServer) error {
-	for {
-		r, err := s.Recv()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err == nil {
-			err = s.Send(&grpc_testing.StreamingOutputCallResponse{Payload: r.GetPayload()})
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// echo has the plugin Echo/one with a daemon until it is stopped.
-func (d *daemon) echo(during func(ctx context.Context, token string)) (stop func()) {
-	d.t.Helper()
-	l, err := net.Listen("unix", filepath.Join(d.dir, "plugins", "echo.sock"))
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
-	e := &echo{node: d.name, during: during, plugin: plugin{info: &registerapi.PluginInfo{
-		Type: "Echo", Name: "one", SupportedVersions: []string{"1.0.0"},
-	}}}
-	registerapi.RegisterRegistrationServer(server, e)
-	grpc_testing.RegisterTestServiceServer(server, e)
-	go func() { _ = server.Serve(l) }()
-	d.t.Cleanup(server.Stop)
-	d.run("wait", "Echo/one")
-	return server.Stop
-}
-
-// caller returns a client of Echo/one in the fleet through a daemon; node may be empty.
-func (d *daemon) caller(node string) grpc_testing.TestServiceClient {
-	d.t.Helper()
-	c := client.New(filepath.Join(d.dir, "control.sock"))
-	conn, err := c.FleetConn("Echo", "one", node)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	d.t.Cleanup(func() { conn.Close(); c.Close() })
-	return grpc_testing.NewTestServiceClient(conn)
-}
-
-func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-// answers returns which node answers.
-func answers(t testing.TB, c grpc_testing.TestServiceClient) (string, error) {
-	r, err := c.UnaryCall(soon(t), &grpc_testing.SimpleRequest{})
-	return r.GetUsername(), err
-}
-
-func answersFrom(t testing.TB, c grpc_testing.TestServiceClient, want string) {
-	t.Helper()
-	if got, err := answers(t, c); err != nil || got != want {
-		t.Fatalf("%q answers, want %q: %v", got, want, err)
-	}
-}
-
-// inFleet waits until so many nodes have Echo/one, as a daemon sees it.
-func (d *daemon) inFleet(count int) {
-	d.t.Helper()
-	d.run("fleet", "wait", "Echo/one", "--count", fmt.Sprint(count))
-}
-
-// TestCall: a call goes to this node first, then to another one, to one by name, and to the same one; as transparently as on a local socket.
 func TestCall(t *testing.T) {
 	t.Parallel()
 	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
@@ -563,156 +462,4 @@ func TestCallCSI(t *testing.T) {
 		"csi.v1.Node/NodeGetInfo"); err == nil || !strings.Contains(err.Error(), "PermissionDenied") {
 		t.Errorf("what no rule allows: %v", err)
 	}
-}
-
-// recorder notes who is active with which token, and whether ever two are.
-type recorder struct {
-	mu     sync.Mutex
-	active map[string]int
-	tokens []int64
-	holder string
-	wrong  []string
-}
-
-// during is for the plugin of a node.
-func (r *recorder) during(node string) func(context.Context, string) {
-	return func(ctx context.Context, text string) {
-		token, err := strconv.ParseInt(text, 10, 64)
-		r.mu.Lock()
-		if err != nil {
-			r.wrong = append(r.wrong, fmt.Sprintf("%s has the token %q", node, text))
-		}
-		r.active[node]++
-		for other, n := range r.active {
-			if other != node && n > 0 {
-				r.wrong = append(r.wrong, fmt.Sprintf("%s and %s are active", node, other))
-			}
-		}
-		switch n := len(r.tokens); {
-		case n == 0 || r.tokens[n-1] < token:
-			r.tokens, r.holder = append(r.tokens, token), node
-		case r.tokens[n-1] > token || r.holder != node:
-			r.wrong = append(r.wrong, fmt.Sprintf("%s has token %d after %v of %s", node, token, r.tokens, r.holder))
-		}
-		r.mu.Unlock()
-		select {
-		case <-ctx.Done():
-		case <-time.After(20 * time.Millisecond):
-		}
-		r.mu.Lock()
-		r.active[node]--
-		r.mu.Unlock()
-	}
-}
-
-func (r *recorder) check(t *testing.T, least int) {
-	t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, text := range r.wrong {
-		t.Error(text)
-	}
-	if len(r.tokens) < least {
-		t.Errorf("there were %d holders, want at least %d", len(r.tokens), least)
-	}
-	t.Logf("tokens: %v", r.tokens)
-}
-
-// TestCallLock: of an exclusive plugin one instance is active, over stops, crashes and partitions, and the token grows.
-func TestCallLock(t *testing.T) {
-	t.Parallel()
-	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
-	record := &recorder{active: map[string]int{}}
-	nodes, links, stops := map[string]*daemon{}, map[string]*proxy{}, map[string]func(){}
-	for _, name := range []string{"a", "b", "caller"} {
-		link := newProxy(t, etcd.client)
-		nodes[name] = newCaller(t, patchbay, name, link.url, ca, allowNodes, "  exclusive: [Echo]\n")
-		links[name] = link
-		nodes[name].start()
-		if name != "caller" {
-			stops[name] = nodes[name].echo(record.during(name))
-		}
-	}
-	caller := nodes["caller"]
-	caller.inFleet(2)
-	ctx, cancel := context.WithCancel(t.Context())
-	var calling sync.WaitGroup
-	t.Cleanup(func() { cancel(); calling.Wait() })
-	var good atomic.Int64
-	// All of these call all the time: through the fleet, and each node at its own socket.
-	call := func(c grpc_testing.TestServiceClient) {
-		calling.Go(func() {
-			for ctx.Err() == nil {
-				limited, done := context.WithTimeout(ctx, 3*time.Second)
-				_, err := c.UnaryCall(limited, &grpc_testing.SimpleRequest{})
-				done()
-				if err == nil {
-					good.Add(1)
-				} else {
-					time.Sleep(20 * time.Millisecond)
-				}
-			}
-		})
-	}
-	for _, node := range []string{"", "a", "b"} {
-		call(caller.caller(node))
-	}
-	for _, name := range []string{"a", "b"} {
-		conn, err := client.New(filepath.Join(nodes[name].dir, "control.sock")).Conn("Echo", "one")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		call(grpc_testing.NewTestServiceClient(conn))
-	}
-	// next waits until another than this node holds the lock and is called.
-	next := func(not string) string {
-		t.Helper()
-		before := good.Load()
-		holder := ""
-		eventually(t, "another node holds the lock", func() bool {
-			output, err := caller.try("fleet", "list", "-o", "json", "--type", "Echo")
-			var list []struct {
-				Node         string
-				FencingToken int64
-			}
-			if err != nil || json.Unmarshal([]byte(output), &list) != nil {
-				return false
-			}
-			holder = ""
-			for _, p := range list {
-				if p.FencingToken > 0 {
-					holder = p.Node
-				}
-			}
-			return holder != "" && holder != not
-		})
-		eventually(t, "calls are answered", func() bool { return good.Load() > before+3 })
-		return holder
-	}
-	other := map[string]string{"a": "b", "b": "a"}
-	first := next("")
-	if _, err := answers(t, caller.caller(other[first])); grpcstatus.Code(err) != codes.FailedPrecondition {
-		t.Errorf("the node that does not hold the lock: %v", err)
-	}
-	links[first].sever()
-	second := next(first)
-	time.Sleep(3 * time.Second) // whoever was cut off has every chance to do wrong
-	links[first].mend()
-	record.check(t, 2)
-
-	nodes[second].kill()
-	stops[second]()
-	if got := next(second); got != first {
-		t.Errorf("%s holds the lock", got)
-	}
-	os.Remove(filepath.Join(nodes[second].dir, "plugins", "echo.sock"))
-	nodes[second].start()
-	stops[second] = nodes[second].echo(record.during(second))
-	caller.inFleet(2)
-	start := time.Now()
-	nodes[first].end(syscall.SIGTERM)
-	next(first)
-	t.Logf("after an orderly stop the lock passed on in %v", time.Since(start))
-	record.check(t, 4)
 }

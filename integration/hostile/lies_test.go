@@ -35,7 +35,7 @@ func harmless(name, does, happens, pluginName string, check func(*scene)) attack
 }
 
 const (
-	textBound    = "4,096 bytes of valid UTF-8 without control characters for a type, name, version or endpoint"
+	textBound    = "4,096 bytes of valid UTF-8 without control characters for a type, name or endpoint, 64 for a version"
 	versionBound = "64 versions"
 	controls     = "with control characters or invalid UTF-8"
 )

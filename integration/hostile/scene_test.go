@@ -3,7 +3,6 @@
 package hostile
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -255,20 +254,10 @@ func (s *scene) resetPeak() {
 // metric returns a metric of the daemon.
 func (s *scene) metric(name string) int {
 	s.Helper()
-	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, "http://"+s.http+"/metrics", http.NoBody)
-	if err != nil {
-		s.Fatal(err)
-	}
-	request.Close = true
-	var response *http.Response
-	s.await("there are metrics", func() bool { // a caller whom a busy machine makes slow is cut off
-		response, err = http.DefaultClient.Do(request) //nolint:bodyclose // it is closed below
-		return err == nil
-	})
-	defer response.Body.Close()
-	for lines := bufio.NewScanner(response.Body); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			n, err := strconv.ParseFloat(value, 64)
+	_, body := s.get("/metrics")
+	for line := range strings.Lines(body) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 			if err != nil {
 				s.Fatal(err)
 			}
@@ -277,6 +266,27 @@ func (s *scene) metric(name string) int {
 	}
 	s.Fatalf("there is no metric %s", name)
 	return 0
+}
+
+// get asks the daemon over HTTP.
+func (s *scene) get(path string) (status int, body string) {
+	s.Helper()
+	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, "http://"+s.http+path, http.NoBody)
+	if err != nil {
+		s.Fatal(err)
+	}
+	request.Close = true
+	s.await("there is an answer to "+path, func() bool { // a caller whom a busy machine makes slow is cut off
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return false
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		status, body = response.StatusCode, string(text)
+		return err == nil
+	})
+	return status, body
 }
 
 // stable is the path of a plugin's stable socket.

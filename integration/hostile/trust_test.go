@@ -5,6 +5,7 @@ package hostile
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,23 @@ func swap(one, other string) {
 func asStranger(trust string, a attack) attack {
 	a.user, a.trust = hostileUser, trust
 	return a
+}
+
+// quiet is a check that directories cost few watches and lines of the log, and that the host is ready.
+func quiet(s *scene) {
+	const mostWatches, mostLines = 6_010, 50
+	watches := 0
+	entries, err := os.ReadDir(s.proc("fdinfo"))
+	for _, e := range entries {
+		text, _ := os.ReadFile(filepath.Join(s.proc("fdinfo"), e.Name())) // closed meanwhile
+		watches += strings.Count(string(text), "inotify wd:")
+	}
+	if lines := strings.Count(s.log.String(), "\n"); err != nil || watches > mostWatches || lines > mostLines {
+		s.Errorf("the daemon has %d watches and logged %d lines: %v", watches, lines, err)
+	}
+	if status, body := s.get("/readyz"); status != http.StatusOK {
+		s.Errorf("the daemon is not ready: %d, %s", status, body)
+	}
 }
 
 // foundOften is a check that a hostile plugin was registered so often that the daemon has met it in each of its states.
@@ -108,13 +126,37 @@ func trustAttacks() []attack {
 		}),
 		asStranger(nobody, attack{
 			name: "crowd-of-a-stranger", does: "makes 20,000 files and 2,000 sockets", happens: "others find room, and the host is not called ill",
-			bound: "1,000 refusals are remembered, and 20 told a second", named: event(fmt.Sprintf("belongs to user %d", hostileUser)),
+			bound: "250 refusals of a user are remembered, 1,000 in all, and 20 told a second", named: event(fmt.Sprintf("belongs to user %d", hostileUser)),
 			play: func(a *attacker) { crowd(a.dir, 20_000, 80*maxSockets) },
 			check: func(s *scene) {
 				for _, c := range s.list().Conditions {
 					if c.Status != "ok" {
 						s.Errorf("condition %+v", c)
 					}
+				}
+			},
+		}),
+		asStranger(trusted, attack{
+			name: "crowds-with-directories", does: "makes 20,000 directories", happens: "others find room, and the host is ready", bound: "`bounds.maxUserDirs`, `bounds.maxDirs`",
+			named: []naming{{inCondition, fmt.Sprintf("14000 directories of user %d are not searched", hostileUser)}},
+			check: func(s *scene) {
+				quiet(s)
+				if n := s.metric(`patchbay_refusals_total{reason="directories"}`); n < 1 {
+					s.Errorf("the metric is %d", n)
+				}
+			},
+			play: func(a *attacker) {
+				for i := range 20_000 {
+					must(os.Mkdir(filepath.Join(a.dir, fmt.Sprint("crowd", i)), 0o755))
+				}
+			},
+		}),
+		asStranger(trusted, attack{
+			name: "digs-directories", does: "makes 600 directories that are deeper than is searched", happens: "others find room, and the host is ready", bound: "`bounds.maxDepth`",
+			named: []naming{{inCondition, fmt.Sprintf("something is wrong 600 times with directories and sockets of user %d", hostileUser)}}, check: quiet,
+			play: func(a *attacker) {
+				for i := range 600 {
+					must(os.MkdirAll(filepath.Join(a.dir, fmt.Sprint("deep", i), strings.Repeat("d/", maxDepth)), 0o755))
 				}
 			},
 		}),

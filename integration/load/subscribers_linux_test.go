@@ -139,11 +139,14 @@ func TestStreams(t *testing.T) {
 	}
 	count := min(*streams, int(limit.Cur)-500)
 	d := newDaemon(t, 0, "")
+	first := serve(t, d.Plugins(), "first")
+	told(t, first)
 	before := use(t, d)
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer cancel()
+	standing := make(chan struct{}, count)
 	orders := make(chan []string, count)
 	for range count {
 		following.Go(func() {
@@ -157,7 +160,11 @@ func TestStreams(t *testing.T) {
 						}
 						return
 					}
-					if e.Kind == "registered" && !yield(e.Name) {
+					switch {
+					case e.Kind != "registered":
+					case e.Name == "first":
+						standing <- struct{}{} // an event of before is the only sign that a stream stands
+					case !yield(e.Name):
 						return
 					}
 				}
@@ -165,12 +172,14 @@ func TestStreams(t *testing.T) {
 			<-ctx.Done() // all stay until the last has seen all
 		})
 	}
-	eventually(t, "the streams stand", func() string {
-		if u := use(t, d); u.Descriptors < before.Descriptors+count {
-			return u.String()
+	late := time.After(patience)
+	for i := range count {
+		select {
+		case <-standing:
+		case <-late:
+			t.Fatalf("%d of %d streams do not stand after %v: %v", count-i, count, patience, use(t, d))
 		}
-		return ""
-	})
+	}
 	u := use(t, d)
 	t.Logf("before: %v\nwith %d streams: %v: %d bytes each", before, count, u, (u.RSS-before.RSS)/count)
 	began := time.Now()
@@ -178,7 +187,7 @@ func TestStreams(t *testing.T) {
 	check(t, orders, count)
 	t.Logf("%d events seen by all after %v", announced, time.Since(began).Round(time.Millisecond))
 	cancel()
-	stop(t, plugins)
+	stop(t, append(plugins, first))
 	eventually(t, "the descriptors are given back", func() string {
 		// The stable sockets of plugins that have gone stay for a while.
 		if u := use(t, d); u.Descriptors > before.Descriptors+announced+5 {

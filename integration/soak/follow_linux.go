@@ -11,14 +11,16 @@ import (
 
 // follower is a subscriber that reads all events of one life of the daemon.
 type follower struct {
+	began time.Time // before the life
+
 	mu         sync.Mutex
 	last       uint64
 	registered map[string]bool // nil if it has not seen all events
 }
 
 // follow starts a follower, which ends with the life.
-func (s *soak) follow(life int) *follower {
-	f := &follower{registered: map[string]bool{}}
+func (s *soak) follow(life int, began time.Time) *follower {
+	f := &follower{began: began, registered: map[string]bool{}}
 	go func() {
 		for e, err := range s.daemon.Client.Events(context.Background(), client.EventsOptions{Follow: true}) {
 			switch {
@@ -39,13 +41,13 @@ func (f *follower) take(s *soak, e client.Event) {
 	defer f.mu.Unlock()
 	s.count(invariants, "an event follows the one before")
 	switch {
-	case f.last == 0 && e.Seq != 1:
-		f.registered = nil // older ones are not kept any more
+	case f.last == 0 && e.Seq != 1 && !e.Time.Before(f.began):
+		f.registered = nil // the first ones of the life are not kept any more
 	case f.last != 0 && e.Seq != f.last+1:
 		s.violation("event %d follows event %d", e.Seq, f.last)
 	}
 	f.last = e.Seq
-	if f.registered == nil {
+	if f.registered == nil || e.Time.Before(f.began) {
 		return
 	}
 	key := e.Type + "/" + e.Name + " " + e.Instance

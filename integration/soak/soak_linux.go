@@ -143,10 +143,11 @@ func (s *soak) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.bound)
 	defer cancel()
 	s.life++
+	began := time.Now()
 	if err := s.daemon.Start(ctx); err != nil {
 		return err
 	}
-	s.follower = s.follow(s.life)
+	s.follower = s.follow(s.life, began)
 	return nil
 }
 
@@ -292,7 +293,7 @@ func (s *soak) end() error {
 	for _, dir := range []string{"", "plugins", "dispense", "devices", "state"} {
 		files, _ := os.ReadDir(filepath.Join(s.daemon.Dir, dir))
 		for _, f := range files {
-			if !f.IsDir() && f.Name() != "config.yaml" && f.Name() != "state.db" {
+			if !f.IsDir() && f.Name() != "config.yaml" && f.Name() != "state.db" && f.Name() != "state.db.events" {
 				s.violation("a file is left: %s/%s", dir, f.Name())
 			}
 		}

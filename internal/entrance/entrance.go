@@ -1,5 +1,6 @@
 // Package entrance lets only plugins in that an admission plugin admits: programs before they are launched, and whatever serves a socket
-// before it is registered, by the digest of what runs there. What is admitted, the admission plugin says.
+// before it is registered, by the digest of what runs there. What is admitted, the admission plugin says. It may also be shut to whatever
+// was not launched.
 package entrance
 
 import (
@@ -16,18 +17,21 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Entrance asks an admission plugin.
 type Entrance struct {
-	host     *host.Host
-	plugin   plugin.AdmissionPlugin
-	programs exe.Programs
+	host         *host.Host
+	plugin       plugin.AdmissionPlugin
+	launchedOnly bool
+	programs     exe.Programs
 }
 
-// New returns the entrance to a host, at which an admission plugin decides.
-func New(h *host.Host, admission plugin.AdmissionPlugin) *Entrance {
-	return &Entrance{host: h, plugin: admission}
+// New returns the entrance to a host, at which an admission plugin decides; nil admits everything. With launchedOnly nothing may be
+// registered that the host did not launch.
+func New(h *host.Host, admission plugin.AdmissionPlugin, launchedOnly bool) *Entrance {
+	return &Entrance{host: h, plugin: admission, launchedOnly: launchedOnly}
 }
 
 // MayRun implements [launcher.Config].Admit.
@@ -37,7 +41,18 @@ func (e *Entrance) MayRun(ctx context.Context, pin plugin.Pin) error {
 
 // MayRegister implements [reconciler.Config].Admit.
 func (e *Entrance) MayRegister(ctx context.Context, in reconciler.Instance) error {
-	pin, err := e.pin(ctx, in)
+	launched := e.launched(in)
+	if launched == nil && e.launchedOnly {
+		return &trust.Refusal{
+			Reason:  trust.NotLaunched,
+			Problem: fmt.Sprintf("plugin %s was not launched by this host, and only such plugins are registered", in.Name),
+			Remedy:  "have the host launch it, or unset admission.launchedOnly",
+		}
+	}
+	if e.plugin == nil {
+		return nil
+	}
+	pin, err := e.pin(ctx, in, launched)
 	if err != nil {
 		return err
 	}
@@ -50,10 +65,10 @@ func (e *Entrance) MayRegister(ctx context.Context, in reconciler.Instance) erro
 	return err
 }
 
-// pin finds out what serves.
-func (e *Entrance) pin(ctx context.Context, in reconciler.Instance) (plugin.Pin, error) {
+// pin finds out what serves: a launched plugin, if p is not nil.
+func (e *Entrance) pin(ctx context.Context, in reconciler.Instance, p *host.PluginProcess) (plugin.Pin, error) {
 	pin := plugin.Pin{PackageName: in.Name}
-	if p := e.launched(in); p != nil {
+	if p != nil {
 		if known := p.Pin(); known != (plugin.Pin{}) {
 			return known, nil
 		}

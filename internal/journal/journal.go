@@ -1,5 +1,5 @@
 // Package journal keeps what happens to plugins: it numbers the events, writes each as one line of the log, keeps the last of them, and
-// hands them to subscribers in order. It decides nothing, and events do not outlive the process.
+// hands them to subscribers in order. It decides nothing. With a file, the events outlive the process.
 package journal
 
 import (
@@ -21,7 +21,7 @@ import (
 
 // Event says what happened to one plugin.
 type Event struct {
-	// Seq numbers the events of one Runtime from 1, without gaps.
+	// Seq numbers the events of one Runtime without gaps, from 1 or from where those in its file end.
 	Seq uint64
 	reconciler.Event
 }
@@ -37,15 +37,17 @@ type Journal struct {
 	feed     *feed.Feed[Event]
 	observer func(reconciler.Event) // may be nil
 	log      *slog.Logger
+	keeper   *keeper // nil if the events do not outlive the process
 
 	mu  sync.Mutex // held over a publication, so that the events are in the order of their numbers
 	seq uint64     // of the last event
 }
 
-// New returns an empty Journal. The observer is told of each event before subscribers are, and resynced is called each time that one of
-// them was too slow. Either may be nil.
-func New(log *slog.Logger, observer func(reconciler.Event), resynced func()) *Journal {
-	return &Journal{observer: observer, log: log, feed: feed.New(feed.Config[Event]{
+// New returns a Journal with the events that are in a file, to which Run writes; with an empty path they do not outlive the process. The
+// observer is told of each new event before subscribers are, and resynced is called each time that one of them was too slow. Either may be
+// nil.
+func New(log *slog.Logger, path string, observer func(reconciler.Event), resynced func()) *Journal {
+	j := &Journal{log: log, observer: observer, feed: feed.New(feed.Config[Event]{
 		History: history,
 		Resync: func(_ string, commit func(Event)) {
 			if resynced != nil {
@@ -56,6 +58,27 @@ func New(log *slog.Logger, observer func(reconciler.Event), resynced func()) *Jo
 			}})
 		},
 	})}
+	if path == "" {
+		return j
+	}
+	past, err := load(path)
+	if err != nil {
+		log.Warn("the events of before cannot be read, and none are written; see that the file can be read, then restart", "error", err)
+		return j
+	}
+	for _, e := range past {
+		j.seq = e.Seq
+		j.feed.Publish("", e)
+	}
+	j.keeper = newKeeper(path, log)
+	return j
+}
+
+// Run writes the events to the file until ctx ends, and then those that are pending.
+func (j *Journal) Run(ctx context.Context) {
+	if j.keeper != nil {
+		j.keeper.run(ctx)
+	}
 }
 
 // Last returns the last n events that are kept, oldest first.
@@ -76,6 +99,9 @@ func (j *Journal) Publish(e reconciler.Event) {
 	}
 	j.seq++
 	j.feed.Publish("", Event{Seq: j.seq, Event: e})
+	if j.keeper != nil {
+		j.keeper.add(Event{Seq: j.seq, Event: e})
+	}
 }
 
 // Observe adds an event and logs it in one line. It implements [reconciler.Config].Observe.

@@ -76,6 +76,11 @@ func bind(path string) (*net.UnixListener, error) {
 // hasEnded reports whether the process that serves conn has ended. Here nobody can tell.
 func hasEnded(*net.UnixConn) bool { return false }
 
+// Listens is not supported on this system: the error wraps [errors.ErrUnsupported].
+func Listens(ID, int) (bool, error) {
+	return false, fmt.Errorf("find out whether anybody listens on a socket at no path: %w", errors.ErrUnsupported)
+}
+
 // BootID names this boot of the system, or is empty where the system has no name for it.
 func BootID() string { return "" }
 

@@ -318,6 +318,125 @@ func (x *ListPluginsResponse) GetConditions() []*Condition {
 	return nil
 }
 
+// StreamPluginsRequest selects plugins, as ListPluginsRequest does.
+type StreamPluginsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Plugin types, compared exactly, for example "CSIPlugin".
+	Types []string `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty"`
+	// Plugin names, compared exactly, for example "hostpath.csi.k8s.io".
+	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
+	// States, as in the field `state` of Plugin.
+	States        []string `protobuf:"bytes,3,rep,name=states,proto3" json:"states,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamPluginsRequest) Reset() {
+	*x = StreamPluginsRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamPluginsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamPluginsRequest) ProtoMessage() {}
+
+func (x *StreamPluginsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamPluginsRequest.ProtoReflect.Descriptor instead.
+func (*StreamPluginsRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *StreamPluginsRequest) GetTypes() []string {
+	if x != nil {
+		return x.Types
+	}
+	return nil
+}
+
+func (x *StreamPluginsRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+func (x *StreamPluginsRequest) GetStates() []string {
+	if x != nil {
+		return x.States
+	}
+	return nil
+}
+
+// StreamPluginsResponse is a part of a consistent view of the daemon.
+type StreamPluginsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The next of the instances that match, in the order of ListPlugins.
+	Plugins []*Plugin `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	// Every condition of the daemon, ordered by name, in the first message of the stream, which always comes.
+	Conditions    []*Condition `protobuf:"bytes,2,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamPluginsResponse) Reset() {
+	*x = StreamPluginsResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamPluginsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamPluginsResponse) ProtoMessage() {}
+
+func (x *StreamPluginsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamPluginsResponse.ProtoReflect.Descriptor instead.
+func (*StreamPluginsResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *StreamPluginsResponse) GetPlugins() []*Plugin {
+	if x != nil {
+		return x.Plugins
+	}
+	return nil
+}
+
+func (x *StreamPluginsResponse) GetConditions() []*Condition {
+	if x != nil {
+		return x.Conditions
+	}
+	return nil
+}
+
 // GetPluginRequest names one plugin.
 type GetPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -331,7 +450,7 @@ type GetPluginRequest struct {
 
 func (x *GetPluginRequest) Reset() {
 	*x = GetPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	mi := &file_patchbay_v1_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -343,7 +462,7 @@ func (x *GetPluginRequest) String() string {
 func (*GetPluginRequest) ProtoMessage() {}
 
 func (x *GetPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[4]
+	mi := &file_patchbay_v1_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -356,7 +475,7 @@ func (x *GetPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPluginRequest.ProtoReflect.Descriptor instead.
 func (*GetPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{4}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetPluginRequest) GetType() string {
@@ -384,7 +503,7 @@ type GetPluginResponse struct {
 
 func (x *GetPluginResponse) Reset() {
 	*x = GetPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	mi := &file_patchbay_v1_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -396,7 +515,7 @@ func (x *GetPluginResponse) String() string {
 func (*GetPluginResponse) ProtoMessage() {}
 
 func (x *GetPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[5]
+	mi := &file_patchbay_v1_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -409,7 +528,7 @@ func (x *GetPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPluginResponse.ProtoReflect.Descriptor instead.
 func (*GetPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{5}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetPluginResponse) GetPlugins() []*Plugin {
@@ -428,7 +547,7 @@ type ListRefusalsRequest struct {
 
 func (x *ListRefusalsRequest) Reset() {
 	*x = ListRefusalsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	mi := &file_patchbay_v1_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +559,7 @@ func (x *ListRefusalsRequest) String() string {
 func (*ListRefusalsRequest) ProtoMessage() {}
 
 func (x *ListRefusalsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[6]
+	mi := &file_patchbay_v1_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +572,7 @@ func (x *ListRefusalsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRefusalsRequest.ProtoReflect.Descriptor instead.
 func (*ListRefusalsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{6}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{8}
 }
 
 // ListRefusalsResponse holds the refusals.
@@ -466,7 +585,7 @@ type ListRefusalsResponse struct {
 
 func (x *ListRefusalsResponse) Reset() {
 	*x = ListRefusalsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	mi := &file_patchbay_v1_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -478,7 +597,7 @@ func (x *ListRefusalsResponse) String() string {
 func (*ListRefusalsResponse) ProtoMessage() {}
 
 func (x *ListRefusalsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[7]
+	mi := &file_patchbay_v1_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -491,7 +610,7 @@ func (x *ListRefusalsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRefusalsResponse.ProtoReflect.Descriptor instead.
 func (*ListRefusalsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{7}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListRefusalsResponse) GetPlugins() []*Plugin {
@@ -510,7 +629,7 @@ type GetConfigurationRequest struct {
 
 func (x *GetConfigurationRequest) Reset() {
 	*x = GetConfigurationRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -522,7 +641,7 @@ func (x *GetConfigurationRequest) String() string {
 func (*GetConfigurationRequest) ProtoMessage() {}
 
 func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[8]
+	mi := &file_patchbay_v1_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -535,7 +654,7 @@ func (x *GetConfigurationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigurationRequest.ProtoReflect.Descriptor instead.
 func (*GetConfigurationRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{8}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
 // GetConfigurationResponse holds the paths that the daemon works with, all absolute.
@@ -549,13 +668,15 @@ type GetConfigurationResponse struct {
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// The control socket.
 	ControlSocket string `protobuf:"bytes,4,opt,name=control_socket,json=controlSocket,proto3" json:"control_socket,omitempty"`
+	// All that is in force, as YAML with where each value comes from, without secrets. It is empty if the daemon was not given files.
+	Effective     string `protobuf:"bytes,5,opt,name=effective,proto3" json:"effective,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetConfigurationResponse) Reset() {
 	*x = GetConfigurationResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -567,7 +688,7 @@ func (x *GetConfigurationResponse) String() string {
 func (*GetConfigurationResponse) ProtoMessage() {}
 
 func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[9]
+	mi := &file_patchbay_v1_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -580,7 +701,7 @@ func (x *GetConfigurationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetConfigurationResponse.ProtoReflect.Descriptor instead.
 func (*GetConfigurationResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{9}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GetConfigurationResponse) GetPluginDirs() []string {
@@ -611,6 +732,105 @@ func (x *GetConfigurationResponse) GetControlSocket() string {
 	return ""
 }
 
+func (x *GetConfigurationResponse) GetEffective() string {
+	if x != nil {
+		return x.Effective
+	}
+	return ""
+}
+
+// DiagnoseRequest asks for everything.
+type DiagnoseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiagnoseRequest) Reset() {
+	*x = DiagnoseRequest{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiagnoseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiagnoseRequest) ProtoMessage() {}
+
+func (x *DiagnoseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiagnoseRequest.ProtoReflect.Descriptor instead.
+func (*DiagnoseRequest) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
+}
+
+// DiagnoseResponse is a part of a file.
+type DiagnoseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name of the file, for example "metrics.txt". Consecutive messages of one name are one file.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The next bytes of its content.
+	Content       []byte `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiagnoseResponse) Reset() {
+	*x = DiagnoseResponse{}
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiagnoseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiagnoseResponse) ProtoMessage() {}
+
+func (x *DiagnoseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiagnoseResponse.ProtoReflect.Descriptor instead.
+func (*DiagnoseResponse) Descriptor() ([]byte, []int) {
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DiagnoseResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DiagnoseResponse) GetContent() []byte {
+	if x != nil {
+		return x.Content
+	}
+	return nil
+}
+
 // WatchEventsRequest selects events and says how long to watch.
 type WatchEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -622,14 +842,18 @@ type WatchEventsRequest struct {
 	Names []string `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
 	// How many of the past events that match are sent first: the newest `tail` ones, oldest first. Without a value all that are kept are
 	// sent, with zero none.
-	Tail          *uint32 `protobuf:"varint,4,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
+	Tail *uint32 `protobuf:"varint,4,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
+	// Kinds of events, compared exactly. An empty list matches every event.
+	Kinds []string `protobuf:"bytes,5,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	// The time from which on past events are sent. Without a value all that are kept are.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -641,7 +865,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[10]
+	mi := &file_patchbay_v1_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -654,7 +878,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchEventsRequest) GetFollow() bool {
@@ -685,6 +909,20 @@ func (x *WatchEventsRequest) GetTail() uint32 {
 	return 0
 }
 
+func (x *WatchEventsRequest) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *WatchEventsRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // WatchEventsResponse is one message of the stream.
 type WatchEventsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -697,7 +935,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +947,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[11]
+	mi := &file_patchbay_v1_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +960,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{11}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -747,7 +985,7 @@ type WaitForPluginRequest struct {
 
 func (x *WaitForPluginRequest) Reset() {
 	*x = WaitForPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +997,7 @@ func (x *WaitForPluginRequest) String() string {
 func (*WaitForPluginRequest) ProtoMessage() {}
 
 func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[12]
+	mi := &file_patchbay_v1_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +1010,7 @@ func (x *WaitForPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginRequest.ProtoReflect.Descriptor instead.
 func (*WaitForPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{12}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WaitForPluginRequest) GetType() string {
@@ -807,7 +1045,7 @@ type WaitForPluginResponse struct {
 
 func (x *WaitForPluginResponse) Reset() {
 	*x = WaitForPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -819,7 +1057,7 @@ func (x *WaitForPluginResponse) String() string {
 func (*WaitForPluginResponse) ProtoMessage() {}
 
 func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[13]
+	mi := &file_patchbay_v1_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -832,7 +1070,7 @@ func (x *WaitForPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitForPluginResponse.ProtoReflect.Descriptor instead.
 func (*WaitForPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{13}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WaitForPluginResponse) GetPlugin() *Plugin {
@@ -851,7 +1089,7 @@ type ListConditionsRequest struct {
 
 func (x *ListConditionsRequest) Reset() {
 	*x = ListConditionsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +1101,7 @@ func (x *ListConditionsRequest) String() string {
 func (*ListConditionsRequest) ProtoMessage() {}
 
 func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[14]
+	mi := &file_patchbay_v1_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +1114,7 @@ func (x *ListConditionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsRequest.ProtoReflect.Descriptor instead.
 func (*ListConditionsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{14}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
 }
 
 // ListConditionsResponse holds the health of the daemon.
@@ -890,7 +1128,7 @@ type ListConditionsResponse struct {
 
 func (x *ListConditionsResponse) Reset() {
 	*x = ListConditionsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -902,7 +1140,7 @@ func (x *ListConditionsResponse) String() string {
 func (*ListConditionsResponse) ProtoMessage() {}
 
 func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[15]
+	mi := &file_patchbay_v1_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -915,7 +1153,7 @@ func (x *ListConditionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConditionsResponse.ProtoReflect.Descriptor instead.
 func (*ListConditionsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{15}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListConditionsResponse) GetConditions() []*Condition {
@@ -934,7 +1172,7 @@ type ListLaunchedRequest struct {
 
 func (x *ListLaunchedRequest) Reset() {
 	*x = ListLaunchedRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -946,7 +1184,7 @@ func (x *ListLaunchedRequest) String() string {
 func (*ListLaunchedRequest) ProtoMessage() {}
 
 func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[16]
+	mi := &file_patchbay_v1_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -959,7 +1197,7 @@ func (x *ListLaunchedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedRequest.ProtoReflect.Descriptor instead.
 func (*ListLaunchedRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{16}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
 }
 
 // ListLaunchedResponse holds every plugin of the catalogue.
@@ -973,7 +1211,7 @@ type ListLaunchedResponse struct {
 
 func (x *ListLaunchedResponse) Reset() {
 	*x = ListLaunchedResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -985,7 +1223,7 @@ func (x *ListLaunchedResponse) String() string {
 func (*ListLaunchedResponse) ProtoMessage() {}
 
 func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[17]
+	mi := &file_patchbay_v1_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -998,7 +1236,7 @@ func (x *ListLaunchedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLaunchedResponse.ProtoReflect.Descriptor instead.
 func (*ListLaunchedResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{17}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListLaunchedResponse) GetPlugins() []*LaunchedPlugin {
@@ -1019,7 +1257,7 @@ type LaunchPluginRequest struct {
 
 func (x *LaunchPluginRequest) Reset() {
 	*x = LaunchPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1269,7 @@ func (x *LaunchPluginRequest) String() string {
 func (*LaunchPluginRequest) ProtoMessage() {}
 
 func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[18]
+	mi := &file_patchbay_v1_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1282,7 @@ func (x *LaunchPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginRequest.ProtoReflect.Descriptor instead.
 func (*LaunchPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{18}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LaunchPluginRequest) GetName() string {
@@ -1064,7 +1302,7 @@ type LaunchPluginResponse struct {
 
 func (x *LaunchPluginResponse) Reset() {
 	*x = LaunchPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1076,7 +1314,7 @@ func (x *LaunchPluginResponse) String() string {
 func (*LaunchPluginResponse) ProtoMessage() {}
 
 func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[19]
+	mi := &file_patchbay_v1_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,7 +1327,7 @@ func (x *LaunchPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchPluginResponse.ProtoReflect.Descriptor instead.
 func (*LaunchPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{19}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LaunchPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1110,7 +1348,7 @@ type StopPluginRequest struct {
 
 func (x *StopPluginRequest) Reset() {
 	*x = StopPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1360,7 @@ func (x *StopPluginRequest) String() string {
 func (*StopPluginRequest) ProtoMessage() {}
 
 func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[20]
+	mi := &file_patchbay_v1_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1373,7 @@ func (x *StopPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginRequest.ProtoReflect.Descriptor instead.
 func (*StopPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{20}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StopPluginRequest) GetName() string {
@@ -1155,7 +1393,7 @@ type StopPluginResponse struct {
 
 func (x *StopPluginResponse) Reset() {
 	*x = StopPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1405,7 @@ func (x *StopPluginResponse) String() string {
 func (*StopPluginResponse) ProtoMessage() {}
 
 func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[21]
+	mi := &file_patchbay_v1_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1418,7 @@ func (x *StopPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopPluginResponse.ProtoReflect.Descriptor instead.
 func (*StopPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{21}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StopPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1201,7 +1439,7 @@ type RestartPluginRequest struct {
 
 func (x *RestartPluginRequest) Reset() {
 	*x = RestartPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1451,7 @@ func (x *RestartPluginRequest) String() string {
 func (*RestartPluginRequest) ProtoMessage() {}
 
 func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[22]
+	mi := &file_patchbay_v1_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1464,7 @@ func (x *RestartPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginRequest.ProtoReflect.Descriptor instead.
 func (*RestartPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{22}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RestartPluginRequest) GetName() string {
@@ -1246,7 +1484,7 @@ type RestartPluginResponse struct {
 
 func (x *RestartPluginResponse) Reset() {
 	*x = RestartPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1496,7 @@ func (x *RestartPluginResponse) String() string {
 func (*RestartPluginResponse) ProtoMessage() {}
 
 func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[23]
+	mi := &file_patchbay_v1_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1509,7 @@ func (x *RestartPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestartPluginResponse.ProtoReflect.Descriptor instead.
 func (*RestartPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{23}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RestartPluginResponse) GetPlugin() *LaunchedPlugin {
@@ -1294,7 +1532,7 @@ type RetryPluginRequest struct {
 
 func (x *RetryPluginRequest) Reset() {
 	*x = RetryPluginRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1544,7 @@ func (x *RetryPluginRequest) String() string {
 func (*RetryPluginRequest) ProtoMessage() {}
 
 func (x *RetryPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[24]
+	mi := &file_patchbay_v1_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1557,7 @@ func (x *RetryPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPluginRequest.ProtoReflect.Descriptor instead.
 func (*RetryPluginRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{24}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RetryPluginRequest) GetType() string {
@@ -1345,7 +1583,7 @@ type RetryPluginResponse struct {
 
 func (x *RetryPluginResponse) Reset() {
 	*x = RetryPluginResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1595,7 @@ func (x *RetryPluginResponse) String() string {
 func (*RetryPluginResponse) ProtoMessage() {}
 
 func (x *RetryPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[25]
+	mi := &file_patchbay_v1_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1608,7 @@ func (x *RetryPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryPluginResponse.ProtoReflect.Descriptor instead.
 func (*RetryPluginResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{25}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
 // ReleaseNameRequest names a name.
@@ -1386,7 +1624,7 @@ type ReleaseNameRequest struct {
 
 func (x *ReleaseNameRequest) Reset() {
 	*x = ReleaseNameRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1398,7 +1636,7 @@ func (x *ReleaseNameRequest) String() string {
 func (*ReleaseNameRequest) ProtoMessage() {}
 
 func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[26]
+	mi := &file_patchbay_v1_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1411,7 +1649,7 @@ func (x *ReleaseNameRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseNameRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{26}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReleaseNameRequest) GetType() string {
@@ -1437,7 +1675,7 @@ type ReleaseNameResponse struct {
 
 func (x *ReleaseNameResponse) Reset() {
 	*x = ReleaseNameResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1687,7 @@ func (x *ReleaseNameResponse) String() string {
 func (*ReleaseNameResponse) ProtoMessage() {}
 
 func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[27]
+	mi := &file_patchbay_v1_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1700,7 @@ func (x *ReleaseNameResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseNameResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseNameResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{27}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
 }
 
 // ReadLogsRequest names a plugin.
@@ -1480,7 +1718,7 @@ type ReadLogsRequest struct {
 
 func (x *ReadLogsRequest) Reset() {
 	*x = ReadLogsRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1492,7 +1730,7 @@ func (x *ReadLogsRequest) String() string {
 func (*ReadLogsRequest) ProtoMessage() {}
 
 func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[28]
+	mi := &file_patchbay_v1_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1505,7 +1743,7 @@ func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsRequest.ProtoReflect.Descriptor instead.
 func (*ReadLogsRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{28}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReadLogsRequest) GetName() string {
@@ -1540,7 +1778,7 @@ type ReadLogsResponse struct {
 
 func (x *ReadLogsResponse) Reset() {
 	*x = ReadLogsResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +1790,7 @@ func (x *ReadLogsResponse) String() string {
 func (*ReadLogsResponse) ProtoMessage() {}
 
 func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[29]
+	mi := &file_patchbay_v1_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +1803,7 @@ func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadLogsResponse.ProtoReflect.Descriptor instead.
 func (*ReadLogsResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReadLogsResponse) GetRecord() *LogRecord {
@@ -1603,7 +1841,7 @@ type LaunchedPlugin struct {
 
 func (x *LaunchedPlugin) Reset() {
 	*x = LaunchedPlugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1615,7 +1853,7 @@ func (x *LaunchedPlugin) String() string {
 func (*LaunchedPlugin) ProtoMessage() {}
 
 func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[30]
+	mi := &file_patchbay_v1_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1628,7 +1866,7 @@ func (x *LaunchedPlugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaunchedPlugin.ProtoReflect.Descriptor instead.
 func (*LaunchedPlugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{30}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *LaunchedPlugin) GetName() string {
@@ -1713,7 +1951,7 @@ type LogRecord struct {
 
 func (x *LogRecord) Reset() {
 	*x = LogRecord{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1725,7 +1963,7 @@ func (x *LogRecord) String() string {
 func (*LogRecord) ProtoMessage() {}
 
 func (x *LogRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[31]
+	mi := &file_patchbay_v1_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +1976,7 @@ func (x *LogRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogRecord.ProtoReflect.Descriptor instead.
 func (*LogRecord) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{31}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *LogRecord) GetSeq() uint64 {
@@ -1794,7 +2032,7 @@ type LogAttribute struct {
 
 func (x *LogAttribute) Reset() {
 	*x = LogAttribute{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1806,7 +2044,7 @@ func (x *LogAttribute) String() string {
 func (*LogAttribute) ProtoMessage() {}
 
 func (x *LogAttribute) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[32]
+	mi := &file_patchbay_v1_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1819,7 +2057,7 @@ func (x *LogAttribute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogAttribute.ProtoReflect.Descriptor instead.
 func (*LogAttribute) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{32}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *LogAttribute) GetKey() string {
@@ -1845,7 +2083,7 @@ type ReloadRequest struct {
 
 func (x *ReloadRequest) Reset() {
 	*x = ReloadRequest{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +2095,7 @@ func (x *ReloadRequest) String() string {
 func (*ReloadRequest) ProtoMessage() {}
 
 func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[33]
+	mi := &file_patchbay_v1_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +2108,7 @@ func (x *ReloadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadRequest.ProtoReflect.Descriptor instead.
 func (*ReloadRequest) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{33}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
 }
 
 // ReloadResponse says what a reload did.
@@ -1885,7 +2123,7 @@ type ReloadResponse struct {
 
 func (x *ReloadResponse) Reset() {
 	*x = ReloadResponse{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[34]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1897,7 +2135,7 @@ func (x *ReloadResponse) String() string {
 func (*ReloadResponse) ProtoMessage() {}
 
 func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[34]
+	mi := &file_patchbay_v1_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1910,7 +2148,7 @@ func (x *ReloadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReloadResponse.ProtoReflect.Descriptor instead.
 func (*ReloadResponse) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{34}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReloadResponse) GetChanged() []string {
@@ -1985,7 +2223,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2235,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[35]
+	mi := &file_patchbay_v1_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2248,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{35}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Plugin) GetType() string {
@@ -2149,7 +2387,7 @@ func (x *Plugin) GetDetails() map[string]string {
 // Event is one thing that happened.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The position of the event. It grows by one with each event and starts anew with each start of the daemon.
+	// The position of the event. It grows by one with each event, also over restarts, unless the daemon's file of events is lost.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// When it happened.
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
@@ -2174,7 +2412,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2186,7 +2424,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[36]
+	mi := &file_patchbay_v1_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2199,7 +2437,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{36}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -2282,7 +2520,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2532,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_patchbay_v1_control_proto_msgTypes[37]
+	mi := &file_patchbay_v1_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2545,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{37}
+	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Condition) GetName() string {
@@ -2360,6 +2598,15 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\x126\n" +
 	"\n" +
 	"conditions\x18\x02 \x03(\v2\x16.patchbay.v1.ConditionR\n" +
+	"conditions\"Z\n" +
+	"\x14StreamPluginsRequest\x12\x14\n" +
+	"\x05types\x18\x01 \x03(\tR\x05types\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\x12\x16\n" +
+	"\x06states\x18\x03 \x03(\tR\x06states\"~\n" +
+	"\x15StreamPluginsResponse\x12-\n" +
+	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\x126\n" +
+	"\n" +
+	"conditions\x18\x02 \x03(\v2\x16.patchbay.v1.ConditionR\n" +
 	"conditions\":\n" +
 	"\x10GetPluginRequest\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
@@ -2369,18 +2616,25 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x13ListRefusalsRequest\"E\n" +
 	"\x14ListRefusalsResponse\x12-\n" +
 	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\"\x19\n" +
-	"\x17GetConfigurationRequest\"\xac\x01\n" +
+	"\x17GetConfigurationRequest\"\xca\x01\n" +
 	"\x18GetConfigurationResponse\x12\x1f\n" +
 	"\vplugin_dirs\x18\x01 \x03(\tR\n" +
 	"pluginDirs\x122\n" +
 	"\x15deprecated_plugin_dir\x18\x02 \x01(\tR\x13deprecatedPluginDir\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12%\n" +
-	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\"z\n" +
+	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\x12\x1c\n" +
+	"\teffective\x18\x05 \x01(\tR\teffective\"\x11\n" +
+	"\x0fDiagnoseRequest\"@\n" +
+	"\x10DiagnoseResponse\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\fR\acontent\"\xc2\x01\n" +
 	"\x12WatchEventsRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x12\x14\n" +
 	"\x05types\x18\x02 \x03(\tR\x05types\x12\x14\n" +
 	"\x05names\x18\x03 \x03(\tR\x05names\x12\x17\n" +
-	"\x04tail\x18\x04 \x01(\rH\x00R\x04tail\x88\x01\x01B\a\n" +
+	"\x04tail\x18\x04 \x01(\rH\x00R\x04tail\x88\x01\x01\x12\x14\n" +
+	"\x05kinds\x18\x05 \x03(\tR\x05kinds\x120\n" +
+	"\x05since\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05sinceB\a\n" +
 	"\x05_tail\"?\n" +
 	"\x13WatchEventsResponse\x12(\n" +
 	"\x05event\x18\x01 \x01(\v2\x12.patchbay.v1.EventR\x05event\"f\n" +
@@ -2500,14 +2754,16 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\aWaitFor\x12\x18\n" +
 	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13WAIT_FOR_REGISTERED\x10\x01\x12\x19\n" +
-	"\x15WAIT_FOR_DEREGISTERED\x10\x022\x88\v\n" +
+	"\x15WAIT_FOR_DEREGISTERED\x10\x022\xb7\f\n" +
 	"\x0eControlService\x12R\n" +
 	"\n" +
 	"GetVersion\x12\x1e.patchbay.v1.GetVersionRequest\x1a\x1f.patchbay.v1.GetVersionResponse\"\x03\x90\x02\x01\x12U\n" +
-	"\vListPlugins\x12\x1f.patchbay.v1.ListPluginsRequest\x1a .patchbay.v1.ListPluginsResponse\"\x03\x90\x02\x01\x12O\n" +
+	"\vListPlugins\x12\x1f.patchbay.v1.ListPluginsRequest\x1a .patchbay.v1.ListPluginsResponse\"\x03\x90\x02\x01\x12]\n" +
+	"\rStreamPlugins\x12!.patchbay.v1.StreamPluginsRequest\x1a\".patchbay.v1.StreamPluginsResponse\"\x03\x90\x02\x010\x01\x12O\n" +
 	"\tGetPlugin\x12\x1d.patchbay.v1.GetPluginRequest\x1a\x1e.patchbay.v1.GetPluginResponse\"\x03\x90\x02\x01\x12X\n" +
 	"\fListRefusals\x12 .patchbay.v1.ListRefusalsRequest\x1a!.patchbay.v1.ListRefusalsResponse\"\x03\x90\x02\x01\x12d\n" +
-	"\x10GetConfiguration\x12$.patchbay.v1.GetConfigurationRequest\x1a%.patchbay.v1.GetConfigurationResponse\"\x03\x90\x02\x01\x12W\n" +
+	"\x10GetConfiguration\x12$.patchbay.v1.GetConfigurationRequest\x1a%.patchbay.v1.GetConfigurationResponse\"\x03\x90\x02\x01\x12N\n" +
+	"\bDiagnose\x12\x1c.patchbay.v1.DiagnoseRequest\x1a\x1d.patchbay.v1.DiagnoseResponse\"\x03\x90\x02\x010\x01\x12W\n" +
 	"\vWatchEvents\x12\x1f.patchbay.v1.WatchEventsRequest\x1a .patchbay.v1.WatchEventsResponse\"\x03\x90\x02\x010\x01\x12[\n" +
 	"\rWaitForPlugin\x12!.patchbay.v1.WaitForPluginRequest\x1a\".patchbay.v1.WaitForPluginResponse\"\x03\x90\x02\x01\x12^\n" +
 	"\x0eListConditions\x12\".patchbay.v1.ListConditionsRequest\x1a#.patchbay.v1.ListConditionsResponse\"\x03\x90\x02\x01\x12X\n" +
@@ -2534,113 +2790,124 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                     // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),        // 1: patchbay.v1.GetVersionRequest
 	(*GetVersionResponse)(nil),       // 2: patchbay.v1.GetVersionResponse
 	(*ListPluginsRequest)(nil),       // 3: patchbay.v1.ListPluginsRequest
 	(*ListPluginsResponse)(nil),      // 4: patchbay.v1.ListPluginsResponse
-	(*GetPluginRequest)(nil),         // 5: patchbay.v1.GetPluginRequest
-	(*GetPluginResponse)(nil),        // 6: patchbay.v1.GetPluginResponse
-	(*ListRefusalsRequest)(nil),      // 7: patchbay.v1.ListRefusalsRequest
-	(*ListRefusalsResponse)(nil),     // 8: patchbay.v1.ListRefusalsResponse
-	(*GetConfigurationRequest)(nil),  // 9: patchbay.v1.GetConfigurationRequest
-	(*GetConfigurationResponse)(nil), // 10: patchbay.v1.GetConfigurationResponse
-	(*WatchEventsRequest)(nil),       // 11: patchbay.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),      // 12: patchbay.v1.WatchEventsResponse
-	(*WaitForPluginRequest)(nil),     // 13: patchbay.v1.WaitForPluginRequest
-	(*WaitForPluginResponse)(nil),    // 14: patchbay.v1.WaitForPluginResponse
-	(*ListConditionsRequest)(nil),    // 15: patchbay.v1.ListConditionsRequest
-	(*ListConditionsResponse)(nil),   // 16: patchbay.v1.ListConditionsResponse
-	(*ListLaunchedRequest)(nil),      // 17: patchbay.v1.ListLaunchedRequest
-	(*ListLaunchedResponse)(nil),     // 18: patchbay.v1.ListLaunchedResponse
-	(*LaunchPluginRequest)(nil),      // 19: patchbay.v1.LaunchPluginRequest
-	(*LaunchPluginResponse)(nil),     // 20: patchbay.v1.LaunchPluginResponse
-	(*StopPluginRequest)(nil),        // 21: patchbay.v1.StopPluginRequest
-	(*StopPluginResponse)(nil),       // 22: patchbay.v1.StopPluginResponse
-	(*RestartPluginRequest)(nil),     // 23: patchbay.v1.RestartPluginRequest
-	(*RestartPluginResponse)(nil),    // 24: patchbay.v1.RestartPluginResponse
-	(*RetryPluginRequest)(nil),       // 25: patchbay.v1.RetryPluginRequest
-	(*RetryPluginResponse)(nil),      // 26: patchbay.v1.RetryPluginResponse
-	(*ReleaseNameRequest)(nil),       // 27: patchbay.v1.ReleaseNameRequest
-	(*ReleaseNameResponse)(nil),      // 28: patchbay.v1.ReleaseNameResponse
-	(*ReadLogsRequest)(nil),          // 29: patchbay.v1.ReadLogsRequest
-	(*ReadLogsResponse)(nil),         // 30: patchbay.v1.ReadLogsResponse
-	(*LaunchedPlugin)(nil),           // 31: patchbay.v1.LaunchedPlugin
-	(*LogRecord)(nil),                // 32: patchbay.v1.LogRecord
-	(*LogAttribute)(nil),             // 33: patchbay.v1.LogAttribute
-	(*ReloadRequest)(nil),            // 34: patchbay.v1.ReloadRequest
-	(*ReloadResponse)(nil),           // 35: patchbay.v1.ReloadResponse
-	(*Plugin)(nil),                   // 36: patchbay.v1.Plugin
-	(*Event)(nil),                    // 37: patchbay.v1.Event
-	(*Condition)(nil),                // 38: patchbay.v1.Condition
-	nil,                              // 39: patchbay.v1.Plugin.DetailsEntry
-	(*timestamppb.Timestamp)(nil),    // 40: google.protobuf.Timestamp
+	(*StreamPluginsRequest)(nil),     // 5: patchbay.v1.StreamPluginsRequest
+	(*StreamPluginsResponse)(nil),    // 6: patchbay.v1.StreamPluginsResponse
+	(*GetPluginRequest)(nil),         // 7: patchbay.v1.GetPluginRequest
+	(*GetPluginResponse)(nil),        // 8: patchbay.v1.GetPluginResponse
+	(*ListRefusalsRequest)(nil),      // 9: patchbay.v1.ListRefusalsRequest
+	(*ListRefusalsResponse)(nil),     // 10: patchbay.v1.ListRefusalsResponse
+	(*GetConfigurationRequest)(nil),  // 11: patchbay.v1.GetConfigurationRequest
+	(*GetConfigurationResponse)(nil), // 12: patchbay.v1.GetConfigurationResponse
+	(*DiagnoseRequest)(nil),          // 13: patchbay.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),         // 14: patchbay.v1.DiagnoseResponse
+	(*WatchEventsRequest)(nil),       // 15: patchbay.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),      // 16: patchbay.v1.WatchEventsResponse
+	(*WaitForPluginRequest)(nil),     // 17: patchbay.v1.WaitForPluginRequest
+	(*WaitForPluginResponse)(nil),    // 18: patchbay.v1.WaitForPluginResponse
+	(*ListConditionsRequest)(nil),    // 19: patchbay.v1.ListConditionsRequest
+	(*ListConditionsResponse)(nil),   // 20: patchbay.v1.ListConditionsResponse
+	(*ListLaunchedRequest)(nil),      // 21: patchbay.v1.ListLaunchedRequest
+	(*ListLaunchedResponse)(nil),     // 22: patchbay.v1.ListLaunchedResponse
+	(*LaunchPluginRequest)(nil),      // 23: patchbay.v1.LaunchPluginRequest
+	(*LaunchPluginResponse)(nil),     // 24: patchbay.v1.LaunchPluginResponse
+	(*StopPluginRequest)(nil),        // 25: patchbay.v1.StopPluginRequest
+	(*StopPluginResponse)(nil),       // 26: patchbay.v1.StopPluginResponse
+	(*RestartPluginRequest)(nil),     // 27: patchbay.v1.RestartPluginRequest
+	(*RestartPluginResponse)(nil),    // 28: patchbay.v1.RestartPluginResponse
+	(*RetryPluginRequest)(nil),       // 29: patchbay.v1.RetryPluginRequest
+	(*RetryPluginResponse)(nil),      // 30: patchbay.v1.RetryPluginResponse
+	(*ReleaseNameRequest)(nil),       // 31: patchbay.v1.ReleaseNameRequest
+	(*ReleaseNameResponse)(nil),      // 32: patchbay.v1.ReleaseNameResponse
+	(*ReadLogsRequest)(nil),          // 33: patchbay.v1.ReadLogsRequest
+	(*ReadLogsResponse)(nil),         // 34: patchbay.v1.ReadLogsResponse
+	(*LaunchedPlugin)(nil),           // 35: patchbay.v1.LaunchedPlugin
+	(*LogRecord)(nil),                // 36: patchbay.v1.LogRecord
+	(*LogAttribute)(nil),             // 37: patchbay.v1.LogAttribute
+	(*ReloadRequest)(nil),            // 38: patchbay.v1.ReloadRequest
+	(*ReloadResponse)(nil),           // 39: patchbay.v1.ReloadResponse
+	(*Plugin)(nil),                   // 40: patchbay.v1.Plugin
+	(*Event)(nil),                    // 41: patchbay.v1.Event
+	(*Condition)(nil),                // 42: patchbay.v1.Condition
+	nil,                              // 43: patchbay.v1.Plugin.DetailsEntry
+	(*timestamppb.Timestamp)(nil),    // 44: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	40, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
-	36, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
-	38, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
-	36, // 3: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
-	36, // 4: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
-	37, // 5: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
-	0,  // 6: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
-	36, // 7: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
-	38, // 8: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
-	31, // 9: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 10: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 11: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	31, // 12: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
-	32, // 13: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	40, // 14: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	40, // 15: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	40, // 16: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	33, // 17: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	40, // 18: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	40, // 19: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	40, // 20: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	40, // 21: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	39, // 22: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	40, // 23: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	40, // 24: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 25: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 26: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 27: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	7,  // 28: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
-	9,  // 29: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
-	11, // 30: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	13, // 31: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	15, // 32: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	17, // 33: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	19, // 34: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	21, // 35: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	23, // 36: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	25, // 37: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
-	27, // 38: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
-	29, // 39: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	34, // 40: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 41: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 42: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 43: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	8,  // 44: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	10, // 45: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	12, // 46: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	14, // 47: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	16, // 48: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	18, // 49: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	20, // 50: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	22, // 51: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	24, // 52: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	26, // 53: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
-	28, // 54: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
-	30, // 55: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	35, // 56: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	41, // [41:57] is the sub-list for method output_type
-	25, // [25:41] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	44, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	40, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	42, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	40, // 3: patchbay.v1.StreamPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
+	42, // 4: patchbay.v1.StreamPluginsResponse.conditions:type_name -> patchbay.v1.Condition
+	40, // 5: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
+	40, // 6: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
+	44, // 7: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
+	41, // 8: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
+	0,  // 9: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
+	40, // 10: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
+	42, // 11: patchbay.v1.ListConditionsResponse.conditions:type_name -> patchbay.v1.Condition
+	35, // 12: patchbay.v1.ListLaunchedResponse.plugins:type_name -> patchbay.v1.LaunchedPlugin
+	35, // 13: patchbay.v1.LaunchPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	35, // 14: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	35, // 15: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
+	36, // 16: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
+	44, // 17: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	44, // 18: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	44, // 19: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	37, // 20: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	44, // 21: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	44, // 22: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	44, // 23: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	44, // 24: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	43, // 25: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	44, // 26: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	44, // 27: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 28: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 29: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 30: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
+	7,  // 31: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	9,  // 32: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
+	11, // 33: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
+	13, // 34: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
+	15, // 35: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	17, // 36: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	19, // 37: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	21, // 38: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	23, // 39: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	25, // 40: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	27, // 41: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	29, // 42: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	31, // 43: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	33, // 44: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	38, // 45: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 46: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 47: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 48: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
+	8,  // 49: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	10, // 50: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	12, // 51: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	14, // 52: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
+	16, // 53: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	18, // 54: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	20, // 55: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	22, // 56: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	24, // 57: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	26, // 58: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	28, // 59: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	30, // 60: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	32, // 61: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	34, // 62: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	39, // 63: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	46, // [46:64] is the sub-list for method output_type
+	28, // [28:46] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }
@@ -2648,15 +2915,15 @@ func file_patchbay_v1_control_proto_init() {
 	if File_patchbay_v1_control_proto != nil {
 		return
 	}
-	file_patchbay_v1_control_proto_msgTypes[10].OneofWrappers = []any{}
-	file_patchbay_v1_control_proto_msgTypes[28].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[14].OneofWrappers = []any{}
+	file_patchbay_v1_control_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -4,13 +4,11 @@ const perPage = 100;
 const keptEvents = 500;
 const keptRecords = 500;
 const good = new Set(["registered", "running", "serving", "ok", "ready"]);
-const bad = new Set(["unreachable", "failed", "refused", "unknown", "backoff", "unresponsive", "not-serving"]);
+const bad = new Set(["unreachable", "failed", "refused", "unknown", "backoff", "unresponsive", "not-serving", "unlinked"]);
 
 const known = new Map(); // what was sent, by key
 let events = [];         // newest first
 let connected = false;
-let page = 0;
-let sort = { key: "name", down: false };
 
 const $ = (id) => document.getElementById(id);
 
@@ -35,6 +33,30 @@ function decode(part) {
     return part;
   }
 }
+
+// at is what the address says: the view, what it is of, and how the reader wants to see it. So whatever is shown can be sent to somebody.
+const at = { view: "", type: "", name: "", query: new URLSearchParams() };
+
+function readAddress() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?", 2);
+  const [view = "", type = "", ...name] = path.split("/");
+  Object.assign(at, { view, type: decode(type), name: decode(name.join("/")), query: new URLSearchParams(query) });
+}
+
+// want changes how the reader wants to see it; what is empty is the usual. It begins at the first page again, unless that is what changes.
+function want(change) {
+  at.query.delete("page");
+  for (const [key, value] of Object.entries(change)) {
+    if (value) at.query.set(key, value);
+    else at.query.delete(key);
+  }
+  const query = at.query.toString();
+  history.replaceState(null, "", `#/${at.view}${query ? `?${query}` : ""}`);
+  show();
+}
+
+const wanted = (key) => at.query.get(key) ?? "";
+const wantedPage = () => Math.max(0, Math.floor(Number(wanted("page")) || 1) - 1);
 
 // redraw has a node show something, unless it shows that already: so it keeps the focus and what the reader has marked.
 const shown = new WeakMap();
@@ -74,7 +96,7 @@ const columns = [
   { key: "type", title: "Type", value: (p) => p.type ?? "" },
   { key: "name", title: "Name", value: (p) => p.name ?? "" },
   { key: "version", title: "Version", value: (p) => p.version ?? "" },
-  { key: "state", title: "State", value: (p) => p.state ?? "" },
+  { key: "state", title: "State", value: (p) => `${rankOf(p.state)} ${p.state ?? ""}` },
   { key: "endpoint", title: "Endpoint", value: (p) => p.endpoint || p.socketPath || "" },
   { key: "age", title: "Age", value: (p) => p.registeredAt || p.firstSeen || "" },
 ];
@@ -84,19 +106,29 @@ function buildHead() {
   for (const column of columns) {
     const button = make("button", { type: "button" }, column.title);
     button.addEventListener("click", () => {
-      sort = { key: column.key, down: sort.key === column.key && !sort.down };
-      show();
+      const sort = sorted();
+      want({ sort: (sort.key === column.key && !sort.down ? "-" : "") + column.key });
     });
     row.append(make("th", { scope: "col", "data-key": column.key }, button));
   }
 }
 
-function matching() {
-  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const state = $("state").value;
+// sorted says by which column the list is sorted. The usual is by state, those first that are not well.
+function sorted() {
+  const text = wanted("sort") || "state";
+  const key = text.replace(/^-/, "");
+  return { key: columns.some((c) => c.key === key) ? key : "state", down: text.startsWith("-") };
+}
+
+function matching(plugins) {
+  const sort = sorted();
+  const words = wanted("q").toLowerCase().split(/\s+/).filter(Boolean);
+  const state = wanted("state");
+  const type = wanted("type");
   const column = columns.find((c) => c.key === sort.key);
-  const plugins = all("plugin").filter((p) => {
+  plugins = plugins.filter((p) => {
     if (state && p.state !== state) return false;
+    if (type && p.type !== type) return false;
     if (!words.length) return true;
     const text = [p.type, p.name, p.version, p.state, p.endpoint, p.socketPath, p.instance, p.lastError, ...(p.roles ?? [])].join(" ").toLowerCase();
     return words.every((w) => text.includes(w));
@@ -133,21 +165,43 @@ function row(p) {
 }
 
 function showList() {
-  const plugins = matching();
-  const total = all("plugin").length;
+  const whole = all("plugin");
+  const sort = sorted();
+  const plugins = matching(whole);
+  const total = whole.length;
   const pages = Math.max(1, Math.ceil(plugins.length / perPage));
-  page = Math.min(page, pages - 1);
+  const page = Math.min(wantedPage(), pages - 1);
+  keep($("search"), wanted("q"));
+  showEmpty(total, plugins.length);
   $("count").textContent = plugins.length === total ? `${total} instances` : `${plugins.length} of ${total} instances`;
   $("page").textContent = `Page ${page + 1} of ${pages}`;
   $("previous").disabled = page === 0;
   $("next").disabled = page + 1 >= pages;
   $("pager").hidden = pages === 1;
+  $("list").hidden = plugins.length === 0;
   for (const th of document.querySelectorAll("#list th")) {
     if (th.dataset.key === sort.key) th.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
     else th.removeAttribute("aria-sort");
   }
   keepFocus($("list").tBodies[0], plugins.slice(page * perPage, (page + 1) * perPage).map(row));
-  showStates();
+  showStates(whole);
+  choices($("type"), [...new Set(whole.map((p) => p.type).filter(Boolean))].sort(), wanted("type"));
+}
+
+// keep has a field show what the address says, unless the reader is in it.
+function keep(field, text) {
+  if (document.activeElement !== field) field.value = text;
+}
+
+// showEmpty says what to do where there is nothing to see.
+function showEmpty(total, shown) {
+  $("empty").hidden = shown > 0 || !connected;
+  const dirs = (known.get("daemon configuration")?.pluginDirs ?? []).join(", ");
+  redraw($("empty"), [total > 0, dirs], () => (total ? [make("p", {}, "No plugin matches. "), make("a", { href: "#/" }, "Show all")] : [
+    make("p", {}, "No plugin is here yet. A plugin appears when its socket does", dirs ? ` in ${dirs}` : "", "."),
+    make("p", {}, "To see one, run ", make("code", {}, "patchbay demo"), " in a terminal; to begin one, ", make("code", {}, "patchbay init"),
+      "; what keeps one from appearing, ", make("code", {}, "patchbay doctor"), " says."),
+  ]));
 }
 
 // keepFocus replaces the rows of a table and leaves the focus on the row of the same key.
@@ -159,24 +213,41 @@ function keepFocus(body, rows) {
   }
 }
 
-function showStates() {
-  const states = [...new Set(all("plugin").map((p) => p.state))].sort();
-  const select = $("state");
-  const options = ["", ...states, ...(select.value && !states.includes(select.value) ? [select.value] : [])];
-  if (options.join() === [...select.options].map((o) => o.value).join()) return;
-  const chosen = select.value;
-  select.replaceChildren(...options.map((s) => make("option", { value: s }, s || "all")));
-  select.options[0].value = "";
-  select.value = chosen;
+// rankOf puts first what is not well.
+const rankOf = (state) => (bad.has(state) ? 0 : good.has(state) ? 2 : 1);
+
+// showStates shows how many are in which state, each a link to those.
+function showStates(plugins) {
+  const counts = new Map();
+  for (const p of plugins) counts.set(p.state, (counts.get(p.state) ?? 0) + 1);
+  const states = [...counts].sort(([a], [b]) => rankOf(a) - rankOf(b) || (a < b ? -1 : 1));
+  redraw($("states"), [states, wanted("state")], () => [["", plugins.length], ...states].map(([state, count]) => {
+    const link = make("a", { href: state ? `#/?state=${encodeURIComponent(state)}` : "#/", ...(wanted("state") === state ? { "aria-current": "true" } : {}) },
+      make("strong", {}, String(count)), " ", state ? stateOf(state) : "all");
+    return make("li", {}, link);
+  }));
+}
+
+// choices has a select offer values, and the one that is chosen in any case.
+function choices(select, values, chosen) {
+  const options = ["", ...values, ...(chosen && !values.includes(chosen) ? [chosen] : [])];
+  if (options.join("\n") !== [...select.options].map((o) => o.value).join("\n")) {
+    select.replaceChildren(...options.map((v) => make("option", { value: v }, v || "all")));
+    select.options[0].value = "";
+  }
+  if (document.activeElement !== select) select.value = chosen;
 }
 
 // ---- events
+
+// exactly writes a time with its zone.
+const exactly = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "short", timeStyle: "long" });
 
 function eventItem(e) {
   const plugin = e.type || e.name ? make("a", { href: hashOf(e.type ?? "", e.name ?? "") }, `${e.type ?? ""}/${e.name ?? ""}`) : make("span", {}, e.socketPath ?? "");
   const tone = bad.has(e.kind) ? "bad" : good.has(e.kind) ? "good" : "busy";
   return make("li", {},
-    make("time", { datetime: e.time, title: e.time }, new Date(e.time).toLocaleString()),
+    make("time", { datetime: e.time, title: e.time }, exactly(e.time)),
     make("span", { class: `state ${tone}` }, e.kind ?? ""), plugin, make("span", { class: "why" }, e.message ?? ""));
 }
 
@@ -188,7 +259,45 @@ function addEvents(list) {
   events.length = Math.min(events.length, keptEvents);
 }
 
+function showEvents() {
+  const words = wanted("q").toLowerCase().split(/\s+/).filter(Boolean);
+  const kind = wanted("kind");
+  const matching = events.filter((e) => (!kind || e.kind === kind) &&
+    words.every((w) => `${e.type} ${e.name} ${e.kind} ${e.socketPath} ${e.instance} ${e.message}`.toLowerCase().includes(w)));
+  const pages = Math.max(1, Math.ceil(matching.length / perPage));
+  const page = Math.min(wantedPage(), pages - 1);
+  keep($("event-search"), wanted("q"));
+  choices($("kind"), [...new Set(events.map((e) => e.kind))].sort(), kind);
+  $("event-count").textContent = `${matching.length} of the last ${events.length} events`;
+  $("event-page").textContent = `Page ${page + 1} of ${pages}`;
+  $("event-previous").disabled = page === 0;
+  $("event-next").disabled = page + 1 >= pages;
+  $("event-pager").hidden = pages === 1;
+  const now = matching.slice(page * perPage, (page + 1) * perPage);
+  redraw($("timeline"), now, () => now.map(eventItem));
+}
+
 // ---- one plugin
+
+let past = { of: "", events: [] }; // what happened to the plugin that is shown, as far as the daemon keeps it, newest first
+
+// historyOf returns what happened to a plugin: what the daemon keeps, which is asked for once, and what came since.
+function historyOf(type, name) {
+  const of = `${type}/${name}`;
+  if (past.of !== of) {
+    past = { of, events: [] };
+    fetch(`/api/events?type=${encodeURIComponent(type)}&name=${encodeURIComponent(name)}`)
+      .then((answer) => (answer.ok ? answer.json() : []))
+      .then((list) => {
+        if (past.of !== of) return;
+        past.events = list.reverse();
+        show();
+      })
+      .catch(() => { past.of = ""; }); // the next look asks again
+  }
+  const newest = Number(past.events[0]?.seq ?? 0);
+  return [...events.filter((e) => Number(e.seq) > newest && (e.type ?? "") === type && (e.name ?? "") === name), ...past.events];
+}
 
 let logStream;
 let logOf = "";
@@ -222,7 +331,7 @@ function showPlugin(type, name) {
   }) : [make("p", {}, "No instance of this plugin is known any more.")]));
   const sockets = new Set(instances.map((p) => p.socketPath));
   followLog(launched.find((l) => (l.socketPath && sockets.has(l.socketPath)) || (!type && l.name === name))?.name ?? "");
-  const history = events.filter((e) => (e.type ?? "") === type && (e.name ?? "") === name);
+  const history = historyOf(type, name);
   redraw($("history"), history, () => history.map(eventItem));
 }
 
@@ -300,22 +409,28 @@ async function showNode(name) {
     make("td", { "data-label": "Endpoint", class: "path" }, p.endpoint ?? ""))));
 }
 
+const views = { events: "Events", plugin: "", fleet: "Fleet", node: "" };
+
 function show() {
-  const [, view = "", type = "", name = ""] = location.hash.match(/^#\/(\w*)(?:\/([^/]*)\/(.*))?$/) ?? [];
-  const current = { events: "events", plugin: "plugin", fleet: "fleet", node: "node" }[view] ?? "plugins";
+  const current = at.view in views ? at.view : "plugins";
   for (const id of ["plugins", "events", "plugin", "fleet", "node"]) $(id).hidden = id !== current;
   for (const a of document.querySelectorAll("nav a[data-view]")) {
     if (a.dataset.view === current) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
   }
+  document.title = visible([{ plugin: at.type ? `${at.type}/${at.name}` : at.name, node: at.name }[current] ?? views[current] ?? "", "Patchbay"]
+    .filter(Boolean).join(" · "));
   showConditions();
   showFleet();
-  if (current !== "plugin") followLog("");
+  if (current !== "plugin") {
+    followLog("");
+    past.of = "";
+  }
   if (current === "plugins") showList();
-  if (current === "events") redraw($("timeline"), events, () => events.map(eventItem));
-  if (current === "node") showNode(decode(name));
+  if (current === "events") showEvents();
+  if (current === "node") showNode(at.name);
   else nodeShown = "";
-  if (current === "plugin") showPlugin(decode(type), decode(name));
+  if (current === "plugin") showPlugin(at.type, at.name);
 }
 
 let drawing = false;
@@ -361,36 +476,44 @@ function connect() {
 }
 
 buildHead();
-$("search").addEventListener("input", () => { page = 0; show(); });
-$("state").addEventListener("change", () => { page = 0; show(); });
-$("previous").addEventListener("click", () => { page--; show(); });
-$("next").addEventListener("click", () => { page++; show(); });
+$("search").addEventListener("input", (e) => want({ q: e.target.value }));
+$("type").addEventListener("change", (e) => want({ type: e.target.value }));
+$("event-search").addEventListener("input", (e) => want({ q: e.target.value }));
+$("kind").addEventListener("change", (e) => want({ kind: e.target.value }));
+for (const [id, by] of [["previous", 0], ["next", 2], ["event-previous", 0], ["event-next", 2]]) {
+  $(id).addEventListener("click", () => want({ page: String(wantedPage() + by) }));
+}
 $("node-search").addEventListener("input", show);
 addEventListener("hashchange", () => {
+  readAddress();
   show();
   $("main").focus();
 });
 addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, select")) {
-    if (e.key === "Escape" && e.target.id === "search") {
+    if (e.key === "Escape" && e.target.id.endsWith("search") && e.target.id !== "node-search") {
       e.target.value = "";
-      page = 0;
-      show();
+      want({ q: "" });
     }
     return;
   }
   const rows = [...document.querySelectorAll("section:not([hidden]) tbody a")];
-  const at = rows.indexOf(document.activeElement);
-  const to = { ArrowDown: at + 1, ArrowUp: at - 1, j: at + 1, k: at - 1 }[e.key];
+  const now = rows.indexOf(document.activeElement);
+  const to = { ArrowDown: now + 1, ArrowUp: now - 1, j: now + 1, k: now - 1 }[e.key];
   if (e.key === "/") {
     e.preventDefault();
-    location.hash = "#/";
+    if (at.view !== "") {
+      location.hash = "#/";
+      readAddress();
+      show();
+    }
     $("search").focus();
   } else if (to !== undefined && rows[to]) {
     e.preventDefault();
     rows[to].focus();
   }
 });
+readAddress();
 setInterval(() => { if (connected && !document.hidden) show(); }, 10_000); // ages
 show();
 connect();

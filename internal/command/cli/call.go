@@ -34,6 +34,7 @@ type callCommand struct {
 	describe string
 	headers  []string
 	timeout  time.Duration
+	given    dyncall.Given
 	output   *choice
 }
 
@@ -71,6 +72,9 @@ If the plugin answers with an error, its code, message and details are printed, 
   patchbay call --fleet csi-controller/hostpath.csi.k8s.io ListVolumes
   patchbay call --node node-7 CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
 
+  # Call a plugin of a type of its own that has no reflection.
+  patchbay call Greeter/hello --proto hello.proto hello.v1.Greeter/SayHello '{"name": "you"}'
+
   # Follow the devices of a device plugin.
   patchbay call DevicePlugin/example.com/widget ListAndWatch`,
 		Args:              c.args,
@@ -87,6 +91,9 @@ If the plugin answers with an error, its code, message and details are printed, 
 	flags.StringVar(&c.describe, "describe", "", "print a service, method or type as proto text")
 	flags.StringArrayVarP(&c.headers, "header", "H", nil, "metadata to send, as KEY:VALUE; may be repeated")
 	flags.DurationVar(&c.timeout, "timeout", 0, "how long the call may take (default 30s, and no limit for streams)")
+	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, which is not asked for them then")
+	flags.StringSliceVar(&c.given.Imports, "import-path", nil, "directories in which proto files are found (default: the working directory)")
+	flags.StringSliceVar(&c.given.Sets, "protoset", nil, "files with serialized descriptors of the plugin's services; may be repeated")
 	c.output = addChoice(cmd, "output", "o", "output format", "json", "yaml")
 	return cmd
 }
@@ -140,12 +147,12 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 	}
 	ctx, cancel := limited(metadata.NewOutgoingContext(cmd.Context(), headers), c.timeout)
 	defer cancel()
-	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, rest []string) error {
+	return c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error {
 		selector := "" // to list or describe: a type may be in any file
 		if len(rest) > 0 {
 			selector = rest[0]
 		}
-		schema, err := learn(ctx, conn, selector)
+		schema, err := c.schema(ctx, conn, selector, p)
 		if err != nil {
 			return err
 		}
@@ -165,7 +172,8 @@ func (c *callCommand) run(cmd *cobra.Command, args []string) error {
 
 // connected has a function make calls on a connection to the plugin that the flags or the first argument name, with the other arguments.
 func (c *callCommand) connected(
-	ctx context.Context, cmd *cobra.Command, args []string, use func(conn grpc.ClientConnInterface, rest []string) error,
+	ctx context.Context, cmd *cobra.Command, args []string,
+	use func(conn grpc.ClientConnInterface, p dyncall.Plugin, rest []string) error,
 ) error {
 	if c.socket != "" {
 		conn, err := dyncall.Dial(ctx, c.socket)
@@ -173,20 +181,23 @@ func (c *callCommand) connected(
 			return err
 		}
 		defer conn.Close()
-		return use(conn, args)
+		return use(conn, dyncall.Plugin{}, args)
 	}
 	return c.control.ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
+		ptype, name, _ := client.ParsePlugin(args[0])
+		p := dyncall.Plugin{Type: ptype}
 		dial := daemon.Conn
 		if c.fleet || c.node != "" {
 			dial = func(ptype, name string) (*grpc.ClientConn, error) { return daemon.FleetConn(ptype, name, c.node) }
+		} else if known, err := daemon.Get(ctx, ptype, name); err == nil { // else the call says what is wrong
+			p.Versions, p.Elsewhere = known[0].Versions, known[0].Endpoint != known[0].SocketPath
 		}
-		ptype, name, _ := client.ParsePlugin(args[0])
 		conn, err := dial(ptype, name)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
-		err = use(conn, args[1:])
+		err = use(conn, p, args[1:])
 		if status.Code(err) != grpccodes.Unavailable {
 			return err
 		}
@@ -210,11 +221,21 @@ func (e *learnError) Error() string {
 // GRPCStatus is what package status looks for.
 func (e *learnError) GRPCStatus() *status.Status { return e.Status }
 
+// schema returns the services of the plugin: those of the files that were given, or else what the plugin says.
+func (c *callCommand) schema(
+	ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin,
+) (*dyncall.Schema, error) {
+	if !c.given.Empty() {
+		return c.given.Load(ctx)
+	}
+	return learn(ctx, conn, selector, p)
+}
+
 // learn asks the plugin for its services.
-func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string) (*dyncall.Schema, error) {
+func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, p dyncall.Plugin) (*dyncall.Schema, error) {
 	inTime, cancel := answerInTime(ctx)
 	defer cancel()
-	schema, err := dyncall.Load(inTime, conn, selector)
+	schema, err := dyncall.Load(inTime, conn, selector, p)
 	if err == nil {
 		return schema, nil
 	}
@@ -231,8 +252,9 @@ func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string) 
 }
 
 func runList(cmd *cobra.Command, schema *dyncall.Schema) error {
-	if !schema.Reflected {
-		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services, which it may have or not")
+	if schema.Source == dyncall.BuiltIn {
+		fmt.Fprintln(cmd.ErrOrStderr(), "note: the plugin has no reflection; these are the built-in services that plugins of its type may have; "+
+			"--proto and --protoset give others")
 	}
 	lines := methodsOf(schema)
 	for _, name := range schema.Undescribed() {
@@ -261,6 +283,9 @@ func (c *callCommand) runCall(
 	ctx context.Context, cmd *cobra.Command, conn grpc.ClientConnInterface, schema *dyncall.Schema, args []string,
 ) error {
 	method, err := schema.Method(args[0])
+	if err != nil && schema.Source == dyncall.BuiltIn {
+		return fmt.Errorf("%w; --proto and --protoset say what services it has", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -305,8 +330,8 @@ func (c *callCommand) complete(cmd *cobra.Command, args []string, word string) (
 	ctx, cancel := answerInTime(cmd.Context())
 	defer cancel()
 	// Without a connection there is nothing to complete.
-	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, _ []string) error {
-		schema, err := dyncall.Load(ctx, conn, "")
+	_ = c.connected(ctx, cmd, args, func(conn grpc.ClientConnInterface, p dyncall.Plugin, _ []string) error {
+		schema, err := c.schema(ctx, conn, "", p)
 		if err == nil {
 			methods = methodsOf(schema)
 		}

@@ -16,7 +16,7 @@ import (
 
 // TestRequestsEndWithTheCall reads requests from an input that stays open and has no more.
 func TestRequestsEndWithTheCall(t *testing.T) {
-	schema := dyncall.Builtin()
+	schema := dyncall.Builtin(dyncall.Plugin{})
 	for _, selector := range []string{"GetInfo", "Watch"} {
 		method, err := schema.Method(selector)
 		if err != nil {
@@ -47,7 +47,7 @@ func TestLearnInTime(t *testing.T) {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	_, err = learn(ctx, conn, "GetInfo")
+	_, err = learn(ctx, conn, "GetInfo", dyncall.Plugin{})
 	if want := "cannot learn the plugin's services: DeadlineExceeded: the time that the call may take is over; give it more with --timeout"; err == nil ||
 		err.Error() != want {
 		t.Errorf("got %v", err)

@@ -65,6 +65,11 @@ of plugins that start with the daemon. So check a configuration on the machine, 
 			if err != nil {
 				return err
 			}
+			if warning := daemonConfig(loaded).Warn(); warning != "" {
+				if err := writeLines(cmd.ErrOrStderr(), []string{"warning: " + warning}); err != nil {
+					return err
+				}
+			}
 			if len(loaded.Files) == 0 {
 				return writeLines(cmd.OutOrStdout(), []string{"ok: there is no configuration file, and the defaults can be used"})
 			}
@@ -89,6 +94,7 @@ func newConfigShowCommand(paths paths) *cobra.Command {
 		Short: "Show the configuration.",
 		Long: `Show what the configuration file and its drop-ins say when they are merged. With --effective, show what the daemon would work
 with: the environment and the flags of "patchbay run", which can be given here too, go before the files, and the defaults are filled in.
+With --running, ask the daemon at the control socket what it works with; it does not show what may be secret.
 
 In YAML a comment says where each value comes from. The output can be used as a configuration file.`,
 		Example: `  patchbay config show --effective
@@ -96,8 +102,15 @@ In YAML a comment says where each value comes from. The output can be used as a 
 	}
 	flags := addConfigFlags(cmd, paths)
 	effective := cmd.Flags().Bool("effective", false, "with the environment, the flags and the defaults")
+	running := cmd.Flags().Bool("running", false, "that of the running daemon, without what may be secret, as YAML")
 	output := addChoice(cmd, "output", "o", "output format", "yaml", "json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *running && (*effective || output.value != "yaml") {
+			return wrongUsage(cmd, "--running shows what is in force, as YAML: leave --effective and --output out")
+		}
+		if *running {
+			return showRunning(cmd, flags)
+		}
 		loaded, err := flags.check(cmd)
 		if err != nil {
 			return blame(cmd, err)
@@ -116,6 +129,30 @@ In YAML a comment says where each value comes from. The output can be used as a 
 		return write(cmd.OutOrStdout(), text)
 	}
 	return cmd
+}
+
+// showRunning shows the configuration of the daemon at the control socket that the flags name.
+func showRunning(cmd *cobra.Command, flags *configFlags) error {
+	sources, err := flags.sources(cmd)
+	if err != nil {
+		return err
+	}
+	at := sources.Defaults.ControlSocket // if the configuration cannot be read, for example
+	if _, c, _ := load(sources); c.ControlSocket != "" {
+		at = c.ControlSocket
+	}
+	asked := client.New(at)
+	defer asked.Close()
+	ctx, cancel := answerInTime(cmd.Context())
+	defer cancel()
+	now, err := asked.Configuration(ctx)
+	if err != nil {
+		return err
+	}
+	if now.Effective == "" {
+		return errors.New("the daemon does not say what it works with: it is of an older version, or was not given files")
+	}
+	return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(now.Effective, "\n"), "\n"))
 }
 
 func newConfigSchemaCommand() *cobra.Command {

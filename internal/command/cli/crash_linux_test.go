@@ -3,31 +3,20 @@ package cli_test
 import (
 	"bufio"
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/peer"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/client"
-	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
-	"github.com/patchbay-dev/patchbay/internal/sock"
-	"github.com/patchbay-dev/patchbay/pluginwatcher"
 )
 
 var kills = flag.Int("kills", 20, "how often TestKillNineLosesNothing kills the daemon")
@@ -162,7 +151,7 @@ func (c *crash) round() {
 	cl := client.New(filepath.Join(c.dir, "control.sock"))
 	defer cl.Close()
 	c.checkFirst(c.firstList(ctx, cl), began)
-	running.Go(func() { c.follow(ctx, cl) })
+	running.Go(func() { c.follow(ctx, cl, began) })
 	for end := time.Now().Add(rand.N(400 * time.Millisecond)); time.Now().Before(end); {
 		c.churn(ctx, cl, &running)
 	}
@@ -207,8 +196,8 @@ func (c *crash) checkFirst(plugins []client.Plugin, began time.Time) {
 }
 
 // follow reads the events of one daemon until it has been killed.
-func (c *crash) follow(ctx context.Context, cl *client.Client) {
-	for e, err := range cl.Events(ctx, client.EventsOptions{Follow: true}) {
+func (c *crash) follow(ctx context.Context, cl *client.Client, began time.Time) {
+	for e, err := range cl.Events(ctx, client.EventsOptions{Follow: true, Since: began}) {
 		if err != nil {
 			return
 		}
@@ -339,104 +328,6 @@ func (c *crash) note(what word, by call) {
 	}
 }
 
-// countedPlugin is a plugin that says what which process does with it.
-type countedPlugin struct {
-	announcer
-
-	said   func(what word, by int)
-	socket string
-	server *grpc.Server
-	served sync.WaitGroup
-}
-
-type announcer interface {
-	registerapi.RegistrationServer
-	Statuses() <-chan *registerapi.RegistrationStatus
-}
-
-// newCountedPlugin starts a plugin whose socket appears in one step, serving.
-func newCountedPlugin(name, socket string, said func(word, int)) (*countedPlugin, error) {
-	hidden := filepath.Join(filepath.Dir(socket), "."+filepath.Base(socket)) // until it listens
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: hidden})
-	if err != nil {
-		return nil, err
-	}
-	listener.SetUnlinkOnClose(false)
-	if err := os.Rename(hidden, socket); err != nil {
-		return nil, errors.Join(err, listener.Close())
-	}
-	p := &countedPlugin{
-		announcer: pluginwatcher.NewTestExamplePlugin(name, crashType, socket, "v1beta1"), said: said, socket: socket, server: grpc.NewServer(),
-	}
-	registerapi.RegisterRegistrationServer(p.server, p)
-	p.served.Go(func() {
-		if err := p.server.Serve(peerListener{listener}); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // before it began
-			panic(err)
-		}
-	})
-	return p, nil
-}
-
-func (p *countedPlugin) GetInfo(ctx context.Context, request *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	if err := p.say(ctx, asked); err != nil {
-		return nil, err
-	}
-	return p.announcer.GetInfo(ctx, request)
-}
-
-func (p *countedPlugin) NotifyRegistrationStatus(
-	ctx context.Context, status *registerapi.RegistrationStatus,
-) (*registerapi.RegistrationStatusResponse, error) {
-	what := refused
-	if status.PluginRegistered {
-		what = registered
-	}
-	if err := p.say(ctx, what); err != nil {
-		return nil, err
-	}
-	return p.announcer.NotifyRegistrationStatus(ctx, status)
-}
-
-func (p *countedPlugin) say(ctx context.Context, what word) error {
-	from, _ := peer.FromContext(ctx)
-	by, err := strconv.Atoi(from.Addr.String())
-	if err == nil {
-		p.said(what, by)
-	}
-	return err
-}
-
-// Stop removes the socket and waits for the end of calls.
-func (p *countedPlugin) Stop() error {
-	err := os.Remove(p.socket)
-	p.server.GracefulStop()
-	p.served.Wait()
-	return err
-}
-
-// peerListener has the address of whoever connects be the number of the process: what a daemon says may arrive after its end.
-type peerListener struct{ *net.UnixListener }
-
-func (l peerListener) Accept() (net.Conn, error) {
-	conn, err := l.AcceptUnix()
-	if err != nil {
-		return nil, err
-	}
-	from, err := sock.PeerOf(conn)
-	if err != nil {
-		return nil, errors.Join(err, conn.Close())
-	}
-	return peerConn{conn, from.PID}, nil
-}
-
-type peerConn struct {
-	net.Conn
-
-	pid int
-}
-
-func (c peerConn) RemoteAddr() net.Addr { return &net.UnixAddr{Net: "unix", Name: strconv.Itoa(c.pid)} }
-
 func init() { programs["counted"] = serveCounted } //nolint:gochecknoinits // it is there on Linux only
 
 // serving is the line of a plugin's process that serves. A daemon may be quicker: it is not always the first.
@@ -451,23 +342,6 @@ func serveCounted() {
 	}
 	fmt.Println(serving)
 	p.served.Wait() // until it is killed
-}
-
-// processPlugin is a plugin in a process of its own, whose end is a kill.
-type processPlugin struct {
-	cmd      *exec.Cmd
-	socket   string
-	statuses chan *registerapi.RegistrationStatus
-	read     chan struct{}
-}
-
-func (p *processPlugin) Statuses() <-chan *registerapi.RegistrationStatus { return p.statuses }
-
-func (p *processPlugin) Stop() error {
-	_ = p.cmd.Process.Kill()
-	<-p.read
-	_ = p.cmd.Wait()
-	return os.Remove(p.socket)
 }
 
 func (c *crash) serveProcess() {
@@ -550,120 +424,6 @@ func (c *crash) killLaunched(ctx context.Context, cl *client.Client) {
 	defer func() { _ = process.Release() }()
 	if process.Kill() == nil {
 		c.counts.pluginKills++
-	}
-}
-
-// ours says whether a process runs the program that is tested.
-func (c *crash) ours(pid int) bool {
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	return err == nil && exe == c.program
-}
-
-// awaitNoOrphan waits until nothing is left of a daemon that has ended but the plugins that the test started itself.
-func (c *crash) awaitNoOrphan() {
-	c.t.Helper()
-	own := map[int]bool{os.Getpid(): true}
-	for _, p := range c.serving {
-		if p, ok := p.(*processPlugin); ok {
-			own[p.cmd.Process.Pid] = true
-		}
-	}
-	var left []int
-	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
-		entries, err := os.ReadDir("/proc")
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		left = nil
-		for _, e := range entries {
-			if pid, err := strconv.Atoi(e.Name()); err == nil && !own[pid] && c.ours(pid) {
-				left = append(left, pid)
-			}
-		}
-		if len(left) == 0 {
-			return
-		}
-	}
-	c.counts.orphans += len(left)
-	for _, pid := range left {
-		cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		c.t.Errorf("process %d is left: %q", pid, cmdline)
-	}
-}
-
-// finish runs a daemon that ends in order, and checks that everything is there before, and nothing after it.
-func (c *crash) finish() {
-	c.t.Helper()
-	daemon := c.start()
-	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
-	defer cancel()
-	cl := client.New(filepath.Join(c.dir, "control.sock"))
-	defer cl.Close()
-	c.checkFirst(c.firstList(ctx, cl), time.Now())
-	var following sync.WaitGroup
-	defer following.Wait()
-	following.Go(func() { c.follow(ctx, cl) })
-	defer func() {
-		_ = daemon.Process.Kill()
-		_ = daemon.Wait()
-	}()
-	for i := range crashLaunched {
-		if _, err := cl.Wait(ctx, "ExamplePlugin", fmt.Sprint("l", i), client.GoalRegistered); err != nil {
-			c.t.Error(err)
-		}
-	}
-	c.stopAll()
-	listing, err := cl.List(ctx)
-	if err != nil {
-		c.t.Error(err)
-	}
-	for _, p := range listing.Plugins {
-		if p.Type == crashType {
-			if _, err := cl.Wait(ctx, p.Type, p.Name, client.GoalDeregistered); err != nil {
-				c.t.Error(err)
-			}
-		}
-	}
-	if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
-		c.t.Error(err)
-	}
-	if err := daemon.Wait(); err != nil {
-		c.t.Error(err)
-	}
-	c.checkTold()
-	c.awaitNoOrphan()
-	c.checkLeftovers()
-}
-
-// checkLeftovers looks at the files that are there after the last daemon, and into its state.
-func (c *crash) checkLeftovers() {
-	c.t.Helper()
-	var left []string
-	err := filepath.WalkDir(c.dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && (!d.IsDir() || strings.HasPrefix(path, filepath.Join(c.dir, "tmp")+"/")) {
-			left = append(left, strings.TrimPrefix(path, c.dir+"/"))
-		}
-		return err
-	})
-	if err != nil {
-		c.t.Error(err)
-	}
-	left = slices.DeleteFunc(left, func(path string) bool { return path == "patchbay.yaml" || path == "state.db" })
-	store, err := boltstate.Open(filepath.Join(c.dir, "state.db"))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer store.Close()
-	state, err := store.GetDynamicPluginRegistryState()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for name := range state.Plugins[crashType] {
-		left = append(left, name+" in the state")
-	}
-	c.counts.leftovers = len(left)
-	if len(left) > 0 {
-		c.t.Errorf("%d things are left: %.40q", len(left), left)
 	}
 }
 

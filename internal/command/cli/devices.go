@@ -142,7 +142,9 @@ func oneAllocation(cmd *cobra.Command, args []string) error {
 }
 
 func writeDevices(w io.Writer, devices []client.Device) error {
-	list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, cut: 1, tones: tones{2: toneOf}}
+	list := &table{
+		terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "HEALTH", "NUMA", "OWNER"}, cuts: []int{1}, tones: tones{2: toneOf},
+	}
 	for _, d := range devices {
 		nodes := each(d.NUMANodes, func(node int64) string { return fmt.Sprint(node) })
 		list.add(cell(d.Resource), cell(d.ID), cell(d.Health), cell(strings.Join(nodes, ",")), cell(d.Owner))
@@ -159,7 +161,7 @@ func printAllocation(cmd *cobra.Command, output *choice, a client.DeviceAllocati
 		if output.value == "name" {
 			return writeLines(w, each(a.Devices, func(id string) string { return a.Resource + "/" + id }))
 		}
-		list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "OWNER"}, cut: 1}
+		list := &table{terminal: terminalOf(w), head: []string{"RESOURCE", "ID", "OWNER"}, cuts: []int{1}}
 		for _, id := range a.Devices {
 			list.add(cell(a.Resource), cell(id), cell(a.Owner))
 		}

@@ -1,11 +1,11 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -71,6 +71,9 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	if err != nil {
 		first = finding("configuration", doctor.Fail, err.Error(), `correct it; "patchbay config check" shows all that is wrong`)
 	}
+	if warning := c.Warn(); warning != "" && err == nil {
+		first = finding("configuration", doctor.Warn, warning, "name the types in trust.types, or set admission.launchedOnly")
+	}
 	if loaded == nil {
 		c = daemon.Config{
 			PluginDirs: sources.Defaults.PluginDirs, StatePath: sources.Defaults.State, ControlSocket: sources.Defaults.ControlSocket,
@@ -123,7 +126,7 @@ func membersOf(ctx context.Context, c daemon.FleetConfig) []doctor.Member {
 }
 
 func writeFindings(w io.Writer, findings []doctor.Finding) error {
-	list := &table{terminal: terminalOf(w), cut: noCut, tones: tones{0: toneOf}}
+	list := &table{terminal: terminalOf(w), tones: tones{0: toneOf}}
 	for _, f := range findings {
 		list.add(string(f.Status), f.Check, escape(f.Message))
 		if f.Remedy != "" {
@@ -170,32 +173,37 @@ func finding(check string, status doctor.Status, message, remedy string) doctor.
 
 // askForPlugins asks the daemon which of its conditions and plugins are not as they should be.
 func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding, error) {
-	var findings []doctor.Finding
-	listing, err := asked.List(ctx)
+	all, err := askNeeds(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
-	for _, condition := range listing.Conditions {
-		if condition.Status != "ok" {
-			findings = append(findings, finding("conditions", doctor.Fail,
-				condition.Name+" is "+condition.Status+": "+condition.Message,
-				`mend that; the daemon notices by itself, and "patchbay events --follow" shows it`))
+	var findings []doctor.Finding
+	for _, condition := range all.conditions {
+		findings = append(findings, finding("conditions", doctor.Fail,
+			condition.Name+" is "+condition.Status+": "+condition.Message,
+			`mend that; the daemon notices by itself, and "patchbay events --follow" shows it`))
+	}
+	if len(all.needs) == 0 {
+		return append(findings, finding("plugins", doctor.OK, fmt.Sprintf("%d plugins are known; none of them is sick", all.plugins), "")), nil
+	}
+	shown := map[string]int{}
+	for _, n := range all.needs {
+		if shown[n.all]++; shown[n.all] > sickShown {
+			continue
+		}
+		status := doctor.Warn
+		if n.State == "failed" {
+			status = doctor.Fail
+		}
+		findings = append(findings, finding("plugins", status, n.sentence(), n.Remedy))
+	}
+	for _, command := range slices.Sorted(maps.Keys(shown)) {
+		if more := shown[command] - sickShown; more > 0 {
+			findings = append(findings, finding("plugins", doctor.Warn,
+				fmt.Sprintf("%d more like that", more), fmt.Sprintf("%q shows all", command)))
 		}
 	}
-	launched, err := asked.ListLaunched(ctx)
-	if err != nil {
-		return findings, err
-	}
-	refusals, err := asked.Refusals(ctx)
-	if err != nil {
-		return findings, err
-	}
-	sick := slices.Concat(sickLaunched(launched), sickPlugins(listing.Plugins), refusedLast(refusals))
-	if len(sick) == 0 {
-		sick = []doctor.Finding{finding("plugins", doctor.OK,
-			fmt.Sprintf("%d plugins are known and %d are launched; none of them is sick", len(listing.Plugins), len(launched)), "")}
-	}
-	return append(findings, sick...), nil
+	return findings, nil
 }
 
 // elsewhere says where the daemon works otherwise than files, flags or the environment say; a default is no statement.
@@ -224,66 +232,4 @@ func elsewhere(loaded *config.Loaded, c daemon.Config, running client.Configurat
 func samePath(a, b string) bool {
 	abs, err := filepath.Abs(a)
 	return a == b || a != "" && err == nil && abs == b
-}
-
-// sickLaunched are the launched plugins that do not run though they are to.
-func sickLaunched(launched []client.Launched) []doctor.Finding {
-	sick := map[string]doctor.Status{"failed": doctor.Fail, "backoff": doctor.Warn, "unresponsive": doctor.Warn, "unlinked": doctor.Warn}
-	var findings []doctor.Finding
-	for _, p := range launched {
-		if status, isSick := sick[p.State]; isSick {
-			findings = append(findings, finding("plugins", status, sickness("launched plugin "+p.Name, p.State, p.Since, p.LastError),
-				fmt.Sprintf(`"patchbay logs %s" shows what it said; mend that, then "patchbay restart %s"`, p.Name, p.Name)))
-		}
-	}
-	return shortened(findings, "patchbay status NAME")
-}
-
-// sickPlugins are the instances that are not registered and do not get any further by themselves.
-func sickPlugins(plugins []client.Plugin) []doctor.Finding {
-	remedies := map[string]string{
-		"refused":     "mend what it says; the plugin is tried again by itself",
-		"backoff":     "mend what it says; the plugin is tried again by itself",
-		"unreachable": "start the plugin again, or remove its socket if it will not come back",
-		"unlinked":    "restart the plugin, which makes its socket anew, and see who may write to the directory",
-	}
-	var findings []doctor.Finding
-	for _, p := range plugins {
-		if p.Source == "launched" && p.SocketPath == "" {
-			continue // it is among those that are launched
-		}
-		if remedy, sick := remedies[p.State]; sick {
-			findings = append(findings, finding("plugins", doctor.Warn, sickness(called(p), p.State, p.Since, p.LastError), remedy))
-		}
-	}
-	return shortened(findings, "patchbay list")
-}
-
-// refusedLast are the plugins that are gone and were refused last.
-func refusedLast(refusals []client.Plugin) []doctor.Finding {
-	return shortened(each(refusals, func(p client.Plugin) doctor.Finding {
-		return finding("plugins", doctor.Warn,
-			fmt.Sprintf("%s is gone; it was refused %s: %s", called(p), moment(p.Since, time.Now()), p.LastError),
-			"mend what it says and start the plugin anew")
-	}), "patchbay events")
-}
-
-func called(p client.Plugin) string {
-	if p.Type == "" {
-		return "socket " + p.SocketPath
-	}
-	return "plugin " + pluginID(p.Type, p.Name)
-}
-
-func sickness(what, state string, since *time.Time, reason string) string {
-	return fmt.Sprintf("%s is in state %s since %s: %s", what, state, moment(since, time.Now()), cmp.Or(reason, "it is not known why"))
-}
-
-// shortened leaves out what would be too much to read.
-func shortened(findings []doctor.Finding, all string) []doctor.Finding {
-	if len(findings) <= sickShown {
-		return findings
-	}
-	return append(findings[:sickShown], finding("plugins", doctor.Warn, fmt.Sprintf("%d more like that", len(findings)-sickShown),
-		fmt.Sprintf("%q shows all", all)))
 }

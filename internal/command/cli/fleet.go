@@ -189,7 +189,8 @@ func nodeNames(nodes []client.FleetNode) []string {
 
 func writeFleetPlugins(w io.Writer, plugins []client.FleetPlugin, now time.Time) error {
 	list := &table{
-		terminal: terminalOf(w), head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"}, cut: 1, tones: tones{4: toneOf},
+		terminal: terminalOf(w), head: []string{"TYPE", "NAME", "VERSION", "NODE", "STATE", "AGE", "LAST SEEN"},
+		cuts: []int{2, 6, 0, 1}, tones: tones{4: toneOf},
 	}
 	for _, p := range plugins {
 		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.Node), cell(p.State), since(p.RegisteredAt, now), ago(p.LastSeen, now))

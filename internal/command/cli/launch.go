@@ -161,7 +161,7 @@ NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 	output := addLines(cmd)
 	options := addPastAndNew(cmd, "what comes", "lines")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
-		return printLines(cmd, output, c.Logs(ctx, args[0], client.LogsOptions(options())), options().Follow, writeRecord)
+		return printLines(cmd, output, c.Logs(ctx, args[0], options()), options().Follow, writeRecord)
 	})
 	return cmd
 }

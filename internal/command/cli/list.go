@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -29,18 +30,33 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 		Example: `  # Which plugins are there?
   patchbay list
 
+  # Those of one type that are not registered.
+  patchbay list --type CSIPlugin --state backoff,failed,refused,unreachable
+
   # The endpoints of all registered CSI plugins.
   patchbay list -o json | jq -r '.[] | select(.type == "CSIPlugin" and .state == "registered") | .endpoint'`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "table", "name")
+	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
+	states := cmd.Flags().StringSlice("state", nil, "only instances in these states")
+	pattern := cmd.Flags().String("name", "", "only plugins of this name, in which * stands for any text without a slash")
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		if _, err := path.Match(*pattern, ""); err != nil {
+			return wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+		}
 		listing, err := c.List(ctx)
 		if err != nil {
 			return err
 		}
+		known := len(listing.Plugins)
+		listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool {
+			named, _ := path.Match(*pattern, p.Name) // looked at above
+			ofType := slices.ContainsFunc(*types, func(t string) bool { return t == p.Type || slices.Contains(p.Roles, t) })
+			return len(*types) > 0 && !ofType || len(*states) > 0 && !slices.Contains(*states, p.State) || *pattern != "" && !named
+		})
 		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
-			warn(cmd.ErrOrStderr(), listing)
+			warn(cmd.ErrOrStderr(), listing, known)
 			return pluginTable(terminalOf(w), listing.Plugins, time.Now()).write(w)
 		})
 	})
@@ -48,20 +64,24 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 }
 
 // warn says what a reader of the table should know beside it.
-func warn(stderr io.Writer, listing client.Listing) {
+func warn(stderr io.Writer, listing client.Listing, known int) {
 	for _, c := range listing.Conditions {
 		if c.Status != "ok" {
 			fmt.Fprintf(stderr, "warning: %s is %s: %s\n", escape(c.Name), escape(c.Status), escape(c.Message))
 		}
 	}
-	if len(listing.Plugins) == 0 {
+	switch {
+	case known == 0:
 		fmt.Fprintln(stderr, "no plugins are known")
+	case len(listing.Plugins) == 0:
+		fmt.Fprintf(stderr, "none of the %d known plugins matches\n", known)
 	}
 }
 
 func pluginTable(t terminal, plugins []client.Plugin, now time.Time) *table {
 	list := &table{
-		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"}, cut: 4, tones: tones{3: toneOf, 5: always(faint)},
+		terminal: t, head: []string{"TYPE", "NAME", "VERSION", "STATE", "ENDPOINT", "AGE"},
+		cuts: []int{4, 2, 0, 1}, tones: tones{3: toneOf, 5: always(faint)},
 	}
 	for _, p := range plugins {
 		list.add(cell(p.Type), cell(p.Name), cell(p.Version), cell(p.State), cell(cmp.Or(p.Endpoint, p.SocketPath)), age(p, now))
@@ -82,19 +102,29 @@ func names(plugins []client.Plugin) []string {
 
 func newStatusCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "status TYPE/NAME | status NAME",
-		Short: "Show everything about one plugin.",
-		Long: `Show every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
+		Use:   "status [TYPE/NAME | NAME]",
+		Short: "Show what needs you, or everything about one plugin.",
+		Long: `Without an argument: which plugins need somebody, why, since when, and what to do. Those are the ones that failed, were refused,
+were given up, back off for about a minute or longer, are unreachable for more than 10 s, serve on although their socket was removed, or
+were refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of the daemon is degraded.
+
+TYPE/NAME shows every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
 the next one is due, and the last error. The type ends at the first slash; the name may have more.
 
 NAME alone is a launched plugin, by its name in the catalogue: its process, its health, how often it was started again, and how it
 last ended.`,
-		Example: `  # Why is the driver not registered?
+		Example: `  # What is wrong?
+  patchbay status
+
+  # Why is the driver not registered?
   patchbay status CSIPlugin/hostpath.csi.k8s.io
 
   # The last error of its newest instance.
   patchbay status CSIPlugin/hostpath.csi.k8s.io -o json | jq -r '.[0].lastError'`,
 		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
 			if len(args) == 1 && !strings.Contains(args[0], "/") {
 				return oneLaunched(cmd, args)
 			}
@@ -105,6 +135,13 @@ last ended.`,
 	cmd.ValidArgsFunction = completePlugins(socket)
 	output := addOutput(cmd, "text")
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			all, err := askNeeds(ctx, c)
+			if err != nil {
+				return err
+			}
+			return statusOfAll(cmd, output, all)
+		}
 		if !strings.Contains(args[0], "/") {
 			p, found, err := launched(ctx, c, args[0])
 			if err == nil && !found {

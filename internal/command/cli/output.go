@@ -105,11 +105,11 @@ func printLines[T any](cmd *cobra.Command, output *choice, all iter.Seq2[T, erro
 }
 
 // addPastAndNew adds the flags of commands that show what was, and may go on with what comes. What they say is returned when that is known.
-func addPastAndNew(cmd *cobra.Command, coming, what string) func() client.EventsOptions {
+func addPastAndNew(cmd *cobra.Command, coming, what string) func() client.LogsOptions {
 	follow := cmd.Flags().BoolP("follow", "f", false, "go on with "+coming)
 	tail := cmd.Flags().Uint32("tail", 0, "number of past "+what+" to show (default all that are kept)")
-	return func() client.EventsOptions {
-		options := client.EventsOptions{Follow: *follow}
+	return func() client.LogsOptions {
+		options := client.LogsOptions{Follow: *follow}
 		if cmd.Flags().Changed("tail") {
 			options.Tail = tail
 		}

@@ -122,6 +122,14 @@ func TestTop(t *testing.T) {
 	s := onScreen(t, nil, "top", "--control-socket", control)
 	s.shows("\x1b[?1049h")
 	s.shows("0 instances")
+	if _, err := s.pty.WriteString("?"); err != nil {
+		t.Fatal(err)
+	}
+	s.shows("everything about the plugin")
+	if _, err := s.pty.WriteString("q"); err != nil {
+		t.Fatal(err)
+	}
+	s.shows("?: help")
 	if _, err := s.pty.WriteString("q"); err != nil {
 		t.Fatal(err)
 	}

@@ -31,6 +31,7 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
   patchbay run --plugin-dir /tmp/plugins
   patchbay list
   patchbay events --follow`,
+		Version:                    thisVersion().String(),
 		SilenceUsage:               true,
 		SilenceErrors:              true,
 		SuggestionsMinimumDistance: 2,
@@ -38,6 +39,7 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
 	root.SetHelpCommand(newHelpCommand())
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddCommand(
 		newDemoCommand(),
 		newRunCommand(paths),
@@ -54,6 +56,7 @@ if they did what was asked, with 1 if they failed, and with 2 if they were used 
 		newReloadCommand(paths),
 		newConfigCommand(paths),
 		newDoctorCommand(paths),
+		newSupportDumpCommand(paths),
 		newInitCommand(),
 		newVersionCommand(),
 		newCompletionCommand(),
@@ -151,6 +154,15 @@ type versionInfo struct {
 	Arch      string `json:"arch"`
 }
 
+func thisVersion() versionInfo {
+	build := daemon.ThisBuild()
+	return versionInfo{build.Version, build.Commit, runtime.Version(), runtime.GOOS, runtime.GOARCH}
+}
+
+func (v versionInfo) String() string {
+	return fmt.Sprintf("patchbay %s (commit %s, %s, %s/%s)", v.Version, cell(v.Commit), v.GoVersion, v.OS, v.Arch)
+}
+
 func newVersionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
@@ -161,13 +173,8 @@ func newVersionCommand() *cobra.Command {
 	}
 	output := addOutput(cmd, "text")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		build := daemon.ThisBuild()
-		info := versionInfo{build.Version, build.Commit, runtime.Version(), runtime.GOOS, runtime.GOARCH}
-		return output.print(cmd, info, func(w io.Writer) error {
-			return writeLines(w, []string{
-				fmt.Sprintf("patchbay %s (commit %s, %s, %s/%s)", info.Version, cell(info.Commit), info.GoVersion, info.OS, info.Arch),
-			})
-		})
+		info := thisVersion()
+		return output.print(cmd, info, func(w io.Writer) error { return writeLines(w, []string{info.String()}) })
 	}
 	return cmd
 }

@@ -223,6 +223,9 @@ func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 		return nil, daemon.Config{}, err
 	}
 	c := daemonConfig(loaded)
+	if text, err := loaded.Shown().YAML(); err == nil {
+		c.Shown = string(text)
+	}
 	if wrong := located(loaded, c.Validate()); len(wrong) > 0 {
 		wrong.Sort()
 		return loaded, c, wrong
@@ -258,13 +261,18 @@ func daemonConfig(loaded *config.Loaded) daemon.Config {
 		Timeouts:        reconciler.Timeouts(c.Timeouts),
 		TypeTimeouts:    map[string]reconciler.Timeouts{},
 		ClientTimeouts:  c.ClientTimeouts,
-		Bounds:          reconciler.Bounds{Text: c.Bounds.Text, Versions: c.Bounds.Versions},
-		MaxDepth:        c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets, UnreachableGrace: c.UnreachableGrace,
+		Bounds: reconciler.Bounds{
+			Text: c.Bounds.Text, Versions: c.Bounds.Versions, UserBytes: c.Bounds.UserBytes, TotalBytes: c.Bounds.TotalBytes,
+		},
+		MaxDepth: c.Bounds.MaxDepth, MaxSockets: c.Bounds.MaxSockets,
+		MaxUserDirs: c.Bounds.MaxUserDirs, MaxDirs: c.Bounds.MaxDirs, UnreachableGrace: c.UnreachableGrace,
 		Admission: host.AdmissionSpec{
 			Args: c.Admission.Command, Protocol: host.Protocol(c.Admission.Protocol), Timeout: c.Admission.Timeout,
 		},
-		Trust: trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky}, NameGrace: cmp.Or(c.Trust.NameGrace, -1),
-		Tracing: daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
+		LaunchedOnly: c.Admission.LaunchedOnly,
+		Trust:        trust.Policy{Owners: c.Trust.Owners, Types: c.Trust.Types, Sticky: c.Trust.Sticky},
+		NameGrace:    cmp.Or(c.Trust.NameGrace, -1),
+		Tracing:      daemon.Tracing(c.Tracing), Fleet: fleetConfig(c.Fleet), Catalogue: loaded.Catalogue, Build: daemon.ThisBuild(),
 	}
 	for ptype, kind := range c.Handlers {
 		d.Handlers[ptype] = daemon.HandlerKind(kind)

@@ -26,13 +26,11 @@ type table struct {
 	terminal
 	head []string
 	rows [][]string // escaped
-	// cut is the column that is cut, noCut for none.
-	cut   int
+	// cuts are the columns that give way where a line is too long, in this order: each is cut first, then all but the last are left out, and
+	// at last that one is cut in its middle, since names differ at either end. Without any, all columns are whole.
+	cuts  []int
 	tones tones
 }
-
-// noCut leaves all columns whole.
-const noCut = -1
 
 func (t *table) add(row ...string) { t.rows = append(t.rows, row) }
 
@@ -59,7 +57,10 @@ func (t *table) lines() []string {
 	for i, row := range rows {
 		var line strings.Builder
 		for j, c := range row {
-			text := truncate(c, widths[j])
+			if widths[j] == 0 {
+				continue
+			}
+			text := t.fit(j, c, widths[j])
 			line.WriteString(t.paint(text, t.toneIn(j, c, i == 0 && len(t.head) > 0)))
 			if j < len(row)-1 {
 				line.WriteString(strings.Repeat(" ", widths[j]-runewidth.StringWidth(text)+gap))
@@ -89,31 +90,56 @@ func truncate(text string, width int) string {
 	return runewidth.Truncate(text, width, "…")
 }
 
-// minCut is the least width that the column which is cut keeps, before others are cut too.
+// fit cuts a text of a column.
+func (t *table) fit(column int, text string, width int) string {
+	if last := len(t.cuts) - 1; last < 1 || column != t.cuts[last] || runewidth.StringWidth(text) <= width || width < 3 {
+		return truncate(text, width)
+	}
+	end := (width - 1) / 2
+	return truncate(text, width-end) + runewidth.TruncateLeft(text, runewidth.StringWidth(text)-end, "")
+}
+
+// minCut is the least width that a column which is cut keeps, before another gives way.
 const minCut = 12
 
+// widths returns the widths of the columns; zero for one that is left out.
 func (t *table) widths(rows [][]string) []int {
 	widths := make([]int, len(rows[0]))
-	total := gap * (len(widths) - 1)
+	over := gap*(len(widths)-1) - t.width
 	for _, row := range rows {
 		for j, c := range row {
 			widths[j] = max(widths[j], runewidth.StringWidth(c))
 		}
 	}
 	for _, width := range widths {
-		total += width
+		over += width
 	}
-	if over := total - t.width; t.width > 0 && over > 0 && t.cut != noCut {
-		cut := &widths[t.cut]
-		before := *cut
-		*cut = max(before-over, min(before, minCut))
-		for over -= before - *cut; over > 0; over-- {
-			widest := slices.Max(widths)
-			if widest <= 1 {
-				break
-			}
-			widths[slices.Index(widths, widest)]--
+	if t.width == 0 || len(t.cuts) == 0 {
+		return widths
+	}
+	last := len(t.cuts) - 1
+	for _, j := range t.cuts[:max(last, 1)] {
+		by := min(over, widths[j]-minCut)
+		if by > 0 {
+			widths[j] -= by
+			over -= by
 		}
+	}
+	for _, j := range t.cuts[:last] {
+		if over > 0 {
+			over -= widths[j] + gap
+			widths[j] = 0
+		}
+	}
+	for ; over > 0; over-- {
+		widest := t.cuts[last]
+		if widths[widest] <= minCut {
+			widest = slices.Index(widths, slices.Max(widths))
+		}
+		if widths[widest] <= 1 {
+			break
+		}
+		widths[widest]--
 	}
 	return widths
 }

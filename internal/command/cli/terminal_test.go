@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 )
 
 func TestTableIsCutToTheScreen(t *testing.T) {
-	list := table{terminal: terminal{width: 40}, head: []string{"NAME", "ENDPOINT", "AGE"}, cut: 1}
+	list := table{terminal: terminal{width: 40}, head: []string{"NAME", "ENDPOINT", "AGE"}, cuts: []int{1}}
 	list.add("漢字", strings.Repeat("/long", 20), "1s")
 	list.add("plain", "/short", "10d")
 	lines := list.lines()
@@ -76,11 +77,90 @@ func TestTopFitsTheScreen(t *testing.T) {
 		t.Errorf("what is not well does not come first:\n%s", drawn)
 	}
 	for range 100 {
-		v.scroll(keyPageDown)
+		v.press("\x1b[6~")
 		drawn = v.draw(terminal{width: 60, height: 24}, time.Now())
 	}
 	if strings.Contains(drawn, "sick") || !strings.Contains(drawn, "well") {
 		t.Errorf("scrolled to the end:\n%s", drawn)
+	}
+}
+
+// TestCutKey takes apart what comes in one read.
+func TestCutKey(t *testing.T) {
+	var keys []string
+	for typed := "qä\x1b[5~\x1b[Aj\x1b[5"; typed != ""; {
+		var key string
+		key, typed = cutKey(typed)
+		keys = append(keys, key)
+	}
+	if got := strings.Join(keys, " "); got != "q ä \x1b[5~ \x1b[A j \x1b[5" {
+		t.Errorf("%q", keys)
+	}
+}
+
+// TestTopKeys presses keys and looks at the screen, and at what is asked for.
+func TestTopKeys(t *testing.T) {
+	v := &topView{listing: client.Listing{Plugins: []client.Plugin{
+		{Type: "T", Name: "one", State: "registered", Source: "launched", Endpoint: "/run/one.sock"},
+		{Type: "T", Name: "two", State: "refused", Source: "discovered", LastError: "no \x1b[2J"},
+		{Type: "T", Name: "three", State: "registered", Source: "discovered"},
+	}}}
+	for i, step := range []struct {
+		keys           []string
+		asked          topAsked
+		shows, without string
+	}{
+		{nil, topAsked{}, "> T      two", ""},
+		{[]string{"?"}, topAsked{}, "Enter              everything about the plugin", "two"},
+		{[]string{"q"}, topAsked{}, "> T      two", "Enter"},
+		{[]string{"\r"}, topAsked{}, `Last error:  no \x1b[2J`, "three"},
+		{[]string{"\x1b"}, topAsked{}, "three", "Last error"},
+		{[]string{"l"}, topAsked{}, "the daemon did not launch it", ""},
+		{[]string{"j"}, topAsked{}, "> T      one", "launch"},
+		{[]string{"l"}, topAsked{topReadLog, "T/one"}, "", ""},
+		{[]string{"R"}, topAsked{}, "restart T/one? y", ""},
+		{[]string{"n"}, topAsked{}, "?: help", "restart"},
+		{[]string{"R", "y"}, topAsked{topRestart, "T/one"}, "T/one is being restarted", ""},
+		{[]string{"/", "t", "h", "x", "\x7f", "\x1b[A"}, topAsked{}, "/th_", "one"},
+		{[]string{"\r"}, topAsked{}, "only: th", "two"},
+		{[]string{"j", "j"}, topAsked{}, "> T      three", "one"},
+		{[]string{"/", "zz", "\r", "\r", "R"}, topAsked{}, "", "three"},
+		{[]string{"\x1b"}, topAsked{}, "> T      two", ""},
+		{[]string{"\x1b"}, topAsked{what: topQuit}, "", ""},
+		{[]string{"\x03"}, topAsked{what: topQuit}, "", ""},
+	} {
+		var asked topAsked
+		for _, key := range step.keys {
+			asked = v.press(key)
+		}
+		drawn := v.draw(terminal{width: 80, height: 24}, time.Now())
+		if asked != step.asked || !strings.Contains(drawn, step.shows) || step.without != "" && strings.Contains(drawn, step.without) {
+			t.Errorf("step %d, %q: asked for %+v, and shows\n%s", i, step.keys, asked, drawn)
+		}
+	}
+}
+
+// TestNamesGiveWayLast: on a narrow screen two plugins can still be told from each other.
+func TestNamesGiveWayLast(t *testing.T) {
+	var plugins []client.Plugin
+	for i := range 3 {
+		plugins = append(plugins, client.Plugin{
+			Type: "CSIPlugin", Name: fmt.Sprintf("a-rather-long-name-of-a-disk-driver-%d.csi.example.com", i), Version: "1.0.0",
+			State: "registered", Endpoint: "/var/lib/kubelet/plugins/a/csi.sock",
+		})
+	}
+	for width, want := range map[int]string{
+		0:   "CSIPlugin   a-rather-long-name-of-a-disk-driver-1.csi.example.com   1.0.0     registered   /var/lib/kubelet/plugins/a/csi.sock   -",
+		110: "CSIPlugin   a-rather-long-name-of-a-disk-driver-1.csi.example.com   1.0.0     registered   /var/lib/kub…   -",
+		90:  "CSIPlugin   a-rather-long-name-of-a-disk-driver-1.csi.example.com   registered   -",
+		80:  "a-rather-long-name-of-a-disk-driver-1.csi.example.com   registered   -",
+		60:  "a-rather-long-name-o…er-1.csi.example.com   registered   -",
+		40:  "a-rather-l…xample.com   registered   -",
+	} {
+		lines := pluginTable(terminal{width: width}, plugins, time.Now()).lines()
+		if got := strings.TrimRight(lines[2], " "); got != want {
+			t.Errorf("%d columns:\ngot  %q\nwant %q", width, got, want)
+		}
 	}
 }
 
@@ -91,12 +171,12 @@ func TestTopOnANarrowScreen(t *testing.T) {
 		v.listing.Plugins = append(v.listing.Plugins, client.Plugin{Type: "T", Name: state, State: state})
 	}
 	for _, width := range []int{100, 30, 12, 1} {
-		summary := v.summary(terminal{width: width}, v.listing.Plugins)
+		summary := v.summary(terminal{width: width})
 		if got := runewidth.StringWidth(summary); got > width || summary == "" {
 			t.Errorf("on a screen of %d cells the first line has %d: %q", width, got, summary)
 		}
 	}
-	if summary := v.summary(terminal{width: 200}, v.listing.Plugins); !strings.HasSuffix(summary, "  1 validating") {
+	if summary := v.summary(terminal{width: 200}); !strings.HasSuffix(summary, "  1 validating") {
 		t.Errorf("%q", summary)
 	}
 }

@@ -120,7 +120,7 @@ func (f *verifyFlags) listRules(cmd *cobra.Command, args []string) error {
 		return wrongUsage(cmd, "rules have no JUnit form: use -o table, json or yaml")
 	}
 	return f.output.print(cmd, verify.Rules(), func(w io.Writer) error {
-		list := &table{terminal: terminalOf(w), head: []string{"RULE", "TYPE", "NEEDS", "TITLE"}, cut: 3}
+		list := &table{terminal: terminalOf(w), head: []string{"RULE", "TYPE", "NEEDS", "TITLE"}, cuts: []int{3}}
 		for _, r := range verify.Rules() {
 			needs := "socket"
 			if r.Command {
@@ -148,7 +148,7 @@ func (f *verifyFlags) print(cmd *cobra.Command, report verify.Report) error {
 // writeVerification writes a report for people: all results in a table, and then what has to be changed.
 func writeVerification(w io.Writer, report verify.Report) error {
 	var text bytes.Buffer
-	list := &table{terminal: terminalOf(w), head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, cut: 3, tones: tones{1: toneOf}}
+	list := &table{terminal: terminalOf(w), head: []string{"RULE", "RESULT", "TITLE", "FOUND"}, cuts: []int{3}, tones: tones{1: toneOf}}
 	for _, r := range report.Results {
 		list.add(r.Rule, string(r.Status), r.Title, escape(r.Reason))
 	}

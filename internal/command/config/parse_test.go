@@ -38,7 +38,7 @@ typeTimeouts:
   Mine: {getInfo: 1m30s}
   Yours: {}
 clientTimeouts: {Mine: 1ms, Mine/one: 2ms}
-bounds: {text: 1, versions: 2, maxDepth: 3, maxSockets: 4}
+bounds: {text: 1, versions: 2, userBytes: 7, totalBytes: 8, maxDepth: 3, maxSockets: 4, maxUserDirs: 5, maxDirs: 6}
 unreachableGrace: 0s
 plugins:
 - name: one
@@ -67,7 +67,7 @@ plugins:
 		Timeouts:       Timeouts{time.Second, 2 * time.Second, 3 * time.Second, 4 * time.Second},
 		TypeTimeouts:   map[string]Timeouts{"Mine": {GetInfo: 90 * time.Second}, "Yours": {}},
 		ClientTimeouts: map[string]time.Duration{"Mine": time.Millisecond, "Mine/one": 2 * time.Millisecond},
-		Bounds:         Bounds{1, 2, 3, 4},
+		Bounds:         Bounds{1, 2, 7, 8, 3, 4, 5, 6},
 		Plugins:        []catalogue.Plugin{one, two},
 	}
 	if diff := cmp.Diff(want, l.Config); diff != "" {

@@ -26,6 +26,33 @@ func (l *Loaded) Effective() View {
 	return View{l.treeOf(reflect.ValueOf(&l.Config).Elem(), "")}
 }
 
+// Shown shows what is in force without what may be secret: the values of the environment of plugins and of the magic cookies of go-plugin.
+func (l *Loaded) Shown() View {
+	view := l.Effective()
+	view.tree.hide("")
+	return view
+}
+
+// hidden takes the place of what may be secret.
+const hidden = "(not shown)"
+
+// hide takes the values out that may be secret; path is that of the node, without numbers.
+func (n *node) hide(path string) {
+	if n == nil {
+		return
+	}
+	for _, item := range n.items {
+		item.hide(path)
+	}
+	for _, m := range n.members {
+		if below := join(path, m.key); path == "plugins.env" || below == "plugins.goPlugin.cookieValue" {
+			m.text, m.tag = hidden, strTag
+		} else {
+			m.hide(below)
+		}
+	}
+}
+
 // treeOf is the inverse of decode. What is zero and was not given is nil.
 func (l *Loaded) treeOf(v reflect.Value, path string) *node {
 	origin, given := l.origins[path]

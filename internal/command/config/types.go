@@ -159,14 +159,24 @@ type Timeouts struct {
 
 // Bounds limit what plugins may announce, and what is looked for in the plugin directories.
 type Bounds struct {
-	// Text is the greatest length in bytes of a type, name, version or endpoint.
+	// Text is the greatest length in bytes of a type, name or endpoint. A version may have 64 at most.
 	Text int `json:"text"`
 	// Versions is the greatest number of versions.
 	Versions int `json:"versions"`
+	// UserBytes is how many bytes all plugins of one user may announce.
+	UserBytes int `json:"userBytes"`
+	// TotalBytes is how many bytes all plugins may announce. The last of them, as many as one user may have, but at most half, are for
+	// plugins of root and of the daemon's user.
+	TotalBytes int `json:"totalBytes"`
 	// MaxDepth is the greatest number of directories below a plugin directory on the way to a socket.
 	MaxDepth int `json:"maxDepth"`
 	// MaxSockets is the greatest number of sockets in one directory.
 	MaxSockets int `json:"maxSockets"`
+	// MaxUserDirs is the greatest number of directories below the plugin directories of one user that are searched.
+	MaxUserDirs int `json:"maxUserDirs"`
+	// MaxDirs is the greatest number of directories below the plugin directories that are searched. The last of them, as many as one user may
+	// have, but at most half, are for those of root and the daemon's user.
+	MaxDirs int `json:"maxDirs"`
 }
 
 // Admission says whom to ask whether a plugin may be registered.
@@ -178,6 +188,9 @@ type Admission struct {
 	Protocol string `json:"protocol" enum:"patchbay,cipd"`
 	// Timeout is how long the admission plugin may take for an answer; without one the plugin that it was asked for is not registered.
 	Timeout time.Duration `json:"timeout"`
+	// LaunchedOnly says that only plugins are registered that the daemon launched; others are refused, and told so. It holds without a command
+	// too.
+	LaunchedOnly bool `json:"launchedOnly"`
 }
 
 // Fleet says how this node and others know of each other's plugins.
@@ -281,7 +294,10 @@ func (c *Config) SetDefaults() {
 		Etcd: Etcd{Prefix: "/patchbay", Namespace: "default", Timeout: 5 * time.Second}, Presence: 10 * time.Second, Retention: time.Hour,
 	}
 	c.Admission = Admission{Protocol: "patchbay", Timeout: time.Minute}
-	c.Bounds = Bounds{Text: 4096, Versions: 64, MaxDepth: 16, MaxSockets: 10_000}
+	c.Bounds = Bounds{
+		Text: 4096, Versions: 64, UserBytes: 4 << 20, TotalBytes: 16 << 20,
+		MaxDepth: 16, MaxSockets: 10_000, MaxUserDirs: 6_000, MaxDirs: 20_000,
+	}
 }
 
 // schema is generated from the types by the tests; see generate_test.go.

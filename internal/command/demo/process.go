@@ -90,14 +90,14 @@ type daemon struct {
 
 // startDaemon starts a daemon, waits until it answers and follows its events, for as long as ctx lasts. Its files are in dir.
 func startDaemon(ctx context.Context, dir, pluginDir string) (*daemon, error) {
-	ready, controlSocket := make(chan struct{}), filepath.Join(dir, "control.sock")
+	ready, controlSocket, began := make(chan struct{}), filepath.Join(dir, "control.sock"), time.Now()
 	p, err := startProcess(dir, onWrite(sync.OnceFunc(func() { close(ready) })),
 		HostCommand, pluginDir, filepath.Join(dir, "state.db"), controlSocket)
 	if err != nil {
 		return nil, err
 	}
 	d := &daemon{process: p, client: client.New(controlSocket)}
-	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, client.EventsOptions{Follow: true}))
+	d.next, d.unfollow = iter.Pull2(d.client.Events(ctx, client.EventsOptions{Follow: true, Since: began}))
 	select {
 	case <-ready:
 		return d, nil

@@ -23,8 +23,46 @@ import (
 // notOfPlugins is offered by the kubelet to device plugins, in the same file as what plugins offer.
 const notOfPlugins protoreflect.FullName = "v1beta1.Registration"
 
-// Builtin returns the services that this package knows without asking: registration, CSI, device plugins, DRA and health.
-func Builtin() *Schema {
+// Plugin is what is known of a plugin whose services are asked for. The zero value stands for nothing.
+type Plugin struct {
+	Type      string   // or one of its roles
+	Versions  []string // that it announced
+	Elsewhere bool     // Elsewhere says that its registration service is not at the endpoint that is called.
+}
+
+// ofType are the built-in services that plugins of a type have, beside registration and health.
+var ofType = map[string][]protoreflect.FullName{
+	"CSIPlugin":      {"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata", "csi.v1.Node"},
+	"csi-node":       {"csi.v1.Identity", "csi.v1.Node"},
+	"csi-controller": {"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata"},
+	"DevicePlugin":   {"v1beta1.DevicePlugin"},
+	"DRAPlugin": {
+		"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth",
+	},
+}
+
+// has says whether a built-in service is one that a plugin may have. The versions that DRA drivers announce are the ends of the names of
+// their services; an announcement of none of them says nothing.
+func (p Plugin) has(service protoreflect.FullName) bool {
+	switch services, known := ofType[p.Type]; {
+	case p.Type == "":
+		return true
+	case service == "grpc.health.v1.Health":
+		return true
+	case service == "pluginregistration.Registration":
+		return !p.Elsewhere
+	case !known || !slices.Contains(services, service):
+		return false
+	}
+	announced := func(service protoreflect.FullName) bool {
+		return slices.ContainsFunc(p.Versions, func(v string) bool { return v != "" && matches(service, v) })
+	}
+	return announced(service) || !slices.ContainsFunc(ofType[p.Type], announced)
+}
+
+// Builtin returns the services that this package knows without asking and that a plugin may have: of registration, CSI, device plugins, DRA
+// and health.
+func Builtin(p Plugin) *Schema {
 	s := &Schema{}
 	for _, file := range []protoreflect.FileDescriptor{
 		registerapi.File_staging_src_k8s_io_kubelet_pkg_apis_pluginregistration_v1_api_proto,
@@ -36,8 +74,12 @@ func Builtin() *Schema {
 		healthpb.File_grpc_health_v1_health_proto,
 	} {
 		for i := range file.Services().Len() {
-			if service := file.Services().Get(i); service.FullName() != notOfPlugins {
+			switch service := file.Services().Get(i); {
+			case service.FullName() == notOfPlugins:
+			case p.has(service.FullName()):
 				s.add(service)
+			default:
+				s.others = append(s.others, service)
 			}
 		}
 	}

@@ -133,10 +133,14 @@ func (s *Schema) receive(
 const deadlineSlack = time.Second
 
 // Late says whether err says of a call that the deadline of its context passed. That holds on both sides, and whose clock is ahead sees it
-// first.
+// first; a service that sees its context end may answer Canceled, as that of health does.
 func Late(ctx context.Context, err error) bool {
 	deadline, has := ctx.Deadline()
-	return has && status.Code(err) == codes.DeadlineExceeded && time.Until(deadline) < deadlineSlack
+	if !has || time.Until(deadline) >= deadlineSlack {
+		return false
+	}
+	code := status.Code(err)
+	return code == codes.DeadlineExceeded || code == codes.Canceled
 }
 
 // explain returns the error of a call in the form that it has for callers.

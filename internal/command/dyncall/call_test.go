@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -25,8 +26,8 @@ func TestCall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := serve(t, register)
-			s, err := Load(t.Context(), conn, "NodeGetInfo")
-			if err != nil || s.Reflected != (name != "none") {
+			s, err := Load(t.Context(), conn, "NodeGetInfo", Plugin{})
+			if err != nil || (s.Source == Reflected) != (name != "none") {
 				t.Fatal(s, err)
 			}
 			ctx := metadata.AppendToOutgoingContext(t.Context(), "tenant", "t-1")
@@ -54,7 +55,7 @@ func (o onlyAlpha) RegisterService(desc *grpc.ServiceDesc, impl any) {
 
 func TestCallErrors(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
-	s, err := Load(t.Context(), conn, "")
+	s, err := Load(t.Context(), conn, "", Plugin{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,6 +85,23 @@ func TestCallErrors(t *testing.T) {
 	}
 }
 
+// TestLate asks of answers whether the call ended because its time was over.
+func TestLate(t *testing.T) {
+	over, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	early, cancelEarly := context.WithTimeout(t.Context(), time.Hour)
+	defer cancelEarly()
+	for code, want := range map[codes.Code]bool{codes.DeadlineExceeded: true, codes.Canceled: true, codes.Internal: false, codes.OK: false} {
+		err := status.Error(code, "Stream has ended.")
+		if got := Late(over, err); got != want {
+			t.Errorf("%v after the deadline: late is %v", code, got)
+		}
+		if Late(early, err) || Late(t.Context(), err) {
+			t.Errorf("%v before the deadline is late", code)
+		}
+	}
+}
+
 // limited is a connection whose own side refuses to send.
 type limited struct{ grpc.ClientConnInterface }
 
@@ -101,7 +119,7 @@ func (refusing) SendMsg(any) error { return status.Error(codes.ResourceExhausted
 // TestStreams follows a stream of answers until it is cancelled, and holds a conversation.
 func TestStreams(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflection.Register(s) })
-	s, err := Load(t.Context(), conn, "")
+	s, err := Load(t.Context(), conn, "", Plugin{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -139,7 +139,7 @@ func TestHostileReflection(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := serve(t, func(s *grpc.Server) { reflectionv1.RegisterServerReflectionServer(s, c.liar) })
-			s, err := Load(t.Context(), conn, "")
+			s, err := Load(t.Context(), conn, "", Plugin{})
 			if c.want == "" {
 				if err != nil || len(s.Services())+len(s.Undescribed()) != 1 {
 					t.Fatalf("got %v, %v", s, err)
@@ -179,7 +179,7 @@ func TestManyAnswers(t *testing.T) {
 		})
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if _, err := Load(ctx, conn, ""); !errors.Is(err, errReflection) || n > most {
+		if _, err := Load(ctx, conn, "", Plugin{}); !errors.Is(err, errReflection) || n > most {
 			t.Errorf("after %d answers: %v", n, err)
 		}
 	}
@@ -189,7 +189,7 @@ func TestSilentReflection(t *testing.T) {
 	conn := serve(t, func(s *grpc.Server) { reflectionv1.RegisterServerReflectionServer(s, liar{hangs: true}) })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Load(ctx, conn, ""); status.Code(err) != codes.Canceled {
+	if _, err := Load(ctx, conn, "", Plugin{}); status.Code(err) != codes.Canceled {
 		t.Errorf("got %v", err)
 	}
 }
@@ -210,7 +210,7 @@ func FuzzLink(f *testing.F) {
 		if err != nil {
 			return
 		}
-		s := &Schema{Reflected: true, files: linked}
+		s := &Schema{Source: Reflected, files: linked}
 		descriptor, err := linked.FindDescriptorByName("x.Thing")
 		if err != nil {
 			return

@@ -35,16 +35,16 @@ var reflectionMethods = []string{
 }
 
 // Load learns the services of the server behind conn. With a selector (see [Schema.Method]), only the methods of the services that it may
-// mean are learnt; the empty one is all. A server without reflection has those of [Builtin], also in the stead of a service that it has and
-// does not describe. Load blocks until the server has answered or ctx ends.
-func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string) (*Schema, error) {
+// mean are learnt; the empty one is all. A server without reflection has those of [Builtin] that fit the plugin; a service that a server
+// has and does not describe is taken from there, too. Load blocks until the server has answered or ctx ends.
+func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string, p Plugin) (*Schema, error) {
 	for _, method := range reflectionMethods {
 		s, err := load(ctx, conn, method, selector)
 		if err == nil || !refused(err) {
 			return s, err
 		}
 	}
-	return Builtin(), nil
+	return Builtin(p), nil
 }
 
 // refused says whether a server answered that it does not offer reflection, or not to this caller.
@@ -64,7 +64,7 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 	if err != nil {
 		return nil, err
 	}
-	s, builtin := &Schema{Reflected: true}, Builtin()
+	s, builtin := &Schema{Source: Reflected}, Builtin(Plugin{})
 	var wanted []protoreflect.FullName
 	service, _ := split(selector)
 	for _, name := range names {

@@ -17,12 +17,25 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
+// Source says how the services of a [Schema] are known.
+type Source int
+
+const (
+	// BuiltIn services are those of [Builtin], which the server may have or not.
+	BuiltIn Source = iota
+	// Reflected are those that the server itself named.
+	Reflected
+	// FromFiles are those of files that the user gave.
+	FromFiles
+)
+
 // Schema is what is known of a server's services. It is read-only, and safe for concurrent use.
 type Schema struct {
-	// Reflected says that the server itself said so; else the services are those of [Builtin], which it may have or not.
-	Reflected bool
+	Source Source
 
 	services []protoreflect.ServiceDescriptor // by name
+	// others are built-in services that plugins of the type do not have. They are found by their full names only.
+	others []protoreflect.ServiceDescriptor
 	// undescribed are services that the server has, but whose methods it does not tell or was not asked for.
 	undescribed []protoreflect.FullName
 	files       *protoregistry.Files // what the server told; nil without reflection
@@ -60,6 +73,11 @@ func (s *Schema) Method(selector string) (protoreflect.MethodDescriptor, error) 
 	}
 	switch len(found) {
 	case 0:
+		for _, other := range s.others {
+			if m := other.Methods().ByName(protoreflect.Name(method)); m != nil && string(other.FullName()) == service {
+				return m, nil
+			}
+		}
 		return nil, s.noMethod(selector, service)
 	case 1:
 		return found[0], nil
@@ -97,10 +115,11 @@ func (s *Schema) noMethod(selector, service string) error {
 	if len(own) > 0 {
 		return fmt.Errorf("unknown method %s: there are %s", selector, list(own))
 	}
-	whose := "no service of the plugin has it"
-	if !s.Reflected {
-		whose = "the plugin has no reflection, and no built-in service has it"
-	}
+	whose := map[Source]string{
+		BuiltIn:   "the plugin has no reflection, and no built-in service has it",
+		Reflected: "no service of the plugin has it",
+		FromFiles: "no service of the files has it",
+	}[s.Source]
 	if similar := nearestTo(selector, methodPaths(s.services)); len(similar) > 0 {
 		return fmt.Errorf("unknown method %s: %s, did you mean %s", selector, whose, list(similar))
 	}

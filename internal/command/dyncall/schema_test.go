@@ -7,10 +7,10 @@ import (
 
 func TestBuiltin(t *testing.T) {
 	var names []string
-	for _, s := range Builtin().Services() {
+	for _, s := range Builtin(Plugin{}).Services() {
 		names = append(names, string(s.FullName()))
 		for i := range s.Methods().Len() {
-			if _, err := Builtin().Describe(MethodPath(s.Methods().Get(i))); err != nil {
+			if _, err := Builtin(Plugin{}).Describe(MethodPath(s.Methods().Get(i))); err != nil {
 				t.Error(err)
 			}
 		}
@@ -25,11 +25,11 @@ func TestBuiltin(t *testing.T) {
 
 // TestDRAV1beta1 compares the derived file with what differs from v1.
 func TestDRAV1beta1(t *testing.T) {
-	old, err := Builtin().Describe("k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
+	old, err := Builtin(Plugin{}).Describe("k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources")
 	if err != nil {
 		t.Fatal(err)
 	}
-	current, err := Builtin().Describe("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources")
+	current, err := Builtin(Plugin{}).Describe("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestDRAV1beta1(t *testing.T) {
 }
 
 func TestMethod(t *testing.T) {
-	s := Builtin()
+	s := Builtin(Plugin{})
 	for selector, want := range map[string]string{
 		"csi.v1.Node/NodeGetInfo":  "csi.v1.Node/NodeGetInfo",
 		"/csi.v1.Node/NodeGetInfo": "csi.v1.Node/NodeGetInfo",
@@ -80,7 +80,7 @@ func TestMethod(t *testing.T) {
 }
 
 func TestRequestErrors(t *testing.T) {
-	s := Builtin()
+	s := Builtin(Plugin{})
 	m, err := s.Method("NodePublishVolume")
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestRequestErrors(t *testing.T) {
 }
 
 func TestDescribe(t *testing.T) {
-	s := Builtin()
+	s := Builtin(Plugin{})
 	for selector, want := range map[string][]string{
 		"Node":                 {"service Node {", "rpc NodeGetInfo ( NodeGetInfoRequest ) returns ( NodeGetInfoResponse );"},
 		"NodeGetInfo":          {"// csi.v1.Node/NodeGetInfo\nrpc NodeGetInfo", "message NodeGetInfoResponse {", "message Topology {"},

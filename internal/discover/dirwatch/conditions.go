@@ -14,50 +14,137 @@ import (
 type Condition struct {
 	Path   string // the file or directory that is concerned
 	Reason string // what is wrong, what the watcher does instead, and what to do about it
+	// Key is what a condition has as long as it lasts, while its Reason may come to say other numbers. No two with one Path have the same.
+	Key string
+	// Minor says that what is the host's own is found all the same: it is about directories or sockets of users who are not privileged, or
+	// will soon be over.
+	Minor bool
 }
 
 // maxConditions bounds the list: with a full watch limit, any number of directories may be concerned.
 const maxConditions = 100
 
+// crowdKey begins the Key of a condition that directories are beyond the bounds.
+const crowdKey = "crowd"
+
+// OfCrowd says whether the condition is that a user has more directories than are searched.
+func (c Condition) OfCrowd() bool { return strings.HasPrefix(c.Key, crowdKey) }
+
 // refreshConditions makes the list of conditions anew and reports whether it is another one.
 func (t *tree) refreshConditions() bool {
-	var list []Condition
+	list := t.others()
 	if t.notifier == nil {
 		const text = "file events are not available (%v): directories are looked at every %v"
-		list = append(list, Condition{t.roots[0].path, t.unwatched(text, t.notifierErr)})
+		reason := t.unwatched(text, t.notifierErr)
+		list = append(list, Condition{Path: t.roots[0].path, Reason: reason, Key: reason})
 	}
 	if !t.lostAt.IsZero() {
-		list = append(list, Condition{t.roots[0].path, "file events came faster than they could be handled and some were lost; " +
-			"a scan makes up for them"})
+		const text = "file events came faster than they could be handled and some were lost; a scan makes up for them"
+		list = append(list, Condition{t.roots[0].path, text, text, true})
 	}
 	for _, d := range t.dirs {
-		if r := d.refused[""]; r != nil {
-			list = append(list, Condition{d.path, r.Err.Error()})
-		} else if d.readErr != nil {
-			list = append(list, Condition{d.path, explainRead(d.readErr)})
-		} else if t.notifier != nil && d.watchErr != nil {
-			list = append(list, Condition{d.path, t.unwatched("the directory cannot be watched (%v): it is looked at every %v", d.watchErr)})
-		}
-		if d.tooDeep {
-			list = append(list, Condition{d.path, fmt.Sprintf("its subdirectories are not searched: they are more than %d levels "+
-				"below the plugin directory; move the sockets up", t.cfg.MaxDepth)})
-		}
-		if d.tooMany {
-			list = append(list, Condition{d.path, fmt.Sprintf("it has more than %d sockets and the others are ignored; remove dead ones",
-				t.cfg.MaxSockets)})
+		if _, own := t.owned(d); own {
+			for _, reason := range t.wrong(d) {
+				list = append(list, Condition{Path: d.path, Reason: reason, Key: reason})
+			}
 		}
 	}
-	slices.SortFunc(list, func(a, b Condition) int {
-		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Reason, b.Reason))
-	})
-	if n := len(list) - maxConditions; n > 0 {
-		list = append(list[:maxConditions], Condition{t.roots[0].path, fmt.Sprintf("%d more directories are concerned", n)})
-	}
+	list = t.cut(list)
 	if slices.Equal(list, t.degraded) {
 		return false
 	}
 	t.degraded = list
 	return true
+}
+
+// cut sorts a list of conditions and bounds it. Those that go on stay in it.
+func (t *tree) cut(list []Condition) []Condition {
+	known := map[Condition]bool{}
+	for _, c := range t.degraded {
+		known[Condition{Path: c.Path, Key: c.Key}] = true
+	}
+	isNew := func(c Condition) int {
+		if known[Condition{Path: c.Path, Key: c.Key}] {
+			return 0
+		}
+		return 1
+	}
+	byPath := func(a, b Condition) int {
+		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Key, b.Key))
+	}
+	n := len(list) - maxConditions
+	if n <= 0 {
+		slices.SortFunc(list, byPath)
+		return list
+	}
+	slices.SortFunc(list, func(a, b Condition) int { return cmp.Or(cmp.Compare(isNew(a), isNew(b)), byPath(a, b)) })
+	list, rest := list[:maxConditions:maxConditions], list[maxConditions:]
+	more := Condition{Path: t.roots[0].path, Reason: fmt.Sprintf("%d more directories are concerned", n), Key: "more"}
+	more.Minor = !slices.ContainsFunc(rest, func(c Condition) bool { return !c.Minor })
+	slices.SortFunc(list, byPath)
+	return append(list, more)
+}
+
+// others returns the conditions of the directories of users who are not privileged, one for each user and plugin directory, and those of
+// all who have too many.
+func (t *tree) others() []Condition {
+	type group struct {
+		root int
+		uid  uint32
+	}
+	type trouble struct {
+		n             int
+		first, reason string
+	}
+	troubles, crowds := map[group]trouble{}, map[group]int{}
+	for _, d := range t.dirs {
+		for uid, n := range d.leftOut {
+			crowds[group{d.root, uid}] += n
+		}
+		uid, own := t.owned(d)
+		if own {
+			continue
+		}
+		for _, reason := range t.wrong(d) {
+			g := group{d.root, uid}
+			of := troubles[g]
+			if of.n++; of.n == 1 || d.path < of.first {
+				of.first, of.reason = d.path, reason
+			}
+			troubles[g] = of
+		}
+	}
+	var list []Condition
+	for g, n := range crowds {
+		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("%d directories of user %d are not searched: of one user %d are at "+
+			"most, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs, t.cfg.MaxDirs),
+			fmt.Sprintf("%s %d", crowdKey, g.uid), !t.cfg.Privileged(g.uid)})
+	}
+	for g, of := range troubles {
+		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("something is wrong %d times with directories and sockets of user %d; "+
+			"first of all with %s: %s", of.n, g.uid, of.first, of.reason), fmt.Sprintf("user %d", g.uid), true})
+	}
+	return list
+}
+
+// wrong says what is wrong with a directory.
+func (t *tree) wrong(d *dir) []string {
+	var reasons []string
+	if r := d.refused[""]; r != nil {
+		reasons = append(reasons, r.Err.Error())
+	} else if d.readErr != nil {
+		reasons = append(reasons, explainRead(d.readErr))
+	} else if t.notifier != nil && d.watchErr != nil {
+		reasons = append(reasons, t.unwatched("the directory cannot be watched (%v): it is looked at every %v", d.watchErr))
+	}
+	if d.tooDeep {
+		reasons = append(reasons, fmt.Sprintf("its subdirectories are not searched: they are more than %d levels "+
+			"below the plugin directory; move the sockets up", t.cfg.MaxDepth))
+	}
+	if d.tooMany {
+		reasons = append(reasons, fmt.Sprintf("it has more than %d sockets and the others are ignored; remove dead ones", t.cfg.MaxSockets))
+	}
+	return reasons
 }
 
 // unwatched says what is done instead of watching, in a text with room for the error and the interval.

@@ -19,8 +19,17 @@ const (
 	renamed              // a name was moved away: what was there may show up elsewhere
 )
 
-// look makes the facts about one name in d right. It costs one system call.
+// look makes the facts about one name in d right.
 func (t *tree) look(d *dir, name string, why cause) {
+	if sub := t.glance(d, name, why); sub != nil {
+		t.visit(sub, deep)
+	} else if len(d.leftOut) > 0 {
+		d.unsure = true // one may have been left out that had been before: how many there are is what the next reading says
+	}
+}
+
+// glance is look, but for what is in a directory that was not known, which is returned. It costs one system call.
+func (t *tree) glance(d *dir, name string, why cause) (found *dir) {
 	path := join(d.path, name)
 	info, err := sock.Stat(path)
 	// gofail: var dirwatchLook string
@@ -28,7 +37,7 @@ func (t *tree) look(d *dir, name string, why cause) {
 	if err == nil {
 		if refused := t.judge(path, info); refused != nil {
 			t.turnAway(d, name, info, refused, why)
-			return
+			return nil
 		}
 	}
 	if err == nil || gone(err) {
@@ -42,14 +51,13 @@ func (t *tree) look(d *dir, name string, why cause) {
 			t.vanish(e, why)
 		}
 		if err == nil && info.Mode.IsDir() && t.dirs[path] == nil {
-			if sub := t.addDir(d, name); sub != nil {
-				t.visit(sub, deep)
-			}
+			return t.addDir(d, name, info.UID)
 		}
 	default:
 		// What is there is not known, so no fact changes.
 		t.fail(d, err)
 	}
+	return nil
 }
 
 // present states that a socket is at path.

@@ -9,12 +9,14 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxRefused bounds how many refusals are remembered: whoever may make files in a directory could make any number that are refused.
-const maxRefused = 1000
+// maxRefused and maxUserRefused bound how many refusals are remembered, in all and of what is one user's: whoever may make files in a
+// directory could make any number that are refused.
+const maxRefused, maxUserRefused = 1000, 250
 
 // refusal is what is refused under one name.
 type refusal struct {
 	Refusal
+	by   uint32 // as whose it is counted
 	seen uint64 // round in which the reading of its directory met it
 }
 
@@ -53,19 +55,18 @@ func (t *tree) turnAwayRoot(d *dir, err error) {
 func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 	r := d.refused[name]
 	if r == nil {
-		if t.refusals >= maxRefused {
+		if ok, _ := t.refusals.Take(info.UID, 1); !ok {
 			return
 		}
 		path := d.path
 		if name != "" {
 			path = join(d.path, name)
 		}
-		r = &refusal{Refusal: Refusal{Path: path, Since: time.Now()}}
+		r = &refusal{Refusal: Refusal{Path: path, Since: time.Now()}, by: info.UID}
 		if d.refused == nil {
 			d.refused = map[string]*refusal{}
 		}
 		d.refused[name] = r
-		t.refusals++
 	}
 	r.seen = t.round
 	if r.Err == nil || r.Info != info || r.Err.Error() != err.Error() {
@@ -75,9 +76,9 @@ func (t *tree) refuse(d *dir, name string, info sock.Info, err error) {
 
 // pardon forgets that what has a name in d was refused.
 func (t *tree) pardon(d *dir, name string) {
-	if d.refused[name] != nil {
+	if r := d.refused[name]; r != nil {
 		delete(d.refused, name)
-		t.refusals--
+		t.refusals.Give(r.by, 1)
 		t.newRefused = true
 	}
 }
@@ -88,7 +89,7 @@ func (t *tree) refreshRefused() bool {
 		return false
 	}
 	t.newRefused = false
-	list := make([]Refusal, 0, t.refusals)
+	list := make([]Refusal, 0, t.refusals.Sum())
 	for _, d := range t.dirs {
 		for _, r := range d.refused {
 			list = append(list, r.Refusal)

@@ -46,15 +46,29 @@ func (t *tree) scanAll() {
 // costs more than the scan itself.
 const calm = 8
 
-// settled reports whether every change that matters can be expected to be told, but for one to a directory above a root.
+// settled reports whether every change that matters can be expected to be told, but for one that puts another directory in a root's place.
 func (t *tree) settled() bool {
-	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals == 0
+	return t.notifier != nil && t.mounts != nil && len(t.polled) == 0 && len(t.untold) == 0 && t.refusals.Sum() == 0
 }
 
 // planScan notes when the last safety scan was, and draws when the next one is: daemons of a machine do not scan in step.
 func (t *tree) planScan() {
 	t.scannedAt = time.Now()
 	t.scanAfter = t.cfg.scanInterval - rand.N(t.cfg.scanInterval/4+1)
+	t.rootsAt = t.scannedAt.Add(t.scanAfter)
+}
+
+// checkRoots looks whether other directories are where the roots were. No event tells of that if it was done above a root, nor as long as
+// something keeps the directory that was removed alive: a plugin that still listens in it, or works there.
+func (t *tree) checkRoots() {
+	t.rootsAt = time.Now().Add(t.scanAfter)
+	start := len(t.facts)
+	for _, d := range t.roots {
+		if info, _, err := t.stat(d); err != nil || info.ID != d.info.ID || mountOf(d.path) != d.mount {
+			t.visit(d, deep)
+		}
+	}
+	t.sortScan(start)
 }
 
 // scanDeadline returns when the next safety scan is due.
@@ -83,6 +97,7 @@ func (t *tree) safetyScan() {
 			t.inspect(d)
 		}
 	}
+	t.freed = false
 	t.sortScan(start)
 }
 
@@ -92,7 +107,7 @@ func (t *tree) inspect(d *dir) {
 	switch {
 	case err != nil, info.ID != d.info.ID, mountOf(d.path) != d.mount:
 		t.visit(d, deep)
-	case d.readErr != nil, info != d.info, !d.watched && t.tryWatch(d), d.unsure, !mtime.Equal(d.mtime):
+	case d.readErr != nil, info != d.info, !d.watched && t.tryWatch(d), d.unsure, t.mayHaveRoom(d), !mtime.Equal(d.mtime):
 		news := len(t.facts) + len(t.holds)
 		t.visit(d, shallow)
 		if d.watched && len(t.facts)+len(t.holds) > news && t.known(d) {
@@ -128,6 +143,11 @@ func (t *tree) visit(d *dir, how reach) {
 		t.turnAway(d.parent, d.name, info, refused, scanned)
 		return
 	}
+	if d.parent != nil && !t.count(d, info.UID) {
+		t.leaveOut(d.parent, info.UID)
+		t.drop(d, removed)
+		return
+	}
 	mount := mountOf(d.path)
 	if how == deep || info.ID != d.info.ID || mount != d.mount {
 		t.unwatch(d)
@@ -145,8 +165,8 @@ func (t *tree) visit(d *dir, how reach) {
 	d.unsure = now.Sub(mtime).Abs() < clockGrain
 	t.round++
 	round := t.round
-	tooDeep, tooMany := d.tooDeep, d.tooMany
-	d.tooDeep, d.tooMany = false, false
+	tooDeep, tooMany, leftOut := d.tooDeep, d.tooMany, d.leftOut
+	d.tooDeep, d.tooMany, d.leftOut = false, false, nil
 	t.changed = t.changed || d.readErr != nil
 	d.readErr = nil
 	if err := t.read(d); err != nil {
@@ -154,7 +174,7 @@ func (t *tree) visit(d *dir, how reach) {
 	} else {
 		t.missing(d, round)
 	}
-	t.changed = t.changed || d.tooDeep != tooDeep || d.tooMany != tooMany
+	t.changed = t.changed || d.tooDeep != tooDeep || d.tooMany != tooMany || !maps.Equal(d.leftOut, leftOut)
 	t.track(d)
 
 	for _, sub := range slices.Sorted(maps.Keys(d.dirs)) {
@@ -179,16 +199,12 @@ func (t *tree) read(d *dir) error {
 		for _, n := range names {
 			switch {
 			case n.Type()&(fs.ModeSocket|fs.ModeDir|fs.ModeSymlink) == 0 || t.skip(d, n.Name()):
-			case n.IsDir():
-				sub := d.dirs[n.Name()]
-				if sub == nil {
-					if sub = t.addDir(d, n.Name()); sub == nil {
-						continue
-					}
-				}
-				sub.seen = round
+			case n.IsDir() && d.dirs[n.Name()] != nil:
+				d.dirs[n.Name()].seen = round
 			default:
-				t.look(d, n.Name(), scanned)
+				if sub := t.glance(d, n.Name(), scanned); sub != nil {
+					sub.seen = round
+				}
 				if e := d.socks[n.Name()]; e != nil {
 					e.seen = round
 				}

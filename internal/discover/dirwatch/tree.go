@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -18,6 +19,8 @@ type tree struct {
 
 	roots []*dir          // one for each root, for ever
 	dirs  map[string]*dir // every known directory by its path, the roots included
+	crowd *share.Pool     // of those that are no roots
+	freed bool            // there may be room since the last safety scan for what was left out
 	// watched finds the directory that holds the watch on an inode. inotify has one watch per inode, and reports its events under the name
 	// that was given first.
 	watched map[sock.ID]*dir
@@ -27,6 +30,7 @@ type tree struct {
 
 	scannedAt time.Time     // when the last safety scan was
 	scanAfter time.Duration // the time from that to the next one, unless the tree is settled
+	rootsAt   time.Time     // when it is due to see whether the roots are still those that they were
 
 	socks map[string]*entry  // every socket by its path, including those that are held
 	byID  map[sock.ID]*entry // one of the entries with that ID
@@ -36,9 +40,9 @@ type tree struct {
 	lostAt time.Time // when events were lost that no scan has made up for yet
 	syncAt time.Time // when it is due
 
-	refused    []Refusal // as it was told last
-	refusals   int       // how many there are in all directories
-	newRefused bool      // refused is out of date
+	refused    []Refusal   // as it was told last
+	refusals   *share.Pool // how many there are in all directories
+	newRefused bool        // refused is out of date
 
 	facts    []Fact
 	scanned  bool
@@ -59,6 +63,10 @@ type dir struct {
 	dirs    map[string]*dir
 	socks   map[string]*entry
 	refused map[string]*refusal // what lies in it; of a root also itself, under the empty name
+
+	owner   uint32         // whose it is, as far as it is known
+	counted bool           // in tree.crowd, as one of owner's
+	leftOut map[uint32]int // how many directories in it are beyond the bounds, by their owner
 
 	info   sock.Info // of the directory that was read last
 	mtime  time.Time
@@ -86,14 +94,16 @@ type entry struct {
 
 func newTree(cfg Config, open func() (*notifier, error)) *tree {
 	t := &tree{
-		cfg:     cfg,
-		open:    open,
-		dirs:    map[string]*dir{},
-		watched: map[sock.ID]*dir{},
-		polled:  map[*dir]struct{}{},
-		untold:  map[*dir]struct{}{},
-		socks:   map[string]*entry{},
-		byID:    map[sock.ID]*entry{},
+		cfg:      cfg,
+		open:     open,
+		dirs:     map[string]*dir{},
+		refusals: share.New(maxUserRefused, maxRefused, cfg.Privileged),
+		crowd:    share.New(cfg.MaxUserDirs, cfg.MaxDirs, cfg.Privileged),
+		watched:  map[sock.ID]*dir{},
+		polled:   map[*dir]struct{}{},
+		untold:   map[*dir]struct{}{},
+		socks:    map[string]*entry{},
+		byID:     map[sock.ID]*entry{},
 	}
 	for i, r := range cfg.Roots {
 		d := &dir{path: r.Path, root: i, dirs: map[string]*dir{}, socks: map[string]*entry{}}
@@ -106,8 +116,8 @@ func newTree(cfg Config, open func() (*notifier, error)) *tree {
 // known reports whether d is still part of the tree.
 func (t *tree) known(d *dir) bool { return t.dirs[d.path] == d }
 
-// addDir makes the record of a subdirectory, or returns nil if it is beyond the bound.
-func (t *tree) addDir(parent *dir, name string) *dir {
+// addDir makes the record of a subdirectory of a user, or returns nil if it is beyond a bound.
+func (t *tree) addDir(parent *dir, name string, uid uint32) *dir {
 	if parent.depth >= t.cfg.MaxDepth {
 		t.exceed(parent, &parent.tooDeep)
 		return nil
@@ -122,6 +132,10 @@ func (t *tree) addDir(parent *dir, name string) *dir {
 		dirs:   map[string]*dir{},
 		socks:  map[string]*entry{},
 	}
+	if !t.count(d, uid) {
+		t.leaveOut(parent, uid)
+		return nil
+	}
 	parent.dirs[name] = d
 	t.dirs[d.path] = d
 	return d
@@ -132,9 +146,11 @@ func (t *tree) drop(d *dir, why cause) {
 	t.empty(d, why)
 	t.pardon(d, "")
 	t.unwatch(d)
+	t.uncount(d)
 	delete(t.polled, d)
 	delete(t.untold, d)
-	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany
+	t.changed = t.changed || d.readErr != nil || d.watchErr != nil || d.tooDeep || d.tooMany || len(d.leftOut) > 0
+	d.leftOut = nil
 	if d.parent != nil {
 		delete(d.parent.dirs, d.name)
 		delete(t.dirs, d.path)

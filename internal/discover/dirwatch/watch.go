@@ -97,7 +97,7 @@ func (t *tree) unwatch(d *dir) {
 // track notes whether a directory has to be polled, and whether events tell all about it.
 func (t *tree) track(d *dir) {
 	delete(t.untold, d)
-	if t.known(d) && (d.silent || d.unsure || d.tooDeep || d.tooMany) {
+	if t.known(d) && (d.silent || d.unsure || d.tooDeep || d.tooMany || len(d.leftOut) > 0) {
 		t.untold[d] = struct{}{}
 	}
 	if d.watched && d.readErr == nil || !t.known(d) {
@@ -146,6 +146,7 @@ func (t *tree) deadline() time.Time {
 			at = other
 		}
 	}
+	sooner(t.rootsAt)
 	sooner(t.holdDeadline())
 	if !t.lostAt.IsZero() {
 		sooner(t.syncAt)

@@ -75,10 +75,15 @@ type Config struct {
 
 	MaxDepth   int // directories below a root on the way to a socket; default 16
 	MaxSockets int // sockets in one directory; default 10,000
+	// MaxUserDirs and MaxDirs bound the directories below the roots that are searched: those of one user, by default 6,000, and all, by
+	// default 20,000. The last of these, as many as one user may have, but at most half, are for the privileged.
+	MaxUserDirs, MaxDirs int
+	// Privileged says which users are the host's own. What is wrong with directories of others is a minor [Condition]. Nil: all are.
+	Privileged func(uid uint32) bool
 
 	// scanInterval is the longest time between two looks at all directories, for what no event told. The default is 4 s. It is eight times
-	// as long while every change can be expected to be told, but for one to a directory above a root: on file systems of this machine,
-	// mounts included, with nothing that is refused or beyond the bounds, and no root that is a symbolic link.
+	// as long, but for the roots, while every change below them can be expected to be told: on file systems of this machine, mounts included,
+	// with nothing that is refused or beyond the bounds, and no root that is a symbolic link.
 	scanInterval time.Duration
 	// pollInterval is the time between two looks at what cannot be watched: a root that does not exist, or any directory while the system's
 	// watch limit is reached. The default is 1 s.
@@ -114,14 +119,19 @@ func New(cfg Config) (*Watcher, error) {
 		}
 	}
 	if cfg.Trust == nil {
-		cfg.Trust = func(string, sock.Info) error { return nil }
+		cfg.Trust = trusted
+	}
+	if cfg.Privileged == nil {
+		cfg.Privileged = everybody
 	}
 	cfg.MaxDepth = cmp.Or(cfg.MaxDepth, 16)
 	cfg.MaxSockets = cmp.Or(cfg.MaxSockets, 10_000)
+	cfg.MaxUserDirs = cmp.Or(cfg.MaxUserDirs, 6_000)
+	cfg.MaxDirs = cmp.Or(cfg.MaxDirs, 20_000)
 	cfg.scanInterval = cmp.Or(cfg.scanInterval, 4*time.Second)
 	cfg.pollInterval = cmp.Or(cfg.pollInterval, time.Second)
 	cfg.renameHold = cmp.Or(cfg.renameHold, 10*time.Millisecond)
-	if cfg.MaxDepth < 0 || cfg.MaxSockets < 0 {
+	if min(cfg.MaxDepth, cfg.MaxSockets, cfg.MaxUserDirs, cfg.MaxDirs) < 0 {
 		return nil, errors.New("bounds must be positive")
 	}
 	return &Watcher{cfg: cfg, open: openNotifier, check: make(chan struct{})}, nil
@@ -176,8 +186,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-timer.C:
 			t.drain(events) // what is held may be in them
 			t.retry()
-			if !t.scanDeadline().After(time.Now()) {
+			if now := time.Now(); !t.scanDeadline().After(now) {
 				t.safetyScan()
+			} else if !t.rootsAt.After(now) {
+				t.checkRoots()
 			}
 		}
 		t.expireHolds(time.Now())

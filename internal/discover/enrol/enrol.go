@@ -126,14 +126,12 @@ func (r *Registry) Unreachable(ptype, name, id string, reason error) {
 
 // roles returns the roles under which an instance is registered.
 func (r *Registry) roles(ptype, name, id string) []string {
-	info, err := r.store.PluginForAlloc(ptype, name, id)
-	if err != nil {
-		return nil
+	for _, in := range r.store.Instances(ptype, name) {
+		if in.Info.AllocID == id && in.Info.Record != nil {
+			return slices.Clone(in.Info.Record.Roles)
+		}
 	}
-	if info.Record == nil {
-		return nil
-	}
-	return slices.Clone(info.Record.Roles)
+	return nil
 }
 
 // stagedRoles is one instance under its type and its roles, staged. Those that were not staged are nil.

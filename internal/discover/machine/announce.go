@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -8,15 +9,71 @@ import (
 	"unicode/utf8"
 
 	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// naming returns the part of an announcement that names the plugin, if that can be shown.
-func (b Bounds) naming(info Info) Info {
-	named := Info{Type: info.Type, Name: info.Name}
-	if b.check(named) != nil {
-		return Info{}
+const (
+	// maxVersion is the greatest length of a version in bytes.
+	maxVersion = 64
+	// maxNaming is how many bytes are kept of the name of a plugin that is refused for what it announces.
+	maxNaming = 512
+)
+
+// naming returns the name that an announcement gives the plugin, if that can be shown and is short.
+func (b Bounds) naming(info Info) Key {
+	if len(info.Type)+len(info.Name) > maxNaming || b.check(Info{Type: info.Type, Name: info.Name}) != nil {
+		return Key{}
 	}
-	return named
+	return Key{info.Type, info.Name}
+}
+
+// size is how many bytes an announcement takes.
+func (i Info) size() int {
+	const header = 16 // of a string
+	n := len(i.Type) + len(i.Name) + len(i.Endpoint)
+	for _, v := range i.Versions {
+		n += header + len(v)
+	}
+	return n
+}
+
+// unacceptable says what is wrong with what an instance announces; nil if it may be kept.
+func (m *Machine) unacceptable(in *instance, a Answered) *Failure {
+	if invalid := m.cfg.Bounds.check(a.Info); invalid != nil {
+		return &Failure{Err: invalid}
+	}
+	n, uid := a.Info.size(), a.Account.UID
+	kept, by := in.kept, in.keptBy
+	m.letGo(in)
+	ok, first := m.announced.Take(uid, n)
+	if ok {
+		in.kept, in.keptBy = n, uid
+		return nil
+	}
+	m.keep(in, by, kept)
+	refused := &trust.Refusal{
+		Reason: trust.Announcements,
+		Problem: fmt.Sprintf("plugins of user %d would announce more than %d bytes, or those of all users more than %d", uid,
+			m.cfg.Bounds.UserBytes, m.cfg.Bounds.TotalBytes),
+		Remedy: "end plugins that are not needed, announce less, or raise bounds.userBytes and bounds.totalBytes",
+	}
+	return &Failure{Err: refused, Kind: Distrusted, Reason: refused.Reason, quiet: !first}
+}
+
+// keep counts n bytes as what is kept of an instance, and letGo counts none.
+func (m *Machine) keep(in *instance, uid uint32, n int) {
+	m.announced.Add(uid, n)
+	in.kept, in.keptBy = n, uid
+}
+
+func (m *Machine) letGo(in *instance) {
+	m.announced.Give(in.keptBy, in.kept)
+	in.kept = 0
+}
+
+// privileged says who is always left room for what he announces.
+func (m *Machine) privileged(uid uint32) bool {
+	return m.cfg.Trust == nil || m.cfg.Trust.Privileged(uid)
 }
 
 // check says what is wrong with an announcement.
@@ -24,36 +81,38 @@ func (b Bounds) check(info Info) error {
 	if len(info.Versions) > b.Versions {
 		return fmt.Errorf("the plugin announces %d versions; at most %d are allowed", len(info.Versions), b.Versions)
 	}
-	for _, field := range append([]struct{ name, text string }{
-		{"type", info.Type}, {"name", info.Name}, {"endpoint", info.Endpoint},
-	}, versionFields(info.Versions)...) {
-		switch {
-		case field.text == "" && field.name != "endpoint":
-			return fmt.Errorf("the plugin announces no %s", field.name)
-		case len(field.text) > b.Text:
-			return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field.name, len(field.text), b.Text)
-		case !utf8.ValidString(field.text) || strings.ContainsFunc(field.text, unicode.IsControl):
-			return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %q", field.name, field.text)
+	if err := cmp.Or(checkText("type", info.Type, b.Text), checkText("name", info.Name, b.Text),
+		checkText("endpoint", info.Endpoint, b.Text)); err != nil {
+		return err
+	}
+	for _, version := range info.Versions {
+		if err := checkText("version", version, min(b.Text, maxVersion)); err != nil {
+			return err
 		}
 	}
 	if !foreign.IsType(info.Type) {
-		return fmt.Errorf("the plugin announces the type %q; a type must not contain a slash", info.Type)
+		return fmt.Errorf("the plugin announces the type %s; a type must not contain a slash", foreign.Quote(info.Type))
 	}
 	if strings.HasPrefix(info.Endpoint, "@") { // what connects takes it for that
-		return fmt.Errorf("the plugin announces the endpoint %q; it must not be an abstract socket, which every user may serve: "+
-			"announce the path of a socket", info.Endpoint)
+		return fmt.Errorf("the plugin announces the endpoint %s; it must not be an abstract socket, which every user may serve: "+
+			"announce the path of a socket", foreign.Quote(info.Endpoint))
 	}
 	if info.Endpoint != "" && !filepath.IsAbs(info.Endpoint) { // it would be relative to a directory that only the plugin knows
-		return fmt.Errorf("the plugin announces the endpoint %q; it must be an absolute path: announce where the socket is from the root "+
-			"directory, or no endpoint for the socket on which it registers", info.Endpoint)
+		return fmt.Errorf("the plugin announces the endpoint %s; it must be an absolute path: announce where the socket is from the root "+
+			"directory, or no endpoint for the socket on which it registers", foreign.Quote(info.Endpoint))
 	}
 	return nil
 }
 
-func versionFields(versions []string) []struct{ name, text string } {
-	fields := make([]struct{ name, text string }, len(versions))
-	for i, v := range versions {
-		fields[i] = struct{ name, text string }{"version", v}
+// checkText says what is wrong with one text of an announcement, which may have most bytes.
+func checkText(field, text string, most int) error {
+	switch {
+	case text == "" && field != "endpoint":
+		return fmt.Errorf("the plugin announces no %s", field)
+	case len(text) > most:
+		return fmt.Errorf("the plugin announces its %s with %d bytes; at most %d are allowed", field, len(text), most)
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
+		return fmt.Errorf("the plugin announces its %s with control characters or invalid UTF-8: %s", field, foreign.Quote(text))
 	}
-	return fields
+	return nil
 }

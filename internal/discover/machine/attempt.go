@@ -48,7 +48,7 @@ func (m *Machine) dial(in *instance) {
 	if in.tries == 0 && in.lane != nil {
 		m.decide(in, AnswerWindow)
 	}
-	m.do(Ask{in.ref, in.info.SocketPath, in.info, in.announced.Type, in.tries == 0})
+	m.do(Ask{in.ref, in.info.SocketPath, in.info.Socket, in.announced.Type, in.tries == 0})
 }
 
 // decide has others wait for an answer of the instance, for a moment.
@@ -113,9 +113,8 @@ func (m *Machine) unanswered(in *instance, a Answered) {
 // enter puts an instance that has answered into its lane.
 func (m *Machine) enter(in *instance, a Answered) {
 	ignored := m.cfg.IgnoreUnhandled && m.handlers[a.Info.Type] == 0
-	if invalid := m.cfg.Bounds.check(a.Info); invalid != nil {
+	if f := m.unacceptable(in, a); f != nil {
 		m.refusedFor(in, a.Info, a.Account)
-		f := &Failure{Err: invalid}
 		if ignored {
 			m.do(Close{in.ref})
 			m.failed(in, f, ByAnswer)
@@ -124,7 +123,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 		}
 		return
 	}
-	key := Key{a.Info.Type, a.Info.Name}
+	key := a.Info.key()
 	switch {
 	case in.memory != nil && (in.memory.Peer == Peer{} || in.memory.Peer != a.Peer):
 		in = m.reborn(in, "another process serves its socket since the restart", ByAnswer)
@@ -138,7 +137,7 @@ func (m *Machine) enter(in *instance, a Answered) {
 	}
 	m.touch(in)
 	in.memory, in.lastLook = nil, false
-	in.announced, in.refused = a.Info, Info{}
+	in.announced, in.refused = a.Info, Key{}
 	in.peer, in.account = a.Peer, a.Account
 	if in.lane == nil {
 		m.yield(in, key)
@@ -206,6 +205,7 @@ func (m *Machine) reborn(in *instance, why string, cause Cause) *instance {
 	}
 	fresh.source, fresh.rank, fresh.announced = in.source, in.rank, in.announced
 	fresh.account, fresh.registration = in.account, in.registration
+	fresh.kept, fresh.keptBy, in.kept = in.kept, in.keptBy, 0
 	m.do(Hand{in.ref, fresh.ref, cause == ByAnswer})
 	m.to(fresh, Asking, begins)
 	m.went(in, why, cause)
@@ -243,7 +243,7 @@ func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
 	}
 	m.to(in, Telling, cause)
 	m.keepRefusal(in)
-	if in.tells(f.Err) {
+	if !f.quiet && in.tells(f.Err) {
 		m.emit(EventRefused, in, f.Err.Error())
 	}
 	m.do(Tell{in.ref, in.announced.Type, in.info.SocketPath, f.Err})
@@ -272,6 +272,7 @@ func (m *Machine) delivered(in *instance) {
 // ignore leaves an instance alone until there is a handler for its type.
 func (m *Machine) ignore(in *instance, cause Cause) {
 	m.do(Close{in.ref})
+	m.unwatchBoth(in)
 	in.tries, in.failure, in.told = 0, nil, ""
 	m.to(in, Refused, cause)
 	m.end(in, ResultIgnored, nil)
@@ -292,7 +293,7 @@ func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
 		m.keepRefusal(in)
 	}
 	m.end(in, result, f.Err)
-	if in.tells(f.Err) {
+	if !f.quiet && in.tells(f.Err) {
 		m.emit(kind, in, f.Err.Error())
 	}
 }

@@ -22,7 +22,7 @@ const (
 type instance struct {
 	ref    Ref
 	phase  Phase
-	info   cache.PluginInfo
+	info   *cache.PluginInfo // which is never changed
 	source Source
 	// state is what operators read, since when.
 	state State
@@ -47,10 +47,14 @@ type instance struct {
 
 	// announced is what it said of itself last; valid if lane is not nil.
 	announced Info
-	lane      *lane
-	peer      Peer
+	// kept is how many bytes of what it announced are counted, as keptBy's. What is remembered from before a restart was, and is when it has
+	// answered.
+	kept   int
+	keptBy uint32
+	lane   *lane
+	peer   Peer
 	// refused is what it announced last, as far as that names it, if it was refused for what it announced; announced is what counts.
-	refused Info
+	refused Key
 	// account is whose plugin it is, as far as it has answered.
 	account trust.Account
 	// barred: it may not register what it announced. It stands in its lane for that to change and counts for nothing there.
@@ -82,7 +86,7 @@ type given struct {
 }
 
 // newInstance returns an instance that is in no phase yet.
-func (m *Machine) newInstance(info cache.PluginInfo) *instance {
+func (m *Machine) newInstance(info *cache.PluginInfo) *instance {
 	m.last++
 	in := &instance{ref: m.last, info: info}
 	m.byRef[in.ref] = in
@@ -91,10 +95,7 @@ func (m *Machine) newInstance(info cache.PluginInfo) *instance {
 
 // named is what people call it: by what it announced last.
 func (in *instance) named() Key {
-	if in.refused.Type != "" {
-		return Key{in.refused.Type, in.refused.Name}
-	}
-	return Key{in.announced.Type, in.announced.Name}
+	return cmp.Or(in.refused, in.announced.key())
 }
 
 // goesBy says whether a name is the one by which people call it, under its type or one of its roles.
@@ -111,6 +112,9 @@ func (in *instance) waits() bool {
 func (in *instance) held() bool { return in.lane != nil && in.lane.held == in }
 
 func (in *instance) recorded() bool { return in.record != unrecorded }
+
+// entry names it in the registry.
+func (in *instance) entry() Entry { return Entry{in.announced.Type, in.announced.Name, in.id} }
 
 // describe returns the record of an instance under an endpoint.
 func (in *instance) describe(endpoint string) Instance {
@@ -164,8 +168,7 @@ func (m *Machine) rest(in *instance) {
 	if in.phase == Asking || in.phase == Walking || in.phase == Telling {
 		m.do(Cancel{in.ref})
 	}
-	m.unwatch(in, Registration)
-	m.unwatch(in, Endpoint)
+	m.unwatchBoth(in)
 }
 
 // state returns what operators read of an instance.

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -12,6 +13,10 @@ type Ref uint64
 
 // Key names a lane.
 type Key struct{ Type, Name string }
+
+func (k Key) compare(o Key) int {
+	return cmp.Or(cmp.Compare(k.Type, o.Type), cmp.Compare(k.Name, o.Name))
+}
 
 // Moment is when a step is taken, and what chance says: a number from 0 to 1 that is not 1.
 type Moment struct {
@@ -36,6 +41,8 @@ type Failure struct {
 	Err    error
 	Kind   FailureKind
 	Reason trust.Reason // of one that is Distrusted
+	// quiet: no event tells of it, because one told of another like it. The plugin is told, if it is to be, and its status says so.
+	quiet bool
 }
 
 func (f *Failure) nobody() bool { return f.Kind == Silent || f.Kind == Absent }
@@ -59,7 +66,7 @@ const (
 	Replace                       // its record outlives it until then, because it may be replaced
 	TurnUp                        // its socket may turn up elsewhere until then
 	Grace                         // it may be reachable again until then
-	Rob                           // its process may end until then, or somebody else removed its socket
+	Rob                           // its process may end until then, or somebody else removed its socket; then when that is looked at again
 	LookAgain                     // at its registration socket, for want of a hint
 	LookAgainToo                  // at its endpoint
 	timerKinds
@@ -127,6 +134,11 @@ type (
 	}
 	// Ended says that a process ended which [WatchProcess] watches, or that it cannot be watched.
 	Ended struct{ Ref Ref }
+	// Sought is the result of [Seek].
+	Sought struct {
+		Ref     Ref
+		Listens bool // or it cannot be told
+	}
 )
 
 func (Changed) input()     {}
@@ -142,6 +154,7 @@ func (Hinted) input()      {}
 func (Unwatchable) input() {}
 func (Probed) input()      {}
 func (Ended) input()       {}
+func (Sought) input()      {}
 
 // Change is one change of the desired state of the world.
 type Change struct {
@@ -169,31 +182,33 @@ const (
 	CallRemove                         // Registry.Remove
 )
 
-// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Forget and
-// DiscardLater may block.
+// Entry names an instance in the registry.
+type Entry struct{ Type, Name, ID string }
+
+// Effect is what a [Machine] asks for: one of the types below. They are executed in order, and none but Ask, Call, Tell, Probe, Seek,
+// Forget and DiscardLater may block.
 type Effect interface{ effect() }
 
 // The effects.
 type (
 	// Ask dials a socket and asks GetInfo. The connection is kept under the Ref.
 	Ask struct {
-		Ref   Ref
-		Path  string
-		Info  cache.PluginInfo
-		Type  string // as far as it is known
-		First bool   // no attempt has failed
+		Ref    Ref
+		Path   string
+		Socket cache.SocketID
+		Type   string // as far as it is known
+		First  bool   // no attempt has failed
 	}
 	// Cancel abandons the Ask or Call of an instance, which returns nevertheless.
 	Cancel struct{ Ref Ref }
 	// Call makes one call of a lane.
 	Call struct {
-		Kind     CallKind
-		Key      Key
-		Ref      Ref
-		Handler  int
-		Instance Instance // as it is now
-		// Endpoint is the one that the handler is told. Deprecated says that the socket is in the deprecated directory.
-		Endpoint   string
+		Kind    CallKind
+		Ref     Ref
+		Handler int
+		// Instance is as it is now, with the endpoint that the handler is told. Deprecated says that its socket is in the deprecated
+		// directory.
+		Instance   Instance
 		Deprecated bool
 		Failure    *Failure // of what CallKeep asks
 	}
@@ -249,6 +264,12 @@ type (
 	}
 	// UnwatchProcess ends a WatchProcess.
 	UnwatchProcess struct{ Ref Ref }
+	// Seek finds out whether anybody still listens on a socket that was removed.
+	Seek struct {
+		Ref    Ref
+		Socket cache.SocketID
+		Peer   Peer // that listened
+	}
 	// SetTimer sets a timer, in place of what it was set to.
 	SetTimer struct {
 		Timer Timer
@@ -261,17 +282,17 @@ type (
 	// DiscardLater takes back what was saved of an instance, and tries until that is done.
 	DiscardLater struct {
 		Ref Ref
-		In  Instance
+		Entry
 	}
 	// Confirm has the registry give an instance out.
-	Confirm struct{ Type, Name, ID string }
+	Confirm Entry
 	// Hide has the registry not give an instance out.
 	Hide struct {
-		Type, Name, ID string
-		Reason         error
+		Entry
+		Reason error
 	}
 	// Forget removes an instance from the registry, and tries until that is done.
-	Forget struct{ Type, Name, ID string }
+	Forget Entry
 	// Keep says whose a name is from now on. Unless Save is set, something of the name is about to be removed from the registry, and both
 	// are to be on disk together.
 	Keep struct {
@@ -300,6 +321,7 @@ func (Probe) effect()          {}
 func (KeepProbe) effect()      {}
 func (WatchProcess) effect()   {}
 func (UnwatchProcess) effect() {}
+func (Seek) effect()           {}
 func (SetTimer) effect()       {}
 func (StopTimer) effect()      {}
 func (Publish) effect()        {}

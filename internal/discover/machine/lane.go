@@ -2,8 +2,8 @@ package machine
 
 import (
 	"cmp"
+	"maps"
 	"slices"
-	"strings"
 )
 
 // lane is where the handler of one plugin type and name is called, one call at a time.
@@ -148,14 +148,7 @@ func (m *Machine) lane(key Key) *lane {
 
 // sortedLanes returns all lanes in a stable order.
 func (m *Machine) sortedLanes() []*lane {
-	lanes := make([]*lane, 0, len(m.lanes))
-	for _, l := range m.lanes {
-		lanes = append(lanes, l)
-	}
-	slices.SortFunc(lanes, func(a, b *lane) int {
-		return cmp.Or(strings.Compare(a.key.Type, b.key.Type), strings.Compare(a.key.Name, b.key.Name))
-	})
-	return lanes
+	return slices.SortedFunc(maps.Values(m.lanes), func(a, b *lane) int { return a.key.compare(b.key) })
 }
 
 // kick has a lane that rests do what its present state calls for.
@@ -182,11 +175,7 @@ func (m *Machine) kick(l *lane) {
 		case register:
 			m.register(l, in, handler)
 		case refuse:
-			if m.cfg.IgnoreUnhandled {
-				m.ignore(in, ByTurn)
-			} else {
-				m.reject(in, unclaimed(in), ByTurn)
-			}
+			m.refuse(in)
 		case standDown:
 			m.standDown(l, in)
 		case ask:
@@ -205,12 +194,12 @@ func (m *Machine) drop(l *lane, in *instance) {
 	}
 }
 
-// leave has an instance leave its lane. Those who were barred from it, or refused in favour of it, ask again.
+// leave has an instance leave its lane. Those who were refused the name, and may have it now, ask again.
 func (m *Machine) leave(l *lane, in *instance) {
 	in.lane = nil
 	l.members = slices.DeleteFunc(l.members, func(o *instance) bool { return o == in })
 	for _, o := range l.snapshot() {
-		if o.barred && o.phase != Refused {
+		if o.barred && o.phase != Refused && m.bars(l, o, o.account) == nil {
 			m.askAgain(o, ByRival)
 		}
 	}
@@ -228,12 +217,11 @@ func (m *Machine) yieldTo(in *instance) {
 	}
 }
 
-// release takes a living instance out for want of a handler. One that is being told so, or is left alone, goes on with that,
+// release takes a living instance out for want of a handler. One that is being asked, or told so, or is left alone, goes on with that,
 // and is watched no longer.
 func (m *Machine) release(l *lane, in *instance) {
-	if in.phase == Telling || in.phase == Refused {
-		m.unwatch(in, Registration)
-		m.unwatch(in, Endpoint)
+	if in.phase == Asking || in.phase == Telling || in.phase == Refused {
+		m.unwatchBoth(in)
 	} else {
 		m.rest(in)
 		in.failure = nil
@@ -244,6 +232,16 @@ func (m *Machine) release(l *lane, in *instance) {
 	}
 	l.walk = walk{subject: in}
 	m.plan(l, task{do: doRemove, reason: "no handler is registered for its type"})
+}
+
+// refuse tells an instance that there is no handler for it, or leaves it alone.
+func (m *Machine) refuse(in *instance) {
+	if m.cfg.IgnoreUnhandled {
+		m.ignore(in, ByTurn)
+		return
+	}
+	m.unwatchBoth(in)
+	m.reject(in, unclaimed(in), ByTurn)
 }
 
 // standDown lets an instance that has answered rest behind the newer one that is registered.

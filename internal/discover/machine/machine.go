@@ -8,6 +8,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -82,6 +83,8 @@ type Machine struct {
 	// robbed are those of them that were found to live on without their sockets; refusals are the last ones of names.
 	robbed, refusals remnants
 	names            keptNames
+	// announced counts the bytes that are kept of what plugins announce.
+	announced *share.Pool
 	// touched are the instances that this step is about, for their states.
 	touched []*instance
 
@@ -92,7 +95,10 @@ type Machine struct {
 
 // New returns a Machine, and the effects with which it begins.
 func New(cfg Config, at Moment) (*Machine, []Effect) {
-	cfg.Bounds = Bounds{Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64)}
+	cfg.Bounds = Bounds{
+		Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64),
+		UserBytes: cmp.Or(cfg.Bounds.UserBytes, 4<<20), TotalBytes: cmp.Or(cfg.Bounds.TotalBytes, 16<<20),
+	}
 	m := &Machine{
 		cfg: cfg, Moment: at,
 		handlers: map[string]int{}, retiring: map[int]bool{}, lanes: map[Key]*lane{}, byRef: map[Ref]*instance{},
@@ -100,6 +106,7 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 		restored: map[cache.SocketID]*instance{}, remembered: map[Key][]remembered{}, lastRank: rankStep,
 		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
 	}
+	m.announced = share.New(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes, m.privileged)
 	m.restoreNames(cfg.Names)
 	m.restore(cfg.Restored)
 	effects := m.effects()
@@ -135,13 +142,13 @@ func (m *Machine) Step(at Moment, in Input) []Effect {
 	case Hinted:
 		m.check(m.byRef[input.Ref], input.Socket)
 	case Unwatchable:
-		if known := m.byRef[input.Ref]; known != nil && known.watches[Registration] == watched {
-			m.lookAgain(known, Registration)
-		}
+		m.unwatchable(m.byRef[input.Ref])
 	case Probed:
 		m.probed(input)
 	case Ended:
 		m.unwatchUnlinked(m.byRef[input.Ref])
+	case Sought:
+		m.sought(m.byRef[input.Ref], input.Listens)
 	}
 	effects := m.effects()
 	if m.Stepped != nil {
@@ -235,7 +242,7 @@ func (m *Machine) fired(t Timer) {
 	case Grace:
 		m.giveUp(in, in.lostWhat, in.failure, ByTimer)
 	case Rob:
-		m.tellRobbed(in)
+		m.seek(in)
 	case LookAgain:
 		m.check(in, Registration)
 	case LookAgainToo:
@@ -246,10 +253,7 @@ func (m *Machine) fired(t Timer) {
 
 // emit tells what happened to an instance.
 func (m *Machine) emit(kind EventKind, in *instance, message string) {
-	known := in.announced
-	if known.Type == "" {
-		known = in.refused
-	}
+	known := cmp.Or(in.announced.key(), in.refused)
 	m.do(Emit{Event{
 		Time: m.Now, Kind: kind, Type: known.Type, Name: known.Name, Instance: in.id,
 		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Message: message,
@@ -285,6 +289,9 @@ func (m *Machine) setHandler(ptype string, handler int) {
 
 // retire lets go of handlers that no lane has.
 func (m *Machine) retire() {
+	if len(m.retiring) == 0 {
+		return
+	}
 	for _, handler := range slices.Sorted(maps.Keys(m.retiring)) {
 		if !m.has(handler) {
 			delete(m.retiring, handler)

@@ -3,8 +3,8 @@ package machine
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/trust"
@@ -81,32 +81,22 @@ func (k *keptNames) add(name KeptName, now time.Time) (dropped []KeptName) {
 
 // sorted returns all by type and name.
 func (k *keptNames) sorted() []KeptName {
-	all := make([]KeptName, 0, len(k.byKey))
-	for _, name := range k.byKey {
-		all = append(all, name)
-	}
-	slices.SortFunc(all, func(a, b KeptName) int {
-		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name))
-	})
-	return all
+	return slices.SortedFunc(maps.Values(k.byKey), func(a, b KeptName) int { return a.key().compare(b.key()) })
 }
 
-// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the clock may have been
-// wrong.
+// restoreNames takes over what is kept from before a restart. None is kept longer than it would be from now on: the wall clock may have
+// been wrong. How long it still is kept does not depend on that clock any more.
 func (m *Machine) restoreNames(names []KeptName) {
 	names = slices.Clone(names)
 	slices.SortFunc(names, func(a, b KeptName) int {
-		return cmp.Or(a.Until.Compare(b.Until), strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name))
+		return cmp.Or(a.Until.Compare(b.Until), a.key().compare(b.key()))
 	})
-	latest := m.Now.Add(m.cfg.NameGrace)
 	for _, name := range names {
 		if !m.Now.Before(name.Until) || !m.keepsNames(name.Type, name.By) {
 			m.forgetName(name)
 			continue
 		}
-		if name.Until.After(latest) {
-			name.Until = latest
-		}
+		name.Until = m.Now.Add(min(name.Until.Sub(m.Now), m.cfg.NameGrace))
 		m.addName(name)
 	}
 }
@@ -116,7 +106,8 @@ func (m *Machine) keepsNames(ptype string, by trust.Account) bool {
 	return m.cfg.NameGrace > 0 && m.cfg.Trust != nil && m.cfg.Trust.KeepsNames(ptype, by)
 }
 
-// keepName has the name of an instance that the registry is about to lose stay its user's.
+// keepName has the name of an instance that the registry is about to lose stay its user's. That is of no effect as long as there is another
+// one, which then leaves it to its own user.
 func (m *Machine) keepName(in *instance) {
 	if !in.recorded() || !m.keepsNames(in.announced.Type, in.account) {
 		return
@@ -179,9 +170,9 @@ func (m *Machine) registered(key Key) bool {
 }
 
 // barsName says why somebody's plugin may not have a name: another user's has it, may be back from before a restart any moment, or had it
-// last.
+// last and nobody has taken it since.
 func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
-	judge, key := m.cfg.Trust, l.key
+	judge, key, taken := m.cfg.Trust, l.key, false
 	for _, o := range l.members {
 		if o == in || o.phase == Gone || !o.claims() {
 			continue
@@ -189,17 +180,19 @@ func (m *Machine) barsName(l *lane, in *instance, by trust.Account) error {
 		if err := judge.Supersede(key.Type, key.Name, by, o.account); err != nil {
 			return err
 		}
+		taken = taken || o.recorded() && o.account.Known
 	}
 	for _, known := range m.remembered[key] {
 		o := m.restored[known.socket]
-		if o == nil || o.lane != nil || (Key{o.announced.Type, o.announced.Name}) != key {
+		if o == nil || o.lane != nil || o.announced.key() != key {
 			continue
 		}
 		if err := judge.Supersede(key.Type, key.Name, by, o.account); err != nil {
 			return err
 		}
+		taken = taken || o.account.Known
 	}
-	if name, kept := m.names.at(key, m.Now); kept {
+	if name, kept := m.names.at(key, m.Now); kept && !taken {
 		return judge.Inherit(key.Type, key.Name, by, name.By, name.Until)
 	}
 	return nil

@@ -92,7 +92,6 @@ var Table = []Row{
 	{Asking, ByAnswer, "there is no handler, and such plugins are left alone", Refused},
 	{Asking, ByAnswer, "its socket is gone, and it had answered before", Missing},
 	{Asking, ByAnswer, "nobody accepts, it is registered, and there is a grace", Lost},
-	{Asking, ByTurn, "the handler was removed", Refused},
 
 	{Ready, ByTurn, "it is the newest", Walking},
 	{Ready, ByTurn, "a newer one is registered", Superseded},

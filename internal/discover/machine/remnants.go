@@ -97,17 +97,20 @@ func (m *Machine) unlinkedOnes() []*instance {
 
 // watchUnlinked watches a registered instance whose socket was removed a moment longer: one that serves on was robbed of it.
 func (m *Machine) watchUnlinked(in *instance) {
-	// What is being checked has given a hint that it ends, and gives no other.
-	if in.phase == Gone || !in.recorded() || in.watches[Registration] != watched {
+	watch := in.watches[Registration]
+	if in.phase == Gone || !in.recorded() || watch == unwatched && in.phase != Missing {
 		return
 	}
 	in.watches[Registration] = unwatched // and is not ended with the others
 	m.unlinked[in] = true
 	m.set(in, Rob, unlinkedWindow)
+	if watch != watched { // it has given its hint
+		m.hintOfUnlinked(in)
+	}
 }
 
 // hintOfUnlinked takes over that something happened to an instance whose socket was removed, if in is one: unless its process lives on, it
-// ended by itself. A plugin may close an idle connection at any time.
+// ended by itself. A plugin may close an idle connection at any time, so whether it serves no more is left to [Seek].
 func (m *Machine) hintOfUnlinked(in *instance) {
 	if m.unlinked[in] {
 		m.do(WatchProcess{in.ref, in.peer})
@@ -126,13 +129,25 @@ func (m *Machine) unwatchUnlinked(in *instance) {
 	m.do(Unwatch{in.ref, Registration}, UnwatchProcess{in.ref})
 }
 
-// tellRobbed tells that an instance whose socket was removed still serves, unless its plugin has another one. It is listed until it ends,
-// or its name is registered.
-func (m *Machine) tellRobbed(in *instance) {
-	if !m.unlinked[in] {
+// isReused says that another socket was made with the inode number of that of an instance, which was so given back: nobody has it any more.
+func (m *Machine) isReused(in *instance) bool {
+	own := in.info.Socket
+	for _, o := range m.byRef {
+		if s := o.info.Socket; own.Inode != 0 && s.Inode == own.Inode && s.Device == own.Device && s.Birth > own.Birth {
+			return true
+		}
+	}
+	return false
+}
+
+// seek asks whether an instance whose socket was removed still serves on it, unless its plugin has another one. The system knows the socket
+// by its number only.
+func (m *Machine) seek(in *instance) {
+	if m.isReused(in) {
+		m.unwatchUnlinked(in)
 		return
 	}
-	if l := m.lanes[Key{in.announced.Type, in.announced.Name}]; l != nil {
+	if l := m.lanes[Key{in.announced.Type, in.announced.Name}]; l != nil && !m.isRobbed(in) {
 		for _, o := range l.members {
 			if o.phase != Gone && !o.barred {
 				m.unwatchUnlinked(in)
@@ -140,6 +155,31 @@ func (m *Machine) tellRobbed(in *instance) {
 			}
 		}
 	}
+	m.do(Seek{in.ref, in.info.Socket, in.peer})
+}
+
+// sought takes over whether it does. One that does is looked at again: nothing tells that a process which lives serves no more.
+func (m *Machine) sought(in *instance, listens bool) {
+	switch {
+	case !m.unlinked[in]:
+		return
+	case !listens:
+		m.unwatchUnlinked(in)
+		return
+	case !m.isRobbed(in):
+		m.tellRobbed(in)
+	}
+	if m.unlinked[in] { // there was room for it
+		m.set(in, Rob, m.probePause())
+	}
+}
+
+func (m *Machine) isRobbed(in *instance) bool {
+	return slices.ContainsFunc(m.robbed, func(o remnant) bool { return o.in == in })
+}
+
+// tellRobbed tells that an instance whose socket was removed still serves. It is listed until it does no more, or its name is registered.
+func (m *Machine) tellRobbed(in *instance) {
 	message := fmt.Sprintf("its socket is gone, and process %d still serves on it: if it is not about to end, somebody removed the socket "+
 		"who may write to the directory; restart the plugin, which makes the socket anew", in.peer.PID)
 	m.emit(EventUnlinked, in, message)

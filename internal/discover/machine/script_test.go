@@ -105,7 +105,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) machine.Input {
 	ptype, name, _ := strings.Cut(arg("name"), "/")
 	switch d.Cmd {
 	case "socket":
-		return s.changed(arg("at"), arg("to"), d)
+		return s.changed(t, arg("at"), arg("to"), d)
 	case "answer":
 		r := ref()
 		return machine.Answered{
@@ -125,6 +125,12 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) machine.Input {
 	case "probe":
 		r := ref()
 		return machine.Probed{Ref: r, Path: arg("at"), Failure: failure(arg("error")), Watched: true}
+	case "sought":
+		return machine.Sought{Ref: ref(), Listens: d.HasArg("listens")}
+	case "ended":
+		return machine.Ended{Ref: ref()}
+	case "unwatchable":
+		return machine.Unwatchable{Ref: ref()}
 	case "handler":
 		var n int
 		d.ScanArgs(t, "number", &n)
@@ -139,12 +145,13 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) machine.Input {
 }
 
 // changed is a socket that appears, or goes, or moves to another path, in place of what is there.
-func (s *script) changed(at, to string, d *datadriven.TestData) machine.Input {
+func (s *script) changed(t *testing.T, at, to string, d *datadriven.TestData) machine.Input {
+	t.Helper()
 	change := func(path string, appearance uint64) machine.Change {
 		var c machine.Change
 		c.Path = path
-		if c.Present = appearance != 0; c.Present {
-			c.Info = cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: cache.SocketID{Device: 1, Inode: appearance}}
+		if appearance != 0 {
+			c.Info = &cache.PluginInfo{SocketPath: path, Appearance: appearance, Socket: cache.SocketID{Device: 1, Inode: appearance}}
 		}
 		return c
 	}
@@ -159,7 +166,12 @@ func (s *script) changed(at, to string, d *datadriven.TestData) machine.Input {
 	}
 	s.appearances++
 	s.paths[at] = s.appearances
-	return machine.Changed{change(at, s.appearances)}
+	c := change(at, s.appearances)
+	if d.HasArg("reuses") { // the inode number of another one
+		d.ScanArgs(t, "reuses", &c.Info.Socket.Inode)
+		c.Info.Socket.Birth = 1
+	}
+	return machine.Changed{c}
 }
 
 // failure is of a kind that its first word names, if it does.
@@ -200,7 +212,7 @@ func (s *script) describe(effect machine.Effect) string {
 	case machine.Call:
 		names := []string{"", "probe", "ValidatePlugin", "admit", "RegisterPlugin", "save", "tell", "keep?", "discard", "DeRegisterPlugin",
 			"InstanceGone", "remove"}
-		return fmt.Sprintf("call %s for %d, %s/%s at %s", names[e.Kind], e.Ref, e.Key.Type, e.Key.Name, e.Endpoint)
+		return fmt.Sprintf("call %s for %d, %s/%s at %s", names[e.Kind], e.Ref, e.Instance.Type, e.Instance.Name, e.Instance.Endpoint)
 	case machine.Tell:
 		return fmt.Sprintf("tell %d: %v", e.Ref, e.Reason)
 	case machine.Emit:

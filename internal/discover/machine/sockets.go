@@ -2,7 +2,9 @@ package machine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -12,7 +14,7 @@ import (
 func (m *Machine) restore(records []Instance) {
 	spacing := rankStep / uint64(len(records)+1)
 	for i, record := range records {
-		in := m.newInstance(cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
+		in := m.newInstance(&cache.PluginInfo{SocketPath: record.SocketPath, Socket: record.Socket})
 		in.phase, in.state, in.since = Restored, StateRestored, m.Now
 		in.rank = cmp.Or(record.Rank, uint64(len(records)-i)*spacing) // one without is older than all with one
 		in.source = record.Source
@@ -30,7 +32,7 @@ func (m *Machine) restore(records []Instance) {
 			continue
 		}
 		m.restored[record.Socket] = in
-		key := Key{record.Type, record.Name}
+		key := in.announced.key()
 		m.remembered[key] = append(m.remembered[key], remembered{in.rank, record.Socket})
 	}
 }
@@ -46,11 +48,7 @@ func (m *Machine) becomeComplete() {
 
 // unseen are the instances from before a restart whose sockets have not been seen yet, in the order in which they were restored.
 func (m *Machine) unseen() []*instance {
-	unseen := make([]*instance, 0, len(m.restored))
-	for _, in := range m.restored {
-		unseen = append(unseen, in)
-	}
-	return inOrder(unseen)
+	return inOrder(slices.Collect(maps.Values(m.restored)))
 }
 
 func inOrder(instances []*instance) []*instance {
@@ -60,10 +58,7 @@ func inOrder(instances []*instance) []*instance {
 
 // instances are those whose sockets exist, and those that are gone and still in their lane.
 func (m *Machine) instances() []*instance {
-	all := make([]*instance, 0, len(m.appearances))
-	for _, in := range m.appearances {
-		all = append(all, in)
-	}
+	all := slices.Collect(maps.Values(m.appearances))
 	for _, l := range m.lanes {
 		for _, in := range l.members {
 			if in.phase == Gone {
@@ -76,26 +71,26 @@ func (m *Machine) instances() []*instance {
 
 type move struct {
 	in *instance
-	to cache.PluginInfo
+	to *cache.PluginInfo
 }
 
 // apply takes changes of the desired state over.
 func (m *Machine) apply(changes []Change) {
 	present := make(map[uint64]bool, len(changes))
 	for _, c := range changes {
-		if c.Present {
+		if c.Info != nil {
 			present[c.Info.Appearance] = true
 		}
 	}
 	var moves []move
 	for _, c := range changes {
 		at := m.sockets[c.Path]
-		if at != nil && c.Present && at.info.Appearance == c.Info.Appearance {
+		if at != nil && c.Info != nil && at.info.Appearance == c.Info.Appearance {
 			continue
 		}
 		var in *instance
 		appeared := false
-		if c.Present {
+		if c.Info != nil {
 			if in = m.appearances[c.Info.Appearance]; in != nil {
 				moves = append(moves, move{in, c.Info})
 			} else {
@@ -143,11 +138,12 @@ func (m *Machine) appear(c Change) *instance {
 	if in != nil {
 		delete(m.restored, c.Info.Socket)
 		in.info = c.Info
-		m.lane(Key{in.announced.Type, in.announced.Name}).join(in)
+		m.lane(in.announced.key()).join(in)
 		m.hideMoved(in)
 	} else {
 		in = m.newInstance(c.Info)
-		in.source, in.rank, in.provisional = c.Source, m.newRank(c.Info), !m.complete && c.Info.Socket.Birth != 0
+		in.source, in.provisional = c.Source, !m.complete && c.Info.Socket.Birth != 0
+		in.rank = m.lastRank + c.Info.Appearance*rankStep // above all that is remembered
 	}
 	m.sockets[c.Info.SocketPath] = in
 	m.appearances[c.Info.Appearance] = in
@@ -157,9 +153,6 @@ func (m *Machine) appear(c Change) *instance {
 // rankStep lies between the ranks of appearances: room for those that yield, and enough ranks for a host's life. Ranks below it are none of
 // an appearance, and not recorded.
 const rankStep = 1 << 26
-
-// newRank ranks an appearance in this process above all remembered instances.
-func (m *Machine) newRank(info cache.PluginInfo) uint64 { return m.lastRank + info.Appearance*rankStep }
 
 // remembered is the rank of an instance from before a restart, and its socket.
 type remembered struct {
@@ -174,30 +167,44 @@ func (m *Machine) yield(in *instance, key Key) {
 		return
 	}
 	in.provisional = false
-	limit, below := in.rank, uint64(0)
-	for _, known := range m.remembered[key] {
-		if in.info.Socket.Birth < known.socket.Birth {
-			limit = min(limit, known.rank)
-		}
-	}
+	birth := in.info.Socket.Birth
+	below, limit := between(m.remembered[key], birth, 0, in.rank)
 	if limit == in.rank {
 		return
 	}
-	if limit > rankStep {
-		below = rankStep
+	// One of another name may have this one later.
+	for _, others := range m.remembered {
+		_, limit = between(others, birth, below, limit)
 	}
-	for _, known := range m.remembered[key] {
-		if known.rank < limit {
-			below = max(below, known.rank)
-		}
+	for _, others := range m.remembered {
+		below, _ = between(others, birth, below, limit)
+	}
+	if limit > rankStep {
+		below = max(below, rankStep)
 	}
 	// The greater the appearance, the nearer to the limit. The room in between gets less with every restart; where there is none left, the
 	// births decide.
 	in.rank = limit - max((limit-below)/(in.info.Appearance+1), 1)
 }
 
+// between narrows a range of ranks down to what is below those of the remembered whose sockets were born after a time, and above the rest
+// of them.
+func between(known []remembered, birth int64, below, limit uint64) (uint64, uint64) {
+	for _, o := range known {
+		if birth < o.socket.Birth && o.rank > below {
+			limit = min(limit, o.rank)
+		}
+	}
+	for _, o := range known {
+		if o.rank < limit {
+			below = max(below, o.rank)
+		}
+	}
+	return below, limit
+}
+
 // moved takes over that a socket is in another place. A plugin whose endpoint is that socket is registered again there.
-func (m *Machine) moved(in *instance, to cache.PluginInfo) {
+func (m *Machine) moved(in *instance, to *cache.PluginInfo) {
 	if in.phase == Gone {
 		return
 	}
@@ -208,8 +215,8 @@ func (m *Machine) moved(in *instance, to cache.PluginInfo) {
 	switch {
 	case in.phase == Asking:
 		m.do(Cancel{in.ref}) // it is being dialled where it is no longer, and is asked again here
-	case judgedAnew || in.phase == Missing || in.phase == Lost: // somebody else may be where it was lost
-		m.ask(in, ByMove)
+	case judgedAnew || in.phase == Missing || in.phase == Lost || in.phase == Waiting && in.failure.Kind == Absent:
+		m.ask(in, ByMove) // somebody else may be where it was lost
 	case in.phase == Superseded:
 		m.rests(in)
 	}
@@ -236,6 +243,7 @@ func (m *Machine) went(in *instance, why string, cause Cause) {
 	}
 	in.why = why
 	m.keepName(in)
+	m.letGo(in)
 	m.end(in, ResultGone, nil)
 	m.rest(in)
 	if in.phase == Ready {
@@ -278,8 +286,7 @@ func (m *Machine) lost(in *instance, s Socket, path string, f *Failure, cause Ca
 	case f.Kind == Absent && path == in.info.SocketPath:
 		// It was removed or renamed, and which of the two will be known in a moment.
 		m.stop(in, Retry)
-		m.unwatch(in, Registration)
-		m.unwatch(in, Endpoint)
+		m.unwatchBoth(in)
 		in.failure = f
 		m.to(in, Missing, cause)
 		m.set(in, TurnUp, replaceWindow)
@@ -323,9 +330,9 @@ func (m *Machine) unrecord(in *instance) {
 		return
 	}
 	in.record = unrecorded
-	m.do(Hide{in.announced.Type, in.announced.Name, in.id, fmt.Errorf("%s", in.why)})
+	m.do(Hide{in.entry(), errors.New(in.why)})
 	m.emit(EventDeregistered, in, in.why)
-	m.do(Forget{in.announced.Type, in.announced.Name, in.id})
+	m.do(Forget(in.entry()))
 }
 
 // hide has an instance not given out, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
@@ -336,7 +343,7 @@ func (m *Machine) hide(in *instance, why error) {
 	}
 	in.record = hidden
 	m.touch(in)
-	m.do(Hide{in.announced.Type, in.announced.Name, in.id, why})
+	m.do(Hide{in.entry(), why})
 	m.emit(EventUnreachable, in, why.Error())
 }
 
@@ -352,6 +359,6 @@ func (m *Machine) hideMoved(in *instance) {
 func (m *Machine) rests(in *instance) {
 	if m.hideMoved(in); in.recorded() && in.at == in.endpoint() {
 		in.record = listed
-		m.do(Confirm{in.announced.Type, in.announced.Name, in.id})
+		m.do(Confirm(in.entry()))
 	}
 }

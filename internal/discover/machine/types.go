@@ -38,8 +38,8 @@ const (
 	StateUnreachable State = "unreachable"
 	// StateRefused: no handler is registered for its type, or it is not trusted; it registers as soon as that has changed.
 	StateRefused State = "refused"
-	// StateUnlinked: it was registered, its socket was removed, and its process serves on: somebody else removed it. It is listed until the
-	// process ends or its name is registered again.
+	// StateUnlinked: it was registered, its socket was removed, and its process serves on: somebody else removed it. It is listed until
+	// nobody serves on it any more, or its name is registered again.
 	StateUnlinked State = "unlinked"
 	// StateIgnored: no handler is registered for its type, and it is left alone; see Config.IgnoreUnhandled. It registers as soon as there is
 	// one.
@@ -161,13 +161,18 @@ type Info struct {
 	Versions             []string
 }
 
+func (i Info) key() Key { return Key{i.Type, i.Name} }
+
 // Bounds limit what a plugin may announce. Zero values stand for the defaults. A [Transport] may bound an answer as a whole before they
 // apply; the error of its GetInfo then names that bound.
 type Bounds struct {
-	// Text is the greatest length of a type, name, version or endpoint in bytes (default 4,096).
+	// Text is the greatest length of a type, name or endpoint in bytes (default 4,096). A version may have 64 at most.
 	Text int
 	// Versions is the greatest number of versions (default 64).
 	Versions int
+	// UserBytes is how many bytes all plugins of one user may announce (default 4 MiB), TotalBytes how many those of all users (default
+	// 16 MiB), of which the last, as many as one user may have, are for plugins of root and of the host's user.
+	UserBytes, TotalBytes int
 }
 
 // Result is how an attempt to register an instance ended.

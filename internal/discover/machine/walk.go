@@ -98,8 +98,7 @@ func (m *Machine) call(l *lane, kind CallKind, f *Failure) {
 	l.call = kind
 	m.touch(l.subject)
 	m.do(Call{
-		Kind: kind, Key: l.key, Ref: l.subject.ref, Handler: l.handler, Instance: l.subject.describe(l.endpoint),
-		Endpoint: l.endpoint, Deprecated: l.deprecated, Failure: f,
+		Kind: kind, Ref: l.subject.ref, Handler: l.handler, Instance: l.subject.describe(l.endpoint), Deprecated: l.deprecated, Failure: f,
 	})
 }
 
@@ -163,7 +162,7 @@ func (m *Machine) returned(r Returned) {
 		m.takeBack(l, l.failure, true)
 	case CallDiscard:
 		if r.Failure != nil {
-			m.do(DiscardLater{in.ref, in.describe(l.endpoint)})
+			m.do(DiscardLater{in.ref, in.entry()})
 		}
 	case CallDeRegister:
 		l.letGo()
@@ -231,7 +230,7 @@ func (m *Machine) saved(l *lane, r Returned) {
 	switch {
 	case r.Failure != nil:
 		if r.ID != "" {
-			m.do(DiscardLater{in.ref, in.describe(l.endpoint)})
+			m.do(DiscardLater{in.ref, in.entry()})
 		}
 		m.takeBack(l, r.Failure.wrap("cannot save the registration: %w"), false)
 	case in.phase == Gone:
@@ -303,7 +302,11 @@ func (m *Machine) withdraw(l *lane, f *Failure) {
 		m.hide(l.subject, f.Err)
 		return
 	}
+	served := l.subject.recorded()
 	m.remove(l, f.Err.Error())
+	if served {
+		m.yieldTo(l.subject)
+	}
 }
 
 // remove takes the subject of a lane, which is not gone, out of the registry, if it is there.
@@ -324,7 +327,7 @@ func (m *Machine) removed(l *lane, f *Failure) {
 	if f == nil {
 		return
 	}
-	m.do(Hide{in.announced.Type, in.announced.Name, in.id, errors.New(in.why)}, Forget{in.announced.Type, in.announced.Name, in.id})
+	m.do(Hide{in.entry(), errors.New(in.why)}, Forget(in.entry()))
 	// What registers from now on must not be what is being removed.
 	in.id = ""
 }

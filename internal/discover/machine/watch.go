@@ -23,11 +23,28 @@ func (m *Machine) unwatch(in *instance, s Socket) {
 	}
 }
 
+// unwatchBoth ends all watches of an instance.
+func (m *Machine) unwatchBoth(in *instance) {
+	m.unwatch(in, Registration)
+	m.unwatch(in, Endpoint)
+}
+
 // watchConn has the death of a plugin noticed through its connection.
 func (m *Machine) watchConn(in *instance) {
 	m.unwatch(in, Registration)
 	in.watches[Registration] = watched
 	m.do(Watch{in.ref})
+}
+
+// unwatchable takes over that a connection gives no hints.
+func (m *Machine) unwatchable(in *instance) {
+	switch {
+	case in == nil:
+	case in.phase == Gone:
+		m.hintOfUnlinked(in)
+	case in.watches[Registration] == watched:
+		m.lookAgain(in, Registration)
+	}
 }
 
 // hasEndpointWatched says that its handler asked for its endpoint to be watched, and that this is another socket.
@@ -47,7 +64,12 @@ func (m *Machine) watchEndpoint(in *instance) {
 // lookAgain arranges a check of a socket of an instance.
 func (m *Machine) lookAgain(in *instance, s Socket) {
 	in.watches[s] = blind
-	m.set(in, lookAgainAt[s], probeInterval/2+time.Duration(m.Chance*float64(probeInterval/2)))
+	m.set(in, lookAgainAt[s], m.probePause())
+}
+
+// probePause is how long what nobody tells of is not looked at.
+func (m *Machine) probePause() time.Duration {
+	return probeInterval/2 + time.Duration(m.Chance*float64(probeInterval/2))
 }
 
 // check asks whether anybody accepts on a socket of an instance. A process that ended may have left its listening socket to another

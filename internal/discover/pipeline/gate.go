@@ -159,7 +159,7 @@ func (g *gate) conditions(refused []dirwatch.Refusal, roots []string) []dirwatch
 	var list []dirwatch.Condition
 	for _, r := range refused {
 		if r.Info.Mode.IsDir() && g.trust.Privileged(r.Info.UID) && !slices.Contains(roots, r.Path) {
-			list = append(list, dirwatch.Condition{Path: r.Path, Reason: r.Err.Error()})
+			list = append(list, dirwatch.Condition{Path: r.Path, Reason: r.Err.Error(), Key: r.Err.Error()})
 		}
 	}
 	return list

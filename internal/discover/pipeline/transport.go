@@ -136,6 +136,11 @@ func (t *transport) WatchProcess(peer reconciler.Peer, hint func()) (stop func()
 	return t.peers.WatchPID(peer.PID, peer.StartTime, hint)
 }
 
+func (t *transport) Listens(socket cache.SocketID, peer reconciler.Peer) bool {
+	listens, err := sock.Listens(sock.ID(socket), peer.PID)
+	return listens || err != nil
+}
+
 // conn is a connection to the registration service of one plugin.
 type conn struct {
 	*registration.Client

@@ -48,8 +48,10 @@ type Config struct {
 	// ignored.
 	DeprecatedDir string
 	// MaxDepth bounds the directories below a plugin directory on the way to a socket (default 16), MaxSockets the sockets in one directory
-	// (default 10,000). What lies beyond a bound is left out, and a [Condition] says so.
-	MaxDepth, MaxSockets int
+	// (default 10,000). MaxUserDirs bounds the directories below the plugin directories that are searched of one user (default 6,000),
+	// MaxDirs those of all (default 20,000), of which the last, as many as one user may have, are for those of root and of the host's user.
+	// What lies beyond a bound is left out, and a [Condition] says so.
+	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
 	// Trust says whose directories and sockets are used, and who may register what. Nil: those of root and of the host's user, who may
 	// register everything.
 	Trust *trust.Judge
@@ -281,7 +283,8 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	}
 	p.dirs, err = dirwatch.New(dirwatch.Config{
 		Roots: roots, Notify: func(u dirwatch.Update) { w.take(p, u) },
-		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, Trust: w.gate.admit, Lost: w.cfg.FileEventsLost,
+		MaxDepth: w.cfg.MaxDepth, MaxSockets: w.cfg.MaxSockets, MaxUserDirs: w.cfg.MaxUserDirs, MaxDirs: w.cfg.MaxDirs,
+		Trust: w.gate.admit, Privileged: w.cfg.Trust.Privileged, Lost: w.cfg.FileEventsLost,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
@@ -361,6 +364,9 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 	for _, c := range now {
 		if !slices.ContainsFunc(before, c.same) {
 			w.observe(EventDegraded, c.Path, c.Reason)
+			if c.OfCrowd() && w.cfg.Reconciler.Refused != nil {
+				w.cfg.Reconciler.Refused(trust.Directories)
+			}
 		}
 	}
 	for _, c := range before {
@@ -370,7 +376,8 @@ func (w *Watcher) degrade(degraded []dirwatch.Condition) {
 	}
 }
 
-func (c Condition) same(other Condition) bool { return c.Condition == other.Condition }
+// same says whether a condition is another one that goes on.
+func (c Condition) same(other Condition) bool { return c.Path == other.Path && c.Key == other.Key }
 
 func (w *Watcher) observe(kind reconciler.EventKind, path, message string) {
 	if w.cfg.Reconciler.Observe != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -51,6 +52,8 @@ type conn struct {
 	framer *http2.Framer
 	budget int   // how many bytes the peer may still send in this call
 	failed error // why no further call is possible; a status error
+	// interrupting is done when nothing sets a deadline any more.
+	interrupting sync.WaitGroup
 
 	greeted bool   // the peer's first SETTINGS have come
 	stream  uint32 // the latest stream
@@ -85,18 +88,17 @@ func (c *conn) call(ctx context.Context, headers, body []byte) ([]byte, error) {
 		c.failed = status.FromContextError(err).Err()
 		return nil, c.failed
 	}
-	interrupted := make(chan struct{})
+	c.interrupting.Add(1)
 	stop := context.AfterFunc(ctx, func() {
+		defer c.interrupting.Done()
 		_ = c.net.SetDeadline(time.Unix(1, 0))
-		close(interrupted)
 	})
 	a := answer{}
 	err := c.exchange(ctx, headers, body, &a)
-	if !stop() {
-		<-interrupted
-		if err == nil {
-			err = c.net.SetDeadline(time.Time{})
-		}
+	if stop() {
+		c.interrupting.Done()
+	} else if c.interrupting.Wait(); err == nil {
+		err = c.net.SetDeadline(time.Time{})
 	}
 	if err != nil {
 		c.failed = callError(ctx, err)

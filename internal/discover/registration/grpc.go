@@ -167,9 +167,14 @@ func resetError(code http2.ErrCode) error {
 	return status.Errorf(cmp.Or(codeOfReset[code], codes.Internal), "the plugin ended the call: RST_STREAM, %v", code)
 }
 
+var statusOK = status.New(codes.OK, "")
+
 // trailerStatus returns the status that trailers carry.
 func trailerStatus(fields []hpack.HeaderField) *status.Status {
 	text := field(fields, "grpc-status")
+	if text == "0" {
+		return statusOK
+	}
 	code, err := strconv.ParseUint(text, 10, 32)
 	if err != nil {
 		return status.Newf(codes.Unknown, "the plugin's answer ends with the status %q", cut(text))

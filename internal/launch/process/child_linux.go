@@ -311,7 +311,11 @@ func (c *child) sweepLeaf() []int {
 	if c.leaf.remove() == nil {
 		return nil
 	}
-	left := c.leaf.procs()
+	// One that has ended and that nobody has waited for yet may be there still.
+	left := slices.DeleteFunc(c.leaf.procs(), func(pid int) bool {
+		s, ok := readStat(pid)
+		return !ok || !s.alive()
+	})
 	_ = c.leaf.kill()
 	c.group.platform.leaves.Go(func() {
 		if err := c.leaf.clear(leafGrace); err != nil {

@@ -44,6 +44,9 @@ const (
 	// ControlServiceListPluginsProcedure is the fully-qualified name of the ControlService's
 	// ListPlugins RPC.
 	ControlServiceListPluginsProcedure = "/patchbay.v1.ControlService/ListPlugins"
+	// ControlServiceStreamPluginsProcedure is the fully-qualified name of the ControlService's
+	// StreamPlugins RPC.
+	ControlServiceStreamPluginsProcedure = "/patchbay.v1.ControlService/StreamPlugins"
 	// ControlServiceGetPluginProcedure is the fully-qualified name of the ControlService's GetPlugin
 	// RPC.
 	ControlServiceGetPluginProcedure = "/patchbay.v1.ControlService/GetPlugin"
@@ -53,6 +56,8 @@ const (
 	// ControlServiceGetConfigurationProcedure is the fully-qualified name of the ControlService's
 	// GetConfiguration RPC.
 	ControlServiceGetConfigurationProcedure = "/patchbay.v1.ControlService/GetConfiguration"
+	// ControlServiceDiagnoseProcedure is the fully-qualified name of the ControlService's Diagnose RPC.
+	ControlServiceDiagnoseProcedure = "/patchbay.v1.ControlService/Diagnose"
 	// ControlServiceWatchEventsProcedure is the fully-qualified name of the ControlService's
 	// WatchEvents RPC.
 	ControlServiceWatchEventsProcedure = "/patchbay.v1.ControlService/WatchEvents"
@@ -92,7 +97,12 @@ type ControlServiceClient interface {
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
+	//
+	// All is one message, which may be larger than the 4 MiB that gRPC clients take unless they are told otherwise. StreamPlugins has no such
+	// bound.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	// StreamPlugins returns what ListPlugins does, as one consistent view too, in messages of at most about 1 MiB.
+	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error)
 	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
 	// message says so if its name is kept for a user.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
@@ -100,8 +110,10 @@ type ControlServiceClient interface {
 	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
 	// keeps 64 for each user and 1,024 in all, in memory.
 	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
-	// GetConfiguration says with which files and directories the daemon works.
+	// GetConfiguration says with which files and directories the daemon works, and with which configuration.
 	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
+	// Diagnose streams what the process of the daemon knows about itself, for the report of a fault: its metrics, goroutines and memory.
+	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
@@ -165,6 +177,13 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		streamPlugins: connect.NewClient[v1.StreamPluginsRequest, v1.StreamPluginsResponse](
+			httpClient,
+			baseURL+ControlServiceStreamPluginsProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("StreamPlugins")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
 		getPlugin: connect.NewClient[v1.GetPluginRequest, v1.GetPluginResponse](
 			httpClient,
 			baseURL+ControlServiceGetPluginProcedure,
@@ -183,6 +202,13 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			httpClient,
 			baseURL+ControlServiceGetConfigurationProcedure,
 			connect.WithSchema(controlServiceMethods.ByName("GetConfiguration")),
+			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+			connect.WithClientOptions(opts...),
+		),
+		diagnose: connect.NewClient[v1.DiagnoseRequest, v1.DiagnoseResponse](
+			httpClient,
+			baseURL+ControlServiceDiagnoseProcedure,
+			connect.WithSchema(controlServiceMethods.ByName("Diagnose")),
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
@@ -269,9 +295,11 @@ func NewControlServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 type controlServiceClient struct {
 	getVersion       *connect.Client[v1.GetVersionRequest, v1.GetVersionResponse]
 	listPlugins      *connect.Client[v1.ListPluginsRequest, v1.ListPluginsResponse]
+	streamPlugins    *connect.Client[v1.StreamPluginsRequest, v1.StreamPluginsResponse]
 	getPlugin        *connect.Client[v1.GetPluginRequest, v1.GetPluginResponse]
 	listRefusals     *connect.Client[v1.ListRefusalsRequest, v1.ListRefusalsResponse]
 	getConfiguration *connect.Client[v1.GetConfigurationRequest, v1.GetConfigurationResponse]
+	diagnose         *connect.Client[v1.DiagnoseRequest, v1.DiagnoseResponse]
 	watchEvents      *connect.Client[v1.WatchEventsRequest, v1.WatchEventsResponse]
 	waitForPlugin    *connect.Client[v1.WaitForPluginRequest, v1.WaitForPluginResponse]
 	listConditions   *connect.Client[v1.ListConditionsRequest, v1.ListConditionsResponse]
@@ -295,6 +323,11 @@ func (c *controlServiceClient) ListPlugins(ctx context.Context, req *connect.Req
 	return c.listPlugins.CallUnary(ctx, req)
 }
 
+// StreamPlugins calls patchbay.v1.ControlService.StreamPlugins.
+func (c *controlServiceClient) StreamPlugins(ctx context.Context, req *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error) {
+	return c.streamPlugins.CallServerStream(ctx, req)
+}
+
 // GetPlugin calls patchbay.v1.ControlService.GetPlugin.
 func (c *controlServiceClient) GetPlugin(ctx context.Context, req *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error) {
 	return c.getPlugin.CallUnary(ctx, req)
@@ -308,6 +341,11 @@ func (c *controlServiceClient) ListRefusals(ctx context.Context, req *connect.Re
 // GetConfiguration calls patchbay.v1.ControlService.GetConfiguration.
 func (c *controlServiceClient) GetConfiguration(ctx context.Context, req *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
 	return c.getConfiguration.CallUnary(ctx, req)
+}
+
+// Diagnose calls patchbay.v1.ControlService.Diagnose.
+func (c *controlServiceClient) Diagnose(ctx context.Context, req *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error) {
+	return c.diagnose.CallServerStream(ctx, req)
 }
 
 // WatchEvents calls patchbay.v1.ControlService.WatchEvents.
@@ -371,7 +409,12 @@ type ControlServiceHandler interface {
 	GetVersion(context.Context, *connect.Request[v1.GetVersionRequest]) (*connect.Response[v1.GetVersionResponse], error)
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
+	//
+	// All is one message, which may be larger than the 4 MiB that gRPC clients take unless they are told otherwise. StreamPlugins has no such
+	// bound.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
+	// StreamPlugins returns what ListPlugins does, as one consistent view too, in messages of at most about 1 MiB.
+	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error
 	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
 	// message says so if its name is kept for a user.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
@@ -379,8 +422,10 @@ type ControlServiceHandler interface {
 	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
 	// keeps 64 for each user and 1,024 in all, in memory.
 	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
-	// GetConfiguration says with which files and directories the daemon works.
+	// GetConfiguration says with which files and directories the daemon works, and with which configuration.
 	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
+	// Diagnose streams what the process of the daemon knows about itself, for the report of a fault: its metrics, goroutines and memory.
+	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error
 	// WatchEvents streams events in the order in which they happened.
 	//
 	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
@@ -440,6 +485,13 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
+	controlServiceStreamPluginsHandler := connect.NewServerStreamHandler(
+		ControlServiceStreamPluginsProcedure,
+		svc.StreamPlugins,
+		connect.WithSchema(controlServiceMethods.ByName("StreamPlugins")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
 	controlServiceGetPluginHandler := connect.NewUnaryHandler(
 		ControlServiceGetPluginProcedure,
 		svc.GetPlugin,
@@ -458,6 +510,13 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 		ControlServiceGetConfigurationProcedure,
 		svc.GetConfiguration,
 		connect.WithSchema(controlServiceMethods.ByName("GetConfiguration")),
+		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	controlServiceDiagnoseHandler := connect.NewServerStreamHandler(
+		ControlServiceDiagnoseProcedure,
+		svc.Diagnose,
+		connect.WithSchema(controlServiceMethods.ByName("Diagnose")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 		connect.WithHandlerOptions(opts...),
 	)
@@ -543,12 +602,16 @@ func NewControlServiceHandler(svc ControlServiceHandler, opts ...connect.Handler
 			controlServiceGetVersionHandler.ServeHTTP(w, r)
 		case ControlServiceListPluginsProcedure:
 			controlServiceListPluginsHandler.ServeHTTP(w, r)
+		case ControlServiceStreamPluginsProcedure:
+			controlServiceStreamPluginsHandler.ServeHTTP(w, r)
 		case ControlServiceGetPluginProcedure:
 			controlServiceGetPluginHandler.ServeHTTP(w, r)
 		case ControlServiceListRefusalsProcedure:
 			controlServiceListRefusalsHandler.ServeHTTP(w, r)
 		case ControlServiceGetConfigurationProcedure:
 			controlServiceGetConfigurationHandler.ServeHTTP(w, r)
+		case ControlServiceDiagnoseProcedure:
+			controlServiceDiagnoseHandler.ServeHTTP(w, r)
 		case ControlServiceWatchEventsProcedure:
 			controlServiceWatchEventsHandler.ServeHTTP(w, r)
 		case ControlServiceWaitForPluginProcedure:
@@ -588,6 +651,10 @@ func (UnimplementedControlServiceHandler) ListPlugins(context.Context, *connect.
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.ListPlugins is not implemented"))
 }
 
+func (UnimplementedControlServiceHandler) StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.StreamPlugins is not implemented"))
+}
+
 func (UnimplementedControlServiceHandler) GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetPlugin is not implemented"))
 }
@@ -598,6 +665,10 @@ func (UnimplementedControlServiceHandler) ListRefusals(context.Context, *connect
 
 func (UnimplementedControlServiceHandler) GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.GetConfiguration is not implemented"))
+}
+
+func (UnimplementedControlServiceHandler) Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("patchbay.v1.ControlService.Diagnose is not implemented"))
 }
 
 func (UnimplementedControlServiceHandler) WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error {

@@ -1,0 +1,63 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+
+	"connectrpc.com/connect"
+	"github.com/prometheus/common/expfmt"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+)
+
+// diagnosePart is how many bytes of a file are in one message.
+const diagnosePart = 1 << 20
+
+func (c *control) Diagnose(
+	_ context.Context, _ *connect.Request[patchbayv1.DiagnoseRequest], stream *connect.ServerStream[patchbayv1.DiagnoseResponse],
+) error {
+	for _, file := range []struct {
+		name  string
+		write func(*bytes.Buffer) error
+	}{
+		{"metrics.txt", c.metrics.write},
+		{"goroutines.txt", func(b *bytes.Buffer) error { return pprof.Lookup("goroutine").WriteTo(b, 1) }},
+		{"heap.pprof", func(b *bytes.Buffer) error { return pprof.Lookup("heap").WriteTo(b, 0) }},
+		{"memory.txt", writeMemory},
+	} {
+		var content bytes.Buffer
+		if err := file.write(&content); err != nil {
+			fmt.Fprintf(&content, "\ncannot write %s: %v\n", file.name, err) // the others may be of use
+		}
+		for part := range slices.Chunk(content.Bytes(), diagnosePart) {
+			if err := stream.Send(&patchbayv1.DiagnoseResponse{Name: file.name, Content: part}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// writeMemory writes what the Go runtime says of its memory.
+func writeMemory(b *bytes.Buffer) error {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	_, err := fmt.Fprintf(b, "heap in use %d, objects %d, from the system %d, collections %d, goroutines %d, processors %d\n",
+		m.HeapInuse, m.HeapObjects, m.Sys, m.NumGC, runtime.NumGoroutine(), runtime.GOMAXPROCS(0))
+	return err
+}
+
+// write writes all metrics as Prometheus reads them.
+func (m *metrics) write(b *bytes.Buffer) error {
+	families, err := m.registry.Gather()
+	for _, family := range families {
+		if _, err := expfmt.MetricFamilyToText(b, family); err != nil {
+			return err
+		}
+	}
+	return err
+}

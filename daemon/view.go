@@ -1,0 +1,92 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+)
+
+// view is what the daemon knows, as messages that do not change.
+type view struct {
+	plugins    []*patchbayv1.Plugin
+	conditions []*patchbayv1.Condition
+}
+
+// newView looks at the daemon.
+func newView(s source) *view {
+	return &view{each(s.Plugins(), pluginMessage), each(s.Conditions(), conditionMessage)}
+}
+
+// matching returns the plugins that pass each of three filters.
+func (v *view) matching(types, names, states []string) []*patchbayv1.Plugin {
+	if len(types)+len(names)+len(states) == 0 {
+		return v.plugins
+	}
+	return slices.DeleteFunc(slices.Clone(v.plugins), func(p *patchbayv1.Plugin) bool {
+		return !anyOf(types, p.GetType()) || !anyOf(names, p.GetName()) || !anyOf(states, p.GetState())
+	})
+}
+
+// shared makes something for all who ask at once: who asks while it is being made waits for the next one, which is as new as his question,
+// together with all others who do. There are never more than two for any number of callers.
+type shared[T any] struct {
+	make func() T
+
+	making sync.Mutex // held by the one who makes it
+	mu     sync.Mutex
+	next   func() T // nil while nobody waits
+}
+
+func (s *shared[T]) get() T {
+	s.mu.Lock()
+	if s.next == nil {
+		s.next = sync.OnceValue(func() T {
+			s.making.Lock()
+			defer s.making.Unlock()
+			s.mu.Lock()
+			s.next = nil // who comes from now on asks later than it is made
+			s.mu.Unlock()
+			return s.make()
+		})
+	}
+	next := s.next
+	s.mu.Unlock()
+	return next()
+}
+
+// maxPart is about how many bytes of plugins are in one message of a stream: well below what any gRPC client takes.
+const maxPart = 1 << 20
+
+func (c *control) ListPlugins(
+	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
+) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
+	v, wanted := c.views.get(), request.Msg
+	return connect.NewResponse(&patchbayv1.ListPluginsResponse{
+		Plugins: v.matching(wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()), Conditions: v.conditions,
+	}), nil
+}
+
+func (c *control) StreamPlugins(
+	_ context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest],
+	stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
+) error {
+	v, wanted := c.views.get(), request.Msg
+	part, size := &patchbayv1.StreamPluginsResponse{Conditions: v.conditions}, 0
+	for _, p := range v.matching(wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()) {
+		n := proto.Size(p)
+		if size > 0 && size+n > maxPart {
+			if err := stream.Send(part); err != nil {
+				return err
+			}
+			part, size = &patchbayv1.StreamPluginsResponse{}, 0
+		}
+		part.Plugins = append(part.Plugins, p)
+		size += n
+	}
+	return stream.Send(part)
+}

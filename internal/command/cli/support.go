@@ -1,0 +1,156 @@
+package cli
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+func newSupportDumpCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "support-dump [FILE]",
+		Short: "Pack what the report of a fault needs.",
+		Long: `Ask the daemon for all that the report of a fault needs and pack it into FILE, a compressed tar archive, or with - to standard
+output: versions, the configuration in force, plugins and launched plugins, what needs somebody, refusals, conditions, past events, and
+of the daemon's process its metrics, goroutines and memory. What may be secret in the configuration is left out; names, paths and error
+texts are not, so read it before you send it.
+
+What cannot be had is named in the file errors.txt. The process of the daemon is for administrators.`,
+		Example: `  patchbay support-dump report.tar.gz && tar tzf report.tar.gz`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return wrongUsage(cmd, "%q takes one argument, a file, and got %d", cmd.CommandPath(), len(args))
+			}
+			return nil
+		},
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
+		if _, err := c.Version(ctx); err != nil {
+			return err // there is nothing to pack
+		}
+		name := "patchbay-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
+		if len(args) > 0 {
+			name = args[0]
+		}
+		var packed bytes.Buffer
+		if err := dump(ctx, c, &packed); err != nil {
+			return err
+		}
+		if name == "-" {
+			return write(cmd.OutOrStdout(), packed.Bytes())
+		}
+		if err := writeNew(name, packed.Bytes()); err != nil {
+			return err
+		}
+		return writeLines(cmd.OutOrStdout(), []string{name})
+	})
+	return cmd
+}
+
+// writeNew writes a file that is not there yet, for its owner alone.
+func writeNew(name string, content []byte) error {
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot make the file: %w", err)
+	}
+	_, err = file.Write(content)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return fmt.Errorf("cannot write the file: %w", errors.Join(err, os.Remove(name)))
+	}
+	return nil
+}
+
+// dumped is a file of the archive.
+type dumped struct {
+	name    string
+	content []byte
+}
+
+// dump writes the archive.
+func dump(ctx context.Context, c *client.Client, w io.Writer) error {
+	ctx, cancel := answerInTime(ctx)
+	defer cancel()
+	packed := gzip.NewWriter(w)
+	archive := tar.NewWriter(packed)
+	files, wrong := known(ctx, c)
+	for _, file := range append(append(files, ofProcess(ctx, c, &wrong)...), dumped{"errors.txt", wrong.Bytes()}) {
+		header := &tar.Header{Name: "patchbay/" + file.name, Mode: 0o600, Size: int64(len(file.content)), ModTime: time.Now()}
+		if err := archive.WriteHeader(header); err != nil {
+			return err
+		}
+		if _, err := archive.Write(file.content); err != nil {
+			return err
+		}
+	}
+	return errors.Join(archive.Close(), packed.Close())
+}
+
+// known are the files of what the daemon tells, and what it does not.
+func known(ctx context.Context, c *client.Client) (files []dumped, wrong bytes.Buffer) {
+	for _, part := range []struct {
+		name string
+		get  func() (any, error)
+	}{
+		{"command.json", func() (any, error) { return thisVersion(), nil }},
+		{"daemon.json", func() (any, error) { return c.Version(ctx) }},
+		{"plugins.json", func() (any, error) { return c.List(ctx) }},
+		{"launched.json", func() (any, error) { return c.ListLaunched(ctx) }},
+		{"refusals.json", func() (any, error) { return c.Refusals(ctx) }},
+		{"needs.json", func() (any, error) {
+			all, err := askNeeds(ctx, c)
+			return all.needs, err
+		}},
+		{"events.json", func() (any, error) {
+			var events []client.Event
+			for e, err := range c.Events(ctx, client.EventsOptions{}) {
+				if err != nil {
+					return events, err
+				}
+				events = append(events, e)
+			}
+			return events, nil
+		}},
+		{"configuration.json", func() (any, error) { return c.Configuration(ctx) }},
+	} {
+		value, err := part.get()
+		var content []byte
+		if err == nil {
+			content, err = json.MarshalIndent(value, "", "  ")
+		}
+		if err != nil {
+			fmt.Fprintf(&wrong, "%s: %v\n", part.name, err)
+			continue
+		}
+		files = append(files, dumped{part.name, content})
+	}
+	return files, wrong
+}
+
+// ofProcess are the files of the daemon's process.
+func ofProcess(ctx context.Context, c *client.Client, wrong io.Writer) (files []dumped) {
+	for part, err := range c.Diagnose(ctx) {
+		if err != nil {
+			fmt.Fprintf(wrong, "the daemon's process: %v\n", err)
+			break
+		}
+		name := "process/" + part.Name
+		if len(files) == 0 || files[len(files)-1].name != name {
+			files = append(files, dumped{name: name})
+		}
+		last := &files[len(files)-1]
+		last.content = append(last.content, part.Content...)
+	}
+	return files
+}

@@ -1,0 +1,475 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/mattn/go-runewidth"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+const (
+	// topEvery is how often the screen is renewed without an event: ages grow, and states that have no event pass.
+	topEvery = 2 * time.Second
+	// topSettle is how long events are gathered before the screen is renewed.
+	topSettle = 100 * time.Millisecond
+	// topEvents is how many of the last events are shown.
+	topEvents = 5
+	// topLog is how many of the last records of a log are shown.
+	topLog = 500
+	// topPage is how many lines Page Up and Page Down move.
+	topPage = 10
+)
+
+// topHelp is what ? shows.
+const topHelp = `The plugins that are not well come first.
+
+  up, down, j, k     move; with Page Up, Page Down and space, by ten
+  /                  show only what has a text in its type, name or state; Escape ends that
+  Enter              everything about the plugin
+  l                  what it printed, if the daemon launched it
+  R                  restart it, if the daemon launched it, without downtime
+  ?                  this
+  q, Escape          back, and at last the end`
+
+func newTopCommand(paths paths) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Show the plugins live.",
+		Long: `Show all plugins and the last events, renewed as they change, until q or Ctrl-C. Those that are not well come first.
+
+It needs a terminal; "patchbay list" and "patchbay events --follow" are for everything else.
+
+` + topHelp,
+		Example: `  patchbay top`,
+	}
+	socket := addControlSocket(cmd, paths)
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error {
+		if !isTerminal(cmd.OutOrStdout()) || !isTerminal(os.Stdin) {
+			return wrongUsage(cmd, `"patchbay top" needs a terminal: use "patchbay list" or "patchbay events --follow"`)
+		}
+		return nil
+	}
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		out := cmd.OutOrStdout()
+		first, err := c.List(ctx) // an error belongs on the ordinary screen
+		if err != nil {
+			return err
+		}
+		before, err := term.MakeRaw(int(os.Stdin.Fd()))
+		if err != nil {
+			return fmt.Errorf("cannot read single keys from the terminal: %w", err)
+		}
+		fmt.Fprint(out, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+		defer func() {
+			fmt.Fprint(out, "\x1b[?25h\x1b[?1049l")
+			_ = term.Restore(int(os.Stdin.Fd()), before)
+		}()
+		v := &topView{listing: first}
+		return v.run(ctx, c, out, readKeys(os.Stdin))
+	})
+	return cmd
+}
+
+// readKeys reads what is typed until r ends. Its goroutine waits in a read that cannot be interrupted, and ends with the process.
+func readKeys(r io.Reader) <-chan string {
+	keys := make(chan string)
+	go func() {
+		defer close(keys)
+		b := make([]byte, 64)
+		for {
+			n, err := r.Read(b)
+			for rest := string(b[:n]); rest != ""; {
+				var key string
+				key, rest = cutKey(rest)
+				keys <- key
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return keys
+}
+
+// cutKey cuts the first key off what was typed: a character, or the sequence that a terminal sends for a key that has none.
+func cutKey(typed string) (key, rest string) {
+	_, size := utf8.DecodeRuneInString(typed)
+	if strings.HasPrefix(typed, "\x1b[") {
+		end := strings.IndexFunc(typed[2:], func(r rune) bool { return r >= '@' && r <= '~' })
+		size = 2 + end + 1
+		if end < 0 {
+			size = len(typed)
+		}
+	}
+	return typed[:size], typed[size:]
+}
+
+// topMode is what the keys are for.
+type topMode int
+
+const (
+	topList    topMode = iota // the plugins
+	topFilter                 // the text of the filter is typed
+	topText                   // something to read
+	topConfirm                // whether to restart a plugin
+)
+
+// topView is what the command shows. It is changed by keys and by what the daemon says, and asks for what it cannot do itself.
+type topView struct {
+	listing client.Listing
+	events  []client.Event
+	err     error  // why it is not up to date
+	notice  string // what came of the last key
+
+	mode     topMode
+	filter   string
+	selected int // of the plugins that are shown
+	from     int // the first line that is shown
+	text     []string
+}
+
+// topAsked is what a key asks for.
+type topAsked struct {
+	what   topWhat
+	plugin string
+}
+
+type topWhat int
+
+const (
+	topNothing topWhat = iota
+	topQuit
+	topReadLog
+	topRestart
+)
+
+// run shows the view until a key or ctx ends it.
+func (v *topView) run(ctx context.Context, c *client.Client, out io.Writer, keys <-chan string) error {
+	var following sync.WaitGroup
+	defer following.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	news, done := make(chan client.Event), make(chan string)
+	following.Go(func() { follow(ctx, c, news) })
+	renew := time.NewTimer(0)
+	defer renew.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case key, ok := <-keys:
+			if !ok {
+				return nil
+			}
+			switch asked := v.press(key); asked.what {
+			case topQuit:
+				return nil
+			case topReadLog:
+				v.show(topText, logLines(ctx, c, asked.plugin))
+			case topRestart:
+				following.Go(func() { restart(ctx, c, asked.plugin, done) })
+			case topNothing:
+			}
+		case v.notice = <-done:
+		case e := <-news:
+			v.events = append(v.events, e)
+			v.events = v.events[max(len(v.events)-topEvents, 0):]
+			renew.Reset(topSettle)
+			continue
+		case <-renew.C:
+			listing, err := listNow(ctx, c)
+			if v.err = err; err == nil {
+				v.listing = listing
+			}
+			renew.Reset(topEvery)
+		}
+		screen := terminalOf(out)
+		if screen.width == 0 || screen.height == 0 { // a serial line does not say
+			screen.width, screen.height = 80, 24
+		}
+		if _, err := io.WriteString(out, v.draw(screen, time.Now())); err != nil {
+			return fmt.Errorf("cannot write the output: %w", err)
+		}
+	}
+}
+
+func listNow(ctx context.Context, c *client.Client) (client.Listing, error) {
+	ctx, cancel := answerInTime(ctx)
+	defer cancel()
+	return c.List(ctx)
+}
+
+// follow passes events on until ctx ends. When the daemon goes away it waits for it to come back.
+func follow(ctx context.Context, c *client.Client, news chan<- client.Event) {
+	tail := uint32(topEvents)
+	for ctx.Err() == nil {
+		for e, err := range c.Events(ctx, client.EventsOptions{Follow: true, Tail: &tail}) {
+			if err != nil {
+				break
+			}
+			select {
+			case news <- e:
+			case <-ctx.Done():
+				return
+			}
+		}
+		_ = pause(ctx, topEvery) // the loop looks at ctx
+	}
+}
+
+// restart restarts a plugin and says what came of it.
+func restart(ctx context.Context, c *client.Client, plugin string, done chan<- string) {
+	text := plugin + " was restarted"
+	if _, err := c.Restart(ctx, plugin); err != nil {
+		text = err.Error()
+	}
+	select {
+	case done <- text:
+	case <-ctx.Done():
+	}
+}
+
+// logLines are the last records of a launched plugin.
+func logLines(ctx context.Context, c *client.Client, plugin string) []string {
+	ctx, cancel := answerInTime(ctx)
+	defer cancel()
+	var text bytes.Buffer
+	for r, err := range c.Logs(ctx, plugin, client.LogsOptions{Tail: new(uint32(topLog))}) {
+		if err != nil {
+			fmt.Fprintln(&text, escape(err.Error()))
+			break
+		}
+		_ = writeRecord(&text, r) // it fails never
+	}
+	if text.Len() == 0 {
+		fmt.Fprintln(&text, "it has printed nothing")
+	}
+	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+}
+
+// show shows lines instead of the list.
+func (v *topView) show(mode topMode, lines []string) { v.mode, v.text, v.from = mode, lines, 0 }
+
+// back shows the list.
+func (v *topView) back() { v.mode, v.text, v.from = topList, nil, 0 }
+
+// moves are the keys that move through lines.
+var moves = map[string]int{
+	"k": -1, "\x1b[A": -1, "j": 1, "\x1b[B": 1, "\x1b[5~": -topPage, "\x1b[6~": topPage, " ": topPage,
+}
+
+// press takes a key.
+func (v *topView) press(key string) topAsked {
+	v.notice = ""
+	if key == "\x03" {
+		return topAsked{what: topQuit}
+	}
+	switch v.mode {
+	case topFilter:
+		v.typed(key)
+	case topConfirm:
+		plugin := v.launched()
+		v.back()
+		if key == "y" && plugin != "" {
+			v.notice = plugin + " is being restarted"
+			return topAsked{topRestart, plugin}
+		}
+	case topText:
+		switch by, is := moves[key]; {
+		case is:
+			v.from = max(0, v.from+by)
+		case slices.Contains([]string{"q", "\x1b", "\r"}, key):
+			v.back()
+		}
+	case topList:
+		return v.pressInList(key)
+	}
+	return topAsked{}
+}
+
+func (v *topView) pressInList(key string) topAsked {
+	if by, is := moves[key]; is {
+		v.selected = max(0, v.selected+by)
+		return topAsked{}
+	}
+	shown := v.shown()
+	switch key {
+	case "q":
+		return topAsked{what: topQuit}
+	case "\x1b":
+		if v.filter == "" {
+			return topAsked{what: topQuit}
+		}
+		v.filter = ""
+	case "/":
+		v.mode = topFilter
+	case "?":
+		v.show(topText, strings.Split(topHelp, "\n"))
+	case "\r":
+		if len(shown) > 0 {
+			var text bytes.Buffer
+			_ = writeStatus(&text, shown[v.at(shown):][:1], time.Now()) // it fails never
+			v.show(topText, strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n"))
+		}
+	case "l", "R":
+		plugin := v.launched()
+		switch {
+		case plugin == "":
+			v.notice = "the daemon did not launch it"
+		case key == "l":
+			return topAsked{topReadLog, plugin}
+		default:
+			v.mode = topConfirm
+		}
+	}
+	return topAsked{}
+}
+
+// typed takes a key while the filter is typed.
+func (v *topView) typed(key string) {
+	switch {
+	case key == "\r":
+		v.mode = topList
+	case key == "\x1b":
+		v.mode, v.filter = topList, ""
+	case key == "\x7f" || key == "\b":
+		_, size := utf8.DecodeLastRuneInString(v.filter)
+		v.filter = v.filter[:len(v.filter)-size]
+	case !strings.ContainsFunc(key, func(r rune) bool { return !unicode.IsPrint(r) }):
+		v.filter += key
+	}
+	v.selected = 0
+}
+
+// launched names the plugin that is selected, if the daemon launched it.
+func (v *topView) launched() string {
+	shown := v.shown()
+	if len(shown) == 0 {
+		return ""
+	}
+	if p := shown[v.at(shown)]; p.Source == "launched" {
+		return pluginID(p.Type, p.Name)
+	}
+	return ""
+}
+
+// at returns which of the plugins is selected.
+func (v *topView) at(shown []client.Plugin) int { return max(0, min(v.selected, len(shown)-1)) }
+
+// shown returns the plugins that pass the filter, those first that are not well.
+func (v *topView) shown() []client.Plugin {
+	plugins := slices.DeleteFunc(slices.Clone(v.listing.Plugins), func(p client.Plugin) bool {
+		return !strings.Contains(strings.ToLower(p.Type+"/"+p.Name+" "+p.State), strings.ToLower(v.filter))
+	})
+	rank := map[tone]int{bad: 0, busy: 1, good: 2, faint: 3}
+	slices.SortStableFunc(plugins, func(a, b client.Plugin) int { return cmp.Compare(rank[toneOf(a.State)], rank[toneOf(b.State)]) })
+	return plugins
+}
+
+// draw returns what fills the screen.
+func (v *topView) draw(screen terminal, now time.Time) string {
+	top := []string{v.summary(screen)}
+	for _, c := range v.listing.Conditions {
+		if c.Status != "ok" {
+			top = append(top, screen.paint(truncate(escape(c.Name)+": "+escape(c.Message), screen.width), bad))
+		}
+	}
+	top = append(top, truncate(v.prompt(), screen.width))
+	var bottom []string
+	if len(v.events) > 0 {
+		bottom = append(bottom, "")
+	}
+	for _, e := range v.events {
+		line := fmt.Sprintf("%s  %-12s  %s  %s", e.Time.Local().Format("15:04:05"), escape(e.Kind), pluginID(e.Type, e.Name), escape(e.Message))
+		bottom = append(bottom, screen.paint(truncate(line, screen.width), toneOf(e.Kind)))
+	}
+	rows := v.rows(screen, max(screen.height-len(top)-len(bottom), 2), now)
+	lines := slices.Concat(top, rows, bottom)
+	lines = lines[:min(len(lines), max(screen.height, 1))]
+	return "\x1b[H" + strings.Join(lines, "\x1b[K\r\n") + "\x1b[K\x1b[J"
+}
+
+// prompt is the line above the plugins.
+func (v *topView) prompt() string {
+	switch {
+	case v.mode == topFilter:
+		return "/" + escape(v.filter) + "_"
+	case v.mode == topConfirm:
+		return "restart " + v.launched() + "? y, or any other key"
+	case v.notice != "":
+		return escape(v.notice)
+	case v.filter != "":
+		return "only: " + escape(v.filter)
+	case v.mode == topText:
+		return "q: back"
+	}
+	return "?: help"
+}
+
+// rows returns the lines in the middle of the screen.
+func (v *topView) rows(screen terminal, room int, now time.Time) []string {
+	if v.mode == topText {
+		v.from = max(0, min(v.from, len(v.text)-room))
+		return each(v.text[v.from:min(v.from+room, len(v.text))], func(line string) string { return truncate(line, screen.width) })
+	}
+	plugins := v.shown()
+	if len(plugins) == 0 {
+		return nil
+	}
+	rows := pluginTable(terminal{colour: screen.colour, width: max(screen.width-2, 1)}, plugins, now).lines()
+	v.selected = v.at(plugins)
+	room = max(room-1, 1) // one line is the head
+	v.from = max(0, min(v.from, len(plugins)-room))
+	v.from = min(max(v.from, v.selected-room+1), v.selected)
+	for i := range rows {
+		mark := "  "
+		if i == v.selected+1 {
+			mark = "> "
+		}
+		rows[i] = mark + rows[i]
+	}
+	return append(rows[:1:1], rows[1+v.from:min(1+v.from+room, len(rows))]...)
+}
+
+// summary is the first line.
+func (v *topView) summary(screen terminal) string {
+	if v.err != nil && !errors.Is(v.err, context.Canceled) {
+		return screen.paint(truncate("not up to date: "+escape(v.err.Error()), screen.width), bad)
+	}
+	counts := map[string]int{}
+	for _, p := range v.listing.Plugins {
+		counts[p.State]++
+	}
+	room := screen.width
+	var line strings.Builder
+	add := func(text string, is tone) {
+		if room <= 0 {
+			return // even nothing would be marked as cut
+		}
+		text = truncate(text, room)
+		line.WriteString(screen.paint(text, is))
+		room -= runewidth.StringWidth(text)
+	}
+	add(fmt.Sprintf("%d instances", len(v.listing.Plugins)), strong)
+	for _, state := range slices.Sorted(maps.Keys(counts)) {
+		add("  ", plain)
+		add(fmt.Sprintf("%d %s", counts[state], escape(state)), toneOf(state))
+	}
+	return line.String()
+}

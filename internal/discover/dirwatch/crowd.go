@@ -1,0 +1,61 @@
+package dirwatch
+
+import "github.com/patchbay-dev/patchbay/internal/sock"
+
+// count takes a directory, which is no root, into the count as one of a user's, if there is room. Each that is searched costs a watch, of
+// which the system has so many for a user, and memory.
+func (t *tree) count(d *dir, uid uint32) bool {
+	if d.counted && d.owner == uid {
+		return true
+	}
+	t.uncount(d)
+	d.owner = uid
+	d.counted, _ = t.crowd.Take(uid, 1)
+	return d.counted
+}
+
+func (t *tree) uncount(d *dir) {
+	if d.counted {
+		d.counted, t.freed = false, true
+		t.crowd.Give(d.owner, 1)
+	}
+}
+
+// leaveOut notes that a directory in parent is beyond the bounds.
+func (t *tree) leaveOut(parent *dir, uid uint32) {
+	if parent.leftOut == nil {
+		parent.leftOut = map[uint32]int{}
+	}
+	parent.leftOut[uid]++
+	t.changed = true
+	t.track(parent)
+}
+
+// mayHaveRoom says whether what was left out of a directory has to be looked for.
+func (t *tree) mayHaveRoom(d *dir) bool { return t.freed && len(d.leftOut) > 0 }
+
+// owned says whose a directory is for those who are told what is wrong with it, and whether that is the host's own affair.
+func (t *tree) owned(d *dir) (uid uint32, own bool) {
+	if d.tooMany { // sockets may be others' than the directory
+		return t.mostSockets(d)
+	}
+	return d.owner, d.parent == nil || t.cfg.Privileged(d.owner)
+}
+
+// mostSockets returns who has most of the sockets in a directory.
+func (t *tree) mostSockets(d *dir) (uid uint32, own bool) {
+	n := map[uint32]int{}
+	for _, e := range d.socks {
+		n[e.info.UID]++
+		if n[e.info.UID] > n[uid] {
+			uid = e.info.UID
+		}
+	}
+	return uid, t.cfg.Privileged(uid)
+}
+
+// everybody is the default of Config.Privileged.
+func everybody(uint32) bool { return true }
+
+// trusted is the default of Config.Trust.
+func trusted(string, sock.Info) error { return nil }

@@ -1,0 +1,168 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// maxFile is the size in bytes from which a file of events is moved aside for a new one, of which two are kept.
+const maxFile = 4 << 20
+
+// record is an event as it is in a file: one line of JSON, with the keys of "patchbay events -o json".
+type record struct {
+	Seq        uint64    `json:"seq"`
+	Time       time.Time `json:"time"`
+	Kind       string    `json:"kind"`
+	Type       string    `json:"type,omitempty"`
+	Name       string    `json:"name,omitempty"`
+	Instance   string    `json:"instance,omitempty"`
+	Endpoint   string    `json:"endpoint,omitempty"`
+	SocketPath string    `json:"socketPath,omitempty"`
+	Message    string    `json:"message,omitempty"`
+}
+
+// keeper writes events to a file, in the goroutine that runs it, so that no publisher waits for the disk.
+type keeper struct {
+	path string
+	max  int64 // the size in bytes from which the file is moved aside
+	log  *slog.Logger
+	wake chan struct{} // has room for one
+
+	mu      sync.Mutex
+	pending []Event // at most as many as the Journal keeps
+	left    int     // out, because there were more
+
+	// The rest belongs to the goroutine of run.
+	began  bool // it has written
+	failed bool
+}
+
+func newKeeper(path string, log *slog.Logger) *keeper {
+	return &keeper{path: path, max: maxFile, log: log, wake: make(chan struct{}, 1)}
+}
+
+// add has an event written. It does not block.
+func (k *keeper) add(e Event) {
+	k.mu.Lock()
+	k.pending = append(k.pending, e)
+	if over := len(k.pending) - history; over > 0 {
+		k.pending = k.pending[over:]
+		k.left += over
+	}
+	k.mu.Unlock()
+	select {
+	case k.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// run writes until ctx ends, and then what is pending.
+func (k *keeper) run(ctx context.Context) {
+	for more := true; more; {
+		select {
+		case <-k.wake:
+		case <-ctx.Done():
+			more = false
+		}
+		k.mu.Lock()
+		events, left := k.pending, k.left
+		k.pending, k.left = nil, 0
+		k.mu.Unlock()
+		if left > 0 {
+			k.log.Warn("events came faster than they could be written: they will be missing after a restart", "file", k.path, "missing", left)
+		}
+		if len(events) > 0 {
+			k.report(k.write(events))
+		}
+	}
+}
+
+// report tells of the first of several failures, and when they end.
+func (k *keeper) report(err error) {
+	switch {
+	case err != nil && !k.failed:
+		k.log.Warn("events cannot be written and will be missing after a restart; see that there is space and that the file can be written",
+			"file", k.path, "error", err)
+	case err == nil && k.failed:
+		k.log.Info("events are written again", "file", k.path)
+	}
+	k.failed = err != nil
+}
+
+// write appends events. The file is not kept open: its device can be unmounted, and what is mounted there next is written to.
+func (k *keeper) write(events []Event) error {
+	var lines bytes.Buffer
+	switch info, err := os.Stat(k.path); {
+	case err != nil:
+	case info.Size() >= k.max:
+		if err := os.Rename(k.path, older(k.path)); err != nil {
+			return err
+		}
+	case info.Size() > 0 && !k.began:
+		lines.WriteByte('\n') // ends a line that a crash tore; empty ones are passed over
+	}
+	encoder := json.NewEncoder(&lines)
+	for _, e := range events {
+		err := encoder.Encode(record{
+			e.Seq, e.Time, string(e.Kind), e.Type, e.Name, e.Instance, e.Endpoint, e.SocketPath, e.Message,
+		})
+		if err != nil {
+			return fmt.Errorf("cannot write event %d: %w", e.Seq, err)
+		}
+	}
+	err := appendTo(k.path, lines.Bytes())
+	k.began = k.began || err == nil
+	return err
+}
+
+// appendTo appends to a file, of which nothing is changed if that fails.
+func appendTo(path string, text []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err == nil {
+		if _, err = file.Write(text); err != nil {
+			err = errors.Join(err, file.Truncate(info.Size()))
+		}
+	}
+	return errors.Join(err, file.Close())
+}
+
+func older(path string) string { return path + ".1" }
+
+// load returns the last events of the files, oldest first. Lines that were torn, and whatever else is no event, are passed over.
+func load(path string) ([]Event, error) {
+	var events []Event
+	for _, file := range []string{older(path), path} {
+		text, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		for line := range bytes.Lines(text) {
+			var r record
+			if json.Unmarshal(line, &r) != nil || r.Seq == 0 || r.Kind == "" {
+				continue
+			}
+			if len(events) > 0 && r.Seq <= events[len(events)-1].Seq {
+				events = nil // by a daemon that did not know of them: numbers only grow
+			}
+			events = append(events, Event{Seq: r.Seq, Event: reconciler.Event{
+				Time: r.Time, Kind: reconciler.EventKind(r.Kind), Type: r.Type, Name: r.Name, Instance: r.Instance, Endpoint: r.Endpoint,
+				SocketPath: r.SocketPath, Message: r.Message,
+			}})
+		}
+	}
+	return events[max(0, len(events)-history):], nil
+}

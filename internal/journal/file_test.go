@@ -1,0 +1,143 @@
+package journal
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
+
+// live has a Journal with a file publish events, and returns it with what it logged, as after a restart.
+func live(t *testing.T, path string, from, to int, change func(*keeper)) (*Journal, string) {
+	t.Helper()
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	j := New(logger, path, nil, nil)
+	if change != nil {
+		change(j.keeper)
+	}
+	for i := from; i < to; i++ {
+		j.Publish(reconciler.Event{Time: time.Unix(int64(i), 1).UTC(), Kind: "told", Type: "T", Name: fmt.Sprint(i), Message: "a\nb\x1b"})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	j.Run(ctx)
+	j.Close()
+	return New(logger, path, nil, nil), log.String()
+}
+
+func check(t *testing.T, j *Journal, from, to int) {
+	t.Helper()
+	events := j.Last(1 << 20)
+	if len(events) != to-from {
+		t.Fatalf("%d events, want %d", len(events), to-from)
+	}
+	for i, e := range events {
+		if e.Seq != uint64(from+i+1) || e.Name != fmt.Sprint(from+i) || !e.Time.Equal(time.Unix(int64(from+i), 1)) || e.Message != "a\nb\x1b" {
+			t.Fatalf("event %d is %+v", i, e)
+		}
+	}
+}
+
+// TestOutlives finds the events again, and numbers go on where they were.
+func TestOutlives(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	j, _ := live(t, path, 0, 10, nil)
+	check(t, j, 0, 10)
+	j, _ = live(t, path, 10, 20, nil)
+	check(t, j, 0, 20)
+	j, _ = live(t, path, 20, history+20, nil)
+	check(t, j, 20, history+20)
+}
+
+// TestTorn passes over what a crash left of a line, and over what is no event.
+func TestTorn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	live(t, path, 0, 10, nil)
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for torn := range 60 {
+		if err := os.WriteFile(path, append(bytes.Clone(whole), whole[:torn]...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		j, _ := live(t, path, 10, 12, nil)
+		check(t, j, 0, 12)
+	}
+	text := append([]byte("\x00\xff\n{}\n[]\n\n"), whole...)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	j, _ := live(t, path, 10, 12, nil)
+	check(t, j, 0, 12)
+}
+
+// TestRotates keeps two files of a bounded size.
+func TestRotates(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	for i := range 50 {
+		live(t, path, i*10, i*10+10, func(k *keeper) { k.max = 2000 })
+	}
+	for _, file := range []string{path, older(path)} {
+		if info, err := os.Stat(file); err != nil || info.Size() > 4000 {
+			t.Errorf("%v, %v", info, err)
+		}
+	}
+	events := New(slog.New(slog.DiscardHandler), path, nil, nil).Last(1 << 20)
+	if len(events) < 10 || events[len(events)-1].Seq != 500 {
+		t.Errorf("%d events, the last is %+v", len(events), events[max(0, len(events)-1):])
+	}
+}
+
+// TestCannotWrite says so once, goes on, and says when it can again.
+func TestCannotWrite(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "later")
+	path := filepath.Join(dir, "events")
+	var log bytes.Buffer
+	k := newKeeper(path, slog.New(slog.NewTextHandler(&log, nil)))
+	for range 3 {
+		k.report(k.write([]Event{{Seq: 1}}))
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	k.report(k.write([]Event{{Seq: 2, Event: reconciler.Event{Kind: "told"}}}))
+	if got := log.String(); strings.Count(got, "cannot be written") != 1 || strings.Count(got, "written again") != 1 {
+		t.Errorf("the log is %s", got)
+	}
+	if events, err := load(path); err != nil || len(events) != 1 {
+		t.Errorf("%v, %v", events, err)
+	}
+}
+
+// TestCannotRead leaves alone what cannot be read, and works without it.
+func TestCannotRead(t *testing.T) {
+	path := t.TempDir() // a directory
+	var log bytes.Buffer
+	j := New(slog.New(slog.NewTextHandler(&log, nil)), path, nil, nil)
+	j.Publish(reconciler.Event{Kind: "told"})
+	if len(j.Last(9)) != 1 || j.keeper != nil || !strings.Contains(log.String(), "cannot be read") {
+		t.Errorf("%v, %s", j.Last(9), log.String())
+	}
+}
+
+// TestTooManyPending leaves out the oldest and says how many.
+func TestTooManyPending(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	j, log := live(t, path, 0, history+5, nil)
+	check(t, j, 5, history+5)
+	if !strings.Contains(log, "missing=5") {
+		t.Errorf("the log is %s", log)
+	}
+}

@@ -1,0 +1,139 @@
+package sock
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listens finds out whether anybody still listens on a socket that is at no path any more. It asks the kernel, which knows of the sockets
+// of one network namespace: if none is found there, and pid, the process that listened, is in another one or cannot be seen, that is an
+// error, as it is where the kernel does not answer. It costs a system call for each few hundred sockets on which anybody listens.
+func Listens(id ID, pid int) (bool, error) {
+	for range 2 { // those that come and go meanwhile may have one passed over
+		listens, err := isListener(id)
+		if listens || err != nil {
+			return listens, err
+		}
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	theirs, theirErr := os.Readlink(filepath.Join("/proc", strconv.Itoa(pid), "ns/net"))
+	if err := errors.Join(err, theirErr); err != nil {
+		return false, fmt.Errorf("find out where process %d has its sockets: %w", pid, err)
+	}
+	if own != theirs {
+		return false, fmt.Errorf("process %d has its sockets in another network namespace, %s: %w", pid, theirs, errors.ErrUnsupported)
+	}
+	return false, nil
+}
+
+// What the kernel is asked for and answers, as linux/unix_diag.h has it.
+type (
+	diagRequest struct {
+		Header           unix.NlMsghdr
+		Family, Protocol uint8
+		_                uint16
+		States           uint32 // a bit for each
+		Inode            uint32 // of the socket itself
+		Show             uint32
+		Cookie           [2]uint32
+	}
+)
+
+const (
+	diagListens  = 1 << 10 // TCP_LISTEN, of Unix sockets too
+	diagShowName = 1 << 0
+	diagShowFile = 1 << 1
+	diagName     = 0 // attributes
+	diagFile     = 1
+	diagFixed    = 16 // bytes of an answer before its attributes
+)
+
+// isListener says whether id is among the sockets on which anybody listens.
+func isListener(id ID) (found bool, err error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return false, fmt.Errorf("ask the kernel for sockets: %w", err)
+	}
+	defer unix.Close(fd)
+	request := diagRequest{Family: unix.AF_UNIX, States: diagListens, Show: diagShowName | diagShowFile}
+	request.Header = unix.NlMsghdr{
+		Len: uint32(binary.Size(request)), Type: unix.SOCK_DIAG_BY_FAMILY, Flags: unix.NLM_F_REQUEST | unix.NLM_F_DUMP,
+	}
+	text, err := binary.Append(nil, binary.NativeEndian, request)
+	if err == nil {
+		err = unix.Sendto(fd, text, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	}
+	for part := make([]byte, 1<<15); err == nil && !found; {
+		var n int
+		n, err = uninterrupted(func() (int, error) { return unix.Read(fd, part) })
+		if err != nil {
+			break
+		}
+		var done bool
+		if found, done, err = hasListener(part[:n], id); done {
+			return found, nil
+		}
+	}
+	if err != nil {
+		return false, fmt.Errorf("ask the kernel for sockets: %w", err)
+	}
+	return found, nil
+}
+
+// hasListener says whether id is in a part of the kernel's answer, and whether that is the last one.
+func hasListener(part []byte, id ID) (found, done bool, err error) {
+	messages, err := syscall.ParseNetlinkMessage(part)
+	if err != nil {
+		return false, false, err
+	}
+	for _, m := range messages {
+		switch {
+		case m.Header.Type == unix.NLMSG_DONE:
+			return false, true, nil
+		case m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4:
+			return false, false, unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
+		case m.Header.Type == unix.SOCK_DIAG_BY_FAMILY && len(m.Data) >= diagFixed && isSocket(m.Data[diagFixed:], id):
+			return true, false, nil
+		}
+	}
+	return false, false, nil
+}
+
+// isSocket says whether a socket, by its attributes, is id. The device is not compared: file systems of several volumes show the kernel's
+// answer another one than they show to stat. Nor does the kernel say when the file was made, and file systems use inode numbers again. So
+// a socket whose own path leads to another file of the number is that one.
+func isSocket(attrs []byte, id ID) bool {
+	var name string
+	var inode uint64
+	want := id.Inode & (1<<32 - 1) // the kernel tells no more of it
+	for len(attrs) >= 4 {
+		size := int(binary.NativeEndian.Uint16(attrs))
+		if size < 4 || size > len(attrs) {
+			return false
+		}
+		value := attrs[4:size]
+		switch binary.NativeEndian.Uint16(attrs[2:]) {
+		case diagName:
+			name = string(bytes.TrimRight(value, "\x00"))
+		case diagFile:
+			if len(value) < 4 {
+				return false
+			}
+			inode = uint64(binary.NativeEndian.Uint32(value))
+		}
+		attrs = attrs[min((size+3)&^3, len(attrs)):]
+	}
+	if inode == 0 || inode != want {
+		return false
+	}
+	at, err := Stat(name)
+	return err != nil || !filepath.IsAbs(name) || at.ID.Inode&(1<<32-1) != inode || at.ID == id
+}

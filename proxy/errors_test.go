@@ -1,0 +1,126 @@
+package proxy_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/proxy"
+)
+
+// TestOwnErrors are those that no plugin has made.
+func TestOwnErrors(t *testing.T) {
+	listener, path := listen(t)
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	absent := connect(t, path)
+	for name, test := range map[string]struct {
+		director proxy.Director
+		code     codes.Code
+		text     string
+	}{
+		"plain": {
+			func(context.Context, string) (grpc.ClientConnInterface, error) { return nil, errors.New("plain") }, codes.Unavailable, "plain",
+		},
+		"status": {
+			func(_ context.Context, method string) (grpc.ClientConnInterface, error) {
+				return nil, status.Error(codes.NotFound, method)
+			},
+			codes.NotFound, "/grpc.testing.TestService/UnaryCall",
+		},
+		"nobody there": {
+			func(context.Context, string) (grpc.ClientConnInterface, error) {
+				return proxy.Named(absent, "plugin T/n"), nil
+			},
+			codes.Unavailable, "cannot call plugin T/n: connection error",
+		},
+	} {
+		c := testpb.NewTestServiceClient(connect(t, serve(t, test.director)))
+		_, err := c.UnaryCall(within(t), &testpb.SimpleRequest{})
+		if s := status.Convert(err); s.Code() != test.code || !strings.HasPrefix(s.Message(), test.text) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// TestLost ends the connection to the plugin, at either end, under a call.
+// TestComesBack has a call go to a plugin whose endpoint is the proxy's own socket.
+func TestComesBack(t *testing.T) {
+	var itself *grpc.ClientConn
+	var calls atomic.Int32
+	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
+		calls.Add(1)
+		return proxy.Named(itself, "plugin T/n"), nil
+	})
+	itself = connect(t, path)
+	_, err := testpb.NewTestServiceClient(itself).UnaryCall(within(t), &testpb.SimpleRequest{})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "plugin T/n") || !strings.Contains(err.Error(), "leads back") {
+		t.Errorf("the call ends with %v", err)
+	}
+	if n := calls.Load(); n != 9 { // the first, and as many more as there may be hops
+		t.Errorf("it came %d times", n)
+	}
+}
+
+func TestLost(t *testing.T) {
+	for name, end := range map[string]func(*grpc.Server, *grpc.ClientConn){
+		"plugin": func(s *grpc.Server, _ *grpc.ClientConn) { s.Stop() },
+		"host":   func(_ *grpc.Server, c *grpc.ClientConn) { _ = c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := grpc.NewServer()
+			testpb.RegisterTestServiceServer(server, &plugin{duplex: func(s testpb.TestService_FullDuplexCallServer) error {
+				if err := s.SendHeader(nil); err != nil {
+					return err
+				}
+				<-s.Context().Done()
+				return nil
+			}})
+			direct := connect(t, run(t, server))
+			c := testpb.NewTestServiceClient(connect(t, serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
+				return proxy.Named(direct, "plugin T/n"), nil
+			})))
+			s, err := c.FullDuplexCall(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Header(); err != nil {
+				t.Fatal(err)
+			}
+			end(server, direct)
+			_, err = s.Recv()
+			if s := status.Convert(err); s.Code() != codes.Unavailable ||
+				!strings.HasPrefix(s.Message(), "the call was lost with the connection to plugin T/n: ") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+// TestHostServicesAreRefused: what only the host of a go-plugin plugin may call is not forwarded.
+func TestHostServicesAreRefused(t *testing.T) {
+	director := func(context.Context, string) (grpc.ClientConnInterface, error) {
+		t.Error("the call is directed to a plugin")
+		return nil, errors.New("no plugin")
+	}
+	conn, err := grpc.NewClient("unix:"+serve(t, director), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, method := range []string{"/plugin.GRPCController/Shutdown", "/plugin.GRPCBroker/StartStream", "/plugin.GRPCStdio/StreamStdio"} {
+		err := conn.Invoke(t.Context(), method, &testpb.Empty{}, &testpb.Empty{})
+		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "is not forwarded") {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}
