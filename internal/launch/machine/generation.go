@@ -23,13 +23,10 @@ func (m *Machine) launched(g *generation, in Launched) {
 			m.do(Terminate{Ref: g.ref})
 			return
 		}
+		m.history.told = ""
 		m.enter(g, Started, ByLaunch)
 		m.started(g)
 	case g.phase == Starting:
-		if g != m.next { // of which is told next
-			m.emit(EventFailed, g, in.Err.Error())
-		}
-		m.tellStarts(g, in.Err)
 		m.ended(g, ByLaunch, in.Err)
 	default:
 		m.over(g, ByLaunch)
@@ -162,6 +159,11 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 		m.failNext(g, cmp.Or(err, errEndedEarly))
 		return
 	}
+	repeated := cause == ByLaunch && m.history.repeats(err)
+	if cause == ByLaunch && !repeated {
+		m.emit(EventFailed, g, err.Error())
+	}
+	m.tellStarts(g, err)
 	policy := g.desc.Restart
 	if !policy.restarts(err) {
 		m.over(g, cause)
@@ -179,7 +181,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	m.enter(g, BackingOff, cause)
 	g.next = m.Now.Add(pause)
 	m.setTimer(g, Pause, pause)
-	if pause > 0 {
+	if pause > 0 && !repeated {
 		m.emit(EventBackoff, g, fmt.Sprintf("%v; it is started again in %v", cmp.Or(err, errClean), pause.Round(time.Millisecond)))
 	}
 }

@@ -59,6 +59,14 @@ type history struct {
 	restarts  int         // all of them
 	recent    []time.Time // those that may lie within the window, oldest first
 	unhealthy int         // processes in a row that were not healthy
+	told      string      // why the last start failed, which is told once; empty after one that did not
+}
+
+// repeats says whether a start failed as the one before.
+func (h *history) repeats(err error) bool {
+	before := h.told
+	h.told = err.Error()
+	return h.told == before
 }
 
 // ended takes the end of a process that is to be followed by another one. It returns the pause before it, or that there were too many.
