@@ -40,13 +40,15 @@ type Config struct {
 type Launcher struct {
 	cfg Config
 
-	mu    sync.Mutex // guards what follows; held for short steps, but for up to 3 s in the first Set if a survivor does not answer
+	setting sync.Mutex // one Set at a time, which may wait for survivors; taken before mu
+	asked   bool       // the host was asked for survivors; guarded by setting
+
+	mu    sync.Mutex // guards what follows; held for short steps
 	units map[string]*unit
 	// leaving are the units that are being removed.
 	leaving map[string]*unit
 	closed  bool
-	// asked: the host was asked for survivors. stopAdopting ends the tries to reach those that did not answer.
-	asked        bool
+	// stopAdopting ends the tries to reach survivors.
 	stopAdopting context.CancelFunc
 	// work are the goroutines of all units, and the one that looks for survivors.
 	work sync.WaitGroup
@@ -81,6 +83,9 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		}
 		wanted[p.Name] = p
 	}
+	l.setting.Lock()
+	defer l.setting.Unlock()
+	survivors, tryRest := l.adopt()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -95,9 +100,9 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	for _, p := range wanted {
 		fresh[p.Name] = l.configure(p)
 	}
-	if !l.asked {
-		l.asked = true
-		l.adopt()
+	l.offer(survivors)
+	if tryRest != nil {
+		l.work.Go(tryRest)
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if u := l.units[name]; fresh[name] && !wanted[name].Manual {
@@ -210,17 +215,26 @@ func (l *Launcher) Close() {
 	}
 }
 
-// adopt takes over what survived an earlier launcher, and sees to it that what cannot be reached is tried again. mu is held.
-func (l *Launcher) adopt() {
-	if l.cfg.Host.StateDir == "" {
-		return
+// adopt returns what survived an earlier launcher, once, and what tries to reach the rest; nil if all were reached. setting is held, and mu
+// is not: a survivor may take 3 s to say nothing.
+func (l *Launcher) adopt() (found []*host.PluginProcess, tryRest func()) {
+	if l.asked || l.cfg.Host.StateDir == "" {
+		return nil, nil
 	}
+	l.asked = true
 	ctx, cancel := context.WithCancel(context.Background())
+	l.mu.Lock()
 	l.stopAdopting = cancel
-	if err := l.offerSurvivors(ctx); err != nil {
-		l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()})
-		l.work.Go(func() { l.adoptRest(ctx) })
+	if l.closed {
+		cancel()
 	}
+	l.mu.Unlock()
+	found, err := l.cfg.Host.Adopt(ctx)
+	if err == nil {
+		return found, nil
+	}
+	l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()})
+	return found, func() { l.adoptRest(ctx) }
 }
 
 // adoptRest tries to reach the survivors that could not be reached until all are, or ctx ends. Nothing tells that one can be.
@@ -235,13 +249,6 @@ func (l *Launcher) adoptRest(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// offerSurvivors looks for what survived. mu is held.
-func (l *Launcher) offerSurvivors(ctx context.Context) error {
-	found, err := l.cfg.Host.Adopt(ctx)
-	l.offer(found)
-	return err
 }
 
 // offer gives survivors to their units, and ends those that have none. mu is held.
