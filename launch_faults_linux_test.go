@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	launching "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -18,7 +19,9 @@ import (
 // script is a launched plugin that is a shell script and does not serve.
 func script(text string, args ...string) launcher.Plugin {
 	return launcher.Plugin{
-		Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
+		Spec: launching.Spec{
+			Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
+		},
 		Restart: launcher.RestartPolicy{Restart: launcher.RestartNever},
 	}
 }

@@ -59,22 +59,16 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			dir = "/"
 		}
 		plugins = append(plugins, launcher.Plugin{
-			Name:        p.Name,
-			Args:        p.Command,
-			Env:         env,
-			Dir:         dir,
+			Spec: host.Spec{
+				Name: p.Name, Args: p.Command, Env: env, Dir: dir, Survive: p.Survive,
+				SHA256: p.SHA256, Interpreter: p.Interpreter, User: p.User, Group: p.Group, NoNewPrivs: true,
+				Limits: host.Limits{
+					Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
+				},
+			},
 			Serve:       p.Serve,
 			Protocol:    protocolOf(p, connections),
 			Manual:      !p.Autostart,
-			Survive:     p.Survive,
-			SHA256:      p.SHA256,
-			Interpreter: p.Interpreter,
-			User:        p.User,
-			Group:       p.Group,
-			Limits: host.Limits{
-				Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
-			},
-			NoNewPrivs:  true,
 			Restart:     policy,
 			StopTimeout: p.StopTimeout,
 			LogRate:     p.LogRate,

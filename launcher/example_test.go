@@ -29,8 +29,7 @@ func ExampleLauncher() {
 	}})
 	defer l.Close()
 	err := l.Set([]launcher.Plugin{{
-		Name:    "sleeper",
-		Args:    []string{"sleep", "60"},
+		Spec:    host.Spec{Name: "sleeper", Args: []string{"sleep", "60"}},
 		Manual:  true,
 		Restart: launcher.RestartPolicy{Restart: launcher.RestartOnFailure, Limit: 5},
 	}})

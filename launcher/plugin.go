@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -85,31 +84,17 @@ const (
 
 // Plugin is a plugin to launch.
 type Plugin struct {
-	// Name is unique among the launched plugins. It has the syntax of a file name.
-	Name string
-	// Args are the program and its arguments; Env is the whole environment and Dir the working directory.
-	Args []string
-	Env  []string
-	Dir  string
+	// Spec describes its processes. Its Name is unique among the launched plugins and has the syntax of a file name; its Env is the whole
+	// environment unless it is nil. PluginSocket, Logs, Admit, Tag, Grace and Foreign are the launcher's to set.
+	host.Spec
 	// Serve gives the plugin a socket path in the plugin directory: it is ready when it is registered. One that does not serve is
-	// ready when it has run for a moment.
+	// ready when it has run for a moment. One that serves and has a user or group gets a directory of its own in the plugin directory.
 	Serve bool
-	// Protocol launches a plugin that speaks another protocol than the host's, which must serve; nil for all others. It is compared with
-	// that of an earlier configuration by [reflect.DeepEqual].
+	// Protocol launches a plugin that speaks another protocol than those of the host, which must serve; nil for all others. It is compared
+	// with that of an earlier configuration by [reflect.DeepEqual].
 	Protocol Protocol
 	// Manual plugins are started by [Launcher.Start] only.
 	Manual bool
-	// Survive lets the plugin go on when the host ends; see [host.Spec]. It needs the StateDir of the host.
-	Survive bool
-	// Controller grants host services; nil for none beyond those that everyone has.
-	Controller *host.Controller
-	// SHA256, Interpreter, User, Group, Limits and NoNewPrivs are those of [host.Spec]. One that serves and has a user or group gets a
-	// directory of its own in the plugin directory.
-	SHA256      string
-	Interpreter string
-	User, Group string
-	Limits      host.Limits
-	NoNewPrivs  bool
 	// Restart says when it is started again.
 	Restart RestartPolicy
 	// StopTimeout is how long it may take to end before it is killed (default 5 s).
@@ -128,19 +113,12 @@ type Protocol interface {
 
 const defaultStopTimeout = 5 * time.Second
 
-// identity tells whether a process that survived is of this plugin as it is configured now.
+// identity tells whether a process that survived is of this plugin as it is configured now: all that its processes notice of it, but for
+// what two hosts cannot compare.
 func (p Plugin) identity() string {
-	what := struct {
-		Args, Env                             []string
-		Dir, SHA256, Interpreter, User, Group string
-		Serve, NoNewPrivs                     bool
-		Limits                                host.Limits
-	}{p.Args, p.Env, p.Dir, p.SHA256, p.Interpreter, p.User, p.Group, p.Serve, p.NoNewPrivs, p.Limits}
-	text, err := json.Marshal(what)
-	if err != nil {
-		panic(err) // texts and numbers can be marshalled
-	}
-	digest := sha256.Sum256(text)
+	spec := p.Spec
+	spec.Controller, spec.ExtraFiles = nil, nil
+	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %t", spec, p.Serve))
 	return hex.EncodeToString(digest[:8])
 }
 
@@ -171,6 +149,9 @@ func (l *Launcher) check(p Plugin) error {
 	case !validName(p.Name):
 		return fmt.Errorf("cannot launch plugin %q: a name has 1 to %d letters, digits, dots, dashes and underscores, "+
 			"and begins with a letter or digit", p.Name, maxName)
+	case p.PluginSocket != "" || p.Logs != nil || p.Admit != nil || p.Tag != "" || p.Grace != (host.Grace{}) || p.Foreign != nil:
+		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Logs, Admit, Tag, Grace and Foreign of its Spec",
+			p.Name)
 	case p.Protocol != nil && (!p.Serve || p.Survive):
 		return fmt.Errorf("cannot launch plugin %s: with its protocol it must serve and cannot survive its host", p.Name)
 	case len(p.Args) == 0 || p.Args[0] == "":

@@ -66,12 +66,8 @@ func (u *unit) configure(p Plugin) {
 // launch starts one process of a plugin.
 func (u *unit) launch(ctx context.Context, p Plugin) (supervise.Process, error) {
 	l := u.launcher
-	spec := host.Spec{
-		Name: p.Name, Args: p.Args, Env: p.Env, Dir: p.Dir,
-		Controller: p.Controller, Survive: p.Survive, Tag: p.identity(), Grace: p.grace(), Logs: u.log,
-		SHA256: p.SHA256, Interpreter: p.Interpreter, Admit: l.cfg.Admit,
-		User: p.User, Group: p.Group, Limits: p.Limits, NoNewPrivs: p.NoNewPrivs,
-	}
+	spec := p.Spec
+	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
 	if p.Serve {
 		if err := os.MkdirAll(l.cfg.Dir, dirMode); err != nil {
 			return nil, fmt.Errorf("make the plugin directory in which it is to serve: %w", err)
@@ -90,7 +86,7 @@ func (u *unit) launch(ctx context.Context, p Plugin) (supervise.Process, error) 
 	if err != nil {
 		return nil, host.WithLastWords(err, u.log.LastWords(began))
 	}
-	return &process{launched, p.identity(), p.stopTimeout()}, nil
+	return &process{launched, spec.Tag, p.stopTimeout()}, nil
 }
 
 // adopted is a process that survived an earlier launcher. Launcher.mu is held.
