@@ -43,11 +43,9 @@ const (
 // first, doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
 type AdmissionPlugin struct {
 	host       *Host
-	args       []string
-	protocol   Protocol
+	spec       AdmissionSpec
 	executable string
 	logger     *slog.Logger // nil: that of the host's PluginsContext
-	timeout    time.Duration
 
 	aborted chan struct{} // closed by Close
 
@@ -85,17 +83,14 @@ func NewAdmissionPlugin(ctx context.Context, host *Host, args []string) *Admissi
 // with.
 func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *AdmissionPlugin {
 	logger, _ := ctx.Value(loggerKey{}).(*slog.Logger)
-	args := slices.Clone(spec.Args)
-	p := &AdmissionPlugin{
-		host: host, args: args, protocol: spec.Protocol, logger: logger, timeout: cmp.Or(spec.Timeout, host.AdmissionTimeout),
-		aborted: make(chan struct{}),
+	spec.Args = slices.Clone(spec.Args)
+	if spec.Timeout = cmp.Or(spec.Timeout, host.AdmissionTimeout); spec.Timeout <= 0 {
+		spec.Timeout = defaultAdmissionTimeout
 	}
-	if p.timeout <= 0 {
-		p.timeout = defaultAdmissionTimeout
-	}
-	if len(args) > 0 {
-		p.executable = args[0]
-		if found, err := exec.LookPath(args[0]); err == nil {
+	p := &AdmissionPlugin{host: host, spec: spec, logger: logger, aborted: make(chan struct{})}
+	if len(spec.Args) > 0 {
+		p.executable = spec.Args[0]
+		if found, err := exec.LookPath(spec.Args[0]); err == nil {
 			p.executable = found
 		}
 	}
@@ -162,7 +157,7 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 	if p.unit == nil {
 		p.unit = p.newUnit()
 	}
-	promise.deadline = time.Now().Add(p.timeout)
+	promise.deadline = time.Now().Add(p.spec.Timeout)
 	if p.checks == nil {
 		p.checks = map[plugin.Pin]*Promise{}
 	}
@@ -195,7 +190,7 @@ func (p *AdmissionPlugin) expire() {
 	var hung supervise.Process
 	for _, list := range []*promises{&p.sent, &p.waiting} {
 		for list.n > 0 && !list.first.deadline.After(now) {
-			if s := p.session; s != nil && now.Sub(s.heard) >= p.timeout/2 {
+			if s := p.session; s != nil && now.Sub(s.heard) >= p.spec.Timeout/2 {
 				s.hangs, hung = true, s.process
 			}
 			p.fail(list, list.first, ErrTimeout)

@@ -335,7 +335,7 @@ func TestCloseOfTheHostAborts(t *testing.T) {
 	if err := ask(t, a, "ok/2"); !errors.Is(err, ErrAborted) {
 		t.Errorf("afterwards: %v", err)
 	}
-	if err := ask(t, NewAdmissionPlugin(t.Context(), a.host, a.args), "ok"); !errors.Is(err, ErrAborted) {
+	if err := ask(t, NewAdmissionPlugin(t.Context(), a.host, a.spec.Args), "ok"); !errors.Is(err, ErrAborted) {
 		t.Errorf("another handle: %v", err)
 	}
 }

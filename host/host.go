@@ -114,7 +114,7 @@ func (h *Host) PluginAt(path string) *PluginProcess {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for p := range h.plugins {
-		if p.pluginSocket != "" && (p.pluginSocket == path || filepath.Dir(p.pluginSocket) == path) {
+		if p.spec.PluginSocket != "" && (p.spec.PluginSocket == path || filepath.Dir(p.spec.PluginSocket) == path) {
 			return p
 		}
 	}

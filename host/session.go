@@ -279,7 +279,7 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ string) (supervise.Proce
 	p.mu.Lock()
 	p.session = s
 	p.mu.Unlock()
-	proc, err := p.host.Launch(ctx, Spec{Args: p.args, Protocol: p.protocol, Controller: &Controller{Admissions: s}})
+	proc, err := p.host.Launch(ctx, Spec{Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}})
 	if err != nil {
 		p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
 		return nil, err
