@@ -36,6 +36,7 @@ type end struct {
 	after time.Duration
 	err   error
 	panic bool
+	never bool // it is not started, for err
 }
 
 // life is a process.
@@ -55,6 +56,9 @@ func (p *plugin) launch(context.Context, string) (supervise.Process, error) {
 	p.begins = append(p.begins, time.Now())
 	if how.panic {
 		panic("at the plugin")
+	}
+	if how.never {
+		return nil, how.err
 	}
 	p.alive++
 	if p.alive > 1 {
@@ -195,6 +199,20 @@ func TestPanic(t *testing.T) {
 		s.expect(t, machine.StateBackoff, 1, 0)
 		if err := s.Status().LastError; !strings.Contains(err, "panicked: at the plugin") {
 			t.Error(err)
+		}
+	})
+}
+
+// TestRepeatedFailure: a start that fails as the one before is no news, unless something ran in between.
+func TestRepeatedFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		absent := end{err: errors.New("no such file"), never: true}
+		s := start(t, machine.Policy{Limit: -1}, &plugin{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
+		time.Sleep(time.Hour)
+		s.expect(t, machine.StateRunning, 7, 1)
+		told := []machine.EventKind{machine.EventFailed, machine.EventBackoff}
+		if want := slices.Concat(told, []machine.EventKind{machine.EventBackoff}, told, []machine.EventKind{machine.EventReady}); !slices.Equal(s.kinds, want) {
+			t.Errorf("events %v, want %v", s.kinds, want)
 		}
 	})
 }
