@@ -226,20 +226,24 @@ func TestAdoptLooks(t *testing.T) {
 	}
 }
 
+// TestKeeperIsKilled: nothing of a survivor outlives its keeper, whatever it left.
 func TestKeeperIsKilled(t *testing.T) {
-	g := newGroup(t, Config{StateDir: stateDir(t)})
-	p, err := g.Start(surviving(&role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true}}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := listen(t, p)
-	all := processes(t, s.everyone())
-	keeperOf(t, p.PID()).kill()
-	awaitEnds(t, all)
-	<-p.Done()
-	if !errors.Is(p.Err(), errKeeper) {
-		t.Errorf("Err is %v", p.Err())
-	}
+	modes(t, func(t *testing.T, cgroup string) {
+		g := newGroup(t, Config{StateDir: stateDir(t), Cgroup: cgroup})
+		p, err := g.Start(surviving(&role{Stay: true, Deaf: true, Children: []*role{
+			{Stay: true, Deaf: true, Setsid: true}, {Stay: true, Deaf: true, Setsid: true, Silent: true},
+		}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := processes(t, listen(t, p).everyone())
+		keeperOf(t, p.PID()).kill()
+		awaitEnds(t, all)
+		<-p.Done()
+		if !errors.Is(p.Err(), errKeeper) {
+			t.Errorf("Err is %v", p.Err())
+		}
+	})
 }
 
 func TestStatus(t *testing.T) {
