@@ -24,16 +24,13 @@ type reaper struct {
 
 // runReaper is the whole life of a reaper. The host is at the other end of standard input.
 func runReaper() {
-	host, err := fileWire(os.NewFile(0, "host"))
-	if err != nil {
+	host, order, ok := takeOrder()
+	if !ok {
 		return
 	}
-	var order toKeeper
-	if err := host.decoder.Decode(&order); err != nil || order.Start == nil {
-		return
-	}
-	var program int
-	if err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err == nil {
+	program := 0
+	err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	if err == nil {
 		program, err = startReaped(order, host.files)
 	}
 	host.closeFiles()
@@ -154,32 +151,16 @@ type program struct {
 
 // forkReaped starts a program as the child of a reaper, which has the rights of this process.
 func (c *child) forkReaped(what program) error {
-	own, peer, err := newWires()
-	if err != nil {
-		return err
-	}
-	defer peer.Close()
-	c.proc, c.exit, err = startHelper(roleReaper, peer)
-	_ = peer.Close() // or its end would not be seen
 	start := &Spec{
 		Path: what.path, Args: what.args, Env: what.attr.Env, Dir: what.attr.Dir,
 		User: c.process.spec.User, NoNewPrivs: c.process.spec.NoNewPrivs,
 	}
-	if err == nil {
-		err = own.send(toKeeper{Start: start, V1: c.v1}, what.attr.Files...)
-	}
-	var about fromKeeper
-	if err == nil {
-		const patience = 10 * time.Second
-		_ = own.conn.SetReadDeadline(time.Now().Add(patience))
-		about, err = hear(own, 0)
-	}
-	if err != nil {
-		_ = own.conn.Close()
+	w, about, err := summon(func(stdin *os.File) (err error) {
+		c.proc, c.exit, err = startHelper(roleReaper, stdin)
 		return err
-	}
-	c.pid, c.wire = about.PID, own
-	return nil
+	}, toKeeper{Start: start, V1: c.v1}, what.attr.Files, 0)
+	c.pid, c.wire = about.PID, w
+	return err
 }
 
 // order tells the reaper of the process to take a step. One that was stopped is woken.
