@@ -46,7 +46,7 @@ func play(mode string) {
 	line, err := handshake.Read(os.Stdin)
 	if err == nil && mode == "serve" {
 		var l net.Listener
-		if l, err = net.Listen("unix", line.PluginSocket); err == nil { //nolint:noctx // as plugins do it
+		if l, err = net.Listen("unix", line.PluginSocket); err == nil {
 			go func() { _ = grpc.NewServer().Serve(l) }()
 		}
 	}

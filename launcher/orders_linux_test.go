@@ -170,7 +170,7 @@ func TestManyAtOnce(t *testing.T) {
 func TestNobodyWaitsForSurvivors(t *testing.T) {
 	state := t.TempDir()
 	f := newFixture(t, surviving(state))
-	silent, err := net.Listen("unix", filepath.Join(state, "silent.sock")) //nolint:noctx // nobody waits for that
+	silent, err := net.Listen("unix", filepath.Join(state, "silent.sock"))
 	f.must(err)
 	defer silent.Close()
 	set := aside(func() error { return f.Set([]launcher.Plugin{manual(self("sleep"))}) })
