@@ -220,6 +220,21 @@ func TestGivenUp(t *testing.T) {
 	}
 }
 
+// TestCrashesLeaveNothing: neither sockets nor processes, however often one that serves is killed.
+func TestCrashesLeaveNothing(t *testing.T) {
+	f := newFixture(t)
+	p := self("die")
+	const crashes = 100
+	p.Restart.Limit = crashes
+	f.set(p)
+	if s := f.in("die", launcher.StateFailed); s.Restarts != crashes || !strings.Contains(s.LastError, "signal: killed") {
+		t.Errorf("it is %+v", s)
+	}
+	if left := f.sockets(); len(left) != 0 || len(f.host.Plugins()) != 0 {
+		t.Errorf("left are %v and %d processes", left, len(f.host.Plugins()))
+	}
+}
+
 // TestStartInPause: it does not wait for the end of the pause, and a stop ends that too.
 func TestStartInPause(t *testing.T) {
 	f := newFixture(t)

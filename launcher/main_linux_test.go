@@ -41,10 +41,10 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// play is a plugin that heeds the end of its standard input, and may serve until then.
+// play is a plugin that heeds the end of its standard input, and may serve until then; or that serves and is killed at once.
 func play(mode string) {
 	line, err := handshake.Read(os.Stdin)
-	if err == nil && mode == "serve" {
+	if err == nil && mode != "sleep" {
 		var l net.Listener
 		if l, err = net.Listen("unix", line.PluginSocket); err == nil {
 			go func() { _ = grpc.NewServer().Serve(l) }()
@@ -53,6 +53,9 @@ func play(mode string) {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
+	}
+	if mode == "die" {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	os.Exit(0)
@@ -149,7 +152,7 @@ func never(asked chan<- string) func(ctx context.Context, socket string) error {
 func self(mode string) launcher.Plugin {
 	return launcher.Plugin{
 		Spec:  host.Spec{Name: mode, Args: []string{os.Args[0]}, Env: []string{modeEnv + "=" + mode, "GORACE=atexit_sleep_ms=0"}},
-		Serve: mode == "serve",
+		Serve: mode == "serve" || mode == "die",
 		Restart: launcher.RestartPolicy{
 			Restart: launcher.RestartOnFailure, MinBackoff: time.Millisecond, MaxBackoff: time.Millisecond, Limit: 2,
 		},
