@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
-	launching "github.com/patchbay-dev/patchbay/host"
+	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -19,7 +19,7 @@ import (
 // script is a launched plugin that is a shell script and does not serve.
 func script(text string, args ...string) launcher.Plugin {
 	return launcher.Plugin{
-		Spec: launching.Spec{
+		Spec: hosting.Spec{
 			Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
 		},
 		Restart: launcher.RestartPolicy{Restart: launcher.RestartNever},

@@ -15,7 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
-	launching "github.com/patchbay-dev/patchbay/host"
+	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -23,7 +23,7 @@ import (
 
 func launchable(behaviour string) launcher.Plugin {
 	return launcher.Plugin{
-		Spec:  launching.Spec{Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}},
+		Spec:  hosting.Spec{Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}},
 		Serve: true, Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 3},
 	}
 }
