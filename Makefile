@@ -67,8 +67,9 @@ simulate: ## run the simulation of the core with SEEDS (1000000) seeds; a run th
 	.ci/simulate $(SEEDS)
 
 .PHONY: mutants
-mutants: ## see that the simulation of the core finds each fault of reconciler/testdata/mutants.txt
+mutants: ## see that the simulation of the core finds each fault of reconciler/testdata/mutants.txt, and that of launching its own
 	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 2h ./reconciler -simulate.mutants 20000
+	$(GO) test -run '^TestMutants$$' -count 1 -v -timeout 1h ./internal/launch/supervise ./host -simulate.mutants
 
 .PHONY: fuzz
 fuzz: ## run each fuzz target until 10 minutes of processor time were spent on it, and keep what it finds

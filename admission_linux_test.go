@@ -208,6 +208,20 @@ func TestNoAnswerIsNoAdmission(t *testing.T) {
 	}
 }
 
+// TestHungCheckHoldsUpNoOther: what comes one by one beside a check that hangs is registered at once.
+func TestHungCheckHoldsUpNoOther(t *testing.T) {
+	h, _ := newGuardedHost(t, time.Hour)
+	h.discover(os.Args[0], "hang-1")
+	h.until("its check", func() bool { return h.only("hang-1").State == reconciler.StateAdmitting })
+	for _, name := range []string{"ok-1", "ok-2", "ok-3"} {
+		h.discover(os.Args[0], name)
+		h.await("registered", name)
+	}
+	if s := h.only("hang-1"); s.State != reconciler.StateAdmitting {
+		t.Errorf("the one that hangs is %+v", s)
+	}
+}
+
 func TestPinIsOfWhatRuns(t *testing.T) {
 	h, _ := newGuardedHost(t, 0)
 	program := filepath.Join(t.TempDir(), "program")

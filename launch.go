@@ -64,6 +64,14 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 	return mayRegister, nil
 }
 
+// observe is told what happens to plugins. Where the socket of a launched one was removed nobody finds it any more.
+func (rt *Runtime) observe(e reconciler.Event) {
+	rt.journal.Observe(e)
+	if e.Kind == reconciler.EventUnlinked {
+		rt.launched.Launcher.SocketRemoved(e.SocketPath)
+	}
+}
+
 // discovered describes the plugins that the pipeline knows.
 func (rt *Runtime) discovered() []PluginStatus {
 	statuses, _ := rt.watcher.Plugins()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
+	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -18,7 +19,9 @@ import (
 // script is a launched plugin that is a shell script and does not serve.
 func script(text string, args ...string) launcher.Plugin {
 	return launcher.Plugin{
-		Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
+		Spec: hosting.Spec{
+			Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
+		},
 		Restart: launcher.RestartPolicy{Restart: launcher.RestartNever},
 	}
 }
@@ -89,6 +92,26 @@ func TestSupersededPluginIsRunning(t *testing.T) {
 		})
 		h.set()
 		h.until("their end", func() bool { return len(h.rt.Registry().Instances("T", "launched")) == 0 })
+	}
+}
+
+// TestRemovedDirectory: a launched plugin is registered again when somebody has removed the plugin directory, or only its socket.
+func TestRemovedDirectory(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	for _, remove := range []func(socket string) error{os.Remove, func(string) error { return os.RemoveAll(h.dir) }} {
+		before := h.running("registration")
+		if err := remove(before.Socket); err != nil {
+			t.Fatal(err)
+		}
+		h.within(4*patience, "another registration", func() bool { // a directory that is remade may be seen late
+			s := h.unit()
+			return s.State == launcher.StateRunning && s.PID != before.PID && !alive(before.PID)
+		})
+		h.until("one instance", func() bool {
+			now := h.rt.Registry().Instances("T", "launched")
+			return len(now) == 1 && now[0].Info.ConnectionInfo.SocketPath == h.unit().Socket
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package patchbay_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -21,8 +23,8 @@ import (
 
 func launchable(behaviour string) launcher.Plugin {
 	return launcher.Plugin{
-		Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}, Serve: true,
-		Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 3},
+		Spec:  hosting.Spec{Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}},
+		Serve: true, Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 3},
 	}
 }
 
@@ -38,13 +40,18 @@ func (h *host) unit() launcher.Status {
 
 func (h *host) set(plugins ...launcher.Plugin) {
 	h.t.Helper()
-	if err := h.rt.Launcher().Set(plugins); err != nil {
+	if err := h.rt.Launcher().Set(plugins); err != nil && !errors.Is(err, launcher.ErrProgram) {
 		h.t.Fatal(err)
 	}
 }
 
 // until waits until a condition holds, which may change with each event.
 func (h *host) until(what string, holds func() bool) {
+	h.t.Helper()
+	h.within(patience, what, holds)
+}
+
+func (h *host) within(patience time.Duration, what string, holds func() bool) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -392,6 +399,64 @@ func TestRestartOfWhatDoesNotServe(t *testing.T) {
 	}
 	if s := h.unit(); s.PID == before.PID || alive(before.PID) {
 		t.Errorf("after the restart it is %+v, and process %d is alive: %t", s, before.PID, alive(before.PID))
+	}
+}
+
+// TestProgramThatCannotBeExecuted: whoever configures it is told, and it runs as soon as it can.
+func TestProgramThatCannotBeExecuted(t *testing.T) {
+	h := newHost(t)
+	p := launchable("serve")
+	program := filepath.Join(t.TempDir(), "program")
+	p.Args = []string{program}
+	other := launchable("serve")
+	other.Name = "other"
+	err := h.rt.Launcher().Set([]launcher.Plugin{p, other})
+	if !errors.Is(err, launcher.ErrProgram) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "cannot launch plugin unit: ") {
+		t.Errorf("without the program: %v", err)
+	}
+	h.until("the failure", func() bool { return h.unit().State == launcher.StateFailed })
+	counts := map[reconciler.EventKind]int{}
+	for _, e := range h.rt.LastEvents(1000) {
+		if e.Name == "unit" {
+			counts[e.Kind]++
+		}
+	}
+	// Four starts fail alike, which is told once, and that it is given up.
+	if want := map[reconciler.EventKind]int{"failed": 2, "backoff": 1}; !maps.Equal(counts, want) {
+		t.Errorf("events %v, want %v", counts, want)
+	}
+	if err := os.WriteFile(program, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.rt.Launcher().Set([]launcher.Plugin{p, other}); !errors.Is(err, launcher.ErrProgram) || !errors.Is(err, os.ErrPermission) {
+		t.Errorf("with a file that is no program: %v", err)
+	}
+	if err := errors.Join(os.Remove(program), os.Symlink(os.Args[0], program)); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.rt.Launcher().Set([]launcher.Plugin{p, other}); err != nil {
+		t.Error(err)
+	}
+	if err := h.rt.Launcher().Start("unit"); err != nil {
+		t.Error(err)
+	}
+	h.running("its start")
+}
+
+// TestEndsAreToldInFull: an exit is one event, with how it ended and the last words, and so is each pause.
+func TestEndsAreToldInFull(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("crash"))
+	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
+	counts := map[reconciler.EventKind]int{}
+	for _, e := range h.rt.LastEvents(1000) {
+		counts[e.Kind]++
+		if e.Kind != "launched" && !strings.Contains(e.Message, "exit status 3; its last words: cannot go on: the flux is empty") {
+			t.Errorf("event %s says %q", e.Kind, e.Message)
+		}
+	}
+	if want := map[reconciler.EventKind]int{"launched": 4, "terminated": 4, "backoff": 3, "failed": 1}; !maps.Equal(counts, want) {
+		t.Errorf("events %v, want %v", counts, want)
 	}
 }
 

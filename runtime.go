@@ -149,7 +149,7 @@ func New(cfg Config) (*Runtime, error) {
 		Reconciler: reconciler.Config{
 			Registry:         enrol.In(registry),
 			Restored:         enrol.Restored(registry, cfg.Logger),
-			Observe:          rt.journal.Observe,
+			Observe:          rt.observe,
 			Attempted:        cfg.Observer.Attempt,
 			Refused:          cfg.Observer.Refused,
 			Tracer:           cfg.Observer.Tracer,

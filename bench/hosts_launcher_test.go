@@ -13,6 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/bench/internal/launch"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
@@ -68,7 +69,7 @@ func openLauncher(durable bool) launch.Opener {
 
 // Launch implements [launch.Host].
 func (h *launcherHost) Launch(program, name string) (launch.Plugin, error) {
-	h.units[name] = launcher.Plugin{Name: name, Args: []string{program, name}, Serve: true}
+	h.units[name] = launcher.Plugin{Spec: host.Spec{Name: name, Args: []string{program, name}}, Serve: true}
 	if err := h.set(); err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -27,10 +28,14 @@ var restarts = map[catalogue.Policy]launcher.RestartPolicy{
 	catalogue.RestartNever:     {Restart: launcher.RestartNever},
 }
 
-// launch has the runtime launch what a catalogue says. It waits for nothing: how it goes is in the events and statuses.
+// launch has the runtime launch what a catalogue says. It waits for nothing: how it goes is in the events and statuses. A program that is
+// missing keeps no other plugin from working.
 func (d *Daemon) launch(runtime *patchbay.Runtime, c *catalogue.Catalogue) error {
 	before := d.metadata.current.Swap(c) // first, because a plugin may ask as soon as it runs
-	if err := runtime.Launcher().Set(toLaunch(c, &d.goPlugins)); err != nil {
+	switch err := runtime.Launcher().Set(toLaunch(c, &d.goPlugins)); {
+	case errors.Is(err, launcher.ErrProgram):
+		d.log.Warn("some plugins cannot be launched now", "error", err)
+	case err != nil:
 		d.metadata.current.Store(before)
 		return err
 	}
@@ -54,22 +59,16 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			dir = "/"
 		}
 		plugins = append(plugins, launcher.Plugin{
-			Name:        p.Name,
-			Args:        p.Command,
-			Env:         env,
-			Dir:         dir,
+			Spec: host.Spec{
+				Name: p.Name, Args: p.Command, Env: env, Dir: dir, Survive: p.Survive,
+				SHA256: p.SHA256, Interpreter: p.Interpreter, User: p.User, Group: p.Group, NoNewPrivs: true,
+				Limits: host.Limits{
+					Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
+				},
+			},
 			Serve:       p.Serve,
 			Protocol:    protocolOf(p, connections),
 			Manual:      !p.Autostart,
-			Survive:     p.Survive,
-			SHA256:      p.SHA256,
-			Interpreter: p.Interpreter,
-			User:        p.User,
-			Group:       p.Group,
-			Limits: host.Limits{
-				Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
-			},
-			NoNewPrivs:  true,
 			Restart:     policy,
 			StopTimeout: p.StopTimeout,
 			LogRate:     p.LogRate,

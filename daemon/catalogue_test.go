@@ -27,11 +27,11 @@ func TestToLaunch(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []launcher.Plugin{
-		{
-			Name: "name", Args: []string{"/bin/x", "arg"}, Env: []string{"A=1", "B=2"}, Dir: "/", Serve: true, SHA256: strings.Repeat("ab", 32),
+		{Serve: true, Spec: host.Spec{
+			Name: "name", Args: []string{"/bin/x", "arg"}, Env: []string{"A=1", "B=2"}, Dir: "/", SHA256: strings.Repeat("ab", 32),
 			Interpreter: "/bin/sh", User: "user", Group: "group", Limits: host.Limits{Memory: 1 << 20, CPU: 500, OpenFiles: 64}, NoNewPrivs: true,
-		},
-		{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", Serve: true, NoNewPrivs: true},
+		}},
+		{Serve: true, Spec: host.Spec{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", NoNewPrivs: true}},
 	}
 	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StopTimeout", "LogRate")
 	if diff := cmp.Diff(want, toLaunch(c, nil), unrelated); diff != "" {

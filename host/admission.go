@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -41,28 +43,21 @@ const (
 // first, doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
 type AdmissionPlugin struct {
 	host       *Host
-	args       []string
-	protocol   Protocol
+	spec       AdmissionSpec
 	executable string
 	logger     *slog.Logger // nil: that of the host's PluginsContext
-	timeout    time.Duration
 
 	aborted chan struct{} // closed by Close
-	kill    chan struct{} // closed when a context of Close ends
-	nudge   chan struct{} // tells run that there is a deadline; capacity 1
 
-	mu        sync.Mutex // guards what follows; taken before the host's
-	closed    bool
-	killed    bool
-	checks    map[plugin.Pin]*Promise // those in the three lists
-	waiting   promises                // not sent
-	sent      promises
-	kept      promises      // resolved
-	running   chan struct{} // closed when run ends; nil if it does not run
-	armed     bool          // run has a timer for a deadline
-	session   *session      // nil if no plugin runs
-	failures  int           // short-lived sessions in a row
-	notBefore time.Time     // when the plugin may be started
+	mu      sync.Mutex // guards what follows; the host's is taken after it, and that of unit never with it
+	closed  bool
+	checks  map[plugin.Pin]*Promise // those in the three lists
+	waiting promises                // not sent
+	sent    promises
+	kept    promises                // resolved
+	unit    *supervise.Unit[string] // made by the first check
+	session *session                // nil if no plugin runs
+	expiry  *time.Timer             // for the next deadline; nil if there is none
 }
 
 var _ plugin.AdmissionPlugin = (*AdmissionPlugin)(nil)
@@ -88,17 +83,14 @@ func NewAdmissionPlugin(ctx context.Context, host *Host, args []string) *Admissi
 // with.
 func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *AdmissionPlugin {
 	logger, _ := ctx.Value(loggerKey{}).(*slog.Logger)
-	args := slices.Clone(spec.Args)
-	p := &AdmissionPlugin{
-		host: host, args: args, protocol: spec.Protocol, logger: logger, timeout: cmp.Or(spec.Timeout, host.AdmissionTimeout),
-		aborted: make(chan struct{}), kill: make(chan struct{}), nudge: make(chan struct{}, 1),
+	spec.Args = slices.Clone(spec.Args)
+	if spec.Timeout = cmp.Or(spec.Timeout, host.AdmissionTimeout); spec.Timeout <= 0 {
+		spec.Timeout = defaultAdmissionTimeout
 	}
-	if p.timeout <= 0 {
-		p.timeout = defaultAdmissionTimeout
-	}
-	if len(args) > 0 {
-		p.executable = args[0]
-		if found, err := exec.LookPath(args[0]); err == nil {
+	p := &AdmissionPlugin{host: host, spec: spec, logger: logger, aborted: make(chan struct{})}
+	if len(spec.Args) > 0 {
+		p.executable = spec.Args[0]
+		if found, err := exec.LookPath(spec.Args[0]); err == nil {
 			p.executable = found
 		}
 	}
@@ -134,15 +126,20 @@ func (p *AdmissionPlugin) CheckAdmission(pin plugin.Pin) plugin.Promise {
 		p.mu.Unlock()
 		return known
 	}
-	defer p.mu.Unlock()
 	promise := &Promise{pin: pin}
-	if err := p.enqueue(promise); err != nil {
+	err := p.enqueue(promise)
+	unit, runs := p.unit, p.session != nil
+	p.mu.Unlock()
+	switch {
+	case err != nil:
 		promise.resolve(refusal(pin, err))
+	case !runs:
+		unit.Tell(machine.Demand{})
 	}
 	return promise
 }
 
-// enqueue lets a promise wait for the plugin, and starts what is needed for it to be resolved.
+// enqueue lets a promise wait for the plugin.
 func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 	pin := promise.pin
 	switch {
@@ -154,15 +151,13 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 		return status.Error(codes.InvalidArgument, "its pin is no valid UTF-8")
 	case p.waiting.n+p.sent.n == maxPending:
 		return ErrQueueFull
+	case p.session == nil && !p.host.admits(p):
+		return ErrAborted
 	}
-	if p.running == nil {
-		running := make(chan struct{})
-		if !p.host.supervise(p, running) {
-			return ErrAborted
-		}
-		p.running = running
+	if p.unit == nil {
+		p.unit = p.newUnit()
 	}
-	promise.deadline = time.Now().Add(p.timeout)
+	promise.deadline = time.Now().Add(p.spec.Timeout)
 	if p.checks == nil {
 		p.checks = map[plugin.Pin]*Promise{}
 	}
@@ -171,11 +166,43 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 	if p.session != nil {
 		p.session.wakeUp()
 	}
-	if !p.armed {
-		p.armed = true
-		p.nudge <- struct{}{} // has room: run empties it before it lets armed be false
-	}
+	p.arm()
 	return nil
+}
+
+// arm sets the timer for the next deadline, unless it is set.
+func (p *AdmissionPlugin) arm() {
+	var next *Promise
+	for _, first := range []*Promise{p.sent.first, p.waiting.first} {
+		if first != nil && (next == nil || first.deadline.Before(next.deadline)) {
+			next = first
+		}
+	}
+	if next != nil && p.expiry == nil {
+		p.expiry = time.AfterFunc(time.Until(next.deadline), p.expire)
+	}
+}
+
+// expire refuses the checks whose time is over. The plugin hangs if a check timed out and no other was answered for half of that time.
+func (p *AdmissionPlugin) expire() {
+	p.mu.Lock()
+	now := time.Now()
+	var hung supervise.Process
+	for _, list := range []*promises{&p.sent, &p.waiting} {
+		for list.n > 0 && !list.first.deadline.After(now) {
+			if s := p.session; s != nil && now.Sub(s.heard) >= p.spec.Timeout/2 {
+				s.hangs, hung = true, s.process
+			}
+			p.fail(list, list.first, ErrTimeout)
+		}
+	}
+	p.expiry = nil
+	p.arm()
+	unit := p.unit
+	p.mu.Unlock()
+	if hung != nil {
+		unit.Unfit(hung, ErrTimeout, true) // it would not hear that it is asked to end, and checks wait for the next one
+	}
 }
 
 // ClearCache forgets all resolved promises.
@@ -206,23 +233,22 @@ func (p *AdmissionPlugin) Close(ctx context.Context) {
 	}
 	p.failAll(&p.waiting, ErrAborted)
 	p.failAll(&p.sent, ErrAborted)
-	running := p.running
+	if p.expiry != nil {
+		p.expiry.Stop()
+	}
+	unit := p.unit
 	p.mu.Unlock()
-	if running == nil {
+	if unit == nil {
 		return
 	}
+	ended := make(chan struct{})
+	unit.Remove(func(error) { close(ended) })
 	select {
-	case <-running:
-		return
+	case <-ended:
 	case <-ctx.Done():
+		unit.Kill()
+		<-ended
 	}
-	p.mu.Lock()
-	if !p.killed {
-		p.killed = true
-		close(p.kill)
-	}
-	p.mu.Unlock()
-	<-running
 }
 
 func (p *AdmissionPlugin) failAll(list *promises, err error) {

@@ -256,7 +256,7 @@ func (c *conn) claim(p *PluginProcess) error {
 	case c.plugin == p:
 		return nil
 	case c.plugin != nil || c.unix != nil:
-		return fmt.Errorf("the ticket is that of plugin %q", p.name)
+		return fmt.Errorf("the ticket is that of plugin %q", p.spec.Name)
 	case c.isClosed:
 		return errEnded
 	}

@@ -114,7 +114,7 @@ func (h *Host) PluginAt(path string) *PluginProcess {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for p := range h.plugins {
-		if p.pluginSocket != "" && (p.pluginSocket == path || filepath.Dir(p.pluginSocket) == path) {
+		if p.spec.PluginSocket != "" && (p.spec.PluginSocket == path || filepath.Dir(p.spec.PluginSocket) == path) {
 			return p
 		}
 	}
@@ -237,7 +237,7 @@ type crashed struct{}
 func (crashed) Error() string { return "the admission plugin ended before it answered" }
 func (crashed) Unwrap() error { return ErrAborted }
 
-// EventKind says what happened.
+// EventKind says what happened. Of admission plugins there are also the kinds ready, backoff and failed, as of package launcher.
 type EventKind string
 
 // The kinds of events.

@@ -118,7 +118,7 @@ func TestTerminateKills(t *testing.T) {
 	h := newHost(t)
 	for name, how := range map[string]func(*PluginProcess) (context.Context, context.CancelFunc){
 		"by the grace": func(p *PluginProcess) (context.Context, context.CancelFunc) {
-			p.grace = Grace{Stdin: time.Millisecond, Term: time.Millisecond}
+			p.spec.Grace = Grace{Stdin: time.Millisecond, Term: time.Millisecond}
 			return context.WithCancel(t.Context())
 		},
 		"by the context": func(*PluginProcess) (context.Context, context.CancelFunc) {

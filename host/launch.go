@@ -116,35 +116,41 @@ func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	return p, nil
 }
 
+// check says what is wrong with a description, and gives its path and protocol the one form.
+func (s *Spec) check() (granted grants, err error) {
+	if s.Protocol, err = s.Protocol.orDefault(); err != nil {
+		return nil, err
+	}
+	if s.Foreign != nil {
+		s.Protocol = protocolForeign
+	}
+	if granted, err = s.Controller.services(s.Protocol); err != nil {
+		return nil, err
+	}
+	if s.PluginSocket != "" {
+		if s.PluginSocket, err = filepath.Abs(s.PluginSocket); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case len(s.PluginSocket) > maxPath:
+		err = fmt.Errorf("the path of its socket has more than %d bytes: %s", maxPath, s.PluginSocket)
+	case s.Foreign != nil && s.Survive:
+		err = errors.New("it is to survive its host, which a plugin of a foreign protocol cannot")
+	case s.PluginSocket != "" && s.Protocol == ProtocolCIPD:
+		err = fmt.Errorf("by the protocol %q it cannot be told where to serve", s.Protocol)
+	}
+	return granted, err
+}
+
 func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	program, err := exec.LookPath(spec.Args[0])
 	if err != nil {
 		return nil, err
 	}
-	protocol, err := spec.Protocol.orDefault()
+	granted, err := spec.check()
 	if err != nil {
 		return nil, err
-	}
-	if spec.Foreign != nil {
-		protocol = protocolForeign
-	}
-	granted, err := spec.Controller.services(protocol)
-	if err != nil {
-		return nil, err
-	}
-	if spec.PluginSocket != "" {
-		if spec.PluginSocket, err = filepath.Abs(spec.PluginSocket); err != nil {
-			return nil, err
-		}
-		if len(spec.PluginSocket) > maxPath {
-			return nil, fmt.Errorf("the path of its socket has more than %d bytes: %s", maxPath, spec.PluginSocket)
-		}
-	}
-	if spec.Foreign != nil && spec.Survive {
-		return nil, errors.New("it is to survive its host, which a plugin of a foreign protocol cannot")
-	}
-	if spec.PluginSocket != "" && protocol == ProtocolCIPD {
-		return nil, fmt.Errorf("by the protocol %q it cannot be told where to serve", protocol)
 	}
 	user, err := identify(spec.User, spec.Group)
 	if err != nil {
@@ -155,21 +161,16 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 		return nil, err
 	}
 	defer image.Release()
-	p := newPlugin(h, spec.Name, spec.PluginSocket)
-	p.protocol, p.survive, p.grace, p.logs = protocol, spec.Survive, spec.Grace, spec.Logs
-	p.foreign = spec.Foreign
+	p := newPlugin(ctx, h, spec)
 	if image != nil {
 		p.pin = pinOf(spec, image)
-	}
-	if p.logs == nil {
-		p.openLog(ctx)
 	}
 	if err := h.reserve(p); err != nil {
 		return nil, err
 	}
 	defer h.launching.Done()
 	p.grant(granted)
-	what, err := processSpec(p, spec, program)
+	what, err := p.processSpec(program)
 	var room string
 	if err == nil {
 		room, err = h.admitUser(&what, user, spec)
@@ -187,7 +188,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 		}
 		return nil, err
 	}
-	h.emit(Event{Time: time.Now(), Kind: EventLaunched, Plugin: p.name, PID: p.PID(), Message: launchedMessage(program, image)})
+	h.emit(Event{Time: time.Now(), Kind: EventLaunched, Plugin: p.spec.Name, PID: p.PID(), Message: launchedMessage(program, image)})
 	h.watching.Go(p.watch)
 	return p, nil
 }
@@ -200,15 +201,20 @@ func (h *Host) reserve(p *PluginProcess) error {
 		return err
 	}
 	for other := range h.plugins {
-		if p.pluginSocket != "" && other.pluginSocket == p.pluginSocket {
-			return fmt.Errorf("plugin %s, which has not ended, serves at %s", other.name, p.pluginSocket)
+		if p.spec.PluginSocket != "" && other.spec.PluginSocket == p.spec.PluginSocket {
+			return fmt.Errorf("plugin %s, which has not ended, serves at %s", other.spec.Name, p.spec.PluginSocket)
 		}
 	}
+	h.know(p)
+	h.launching.Add(1)
+	return nil
+}
+
+// know gives a plugin its ticket, by its number. mu is held.
+func (h *Host) know(p *PluginProcess) {
 	h.number++
 	p.ticket = newTicket(h.number)
 	h.plugins[p] = struct{}{}
-	h.launching.Add(1)
-	return nil
 }
 
 func (h *Host) forget(p *PluginProcess) {
@@ -217,14 +223,15 @@ func (h *Host) forget(p *PluginProcess) {
 	delete(h.plugins, p)
 }
 
-func processSpec(p *PluginProcess, spec Spec, program string) (process.Spec, error) {
+func (p *PluginProcess) processSpec(program string) (process.Spec, error) {
+	spec := &p.spec
 	line, err := p.handshakeLine()
 	if err != nil {
 		return process.Spec{}, err
 	}
 	s := process.Spec{
 		Name: spec.Name, Path: program, Args: spec.Args, Dir: spec.Dir, Stdin: line, ExtraFiles: spec.ExtraFiles,
-		Env: environment(spec.Env, p.protocol), Survive: spec.Survive, Limits: spec.Limits, NoNewPrivs: spec.NoNewPrivs,
+		Env: environment(spec.Env, p.spec.Protocol), Survive: spec.Survive, Limits: spec.Limits, NoNewPrivs: spec.NoNewPrivs,
 	}
 	if spec.PluginSocket != "" {
 		socket, err := process.Resolve(spec.PluginSocket)
@@ -261,14 +268,10 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 	for _, proc := range found {
 		var known survivor
 		_ = json.Unmarshal(proc.Data(), &known) // what cannot be read was not written by a host
-		p := newPlugin(h, proc.Name(), known.PluginSocket)
-		p.survive, p.tag = true, known.Tag
-		p.openLog(ctx)
+		p := newPlugin(ctx, h, Spec{Name: proc.Name(), PluginSocket: known.PluginSocket, Tag: known.Tag, Survive: true})
 		_ = p.start(func() (*process.Process, error) { return proc, nil })
 		h.mu.Lock()
-		h.number++
-		p.ticket = newTicket(h.number)
-		h.plugins[p] = struct{}{}
+		h.know(p)
 		h.mu.Unlock()
 		h.watching.Go(p.watch)
 		adopted = append(adopted, p)
@@ -349,11 +352,11 @@ func (p Protocol) maxCalls() int {
 }
 
 func (p *PluginProcess) handshakeLine() ([]byte, error) {
-	if p.protocol == protocolForeign {
+	if p.spec.Protocol == protocolForeign {
 		return nil, nil
 	}
 	var line bytes.Buffer
-	if p.protocol == ProtocolCIPD {
+	if p.spec.Protocol == ProtocolCIPD {
 		port, err := p.host.server.loopbackPort()
 		if err == nil {
 			err = cipd.WriteHandshake(&line, port, p.ticket.String())
@@ -361,7 +364,7 @@ func (p *PluginProcess) handshakeLine() ([]byte, error) {
 		return line.Bytes(), err
 	}
 	err := handshake.Write(&line, handshake.Handshake{
-		HostSocket: p.host.server.path, Ticket: p.ticket.String(), PluginSocket: p.pluginSocket,
+		HostSocket: p.host.server.path, Ticket: p.ticket.String(), PluginSocket: p.spec.PluginSocket,
 	})
 	return line.Bytes(), err
 }

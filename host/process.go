@@ -33,18 +33,11 @@ const (
 
 // PluginProcess is a plugin subprocess. All methods are safe for concurrent use.
 type PluginProcess struct {
-	host         *Host
-	name         string
-	pluginSocket string
-	protocol     Protocol
-	survive      bool
-	tag          string
-	grace        Grace
-	ticket       ticket
-	services     grants // nil for one that was adopted
-	logs         *Log
-	ownLogs      bool
-	foreign      Foreign // nil for one whose protocol the host knows
+	host     *Host
+	spec     Spec // checked; of one that was adopted, what is known of it
+	ticket   ticket
+	services grants // nil for one that was adopted
+	logs     *Log
 
 	started chan struct{}
 	proc    *process.Process // set before started is closed; nil if it could not be started
@@ -53,29 +46,31 @@ type PluginProcess struct {
 	calls  calls
 	denied quota
 
+	began    time.Time
 	left     chan struct{} // closed when the host lets a process go on that it cannot or shall not end
 	leftOnce sync.Once
 	done     chan struct{}
-	err      error // set before done is closed
+	err      error  // set before done is closed
+	words    string // likewise
 }
 
-func newPlugin(h *Host, name, pluginSocket string) *PluginProcess {
-	return &PluginProcess{
-		host: h, name: name, pluginSocket: pluginSocket,
+// newPlugin returns a plugin that was not started yet. The records of a log of its own go to the logger in ctx or else to that in the
+// host's PluginsContext.
+func newPlugin(ctx context.Context, h *Host, spec Spec) *PluginProcess {
+	p := &PluginProcess{
+		host: h, spec: spec, logs: spec.Logs, began: time.Now(),
 		started: make(chan struct{}), left: make(chan struct{}), done: make(chan struct{}),
 	}
-}
-
-// openLog makes a log for the plugin, whose records go to the logger in ctx or else to that in the host's PluginsContext.
-func (p *PluginProcess) openLog(ctx context.Context) {
-	p.logs = output.New(output.Config{Name: p.name, Handler: handlerOf(ctx, p.host.PluginsContext)})
-	p.ownLogs = true
+	if p.logs == nil {
+		p.logs = output.New(output.Config{Name: spec.Name, Handler: handlerOf(ctx, h.PluginsContext)})
+	}
+	return p
 }
 
 func (p *PluginProcess) grant(granted grants) {
 	p.services = maps.Clone(granted)
 	own := &hostService{config: p.host.Config(), logs: p.logs}
-	if p.protocol == ProtocolCIPD {
+	if p.spec.Protocol == ProtocolCIPD {
 		p.services[cipd.HostDesc.ServiceName] = service{&cipd.HostDesc, cipd.NewHost(own, own.config.ServiceURL)}
 		return
 	}
@@ -103,7 +98,7 @@ func (p *PluginProcess) isStarted() bool {
 func (p *PluginProcess) Started() <-chan struct{} { return p.started }
 
 // Name returns the name with which the plugin was launched.
-func (p *PluginProcess) Name() string { return p.name }
+func (p *PluginProcess) Name() string { return p.spec.Name }
 
 // PID returns the process ID. It may belong to another process when the plugin has ended.
 func (p *PluginProcess) PID() int {
@@ -117,10 +112,10 @@ func (p *PluginProcess) PID() int {
 func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
 
 // PluginSocket returns the path at which the plugin was told to serve; empty if it was not.
-func (p *PluginProcess) PluginSocket() string { return p.pluginSocket }
+func (p *PluginProcess) PluginSocket() string { return p.spec.PluginSocket }
 
 // Tag returns the [Spec].Tag with which the plugin was launched, maybe by an earlier host.
-func (p *PluginProcess) Tag() string { return p.tag }
+func (p *PluginProcess) Tag() string { return p.spec.Tag }
 
 // Pin names what was executed, if that was checked: with [Spec].SHA256 or [Spec].Admit. It is zero for a plugin that was adopted.
 func (p *PluginProcess) Pin() plugin.Pin { return p.pin }
@@ -160,13 +155,13 @@ func (p *PluginProcess) Terminate(ctx context.Context) error {
 
 // terminate ends the process. A foreign plugin is asked to end while it may do so by itself.
 func (p *PluginProcess) terminate(ctx context.Context) error {
-	if p.foreign == nil {
-		return p.proc.Terminate(ctx, p.grace)
+	if p.spec.Foreign == nil {
+		return p.proc.Terminate(ctx, p.spec.Grace)
 	}
 	asking, cancel := context.WithCancel(ctx)
 	var asked sync.WaitGroup
-	asked.Go(func() { p.foreign.Stop(asking) })
-	err := p.proc.Terminate(ctx, p.grace)
+	asked.Go(func() { p.spec.Foreign.Stop(asking) })
+	err := p.proc.Terminate(ctx, p.spec.Grace)
 	cancel()
 	asked.Wait()
 	return err
@@ -174,11 +169,11 @@ func (p *PluginProcess) terminate(ctx context.Context) error {
 
 // leave ends the plugin for its host's Close, or lets it go on.
 func (p *PluginProcess) leave(ctx context.Context) {
-	if !p.survive {
+	if !p.spec.Survive {
 		if err := p.Terminate(ctx); !errors.Is(err, process.ErrTimeout) {
 			return
 		}
-		p.host.warn("a plugin cannot be ended", "plugin", p.name, "pid", p.PID())
+		p.host.warn("a plugin cannot be ended", "plugin", p.spec.Name, "pid", p.PID())
 	}
 	p.abandon()
 }
@@ -186,8 +181,8 @@ func (p *PluginProcess) leave(ctx context.Context) {
 func (p *PluginProcess) abandon() { p.leftOnce.Do(func() { close(p.left) }) }
 
 func (p *PluginProcess) watch() {
-	if p.foreign != nil {
-		defer p.foreign.Ended()
+	if p.spec.Foreign != nil {
+		defer p.spec.Foreign.Ended()
 	}
 	drain := p.readOutput()
 	ended := false
@@ -201,19 +196,47 @@ func (p *PluginProcess) watch() {
 	drain()
 	p.host.forget(p)
 	if ended {
-		if p.err = p.proc.Err(); p.err == nil {
-			p.err = ErrTerminated
-		}
-		p.host.emit(Event{Time: time.Now(), Kind: EventTerminated, Plugin: p.name, PID: p.PID(), Message: p.err.Error(), Err: p.err})
+		p.end()
 		close(p.done)
 	}
-	if !p.ownLogs {
+	if p.spec.Logs != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), logPatience)
 	defer cancel()
 	if err := p.logs.Close(ctx); err != nil {
-		p.host.warn("the logger is too slow for the last records of a plugin", "plugin", p.name, "error", err)
+		p.host.warn("the logger is too slow for the last records of a plugin", "plugin", p.spec.Name, "error", err)
+	}
+}
+
+// end says how the process ended.
+func (p *PluginProcess) end() {
+	p.err = p.proc.Err()
+	if p.err == nil {
+		p.err = ErrTerminated
+	} else {
+		p.words = p.logs.LastWords(p.began)
+	}
+	message := WithLastWords(p.err, p.words).Error()
+	p.host.emit(Event{Time: time.Now(), Kind: EventTerminated, Plugin: p.spec.Name, PID: p.PID(), Message: message, Err: p.err})
+}
+
+// WithLastWords adds to the error of a plugin that ended what it wrote last, if it wrote something.
+func WithLastWords(err error, words string) error {
+	if words == "" {
+		return err
+	}
+	return fmt.Errorf("%w; its last words: %s", err, words)
+}
+
+// LastWords returns the last lines that the plugin wrote to standard error before it ended with an error, in one line. They are empty until
+// Done is closed.
+func (p *PluginProcess) LastWords() string {
+	select {
+	case <-p.done:
+		return p.words
+	default:
+		return ""
 	}
 }
 
@@ -228,11 +251,11 @@ func (p *PluginProcess) readOutput() (drain func()) {
 		}
 		pipes = append(pipes, pipe)
 		readers.Go(func() {
-			if p.foreign != nil && source == output.Stdout {
-				p.foreign.Hello(pipe)
+			if p.spec.Foreign != nil && source == output.Stdout {
+				p.spec.Foreign.Hello(pipe)
 			}
 			if err := p.logs.Drain(pipe, source); err != nil {
-				p.host.warn("cannot read what a plugin prints", "plugin", p.name, "error", err)
+				p.host.warn("cannot read what a plugin prints", "plugin", p.spec.Name, "error", err)
 			}
 		})
 	}

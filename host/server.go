@@ -192,9 +192,9 @@ func (s *server) handle(_ any, stream grpc.ServerStream) error {
 	if !ok {
 		c, _ := connOf(stream.Context())
 		s.deny(c, p, full, "the service is not granted to this plugin")
-		return status.Errorf(p.protocol.notGranted(), "the service %s is not granted to this plugin", name)
+		return status.Errorf(p.spec.Protocol.notGranted(), "the service %s is not granted to this plugin", name)
 	}
-	if err := p.calls.begin(p.protocol.maxCalls()); err != nil {
+	if err := p.calls.begin(p.spec.Protocol.maxCalls()); err != nil {
 		return err
 	}
 	defer p.calls.end()
@@ -224,7 +224,7 @@ func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess,
 	s.mu.Lock()
 	p := s.plugins[t.number]
 	s.mu.Unlock()
-	if p == nil || !p.ticket.equal(t) || p.protocol != c.protocol {
+	if p == nil || !p.ticket.equal(t) || p.spec.Protocol != c.protocol {
 		s.deny(c, owner, full, "the ticket is wrong or has expired")
 		return nil, status.Error(codes.PermissionDenied, message)
 	}
@@ -243,7 +243,7 @@ func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
 		event.PID = c.peer.PID
 	}
 	if p != nil {
-		allowance, event.Plugin = &p.denied, p.name
+		allowance, event.Plugin = &p.denied, p.spec.Name
 	}
 	suppressed, ok := allowance.take(event.Time)
 	if !ok {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -14,8 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
-	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 )
 
 const (
@@ -32,16 +34,17 @@ type session struct {
 	pluginv1.UnimplementedAdmissionsServer
 	plugin *AdmissionPlugin
 	url    string
-	start  time.Time
 
+	hello     chan struct{} // closed when the plugin has said hello
 	wake      chan struct{} // tells send that there may be something to do; capacity 1
 	over      chan struct{} // closed when the stream has ended
 	receiving sync.WaitGroup
 
 	// What follows is guarded by the lock of the admission plugin.
-	taken   bool // there is a stream, or was
-	greeted bool // the plugin has said hello
-	idle    bool // send waits
+	process supervise.Process // nil before it has started
+	taken   bool              // there is a stream, or was
+	greeted bool              // the plugin has said hello
+	idle    bool              // send waits
 	hangs   bool
 	err     error     // why the plugin is not fit to be asked
 	heard   time.Time // when the plugin last answered, or started
@@ -50,9 +53,8 @@ type session struct {
 }
 
 func newSession(p *AdmissionPlugin) *session {
-	now := time.Now()
 	return &session{
-		plugin: p, url: p.host.Config().ServiceURL, start: now, heard: now,
+		plugin: p, url: p.host.Config().ServiceURL, heard: time.Now(), hello: make(chan struct{}),
 		wake: make(chan struct{}, 1), over: make(chan struct{}), open: map[uint64]*Promise{},
 	}
 }
@@ -161,6 +163,7 @@ func (s *session) hear(request *pluginv1.AdmitRequest, first bool) error {
 	}
 	if first {
 		s.greeted, s.heard = true, time.Now()
+		close(s.hello)
 		s.wakeUp()
 	}
 	for _, r := range request.GetResolutions() {
@@ -217,11 +220,31 @@ func (b *batch) add(promise *Promise) {
 	a.Id, a.Pin.PackageName, a.Pin.InstanceId = promise.id, promise.pin.PackageName, promise.pin.InstanceID
 }
 
-// pauses are those before a plugin that ended soon is started again.
-var pauses = backoff.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second}
+// newUnit returns what keeps the plugin running while checks need it.
+func (p *AdmissionPlugin) newUnit() *supervise.Unit[string] {
+	u := supervise.New(supervise.Config[string]{
+		Launch: p.launch,
+		Ready:  func(ctx context.Context, proc supervise.Process) error { return p.follow(ctx, proc, true) },
+		Follow: func(ctx context.Context, _ string, proc supervise.Process, _ func(supervise.HealthStatus)) {
+			_ = p.follow(ctx, proc, false) // it ends with ctx
+		},
+		Needed: p.needed,
+		Observe: func(e machine.Event) {
+			if e.Kind == machine.EventReady {
+				e.Message = "it asks for admission checks"
+			}
+			p.host.emit(Event{Time: e.Time, Kind: EventKind(e.Kind), Plugin: filepath.Base(p.executable), Message: e.Message})
+		},
+		Pace: supervise.Real{WaitGroup: &p.host.watching},
+	})
+	u.Configure(p.executable, machine.Description{Serves: true, Restart: machine.Policy{
+		Restart: machine.OnDemand, MinBackoff: 100 * time.Millisecond, MaxBackoff: 10 * time.Second, Limit: -1, Healthy: 10 * time.Second,
+	}}, false)
+	return u
+}
 
-// supervise starts the goroutine of an admission plugin. It is false if the host is closed.
-func (h *Host) supervise(p *AdmissionPlugin, running chan struct{}) bool {
+// admits says whether the host is open for an admission plugin, which it then knows as one that is in use.
+func (h *Host) admits(p *AdmissionPlugin) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -231,102 +254,93 @@ func (h *Host) supervise(p *AdmissionPlugin, running chan struct{}) bool {
 		h.admissions = map[*AdmissionPlugin]struct{}{}
 	}
 	h.admissions[p] = struct{}{}
-	h.watching.Go(func() {
-		defer close(running)
-		p.run()
-	})
 	return true
 }
 
-func (h *Host) unsupervise(p *AdmissionPlugin) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.admissions, p)
-}
-
-func (p *AdmissionPlugin) run() {
-	for {
-		pause, ok := p.next()
-		if !ok {
-			return
-		}
-		if pause > 0 {
-			timer := time.NewTimer(pause)
-			p.await(nil, nil, timer.C)
-			timer.Stop()
-			continue // the checks may have timed out meanwhile
-		}
-		p.runOnce()
-	}
-}
-
-// next says how long to wait before the plugin is started, or that it need not be started now and that run ends.
-func (p *AdmissionPlugin) next() (pause time.Duration, ok bool) {
+// needed says whether checks wait for the plugin. If not, the host need not know it until one does.
+func (p *AdmissionPlugin) needed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.waiting.n == 0 {
-		p.running = nil
-		p.disarm()
-		p.host.unsupervise(p)
-		return 0, false
+	if p.waiting.n > 0 {
+		return true
 	}
-	return max(0, time.Until(p.notBefore)), true
+	p.host.mu.Lock()
+	defer p.host.mu.Unlock()
+	delete(p.host.admissions, p)
+	return false
 }
 
-func (p *AdmissionPlugin) disarm() {
-	p.armed = false
-	select {
-	case <-p.nudge:
-	default:
-	}
-}
-
-func (p *AdmissionPlugin) runOnce() {
+// launch starts a process of the plugin, with a session of its own.
+func (p *AdmissionPlugin) launch(ctx context.Context, _ string) (supervise.Process, error) {
 	s := newSession(p)
-	ctx := context.Background()
 	if p.logger != nil {
 		ctx = WithLogger(ctx, p.logger)
 	}
-	p.begin(s)
-	proc, err := p.host.Launch(ctx, Spec{Args: p.args, Protocol: p.protocol, Controller: &Controller{Admissions: s}})
-	if err == nil {
-		hangs := p.await(proc.Done(), s.over, nil)
-		err = p.end(proc, hangs)
-	}
-	p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
-	s.receiving.Wait()
-}
-
-func (p *AdmissionPlugin) begin(s *session) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.session = s
+	p.mu.Unlock()
+	proc, err := p.host.Launch(ctx, Spec{Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}})
+	if err != nil {
+		p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
+		return nil, err
+	}
+	admitting := &admissionProcess{proc, s}
+	p.mu.Lock()
+	s.process = admitting
+	p.mu.Unlock()
+	return admitting, nil
 }
 
-// end terminates a plugin, if it has not ended, and waits for its end. Meanwhile checks may time out.
-func (p *AdmissionPlugin) end(proc *PluginProcess, hangs bool) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	if hangs {
-		cancel() // it would not hear that it is asked to end, and checks wait for the next one
+// follow blocks until the plugin has said hello, if that is awaited, or else until ctx ends. A plugin whose stream ends has to end too.
+func (p *AdmissionPlugin) follow(ctx context.Context, proc supervise.Process, hello bool) error {
+	admitting, _ := proc.(*admissionProcess)
+	s := admitting.session
+	greeted := s.hello
+	if !hello {
+		greeted = nil
 	}
-	ended := make(chan struct{})
-	var err error
-	go func() {
-		defer close(ended)
-		err = proc.Terminate(ctx)
-	}()
-	p.await(ended, nil, nil)
 	select {
-	case <-ended:
-	case <-p.kill:
-		cancel()
-		<-ended
+	case <-greeted:
+		return nil
+	case <-s.over:
+		p.unit.Unfit(proc, errStreamEnded, false)
+		<-ctx.Done()
+	case <-ctx.Done():
 	}
-	if errors.Is(err, process.ErrTimeout) {
-		proc.abandon()
+	return ctx.Err()
+}
+
+var errStreamEnded = errors.New("it does not ask for admission checks any more")
+
+// admissionProcess is a process of an admission plugin as what keeps it running sees it.
+type admissionProcess struct {
+	*PluginProcess
+	session *session
+}
+
+// About implements [supervise.Process].
+func (a *admissionProcess) About() machine.Process { return machine.Process{PID: a.PID()} }
+
+// Wait implements [supervise.Process].
+func (a *admissionProcess) Wait(context.Context) error {
+	select {
+	case <-a.done:
+	case <-a.left:
+	}
+	err := a.Err()
+	a.session.plugin.finish(a.session, fmt.Errorf("%w: %w", ErrCrashed, err))
+	a.session.receiving.Wait()
+	if errors.Is(err, ErrTerminated) {
+		return nil
 	}
 	return err
+}
+
+// Terminate implements [supervise.Process].
+func (a *admissionProcess) Terminate(ctx context.Context) {
+	if err := a.PluginProcess.Terminate(ctx); errors.Is(err, process.ErrTimeout) {
+		a.abandon()
+	}
 }
 
 // finish refuses the checks that the plugin has not answered. Those that it was not asked wait for the next one, unless this one
@@ -340,73 +354,10 @@ func (p *AdmissionPlugin) finish(s *session, err error) {
 			p.waiting.moveFirst(&p.sent)
 		}
 		p.waiting, p.sent = p.sent, promises{}
-	} else {
-		p.failAll(&p.sent, cmp.Or(s.err, err))
-		if !s.greeted {
-			p.failAll(&p.waiting, cmp.Or(s.err, err))
-		}
-	}
-	if time.Since(s.start) >= pauses.Max {
-		p.failures = 0
 		return
 	}
-	p.failures++
-	p.notBefore = time.Now().Add(pauses.After(p.failures))
-}
-
-// await waits until one of the channels says so, or until Close is called. Meanwhile checks time out. It also returns when the
-// plugin hangs.
-func (p *AdmissionPlugin) await(a, b <-chan struct{}, c <-chan time.Time) (hangs bool) {
-	for {
-		var expiry <-chan time.Time
-		deadline, hangs := p.expire(time.Now())
-		if hangs && b != nil {
-			return true
-		}
-		var timer *time.Timer
-		if !deadline.IsZero() {
-			timer = time.NewTimer(time.Until(deadline))
-			expiry = timer.C
-		}
-		again := false
-		select {
-		case <-a:
-		case <-b:
-		case <-c:
-		case <-p.aborted:
-		case <-p.nudge:
-			again = true
-		case <-expiry:
-			again = true
-		}
-		if timer != nil {
-			timer.Stop()
-		}
-		if !again {
-			return false
-		}
+	p.failAll(&p.sent, cmp.Or(s.err, err))
+	if !s.greeted {
+		p.failAll(&p.waiting, cmp.Or(s.err, err))
 	}
-}
-
-// expire refuses the checks whose time is over, and returns the next deadline; zero if there is none. The plugin hangs if a check
-// timed out and no other was answered for half of that time.
-func (p *AdmissionPlugin) expire(now time.Time) (deadline time.Time, hangs bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, list := range []*promises{&p.sent, &p.waiting} {
-		for list.n > 0 && !list.first.deadline.After(now) {
-			if p.session != nil && now.Sub(p.session.heard) >= p.timeout/2 {
-				p.session.hangs, hangs = true, true
-			}
-			p.fail(list, list.first, ErrTimeout)
-		}
-		if list.n > 0 && (deadline.IsZero() || list.first.deadline.Before(deadline)) {
-			deadline = list.first.deadline
-		}
-	}
-	p.armed = !deadline.IsZero()
-	if !p.armed {
-		p.disarm()
-	}
-	return deadline, hangs
 }

@@ -5,6 +5,7 @@ package launcher_test
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
@@ -28,8 +29,7 @@ func ExampleLauncher() {
 	}})
 	defer l.Close()
 	err := l.Set([]launcher.Plugin{{
-		Name:    "sleeper",
-		Args:    []string{"sleep", "60"},
+		Spec:    host.Spec{Name: "sleeper", Args: []string{"sleep", "60"}},
 		Manual:  true,
 		Restart: launcher.RestartPolicy{Restart: launcher.RestartOnFailure, Limit: 5},
 	}})
@@ -43,7 +43,9 @@ func ExampleLauncher() {
 	}
 	show := func() {
 		for _, p := range l.Plugins() {
-			up := p.State == launcher.StateStarting || p.State == launcher.StateRunning
+			up := slices.Contains([]launcher.State{
+				launcher.StateStarting, launcher.StateRunning, launcher.StateUnresponsive, launcher.StateUnlinked, launcher.StateStopping,
+			}, p.State)
 			fmt.Println(p.Name, "is up:", up, "stopped:", p.State == launcher.StateStopped)
 		}
 	}
@@ -60,7 +62,7 @@ func ExampleLauncher() {
 // good says whether there is nothing to do about what happened.
 func good(kind launcher.EventKind) bool {
 	switch kind {
-	case launcher.EventReplaced, launcher.EventStopped, launcher.EventResponsive, launcher.EventHealthy:
+	case launcher.EventReady, launcher.EventAdopted, launcher.EventReplaced, launcher.EventStopped, launcher.EventResponsive, launcher.EventHealthy:
 		return true
 	default:
 		return false

@@ -10,6 +10,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -42,7 +43,8 @@ func ExamplePlugin() {
 	go func() { ended <- rt.Run(ctx) }()
 
 	err = rt.Launcher().Set([]launcher.Plugin{{
-		Name: "example", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=serve"}, Serve: true,
+		Spec:  host.Spec{Name: "example", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=serve"}},
+		Serve: true,
 		Protocol: &goplugin.Plugin{
 			CookieKey: cookieKey, CookieValue: cookieValue, ProtocolVersions: []int{3, 4},
 			Type: "Example", Name: "example", AutoMTLS: true, Connections: &connections,

@@ -84,14 +84,18 @@ func (m *machine) unit(mode string, change func(*goplugin.Plugin)) launcher.Plug
 		change(p)
 	}
 	return launcher.Plugin{
-		Name: "unit", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=" + mode, socketEnv + "=/nonexistent/socket", "GORACE=atexit_sleep_ms=0"}, Serve: true, Protocol: p,
+		Spec: host.Spec{
+			Name: "unit", Args: []string{os.Args[0]},
+			Env: []string{modeEnv + "=" + mode, socketEnv + "=/nonexistent/socket", "GORACE=atexit_sleep_ms=0"},
+		},
+		Serve: true, Protocol: p,
 		Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 2},
 	}
 }
 
 func (m *machine) set(plugins ...launcher.Plugin) {
 	m.t.Helper()
-	if err := m.Launcher().Set(plugins); err != nil {
+	if err := m.Launcher().Set(plugins); err != nil && !errors.Is(err, launcher.ErrProgram) {
 		m.t.Fatal(err)
 	}
 }

@@ -147,6 +147,7 @@ var troubling = map[reconciler.EventKind]bool{
 	pipeline.EventDegraded:                           true,
 	reconciler.EventKind(host.EventDenied):           true,
 	reconciler.EventKind(host.EventLeftover):         true,
+	reconciler.EventKind(launcher.EventBackoff):      true,
 	reconciler.EventKind(launcher.EventUnresponsive): true,
 	reconciler.EventKind(launcher.EventUnhealthy):    true,
 }

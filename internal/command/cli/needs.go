@@ -82,7 +82,7 @@ func askNeeds(ctx context.Context, c *client.Client) (needy, error) {
 func launchedInNeed(launched []client.Launched, now time.Time) []need {
 	var needs []need
 	for _, p := range launched {
-		if !slices.Contains([]string{"failed", "backoff", "unresponsive"}, p.State) {
+		if !slices.Contains([]string{"failed", "backoff", "unresponsive", "unlinked"}, p.State) {
 			continue
 		}
 		needs = append(needs, need{

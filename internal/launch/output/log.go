@@ -23,6 +23,8 @@ import (
 	"iter"
 	"log/slog"
 	"math"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -416,4 +418,22 @@ func (l *limiter) take(n int) bool {
 	}
 	l.tokens -= float64(1 + n/1024)
 	return true
+}
+
+// finalWords is how many of the last lines on standard error explain the end of a plugin.
+const finalWords = 5
+
+// LastWords returns the last lines that were written to standard error since a time, in one line.
+func (l *Log) LastWords(since time.Time) string {
+	var words []string
+	for _, r := range slices.Backward(l.Tail(0)) {
+		if r.Time.Before(since) || len(words) == finalWords {
+			break
+		}
+		if r.Source == Stderr {
+			words = append(words, r.Message)
+		}
+	}
+	slices.Reverse(words)
+	return strings.Join(words, " | ")
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -408,14 +409,6 @@ func (b *bounded) close() {
 	_ = b.peer.Close()
 }
 
-func (b *bounded) start() (*os.Process, error) {
-	proc, err := os.StartProcess("/proc/self/exe", b.args, &b.attr)
-	if err != nil {
-		err = fmt.Errorf("execute this program again, as the user of the process, to limit the open files: %w", err)
-	}
-	return proc, err
-}
-
 // execute waits until the program has bounded itself, calls limit, and has it execute the other.
 func (b *bounded) execute(limit func() error) error {
 	// gofail: var processLimit string
@@ -471,7 +464,8 @@ func runBounded(args []string) {
 	tell := func(what string, err error) {
 		var errno syscall.Errno
 		_ = errors.As(err, &errno)
-		_, _ = syscall.Write(host, fmt.Appendf(nil, "%s %d", what, errno))
+		b := fmt.Appendf(nil, "%s %d", what, errno)
+		_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, uintptr(host), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	}
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
 		tell(boundedLimit, err)
@@ -480,8 +474,10 @@ func runBounded(args []string) {
 	// It was lost if this program has capabilities of its own. Whoever is gone already does not answer.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	_ = os.Unsetenv(helperEnv)
-	// From the answer on there may be no room for another thread, which the collector wants, and the runtime for a call that blocks.
+	// As soon as the host is told there may be no room for another thread, which the collector wants, the runtime for a call that blocks, and
+	// for another processor when this goroutine was preempted.
 	debug.SetGCPercent(-1)
+	runtime.GOMAXPROCS(1)
 	tell(boundedReady, nil)
 	answer, got, errno := [1]byte{}, uintptr(0), unix.EINTR
 	for errno == unix.EINTR {

@@ -25,7 +25,7 @@ type child struct {
 	id      uint64   // for the watchdog
 	leaf    *cgroup  // nil if it has none
 	since   uint64   // no process of its tree is older
-	pipes   pipes    // only if it has no cgroup
+	wire    *wire    // to its reaper; nil if it has a cgroup
 	v1      []string // its cgroups of version 1, which only limit it
 	pid     int
 	stdin   *os.File
@@ -50,24 +50,18 @@ func (c *child) start() error {
 		c.undo(in, out, errs)
 		return err
 	}
-	announce := func() {
-		if c.leaf == nil {
-			c.since, c.pipes = now(), pipes{in: in.inode(), out: out.inode(), err: errs.inode()}
-		}
-		if c.leaf == nil || len(c.remains()) > 0 { // else the watchdog knows all by the cgroup of the group
-			guard.start(c.id, c.since, c.pipes, c.remains())
-		}
+	c.since = now()
+	if len(c.remains()) > 0 {
+		guard.start(c.id, c.remains())
 	}
-	announce()
 	attr := &os.ProcAttr{Dir: spec.Dir, Env: spec.Env, Files: slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)}
-	pidfd, err := c.fork(attr)
+	ran, err := c.fork(attr)
 	limited := spec.Limits.grouped()
-	if refused := err; refused != nil && c.proc == nil && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
+	if refused := err; refused != nil && !ran && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
 		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
 		_ = c.leaf.remove()
 		c.leaf = nil
-		announce()
-		if pidfd, err = c.fork(attr); err == nil {
+		if _, err = c.fork(attr); err == nil {
 			c.group.cfg.Logger.Warn("a process was refused its cgroup and runs without", "name", spec.Name, "error", refused)
 		}
 	}
@@ -79,11 +73,7 @@ func (c *child) start() error {
 		guard.end(c.id)
 		return err
 	}
-	c.exit = newExit(c.pid, pidfd)
 	c.exit.noGroups = c.group.platform.noGroups
-	if c.leaf == nil {
-		guard.pid(c.id, c.pid)
-	}
 	c.stdin, c.process.stdout, c.process.stderr = in.write, out.read, errs.read
 	return nil
 }
@@ -106,59 +96,87 @@ func (c *child) confine() error {
 
 func (c *child) remains() []string { return slices.Concat(c.process.spec.Remove, c.v1) }
 
-// fork starts the program on a thread that lives as long as the group.
-func (c *child) fork(attr *os.ProcAttr) (pidfd int, err error) {
+// fork starts the program. With an error nothing runs; it may have run already, up to where it was to be limited.
+func (c *child) fork(attr *os.ProcAttr) (ran bool, err error) {
 	// gofail: var processFork string
-	// return -1, errors.New(processFork)
-	pidfd = -1
+	// return false, errors.New(processFork)
 	spec := &c.process.spec
-	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd}
-	if spec.User != nil {
-		sys.Credential = &syscall.Credential{Uid: spec.User.UID, Gid: spec.User.GID}
-	}
-	if c.leaf != nil {
-		dir, err := unix.Open(c.leaf.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-		if err != nil {
-			return -1, fmt.Errorf("open %s: %w", c.leaf.dir, err)
-		}
-		defer unix.Close(dir)
-		sys.UseCgroupFD, sys.CgroupFD = true, dir
-	}
-	attr.Sys = sys
-	forker, err := c.group.platform.thread(spec.NoNewPrivs)
-	if err != nil {
-		return -1, err
-	}
-	begin := func() (*os.Process, error) { return os.StartProcess(spec.Path, spec.Args, attr) }
+	what := program{spec.Path, spec.Args, attr}
 	var b *bounded
 	if spec.Limits.OpenFiles > 0 {
 		if b, err = newBounded(spec, attr); err != nil {
-			return -1, err
+			return false, err
 		}
 		defer b.close()
-		begin = b.start
+		what = program{"/proc/self/exe", b.args, &b.attr}
+	}
+	if c.leaf == nil {
+		err = c.forkReaped(what)
+	} else {
+		err = c.forkInto(what)
+	}
+	ran = err == nil
+	switch {
+	case !ran && b != nil:
+		err = fmt.Errorf("execute this program again, as the user of the process, to limit the open files: %w", err)
+	case !ran:
+	case b != nil:
+		err = b.execute(c.limitProcesses)
+	default:
+		err = c.limitProcesses()
+	}
+	if err != nil {
+		c.undoFork()
+	}
+	return ran, err
+}
+
+// undoFork ends what was started, if anything was.
+func (c *child) undoFork() {
+	if c.proc != nil {
+		if c.wire != nil {
+			c.order(kill) // it ends when nothing is left
+		} else {
+			_ = c.proc.Kill()
+		}
+		_, _ = c.exit.wait(c.proc)
+		_ = c.exit.pidfd.Close()
+		c.proc = nil
+	}
+	if c.wire != nil {
+		_ = c.wire.conn.Close()
+		c.wire = nil
+	}
+}
+
+// forkInto starts a program in the cgroup of the process.
+func (c *child) forkInto(what program) error {
+	forker, err := c.group.platform.thread(c.process.spec.NoNewPrivs)
+	if err != nil {
+		return err
+	}
+	dir, err := unix.Open(c.leaf.dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", c.leaf.dir, err)
+	}
+	defer unix.Close(dir)
+	pidfd := -1
+	what.attr.Sys = &syscall.SysProcAttr{
+		Setpgid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd, UseCgroupFD: true, CgroupFD: dir,
+	}
+	if user := c.process.spec.User; user != nil {
+		what.attr.Sys.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID}
 	}
 	forker.do(func() {
 		err = within(c.v1, func() (err error) {
-			if c.proc, err = begin(); err == nil && b == nil {
-				err = c.limitProcesses()
-			}
+			c.proc, err = os.StartProcess(what.path, what.args, what.attr)
 			return err
 		})
 	})
-	if err == nil && b != nil {
-		err = b.execute(c.limitProcesses)
+	if c.proc != nil {
+		c.pid, c.exit = c.proc.Pid, newExit(c.proc.Pid, pidfd)
 	}
-	if err != nil {
-		if c.proc != nil {
-			_ = c.proc.Kill()
-			_, _ = c.proc.Wait()
-			_ = unix.Close(pidfd) // fails if there is none
-		}
-		return -1, err
-	}
-	c.pid = c.proc.Pid
-	return pidfd, nil
+	return err
 }
 
 func (c *child) undo(pipes ...pipe) {
@@ -172,15 +190,18 @@ func (c *child) undo(pipes ...pipe) {
 }
 
 func (c *child) end(s step) {
-	switch s {
-	case hangUp:
+	switch {
+	case s == hangUp:
 		_ = c.stdin.Close()
-	case terminate:
+	case s == release:
+	case c.wire != nil:
+		c.order(s)
+	case s == terminate:
 		c.signal(unix.SIGTERM)
 		c.signal(unix.SIGCONT) // what is stopped would not see it
-	case kill:
-		c.killTree()
-	case release:
+	default:
+		_ = c.leaf.kill()
+		c.signal(unix.SIGKILL) // It may have moved to another cgroup.
 	}
 }
 
@@ -194,16 +215,6 @@ func (c *child) signal(sig syscall.Signal) {
 	if c.exit.signalGroup(sig) != nil { // before Linux 6.9
 		_ = unix.Kill(-c.pid, sig) // The ID is its own until it is waited for.
 	}
-}
-
-func (c *child) killTree() {
-	if c.leaf != nil {
-		_ = c.leaf.kill()
-		c.signal(unix.SIGKILL) // It may have moved to another cgroup.
-		return
-	}
-	killAll(c.descendants()) // before their parents are gone, by whom they are found
-	c.signal(unix.SIGKILL)
 }
 
 func (c *child) descendants() []procID {
@@ -225,27 +236,18 @@ func (c *child) owns(pid int) bool {
 		return true
 	}
 	s, ok := readStat(pid)
-	return ok && (s.group == c.pid || isDescendant(pid, s, c.pid))
+	return ok && (s.group == c.pid || isDescendant(pid, s, c.proc.Pid))
 }
 
 func (c *child) wait() error {
 	c.exit.await()
 	_ = c.stdin.Close()
-	byPidfd := c.exit.signalGroup(0) == nil
 	var left []int
-	if !byPidfd { // before Linux 6.9; its ID is its own only until it is waited for
-		left = killAll(c.descendants())
-		c.signal(unix.SIGKILL)
-	}
-	err := c.reap()
-	if c.leaf != nil {
-		left = append(left, c.sweepLeaf()...)
-	}
-	if byPidfd {
-		left = append(left, c.sweepGroup()...)
-	}
-	if c.leaf == nil {
-		left = append(left, c.sweepPipes()...)
+	var err error
+	if c.wire != nil {
+		left, err = c.waitReaped()
+	} else {
+		left, err = c.waitInto()
 	}
 	_ = c.exit.pidfd.Close()
 	c.clean()
@@ -263,6 +265,22 @@ func (c *child) wait() error {
 		}
 	}
 	return err
+}
+
+// waitInto waits for a process in a cgroup, which has ended, and kills and returns what is left of it.
+func (c *child) waitInto() (left []int, err error) {
+	byPidfd := c.exit.signalGroup(0) == nil
+	if !byPidfd { // before Linux 6.9; its ID is its own only until it is waited for
+		left = killAll(c.descendants())
+		c.signal(unix.SIGKILL)
+	}
+	err = c.reap()
+	left = append(left, c.sweepLeaf()...)
+	if byPidfd {
+		// What left the cgroup. The ID of a group does not pass on while it has members.
+		_ = c.exit.signalGroup(unix.SIGKILL)
+	}
+	return left, err
 }
 
 // clean removes what the process had. A cgroup of version 1 in which something has not quite ended takes a moment.
@@ -305,32 +323,6 @@ func (c *child) sweepLeaf() []int {
 		}
 	})
 	return left
-}
-
-// sweepGroup kills what is left in the process group. It returns what nobody else will find.
-func (c *child) sweepGroup() (left []int) {
-	if c.exit.signalGroup(0) != nil {
-		return nil
-	}
-	if c.leaf == nil {
-		left = members(c.pid)
-	}
-	// The ID of a group does not pass on while it has members: if there still are some, it was the group that was looked at.
-	if c.exit.signalGroup(unix.SIGKILL) != nil {
-		return nil
-	}
-	return left
-}
-
-// sweepPipes kills what left the group and still holds standard output or error, and returns it.
-func (c *child) sweepPipes() []int {
-	// A child of this process that has not executed its program yet holds whatever this process had open.
-	syscall.ForkLock.RLock()
-	defer syscall.ForkLock.RUnlock()
-	if held(c.process.stdout) || held(c.process.stderr) {
-		return killAll(c.pipes.holders(c.since))
-	}
-	return nil
 }
 
 // held reports whether somebody still holds the other end of a pipe. Whoever has closed this end has seen that nobody does, or does not
@@ -442,12 +434,6 @@ func feed(w *os.File, b []byte) error {
 		return fmt.Errorf("write %d bytes for standard input, of which %d fit: %w", len(b), max(n, 0), cmp.Or(err, error(unix.EAGAIN)))
 	}
 	return nil
-}
-
-func (p pipe) inode() uint64 {
-	var stat unix.Stat_t
-	_ = control(p.read, func(fd int) error { return unix.Fstat(fd, &stat) }) // cannot fail on a pipe
-	return stat.Ino
 }
 
 func (p pipe) closeRead()  { _ = p.read.Close() }

@@ -30,24 +30,24 @@ type keeper struct {
 
 // runKeeper is the whole life of a keeper. The host that starts the process is at the other end of standard input.
 func runKeeper() {
-	host, err := fileWire(os.NewFile(0, "host"))
-	if err != nil {
-		return
-	}
-	var order toKeeper
-	if err := host.decoder.Decode(&order); err != nil || order.Start == nil {
+	host, order, ok := takeOrder()
+	if !ok {
 		return
 	}
 	order.Start.ExtraFiles = host.files
 	k, listener, err := newKeeper(order)
 	host.closeFiles()
 	if err != nil {
-		answer := fromKeeper{Error: err.Error()}
-		errors.As(err, &answer.Errno)
-		_ = host.send(answer)
+		_ = host.send(failureOf(err))
 		return
 	}
 	k.run(host, listener)
+}
+
+func failureOf(err error) fromKeeper {
+	answer := fromKeeper{Error: err.Error()}
+	errors.As(err, &answer.Errno)
+	return answer
 }
 
 // newKeeper starts the process, and with its own watchdog makes sure that it does not outlive the keeper.
@@ -246,15 +246,20 @@ func (o *outlet) flush(patience time.Duration) {
 	}
 }
 
-// toKeeper is what a host tells a keeper: what to start, which is said once and by the host that starts it, and then steps towards the end.
+// toKeeper is what a host tells a keeper, or a reaper: what to start, which is said once and by the host that starts it, and then steps
+// towards the end.
 type toKeeper struct {
 	Start  *Spec  `json:"start,omitempty"` // its ExtraFiles come with the message
 	Cgroup string `json:"cgroup,omitempty"`
 	Socket string `json:"socket,omitempty"`
-	Step   step   `json:"step,omitempty"`
+
+	V1 []string `json:"v1,omitempty"` // the cgroups of version 1 in which a reaper starts the process
+
+	Step step `json:"step,omitempty"`
 }
 
-// fromKeeper is what a keeper tells a host: first what it keeps, with the pipes for output and error, or why not; last how it ended.
+// fromKeeper is what a keeper tells a host: first what it keeps, with the pipes for output and error, or why not; last how it ended. A
+// reaper says how it is called and, last, what was left of it.
 type fromKeeper struct {
 	Name   string `json:"name,omitempty"`
 	Data   []byte `json:"data,omitempty"`
@@ -267,6 +272,7 @@ type fromKeeper struct {
 	Errno syscall.Errno `json:"errno,omitempty"`
 	Busy  bool          `json:"busy,omitempty"` // another host holds it
 
+	Left   []int          `json:"left,omitempty"`
 	Ended  bool           `json:"ended,omitempty"`
 	Code   int            `json:"code,omitempty"`
 	Signal syscall.Signal `json:"signal,omitempty"`
@@ -338,6 +344,11 @@ func (w *wire) send(v any, files ...*os.File) error {
 	return err
 }
 
+func (w *wire) close() {
+	w.closeFiles()
+	_ = w.conn.Close()
+}
+
 func (w *wire) closeFiles() {
 	for _, f := range w.files {
 		_ = f.Close()
@@ -372,6 +383,63 @@ func fileWire(f *os.File) (*wire, error) {
 	}
 	return newWire(unixConn), nil
 }
+
+// summon has a keeper or a reaper started and tells it what to start, with these files. The answer comes with so many.
+func summon(start func(stdin *os.File) error, order toKeeper, files []*os.File, answered int) (w *wire, about fromKeeper, err error) {
+	w, peer, err := newWires()
+	if err != nil {
+		return nil, about, err
+	}
+	err = start(peer)
+	_ = peer.Close() // or its end would not be seen
+	if err == nil {
+		err = w.send(order, files...)
+	}
+	if err == nil {
+		const patience = 10 * time.Second
+		_ = w.conn.SetReadDeadline(time.Now().Add(patience))
+		about, err = hear(w, answered)
+	}
+	if err != nil {
+		w.close()
+		return nil, about, err
+	}
+	return w, about, nil
+}
+
+// takeOrder returns, in a process that was summoned, the connection to the host and what to start.
+func takeOrder() (host *wire, order toKeeper, ok bool) {
+	host, err := fileWire(os.NewFile(0, "host"))
+	if err != nil {
+		return nil, order, false
+	}
+	err = host.decoder.Decode(&order)
+	return host, order, err == nil && order.Start != nil
+}
+
+func hear(w *wire, files int) (about fromKeeper, err error) {
+	if err := w.decoder.Decode(&about); err != nil {
+		return about, fmt.Errorf("the keeper of a process does not answer: %w", err)
+	}
+	_ = w.conn.SetReadDeadline(time.Time{})
+	switch {
+	case about.Errno != 0:
+		return about, &keeperError{about.Error, about.Errno}
+	case about.Error != "":
+		return about, errors.New(about.Error)
+	case !about.Busy && len(w.files) != files:
+		return about, fmt.Errorf("the keeper of a process sent %d files instead of %d", len(w.files), files)
+	}
+	return about, nil
+}
+
+type keeperError struct {
+	text  string
+	errno syscall.Errno
+}
+
+func (e *keeperError) Error() string { return e.text }
+func (e *keeperError) Unwrap() error { return e.errno }
 
 // peer returns who is at the other end of a connection, which says who listens there.
 func peer(conn *net.UnixConn) (cred *unix.Ucred, err error) {

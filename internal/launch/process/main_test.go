@@ -348,7 +348,10 @@ func modes(t *testing.T, f func(t *testing.T, cgroup string)) {
 // kernels runs the test as modes does, and also without what Linux 6.9 brought.
 func kernels(t *testing.T, f func(t *testing.T, cgroup string, prepare func(*Group))) {
 	modes(t, func(t *testing.T, cgroup string) { f(t, cgroup, func(*Group) {}) })
-	t.Run("no cgroup, before Linux 6.9", func(t *testing.T) { f(t, noCgroup, func(g *Group) { g.platform.noGroups = true }) })
+	t.Run("cgroup, before Linux 6.9", func(t *testing.T) {
+		needCgroup(t)
+		f(t, "", func(g *Group) { g.platform.noGroups = true })
+	})
 }
 
 func needCgroup(t testing.TB) {

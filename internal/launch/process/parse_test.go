@@ -29,14 +29,11 @@ func FuzzRecord(f *testing.F) {
 
 // Whatever a watchdog is told, it understands or skips.
 func FuzzWard(f *testing.F) {
-	f.Add("\"start\" \"1\" \"2\" \"3\" \"4\" \"5\" \"/f\"\n\"pid\" \"1\" \"99999999\"\n\"end\" \"1\"\n")
+	f.Add("\"start\" \"1\" \"/f\"\n\"end\" \"1\"\n")
 	f.Add("\"start\"\n\"cgroup\" \"/x\"\n\"end\" \"7\"\n\"sta")
 	f.Fuzz(func(_ *testing.T, text string) {
-		w := ward{procs: map[uint64]*warded{}}
+		w := ward{remove: map[string][]string{}}
 		w.listen(strings.NewReader(text))
-		for id := range w.procs {
-			w.apply(record{recordEnd, itoa(int(id))})
-		}
 	})
 }
 

@@ -46,7 +46,7 @@ func (pl *platform) open(cfg Config) error {
 		case cfg.Cgroup != "":
 			return fmt.Errorf("make a cgroup for the processes in %s: %w", cfg.Cgroup, err)
 		default:
-			cfg.Logger.Info("no cgroup for processes; descendants that leave their process group may escape", "error", err)
+			cfg.Logger.Info("no cgroup for processes: each has a reaper instead, a small process that is its parent", "error", err)
 		}
 	}
 	guard, err := newGuard(cfg.Logger, dir)
@@ -58,7 +58,7 @@ func (pl *platform) open(cfg Config) error {
 		return fmt.Errorf("start the watchdog of the processes: %w", err)
 	}
 	if len(cfg.Remove) > 0 {
-		guard.start(hostID, 0, pipes{}, cfg.Remove)
+		guard.start(hostID, cfg.Remove)
 	}
 	pl.guard, pl.forker, pl.opened = guard, newThread(), true
 	return nil
@@ -110,14 +110,22 @@ func (pl *platform) thread(noNewPrivs bool) (*thread, error) {
 	if pl.strict == nil {
 		t := newThread()
 		var err error
-		t.do(func() { err = unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
+		t.do(func() { err = forbidPrivs() })
 		if err != nil {
 			t.close()
-			return nil, fmt.Errorf("set no_new_privs: %w", err)
+			return nil, err
 		}
 		pl.strict = t
 	}
 	return pl.strict, nil
+}
+
+// forbidPrivs keeps what this thread starts from gaining privileges.
+func forbidPrivs() error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	return nil
 }
 
 // close ends the watchdog and what else is there. All processes have ended.
@@ -202,7 +210,8 @@ const (
 	roleWatchdog = "watchdog"
 	roleKeeper   = "keeper"
 	roleLauncher = "launcher" // starts a keeper and ends, so that the keeper is nobody's child
-	roleBounded  = "bounded"  // limits its own open files and becomes the program of a process
+	roleReaper   = "reaper"
+	roleBounded  = "bounded" // limits its own open files and becomes the program of a process
 )
 
 // Before main: that of the host must not run again, and not even its flags be parsed.
@@ -224,6 +233,8 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 		runWatchdog()
 	case roleKeeper:
 		runKeeper()
+	case roleReaper:
+		runReaper()
 	case roleLauncher:
 		if _, _, err := startHelper(roleKeeper, os.NewFile(0, "host")); err != nil {
 			syscall.Exit(1)

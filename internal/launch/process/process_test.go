@@ -141,22 +141,16 @@ func TestContextCutsTerminateShort(t *testing.T) {
 
 // Whatever a process started and left behind ends with it, and its exit is seen although they hold its pipes.
 func TestLeftBehind(t *testing.T) {
-	tests := map[string]struct {
-		child       role
-		needsCgroup bool
-	}{
+	tests := map[string]struct{ child role }{
 		"in the group":                  {child: role{Stay: true, Deaf: true}},
 		"in the group, without pipes":   {child: role{Stay: true, Silent: true}},
 		"left the group":                {child: role{Stay: true, Setsid: true}},
-		"left the group, without pipes": {child: role{Stay: true, Setsid: true, Silent: true}, needsCgroup: true},
+		"left the group, without pipes": {child: role{Stay: true, Setsid: true, Silent: true}},
 		"grandchild that left":          {child: role{Leave: true, Children: []*role{{Stay: true, Setsid: true}}}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
-				if test.needsCgroup && cgroup == noCgroup {
-					t.Skip("nothing tells whose it was")
-				}
 				var reported atomic.Pointer[[]int]
 				g := newGroup(t, Config{Cgroup: cgroup, Leftover: func(_ *Process, pids []int) { reported.Store(&pids) }})
 				prepare(g)

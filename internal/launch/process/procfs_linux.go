@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -108,16 +106,6 @@ func descendants(root int) []procID {
 	return found
 }
 
-func members(group int) []int {
-	var found []int
-	for pid, s := range allStats() {
-		if s.group == group && s.alive() {
-			found = append(found, pid)
-		}
-	}
-	return found
-}
-
 func descends(stats map[int]procStat, pid, root int) bool {
 	for range len(stats) { // what was read while processes come and go might contain a loop
 		s, ok := stats[pid]
@@ -151,53 +139,6 @@ func isDescendant(pid int, s procStat, root int) bool {
 		pid, s = s.parent, parent
 	}
 	return false
-}
-
-// pipes are the inodes of the pipes that are the standard input, output and error of a process.
-type pipes struct{ in, out, err uint64 }
-
-// holders returns the processes that hold the process' ends of its pipes and that are not older than it. Such a process got them from it:
-// the one way by which a descendant is known that left the group and whose parent has ended. An older one, which was sent the descriptor,
-// is somebody else's.
-func (p pipes) holders(since uint64) []procID {
-	var found []procID
-	for _, pid := range pids("/proc") {
-		if pid == os.Getpid() {
-			continue
-		}
-		s, ok := readStat(pid)
-		if ok && s.alive() && s.start >= since && p.heldBy(pid) {
-			found = append(found, procID{pid, s.start})
-		}
-	}
-	return found
-}
-
-func (p pipes) heldBy(pid int) bool {
-	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
-	return slices.ContainsFunc(pids(dir), func(fd int) bool {
-		path := dir + "/" + strconv.Itoa(fd)
-		target, err := os.Readlink(path)
-		if err != nil {
-			return false
-		}
-		number, isPipe := strings.CutPrefix(target, "pipe:[")
-		if !isPipe {
-			return false
-		}
-		inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
-		if err != nil || inode == 0 || inode != p.in && inode != p.out && inode != p.err {
-			return false
-		}
-		link, err := os.Lstat(path) // its permissions are those of the descriptor
-		if err != nil {
-			return false
-		}
-		if inode == p.in {
-			return link.Mode()&0o400 != 0
-		}
-		return link.Mode()&0o200 != 0
-	})
 }
 
 // Descends reports whether a process descends from another one, now. Either may be gone already, and its number be another's.

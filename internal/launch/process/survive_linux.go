@@ -55,31 +55,15 @@ func startKept(g *Group, p *Process) error {
 	files := spec.ExtraFiles
 	spec.ExtraFiles = nil
 
-	w, peer, err := newWires()
+	socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
+	w, about, err := summon(launchKeeper, toKeeper{Start: &spec, Cgroup: g.cfg.Cgroup, Socket: socket}, files, 2)
 	if err != nil {
 		return err
 	}
-	defer peer.Close()
-	err = launchKeeper(peer)
-	socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
-	if err == nil {
-		err = w.send(toKeeper{Start: &spec, Cgroup: g.cfg.Cgroup, Socket: socket}, files...)
+	if err = newKept(p, socket, w, about); err != nil {
+		w.close()
 	}
-	var about fromKeeper
-	if err == nil {
-		const patience = 10 * time.Second
-		_ = w.conn.SetReadDeadline(time.Now().Add(patience))
-		_ = peer.Close() // or its end would not be seen
-		about, err = hear(w)
-	}
-	if err == nil {
-		err = newKept(p, socket, w, about)
-	}
-	if err != nil {
-		w.closeFiles()
-		return errors.Join(err, w.conn.Close())
-	}
-	return nil
+	return err
 }
 
 // launchKeeper starts a keeper that is no child of this process: it does not wait for it, now or when it will have ended.
@@ -98,30 +82,6 @@ func launchKeeper(stdin *os.File) error {
 	}
 	return err
 }
-
-func hear(w *wire) (about fromKeeper, err error) {
-	if err := w.decoder.Decode(&about); err != nil {
-		return about, fmt.Errorf("the keeper of a process that survives does not answer: %w", err)
-	}
-	_ = w.conn.SetReadDeadline(time.Time{})
-	switch {
-	case about.Errno != 0:
-		return about, &keeperError{about.Error, about.Errno}
-	case about.Error != "":
-		return about, errors.New(about.Error)
-	case !about.Busy && len(w.files) != 2:
-		return about, fmt.Errorf("the keeper of a process that survives sent %d files instead of 2", len(w.files))
-	}
-	return about, nil
-}
-
-type keeperError struct {
-	text  string
-	errno syscall.Errno
-}
-
-func (e *keeperError) Error() string { return e.text }
-func (e *keeperError) Unwrap() error { return e.errno }
 
 // newKept takes over the connection, if it can see the process of which the keeper speaks.
 func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
@@ -217,8 +177,7 @@ func adoptOne(ctx context.Context, socket string) (*Process, error) {
 	w := newWire(unixConn)
 	p, err := adoptFrom(ctx, socket, w)
 	if p == nil {
-		w.closeFiles()
-		_ = conn.Close()
+		w.close()
 	}
 	return p, err
 }
@@ -232,7 +191,7 @@ func adoptFrom(ctx context.Context, socket string, w *wire) (*Process, error) {
 		return nil, fmt.Errorf("user %d listens there, who is not the one that this process runs as", cred.Uid)
 	}
 	interrupted := context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Unix(1, 0)) })
-	about, err := hear(w)
+	about, err := hear(w, 2)
 	if !interrupted() {
 		return nil, context.Cause(ctx)
 	}

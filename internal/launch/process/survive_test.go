@@ -51,11 +51,14 @@ func adoptOnly(t testing.TB, g *Group) *Process {
 	return p
 }
 
-// keeperOf returns the keeper of a process, which is its parent.
+// keeperOf returns the keeper of a process, which is its parent, or that of its reaper.
 func keeperOf(t testing.TB, pid int) procID {
 	t.Helper()
 	s, ok := readStat(pid)
 	comm, err := os.ReadFile("/proc/" + strconv.Itoa(s.parent) + "/comm")
+	if strings.HasPrefix(string(comm), helperName+roleReaper) {
+		return keeperOf(t, s.parent)
+	}
 	if !ok || err != nil || !strings.HasPrefix(string(comm), helperName+roleKeeper) {
 		t.Fatalf("the parent of process %d is %d: %s, %v", pid, s.parent, comm, err)
 	}
@@ -223,20 +226,24 @@ func TestAdoptLooks(t *testing.T) {
 	}
 }
 
+// TestKeeperIsKilled: nothing of a survivor outlives its keeper, whatever it left.
 func TestKeeperIsKilled(t *testing.T) {
-	g := newGroup(t, Config{StateDir: stateDir(t)})
-	p, err := g.Start(surviving(&role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true}}}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := listen(t, p)
-	all := processes(t, s.everyone())
-	keeperOf(t, p.PID()).kill()
-	awaitEnds(t, all)
-	<-p.Done()
-	if !errors.Is(p.Err(), errKeeper) {
-		t.Errorf("Err is %v", p.Err())
-	}
+	modes(t, func(t *testing.T, cgroup string) {
+		g := newGroup(t, Config{StateDir: stateDir(t), Cgroup: cgroup})
+		p, err := g.Start(surviving(&role{Stay: true, Deaf: true, Children: []*role{
+			{Stay: true, Deaf: true, Setsid: true}, {Stay: true, Deaf: true, Setsid: true, Silent: true},
+		}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := processes(t, listen(t, p).everyone())
+		keeperOf(t, p.PID()).kill()
+		awaitEnds(t, all)
+		<-p.Done()
+		if !errors.Is(p.Err(), errKeeper) {
+			t.Errorf("Err is %v", p.Err())
+		}
+	})
 }
 
 func TestStatus(t *testing.T) {

@@ -122,16 +122,8 @@ func (g *guard) nextID() uint64 {
 	return g.last
 }
 
-func (g *guard) start(id, since uint64, p pipes, remove []string) {
-	r := record{recordStart}
-	for _, n := range []uint64{id, since, p.in, p.out, p.err} {
-		r = append(r, strconv.FormatUint(n, 10))
-	}
-	g.add(id, append(r, remove...))
-}
-
-func (g *guard) pid(id uint64, pid int) {
-	g.add(id, record{recordPID, strconv.FormatUint(id, 10), strconv.Itoa(pid)})
+func (g *guard) start(id uint64, remove []string) {
+	g.add(id, append(record{recordStart, strconv.FormatUint(id, 10)}, remove...))
 }
 
 func (g *guard) add(id uint64, r record) {
@@ -181,17 +173,14 @@ func (g *guard) close() {
 
 // A record is what a host tells its watchdog: one line of words, each of which is quoted as in Go, so that any path fits.
 //
-//	cgroup DIR                      all processes are in this cgroup or below it
-//	start ID SINCE IN OUT ERR FILE… a process is about to start: its earliest start time, the inodes of its pipes, the files to remove;
-//	                                the inodes are 0 if it is in a cgroup
-//	pid ID PID                      it has this process ID; only told if it is in no cgroup
-//	end ID                          it has ended and nothing is left of it
+//	cgroup DIR     the processes that have a cgroup are in this cgroup or below it
+//	start ID FILE… a process is about to start: the files to remove after it
+//	end ID         it has ended and nothing is left of it
 type record []string
 
 const (
 	recordCgroup = "cgroup"
 	recordStart  = "start"
-	recordPID    = "pid"
 	recordEnd    = "end"
 )
 
@@ -223,35 +212,15 @@ func parseRecord(line string) (record, error) {
 	return r, nil
 }
 
-func (r record) number(i int) uint64 {
-	if i >= len(r) {
-		return 0
-	}
-	n, err := strconv.ParseUint(r[i], 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
-// ward is what a watchdog ends when its host has gone.
+// ward is what a watchdog ends when its host has gone. A process without a cgroup has a reaper, which does so itself.
 type ward struct {
 	cgroup string
-	procs  map[uint64]*warded
-}
-
-type warded struct {
-	since  uint64
-	pipes  pipes
-	remove []string
-	pidfd  int // negative if the process is not known, and then so is what follows
-	pid    int
-	stat   procStat
+	remove map[string][]string // the files of each process
 }
 
 // runWatchdog is the whole life of the watchdog: it listens to the host until that has gone, and then ends what the host has left.
 func runWatchdog() {
-	w := ward{procs: map[uint64]*warded{}}
+	w := ward{remove: map[string][]string{}}
 	w.listen(descriptor(0))
 	w.endAll()
 }
@@ -288,32 +257,13 @@ func (w *ward) listen(r io.Reader) {
 }
 
 func (w *ward) apply(r record) {
-	const files = 6
-	id := r.number(1)
-	switch known := w.procs[id]; {
-	case r[0] == recordCgroup:
+	switch r[0] {
+	case recordCgroup:
 		w.cgroup = r[1]
-	case r[0] == recordStart && len(r) >= files:
-		w.procs[id] = &warded{since: r.number(2), pipes: pipes{r.number(3), r.number(4), r.number(5)}, remove: r[files:], pidfd: -1}
-	case known == nil:
-	case r[0] == recordPID:
-		known.follow(int(r.number(2)))
-	case r[0] == recordEnd:
-		if known.pidfd >= 0 {
-			_ = unix.Close(known.pidfd)
-		}
-		delete(w.procs, id)
-	}
-}
-
-// follow opens the process, so that its group can be signalled even when it has ended and its ID has passed on.
-func (p *warded) follow(pid int) {
-	s, ok := readStat(pid)
-	if !ok || s.start < p.since {
-		return
-	}
-	if pidfd, err := (procID{pid, s.start}).open(); err == nil {
-		p.pid, p.pidfd, p.stat = pid, pidfd, s
+	case recordStart:
+		w.remove[r[1]] = r[2:]
+	case recordEnd:
+		delete(w.remove, r[1])
 	}
 }
 
@@ -323,47 +273,14 @@ func (w *ward) endAll() {
 	if w.cgroup != "" {
 		_ = group.kill()
 	}
-	for _, p := range w.procs {
-		p.kill()
-	}
 	const patience = 10 * time.Second // for a process that hangs in the kernel; what can end has ended long before
 	var remains []string
-	for _, p := range w.procs {
-		_ = removeAll(p.remove, 0)
-		remains = append(remains, p.remove...)
+	for _, files := range w.remove {
+		_ = removeAll(files, 0)
+		remains = append(remains, files...)
 	}
 	if w.cgroup != "" {
 		_ = group.clear(patience)
 	}
 	_ = removeAll(remains, patience)
-}
-
-// kill ends a process that is in no cgroup, as far as it can be found.
-func (p *warded) kill() {
-	if p.pipes == (pipes{}) {
-		return
-	}
-	if p.pidfd >= 0 {
-		// The parent-death signal may have ended it already. If not, its ID is its own as long as it is there.
-		left := descendants(p.pid)
-		if unix.PidfdSendSignal(p.pidfd, 0, nil, 0) == nil {
-			killAll(left)
-		}
-		if unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, signalGroup) == unix.EINVAL { // before Linux 6.9
-			killAll(p.members())
-		}
-	}
-	killAll(p.pipes.holders(p.since))
-}
-
-// members returns the process and what is in its group. That the group's ID might have passed on is excluded by the session, which is that
-// of the host, and by the time.
-func (p *warded) members() []procID {
-	var found []procID
-	for pid, s := range allStats() {
-		if s.group == p.pid && s.session == p.stat.session && s.start >= p.since && s.alive() {
-			found = append(found, procID{pid, s.start})
-		}
-	}
-	return found
 }

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
 const (
@@ -97,7 +99,7 @@ func (s *fakeStream) RecvMsg(m any) error {
 type watched struct {
 	conn *fakeConn
 	mu   sync.Mutex
-	told []HealthState
+	told []machine.HealthState
 	errs []error
 	end  func()
 }
@@ -124,7 +126,7 @@ func watchHealth(t *testing.T, conn *fakeConn) *watched {
 	return w
 }
 
-func (w *watched) expect(t *testing.T, states ...HealthState) {
+func (w *watched) expect(t *testing.T, states ...machine.HealthState) {
 	t.Helper()
 	synctest.Wait()
 	w.mu.Lock()
@@ -142,6 +144,8 @@ func (w *watched) lastErr() error {
 	return w.errs[len(w.errs)-1]
 }
 
+const second = time.Second
+
 var errUnimplemented = status.Error(codes.Unimplemented, "no such method")
 
 // TestHealthWatch: where Watch is offered, news are told at once; where not, with the next check.
@@ -153,17 +157,17 @@ func TestHealthWatch(t *testing.T) {
 				conn.watchErr = errUnimplemented
 			}
 			w := watchHealth(t, conn)
-			w.expect(t, serving)
+			w.expect(t, machine.Healthy)
 			for range 3 {
 				time.Sleep(100*time.Millisecond + 7*second)
 				conn.set(func() { conn.status = healthNotServing })
 				if !offered {
 					time.Sleep(second)
 				}
-				w.expect(t, NotServing)
+				w.expect(t, machine.NotServing)
 				conn.set(func() { conn.status = healthServing })
 				time.Sleep(second)
-				w.expect(t, serving)
+				w.expect(t, machine.Healthy)
 			}
 		})
 	}
@@ -174,13 +178,13 @@ func TestHealthWatchBreaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := newFakeConn()
 		w := watchHealth(t, conn)
-		w.expect(t, serving)
+		w.expect(t, machine.Healthy)
 		conn.set(func() { conn.watchErr = io.ErrUnexpectedEOF })
 		synctest.Wait()
 		conn.set(func() { conn.watchErr = nil })
 		time.Sleep(5*second + 50*time.Millisecond)
 		conn.set(func() { conn.status = healthNotServing })
-		w.expect(t, NotServing)
+		w.expect(t, machine.NotServing)
 	})
 }
 
@@ -194,13 +198,13 @@ func TestHealthHangs(t *testing.T) {
 					conn.watchErr = errUnimplemented
 				}
 				w := watchHealth(t, conn)
-				w.expect(t, serving)
+				w.expect(t, machine.Healthy)
 				time.Sleep(10*second + time.Duration(phase)*50*time.Millisecond)
 				conn.set(func() { conn.delay = time.Hour })
 				time.Sleep(time.Second)
 				w.expect(t)
 				time.Sleep(1500 * time.Millisecond)
-				w.expect(t, Unresponsive)
+				w.expect(t, machine.Unresponsive)
 				if w.lastErr() == nil {
 					t.Error("it is not said why")
 				}
@@ -208,7 +212,7 @@ func TestHealthHangs(t *testing.T) {
 				w.expect(t)
 				conn.set(func() { conn.delay = 0 })
 				time.Sleep(1500 * time.Millisecond)
-				w.expect(t, serving)
+				w.expect(t, machine.Healthy)
 			})
 		}
 	}
@@ -225,7 +229,7 @@ func TestHealthSlowOnce(t *testing.T) {
 			time.Sleep(990 * time.Millisecond)
 			conn.set(func() { conn.delay = 400 * time.Millisecond })
 		}
-		w.expect(t, serving)
+		w.expect(t, machine.Healthy)
 	})
 }
 
@@ -239,7 +243,7 @@ func TestHealthGone(t *testing.T) {
 		time.Sleep(900 * time.Millisecond)
 		w.expect(t)
 		time.Sleep(200 * time.Millisecond)
-		w.expect(t, Unresponsive)
+		w.expect(t, machine.Unresponsive)
 		time.Sleep(time.Minute)
 		w.end()
 		if conn.checks > 75 {
@@ -255,7 +259,7 @@ func TestHealthNotOffered(t *testing.T) {
 			conn.err = status.Error(code, "no")
 			conn.watchErr = conn.err
 			w := watchHealth(t, conn)
-			w.expect(t, notOffered)
+			w.expect(t, machine.NotOffered)
 			time.Sleep(time.Hour)
 			w.end()
 			if conn.checks != 1 {
@@ -279,7 +283,7 @@ func TestHealthErrors(t *testing.T) {
 				answer(conn)
 				w := watchHealth(t, conn)
 				time.Sleep(time.Minute)
-				w.expect(t, NotServing)
+				w.expect(t, machine.NotServing)
 				if w.lastErr() == nil {
 					t.Error("it is not said why")
 				}

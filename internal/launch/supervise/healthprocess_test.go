@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
 // serveHealth is the plugin of TestHealthOfProcess.
@@ -59,7 +61,7 @@ func TestHealthOfProcess(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- NewHealth(conn, func(s HealthStatus) { told <- s }).Run(ctx) }()
-	until := func(state HealthState) {
+	until := func(state machine.HealthState) {
 		t.Helper()
 		for s := range told {
 			if s.State == state {
@@ -67,15 +69,15 @@ func TestHealthOfProcess(t *testing.T) {
 			}
 		}
 	}
-	until(serving)
+	until(machine.Healthy)
 	stopped := time.Now()
 	cmd.Process.Signal(syscall.SIGSTOP)
-	until(Unresponsive)
+	until(machine.Unresponsive)
 	t.Logf("unresponsive after %v", time.Since(stopped))
 	cmd.Process.Signal(syscall.SIGCONT)
-	until(serving)
+	until(machine.Healthy)
 	cmd.Process.Kill()
-	until(Unresponsive)
+	until(machine.Unresponsive)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -1,0 +1,101 @@
+//go:build unix
+
+package host
+
+import (
+	"errors"
+	"flag"
+	"runtime"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/simulate"
+	"github.com/patchbay-dev/patchbay/plugin"
+)
+
+var mutants = flag.Bool("simulate.mutants", false, "have TestMutants see that the tests find each mutant")
+
+// TestMutants has the tests find each fault of testdata/mutants.txt.
+func TestMutants(t *testing.T) {
+	if !*mutants {
+		t.Skip("make mutants does this")
+	}
+	all, err := simulate.ReadMutants("testdata/mutants.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		t.Run(m.Name, func(t *testing.T) {
+			survives, err := m.Survives(t.Context(), "..", t.TempDir(), "-test.run", "^Test[A-Z]", "-test.skip", "^TestMutants$", "-test.failfast")
+			if err != nil || survives {
+				t.Errorf("survives: %t, %v", survives, err)
+			}
+		})
+	}
+}
+
+// TestEachRefusalForNow: which answers are not kept.
+func TestEachRefusalForNow(t *testing.T) {
+	forNow := map[codes.Code]bool{
+		codes.Canceled: true, codes.DeadlineExceeded: true, codes.Aborted: true, codes.Unavailable: true, codes.ResourceExhausted: true,
+	}
+	p := NewAdmissionPlugin(t.Context(), newHost(t), []string{"/bin/true"})
+	s := newSession(p)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for code := codes.OK; code <= codes.Unauthenticated; code++ {
+		promise := &Promise{pin: pin(code.String()), id: uint64(code) + 1}
+		p.sent.push(promise)
+		s.open[promise.id] = promise
+		if p.checks == nil {
+			p.checks = map[plugin.Pin]*Promise{}
+		}
+		p.kept = promises{}
+		s.resolve(&pluginv1.Resolution{Id: promise.id, Code: int32(code)})
+		if kept := p.kept.n == 1; kept == forNow[code] {
+			t.Errorf("the answer %v is kept: %t", code, kept)
+		}
+	}
+}
+
+// TestCloseWhileLaunching: Close waits for launches that have begun, and nothing runs after it.
+func TestCloseWhileLaunching(t *testing.T) {
+	for range 30 {
+		h := &Host{}
+		initialize(t, h)
+		var launches sync.WaitGroup
+		var mu sync.Mutex
+		var launched []*PluginProcess
+		for range 4 {
+			launches.Go(func() {
+				p, err := h.Launch(t.Context(), self("polite"))
+				if err != nil {
+					if !errors.Is(err, ErrClosed) {
+						t.Error(err)
+					}
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				launched = append(launched, p)
+			})
+		}
+		for begun := 0; begun == 0; runtime.Gosched() {
+			h.mu.Lock()
+			begun = len(h.plugins)
+			h.mu.Unlock()
+		}
+		h.Close(t.Context())
+		launches.Wait()
+		for _, p := range launched {
+			select {
+			case <-p.Done():
+			default:
+				t.Errorf("process %d runs after Close", p.PID())
+			}
+		}
+	}
+}

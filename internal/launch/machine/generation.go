@@ -1,0 +1,278 @@
+package machine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// launch has a process of a generation started.
+func (m *Machine) launch(g *generation, cause Cause) {
+	m.stopTimer(g, Pause)
+	g.begun, g.next, g.unready, g.unfit, g.health = m.Now, time.Time{}, nil, nil, ""
+	m.enter(g, Starting, cause)
+	m.do(Launch{g.ref})
+}
+
+func (m *Machine) launched(g *generation, in Launched) {
+	switch {
+	case in.Err == nil:
+		g.process = in.Process
+		if g.phase != Starting { // it was to end meanwhile
+			m.do(Terminate{Ref: g.ref})
+			return
+		}
+		m.history.told = ""
+		m.enter(g, Started, ByLaunch)
+		m.started(g)
+	case g.phase == Starting:
+		m.ended(g, ByLaunch, in.Err)
+	default:
+		m.over(g, ByLaunch)
+	}
+}
+
+// started follows a process until it is ready.
+func (m *Machine) started(g *generation) {
+	m.stopTimer(g, Pause)
+	g.next, g.health = time.Time{}, ""
+	m.tellStarts(g, nil)
+	if g.desc.Serves {
+		m.do(Watch{g.ref})
+		return
+	}
+	m.setTimer(g, Settle, settled)
+}
+
+func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
+	g.unready = nil
+	m.enter(g, phase, cause)
+	how := "it is registered"
+	if phase == Ready {
+		how = fmt.Sprintf("it has run for %v", settled)
+	}
+	m.emit(EventReady, g, how)
+	if g == m.next {
+		m.replace()
+		return
+	}
+	m.answer(g.ready, nil)
+	g.ready = 0
+}
+
+// replace has the next generation take the place of the current one, which is told to end.
+func (m *Machine) replace() {
+	old := m.current
+	m.current, m.next = m.next, nil
+	m.history, m.failed = history{}, nil
+	m.stopTimer(m.current, ReadyBy)
+	m.emit(EventReplaced, m.current, "a new process is ready, the old one is told to go")
+	r := m.current.ready
+	m.current.ready = 0
+	if old.phase.rests() && old.phase != GivenUp {
+		m.answer(r, nil)
+		return
+	}
+	old.ends = append(old.ends, r)
+	m.leaving = append(m.leaving, old)
+	m.end(old, Replaced, ByReplacement)
+}
+
+// failNext gives a replacement up. The old one goes on.
+func (m *Machine) failNext(g *generation, err error) {
+	if g != m.next {
+		return
+	}
+	m.failed = fmt.Errorf("%w, the old one goes on: %w", ErrReplacement, err)
+	m.do(Emit{Event{Time: m.Now, Kind: EventFailed, Message: m.failed.Error()}})
+	m.drop(m.failed, ByReplacement)
+	if old := m.current; old.phase == Lost {
+		m.fail(old, fmt.Errorf("%w: %w", errUnlinked, err), ByReplacement, false)
+	}
+}
+
+// drop ends the next generation, which replaces nothing.
+func (m *Machine) drop(err error, cause Cause) {
+	g := m.next
+	m.next = nil
+	m.stopTimer(g, ReadyBy)
+	m.answer(g.ready, err)
+	g.ready = 0
+	if g.phase != Over {
+		m.leaving = append(m.leaving, g)
+		m.end(g, Stopping, cause)
+	}
+}
+
+// end has a generation end, if it has not.
+func (m *Machine) end(g *generation, phase Phase, cause Cause) {
+	switch {
+	case g.phase == Starting:
+		m.enter(g, phase, cause)
+		m.do(Cancel{g.ref})
+	case g.phase.runs():
+		m.stopTimer(g, Settle)
+		m.do(Unwatch{g.ref})
+		m.enter(g, phase, cause)
+		m.do(Terminate{Ref: g.ref})
+	case g.phase == Failing:
+		m.enter(g, phase, cause) // it is being ended already
+	case g.phase == Wanted || g.phase == BackingOff || g.phase == GivenUp:
+		m.over(g, cause)
+	}
+}
+
+// fail ends a process that is not fit to go on.
+func (m *Machine) fail(g *generation, err error, cause Cause, atOnce bool) {
+	m.stopTimer(g, Settle)
+	m.do(Unwatch{g.ref})
+	g.unfit = err
+	m.enter(g, Failing, cause)
+	m.do(Terminate{g.ref, atOnce})
+}
+
+func (m *Machine) exited(g *generation, err error) {
+	m.stopTimer(g, Settle)
+	if g.phase.runs() {
+		m.do(Unwatch{g.ref})
+	}
+	g.process = Process{}
+	switch {
+	case g.phase == Failing:
+		m.ended(g, ByExit, g.unfit)
+	case g.phase.runs():
+		m.ended(g, ByExit, err)
+	case g.phase == Stopping || g.phase == Replaced:
+		m.over(g, ByExit)
+	}
+}
+
+// ended decides what follows a process that ended by itself, or a start that failed.
+func (m *Machine) ended(g *generation, cause Cause, err error) {
+	g.err, g.unready = err, nil
+	if g == m.next {
+		r := g.ready
+		g.ready = 0
+		m.over(g, cause)
+		g.ready = r
+		m.failNext(g, cmp.Or(err, errEndedEarly))
+		return
+	}
+	repeated := cause == ByLaunch && m.history.repeats(err)
+	if cause == ByLaunch && !repeated {
+		m.emit(EventFailed, g, err.Error())
+	}
+	m.tellStarts(g, err)
+	policy := g.desc.Restart
+	if !policy.restarts(err) {
+		m.over(g, cause)
+		return
+	}
+	pause, tooMany := m.history.ended(policy, m.Moment, m.Now.Sub(g.begun))
+	if tooMany {
+		g.err = fmt.Errorf("given up after %d restarts within %v: %w", policy.Limit, policy.Window, cmp.Or(err, errClean))
+		m.enter(g, GivenUp, cause)
+		m.emit(EventFailed, g, g.err.Error())
+		m.answer(g.ready, g.err)
+		g.ready = 0
+		return
+	}
+	m.enter(g, BackingOff, cause)
+	g.next = m.Now.Add(pause)
+	m.setTimer(g, Pause, pause)
+	if pause > 0 && !repeated {
+		m.emit(EventBackoff, g, fmt.Sprintf("%v; it is started again in %v", cmp.Or(err, errClean), pause.Round(time.Millisecond)))
+	}
+}
+
+func (m *Machine) fired(g *generation, in Fired) {
+	switch kind := in.Kind; {
+	case kind == Settle && (g.phase == Started || g.phase == Adopted):
+		m.becomeReady(g, Ready, ByTimer)
+	case kind == ReadyBy:
+		m.failNext(g, cmp.Or(g.unready, fmt.Errorf("it was not registered within %v", cmp.Or(g.desc.ReadyTimeout, defaultReadyTimeout))))
+	case kind != Pause || g.phase != BackingOff:
+	case g.desc.Restart.Restart == OnDemand && !in.Needed:
+		m.over(g, ByTimer)
+	default:
+		m.launch(g, ByTimer)
+	}
+}
+
+// over says that nothing of a generation runs, nor will.
+func (m *Machine) over(g *generation, cause Cause) {
+	m.stopTimer(g, Pause)
+	m.stopTimer(g, ReadyBy)
+	g.next = time.Time{}
+	m.enter(g, Over, cause)
+	if g.reason != "" {
+		m.emit(EventStopped, g, g.reason)
+	}
+	m.finish(g, errStopped)
+	m.leaving = slices.DeleteFunc(m.leaving, func(o *generation) bool { return o == g })
+	switch {
+	case g == m.current && m.next != nil: // it is no replacement any more
+		m.stopTimer(m.next, ReadyBy)
+		m.current, m.next = m.next, nil
+	case len(m.leaving) == 0 && m.current != nil && m.current.phase == Wanted:
+		m.launch(m.current, ByTurn)
+	}
+	m.tellStopped()
+}
+
+// finish answers those who waited for a generation that runs no more, or not with this host.
+func (m *Machine) finish(g *generation, err error) {
+	m.tellStarts(g, err)
+	m.answer(g.ready, cmp.Or(g.err, err))
+	for _, r := range g.ends {
+		m.answer(r, nil)
+	}
+	g.ready, g.ends = 0, nil
+}
+
+func (m *Machine) tellStarts(g *generation, err error) {
+	for _, r := range g.starts {
+		m.answer(r, err)
+	}
+	g.starts = nil
+}
+
+// tellStopped answers those who wait until all has ended that ran when they asked.
+func (m *Machine) tellStopped() {
+	if len(m.leaving) > 0 || m.current != nil && m.current.phase == Stopping {
+		return
+	}
+	for _, r := range m.stops {
+		m.answer(r, nil)
+	}
+	m.stops = nil
+}
+
+func (m *Machine) healthFound(g *generation, in HealthFound) {
+	if g.phase != Serving {
+		return
+	}
+	before := g.health
+	g.health = in.State
+	if in.State == Unresponsive || before == Unresponsive {
+		g.since = m.Now
+	}
+	switch {
+	case in.State == Unresponsive:
+		m.emit(EventUnresponsive, g, fmt.Sprintf("it does not answer health checks: %v", in.Err))
+		if g.desc.Restart.RestartUnresponsive {
+			m.fail(g, fmt.Errorf("the plugin is unresponsive: %w", in.Err), ByUnfitness, false)
+		}
+	case before == Unresponsive:
+		m.emit(EventResponsive, g, "it answers health checks again")
+	case in.State == NotServing:
+		why := "NOT_SERVING"
+		if in.Err != nil {
+			why = in.Err.Error()
+		}
+		m.emit(EventUnhealthy, g, "it says that it does not serve: "+why)
+	case before == NotServing:
+		m.emit(EventHealthy, g, "it says that it serves again")
+	}
+}

@@ -1,0 +1,420 @@
+package machine
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	// settled is how long a plugin that does not serve has to run to be ready: nothing else tells that it came up.
+	settled = time.Second
+
+	defaultReadyTimeout = 30 * time.Second
+)
+
+// want is what is wanted of a plugin.
+type want uint8
+
+const (
+	nothing want = iota // it was not started yet
+	running
+	stopped // by somebody, and not started since
+	removed // it is not to be launched any more, or its host ends
+)
+
+// Machine is one launched plugin. It is used by one goroutine at a time. The zero value is a plugin without a description.
+type Machine struct {
+	// Entered is told of each transition; nil for nobody.
+	Entered func(Ref, Transition)
+
+	Moment
+	desc    Description
+	wanted  want
+	last    Ref
+	timers  map[Timer]bool
+	out     []Effect
+	history history
+	// current is what the plugin is; next is to replace it, and those that leave are being ended, oldest first.
+	current, next *generation
+	leaving       []*generation
+	// queue are those who asked for another process while one replaces another, stops those who wait until nothing runs.
+	queue, stops []Request
+	// failed is why the last replacement failed, until the next one.
+	failed error
+}
+
+// generation is a row of processes of a plugin.
+type generation struct {
+	ref   Ref
+	desc  Description
+	phase Phase
+	since time.Time // when it entered what its state is
+	begun time.Time // when its last start began
+	// process is the one that runs; zero if there is none.
+	process Process
+	health  HealthState
+	// err is how its last process ended, or why it was not started; unready why it was not registered; unfit why it is being ended.
+	err, unready, unfit error
+	next                time.Time // when it is started again
+	reason              string    // why it is being stopped, if that is to be told
+	starts, ends        []Request // those who wait for its start and its end
+	ready               Request   // the one who waits until it is ready
+}
+
+// Step takes an input and returns its effects, which are valid until the next step.
+func (m *Machine) Step(at Moment, input Input) []Effect {
+	m.Moment = at
+	switch in := input.(type) {
+	case Configure:
+		m.configure(in)
+	case Start:
+		m.start(in.Request)
+	case Replace:
+		m.restart(in.Request)
+	case Stop:
+		m.stop(in.Request, stopped, "it was stopped")
+	case Remove:
+		m.stop(in.Request, removed, "it is not to be launched any more")
+	case Close:
+		m.close()
+	case Withdraw:
+		m.withdraw(in)
+	case Survivor:
+		m.survivor(in.Process)
+	case Demand:
+		m.demand()
+	case SocketLost:
+		if g := m.current; g != nil && g.phase == Serving && g.process.Socket == in.Socket {
+			m.enter(g, Lost, BySocketLoss)
+			m.restart(0)
+		}
+	default:
+		m.heard(input)
+	}
+	for len(m.queue) > 0 && m.next == nil && len(m.leaving) == 0 {
+		first := m.queue[0]
+		m.queue = m.queue[1:]
+		m.restart(first)
+	}
+	out := m.out
+	m.out = out[:0]
+	return out
+}
+
+// heard takes what is about one generation.
+func (m *Machine) heard(input Input) {
+	switch in := input.(type) {
+	case Launched:
+		m.on(in.Ref, func(g *generation) { m.launched(g, in) })
+	case Registered:
+		m.on(in.Ref, func(g *generation) {
+			if g.phase == Started || g.phase == Adopted {
+				m.becomeReady(g, Serving, ByReadiness)
+			}
+		})
+	case Refused:
+		m.on(in.Ref, func(g *generation) {
+			if g.phase == Started || g.phase == Adopted {
+				g.unready = in.Err
+				m.failNext(g, in.Err)
+			}
+		})
+	case Exited:
+		m.on(in.Ref, func(g *generation) { m.exited(g, in.Err) })
+	case HealthFound:
+		m.on(in.Ref, func(g *generation) { m.healthFound(g, in) })
+	case Unfit:
+		m.on(in.Ref, func(g *generation) {
+			switch {
+			case g == m.next:
+				m.failNext(g, in.Err)
+			case g.phase == Started || g.phase == Serving:
+				m.fail(g, in.Err, ByUnfitness, in.AtOnce)
+			}
+		})
+	case Fired:
+		if m.timers[in.Timer] {
+			delete(m.timers, in.Timer)
+			m.on(in.Ref, func(g *generation) { m.fired(g, in) })
+		}
+	}
+}
+
+func (m *Machine) on(ref Ref, do func(*generation)) {
+	for _, g := range m.all() {
+		if g.ref == ref {
+			do(g)
+			return
+		}
+	}
+}
+
+// all returns the generations that are there.
+func (m *Machine) all() []*generation {
+	list := slices.Clone(m.leaving)
+	for _, g := range []*generation{m.current, m.next} {
+		if g != nil {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+func (m *Machine) configure(in Configure) {
+	m.desc = in.Description
+	m.desc.Restart = m.desc.Restart.withDefaults()
+	switch {
+	case m.wanted == removed:
+		m.wanted = nothing // it came back
+	case in.Changed && m.wanted == running:
+		m.restart(0)
+	}
+}
+
+func (m *Machine) start(r Request) {
+	m.wanted = running
+	g := m.current
+	switch {
+	case g == nil || g.phase == Stopping || g.phase == Over || g.phase == Surviving:
+		m.begin(ByStart, r)
+	case g.phase == BackingOff || g.phase == GivenUp:
+		m.history = history{}
+		g.starts = append(g.starts, r)
+		m.launch(g, ByStart)
+	case g.phase == Wanted || g.phase == Starting:
+		g.starts = append(g.starts, r)
+	default:
+		m.answer(r, nil)
+	}
+}
+
+// restart replaces what runs, if it serves: first the new one becomes ready, then the old one ends. Of one that does not serve there is
+// nothing that could go over: it ends first.
+func (m *Machine) restart(r Request) {
+	old := m.current
+	switch {
+	case m.next != nil || len(m.leaving) > 0:
+		m.queue = append(m.queue, r)
+	case old == nil || old.phase.rests() || old.phase == Stopping || !old.desc.Serves:
+		m.wanted = running
+		m.begin(ByRestart, r)
+	default:
+		m.wanted = running
+		m.next = m.generation()
+		m.next.ready = r
+		m.setTimer(m.next, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))
+		m.launch(m.next, ByRestart)
+	}
+}
+
+// begin makes a new generation the current one, and waits for the end of the one before.
+func (m *Machine) begin(cause Cause, r Request) {
+	if cause != ByDemand { // a person acted
+		m.history, m.failed = history{}, nil
+	}
+	old := m.current
+	if old != nil && !old.phase.rests() {
+		m.leaving = append(m.leaving, old)
+	}
+	m.current = m.generation()
+	m.current.starts = []Request{r}
+	if old != nil {
+		m.end(old, Stopping, cause)
+	}
+	if len(m.leaving) > 0 {
+		m.enter(m.current, Wanted, cause)
+		return
+	}
+	m.launch(m.current, cause)
+}
+
+func (m *Machine) generation() *generation {
+	m.last++
+	return &generation{ref: m.last, desc: m.desc, since: m.Now}
+}
+
+// stop ends all that runs.
+func (m *Machine) stop(r Request, w want, reason string) {
+	m.wanted = w
+	m.unqueue(errStopped)
+	if m.next != nil {
+		m.drop(errStopped, ByStop)
+	}
+	if g := m.current; g != nil {
+		if !g.phase.rests() && g.phase != Wanted && g.phase != Stopping {
+			g.reason = reason
+		}
+		m.end(g, Stopping, ByStop)
+	}
+	m.stops = append(m.stops, r)
+	m.tellStopped()
+}
+
+// close ends all that runs but what survives.
+func (m *Machine) close() {
+	m.wanted = removed
+	m.unqueue(ErrClosed)
+	if m.next != nil {
+		m.drop(ErrClosed, ByClose)
+	}
+	g := m.current
+	switch {
+	case g == nil:
+	case g.phase.runs() && g.desc.Survives:
+		m.enter(g, Surviving, ByClose)
+		m.do(Unwatch{g.ref}, Release{g.ref})
+		m.finish(g, ErrClosed)
+	default:
+		if !g.phase.rests() && g.phase != Wanted && g.phase != Stopping {
+			g.reason = "its host ends"
+		}
+		m.end(g, Stopping, ByClose)
+	}
+	m.tellStopped()
+}
+
+func (m *Machine) unqueue(err error) {
+	for _, r := range m.queue {
+		m.answer(r, err)
+	}
+	m.queue = nil
+}
+
+func (m *Machine) withdraw(in Withdraw) {
+	if m.next != nil && m.next.ready == in.Request {
+		m.failNext(m.next, in.Err)
+		return
+	}
+	if i := slices.Index(m.queue, in.Request); i >= 0 {
+		m.queue = slices.Delete(m.queue, i, i+1)
+		m.answer(in.Request, in.Err)
+	}
+}
+
+// survivor takes a process over if nothing runs that it may not get along with, and somebody may want it.
+func (m *Machine) survivor(p Process) {
+	g := m.current
+	resting := g == nil || g.phase.rests() || g.phase == BackingOff
+	if !m.desc.Survives || m.wanted >= stopped || m.next != nil || len(m.leaving) > 0 || !resting {
+		m.do(Discard{})
+		return
+	}
+	if g == nil || g.phase == Over || g.phase == Surviving {
+		g = m.generation()
+		m.current = g
+	}
+	m.wanted = running
+	g.desc, g.begun, g.process = m.desc, m.Now, p
+	m.enter(g, Adopted, BySurvivor)
+	m.do(Adopt{g.ref})
+	m.emit(EventAdopted, g, fmt.Sprintf("process %d, which an earlier host had started, was taken over", p.PID))
+	m.started(g)
+	if p.Identity != m.desc.Identity {
+		m.restart(0)
+	}
+}
+
+func (m *Machine) demand() {
+	if g := m.current; m.wanted <= running && (g == nil || g.phase == Over) {
+		m.wanted = running
+		m.begin(ByDemand, 0)
+	}
+}
+
+// Status describes the plugin.
+func (m *Machine) Status() Status {
+	s := Status{State: StateStopped, Health: string(Unknown)}
+	if g := m.current; g != nil {
+		s = Status{
+			State: g.state(), Since: g.since, Health: string(cmp.Or(g.health, Unknown)), PID: g.process.PID, Socket: g.process.Socket,
+			Restarts: m.history.restarts, NextStart: g.next,
+		}
+		if err := cmp.Or(g.unready, g.err); err != nil {
+			s.LastError = err.Error()
+		}
+	}
+	if m.failed != nil && s.LastError == "" {
+		s.LastError = m.failed.Error()
+	}
+	return s
+}
+
+func (g *generation) state() State {
+	switch g.phase {
+	case Ready, Serving:
+		if g.health == Unresponsive {
+			return StateUnresponsive
+		}
+		return StateRunning
+	case Lost:
+		return StateUnlinked
+	case BackingOff:
+		return StateBackoff
+	case GivenUp:
+		return StateFailed
+	case Over, Surviving:
+		return StateStopped
+	case Failing, Replaced, Stopping:
+		return StateStopping
+	default:
+		return StateStarting
+	}
+}
+
+// enter has a generation enter a phase. [Table] says whether it may.
+func (m *Machine) enter(g *generation, phase Phase, cause Cause) {
+	before := g.state()
+	taken := Transition{From: g.phase, On: cause, To: phase}
+	g.phase = phase
+	if g.state() != before || taken.From == 0 {
+		g.since = m.Now
+	}
+	if m.Entered != nil {
+		m.Entered(g.ref, taken)
+	}
+}
+
+func (m *Machine) do(effects ...Effect) { m.out = append(m.out, effects...) }
+
+func (m *Machine) answer(r Request, err error) {
+	if r != 0 {
+		m.do(Answer{r, err})
+	}
+}
+
+func (m *Machine) emit(kind EventKind, g *generation, message string) {
+	m.do(Emit{Event{Time: m.Now, Kind: kind, Socket: g.process.Socket, Message: message}})
+}
+
+func (m *Machine) setTimer(g *generation, kind TimerKind, after time.Duration) {
+	if m.timers == nil {
+		m.timers = map[Timer]bool{}
+	}
+	t := Timer{g.ref, kind}
+	m.timers[t] = true
+	m.do(SetTimer{t, after})
+}
+
+func (m *Machine) stopTimer(g *generation, kind TimerKind) {
+	if t := (Timer{g.ref, kind}); m.timers[t] {
+		delete(m.timers, t)
+		m.do(StopTimer{t})
+	}
+}
+
+// Current is the generation that the plugin is at present; zero if there was none yet.
+func (m *Machine) Current() Ref {
+	if m.current == nil {
+		return 0
+	}
+	return m.current.ref
+}
+
+// Knows says whether a generation is there: one that is over and was replaced is not.
+func (m *Machine) Knows(ref Ref) bool {
+	known := false
+	m.on(ref, func(*generation) { known = true })
+	return known
+}

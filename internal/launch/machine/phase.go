@@ -1,0 +1,150 @@
+package machine
+
+import "slices"
+
+// Phase is where a generation of a launched plugin is: a row of processes, from a start or replacement by hand to its stop.
+type Phase uint8
+
+// The phases of a generation.
+const (
+	// Wanted: it is to run, and waits for the end of what ran before it.
+	Wanted Phase = iota + 1
+	// Starting: its program is being checked and started.
+	Starting
+	// Started: its process runs and is not ready yet.
+	Started
+	// Adopted: the same, with a process that survived an earlier host.
+	Adopted
+	// Ready: it does not serve, and has run for a moment.
+	Ready
+	// Serving: it serves, and is registered.
+	Serving
+	// Lost: it serves, and somebody removed its socket: another one is to take its place.
+	Lost
+	// Failing: it is not fit to go on, and is being ended to be started again.
+	Failing
+	// Replaced: a newer one has taken its place, and it is being ended.
+	Replaced
+	// Stopping: it is being ended and does not come back.
+	Stopping
+	// BackingOff: its process has ended, and the next one is due.
+	BackingOff
+	// GivenUp: its processes have ended too often. It rests until somebody starts it.
+	GivenUp
+	// Surviving: its host has ended and let it go on.
+	Surviving
+	// Over: nothing of it runs, and nothing will.
+	Over
+)
+
+var phaseNames = [...]string{
+	"new", "wanted", "starting", "started", "adopted", "ready", "serving", "lost", "failing", "replaced", "stopping", "backing off",
+	"given up", "surviving", "over",
+}
+
+func (p Phase) String() string { return phaseNames[p] }
+
+// runs says whether there is a process that is not being ended.
+func (p Phase) runs() bool { return p >= Started && p <= Lost }
+
+// rests says whether there is no process, nor going to be one without a reason from outside.
+func (p Phase) rests() bool { return p >= GivenUp }
+
+// Cause is why a generation enters a phase.
+type Cause uint8
+
+// The causes.
+const (
+	ByStart       Cause = iota + 1 // it is to run: it was started, or configured
+	ByDemand                       // somebody needs it
+	ByRestart                      // somebody asked for another process, or it is configured otherwise
+	ByStop                         // it was stopped, or is not to be launched any more
+	ByClose                        // its host ends
+	BySurvivor                     // a process that survived an earlier host was reached
+	ByTurn                         // what ran before it has ended
+	ByLaunch                       // its process runs, or could not be started
+	ByReadiness                    // it was registered
+	ByReplacement                  // the newer one is ready, or did not become so
+	ByExit                         // its process has ended, with all that it had started
+	ByTimer                        // a timer of its own fired
+	ByUnfitness                    // it does not answer
+	BySocketLoss                   // its socket was removed
+)
+
+var causeNames = [...]string{
+	"", "start", "demand", "restart", "stop", "host's end", "survivor", "turn", "launch returned", "registered", "replacement", "exit",
+	"timer", "unfit", "socket removed",
+}
+
+func (c Cause) String() string { return causeNames[c] }
+
+// Transition is one step of a generation from phase to phase.
+type Transition struct {
+	From Phase // zero: it is new
+	On   Cause
+	To   Phase
+}
+
+// Row is a transition that the phases in From have in common.
+type Row struct {
+	From []Phase // nil: the generation is new
+	On   Cause
+	If   string // says when this row is the one that is taken, where others begin alike
+	To   Phase
+}
+
+// Has says whether a transition is one of the row's.
+func (r Row) Has(t Transition) bool {
+	return r.On == t.On && r.To == t.To && (slices.Contains(r.From, t.From) || r.From == nil && t.From == 0)
+}
+
+var (
+	unready = []Phase{Started, Adopted}
+	up      = []Phase{Started, Adopted, Ready, Serving, Lost}
+	exiting = append(up[:len(up):len(up)], Failing)
+	idle    = []Phase{Wanted, BackingOff, GivenUp}
+	one     = func(p Phase) []Phase { return []Phase{p} }
+)
+
+// Table is all transitions.
+var Table = []Row{
+	{nil, ByStart, "", Starting},
+	{nil, ByStart, "an earlier process of it has not ended", Wanted},
+	{nil, ByDemand, "", Starting},
+	{nil, ByRestart, "the old one goes on meanwhile, or there is none", Starting},
+	{nil, ByRestart, "it does not serve, and the old one has to end first", Wanted},
+	{nil, BySurvivor, "", Adopted},
+	{one(Wanted), ByTurn, "", Starting},
+
+	{one(Starting), ByLaunch, "its process runs", Started},
+	{one(Starting), ByLaunch, "it could not be started, and is tried again", BackingOff},
+	{one(Starting), ByLaunch, "it could not be started too often", GivenUp},
+	{one(Starting), ByLaunch, "it could not be started, and its policy says no more, or it is a replacement", Over},
+	{unready, ByReadiness, "", Serving},
+	{unready, ByTimer, "it does not serve", Ready},
+	{exiting, ByExit, "it is started again", BackingOff},
+	{exiting, ByExit, "it ended too often", GivenUp},
+	{exiting, ByExit, "its policy says no more, or it is a replacement", Over},
+	{one(Serving), BySocketLoss, "", Lost},
+	{[]Phase{Started, Serving}, ByUnfitness, "", Failing},
+	{one(BackingOff), ByTimer, "", Starting},
+	{one(BackingOff), ByTimer, "nobody needs it", Over},
+	{[]Phase{BackingOff, GivenUp}, ByStart, "", Starting},
+	{[]Phase{BackingOff, GivenUp}, BySurvivor, "", Adopted},
+
+	{[]Phase{Starting, Started, Adopted, Serving, Lost, Failing}, ByReplacement, "the newer one is ready", Replaced},
+	{[]Phase{Starting, Started}, ByReplacement, "it is the newer one, and was refused or took too long", Stopping},
+	{one(Lost), ByReplacement, "the newer one did not become ready", Failing},
+	{[]Phase{BackingOff, GivenUp}, ByReplacement, "the newer one is ready", Over},
+
+	{append(exiting[:len(exiting):len(exiting)], Starting), ByStop, "", Stopping},
+	{[]Phase{Starting, Started, Ready, Serving, Lost, Failing}, ByClose, "it does not survive, or is not up", Stopping},
+	{up, ByClose, "it survives", Surviving},
+	{[]Phase{Starting, Started, Adopted, Ready}, ByRestart, "it does not serve, and ends before the new one", Stopping},
+	{idle, ByStop, "", Over},
+	{idle, ByClose, "", Over},
+	{[]Phase{BackingOff, GivenUp}, ByRestart, "a new one begins", Over},
+
+	{[]Phase{Replaced, Stopping}, ByExit, "", Over},
+	{[]Phase{Replaced, Stopping}, ByLaunch, "it could not be started", Over},
+}

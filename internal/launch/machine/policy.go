@@ -1,0 +1,92 @@
+package machine
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+)
+
+// Restart says after which ends of its process a plugin is started again.
+type Restart int
+
+// The restart policies.
+const (
+	Always    Restart = iota // after every end
+	OnFailure                // after an end with an error
+	Never                    // after none
+	OnDemand                 // after every end, but only when somebody needs it
+)
+
+// Policy says when a plugin is started again. Zero durations and counts stand for the defaults.
+type Policy struct {
+	Restart    Restart
+	MinBackoff time.Duration // no pause between two processes is shorter; default 1 s
+	MaxBackoff time.Duration // none is longer; default 1 min
+	Limit      int           // so many restarts within Window, and the next one makes it failed; default 10, negative: no limit
+	Window     time.Duration // it slides; default 10 min
+	Healthy    time.Duration // a process that lasted so long starts the back-off anew; default 1 min
+
+	// RestartUnresponsive ends a process, as a failure, when it does not answer health checks any more.
+	RestartUnresponsive bool
+}
+
+func (p Policy) withDefaults() Policy {
+	p.MinBackoff = cmp.Or(max(p.MinBackoff, 0), time.Second)
+	p.MaxBackoff = max(cmp.Or(max(p.MaxBackoff, 0), time.Minute), p.MinBackoff)
+	p.Limit = cmp.Or(p.Limit, 10)
+	p.Window = cmp.Or(max(p.Window, 0), 10*time.Minute)
+	p.Healthy = cmp.Or(max(p.Healthy, 0), time.Minute)
+	return p
+}
+
+// restarts says whether the policy wants another process after one that ended with err.
+func (p Policy) restarts(err error) bool {
+	return p.Restart == Always || p.Restart == OnDemand || p.Restart == OnFailure && err != nil
+}
+
+// pause returns how long to wait after n processes in a row that were not healthy.
+func (p Policy) pause(n int, chance float64) time.Duration {
+	if p.Restart == OnDemand { // whoever needs it waits: the sooner the better
+		return backoff.Backoff{Min: p.MinBackoff, Max: p.MaxBackoff}.At(n, chance)
+	}
+	b := backoff.Backoff{Min: min(2*p.MinBackoff, p.MaxBackoff), Max: p.MaxBackoff}
+	return max(p.MinBackoff, b.At(n, chance))
+}
+
+// history is what the policy has to know of the processes before.
+type history struct {
+	restarts  int         // all of them
+	recent    []time.Time // those that may lie within the window, oldest first
+	unhealthy int         // processes in a row that were not healthy
+	told      string      // why the last start failed, which is told once; empty after one that did not
+}
+
+// repeats says whether a start failed as the one before.
+func (h *history) repeats(err error) bool {
+	before := h.told
+	h.told = err.Error()
+	return h.told == before
+}
+
+// ended takes the end of a process that is to be followed by another one. It returns the pause before it, or that there were too many.
+func (h *history) ended(p Policy, at Moment, lasted time.Duration) (pause time.Duration, tooMany bool) {
+	for len(h.recent) > 0 && at.Now.Sub(h.recent[0]) >= p.Window {
+		h.recent = h.recent[1:]
+	}
+	if p.Limit > 0 && len(h.recent) >= p.Limit {
+		return 0, true
+	}
+	if p.Limit > 0 {
+		h.recent = append(h.recent, at.Now)
+	}
+	h.restarts++
+	if lasted >= p.Healthy {
+		h.unhealthy = 0
+		if p.Restart == OnDemand { // whoever needs it waits
+			return 0, false
+		}
+	}
+	h.unhealthy++
+	return p.pause(h.unhealthy, at.Chance), false
+}

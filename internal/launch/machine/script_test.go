@@ -1,0 +1,142 @@
+package machine
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// TestScripts runs the scripts in testdata: below each input stand the effects that it leads to, and the phases after it. "go test -rewrite"
+// writes what happens into them.
+func TestScripts(t *testing.T) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
+		s := &script{now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+		s.Entered = func(_ Ref, taken Transition) {
+			if countRows(taken) != 1 {
+				t.Errorf("%s → %s, %s: the table has no such row", taken.From, taken.To, taken.On)
+			}
+		}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
+	})
+}
+
+// script is a machine, at a time that a script lets pass, with a chance that makes no pause shorter.
+type script struct {
+	Machine
+	now  time.Time
+	pids int
+}
+
+func (s *script) run(t *testing.T, d *datadriven.TestData) string {
+	t.Helper()
+	if d.HasArg("after") {
+		var after string
+		d.ScanArgs(t, "after", &after)
+		passed, err := time.ParseDuration(after)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.now = s.now.Add(passed)
+	}
+	var b strings.Builder
+	for _, effect := range s.Step(Moment{Now: s.now}, s.input(t, d)) {
+		fmt.Fprintln(&b, describe(effect))
+	}
+	var phases []string
+	for _, g := range s.all() {
+		phases = append(phases, fmt.Sprintf("%d %s", g.ref, g.phase))
+	}
+	status := s.Status()
+	fmt.Fprintf(&b, "= %s; %s", strings.Join(phases, ", "), status.State)
+	if status.LastError != "" {
+		fmt.Fprintf(&b, ": %s", status.LastError)
+	}
+	return b.String() + "\n"
+}
+
+// input reads one from a line.
+func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
+	t.Helper()
+	number := func(key string) (n uint64) {
+		if d.HasArg(key) {
+			d.ScanArgs(t, key, &n)
+		}
+		return n
+	}
+	word := func(key string) (word string) {
+		if d.HasArg(key) {
+			d.ScanArgs(t, key, &word)
+		}
+		return word
+	}
+	var err error
+	if text := word("error"); text != "" {
+		err = errors.New(strings.ReplaceAll(text, "-", " "))
+	}
+	ref, r := Ref(number("of")), Request(number("for"))
+	kinds := map[string]TimerKind{"pause": Pause, "settle": Settle, "ready-by": ReadyBy}
+	restarts := map[string]Restart{"": OnFailure, "always": Always, "never": Never, "on-demand": OnDemand}
+	switch d.Cmd {
+	case "configure":
+		policy := Policy{Restart: restarts[word("restart")], Limit: int(number("limit")), RestartUnresponsive: d.HasArg("unresponsive")}
+		return Configure{Changed: d.HasArg("changed"), Description: Description{
+			Identity: word("identity"), Serves: d.HasArg("serves"), Survives: d.HasArg("survives"), Restart: policy,
+		}}
+	case "start":
+		return Start{r}
+	case "replace":
+		return Replace{r}
+	case "stop":
+		return Stop{r}
+	case "withdraw":
+		return Withdraw{r, errors.New("nobody waits")}
+	case "remove":
+		return Remove{r}
+	case "close":
+		return Close{}
+	case "demand":
+		return Demand{}
+	case "survivor":
+		return Survivor{Process{Identity: word("identity"), PID: int(number("pid")), Socket: word("socket")}}
+	case "launched":
+		s.pids++
+		return Launched{ref, Process{PID: s.pids, Socket: fmt.Sprintf("/s%d", s.pids)}, err}
+	case "registered":
+		return Registered{ref}
+	case "refused":
+		return Refused{ref, err}
+	case "exited":
+		return Exited{ref, err}
+	case "fired":
+		return Fired{Timer{ref, kinds[word("timer")]}, d.HasArg("needed")}
+	case "health":
+		return HealthFound{ref, HealthState(word("state")), err}
+	case "unfit":
+		return Unfit{ref, err, d.HasArg("at-once")}
+	case "socket-lost":
+		return SocketLost{word("socket")}
+	default:
+		t.Fatalf("%s is no input", d.Cmd)
+		return nil
+	}
+}
+
+func describe(effect Effect) string {
+	switch e := effect.(type) {
+	case Emit:
+		return fmt.Sprintf("event %s: %s", e.Kind, e.Message)
+	case SetTimer:
+		return fmt.Sprintf("set timer %d of %d to %v", e.Kind, e.Ref, e.After)
+	case StopTimer:
+		return fmt.Sprintf("stop timer %d of %d", e.Kind, e.Ref)
+	case Answer:
+		return fmt.Sprintf("answer %d: %v", e.Request, e.Err)
+	default:
+		name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "machine.")
+		return strings.ToLower(name) + strings.TrimSuffix(strings.ReplaceAll(fmt.Sprintf(" %v", effect), "{}", ""), " ")
+	}
+}

@@ -1,0 +1,258 @@
+package machine
+
+import (
+	"errors"
+	"time"
+)
+
+// State is what a launched plugin does, as operators read it.
+type State string
+
+// The states of a launched plugin.
+const (
+	// StateStarting: its process is being started, or runs and is not ready yet.
+	StateStarting State = "starting"
+	// StateRunning: it is ready: registered if it serves.
+	StateRunning State = "running"
+	// StateUnresponsive: it runs and does not answer health checks.
+	StateUnresponsive State = "unresponsive"
+	// StateUnlinked: it runs, and its socket was removed by somebody else: another process is to take its place.
+	StateUnlinked State = "unlinked"
+	// StateStopping: it was told to end, and has not yet.
+	StateStopping State = "stopping"
+	// StateBackoff: it ended and is started again at NextStart.
+	StateBackoff State = "backoff"
+	// StateFailed: it ended too often; Restart and Start begin anew.
+	StateFailed State = "failed"
+	// StateStopped: it was stopped, ended by itself and is not to be started again, or was never started.
+	StateStopped State = "stopped"
+)
+
+// HealthState is what a plugin says of itself through grpc.health.v1.
+type HealthState string
+
+// The states of health.
+const (
+	Unknown      HealthState = "unknown"      // nothing has been heard yet
+	NotOffered   HealthState = "not-offered"  // the plugin does not offer grpc.health.v1, or does not know of itself
+	Healthy      HealthState = "serving"      // it says so
+	NotServing   HealthState = "not-serving"  // it says so, or answers with an error
+	Unresponsive HealthState = "unresponsive" // it does not answer
+)
+
+// Status describes a launched plugin.
+type Status struct {
+	Name  string
+	State State
+	// Since is when it entered its state.
+	Since time.Time
+	// Health is what it says of itself through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered", or "unknown".
+	Health string
+	// PID is its process; zero if it has none.
+	PID int
+	// Socket is where it serves; empty if it does not.
+	Socket string
+	// Restarts counts how often it was started again since it was last started or replaced by hand.
+	Restarts int
+	// NextStart is when it is started again; zero if that is not planned.
+	NextStart time.Time
+	// LastError says how its last process ended, or why its last replacement failed, with the last lines that it wrote to standard error.
+	LastError string
+}
+
+// EventKind names what happened to a launched plugin. That a process was started or has ended is told by the host.
+type EventKind string
+
+// The kinds of events.
+const (
+	// EventReady: it is ready: it is registered, or has run for a moment if it does not serve.
+	EventReady EventKind = "ready"
+	// EventBackoff: its process has ended or could not be started, and it is started again after a pause.
+	EventBackoff EventKind = "backoff"
+	// EventFailed: it could not be started, ended too often and is given up, or a replacement did not become ready.
+	EventFailed EventKind = "failed"
+	// EventStopped: it was told to end, and has.
+	EventStopped EventKind = "stopped"
+	// EventReplaced: a new process of it is ready, and the old one is told to end.
+	EventReplaced EventKind = "replaced"
+	// EventAdopted: a process of it that survived an earlier host was taken over.
+	EventAdopted EventKind = "adopted"
+	// EventUnresponsive: it does not answer health checks. EventResponsive: it does so again.
+	EventUnresponsive EventKind = "unresponsive"
+	EventResponsive   EventKind = "responsive"
+	// EventUnhealthy: it says itself that it does not serve. EventHealthy: it does so again.
+	EventUnhealthy EventKind = "unhealthy"
+	EventHealthy   EventKind = "healthy"
+)
+
+// Event says what happened to a launched plugin.
+type Event struct {
+	Time   time.Time
+	Kind   EventKind
+	Name   string
+	Socket string
+	// Message explains the event in one line.
+	Message string
+}
+
+// The errors with which those are answered who asked for something.
+var (
+	ErrReplacement = errors.New("the replacement did not become ready")
+	ErrClosed      = errors.New("the launcher is closed")
+	errStopped     = errors.New("it was stopped meanwhile")
+	errEndedEarly  = errors.New("it ended by itself before it was ready")
+	errClean       = errors.New("it ended by itself, without an error")
+	errUnlinked    = errors.New("its socket was removed, and it could not be replaced")
+)
+
+// Description is what the machine has to know of a plugin.
+type Description struct {
+	// Identity is the same for two descriptions of which a process can be the same.
+	Identity string
+	// Serves says that it is ready when it is registered, and that an old and a new process of it get along.
+	Serves bool
+	// Survives says that its process goes on when its host ends.
+	Survives bool
+	Restart  Policy
+	// ReadyTimeout is how long a replacement may take to become ready.
+	ReadyTimeout time.Duration
+}
+
+type (
+	// Ref names a generation.
+	Ref uint64
+	// Request names somebody who waits for an Answer; nobody does for zero.
+	Request uint64
+	// TimerKind is what a timer is for. A generation has at most one of each.
+	TimerKind uint8
+	// Timer is one timer.
+	Timer struct {
+		Ref  Ref
+		Kind TimerKind
+	}
+	// Moment is when something happens, and what chance says then: a number from 0 to 1 that is not 1.
+	Moment struct {
+		Now    time.Time
+		Chance float64
+	}
+)
+
+// The kinds of timers.
+const (
+	Pause   TimerKind = iota // before another start
+	Settle                   // after which one that does not serve is ready
+	ReadyBy                  // within which a replacement has to be ready
+)
+
+// Input is what happens. Those that name a generation are about its present process.
+type Input any
+
+type (
+	// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced.
+	Configure struct {
+		Description
+		Changed bool
+	}
+	// Start is what somebody asks for, like Replace and Stop; see package launcher.
+	Start struct{ Request }
+	// Replace is like Start.
+	Replace struct{ Request }
+	// Stop is like Start.
+	Stop struct{ Request }
+	// Withdraw says that somebody does not wait any more: a replacement that is for him alone is off.
+	Withdraw struct {
+		Request
+		Err error
+	}
+	// Remove says that it is not to be launched any more.
+	Remove struct{ Request }
+	// Close says that its host ends.
+	Close struct{}
+	// Demand says that somebody needs it who did not before.
+	Demand struct{}
+	// Survivor says that a process of it was reached that survived an earlier host. The effect is Adopt or Discard.
+	Survivor struct{ Process }
+	// Launched says that its process runs, or why it could not be started.
+	Launched struct {
+		Ref
+		Process
+		Err error
+	}
+	// Registered says that it was registered.
+	Registered struct{ Ref }
+	// Refused says why it was not.
+	Refused struct {
+		Ref
+		Err error
+	}
+	// Exited says that its process has ended and nothing is left of it; the error is nil after a clean end.
+	Exited struct {
+		Ref
+		Err error
+	}
+	// Fired says that a timer has. Needed says whether somebody needs the plugin; see [OnDemand].
+	Fired struct {
+		Timer
+		Needed bool
+	}
+	// HealthFound is news of its health.
+	HealthFound struct {
+		Ref
+		State HealthState
+		Err   error
+	}
+	// Unfit says that its process is not fit to go on, and is to be ended; at once if it would not heed being asked.
+	Unfit struct {
+		Ref
+		Err    error
+		AtOnce bool
+	}
+	// SocketLost says that the socket of its process was removed.
+	SocketLost struct{ Socket string }
+)
+
+// Process is what the machine has to know of one.
+type Process struct {
+	Identity string // of the description that it is of
+	PID      int
+	Socket   string
+}
+
+// Effect is what is to be done.
+type Effect any
+
+type (
+	// Launch asks for a process. Launched says what became of it.
+	Launch struct{ Ref }
+	// Cancel asks for the end of that attempt.
+	Cancel struct{ Ref }
+	// Adopt takes the process over with which Survivor came.
+	Adopt struct{ Ref }
+	// Discard ends it.
+	Discard struct{}
+	// Watch asks to be told when it is registered and how its health is.
+	Watch struct{ Ref }
+	// Unwatch ends that.
+	Unwatch struct{ Ref }
+	// Terminate ends the process, at once if it would not heed being asked.
+	Terminate struct {
+		Ref
+		AtOnce bool
+	}
+	// Release lets the process go on without this host.
+	Release struct{ Ref }
+	// SetTimer sets a timer.
+	SetTimer struct {
+		Timer
+		After time.Duration
+	}
+	// StopTimer stops one.
+	StopTimer struct{ Timer }
+	// Emit tells of an event.
+	Emit struct{ Event }
+	// Answer tells somebody what became of what he asked for.
+	Answer struct {
+		Request
+		Err error
+	}
+)

@@ -1,0 +1,164 @@
+package process
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
+)
+
+const (
+	manyOrphans = 200
+	// nobody is a user without rights.
+	nobody = 65534
+)
+
+// orphaning is a process that starts many which fork twice, leave the session, and hold no descriptor. They are known by what they sleep.
+func orphaning(mark string) Spec {
+	script := fmt.Sprintf(`i=0
+while [ $i -lt %d ]; do
+	(setsid /bin/sh -c '(exec sleep %s <&- >&- 2>&-) &' <&- >&- 2>&- &)
+	i=$((i+1))
+done
+trap '' TERM
+echo '{"PID":'$$'}'
+read line`, manyOrphans, mark)
+	return Spec{Name: "test", Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=" + os.Getenv("PATH")}}
+}
+
+// asleep returns the processes that sleep a mark.
+func asleep(mark string) (found []procID) {
+	for pid, s := range allStats() {
+		cmdline, err := os.ReadFile("/proc/" + itoa(pid) + "/cmdline")
+		if err == nil && s.alive() && bytes.Equal(cmdline, []byte("sleep\x00"+mark+"\x00")) {
+			found = append(found, procID{pid, s.start})
+		}
+	}
+	return found
+}
+
+// TestNoOrphan: nothing of a plugin outlives it or its host, however it left.
+func TestNoOrphan(t *testing.T) {
+	kinds := map[string]func(t *testing.T) (cgroup string, as *syscall.SysProcAttr){
+		"root, cgroup": func(t *testing.T) (string, *syscall.SysProcAttr) {
+			needCgroup(t)
+			return "", &syscall.SysProcAttr{}
+		},
+		"root, no cgroup": func(*testing.T) (string, *syscall.SysProcAttr) { return noCgroup, &syscall.SysProcAttr{} },
+		"user, cgroup":    inDelegatedCgroup,
+		"user, no cgroup": func(t *testing.T) (string, *syscall.SysProcAttr) { return noCgroup, asNobody(t) },
+	}
+	ends := map[string]func(t *testing.T, h *host){
+		"stop": func(t *testing.T, h *host) { _ = h.stdin.Close() },
+		"kill": func(t *testing.T, h *host) { h.kill(t) },
+		"kill of the process": func(t *testing.T, h *host) { // its own end ends the process, and the host what is left
+			s, ok := readStat(h.procs[0].PID)
+			if !ok || !(procID{h.procs[0].PID, s.start}).kill() {
+				t.Error("it is not there")
+			}
+		},
+	}
+	mark := 0
+	for kind, prepare := range kinds {
+		for how, end := range ends {
+			mark++
+			sleeps := fmt.Sprintf("%d.%d", os.Getpid()+1000, mark)
+			t.Run(kind+", "+how, func(t *testing.T) {
+				cgroup, as := prepare(t)
+				h := startHostAs(t, hosting{Cgroup: cgroup, Procs: []Spec{orphaning(sleeps)}, Close: true}, as)
+				await(t, "all of them", func() bool { return len(asleep(sleeps)) == manyOrphans })
+				all := append(asleep(sleeps), process(t, h.procs[0].PID))
+				end(t, h)
+				t.Logf("%d ended within %v", len(all), awaitEnds(t, all))
+				if left := asleep(sleeps); len(left) > 0 {
+					t.Errorf("%d are left", len(left))
+				}
+			})
+		}
+	}
+}
+
+// TestReaperIsKilled: the process ends with it, and the host says why.
+func TestReaperIsKilled(t *testing.T) {
+	g := newGroup(t, Config{Cgroup: noCgroup})
+	p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true}}})
+	all := processes(t, p.everyone())
+	s, _ := readStat(p.Process.PID())
+	if comm, err := os.ReadFile("/proc/" + itoa(s.parent) + "/comm"); !strings.HasPrefix(string(comm), helperName+roleReaper) {
+		t.Fatalf("its parent is %q, %v", comm, err)
+	}
+	process(t, s.parent).kill()
+	<-p.Done()
+	awaitEnds(t, all)
+	if err := p.Err(); err == nil || !strings.Contains(err.Error(), "parent was ended: signal: killed") {
+		t.Error(err)
+	}
+}
+
+// TestStoppedReaper: it is woken when the process is to end.
+func TestStoppedReaper(t *testing.T) {
+	g := newGroup(t, Config{Cgroup: noCgroup})
+	p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true, Silent: true}}})
+	all := processes(t, p.everyone())
+	s, _ := readStat(p.Process.PID())
+	if err := unix.Kill(s.parent, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Terminate(t.Context(), Grace{Stdin: -1, Term: -1}); text(err) != "signal: killed" {
+		t.Error(err)
+	}
+	awaitEnds(t, all)
+}
+
+func asNobody(t *testing.T) *syscall.SysProcAttr {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		notTested(t, "a host of another user", "this is not root")
+	}
+	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+}
+
+// inDelegatedCgroup has a host run as a user in a cgroup that was given to him.
+func inDelegatedCgroup(t *testing.T) (string, *syscall.SysProcAttr) {
+	as := asNobody(t)
+	needCgroup(t)
+	system, err := cgroupfs.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := system.Unified.Dir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(own, fmt.Sprintf("test-%d", os.Getpid()))
+	within := filepath.Join(dir, "host")
+	for _, d := range []string{dir, within} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{"", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control"} {
+			if err := os.Chown(filepath.Join(d, file), nobody, nobody); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	opened, err := os.Open(within)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = opened.Close()
+		if err := (cgroup{dir: dir}).clear(leafGrace); err != nil {
+			t.Error(err)
+		}
+	})
+	as.UseCgroupFD, as.CgroupFD = true, int(opened.Fd())
+	return dir, as
+}

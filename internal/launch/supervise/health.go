@@ -1,0 +1,142 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+)
+
+// HealthStatus is the present outcome.
+type HealthStatus struct {
+	State machine.HealthState
+	Err   error // why it is NotServing or Unresponsive, if there is more to say
+}
+
+// How a plugin is asked. One that hangs is Unresponsive after at most 2.5 s: checkInterval, and maxMisses times checkTimeout.
+const (
+	checkInterval = time.Second            // between two checks that are answered, less up to a tenth, by chance
+	checkTimeout  = 500 * time.Millisecond // within which a check must be answered
+	maxMisses     = 3                      // checks in a row without an answer. To be slow once is not to be dead
+)
+
+// A Health finds out how one running plugin is. It checks at an interval whether the plugin answers, which nobody can tell but by asking,
+// and where the plugin offers Watch it learns at once what it answers.
+type Health struct {
+	client  healthpb.HealthClient
+	observe func(HealthStatus)
+
+	mu      sync.Mutex // held while observe runs, which puts the calls in order
+	current machine.HealthState
+}
+
+// NewHealth makes a Health that asks over conn. observe is called with each new state, in order; it must not block.
+func NewHealth(conn grpc.ClientConnInterface, observe func(HealthStatus)) *Health {
+	return &Health{client: healthpb.NewHealthClient(conn), observe: observe, current: machine.Unknown}
+}
+
+// errNotOffered ends a Health.
+var errNotOffered = errors.New("health is not offered")
+
+// Run asks until ctx ends, or until it is clear that the plugin does not offer health; it returns nil after both.
+func (h *Health) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { h.watch(ctx) })
+
+	for misses := 0; ; {
+		begun := time.Now()
+		err := h.check(ctx)
+		wait := checkInterval - rand.N(checkInterval/10)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, errNotOffered):
+			h.set(machine.NotOffered, nil)
+			return nil
+		case err != nil:
+			if misses++; misses >= maxMisses {
+				h.set(machine.Unresponsive, err)
+			} else {
+				wait = checkTimeout
+			}
+		default:
+			misses = 0
+		}
+		if !backoff.Pause(ctx, wait-time.Since(begun)) {
+			return nil
+		}
+	}
+}
+
+// check asks once. An error other than errNotOffered says that there was no answer.
+func (h *Health) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{})
+	switch status.Code(err) {
+	case codes.OK:
+		h.answered(response)
+		return nil
+	case codes.Unimplemented, codes.NotFound:
+		return errNotOffered
+	case codes.DeadlineExceeded, codes.Unavailable, codes.Canceled:
+		return fmt.Errorf("no answer to a health check within %v: %w", checkTimeout, err)
+	default:
+		h.set(machine.NotServing, fmt.Errorf("the health check was answered with an error: %w", err))
+		return nil
+	}
+}
+
+// watch takes what the plugin tells by itself. That it tells nothing means nothing, so it is left to check to find out what an end of the
+// stream means.
+func (h *Health) watch(ctx context.Context) {
+	for {
+		stream, err := h.client.Watch(ctx, &healthpb.HealthCheckRequest{})
+		for err == nil {
+			var response *healthpb.HealthCheckResponse
+			if response, err = stream.Recv(); err == nil {
+				h.answered(response)
+			}
+		}
+		if status.Code(err) == codes.Unimplemented || !backoff.Pause(ctx, checkInterval) {
+			return
+		}
+	}
+}
+
+// answered takes an answer of the plugin.
+func (h *Health) answered(response *healthpb.HealthCheckResponse) {
+	switch s := response.GetStatus(); s {
+	case healthpb.HealthCheckResponse_SERVING:
+		h.set(machine.Healthy, nil)
+	case healthpb.HealthCheckResponse_NOT_SERVING:
+		h.set(machine.NotServing, nil)
+	case healthpb.HealthCheckResponse_SERVICE_UNKNOWN: // only a watch is told so; the check decides
+	default:
+		h.set(machine.NotServing, fmt.Errorf("the plugin reports the health %v", s))
+	}
+}
+
+// set enters a state, if it is not there yet, and tells the observer.
+func (h *Health) set(state machine.HealthState, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.current == state {
+		return
+	}
+	h.current = state
+	h.observe(HealthStatus{State: state, Err: err})
+}

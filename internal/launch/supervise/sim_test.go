@@ -1,0 +1,274 @@
+package supervise_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+	"github.com/patchbay-dev/patchbay/internal/simulate"
+)
+
+var (
+	seeds = flag.Uint64("simulate.seeds", defaultSeeds, "how many seeds TestSimulation runs")
+	only  = flag.Uint64("simulate.seed", 0, "the only seed that TestSimulation runs, and prints")
+)
+
+// TestSimulation runs a launched plugin on the product's own runner, of which only processes, sockets, time and chance are replaced: one seed
+// decides what people ask for, how processes behave, and how long everything takes. All transitions are in the table, and each of it is taken.
+func TestSimulation(t *testing.T) {
+	taken := map[machine.Transition]bool{}
+	first, last := uint64(1), *seeds
+	if *only > 0 {
+		first, last = *only, *only
+	}
+	for seed := first; seed <= last; seed++ {
+		w := newWorld(seed, taken)
+		if wrong := w.run(); len(wrong) > 0 || *only > 0 {
+			for _, line := range w.told {
+				t.Log(line)
+			}
+			t.Fatalf("seed %d: %v", seed, wrong)
+		}
+	}
+	if *only > 0 || *seeds < 5000 {
+		return
+	}
+	for _, row := range machine.Table {
+		for _, from := range append(row.From, row.From[len(row.From):]...) {
+			if !taken[machine.Transition{From: from, On: row.On, To: row.To}] {
+				t.Errorf("%s → %s, %s, %q is never taken", from, row.To, row.On, row.If)
+			}
+		}
+		if row.From == nil && !taken[machine.Transition{On: row.On, To: row.To}] {
+			t.Errorf("new → %s, %s, %q is never taken", row.To, row.On, row.If)
+		}
+	}
+}
+
+// config is what a plugin is configured as; its description is its number.
+type config struct {
+	number   int
+	serves   bool
+	survives bool
+	policy   machine.Policy
+}
+
+// world is a plugin and what is around it.
+type world struct {
+	*simulate.Sim
+	unit  *supervise.Unit[config]
+	cfg   config
+	calm  bool // nothing fails any more
+	procs []*proc
+	told  []string
+	wrong []string
+	// asked and answered count requests; stopped is when it was stopped last, and nothing asked for since.
+	asked, answered int
+	stopped         bool
+	halted          bool // it was stopped, and is not to run before it is started
+	closed          bool
+	acted           time.Time
+	restarts        []time.Time
+	needed          bool
+	events          map[machine.EventKind]int
+	ready           int // processes that became ready for the first time
+}
+
+// proc is one process.
+type proc struct {
+	w              *world
+	cfg            config
+	pid            int
+	socket         string
+	registered     bool
+	ended, told    bool
+	unfit, lost    bool
+	until          context.CancelFunc // ends its life
+	over           context.Context    //nolint:containedctx // it is over when this is
+	began          time.Time
+	survivor, left bool
+	adopted        bool // somebody waits for its end; a survivor that is not taken over is the host's to end
+}
+
+func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
+	w := &world{Sim: simulate.New(seed), events: map[machine.EventKind]int{}}
+	w.unit = supervise.New(supervise.Config[config]{
+		Launch: w.launch, Ready: w.awaitReady, Follow: w.follow,
+		Needed: func() bool { return w.needed },
+		Observe: func(e machine.Event) {
+			w.events[e.Kind]++
+			w.say("event %s: %s", e.Kind, e.Message)
+		},
+		Pace: w.Sim,
+	})
+	w.unit.ObserveTransitions(func(ref machine.Ref, step machine.Transition) {
+		taken[step] = true
+		w.say("%d: %s → %s, %s", ref, step.From, step.To, step.On)
+		if !slices.ContainsFunc(machine.Table, func(r machine.Row) bool { return r.Has(step) }) {
+			w.fail("%s → %s, %s is not in the table", step.From, step.To, step.On)
+		}
+	})
+	return w
+}
+
+func (w *world) say(format string, args ...any) {
+	w.told = append(w.told, w.Now().Format("04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+func (w *world) fail(format string, args ...any) {
+	w.say("WRONG: "+format, args...)
+	w.wrong = append(w.wrong, fmt.Sprintf(format, args...))
+}
+
+func (w *world) alive() (list []*proc) {
+	for _, p := range w.procs {
+		if !p.ended && (p.adopted || !p.survivor) {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+var errFault = errors.New("fault")
+
+func (w *world) launch(ctx context.Context, cfg config) (supervise.Process, error) {
+	w.noteStart(cfg)
+	if err := w.Sleep(ctx, w.Between(0, 2*time.Second)); err != nil && !w.OneIn(3) { // it may be too late to end the start
+		return nil, err
+	}
+	if !w.calm && w.OneIn(6) {
+		return nil, errFault
+	}
+	return w.begin(cfg), nil
+}
+
+// noteStart checks that no process is started that may not be.
+func (w *world) noteStart(cfg config) {
+	up := w.alive()
+	for _, p := range up {
+		if !cfg.serves && !p.cfg.serves {
+			w.fail("a second process of one that does not serve beside %d", p.pid)
+		}
+	}
+	if len(up) > 1 {
+		w.fail("a third process")
+	}
+	if w.closed {
+		w.fail("a start after the end of the host")
+	}
+	if cfg.policy.Restart == machine.OnDemand && !w.needed {
+		w.fail("a start that nobody needs")
+	}
+	w.restarts = append(w.restarts, w.Now())
+}
+
+func (w *world) begin(cfg config) *proc {
+	life, until := context.WithCancel(context.Background())
+	pid := len(w.procs) + 1
+	p := &proc{w: w, cfg: cfg, pid: pid, socket: fmt.Sprintf("/s%d", pid), over: life, until: until, began: w.Now()}
+	w.procs = append(w.procs, p)
+	w.say("process %d of configuration %d", pid, cfg.number)
+	if !w.calm && w.OneIn(2) {
+		w.AfterFunc(w.Between(0, 90*time.Second), until)
+	}
+	return p
+}
+
+func (p *proc) About() machine.Process {
+	return machine.Process{Identity: fmt.Sprint(p.cfg.number), PID: p.pid, Socket: p.socket}
+}
+
+func (p *proc) Wait(ctx context.Context) error {
+	p.adopted = true
+	for both := (either{ctx, p.over}); both.Err() == nil; {
+		_ = p.w.Sleep(both, time.Hour)
+	}
+	if p.over.Err() == nil {
+		p.left = true
+		return ctx.Err()
+	}
+	p.ended, p.registered = true, false
+	p.w.say("process %d has ended", p.pid)
+	if p.w.OneIn(2) {
+		return nil
+	}
+	return errFault
+}
+
+// either has ended when one of two has.
+type either struct {
+	context.Context                 //nolint:containedctx // it is two of them
+	other           context.Context //nolint:containedctx // the same
+}
+
+func (e either) Err() error {
+	if err := e.Context.Err(); err != nil {
+		return err
+	}
+	return e.other.Err()
+}
+
+func (p *proc) Terminate(ctx context.Context) {
+	w := p.w
+	w.say("process %d is told to end, at once: %t", p.pid, ctx.Err() != nil)
+	if p.told {
+		w.fail("process %d is told to end twice", p.pid)
+	}
+	p.told = true
+	if p.registered && !w.stopped && !w.closed && !p.unfit && !p.survivor && p.cfg.serves && w.cfg.serves {
+		if !slices.ContainsFunc(w.alive(), func(o *proc) bool { return o != p && o.registered }) && !p.lost {
+			w.fail("process %d is ended, and nobody serves", p.pid)
+		}
+	}
+	_ = w.Sleep(ctx, w.Between(0, 4*time.Second))
+	p.until()
+}
+
+func (w *world) awaitReady(ctx context.Context, process supervise.Process) error {
+	p, _ := process.(*proc)
+	if err := w.Sleep(ctx, w.Between(0, 3*time.Second)); err != nil {
+		return err
+	}
+	if !w.calm && w.OneIn(12) {
+		p.unfit = true
+		w.unit.Unfit(p, errFault, false)
+		return errFault
+	}
+	switch {
+	case w.calm || !w.OneIn(4):
+	case w.OneIn(2):
+		return errFault // refused; it is asked again
+	default: // it takes its time
+		for !w.calm {
+			if err := w.Sleep(ctx, time.Minute); err != nil {
+				return err
+			}
+		}
+	}
+	p.registered = true
+	w.ready++
+	return nil
+}
+
+func (w *world) follow(ctx context.Context, _ config, process supervise.Process, found func(supervise.HealthStatus)) {
+	p, _ := process.(*proc)
+	states := []machine.HealthState{machine.Healthy, machine.NotServing, machine.Unresponsive}
+	for w.Sleep(ctx, w.Between(time.Second, 20*time.Second)) == nil {
+		state := states[w.IntN(len(states))]
+		if w.calm {
+			state = machine.Healthy
+		}
+		p.unfit = p.unfit || state == machine.Unresponsive && p.cfg.policy.RestartUnresponsive
+		found(supervise.HealthStatus{State: state, Err: errFault})
+		if !w.calm && w.OneIn(8) {
+			p.unfit = true
+			w.unit.Unfit(p, errFault, w.OneIn(2))
+		}
+	}
+}

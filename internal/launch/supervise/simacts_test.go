@@ -1,0 +1,213 @@
+package supervise_test
+
+import (
+	"errors"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+)
+
+// run lets people and chance do what they like for a while, and then sees that all becomes well.
+func (w *world) run() (wrong []string) {
+	defer func() {
+		if v := recover(); v != nil {
+			w.fail("panic: %v", v)
+			wrong = w.wrong
+		}
+	}()
+	w.configure(false)
+	for range 5 + w.IntN(40) {
+		w.act()
+		w.Pass([]time.Duration{0, time.Millisecond, 200 * time.Millisecond, 2 * time.Second, 40 * time.Second}[w.IntN(5)])
+		w.check()
+		if len(w.wrong) > 0 {
+			return w.wrong
+		}
+	}
+	if !w.OneIn(3) {
+		w.settle()
+	}
+	w.end()
+	return w.wrong
+}
+
+func (w *world) configure(changed bool) {
+	number := w.cfg.number
+	if changed || number == 0 {
+		number++
+	}
+	restarts := []machine.Restart{machine.Always, machine.OnFailure, machine.Never, machine.OnDemand}
+	if w.cfg.number == 0 {
+		w.cfg = config{serves: !w.OneIn(3), survives: w.OneIn(2), policy: machine.Policy{
+			Restart: restarts[w.IntN(4)], Limit: 1 + w.IntN(4), RestartUnresponsive: w.OneIn(2),
+		}}
+		if w.cfg.policy.Restart == machine.OnDemand {
+			w.cfg.policy.Limit, w.cfg.survives, w.cfg.serves = -1, false, true
+		}
+	}
+	w.cfg.number = number
+	w.say("configuration %+v", w.cfg)
+	w.unit.Configure(w.cfg, machine.Description{
+		Identity: w.cfg.identity(), Serves: w.cfg.serves, Survives: w.cfg.survives, Restart: w.cfg.policy, ReadyTimeout: 10 * time.Second,
+	}, changed)
+}
+
+func (c config) identity() string { return (&proc{cfg: c}).About().Identity }
+
+// act does one thing that somebody may do.
+func (w *world) act() {
+	before := len(w.procs)
+	defer func() { w.halted = w.halted && w.stopped && len(w.procs) == before }()
+	onDemand := w.cfg.policy.Restart == machine.OnDemand
+	switch n := w.IntN(13); {
+	case n < 3 && onDemand:
+		w.needed = true
+		w.say("it is needed")
+		w.unit.Tell(machine.Demand{})
+	case n < 3:
+		w.ask("start", w.unit.Start)
+		w.stopped = false
+	case n < 5 && !onDemand:
+		w.stopped = false
+		withdraw := w.ask("replace", w.unit.Replace)
+		if w.OneIn(3) {
+			w.AfterFunc(w.Between(0, 5*time.Second), func() { withdraw(errors.New("nobody waits")) })
+		}
+	case n == 5 && !onDemand:
+		w.stopped = true
+		w.ask("stop", func(done func(error)) func(error) {
+			return w.unit.Stop(func(err error) {
+				w.checkStopped()
+				w.halted = w.stopped
+				done(err)
+			})
+		})
+	case n == 6:
+		w.stopped, w.halted = true, false
+		w.ask("remove", w.unit.Remove)
+		w.configure(false) // it comes back
+	case n == 7 && !onDemand:
+		w.configure(true)
+	case n == 8 && !onDemand:
+		p := w.begin(config{number: w.cfg.number - w.IntN(2), serves: w.cfg.serves, survives: true})
+		p.survivor = true
+		w.say("process %d survived", p.pid)
+		w.unit.Survivor(p)
+	case (n == 9 || n == 12) && !onDemand:
+		for _, p := range w.alive() {
+			if p.registered {
+				p.lost = true
+				w.unit.Tell(machine.SocketLost{Socket: p.socket})
+			}
+		}
+	case n == 10:
+		w.needed = false
+	case n == 11 && w.OneIn(4):
+		w.unit.Kill()
+	}
+}
+
+// ask asks for something, and sees that there is one answer.
+func (w *world) ask(what string, ask func(done func(error)) func(error)) func(error) {
+	w.say("%s", what)
+	w.asked++
+	w.acted = w.Now()
+	once := false
+	return ask(func(err error) {
+		w.say("%s is answered: %v", what, err)
+		if once {
+			w.fail("%s is answered twice", what)
+		}
+		once = true
+		w.answered++
+	})
+}
+
+// checkStopped: when a stop is answered, nothing runs that ran when it was asked for.
+func (w *world) checkStopped() {
+	if !w.stopped {
+		return // it was started again meanwhile
+	}
+	for _, p := range w.alive() {
+		if !p.told {
+			w.fail("process %d runs after a stop", p.pid)
+		}
+	}
+}
+
+// check is what always holds.
+func (w *world) check() {
+	if w.halted {
+		w.checkStopped()
+	}
+	s := w.unit.Status()
+	if (s.State == machine.StateBackoff) == s.NextStart.IsZero() {
+		w.fail("it is %+v", s)
+	}
+	if s.NextStart.Before(w.Now()) && !s.NextStart.IsZero() {
+		w.fail("it is to be started in the past: %+v", s)
+	}
+	running := s.State == machine.StateRunning || s.State == machine.StateUnresponsive
+	if running && (s.PID == 0 || w.procs[s.PID-1].ended || w.cfg.serves && !w.procs[s.PID-1].registered) {
+		w.fail("it is %+v", s)
+	}
+	if limit := w.cfg.policy.Limit; limit > 0 && s.Restarts > 0 && s.Restarts > limit+int(w.Now().Sub(w.acted)/(10*time.Minute)+1)*limit {
+		w.fail("%d restarts with a limit of %d", s.Restarts, limit)
+	}
+	if w.events[machine.EventReady] > w.ready && w.cfg.serves {
+		w.fail("%d times ready, and %d processes were registered", w.events[machine.EventReady], w.ready)
+	}
+}
+
+// settle has nothing fail any more: everybody is answered, and what is wanted runs.
+func (w *world) settle() {
+	w.calm = true
+	w.needed = true
+	w.Pass(20 * time.Minute)
+	if w.asked != w.answered {
+		w.fail("%d asked, and %d were answered", w.asked, w.answered)
+	}
+	onDemand := w.cfg.policy.Restart == machine.OnDemand
+	if onDemand {
+		w.unit.Tell(machine.Demand{})
+	}
+	if !onDemand {
+		w.ask("start", w.unit.Start)
+	}
+	w.stopped = false
+	w.Pass(20 * time.Minute)
+	w.check()
+	s := w.unit.Status()
+	if s.State != machine.StateRunning {
+		w.fail("in the end it is %+v", s)
+	}
+	if up := w.alive(); len(up) > 1 {
+		w.fail("in the end %d processes run", len(up))
+	}
+	if p, runs := w.unit.Process().(*proc); s.State == machine.StateRunning && (!runs || p.pid != s.PID || p.cfg.number != w.cfg.number && !w.failedToReplace()) {
+		w.fail("in the end %+v runs, of configuration %d", s, w.cfg.number)
+	}
+}
+
+// end ends the host: only what survives goes on, and nobody waits.
+func (w *world) end() {
+	s := w.unit.Status()
+	w.closed = true
+	w.say("the host ends")
+	w.unit.Tell(machine.Close{})
+	w.Pass(time.Minute)
+	for _, p := range w.alive() {
+		if !p.cfg.survives || !p.left {
+			w.fail("process %d outlives the host", p.pid)
+		}
+	}
+	if w.calm && w.cfg.survives && s.State == machine.StateRunning && len(w.alive()) != 1 {
+		w.fail("what survives does not")
+	}
+	if w.asked != w.answered || w.Tasks() > 0 {
+		w.fail("%d asked, %d were answered, and %d goroutines are left", w.asked, w.answered, w.Tasks())
+	}
+}
+
+// failedToReplace says whether a replacement that was due has failed, so that an older one goes on.
+func (w *world) failedToReplace() bool { return w.events[machine.EventFailed] > 0 }

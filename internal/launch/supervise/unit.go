@@ -1,0 +1,373 @@
+// Package supervise keeps launched plugins running: it runs the machine that decides what becomes of one (package machine), and executes
+// what that asks for. It also finds out whether a plugin that runs is well. What a process is, and where a plugin is registered, it is
+// told.
+package supervise
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+)
+
+// Process is a process of a plugin. All methods may be called at once from several goroutines.
+type Process interface {
+	// About says what the machine has to know of it.
+	About() machine.Process
+	// Wait blocks until the process has ended and nothing is left of it, and returns nil if that was a clean end; or until ctx ends.
+	Wait(ctx context.Context) error
+	// Terminate has it end, and blocks until it has. When ctx ends it is killed.
+	Terminate(ctx context.Context)
+}
+
+// Config says what a [Unit] keeps running. D is what describes the plugin.
+type Config[D any] struct {
+	// Launch starts a process. It may take its time; the end of ctx ends that, and the process.
+	Launch func(ctx context.Context, description D) (Process, error)
+	// Ready blocks until a process is ready and returns nil, or an error if it was refused or ctx ended; and Follow, after that, tells of its
+	// health until ctx ends. They are called for plugins that serve.
+	Ready  func(ctx context.Context, p Process) error
+	Follow func(ctx context.Context, description D, p Process, found func(HealthStatus))
+	// Needed says whether somebody needs the plugin, for one that is started on demand. It is called with a lock of the Unit.
+	Needed func() bool
+	// Observe is told what happens, in order, with a lock of the Unit: it must not block or call it.
+	Observe func(machine.Event)
+	// Pace is what it runs on.
+	Pace Pace
+}
+
+// Pace is time, goroutines and chance. A simulation has its own.
+type Pace interface {
+	Now() time.Time
+	AfterFunc(d time.Duration, f func()) (stop func())
+	Go(f func())
+	Chance() float64
+}
+
+// Real is the pace of the machine that this runs on. Its goroutines are counted in a WaitGroup.
+type Real struct{ *sync.WaitGroup }
+
+// Now implements Pace.
+func (Real) Now() time.Time { return time.Now() }
+
+// AfterFunc implements Pace.
+func (Real) AfterFunc(d time.Duration, f func()) (stop func()) {
+	timer := time.AfterFunc(d, f)
+	return func() { timer.Stop() }
+}
+
+// Chance implements Pace.
+func (Real) Chance() float64 { return rand.Float64() }
+
+// Unit is one plugin that is kept running. Its methods are safe for concurrent use, and none blocks.
+type Unit[D any] struct {
+	cfg Config[D]
+
+	mu          sync.Mutex // guards what follows; held for short steps
+	machine     machine.Machine
+	description D
+	held        map[machine.Ref]*held[D]
+	timers      map[machine.Timer]func() // that stop them
+	survivor    Process                  // the one that Survivor is about
+	waiting     map[machine.Request]func(error)
+	last        machine.Request
+	hasty       bool // nothing that is being ended is waited for
+}
+
+// held is what is held for a generation.
+type held[D any] struct {
+	description D
+	process     Process            // nil if none runs
+	cancel      context.CancelFunc // of the launch, and then of the wait for the end
+	unwatch     context.CancelFunc // nil if it is not watched
+	kill        context.CancelFunc // nil if it is not being terminated
+}
+
+// New returns a Unit that does nothing yet.
+func New[D any](cfg Config[D]) *Unit[D] {
+	return &Unit[D]{
+		cfg: cfg, held: map[machine.Ref]*held[D]{}, timers: map[machine.Timer]func(){}, waiting: map[machine.Request]func(error){},
+	}
+}
+
+// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced.
+func (u *Unit[D]) Configure(description D, about machine.Description, changed bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.description = description
+	u.step(machine.Configure{Description: about, Changed: changed})
+}
+
+// Tell gives the machine an input that nobody waits for.
+func (u *Unit[D]) Tell(input machine.Input) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.step(input)
+}
+
+// Start asks for what its name says. Done is called once with what became of it, with a lock of the Unit. What is returned says that nobody
+// waits for that any more.
+func (u *Unit[D]) Start(done func(error)) (withdraw func(error)) {
+	return u.ask(done, func(r machine.Request) machine.Input { return machine.Start{Request: r} })
+}
+
+// Replace is like Start.
+func (u *Unit[D]) Replace(done func(error)) (withdraw func(error)) {
+	return u.ask(done, func(r machine.Request) machine.Input { return machine.Replace{Request: r} })
+}
+
+// Stop is like Start.
+func (u *Unit[D]) Stop(done func(error)) (withdraw func(error)) {
+	return u.ask(done, func(r machine.Request) machine.Input { return machine.Stop{Request: r} })
+}
+
+// Remove is like Start.
+func (u *Unit[D]) Remove(done func(error)) (withdraw func(error)) {
+	return u.ask(done, func(r machine.Request) machine.Input { return machine.Remove{Request: r} })
+}
+
+func (u *Unit[D]) ask(done func(error), input func(machine.Request) machine.Input) (withdraw func(error)) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.last++
+	r := u.last
+	u.waiting[r] = done
+	u.step(input(r))
+	return func(err error) { u.Tell(machine.Withdraw{Request: r, Err: err}) }
+}
+
+// Survivor offers a process that survived an earlier host, which is taken over or ended.
+func (u *Unit[D]) Survivor(p Process) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.survivor = p
+	u.step(machine.Survivor{Process: p.About()})
+}
+
+// Unfit says that a process is not fit to go on: it is ended, at once if it would not heed being asked, and started again.
+func (u *Unit[D]) Unfit(p Process, err error, atOnce bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for ref, h := range u.held {
+		if h.process == p {
+			u.step(machine.Unfit{Ref: ref, Err: err, AtOnce: atOnce})
+			return
+		}
+	}
+}
+
+// Kill ends without patience what is being ended, now and later.
+func (u *Unit[D]) Kill() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.hasty = true
+	for _, h := range u.held {
+		if h.kill != nil {
+			h.kill()
+		}
+	}
+}
+
+// Status describes the plugin.
+func (u *Unit[D]) Status() machine.Status {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.machine.Status()
+}
+
+// Process returns the process that the plugin is at present; nil if it has none.
+func (u *Unit[D]) Process() Process {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if h := u.held[u.machine.Current()]; h != nil {
+		return h.process
+	}
+	return nil
+}
+
+// step gives the machine an input and executes what that leads to. mu is held.
+func (u *Unit[D]) step(input machine.Input) {
+	effects := u.machine.Step(machine.Moment{Now: u.cfg.Pace.Now(), Chance: u.cfg.Pace.Chance()}, input)
+	for _, effect := range effects {
+		u.execute(effect)
+	}
+}
+
+func (u *Unit[D]) execute(effect machine.Effect) {
+	switch e := effect.(type) {
+	case machine.Launch:
+		u.launch(e.Ref)
+	case machine.Cancel:
+		u.held[e.Ref].cancel()
+	case machine.Adopt:
+		u.adopt(e.Ref)
+	case machine.Discard:
+		p := u.survivor
+		u.survivor = nil
+		u.cfg.Pace.Go(func() { p.Terminate(context.Background()) })
+	case machine.Watch:
+		u.watch(e.Ref)
+	case machine.Unwatch:
+		if h := u.held[e.Ref]; h != nil && h.unwatch != nil {
+			h.unwatch()
+			h.unwatch = nil
+		}
+	case machine.Terminate:
+		u.terminate(e)
+	case machine.Release:
+		u.held[e.Ref].cancel()
+		delete(u.held, e.Ref)
+	case machine.SetTimer:
+		u.setTimer(e)
+	case machine.StopTimer:
+		u.timers[e.Timer]()
+		delete(u.timers, e.Timer)
+	case machine.Emit:
+		u.cfg.Observe(e.Event)
+	case machine.Answer:
+		done := u.waiting[e.Request]
+		delete(u.waiting, e.Request)
+		done(e.Err)
+	}
+}
+
+// launch starts a process of a generation, whose description is that of its first launch.
+func (u *Unit[D]) launch(ref machine.Ref) {
+	h := u.held[ref]
+	if h == nil {
+		h = &held[D]{description: u.description}
+		u.held[ref] = h
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h.cancel = cancel
+	u.cfg.Pace.Go(func() {
+		defer cancel()
+		p, err := u.guarded(ctx, h.description)
+		started := machine.Launched{Ref: ref, Err: err}
+		if err == nil {
+			started.Process = p.About()
+		}
+		u.mu.Lock()
+		h.process = p
+		u.step(started)
+		u.mu.Unlock()
+		if err == nil {
+			u.await(context.WithoutCancel(ctx), ref, h, p)
+		}
+		u.tidy(ref)
+	})
+}
+
+// guarded is Launch, whose panic is an error.
+func (u *Unit[D]) guarded(ctx context.Context, description D) (p Process, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("what launches the plugin panicked: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return u.cfg.Launch(ctx, description)
+}
+
+func (u *Unit[D]) adopt(ref machine.Ref) {
+	h := u.held[ref]
+	if h == nil {
+		h = &held[D]{}
+		u.held[ref] = h
+	}
+	h.description, h.process, u.survivor = u.description, u.survivor, nil
+	p := h.process
+	u.cfg.Pace.Go(func() {
+		u.await(context.Background(), ref, h, p)
+		u.tidy(ref)
+	})
+}
+
+// await waits for the end of a process, unless it is let go on.
+func (u *Unit[D]) await(ctx context.Context, ref machine.Ref, h *held[D], p Process) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	u.mu.Lock()
+	h.cancel = cancel
+	released := u.held[ref] != h
+	u.mu.Unlock()
+	if released {
+		return
+	}
+	err := p.Wait(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	h.process = nil
+	u.step(machine.Exited{Ref: ref, Err: err})
+}
+
+// tidy forgets a generation that is over.
+func (u *Unit[D]) tidy(ref machine.Ref) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.machine.Knows(ref) {
+		delete(u.held, ref)
+	}
+}
+
+func (u *Unit[D]) watch(ref machine.Ref) {
+	h := u.held[ref]
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each Watch
+	h.unwatch = cancel
+	p := h.process
+	u.cfg.Pace.Go(func() {
+		for {
+			err := u.cfg.Ready(ctx, p)
+			if ctx.Err() != nil {
+				return
+			}
+			if err == nil {
+				break
+			}
+			u.Tell(machine.Refused{Ref: ref, Err: err}) // it may still be registered: its handler may change its mind or be another one
+		}
+		u.Tell(machine.Registered{Ref: ref})
+		u.cfg.Follow(ctx, h.description, p, func(found HealthStatus) {
+			if ctx.Err() == nil {
+				u.Tell(machine.HealthFound{Ref: ref, State: found.State, Err: found.Err})
+			}
+		})
+	})
+}
+
+func (u *Unit[D]) terminate(e machine.Terminate) {
+	h := u.held[e.Ref]
+	ctx, cancel := context.WithCancel(context.Background())
+	h.kill = cancel
+	if e.AtOnce || u.hasty {
+		cancel()
+	}
+	p := h.process
+	u.cfg.Pace.Go(func() {
+		defer cancel()
+		p.Terminate(ctx)
+	})
+}
+
+func (u *Unit[D]) setTimer(e machine.SetTimer) {
+	if stop := u.timers[e.Timer]; stop != nil {
+		stop()
+	}
+	set := false // true when the timer is the one in the map
+	stop := u.cfg.Pace.AfterFunc(e.After, func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if set {
+			delete(u.timers, e.Timer)
+			u.step(machine.Fired{Timer: e.Timer, Needed: u.cfg.Needed != nil && u.cfg.Needed()})
+		}
+	})
+	set = true
+	u.timers[e.Timer] = func() { set = false; stop() }
+}

@@ -1,0 +1,434 @@
+package supervise_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+)
+
+var errCrash = errors.New("crash")
+
+// plugin is what a Unit keeps running. Each life takes the next of ends, the last of which is for all that follow; it records when lives began
+// and ended.
+type plugin struct {
+	ends   []end
+	linger time.Duration // after it was told to end
+
+	mu     sync.Mutex
+	lives  int
+	alive  int
+	begins []time.Time
+}
+
+// end is how a life ends: after so long, or not by itself if that is zero.
+type end struct {
+	after time.Duration
+	err   error
+	panic bool
+	never bool // it is not started, for err
+}
+
+// life is a process.
+type life struct {
+	of   *plugin
+	how  end
+	told chan struct{}
+	over chan struct{}
+	once sync.Once
+}
+
+func (p *plugin) launch(context.Context, string) (supervise.Process, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	how := p.ends[min(p.lives, len(p.ends)-1)]
+	p.lives++
+	p.begins = append(p.begins, time.Now())
+	if how.panic {
+		panic("at the plugin")
+	}
+	if how.never {
+		return nil, how.err
+	}
+	p.alive++
+	if p.alive > 1 {
+		panic("two lives at once")
+	}
+	return &life{of: p, how: how, told: make(chan struct{}), over: make(chan struct{})}, nil
+}
+
+func (l *life) About() machine.Process { return machine.Process{PID: 1} }
+
+func (l *life) Wait(context.Context) error {
+	var timeout <-chan time.Time
+	if l.how.after > 0 {
+		timeout = time.After(l.how.after)
+	}
+	err := l.how.err
+	select {
+	case <-l.told:
+		time.Sleep(l.of.linger)
+		err = nil
+	case <-timeout:
+	}
+	l.of.mu.Lock()
+	defer l.of.mu.Unlock()
+	l.of.alive--
+	close(l.over)
+	return err
+}
+
+func (l *life) Terminate(context.Context) {
+	l.once.Do(func() { close(l.told) })
+	<-l.over
+}
+
+func (p *plugin) count() (lives, alive int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lives, p.alive
+}
+
+// supervised is a Unit that was started.
+type supervised struct {
+	*supervise.Unit[string]
+	*plugin
+	work  sync.WaitGroup
+	mu    sync.Mutex
+	kinds []machine.EventKind
+}
+
+func start(t *testing.T, policy machine.Policy, p *plugin) *supervised {
+	s := &supervised{plugin: p}
+	s.Unit = supervise.New(supervise.Config[string]{
+		Launch: p.launch,
+		Observe: func(e machine.Event) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.kinds = append(s.kinds, e.Kind)
+		},
+		Pace: supervise.Real{WaitGroup: &s.work},
+	})
+	s.Configure("", machine.Description{Restart: policy}, false)
+	s.again()
+	t.Cleanup(func() { s.end() })
+	return s
+}
+
+// again starts it, and does not wait.
+func (s *supervised) again() {
+	s.Tell(machine.Start{})
+	synctest.Wait()
+}
+
+// expect says what must hold when nothing happens any more at this time.
+func (s *supervised) expect(t *testing.T, state machine.State, lives, alive int) {
+	t.Helper()
+	synctest.Wait()
+	gotLives, gotAlive := s.count()
+	if got := s.state(); got != state || gotLives != lives || gotAlive != alive {
+		t.Errorf("%s after %d lives with %d alive, want %s after %d with %d", got, gotLives, gotAlive, state, lives, alive)
+	}
+}
+
+// state is that of the plugin, which runs from its start on.
+func (s *supervised) state() machine.State {
+	if state := s.Status().State; state != machine.StateStarting {
+		return state
+	}
+	return machine.StateRunning
+}
+
+func (s *supervised) end() {
+	s.Tell(machine.Close{})
+	s.work.Wait()
+}
+
+const second = time.Second
+
+func TestPolicies(t *testing.T) {
+	for _, test := range []struct {
+		restart machine.Restart
+		err     error
+		over    bool
+	}{
+		{machine.Always, nil, false},
+		{machine.Always, errCrash, false},
+		{machine.OnFailure, nil, true},
+		{machine.OnFailure, errCrash, false},
+		{machine.Never, nil, true},
+		{machine.Never, errCrash, true},
+	} {
+		t.Run(fmt.Sprint(test.restart, test.err), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := start(t, machine.Policy{Restart: test.restart}, &plugin{ends: []end{{after: second, err: test.err}, {}}})
+				time.Sleep(second)
+				if test.over {
+					s.expect(t, machine.StateStopped, 1, 0)
+				} else {
+					s.expect(t, machine.StateBackoff, 1, 0)
+					if status := s.Status(); status.Restarts != 1 || status.NextStart.Before(time.Now().Add(second)) {
+						t.Errorf("%+v", status)
+					}
+					time.Sleep(time.Until(s.Status().NextStart))
+					s.expect(t, machine.StateRunning, 2, 1)
+					s.end()
+					s.expect(t, machine.StateStopped, 2, 0)
+				}
+				if status := s.Status(); (status.LastError != "") != (test.err != nil) || !status.NextStart.IsZero() {
+					t.Errorf("%+v", status)
+				}
+			})
+		})
+	}
+}
+
+func TestPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, machine.Policy{Restart: machine.OnFailure}, &plugin{ends: []end{{panic: true}, {}}})
+		s.expect(t, machine.StateBackoff, 1, 0)
+		if err := s.Status().LastError; !strings.Contains(err, "panicked: at the plugin") {
+			t.Error(err)
+		}
+	})
+}
+
+// TestRepeatedFailure: a start that fails as the one before is no news, unless something ran in between.
+func TestRepeatedFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		absent := end{err: errors.New("no such file"), never: true}
+		s := start(t, machine.Policy{Limit: -1}, &plugin{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
+		time.Sleep(time.Hour)
+		s.expect(t, machine.StateRunning, 7, 1)
+		told := []machine.EventKind{machine.EventFailed, machine.EventBackoff}
+		if want := slices.Concat(told, []machine.EventKind{machine.EventBackoff}, told, []machine.EventKind{machine.EventReady}); !slices.Equal(s.kinds, want) {
+			t.Errorf("events %v, want %v", s.kinds, want)
+		}
+	})
+}
+
+func TestFailed(t *testing.T) {
+	for _, err := range []error{errCrash, nil} {
+		synctest.Test(t, func(t *testing.T) {
+			s := start(t, machine.Policy{Limit: 3, MaxBackoff: second}, &plugin{ends: []end{{after: second / 2, err: err}}})
+			time.Sleep(time.Minute)
+			s.expect(t, machine.StateFailed, 4, 0)
+			want := errCrash.Error()
+			if err == nil {
+				want = "it ended by itself, without an error"
+			}
+			if status := s.Status(); status.LastError != "given up after 3 restarts within 10m0s: "+want || status.Restarts != 3 {
+				t.Errorf("%+v", status)
+			}
+			time.Sleep(time.Hour)
+			s.expect(t, machine.StateFailed, 4, 0)
+			for i := range 2 {
+				s.again()
+				s.expect(t, machine.StateRunning, 4*i+5, 1)
+				if status := s.Status(); status.Restarts != 0 {
+					t.Errorf("%+v", status)
+				}
+				time.Sleep(time.Minute)
+				s.expect(t, machine.StateFailed, 4*i+8, 0)
+			}
+			s.end()
+			s.expect(t, machine.StateStopped, 12, 0)
+			cycle := append(slices.Repeat([]machine.EventKind{machine.EventBackoff}, 3), machine.EventFailed)
+			if want := slices.Repeat(cycle, 3); !slices.Equal(s.kinds, want) {
+				t.Errorf("events %v", s.kinds)
+			}
+		})
+	}
+}
+
+// TestBackoff: pauses grow, stay within their bounds, and begin anew after a healthy life.
+func TestBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ends := slices.Repeat([]end{{after: second, err: errCrash}}, 8)
+		ends = append(ends, end{after: time.Minute, err: errCrash}, end{after: second, err: errCrash}, end{})
+		s := start(t, machine.Policy{Limit: -1}, &plugin{ends: ends})
+		time.Sleep(time.Hour)
+		s.expect(t, machine.StateRunning, 11, 1)
+		for i, bound := range []int{2, 4, 8, 16, 32, 60, 60, 60, 2, 4} {
+			bound := time.Duration(bound) * second
+			lived := ends[i].after
+			pause := s.begins[i+1].Sub(s.begins[i]) - lived
+			if pause < bound/2 || pause > bound {
+				t.Errorf("pause %d is %v, want %v at most", i, pause, bound)
+			}
+		}
+	})
+}
+
+// TestWindow: however long lives last, there are never more restarts within the window than the limit, and the plugin is failed
+// only when one more would be too many.
+func TestWindow(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		bubble(t, func(t *testing.T) {
+			lengths := rapid.SliceOfN(rapid.SampledFrom([]time.Duration{second, 5 * second, time.Minute}), 1, 40).Draw(rt, "lives")
+			limit := rapid.IntRange(1, 5).Draw(rt, "limit")
+			p := &plugin{}
+			for _, length := range lengths {
+				p.ends = append(p.ends, end{after: length, err: errCrash})
+			}
+			p.ends = append(p.ends, end{})
+			s := start(t, machine.Policy{Limit: limit, Window: time.Minute, MaxBackoff: second}, p)
+			time.Sleep(time.Hour)
+			synctest.Wait()
+
+			var deaths []time.Time
+			for i := range p.lives {
+				if p.ends[i].after > 0 {
+					deaths = append(deaths, p.begins[i].Add(p.ends[i].after))
+				}
+			}
+			within := func(i int) int { // deaths within the window before the one with index i
+				n := 0
+				for _, d := range deaths[:i] {
+					if deaths[i].Sub(d) < time.Minute {
+						n++
+					}
+				}
+				return n
+			}
+			failed := s.Status().State == machine.StateFailed
+			for i := range deaths {
+				last := i == len(deaths)-1
+				if tooMany := within(i) >= limit; tooMany != (last && failed) {
+					rt.Fatalf("death %d of %d, %d others within the window, limit %d, %v", i, len(deaths), within(i), limit, s.Status().State)
+				}
+			}
+			if !failed && p.lives != len(lengths)+1 {
+				rt.Fatalf("%v after %d lives of %d", s.Status().State, p.lives, len(lengths)+1)
+			}
+			s.end()
+		})
+	})
+}
+
+// TestStart: what runs is left alone, and what does not is started anew at once; what still ends is followed.
+func TestStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, machine.Policy{Restart: machine.OnFailure}, &plugin{ends: []end{{after: 2 * second, err: errCrash}, {}}, linger: 3 * second})
+		s.again()
+		s.expect(t, machine.StateRunning, 1, 1)
+		time.Sleep(2 * second)
+		s.expect(t, machine.StateBackoff, 1, 0)
+		s.again()
+		s.again() // and once more
+		s.expect(t, machine.StateRunning, 2, 1)
+		if status := s.Status(); status.Restarts != 0 || status.LastError != errCrash.Error() || !status.Since.Equal(time.Now()) {
+			t.Errorf("%+v", status)
+		}
+		time.Sleep(time.Hour)
+		s.expect(t, machine.StateRunning, 2, 1)
+		stopped := make(chan error, 1)
+		s.Stop(func(err error) { stopped <- err })
+		time.Sleep(second)
+		s.again() // it is still ending
+		s.expect(t, machine.StateRunning, 2, 1)
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+		s.expect(t, machine.StateRunning, 3, 1)
+	})
+}
+
+// TestClose: it ends in every state, after the life.
+func TestClose(t *testing.T) {
+	for state, how := range map[machine.State]end{
+		machine.StateRunning: {}, machine.StateBackoff: {after: second, err: errCrash}, machine.StateFailed: {after: 1, err: errCrash},
+	} {
+		t.Run(string(state), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				policy := machine.Policy{Limit: 1, MinBackoff: 10 * second}
+				if state == machine.StateFailed {
+					policy.MinBackoff, policy.MaxBackoff = 1, 1
+				}
+				s := start(t, policy, &plugin{ends: []end{how}, linger: second})
+				time.Sleep(second)
+				synctest.Wait()
+				if got := s.state(); got != state {
+					t.Fatalf("%s instead of %s", got, state)
+				}
+				s.end()
+				lives, _ := s.count()
+				s.expect(t, machine.StateStopped, lives, 0)
+			})
+		})
+	}
+}
+
+// TestNeededAgain: what is needed again is started at once if it was healthy, and else after a pause.
+func TestNeededAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &plugin{ends: []end{{after: time.Minute, err: errCrash}, {after: second, err: errCrash}, {}}}
+		s := &supervised{plugin: p}
+		s.Unit = supervise.New(supervise.Config[string]{
+			Launch: p.launch, Observe: func(machine.Event) {}, Needed: func() bool { return true }, Pace: supervise.Real{WaitGroup: &s.work},
+		})
+		s.Configure("", machine.Description{Restart: machine.Policy{Restart: machine.OnDemand, Limit: -1}}, false)
+		s.Tell(machine.Demand{})
+		t.Cleanup(s.end)
+		time.Sleep(time.Hour)
+		s.expect(t, machine.StateRunning, 3, 1)
+		if pauses := []time.Duration{s.begins[1].Sub(s.begins[0]) - time.Minute, s.begins[2].Sub(s.begins[1]) - second}; pauses[0] != 0 ||
+			pauses[1] < second/2 {
+			t.Errorf("the pauses are %v", pauses)
+		}
+	})
+}
+
+// TestAnyOrder: whenever it is started, there is one life at a time, and in the end there is one or the plugin has failed.
+func TestAnyOrder(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		bubble(t, func(t *testing.T) {
+			p := &plugin{linger: rapid.SampledFrom([]time.Duration{0, second}).Draw(rt, "linger")}
+			for range rapid.IntRange(0, 20).Draw(rt, "ends") {
+				after := rapid.SampledFrom([]time.Duration{0, 1, second, time.Minute}).Draw(rt, "after")
+				p.ends = append(p.ends, end{after: after, err: errCrash})
+			}
+			p.ends = append(p.ends, end{})
+			s := start(t, machine.Policy{Limit: 2, MaxBackoff: 2 * second}, p)
+			for range rapid.IntRange(1, 30).Draw(rt, "steps") {
+				s.again()
+				time.Sleep(rapid.SampledFrom([]time.Duration{0, 1, second, 5 * second, time.Hour}).Draw(rt, "pause"))
+				status := s.Status()
+				if status.State == machine.StateBackoff && status.NextStart.IsZero() ||
+					status.State != machine.StateBackoff && !status.NextStart.IsZero() {
+					rt.Fatalf("%+v", status)
+				}
+			}
+			time.Sleep(time.Hour)
+			synctest.Wait()
+			state := s.Status().State
+			_, alive := p.count()
+			if ok := state == machine.StateRunning && alive == 1 || state == machine.StateFailed && alive == 0; !ok {
+				rt.Fatalf("%s with %d alive", state, alive)
+			}
+			s.end()
+		})
+	})
+}
+
+// bubble runs f in a bubble of its own and hands a failure of the property on to it.
+func bubble(t *testing.T, f func(t *testing.T)) {
+	var failure any
+	synctest.Test(t, func(t *testing.T) {
+		defer func() { failure = recover() }()
+		f(t)
+	})
+	if failure != nil {
+		panic(failure)
+	}
+}

@@ -1,0 +1,276 @@
+package launcher_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+// TestSet: what is new is started, what goes is ended, what changed is replaced, and what did not is left alone.
+func TestSet(t *testing.T) {
+	f := newFixture(t)
+	stays, goes, changes, waits := self("serve"), self("serve"), self("serve"), manual(self("sleep"))
+	stays.Name, goes.Name, changes.Name = "stays", "goes", "changes"
+	f.set(stays, goes, changes, waits)
+	before := map[string]launcher.Status{}
+	for _, name := range []string{"stays", "goes", "changes"} {
+		before[name] = f.in(name, launcher.StateRunning)
+	}
+	if s := f.status("sleep"); s.State != launcher.StateStopped || len(f.told("sleep")) != 0 {
+		t.Errorf("the manual one is %+v", s)
+	}
+	stays.LogRate = 7
+	changes.Env = append(changes.Env, "NEW=1")
+	f.set(stays, changes, waits)
+	f.until("the change", func() bool {
+		s := f.status("changes")
+		return s.State == launcher.StateRunning && s.PID != before["changes"].PID
+	})
+	f.until("the end of the others", func() bool { return !alive(before["goes"].PID) && !alive(before["changes"].PID) })
+	if s := f.status("stays"); s.PID != before["stays"].PID {
+		t.Errorf("what did not change has process %d and had %d", s.PID, before["stays"].PID)
+	}
+	if err := f.Start("goes"); !errors.Is(err, launcher.ErrUnknown) {
+		t.Errorf("what went is started: %v", err)
+	}
+	if s := f.Plugins(); len(s) != 3 {
+		t.Errorf("%+v", s)
+	}
+	f.until("its event", func() bool { return slices.Contains(f.told("goes"), launcher.EventStopped) })
+	f.until("its socket's end", func() bool { return len(f.sockets()) == 2 })
+}
+
+// TestSetComesBack: what goes and comes back while it ends is one plugin, of which one process runs.
+func TestSetComesBack(t *testing.T) {
+	f := newFixture(t)
+	p := self("deaf")
+	p.StopTimeout = 200 * time.Millisecond
+	f.set(p)
+	first := f.in("deaf", launcher.StateRunning)
+	f.set()
+	f.set(p)
+	f.until("another process", func() bool {
+		s := f.status("deaf")
+		return s.PID != 0 && s.PID != first.PID
+	})
+	if alive(first.PID) {
+		t.Errorf("process %d runs beside its successor", first.PID)
+	}
+}
+
+// TestInvalid: what could never be launched is refused, and nothing changes then.
+func TestInvalid(t *testing.T) {
+	f := newFixture(t)
+	kept := manual(self("sleep"))
+	f.set(kept)
+	for name, spoil := range map[string]func(*launcher.Plugin){
+		"name":        func(p *launcher.Plugin) { p.Name = "-x" },
+		"no command":  func(p *launcher.Plugin) { p.Args = nil },
+		"StateDir":    func(p *launcher.Plugin) { p.Survive = true },
+		"twice":       func(p *launcher.Plugin) { p.Name = kept.Name },
+		"must serve":  func(p *launcher.Plugin) { p.Protocol = foreign{} },
+		"itself sets": func(p *launcher.Plugin) { p.Tag = "mine" },
+	} {
+		bad := self("sleep")
+		bad.Name = "bad"
+		spoil(&bad)
+		if err := f.Set([]launcher.Plugin{kept, bad}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if s := f.Plugins(); len(s) != 1 || s[0].Name != kept.Name {
+		t.Errorf("after refusals: %+v", s)
+	}
+}
+
+type foreign struct{}
+
+func (foreign) Launch(context.Context, *host.Host, host.Spec) (*host.PluginProcess, error) {
+	return nil, errors.ErrUnsupported
+}
+
+// TestStartAndStop: each of them twice, and what follows each.
+func TestStartAndStop(t *testing.T) {
+	f := newFixture(t)
+	f.set(manual(self("serve")))
+	f.must(f.Stop("serve")) // it does not run
+	f.must(f.Start("serve"))
+	first := f.in("serve", launcher.StateRunning)
+	f.must(f.Start("serve"))
+	if s := f.status("serve"); s.PID != first.PID {
+		t.Errorf("a second start has process %d, the first had %d", s.PID, first.PID)
+	}
+	for range 2 {
+		f.must(f.Stop("serve"))
+		if s := f.status("serve"); s.State != launcher.StateStopped || s.PID != 0 || alive(first.PID) || len(f.sockets()) != 0 {
+			t.Errorf("after its stop it is %+v with %v", s, f.sockets())
+		}
+	}
+	f.must(f.Restart(t.Context(), "serve"))
+	if s := f.status("serve"); s.PID == 0 || s.PID == first.PID {
+		t.Errorf("after the restart it is %+v", s)
+	}
+	f.in("serve", launcher.StateRunning)
+	want := []launcher.EventKind{launcher.EventReady, launcher.EventStopped, launcher.EventReady}
+	if got := f.told("serve"); !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+}
+
+// TestReplace: the old process goes when the new one is registered, and not before.
+func TestReplace(t *testing.T) {
+	f := newFixture(t)
+	f.set(self("serve"))
+	old := f.in("serve", launcher.StateRunning)
+	asked := make(chan string, 1)
+	let := make(chan struct{})
+	f.registered(func(ctx context.Context, socket string) error {
+		asked <- socket
+		<-let
+		return awaitSocket(ctx, socket)
+	})
+	restarted := aside(func() error { return f.Restart(t.Context(), "serve") })
+	socket := take(t, "a new process", asked)
+	if s := f.status("serve"); s.PID != old.PID || s.State != launcher.StateRunning || !alive(old.PID) || socket == old.Socket {
+		t.Errorf("before the new one is registered, at %s, it is %+v", socket, s)
+	}
+	close(let)
+	f.must(take(t, "the restart", restarted))
+	if s := f.status("serve"); s.PID == old.PID || s.Socket != socket || alive(old.PID) {
+		t.Errorf("after the restart it is %+v", s)
+	}
+	if !slices.Contains(f.told("serve"), launcher.EventReplaced) {
+		t.Errorf("events %v", f.told("serve"))
+	}
+}
+
+// TestReplacementThatFails: refused, too slow, or not waited for any more, it goes and the old one goes on.
+func TestReplacementThatFails(t *testing.T) {
+	f := newFixture(t)
+	p := self("serve")
+	p.ReadyTimeout = 100 * time.Millisecond
+	f.set(p)
+	old := f.in("serve", launcher.StateRunning)
+	fails := func(how string, ctx context.Context) {
+		t.Helper()
+		err := f.Restart(ctx, "serve")
+		if !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), how) {
+			t.Errorf("%s: %v", how, err)
+		}
+		if s := f.status("serve"); s.PID != old.PID || s.State != launcher.StateRunning || !strings.Contains(s.LastError, how) {
+			t.Errorf("%s: it is %+v", how, s)
+		}
+		f.until("the end of the replacement", func() bool { return len(f.host.Plugins()) == 1 })
+	}
+	f.registered(func(context.Context, string) error { return errors.New("no taste") })
+	fails("no taste", t.Context())
+	asked := make(chan string, 1)
+	f.registered(never(asked))
+	fails("not registered within 100ms", t.Context())
+	<-asked
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-asked; cancel() }()
+	p.ReadyTimeout = time.Hour
+	f.registered(never(asked))
+	fails("canceled", ctx)
+}
+
+// TestSocketRemoved: another process takes the place of one that nobody finds any more.
+func TestSocketRemoved(t *testing.T) {
+	f := newFixture(t)
+	f.set(self("serve"))
+	old := f.in("serve", launcher.StateRunning)
+	f.SocketRemoved(filepath.Join(f.dir, "another"))
+	f.must(os.RemoveAll(f.dir))
+	f.SocketRemoved(old.Socket)
+	f.SocketRemoved(old.Socket)
+	f.until("another process", func() bool {
+		s := f.status("serve")
+		return s.State == launcher.StateRunning && s.PID != old.PID
+	})
+	f.until("the end of the old one", func() bool { return !alive(old.PID) && len(f.sockets()) == 1 })
+}
+
+// TestGivenUp: what ends again and again is left alone with its last error, and each end is told. A start begins anew.
+func TestGivenUp(t *testing.T) {
+	f := newFixture(t)
+	f.set(self("crash"))
+	s := f.in("crash", launcher.StateFailed)
+	if want := "given up after 2 restarts within 10m0s: exit status 3; its last words: the flux is empty"; s.LastError != want || s.Restarts != 2 {
+		t.Errorf("it is %+v, want the error %q", s, want)
+	}
+	want := []launcher.EventKind{launcher.EventBackoff, launcher.EventBackoff, launcher.EventFailed}
+	if got := f.told("crash"); !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+	f.must(f.Start("crash"))
+	f.until("another row", func() bool { return len(f.told("crash")) == 6 })
+	f.in("crash", launcher.StateFailed)
+	f.must(f.Stop("crash"))
+	if s := f.status("crash"); s.State != launcher.StateStopped {
+		t.Errorf("after its stop it is %+v", s)
+	}
+}
+
+// TestCrashesLeaveNothing: neither sockets nor processes, however often one that serves is killed.
+func TestCrashesLeaveNothing(t *testing.T) {
+	f := newFixture(t)
+	p := self("die")
+	const crashes = 100
+	p.Restart.Limit = crashes
+	f.set(p)
+	if s := f.in("die", launcher.StateFailed); s.Restarts != crashes || !strings.Contains(s.LastError, "signal: killed") {
+		t.Errorf("it is %+v", s)
+	}
+	if left := f.sockets(); len(left) != 0 || len(f.host.Plugins()) != 0 {
+		t.Errorf("left are %v and %d processes", left, len(f.host.Plugins()))
+	}
+}
+
+// TestStartInPause: it does not wait for the end of the pause, and a stop ends that too.
+func TestStartInPause(t *testing.T) {
+	f := newFixture(t)
+	p := self("crash")
+	p.Restart.MinBackoff, p.Restart.MaxBackoff, p.Restart.Limit = time.Hour, time.Hour, 1
+	f.set(p)
+	for range 3 { // each start begins the count anew
+		s := f.in("crash", launcher.StateBackoff)
+		if s.NextStart.Before(time.Now().Add(time.Minute)) || s.PID != 0 {
+			t.Errorf("in its pause it is %+v", s)
+		}
+		f.must(f.Start("crash"))
+	}
+	f.in("crash", launcher.StateBackoff)
+	f.must(f.Stop("crash"))
+	if s := f.status("crash"); s.State != launcher.StateStopped || !s.NextStart.IsZero() {
+		t.Errorf("after its stop it is %+v", s)
+	}
+}
+
+// TestWrongProgram: whoever sets it is told, others are launched, and it runs when it is there.
+func TestWrongProgram(t *testing.T) {
+	f := newFixture(t)
+	p := self("sleep")
+	p.Args = []string{filepath.Join(t.TempDir(), "program")}
+	p.Restart.Limit = -1
+	err := f.Set([]launcher.Plugin{p, self("serve")})
+	if !errors.Is(err, launcher.ErrProgram) || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	f.in("serve", launcher.StateRunning)
+	f.until("restarts", func() bool { return f.status("sleep").Restarts > 3 })
+	want := []launcher.EventKind{launcher.EventFailed, launcher.EventBackoff}
+	if got := f.told("sleep"); !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
+	f.must(os.Symlink(os.Args[0], p.Args[0]))
+	f.in("sleep", launcher.StateRunning)
+}

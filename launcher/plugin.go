@@ -1,0 +1,220 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// The errors that a caller may act on.
+var (
+	// ErrUnknown: no plugin of that name is to be launched.
+	ErrUnknown = errors.New("no such launched plugin")
+	// ErrProgram: the program of a plugin is not there, or cannot be executed.
+	ErrProgram = errors.New("its program cannot be executed")
+	// ErrClosed: the launcher is closed.
+	ErrClosed = machine.ErrClosed
+	// ErrReplacement: a replacement did not become ready. The old one goes on.
+	ErrReplacement = machine.ErrReplacement
+)
+
+// RestartPolicy says when a plugin that ended is started again.
+type RestartPolicy = machine.Policy
+
+// When a plugin is started again.
+const (
+	RestartAlways    = machine.Always
+	RestartOnFailure = machine.OnFailure
+	RestartNever     = machine.Never
+)
+
+// State is what a launched plugin does.
+type State = machine.State
+
+// The states of a launched plugin.
+const (
+	StateStarting     = machine.StateStarting
+	StateRunning      = machine.StateRunning
+	StateUnresponsive = machine.StateUnresponsive
+	StateUnlinked     = machine.StateUnlinked
+	StateStopping     = machine.StateStopping
+	StateBackoff      = machine.StateBackoff
+	StateFailed       = machine.StateFailed
+	StateStopped      = machine.StateStopped
+)
+
+type (
+	// Status describes a launched plugin.
+	Status = machine.Status
+	// Event says what happened to a launched plugin.
+	Event = machine.Event
+	// EventKind names what happened.
+	EventKind = machine.EventKind
+	// Log is the newest output of a plugin, over all its lives.
+	Log = output.Log
+	// Record is one line of a Log.
+	Record = output.Record
+)
+
+// The kinds of events. That a process was started or has ended is told by the host.
+const (
+	EventReady        = machine.EventReady
+	EventBackoff      = machine.EventBackoff
+	EventFailed       = machine.EventFailed
+	EventStopped      = machine.EventStopped
+	EventReplaced     = machine.EventReplaced
+	EventAdopted      = machine.EventAdopted
+	EventUnresponsive = machine.EventUnresponsive
+	EventResponsive   = machine.EventResponsive
+	EventUnhealthy    = machine.EventUnhealthy
+	EventHealthy      = machine.EventHealthy
+)
+
+// Plugin is a plugin to launch.
+type Plugin struct {
+	// Spec describes its processes. Its Name is unique among the launched plugins and has the syntax of a file name; its Env is the whole
+	// environment unless it is nil. PluginSocket, Logs, Admit, Tag, Grace and Foreign are the launcher's to set.
+	host.Spec
+	// Serve gives the plugin a socket path in the plugin directory: it is ready when it is registered. One that does not serve is
+	// ready when it has run for a moment. One that serves and has a user or group gets a directory of its own in the plugin directory.
+	Serve bool
+	// Protocol launches a plugin that speaks another protocol than those of the host, which must serve; nil for all others. It is compared
+	// with that of an earlier configuration by [reflect.DeepEqual].
+	Protocol Protocol
+	// Manual plugins are started by [Launcher.Start] only.
+	Manual bool
+	// Restart says when it is started again.
+	Restart RestartPolicy
+	// StopTimeout is how long it may take to end before it is killed (default 5 s).
+	StopTimeout time.Duration
+	// ReadyTimeout is how long a replacement may take to become ready (default 30 s).
+	ReadyTimeout time.Duration
+	// LogRate is how many lines of output a second are kept (default 1,000; negative for no limit).
+	LogRate int
+}
+
+// Protocol launches a plugin with a host, in the place of [host.Host.Launch]. It may take its time until the plugin is met; the end of ctx
+// ends that, and the process.
+type Protocol interface {
+	Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error)
+}
+
+const defaultStopTimeout = 5 * time.Second
+
+// identity tells whether a process that survived is of this plugin as it is configured now: all that its processes notice of it, but for
+// what two hosts cannot compare.
+func (p Plugin) identity() string {
+	spec := p.Spec
+	spec.Controller, spec.ExtraFiles = nil, nil
+	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %t", spec, p.Serve))
+	return hex.EncodeToString(digest[:8])
+}
+
+// about is what the machine has to know of it.
+func (p Plugin) about() machine.Description {
+	return machine.Description{
+		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Restart: p.Restart, ReadyTimeout: p.ReadyTimeout,
+	}
+}
+
+// same says whether a process of the other one need not be replaced. The process notices nothing of the LogRate.
+func (p Plugin) same(other Plugin) bool {
+	p.LogRate = other.LogRate
+	return reflect.DeepEqual(p, other)
+}
+
+func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, defaultStopTimeout) }
+
+// grace divides the StopTimeout: a plugin that does not heed the end of its standard input has the second half for SIGTERM.
+func (p Plugin) grace() host.Grace {
+	half := p.stopTimeout() / 2
+	return host.Grace{Stdin: half, Term: p.stopTimeout() - half}
+}
+
+// check says why a plugin could never be launched.
+func (l *Launcher) check(p Plugin) error {
+	switch {
+	case !validName(p.Name):
+		return fmt.Errorf("cannot launch plugin %q: a name has 1 to %d letters, digits, dots, dashes and underscores, "+
+			"and begins with a letter or digit", p.Name, maxName)
+	case p.PluginSocket != "" || p.Logs != nil || p.Admit != nil || p.Tag != "" || p.Grace != (host.Grace{}) || p.Foreign != nil:
+		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Logs, Admit, Tag, Grace and Foreign of its Spec",
+			p.Name)
+	case p.Protocol != nil && (!p.Serve || p.Survive):
+		return fmt.Errorf("cannot launch plugin %s: with its protocol it must serve and cannot survive its host", p.Name)
+	case len(p.Args) == 0 || p.Args[0] == "":
+		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
+	case p.Survive && l.cfg.Host.StateDir == "":
+		return fmt.Errorf("cannot launch plugin %s: it is to survive its host, which has no directory in which to remember it: set the "+
+			"StateDir of the host", p.Name)
+	}
+	return nil
+}
+
+// checkProgram says why a plugin cannot be launched at present, which the next hour may mend.
+func (p Plugin) checkProgram() error {
+	if _, err := exec.LookPath(p.Args[0]); err != nil {
+		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is tried again by the policy for restarts",
+			p.Name, ErrProgram, err)
+	}
+	return nil
+}
+
+const maxName = 128
+
+func validName(name string) bool {
+	for i, c := range []byte(name) {
+		alphanumeric := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !alphanumeric && (i == 0 || c != '.' && c != '-' && c != '_') {
+			return false
+		}
+	}
+	return name != "" && len(name) <= maxName
+}
+
+// manyLives is a number of lives that no plugin has during one run of its host.
+const manyLives = 999_999
+
+// CheckSocket says whether a plugin can serve in a plugin directory: the path of a socket must not be too long for those who connect.
+func (p Plugin) CheckSocket(dir string) error {
+	if !p.Serve {
+		return nil
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return err
+	}
+	if path, _ := socketPath(dir, p.Name, manyLives, p.needsRoom()); len(path) > sock.MaxPath {
+		return fmt.Errorf("its sockets in plugin directory %s have paths of up to %d bytes, such as %s, and the path of a socket may have %d: "+
+			"choose a shorter name or plugin directory", dir, len(path), path, sock.MaxPath)
+	}
+	if checker, ok := p.Protocol.(interface{ CheckDir(dir string) error }); ok {
+		return checker.CheckDir(dir)
+	}
+	return nil
+}
+
+// needsRoom says whether a plugin that serves needs a directory in which to make its socket: one that runs as somebody else does. For one
+// of a foreign protocol the host makes it.
+func (p Plugin) needsRoom() bool { return p.User+p.Group != "" && p.Protocol == nil }
+
+// socketPath returns where a life of a plugin serves, and the directory that it has for that; empty if it needs none.
+func socketPath(dir, name string, life int, needsRoom bool) (path, room string) {
+	path = filepath.Join(dir, fmt.Sprintf("%s.%d", name, life))
+	if needsRoom {
+		return filepath.Join(path, "plugin.sock"), path
+	}
+	return path + ".sock", ""
+}
