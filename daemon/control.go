@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"runtime"
@@ -38,12 +39,16 @@ type picture struct {
 	source   source
 	launched launched
 	fleet    *fleetMember // nil if the node belongs to no fleet
+	// catalogue has the metadata of what is launched; nil if nothing is.
+	catalogue *metadata
 	// views has the present view of source.
 	views *shared[*view]
 }
 
-func newPicture(s source, l launched, fleet *fleetMember) picture {
-	return picture{s, l, fleet, &shared[*view]{make: func() *view { return newView(s) }}}
+func newPicture(s source, l launched, fleet *fleetMember, m *metadata) picture {
+	p := picture{source: s, launched: l, fleet: fleet, catalogue: m}
+	p.views = &shared[*view]{make: p.view}
+	return p
 }
 
 // control answers the control API. It is a [patchbayv1connect.ControlServiceHandler]; what is documented in control.proto is not repeated
@@ -72,6 +77,7 @@ func (c *control) GetVersion(
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
+		Node:      valid(c.config.Fleet.node()),
 	}), nil
 }
 
@@ -82,7 +88,7 @@ func (c *control) GetPlugin(
 	if err := requirePlugin(ptype, name); err != nil {
 		return nil, err
 	}
-	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(ptype, name), pluginMessage)}
+	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(ptype, name), c.describer())}
 	for _, refusal := range c.source.Refusals() {
 		if refusal.Type == ptype && refusal.Name == name {
 			response.Plugins = append(response.Plugins, refusalMessage(refusal))
@@ -121,6 +127,7 @@ func (c *control) GetConfiguration(
 	return connect.NewResponse(&patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
 		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
+		Handlers: validAll(slices.Sorted(maps.Keys(c.handlers()))),
 	}), nil
 }
 

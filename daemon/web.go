@@ -15,7 +15,7 @@ var _ web.Source = picture{}
 func (p picture) Plugins() []*patchbayv1.Plugin { return p.views.get().plugins }
 
 func (p picture) Launched() []*patchbayv1.LaunchedPlugin {
-	return each(p.launched.Plugins(), launchedMessage)
+	return each(p.launched.Plugins(), p.launchedMessage)
 }
 
 func (p picture) Conditions() []*patchbayv1.Condition {
