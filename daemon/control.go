@@ -71,14 +71,18 @@ type control struct {
 func (c *control) GetVersion(
 	context.Context, *connect.Request[patchbayv1.GetVersionRequest],
 ) (*connect.Response[patchbayv1.GetVersionResponse], error) {
-	return connect.NewResponse(&patchbayv1.GetVersionResponse{
+	return connect.NewResponse(c.version()), nil
+}
+
+func (c *control) version() *patchbayv1.GetVersionResponse {
+	return &patchbayv1.GetVersionResponse{
 		Version:   c.config.Build.Version,
 		Commit:    c.config.Build.Commit,
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
 		Node:      valid(c.config.Fleet.node()),
-	}), nil
+	}
 }
 
 func (c *control) GetPlugin(
@@ -124,11 +128,15 @@ func (c *control) ListRefusals(
 func (c *control) GetConfiguration(
 	context.Context, *connect.Request[patchbayv1.GetConfigurationRequest],
 ) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
-	return connect.NewResponse(&patchbayv1.GetConfigurationResponse{
+	return connect.NewResponse(c.configuration()), nil
+}
+
+func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
+	return &patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
 		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
 		Handlers: validAll(slices.Sorted(maps.Keys(c.handlers()))),
-	}), nil
+	}
 }
 
 func (c *control) ListConditions(

@@ -423,8 +423,13 @@ func (many) Plugins() []*patchbayv1.Plugin {
 	return plugins
 }
 
-func (many) Launched() []*patchbayv1.LaunchedPlugin          { return nil }
-func (many) Conditions() []*patchbayv1.Condition             { return nil }
+func (many) Launched() []*patchbayv1.LaunchedPlugin { return nil }
+func (many) Conditions() []*patchbayv1.Condition    { return nil }
+func (many) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+	return &patchbayv1.GetVersionResponse{Version: "v1.2.0", Node: "worker-1", StartTime: timestamppb.New(time.Now().Add(-26 * time.Hour))},
+		&patchbayv1.GetConfigurationResponse{PluginDirs: []string{"/run/patchbay/plugins"}, Handlers: []string{"CSIPlugin", "DRAPlugin"}}
+}
+
 func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
 func (many) Fleet() (web.Fleet, error)                       { return nil, nil } //nolint:nilnil // no fleet is no error
 func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }
