@@ -144,7 +144,8 @@ const (
 func pluginOf(p *patchbayv1.Plugin) Plugin {
 	return Plugin{
 		Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), Versions: present(p.GetVersions()), Roles: present(p.GetRoles()),
-		Details: p.GetDetails(), Metadata: p.GetMetadata(), State: p.GetState(), Reason: p.GetReason(), Current: p.GetCurrent(), Endpoint: p.GetEndpoint(),
+		Details: p.GetDetails(), Metadata: p.GetMetadata(),
+		State: p.GetState(), Reason: p.GetReason(), Current: p.GetCurrent(), Endpoint: p.GetEndpoint(),
 		SocketPath: p.GetSocketPath(), Instance: p.GetInstance(), Source: p.GetSource(), FirstSeen: timeOf(p.GetFirstSeen()),
 		Since: timeOf(p.GetSince()), RegisteredAt: timeOf(p.GetRegisteredAt()), Attempts: int(p.GetAttempts()),
 		NextRetry: timeOf(p.GetNextRetry()), LastError: p.GetLastError(),

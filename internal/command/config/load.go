@@ -81,7 +81,10 @@ func Parse(name string, text []byte, defaults Config) (*Loaded, error) {
 		return nil, wrong
 	}
 	l := &Loaded{Config: defaults, files: merge(newMap(Default), tree)}
-	return l, l.finish(nil)
+	if err := l.finish(nil); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // finish puts the settings over the files and decodes the result.
