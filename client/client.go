@@ -167,7 +167,7 @@ func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
 	m, err := ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
 	return Configuration{
 		PluginDirs: m.GetPluginDirs(), DeprecatedPluginDir: m.GetDeprecatedPluginDir(), State: m.GetState(),
-		ControlSocket: m.GetControlSocket(), Effective: m.GetEffective(),
+		ControlSocket: m.GetControlSocket(), Effective: m.GetEffective(), Handlers: present(m.GetHandlers()),
 	}, err
 }
 
@@ -201,7 +201,7 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	}
 	return Version{
 		Version: v.GetVersion(), Commit: v.GetCommit(), GoVersion: v.GetGoVersion(), PID: int(v.GetPid()),
-		StartTime: v.GetStartTime().AsTime(),
+		StartTime: v.GetStartTime().AsTime(), Node: v.GetNode(),
 	}, nil
 }
 

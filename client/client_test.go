@@ -168,7 +168,7 @@ func TestJSONKeys(t *testing.T) {
 		value any
 		keys  string
 	}{
-		"plugin": {client.Plugin{}, "attempts current details endpoint firstSeen instance lastError name nextRetry reason registeredAt roles since " +
+		"plugin": {client.Plugin{}, "attempts current details endpoint firstSeen instance lastError metadata name nextRetry reason registeredAt roles since " +
 			"socketPath source state type version versions"},
 		"event":     {client.Event{}, "endpoint instance kind message name seq socketPath time type"},
 		"condition": {client.Condition{}, "message name since status"},

@@ -26,6 +26,8 @@ type Launched struct {
 	NextStart *time.Time `json:"nextStart"`
 	// LastError says how its last process ended, or why its last replacement failed.
 	LastError string `json:"lastError"`
+	// Metadata are those of its entry in the catalogue.
+	Metadata map[string]string `json:"metadata"`
 }
 
 // LogRecord is one record of what a launched plugin printed or logged.
@@ -94,6 +96,7 @@ func launchedOf(p *patchbayv1.LaunchedPlugin) Launched {
 	return Launched{
 		Name: p.GetName(), State: p.GetState(), Since: timeOf(p.GetSince()), PID: int(p.GetPid()), SocketPath: p.GetSocketPath(),
 		Health: p.GetHealth(), Restarts: int(p.GetRestarts()), NextStart: timeOf(p.GetNextStart()), LastError: p.GetLastError(),
+		Metadata: p.GetMetadata(),
 	}
 }
 

@@ -39,6 +39,8 @@ type Plugin struct {
 	Roles []string `json:"roles"`
 	// Details are what the handler of its type found out about it.
 	Details map[string]string `json:"details"`
+	// Metadata are those of its entry in the catalogue, if the daemon launched it.
+	Metadata map[string]string `json:"metadata"`
 	// Source is "discovered", "launched", or "host" for what the host itself registered.
 	Source string `json:"source"`
 	// FirstSeen is when the socket appeared, Since when the instance entered its state.
@@ -104,6 +106,8 @@ type Version struct {
 	GoVersion string    `json:"goVersion"`
 	PID       int       `json:"pid"`
 	StartTime time.Time `json:"startTime"`
+	// Node is the name of the node in the fleet, or else that of the machine.
+	Node string `json:"node"`
 }
 
 // Configuration says with which files and directories a daemon works. All paths are absolute.
@@ -115,6 +119,8 @@ type Configuration struct {
 	ControlSocket       string `json:"controlSocket"`
 	// Effective is all that is in force, as YAML with where each value comes from, without secrets; empty if the daemon does not say.
 	Effective string `json:"effective"`
+	// Handlers are the plugin types that somebody handles, in order.
+	Handlers []string `json:"handlers"`
 }
 
 // Reloaded says what a reload of the configuration did.
@@ -138,7 +144,8 @@ const (
 func pluginOf(p *patchbayv1.Plugin) Plugin {
 	return Plugin{
 		Type: p.GetType(), Name: p.GetName(), Version: p.GetVersion(), Versions: present(p.GetVersions()), Roles: present(p.GetRoles()),
-		Details: p.GetDetails(), State: p.GetState(), Reason: p.GetReason(), Current: p.GetCurrent(), Endpoint: p.GetEndpoint(),
+		Details: p.GetDetails(), Metadata: p.GetMetadata(),
+		State: p.GetState(), Reason: p.GetReason(), Current: p.GetCurrent(), Endpoint: p.GetEndpoint(),
 		SocketPath: p.GetSocketPath(), Instance: p.GetInstance(), Source: p.GetSource(), FirstSeen: timeOf(p.GetFirstSeen()),
 		Since: timeOf(p.GetSince()), RegisteredAt: timeOf(p.GetRegisteredAt()), Attempts: int(p.GetAttempts()),
 		NextRetry: timeOf(p.GetNextRetry()), LastError: p.GetLastError(),

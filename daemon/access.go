@@ -21,6 +21,10 @@ import (
 // errStopping is the cause of the end of every call that the daemon's stop cuts short.
 var errStopping = errors.New("the daemon is stopping")
 
+// errThroughPlugin is the error of a call that a plugin's endpoint brought here.
+var errThroughPlugin = errors.New(
+	"the control API is not reached through a plugin: the endpoint of the plugin that was called is the control socket")
+
 // guard lets callers of the control socket do what their roles allow, by their peer credentials. The mode of the socket says who can
 // connect; the guard still holds when the mode was changed or does not count.
 type guard struct {
@@ -226,8 +230,7 @@ func (g *guard) gate(ctx context.Context, spec connect.Spec, _ connect.Peer, hea
 		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
 	}
 	if len(header.Values(proxy.HopsKey)) > 0 { // it would have the rights of the daemon, whose connection this is
-		return nil, connect.NewError(connect.CodePermissionDenied,
-			errors.New("the control API is not reached through a plugin: the endpoint of the plugin that was called is the control socket"))
+		return nil, connect.NewError(connect.CodePermissionDenied, errThroughPlugin)
 	}
 	if err := g.admit(ctx, actionOf(spec.Procedure), roleFor(spec.Procedure)); err != nil {
 		return nil, connect.NewError(connect.CodePermissionDenied, err)

@@ -99,6 +99,15 @@ type metadata struct {
 	current atomic.Pointer[catalogue.Catalogue]
 }
 
+// of returns the metadata of a plugin as a message has it; nil if there are none.
+func (m *metadata) of(name string) map[string]string {
+	if m == nil {
+		return nil
+	}
+	p, _ := m.current.Load().Lookup(name)
+	return validMap(p.Metadata)
+}
+
 // ListMetadata implements [plugin.Repository]. A page token is the number of entries before it.
 func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string, page plugin.Page) ([]plugin.Metadata, string, error) {
 	p, _ := m.current.Load().Lookup(pin.PackageName) // of a plugin that is not in the catalogue nothing is said

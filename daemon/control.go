@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"runtime"
@@ -38,12 +39,16 @@ type picture struct {
 	source   source
 	launched launched
 	fleet    *fleetMember // nil if the node belongs to no fleet
+	// catalogue has the metadata of what is launched; nil if nothing is.
+	catalogue *metadata
 	// views has the present view of source.
 	views *shared[*view]
 }
 
-func newPicture(s source, l launched, fleet *fleetMember) picture {
-	return picture{s, l, fleet, &shared[*view]{make: func() *view { return newView(s) }}}
+func newPicture(s source, l launched, fleet *fleetMember, m *metadata) picture {
+	p := picture{source: s, launched: l, fleet: fleet, catalogue: m}
+	p.views = &shared[*view]{make: p.view}
+	return p
 }
 
 // control answers the control API. It is a [patchbayv1connect.ControlServiceHandler]; what is documented in control.proto is not repeated
@@ -66,13 +71,18 @@ type control struct {
 func (c *control) GetVersion(
 	context.Context, *connect.Request[patchbayv1.GetVersionRequest],
 ) (*connect.Response[patchbayv1.GetVersionResponse], error) {
-	return connect.NewResponse(&patchbayv1.GetVersionResponse{
+	return connect.NewResponse(c.version()), nil
+}
+
+func (c *control) version() *patchbayv1.GetVersionResponse {
+	return &patchbayv1.GetVersionResponse{
 		Version:   c.config.Build.Version,
 		Commit:    c.config.Build.Commit,
 		GoVersion: runtime.Version(),
 		Pid:       int64(os.Getpid()),
 		StartTime: timestamp(c.started),
-	}), nil
+		Node:      valid(c.config.Fleet.node()),
+	}
 }
 
 func (c *control) GetPlugin(
@@ -82,7 +92,7 @@ func (c *control) GetPlugin(
 	if err := requirePlugin(ptype, name); err != nil {
 		return nil, err
 	}
-	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(ptype, name), pluginMessage)}
+	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(ptype, name), c.describer())}
 	for _, refusal := range c.source.Refusals() {
 		if refusal.Type == ptype && refusal.Name == name {
 			response.Plugins = append(response.Plugins, refusalMessage(refusal))
@@ -118,10 +128,15 @@ func (c *control) ListRefusals(
 func (c *control) GetConfiguration(
 	context.Context, *connect.Request[patchbayv1.GetConfigurationRequest],
 ) (*connect.Response[patchbayv1.GetConfigurationResponse], error) {
-	return connect.NewResponse(&patchbayv1.GetConfigurationResponse{
+	return connect.NewResponse(c.configuration()), nil
+}
+
+func (c *control) configuration() *patchbayv1.GetConfigurationResponse {
+	return &patchbayv1.GetConfigurationResponse{
 		PluginDirs: validAll(c.config.PluginDirs), DeprecatedPluginDir: valid(c.config.DeprecatedPluginDir),
 		State: valid(c.config.StatePath), ControlSocket: valid(c.config.ControlSocket), Effective: valid(c.shown()),
-	}), nil
+		Handlers: validAll(slices.Sorted(maps.Keys(c.handlers()))),
+	}
 }
 
 func (c *control) ListConditions(

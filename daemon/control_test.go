@@ -87,7 +87,7 @@ func event(seq uint64, ptype string) patchbay.Event {
 func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: newPicture(s, nil, nil)}))
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: newPicture(s, nil, nil, nil)}))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)

@@ -252,7 +252,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 
 // serve serves the control socket, which it returns, and the others. What ends by itself calls failed.
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server) {
-	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet)
+	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
 	c := &control{
 		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet),
 		reload: d.Reload, handlers: a.handlers.all, config: d.config, started: time.Now(),
@@ -263,7 +263,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	if l.http != nil {
 		d.log.Info("serving HTTP", "address", l.http.Addr().String())
 		health := health{scanned: a.runtime.Ready(), conditions: a.seen.readiness}
-		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), web.New(shown)}, failed, d.log).stop)
+		parts.add(serveHTTP(l.http, pages{health, a.metrics.handler(), web.New(c)}, failed, d.log).stop)
 	}
 	if l.fleet != nil {
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))

@@ -41,7 +41,7 @@ func (c *control) WaitForPlugin(
 		if status, ok := reached(instances); ok {
 			response := &patchbayv1.WaitForPluginResponse{}
 			if status != nil {
-				response.Plugin = pluginMessage(*status)
+				response.Plugin = c.describer()(*status)
 			}
 			return connect.NewResponse(response), nil
 		}

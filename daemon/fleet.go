@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -95,19 +94,27 @@ type fleetMember struct {
 	closed        bool
 }
 
+// node returns the name of the node; empty if that is not known.
+func (c FleetConfig) node() string {
+	if c.Node != "" {
+		return c.Node
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return strings.ToLower(host)
+}
+
 // newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published, and no lock wanted, before
 // join; the caller calls close.
 func newFleetMember(c FleetConfig, registry connector, log *slog.Logger) (m *fleetMember, err error) {
 	if !c.enabled() {
 		return nil, nil
 	}
-	m = &fleetMember{node: c.Node, space: c.Space, exclusive: c.Exclusive, log: log}
+	m = &fleetMember{node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log}
 	if m.node == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			return nil, fmt.Errorf("cannot find out the host name for the fleet: %w; set fleet.node", err)
-		}
-		m.node = strings.ToLower(host)
+		return nil, errors.New("cannot find out the host name for the fleet; set fleet.node")
 	}
 	if m.cluster, err = fleet.Connect(c.Etcd); err != nil {
 		return nil, err

@@ -69,8 +69,9 @@ func FuzzControl(f *testing.F) {
 				plugins: []patchbay.PluginStatus{{Type: "A", Name: "one", State: reconciler.StateRegistered, Current: true}},
 				past:    []patchbay.Event{event(1, "A")},
 				live:    live,
-			}, noneLaunched{}, nil),
+			}, noneLaunched{}, nil, nil),
 			handlers: func() map[string]cache.PluginHandler { return nil },
+			shown:    func() string { return "" },
 			reload:   func(context.Context) ([]string, error) { return nil, errors.New("nothing to reload") },
 		}
 		mux := http.NewServeMux()

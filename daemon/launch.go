@@ -25,7 +25,7 @@ type launched interface {
 func (c *control) ListLaunched(
 	context.Context, *connect.Request[patchbayv1.ListLaunchedRequest],
 ) (*connect.Response[patchbayv1.ListLaunchedResponse], error) {
-	return connect.NewResponse(&patchbayv1.ListLaunchedResponse{Plugins: each(c.launched.Plugins(), launchedMessage)}), nil
+	return connect.NewResponse(&patchbayv1.ListLaunchedResponse{Plugins: c.Launched()}), nil
 }
 
 func (c *control) LaunchPlugin(
@@ -72,7 +72,7 @@ func (c *control) operate(name string, do func(name string) error) (*patchbayv1.
 	}
 	for _, s := range c.launched.Plugins() {
 		if s.Name == name {
-			return launchedMessage(s), nil
+			return c.launchedMessage(s), nil
 		}
 	}
 	return nil, launchError(fmt.Errorf("%s: %w", name, launcher.ErrUnknown)) // taken out of the catalogue meanwhile
@@ -154,10 +154,11 @@ func launchError(err error) error {
 	return connect.NewError(code, errors.New(valid(err.Error())))
 }
 
-func launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
+func (p picture) launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
 		Name: valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: valid(s.Socket),
 		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: valid(s.LastError),
+		Metadata: p.catalogue.of(s.Name),
 	}
 }
 

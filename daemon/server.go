@@ -47,6 +47,7 @@ func serve(listener net.Listener, g *guard, c *control, failed func(), log *slog
 	mux.Handle(patchbayv1connect.NewFleetServiceHandler(fleetService{c.fleet}, guarded...))
 	mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers},
 		append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
+	mux.Handle(reflectionPath, newReflection(g, c.calls))
 	if c.calls != nil {
 		mux.Handle("/", c.calls)
 	}

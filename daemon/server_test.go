@@ -42,7 +42,7 @@ func TestServerEndsCalls(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := serve(listener, testGuard(path), &control{picture: newPicture(&recorded{live: make(chan patchbay.Event)}, nil, nil), started: time.Now()},
+			s := serve(listener, testGuard(path), &control{picture: newPicture(&recorded{live: make(chan patchbay.Event)}, nil, nil, nil), started: time.Now()},
 				func() { t.Error("the server failed") }, discard)
 			stream, err := clientOf(t, path).WatchEvents(t.Context(), connect.NewRequest(&patchbayv1.WatchEventsRequest{Follow: true}))
 			if err != nil {

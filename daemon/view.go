@@ -8,7 +8,9 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // view is what the daemon knows, as messages that do not change.
@@ -17,9 +19,30 @@ type view struct {
 	conditions []*patchbayv1.Condition
 }
 
-// newView looks at the daemon.
-func newView(s source) *view {
-	return &view{each(s.Plugins(), pluginMessage), each(s.Conditions(), conditionMessage)}
+// view looks at the daemon.
+func (p picture) view() *view {
+	return &view{each(p.source.Plugins(), p.describer()), each(p.source.Conditions(), conditionMessage)}
+}
+
+// describer returns what makes the message of an instance, with the metadata of those that are launched now.
+func (p picture) describer() func(patchbay.PluginStatus) *patchbayv1.Plugin {
+	launched := map[string]string{} // names, by socket
+	if p.catalogue != nil {
+		for _, s := range p.launched.Plugins() {
+			if s.Socket != "" {
+				launched[s.Socket] = s.Name
+			}
+		}
+	}
+	return func(s patchbay.PluginStatus) *patchbayv1.Plugin {
+		m := pluginMessage(s)
+		name := launched[s.SocketPath]
+		if s.SocketPath == "" && s.Source == reconciler.SourceLaunched {
+			name = s.Name // it does not serve
+		}
+		m.Metadata = p.catalogue.of(name)
+		return m
+	}
 }
 
 // matching returns the plugins that pass each of three filters.

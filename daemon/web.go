@@ -10,12 +10,19 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
-var _ web.Source = picture{}
+var _ web.Source = (*control)(nil)
+
+// About tells viewers of the page no more of the configuration than they need: who they are is not known.
+func (c *control) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+	configuration := c.configuration()
+	configuration.Effective = ""
+	return c.version(), configuration
+}
 
 func (p picture) Plugins() []*patchbayv1.Plugin { return p.views.get().plugins }
 
 func (p picture) Launched() []*patchbayv1.LaunchedPlugin {
-	return each(p.launched.Plugins(), launchedMessage)
+	return each(p.launched.Plugins(), p.launchedMessage)
 }
 
 func (p picture) Conditions() []*patchbayv1.Condition {

@@ -199,6 +199,13 @@ func (h *hub) picture(fleet Fleet) picture {
 			p["node "+node.GetName()] = node
 		}
 	}
+	version, configuration := h.source.About()
+	if version != nil {
+		p["daemon version"] = version
+	}
+	if configuration != nil {
+		p["daemon configuration"] = configuration
+	}
 	for _, plugin := range h.source.Plugins() {
 		p["plugin "+plugin.GetSocketPath()+" "+plugin.GetInstance()+" "+plugin.GetType()+"/"+plugin.GetName()] = plugin
 	}

@@ -17,7 +17,10 @@ func (*counted) Plugins() []*patchbayv1.Plugin          { return nil }
 func (*counted) Launched() []*patchbayv1.LaunchedPlugin { return nil }
 func (*counted) Conditions() []*patchbayv1.Condition    { return nil }
 func (*counted) LastEvents(int) []*patchbayv1.Event     { return nil }
-func (*counted) Fleet() (Fleet, error)                  { return nil, nil } //nolint:nilnil // no fleet is no error
+func (*counted) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+	return nil, nil
+}
+func (*counted) Fleet() (Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is no error
 func (*counted) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, nil
 }

@@ -19,6 +19,8 @@ type Source interface {
 	Plugins() []*patchbayv1.Plugin
 	Launched() []*patchbayv1.LaunchedPlugin
 	Conditions() []*patchbayv1.Condition
+	// About says which process of the daemon this is and with what it works. Either may be nil.
+	About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse)
 	// LastEvents returns at most n past events, oldest first.
 	LastEvents(n int) []*patchbayv1.Event
 	// Events returns what happens from now on, in order, until ctx ends or there is nothing more, when the channel is closed.

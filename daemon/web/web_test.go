@@ -78,6 +78,9 @@ func (s *source) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 	}, nil
 }
 
+func (*source) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+	return nil, nil
+}
 func (*source) Fleet() (web.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is no error
 
 // set changes the plugins and tells of it.

@@ -58,9 +58,11 @@ type daemon struct {
 	dir  string
 	addr string
 	cmd  *exec.Cmd
+	// more are further plugins of its catalogue.
+	more string
 }
 
-func newDaemon(t *testing.T) *daemon {
+func newDaemon(t *testing.T, more ...string) *daemon {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -74,7 +76,7 @@ func newDaemon(t *testing.T) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{t: t, dir: dir, addr: addr}
+	d := &daemon{t: t, dir: dir, addr: addr, more: strings.Join(more, "")}
 	t.Cleanup(func() { d.end(syscall.SIGTERM); os.RemoveAll(dir) })
 	d.start()
 	return d
@@ -85,6 +87,12 @@ func (d *daemon) start() {
 	d.cmd = exec.CommandContext(context.Background(), filepath.Join(bin, "patchbay"), "run", "--plugin-dir", filepath.Join(d.dir, "plugins"),
 		"--state", filepath.Join(d.dir, "state.db"), "--control-socket", filepath.Join(d.dir, "control.sock"), "--http", d.addr,
 		"--accept-type", "ExamplePlugin", "--config", d.config())
+	log, err := os.OpenFile(filepath.Join(d.dir, "daemon.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer log.Close()
+	d.cmd.Stderr = log
 	if err := d.cmd.Start(); err != nil {
 		d.t.Fatal(err)
 	}
@@ -109,7 +117,7 @@ func (d *daemon) start() {
 func (d *daemon) config() string {
 	path := filepath.Join(d.dir, "patchbay.yaml")
 	text := "apiVersion: patchbay.dev/v1alpha1\nkind: Config\nplugins:\n- name: talker\n  serve: false\n" +
-		"  command: [/bin/sh, -c, \"echo '<b>it speaks</b>'; exec sleep 1000\"]\n"
+		"  command: [/bin/sh, -c, \"echo '<b>it speaks</b>'; exec sleep 1000\"]\n" + d.more
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		d.t.Fatal(err)
 	}
@@ -423,8 +431,13 @@ func (many) Plugins() []*patchbayv1.Plugin {
 	return plugins
 }
 
-func (many) Launched() []*patchbayv1.LaunchedPlugin          { return nil }
-func (many) Conditions() []*patchbayv1.Condition             { return nil }
+func (many) Launched() []*patchbayv1.LaunchedPlugin { return nil }
+func (many) Conditions() []*patchbayv1.Condition    { return nil }
+func (many) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
+	return &patchbayv1.GetVersionResponse{Version: "v1.2.0", Node: "worker-1", StartTime: timestamppb.New(time.Now().Add(-26 * time.Hour))},
+		&patchbayv1.GetConfigurationResponse{PluginDirs: []string{"/run/patchbay/plugins"}, Handlers: []string{"CSIPlugin", "DRAPlugin"}}
+}
+
 func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
 func (many) Fleet() (web.Fleet, error)                       { return nil, nil } //nolint:nilnil // no fleet is no error
 func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }

@@ -105,7 +105,10 @@ func (j *Journal) Publish(e reconciler.Event) {
 }
 
 // Observe adds an event and logs it in one line. It implements [reconciler.Config].Observe.
-func (j *Journal) Observe(e reconciler.Event) {
+func (j *Journal) Observe(e reconciler.Event) { j.observe(e, states[e.Kind]) }
+
+// observe is Observe of an event after which its subject is in a state; empty if the event says nothing of that.
+func (j *Journal) observe(e reconciler.Event, state string) {
 	j.Publish(e)
 	level := slog.LevelInfo
 	if troubling[e.Kind] {
@@ -114,9 +117,10 @@ func (j *Journal) Observe(e reconciler.Event) {
 	if !j.log.Enabled(context.Background(), level) {
 		return
 	}
-	attributes := append(make([]slog.Attr, 0, 8), slog.String("event", string(e.Kind)))
+	attributes := append(make([]slog.Attr, 0, 9), slog.String("event", string(e.Kind)))
 	for _, a := range []struct{ key, value string }{
-		{"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"endpoint", e.Endpoint}, {"socket", e.SocketPath}, {"reason", e.Message},
+		{"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"state", state},
+		{"endpoint", e.Endpoint}, {"socket", e.SocketPath}, {"reason", e.Message},
 	} {
 		if a.value != "" {
 			attributes = append(attributes, slog.String(a.key, a.value))
@@ -136,9 +140,27 @@ func (j *Journal) ObserveHost(e host.Event) {
 
 // ObserveLauncher is Observe for what the launcher tells.
 func (j *Journal) ObserveLauncher(e launcher.Event) {
-	j.Observe(reconciler.Event{
+	j.observe(reconciler.Event{
 		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Name, SocketPath: e.Socket, Message: e.Message,
-	})
+	}, launchedStates[e.Kind])
+}
+
+// states are those of instances after an event, as they are listed; for what is listed no longer, the word of the event.
+var states = map[reconciler.EventKind]string{
+	reconciler.EventRegistered: string(reconciler.StateRegistered), reconciler.EventUpdated: string(reconciler.StateRegistered),
+	reconciler.EventRestored: string(reconciler.StateRestored), reconciler.EventSuperseded: string(reconciler.StateSuperseded),
+	reconciler.EventRefused: string(reconciler.StateRefused), reconciler.EventIgnored: string(reconciler.StateIgnored),
+	reconciler.EventFailed: string(reconciler.StateBackoff), reconciler.EventUnreachable: string(reconciler.StateUnreachable),
+	reconciler.EventUnlinked: string(reconciler.StateUnlinked), reconciler.EventDeregistered: string(reconciler.EventDeregistered),
+	pipeline.EventDegraded: "degraded", pipeline.EventRecovered: "ok",
+}
+
+// launchedStates are those of launched plugins after an event of the launcher; [launcher.EventFailed] leaves them in several.
+var launchedStates = map[launcher.EventKind]string{
+	launcher.EventReady: string(launcher.StateRunning), launcher.EventAdopted: string(launcher.StateRunning),
+	launcher.EventReplaced: string(launcher.StateRunning), launcher.EventResponsive: string(launcher.StateRunning),
+	launcher.EventUnresponsive: string(launcher.StateUnresponsive), launcher.EventBackoff: string(launcher.StateBackoff),
+	launcher.EventStopped: string(launcher.StateStopped),
 }
 
 // troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.

@@ -129,7 +129,9 @@ type GetVersionResponse struct {
 	// The process ID of the daemon, in the daemon's own PID namespace.
 	Pid int64 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
 	// When this process of the daemon started.
-	StartTime     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	StartTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// The node that the daemon runs on: its name in the fleet, or else that of the machine.
+	Node          string `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -197,6 +199,13 @@ func (x *GetVersionResponse) GetStartTime() *timestamppb.Timestamp {
 		return x.StartTime
 	}
 	return nil
+}
+
+func (x *GetVersionResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
 }
 
 // ListPluginsRequest selects plugins. An empty filter matches everything; a filter with several values matches any of them.
@@ -669,7 +678,9 @@ type GetConfigurationResponse struct {
 	// The control socket.
 	ControlSocket string `protobuf:"bytes,4,opt,name=control_socket,json=controlSocket,proto3" json:"control_socket,omitempty"`
 	// All that is in force, as YAML with where each value comes from, without secrets. It is empty if the daemon was not given files.
-	Effective     string `protobuf:"bytes,5,opt,name=effective,proto3" json:"effective,omitempty"`
+	Effective string `protobuf:"bytes,5,opt,name=effective,proto3" json:"effective,omitempty"`
+	// The plugin types that somebody handles, in order.
+	Handlers      []string `protobuf:"bytes,6,rep,name=handlers,proto3" json:"handlers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -737,6 +748,13 @@ func (x *GetConfigurationResponse) GetEffective() string {
 		return x.Effective
 	}
 	return ""
+}
+
+func (x *GetConfigurationResponse) GetHandlers() []string {
+	if x != nil {
+		return x.Handlers
+	}
+	return nil
 }
 
 // DiagnoseRequest asks for everything.
@@ -1834,7 +1852,9 @@ type LaunchedPlugin struct {
 	// When it is started again. It is absent if that is not planned.
 	NextStart *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`
 	// How its last process ended, with the last lines that it wrote to standard error, or why its last replacement failed.
-	LastError     string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastError string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	// The metadata of its entry in the catalogue.
+	Metadata      map[string]string `protobuf:"bytes,10,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1930,6 +1950,13 @@ func (x *LaunchedPlugin) GetLastError() string {
 		return x.LastError
 	}
 	return ""
+}
+
+func (x *LaunchedPlugin) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
 }
 
 // LogRecord is one record of what a launched plugin printed or logged.
@@ -2216,7 +2243,9 @@ type Plugin struct {
 	// Further types under which the instance is registered, for example "csi-node".
 	Roles []string `protobuf:"bytes,18,rep,name=roles,proto3" json:"roles,omitempty"`
 	// What the handler of its type found out about it.
-	Details       map[string]string `protobuf:"bytes,19,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Details map[string]string `protobuf:"bytes,19,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The metadata of its entry in the catalogue, if the daemon launched it: the labels by which it is found.
+	Metadata      map[string]string `protobuf:"bytes,20,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2380,6 +2409,13 @@ func (x *Plugin) GetRoles() []string {
 func (x *Plugin) GetDetails() map[string]string {
 	if x != nil {
 		return x.Details
+	}
+	return nil
+}
+
+func (x *Plugin) GetMetadata() map[string]string {
+	if x != nil {
+		return x.Metadata
 	}
 	return nil
 }
@@ -2581,7 +2617,7 @@ var File_patchbay_v1_control_proto protoreflect.FileDescriptor
 const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"\x19patchbay/v1/control.proto\x12\vpatchbay.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x13\n" +
-	"\x11GetVersionRequest\"\xb2\x01\n" +
+	"\x11GetVersionRequest\"\xc6\x01\n" +
 	"\x12GetVersionResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x16\n" +
 	"\x06commit\x18\x02 \x01(\tR\x06commit\x12\x1d\n" +
@@ -2589,7 +2625,8 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"go_version\x18\x03 \x01(\tR\tgoVersion\x12\x10\n" +
 	"\x03pid\x18\x04 \x01(\x03R\x03pid\x129\n" +
 	"\n" +
-	"start_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\"X\n" +
+	"start_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12\x12\n" +
+	"\x04node\x18\x06 \x01(\tR\x04node\"X\n" +
 	"\x12ListPluginsRequest\x12\x14\n" +
 	"\x05types\x18\x01 \x03(\tR\x05types\x12\x14\n" +
 	"\x05names\x18\x02 \x03(\tR\x05names\x12\x16\n" +
@@ -2616,14 +2653,15 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x13ListRefusalsRequest\"E\n" +
 	"\x14ListRefusalsResponse\x12-\n" +
 	"\aplugins\x18\x01 \x03(\v2\x13.patchbay.v1.PluginR\aplugins\"\x19\n" +
-	"\x17GetConfigurationRequest\"\xca\x01\n" +
+	"\x17GetConfigurationRequest\"\xe6\x01\n" +
 	"\x18GetConfigurationResponse\x12\x1f\n" +
 	"\vplugin_dirs\x18\x01 \x03(\tR\n" +
 	"pluginDirs\x122\n" +
 	"\x15deprecated_plugin_dir\x18\x02 \x01(\tR\x13deprecatedPluginDir\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12%\n" +
 	"\x0econtrol_socket\x18\x04 \x01(\tR\rcontrolSocket\x12\x1c\n" +
-	"\teffective\x18\x05 \x01(\tR\teffective\"\x11\n" +
+	"\teffective\x18\x05 \x01(\tR\teffective\x12\x1a\n" +
+	"\bhandlers\x18\x06 \x03(\tR\bhandlers\"\x11\n" +
 	"\x0fDiagnoseRequest\"@\n" +
 	"\x10DiagnoseResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -2678,7 +2716,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x04tail\x18\x03 \x01(\rH\x00R\x04tail\x88\x01\x01B\a\n" +
 	"\x05_tail\"B\n" +
 	"\x10ReadLogsResponse\x12.\n" +
-	"\x06record\x18\x01 \x01(\v2\x16.patchbay.v1.LogRecordR\x06record\"\xad\x02\n" +
+	"\x06record\x18\x01 \x01(\v2\x16.patchbay.v1.LogRecordR\x06record\"\xb1\x03\n" +
 	"\x0eLaunchedPlugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x120\n" +
@@ -2691,7 +2729,12 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"next_start\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tnextStart\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\t \x01(\tR\tlastError\"\xd0\x01\n" +
+	"last_error\x18\t \x01(\tR\tlastError\x12E\n" +
+	"\bmetadata\x18\n" +
+	" \x03(\v2).patchbay.v1.LaunchedPlugin.MetadataEntryR\bmetadata\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x01\n" +
 	"\tLogRecord\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x14\n" +
@@ -2706,7 +2749,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"\x0f\n" +
 	"\rReloadRequest\"*\n" +
 	"\x0eReloadResponse\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\xd1\x05\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\"\xcd\x06\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -2731,8 +2774,12 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x06reason\x18\x10 \x01(\tR\x06reason\x12\x18\n" +
 	"\acurrent\x18\x11 \x01(\bR\acurrent\x12\x14\n" +
 	"\x05roles\x18\x12 \x03(\tR\x05roles\x12:\n" +
-	"\adetails\x18\x13 \x03(\v2 .patchbay.v1.Plugin.DetailsEntryR\adetails\x1a:\n" +
+	"\adetails\x18\x13 \x03(\v2 .patchbay.v1.Plugin.DetailsEntryR\adetails\x12=\n" +
+	"\bmetadata\x18\x14 \x03(\v2!.patchbay.v1.Plugin.MetadataEntryR\bmetadata\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
+	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf8\x01\n" +
 	"\x05Event\x12\x10\n" +
@@ -2790,7 +2837,7 @@ func file_patchbay_v1_control_proto_rawDescGZIP() []byte {
 }
 
 var file_patchbay_v1_control_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_patchbay_v1_control_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_patchbay_v1_control_proto_goTypes = []any{
 	(WaitFor)(0),                     // 0: patchbay.v1.WaitFor
 	(*GetVersionRequest)(nil),        // 1: patchbay.v1.GetVersionRequest
@@ -2835,18 +2882,20 @@ var file_patchbay_v1_control_proto_goTypes = []any{
 	(*Plugin)(nil),                   // 40: patchbay.v1.Plugin
 	(*Event)(nil),                    // 41: patchbay.v1.Event
 	(*Condition)(nil),                // 42: patchbay.v1.Condition
-	nil,                              // 43: patchbay.v1.Plugin.DetailsEntry
-	(*timestamppb.Timestamp)(nil),    // 44: google.protobuf.Timestamp
+	nil,                              // 43: patchbay.v1.LaunchedPlugin.MetadataEntry
+	nil,                              // 44: patchbay.v1.Plugin.DetailsEntry
+	nil,                              // 45: patchbay.v1.Plugin.MetadataEntry
+	(*timestamppb.Timestamp)(nil),    // 46: google.protobuf.Timestamp
 }
 var file_patchbay_v1_control_proto_depIdxs = []int32{
-	44, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
+	46, // 0: patchbay.v1.GetVersionResponse.start_time:type_name -> google.protobuf.Timestamp
 	40, // 1: patchbay.v1.ListPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
 	42, // 2: patchbay.v1.ListPluginsResponse.conditions:type_name -> patchbay.v1.Condition
 	40, // 3: patchbay.v1.StreamPluginsResponse.plugins:type_name -> patchbay.v1.Plugin
 	42, // 4: patchbay.v1.StreamPluginsResponse.conditions:type_name -> patchbay.v1.Condition
 	40, // 5: patchbay.v1.GetPluginResponse.plugins:type_name -> patchbay.v1.Plugin
 	40, // 6: patchbay.v1.ListRefusalsResponse.plugins:type_name -> patchbay.v1.Plugin
-	44, // 7: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
+	46, // 7: patchbay.v1.WatchEventsRequest.since:type_name -> google.protobuf.Timestamp
 	41, // 8: patchbay.v1.WatchEventsResponse.event:type_name -> patchbay.v1.Event
 	0,  // 9: patchbay.v1.WaitForPluginRequest.for:type_name -> patchbay.v1.WaitFor
 	40, // 10: patchbay.v1.WaitForPluginResponse.plugin:type_name -> patchbay.v1.Plugin
@@ -2856,58 +2905,60 @@ var file_patchbay_v1_control_proto_depIdxs = []int32{
 	35, // 14: patchbay.v1.StopPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
 	35, // 15: patchbay.v1.RestartPluginResponse.plugin:type_name -> patchbay.v1.LaunchedPlugin
 	36, // 16: patchbay.v1.ReadLogsResponse.record:type_name -> patchbay.v1.LogRecord
-	44, // 17: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
-	44, // 18: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
-	44, // 19: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
-	37, // 20: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
-	44, // 21: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
-	44, // 22: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	44, // 23: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
-	44, // 24: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
-	43, // 25: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
-	44, // 26: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
-	44, // 27: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 28: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
-	3,  // 29: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
-	5,  // 30: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
-	7,  // 31: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
-	9,  // 32: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
-	11, // 33: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
-	13, // 34: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
-	15, // 35: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
-	17, // 36: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
-	19, // 37: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
-	21, // 38: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
-	23, // 39: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
-	25, // 40: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
-	27, // 41: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
-	29, // 42: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
-	31, // 43: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
-	33, // 44: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
-	38, // 45: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
-	2,  // 46: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
-	4,  // 47: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
-	6,  // 48: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
-	8,  // 49: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
-	10, // 50: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
-	12, // 51: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
-	14, // 52: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
-	16, // 53: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
-	18, // 54: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
-	20, // 55: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
-	22, // 56: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
-	24, // 57: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
-	26, // 58: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
-	28, // 59: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
-	30, // 60: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
-	32, // 61: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
-	34, // 62: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
-	39, // 63: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
-	46, // [46:64] is the sub-list for method output_type
-	28, // [28:46] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	46, // 17: patchbay.v1.LaunchedPlugin.since:type_name -> google.protobuf.Timestamp
+	46, // 18: patchbay.v1.LaunchedPlugin.next_start:type_name -> google.protobuf.Timestamp
+	43, // 19: patchbay.v1.LaunchedPlugin.metadata:type_name -> patchbay.v1.LaunchedPlugin.MetadataEntry
+	46, // 20: patchbay.v1.LogRecord.time:type_name -> google.protobuf.Timestamp
+	37, // 21: patchbay.v1.LogRecord.attributes:type_name -> patchbay.v1.LogAttribute
+	46, // 22: patchbay.v1.Plugin.registered_at:type_name -> google.protobuf.Timestamp
+	46, // 23: patchbay.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	46, // 24: patchbay.v1.Plugin.first_seen:type_name -> google.protobuf.Timestamp
+	46, // 25: patchbay.v1.Plugin.next_retry:type_name -> google.protobuf.Timestamp
+	44, // 26: patchbay.v1.Plugin.details:type_name -> patchbay.v1.Plugin.DetailsEntry
+	45, // 27: patchbay.v1.Plugin.metadata:type_name -> patchbay.v1.Plugin.MetadataEntry
+	46, // 28: patchbay.v1.Event.time:type_name -> google.protobuf.Timestamp
+	46, // 29: patchbay.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 30: patchbay.v1.ControlService.GetVersion:input_type -> patchbay.v1.GetVersionRequest
+	3,  // 31: patchbay.v1.ControlService.ListPlugins:input_type -> patchbay.v1.ListPluginsRequest
+	5,  // 32: patchbay.v1.ControlService.StreamPlugins:input_type -> patchbay.v1.StreamPluginsRequest
+	7,  // 33: patchbay.v1.ControlService.GetPlugin:input_type -> patchbay.v1.GetPluginRequest
+	9,  // 34: patchbay.v1.ControlService.ListRefusals:input_type -> patchbay.v1.ListRefusalsRequest
+	11, // 35: patchbay.v1.ControlService.GetConfiguration:input_type -> patchbay.v1.GetConfigurationRequest
+	13, // 36: patchbay.v1.ControlService.Diagnose:input_type -> patchbay.v1.DiagnoseRequest
+	15, // 37: patchbay.v1.ControlService.WatchEvents:input_type -> patchbay.v1.WatchEventsRequest
+	17, // 38: patchbay.v1.ControlService.WaitForPlugin:input_type -> patchbay.v1.WaitForPluginRequest
+	19, // 39: patchbay.v1.ControlService.ListConditions:input_type -> patchbay.v1.ListConditionsRequest
+	21, // 40: patchbay.v1.ControlService.ListLaunched:input_type -> patchbay.v1.ListLaunchedRequest
+	23, // 41: patchbay.v1.ControlService.LaunchPlugin:input_type -> patchbay.v1.LaunchPluginRequest
+	25, // 42: patchbay.v1.ControlService.StopPlugin:input_type -> patchbay.v1.StopPluginRequest
+	27, // 43: patchbay.v1.ControlService.RestartPlugin:input_type -> patchbay.v1.RestartPluginRequest
+	29, // 44: patchbay.v1.ControlService.RetryPlugin:input_type -> patchbay.v1.RetryPluginRequest
+	31, // 45: patchbay.v1.ControlService.ReleaseName:input_type -> patchbay.v1.ReleaseNameRequest
+	33, // 46: patchbay.v1.ControlService.ReadLogs:input_type -> patchbay.v1.ReadLogsRequest
+	38, // 47: patchbay.v1.ControlService.Reload:input_type -> patchbay.v1.ReloadRequest
+	2,  // 48: patchbay.v1.ControlService.GetVersion:output_type -> patchbay.v1.GetVersionResponse
+	4,  // 49: patchbay.v1.ControlService.ListPlugins:output_type -> patchbay.v1.ListPluginsResponse
+	6,  // 50: patchbay.v1.ControlService.StreamPlugins:output_type -> patchbay.v1.StreamPluginsResponse
+	8,  // 51: patchbay.v1.ControlService.GetPlugin:output_type -> patchbay.v1.GetPluginResponse
+	10, // 52: patchbay.v1.ControlService.ListRefusals:output_type -> patchbay.v1.ListRefusalsResponse
+	12, // 53: patchbay.v1.ControlService.GetConfiguration:output_type -> patchbay.v1.GetConfigurationResponse
+	14, // 54: patchbay.v1.ControlService.Diagnose:output_type -> patchbay.v1.DiagnoseResponse
+	16, // 55: patchbay.v1.ControlService.WatchEvents:output_type -> patchbay.v1.WatchEventsResponse
+	18, // 56: patchbay.v1.ControlService.WaitForPlugin:output_type -> patchbay.v1.WaitForPluginResponse
+	20, // 57: patchbay.v1.ControlService.ListConditions:output_type -> patchbay.v1.ListConditionsResponse
+	22, // 58: patchbay.v1.ControlService.ListLaunched:output_type -> patchbay.v1.ListLaunchedResponse
+	24, // 59: patchbay.v1.ControlService.LaunchPlugin:output_type -> patchbay.v1.LaunchPluginResponse
+	26, // 60: patchbay.v1.ControlService.StopPlugin:output_type -> patchbay.v1.StopPluginResponse
+	28, // 61: patchbay.v1.ControlService.RestartPlugin:output_type -> patchbay.v1.RestartPluginResponse
+	30, // 62: patchbay.v1.ControlService.RetryPlugin:output_type -> patchbay.v1.RetryPluginResponse
+	32, // 63: patchbay.v1.ControlService.ReleaseName:output_type -> patchbay.v1.ReleaseNameResponse
+	34, // 64: patchbay.v1.ControlService.ReadLogs:output_type -> patchbay.v1.ReadLogsResponse
+	39, // 65: patchbay.v1.ControlService.Reload:output_type -> patchbay.v1.ReloadResponse
+	48, // [48:66] is the sub-list for method output_type
+	30, // [30:48] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_patchbay_v1_control_proto_init() }
@@ -2923,7 +2974,7 @@ func file_patchbay_v1_control_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_patchbay_v1_control_proto_rawDesc), len(file_patchbay_v1_control_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   43,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

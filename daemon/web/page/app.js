@@ -4,7 +4,7 @@ const perPage = 100;
 const keptEvents = 500;
 const keptRecords = 500;
 const good = new Set(["registered", "running", "serving", "ok", "ready"]);
-const bad = new Set(["unreachable", "failed", "refused", "unknown", "backoff", "unresponsive", "not-serving", "unlinked"]);
+const bad = new Set(["unreachable", "failed", "refused", "unknown", "backoff", "unresponsive", "not-serving", "unlinked", "degraded"]);
 
 const known = new Map(); // what was sent, by key
 let events = [];         // newest first
@@ -68,7 +68,7 @@ function redraw(node, what, draw) {
 }
 
 const all = (kind) => [...known].filter(([key]) => key.startsWith(kind + " ")).map(([key, value]) => ({ key, ...value }));
-const idOf = (p) => (p.type || p.name ? `${p.type ?? ""}/${p.name ?? ""}` : "");
+const idOf = (p) => (p.type ? `${p.type}/${p.name ?? ""}` : p.name ?? ""); // one that is launched and did not register has no type
 const hashOf = (type, name) => `#/plugin/${encodeURIComponent(type)}/${encodeURIComponent(name)}`;
 
 function span(ms) {
@@ -188,6 +188,54 @@ function showList() {
   choices($("type"), [...new Set(whole.map((p) => p.type).filter(Boolean))].sort(), wanted("type"));
 }
 
+// showAbout says whose plugins these are.
+function showAbout() {
+  const { node, version, startTime } = known.get("daemon version") ?? {};
+  const parts = [node, version && `patchbay ${version}`, startTime && `up ${span(Date.now() - Date.parse(startTime))}`].filter(Boolean);
+  $("about").textContent = visible(parts.join(" · "));
+}
+
+// ---- launched plugins
+
+function describeProcess(l) {
+  return describe([
+    ["Launched as", l.name], ["Process", make("span", {}, stateOf(l.state), l.pid && l.pid !== "0" ? `, pid ${l.pid}` : "")], ["Health", l.health],
+    ["Restarts", l.restarts ? String(l.restarts) : ""], ["Next start", moment(l.nextStart)], ["Process error", l.lastError],
+    ["Labels", Object.entries(l.metadata ?? {}).sort().map(([k, v]) => `${k}=${v}`).join(", ")],
+  ]);
+}
+
+function showLaunched() {
+  const processes = all("launched").sort((a, b) => rankOf(a.state) - rankOf(b.state) || (a.name < b.name ? -1 : 1));
+  document.querySelector('nav a[data-view="launched"]').hidden = !processes.length;
+  if ($("launched").hidden) return;
+  redraw($("launched-title"), processes.length, () => [`Launched plugins (${processes.length})`]);
+  keepFocus($("processes").tBodies[0], processes.map((l) => make("tr", { "data-key": l.key },
+    make("td", { "data-label": "Name" }, make("a", { href: hashOf("", l.name ?? "") }, l.name ?? "")),
+    make("td", { "data-label": "State" }, stateOf(l.state), l.lastError ? make("div", { class: "why" }, l.lastError) : ""),
+    make("td", { "data-label": "Health" }, l.health ?? ""), make("td", { "data-label": "PID" }, l.pid && l.pid !== "0" ? String(l.pid) : ""),
+    make("td", { "data-label": "Restarts" }, l.restarts ? String(l.restarts) : ""),
+    make("td", { "data-label": "Since", class: "age" }, moment(l.since)))));
+}
+
+// ---- the daemon
+
+function showDaemon() {
+  const version = known.get("daemon version") ?? {};
+  const configuration = known.get("daemon configuration") ?? {};
+  const path = (text) => (text ? make("code", {}, text) : undefined);
+  $("daemon-about").replaceChildren(describe([
+    ["Node", version.node], ["Version", version.version], ["Commit", version.commit], ["Started", moment(version.startTime)],
+    ["PID", version.pid], ["Plugin directories", path((configuration.pluginDirs ?? []).join(", "))],
+    ["Deprecated directory", path(configuration.deprecatedPluginDir)], ["State file", path(configuration.state)],
+    ["Control socket", path(configuration.controlSocket)], ["Handled types", (configuration.handlers ?? []).join(", ") || "none"],
+  ]));
+  $("health").tBodies[0].replaceChildren(...all("condition").sort((a, b) => rankOf(a.status) - rankOf(b.status) || (a.name < b.name ? -1 : 1))
+    .map((c) => make("tr", {}, make("td", { "data-label": "Condition" }, c.name ?? ""),
+      make("td", { "data-label": "Status" }, stateOf(c.status), c.message ? make("div", { class: "why" }, c.message) : ""),
+      make("td", { "data-label": "Since", class: "age" }, moment(c.since)))));
+}
+
 // keep has a field show what the address says, unless the reader is in it.
 function keep(field, text) {
   if (document.activeElement !== field) field.value = text;
@@ -244,7 +292,7 @@ function choices(select, values, chosen) {
 const exactly = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "short", timeStyle: "long" });
 
 function eventItem(e) {
-  const plugin = e.type || e.name ? make("a", { href: hashOf(e.type ?? "", e.name ?? "") }, `${e.type ?? ""}/${e.name ?? ""}`) : make("span", {}, e.socketPath ?? "");
+  const plugin = e.type || e.name ? make("a", { href: hashOf(e.type ?? "", e.name ?? "") }, idOf(e)) : make("span", {}, e.socketPath ?? "");
   const tone = bad.has(e.kind) ? "bad" : good.has(e.kind) ? "good" : "busy";
   return make("li", {},
     make("time", { datetime: e.time, title: e.time }, exactly(e.time)),
@@ -316,21 +364,19 @@ function showPlugin(type, name) {
     .sort((a, b) => (b.current ? 1 : 0) - (a.current ? 1 : 0) || (a.firstSeen < b.firstSeen ? 1 : -1));
   $("plugin-title").textContent = visible(type ? `${type}/${name}` : name);
   const launched = all("launched");
+  const byName = type ? undefined : launched.find((l) => l.name === name);
   redraw($("instances"), [type, name, instances, launched, Math.floor(Date.now() / 10_000)], () => (instances.length ? instances.map((p, i) => {
-    const process = launched.find((l) => l.socketPath && l.socketPath === p.socketPath);
+    const process = launched.find((l) => (l.socketPath ? l.socketPath === p.socketPath : !type && l.name === name));
     return make("article", { class: "instance" }, make("h3", {}, `Instance ${i + 1} of ${instances.length}`), describe([
       ["State", make("span", {}, stateOf(p.state), p.current ? " (current)" : "")], ["Since", moment(p.since)], ["Why", p.reason],
       ["Last error", p.lastError], ["Failed attempts", p.attempts ? String(p.attempts) : ""], ["Next attempt", moment(p.nextRetry)],
       ["Version", p.version], ["Versions", (p.versions ?? []).join(", ")], ["Roles", (p.roles ?? []).join(", ")],
       ["Endpoint", p.endpoint], ["Socket", p.socketPath], ["Source", p.source], ["Instance ID", p.instance],
       ["First seen", moment(p.firstSeen)], ["Registered", moment(p.registeredAt)],
-      ...(process ? [["Launched as", process.name], ["Process", `${process.state}, pid ${process.pid}`], ["Health", process.health],
-        ["Restarts", process.restarts ? String(process.restarts) : ""], ["Next start", moment(process.nextStart)],
-        ["Process error", process.lastError]] : []),
-    ]), ...(Object.keys(p.details ?? {}).length ? [make("h4", {}, "What its handler found out"), describe(Object.entries(p.details).sort())] : []));
-  }) : [make("p", {}, "No instance of this plugin is known any more.")]));
+    ]), ...(process ? [describeProcess(process)] : []), ...(Object.keys(p.details ?? {}).length ? [make("h4", {}, "What its handler found out"), describe(Object.entries(p.details).sort())] : []));
+  }) : [byName ? make("article", { class: "instance" }, describeProcess(byName)) : make("p", {}, "No instance of this plugin is known any more.")]));
   const sockets = new Set(instances.map((p) => p.socketPath));
-  followLog(launched.find((l) => (l.socketPath && sockets.has(l.socketPath)) || (!type && l.name === name))?.name ?? "");
+  followLog(launched.find((l) => l.socketPath && sockets.has(l.socketPath))?.name ?? byName?.name ?? "");
   const history = historyOf(type, name);
   redraw($("history"), history, () => history.map(eventItem));
 }
@@ -351,7 +397,7 @@ function followLog(name) {
     const end = list.scrollTop + list.clientHeight >= list.scrollHeight - 4;
     const attributes = (r.attributes ?? []).map((a) => ` ${a.key ?? ""}=${a.value ?? ""}`).join("");
     list.append(make("li", { class: level >= 8 ? "error" : level >= 4 ? "warn" : "" },
-      `${new Date(r.time).toLocaleTimeString()} ${r.message ?? ""}${attributes}`));
+      `${new Date(r.time).toLocaleTimeString(undefined, { timeStyle: "long" })} ${r.message ?? ""}${attributes}`));
     while (list.children.length > keptRecords) list.firstChild.remove();
     if (end) list.scrollTop = list.scrollHeight;
   });
@@ -409,11 +455,11 @@ async function showNode(name) {
     make("td", { "data-label": "Endpoint", class: "path" }, p.endpoint ?? ""))));
 }
 
-const views = { events: "Events", plugin: "", fleet: "Fleet", node: "" };
+const views = { launched: "Launched plugins", daemon: "Daemon", events: "Events", plugin: "", fleet: "Fleet", node: "" };
 
 function show() {
-  const current = at.view in views ? at.view : "plugins";
-  for (const id of ["plugins", "events", "plugin", "fleet", "node"]) $(id).hidden = id !== current;
+  const current = Object.hasOwn(views, at.view) ? at.view : "plugins";
+  for (const id of ["plugins", ...Object.keys(views)]) $(id).hidden = id !== current;
   for (const a of document.querySelectorAll("nav a[data-view]")) {
     if (a.dataset.view === current) a.setAttribute("aria-current", "page");
     else a.removeAttribute("aria-current");
@@ -422,6 +468,9 @@ function show() {
     .filter(Boolean).join(" · "));
   showConditions();
   showFleet();
+  showAbout();
+  showLaunched();
+  if (current === "daemon") showDaemon();
   if (current !== "plugin") {
     followLog("");
     past.of = "";
@@ -487,7 +536,8 @@ $("node-search").addEventListener("input", show);
 addEventListener("hashchange", () => {
   readAddress();
   show();
-  $("main").focus();
+  $("main").focus({ preventScroll: true });
+  scrollTo(0, 0);
 });
 addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, select")) {
@@ -503,7 +553,7 @@ addEventListener("keydown", (e) => {
   if (e.key === "/") {
     e.preventDefault();
     if (at.view !== "") {
-      location.hash = "#/";
+      history.pushState(null, "", "#/"); // which moves the focus nowhere
       readAddress();
       show();
     }

@@ -83,7 +83,9 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	defer asked.Close()
 	running, findings := askDaemon(ctx, asked, loaded, c)
 	if running != nil {
-		c.PluginDirs, c.DeprecatedPluginDir, c.StatePath = running.PluginDirs, running.DeprecatedPluginDir, running.State
+		var unread []doctor.Finding
+		c, unread = inForce(running, sources.Defaults, c)
+		findings = append(findings, unread...)
 	}
 	dirs := slices.Clone(c.PluginDirs)
 	if c.DeprecatedPluginDir != "" {
@@ -109,6 +111,24 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet) }
 	}
 	return slices.Concat([]doctor.Finding{first}, findings, doctor.Examine(ctx, subject))
+}
+
+// inForce returns the configuration that the daemon says it works with. Of one that cannot be read, only the paths are the daemon's.
+func inForce(running *client.Configuration, defaults config.Config, c daemon.Config) (daemon.Config, []doctor.Finding) {
+	var unread []doctor.Finding
+	socket := c.ControlSocket
+	if running.Effective != "" {
+		loaded, err := config.Parse("the daemon's configuration", []byte(running.Effective), defaults)
+		if err == nil {
+			c = daemonConfig(loaded)
+		} else {
+			unread = append(unread, finding("daemon", doctor.Warn, "the daemon's configuration cannot be read, and its plugins, trust and fleet "+
+				"are taken from the configuration here: "+err.Error(), "run the doctor of the daemon's own version"))
+		}
+	}
+	c.PluginDirs, c.DeprecatedPluginDir, c.StatePath = running.PluginDirs, running.DeprecatedPluginDir, running.State
+	c.ControlSocket = socket
+	return c, unread
 }
 
 // etcdTimeout bounds how long etcd may take to answer. Where it takes longer, the fleet is of no use to anybody who waits.

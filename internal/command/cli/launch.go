@@ -91,7 +91,7 @@ func printLaunched(cmd *cobra.Command, output *choice, p client.Launched) error 
 }
 
 func describeLaunched(p client.Launched, now time.Time) []line {
-	return []line{
+	lines := []line{
 		{"State", escape(p.State)},
 		{"Since", moment(p.Since, now)},
 		{"PID", positive(p.PID)},
@@ -101,6 +101,7 @@ func describeLaunched(p client.Launched, now time.Time) []line {
 		{"Next start", moment(p.NextStart, now)},
 		{"Last error", escape(p.LastError)},
 	}
+	return append(lines, labelLines(p.Metadata)...)
 }
 
 // oneLaunched is for commands whose only argument is the name of a launched plugin.

@@ -26,6 +26,9 @@ func newListCommand(paths paths) *cobra.Command {
 		Long: `List every plugin that the daemon knows, one line for each instance, and every socket that has not said yet who it is.
 Instances of one plugin are listed newest first.
 
+With --watch the command goes on until it is interrupted, which is no failure: each instance that changes is shown anew, and one that is
+gone, or does not match any more, once more in the state "gone".
+
 The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a line.`,
 		Example: `  # Which plugins are there?
   patchbay list
@@ -33,34 +36,63 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
   # Those of one type that are not registered.
   patchbay list --type CSIPlugin --state backoff,failed,refused,unreachable
 
+  # Those that are launched for a team, and what becomes of them.
+  patchbay list --label team=storage --watch
+
   # The endpoints of all registered CSI plugins.
   patchbay list -o json | jq -r '.[] | select(.type == "CSIPlugin" and .state == "registered") | .endpoint'`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "table", "name")
-	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
-	states := cmd.Flags().StringSlice("state", nil, "only instances in these states")
-	pattern := cmd.Flags().String("name", "", "only plugins of this name, in which * stands for any text without a slash")
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		if _, err := path.Match(*pattern, ""); err != nil {
-			return wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+	wanted := addFilters(cmd)
+	follow := cmd.Flags().BoolP("watch", "w", false, "go on with what changes: one line, or one JSON object a line, for each change")
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		matches, err := wanted()
+		if err != nil {
+			return err
 		}
+		if *follow {
+			return watchList(ctx, c, cmd, output, matches)
+		}
+		ctx, cancel := answerInTime(ctx)
+		defer cancel()
 		listing, err := c.List(ctx)
 		if err != nil {
 			return err
 		}
 		known := len(listing.Plugins)
-		listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool {
-			named, _ := path.Match(*pattern, p.Name) // looked at above
-			ofType := slices.ContainsFunc(*types, func(t string) bool { return t == p.Type || slices.Contains(p.Roles, t) })
-			return len(*types) > 0 && !ofType || len(*states) > 0 && !slices.Contains(*states, p.State) || *pattern != "" && !named
-		})
+		listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !matches(p) })
 		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
 			warn(cmd.ErrOrStderr(), listing, known)
 			return pluginTable(terminalOf(w), listing.Plugins, time.Now()).write(w)
 		})
 	})
 	return cmd
+}
+
+// addFilters adds the flags that say which plugins are wanted.
+func addFilters(cmd *cobra.Command) func() (matches func(client.Plugin) bool, err error) {
+	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
+	states := cmd.Flags().StringSlice("state", nil, "only instances in these states")
+	pattern := cmd.Flags().String("name", "", "only plugins of this name, in which * stands for any text without a slash")
+	labels := cmd.Flags().StringSliceP("label", "l", nil,
+		"only launched plugins whose metadata in the catalogue have all of these: KEY, or KEY=VALUE")
+	return func() (func(client.Plugin) bool, error) {
+		if _, err := path.Match(*pattern, ""); err != nil {
+			return nil, wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+		}
+		return func(p client.Plugin) bool {
+			named, _ := path.Match(*pattern, p.Name) // looked at above
+			ofType := slices.ContainsFunc(*types, func(t string) bool { return t == p.Type || slices.Contains(p.Roles, t) })
+			unlabelled := slices.ContainsFunc(*labels, func(l string) bool {
+				key, value, exact := strings.Cut(l, "=")
+				has, found := p.Metadata[key]
+				return !found || exact && has != value
+			})
+			return (len(*types) == 0 || ofType) && (len(*states) == 0 || slices.Contains(*states, p.State)) &&
+				(*pattern == "" || named) && !unlabelled
+		}, nil
+	}
 }
 
 // warn says what a reader of the table should know beside it.
@@ -218,6 +250,14 @@ func describe(p client.Plugin, now time.Time) []line {
 	}
 	for _, key := range slices.Sorted(maps.Keys(p.Details)) {
 		lines = append(lines, line{escape(key), escape(p.Details[key])})
+	}
+	return append(lines, labelLines(p.Metadata)...)
+}
+
+// labelLines has one line for each entry of the metadata of a launched plugin.
+func labelLines(metadata map[string]string) (lines []line) {
+	for _, key := range slices.Sorted(maps.Keys(metadata)) {
+		lines = append(lines, line{"Label", escape(key + "=" + metadata[key])})
 	}
 	return lines
 }

@@ -74,6 +74,19 @@ func Load(s Sources) (*Loaded, error) {
 	return l, nil
 }
 
+// Parse reads a configuration from a text, such as [Loaded.Shown] makes of one, and names the text in errors.
+func Parse(name string, text []byte, defaults Config) (*Loaded, error) {
+	tree, wrong := parse(name, text)
+	if len(wrong) > 0 {
+		return nil, wrong
+	}
+	l := &Loaded{Config: defaults, files: merge(newMap(Default), tree)}
+	if err := l.finish(nil); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
 // finish puts the settings over the files and decodes the result.
 func (l *Loaded) finish(over []Setting) error {
 	tree := newMap(Default)

@@ -1,0 +1,130 @@
+package daemon
+
+import (
+	"net/http"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcmetadata "google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
+	"github.com/patchbay-dev/patchbay/proxy"
+)
+
+// reflectionPath is that of the service by which a server says what it serves.
+const reflectionPath = "/grpc.reflection.v1.ServerReflection/"
+
+// reflected says what the control API is, to each caller what it may call.
+type reflected struct {
+	reflectionv1.UnimplementedServerReflectionServer
+
+	guard  *guard
+	byRole map[role]reflectionv1.ServerReflectionServer
+}
+
+// newReflection returns what answers calls of the reflection service: those for a plugin are forwarded.
+func newReflection(g *guard, forward http.Handler) http.Handler {
+	r := reflected{guard: g, byRole: map[role]reflectionv1.ServerReflectionServer{}}
+	for _, of := range []role{roleRead, roleOperate, roleAdmin} {
+		services := callable(of)
+		r.byRole[of] = reflection.NewServerV1(reflection.ServerOptions{
+			Services: services, DescriptorResolver: services.files, ExtensionResolver: new(protoregistry.Types),
+		})
+	}
+	own := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
+	reflectionv1.RegisterServerReflectionServer(own, r)
+	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		routed := slices.ContainsFunc([]string{proxy.TypeKey, proxy.NameKey, proxy.FleetKey, proxy.NodeKey},
+			func(key string) bool { return len(request.Header.Values(key)) > 0 })
+		if routed && forward != nil {
+			forward.ServeHTTP(w, request)
+			return
+		}
+		own.ServeHTTP(w, request)
+	})
+}
+
+// ServerReflectionInfo implements [reflectionv1.ServerReflectionServer].
+func (r reflected) ServerReflectionInfo(stream reflectionv1.ServerReflection_ServerReflectionInfoServer) error {
+	asked := question{stream, r.guard, r.guard.roleOf(r.guard.now(), callerIn(stream.Context()))}
+	if err := asked.admit(roleRead); err != nil {
+		return err
+	}
+	if md, _ := grpcmetadata.FromIncomingContext(stream.Context()); len(md.Get(proxy.HopsKey)) > 0 {
+		return status.Error(codes.PermissionDenied, errThroughPlugin.Error())
+	}
+	return r.byRole[asked.role].ServerReflectionInfo(asked)
+}
+
+// question is a stream of questions of a caller who has a role.
+type question struct {
+	reflectionv1.ServerReflection_ServerReflectionInfoServer
+
+	guard *guard
+	role  role
+}
+
+func (q question) admit(needed role) error {
+	return q.guard.admit(q.Context(), "ServerReflectionInfo", needed)
+}
+
+// Recv also ends the stream when the caller has lost its role.
+func (q question) Recv() (*reflectionv1.ServerReflectionRequest, error) {
+	request, err := q.ServerReflection_ServerReflectionInfoServer.Recv()
+	if err != nil {
+		return nil, err
+	}
+	return request, q.admit(q.role)
+}
+
+// callableServices are the services of the control API with the methods that a role may call.
+type callableServices struct{ files *protoregistry.Files }
+
+// GetServiceInfo implements [reflection.ServiceInfoProvider], which asks for the names only.
+func (s callableServices) GetServiceInfo() map[string]grpc.ServiceInfo {
+	services := map[string]grpc.ServiceInfo{}
+	s.files.RangeFiles(func(file protoreflect.FileDescriptor) bool {
+		for i := range file.Services().Len() {
+			services[string(file.Services().Get(i).FullName())] = grpc.ServiceInfo{}
+		}
+		return true
+	})
+	return services
+}
+
+// callable describes what a role may call. What it describes is a part of the program, so nothing of it can fail.
+func callable(of role) callableServices {
+	files := new(protoregistry.Files)
+	add := func(file protoreflect.FileDescriptor, err error) {
+		if err == nil {
+			err = files.RegisterFile(file)
+		}
+		if err != nil {
+			panic(err)
+		}
+	}
+	add(timestamppb.File_google_protobuf_timestamp_proto, nil)
+	add(reflectionv1.File_grpc_reflection_v1_reflection_proto, nil)
+	for _, file := range []protoreflect.FileDescriptor{
+		patchbayv1.File_patchbay_v1_control_proto, patchbayv1.File_patchbay_v1_devices_proto, patchbayv1.File_patchbay_v1_fleet_proto,
+	} {
+		text := protodesc.ToFileDescriptorProto(file)
+		for _, service := range text.GetService() {
+			name := "/" + text.GetPackage() + "." + service.GetName() + "/"
+			service.Method = slices.DeleteFunc(service.GetMethod(), func(m *descriptorpb.MethodDescriptorProto) bool {
+				return roleFor(name+m.GetName()) > of
+			})
+		}
+		add(protodesc.NewFile(text, files))
+	}
+	return callableServices{files}
+}

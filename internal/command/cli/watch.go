@@ -1,0 +1,149 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+// watchList shows the plugins that match, and then each that changes, until it is interrupted.
+func watchList(
+	ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, matches func(client.Plugin) bool,
+) error {
+	if output.value == "yaml" {
+		return wrongUsage(cmd, "--watch has no end, and YAML is one document: use -o json, which is one object a line")
+	}
+	shown := &watched{cmd: cmd, output: output}
+	for {
+		switch err := shown.follow(ctx, c, matches); {
+		case errors.Is(err, context.Canceled):
+			return nil
+		case errors.Is(err, client.ErrBehind): // what was missed is in the next list
+		default:
+			return err
+		}
+	}
+}
+
+// watched is what was shown.
+type watched struct {
+	cmd    *cobra.Command
+	output *choice
+	last   []client.Plugin
+	// table has the rows of the first list, by which those that follow are aligned; nil before there was one.
+	table *table
+}
+
+// follow looks once, and again after each event, until ctx ends or the daemon goes away.
+func (s *watched) follow(ctx context.Context, c *client.Client, matches func(client.Plugin) bool) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	told := make(chan struct{}, 1) // what happens during a look is seen by the next one, all of it
+	ended := make(chan struct{})
+	defer func() { cancel(nil); <-ended }()
+	go func() {
+		defer close(ended)
+		// The last event of before comes when the stream stands, so that nothing is missed between the first look and that.
+		for _, err := range c.Events(ctx, client.EventsOptions{Follow: true, Tail: new(uint32(1))}) {
+			if err != nil {
+				cancel(err)
+				return
+			}
+			select {
+			case told <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	for {
+		listing, err := c.List(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.show(slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !matches(p) })); err != nil {
+			return err
+		}
+		select {
+		case <-told:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// show shows what is not as it was shown last.
+func (s *watched) show(now []client.Plugin) error {
+	was := make(map[string]client.Plugin, len(s.last))
+	for _, p := range s.last {
+		was[instanceKey(p)] = p
+	}
+	var changed []client.Plugin
+	for _, p := range now {
+		before, known := was[instanceKey(p)]
+		if !known || !reflect.DeepEqual(before, p) {
+			changed = append(changed, p)
+		}
+		delete(was, instanceKey(p))
+	}
+	for _, p := range s.last {
+		if _, gone := was[instanceKey(p)]; gone {
+			p.State, p.Current = stateGone, false
+			changed = append(changed, p)
+		}
+	}
+	s.last = now
+	if len(changed) == 0 {
+		return nil
+	}
+	return s.write(changed)
+}
+
+// instanceKey tells instances apart by what stays the same from the moment at which a socket is seen.
+func instanceKey(p client.Plugin) string {
+	switch {
+	case p.SocketPath == "":
+		return pluginID(p.Type, p.Name)
+	case p.FirstSeen == nil:
+		return p.SocketPath
+	}
+	return p.SocketPath + " " + p.FirstSeen.String()
+}
+
+func (s *watched) write(changed []client.Plugin) error {
+	w := s.cmd.OutOrStdout()
+	switch s.output.value {
+	case "json":
+		for _, p := range changed {
+			if err := writeJSONLine(w, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "name":
+		return writeLines(w, names(changed))
+	}
+	return s.writeRows(w, changed)
+}
+
+// writeRows writes rows in the columns of the first ones.
+func (s *watched) writeRows(w io.Writer, changed []client.Plugin) error {
+	rows := pluginTable(terminalOf(w), changed, time.Now())
+	if s.table == nil {
+		s.table = rows
+		return rows.write(w)
+	}
+	first := len(s.table.rows) + 1 // behind the head
+	both := *s.table
+	both.rows = append(slices.Clone(both.rows), rows.rows...)
+	return write(w, []byte(strings.Join(both.lines()[first:], "\n")+"\n"))
+}

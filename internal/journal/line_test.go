@@ -1,0 +1,96 @@
+package journal_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/journal"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// kinds are all kinds of events, by who tells of them, with the level and the state in their lines.
+var kinds = map[string]map[string][2]string{
+	"../discover/machine/types.go": {
+		"registered": {"INFO", "registered"}, "updated": {"INFO", "registered"}, "deregistered": {"INFO", "deregistered"},
+		"superseded": {"INFO", "superseded"}, "restored": {"INFO", "restored"}, "ignored": {"INFO", "ignored"}, "released": {"INFO", ""},
+		"refused": {"WARN", "refused"}, "failed": {"WARN", "backoff"}, "unreachable": {"WARN", "unreachable"}, "unlinked": {"WARN", "unlinked"},
+	},
+	"../discover/pipeline/watcher.go": {"degraded": {"WARN", "degraded"}, "recovered": {"INFO", "ok"}},
+	"../../host/host.go": {
+		"launched": {"INFO", ""}, "terminated": {"INFO", ""}, "denied": {"WARN", ""}, "leftover": {"WARN", ""},
+	},
+	"../launch/machine/types.go": {
+		"failed": {"WARN", ""}, "stopped": {"INFO", "stopped"}, "replaced": {"INFO", "running"},
+		"ready": {"INFO", "running"}, "adopted": {"INFO", "running"}, "backoff": {"WARN", "backoff"},
+		"unresponsive": {"WARN", "unresponsive"}, "responsive": {"INFO", "running"}, "unhealthy": {"WARN", ""}, "healthy": {"INFO", ""},
+	},
+}
+
+// TestLines: every kind of event is one line with the same keys, at the level that says whether somebody should look.
+func TestLines(t *testing.T) {
+	declared := regexp.MustCompile(`(?m)^\tEvent\w+ +\S*EventKind += "([^"]+)"`)
+	for file, want := range kinds {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := declared.FindAllSubmatch(source, -1)
+		if len(found) != len(want) {
+			t.Errorf("%s declares %d kinds of events, and %d are known here", file, len(found), len(want))
+		}
+		for _, kind := range found {
+			kind := string(kind[1])
+			is, known := want[kind]
+			if !known {
+				t.Errorf("what is in the line of an event %q of %s?", kind, file)
+				continue
+			}
+			checkLine(t, file, kind, is[0], is[1])
+		}
+	}
+}
+
+func checkLine(t *testing.T, file, kind, level, state string) {
+	t.Helper()
+	var out bytes.Buffer
+	j := journal.New(slog.New(slog.NewJSONHandler(&out, nil)), "", nil, nil)
+	defer j.Close()
+	want := map[string]string{"level": level, "event": kind, "plugin": "n", "reason": "why"}
+	switch file {
+	case "../../host/host.go":
+		j.ObserveHost(host.Event{Time: time.Now(), Kind: host.EventKind(kind), Plugin: "n", Message: "why"})
+	case "../launch/machine/types.go":
+		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: launcher.EventKind(kind), Name: "n", Message: "why"})
+	default:
+		want["type"], want["instance"] = "T", "i"
+		j.Observe(reconciler.Event{Time: time.Now(), Kind: reconciler.EventKind(kind), Type: "T", Name: "n", Instance: "i", Message: "why"})
+	}
+	if state != "" {
+		want["state"] = state
+	}
+	var got map[string]string
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil { // of more than one line, too
+		t.Fatalf("%s: %v: %s", kind, err, &out)
+	}
+	delete(got, "time")
+	delete(got, "msg")
+	for key, value := range want {
+		if got[key] != value {
+			t.Errorf("%s of %s: %s is %q, want %q", kind, file, key, got[key], value)
+		}
+		delete(got, key)
+	}
+	if len(got) > 0 {
+		t.Errorf("%s of %s: the line also has %v", kind, file, got)
+	}
+	if past := j.Last(10); len(past) != 1 || string(past[0].Kind) != kind {
+		t.Errorf("%s: the events are %v", kind, past)
+	}
+}
