@@ -43,7 +43,7 @@ func strange() []*drav1.Claim {
 // draService returns the highest announced version that is known here, which hosts call; empty without one.
 func (s *subject) draService() string {
 	for _, version := range []string{drav1.DRAPluginService, draBeta} {
-		if slices.Contains(s.asked.info.SupportedVersions, version) {
+		if slices.Contains(s.asked.info.GetSupportedVersions(), version) {
 			return version
 		}
 	}
@@ -288,9 +288,12 @@ func (s *subject) restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.run, s.path = again, a.path
+	s.take(again, a)
 	return nil
 }
+
+// take goes on with another instance, which may announce another endpoint.
+func (s *subject) take(next *instance, a *appearance) { s.run, s.path, s.asked = next, a.path, nil }
 
 // end ends an instance in order if it can be. How it does is for another rule.
 func (s *subject) end(ctx context.Context, run *instance) {
@@ -336,9 +339,9 @@ func (s *subject) sameAgain(ctx context.Context, conn *grpc.ClientConn, claims [
 
 // atEndpoint asks the instance that runs where it serves, and calls it there.
 func (s *subject) atEndpoint(ctx context.Context, check func(conn *grpc.ClientConn) outcome) outcome {
-	info, err := s.getInfo(ctx)
-	if err != nil {
-		return fail("GetInfo %s", clip(brief(err)))
+	info, o := s.info(ctx)
+	if info == nil {
+		return o
 	}
 	path, err := s.endpoint(info)
 	if err != nil {
@@ -373,11 +376,11 @@ func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outco
 		return fail("both instances make the socket %s; a host keeps the older one until the newer is registered, so they need two", path)
 	}
 	if _, err := s.getInfo(ctx); err != nil {
-		s.run, s.path = second, a.path
+		s.take(second, a)
 		s.end(ctx, first)
 		return fail("while the second instance serves, GetInfo of the first %s", clip(brief(err)))
 	}
-	s.run, s.path = second, a.path
+	s.take(second, a)
 	s.trace.add("SIGTERM to the first instance", "")
 	s.end(ctx, first)
 	pause(ctx, settle, nil) // what it takes with it may go after it
