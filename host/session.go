@@ -291,10 +291,20 @@ func (p *AdmissionPlugin) runOnce() {
 	proc, err := p.host.Launch(ctx, Spec{Args: p.args, Protocol: p.protocol, Controller: &Controller{Admissions: s}})
 	if err == nil {
 		hangs := p.await(proc.Done(), s.over, nil)
-		err = p.end(proc, hangs)
+		if err = p.end(proc, hangs); p.isUnmet(s) {
+			err = fmt.Errorf("%w, before it called its host; a plugin of CIPD needs the protocol %q, see AdmissionSpec", err, ProtocolCIPD)
+		}
 	}
 	p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
 	s.receiving.Wait()
+}
+
+// isUnmet reports whether a plugin of which no protocol was said has not called its host, as one of CIPD does not that is given the handshake
+// of another protocol.
+func (p *AdmissionPlugin) isUnmet(s *session) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.protocol == "" && !s.taken
 }
 
 func (p *AdmissionPlugin) begin(s *session) {

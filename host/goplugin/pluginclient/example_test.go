@@ -21,7 +21,7 @@ func ExampleNewClient() {
 		AllowedProtocols: []library.Protocol{library.ProtocolGRPC},
 		Managed:          true,
 	})
-	defer pluginclient.CleanupClients()
+	defer client.Kill()
 	protocol, err := client.Client()
 	if err != nil {
 		panic(err)
@@ -32,6 +32,7 @@ func ExampleNewClient() {
 	}
 	fmt.Println(raw.(*talker).beCalled())
 	fmt.Println(client.NegotiatedVersion(), client.Exited(), client.ReattachConfig().Protocol)
+	pluginclient.CleanupClients() // all that are Managed
 	// Output:
 	// hello plugin <nil>
 	// 3 false grpc
