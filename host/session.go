@@ -299,8 +299,8 @@ func (p *AdmissionPlugin) runOnce() {
 	s.receiving.Wait()
 }
 
-// isUnmet reports whether a plugin of which no protocol was said has not called its host, as one of CIPD does not that is given the handshake
-// of another protocol.
+// isUnmet reports whether a plugin of which no protocol was said has not called its host, as one of CIPD does not that is given the
+// handshake of another protocol.
 func (p *AdmissionPlugin) isUnmet(s *session) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

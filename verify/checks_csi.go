@@ -105,8 +105,8 @@ func controllerAlone(ctx context.Context, conn *grpc.ClientConn) bool {
 	return err == nil && announced
 }
 
-// isElsewhere reports whether a server has not even the service of a method. The processes of a driver announce the same, and its controller
-// is mostly one of its own.
+// isElsewhere reports whether a server has not even the service of a method. The processes of a driver announce the same, and its
+// controller is mostly one of its own.
 func isElsewhere(err error) bool {
 	return status.Code(err) == codes.Unimplemented && strings.HasPrefix(status.Convert(err).Message(), "unknown service ")
 }
@@ -171,13 +171,12 @@ func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outco
 	}
 	folded, prefixes := map[string]bool{}, map[string]bool{}
 	for key, value := range segments {
-		prefix, name, prefixed := strings.Cut(key, "/")
-		if !prefixed {
-			prefix, name = "", key
-		} else if !topologyPrefix.MatchString(prefix) {
-			return fail("the prefix of the topology key %s is no lower-case domain name of at most 63 characters", foreign.Quote(key))
-		} else {
-			prefixes[prefix] = true
+		name := key
+		if prefix, rest, prefixed := strings.Cut(key, "/"); prefixed {
+			if !topologyPrefix.MatchString(prefix) {
+				return fail("the prefix of the topology key %s is no lower-case domain name of at most 63 characters", foreign.Quote(key))
+			}
+			name, prefixes[prefix] = rest, true
 		}
 		if !topologySegment.MatchString(name) || !topologySegment.MatchString(value) {
 			return fail("the topology has the segment %s=%s; names and values are 1 to 63 letters, digits, '-', '_' and '.', with a letter or "+

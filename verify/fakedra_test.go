@@ -43,10 +43,10 @@ func (d *fakeDRA) NodePrepareResources(_ context.Context, request *drav1.NodePre
 	for _, claim := range request.Claims {
 		delete(d.undone, claim.Uid)
 		name := "d" + claim.Uid
-		switch {
-		case d.broken == "DRA004":
+		switch d.broken {
+		case "DRA004":
 			name += fmt.Sprint("-", d.calls)
-		case d.broken == "DRA007":
+		case "DRA007":
 			name += fmt.Sprint("-", os.Getpid())
 		}
 		device := &drav1.Device{PoolName: "node", DeviceName: name, CdiDeviceIds: []string{"example.com/gpu=" + name}}

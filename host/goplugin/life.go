@@ -67,7 +67,10 @@ type life struct {
 }
 
 func newLife(p *Plugin, spec host.Spec) *life {
-	l := &life{plugin: p, spec: spec, unhook: func() {}, unserve: func() {}, uncopy: func() {}, settled: make(chan struct{}), gone: make(chan struct{})}
+	nothing := func() {}
+	l := &life{
+		plugin: p, spec: spec, unhook: nothing, unserve: nothing, uncopy: nothing, settled: make(chan struct{}), gone: make(chan struct{}),
+	}
 	l.spec.Foreign = l
 	l.hello, l.helloWrite = io.Pipe()
 	l.stdout.from, l.stdout.to = io.Pipe()

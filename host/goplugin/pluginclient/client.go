@@ -1,6 +1,6 @@
 // Package pluginclient moves hosts that were written for github.com/hashicorp/go-plugin: [NewClient] takes what the library's own NewClient
-// takes and returns a client with the same methods, whose plugin is launched by a runtime of Patchbay: registered, logged, started again when
-// it ends, and gone with its host.
+// takes and returns a client with the same methods, whose plugin is launched by a runtime of Patchbay: registered, logged, started again
+// when it ends, and gone with its host.
 //
 // What is dispensed belongs to one life of the plugin. Whoever dispenses again after the plugin was started again gets it from the new one.
 // Plugins that speak net/rpc are refused.
@@ -265,14 +265,17 @@ func (c *Client) Kill() {
 
 func (c *Client) end() {
 	if c.attached != nil {
-		if client, err := c.attached.Client(); err == nil && c.config.Reattach.Test {
-			_ = client.(*library.GRPCClient).Conn.Close() // which the library leaves open, as it leaves the server running
+		connected, _ := c.attached.Client() // what is not connected has nothing to close
+		if client, ok := connected.(*library.GRPCClient); ok && c.config.Reattach.Test {
+			_ = client.Conn.Close() // which the library leaves open, as it leaves the server running
 		}
 		c.attached.Kill()
 	}
 	if c.stop != nil {
 		c.stop()
-		<-c.ended // what went wrong is in the log
+		if err := <-c.ended; err != nil && c.config.Logger != nil {
+			c.config.Logger.Warn("the runtime of the plugin failed", "error", err)
+		}
 	}
 	if c.dir != "" {
 		_ = os.RemoveAll(c.dir) // it is empty but for what a killed plugin left

@@ -5,7 +5,7 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/md5" //nolint:gosec // what hosts of the library may use
+	"crypto/md5"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
@@ -215,7 +215,7 @@ func TestChecksum(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, h := range map[string]hash.Hash{"SHA-256": sha256.New(), "another": md5.New()} { //nolint:gosec // see above
+	for name, h := range map[string]hash.Hash{"SHA-256": sha256.New(), "another": md5.New()} {
 		h.Write(program)
 		c := config("serve")
 		c.SecureConfig = &library.SecureConfig{Checksum: h.Sum(nil), Hash: h}

@@ -42,7 +42,8 @@ A plugin that is given as SOCKET is left running: rules that would refuse, end o
 the rules need it, and no process of it is left. It finds its place by any of these: {socket}, {dir} and {tmp} in its arguments, the
 environment variables PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR, or, if it is made with Patchbay's sdk, the handshake on its
 standard input. {instance} is a number that differs between instances that run side by side. A driver that is registered by another program
-is named with --driver, and that program is the COMMAND; the two are verified as one plugin. A device plugin that makes no registration socket, but calls Register on kubelet.sock, is verified with --kubelet-sock.
+is named with --driver, and that program is the COMMAND; the two are verified as one plugin. A device plugin that makes no registration
+socket, but calls Register on kubelet.sock, is verified with --kubelet-sock.
 Name the program itself, not "go run" or a script that does not exec it: signals go to the process that is started.
 
 The exit code is 1 if a rule failed or, with --strict, warned.`,
@@ -67,7 +68,7 @@ The exit code is 1 if a rule failed or, with --strict, warned.`,
 	flags.BoolVar(&f.target.NoHandshake, "no-handshake", false, "start the command as by hand, without the handshake of the sdk")
 	flags.BoolVar(&f.target.KubeletSock, "kubelet-sock", false, "be a kubelet to a device plugin that registers on {dir}/kubelet.sock")
 	flags.StringVar(&f.driver, "driver", "", "program that the command registers, with its arguments, split at blanks; started before it")
-	flags.StringArrayVar(&f.options.Claims, "claim", nil, "NAMESPACE/NAME/UID of a claim that the DRA driver can prepare, or cannot (repeatable)")
+	flags.StringArrayVar(&f.options.Claims, "claim", nil, "claim that the DRA driver can prepare, or cannot: NAMESPACE/NAME/UID (repeatable)")
 	flags.DurationVar(&f.options.Timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	flags.DurationVar(&f.options.CallTimeout, "call-timeout", 5*time.Second, "how long one call may take")
 	flags.DurationVar(&f.options.StartTimeout, "start-timeout", 10*time.Second, "how long the command may take until it answers")
