@@ -59,6 +59,13 @@ failpoints: ## have the daemon fail at each failpoint, and see what becomes of t
 repeat: ## run the tests of the main module 20 times under load; a run that was stopped goes on where it was
 	.ci/repeat
 
+# How often make verify-upstream verifies each plugin.
+REPEAT ?= 50
+
+.PHONY: verify-upstream
+verify-upstream: ## verify each plugin of others REPEAT (50) times at load 8, and see that no verdict changes
+	cd integration && ../.ci/loaded 8 $(GO) test -run '^TestVerify' -count $(REPEAT) -timeout 4h .
+
 # How many seeds make simulate tries.
 SEEDS ?= 1000000
 

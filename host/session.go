@@ -291,6 +291,14 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ string) (supervise.Proce
 	return admitting, nil
 }
 
+// isUnmet reports whether a plugin of which no protocol was said has not called its host, as one of CIPD does not that is given the
+// handshake of another protocol.
+func (p *AdmissionPlugin) isUnmet(s *session) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.spec.Protocol == "" && !s.taken
+}
+
 // follow blocks until the plugin has said hello, if that is awaited, or else until ctx ends. A plugin whose stream ends has to end too.
 func (p *AdmissionPlugin) follow(ctx context.Context, proc supervise.Process, hello bool) error {
 	admitting, _ := proc.(*admissionProcess)
@@ -328,6 +336,9 @@ func (a *admissionProcess) Wait(context.Context) error {
 	case <-a.left:
 	}
 	err := a.Err()
+	if a.session.plugin.isUnmet(a.session) {
+		err = fmt.Errorf("%w, before it called its host; a plugin of CIPD needs the protocol %q, see AdmissionSpec", err, ProtocolCIPD)
+	}
 	a.session.plugin.finish(a.session, fmt.Errorf("%w: %w", ErrCrashed, err))
 	a.session.receiving.Wait()
 	if errors.Is(err, ErrTerminated) {

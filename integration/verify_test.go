@@ -102,8 +102,27 @@ func TestVerifyWatchful(t *testing.T) {
 
 // The helper removes what is at its path when it starts, and again when it ends, whoever made it: two instances must not share one.
 func TestVerifyDRADriver(t *testing.T) {
-	checkRules(t, "DRAPlugin", []string{"PRC002", "PRC007"}, []string{"DRA"},
-		"--", filepath.Join(bin, "dradriver"), "-driver-name", "gpu.example.com", "-registrar-dir", "{dir}", "-data-dir", "{tmp}")
+	checkRules(t, "DRAPlugin", []string{"PRC002", "PRC007"}, []string{"DRA"}, "--claim", "default/one/1", "--",
+		filepath.Join(bin, "dradriver"), "-driver-name", draName, "-registrar-dir", "{dir}", "-data-dir", "{tmp}", "-claims", draClaims)
+}
+
+// As in a rolling update, instances have sockets of their own. The driver knows no claim that it cannot prepare and the helper accepts, but
+// the one that is broken.
+func TestVerifyDRARollOver(t *testing.T) {
+	checkRules(t, "DRAPlugin", []string{"PRC002"}, []string{"DRA"},
+		"--claim", "default/one/1", "--claim", "default/two/2", "--claim", "default/broken/3", "--",
+		filepath.Join(bin, "dradriver"), "-driver-name", draName, "-registrar-dir", "{dir}", "-data-dir", "{tmp}", "-claims", draClaims,
+		"-health", "-rolling-update-uid", "{instance}")
+}
+
+// A driver and its registrar are verified as one plugin. The second instance of the driver takes the socket of the first over.
+func TestVerifyDriverAndRegistrar(t *testing.T) {
+	if err := buildExamples(); err != nil {
+		t.Fatal(err)
+	}
+	driver := filepath.Join(bin, "hostdir") + " --socket {tmp}/{instance}.sock --root {tmp} --node-id node-1"
+	checkRules(t, "CSIPlugin", []string{"PRC002", "PRC007"}, []string{"CSI"}, "--driver", driver, "--",
+		filepath.Join(bin, "csiregistrar"), "-csi-address", "{tmp}/{instance}.sock", "-registrar-dir", "{dir}")
 }
 
 // The examples keep all rules.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -28,11 +29,15 @@ import (
 // socketName is the name that a started plugin is offered for its socket.
 const socketName = "plugin.sock"
 
+// placeInstance stands for the number of an instance.
+const placeInstance = "{instance}"
+
 // bench starts the plugin's command, in a plugin directory, as often as the rules need it.
 type bench struct {
 	target  Target
 	options Options
 	program string
+	driver  string // the program of the driver beside it; empty without one
 	base    string // the temporary directory, with all that is not the caller's
 	dir     string // the plugin directory
 	socket  string // where the plugin may make its socket
@@ -43,16 +48,22 @@ type bench struct {
 	output  io.Writer
 
 	before    map[string]sock.ID // what was in the plugin directory
+	bare      string             // a socket without registration that appeared; empty without one
+	number    int                // of the instances, by which those differ that run side by side
 	instances []*instance
 }
 
 func newBench(target Target, options Options) (_ *bench, err error) {
-	b := &bench{target: target, options: options, dir: target.Dir, socket: target.Socket, output: &serialWriter{w: options.Output}}
-	if b.program, err = exec.LookPath(target.Command[0]); err != nil {
+	b := &bench{
+		target: target, options: options, dir: target.Dir, socket: target.Socket, output: &serialWriter{w: options.Output}, number: 1,
+	}
+	if b.program, err = find(target.Command[0]); err != nil {
 		return nil, err
 	}
-	if b.program, err = filepath.Abs(b.program); err != nil {
-		return nil, err
+	if len(target.Driver) > 0 {
+		if b.driver, err = find(target.Driver[0]); err != nil {
+			return nil, err
+		}
 	}
 	if b.base, err = os.MkdirTemp("", "pbverify"); err != nil {
 		return nil, err
@@ -95,6 +106,15 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 	return b, nil
 }
 
+// find returns the absolute path of a program.
+func find(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(path)
+}
+
 // close kills what runs and removes what the verification made.
 func (b *bench) close() error {
 	var errs []error
@@ -120,23 +140,45 @@ func (b *bench) close() error {
 	return nil
 }
 
-// launch starts the command.
+// launch starts the command, after the driver if there is one.
 func (b *bench) launch() (*instance, error) {
-	place := strings.NewReplacer("{socket}", b.socket, "{dir}", b.dir, "{tmp}", b.tmp)
-	args := make([]string, len(b.target.Command))
-	for i, arg := range b.target.Command {
-		args[i] = place.Replace(arg)
+	var driver *instance
+	if b.driver != "" {
+		var err error
+		if driver, err = b.launchOne(b.driver, b.target.Driver, nil); err != nil {
+			return nil, err
+		}
 	}
-	spec := process.Spec{Name: filepath.Base(b.program), Path: b.program, Args: args, Env: b.environment(place)}
+	var stdin []byte
 	if b.host != nil {
 		var line strings.Builder
 		err := handshake.Write(&line, handshake.Handshake{HostSocket: b.host.path, Ticket: "verify", PluginSocket: b.socket})
 		if err != nil {
 			return nil, err
 		}
-		spec.Stdin = []byte(line.String())
+		stdin = []byte(line.String())
 	}
-	proc, err := b.group.Start(spec)
+	i, err := b.launchOne(b.program, b.target.Command, stdin)
+	if err != nil {
+		if driver != nil {
+			err = errors.Join(err, driver.kill())
+		}
+		return nil, err
+	}
+	i.driver = driver
+	return i, nil
+}
+
+func (b *bench) launchOne(program string, command []string, stdin []byte) (*instance, error) {
+	place := strings.NewReplacer(
+		"{socket}", b.socket, "{dir}", b.dir, "{tmp}", b.tmp, placeInstance, strconv.Itoa(b.number))
+	args := make([]string, len(command))
+	for i, arg := range command {
+		args[i] = place.Replace(arg)
+	}
+	proc, err := b.group.Start(process.Spec{
+		Name: filepath.Base(program), Path: program, Args: args, Env: b.environment(place, stdin != nil), Stdin: stdin,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -146,13 +188,14 @@ func (b *bench) launch() (*instance, error) {
 }
 
 // environment is that of this process, without what another supervisor tells this process, and with where the plugin is to serve.
-func (b *bench) environment(place *strings.Replacer) []string {
+func (b *bench) environment(place *strings.Replacer, shaken bool) []string {
 	env := slices.DeleteFunc(os.Environ(), func(entry string) bool {
 		key, _, _ := strings.Cut(entry, "=")
 		return slices.Contains([]string{"LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", handshake.Env}, key)
 	})
-	env = append(env, "PATCHBAY_SOCKET="+b.socket, "PATCHBAY_PLUGIN_DIR="+b.dir, "PATCHBAY_TMP_DIR="+b.tmp)
-	if b.host != nil {
+	env = append(env, "PATCHBAY_SOCKET="+b.socket, "PATCHBAY_PLUGIN_DIR="+b.dir, "PATCHBAY_TMP_DIR="+b.tmp,
+		"PATCHBAY_INSTANCE="+strconv.Itoa(b.number))
+	if shaken {
 		env = append(env, handshake.Env+"="+handshake.EnvValue)
 	}
 	for _, entry := range b.target.Env {
@@ -203,7 +246,7 @@ func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 	case i.hasEnded():
 		err = fmt.Errorf("the command ended before it served: %s", i.end())
 	case bounded.Err() != nil && a == nil && b.kubelet == nil:
-		err = fmt.Errorf("no registration socket appeared in %s within %v%s", b.dir, b.options.StartTimeout, i.lastWords())
+		err = fmt.Errorf("no registration socket appeared in %s within %v%s%s", b.dir, b.options.StartTimeout, i.lastWords(), b.lookedAt(ctx))
 	}
 	return nil, a, errors.Join(err, i.kill())
 }
@@ -213,6 +256,12 @@ func (b *bench) start(ctx context.Context) (*instance, *appearance, error) {
 func (b *bench) startAfter(ctx context.Context, first *instance) (*instance, *appearance, error) {
 	pause(ctx, time.Until(first.served.Truncate(time.Second).Add(time.Second)), nil)
 	return b.start(ctx)
+}
+
+// startBeside is startAfter for an instance that is to run beside another one.
+func (b *bench) startBeside(ctx context.Context, first *instance) (*instance, *appearance, error) {
+	b.number++
+	return b.startAfter(ctx, first)
 }
 
 // await waits for the registration socket of an instance.
@@ -244,7 +293,8 @@ func (b *bench) await(ctx context.Context, w *socketWatch, i *instance, began ti
 		switch err := identify(ctx, path, b.options.CallTimeout); {
 		case err == nil || path == b.socket:
 			return a, nil
-		case status.Code(err) == codes.Unimplemented: // a socket for something else
+		case status.Code(err) == codes.Unimplemented:
+			b.bare = path // a socket for something else
 		case doubtful == nil:
 			doubtful = a
 		}
@@ -404,4 +454,11 @@ func (s *serialWriter) Write(p []byte) (int, error) {
 	defer s.mu.Unlock()
 	_, _ = s.w.Write(p)
 	return len(p), nil
+}
+
+// differs reports whether the command says by what instances differ that run side by side.
+func (b *bench) differs() bool {
+	return slices.ContainsFunc(slices.Concat(b.target.Command, b.target.Env, b.target.Driver), func(text string) bool {
+		return strings.Contains(text, placeInstance)
+	})
 }

@@ -58,13 +58,32 @@ var broken = map[string]struct {
 	"CSI004": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "NodeGetCapabilities" }},
 	"CSI005": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.nodeID = "" }},
 	"CSI006": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "ControllerGetCapabilities" }},
+	"CSI007": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.topology["example.com/Zone"] = "z1" }},
+	"CSI008": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.hides = "VOLUME_ACCESSIBILITY_CONSTRAINTS" }},
+	"CSI009": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.hides = "EXPAND_VOLUME" }},
+	"CSI010": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.manifest["x"] = strings.Repeat("x", maxCSIMapSize) }},
+	"CSI011": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "GroupControllerGetCapabilities" }},
 	"DEV001": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.broken = "GetDevicePluginOptions" }},
 	"DEV002": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.devices = []*deviceapi.Device{{ID: "d"}} }},
+	"DEV004": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.lists = 3 }, timeout: time.Second},
+	"DEV005": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.later = []*deviceapi.Device{{ID: "d", Health: "so so"}} }},
+	"DEV006": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.prefers = func([]string) []string { return []string{"mine"} } }},
+	"DEV007": {of: registerapi.DevicePlugin},
+	"DEV008": {of: registerapi.DevicePlugin},
+	"DEV009": {of: registerapi.DevicePlugin},
 	"DEV003": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.hangUp = true }},
 	"KUB001": {registers: true},
 	"KUB002": {registers: true},
 	"DRA001": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.broken = "NodePrepareResources" }},
 	"DRA002": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.broken = "NodeUnprepareResources" }},
+	"DRA003": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA003" }},
+	"DRA004": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA004" }},
+	"DRA005": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA005" }},
+	"DRA006": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA006" }},
+	"DRA007": {of: registerapi.DRAPlugin},
+	"DRA008": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA008" }},
+	"DRA009": {of: registerapi.DRAPlugin},
+	"DRA010": {of: registerapi.DRAPlugin, breaks: func(f *fake) { f.dra.broken = "DRA010" }},
 	"CON001": {breaks: func(f *fake) { f.limit = crowd / 2 }},
 	"CON002": {breaks: func(f *fake) {
 		f.conns = func(_ *fake, conn net.Conn) net.Conn { // reads before it accepts the next
@@ -164,9 +183,11 @@ func verifyProcess(t *testing.T, name string, options Options) Report {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report, err := Run(t.Context(), Target{
-		Command: []string{self}, NoHandshake: true, Env: []string{fakeEnv + "=" + name, "GORACE=atexit_sleep_ms=0"},
-	}, options)
+	target := Target{Command: []string{self}, NoHandshake: true, Env: []string{fakeEnv + "=" + name, "GORACE=atexit_sleep_ms=0"}}
+	if name == "DRA009" || name == sideBySide {
+		target.Env = append(target.Env, "SIDE="+placeInstance)
+	}
+	report, err := Run(t.Context(), target, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +198,7 @@ func verifyProcess(t *testing.T, name string, options Options) Report {
 func TestConforming(t *testing.T) {
 	t.Parallel()
 	for _, ptype := range []string{"Plain", registerapi.CSIPlugin, registerapi.DevicePlugin, registerapi.DRAPlugin} {
-		report := verifyFake(t, newFake(ptype), Options{})
+		report := verifyFake(t, newFake(ptype), Options{Claims: fakeClaims})
 		if !report.OK(true) || report.Type != ptype {
 			t.Errorf("%s:\n%s", ptype, describe(report))
 		}
@@ -196,6 +217,19 @@ func TestConforming(t *testing.T) {
 	}
 	if report := verifyProcess(t, "conforming", Options{}); !report.OK(true) || report.Count(Passed) < 20 {
 		t.Errorf("process:\n%s", describe(report))
+	}
+	for name, rules := range map[string][]string{
+		"devices": {"DEV007", "DEV008", "DEV009"}, sideBySide: {"DRA003", "DRA007", "DRA008", "DRA009", "DRA010", "PRC007"},
+	} {
+		report := verifyProcess(t, name, Options{Claims: fakeClaims})
+		if !report.OK(true) {
+			t.Errorf("%s:\n%s", name, describe(report))
+		}
+		for _, rule := range rules {
+			if got := resultOf(t, report, rule); got.Status != Passed {
+				t.Errorf("%s: %+v", name, got)
+			}
+		}
 	}
 }
 
@@ -219,11 +253,11 @@ func TestEachRuleCanFail(t *testing.T) {
 			if b.registers {
 				report = verifyRegistering(t, rule.ID, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second})
 			} else if b.breaks == nil {
-				report = verifyProcess(t, rule.ID, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second})
+				report = verifyProcess(t, rule.ID, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second, Claims: fakeClaims})
 			} else {
 				f := newFake(orPlain(b.of))
 				b.breaks(f)
-				report = verifyBroken(t, f, Options{CallTimeout: b.timeout}, b.watched)
+				report = verifyBroken(t, f, Options{CallTimeout: b.timeout, Claims: fakeClaims}, b.watched)
 			}
 			want := append([]string{rule.ID}, b.also...)
 			slices.Sort(want)

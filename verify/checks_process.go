@@ -99,12 +99,12 @@ func (s *subject) terminateSettled(ctx context.Context, served time.Duration) *f
 		f.refused = notApplicable("%v", err)
 		return f
 	}
-	f.inTime = run.await(ctx, s.options.ExitTimeout)
+	f.inTime = run.awaitAll(ctx, s.options.ExitTimeout)
 	f.after = time.Since(began)
 	if !f.inTime {
 		_ = run.kill() // the outcome is that it had to be
 	}
-	f.clean, f.how = run.proc.Err() == nil, run.end()
+	f.clean, f.how = run.clean(), run.end()
 	f.sockets, f.others = s.bench.left()
 	if i, found := slices.BinarySearch(f.sockets, path); found {
 		f.socket, f.sockets = true, slices.Delete(f.sockets, i, i+1)
@@ -169,7 +169,7 @@ func checkStale(ctx context.Context, s *subject) outcome {
 	if err := run.signal(syscall.SIGKILL); err != nil {
 		return notApplicable("%v", err)
 	}
-	if !run.await(ctx, s.options.ExitTimeout) {
+	if !run.awaitAll(ctx, s.options.ExitTimeout) {
 		return fail("the plugin is still there after SIGKILL")
 	}
 	if _, err := sock.Stat(path); err != nil {
@@ -194,7 +194,7 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	}
 	first, path := s.run, s.path
 	s.trace.add("start a second instance", "")
-	second, a, err := s.bench.startAfter(ctx, first)
+	second, a, err := s.bench.startBeside(ctx, first)
 	if err != nil {
 		// It would not run beside the first. That must be all.
 		if first.hasEnded() {
@@ -214,7 +214,7 @@ func checkSecond(ctx context.Context, s *subject) outcome {
 	if err := first.signal(syscall.SIGTERM); err != nil {
 		return notApplicable("%v", err)
 	}
-	if !first.await(ctx, s.options.ExitTimeout) {
+	if !first.awaitAll(ctx, s.options.ExitTimeout) {
 		_ = first.kill() // PRC003 says what it thinks of that
 	}
 	info, err := sock.Stat(a.path)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -151,6 +153,14 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	s.asked = nil // ask now, so that the call is in the trace
 	a := s.ask(ctx)
 	switch {
+	case status.Code(a.err) == codes.Unimplemented:
+		s.told = true
+		o := fail("GetInfo %s", clip(brief(a.err)))
+		if what := recognise(ctx, s.path, s.options.CallTimeout); what != "" {
+			o.reason += "; this is the endpoint of " + what + ", which somebody else registers"
+			o.remedy = instead
+		}
+		return o
 	case a.err != nil:
 		s.told = true
 		return fail("GetInfo %s", clip(brief(a.err)))
@@ -311,6 +321,7 @@ func checkRefusal(ctx context.Context, s *subject) outcome {
 	if run.await(ctx, settle) {
 		s.run = nil
 		how := run.end()
+		_ = run.kill() // a driver whose registrar has ended is started with it again
 		if _, err := sock.Stat(s.path); err == nil {
 			s.bench.sweep()
 			return warn("the plugin exits when it is refused (%s), and leaves its socket", how)

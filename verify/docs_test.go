@@ -46,6 +46,9 @@ func generatedRules() string {
 			text.WriteString(" Needs a command.")
 		}
 		fmt.Fprintf(&text, "\n\n- Why: %s\n- What to change: %s.\n", r.Why, r.Remedy)
+		if r.Source != "" {
+			fmt.Fprintf(&text, "- Source: %s.\n", r.Source)
+		}
 	}
 	return text.String()[1:]
 }

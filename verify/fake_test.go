@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -36,6 +37,7 @@ type fake struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedNodeServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	deviceapi.UnimplementedDevicePluginServer
 
 	info     *registerapi.PluginInfo
@@ -46,6 +48,10 @@ type fake struct {
 	health   grpc_health_v1.HealthCheckResponse_ServingStatus
 	sick     string // the service that is not well
 	nodeOnly bool   // announces no controller
+	topology map[string]string
+	manifest map[string]string
+	hides    string // capabilities that are not announced
+	dra      *fakeDRA
 	useless  bool   // has no service of its own
 	broken   string // the methods that are not implemented
 	conns    func(f *fake, conn net.Conn) net.Conn
@@ -62,6 +68,10 @@ type fake struct {
 	server   *grpc.Server
 	devices  []*deviceapi.Device
 	hangUp   bool
+	lists    int                     // how many lists are sent; no bound if it is negative
+	later    []*deviceapi.Device     // in a later list
+	prefers  func([]string) []string // what is preferred of what is offered
+	devBroke string                  // the rule about calls of device plugins that is broken
 	pluginID string
 	nodeID   string
 	stuck    sync.Mutex // held while a peer reads nothing
@@ -72,7 +82,9 @@ type fake struct {
 func newFake(ptype string) *fake {
 	f := &fake{
 		socket: "p.sock", dirMode: 0o755, mode: 0o600, uid: -1, health: grpc_health_v1.HealthCheckResponse_SERVING, pluginID: "a.example.com",
-		nodeID: "n", devices: []*deviceapi.Device{{ID: "d", Health: deviceapi.Healthy}},
+		nodeID: "n", devices: []*deviceapi.Device{{ID: "d", Health: deviceapi.Healthy}, {ID: "sick", Health: deviceapi.Unhealthy}},
+		topology: map[string]string{"example.com/zone": "z1", "example.com/rack": "r-1"}, manifest: map[string]string{"commit": "abc"},
+		lists: -1, prefers: func(offered []string) []string { return offered }, dra: &fakeDRA{},
 		info: &registerapi.PluginInfo{Type: ptype, Name: "a.example.com", SupportedVersions: []string{"v1beta1"}},
 	}
 	switch ptype {
@@ -81,7 +93,7 @@ func newFake(ptype string) *fake {
 	case registerapi.DevicePlugin:
 		f.info.Name = "example.com/a"
 	case registerapi.DRAPlugin:
-		f.info.SupportedVersions = []string{drav1.DRAPluginService}
+		f.info.SupportedVersions = []string{drav1.DRAPluginService, draHealth}
 	}
 	return f
 }
@@ -125,10 +137,12 @@ func (f *fake) newServer() *grpc.Server {
 		csi.RegisterIdentityServer(server, f)
 		csi.RegisterNodeServer(server, f)
 		csi.RegisterControllerServer(server, f)
+		csi.RegisterGroupControllerServer(server, f)
 	case registerapi.DevicePlugin:
 		deviceapi.RegisterDevicePluginServer(server, f)
 	case registerapi.DRAPlugin:
-		drav1.RegisterDRAPluginServer(server, fakeDRA{})
+		drav1.RegisterDRAPluginServer(server, f.dra)
+		drahealth.RegisterDRAResourceHealthServer(server, f.dra)
 	default:
 		v1beta1.RegisterExampleServer(server, v1beta1.UnimplementedExampleServer{})
 	}
@@ -176,7 +190,7 @@ func (f *fake) NotifyRegistrationStatus(
 }
 
 func (f *fake) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
-	return &csi.GetPluginInfoResponse{Name: f.pluginID, VendorVersion: "1"}, nil
+	return &csi.GetPluginInfoResponse{Name: f.pluginID, VendorVersion: "1", Manifest: f.manifest}, nil
 }
 
 func (f *fake) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
@@ -187,9 +201,26 @@ func (f *fake) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilities
 	if f.nodeOnly {
 		return &csi.GetPluginCapabilitiesResponse{}, nil
 	}
-	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{Type: &csi.PluginCapability_Service_{
-		Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE},
-	}}}}, nil
+	answer := &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{Type: &csi.PluginCapability_VolumeExpansion_{
+		VolumeExpansion: &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_OFFLINE},
+	}}}}
+	for _, service := range []csi.PluginCapability_Service_Type{
+		csi.PluginCapability_Service_CONTROLLER_SERVICE, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS,
+		csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE,
+	} {
+		if f.hides != service.String() {
+			answer.Capabilities = append(answer.Capabilities, &csi.PluginCapability{Type: &csi.PluginCapability_Service_{
+				Service: &csi.PluginCapability_Service{Type: service},
+			}})
+		}
+	}
+	return answer, nil
+}
+
+func (f *fake) GroupControllerGetCapabilities(
+	context.Context, *csi.GroupControllerGetCapabilitiesRequest,
+) (*csi.GroupControllerGetCapabilitiesResponse, error) {
+	return &csi.GroupControllerGetCapabilitiesResponse{}, nil
 }
 
 func (f *fake) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
@@ -197,39 +228,80 @@ func (f *fake) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 }
 
 func (f *fake) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: f.nodeID}, nil
+	return &csi.NodeGetInfoResponse{NodeId: f.nodeID, AccessibleTopology: &csi.Topology{Segments: f.topology}}, nil
 }
 
 func (f *fake) ControllerGetCapabilities(
 	context.Context, *csi.ControllerGetCapabilitiesRequest,
 ) (*csi.ControllerGetCapabilitiesResponse, error) {
-	return &csi.ControllerGetCapabilitiesResponse{}, nil
+	if f.hides == "EXPAND_VOLUME" {
+		return &csi.ControllerGetCapabilitiesResponse{}, nil
+	}
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{Type: &csi.ControllerServiceCapability_Rpc{
+		Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_EXPAND_VOLUME},
+	}}}}, nil
 }
 
 func (f *fake) GetDevicePluginOptions(context.Context, *deviceapi.Empty) (*deviceapi.DevicePluginOptions, error) {
-	return &deviceapi.DevicePluginOptions{}, nil
+	return &deviceapi.DevicePluginOptions{PreStartRequired: true, GetPreferredAllocationAvailable: true}, nil
+}
+
+func (f *fake) GetPreferredAllocation(
+	_ context.Context, request *deviceapi.PreferredAllocationRequest,
+) (*deviceapi.PreferredAllocationResponse, error) {
+	answer := &deviceapi.PreferredAllocationResponse{}
+	for _, c := range request.ContainerRequests {
+		answer.ContainerResponses = append(answer.ContainerResponses,
+			&deviceapi.ContainerPreferredAllocationResponse{DeviceIDs: f.prefers(c.AvailableDeviceIDs)})
+	}
+	return answer, nil
+}
+
+func (f *fake) Allocate(_ context.Context, request *deviceapi.AllocateRequest) (*deviceapi.AllocateResponse, error) {
+	answer := &deviceapi.AllocateResponse{}
+	for _, c := range request.ContainerRequests {
+		if c.DevicesIds[0] != "d" {
+			if f.devBroke == "DEV008" {
+				f.server.Stop()
+			}
+			return nil, status.Error(codes.FailedPrecondition, "it is not to be had")
+		}
+		if f.devBroke != "DEV007" {
+			answer.ContainerResponses = append(answer.ContainerResponses, &deviceapi.ContainerAllocateResponse{})
+		}
+	}
+	return answer, nil
+}
+
+func (f *fake) PreStartContainer(context.Context, *deviceapi.PreStartContainerRequest) (*deviceapi.PreStartContainerResponse, error) {
+	if f.devBroke == "DEV009" {
+		return nil, status.Error(codes.Unimplemented, "what for?")
+	}
+	return &deviceapi.PreStartContainerResponse{}, nil
 }
 
 func (f *fake) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServer[deviceapi.ListAndWatchResponse]) error {
+	f.mu.Lock()
+	f.lists--
+	silent := f.lists == -1
+	if silent {
+		f.lists = 0 // for ever
+	}
+	f.mu.Unlock()
+	if silent {
+		<-stream.Context().Done()
+		return stream.Context().Err()
+	}
 	if err := stream.Send(&deviceapi.ListAndWatchResponse{Devices: f.devices}); err != nil || f.hangUp {
 		return err
 	}
+	if f.later != nil {
+		if err := stream.Send(&deviceapi.ListAndWatchResponse{Devices: f.later}); err != nil {
+			return err
+		}
+	}
 	<-stream.Context().Done()
 	return stream.Context().Err()
-}
-
-type fakeDRA struct {
-	drav1.UnimplementedDRAPluginServer
-}
-
-func (fakeDRA) NodePrepareResources(context.Context, *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
-	return nil, errors.New("no devices")
-}
-
-func (fakeDRA) NodeUnprepareResources(
-	context.Context, *drav1.NodeUnprepareResourcesRequest,
-) (*drav1.NodeUnprepareResourcesResponse, error) {
-	return &drav1.NodeUnprepareResourcesResponse{}, nil
 }
 
 // fakeListener lets a fake break its connections.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,13 +19,14 @@ import (
 // maxTail is how much of a plugin's output is kept for the results.
 const maxTail = 4 << 10
 
-// instance is one run of the plugin's command.
+// instance is one run of the plugin's command, and of the driver beside it if there is one.
 type instance struct {
 	proc    *process.Process
 	handle  *os.Process // by which it is signalled and nothing else, whatever has got its number meanwhile
 	printed *tail
 	reading sync.WaitGroup
 	served  time.Time // since when it is known to serve
+	driver  *instance // the process that serves what this one registers; nil if that is this one
 }
 
 func newInstance(proc *process.Process, output io.Writer) (*instance, error) {
@@ -40,19 +42,22 @@ func newInstance(proc *process.Process, output io.Writer) (*instance, error) {
 	return i, err
 }
 
+// hasEnded reports whether the instance is not whole any more.
 func (i *instance) hasEnded() bool {
 	select {
 	case <-i.proc.Done():
 		return true
 	default:
-		return false
+		return i.driver != nil && i.driver.hasEnded()
 	}
 }
 
-// signal sends a signal to the process. That it has ended is no error.
+// signal sends a signal to the processes. That one has ended is no error.
 func (i *instance) signal(sig syscall.Signal) error {
-	if i.hasEnded() {
-		return nil
+	if i.driver != nil {
+		if err := i.driver.signal(sig); err != nil {
+			return err
+		}
 	}
 	if err := i.handle.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("cannot send the plugin %v: %w", sig, err)
@@ -60,10 +65,17 @@ func (i *instance) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// await waits for the end of the process and reports whether it came in time.
+// await waits for the end of the process that registers and reports whether it came in time.
 func (i *instance) await(ctx context.Context, timeout time.Duration) bool {
 	pause(ctx, timeout, i.proc.Done())
 	return i.hasEnded()
+}
+
+// awaitAll waits for the end of all processes and reports whether it came in time.
+func (i *instance) awaitAll(ctx context.Context, timeout time.Duration) bool {
+	end := time.Now().Add(timeout)
+	ended := i.await(ctx, timeout)
+	return ended && (i.driver == nil || i.driver.await(ctx, time.Until(end)))
 }
 
 // pause waits for some time, or until ctx ends or ended is closed.
@@ -82,8 +94,13 @@ func (i *instance) settle(ctx context.Context, served time.Duration) {
 	_ = i.await(ctx, time.Until(i.served.Add(served)))
 }
 
-// kill ends the process, and what it started, and waits for the end.
+// kill ends the processes, and what they started, and waits for the end.
 func (i *instance) kill() error {
+	if i.driver != nil {
+		if err := i.driver.kill(); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // at once
 	if err := i.proc.Terminate(ctx, process.Grace{Stdin: -1, Term: -1}); errors.Is(err, process.ErrTimeout) {
@@ -92,8 +109,30 @@ func (i *instance) kill() error {
 	return nil
 }
 
-// end says how the process ended and what it printed last.
+// clean reports whether what ended did so with exit status 0.
+func (i *instance) clean() bool {
+	return i.proc.Err() == nil && (i.driver == nil || i.driver.clean())
+}
+
+// end says how the instance ended and what it printed last.
 func (i *instance) end() string {
+	if i.driver == nil {
+		return i.endOfProcess()
+	}
+	var how []string
+	for who, part := range map[string]*instance{"the driver": i.driver, "the command": i} {
+		select {
+		case <-part.proc.Done():
+			how = append(how, who+": "+part.endOfProcess())
+		default:
+			how = append(how, who+" runs")
+		}
+	}
+	slices.Sort(how)
+	return strings.Join(how, "; ")
+}
+
+func (i *instance) endOfProcess() string {
 	i.reading.Wait()
 	how := "exit status 0"
 	if err := i.proc.Err(); err != nil {

@@ -24,6 +24,8 @@ func playProcess(rule string) {
 	rule, registers := strings.CutPrefix(rule, kubeletOf)
 	if registers {
 		act = playDevicePlugin
+	} else if rule == bareDriver || rule == bareRegistrar {
+		act = playPart
 	} else if healthy[rule] != nil {
 		act = playHealthy
 	}
@@ -35,6 +37,9 @@ func playProcess(rule string) {
 
 func play(rule string) error {
 	path := os.Getenv("PATCHBAY_SOCKET")
+	if rule == sideBySide {
+		path += os.Getenv("SIDE")
+	}
 	if rule == "PRC001" {
 		return errors.New("no mood to serve")
 	}
@@ -55,7 +60,7 @@ func play(rule string) error {
 	if rule == "open to all" {
 		syscall.Umask(0)
 	}
-	bound := filepath.Join(filepath.Dir(path), ".bound")
+	bound := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
 	if rule == "PRC002" {
 		bound = path
 	}
@@ -89,12 +94,23 @@ func play(rule string) error {
 			return err
 		}
 	}
-	f := newFake("Plain")
+	f := newFake(orPlain(broken[rule].of))
+	switch rule {
+	case "devices":
+		f = newFake(registerapi.DevicePlugin)
+	case sideBySide:
+		f = newFake(registerapi.DRAPlugin)
+	}
+	f.devBroke, f.dra.broken = rule, rule
 	f.fragile = rule == "REG013"
 	f.server = f.newServer()
 	served := make(chan error, 1)
 	go func() { served <- f.server.Serve(listener) }()
-	<-ctx.Done()
+	select {
+	case <-ctx.Done():
+	case err := <-served: // a call that it does not survive
+		return err
+	}
 	if rule == "PRC003" {
 		<-time.After(time.Minute)
 	}

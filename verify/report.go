@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -38,16 +39,29 @@ type Report struct {
 	// Socket is the path of the registration socket; empty if none was found.
 	Socket string `json:"socket,omitempty"`
 	// Type, Name, Endpoint and Versions are what the plugin announced, as far as it did.
-	Type     string    `json:"type,omitempty"`
-	Name     string    `json:"name,omitempty"`
-	Endpoint string    `json:"endpoint,omitempty"`
-	Versions []string  `json:"versions,omitempty"`
+	Type     string   `json:"type,omitempty"`
+	Name     string   `json:"name,omitempty"`
+	Endpoint string   `json:"endpoint,omitempty"`
+	Versions []string `json:"versions,omitempty"`
+	// VendorVersion is what a CSI driver says of itself.
+	VendorVersion string `json:"vendorVersion,omitempty"`
+	// Programs are what was verified: the command, and the driver beside it if there is one; of a socket, who listens on it, if that can be
+	// seen from here.
+	Programs []Program `json:"programs,omitempty"`
+	// Verifier is the version of what verified; Run leaves it to its caller.
+	Verifier string    `json:"verifier,omitempty"`
 	Started  time.Time `json:"started"`
 	Seconds  float64   `json:"seconds"`
 	// Incomplete says that the verification was ended before it had checked all rules.
 	Incomplete bool `json:"incomplete,omitempty"`
 	// Results are in the order in which the rules were checked.
 	Results []Result `json:"results"`
+}
+
+// Program is a file that was run, and the SHA-256 of what was in it then, in hexadecimal digits.
+type Program struct {
+	Path   string `json:"path"`
+	SHA256 string `json:"sha256"`
 }
 
 // Count returns how many rules have the status.
@@ -78,8 +92,10 @@ type (
 	junitSuite struct {
 		Name string `xml:"name,attr"`
 		junitCounts
-		Timestamp string      `xml:"timestamp,attr"`
-		Cases     []junitCase `xml:"testcase"`
+		Timestamp string `xml:"timestamp,attr"`
+		// Properties say what was verified.
+		Properties *junitProperties `xml:"properties"`
+		Cases      []junitCase      `xml:"testcase"`
 	}
 	junitCounts struct {
 		Tests    int    `xml:"tests,attr"`
@@ -87,6 +103,13 @@ type (
 		Errors   int    `xml:"errors,attr"`
 		Skipped  int    `xml:"skipped,attr"`
 		Time     string `xml:"time,attr"`
+	}
+	junitProperties struct {
+		All []junitProperty `xml:"property"`
+	}
+	junitProperty struct {
+		Name  string `xml:"name,attr"`
+		Value string `xml:"value,attr"`
 	}
 	junitCase struct {
 		Name      string        `xml:"name,attr"`
@@ -104,12 +127,35 @@ type (
 	}
 )
 
-// WriteJUnit writes the report as JUnit XML: one suite, with one case a rule. A rule that does not apply is skipped; one that warned is a
-// failure if strict, and else has its text in system-out. An incomplete report has one more case, which is an error. Characters that XML
-// cannot hold are replaced.
+// properties are what a report says of what was verified; nil if it says nothing.
+func (r Report) properties() *junitProperties {
+	p := &junitProperties{}
+	add := func(name, value string) {
+		if value != "" {
+			p.All = append(p.All, junitProperty{name, value})
+		}
+	}
+	add("verifier", r.Verifier)
+	add("type", r.Type)
+	add("name", r.Name)
+	add("versions", strings.Join(r.Versions, " "))
+	add("vendorVersion", r.VendorVersion)
+	for _, program := range r.Programs {
+		add("program", program.Path)
+		add("sha256", program.SHA256)
+	}
+	if p.All == nil {
+		return nil
+	}
+	return p
+}
+
+// WriteJUnit writes the report as JUnit XML: one suite, with what was verified as its properties, and one case a rule. A rule that does not
+// apply is skipped; one that warned is a failure if strict, and else has its text in system-out. An incomplete report has one more case,
+// which is an error. Characters that XML cannot hold are replaced.
 func (r Report) WriteJUnit(w io.Writer, strict bool) error {
 	suite := junitSuite{
-		Name: "patchbay verify " + r.Target, Timestamp: r.Started.Format(time.RFC3339),
+		Name: "patchbay verify " + r.Target, Timestamp: r.Started.Format(time.RFC3339), Properties: r.properties(),
 		junitCounts: junitCounts{
 			Tests: len(r.Results), Skipped: r.Count(NotApplicable), Failures: r.Count(Failed), Time: junitTime(r.Seconds),
 		},

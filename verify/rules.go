@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-
-	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 // Rule is one thing that a plugin has to do.
@@ -19,6 +17,8 @@ type Rule struct {
 	Why string `json:"why"`
 	// Remedy says what to change in the plugin.
 	Remedy string `json:"remedy"`
+	// Source says where the duty is written down; empty for what experience with hosts and plugins teaches.
+	Source string `json:"source,omitempty"`
 	// Type is the only plugin type that the rule is for; empty for all.
 	Type string `json:"type,omitempty"`
 	// Command says that the rule ends, refuses or starts the plugin, so that it needs [Target].Command.
@@ -77,7 +77,10 @@ func (r Rule) named(name string) bool {
 }
 
 // rules is what is checked, in this order: the refusal may end the plugin, and the process rules do, so they are last.
-var rules = []Rule{
+var rules = slices.Concat(firstRules, csiRules, deviceRules, draRules, lastRules)
+
+// firstRules are checked before those of the types.
+var firstRules = []Rule{
 	{
 		ID: "ENV001", Title: "No other host watches the plugin directory",
 		Why: "A host that watches the directory registers the plugin too, so what the plugin sees during the verification comes from both, " +
@@ -177,87 +180,10 @@ var rules = []Rule{
 		Remedy: "register the plugin's own services on the server at the endpoint before reflection, or announce the endpoint that has them",
 		check:  onEndpoint(checkReflection),
 	},
-	{
-		ID: "CSI001", Title: "GetPluginInfo names the driver as it is registered", Type: registerapi.CSIPlugin,
-		Why:    "The name ties volumes to the driver; with two names, they are looked for under one that nobody registered.",
-		Remedy: "return the registered name from Identity.GetPluginInfo, and a vendor_version",
-		check:  onEndpoint(checkPluginInfo),
-	},
-	{
-		ID: "CSI002", Title: "GetPluginCapabilities answers", Type: registerapi.CSIPlugin,
-		Why:    "From it, hosts learn whether there is a controller, and what the node has to say of topology.",
-		Remedy: "implement Identity.GetPluginCapabilities; an empty list is allowed",
-		check:  onEndpoint(checkPluginCapabilities),
-	},
-	{
-		ID: "CSI003", Title: "Probe says that the driver is ready", Type: registerapi.CSIPlugin,
-		Why:    "Hosts wait with a driver that is not ready, or refuse it.",
-		Remedy: "implement Identity.Probe: answer without \"ready\" or with true as soon as the driver works",
-		check:  onEndpoint(checkProbe),
-	},
-	{
-		ID: "CSI004", Title: "NodeGetCapabilities answers", Type: registerapi.CSIPlugin,
-		Why:    "It is the first call before each mount: without it no volume is staged or published.",
-		Remedy: "implement Node.NodeGetCapabilities on the endpoint; an empty list is allowed",
-		check:  onEndpoint(checkNodeCapabilities),
-	},
-	{
-		ID: "CSI005", Title: "NodeGetInfo names the node within the limits", Type: registerapi.CSIPlugin,
-		Why: "The kubelet writes the node ID and the topology into the cluster when it registers the driver, and does not register one " +
-			"that has none.",
-		Remedy: "return a node_id of 1 to 256 bytes, max_volumes_per_node of zero or more, and a topology of at most 4 KiB",
-		check:  onEndpoint(checkNodeInfo),
-	},
-	{
-		ID: "CSI006", Title: "The controller, if it is announced, answers", Type: registerapi.CSIPlugin,
-		Why:    "A driver with the capability CONTROLLER_SERVICE is asked to make volumes.",
-		Remedy: "implement Controller.ControllerGetCapabilities, or do not announce CONTROLLER_SERVICE",
-		check:  onEndpoint(checkController),
-	},
-	{
-		ID: "DEV001", Title: "GetDevicePluginOptions answers", Type: registerapi.DevicePlugin,
-		Why:    "It is the first call of the kubelet; a plugin that fails it gets no devices assigned.",
-		Remedy: "implement DevicePlugin.GetDevicePluginOptions on the endpoint; an empty answer is allowed",
-		check:  onEndpoint(checkDeviceOptions),
-	},
-	{
-		ID: "DEV002", Title: "ListAndWatch lists the devices at once", Type: registerapi.DevicePlugin,
-		Why:    "The node has no devices of the resource until the first list; a device without an ID or with one twice cannot be assigned.",
-		Remedy: "send the whole list when the stream begins, each device with an ID of its own and health Healthy or Unhealthy",
-		check:  onEndpoint(checkDevices),
-	},
-	{
-		ID: "DEV003", Title: "ListAndWatch lasts", Type: registerapi.DevicePlugin,
-		Why:    "The end of the stream is the end of the plugin for the kubelet: it takes all devices away.",
-		Remedy: "return from ListAndWatch only when its context ends or the plugin stops",
-		check:  onEndpoint(checkDevicesLast),
-	},
-	{
-		ID: "KUB001", Title: "The plugin registers on kubelet.sock with what the kubelet accepts", Type: registerapi.DevicePlugin, Command: true,
-		Why: "The kubelet refuses a registration with another version, a malformed resource name or an endpoint that is a path.",
-		Remedy: "call Register with version v1beta1, an extended resource such as example.com/gpu, and the name of the socket without its " +
-			"directory",
-		check: checkRegistered,
-	},
-	{
-		ID: "KUB002", Title: "The plugin registers again when the kubelet restarts", Type: registerapi.DevicePlugin, Command: true,
-		Why: "A kubelet that starts removes the sockets of device plugins and knows none of them. The node has no devices of the resource " +
-			"until the plugin serves and registers again.",
-		Remedy: "watch the directory of kubelet.sock; when kubelet.sock is made anew, make the plugin's socket again and call Register",
-		check:  checkRegistersAgain,
-	},
-	{
-		ID: "DRA001", Title: "NodePrepareResources can be called in each announced version", Type: registerapi.DRAPlugin,
-		Why:    "The kubelet calls the highest version that the driver announces; pods with claims do not start if it is not there.",
-		Remedy: "register the gRPC service of each announced version on the endpoint, or announce fewer",
-		check:  onEndpoint(checkPrepare),
-	},
-	{
-		ID: "DRA002", Title: "NodeUnprepareResources can be called in each announced version", Type: registerapi.DRAPlugin,
-		Why:    "Without it, pods with claims do not end.",
-		Remedy: "implement NodeUnprepareResources in the gRPC service of each announced version",
-		check:  onEndpoint(checkUnprepare),
-	},
+}
+
+// lastRules are checked after those of the types.
+var lastRules = []Rule{
 	{
 		ID: "CON001", Title: "Many connections at once are served",
 		Why:    "Hosts, registries and probes each have connections of their own; one that is not served looks like a dead plugin.",

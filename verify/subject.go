@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/foreign"
@@ -20,7 +21,8 @@ import (
 type subject struct {
 	target  Target
 	options Options
-	bench   *bench // nil without a command
+	claims  []*drav1.Claim // of the options
+	bench   *bench         // nil without a command
 
 	path string    // the registration socket; empty until one is known
 	run  *instance // the instance that runs; nil without a command, before the first start and after an end that a rule caused
@@ -32,6 +34,7 @@ type subject struct {
 	told     bool        // a rule failed because the plugin cannot be asked; the others need not fail for it too
 	starting error       // why the first start failed
 	asked    *answer     // what GetInfo said
+	vendor   string      // the version that a CSI driver says it has
 	ended    *farewell   // how the plugin behaves on SIGTERM
 }
 
@@ -43,7 +46,7 @@ type answer struct {
 }
 
 func (s *subject) describe(r *Report) {
-	r.Socket = s.path
+	r.Socket, r.VendorVersion = s.path, clip(s.vendor)
 	if s.asked != nil && s.asked.err == nil {
 		info := s.asked.info
 		r.Type, r.Name, r.Endpoint = clip(info.Type), clip(info.Name), clip(info.Endpoint)
@@ -181,6 +184,7 @@ func (s *subject) mourn(ctx context.Context, rule Rule) outcome {
 		return outcome{}
 	}
 	how := s.run.end()
+	_ = s.run.kill() // what is left of it
 	s.run = nil
 	return fail("the plugin ended while the rule was checked: %s", how)
 }

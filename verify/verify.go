@@ -19,9 +19,13 @@ type Target struct {
 	// appears in Dir and answers is the plugin's.
 	Socket string
 	// Command is the program with its arguments, in which {socket}, {dir} and {tmp} stand for the path at which it may make its socket, the
-	// plugin directory, and a temporary directory for what else it writes. The same are in its environment as PATCHBAY_SOCKET,
-	// PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR. A program that is no path is searched for in PATH.
+	// plugin directory, and a temporary directory for what else it writes; {instance} is a number by which instances differ that run side by
+	// side. The same are in its environment as PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR, PATCHBAY_TMP_DIR and PATCHBAY_INSTANCE. A program that is
+	// no path is searched for in PATH.
 	Command []string
+	// Driver is the program, with its arguments, of a driver that the Command registers, as a CSI driver and its registrar are two programs.
+	// It is started before the Command and ended with it, and the two are verified as one plugin.
+	Driver []string
 	// Dir is the plugin directory for a Command; by default that of Socket, or else a temporary one.
 	Dir string
 	// Env is added to the environment of this process for the Command, as KEY=VALUE, with the same replacements as in its arguments.
@@ -53,6 +57,9 @@ type Options struct {
 	ExitTimeout time.Duration
 	// Rules are the only ones to check, by identifier or family; empty for all. Skip leaves some of them out.
 	Rules, Skip []string
+	// Claims are ResourceClaims, as NAMESPACE/NAME/UID, that a DRA driver can prepare where it is verified, and perhaps one that it cannot.
+	// Without them the rules that need them do not apply.
+	Claims []string
 	// Output gets what a started plugin prints, as it is. Writes are not concurrent, and an error of one is ignored.
 	Output io.Writer
 }
@@ -86,15 +93,18 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	if err == nil {
 		err = options.check()
 	}
+	claims, claimsErr := parseClaims(options.Claims)
+	err = cmp.Or(err, claimsErr)
 	if err != nil {
 		return report, fmt.Errorf("%w: %w", ErrUsage, err)
 	}
-	s := &subject{target: target, options: options, path: target.Socket}
+	s := &subject{target: target, options: options, claims: claims, path: target.Socket}
 	if len(target.Command) > 0 {
 		if s.bench, err = newBench(target, options); err != nil {
 			return report, fmt.Errorf("cannot verify %s: %w", target, err)
 		}
 	}
+	report.Programs = s.programs(ctx)
 	bounded, cancel := context.WithTimeout(ctx, options.Timeout)
 	defer cancel()
 	for _, rule := range rules {
@@ -130,8 +140,10 @@ func (t Target) complete() (_ Target, err error) {
 		return t, errors.New("name a socket or a command")
 	case len(t.Command) > 0 && t.Command[0] == "":
 		return t, errors.New("the command is empty")
-	case len(t.Command) == 0 && (t.Dir != "" || len(t.Env) > 0 || t.NoHandshake || t.KubeletSock):
-		return t, errors.New("a plugin directory, an environment, a handshake and kubelet.sock are for a command")
+	case len(t.Driver) > 0 && t.Driver[0] == "":
+		return t, errors.New("the driver's command is empty")
+	case len(t.Command) == 0 && (t.Dir != "" || len(t.Env) > 0 || len(t.Driver) > 0 || t.NoHandshake || t.KubeletSock):
+		return t, errors.New("a plugin directory, an environment, a driver, a handshake and kubelet.sock are for a command")
 	case t.Socket != "" && t.Dir != "":
 		return t, errors.New("name the socket or the plugin directory, not both")
 	}

@@ -32,6 +32,8 @@ func TestUsage(t *testing.T) {
 		{Target{Socket: "s"}, Options{Rules: []string{"REG999"}}, `no rule or family "REG999"`},
 		{Target{Socket: "s"}, Options{Rules: []string{"REG001"}, Skip: []string{"reg"}}, "no rule is left"},
 		{Target{Socket: "s"}, Options{Timeout: -1}, "negative"},
+		{Target{Socket: "s"}, Options{Claims: []string{"a//c"}}, "NAMESPACE/NAME/UID"},
+		{Target{Socket: "s", Driver: []string{"d"}}, Options{}, "are for a command"},
 	} {
 		_, err := Run(t.Context(), tc.target, tc.options)
 		if !errors.Is(err, ErrUsage) || !strings.Contains(err.Error(), tc.want) {

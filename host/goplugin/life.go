@@ -59,13 +59,18 @@ type life struct {
 	address  net.Addr // where the plugin says that it serves
 	endpoint string
 	unserve  func()
+	bridge   *bridge // to a plugin with one multiplexed connection; nil for others
+	uncopy   func()  // ends the copy of what it prints on standard error
 
 	// settled is closed when Launch returns; gone when the process has ended or was given up.
 	settled, gone chan struct{}
 }
 
 func newLife(p *Plugin, spec host.Spec) *life {
-	l := &life{plugin: p, spec: spec, unhook: func() {}, unserve: func() {}, settled: make(chan struct{}), gone: make(chan struct{})}
+	nothing := func() {}
+	l := &life{
+		plugin: p, spec: spec, unhook: nothing, unserve: nothing, uncopy: nothing, settled: make(chan struct{}), gone: make(chan struct{}),
+	}
 	l.spec.Foreign = l
 	l.hello, l.helloWrite = io.Pipe()
 	l.stdout.from, l.stdout.to = io.Pipe()
@@ -75,6 +80,7 @@ func newLife(p *Plugin, spec host.Spec) *life {
 
 // start starts the process. The end of ctx ends it until unhook is called.
 func (l *life) start(ctx context.Context, h *host.Host) error {
+	l.copyStderr()
 	process, err := h.Launch(ctx, l.spec)
 	if err != nil {
 		return err
@@ -123,7 +129,12 @@ func (l *life) meet(ctx context.Context) error {
 		}
 		return l.explain(ctx, err)
 	}
-	l.plugin.Connections.add(l.endpoint, l.dial, l.config.TLSConfig)
+	if l.plugin.multiplexed() {
+		l.bridge = newBridge(conn)
+		l.plugin.Connections.add(l.endpoint, l.bridge.dial, nil, l.client)
+	} else {
+		l.plugin.Connections.add(l.endpoint, l.dial, l.config.TLSConfig, l.client)
+	}
 	l.unserve, err = serve(l.spec.PluginSocket, &registerapi.PluginInfo{
 		Type: l.plugin.Type, Name: l.plugin.Name, Endpoint: l.endpoint, SupportedVersions: []string{strconv.Itoa(l.client.NegotiatedVersion())},
 	}, conn)
@@ -179,7 +190,7 @@ func (l *life) explain(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case l.spoke.Load():
+	case l.spoke.Load() || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error of its own for it
 		return errors.New(oneLine(err))
 	}
 	// How it ended is not wrapped: even an exit with status 0 is a failure.
@@ -235,10 +246,14 @@ func (l *life) close() {
 	l.unhook()
 	l.unserve()
 	l.plugin.Connections.remove(l.endpoint)
+	if l.bridge != nil {
+		l.bridge.close()
+	}
 	_ = l.hello.Close()
 	l.client.Kill()
 	l.stdout.close()
 	l.stderr.close()
+	l.uncopy()
 	if l.dir != "" {
 		_ = os.RemoveAll(l.dir) // the library does so too, if the process was started
 	}

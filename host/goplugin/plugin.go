@@ -3,15 +3,18 @@
 // every other plugin. For the plugin, which knows nothing of registration, the package serves a registration socket in the plugin
 // directory, on which it is found like any other.
 //
-// A client reaches the plugin's services through the registry, whose dialer has to be [Connections.Dial]. Plugins that speak net/rpc are
-// refused, and connections that a plugin and its host broker between each other beside the first one are not offered.
+// A client reaches the plugin's services through the registry, whose dialer has to be [Connections.Dial]. What the plugin serves by the
+// library's own interfaces, with connections that the two sides broker between each other, is had by [Connections.Dispense]. Plugins that
+// speak net/rpc are refused. A host that was written for the library moves with package pluginclient.
 package goplugin
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -49,10 +52,14 @@ type Plugin struct {
 	AutoMTLS bool
 	// Connections learns how the plugin is reached.
 	Connections *Connections
+	// Config is what else a host of the library says, nil for nothing: the plugins that can be dispensed, by version or for
+	// HandshakeConfig.ProtocolVersion, static TLS, StartTimeout, Stderr, SyncStdout, SyncStderr, GRPCDialOptions, GRPCBrokerMultiplex, ports,
+	// Logger, and the Group of UnixSocketConfig. Its other fields do not matter. It must not be changed any more.
+	Config *goplugin.ClientConfig
 }
 
 const (
-	// startTimeout is how long a plugin may take to say where it serves.
+	// startTimeout is how long a plugin may take by default to say where it serves.
 	startTimeout = time.Minute
 	// maxError bounds the errors of the library.
 	maxError = 512
@@ -72,33 +79,27 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	if spec.PluginSocket == "" {
 		return nil, errors.New("it has no path for its registration; set PluginSocket")
 	}
+	if p.multiplexed() && spec.User+spec.Group != "" {
+		return nil, errors.New("who serves a multiplexed connection cannot be judged; leave user and group out, or GRPCBrokerMultiplex")
+	}
 	private, err := privateDir(filepath.Dir(spec.PluginSocket))
 	if err != nil {
 		return nil, err
+	}
+	if p.group() != "" { // its members come to their sockets through the directory, and cannot list it
+		if err := os.Chmod(private, 0o711); err != nil {
+			return nil, fmt.Errorf("cannot let the group come to its socket: %w", err)
+		}
 	}
 	if spec.Env == nil {
 		spec.Env = os.Environ()
 	}
 	l := newLife(p, spec)
 	defer close(l.settled)
-	l.config = &goplugin.ClientConfig{
-		HandshakeConfig: goplugin.HandshakeConfig{MagicCookieKey: p.CookieKey, MagicCookieValue: p.CookieValue},
-		RunnerFunc: func(_ hclog.Logger, cmd *exec.Cmd, dir string) (runner.Runner, error) {
-			l.dir, l.spec.OwnDir, l.spec.Env = dir, dir, slices.Concat(spec.Env, cmd.Env)
-			return &process{life: l, start: func() error { return l.start(ctx, h) }}, nil
-		},
-		VersionedPlugins: p.versions(),
-		AllowedProtocols: []goplugin.Protocol{goplugin.ProtocolGRPC},
-		AutoMTLS:         p.AutoMTLS,
-		SkipHostEnv:      true,
-		StartTimeout:     startTimeout,
-		UnixSocketConfig: &goplugin.UnixSocketConfig{TempDir: private},
-		GRPCDialOptions: []grpc.DialOption{
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.dial(ctx) }),
-		},
-		SyncStdout: l.stdout.to,
-		SyncStderr: l.stderr.to,
-		Logger:     hclog.NewNullLogger(),
+	l.config = p.config(l, private)
+	l.config.RunnerFunc = func(_ hclog.Logger, cmd *exec.Cmd, dir string) (runner.Runner, error) {
+		l.dir, l.spec.OwnDir, l.spec.Env = dir, dir, slices.Concat(spec.Env, cmd.Env)
+		return &process{life: l, start: func() error { return l.start(ctx, h) }}, nil
 	}
 	l.client = goplugin.NewClient(l.config)
 	switch err = l.meet(ctx); {
@@ -112,11 +113,61 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	return nil, err
 }
 
-// versions are the plugins that the library asks for. What it is asked to dispense does not matter: its connection is used as it is.
-func (p *Plugin) versions() map[int]goplugin.PluginSet {
+// config is what the library is to do for one launch, but for the runner.
+func (p *Plugin) config(l *life, private string) *goplugin.ClientConfig {
+	var c goplugin.ClientConfig
+	if p.Config != nil {
+		c = *p.Config
+	}
+	c.VersionedPlugins, c.Plugins = p.versions(&c), nil
+	c.HandshakeConfig = goplugin.HandshakeConfig{MagicCookieKey: p.CookieKey, MagicCookieValue: p.CookieValue}
+	c.Cmd, c.Reattach, c.SecureConfig, c.Managed = nil, nil, nil, false
+	c.AllowedProtocols = []goplugin.Protocol{goplugin.ProtocolGRPC}
+	c.AutoMTLS, c.SkipHostEnv = p.AutoMTLS, true
+	c.StartTimeout = cmp.Or(c.StartTimeout, startTimeout)
+	c.UnixSocketConfig = &goplugin.UnixSocketConfig{TempDir: private, Group: p.group()}
+	if !p.multiplexed() { // the library's own dialer knows of the one connection then
+		c.GRPCDialOptions = append(slices.Clone(c.GRPCDialOptions),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.dial(ctx) }))
+	}
+	c.SyncStdout, c.SyncStderr = also(l.stdout.to, c.SyncStdout), also(l.stderr.to, c.SyncStderr)
+	if c.Logger == nil {
+		c.Logger = hclog.NewNullLogger()
+	}
+	return &c
+}
+
+// also returns what writes to the log, and to another writer if there is one.
+func also(log, other io.Writer) io.Writer {
+	if other == nil {
+		return log
+	}
+	return io.MultiWriter(log, other)
+}
+
+func (p *Plugin) multiplexed() bool { return p.Config != nil && p.Config.GRPCBrokerMultiplex }
+
+// group is who may use the plugin's sockets beside its user; empty for nobody.
+func (p *Plugin) group() string {
+	if p.Config == nil || p.Config.UnixSocketConfig == nil {
+		return ""
+	}
+	return p.Config.UnixSocketConfig.Group
+}
+
+// versions are the plugins that the library asks for. Of a version for which none are given there is nothing to dispense: the connection is
+// used as it is.
+func (p *Plugin) versions(c *goplugin.ClientConfig) map[int]goplugin.PluginSet {
 	versions := map[int]goplugin.PluginSet{}
 	for _, v := range p.ProtocolVersions {
-		versions[v] = goplugin.PluginSet{p.Name: &goplugin.NetRPCUnsupportedPlugin{}}
+		set, found := c.VersionedPlugins[v]
+		if !found && c.Plugins != nil && v == int(c.ProtocolVersion) {
+			set, found = c.Plugins, true
+		}
+		if !found {
+			set = goplugin.PluginSet{p.Name: &goplugin.NetRPCUnsupportedPlugin{}}
+		}
+		versions[v] = set
 	}
 	return versions
 }
@@ -194,13 +245,14 @@ type Connections struct {
 
 // target is how a plugin is reached. Without a tls it serves in the clear.
 type target struct {
-	dial dialer
-	tls  *tls.Config
+	dial   dialer
+	tls    *tls.Config
+	client *goplugin.Client
 }
 
 type dialer func(context.Context) (net.Conn, error)
 
-func (c *Connections) add(endpoint string, dial dialer, config *tls.Config) {
+func (c *Connections) add(endpoint string, dial dialer, config *tls.Config, client *goplugin.Client) {
 	if config != nil {
 		config = config.Clone()
 		config.NextProtos = []string{"h2"} // without which servers refuse
@@ -210,7 +262,7 @@ func (c *Connections) add(endpoint string, dial dialer, config *tls.Config) {
 	if c.at == nil {
 		c.at = map[string]target{}
 	}
-	c.at[endpoint] = target{dial, config}
+	c.at[endpoint] = target{dial, config, client}
 }
 
 func (c *Connections) get(endpoint string) (target, bool) {
@@ -251,6 +303,29 @@ func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, erro
 		return nil, errors.Join(fmt.Errorf("cannot connect to %s with TLS: %w", endpoint, err), raw.Close())
 	}
 	return conn, nil
+}
+
+// Dispense makes what a running plugin serves under a name by the library's interfaces, as the GRPCClient of the [Plugin].Config makes it:
+// with the library's own connection and its broker, both ways. It belongs to the instance of the plugin that serves at the endpoint, and
+// ends with that; whoever wants the plugin after a restart dispenses again. It may block until the plugin answers.
+//
+// It is meant for the dispensers of a registry.
+func (c *Connections) Dispense(endpoint, name string) (any, error) {
+	to, known := c.get(endpoint)
+	if !known {
+		return nil, fmt.Errorf("no plugin of go-plugin runs at %s; dispense it again when it is registered again", endpoint)
+	}
+	client, err := to.client.Client()
+	if err != nil {
+		return nil, errors.New(oneLine(err))
+	}
+	return client.Dispense(name)
+}
+
+// Client returns the library's client of the plugin that serves at an endpoint, which is not the caller's to end; nil if there is none.
+func (c *Connections) Client(endpoint string) *goplugin.Client {
+	to, _ := c.get(endpoint)
+	return to.client
 }
 
 type registration struct {

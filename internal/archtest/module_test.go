@@ -65,18 +65,23 @@ func TestNoHeavyDependency(t *testing.T) {
 	}
 }
 
-// TestGoPluginComesWithTheDaemonOnly keeps the one library that few hosts need away from those that import the runtime or the SDK.
+// TestGoPluginComesWithTheDaemonOnly keeps the one library that few hosts need away from those that import the runtime or the SDK. Hosts that
+// have it already move with pluginclient, which nothing here imports.
 func TestGoPluginComesWithTheDaemonOnly(t *testing.T) {
+	const moved = "host/goplugin/pluginclient"
 	for _, p := range packages(t) {
-		if p.path != "host/goplugin" {
+		if p.path != "host/goplugin" && p.path != moved {
 			for imported := range p.foreign {
 				if strings.HasPrefix(imported, "github.com/hashicorp/") {
 					t.Errorf("%s imports %s: only host/goplugin may", p.path, imported)
 				}
 			}
 		}
-		if p.imports["host/goplugin"] && p.path != "daemon" {
+		if p.imports["host/goplugin"] && p.path != "daemon" && p.path != moved {
 			t.Errorf("%s imports host/goplugin: only daemon may", p.path)
+		}
+		if p.imports[moved] {
+			t.Errorf("%s imports %s: it is for the hosts of others", p.path, moved)
 		}
 	}
 }

@@ -40,8 +40,12 @@ func run(ctx context.Context, endpoint, dir string) error {
 	if err != nil {
 		return err
 	}
+	path := filepath.Join(dir, name+"-reg.sock")
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that was killed
+		return err
+	}
 	var listen net.ListenConfig
-	listener, err := listen.Listen(ctx, "unix", filepath.Join(dir, name+"-reg.sock"))
+	listener, err := listen.Listen(ctx, "unix", path)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
+	"github.com/patchbay-dev/patchbay/internal/command/doctor"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
@@ -80,6 +81,12 @@ func runDaemon(cmd *cobra.Command, sources config.Sources, hangups <-chan struct
 	d, err := daemon.New(c)
 	if err != nil {
 		return err
+	}
+	for _, dir := range c.PluginDirs {
+		if watchers := doctor.Watchers(cmd.Context(), dir); len(watchers) > 0 {
+			c.Logger.Warn("another process watches the plugin directory: if it is a host too, both register what is there, and each refuses "+
+				"what it has no handler for; give each a directory of its own, or both unhandled: ignore", "dir", dir, "watchers", watchers)
+		}
 	}
 	return runReloading(cmd.Context(), d, hangups)
 }

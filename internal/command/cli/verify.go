@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/verify"
 )
 
@@ -24,6 +26,7 @@ type verifyFlags struct {
 	strict  bool
 	list    bool
 	log     string
+	driver  string
 	output  *choice
 }
 
@@ -38,7 +41,9 @@ each rule.
 A plugin that is given as SOCKET is left running: rules that would refuse, end or start it do not apply. A COMMAND is started as often as
 the rules need it, and no process of it is left. It finds its place by any of these: {socket}, {dir} and {tmp} in its arguments, the
 environment variables PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR, or, if it is made with Patchbay's sdk, the handshake on its
-standard input. A device plugin that makes no registration socket, but calls Register on kubelet.sock, is verified with --kubelet-sock.
+standard input. {instance} is a number that differs between instances that run side by side. A driver that is registered by another program
+is named with --driver, and that program is the COMMAND; the two are verified as one plugin. A device plugin that makes no registration
+socket, but calls Register on kubelet.sock, is verified with --kubelet-sock.
 Name the program itself, not "go run" or a script that does not exec it: signals go to the process that is started.
 
 The exit code is 1 if a rule failed or, with --strict, warned.`,
@@ -46,6 +51,10 @@ The exit code is 1 if a rule failed or, with --strict, warned.`,
   patchbay verify -- ./my-plugin {socket}
   patchbay verify -o junit --skip PRC007 -- ./dra-driver --registrar-dir {dir} --data-dir {tmp} > verify.xml
   patchbay verify --kubelet-sock -- ./device-plugin --socket-dir {dir}
+
+  # A CSI driver and its registrar, and a DRA driver with a claim that it can prepare.
+  patchbay verify --driver './csi-driver --endpoint={tmp}/csi.sock' -- ./registrar --csi-address={tmp}/csi.sock --registrar-dir={dir}
+  patchbay verify --claim default/one/UID -- ./dra-driver --registrar-dir {dir} --data-dir {tmp} --pod-uid {instance}
 
   # What is checked?
   patchbay verify --list-rules`,
@@ -58,6 +67,8 @@ The exit code is 1 if a rule failed or, with --strict, warned.`,
 	flags.StringArrayVar(&f.target.Env, "env", nil, "additional environment variable for the command, KEY=VALUE (repeatable)")
 	flags.BoolVar(&f.target.NoHandshake, "no-handshake", false, "start the command as by hand, without the handshake of the sdk")
 	flags.BoolVar(&f.target.KubeletSock, "kubelet-sock", false, "be a kubelet to a device plugin that registers on {dir}/kubelet.sock")
+	flags.StringVar(&f.driver, "driver", "", "program that the command registers, with its arguments, split at blanks; started before it")
+	flags.StringArrayVar(&f.options.Claims, "claim", nil, "claim that the DRA driver can prepare, or cannot: NAMESPACE/NAME/UID (repeatable)")
 	flags.DurationVar(&f.options.Timeout, "timeout", 2*time.Minute, "how long all of it may take")
 	flags.DurationVar(&f.options.CallTimeout, "call-timeout", 5*time.Second, "how long one call may take")
 	flags.DurationVar(&f.options.StartTimeout, "start-timeout", 10*time.Second, "how long the command may take until it answers")
@@ -84,6 +95,7 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 	default:
 		return wrongUsage(cmd, `%q takes one socket, or "--" and a command`, cmd.CommandPath())
 	}
+	f.target.Driver = strings.Fields(f.driver)
 	for _, timeout := range []time.Duration{f.options.Timeout, f.options.CallTimeout, f.options.StartTimeout, f.options.ExitTimeout} {
 		if timeout <= 0 {
 			return wrongUsage(cmd, "a timeout of %v leaves no time", timeout)
@@ -98,6 +110,7 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 		f.options.Output = file
 	}
 	report, err := verify.Run(cmd.Context(), f.target, f.options)
+	report.Verifier = "patchbay " + daemon.ThisBuild().Version
 	if errors.Is(err, verify.ErrUsage) {
 		return wrongUsage(cmd, "%w", err)
 	}

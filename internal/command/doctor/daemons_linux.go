@@ -57,6 +57,23 @@ func checkOtherDaemons(ctx context.Context, s Subject) []Finding {
 	return findings
 }
 
+// Watchers returns the processes other than this one that watch a directory, as far as they can be seen from here; none if it is not there.
+// It reads what all processes watch.
+func Watchers(ctx context.Context, dir string) []string {
+	_, watched, err := inodeAt(dir)
+	if err != nil {
+		return nil
+	}
+	var names []string
+	watches := inotifyWatches(ctx)
+	for _, pid := range slices.Sorted(maps.Keys(watches)) {
+		if strings.Contains(watches[pid], watched) && pid != os.Getpid() {
+			names = append(names, processName(pid))
+		}
+	}
+	return names
+}
+
 // lockedBy says whether a file is locked, and by which process: zero for one that cannot be seen from here. It does not try the lock, which
 // would be in the way of a daemon that starts.
 func lockedBy(inode string) (pid int, locked bool) {

@@ -2,6 +2,7 @@ package dyncall
 
 import (
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -41,8 +42,11 @@ var ofType = map[string][]protoreflect.FullName{
 	},
 }
 
+// csiV1 is a version of CSI whose services are built in.
+var csiV1 = regexp.MustCompile(`^v?1(\.|$)`)
+
 // has says whether a built-in service is one that a plugin may have. The versions that DRA drivers announce are the ends of the names of
-// their services; an announcement of none of them says nothing.
+// their services; an announcement of none of them says nothing. Those of CSI say the major version only: registrars announce 1.0.0 for all.
 func (p Plugin) has(service protoreflect.FullName) bool {
 	switch services, known := ofType[p.Type]; {
 	case p.Type == "":
@@ -53,6 +57,9 @@ func (p Plugin) has(service protoreflect.FullName) bool {
 		return !p.Elsewhere
 	case !known || !slices.Contains(services, service):
 		return false
+	}
+	if strings.HasPrefix(string(service), "csi.v1.") {
+		return len(p.Versions) == 0 || slices.ContainsFunc(p.Versions, csiV1.MatchString)
 	}
 	announced := func(service protoreflect.FullName) bool {
 		return slices.ContainsFunc(p.Versions, func(v string) bool { return v != "" && matches(service, v) })

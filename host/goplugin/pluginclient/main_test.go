@@ -1,0 +1,160 @@
+package pluginclient_test
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	library "github.com/hashicorp/go-plugin"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+)
+
+// modeEnv makes the test binary a plugin, certEnv and keyEnv are files of the plugin's own certificate.
+const (
+	modeEnv = "PLUGINCLIENT_TEST"
+	certEnv = "PLUGINCLIENT_CERT"
+	keyEnv  = "PLUGINCLIENT_KEY"
+)
+
+var handshake = library.HandshakeConfig{ProtocolVersion: 3, MagicCookieKey: "BROKERED", MagicCookieValue: "tea"}
+
+func TestMain(m *testing.M) {
+	config := &library.ServeConfig{
+		HandshakeConfig: handshake, Plugins: library.PluginSet{"talker": &talkerPlugin{}}, GRPCServer: library.DefaultGRPCServer,
+	}
+	switch os.Getenv(modeEnv) {
+	case "":
+		// The library watches a process that it is attached to until that ends, in these tests this very one.
+		leaktest.Main(m, goleak.IgnoreAnyFunction("github.com/hashicorp/go-plugin/internal/cmdrunner.pidWait"))
+		return
+	case "late":
+		time.Sleep(time.Hour)
+	case "netrpc":
+		config.GRPCServer = nil
+	case "tls":
+		config.TLSProvider = func() (*tls.Config, error) {
+			cert, err := tls.LoadX509KeyPair(os.Getenv(certEnv), os.Getenv(keyEnv))
+			return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, err
+		}
+	}
+	fmt.Fprintln(os.Stderr, "here I come")
+	library.Serve(config)
+}
+
+// talkerPlugin is served by both sides, and each can have the other call it through the broker.
+type talkerPlugin struct {
+	library.NetRPCUnsupportedPlugin
+}
+
+func (*talkerPlugin) GRPCServer(broker *library.GRPCBroker, s *grpc.Server) error {
+	v1beta1.RegisterExampleServer(s, &talkerServer{broker: broker})
+	return nil
+}
+
+func (*talkerPlugin) GRPCClient(_ context.Context, broker *library.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return &talker{broker, v1beta1.NewExampleClient(conn)}, nil
+}
+
+type talkerServer struct {
+	v1beta1.UnimplementedExampleServer
+	broker *library.GRPCBroker
+}
+
+// GetExampleInfo says who answers or what is in the environment, serves on a brokered connection, or calls the host on one.
+func (s *talkerServer) GetExampleInfo(ctx context.Context, request *v1beta1.ExampleRequest) (*v1beta1.ExampleResponse, error) {
+	verb, what, _ := strings.Cut(request.GetRequest(), " ")
+	answer := fmt.Sprint(os.Getpid())
+	switch verb {
+	case "env":
+		answer = os.Getenv(what)
+	case "print":
+		fmt.Println(what)
+		fmt.Fprintln(os.Stderr, what)
+	case "serve":
+		id := s.broker.NextId()
+		go s.broker.AcceptAndServe(id, serveEcho)
+		answer = fmt.Sprint(id)
+	case "call":
+		id, err := strconv.ParseUint(what, 10, 32)
+		if err != nil {
+			return nil, err
+		}
+		conn, err := s.broker.Dial(uint32(id))
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close()
+		return v1beta1.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{Request: "plugin"})
+	}
+	return &v1beta1.ExampleResponse{Error: answer}, nil
+}
+
+// echo is what is served on brokered connections.
+type echo struct {
+	v1beta1.UnimplementedExampleServer
+}
+
+func (echo) GetExampleInfo(_ context.Context, request *v1beta1.ExampleRequest) (*v1beta1.ExampleResponse, error) {
+	return &v1beta1.ExampleResponse{Error: "hello " + request.GetRequest()}, nil
+}
+
+func serveEcho(options []grpc.ServerOption) *grpc.Server {
+	s := grpc.NewServer(options...)
+	v1beta1.RegisterExampleServer(s, echo{})
+	return s
+}
+
+// talker is what the host has of the plugin.
+type talker struct {
+	broker *library.GRPCBroker
+	client v1beta1.ExampleClient
+}
+
+func (p *talker) ask(request string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	answer, err := p.client.GetExampleInfo(ctx, &v1beta1.ExampleRequest{Request: request})
+	return answer.GetError(), err
+}
+
+// callPlugin calls what the plugin serves on a brokered connection.
+func (p *talker) callPlugin() (string, error) {
+	text, err := p.ask("serve")
+	if err != nil {
+		return "", err
+	}
+	id, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return "", err
+	}
+	conn, err := p.broker.Dial(uint32(id))
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	answer, err := v1beta1.NewExampleClient(conn).GetExampleInfo(context.Background(), &v1beta1.ExampleRequest{Request: "host"})
+	return answer.GetError(), err
+}
+
+// beCalled has the plugin call what this side serves on a brokered connection.
+func (p *talker) beCalled() (string, error) {
+	id := p.broker.NextId()
+	served := make(chan *grpc.Server, 1)
+	go p.broker.AcceptAndServe(id, func(options []grpc.ServerOption) *grpc.Server {
+		s := serveEcho(options)
+		served <- s
+		return s
+	})
+	answer, err := p.ask(fmt.Sprint("call ", id))
+	(<-served).Stop()
+	return answer, err
+}

@@ -1,0 +1,270 @@
+package verify
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
+)
+
+// Limits of the CSI specification, in bytes.
+const (
+	maxNodeID     = 256
+	maxCSIString  = 128
+	maxCSIMapSize = 4 << 10
+)
+
+func checkPluginInfo(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+	answer, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	s.vendor = answer.GetVendorVersion()
+	switch {
+	case err != nil:
+		return fail("GetPluginInfo %s", brief(err))
+	case answer.Name != s.asked.info.Name:
+		return fail("GetPluginInfo says %s, and the plugin registers as %s", foreign.Quote(answer.Name), foreign.Quote(s.asked.info.Name))
+	case answer.VendorVersion == "":
+		return fail("vendor_version is empty; CSI requires it")
+	case len(answer.VendorVersion) > maxCSIString:
+		return fail("vendor_version has %d bytes, and CSI allows %d", len(answer.VendorVersion), maxCSIString)
+	}
+	return pass("%s, version %s", foreign.Quote(answer.Name), foreign.Quote(answer.VendorVersion))
+}
+
+func checkPluginCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	if slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetType() == nil }) {
+		return warn("a capability has no type, so it says nothing")
+	}
+	return counted(len(answer.GetCapabilities()), "GetPluginCapabilities", err)
+}
+
+// counted is the outcome of a call that answers with capabilities.
+func counted(capabilities int, method string, err error) outcome {
+	if err != nil {
+		return fail("%s %s", method, brief(err))
+	}
+	return pass("%d capabilities", capabilities)
+}
+
+func checkProbe(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	answer, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
+	switch {
+	case err != nil:
+		return fail("Probe %s", brief(err))
+	case answer.Ready != nil && !answer.Ready.Value:
+		return fail("Probe says that the driver is not ready")
+	}
+	return pass("the driver is ready")
+}
+
+func checkNodeCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	answer, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if status.Code(err) == codes.Unimplemented && controllerAlone(ctx, conn) {
+		return notApplicable("the driver serves a controller and no node")
+	}
+	return counted(len(answer.GetCapabilities()), "NodeGetCapabilities", err)
+}
+
+func checkNodeInfo(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	answer, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	switch {
+	case status.Code(err) == codes.Unimplemented && controllerAlone(ctx, conn):
+		return notApplicable("the driver serves a controller and no node")
+	case err != nil:
+		return fail("NodeGetInfo %s", brief(err))
+	case answer.MaxVolumesPerNode < 0:
+		return fail("max_volumes_per_node is %d", answer.MaxVolumesPerNode)
+	}
+	if err := foreign.Required("node_id", answer.NodeId, maxNodeID); err != nil {
+		return fail("%v", err)
+	}
+	if size := sizeOf(answer.GetAccessibleTopology().GetSegments()); size > maxCSIMapSize {
+		return fail("the topology has %d bytes, and CSI allows %d", size, maxCSIMapSize)
+	}
+	return pass("node %s", foreign.Quote(answer.NodeId))
+}
+
+// controllerAlone reports whether a driver announces a controller and has no Node service at all. One that implements NodeGetCapabilities
+// has a node, and the kubelet wants NodeGetInfo of it.
+func controllerAlone(ctx context.Context, conn *grpc.ClientConn) bool {
+	node := csi.NewNodeClient(conn)
+	if _, err := node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
+		return false
+	}
+	if _, err := node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{}); status.Code(err) != codes.Unimplemented {
+		return false
+	}
+	announced, err := announcesController(ctx, conn)
+	return err == nil && announced
+}
+
+// isElsewhere reports whether a server has not even the service of a method. The processes of a driver announce the same, and its
+// controller is mostly one of its own.
+func isElsewhere(err error) bool {
+	return status.Code(err) == codes.Unimplemented && strings.HasPrefix(status.Convert(err).Message(), "unknown service ")
+}
+
+func announcesController(ctx context.Context, conn *grpc.ClientConn) (bool, error) {
+	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	return slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool {
+		return c.GetService().GetType() == csi.PluginCapability_Service_CONTROLLER_SERVICE
+	}), err
+}
+
+func checkController(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	announced, err := announcesController(ctx, conn)
+	if err != nil {
+		return notApplicable("the driver does not say whether it has one")
+	}
+	if !announced {
+		return notApplicable("the driver announces no controller")
+	}
+	can, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	switch {
+	case isElsewhere(err):
+		return notApplicable("no controller is served here; another process of the driver may do it")
+	case status.Code(err) == codes.Unimplemented:
+		return fail("the driver announces CONTROLLER_SERVICE, and ControllerGetCapabilities %s", brief(err))
+	}
+	return counted(len(can.GetCapabilities()), "ControllerGetCapabilities", err)
+}
+
+// sizeOf returns the bytes of a map as CSI counts them.
+func sizeOf(m map[string]string) int {
+	size := 0
+	for key, value := range m {
+		size += len(key) + len(value)
+	}
+	return size
+}
+
+var (
+	// topologySegment is a value of a topology, and the name in a key; topologyPrefix is what may stand before that and a slash.
+	topologySegment = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?$`)
+	topologyPrefix  = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?$`)
+)
+
+// nodeTopology returns the topology of the node. An outcome that is not empty says that there is none to judge.
+func nodeTopology(ctx context.Context, conn *grpc.ClientConn) (map[string]string, outcome) {
+	answer, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
+	switch segments := answer.GetAccessibleTopology().GetSegments(); {
+	case err != nil:
+		return nil, notApplicable("NodeGetInfo does not answer")
+	case len(segments) == 0:
+		return nil, notApplicable("the node has no topology")
+	default:
+		return segments, outcome{}
+	}
+}
+
+func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	segments, o := nodeTopology(ctx, conn)
+	if segments == nil {
+		return o
+	}
+	folded, prefixes := map[string]bool{}, map[string]bool{}
+	for key, value := range segments {
+		name := key
+		if prefix, rest, prefixed := strings.Cut(key, "/"); prefixed {
+			if !topologyPrefix.MatchString(prefix) {
+				return fail("the prefix of the topology key %s is no lower-case domain name of at most 63 characters", foreign.Quote(key))
+			}
+			name, prefixes[prefix] = rest, true
+		}
+		if !topologySegment.MatchString(name) || !topologySegment.MatchString(value) {
+			return fail("the topology has the segment %s=%s; names and values are 1 to 63 letters, digits, '-', '_' and '.', with a letter or "+
+				"digit first and last", foreign.Quote(key), foreign.Quote(value))
+		}
+		if folded[strings.ToLower(key)] {
+			return fail("the topology key %s is there twice, but for upper and lower case", foreign.Quote(key))
+		}
+		folded[strings.ToLower(key)] = true
+	}
+	if len(prefixes) > 1 {
+		return warn("the topology keys have %d different prefixes, and CSI wants one; Kubernetes takes them", len(prefixes))
+	}
+	return pass("%d keys", len(segments))
+}
+
+func checkTopologyAnnounced(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	segments, o := nodeTopology(ctx, conn)
+	if segments == nil {
+		return o
+	}
+	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	switch {
+	case err != nil:
+		return notApplicable("GetPluginCapabilities does not answer")
+	case !hasService(answer, csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS):
+		return fail("the node has a topology, and the driver does not announce VOLUME_ACCESSIBILITY_CONSTRAINTS")
+	}
+	return pass("the driver announces that its volumes are not the same for all nodes")
+}
+
+func hasService(answer *csi.GetPluginCapabilitiesResponse, service csi.PluginCapability_Service_Type) bool {
+	return slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetService().GetType() == service })
+}
+
+// checkExpansion judges only a driver that says all: controller and node may be served by two processes, which announce the same.
+func checkExpansion(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	if err != nil {
+		return notApplicable("GetPluginCapabilities does not answer")
+	}
+	i := slices.IndexFunc(plugin.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetVolumeExpansion() != nil })
+	if i < 0 {
+		return notApplicable("the driver announces no expansion of volumes")
+	}
+	expansion := plugin.Capabilities[i].GetVolumeExpansion().GetType()
+	controller, err := csi.NewControllerClient(conn).ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
+	if err != nil {
+		return notApplicable("no controller is served here")
+	}
+	if slices.ContainsFunc(controller.GetCapabilities(), func(c *csi.ControllerServiceCapability) bool {
+		return c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_EXPAND_VOLUME
+	}) {
+		return pass("the controller expands volumes, as %v wants it", expansion)
+	}
+	node, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	if err != nil {
+		return notApplicable("no node is served here")
+	}
+	if expansion == csi.PluginCapability_VolumeExpansion_ONLINE && slices.ContainsFunc(node.GetCapabilities(),
+		func(c *csi.NodeServiceCapability) bool {
+			return c.GetRpc().GetType() == csi.NodeServiceCapability_RPC_EXPAND_VOLUME
+		}) {
+		return pass("the node expands volumes, as %v wants it", expansion)
+	}
+	return fail("the driver announces the expansion %v, and has no EXPAND_VOLUME for it", expansion)
+}
+
+func checkManifest(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	answer, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	size := sizeOf(answer.GetManifest())
+	switch {
+	case err != nil:
+		return notApplicable("GetPluginInfo does not answer")
+	case size > maxCSIMapSize:
+		return fail("the manifest has %d bytes, and CSI allows %d", size, maxCSIMapSize)
+	}
+	return pass("the manifest has %d bytes", size)
+}
+
+func checkGroupController(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
+	plugin, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	if err != nil || !hasService(plugin, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE) {
+		return notApplicable("the driver announces no group controller")
+	}
+	can, err := csi.NewGroupControllerClient(conn).GroupControllerGetCapabilities(ctx, &csi.GroupControllerGetCapabilitiesRequest{})
+	if isElsewhere(err) {
+		return notApplicable("no group controller is served here; another process of the driver may do it")
+	}
+	return counted(len(can.GetCapabilities()), "GroupControllerGetCapabilities", err)
+}

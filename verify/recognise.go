@@ -1,0 +1,47 @@
+package verify
+
+import (
+	"context"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
+)
+
+// instead says what to verify in the stead of an endpoint.
+const instead = "verify the registration socket, which is in the plugin directory; or the driver and what registers it as one plugin: " +
+	"patchbay verify --driver 'DRIVER …{tmp}/driver.sock' -- REGISTRAR …{tmp}/driver.sock …{dir}; a device plugin that registers by itself " +
+	"wants --kubelet-sock"
+
+// recognise says whose endpoint a socket without registration is; it is empty if nobody is recognised.
+func recognise(ctx context.Context, path string, timeout time.Duration) string {
+	conn, err := dial(path, timeout, nil)
+	if err != nil {
+		return ""
+	}
+	defer conn.Close()
+	if info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}); err == nil {
+		return "the CSI driver " + foreign.Quote(clip(info.Name))
+	}
+	if _, err := deviceapi.NewDevicePluginClient(conn).GetDevicePluginOptions(ctx, &deviceapi.Empty{}); err == nil {
+		return "a device plugin"
+	}
+	if _, err := drav1.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{}); answered(err) {
+		return "a DRA driver"
+	}
+	return ""
+}
+
+// lookedAt says what else than a registration socket appeared, if something did.
+func (b *bench) lookedAt(ctx context.Context) string {
+	if b.bare == "" {
+		return ""
+	}
+	if what := recognise(ctx, b.bare, b.options.CallTimeout); what != "" {
+		return "; " + b.bare + " is the endpoint of " + what + ", which has to be registered: " + instead
+	}
+	return "; " + b.bare + " has no registration service"
+}
