@@ -79,10 +79,10 @@ type ElectorConfig struct {
 // goroutines.
 //
 // Who holds a lock has a lease in etcd, and gives up by its own clock before that lease can end: a tenth of its length before, counted from
-// when the last renewal that succeeded was sent. A renewal succeeds only if the key of each lock is still there, as this node made it, and is
-// the first. Behind a new connection, etcd may have been restored to a state that does not know the holder: a lock is taken no earlier than
-// one TTL after that began. So no two nodes hold a lock at once, as long as their TTLs are the same and their clocks run equally fast within
-// a tenth. Against a process that was stopped between its check of the lock and its work only the fencing token helps.
+// when the last renewal that succeeded was sent. A renewal succeeds only if the key of each lock is still there, as this node made it, and
+// is the first. Behind a new connection, etcd may have been restored to a state that does not know the holder: a lock is taken no earlier
+// than one TTL after that began. So no two nodes hold a lock at once, as long as their TTLs are the same and their clocks run equally fast
+// within a tenth. Against a process that was stopped between its check of the lock and its work only the fencing token helps.
 type Elector struct {
 	config  ElectorConfig
 	cluster *Cluster

@@ -217,8 +217,8 @@ const (
 	checksAtOnce = 8
 )
 
-// check ends the holds whose keys do not stand any more as this node made them, or are not the first: somebody else removed them, and another
-// node may hold the lock. An error says that it could not be found out, or that revisions went back.
+// check ends the holds whose keys do not stand any more as this node made them, or are not the first: somebody else removed them, and
+// another node may hold the lock. An error says that it could not be found out, or that revisions went back.
 func (e *Elector) check(ctx context.Context, t *term) error {
 	e.mu.Lock()
 	holds := slices.Collect(maps.Values(e.held))

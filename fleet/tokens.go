@@ -96,8 +96,8 @@ func replaceFile(file, text string) error {
 		return err
 	}
 	defer func() { _ = os.Remove(temporary.Name()) }() // after the rename there is none
-	_, err = temporary.WriteString(text)
-	if err = errors.Join(err, temporary.Sync(), temporary.Close()); err != nil {
+	_, written := temporary.WriteString(text)
+	if err := errors.Join(written, temporary.Sync(), temporary.Close()); err != nil {
 		return err
 	}
 	return os.Rename(temporary.Name(), file)
