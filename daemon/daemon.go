@@ -221,7 +221,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 		return nil, err
 	}
 	a.guard = newGuard(d.config.ControlSocket, l.roles, newAuditor(a.runtime.Publish, d.log))
-	if a.fleet, err = newFleetMember(d.config.Fleet, a.runtime.Registry(), d.log); err != nil {
+	if a.fleet, err = newFleetMember(d.config.Fleet, d.config.StatePath, a.runtime.Registry(), d.log); err != nil {
 		return nil, err
 	}
 	parts.add(a.fleet.close)

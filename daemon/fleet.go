@@ -108,7 +108,7 @@ func (c FleetConfig) node() string {
 
 // newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published, and no lock wanted, before
 // join; the caller calls close.
-func newFleetMember(c FleetConfig, registry connector, log *slog.Logger) (m *fleetMember, err error) {
+func newFleetMember(c FleetConfig, statePath string, registry connector, log *slog.Logger) (m *fleetMember, err error) {
 	if !c.enabled() {
 		return nil, nil
 	}
@@ -126,7 +126,9 @@ func newFleetMember(c FleetConfig, registry connector, log *slog.Logger) (m *fle
 	}
 	dial := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node}
 	if len(c.Exclusive) > 0 {
-		m.elector, err = fleet.NewElector(m.cluster, fleet.ElectorConfig{Space: c.Space, Node: m.node, TTL: c.Presence, Logger: log})
+		m.elector, err = fleet.NewElector(m.cluster, fleet.ElectorConfig{
+			Space: c.Space, Node: m.node, TTL: c.Presence, TokenFile: statePath + ".tokens", Logger: log,
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -31,15 +31,17 @@ type Policy struct {
 	Sticky string
 }
 
-// Finder returns the instances that pass a filter and can be called. [Reader.Find] is one.
+// Finder returns the instances that pass a filter and may be called. Those on nodes that are not ready are tried after all others.
+// [Reader.Find] is one.
 type Finder func(ctx context.Context, f Filter) ([]Instance, error)
 
-// Find returns what Instances does, once the fleet has been read for the first time, for which it waits as long as ctx lasts.
+// Find returns what Instances does, and what was there on nodes that are unreachable, whose presence may have ended because etcd was away.
+// It waits, as long as ctx lasts, until the fleet has been read for the first time.
 func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	if err := r.Ready(ctx); err != nil {
 		return nil, err
 	}
-	return r.Instances(f), nil
+	return r.callable(f), nil
 }
 
 // DialerConfig is what a [Dialer] works with.
@@ -77,7 +79,8 @@ func (d *Dialer) Close() { d.pool.close() }
 // Targets returns the instances of a plugin that can be called in the fleet, one for each node, ordered by node. Whoever wants to call all
 // of them dials each with [Policy.Node].
 func (d *Dialer) Targets(ctx context.Context, ptype, name string) ([]Instance, error) {
-	return d.targets(ctx, Filter{Types: []string{ptype}, Names: []string{name}})
+	all, err := d.targets(ctx, Filter{Types: []string{ptype}, Names: []string{name}})
+	return slices.DeleteFunc(all, Instance.away), err
 }
 
 func (d *Dialer) targets(ctx context.Context, f Filter) ([]Instance, error) {
@@ -241,7 +244,7 @@ func (d *Dialer) candidates(ctx context.Context, ptype, name string, p Policy) (
 		if i.Node == d.config.Node && d.config.Local != nil {
 			continue
 		}
-		if c := d.remote(i, ptype, name); c.failing {
+		if c := d.remote(i, ptype, name); c.failing || i.away() {
 			failing = append(failing, c)
 		} else {
 			list = append(list, c)

@@ -51,9 +51,12 @@ func parseLock(s Space, key string) (Lock, bool) {
 type Leader struct {
 	Lock
 	Node string
-	// Token is the fencing token: it grows whenever the lock passes on.
+	// Token is at least the fencing token of this holder, and less than that of the next one.
 	Token int64
 }
+
+// candidatePrefix stands before the name of a node that wants a lock and has not taken it. Earlier versions wrote the name alone.
+const candidatePrefix = "~"
 
 // minTTL is the shortest lease of an [Elector].
 const minTTL = 2 * time.Second
@@ -66,6 +69,8 @@ type ElectorConfig struct {
 	// TTL is how long a node that is cut off from etcd, or dead, keeps others from the lock (default [DefaultPresence], at least 2 s). It is
 	// rounded up to seconds.
 	TTL time.Duration
+	// TokenFile remembers the greatest token that the node knows of, over restarts; empty for none. Its directory has to be there.
+	TokenFile string
 	// Logger is told when locks are won and lost; nil for no log.
 	Logger *slog.Logger
 }
@@ -74,13 +79,17 @@ type ElectorConfig struct {
 // goroutines.
 //
 // Who holds a lock has a lease in etcd, and gives up by its own clock before that lease can end: a tenth of its length before, counted from
-// when the last renewal that succeeded was sent. So no two nodes hold a lock at once, as long as their clocks run equally fast within a
-// tenth. Against a process that was stopped between its check of the lock and its work only the fencing token helps.
+// when the last renewal that succeeded was sent. A renewal succeeds only if the key of each lock is still there, as this node made it, and
+// is the first. Behind a new connection, etcd may have been restored to a state that does not know the holder: a lock is taken no earlier
+// than one TTL after that began. So no two nodes hold a lock at once, as long as their TTLs are the same and their clocks run equally fast
+// within a tenth. Against a process that was stopped between its check of the lock and its work only the fencing token helps.
 type Elector struct {
 	config  ElectorConfig
 	cluster *Cluster
 	log     *slog.Logger
-	locks   Locks         // without a client before Run and after it
+	locks   Locks // without a client before Run and after it
+	ledger  *ledger
+	conns   connections
 	changed chan struct{} // gets a value when wanted changes
 
 	mu     sync.Mutex
@@ -99,8 +108,12 @@ func NewElector(c *Cluster, config ElectorConfig) (*Elector, error) {
 	if err := errors.Join(config.Space.Validate(), ValidateNode(config.Node)); err != nil {
 		return nil, fmt.Errorf("cannot compete for locks: %w", err)
 	}
+	ledger, err := openLedger(config.TokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("cannot compete for locks: %w", err)
+	}
 	return &Elector{
-		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1),
+		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), ledger: ledger,
 		locks: Locks{space: config.Space, timeout: min(c.config.Timeout, config.TTL/3)}, held: map[Lock]*Hold{},
 	}, nil
 }
@@ -143,8 +156,8 @@ func (e *Elector) Leader(ctx context.Context, l Lock) (Leader, error) {
 
 // Leaders returns who holds which lock by etcd's account.
 func (e *Elector) Leaders(ctx context.Context) (map[Lock]Leader, error) {
-	leaders, err := e.locks.leaders(ctx, e.config.Space.elections(), clientv3.WithPrefix(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	leaders, err := e.locks.leaders(ctx, clientv3.OpGet(e.config.Space.elections(), clientv3.WithPrefix(),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
 	if err != nil {
 		return nil, fmt.Errorf("cannot find out who holds the locks: %w", explain(err))
 	}
@@ -186,7 +199,7 @@ func (l *Locks) Holder(ctx context.Context, lock Lock) (node string, exclusive b
 }
 
 func (l *Locks) leader(ctx context.Context, lock Lock) (leader Leader, found bool, err error) {
-	leaders, err := l.leaders(ctx, lock.key(l.space)+"/", clientv3.WithFirstCreate()...)
+	leaders, err := l.leaders(ctx, clientv3.OpGet(lock.key(l.space)+"/", clientv3.WithFirstCreate()...))
 	if err != nil {
 		return Leader{}, false, fmt.Errorf("cannot find out who holds the lock of %v: %w", lock, explain(err))
 	}
@@ -195,22 +208,31 @@ func (l *Locks) leader(ctx context.Context, lock Lock) (leader Leader, found boo
 	return leader, found, nil
 }
 
-func (l *Locks) leaders(ctx context.Context, key string, options ...clientv3.OpOption) (map[Lock]Leader, error) {
+// leaders returns the holders among the keys that a request finds, the eldest first.
+func (l *Locks) leaders(ctx context.Context, keys clientv3.Op) (map[Lock]Leader, error) {
 	client := l.client.Load()
 	if client == nil {
 		return nil, errors.New("there is no connection to etcd yet, or no more")
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
-	response, err := client.Get(clientv3.WithRequireLeader(ctx), key, options...)
+	bases := clientv3.OpGet(l.space.bases(), clientv3.WithPrefix())
+	found, err := client.Txn(clientv3.WithRequireLeader(ctx)).Then(bases, keys).Commit()
 	if err != nil {
 		return nil, err
 	}
+	base := baseIn(found.Responses[0].GetResponseRange().GetKvs())
 	leaders := map[Lock]Leader{}
-	for _, kv := range response.Kvs {
+	for _, kv := range found.Responses[1].GetResponseRange().GetKvs() {
 		lock, ok := parseLock(l.space, string(kv.Key))
-		if _, later := leaders[lock]; ok && !later && ValidateNode(string(kv.Value)) == nil {
-			leaders[lock] = Leader{Lock: lock, Node: string(kv.Value), Token: kv.CreateRevision}
+		node, waits := strings.CutPrefix(string(kv.Value), candidatePrefix)
+		_, later := leaders[lock]
+		switch {
+		case !ok || later || ValidateNode(node) != nil:
+		case waits:
+			leaders[lock] = Leader{Lock: lock} // it does not know yet, or may not take it yet
+		default:
+			leaders[lock] = Leader{Lock: lock, Node: node, Token: base + kv.ModRevision}
 		}
 	}
 	return leaders, nil
@@ -218,12 +240,13 @@ func (l *Locks) leaders(ctx context.Context, key string, options ...clientv3.OpO
 
 // Hold is a lock that the node holds.
 type Hold struct {
-	// Token is the fencing token. It is the revision at which etcd knew the node first as one that wants the lock, and grows whenever the
-	// lock passes on, unless etcd is restored from a backup without raising its revision.
+	// Token is the fencing token. It grows whenever the lock passes on, also when etcd is restored from a backup: it is the revision at which
+	// etcd was told that the node holds the lock, and a base that nodes raise when they see revisions go back.
 	Token int64
 
 	lock  Lock
-	key   string // in etcd, made at the revision that is the token
+	key   string // in etcd
+	made  int64  // the revision at which the key was made
 	lose  context.CancelFunc
 	ended context.Context //nolint:containedctx // It is the life of the hold.
 	calls atomic.Int64    // those in progress

@@ -3,21 +3,25 @@ package fleet
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // errTermOver says that a lease could not be renewed in time.
 var errTermOver = errors.New("the lease of its locks could not be renewed in time")
+
+// errFallen says that the key of a lock is not there any more, or not the first.
+var errFallen = errors.New("the key of the lock is gone, or another one is before it")
 
 // stopPatience bounds how long the end of a publisher, or of a hold, waits for etcd to know of it.
 const stopPatience = 2 * time.Second
@@ -62,7 +66,7 @@ func (e *Elector) Run(ctx context.Context) {
 	failures := 0
 	for delay := time.Duration(0); ctx.Err() == nil; delay = min(retry.After(failures+1), e.config.TTL) {
 		// While the node waits, or wants no lock, Leader asks with the client.
-		client, err := e.cluster.Client()
+		client, err := e.cluster.client(grpc.WithStatsHandler(&e.conns))
 		if err == nil {
 			e.locks.client.Store(client)
 		}
@@ -99,6 +103,9 @@ func (e *Elector) compete(ctx context.Context, client *clientv3.Client) (stood b
 
 // begin gets a lease.
 func (e *Elector) begin(ctx context.Context, client *clientv3.Client) (*term, error) {
+	if err := e.learn(ctx, client); err != nil {
+		return nil, err
+	}
 	sent := time.Now()
 	granting, cancel := context.WithTimeout(ctx, e.locks.timeout)
 	defer cancel()
@@ -179,43 +186,39 @@ func (e *Elector) serve(ctx context.Context, t *term) error {
 	}
 }
 
-// renew renews the lease until the term ends.
+// renew renews the lease until the term ends. A lease whose locks may be another node's counts as one that was not renewed.
 func (e *Elector) renew(t *term) {
-	pause, checked := e.config.TTL/3, time.Now()
-	for backoff.Pause(t.living, pause) {
+	for pause := e.config.TTL / 3; backoff.Pause(t.living, pause); {
 		sent := time.Now()
 		asking, cancel := context.WithTimeout(t.living, e.locks.timeout/2)
 		_, err := t.client.KeepAliveOnce(clientv3.WithRequireLeader(asking), t.lease)
 		cancel()
-		pause = e.config.TTL / 20
-		if isLeaseUnknown(err) {
-			t.end(err)
+		if err == nil {
+			checking, cancel := context.WithTimeout(t.living, e.config.TTL/3)
+			err = e.check(checking, t)
+			cancel()
 		}
-		if err != nil {
-			continue
-		}
-		t.extend(sent, e.config.TTL)
-		checking, cancel := context.WithTimeout(t.living, e.config.TTL/3)
-		err = e.check(checking, t)
-		cancel()
 		switch {
 		case err == nil:
-			pause, checked = e.config.TTL/3, sent
-		case sent.Sub(checked) > e.config.TTL:
-			t.end(fmt.Errorf("cannot find out whether the locks are still this node's: %w", err))
+			t.extend(sent, e.config.TTL)
+			pause = e.config.TTL / 3
+		case isLeaseUnknown(err), errors.Is(err, errWentBack):
+			t.end(err)
+		default:
+			pause = e.config.TTL / 20
 		}
 	}
 }
 
 const (
-	// checkedAtOnce is the number of holds that one request asks about: etcd takes no more operations in one.
-	checkedAtOnce = 128
+	// checkedAtOnce is the number of holds that one request asks about, besides the base: etcd takes no more than 128 operations in one.
+	checkedAtOnce = 127
 	// checksAtOnce is the number of such requests at a time.
 	checksAtOnce = 8
 )
 
-// check ends the holds whose keys do not stand any more as this node made them: somebody else removed them, and another node may hold the
-// lock. A hold whose key could not be read is not known to stand, which is an error.
+// check ends the holds whose keys do not stand any more as this node made them, or are not the first: somebody else removed them, and
+// another node may hold the lock. An error says that it could not be found out, or that revisions went back.
 func (e *Elector) check(ctx context.Context, t *term) error {
 	e.mu.Lock()
 	holds := slices.Collect(maps.Values(e.held))
@@ -224,7 +227,7 @@ func (e *Elector) check(ctx context.Context, t *term) error {
 	requests.SetLimit(checksAtOnce)
 	for some := range slices.Chunk(holds, checkedAtOnce) {
 		requests.Go(func() error {
-			fallen, err := t.fallen(ctx, e.locks.timeout/2, some...)
+			fallen, err := e.fallen(ctx, t, some...)
 			for _, h := range fallen {
 				if h.ended.Err() == nil { // else it was given up meanwhile
 					e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
@@ -235,35 +238,93 @@ func (e *Elector) check(ctx context.Context, t *term) error {
 			return err
 		})
 	}
+	if len(holds) == 0 {
+		_, err := e.fallen(ctx, t) // so that the node knows how far revisions are
+		return err
+	}
 	return requests.Wait()
 }
 
-// fallen returns those of the holds whose keys are not the ones that this node made.
-func (t *term) fallen(ctx context.Context, timeout time.Duration, holds ...*Hold) (fallen []*Hold, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+// fallen returns those of the holds whose keys are not the ones that this node made, or not the first.
+func (e *Elector) fallen(ctx context.Context, t *term, holds ...*Hold) (fallen []*Hold, err error) {
+	ctx, cancel := context.WithTimeout(ctx, e.locks.timeout/2)
 	defer cancel()
-	var keys []clientv3.Op
+	requests := []clientv3.Op{clientv3.OpGet(e.config.Space.bases(), clientv3.WithPrefix())}
 	for _, h := range holds {
-		keys = append(keys, clientv3.OpGet(h.key)) // with its value: without it, there would be no lease
+		requests = append(requests, clientv3.OpGet(h.lock.key(e.config.Space)+"/", clientv3.WithFirstCreate()...))
 	}
-	found, err := t.client.Txn(clientv3.WithRequireLeader(ctx)).Then(keys...).Commit()
+	found, err := t.client.Txn(clientv3.WithRequireLeader(ctx)).Then(requests...).Commit()
 	if err != nil {
 		return nil, err
 	}
+	if _, back := e.ledger.see(found.Header.GetRevision(), baseIn(found.Responses[0].GetResponseRange().GetKvs())); back {
+		return nil, errWentBack
+	}
 	for i, h := range holds {
-		kvs := found.Responses[i].GetResponseRange().GetKvs()
-		if len(kvs) != 1 || kvs[0].CreateRevision != h.Token || kvs[0].Lease != int64(t.lease) {
+		if !h.stands(found.Responses[i+1], t.lease) {
 			fallen = append(fallen, h)
 		}
 	}
 	return fallen, nil
 }
 
+// stands says whether the first key of the lock is that of the hold.
+func (h *Hold) stands(first *pb.ResponseOp, lease clientv3.LeaseID) bool {
+	kvs := first.GetResponseRange().GetKvs()
+	return len(kvs) == 1 && string(kvs[0].Key) == h.key && kvs[0].CreateRevision == h.made && kvs[0].Lease == int64(lease)
+}
+
+// confirm writes the key of a lock once more, and so gets the token. An error says that the node does not hold it.
+func (e *Elector) confirm(ctx context.Context, t *term, h *Hold) error {
+	for { // until no holder can be left that etcd has forgotten
+		connected := e.conns.since()
+		if !backoff.Pause(ctx, time.Until(connected.Add(e.config.TTL))) {
+			return context.Cause(ctx)
+		}
+		asking, cancel := context.WithTimeout(ctx, e.locks.timeout)
+		answer, err := t.client.Txn(clientv3.WithRequireLeader(asking)).If(
+			clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.made), clientv3.Compare(clientv3.LeaseValue(h.key), "=", t.lease),
+		).Then(
+			clientv3.OpPut(h.key, candidatePrefix+e.config.Node, clientv3.WithLease(t.lease)),
+			clientv3.OpGet(e.config.Space.bases(), clientv3.WithPrefix()),
+			clientv3.OpGet(h.lock.key(e.config.Space)+"/", clientv3.WithFirstCreate()...),
+		).Commit()
+		cancel()
+		switch {
+		case err != nil:
+			return err
+		case !answer.Succeeded || !h.stands(answer.Responses[2], t.lease):
+			return errFallen
+		}
+		base, back := e.ledger.see(answer.Header.GetRevision(), baseIn(answer.Responses[1].GetResponseRange().GetKvs()))
+		if back {
+			t.end(errWentBack)
+			return errWentBack
+		}
+		if h.Token = base + answer.Header.GetRevision(); e.conns.since().Equal(connected) {
+			return e.ledger.keep()
+		}
+	}
+}
+
+// announce tells readers that the node holds a lock.
+func (e *Elector) announce(ctx context.Context, t *term, h *Hold) error {
+	asking, cancel := context.WithTimeout(ctx, e.locks.timeout)
+	defer cancel()
+	answer, err := t.client.Txn(clientv3.WithRequireLeader(asking)).If(
+		clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.made), clientv3.Compare(clientv3.LeaseValue(h.key), "=", t.lease),
+	).Then(clientv3.OpPut(h.key, e.config.Node, clientv3.WithLease(t.lease))).Commit()
+	if err == nil && !answer.Succeeded {
+		err = errFallen
+	}
+	return err
+}
+
 // campaign competes for one lock until ctx ends, then gives it up. It also returns when the lock is lost.
 func (e *Elector) campaign(ctx context.Context, t *term, l Lock) {
 	for failures := 1; ; failures++ {
 		election := concurrency.NewElection(t.session, l.key(e.config.Space))
-		won := election.Campaign(clientv3.WithRequireLeader(ctx), e.config.Node) == nil && ctx.Err() == nil
+		won := election.Campaign(clientv3.WithRequireLeader(ctx), candidatePrefix+e.config.Node) == nil && ctx.Err() == nil
 		if won {
 			e.hold(ctx, t, l, election)
 		}
@@ -290,9 +351,12 @@ func (e *Elector) resign(ctx context.Context, t *term, election *concurrency.Ele
 func (e *Elector) hold(ctx context.Context, t *term, l Lock, election *concurrency.Election) {
 	ctx, lose := context.WithCancel(ctx)
 	defer lose()
-	h := &Hold{Token: election.Rev(), lock: l, key: election.Key(), lose: lose, ended: ctx}
+	h := &Hold{made: election.Rev(), lock: l, key: election.Key(), lose: lose, ended: ctx}
 	// Whoever waits for a lock does not notice that its own key is removed meanwhile.
-	if fallen, err := t.fallen(ctx, e.locks.timeout, h); err != nil || len(fallen) > 0 {
+	if err := e.confirm(ctx, t, h); err != nil {
+		if ctx.Err() == nil && !errors.Is(err, errFallen) {
+			e.log.Warn("fleet: the node cannot take a lock that it may have", "lock", l.String(), "error", explain(err))
+		}
 		return
 	}
 	e.mu.Lock()
@@ -305,6 +369,10 @@ func (e *Elector) hold(ctx context.Context, t *term, l Lock, election *concurren
 	e.held[l] = h
 	e.mu.Unlock()
 	e.log.Info("fleet: the node holds a lock", "lock", l.String(), "token", h.Token)
+	// Others call the node from here on, so not before it knows itself.
+	if err := e.announce(ctx, t, h); err != nil {
+		lose()
+	}
 	<-ctx.Done()
 	calls := h.calls.Load()
 	e.mu.Lock()

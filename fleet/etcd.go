@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -97,10 +98,12 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 
 // Client returns a client of the cluster for other uses of it, for example elections, with what the configuration says. It connects to all
 // members. With a user it asks for a token, and then blocks until it has one or fails. The caller closes it.
-func (c *Cluster) Client() (*clientv3.Client, error) {
+func (c *Cluster) Client() (*clientv3.Client, error) { return c.client() }
+
+func (c *Cluster) client(options ...grpc.DialOption) (*clientv3.Client, error) {
 	config := clientv3.Config{
 		Endpoints: c.config.Endpoints, DialTimeout: c.config.Timeout, DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout,
-		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), DialOptions: c.options,
+		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), DialOptions: slices.Concat(c.options, options),
 	}
 	var err error
 	if c.config.User != "" {

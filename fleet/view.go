@@ -77,6 +77,9 @@ type Instance struct {
 	Address string
 }
 
+// away says that the node is not known to be there. It may be: its presence also ends while etcd is away.
+func (i Instance) away() bool { return i.NodeState == NodeUnreachable }
+
 // Filter selects plugins. Each list that is not empty has to contain the value of the plugin.
 type Filter struct {
 	// Types also match the roles of a plugin.

@@ -28,10 +28,12 @@ func isLost(err error) bool {
 }
 
 // CannotCall is the status of a call that could not be made, with the code and the details of err and a text that says what was called, for
-// example "plugin csi-node/hostpath.csi.k8s.io".
+// example "plugin csi-node/hostpath.csi.k8s.io", once: err may say so already.
 func CannotCall(name string, err error) error {
 	s := status.Convert(unavailableUnlessStatus(err)).Proto()
-	s.Message = "cannot call " + name + ": " + s.GetMessage()
+	if tried := "cannot call " + name + ": "; !strings.HasPrefix(s.GetMessage(), tried) {
+		s.Message = tried + s.GetMessage()
+	}
 	return status.FromProto(s).Err()
 }
 

@@ -124,3 +124,15 @@ func TestHostServicesAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestCannotCallOnce: who forwards an error does not say again what could not be called.
+func TestCannotCallOnce(t *testing.T) {
+	t.Parallel()
+	err := status.Error(codes.Unavailable, "no node has it")
+	for range 2 {
+		err = proxy.CannotCall("plugin A/b", err)
+	}
+	if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != "cannot call plugin A/b: no node has it" {
+		t.Errorf("the error is %v", err)
+	}
+}

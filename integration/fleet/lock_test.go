@@ -118,3 +118,16 @@ func TestDialExclusive(t *testing.T) {
 		t.Errorf("%d of 1,000 calls failed", failed)
 	}
 }
+
+// candidates returns how many stand for locks.
+func candidates(t *testing.T, etcd *member) (count int64) {
+	t.Helper()
+	do(t, "count the keys", func(ctx context.Context) error {
+		found, err := etcd.admin().Get(ctx, fleet.Space{}.Base()+"elections/Echo/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err == nil {
+			count = found.Count
+		}
+		return err
+	})
+	return count
+}

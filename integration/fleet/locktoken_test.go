@@ -1,0 +1,97 @@
+package fleet_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/fleet"
+)
+
+// oneHolder has the electors watched until the returned function is called, which reports two that held the lock at one instant, and a token
+// that did not grow. It returns the holder too.
+func oneHolder(t *testing.T, lock fleet.Lock, electors ...*fleet.Elector) (holder func() *fleet.Hold) {
+	t.Helper()
+	stop, done := make(chan struct{}), make(chan struct{})
+	holds := make(chan *fleet.Hold)
+	go func() {
+		defer close(done)
+		var latest *fleet.Hold
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			var first *fleet.Hold
+			for i, e := range electors {
+				h := e.Held(lock)
+				if h == nil {
+					continue
+				}
+				if latest == nil || h.Token > latest.Token {
+					latest = h
+				} else if h != latest {
+					t.Errorf("elector %d holds the lock with token %d after token %d", i, h.Token, latest.Token)
+				}
+				// The first one held it before this one was asked, and does so after.
+				if first != nil {
+					for _, other := range electors[:i] {
+						if other.Held(lock) == first {
+							t.Errorf("two hold the lock: with the tokens %d and %d", first.Token, h.Token)
+						}
+					}
+				}
+				first = h
+			}
+			select {
+			case holds <- first:
+			case <-tick.C:
+			case <-stop:
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() { close(stop); <-done })
+	return func() *fleet.Hold { return <-holds }
+}
+
+// TestLockRestored: there is one holder at most, and tokens grow, when etcd is restored from a backup of before the lock passed on.
+func TestLockRestored(t *testing.T) {
+	t.Parallel()
+	for _, bump := range []uint64{0, 1_000_000} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("bump-%d-late-%v", bump, late), func(t *testing.T) {
+				t.Parallel()
+				etcd := startOne(t)
+				lock := fleet.Lock{Type: "Echo", Name: "one"}
+				a := compete(t, connect(t, etcd.client), "a", lock)
+				holding := oneHolder(t, lock, a)
+				eventually(t, "a holds the lock", func() bool { return holding() != nil })
+				b, c := compete(t, connect(t, etcd.client), "b", lock), compete(t, connect(t, etcd.client), "c", lock)
+				holding = oneHolder(t, lock, a, b, c)
+				if !late { // else the backup does not know those that wait
+					eventually(t, "all stand for the lock", func() bool { return candidates(t, etcd) == 3 })
+				}
+				first := holding()
+				backup := etcd.save()
+				eventually(t, "all stand for the lock", func() bool { return candidates(t, etcd) == 3 })
+				a.Stand(nil)
+				eventually(t, "another one holds the lock", func() bool { h := holding(); return h != nil && h != first })
+				a.Stand([]fleet.Lock{lock})
+				eventually(t, "all stand for the lock", func() bool { return candidates(t, etcd) == 3 })
+				second := holding()
+				etcd.restore(backup, bump)
+				time.Sleep(5 * time.Second) // two leases and more: whoever will take it has it
+				eventually(t, "there is a holder", func() bool { return holding() != nil })
+				for _, e := range []*fleet.Elector{a, b, c} { // and the tokens grow on
+					if h := e.Held(lock); h != nil {
+						e.Stand(nil)
+						eventually(t, "the next one holds the lock", func() bool { now := holding(); return now != nil && now != h })
+						break
+					}
+				}
+				if h := holding(); h != nil && h.Token <= second.Token {
+					t.Errorf("the token was %d and is %d", second.Token, h.Token)
+				}
+			})
+		}
+	}
+}
