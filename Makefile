@@ -133,16 +133,16 @@ screenshot: ## take the picture of the status page that is in the docs
 ROWS ?=
 
 .PHONY: bench
-bench: ## compare with other systems, about an hour; write bench/results and docs/performance.md
+bench: ## compare with other systems, about an hour; write bench/results and docs/reference/performance.md
 	bench/record $(if $(RESUME),-resume) $(ROWS)
 	$(MAKE) --no-print-directory performance
 
 .PHONY: performance
-performance: ## make docs/performance.md and its charts of bench/results
+performance: ## make docs/reference/performance.md and its charts of bench/results
 	cd bench/report && $(GO) run .
 
 .PHONY: bench-short
-bench-short: ## make every comparison once and small, and check docs/performance.md
+bench-short: ## make every comparison once and small, and check docs/reference/performance.md
 	cd bench && $(GO) test -timeout 15m -count 1 ./...
 	cd bench/report && $(GO) test -count 1 ./...
 

@@ -171,7 +171,7 @@ func TestTutorial(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := newShell(t, shortTempDir(t), "PATCHBAY_SOURCE="+source, "PATH="+bin+":"+os.Getenv("PATH"), "LC_ALL=C", "GOWORK=off")
-	for _, block := range blocks(t, "../docs/tutorial.md") {
+	for _, block := range blocks(t, "../docs/tutorials/plugin-author.md") {
 		if block.language != "console" {
 			t.Errorf("tutorial.md:%d: nothing runs a block of %q", block.line, block.language)
 		}

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-// A plugin in Node.js: it registers with Patchbay, or with a kubelet, and greets. See README.md; the protocol is docs/protocol.md.
+// A plugin in Node.js: it registers with Patchbay, or with a kubelet, and greets. See README.md; the protocol is
+// docs/reference/protocol.md.
 'use strict';
 
 const path = require('node:path');

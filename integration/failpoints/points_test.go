@@ -15,7 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-var page = rig.NewPage("../../docs/failpoints.md")
+var page = rig.NewPage("../../docs/reference/failpoints.md")
 
 // failure is a point that fails and what becomes of it.
 type failure struct {

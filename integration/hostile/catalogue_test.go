@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-var page = rig.NewPage("../../docs/hostile-plugins.md")
+var page = rig.NewPage("../../docs/reference/hostile-plugins.md")
 
 const (
 	// What the configuration bounds; see scene.config.
