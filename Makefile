@@ -39,6 +39,14 @@ package: ## build the Debian packages, archives, bills of materials and checksum
 check-package: ## build the package of this system twice, in two directories and without a cache, and compare
 	packaging/reproduce $(VERSION) '$(COMMIT)' $(EPOCH)
 
+.PHONY: module
+module: ## write this clone to dist/module as "go get" would download it; README says how to use that
+	@cd tools && $(GO) run ./module -source .. -out $(DIST)/module -version '$(VERSION)' -epoch $(EPOCH)
+
+.PHONY: recording
+recording: build ## record the demo for README, in docs/images/demo.svg
+	bin/patchbay demo | $(GO) run -C tools ./recording > docs/images/demo.svg
+
 .PHONY: man
 man: ## make the man pages and completion scripts in dist/man and dist/completions
 	SOURCE_DATE_EPOCH=$(EPOCH) $(GO) run ./internal/command/mangen dist
