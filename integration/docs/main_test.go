@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -105,6 +106,13 @@ func copyFile(from, to string) error {
 	}
 	content, err := os.ReadFile(from)
 	return errors.Join(err, os.WriteFile(to, content, info.Mode().Perm()))
+}
+
+// userOf returns the environment of a user who installs programs for himself.
+func userOf(t *testing.T) []string {
+	t.Helper()
+	bin := t.TempDir()
+	return append(slices.Clone(environment), "GOBIN="+bin, "PATH="+bin+":"+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
 }
 
 // output runs a command and returns what it printed.

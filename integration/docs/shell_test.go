@@ -30,7 +30,7 @@ func newShell(t *testing.T, dir string) *shell {
 	}
 	s := &shell{t: t, cmd: exec.Command(bash, "--norc", "--noprofile"), lines: make(chan string), end: "the-exit-code-is:"}
 	s.cmd.Dir = dir
-	s.cmd.Env = environment
+	s.cmd.Env = userOf(t)
 	// What the page starts in the background is in the same process group.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	reader, writer, err := os.Pipe()
