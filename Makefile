@@ -35,6 +35,13 @@ DIST  ?= $(CURDIR)/dist
 package: ## build the Debian packages, archives, bills of materials and checksums of all systems into dist/
 	cd packaging && $(GO) run . -source .. -out $(DIST) -version $(VERSION) -commit '$(COMMIT)' -epoch $(EPOCH)
 
+# The SSH key that signs a release.
+KEY ?=
+
+.PHONY: release
+release: ## check everything, build all packages and sign them with an SSH key: make release VERSION=v1.2.3 KEY=FILE
+	packaging/release '$(VERSION)' '$(KEY)'
+
 .PHONY: check-package
 check-package: ## build the package of this system twice, in two directories and without a cache, and compare
 	packaging/reproduce $(VERSION) '$(COMMIT)' $(EPOCH)

@@ -164,3 +164,18 @@ func TestBrokenLinks(t *testing.T) {
 		t.Errorf("broken links (-want +got):\n%s", diff)
 	}
 }
+
+// TestOneCanJoin looks for what somebody needs who comes from outside, and for the one check that every change passes.
+func TestOneCanJoin(t *testing.T) {
+	for _, name := range []string{
+		"SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "packaging/release", ".github/pull_request_template.md",
+		".github/ISSUE_TEMPLATE/bug.yml", ".github/ISSUE_TEMPLATE/feature.yml", "docs/explanation/roadmap.md",
+	} {
+		if !exists(name) {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	if !regexp.MustCompile(`(?m)^ +run: .*\.ci/run$`).MatchString(read(t, ".github/workflows/ci.yml")) {
+		t.Error(".github/workflows/ci.yml does not run .ci/run")
+	}
+}
