@@ -94,7 +94,7 @@ async function main() {
   place.leave();
   await new Promise((resolve) => {
     server.tryShutdown(resolve);
-    setTimeout(() => { // not waiting for it any more: a peer that reads nothing may hold it up for ever
+    setTimeout(() => { // not waiting for it any more: a peer that reads nothing may hold it up forever
       server.forceShutdown();
       resolve();
     }, DRAIN);

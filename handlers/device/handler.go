@@ -53,7 +53,7 @@ const (
 	defaultMaxResources = 256
 )
 
-// Handler takes device plugins into use and allocates their devices. Its methods are safe for concurrent use, and none holds a lock while
+// Handler starts using device plugins and allocates their devices. Its methods are safe for concurrent use, and none holds a lock while
 // it calls a plugin or the store. Make one with [New].
 type Handler struct {
 	config Config

@@ -113,7 +113,7 @@ func (b block) runCommands(t *testing.T, in *shell) {
 		if strings.HasPrefix(s.command, "patchbay run ") {
 			_, code := in.run(`test -n "$PATCHBAY_CONTROL_SOCKET" || grep -q "^controlSocket:" patchbay.yaml`)
 			if code != "0" || !regexp.MustCompile(`--(state|config)\b.*&$`).MatchString(s.command) {
-				t.Fatalf("%s:%d: %s: this would be the daemon of the machine, or run for ever", b.page, s.line, s.command)
+				t.Fatalf("%s:%d: %s: this would be the daemon of the machine, or run forever", b.page, s.line, s.command)
 			}
 		}
 		fails := len(s.output) > 0 && strings.HasPrefix(s.output[len(s.output)-1], "patchbay: ")
