@@ -35,9 +35,24 @@ DIST  ?= $(CURDIR)/dist
 package: ## build the Debian packages, archives, bills of materials and checksums of all systems into dist/
 	cd packaging && $(GO) run . -source .. -out $(DIST) -version $(VERSION) -commit '$(COMMIT)' -epoch $(EPOCH)
 
+# The SSH key that signs a release.
+KEY ?=
+
+.PHONY: release
+release: ## check everything, build all packages and sign them with an SSH key: make release VERSION=v1.2.3 KEY=FILE
+	packaging/release '$(VERSION)' '$(KEY)'
+
 .PHONY: check-package
 check-package: ## build the package of this system twice, in two directories and without a cache, and compare
 	packaging/reproduce $(VERSION) '$(COMMIT)' $(EPOCH)
+
+.PHONY: module
+module: ## write this clone to dist/module as "go get" would download it; README says how to use that
+	@cd tools && $(GO) run ./module -source .. -out $(DIST)/module -version '$(VERSION)' -epoch $(EPOCH)
+
+.PHONY: recording
+recording: build ## record the demo for README, in docs/images/demo.svg
+	bin/patchbay demo | $(GO) run -C tools ./recording > docs/images/demo.svg
 
 .PHONY: man
 man: ## make the man pages and completion scripts in dist/man and dist/completions
@@ -141,16 +156,16 @@ screenshot: ## take the picture of the status page that is in the docs
 ROWS ?=
 
 .PHONY: bench
-bench: ## compare with other systems, about an hour; write bench/results and docs/performance.md
+bench: ## compare with other systems, about an hour; write bench/results and docs/reference/performance.md
 	bench/record $(if $(RESUME),-resume) $(ROWS)
 	$(MAKE) --no-print-directory performance
 
 .PHONY: performance
-performance: ## make docs/performance.md and its charts of bench/results
+performance: ## make docs/reference/performance.md and its charts of bench/results
 	cd bench/report && $(GO) run .
 
 .PHONY: bench-short
-bench-short: ## make every comparison once and small, and check docs/performance.md
+bench-short: ## make every comparison once and small, and check docs/reference/performance.md
 	cd bench && $(GO) test -timeout 15m -count 1 ./...
 	cd bench/report && $(GO) test -count 1 ./...
 

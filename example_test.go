@@ -35,7 +35,7 @@ func (g greeters) DeRegisterPlugin(name string) {
 	g.gone <- name
 }
 
-// A host finds a plugin, takes it into use and calls it.
+// A host finds a plugin, starts using it and calls it.
 func Example() {
 	dir, err := os.MkdirTemp("", "patchbay")
 	if err != nil {

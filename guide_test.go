@@ -12,7 +12,7 @@ import (
 // TestGuideForCIPD: the program of the guide for those who come from CIPD runs, and refuses what no plugin admits. The guides of which both
 // programs can be compiled are tested where what they come from is: in host/goplugin/pluginclient, bench/kubelet and bench/nomad.
 func TestGuideForCIPD(t *testing.T) {
-	text, err := os.ReadFile("docs/coming-from-cipd.md")
+	text, err := os.ReadFile("docs/how-to/coming-from-cipd.md")
 	if err != nil {
 		t.Fatal(err)
 	}

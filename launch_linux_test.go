@@ -154,7 +154,7 @@ func TestLaunchedPluginThatCannotRunFails(t *testing.T) {
 	}
 }
 
-// TestStartDuringPause: whoever starts a plugin that waits for its next life is told what becomes of that.
+// TestStartDuringPause: whoever starts a plugin that waits for its next life is told what happens then.
 func TestStartDuringPause(t *testing.T) {
 	h := newHost(t)
 	p := launchable("serve")

@@ -25,7 +25,7 @@ var (
 // KeptName is a name that stays a user's until a time, though no plugin of it is registered; see Config.NameGrace.
 type KeptName = reconciler.KeptName
 
-// Retry tries at once what waits of a plugin: what failed, was refused, or has no handler. Its back-off begins anew. The type is the one
+// Retry tries at once what waits of a plugin: what failed, was refused, or has no handler. Its back-off starts over. The type is the one
 // that the plugin announced, or a role of it. It does not block: what comes of it is in the events. An error is [ErrUnknown] or wraps
 // [ErrNotWaiting].
 func (rt *Runtime) Retry(pluginType, pluginName string) error {

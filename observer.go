@@ -20,7 +20,7 @@ type Observer struct {
 	Refused func(trust.Reason)
 	// FileEventsLost is told whenever the system lost file events of the plugin directories, for which a scan makes up.
 	FileEventsLost func()
-	// Resync is told whenever a subscriber of events, of the Runtime or of its registry, was too slow and has to look anew.
+	// Resync is told whenever a subscriber of events, of the Runtime or of its registry, was too slow and has to list the plugins again.
 	Resync func()
 	// Dispense is told the outcome of every DispensePlugin and Conn of the registry.
 	Dispense func(pluginType string, err error)

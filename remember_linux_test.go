@@ -11,7 +11,7 @@ import (
 )
 
 // TestRuntimeRemembersTheOrder: an older instance that was registered last, as the newest did not answer, yields to that when it answers,
-// also if the host was started anew in between.
+// also if the host restarted in between.
 func TestRuntimeRemembersTheOrder(t *testing.T) {
 	h := newHost(t)
 	h.serve("foo", "old.sock")

@@ -169,7 +169,7 @@ func New(cfg Config) (*Runtime, error) {
 	return rt, nil
 }
 
-// absolute gives all paths their one form: they mean the same whatever becomes of the working directory.
+// absolute gives all paths their one form: they mean the same whatever happens to the working directory.
 func (c *Config) absolute() error {
 	c.PluginDirs = slices.Clone(c.PluginDirs)
 	paths := []*string{&c.DeprecatedPluginDir, &c.SurvivorDir, &c.EventsPath}

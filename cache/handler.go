@@ -29,7 +29,7 @@ type PluginHandler interface {
 	// ValidatePlugin returns an error if the information provided by the plugin is erroneous, for example if none of the
 	// versions is supported.
 	ValidatePlugin(pluginName string, endpoint string, versions []string) error
-	// RegisterPlugin takes the plugin into use. The endpoint is the Unix socket on which the plugin's own services answer.
+	// RegisterPlugin starts using the plugin. The endpoint is the Unix socket on which the plugin's own services answer.
 	// pluginClientTimeout is the timeout configured for calls to this plugin, nil when none is configured. An error is told
 	// to the plugin.
 	RegisterPlugin(pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error
@@ -71,7 +71,7 @@ func EndpointDialer(ctx context.Context) func(ctx context.Context, path string) 
 	return dial
 }
 
-// Registration is what a handler found out about a plugin that it took into use. The zero value says nothing.
+// Registration is what a handler found out about a plugin that it started to use. The zero value says nothing.
 type Registration struct {
 	// Roles are further plugin types under which the registry has the instance, with the same name and AllocID, for example csi-node:
 	// it appears and goes under all of them together. A newer instance supersedes it in the roles that both have.

@@ -70,7 +70,7 @@ type Limits struct {
 type Restart struct {
 	// Policy says after which exits the process is started again: all, those with an error or a signal, or none.
 	Policy Policy `json:"policy" enum:"on-failure,always,never"`
-	// Backoff is the pause before a restart. It doubles with each one, and starts anew after a quiet window.
+	// Backoff is the pause before a restart. It doubles with each one, and starts over after a quiet window.
 	Backoff Backoff `json:"backoff"`
 	// Limit is the number of restarts within a window after which the plugin has failed and is left alone until someone restarts it.
 	Limit int `json:"limit"`

@@ -23,7 +23,11 @@ import (
 )
 
 // Client calls the daemon behind one control socket. All methods are safe for concurrent use. Each blocks until the daemon has answered or
-// its context ends, and connects anew if the daemon was restarted in between; none repeats a call that failed.
+// its context ends, and connects again if the daemon was restarted in between; none repeats a call that failed.
+//
+// The error of every method wraps [ErrNotRunning] if no daemon serves the socket, [ErrPermission] if this user may not connect, [ErrDenied]
+// if the user's role does not suffice, [ErrNotFound] if a plugin that is named is not known, and ctx.Err() if the context ended first.
+// Methods with further errors name them.
 type Client struct {
 	socketPath string
 	transport  *http.Transport

@@ -316,7 +316,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestEventsEnd ends streams that would go on for ever.
+// TestEventsEnd ends streams that would go on forever.
 func TestEventsEnd(t *testing.T) {
 	endless := func(ctx context.Context, _ *patchbayv1.WatchEventsRequest, send func(*patchbayv1.Event) error) error {
 		if err := send(&patchbayv1.Event{Seq: 1}); err != nil {

@@ -195,7 +195,7 @@ type audited struct {
 	code           codes.Code
 }
 
-// sparse says what is to be told of things that may come in floods. It is safe for concurrent use.
+// sparse says what to tell of things that may come in floods. It is safe for concurrent use.
 type sparse struct {
 	most  int // of one user
 	total int // of all users; 0: they are not bounded together
@@ -217,7 +217,7 @@ type toldUser struct {
 	last time.Time
 }
 
-// first says whether something is to be told because nothing like it was told a short time ago, and how much of the same user was left out
+// first says whether to tell something because nothing like it was told a short time ago, and how much of the same user was left out
 // since something was told before it. It is full if it would be, and too much of the user, or of all, was told.
 func (s *sparse) first(what audited) (first bool, left int, full bool) {
 	s.mu.Lock()

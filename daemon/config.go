@@ -38,7 +38,7 @@ type Config struct {
 	// DeviceSocketDir is the directory in which kubelet.sock is served for device plugins that register the older way, if there is a handler
 	// of kind [HandlerDevice]; empty for none. It is made with mode 0750, the socket with 0600.
 	DeviceSocketDir string
-	// Handlers say what becomes of the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused
+	// Handlers say what to do with the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused
 	// or, with IgnoreUnhandled, left alone.
 	Handlers map[string]HandlerKind
 	// HTTPAddr is where /livez and /readyz are served over HTTP, as HOST:PORT; empty for nowhere. The host is a loopback address or
@@ -119,7 +119,7 @@ func checkKeys[V any](w *fieldErrors, field string, part map[string]V, check fun
 	}
 }
 
-// absolute returns the configuration with absolute paths: they mean the same whatever becomes of the working directory.
+// absolute returns the configuration with absolute paths: they mean the same whatever happens to the working directory.
 func (c Config) absolute() (Config, error) {
 	c.PluginDirs = slices.Clone(c.PluginDirs)
 	paths := []*string{&c.DeprecatedPluginDir, &c.StatePath, &c.ControlSocket, &c.DispenseDir, &c.DeviceSocketDir}

@@ -18,9 +18,9 @@ var reasons = map[reconciler.State]string{
 	reconciler.StateWaiting:     "It waits until the call that runs for another instance of the same name has returned.",
 	reconciler.StateSuperseded:  "A newer instance of the same type and name is current.",
 	reconciler.StateBackoff:     "The last attempt failed, and another one is planned.",
-	reconciler.StateUnreachable: "Nobody accepts where it serves; the last error says where.",
-	reconciler.StateUnlinked:    "Somebody removed its socket, and it serves on; restart it, so that it makes the socket anew.",
-	reconciler.StateIgnored:     "Nobody handles its type, and it is left alone; it registers as soon as somebody does.",
+	reconciler.StateUnreachable: "It no longer accepts connections; the last error says where.",
+	reconciler.StateUnlinked:    "Its socket was removed while it serves; restart it, so that it makes a new one.",
+	reconciler.StateIgnored:     "There is no handler for its type, and it is left alone; it registers as soon as there is one.",
 	reconciler.StateRefused:     "It may not be registered as it is; the last error says why.",
 }
 
@@ -38,7 +38,7 @@ func pluginMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 // refusalMessage describes the refusal of a plugin that is gone.
 func refusalMessage(s patchbay.PluginStatus) *patchbayv1.Plugin {
 	m := pluginMessage(s)
-	m.Reason = "It was refused and is gone; the last error says why. It registers when it is started anew, if that was mended."
+	m.Reason = "It was refused and is gone; the last error says why. Fix that and start it again."
 	return m
 }
 

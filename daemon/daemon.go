@@ -43,7 +43,8 @@ type Daemon struct {
 	fleetRules *inForce[[]FleetAllow]
 }
 
-// New checks the configuration. It touches neither files nor sockets; Run does. Relative paths are those of the present working directory.
+// New checks the configuration; its error names all that is wrong. It touches neither files nor sockets; Run does. Relative paths are those
+// of the present working directory.
 func New(config Config) (*Daemon, error) {
 	config, err := config.absolute()
 	if err != nil {

@@ -174,7 +174,7 @@ func callerOf(ctx context.Context) (identities []string, err error) {
 	}
 	cert := info.State.PeerCertificates[0]
 	if time.Now().After(cert.NotAfter) {
-		return nil, status.Error(codes.Unauthenticated, "the certificate of the caller has run out: connect anew with another one")
+		return nil, status.Error(codes.Unauthenticated, "the certificate of the caller has expired: connect again with a new one")
 	}
 	return fleet.Identities(cert), nil
 }

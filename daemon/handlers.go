@@ -25,14 +25,14 @@ type HandlerKind string
 // HandlerAccept accepts every plugin and does nothing else; see [patchbay.AcceptHandler].
 const HandlerAccept HandlerKind = "accept"
 
-// HandlerCSI takes CSI drivers into use; see package handlers/csi.
+// HandlerCSI starts using CSI drivers; see package handlers/csi.
 const HandlerCSI HandlerKind = "csi"
 
-// HandlerDevice takes device plugins into use and allocates their devices; see package handlers/device. It is for the type DevicePlugin
+// HandlerDevice starts using device plugins and allocates their devices; see package handlers/device. It is for the type DevicePlugin
 // only.
 const HandlerDevice HandlerKind = "device"
 
-// HandlerDRA takes DRA drivers into use; see package handlers/dra.
+// HandlerDRA starts using DRA drivers; see package handlers/dra.
 const HandlerDRA HandlerKind = "dra"
 
 // HandlerKinds returns the kinds that exist, sorted.

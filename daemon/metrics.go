@@ -81,7 +81,7 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 		fileEventsLost: counter("patchbay_file_events_lost_total",
 			"How often the system lost file events of the plugin directories, which a scan makes up for.").WithLabelValues(),
 		resyncs: counter("patchbay_event_resyncs_total",
-			"How often a subscriber of events was too slow, lost some and had to look anew.").WithLabelValues(),
+			"How often a subscriber of events was too slow, lost some and had to list the plugins again.").WithLabelValues(),
 		dispenses: counter("patchbay_dispenses_total",
 			"Clients of plugins and connections to them that were asked for, by outcome.", "type", "result"),
 		connsRefused: counter("patchbay_connections_refused_total",

@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// TestServerEndsCalls ends a server with a call in progress that would go on for ever.
+// TestServerEndsCalls ends a server with a call in progress that would go on forever.
 func TestServerEndsCalls(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pb")
 	if err != nil {

@@ -207,7 +207,8 @@ func (r *Store) deregisterIn(l *roster, allocID string) error {
 	return nil
 }
 
-// ConfirmPlugin says that an instance that was restored or unreachable is alive. It sends no event.
+// ConfirmPlugin says that an instance that was restored or unreachable is alive. It sends no event. The error matches [ErrNotFound] for an
+// instance that is not registered.
 func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
 	return r.mark(key{ptype, name}, allocID, func(in *instance) {
 		in.restored = false
@@ -218,7 +219,8 @@ func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
 }
 
 // MarkUnreachable says why an instance is not to be given out: most often, because it is dead. It stays registered, and is given out
-// again when it is registered again or confirmed. It is not saved and sends no event.
+// again when it is registered again or confirmed. It is not saved and sends no event. The error matches [ErrNotFound] for an
+// instance that is not registered.
 func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error {
 	if reason == nil {
 		reason = errors.New("no reason was given")

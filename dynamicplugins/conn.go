@@ -13,7 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Dispense dispenses a plugin of a [Registry] whose client is a T.
+// Dispense dispenses a plugin of a [Registry] whose client is a T. It fails as [Registry].DispensePlugin does, and with [ErrWrongClient] if
+// the client is of another type.
 func Dispense[T any](r interface {
 	DispensePlugin(ptype, name string) (any, error)
 }, ptype, name string) (T, error) {

@@ -17,7 +17,8 @@ func (r *Store) KeepName(name KeptName) {
 	r.kept.pending.Store(key{name.Type, name.Name}, &name)
 }
 
-// SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing.
+// SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing. The error
+// matches [ErrNotSaved] if it could not be written.
 func (r *Store) SaveName(ptype, name string) error {
 	return r.change(key{ptype, name}, func(l *roster) error {
 		if r.kept.unsaved(l.key) == nil {

@@ -60,7 +60,7 @@ func WithDialOptionsFor(options func(socketPath string) []grpc.DialOption) Optio
 type Observer struct {
 	// Dispense is told the outcome of every DispensePlugin and Conn.
 	Dispense func(ptype string, err error)
-	// Resync is told whenever a subscriber was too slow and has to look anew.
+	// Resync is told whenever a subscriber was too slow and has to list the plugins again.
 	Resync func()
 }
 

@@ -67,7 +67,7 @@ func (r *Store) WaitForPlugin(ctx context.Context, ptype, name string) (*PluginI
 }
 
 // WaitForConfirmedPlugin is WaitForPlugin for those who need to know that the plugin lives: a restored instance does not count until
-// it is confirmed or registered.
+// it is confirmed or registered. It fails as WaitForPlugin does.
 func (r *Store) WaitForConfirmedPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
 	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.shared })
 }

@@ -19,7 +19,7 @@ type csiPlugin struct {
 	Details map[string]string `json:"details"`
 }
 
-// startCSIDaemon starts a daemon that takes CSI drivers into use. It may warn of drivers.
+// startCSIDaemon starts a daemon that starts using CSI drivers. It may warn of drivers.
 func startCSIDaemon(t *testing.T) *daemon {
 	t.Helper()
 	dir := t.TempDir()

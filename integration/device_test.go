@@ -117,7 +117,7 @@ func (d *deviceDaemon) fails(args ...string) string {
 	return string(output)
 }
 
-// checkAllocation allocates Dev-2, checks that it cannot be had again, and returns the allocation as JSON.
+// checkAllocation allocates Dev-2, checks that it cannot be allocated again, and returns the allocation as JSON.
 func (d *deviceDaemon) checkAllocation() []byte {
 	d.t.Helper()
 	given := d.patchbay("devices", "allocate", sampleResource, "job", "--device", "Dev-2", "-o", "json")

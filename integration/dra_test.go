@@ -187,7 +187,7 @@ func TestDRARollOver(t *testing.T) {
 	h.expect(device("device-c"), "prepare", draName, "default/one/1")
 	h.expect(`{"1": ""}`, "unprepare", draName, "default/one/1")
 	if line, ok := newest.output.line("told registered=false"); ok {
-		t.Errorf("the newest was told off: %s", line)
+		t.Errorf("the newest was sent a refusal: %s", line)
 	}
 }
 
@@ -233,7 +233,7 @@ func TestDRAHealth(t *testing.T) {
 	health(func(answer string) bool { return answer == "null" })
 }
 
-// TestDRAHandler: the daemon takes a driver into use, and shows what it found.
+// TestDRAHandler: the daemon starts using a driver, and shows what it found.
 func TestDRAHandler(t *testing.T) {
 	dir := t.TempDir()
 	d := &daemon{dir: filepath.Join(dir, "plugins"), control: filepath.Join(dir, "control.sock")}

@@ -325,7 +325,7 @@ plugins:
 
 // The proto file of the plugin is the one that the page shows.
 func TestProtocolPageShowsTheProtocol(t *testing.T) {
-	page, err := os.ReadFile("../docs/protocol.md")
+	page, err := os.ReadFile("../docs/reference/protocol.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestProtocolPageShowsTheProtocol(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), "```proto\n"+string(proto)+"```") {
-		t.Error("docs/protocol.md and examples/node/proto/registration.proto differ")
+		t.Error("docs/reference/protocol.md and examples/node/proto/registration.proto differ")
 	}
 }
 

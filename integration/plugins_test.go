@@ -39,7 +39,7 @@ func TestSampleDevicePlugin(t *testing.T) {
 	})
 	p.waitForLine(`"GetInfo"`)
 	if line, ok := p.output.line("Registration failed"); ok {
-		t.Errorf("the plugin was told off: %s", line)
+		t.Errorf("the plugin was sent a refusal: %s", line)
 	}
 }
 

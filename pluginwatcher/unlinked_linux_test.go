@@ -64,7 +64,7 @@ func (r *robbed) hangUp() {
 	}
 }
 
-// TestUnlinkedIsTrue: a plugin that is listed without its socket still listens, whatever becomes of its connections, and one that listens no
+// TestUnlinkedIsTrue: a plugin that is listed without its socket still listens, whatever happens to its connections, and one that listens no
 // more is not listed, though its process lives.
 func TestUnlinkedIsTrue(t *testing.T) {
 	var mu sync.Mutex

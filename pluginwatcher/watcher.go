@@ -118,7 +118,7 @@ type PluginHandler interface {
 	// ValidatePlugin returns an error if the information provided by the plugin is erroneous, for example if none of the
 	// versions is supported. foundInDeprecatedDir says that its socket lies in the deprecated directory of [NewWatcher].
 	ValidatePlugin(pluginName string, endpoint string, versions []string, foundInDeprecatedDir bool) error
-	// RegisterPlugin takes the plugin into use. The endpoint is the Unix socket on which the plugin's own services answer.
+	// RegisterPlugin starts using the plugin. The endpoint is the Unix socket on which the plugin's own services answer.
 	// An error is told to the plugin.
 	RegisterPlugin(pluginName, endpoint string, versions []string) error
 	// DeRegisterPlugin ends the use of the plugin.

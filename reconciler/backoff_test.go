@@ -76,7 +76,7 @@ func TestBackoff(t *testing.T) {
 	})
 }
 
-// A plugin that is not ready yet is asked again and is not told off.
+// A plugin that is not ready yet is asked again and is not sent a refusal.
 func TestNotReadyYet(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
 		p := w.serve("/a", "foo", &plugin{infoErr: errors.New("unavailable: warming up")})
@@ -135,7 +135,7 @@ func TestRepeatedFailuresAreToldSeldom(t *testing.T) {
 	})
 }
 
-// TestReconsider: what waits for its next attempt is tried at once when what judges it has changed, and its back-off begins anew.
+// TestReconsider: what waits for its next attempt is tried at once when what judges it has changed, and its back-off starts over.
 func TestReconsider(t *testing.T) {
 	bubble(t, "", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.handler.set("validate /a.api", errors.New("too old"))

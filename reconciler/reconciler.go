@@ -216,7 +216,7 @@ func (r *Reconciler) Check(ctx context.Context) error {
 }
 
 // Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
-// running. Plugins are not deregistered. Run may be called once.
+// running. Plugins are not deregistered. Its error is always nil. Run may be called once.
 func (r *Reconciler) Run(ctx context.Context) error {
 	changes := r.begin(ctx)
 	defer changes.Close()

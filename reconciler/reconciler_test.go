@@ -38,7 +38,7 @@ func TestRegistration(t *testing.T) {
 		w.serve("/a", "", &plugin{info: reconciler.Info{Type: "T", Name: "foo", Versions: []string{"v1"}}})
 		w.expectCalls("validate foo /a", "register foo /a")
 	})
-	bubble(t, "nobody is told off for a type without handler before it is refused, and it registers when the handler comes", reconciler.Config{},
+	bubble(t, "nobody is sent a refusal for a type without handler before it is refused, and it registers when the handler comes", reconciler.Config{},
 		func(t *testing.T, w *world) {
 			w.serve("/a", "", &plugin{info: reconciler.Info{Type: "Later", Name: "foo", Versions: []string{"v1"}}})
 			const reason = "no handler registered for plugin type: Later at socket /a"

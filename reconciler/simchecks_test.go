@@ -78,15 +78,15 @@ func (m *model) told(p *program, registered bool, reason string) {
 		}
 		return
 	case strings.Contains(reason, "patience"), strings.Contains(reason, "unavailable"), strings.Contains(reason, "disk full"):
-		m.complain("%+v is told off for what is not its fault: %s", p.said, reason)
+		m.complain("%+v is sent a refusal for what is not its fault: %s", p.said, reason)
 	case strings.HasPrefix(reason, "the plugin announces "):
 		p.barred, p.turnedDown = 0, 0 // it waits for something else now
 		if validInfo(p.said) {
-			m.complain("%+v is told off for its announcement: %s", p.said, reason)
+			m.complain("%+v is sent a refusal for its announcement: %s", p.said, reason)
 		}
 	case strings.HasPrefix(reason, "user "), strings.HasPrefix(reason, "the name "):
 		if !m.set.has("trust") || privileged(p.account) {
-			m.complain("program %d is told off for its user: %s", p.number, reason)
+			m.complain("program %d is sent a refusal for its user: %s", p.number, reason)
 		}
 		if strings.HasPrefix(reason, "the name ") {
 			p.barred = p.barredBefore + 1
@@ -95,10 +95,10 @@ func (m *model) told(p *program, registered bool, reason string) {
 	case strings.HasPrefix(reason, "plugin validation failed: "), strings.HasPrefix(reason, "not admitted: "),
 		strings.HasPrefix(reason, "plugin registration failed: "):
 		if !p.refused && unique(p.said.Endpoint) {
-			m.complain("%+v is told off without a cause: %s", p.said, reason)
+			m.complain("%+v is sent a refusal without a cause: %s", p.said, reason)
 		}
 	case !strings.HasPrefix(reason, "no handler registered for plugin type: "+p.said.Type) || m.set.has("ignores"):
-		m.complain("%+v is told off: %s", p.said, reason)
+		m.complain("%+v is sent a refusal: %s", p.said, reason)
 	}
 	p.owed = false
 }
@@ -183,7 +183,7 @@ func (m *model) removed(ptype, name, id string) {
 	}
 	m.life.leaving[id] = true
 	for _, o := range m.life.instances {
-		// Its socket moved and was registered anew, and then the host ended before it could save that the record of before is gone.
+		// Its socket moved and was registered anew, and then the host ended before it could save that the earlier record is gone.
 		if o.Socket == in.Socket && o.RegisteredAt.After(in.RegisteredAt) {
 			return
 		}

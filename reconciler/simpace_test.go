@@ -279,7 +279,7 @@ func (p *simPace) Go(f func()) {
 func (p *simPace) Wait() {
 	for p.tasks > 0 {
 		if !p.step() {
-			panic(fmt.Sprintf("%d tasks wait for ever", p.tasks))
+			panic(fmt.Sprintf("%d tasks wait forever", p.tasks))
 		}
 	}
 }

@@ -46,7 +46,7 @@ type Staged interface {
 
 // Transport reaches plugins through their registration sockets.
 type Transport interface {
-	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What becomes of another socket
+	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What happens to another socket
 	// says nothing of this one, nor does that nobody accepts there. An error that wraps a [trust.Refusal] says that it is not trusted.
 	Dial(ctx context.Context, path string, socket cache.SocketID) (Conn, error)
 	// Probe says whether anybody accepts on the socket at a path, if that is still the one with this identity, as for Dial: no error if so. It

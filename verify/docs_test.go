@@ -13,7 +13,7 @@ import (
 var update = flag.Bool("update", false, "write the page that is generated from the rules")
 
 const (
-	page       = "../docs/verify.md"
+	page       = "../docs/reference/verify.md"
 	beginRules = "<!-- What follows is generated: go test ./verify -run Generated -update -->\n"
 	endRules   = "<!-- End of what is generated. -->\n"
 )

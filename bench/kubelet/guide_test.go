@@ -13,7 +13,7 @@ import (
 
 // TestGuide: the programs of the guide, before and after, register the same plugin.
 func TestGuide(t *testing.T) {
-	before, after := guide.Build(t, "../../docs/coming-from-kubelet.md", "../..")
+	before, after := guide.Build(t, "../../docs/how-to/coming-from-kubelet.md", "../..")
 	hello := filepath.Join(t.TempDir(), "hello")
 	guide.Go(t, "../..", "build", "-o", hello, "./examples/hello")
 	for _, program := range []string{before, after} {

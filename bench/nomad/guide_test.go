@@ -9,7 +9,7 @@ import (
 
 // TestGuide: the programs of the guide, before and after, say the same.
 func TestGuide(t *testing.T) {
-	before, after := guide.Build(t, "../../docs/coming-from-nomad.md", "../..")
+	before, after := guide.Build(t, "../../docs/how-to/coming-from-nomad.md", "../..")
 	const want = "client of new <nil>\nclient of old <nil>\n"
 	for _, program := range []string{before, after} {
 		if out, err := exec.CommandContext(t.Context(), program).Output(); err != nil || string(out) != want {

@@ -1,5 +1,5 @@
-// Report makes docs/performance.md and its charts of what bench/record has written to bench/results. With -row it prints the comparison of
-// one row instead; with -check it writes nothing, and fails if the page is not what it would write.
+// Report makes docs/reference/performance.md and its charts of what bench/record has written to bench/results. With -row it prints the
+// comparison of one row instead; with -check it writes nothing, and fails if the page is not what it would write.
 package main
 
 import (

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	pageName    = "performance.md"
+	pageName    = "reference/performance.md"
 	chartFolder = "images/performance"
 )
 
@@ -35,7 +35,7 @@ func page(dir string, results []*result) (map[string][]byte, error) {
 			return ""
 		}
 		files[chartFolder+"/"+name+".svg"] = svg
-		return fmt.Sprintf("![%s](%s/%s.svg)\n", alt, chartFolder, name)
+		return fmt.Sprintf("![%s](../%s/%s.svg)\n", alt, chartFolder, name)
 	}
 	t, err := template.New(pageName).Funcs(template.FuncMap{
 		"summary": func() string {

@@ -28,7 +28,7 @@ func (s *Store) Bucket(name string) *Bucket {
 	return &Bucket{store: s, name: []byte(bucketPrefix + name)}
 }
 
-// Get returns the value of a key, nil if there is none.
+// Get returns the value of a key, nil if there is none. It fails if the file cannot be read or the value is damaged.
 func (b *Bucket) Get(key string) (value []byte, err error) {
 	err = b.view(func(bucket *bbolt.Bucket) error {
 		if stored := bucket.Get([]byte(key)); stored != nil {
@@ -76,7 +76,8 @@ func (b *Bucket) view(look func(*bbolt.Bucket) error) error {
 	return nil
 }
 
-// Put stores a value, also an empty one, under a key, which is not empty.
+// Put stores a value, also an empty one, under a key, which is not empty. It returns when the value is durable, or an error
+// if it is not: the bucket is as before then.
 func (b *Bucket) Put(key string, value []byte) error {
 	if len(value) > bbolt.MaxValueSize-crc32.Size {
 		return b.refuse(fmt.Errorf("the value of key %.40q takes more than %d bytes", key, bbolt.MaxValueSize-crc32.Size))
@@ -84,7 +85,7 @@ func (b *Bucket) Put(key string, value []byte) error {
 	return b.commit(record{bucket: b.name, key: []byte(key), value: seal([]byte(key), value)})
 }
 
-// Delete removes a key and its value. There need be none.
+// Delete removes a key and its value. There need be none. It fails as Put does.
 func (b *Bucket) Delete(key string) error {
 	return b.commit(record{bucket: b.name, key: []byte(key)})
 }

@@ -32,7 +32,7 @@ type Store struct {
 	closed bool
 }
 
-// GetDynamicPluginRegistryState returns what is stored.
+// GetDynamicPluginRegistryState returns what is stored, or an error if the file cannot be read or is damaged.
 func (s *Store) GetDynamicPluginRegistryState() (*dynamicplugins.RegistryState, error) {
 	if err := s.use(); err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func add(state *dynamicplugins.RegistryState, p *dynamicplugins.PluginInfo) {
 	names[p.Name].PushBack(p)
 }
 
-// PutDynamicPluginRegistryState replaces all plugins that are stored.
+// PutDynamicPluginRegistryState replaces all plugins that are stored. It returns when they are durable, or an error if they are not.
 func (s *Store) PutDynamicPluginRegistryState(state *dynamicplugins.RegistryState) error {
 	records, err := recordsOf(state)
 	if err != nil {
@@ -115,7 +115,7 @@ func (s *Store) replace(records []record) error {
 	return nil
 }
 
-// PutDynamicPluginChange replaces what is stored for one plugin.
+// PutDynamicPluginChange replaces what is stored for one plugin. It returns when that is durable, or an error if it is not.
 func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
 	r, err := newRecord(change.Type, change.Name, change.Plugins)
 	if err != nil {

@@ -1,4 +1,4 @@
-// Drahost is a host for drivers of dynamic resource allocation (DRA): it takes those into use that appear in a plugin directory, and has
+// Drahost is a host for drivers of dynamic resource allocation (DRA): it starts using those that appear in a plugin directory, and has
 // them prepare and unprepare resource claims. It reads commands from its standard input, one a line, and answers each with a line of JSON:
 //
 //	wait DRIVER                                     until the driver is registered

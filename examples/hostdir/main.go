@@ -7,7 +7,7 @@
 //
 // It is an example of a complete driver: everything is on disk before it is answered, a crash at any moment leaves nothing half made, and
 // two instances may share a root while one takes over from the other. It is no storage system: a directory has no quota, so the size of a
-// volume is only kept account of.
+// volume is only counted.
 package main
 
 import (

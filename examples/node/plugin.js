@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-// A plugin in Node.js: it registers with Patchbay, or with a kubelet, and greets. See README.md; the protocol is docs/protocol.md.
+// A plugin in Node.js: it registers with Patchbay, or with a kubelet, and greets. See README.md; the protocol is
+// docs/reference/protocol.md.
 'use strict';
 
 const path = require('node:path');
@@ -93,7 +94,7 @@ async function main() {
   place.leave();
   await new Promise((resolve) => {
     server.tryShutdown(resolve);
-    setTimeout(() => { // not waiting for it any more: a peer that reads nothing may hold it up for ever
+    setTimeout(() => { // not waiting for it any more: a peer that reads nothing may hold it up forever
       server.forceShutdown();
       resolve();
     }, DRAIN);

@@ -1,4 +1,4 @@
-// Package csi is the consumer of CSI drivers (plugin type CSIPlugin): a handler that takes drivers into use as the kubelet does, and
+// Package csi is the consumer of CSI drivers (plugin type CSIPlugin): a handler that starts using drivers as the kubelet does, and
 // dispensers of typed CSI clients.
 //
 // [Handler] negotiates the version, waits until the driver says that it is ready, makes sure that it is the one that it was announced as,

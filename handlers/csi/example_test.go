@@ -20,7 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 
-// A host takes a CSI driver into use and calls its Node service.
+// A host starts using a CSI driver and calls its Node service.
 func Example() {
 	dir, err := os.MkdirTemp("", "csi")
 	if err != nil {

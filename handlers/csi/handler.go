@@ -50,7 +50,8 @@ func NewHandler(options Options) *Handler {
 	}
 }
 
-// ValidatePlugin checks the name of a driver and whether one of the versions is supported; only 1.x is.
+// ValidatePlugin checks the name of a driver and whether one of the versions is supported; only 1.x is. The error says what is wrong,
+// and is sent to the driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := foreign.PluginName(registerapi.CSIPlugin, pluginName); err != nil {
 		return err
@@ -63,6 +64,7 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 
 // ValidatePluginInDir is ValidatePlugin for a driver found in the deprecated plugin directory too. As with the kubelet, as long as it had
 // one, that is for drivers which announce a version 0.x beside the one that is supported; newer ones belong in a plugin directory.
+// It fails as ValidatePlugin does.
 func (h *Handler) ValidatePluginInDir(pluginName, endpointPath string, versions []string, foundInDeprecatedDir bool) error {
 	if err := h.ValidatePlugin(pluginName, endpointPath, versions); err != nil {
 		return err

@@ -251,7 +251,7 @@ func manySegments(n int) map[string]string {
 	return segments
 }
 
-// TestNotYet: a driver that may be well soon is not told off.
+// TestNotYet: a driver that may be well soon is not sent a refusal.
 func TestNotYet(t *testing.T) {
 	hang := func(ctx context.Context) error {
 		<-ctx.Done()

@@ -282,7 +282,7 @@ func TestCapabilityChanges(t *testing.T) {
 		if has {
 			want = []string{"CSIPlugin", "csi-controller", "csi-node"}
 		}
-		// The registrar is started anew.
+		// The registrar starts again.
 		reg.kill()
 		if err := os.Remove(reg.socket); err != nil {
 			t.Fatal(err)

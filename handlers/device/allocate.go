@@ -343,7 +343,8 @@ func (h *Handler) preference(ctx context.Context, p *plugin, w wish) []string {
 }
 
 // Preferred returns which of the free devices the plugin would choose, in order; none if it has no preferences or does not say. It
-// allocates nothing, and does not need an owner. It blocks for one call.
+// allocates nothing, and does not need an owner. It blocks for one call. Its error matches one of those of this
+// package, as that of Allocate does.
 func (h *Handler) Preferred(ctx context.Context, request Request) ([]string, error) {
 	preferred, err := h.askPreferred(ctx, request)
 	if err != nil {

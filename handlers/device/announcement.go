@@ -26,7 +26,7 @@ const (
 )
 
 // CheckDirs says whether there can be sockets where a handler with these directories makes some, both of which it needs for plugins that
-// register the older way: their paths must not be too long for those who connect.
+// register the older way: their paths must not be too long for those who connect. The error names the path that is.
 func CheckDirs(socketDir, pluginDir string) error {
 	const many = "zzzzzz.sock" // the name of a later announcement than any handler makes
 	for _, path := range []string{filepath.Join(socketDir, kubeletSocket), filepath.Join(pluginDir, boardDir, many)} {

@@ -18,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 
-// A host takes device plugins into use, and gives one of a plugin's devices to a job.
+// A host starts using device plugins, and gives one of a plugin's devices to a job.
 func Example() {
 	if err := giveGadget(); err != nil {
 		fmt.Println(err)
@@ -38,8 +38,8 @@ func ExampleConfig() {
 		fmt.Println(err)
 	}
 	// Output:
-	// example.com/gadget is taken into use: true
-	// example.com/gizmo is taken into use: false
+	// example.com/gadget is in use: true
+	// example.com/gizmo is in use: false
 }
 
 func registerTwo(config device.Config) error {
@@ -64,7 +64,7 @@ func registerTwo(config device.Config) error {
 	}
 	for _, resource := range []string{"example.com/gadget", "example.com/gizmo"} {
 		err := devices.RegisterPlugin(resource, socket, []string{"v1beta1"}, nil)
-		fmt.Println(resource, "is taken into use:", err == nil)
+		fmt.Println(resource, "is in use:", err == nil)
 	}
 	err = devices.Close()
 	server.Stop()

@@ -53,7 +53,7 @@ const (
 	defaultMaxResources = 256
 )
 
-// Handler takes device plugins into use and allocates their devices. Its methods are safe for concurrent use, and none holds a lock while
+// Handler starts using device plugins and allocates their devices. Its methods are safe for concurrent use, and none holds a lock while
 // it calls a plugin or the store. Make one with [New].
 type Handler struct {
 	config Config
@@ -156,6 +156,7 @@ func (h *Handler) tell() {
 }
 
 // ValidatePlugin checks that the name is that of an extended resource, such as example.com/gpu, and that a version is supported.
+// The error says what is wrong, and is sent to the plugin.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := cmp.Or(checkResource(pluginName), checkVersions(versions)); err != nil {
 		return fmt.Errorf("cannot use device plugin %s: %w", foreign.Quote(pluginName), err)

@@ -239,7 +239,7 @@ func (w *world) check(rt *rapid.T) {
 			rt.Fatalf("device %s was given to %s, and the handler says %q", id, owner, holders[id])
 		}
 	}
-	// Nobody is stuck, and nothing leaks: all can be released, and then all can be had.
+	// Nobody is stuck, and nothing leaks: all can be released, and then all are available.
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	for _, owner := range []string{"x", "y", "z"} {

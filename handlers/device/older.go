@@ -43,7 +43,7 @@ const (
 	helloTimeout = 5 * time.Second
 )
 
-// endpointRecord is the form of a plugin in the store, so that it is taken into use again when the host comes back.
+// endpointRecord is the form of a plugin in the store, so that it is used again when the host comes back.
 type endpointRecord struct {
 	Resource string `json:"resource"`
 	// Socket is the identity of its socket.

@@ -305,7 +305,7 @@ func TestOlderWayRefusedUnheard(t *testing.T) {
 	r.has("a:healthy")
 	r.untilRegistered(1)
 
-	// It ends while it is refused: then nobody is left to be taken into use.
+	// It ends while it is refused: then nobody is left to be used.
 	r.stop()
 	wanted.Store(false)
 	refused.Store(0)

@@ -131,7 +131,7 @@ func (h *Handler) release(p *plugin) {
 	h.running.Go(p.conn.Retire)
 }
 
-// forsake lets go of a plugin that was not taken into use, and waits until nothing is left of it.
+// forsake lets go of a plugin that is not used, and waits until nothing is left of it.
 func (h *Handler) forsake(p *plugin) {
 	p.unwatch()
 	if p.unwatched != nil {

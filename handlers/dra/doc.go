@@ -1,4 +1,4 @@
-// Package dra is the consumer of drivers for dynamic resource allocation (plugin type DRAPlugin): a handler that takes drivers into use as
+// Package dra is the consumer of drivers for dynamic resource allocation (plugin type DRAPlugin): a handler that starts using drivers as
 // the kubelet does, and has them prepare and unprepare resource claims.
 //
 // [Handler] keeps one connection to every registered instance of a driver. While a driver is replaced, the older and the newer instance are

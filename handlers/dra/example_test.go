@@ -19,7 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 
-// A host takes a DRA driver into use and has it prepare a claim.
+// A host starts using a DRA driver and has it prepare a claim.
 func Example() {
 	dir, err := os.MkdirTemp("", "dra")
 	if err != nil {

@@ -85,7 +85,8 @@ func New(config Config) *Handler {
 	}
 }
 
-// ValidatePlugin checks the name of a driver and whether one of its services is supported.
+// ValidatePlugin checks the name of a driver and whether one of its services is supported. The error says what is wrong, and is sent to the
+// driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := foreign.PluginName(registerapi.DRAPlugin, pluginName); err != nil {
 		return err

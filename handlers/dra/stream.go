@@ -11,7 +11,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
-// healthRetry is how long to wait before a health stream is opened again. It begins anew when a stream has said something.
+// healthRetry is how long to wait before a health stream is opened again. It starts over when a stream has said something.
 var healthRetry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
 // startHealth has the health stream of an instance kept open, if it offers one. The caller holds h.mu.

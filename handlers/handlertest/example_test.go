@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/handlers/handlertest"
 )
 
-// The handler of docs/handlers.md.
+// The handler of docs/how-to/handlers.md.
 type myHandler struct {
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn

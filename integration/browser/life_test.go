@@ -17,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-var lifePage = rig.NewPage("../../docs/life.md")
+var lifePage = rig.NewPage("../../docs/explanation/life.md")
 
 const crasher = `- name: crasher
   serve: false

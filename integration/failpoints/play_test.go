@@ -102,7 +102,7 @@ func document() ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `# Failpoints
 
-What becomes of %d failures at the %d points at which a test can have the daemon fail. Each has a daemon of its own and, where that has started
+What happens after %d failures at the %d points at which a test can have the daemon fail. Each has a daemon of its own and, where that has started
 before, another plugin that must not notice: it keeps its instance and has no event. A failure comes once unless the table says otherwise.
 In the end each plugin that lives is registered, once, and answers through its stable socket, no condition is degraded, and the same is so
 after a restart; when all plugins have gone, the state is empty, and no file, goroutine or descriptor is left. A plugin that appears is told no

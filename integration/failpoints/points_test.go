@@ -15,14 +15,14 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-var page = rig.NewPage("../../docs/failpoints.md")
+var page = rig.NewPage("../../docs/reference/failpoints.md")
 
-// failure is a point that fails and what becomes of it.
+// failure is a point that fails and what happens then.
 type failure struct {
 	// point is the name of the point, unless arms has more than it; then it is the first.
 	point string
 	arms  []arm
-	// fails says what fails, and happens what becomes of that.
+	// fails says what fails, and happens what happens then.
 	fails, happens string
 	// said says where the daemon says what happened: all must come.
 	said []naming
@@ -320,14 +320,14 @@ func groups() []group {
 				happens: "the daemon does not start; the next start succeeds", said: in(inError, "cannot make the device handler"), play: older(restarts),
 			},
 			{
-				point: "launcherSet", fails: "to take a catalogue into use in a reload, after a handler was made",
+				point: "launcherSet", fails: "to change to a catalogue in a reload, after a handler was made",
 				happens: "nothing is changed; the next reload succeeds",
 				said: append(in(inError, "cannot change to the new catalogue"), append(in(inEvent, "reload-failed: cannot change to the new catalogue"),
 					in(inCondition, "configuration: the configuration was not reloaded")...)...),
 				play: reloads,
 			},
 			{
-				point: "launcherSet", fails: "to take a catalogue into use at the start", happens: "the daemon does not start; the next start succeeds",
+				point: "launcherSet", fails: "to change to a catalogue at the start", happens: "the daemon does not start; the next start succeeds",
 				said: in(inError, injected+"launcherSet"), play: restarts,
 			},
 		}},

@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-var page = rig.NewPage("../../docs/hostile-plugins.md")
+var page = rig.NewPage("../../docs/reference/hostile-plugins.md")
 
 const (
 	// What the configuration bounds; see scene.config.
@@ -26,7 +26,7 @@ const (
 	raceFactor = 8
 )
 
-// attack is a hostile plugin and what becomes of it.
+// attack is a hostile plugin and what happens then.
 type attack struct {
 	name string
 	// does says what the plugin does, happens what the daemon does, and bound what bounds it, beside the bounds of all.
@@ -210,7 +210,7 @@ func document() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `# Hostile plugins
 
-What %d hostile plugins do, and what becomes of them. Each is a process and has a daemon of its own, with neighbours: a plugin that was
+What %d hostile plugins do, and what happens to them. Each is a process and has a daemon of its own, with neighbours: a plugin that was
 discovered and one that was launched as another user. While the attack lasts, the neighbours are called through their stable sockets and
 through the control socket, and another plugin registers. Unless the table says otherwise, no call fails, no neighbour has an event, each
 stays the instance that it was, and the daemon uses at most %d goroutines, %d descriptors and %d MiB of memory more than before. This page is

@@ -24,7 +24,7 @@ const (
 	// roleEnv makes the test binary a plugin: the name of an attack, or roleNeighbour. dirEnv and socketEnv say where.
 	roleEnv, dirEnv, socketEnv = "PATCHBAY_TEST_ROLE", "PATCHBAY_TEST_DIR", "PATCHBAY_TEST_SOCKET"
 	roleNeighbour              = "neighbour"
-	// lifetime is the longest time that a hostile process lives, whatever becomes of the test.
+	// lifetime is the longest time that a hostile process lives, whatever happens to the test.
 	lifetime = 3 * time.Minute
 )
 

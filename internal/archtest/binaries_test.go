@@ -11,7 +11,7 @@ import (
 )
 
 // TestNoProgramIsCommitted finds programs that "go build" left in the directory of their source: who clones the repository would download
-// them for ever.
+// them forever.
 func TestNoProgramIsCommitted(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "git", "ls-files", "-z")
 	list.Dir = root

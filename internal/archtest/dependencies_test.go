@@ -51,36 +51,36 @@ func rows(document, heading string) map[string][]string {
 	return found
 }
 
-// TestDependenciesAreJustified compares docs/dependencies.md with go.mod.
+// TestDependenciesAreJustified compares docs/reference/dependencies.md with go.mod.
 func TestDependenciesAreJustified(t *testing.T) {
 	direct, indirect := requirements(read(t, "go.mod"))
 	if len(direct) < 10 || len(indirect) < 10 {
 		t.Fatalf("go.mod: %d direct and %d indirect requirements were found", len(direct), len(indirect))
 	}
-	document := read(t, "docs/dependencies.md")
+	document := read(t, "docs/reference/dependencies.md")
 	said := rows(document, "Direct")
 	if diff := cmp.Diff(direct, slices.Sorted(maps.Keys(said))); diff != "" {
-		t.Errorf("docs/dependencies.md, direct (-go.mod +document):\n%s", diff)
+		t.Errorf("docs/reference/dependencies.md, direct (-go.mod +document):\n%s", diff)
 	}
 	for module, cells := range said {
 		if len(cells) != 4 || slices.Contains(cells, "") {
-			t.Errorf("docs/dependencies.md: %s has %q, want why, packages, licence and keeper", module, cells)
+			t.Errorf("docs/reference/dependencies.md: %s has %q, want why, packages, licence and keeper", module, cells)
 		}
 	}
 	brought := rows(document, "Indirect")
 	if diff := cmp.Diff(indirect, slices.Sorted(maps.Keys(brought))); diff != "" {
-		t.Errorf("docs/dependencies.md, indirect (-go.mod +document):\n%s", diff)
+		t.Errorf("docs/reference/dependencies.md, indirect (-go.mod +document):\n%s", diff)
 	}
 	for module, cells := range brought {
 		if !slices.Contains(direct, strings.Trim(cells[0], "`")) {
-			t.Errorf("docs/dependencies.md: %s comes with %s, which is no direct dependency", module, cells[0])
+			t.Errorf("docs/reference/dependencies.md: %s comes with %s, which is no direct dependency", module, cells[0])
 		}
 	}
 }
 
-// TestComparedVersions looks for the versions that are measured in docs/comparison.md: what it says of others is true of them.
+// TestComparedVersions looks for the versions that are measured in docs/explanation/comparison.md: what it says of others is true of them.
 func TestComparedVersions(t *testing.T) {
-	document := read(t, "docs/comparison.md")
+	document := read(t, "docs/explanation/comparison.md")
 	for name, module := range map[string]string{
 		"Kubernetes": "kubelet/go.mod k8s.io/kubernetes", "Nomad": "nomad/go.mod github.com/hashicorp/nomad",
 		"go-plugin": "goplugin/go.mod github.com/hashicorp/go-plugin",
@@ -91,19 +91,19 @@ func TestComparedVersions(t *testing.T) {
 			t.Fatalf("bench/%s does not require %s", file, path)
 		}
 		if !strings.Contains(document, name+" "+version[1]) {
-			t.Errorf("docs/comparison.md does not say that it is about %s %s, which is measured: read it against that version", name, version[1])
+			t.Errorf("docs/explanation/comparison.md is not about %s %s, which is measured: read it against that version", name, version[1])
 		}
 	}
 }
 
-// TestClaimsAreTested looks for each test that docs/threat-model.md names, in all modules.
+// TestClaimsAreTested looks for each test that docs/explanation/threat-model.md names, in all modules.
 func TestClaimsAreTested(t *testing.T) {
-	document := read(t, "docs/threat-model.md")
+	document := read(t, "docs/explanation/threat-model.md")
 	named := regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z]\w*`).FindAllString(document, -1)
 	slices.Sort(named)
 	named = slices.Compact(named)
 	if len(named) < 20 {
-		t.Fatalf("docs/threat-model.md names %d tests", len(named))
+		t.Fatalf("docs/explanation/threat-model.md names %d tests", len(named))
 	}
 	there := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)[A-Z]\w*)\(`)
@@ -127,13 +127,13 @@ func TestClaimsAreTested(t *testing.T) {
 	}
 	for _, name := range named {
 		if !there[name] {
-			t.Errorf("docs/threat-model.md names %s, which does not exist: name the test that shows the claim", name)
+			t.Errorf("docs/explanation/threat-model.md names %s, which does not exist: name the test that shows the claim", name)
 		}
 	}
 	// A claim that no test shows is a wish.
 	for claim, cells := range rows(document, "What is defended") {
 		if !strings.Contains(cells[len(cells)-1], "Test") && !strings.Contains(cells[len(cells)-1], "Fuzz") {
-			t.Errorf("docs/threat-model.md: %q names no test", claim)
+			t.Errorf("docs/explanation/threat-model.md: %q names no test", claim)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func New(log *slog.Logger, path string, observer func(reconciler.Event), resynce
 				resynced()
 			}
 			commit(Event{Event: reconciler.Event{
-				Time: time.Now(), Kind: Resync, Message: "events were missed because they were not read in time; list the plugins anew",
+				Time: time.Now(), Kind: Resync, Message: "events were missed because they were not read in time; list the plugins again",
 			}})
 		},
 	})}
@@ -63,7 +63,7 @@ func New(log *slog.Logger, path string, observer func(reconciler.Event), resynce
 	}
 	past, err := load(path)
 	if err != nil {
-		log.Warn("the events of before cannot be read, and none are written; see that the file can be read, then restart", "error", err)
+		log.Warn("earlier events cannot be read, and none are written; see that the file can be read, then restart", "error", err)
 		return j
 	}
 	for _, e := range past {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestListens: whether anybody listens on a socket is known whatever becomes of its path.
+// TestListens: whether anybody listens on a socket is known whatever happens to its path.
 func TestListens(t *testing.T) {
 	listens := func(id ID, want bool) {
 		t.Helper()

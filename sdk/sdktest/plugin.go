@@ -85,13 +85,13 @@ func (h *Host) begin(ctx context.Context, p *Plugin, done func(), run func(conte
 	return p
 }
 
-// Stop asks the plugin to stop, waits until it has, and returns what it returned. More than once is as once.
+// Stop asks the plugin to stop, waits until it has, and returns the error that it returned. More than once is as once.
 func (p *Plugin) Stop() error {
 	p.stop()
 	return p.Wait()
 }
 
-// Wait waits until the plugin has ended by itself and returns what it returned.
+// Wait waits until the plugin has ended by itself and returns the error that it returned.
 func (p *Plugin) Wait() error {
 	p.asked.Store(true)
 	<-p.ended

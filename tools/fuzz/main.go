@@ -62,7 +62,7 @@ func run(ctx context.Context, dir string, only *regexp.Regexp, budget, slice tim
 	spent := map[string]*target{}
 	if data, err := os.ReadFile(book); err == nil {
 		if err := json.Unmarshal(data, &spent); err != nil {
-			return fmt.Errorf("reading %s: %w; delete it to begin anew", book, err)
+			return fmt.Errorf("reading %s: %w; delete it to start over", book, err)
 		}
 	}
 	names, err := targets(ctx, dir)

@@ -13,7 +13,7 @@ import (
 
 // TestGuide: the programs of the guide, before and after, say the same.
 func TestGuide(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/coming-from-go-plugin.md")
+	text, err := os.ReadFile("../../../docs/how-to/coming-from-go-plugin.md")
 	if err != nil {
 		t.Fatal(err)
 	}

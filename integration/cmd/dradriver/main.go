@@ -84,7 +84,7 @@ func run(ctx context.Context, c config) error {
 		options = append(options, kubeletplugin.RollingUpdate(types.UID(c.uid)))
 	}
 	if c.block {
-		// The lock that keeps instances apart would be held for ever.
+		// The lock that keeps instances apart would be held forever.
 		options = append(options, kubeletplugin.Serialize(false))
 	}
 	helper, err := kubeletplugin.Start(ctx, plugin, options...)

@@ -173,7 +173,7 @@ func newReloadCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Have the daemon reload its configuration.",
-		Long: `Have the daemon read its configuration anew and change to it, and print which values changed. SIGHUP does the same.
+		Long: `Have the daemon read its configuration again and change to it, and print which values changed. SIGHUP does the same.
 
 Handlers, timeouts, the log and the catalogue of plugins can change. If anything else has changed, or a file has an error, nothing
 changes: the command says why and exits with 1, and the daemon goes on with the configuration before. A plugin that is not concerned

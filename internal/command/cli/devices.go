@@ -75,7 +75,7 @@ func newDevicesAllocateCommand(paths paths) *cobra.Command {
 		Long: `Give devices of one resource to an owner, which is any name of your choice, and print what the plugin says is to be done for it:
 environment variables, mounts, device nodes, annotations and CDI devices (with -o json or -o yaml).
 
-The owner keeps them until "patchbay devices release", whatever becomes of the plugin and the daemon. The same command again prints the
+The owner keeps them until "patchbay devices release", whatever happens to the plugin and the daemon. The same command again prints the
 same again, and has the plugin prepare the devices if it wants that before each start; one that asks for something else fails.`,
 		Example: `  # Two devices, whichever the plugin prefers.
   patchbay devices allocate example.com/gpu build-17 --count 2 -o json

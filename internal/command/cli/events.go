@@ -16,7 +16,7 @@ func newEventsCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened, in order.",
-		Long: `Show the past events that the daemon keeps, oldest first, also those from before it was started anew: registrations, refusals,
+		Long: `Show the past events that the daemon keeps, oldest first, also those from before its last restart: registrations, refusals,
 failures and departures of plugins.
 
 With --follow the command goes on with new events until it is interrupted, which is no failure, or the daemon goes away, which is

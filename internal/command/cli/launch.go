@@ -48,7 +48,7 @@ The command returns when it has ended.`,
 		long: `Start a new process of a launched plugin and, when that is ready, end the old one. A plugin that serves is ready when it is
 registered, so there is no moment without one. If the new one does not become ready, the old one goes on and the command fails.
 
-A plugin that does not run is started, also one that has failed: its count of restarts begins anew.`,
+A plugin that does not run is started, also one that has failed: its count of restarts starts over.`,
 		example: `  # Bring back a plugin that ended too often.
   patchbay status hello
   patchbay restart hello`,

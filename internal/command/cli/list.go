@@ -36,7 +36,7 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
   # Those of one type that are not registered.
   patchbay list --type CSIPlugin --state backoff,failed,refused,unreachable
 
-  # Those that are launched for a team, and what becomes of them.
+  # Those that are launched for a team, and what happens to them.
   patchbay list --label team=storage --watch
 
   # The endpoints of all registered CSI plugins.

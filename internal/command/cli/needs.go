@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// patience is how long a plugin may be unreachable before it is called so: one that is started anew is soon back.
+	// patience is how long a plugin may be unreachable before it is called so: one that restarts is soon back.
 	patience = 10 * time.Second
 	// longPause is the pause before the next attempt from which on a plugin has been failing for about a minute: each is twice the last.
 	longPause = 30 * time.Second
@@ -100,10 +100,10 @@ const unknownReason = "it is not known why"
 // pluginsInNeed are the instances that are not registered and do not get any further by themselves.
 func pluginsInNeed(plugins []client.Plugin, now time.Time) []need {
 	remedies := map[string]string{
-		"refused":     "mend what it says; the plugin is tried again by itself",
-		"backoff":     "mend what it says; the plugin is tried again by itself",
+		"refused":     "fix what it says; the plugin is tried again by itself",
+		"backoff":     "fix what it says; the plugin is tried again by itself",
 		"unreachable": "start the plugin again, or remove its socket if it will not come back",
-		"unlinked":    "restart the plugin, which makes its socket anew, and see who may write to the directory",
+		"unlinked":    "restart the plugin, which makes a new socket, and see who may write to the directory",
 	}
 	var needs []need
 	for _, p := range plugins {
@@ -131,7 +131,7 @@ func refusedAndGone(refusals []client.Plugin, now time.Time) []need {
 	return each(refusals, func(p client.Plugin) need {
 		return need{
 			Plugin: idOrSocket(p), State: stateGone, Since: p.Since, Reason: p.LastError,
-			Remedy: "mend what it says and start the plugin anew",
+			Remedy: "fix what it says and start the plugin again",
 			Soon:   p.Since != nil && now.Sub(*p.Since) >= refusalShown,
 			what:   called(p), all: "patchbay events",
 		}

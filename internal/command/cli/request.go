@@ -23,7 +23,7 @@ handles. The pauses between attempts begin anew. TYPE may be a role of the plugi
 
 The command returns when the attempt has begun; "patchbay wait" waits until the plugin is registered. If nothing of the plugin waits, it
 says what the plugin does and exits with 1.`,
-		example: `  # What kept it from being registered was mended.
+		example: `  # What kept it from being registered was fixed.
   patchbay retry CSIPlugin/hostpath.csi.k8s.io && patchbay wait CSIPlugin/hostpath.csi.k8s.io`,
 		do: (*client.Client).Retry,
 	},

@@ -27,7 +27,7 @@ Plugins of the types CSIPlugin, DevicePlugin and DRAPlugin are accepted, and tho
 names them. A plugin of another type is told that there is no handler for it, on which some exit; with --unhandled ignore it is left alone,
 which is for directories in which other hosts have plugins too.
 
-To accept a plugin (--handler TYPE=accept) is to register it and no more. --handler CSIPlugin=csi takes CSI drivers into use: it waits until
+To accept a plugin (--handler TYPE=accept) is to register it and no more. --handler CSIPlugin=csi starts using CSI drivers: it waits until
 they are ready, asks what they are and what they know of this node, and registers them as csi-node and csi-controller too.
 --handler DevicePlugin=device keeps the list of the devices of device plugins up to date and allocates them; see "patchbay help devices".
 --handler DRAPlugin=dra connects to drivers for dynamic resource allocation, of both versions, and follows the health of their devices.

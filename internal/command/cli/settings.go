@@ -122,10 +122,10 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 	flags.String("http", "", "loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080")
 	kinds := strings.Join(each(daemon.HandlerKinds(), func(kind daemon.HandlerKind) string { return string(kind) }), ", ")
 	flags.Var(handlerFlag{f.handlers, "TYPE=KIND"}, "handler",
-		"what becomes of the plugins of a type; the kinds are "+kinds+"; can be repeated")
+		"what to do with the plugins of a type; the kinds are "+kinds+"; can be repeated")
 	completeFlag(cmd, "handler", cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp))
 	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
-	addChoice(cmd, "unhandled", "", "what becomes of plugins of all other types: they are told that they are refused, or left alone",
+	addChoice(cmd, "unhandled", "", "what to do with plugins of all other types: they are told that they are refused, or left alone",
 		config.Unhandled...)
 	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
 	addChoice(cmd, "log-level", "", "least level that is logged", config.LogLevels...)

@@ -26,7 +26,7 @@ output: versions, the configuration in force, plugins and launched plugins, what
 of the daemon's process its metrics, goroutines and memory. What may be secret in the configuration is left out; names, paths and error
 texts are not, so read it before you send it.
 
-What cannot be had is named in the file errors.txt. The process of the daemon is for administrators.`,
+What is not available is named in the file errors.txt. The process of the daemon is for administrators.`,
 		Example: `  patchbay support-dump report.tar.gz && tar tzf report.tar.gz`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {

@@ -35,8 +35,8 @@ func newVerifyCommand() *cobra.Command {
 		Use:   "verify SOCKET | verify [--socket PATH] -- COMMAND...",
 		Short: "Check whether a plugin behaves as hosts expect it.",
 		Long: `Play the host of one plugin and check it against rules with stable identifiers: registration, connections, the services of its type
-and, if it is a command, how it starts, is refused, is killed and ends. No daemon and no kubelet is needed; docs/verify.md explains
-each rule.
+and, if it is a command, how it starts, is refused, is killed and ends. No daemon and no kubelet is needed.
+docs/reference/verify.md explains each rule.
 
 A plugin that is given as SOCKET is left running: rules that would refuse, end or start it do not apply. A COMMAND is started as often as
 the rules need it, and no process of it is left. It finds its place by any of these: {socket}, {dir} and {tmp} in its arguments, the

@@ -50,7 +50,7 @@ func (s *watched) follow(ctx context.Context, c *client.Client, matches func(cli
 	defer func() { cancel(nil); <-ended }()
 	go func() {
 		defer close(ended)
-		// The last event of before comes when the stream stands, so that nothing is missed between the first look and that.
+		// The last earlier event comes when the stream stands, so that nothing is missed between the first look and that.
 		for _, err := range c.Events(ctx, client.EventsOptions{Follow: true, Tail: new(uint32(1))}) {
 			if err != nil {
 				cancel(err)

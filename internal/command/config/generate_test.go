@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "write the files that are generated from the types")
 
-const docsDir = "../../../docs"
+const docsDir = "../../../docs/reference"
 
 // descriptions are the doc comments of the fields of all structs, by TYPE.FIELD.
 func descriptions(t *testing.T) map[string]string {

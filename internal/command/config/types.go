@@ -3,7 +3,7 @@
 //
 // Each of these is a layer: a tree of values that know where they come from. The layers are merged and then decoded into a [Config], and
 // whatever is wrong is said with the file, line and column of the value. The Go types of this package and of package catalogue
-// are the one description of the format; the JSON schema and the reference in docs/configuration.md are generated from them.
+// are the one description of the format; the JSON schema and the reference in docs/reference/configuration.md are generated from them.
 //
 // The package checks the form of the configuration, and the catalogue. Whether the daemon can work with it is the business of
 // package daemon.
@@ -54,11 +54,11 @@ type Config struct {
 	HTTP string `json:"http" restart:"true"`
 	// Device says how the handler of kind device works.
 	Device Device `json:"device" restart:"true"`
-	// Handlers say, by plugin type, what becomes of its plugins. The kind accept registers them and does nothing else;
-	// csi also takes CSI drivers into use, device device plugins, whose devices it allocates, and dra DRA drivers. The types CSIPlugin,
-	// DevicePlugin and DRAPlugin are accepted without being named here; what becomes of others says unhandled.
+	// Handlers say, by plugin type, what to do with its plugins. The kind accept registers them and does nothing else;
+	// csi also starts using CSI drivers, device device plugins, whose devices it allocates, and dra DRA drivers. The types CSIPlugin,
+	// DevicePlugin and DRAPlugin are accepted without being named here; unhandled says what to do with others.
 	Handlers map[string]string `json:"handlers"`
-	// Unhandled says what becomes of plugins of all other types: refuse tells them that there is no handler for them, on which some exit;
+	// Unhandled says what to do with plugins of all other types: refuse tells them that there is no handler for them, on which some exit;
 	// ignore leaves them alone, for example because they are those of another host that uses the same directory.
 	Unhandled string `json:"unhandled" enum:"refuse,ignore" restart:"true"`
 	// Log says what is logged, and how.

@@ -2,7 +2,7 @@
 //
 // The program runs itself several times more: as a daemon ([Host]) and as plugins ([Plugin]). The first process ([Run]) starts and kills
 // the others, like an operator would, follows the daemon's events and calls the plugins through it, and tells what happens. All children
-// end when their standard input does, so none survives the first process whatever becomes of it.
+// end when their standard input does, so none survives the first process whatever happens to it.
 package demo
 
 import (

@@ -91,7 +91,7 @@ func TestFaultsAreFound(t *testing.T) {
 		"limits: no inotify instance is left": {
 			provoke: func(*testing.T, *Subject) {},
 			user:    crowded,
-			check:   "inotify", status: Warn, says: "no inotify instance can be had: too many open files", remedy: "fs.inotify.max_user_instances",
+			check:   "inotify", status: Warn, says: "no inotify instance is available: too many open files", remedy: "fs.inotify.max_user_instances",
 		},
 		"stale socket": {
 			provoke: func(t *testing.T, s *Subject) { staleSocket(t, filepath.Join(s.PluginDirs[0], "old.sock")) },
@@ -453,7 +453,7 @@ func asUser(t *testing.T, uid int, f func()) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for ever: nobody else gets the thread
+		runtime.LockOSThread() // forever: nobody else gets the thread
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), uintptr(uid)); errno != 0 {
 			done <- errno
 			return

@@ -169,7 +169,7 @@ func (v *survey) findings() []Finding {
 		}
 	}
 	report(warn, v.stale, "are stale, nobody accepts on them",
-		"remove those whose plugins will not come back; a plugin that comes back makes its socket anew")
+		"remove those whose plugins will not come back; a plugin that comes back makes a new socket")
 	report(fail, v.denied, fmt.Sprintf("cannot be opened by user %d: their plugins will not be registered", os.Geteuid()),
 		"run the daemon as their owner or as root, give it the capability CAP_DAC_OVERRIDE, or chown the sockets")
 	for _, reason := range slices.Sorted(maps.Keys(v.refused)) {

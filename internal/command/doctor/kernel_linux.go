@@ -47,16 +47,16 @@ func lookAtOpenFiles(limit unix.Rlimit) Finding {
 	return ok(fmt.Sprintf("up to %d files may be open", limit.Max))
 }
 
-// checkInotify looks at the limits of inotify and whether a watch can be had now.
+// checkInotify looks at the limits of inotify and whether a watch is available now.
 func checkInotify(context.Context, Subject) []Finding {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err != nil {
-		return []Finding{warn(fmt.Sprintf("no inotify instance can be had: %v; plugin directories will be scanned instead", err),
+		return []Finding{warn(fmt.Sprintf("no inotify instance is available: %v; plugin directories will be scanned instead", err),
 			"raise fs.inotify.max_user_instances, or end programs that hold instances")}
 	}
 	defer unix.Close(fd)
 	if _, err := unix.InotifyAddWatch(fd, "/", unix.IN_ATTRIB); err != nil {
-		return []Finding{warn(fmt.Sprintf("no inotify watch can be had: %v; plugin directories will be scanned instead", err),
+		return []Finding{warn(fmt.Sprintf("no inotify watch is available: %v; plugin directories will be scanned instead", err),
 			"raise fs.inotify.max_user_watches")}
 	}
 	for _, limit := range []struct {

@@ -118,7 +118,7 @@ func (t *tree) inspect(d *dir) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.refused)) {
 		if name != "" && t.known(d) {
-			t.look(d, name, scanned) // no change to d tells that it was mended
+			t.look(d, name, scanned) // no change to d tells that it was repaired
 		}
 	}
 }

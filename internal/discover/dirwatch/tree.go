@@ -17,7 +17,7 @@ type tree struct {
 	notifierErr error
 	mounts      *mounts // nil while the system does not tell of them
 
-	roots []*dir          // one for each root, for ever
+	roots []*dir          // one for each root, forever
 	dirs  map[string]*dir // every known directory by its path, the roots included
 	crowd *share.Pool     // of those that are no roots
 	freed bool            // there may be room since the last safety scan for what was left out

@@ -75,7 +75,7 @@ func (d *documented) PutDynamicPluginRegistryState(state *dynamicplugins.Registr
 	return nil
 }
 
-// TestRestored: every storage gives an instance back as it was, and so does a file of a program of before, whose format is the present one.
+// TestRestored: every storage gives an instance back as it was, and so does a file of an earlier version, whose format is the present one.
 func TestRestored(t *testing.T) {
 	older := example()
 	newer := example()
@@ -130,7 +130,7 @@ func TestRestored(t *testing.T) {
 			check(t, storage)
 		})
 	}
-	t.Run("of before", func(t *testing.T) {
+	t.Run("of an earlier version", func(t *testing.T) {
 		check(t, fileOfBefore(t))
 	})
 }

@@ -2,5 +2,5 @@
 // current. It is pure: [Machine.Step] takes one input and returns effects, without a goroutine, clock, lock, random number or I/O. What
 // executes the effects and feeds their results back is package reconciler, which is also where programs meet the types of this one.
 //
-// The transitions are a table, [Table], which is printed into docs/states.md; a transition that it does not have is a fault.
+// The transitions are a table, [Table], which is printed into docs/reference/states.md; a transition that it does not have is a fault.
 package machine

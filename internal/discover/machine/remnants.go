@@ -181,7 +181,7 @@ func (m *Machine) isRobbed(in *instance) bool {
 // tellRobbed tells that an instance whose socket was removed still serves. It is listed until it does no more, or its name is registered.
 func (m *Machine) tellRobbed(in *instance) {
 	message := fmt.Sprintf("its socket is gone, and process %d still serves on it: if it is not about to end, somebody removed the socket "+
-		"who may write to the directory; restart the plugin, which makes the socket anew", in.peer.PID)
+		"who may write to the directory; restart the plugin, which makes a new socket", in.peer.PID)
 	m.emit(EventUnlinked, in, message)
 	status := m.status(in)
 	status.State, status.Since, status.LastError = StateUnlinked, m.Now, message

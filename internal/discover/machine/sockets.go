@@ -354,7 +354,7 @@ func (m *Machine) hideMoved(in *instance) {
 	}
 }
 
-// rests has an instance that has answered, and rests behind a newer one, given out in its stead unless the registry has it where it is no
+// rests has an instance that has answered, and rests behind a newer one, given out instead unless the registry has it where it is no
 // longer.
 func (m *Machine) rests(in *instance) {
 	if m.hideMoved(in); in.recorded() && in.at == in.endpoint() {

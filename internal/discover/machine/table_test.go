@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write docs/states.md")
+var update = flag.Bool("update", false, "write docs/reference/states.md")
 
-const statesPage = "../../../docs/states.md"
+const statesPage = "../../../docs/reference/states.md"
 
-// TestStatesPage: docs/states.md is printed from the table.
+// TestStatesPage: docs/reference/states.md is printed from the table.
 func TestStatesPage(t *testing.T) {
 	page := states()
 	if *update {

@@ -92,7 +92,9 @@ type EventKind string
 
 // The kinds of events.
 const (
-	EventRegistered   EventKind = "registered"
+	// EventRegistered: a plugin is registered with its handler, saved and told, and is given out.
+	EventRegistered EventKind = "registered"
+	// EventDeregistered: a plugin is no longer registered, and why.
 	EventDeregistered EventKind = "deregistered"
 	// EventUpdated: an instance that is registered was registered again, for example because its socket moved.
 	EventUpdated EventKind = "updated"

@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxReason bounds the text with which a plugin is told off. What is longer is cut.
+// maxReason bounds the reason that a plugin is sent with a refusal. What is longer is cut.
 const maxReason = 1 << 10
 
 var (

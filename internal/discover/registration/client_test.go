@@ -271,7 +271,7 @@ func TestDeadlineBeforeItsTimer(t *testing.T) {
 	}
 }
 
-// TestExitInNotify is what the CSI registrar does when it is told off.
+// TestExitInNotify is what the CSI registrar does when it is sent a refusal.
 func TestExitInNotify(t *testing.T) {
 	client := pair(t, func(p *peer) {
 		if p.request() {

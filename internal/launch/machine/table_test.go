@@ -12,11 +12,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-var update = flag.Bool("update", false, "write docs/launched-states.md")
+var update = flag.Bool("update", false, "write docs/reference/launched-states.md")
 
-const statesPage = "../../../docs/launched-states.md"
+const statesPage = "../../../docs/reference/launched-states.md"
 
-// TestStatesPage: docs/launched-states.md is printed from the table.
+// TestStatesPage: docs/reference/launched-states.md is printed from the table.
 func TestStatesPage(t *testing.T) {
 	page := states()
 	if *update {

@@ -137,8 +137,8 @@ type ControlServiceClient interface {
 	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
 	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
-	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off begins
-	// anew. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
+	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off starts
+	// over. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
 	// with FAILED_PRECONDITION.
 	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
 	// ReleaseName ends what keeps the name of a plugin that is gone for its user, and tries at once who was refused for it. It answers when
@@ -449,8 +449,8 @@ type ControlServiceHandler interface {
 	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
 	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
-	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off begins
-	// anew. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
+	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off starts
+	// over. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
 	// with FAILED_PRECONDITION.
 	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
 	// ReleaseName ends what keeps the name of a plugin that is gone for its user, and tries at once who was refused for it. It answers when

@@ -1,0 +1,213 @@
+package archtest
+
+import (
+	"flag"
+	"fmt"
+	"go/importer"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	updateAPI = flag.Bool("update", false, "write testdata/api.txt, unless a stable package loses something")
+	breaking  = flag.Bool("breaking", false, "with -update: write it although a stable package loses something")
+)
+
+const (
+	apiFile       = "testdata/api.txt"
+	stabilityPage = "docs/reference/stability.md"
+)
+
+// isPublic says that users may import a package.
+func isPublic(p pkg) bool {
+	parts := strings.Split(p.path, "/")
+	return p.name != "main" && !slices.Contains(parts, "internal") && parts[0] != "examples"
+}
+
+// stabilities returns what the page says of each package: its first word.
+func stabilities(t *testing.T) map[string]string {
+	t.Helper()
+	said := map[string]string{}
+	for name, cells := range rows(read(t, stabilityPage), "Packages") {
+		said[name] = strings.Fields(cells[0])[0]
+	}
+	return said
+}
+
+// TestStabilityIsSaid: every package that users may import is stable, or settling, or internal to the project, and the page says which.
+func TestStabilityIsSaid(t *testing.T) {
+	said := stabilities(t)
+	for _, p := range packages(t) {
+		name := strings.TrimSuffix("patchbay/"+p.path, "/.")
+		if !isPublic(p) {
+			continue
+		}
+		if !slices.Contains([]string{"stable", "settling", "none"}, said[name]) {
+			t.Errorf("%s says %q of %s: say stable, settling or none", stabilityPage, said[name], name)
+		}
+		delete(said, name)
+	}
+	for name := range said {
+		t.Errorf("%s tells of %s, which is no package that users may import", stabilityPage, name)
+	}
+}
+
+// TestAPI compares the exported API with testdata/api.txt, a line for each function, type, field, method, constant and variable.
+func TestAPI(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("NOT TESTED: the file describes the API on Linux")
+	}
+	now := describeAPI(t)
+	said := strings.Split(strings.TrimSuffix(read(t, "internal/archtest/"+apiFile), "\n"), "\n")
+	stability := stabilities(t)
+	broken := false
+	for _, line := range said {
+		if slices.Contains(now, line) {
+			continue
+		}
+		name, what, _ := strings.Cut(line, ": ")
+		if stability[name] == "stable" {
+			broken = true
+			t.Errorf("%s, which is stable, has no longer: %s\nRestore it, deprecated if need be. Before 1.0 alone: run this test with "+
+				"-update -breaking, and say what to do instead in CHANGELOG.md.", name, what)
+		}
+	}
+	if *updateAPI && (!broken || *breaking) {
+		if err := os.WriteFile(apiFile, []byte(strings.Join(now, "\n")+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if !slices.Equal(now, said) {
+		added, removed := without(now, said), without(said, now)
+		t.Errorf("the exported API has changed: if that is meant, run this test with -update and commit %s\nadded:\n%s\nremoved:\n%s", apiFile,
+			strings.Join(added, "\n"), strings.Join(removed, "\n"))
+	}
+}
+
+// without returns the lines of a that are not in b.
+func without(a, b []string) []string {
+	return slices.DeleteFunc(slices.Clone(a), func(line string) bool { return slices.Contains(b, line) })
+}
+
+// describeAPI reads what the compiler exports of each public package.
+func describeAPI(t *testing.T) (lines []string) {
+	t.Helper()
+	list := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}", "./...")
+	list.Dir = root
+	out, err := list.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	files := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		files[path] = file
+	}
+	imports := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })
+	for _, p := range packages(t) {
+		if !isPublic(p) || isGeneratedAPI(p.path) {
+			continue
+		}
+		imported, err := imports.Import(filepath.ToSlash(filepath.Join(modulePath, p.path)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimSuffix("patchbay/"+p.path, "/.")
+		for _, line := range describePackage(imported) {
+			lines = append(lines, name+": "+line)
+		}
+	}
+	slices.Sort(lines)
+	if len(lines) < 500 {
+		t.Fatalf("%d lines describe the API: the test is broken", len(lines))
+	}
+	return lines
+}
+
+func describePackage(p *types.Package) (lines []string) {
+	qualify := func(other *types.Package) string {
+		if other == p {
+			return ""
+		}
+		return strings.TrimPrefix(other.Path(), modulePath+"/")
+	}
+	for _, name := range p.Scope().Names() {
+		object := p.Scope().Lookup(name)
+		if !object.Exported() {
+			continue
+		}
+		switch o := object.(type) {
+		case *types.Func:
+			lines = append(lines, "func "+name+signature(o.Signature(), qualify))
+		case *types.Const:
+			lines = append(lines, fmt.Sprintf("const %s %s = %s", name, types.TypeString(o.Type(), qualify), o.Val()))
+		case *types.Var:
+			lines = append(lines, "var "+name+" "+types.TypeString(o.Type(), qualify))
+		case *types.TypeName:
+			lines = append(lines, describeType(o, qualify)...)
+		}
+	}
+	return lines
+}
+
+// describeType describes a type, its exported fields and its methods; those of an alias are the ones of what it stands for.
+func describeType(o *types.TypeName, qualify types.Qualifier) []string {
+	underlying := o.Type().Underlying()
+	kind := types.TypeString(underlying, qualify)
+	lines := []string{}
+	switch u := underlying.(type) {
+	case *types.Struct:
+		kind = "struct"
+		for field := range u.Fields() {
+			if field.Exported() {
+				lines = append(lines, fmt.Sprintf("field %s.%s %s", o.Name(), field.Name(), types.TypeString(field.Type(), qualify)))
+			}
+		}
+	case *types.Interface:
+		kind = "interface"
+		for method := range u.Methods() {
+			lines = append(lines, "interface method "+o.Name()+"."+method.Name()+signature(method.Signature(), qualify))
+		}
+		return append(lines, "type "+o.Name()+" interface")
+	}
+	if o.IsAlias() {
+		kind = "= " + types.TypeString(types.Unalias(o.Type()), qualify)
+	}
+	methods := types.NewMethodSet(types.NewPointer(types.Unalias(o.Type())))
+	for method := range methods.Methods() {
+		if f, ok := method.Obj().(*types.Func); ok && f.Exported() {
+			lines = append(lines, "method "+o.Name()+"."+f.Name()+signature(f.Signature(), qualify))
+		}
+	}
+	return append(lines, "type "+o.Name()+" "+kind)
+}
+
+// signature writes a signature without the names of its parameters, which are nobody's promise.
+func signature(s *types.Signature, qualify types.Qualifier) string {
+	unnamed := func(tuple *types.Tuple) *types.Tuple {
+		var all []*types.Var
+		for v := range tuple.Variables() {
+			all = append(all, types.NewParam(token.NoPos, nil, "", v.Type()))
+		}
+		return types.NewTuple(all...)
+	}
+	bare := types.NewSignatureType(nil, nil, nil, unnamed(s.Params()), unnamed(s.Results()), s.Variadic())
+	text := strings.TrimPrefix(types.TypeString(bare, qualify), "func")
+	if s.TypeParams().Len() > 0 {
+		var parameters []string
+		for p := range s.TypeParams().TypeParams() {
+			parameters = append(parameters, p.Obj().Name()+" "+types.TypeString(p.Constraint(), qualify))
+		}
+		return "[" + strings.Join(parameters, ", ") + "]" + text
+	}
+	return text
+}

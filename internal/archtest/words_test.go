@@ -1,0 +1,53 @@
+package archtest
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// unread are rooms and pages whose prose has not been gone through with the words of CONTRIBUTING.md. Nothing is added here.
+var unread = regexp.MustCompile(`^(internal/launch/|launcher/|host/|proxy/|fleet/|verify/|integration/|bench/|reconciler/\w*sim\w*_test` +
+	`|docs/how-to/(operate|fleet|security|go-plugin|handlers)\.md|docs/explanation/(threat-model|comparison)\.md` +
+	`|docs/reference/(verify|handlers-\w+)\.md)`)
+
+// avoided returns one pattern for the words that CONTRIBUTING.md says not to write.
+func avoided(t *testing.T) *regexp.Regexp {
+	t.Helper()
+	var all []string
+	_, section, _ := strings.Cut(read(t, "CONTRIBUTING.md"), "\n## Words\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	for _, row := range regexp.MustCompile(`(?m)^\| .* \| (.*) \|$`).FindAllStringSubmatch(section, -1) {
+		for word := range strings.SplitSeq(row[1], ", ") {
+			if word != "not" {
+				// A sentence may be broken anywhere, also in a comment.
+				all = append(all, strings.ReplaceAll(regexp.QuoteMeta(word), " ", `(?:\s|//|#)+`))
+			}
+		}
+	}
+	if len(all) < 15 {
+		t.Fatalf("CONTRIBUTING.md has %d words that are not written: the test is broken", len(all))
+	}
+	return regexp.MustCompile(`(?i)\b(?:` + strings.Join(all, "|") + `)\b`)
+}
+
+// TestWords looks for the words that are not written, in everything that a user or a developer reads.
+func TestWords(t *testing.T) {
+	words := avoided(t)
+	checked := 0
+	for name, text := range texts(t, ".md", ".go", ".proto", ".html", ".js", ".yaml") {
+		told := slices.Contains([]string{"CONTRIBUTING.md", "CHANGELOG.md", "internal/archtest/words_test.go"}, name)
+		if told || unread.MatchString(name) || strings.HasPrefix(name, "docs/adr/") || strings.HasSuffix(name, ".pb.go") {
+			continue
+		}
+		checked++
+		for _, at := range words.FindAllStringIndex(text, -1) {
+			line := 1 + strings.Count(text[:at[0]], "\n")
+			t.Errorf("%s:%d: %q: CONTRIBUTING.md (Words) says what to write instead", name, line, text[at[0]:at[1]])
+		}
+	}
+	if checked < 300 {
+		t.Errorf("%d files were read: the test is broken", checked)
+	}
+}

@@ -1,0 +1,138 @@
+// Module writes this module into a directory that serves as a Go module proxy, as "go get" would download it. So a clone can be tried, and
+// a release checked, exactly as its users get it.
+//
+//	go run ./module -source .. -out ../dist/module [-version v1.2.3]
+//	GOPROXY=file://$PWD/../dist/module,$(go env GOPROXY) GONOSUMDB=github.com/patchbay-dev/patchbay go get github.com/patchbay-dev/patchbay
+//
+// Without a version it is a pseudo-version whose last part is the digest of the content. It prints the version.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/mod/modfile"
+	"golang.org/x/mod/module"
+	"golang.org/x/mod/semver"
+	"golang.org/x/mod/sumdb/dirhash"
+	"golang.org/x/mod/zip"
+)
+
+func main() {
+	root := flag.String("source", "..", "folder of the module")
+	out := flag.String("out", "../dist/module", "folder of the proxy")
+	version := flag.String("version", "", "version, such as v1.2.3; anything else stands for none")
+	epoch := flag.Int64("epoch", 0, "time of the version, in seconds since 1970")
+	flag.Parse()
+	v, err := write(*root, *out, *version, time.Unix(*epoch, 0).UTC())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "module: cannot write the module:", err)
+		os.Exit(1)
+	}
+	fmt.Println(v)
+}
+
+func write(root, out, version string, at time.Time) (string, error) {
+	goMod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	if err != nil {
+		return "", err
+	}
+	files, err := sources(root)
+	if err != nil {
+		return "", err
+	}
+	path := modfile.ModulePath(goMod)
+	if !semver.IsValid(version) || semver.Canonical(version) != version {
+		if version, err = pseudo(files, at); err != nil {
+			return "", err
+		}
+	}
+	escaped, err := module.EscapePath(path)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(out, filepath.FromSlash(escaped))
+	if err := os.MkdirAll(filepath.Join(dir, "@v"), 0o755); err != nil {
+		return "", err
+	}
+	info, err := json.Marshal(map[string]string{"Version": version, "Time": at.Format(time.RFC3339)})
+	if err != nil {
+		return "", err
+	}
+	list := ""
+	if !module.IsPseudoVersion(version) {
+		list = version + "\n"
+	}
+	for name, content := range map[string][]byte{
+		"@latest": info, "@v/list": []byte(list), "@v/" + version + ".info": info, "@v/" + version + ".mod": goMod,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return "", err
+		}
+	}
+	return version, pack(files, module.Version{Path: path, Version: version}, filepath.Join(dir, "@v", version+".zip"))
+}
+
+// source is one file of the module.
+type source struct{ root, name string }
+
+func (s source) Path() string                 { return s.name }
+func (s source) Lstat() (os.FileInfo, error)  { return os.Lstat(filepath.Join(s.root, s.name)) }
+func (s source) Open() (io.ReadCloser, error) { return os.Open(filepath.Join(s.root, s.name)) }
+
+// sources lists what is in the repository, or would be if all were committed.
+func sources(root string) ([]zip.File, error) {
+	list := exec.CommandContext(context.Background(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+	list.Dir = root
+	out, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("git cannot list the files: %w", err)
+	}
+	var files []zip.File
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+		s := source{root, name}
+		if _, err := s.Lstat(); err == nil { // else it was removed, and that is not committed yet
+			files = append(files, s)
+		}
+	}
+	return files, nil
+}
+
+// pack makes the archive of the module.
+func pack(files []zip.File, m module.Version, archive string) error {
+	file, err := os.Create(archive)
+	if err != nil {
+		return err
+	}
+	if err := zip.Create(file, m, files); err != nil {
+		_ = file.Close()
+		return err
+	}
+	return file.Close()
+}
+
+// pseudo returns a version that is different for each content.
+func pseudo(files []zip.File, at time.Time) (string, error) {
+	checked, err := zip.CheckFiles(files)
+	if err != nil {
+		return "", err
+	}
+	byName := map[string]zip.File{}
+	for _, f := range files {
+		byName[f.Path()] = f
+	}
+	hash, err := dirhash.Hash1(checked.Valid, func(name string) (io.ReadCloser, error) { return byName[name].Open() })
+	if err != nil {
+		return "", err
+	}
+	digest := fmt.Sprintf("%x", strings.TrimPrefix(hash, "h1:"))
+	return module.PseudoVersion("v0", "", at, digest[:12]), nil
+}
