@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"flag"
-	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -32,7 +31,7 @@ func TestMetricsReference(t *testing.T) {
 		}
 		if strings.HasPrefix(m[1], "patchbay_") {
 			labels := strings.ReplaceAll(m[3], ",", ", ")
-			rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", m[1], labels, strings.ReplaceAll(m[2], "|", "\\|")))
+			rows = append(rows, "| `"+m[1]+"` | "+labels+" | "+strings.ReplaceAll(m[2], "|", "\\|")+" |\n")
 		}
 	}
 	if len(rows) < 15 {

@@ -6,7 +6,8 @@
 //
 // What is checked is a table of rules ([Rules]), each with a stable identifier: REG (registration), CON (connections), SVC (services that
 // every plugin may offer), CSI, DEV and KUB (device plugins), DRA, PRC (the process) and ENV (where it runs).
-// docs/reference/verify.md explains each of them. A [Target] that is only a socket is left running and undisturbed: the rules that end a plugin or refuse it need a command.
+// docs/reference/verify.md explains each of them. A [Target] that is only a socket is left running and undisturbed: the rules that end a
+// plugin or refuse it need a command.
 //
 // It changes nothing in a plugin, does not test what its service does with real volumes, devices or claims, and is no load test.
 package verify

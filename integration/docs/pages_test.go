@@ -146,7 +146,7 @@ func (b block) checkCommands(t *testing.T) {
 		words := strings.Fields(strings.ReplaceAll(s.command, "\\\n", " "))
 		if i := slices.Index(words, "patchbay"); i >= 0 && i+1 < len(words) && regexp.MustCompile(`^[a-z-]+$`).MatchString(words[i+1]) {
 			command, _, _ := strings.Cut(strings.Join(words[i:], " "), " #")
-			command = regexp.MustCompile(` -- .*| (\||[0-9]?>|&).*`).ReplaceAllString(command, "")
+			command = regexp.MustCompile(` -- .*| (\||\d?>|&).*`).ReplaceAllString(command, "")
 			help := exec.CommandContext(t.Context(), "bash", "-c", command+" --help")
 			help.Env = environment
 			if out, err := help.CombinedOutput(); err != nil {
@@ -200,7 +200,7 @@ func (b block) compile(t *testing.T, number int) {
 		t.Errorf("%s:%d: nothing says what stands around this part of a program: write that into testdata/%s, with BLOCK for it", b.page, b.line, name)
 		return
 	}
-	text := regexp.MustCompile(`(?m)^\s*(// )?(…|\.\.\.)$`).ReplaceAllString(b.content(), "")
+	text := regexp.MustCompile(`(?m)^\s*(// )?(…|\.{3})$`).ReplaceAllString(b.content(), "")
 	text = strings.Replace(string(around), "BLOCK", text, 1)
 	source, err := filepath.Abs("../../internal/excerpt/excerpt.go")
 	if err != nil {

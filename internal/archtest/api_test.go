@@ -173,7 +173,6 @@ func describeType(o *types.TypeName, qualify types.Qualifier) []string {
 			}
 		}
 	case *types.Interface:
-		kind = "interface"
 		for method := range u.Methods() {
 			lines = append(lines, "interface method "+o.Name()+"."+method.Name()+signature(method.Signature(), qualify))
 		}

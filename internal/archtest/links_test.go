@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	fences   = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+	fences   = regexp.MustCompile("(?ms)^ *```.*?\n *```")
 	inCode   = regexp.MustCompile("`[^`\n]*`")
 	links    = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 	headings = regexp.MustCompile(`(?m)^#{1,6} +(.+?) *$`)
