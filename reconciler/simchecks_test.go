@@ -214,6 +214,7 @@ func (l *life) observed(e reconciler.Event) {
 	switch e.Kind {
 	case reconciler.EventRegistered, reconciler.EventRestored:
 		l.open[e.Instance] = true
+		m.takeName(l.instances[e.Instance])
 		if _, err := l.store.PluginForAlloc(e.Type, e.Name, e.Instance); err != nil {
 			m.complain("an event says that %s is %s: %v", e.Instance, e.Kind, err)
 		}

@@ -38,7 +38,7 @@ type life struct {
 	scanning, synced bool
 	syncedAt         time.Duration
 	found            int                     // counts what was found until then and is not remembered
-	unseen           map[cache.SocketID]bool // remembered, and not told of yet
+	unseen           map[cache.SocketID]bool // remembered, and the machine does not know yet that they are there
 
 	handlers map[string]*strict // the present ones
 	callers  []*strict          // all that there were

@@ -21,6 +21,8 @@ type keptName struct {
 	unsure bool
 	// byRecord: it is not on the disk, on which there is an instance, and if that is gone it is kept anew.
 	byRecord bool
+	// takers are the other users who have had a plugin of it since. It is theirs then: a restart may find it kept for any of them.
+	takers []uint32
 }
 
 // nameSlack is how much later the model may know of the end of a plugin: one whose socket was replaced is shown for a moment.
@@ -55,6 +57,13 @@ func (m *model) keepName(in reconciler.Instance, why string) {
 	m.kept[key] = &keptName{
 		uid: in.Account.UID, since: m.count, began: m.sim.elapsed, until: m.sim.elapsed + grace, wall: m.sim.Now().Round(0).Add(grace),
 		unsure: unsure,
+	}
+}
+
+// takeName takes over that an instance has a name that may be kept for another user.
+func (m *model) takeName(in reconciler.Instance) {
+	if k := m.kept[lane{in.Type, in.Name}]; k != nil && in.Account.Known && in.Account.UID != k.uid {
+		k.takers = append(k.takers, in.Account.UID)
 	}
 }
 
@@ -142,8 +151,8 @@ func (m *model) rememberNames(restored []reconciler.Instance) {
 	now, grace := m.sim.Now().Round(0), m.set.duration("namegrace")
 	for key, k := range m.kept {
 		saved, is := m.disk.names[key]
-		is = is && (saved.UID == k.uid && (saved.Until.Sub(k.wall).Abs() < nameSlack || m.clockSet > k.began) ||
-			saved.Until.After(k.wall)) // it was another one's then
+		own := saved.Until.Sub(k.wall).Abs() < nameSlack || m.clockSet > k.began || saved.Until.After(k.wall) // he had another plugin
+		is = is && (saved.UID == k.uid && own || slices.Contains(k.takers, saved.UID))
 		k.byRecord = slices.ContainsFunc(restored, func(in reconciler.Instance) bool {
 			return in.Type == key.ptype && in.Name == key.name && in.Account.Known && in.Account.UID == k.uid
 		})

@@ -214,14 +214,19 @@ func stack() string { return string(debug.Stack()) }
 
 // traceStep writes an input of the machine and its effects down, and takes over what the machine has seen from then on.
 func (m *model) traceStep(in machine.Input, effects []machine.Effect) {
-	switch released := in.(type) {
+	switch in := in.(type) {
 	case machine.Complete:
 		m.life.synced, m.life.syncedAt = true, m.sim.elapsed
 		clear(m.life.unseen)
 	case machine.Released:
-		m.life.released(lane{released.Key.Type, released.Key.Name})
+		m.life.released(lane{in.Key.Type, in.Key.Name})
 	case machine.Changed:
 		m.taken++ // a walk that began since the facts were told did not know of them
+		for _, change := range in {
+			if change.Info != nil {
+				delete(m.life.unseen, change.Info.Socket)
+			}
+		}
 	}
 	m.life.follows(in, effects)
 	if m.trace == nil {

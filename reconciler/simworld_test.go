@@ -348,9 +348,7 @@ func (l *life) tellOf(path string, p *program) {
 		l.desired.MoveSocket(from, cache.Socket{Path: path, Deprecated: deprecated(path)})
 		return
 	}
-	if l.unseen[p.socket] {
-		delete(l.unseen, p.socket)
-	} else {
+	if !l.unseen[p.socket] {
 		l.m.appeared++
 		p.appearedAt = l.m.sim.elapsed
 		p.rank, p.record, p.found = float64(l.m.appeared), nil, 0
