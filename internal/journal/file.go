@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -45,10 +46,12 @@ type keeper struct {
 	// The rest belongs to the goroutine of run.
 	began  bool // it has written
 	failed bool
+	dir    fs.FileInfo // in which it has written or may begin to; nil if that was not there yet
 }
 
 func newKeeper(path string, log *slog.Logger) *keeper {
-	return &keeper{path: path, max: maxFile, log: log, wake: make(chan struct{}, 1)}
+	dir, _ := os.Stat(filepath.Dir(path))
+	return &keeper{path: path, max: maxFile, log: log, wake: make(chan struct{}, 1), dir: dir}
 }
 
 // add has an event written. It does not block.
@@ -120,17 +123,32 @@ func (k *keeper) write(events []Event) error {
 			return fmt.Errorf("cannot write event %d: %w", e.Seq, err)
 		}
 	}
-	err := appendTo(k.path, lines.Bytes())
+	err := k.append(lines.Bytes())
 	k.began = k.began || err == nil
 	return err
 }
 
-// appendTo appends to a file, of which nothing is changed if that fails.
-func appendTo(path string, text []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+// append appends to the file, of which nothing is changed if that fails. A file that is not there is made, but not in the directory on
+// which the right one is mounted at other times: it would be hidden there later.
+func (k *keeper) append(text []byte) error {
+	dir, err := os.OpenRoot(filepath.Dir(k.path))
 	if err != nil {
 		return err
 	}
+	defer dir.Close()
+	at, err := dir.Stat(".")
+	if err != nil {
+		return err
+	}
+	flags, name := os.O_WRONLY|os.O_APPEND, filepath.Base(k.path)
+	if k.dir == nil || os.SameFile(at, k.dir) {
+		flags |= os.O_CREATE
+	}
+	file, err := dir.OpenFile(name, flags, 0o600)
+	if err != nil {
+		return err
+	}
+	k.dir = at
 	info, err := file.Stat()
 	if err == nil {
 		if _, err = file.Write(text); err != nil {

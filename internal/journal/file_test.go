@@ -3,7 +3,9 @@ package journal
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -117,6 +119,42 @@ func TestCannotWrite(t *testing.T) {
 		t.Errorf("the log is %s", got)
 	}
 	if events, err := load(path); err != nil || len(events) != 1 {
+		t.Errorf("%v, %v", events, err)
+	}
+}
+
+// TestDeviceIsAway: where the device of the file was mounted nothing is made, and what comes back is written to.
+func TestDeviceIsAway(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	mount := func(from, to string) {
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "events")
+	k := newKeeper(path, slog.New(slog.DiscardHandler))
+	tell := func(seq uint64) error { return k.write([]Event{{Seq: seq, Event: reconciler.Event{Kind: "told"}}}) }
+	if err := tell(1); err != nil {
+		t.Fatal(err)
+	}
+	mount(dir, dir+".away")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := tell(2); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("in another directory: %v", err)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Errorf("something was made where the device was: %v", err)
+	}
+	mount(dir+".away", dir)
+	if err := tell(3); err != nil {
+		t.Error(err)
+	}
+	if events, err := load(path); err != nil || len(events) != 2 || events[1].Seq != 3 {
 		t.Errorf("%v, %v", events, err)
 	}
 }
