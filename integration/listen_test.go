@@ -26,7 +26,7 @@ func TestDevicePluginStartsManyTimes(t *testing.T) {
 		p.stop()
 		d.wait(deviceID, "deregistered")
 	}
-	checkEvents(t, d, starts())
+	checkEvents(t, d, starts(), 0)
 }
 
 // The same with a moment that is long enough to be met each time.
@@ -35,16 +35,24 @@ func TestListenAfterBind(t *testing.T) {
 	d := startDaemon(t)
 	delays := []time.Duration{0, time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 20 * time.Millisecond}
 	var after []string
+	late := 0 // plugins that a busy machine kept from listening for about as long as the daemon waits for that, 100 ms
 	for i := range starts() {
 		p := start(t, nil, "lateregistrar", "-name", "late.example.com", "-socket", filepath.Join(d.dir, "late.sock"),
 			"-delay", delays[i%len(delays)].String())
 		checkSmooth(d, id)
 		_, told, _ := strings.Cut(p.waitForLine("told registered=true"), "after=")
+		told, listened, _ := strings.Cut(strings.TrimSpace(told), " late=")
 		after = append(after, told)
+		if took, err := time.ParseDuration(listened); err != nil {
+			t.Fatal(err)
+		} else if took > 80*time.Millisecond {
+			late++
+			d.warns = "connect: connection refused"
+		}
 		p.stop()
 		d.wait(id, "deregistered")
 	}
-	checkEvents(t, d, starts())
+	checkEvents(t, d, starts(), late)
 	t.Logf("told after listen(2), with a delay of %v in turn: %v", delays, after)
 }
 
@@ -59,9 +67,9 @@ func checkSmooth(d *daemon, id string) {
 	}
 }
 
-// checkEvents checks that a plugin was registered and deregistered n times and that no attempt failed. A failure, which "status" forgets at
-// the next success, would be an event.
-func checkEvents(t *testing.T, d *daemon, n int) {
+// checkEvents checks that a plugin was registered and deregistered n times and that no attempt failed, but for those of late plugins. A
+// failure, which "status" forgets at the next success, would be an event.
+func checkEvents(t *testing.T, d *daemon, n, late int) {
 	t.Helper()
 	count := map[string]int{}
 	for _, e := range d.events() {
@@ -69,6 +77,9 @@ func checkEvents(t *testing.T, d *daemon, n int) {
 	}
 	// A plugin that ends closes its listener and removes its socket in one breath. The daemon may see either first.
 	delete(count, "unreachable")
+	if count["failed"] <= late {
+		delete(count, "failed")
+	}
 	if diff := cmp.Diff(map[string]int{"registered": n, "deregistered": n}, count); diff != "" {
 		t.Errorf("events by kind, -want +got:\n%s", diff)
 	}

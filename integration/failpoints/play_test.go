@@ -106,10 +106,10 @@ What happens after %d failures at the %d points at which a test can have the dae
 before, another plugin that must not notice: it keeps its instance and has no event. A failure comes once unless the table says otherwise.
 In the end each plugin that lives is registered, once, and answers through its stable socket, no condition is degraded, and the same is so
 after a restart; when all plugins have gone, the state is empty, and no file, goroutine or descriptor is left. A plugin that appears is told no
-error but those in the table. This page is generated from the tests in [integration/failpoints](../integration/failpoints).
+error but those in the table. This page is generated from the tests in [integration/failpoints](../../integration/failpoints).
 
-What can fail for real does so in other tests: etcd in [integration/fleet](../integration/fleet), the device of the state file in
-[integration/crash](../integration/crash), plugins in [integration/hostile](../integration/hostile) and in those of the handlers.
+What can fail for real does so in other tests: etcd in [integration/fleet](../../integration/fleet), the device of the state file in
+[integration/crash](../../integration/crash), plugins in [integration/hostile](../../integration/hostile) and in those of the handlers.
 
 A point is a comment that begins with `+"`// gofail:`"+` in the source. The tests compile copies of the files in which the comments are code;
 nothing else has it. `+"`make failpoints`"+` runs them.

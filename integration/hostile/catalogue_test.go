@@ -214,7 +214,7 @@ What %d hostile plugins do, and what happens to them. Each is a process and has 
 discovered and one that was launched as another user. While the attack lasts, the neighbours are called through their stable sockets and
 through the control socket, and another plugin registers. Unless the table says otherwise, no call fails, no neighbour has an event, each
 stays the instance that it was, and the daemon uses at most %d goroutines, %d descriptors and %d MiB of memory more than before. This page is
-generated from the tests in [integration/hostile](../integration/hostile), which show it.
+generated from the tests in [integration/hostile](../../integration/hostile), which show it.
 
 Unless said otherwise a plugin runs as the daemon's own user, which is root. Deadlines of one second for GetInfo and Notify, %d sockets in a
 directory and a depth of %d are configured; all else is as it is by default.

@@ -34,12 +34,12 @@ func main() {
 func run(ctx context.Context, path, name string, delay time.Duration) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
 	defer stop()
-	listener, err := listenLate(path, delay)
+	listener, late, err := listenLate(path, delay)
 	if err != nil {
 		return fmt.Errorf("cannot listen on %s: %w", path, err)
 	}
 	server := grpc.NewServer()
-	registerapi.RegisterRegistrationServer(server, &registrar{name: name, listening: time.Now()})
+	registerapi.RegisterRegistrationServer(server, &registrar{name: name, listening: time.Now(), late: late})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	select {
@@ -53,22 +53,25 @@ func run(ctx context.Context, path, name string, delay time.Duration) error {
 	return errors.Join(err, <-served)
 }
 
-// listenLate binds a socket and listens on it after a delay.
-func listenLate(path string, delay time.Duration) (net.Listener, error) {
+// listenLate binds a socket and listens on it after a delay, which a busy machine makes longer.
+func listenLate(path string, delay time.Duration) (l net.Listener, late time.Duration, err error) {
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	file := os.NewFile(uintptr(fd), path)
 	defer file.Close()
+	bound := time.Now()
 	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	<-time.After(delay) //nolint:forbidigo // to be late is what it is for
 	if err := syscall.Listen(fd, syscall.SOMAXCONN); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return net.FileListener(file)
+	late = time.Since(bound)
+	l, err = net.FileListener(file)
+	return l, late, err
 }
 
 type registrar struct {
@@ -76,16 +79,17 @@ type registrar struct {
 
 	name      string
 	listening time.Time
+	late      time.Duration
 }
 
 func (r *registrar) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	return &registerapi.PluginInfo{Type: registerapi.CSIPlugin, Name: r.name, SupportedVersions: []string{"1.0.0"}}, nil
 }
 
-// NotifyRegistrationStatus prints the status and how long after listen(2) it came.
+// NotifyRegistrationStatus prints the status, how long after listen(2) it came, and how long that was after bind(2).
 func (r *registrar) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
-	fmt.Printf("told registered=%t error=%q after=%v\n", status.PluginRegistered, status.Error, time.Since(r.listening))
+	fmt.Printf("told registered=%t error=%q after=%v late=%v\n", status.PluginRegistered, status.Error, time.Since(r.listening), r.late)
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
