@@ -45,7 +45,7 @@ func TestLife(t *testing.T) {
 	l.end(old, syscall.SIGTERM)
 	l.run("wait", "ExamplePlugin/disk")
 	l.end(young, syscall.SIGKILL)
-	l.step("Killed", "ExamplePlugin/disk", "event=deregistered.*disk-2")
+	l.step("Killed", "ExamplePlugin/disk", "event=failed.*disk-2")
 	l.start("printer.sock", "OtherType", "printer")
 	l.step("Refused: nobody handles its type", "OtherType/printer", "event=refused.*printer")
 	l.run("launch", "crasher")
@@ -146,6 +146,7 @@ var (
 	spans = regexp.MustCompile(`\((in )?\d+\w( ago)?\)`)
 	pids  = regexp.MustCompile(`(?i)(pid:?\s+|pid=)\d+`)
 	tries = regexp.MustCompile(`(Failed attempts:\s+)\d+`)
+	pause = regexp.MustCompile(`(it is started again in )[0-9.]+\w+`)
 	ids   = regexp.MustCompile(`(instance=|Instance ID:\s+)(\w{16})`)
 )
 
@@ -155,6 +156,7 @@ func (l *life) block(what, text string) {
 	text = times.ReplaceAllString(text, "TIME")
 	text = spans.ReplaceAllString(text, "(SPAN)")
 	text = pids.ReplaceAllString(text, "${1}PID")
+	text = pause.ReplaceAllString(text, "${1}SPAN")
 	text = tries.ReplaceAllString(text, "${1}N")
 	for _, match := range ids.FindAllStringSubmatch(text, -1) {
 		l.ids = append(l.ids, match[2])

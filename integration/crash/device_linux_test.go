@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -73,9 +74,16 @@ func (d *device) unmount(t *testing.T) {
 	if d.server == nil {
 		return
 	}
-	if err := d.server.Unmount(); err != nil {
-		t.Errorf("cannot unmount: %v", err)
-		return
+	// Children that other tests fork have what this process has open, until they execute their programs.
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		err := d.server.Unmount()
+		if err == nil {
+			break
+		}
+		if time.Since(began) > patience {
+			t.Errorf("cannot unmount: %v", err)
+			return
+		}
 	}
 	d.server.Wait()
 	d.server = nil
