@@ -146,27 +146,32 @@ func New(cfg Config) (*Runtime, error) {
 		Launched:       rt.launched.At,
 		Scanned:        func() { close(rt.ready) },
 		FileEventsLost: cfg.Observer.FileEventsLost,
-		Reconciler: reconciler.Config{
-			Registry:         enrol.In(registry),
-			Restored:         enrol.Restored(registry, cfg.Logger),
-			Observe:          rt.observe,
-			Attempted:        cfg.Observer.Attempt,
-			Refused:          cfg.Observer.Refused,
-			Tracer:           cfg.Observer.Tracer,
-			Source:           rt.launched.Source,
-			Admit:            mayRegister,
-			ClientTimeout:    cfg.ClientTimeout,
-			Timeouts:         cfg.Timeouts,
-			TypeTimeouts:     cfg.TypeTimeouts,
-			Bounds:           cfg.Bounds,
-			UnreachableGrace: cfg.UnreachableGrace,
-			NameGrace:        cmp.Or(cfg.NameGrace, defaultNameGrace),
-			Names:            enrol.Names(registry),
-			IgnoreUnhandled:  cfg.IgnoreUnhandled,
-			Logger:           cfg.Logger,
-		},
+		Reconciler:     rt.reconcilerConfig(cfg, mayRegister),
 	})
 	return rt, nil
+}
+
+// reconcilerConfig configures what registers plugins; admit says which may.
+func (rt *Runtime) reconcilerConfig(cfg Config, admit func(context.Context, reconciler.Instance) error) reconciler.Config {
+	return reconciler.Config{
+		Registry:         enrol.In(rt.registry),
+		Restored:         enrol.Restored(rt.registry, cfg.Logger),
+		Observe:          rt.observe,
+		Attempted:        cfg.Observer.Attempt,
+		Refused:          cfg.Observer.Refused,
+		Tracer:           cfg.Observer.Tracer,
+		Source:           rt.launched.Source,
+		Admit:            admit,
+		ClientTimeout:    cfg.ClientTimeout,
+		Timeouts:         cfg.Timeouts,
+		TypeTimeouts:     cfg.TypeTimeouts,
+		Bounds:           cfg.Bounds,
+		UnreachableGrace: cfg.UnreachableGrace,
+		NameGrace:        cmp.Or(cfg.NameGrace, defaultNameGrace),
+		Names:            enrol.Names(rt.registry),
+		IgnoreUnhandled:  cfg.IgnoreUnhandled,
+		Logger:           cfg.Logger,
+	}
 }
 
 // absolute gives all paths their one form: they mean the same whatever happens to the working directory.

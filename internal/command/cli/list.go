@@ -175,15 +175,7 @@ last ended.`,
 			return statusOfAll(cmd, output, all)
 		}
 		if !strings.Contains(args[0], "/") {
-			p, found, err := launched(ctx, c, args[0])
-			if err == nil && !found {
-				err = fmt.Errorf("no launched plugin %s is known: plugins to launch are those of the catalogue, the key plugins of the "+
-					"configuration; a plugin that registered by itself is named TYPE/NAME", args[0])
-			}
-			if err != nil {
-				return err
-			}
-			return printLaunched(cmd, output, p)
+			return statusOfLaunched(ctx, c, cmd, output, args[0])
 		}
 		ptype, name, _ := client.ParsePlugin(args[0])
 		instances, err := c.Get(ctx, ptype, name)
@@ -193,6 +185,18 @@ last ended.`,
 		return output.print(cmd, instances, func(w io.Writer) error { return writeStatus(w, instances, time.Now()) })
 	})
 	return cmd
+}
+
+func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, name string) error {
+	p, found, err := launched(ctx, c, name)
+	if err == nil && !found {
+		err = fmt.Errorf("no launched plugin %s is known: plugins to launch are those of the catalogue, the key plugins of the "+
+			"configuration; a plugin that registered by itself is named TYPE/NAME", name)
+	}
+	if err != nil {
+		return err
+	}
+	return printLaunched(cmd, output, p)
 }
 
 func writeStatus(w io.Writer, instances []client.Plugin, now time.Time) error {
