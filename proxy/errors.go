@@ -7,6 +7,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
 // isLost says whether an error is that of a connection which ended under a call. gRPC gives it codes that a plugin may use too; the text
@@ -27,8 +29,8 @@ func isLost(err error) bool {
 	}
 }
 
-// CannotCall is the status of a call that could not be made, with the code and the details of err and a text that says what was called, for
-// example "plugin csi-node/hostpath.csi.k8s.io", once: err may say so already.
+// CannotCall returns the status of a call that could not be made, with the code and details of err. Its text names what was called, for
+// example "plugin csi-node/hostpath.csi.k8s.io", exactly once, even if err names it already.
 func CannotCall(name string, err error) error {
 	s := status.Convert(unavailableUnlessStatus(err)).Proto()
 	if tried := "cannot call " + name + ": "; !strings.HasPrefix(s.GetMessage(), tried) {
@@ -39,8 +41,8 @@ func CannotCall(name string, err error) error {
 
 // unavailableUnlessStatus makes an error a gRPC status, as the documentation of Director says.
 func unavailableUnlessStatus(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, frames.ErrNotBegun) { // which a server of fragments tells the caller in its own way
+		return err
 	}
 	if s, ok := status.FromError(err); ok {
 		return s.Err()

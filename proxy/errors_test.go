@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"context"
 	"errors"
+	"io"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -22,7 +23,7 @@ func TestOwnErrors(t *testing.T) {
 	if err := listener.Close(); err != nil {
 		t.Fatal(err)
 	}
-	absent := connect(t, path)
+	absent := direct(t, path)
 	for name, test := range map[string]struct {
 		director proxy.Director
 		code     codes.Code
@@ -55,14 +56,14 @@ func TestOwnErrors(t *testing.T) {
 // TestLost ends the connection to the plugin, at either end, under a call.
 // TestComesBack has a call go to a plugin whose endpoint is the proxy's own socket.
 func TestComesBack(t *testing.T) {
-	var itself *grpc.ClientConn
+	var itself grpc.ClientConnInterface
 	var calls atomic.Int32
 	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
 		calls.Add(1)
 		return proxy.Named(itself, "plugin T/n"), nil
 	})
-	itself = connect(t, path)
-	_, err := testpb.NewTestServiceClient(itself).UnaryCall(within(t), &testpb.SimpleRequest{})
+	itself = direct(t, path)
+	_, err := testpb.NewTestServiceClient(connect(t, path)).UnaryCall(within(t), &testpb.SimpleRequest{})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "plugin T/n") || !strings.Contains(err.Error(), "leads back") {
 		t.Errorf("the call ends with %v", err)
 	}
@@ -72,9 +73,9 @@ func TestComesBack(t *testing.T) {
 }
 
 func TestLost(t *testing.T) {
-	for name, end := range map[string]func(*grpc.Server, *grpc.ClientConn){
-		"plugin": func(s *grpc.Server, _ *grpc.ClientConn) { s.Stop() },
-		"host":   func(_ *grpc.Server, c *grpc.ClientConn) { _ = c.Close() },
+	for name, end := range map[string]func(*grpc.Server, io.Closer){
+		"plugin": func(s *grpc.Server, _ io.Closer) { s.Stop() },
+		"host":   func(_ *grpc.Server, c io.Closer) { _ = c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := grpc.NewServer()
@@ -85,9 +86,9 @@ func TestLost(t *testing.T) {
 				<-s.Context().Done()
 				return nil
 			}})
-			direct := connect(t, run(t, server))
+			conn := direct(t, run(t, server))
 			c := testpb.NewTestServiceClient(connect(t, serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
-				return proxy.Named(direct, "plugin T/n"), nil
+				return proxy.Named(conn, "plugin T/n"), nil
 			})))
 			s, err := c.FullDuplexCall(within(t))
 			if err != nil {
@@ -96,7 +97,7 @@ func TestLost(t *testing.T) {
 			if _, err := s.Header(); err != nil {
 				t.Fatal(err)
 			}
-			end(server, direct)
+			end(server, conn)
 			_, err = s.Recv()
 			if s := status.Convert(err); s.Code() != codes.Unavailable ||
 				!strings.HasPrefix(s.Message(), "the call was lost with the connection to plugin T/n: ") {

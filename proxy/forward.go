@@ -13,19 +13,19 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Director chooses the connection for a call; method is its full name, for example "/csi.v1.Identity/Probe". The metadata of the call is
-// the incoming one of ctx, which ends with the call. It may block for as long as ctx lasts. An error is what the caller gets: a gRPC status
-// as it is, any other with codes.Unavailable.
+// Director chooses the connection for a call; method is its full name, for example "/csi.v1.Identity/Probe". The call's metadata is
+// the incoming metadata of ctx, which ends with the call. It may block for as long as ctx lasts. The caller receives its error: a gRPC
+// status as it is, any other error with codes.Unavailable.
 //
-// A connection whose String method says what it leads to, as that of [Named], is named in the errors of the proxy, and an error of the
-// director by [CannotCall].
+// The errors of the proxy name a connection that has a String method, as [Named] returns it. A director names what it could not call with
+// [CannotCall].
 type Director func(ctx context.Context, method string) (grpc.ClientConnInterface, error)
 
-// Forward forwards one call to where the director leads it. It is a [Handler].
+// Forward forwards one call to the connection that the director chooses. It is a [Handler].
 //
-// The caller gets the status of the plugin. Where there is none, because the call could not be made or was lost with its connection, the
+// The caller gets the status of the plugin. If there is none, because the call could not be made or was lost with its connection, the
 // status says so and names the plugin; the code is codes.Unavailable. A call whose context ends with a cause of its own (context.Cause),
-// for example because the server stops, ends with that: a gRPC status as it is, any other with codes.Unavailable.
+// for example because the server stops, ends with that cause: a gRPC status as it is, any other error with codes.Unavailable.
 func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 	method, ok := grpc.MethodFromServerStream(caller)
 	if !ok {
@@ -65,36 +65,41 @@ func forward(call context.Context, caller grpc.ServerStream, conn grpc.ClientCon
 		return CannotCall(nameOf(conn), status.Errorf(codes.FailedPrecondition,
 			"the call has come through %d proxies: the endpoint of the plugin leads back to where the call came from", maxHops))
 	}
-	options := []grpc.CallOption{
-		grpc.ForceCodecV2(codec{}), grpc.MaxCallRecvMsgSize(MaxMessageSize), grpc.MaxCallSendMsgSize(MaxMessageSize),
-	}
+	options, newUnit := unitsOf(caller)
+	request := newUnit()
 	if subtype := subtypeOf(md); subtype != "" {
 		options = append(options, grpc.CallContentSubtype(subtype))
 	}
 	// gofail: var proxyStream string
 	// return CannotCall(nameOf(conn), errors.New(proxyStream))
-	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md)), &everyStream, method, options...)
+	plugin, err := conn.NewStream(metadata.NewOutgoingContext(ctx, forwarded(md, request)), &everyStream, method, options...)
 	if err != nil {
 		return CannotCall(nameOf(conn), err)
 	}
-	// It ends when the caller has half-closed, or else with this call, whose end ends RecvMsg.
-	go forwardRequests(caller, plugin, cancel)
-	err = forwardResponses(caller, plugin, conn)
+	if err := checkUnits(plugin, request); err != nil {
+		return CannotCall(nameOf(conn), err)
+	}
+	// gofail: var proxyRequest string
+	// return errors.New(proxyRequest)
+	if !forwardWhole(caller, plugin, request) {
+		// It ends when the caller has half-closed, or else with this call, whose end ends RecvMsg.
+		go forwardRequests(caller, plugin, request, cancel)
+	}
+	err = forwardResponses(caller, plugin, newUnit(), conn)
 	if wrong := context.Cause(ctx); err != nil && wrong != nil && call.Err() == nil {
 		return wrong
 	}
 	return err
 }
 
-// forwardRequests forwards what the caller sends until it has half-closed or the call has ended, and reports to failed what is wrong with
-// the caller's messages.
-func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, failed context.CancelCauseFunc) {
-	var m message
+// forwardRequests forwards what the caller sends, first what is in m already, until it has half-closed or the call has ended, and reports
+// to failed what is wrong with the caller's messages.
+func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, m unit, failed context.CancelCauseFunc) {
+	if f, ok := m.(fragment); ok && f.Len() > 0 && plugin.SendMsg(m.holder()) != nil {
+		return // the status of the call says why
+	}
 	for {
-		// gofail: var proxyRequest string
-		// failed(errors.New(proxyRequest))
-		// return
-		err := caller.RecvMsg(&m)
+		err := caller.RecvMsg(m.holder())
 		if errors.Is(err, io.EOF) {
 			_ = plugin.CloseSend() // what is wrong is the status of the call
 			return
@@ -103,7 +108,7 @@ func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, failed 
 			failed(err)
 			return
 		}
-		if err := plugin.SendMsg(&m); err != nil {
+		if err := plugin.SendMsg(m.holder()); err != nil {
 			m.free()
 			return // the status of the call says why
 		}
@@ -111,21 +116,20 @@ func forwardRequests(caller grpc.ServerStream, plugin grpc.ClientStream, failed 
 }
 
 // forwardResponses forwards what the plugin sends, and returns how the call ended.
-func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn grpc.ClientConnInterface) error {
+func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, m unit, conn grpc.ClientConnInterface) error {
 	// Headers are forwarded when they come, which may be long before the first message. Without any there is a status only.
 	if header, err := plugin.Header(); err == nil && header != nil {
 		if err := checkSize(header, conn); err != nil {
 			return err
 		}
-		if err := caller.SendHeader(forwarded(header)); err != nil {
+		if err := caller.SendHeader(forwarded(header, m)); err != nil {
 			return err
 		}
 	}
-	var m message
 	for {
 		// gofail: var proxyResponse string
 		// return status.Error(codes.Unavailable, proxyResponse)
-		if err := plugin.RecvMsg(&m); err != nil {
+		if err := plugin.RecvMsg(m.holder()); err != nil {
 			trailer := plugin.Trailer()
 			if len(trailer) == 0 && isLost(err) {
 				return status.Errorf(codes.Unavailable, "the call was lost with the connection to %s: %s", nameOf(conn), status.Convert(err).Message())
@@ -133,13 +137,13 @@ func forwardResponses(caller grpc.ServerStream, plugin grpc.ClientStream, conn g
 			if err := checkSize(trailer, conn); err != nil {
 				return err
 			}
-			caller.SetTrailer(forwarded(trailer))
+			caller.SetTrailer(forwarded(trailer, m))
 			if errors.Is(err, io.EOF) {
 				return nil
 			}
 			return err
 		}
-		if err := caller.SendMsg(&m); err != nil {
+		if err := caller.SendMsg(m.holder()); err != nil {
 			m.free()
 			return err
 		}
@@ -154,7 +158,7 @@ func checkSize(md metadata.MD, conn grpc.ClientConnInterface) error {
 	return nil
 }
 
-// Named returns a connection that is known by a name in the errors of the proxy, for example "plugin csi-node/hostpath.csi.k8s.io".
+// Named returns conn under a name for the errors of the proxy, for example "plugin csi-node/hostpath.csi.k8s.io".
 func Named(conn grpc.ClientConnInterface, name string) grpc.ClientConnInterface {
 	return named{conn, name}
 }

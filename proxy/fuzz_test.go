@@ -13,12 +13,19 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
 // FuzzPeers has a caller and a plugin that send anything. The call of somebody else through the same proxy arrives all the same, and nothing
 // waits for either of them once it is gone.
-func FuzzPeers(f *testing.F) {
+func FuzzPeers(f *testing.F) { fuzzPeers(f, false) }
+
+// FuzzLocalPeers does so by fragments of messages.
+func FuzzLocalPeers(f *testing.F) { fuzzPeers(f, true) }
+
+func fuzzPeers(f *testing.F, local bool) {
+	f.Helper()
 	const settings = "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	f.Add([]byte(http2.ClientPreface+settings+"\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"), []byte(settings))
 	f.Add([]byte(http2.ClientPreface+settings+"\x00\x00\x01\x01\x05\x00\x00\x00\x01\x82"), []byte(settings+"\x00\x00\x01\x01\x05\x00\x00\x00\x01\x88"))
@@ -29,10 +36,10 @@ func FuzzPeers(f *testing.F) {
 	testpb.RegisterTestServiceServer(good, &plugin{unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
 		return &testpb.SimpleResponse{}, nil
 	}})
-	goodConn := serveInMemory(f, good)
+	goodConn := serveInMemory(f, good, local)
 
 	f.Fuzz(func(t *testing.T, fromCaller, fromPlugin []byte) {
-		bad := connectInMemory(t, func(context.Context, string) (net.Conn, error) {
+		bad := directInMemory(t, local, func(context.Context, string) (net.Conn, error) {
 			client, plugin := net.Pipe()
 			go func() {
 				defer plugin.Close()
@@ -47,12 +54,21 @@ func FuzzPeers(f *testing.F) {
 			}
 			return proxy.Named(bad, "bad"), nil
 		}
-		server := proxy.NewServer(t.Context(), director.Forward)
 		listener := bufconn.Listen(1 << 16)
 		served := make(chan error, 1)
-		go func() { served <- server.Serve(listener) }()
+		end, stop := context.WithCancel(t.Context())
+		drain := stop
+		if local {
+			server := proxy.NewLocalServer(end, director.Forward, proxy.LocalConfig{})
+			go func() { served <- server.Serve(listener) }()
+			drain = func() { stop(); server.Drain() }
+		} else {
+			server := proxy.NewServer(end, director.Forward)
+			go func() { served <- server.Serve(listener) }()
+			drain = func() { stop(); server.Stop() }
+		}
 		defer func() {
-			server.Stop()
+			drain()
 			if err := <-served; err != nil {
 				t.Error(err)
 			}
@@ -78,8 +94,9 @@ func FuzzPeers(f *testing.F) {
 	})
 }
 
-// serveInMemory returns a connection to a server in this process.
-func serveInMemory(tb testing.TB, server *grpc.Server) *grpc.ClientConn {
+// serveInMemory returns the proxy's connection to a server in this process.
+func serveInMemory(tb testing.TB, server *grpc.Server, local bool) grpc.ClientConnInterface {
+	tb.Helper()
 	listener := bufconn.Listen(1 << 16)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -89,7 +106,19 @@ func serveInMemory(tb testing.TB, server *grpc.Server) *grpc.ClientConn {
 			tb.Error(err)
 		}
 	})
-	return connectInMemory(tb, func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })
+	return directInMemory(tb, local, func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })
+}
+
+func directInMemory(tb testing.TB, local bool, dial func(context.Context, string) (net.Conn, error)) grpc.ClientConnInterface {
+	tb.Helper()
+	if !local {
+		return connectInMemory(tb, dial)
+	}
+	c := frames.NewClient(frames.ClientConfig{
+		Dial: func(ctx context.Context) (net.Conn, error) { return dial(ctx, "") }, Timeout: patience, Idle: patience, Pause: patience,
+	})
+	tb.Cleanup(func() { _ = c.Close() })
+	return c
 }
 
 func connectInMemory(tb testing.TB, dial func(context.Context, string) (net.Conn, error)) *grpc.ClientConn {

@@ -16,19 +16,27 @@ const contentType = "application/grpc"
 // perHop are the headers that belong to one connection or to its framing, and the route. Whatever else gRPC reserves does not reach the
 // metadata, or not the wire.
 var perHop = []string{
-	"content-type", "content-length", "user-agent", "te", "trailer", "grpc-encoding", "grpc-accept-encoding", TypeKey, NameKey,
-	FleetKey, NodeKey, FencingTokenKey,
+	"content-type", "content-length", "user-agent", "te", "trailer", TypeKey, NameKey,
+	FleetKey, NodeKey, LabelKey, FencingTokenKey,
 }
 
-// HopsKey is the metadata that a forwarded call has one value of for each proxy through which it came. Whoever serves what is not to be
-// reached through a plugin refuses calls that have it: a plugin says itself where its endpoint is, and a proxy connects there with its own
+// encodings are those of the messages, which stay as they are if the messages are forwarded by fragments. gRPC sets its own.
+var encodings = []string{"grpc-encoding", "grpc-accept-encoding"}
+
+// HopsKey is a metadata key. A forwarded call has one value of it for each proxy that it passed through. A server that must not be reached
+// through a plugin refuses calls that have it: a plugin itself says where its endpoint is, and a proxy connects there with the proxy's
 // rights.
 const HopsKey = "patchbay-hops"
 
-// forwarded takes from md, which it changes, what is not for the other end, and adds this hop.
-func forwarded(md metadata.MD) metadata.MD {
+// forwarded takes from md, which it changes, what is not for the other end of a call of such units, and adds this hop.
+func forwarded(md metadata.MD, m unit) metadata.MD {
 	for _, key := range perHop {
 		delete(md, key)
+	}
+	if _, ok := m.(fragment); !ok {
+		for _, key := range encodings {
+			delete(md, key)
+		}
 	}
 	md.Append(HopsKey, "1")
 	return md
@@ -55,27 +63,29 @@ func sizeOf(md metadata.MD) int {
 	return size
 }
 
-// The metadata keys by which a caller says which plugin a call is for where one socket leads to many. Their values are percent-encoded, so
+// The metadata keys with which a caller names the plugin on a socket that leads to many. Their values are percent-encoded, so
 // that every type and name fits into metadata. The plugin does not see them.
 const (
 	TypeKey = "patchbay-type"
 	NameKey = "patchbay-name"
 )
 
-// Metadata keys for calls between nodes. The proxy forwards none of them, so that neither a plugin nor a caller can be deceived by one that
+// Metadata keys for calls between nodes. The proxy forwards none of them, so that neither a plugin nor a caller is deceived by a value that
 // was not meant for it. Values are percent-encoded.
 const (
-	// FleetKey, on a control socket, has a call go to any node of the fleet. Calls with the same value, which may be any text, go to the
-	// same node for as long as that can be called.
+	// FleetKey, on a control socket, sends a call to any node of the fleet. Calls with the same value, which may be any text, go to the
+	// same node for as long as it can be called.
 	FleetKey = "patchbay-fleet"
-	// NodeKey, on a control socket, has a call go to the node of this name.
+	// NodeKey, on a control socket, sends a call to the node of this name.
 	NodeKey = "patchbay-node"
-	// FencingTokenKey has, in calls to a plugin of which only one instance in the fleet may be active, a decimal number that grows whenever
-	// the lock of the plugin passes to another node. Only Patchbay sets it.
+	// LabelKey, on a control socket, sends a call to a node of the fleet with this label, KEY=VALUE. With several, the node must have all.
+	LabelKey = "patchbay-node-label"
+	// FencingTokenKey carries, in calls to a plugin of which only one instance in the fleet may be active, a decimal number that grows
+	// whenever the plugin's lock passes to another node. Only Patchbay sets it.
 	FencingTokenKey = "patchbay-fencing-token"
 )
 
-// Route returns the metadata that leads a call to a plugin, as key and value in turn.
+// Route returns the metadata that leads a call to a plugin, as alternating keys and values.
 func Route(ptype, name string) []string {
 	return []string{TypeKey, url.PathEscape(ptype), NameKey, url.PathEscape(name)}
 }

@@ -101,14 +101,17 @@ func through(t *testing.T, p *plugin) (testpb.TestServiceClient, *grpc.Server) {
 	t.Helper()
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(proxy.MaxMessageSize))
 	testpb.RegisterTestServiceServer(server, p)
-	direct := connect(t, run(t, server))
+	conn := direct(t, run(t, server))
 	return testpb.NewTestServiceClient(connect(t, serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) {
-		return proxy.Named(direct, "plugin T/n"), nil
+		return proxy.Named(conn, "plugin T/n"), nil
 	}))), server
 }
 
 func serve(t *testing.T, director proxy.Director) string {
 	t.Helper()
+	if serveFragments != nil {
+		return serveFragments(t, director)
+	}
 	return run(t, proxy.NewServer(t.Context(), director.Forward).Server)
 }
 
@@ -413,8 +416,8 @@ func TestCallerMistake(t *testing.T) {
 		close(ended)
 		return nil
 	}})
-	direct := connect(t, run(t, server))
-	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) { return direct, nil })
+	conn := direct(t, run(t, server))
+	path := serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil })
 	code, message := post(t, path, "identity", binary.BigEndian.AppendUint32([]byte{0}, proxy.MaxMessageSize+1))
 	if code != "8" || !strings.Contains(message, "larger than max") {
 		t.Errorf("status %s: %s", code, message)
@@ -429,8 +432,8 @@ func TestContentSubtype(t *testing.T) {
 		kinds <- md.Get("content-type")
 		return nil
 	}))
-	direct := connect(t, run(t, server))
-	conn := connect(t, serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) { return direct, nil }))
+	plugin := direct(t, run(t, server))
+	conn := connect(t, serve(t, func(context.Context, string) (grpc.ClientConnInterface, error) { return plugin, nil }))
 	for _, option := range []grpc.CallOption{grpc.CallContentSubtype("proto"), grpc.EmptyCallOption{}} {
 		s, err := conn.NewStream(within(t), &grpc.StreamDesc{ServerStreams: true}, "/a.B/C", option)
 		if err != nil {

@@ -26,7 +26,7 @@ func Example() {
 	// <nil> <nil>
 	// type
 	// user 4000 may not register plugins of type DevicePlugin
-	// name the user in trust.types.DevicePlugin.users if this is meant
+	// name the user in trust.types.DevicePlugin.users if this is intended
 }
 
 // A plugin directory that others may write to is refused: whoever can write it can pose as any plugin.

@@ -16,8 +16,7 @@ const (
 	byOthers = 0o002
 )
 
-// Judge applies a [Policy]. It does not change: its methods are safe for concurrent use, and block on nothing. Their errors are of type
-// [*Refusal].
+// Judge applies a [Policy]. It is immutable; its methods are safe for concurrent use and do not block. Their errors are of type [*Refusal].
 type Judge struct {
 	uid, gid uint32 // of the host
 	blind    bool   // the system has no owners
@@ -33,7 +32,8 @@ type judgedType struct {
 	endpoints map[uint32]bool
 }
 
-// Account is who answers for a plugin. The zero value is one that the system does not tell, whom everything is allowed.
+// Account is the user and group responsible for a plugin. The zero value stands for one that the system does not report, which may do
+// everything.
 type Account struct {
 	UID, GID uint32
 	// Known says that the others have a meaning.
@@ -44,7 +44,7 @@ type Account struct {
 	Name string
 }
 
-// New looks the users and groups of a policy up. An error joins one [FieldError] for each that is not known.
+// New returns a Judge for a policy, after looking up its users and groups. The error joins one [FieldError] for each unknown one.
 func New(p Policy) (*Judge, error) {
 	j := &Judge{
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), blind: runtime.GOOS == "windows",
@@ -75,16 +75,16 @@ func Default() *Judge {
 	return j
 }
 
-// Privileged says whether a user is root or that of the host, whom everything is allowed.
+// Privileged reports whether a user is root or the host's user, who may do everything.
 func (j *Judge) Privileged(uid uint32) bool { return j.blind || uid == 0 || uid == j.uid }
 
-// Alone says that root and the host's user are the only ones who are trusted: nobody else can be where the host looks.
+// Alone reports whether only root and the host's user are trusted.
 func (j *Judge) Alone() bool { return len(j.all.users)+len(j.all.groups) == 0 && !j.sticky }
 
 // trusts says whether a user, or whoever has this effective group, may own sockets.
 func (j *Judge) trusts(uid, gid uint32) bool { return j.Privileged(uid) || j.all.has(uid, gid) }
 
-// Directory says whether what lies in a directory may be used. What it is asked of is the directory itself, not a link to it.
+// Directory refuses a directory whose content may not be used. Pass the attributes of the directory itself, not of a link to it.
 func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error {
 	if j.blind {
 		return nil
@@ -114,7 +114,7 @@ func (j *Judge) Directory(path string, mode fs.FileMode, uid, gid uint32) error 
 		path, who, octal(mode)), remedy}
 }
 
-// Socket says whether a socket may be used, as far as its file shows. Who listens on it is asked of [Judge.Listener].
+// Socket refuses a socket whose file shows that it may not be used. [Judge.Listener] checks who listens on it.
 func (j *Judge) Socket(path string, uid, gid uint32) error {
 	if j.trusts(uid, gid) {
 		return nil
@@ -129,7 +129,7 @@ func (j *Judge) Link(path string) error {
 	return &Refusal{Link, path + " is a symbolic link, which is not followed", "put the socket itself there, or remove the link"}
 }
 
-// Listener says whether who listens on a socket may do so.
+// Listener refuses a socket whose listener is not trusted.
 func (j *Judge) Listener(path string, uid, gid uint32) error {
 	if j.trusts(uid, gid) {
 		return nil
@@ -139,7 +139,7 @@ func (j *Judge) Listener(path string, uid, gid uint32) error {
 		"run the plugin as root or as user " + fmt.Sprint(j.uid) + ", or name its user in trust.owners.users or in trust.types"}
 }
 
-// Type says whether somebody may register plugins of a type.
+// Type refuses an account that may not register plugins of a type.
 func (j *Judge) Type(ptype string, by Account) error {
 	if !by.Known || j.Privileged(by.UID) {
 		return nil
@@ -149,22 +149,22 @@ func (j *Judge) Type(ptype string, by Account) error {
 		return nil
 	}
 	return &Refusal{PluginType, fmt.Sprintf("user %d may not register plugins of type %s", by.UID, ptype),
-		fmt.Sprintf("name the user in trust.types.%s.users if this is meant", ptype)}
+		fmt.Sprintf("name the user in trust.types.%s.users if this is intended", ptype)}
 }
 
-// Endpoint says whether somebody's plugin of a type may have a socket as its endpoint that is a user's, or on which that user listens.
-// The host connects to it, and has others call there: it must not lend its rights to who has none at that socket.
+// Endpoint refuses a socket that a user owns or listens on as the endpoint of another account's plugin. The host connects there and lets
+// others call it, so it must not lend its rights to someone without access to that socket.
 func (j *Judge) Endpoint(ptype, path string, by Account, uid uint32) error {
 	if !by.Known || by.UID == uid || j.Privileged(by.UID) || j.types[ptype].endpoints[uid] {
 		return nil
 	}
 	return &Refusal{Endpoint,
 		fmt.Sprintf("the endpoint %s is user %d's, and the plugin that announces it is user %d's, who may have no right to call there", path, uid,
-			by.UID), fmt.Sprintf("serve the endpoint as the user of the plugin, or name user %d in trust.types.%s.endpoints if this is meant",
+			by.UID), fmt.Sprintf("serve the endpoint as the user of the plugin, or name user %d in trust.types.%s.endpoints if this is intended",
 			uid, ptype)}
 }
 
-// Own says whether somebody's plugin may have an endpoint to which the host has a connection of its own making.
+// Own refuses an account's plugin an endpoint for which the host makes the connection itself.
 func (j *Judge) Own(ptype, path string, by Account) error {
 	if !by.Known || j.Privileged(by.UID) {
 		return nil
@@ -173,31 +173,31 @@ func (j *Judge) Own(ptype, path string, by Account) error {
 		ptype, by.UID), "serve the endpoint as the user of the plugin"}
 }
 
-// Supersede says whether a plugin of one may take the name of another's that lives.
+// Supersede refuses a plugin the name of another account's plugin that is alive.
 func (j *Judge) Supersede(ptype, name string, by, other Account) error {
 	if !by.Known || !other.Known || by.UID == other.UID || j.Privileged(by.UID) || j.types[ptype].supersede {
 		return nil
 	}
 	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is that of a plugin of user %d, and user %d may not take it", name, ptype,
-		other.UID, by.UID), fmt.Sprintf("end that plugin, choose another name, or set trust.types.%s.supersede", ptype)}
+		other.UID, by.UID), fmt.Sprintf("stop that plugin, choose another name, or set trust.types.%s.supersede", ptype)}
 }
 
-// KeepsNames says whether the names of somebody's plugins of a type are his for a time after the last of them has gone.
+// KeepsNames reports whether the names of an account's plugins of a type stay reserved for a time after the last instance is gone.
 func (j *Judge) KeepsNames(ptype string, by Account) bool {
 	return by.Known && !j.blind && !j.types[ptype].supersede
 }
 
-// Inherit says whether a plugin of one may take a name that is kept until a time for another one, whose plugin had it last. A plugin that
-// the host launches under that very name may.
+// Inherit refuses a plugin a name that is reserved, until a time, for the account that had it last. A plugin that the host launches under
+// exactly that name may take it.
 func (j *Judge) Inherit(ptype, name string, by, last Account, until time.Time) error {
 	last.Launched = true // as far as is known; it was registered
 	free := by.Launched && by.Name == name || j.Type(ptype, last) != nil
 	if free || j.Supersede(ptype, name, by, last) == nil {
 		return nil
 	}
-	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is kept for user %d, whose plugin had it last, until %s, and user %d may not "+
-		"take it", name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
-		fmt.Sprintf("wait until then, choose another name, or let it go with \"patchbay release %s/%s\"", ptype, name)}
+	return &Refusal{Name, fmt.Sprintf("the name %s of type %s is reserved for user %d, whose plugin had it last, until %s, and user %d may "+
+		"not take it", name, ptype, last.UID, until.UTC().Format(time.RFC3339), by.UID),
+		fmt.Sprintf("wait until then, choose another name, or free it with \"patchbay release %s/%s\"", ptype, name)}
 }
 
 // octal writes a mode as chmod takes it.

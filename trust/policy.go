@@ -9,20 +9,20 @@ import (
 	"strconv"
 )
 
-// Policy says who is trusted besides root and the user of the host. Users and groups are names or numbers.
+// Policy says who is trusted besides root and the host's user. Users and groups are names or numbers.
 type Policy struct {
-	// Owners may have sockets in a plugin directory, and its users directories, and may register plugins of every type that types does not
-	// name.
+	// Owners may have sockets in a plugin directory, and their users may own directories there. They may register plugins of every type that
+	// has no entry in types.
 	Owners Accounts `json:"owners"`
-	// Types say, by plugin type, who besides root and the user of the host may register plugins of it; nobody else may. They may have
+	// Types say, for a plugin type, who besides root and the host's user may register plugins of it; nobody else may. Those named may have
 	// sockets and directories too.
 	Types map[string]Type `json:"types"`
-	// Sticky says that a directory in which others may make files can be a plugin directory if it has the sticky bit (mode 1777, for
-	// example): everybody can make sockets there, of which those of trusted users are used.
+	// Sticky accepts a plugin directory that others may write to if it has the sticky bit (for example mode 1777). Everybody can create
+	// sockets there; only those of trusted users are used.
 	Sticky bool `json:"sticky"`
 }
 
-// Equal says whether two policies are alike as they are written.
+// Equal reports whether two policies are written alike.
 func (p Policy) Equal(other Policy) bool {
 	return slices.Equal(p.Owners.Users, other.Owners.Users) && slices.Equal(p.Owners.Groups, other.Owners.Groups) &&
 		p.Sticky == other.Sticky && maps.EqualFunc(p.Types, other.Types, func(a, b Type) bool {
@@ -31,11 +31,11 @@ func (p Policy) Equal(other Policy) bool {
 	})
 }
 
-// Accounts are users and groups. A member of a group counts with his effective group only.
+// Accounts are users and groups. Only the effective group of a process counts.
 type Accounts struct {
 	// Users are names, or numbers in quotes.
 	Users []string `json:"users"`
-	// Groups are names, or numbers in quotes. They may write to plugin directories.
+	// Groups are names, or numbers in quotes. They may also have write permission on plugin directories.
 	Groups []string `json:"groups"`
 }
 
@@ -45,11 +45,11 @@ type Type struct {
 	Users []string `json:"users"`
 	// Groups are names, or numbers in quotes.
 	Groups []string `json:"groups"`
-	// Supersede says that plugins of different users may take each other's place under one name. Otherwise a name that one user's plugin
-	// has is refused to those of other users, except root's and the host's own, as long as that plugin lives, and for a time after.
+	// Supersede lets plugins of different users supersede each other under one name. Otherwise, while one user's plugin of a name is alive,
+	// and for a time after, plugins of other users, except root's and the host's own, are refused that name.
 	Supersede bool `json:"supersede"`
-	// Endpoints are further users, names or numbers in quotes, whose sockets plugins of the type may announce as their endpoints. A plugin of
-	// root or of the host's own user may announce any socket, one of another user otherwise only its own user's.
+	// Endpoints are additional users, as names or as numbers in quotes, whose sockets plugins of the type may announce as endpoints. Otherwise
+	// a plugin may announce only sockets of its own user; one of root or of the host's user may announce any.
 	Endpoints []string `json:"endpoints"`
 }
 
@@ -63,7 +63,7 @@ func (a accounts) add(other accounts) {
 	maps.Copy(a.groups, other.groups)
 }
 
-// FieldError says which user or group of a [Policy] is not known.
+// FieldError reports an unknown user or group in a [Policy].
 type FieldError struct {
 	// Field is the path of the list that names it, below the policy: "owners.users" or "types.CSIPlugin.groups".
 	Field string
@@ -105,7 +105,7 @@ func numbers(path string, names []string, lookUp func(string) (string, error)) (
 		if !isID {
 			number, err := lookUp(name)
 			if id, isID = parseID(number); err != nil || !isID {
-				err = fmt.Errorf("%q is not known on this machine: %w; write a name that is, or a number", name, errors.Join(err))
+				err = fmt.Errorf("%q is not known on this machine: %w; use a known name, or a number", name, errors.Join(err))
 				wrong = append(wrong, &FieldError{path, err})
 				continue
 			}

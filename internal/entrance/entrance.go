@@ -82,7 +82,7 @@ func (e *Entrance) pin(ctx context.Context, in reconciler.Instance, p *host.Plug
 	case errors.Is(err, exe.ErrEnded) || ctx.Err() != nil:
 		return pin, fmt.Errorf("plugin %s is not admitted: %w: %w", pin.PackageName, err, cache.ErrRetry)
 	default:
-		return pin, fmt.Errorf("plugin %s is not admitted, because it cannot be told what it is: %w", pin.PackageName, err)
+		return pin, fmt.Errorf("plugin %s is not admitted, because its program cannot be identified: %w", pin.PackageName, err)
 	}
 	pin.InstanceID = digest.InstanceID()
 	return pin, nil

@@ -52,7 +52,7 @@ func driverName(kind, name string, ok bool, rule string) error {
 	case len(name) > maxSegment:
 		return fmt.Errorf("a %s driver's name of %d bytes is too long: %d are allowed", kind, len(name), maxSegment)
 	case !ok:
-		return fmt.Errorf("%s is no name of a %s driver: %s", Quote(name), kind, rule)
+		return fmt.Errorf("%s is not a valid name of a %s driver: %s", Quote(name), kind, rule)
 	}
 	return nil
 }
@@ -69,7 +69,7 @@ func resourceName(resource string) error {
 	case strings.HasPrefix(resource, quotaPrefix):
 		wrong = "begins with " + quotaPrefix + ", which is reserved; use a domain of your own"
 	case len(prefix) > maxDomain || !domain.MatchString(prefix):
-		wrong = fmt.Sprintf("has a domain that is no lower-case DNS name of up to %d bytes; name it like example.com/gpu", maxDomain)
+		wrong = fmt.Sprintf("has a domain that is not a lower-case DNS name of up to %d bytes; name it like example.com/gpu", maxDomain)
 	case !IsSegment(name):
 		wrong = fmt.Sprintf("has a name behind the domain that is not made of up to %d letters, digits, -, _ and . that begins and ends with "+
 			"a letter or digit; name it like example.com/gpu", maxSegment)

@@ -41,7 +41,7 @@ func below(root, path string) (string, error) {
 }
 
 // Probe finds out whether anyone accepts on the socket at path: it connects and closes the connection at once. It returns who listens, as
-// [PeerOf] does. A full backlog means that somebody is there, so it is no error, but the peer stays unknown then (the zero Peer).
+// [PeerOf] does. A full backlog means that somebody is there, so it is not an error, but the peer stays unknown then (the zero Peer).
 func Probe(ctx context.Context, path string) (Peer, error) {
 	conn, err := Dial(ctx, path)
 	if err != nil {

@@ -20,11 +20,13 @@ type ID struct {
 func (id ID) IsZero() bool { return id == ID{} }
 
 // String returns the stable text form that [ParseID] reads: device, inode and birth, in hexadecimal, separated by dots.
-func (id ID) String() string {
-	text := make([]byte, 0, 3*16+2)
+func (id ID) String() string { return string(id.Append(make([]byte, 0, 3*16+2))) }
+
+// Append appends what [ID.String] returns.
+func (id ID) Append(text []byte) []byte {
 	text = append(strconv.AppendUint(text, id.Device, 16), '.')
 	text = append(strconv.AppendUint(text, id.Inode, 16), '.')
-	return string(strconv.AppendUint(text, uint64(id.Birth), 16))
+	return strconv.AppendUint(text, uint64(id.Birth), 16)
 }
 
 // ParseID is the inverse of [ID.String]. It accepts nothing that String does not produce.

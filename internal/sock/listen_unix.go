@@ -132,7 +132,7 @@ func look(ctx context.Context, path string) (living *net.UnixConn, there Info, e
 	case IsRefused(err):
 		return nil, there, nil
 	}
-	return nil, Info{}, fmt.Errorf("cannot listen on %s: a socket is there, and whether anyone accepts on it cannot be found out: %w",
+	return nil, Info{}, fmt.Errorf("cannot listen on %s: a socket is there, and it is not clear whether anyone accepts on it: %w",
 		path, err)
 }
 

@@ -16,7 +16,7 @@ import (
 // PeerOf returns the process at the other end of conn as the kernel recorded it when the connection was made. It does not block.
 func PeerOf(conn *net.UnixConn) (Peer, error) {
 	var cred *unix.Ucred
-	err := control(conn, func(fd int) (err error) {
+	err := Control(conn, func(fd int) (err error) {
 		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		return err
 	})
@@ -41,8 +41,8 @@ var bootID = sync.OnceValue(func() string {
 	return strings.TrimSpace(string(b))
 })
 
-// control runs f on the descriptor of conn.
-func control(conn syscall.Conn, f func(fd int) error) error {
+// Control runs f on the descriptor of what has one, which stays open meanwhile, and returns its error.
+func Control(conn syscall.Conn, f func(fd int) error) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err

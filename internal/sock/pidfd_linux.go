@@ -11,7 +11,7 @@ import (
 // peerPidfd returns a pidfd of the process that serves conn.
 func peerPidfd(conn *net.UnixConn) (int, error) {
 	pidfd := -1
-	err := control(conn, func(fd int) (err error) {
+	err := Control(conn, func(fd int) (err error) {
 		pidfd, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 		if errors.Is(err, unix.ENOPROTOOPT) { // before Linux 6.5
 			pidfd, err = pidfdByPID(fd)
@@ -71,7 +71,7 @@ func openProcess(pid int, startTime uint64) (int, error) {
 }
 
 // ready reports whether the events are there already: POLLRDHUP if the other end of a connection is closed, POLLIN if the process of a
-// pidfd has ended. What cannot be looked at counts as over.
+// pidfd has ended. What cannot be inspected counts as over.
 func ready(fd int, events int16) bool {
 	n, err := uninterrupted(func() (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0) })
 	return err != nil || n > 0

@@ -77,7 +77,7 @@ func (w *Watcher) WatchPID(pid int, startTime uint64, fn func()) (stop func(), e
 // already. The connection is closed before fn is called, and by stop; nothing is read from it. If it returns an error, conn is as before.
 func (w *Watcher) WatchConn(conn *net.UnixConn, fn func()) (stop func(), err error) {
 	fd := -1
-	err = control(conn, func(orig int) (err error) {
+	err = Control(conn, func(orig int) (err error) {
 		fd, err = unix.FcntlInt(uintptr(orig), unix.F_DUPFD_CLOEXEC, 0)
 		return err
 	})

@@ -112,7 +112,7 @@ func TestPidfdByPID(t *testing.T) {
 	}
 	conn := dial(t, path)
 	open := func() (pidfd int, err error) {
-		err = control(conn, func(fd int) (err error) {
+		err = Control(conn, func(fd int) (err error) {
 			pidfd, err = pidfdByPID(fd)
 			return err
 		})

@@ -63,7 +63,7 @@ func (s *Sockets) Take(name string) (net.Listener, error) {
 	if i := slices.Index(s.names, name); i >= 0 {
 		return s.take(i)
 	}
-	return nil, nil //nolint:nilnil // no socket is no error
+	return nil, nil //nolint:nilnil // no socket is not an error
 }
 
 // TakeOnly returns a listener as Take does, on the only socket that was passed, whatever its name, or on the one of that name. If there is

@@ -1,0 +1,37 @@
+package foreign
+
+import (
+	"sync"
+	"time"
+)
+
+// ToldEach is how many refusals are told of one user, or plugin, in a second, and toldAll how many of all.
+const ToldEach, toldAll = 10, 20
+
+// Quota bounds how much is told in a second of what others can cause without end. The zero Quota is ready. It is safe for concurrent use.
+type Quota[K comparable] struct {
+	mu    sync.Mutex
+	since time.Time
+	// told has those only of whom something was told, so that it is bounded too.
+	told map[K]int
+	sum  int
+	// withheld is how many were not told since the last that was.
+	withheld int
+}
+
+// Take says whether one more of somebody may be told, and how many were not since the last that was, of anybody.
+func (q *Quota[K]) Take(who K, now time.Time) (withheld int, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if now.Sub(q.since) >= time.Second {
+		q.since, q.told, q.sum = now, map[K]int{}, 0
+	}
+	if q.sum == toldAll || q.told[who] == ToldEach {
+		q.withheld++
+		return 0, false
+	}
+	q.told[who]++
+	q.sum++
+	withheld, q.withheld = q.withheld, 0
+	return withheld, true
+}

@@ -1,0 +1,386 @@
+package frames
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+func isEnd(err error) bool { return errors.Is(err, io.EOF) }
+
+// ServerConfig is what a [Server] works with.
+type ServerConfig struct {
+	// Handle handles a call, a stream of [Fragment]s, and returns its status. It is called by a goroutine for each.
+	Handle func(caller grpc.ServerStream) error
+	// Budget bounds what waits in memory and the calls.
+	Budget *Budget
+	// Timeout bounds the time in which a caller says that it speaks HTTP/2.
+	Timeout time.Duration
+}
+
+// Server takes calls. Its callers are users by the method UID of their connections, where those have it. It is safe for concurrent use.
+type Server struct {
+	config ServerConfig
+
+	mu        sync.Mutex
+	listeners map[net.Listener]bool
+	conns     map[*conn]bool
+	draining  bool
+	left      int           // goroutines: connections and calls
+	done      chan struct{} // closed when it is draining and nothing is left
+}
+
+// NewServer returns a server.
+func NewServer(config ServerConfig) *Server {
+	return &Server{config: config, listeners: map[net.Listener]bool{}, conns: map[*conn]bool{}, done: make(chan struct{})}
+}
+
+// Serve takes connections until the listener fails or the server ends, which is no error. It closes the listener.
+func (s *Server) Serve(l net.Listener) error {
+	s.mu.Lock()
+	draining := s.draining
+	if !draining {
+		s.listeners[l] = true
+	}
+	s.mu.Unlock()
+	if draining {
+		return l.Close()
+	}
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.listeners, l)
+		_ = l.Close()
+	}()
+	pause := time.Duration(0)
+	for {
+		nc, err := l.Accept()
+		if err == nil {
+			pause = 0
+			s.take(nc)
+			continue
+		}
+		s.mu.Lock()
+		draining := s.draining
+		s.mu.Unlock()
+		if draining {
+			return nil
+		}
+		if temporary, ok := err.(interface{ Temporary() bool }); !ok || !temporary.Temporary() {
+			return fmt.Errorf("cannot take connections: %w", err)
+		}
+		// There are too few descriptors.
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-s.done:
+		}
+		timer.Stop()
+	}
+}
+
+// begin counts a goroutine, unless the server is draining.
+func (s *Server) begin(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.draining {
+		return false
+	}
+	s.left++
+	s.conns[c] = true
+	return true
+}
+
+func (s *Server) end(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c != nil {
+		delete(s.conns, c)
+	}
+	s.left--
+	s.finish()
+}
+
+// finish says that nothing is left; mu is held.
+func (s *Server) finish() {
+	if s.draining && s.left == 0 {
+		select {
+		case <-s.done:
+		default:
+			close(s.done)
+		}
+	}
+}
+
+// take serves a connection.
+func (s *Server) take(nc net.Conn) {
+	uid := ^uint32(0)
+	if known, ok := nc.(interface{ UID() uint32 }); ok {
+		uid = known.UID()
+	}
+	c := newConn(nc, s.config.Budget, uid, 4<<10)
+	c.timeout = s.config.Timeout
+	c.changed = c.closeUnused
+	c.opened = func(f *http2.MetaHeadersFrame, st *stream) { s.opened(c, f, st) }
+	if !s.begin(c) {
+		_ = nc.Close()
+		return
+	}
+	go func() {
+		defer s.end(c)
+		_ = nc.SetReadDeadline(time.Now().Add(s.config.Timeout))
+		var writing sync.WaitGroup
+		writing.Go(c.write)
+		c.start(http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: MaxMetadata})
+		preface := make([]byte, len(http2.ClientPreface))
+		if _, err := io.ReadFull(c.reader, preface); err != nil || string(preface) != http2.ClientPreface {
+			c.fail(errors.New("the caller does not speak HTTP/2"))
+		} else {
+			c.read()
+		}
+		writing.Wait()
+	}()
+}
+
+// Drain takes no further calls and returns when the last one has ended, or after Stop.
+func (s *Server) Drain() {
+	s.mu.Lock()
+	s.draining = true
+	for l := range s.listeners {
+		_ = l.Close()
+	}
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.finish()
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.drain()
+	}
+	<-s.done
+}
+
+// Stop ends the connections of a server that is being drained, and with them the calls.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.fail(errClosed)
+	}
+}
+
+// opened begins a call; c.mu is held.
+func (s *Server) opened(c *conn, f *http2.MetaHeadersFrame, st *stream) {
+	method, kind := f.PseudoValue("path"), valueOf(f.Fields, contentTypeKey)
+	switch {
+	case f.PseudoValue("method") != "POST" || !isGRPC(kind) || !strings.HasPrefix(method, "/"):
+		c.writeFields(st.id, []hpack.HeaderField{{Name: ":status", Value: "415"}}, true)
+		st.refused()
+		return
+	case f.Truncated:
+		st.answer(status.Newf(codes.ResourceExhausted, "the metadata of the call have more than %d bytes", MaxMetadata))
+		return
+	}
+	if why, ok := c.budget.begin(c.uid); !ok {
+		st.answer(status.Convert(tooManyCalls(why)))
+		return
+	}
+	if st.onHeaders(f); st.err != nil {
+		c.budget.end(c.uid)
+		return
+	}
+	call := &serverCall{stream: st, method: method, kind: kind}
+	ctx, cancel := withTimeoutOf(context.Background(), f.Fields)
+	call.cancel = cancel
+	ctx = metadata.NewIncomingContext(ctx, toMetadata(f.Fields))
+	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*transport)(call))
+	st.headers, st.trailers = nil, nil
+	st.onEnd = func(error) { cancel() }
+	s.mu.Lock()
+	s.left++ // the connection is one too, so the server is not done
+	s.mu.Unlock()
+	go func() {
+		defer s.end(nil)
+		defer c.budget.end(c.uid)
+		call.end(s.config.Handle(call))
+	}()
+}
+
+// tooManyCalls is the error of a call that the budget refuses.
+func tooManyCalls(why Reason) error {
+	return status.Errorf(codes.ResourceExhausted, "too many calls are in progress (%s); call again later", why)
+}
+
+// withTimeoutOf returns a context that ends when the caller whose headers these are wants it to.
+func withTimeoutOf(ctx context.Context, fields []hpack.HeaderField) (context.Context, context.CancelFunc) {
+	if timeout, ok := decodeTimeout(valueOf(fields, timeoutKey)); ok {
+		return context.WithTimeout(ctx, timeout)
+	}
+	return context.WithCancel(ctx)
+}
+
+// answer ends a stream that is no call with a status; c.mu is held.
+func (s *stream) answer(st *status.Status) {
+	s.c.writeFields(s.id, statusFields([]hpack.HeaderField{
+		{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: contentType},
+	}, st), true)
+	s.refused()
+}
+
+func (s *stream) refused() {
+	s.sentEnd = true
+	s.c.flushAnswer()
+	if !s.recvEnded {
+		s.reset(http2.ErrCodeNo, &resetError{http2.ErrCodeNo})
+	}
+	s.remove()
+}
+
+// serverCall is a [grpc.ServerStream] of [Fragment]s.
+type serverCall struct {
+	stream       *stream
+	ctx          context.Context //nolint:containedctx // A grpc.ServerStream has one.
+	cancel       func()
+	method, kind string
+
+	held []byte // by the last fragment
+
+	mu      sync.Mutex
+	header  metadata.MD
+	trailer metadata.MD
+	sent    bool // the header
+}
+
+var _ grpc.ServerStream = (*serverCall)(nil)
+
+// UID returns the user who calls, Budget what bounds the call.
+func (c *serverCall) UID() uint32     { return c.stream.uid }
+func (c *serverCall) Budget() *Budget { return c.stream.budget }
+
+// Context implements [grpc.ServerStream].
+func (c *serverCall) Context() context.Context { return c.ctx }
+
+// SetHeader implements [grpc.ServerStream].
+func (c *serverCall) SetHeader(md metadata.MD) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.header = metadata.Join(c.header, md)
+	return nil
+}
+
+// SendHeader implements [grpc.ServerStream].
+func (c *serverCall) SendHeader(md metadata.MD) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sent {
+		return status.Error(codes.Internal, "the header was sent already")
+	}
+	fields := addMetadata([]hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: c.kind}}, c.header)
+	if err := c.stream.sendFields(c.ctx, addMetadata(fields, md), false); err != nil {
+		return statusOfEnd(err)
+	}
+	c.sent = true
+	return nil
+}
+
+// SetTrailer implements [grpc.ServerStream].
+func (c *serverCall) SetTrailer(md metadata.MD) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.trailer = metadata.Join(c.trailer, md)
+}
+
+// SendMsg implements [grpc.ServerStream].
+func (c *serverCall) SendMsg(m any) error {
+	f, ok := m.(*Fragment)
+	if !ok {
+		return status.Errorf(codes.Internal, "cannot send a %T as a fragment", m)
+	}
+	if !c.sent { // only this goroutine sends it
+		if err := c.SendHeader(nil); err != nil {
+			return err
+		}
+	}
+	if err := c.stream.send(c.ctx, f.data, false); err != nil {
+		return statusOfEnd(err)
+	}
+	return nil
+}
+
+// RecvMsg implements [grpc.ServerStream].
+func (c *serverCall) RecvMsg(m any) (err error) {
+	f, ok := m.(*Fragment)
+	if !ok {
+		return status.Errorf(codes.Internal, "cannot receive fragments into a %T", m)
+	}
+	f.data, f.last, err = c.stream.next(c.ctx, c.held)
+	if c.held = f.data; err != nil && !isEnd(err) {
+		return statusOfEnd(err)
+	}
+	return err
+}
+
+// Whole says whether all that the caller sends has come, and is in one fragment at most.
+func (c *serverCall) Whole() bool {
+	c.stream.c.mu.Lock()
+	defer c.stream.c.mu.Unlock()
+	return c.stream.recvEnded && len(c.stream.data.chunks) <= 1
+}
+
+// end sends the status of a call.
+func (c *serverCall) end(err error) {
+	defer c.cancel()
+	c.mu.Lock()
+	header, trailer := c.header, c.trailer
+	c.mu.Unlock()
+	if c.sent {
+		header = nil
+	}
+	if errors.Is(err, ErrNotBegun) && !c.sent {
+		c.stream.close(http2.ErrCodeRefusedStream)
+		return
+	}
+	failed := c.sendEnd(err, metadata.Join(header, trailer))
+	if errors.Is(failed, errNoRoom) {
+		failed = c.sendEnd(statusOfEnd(failed), nil)
+	}
+	code := http2.ErrCodeNo
+	if failed != nil {
+		code = http2.ErrCodeCancel
+	}
+	c.stream.close(code)
+}
+
+// sendEnd sends a status with the trailers, which are the header too if that was not sent.
+func (c *serverCall) sendEnd(err error, md metadata.MD) error {
+	var fields []hpack.HeaderField
+	if !c.sent {
+		fields = []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: c.kind}}
+	}
+	return c.stream.sendFields(c.ctx, addMetadata(statusFields(fields, status.Convert(err)), md), true)
+}
+
+// transport is a call as [grpc.ServerTransportStream].
+type transport serverCall
+
+func (t *transport) Method() string                  { return t.method }
+func (t *transport) SetHeader(md metadata.MD) error  { return (*serverCall)(t).SetHeader(md) }
+func (t *transport) SendHeader(md metadata.MD) error { return (*serverCall)(t).SendHeader(md) }
+func (t *transport) SetTrailer(md metadata.MD) error {
+	(*serverCall)(t).SetTrailer(md)
+	return nil
+}

@@ -1,0 +1,115 @@
+package frames
+
+import (
+	"net"
+	"runtime"
+	"time"
+)
+
+// flush has what is in out written; mu is held.
+func (c *conn) flush() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// flushAnswer has a frame written that the peer has caused; mu is held.
+func (c *conn) flushAnswer() {
+	c.answers++
+	c.flush()
+}
+
+// flushUpdate has an update of a window written; mu is held.
+func (c *conn) flushUpdate() {
+	if c.updates++; c.updates > maxUpdates {
+		_ = c.SetReadDeadline(time.Unix(1, 0)) // long ago: the one who reads ends the connection
+	}
+	c.flush()
+}
+
+// write writes until the connection ends.
+func (c *conn) write() {
+	for {
+		select {
+		case <-c.wake:
+		case <-c.ended:
+			return
+		}
+		runtime.Gosched() // who woke this one has mostly more to write
+		for {
+			data, last := c.take()
+			if last {
+				c.fail(net.ErrClosed)
+				return
+			}
+			if len(data) == 0 {
+				break
+			}
+			if _, err := c.Write(data); err != nil {
+				c.fail(err)
+				return
+			}
+			giveBuffer(data)
+		}
+	}
+}
+
+// take returns what is to be written next, and whether the connection is to end.
+func (c *conn) take() (data []byte, last bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	data, c.out.data = c.out.data, nil
+	c.answers, c.updates = 0, 0
+	signal(c.taken)
+	if c.writing = len(data); c.writing == 0 {
+		c.shallow()
+	}
+	c.passRoom()
+	return data, c.closing && len(data) == 0
+}
+
+// shallow gives back what was lent for out; mu is held.
+func (c *conn) shallow() {
+	c.budget.give(c.uid, c.lent)
+	c.deep, c.lent = false, 0
+}
+
+// borrow has the budget count n bytes until all is written, and says whether it does; mu is held.
+func (c *conn) borrow(n int) bool {
+	if !c.budget.take(c.uid, n) {
+		return false
+	}
+	c.lent += n
+	return true
+}
+
+// room says whether a call may add a frame to out; mu is held.
+func (c *conn) room() bool {
+	waiting := c.writing + len(c.out.data)
+	if waiting >= baseOut && !c.deep {
+		c.deep = c.borrow(deepOut - baseOut)
+	}
+	return waiting < baseOut || c.deep && waiting < deepOut
+}
+
+// passRoom wakes the stream that has waited longest for room on the connection, if there is some; mu is held. That one passes on what is
+// left.
+func (c *conn) passRoom() {
+	if len(c.blocked) == 0 || c.sendWindow <= 0 {
+		return
+	}
+	if waiting := c.writing + len(c.out.data); waiting < baseOut || c.deep && waiting < deepOut {
+		s := c.blocked[0]
+		c.blocked = c.blocked[1:]
+		s.queued = false
+		signal(s.writable)
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

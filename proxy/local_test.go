@@ -1,0 +1,205 @@
+package proxy_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/proxy"
+)
+
+// serveFragments, if it is not nil, has the tests go through a [proxy.LocalServer], which it serves.
+var serveFragments func(t *testing.T, director proxy.Director) (path string)
+
+// TestByFragments: whoever calls cannot tell whether calls are forwarded by messages or by fragments.
+func TestByFragments(t *testing.T) {
+	forwards(t, func(t *testing.T, director proxy.Director) string {
+		return serveLocal(t, director, proxy.LocalConfig{})
+	})
+}
+
+// TestByFragmentsOfHTTP: nor whether they are requests of an HTTP server.
+func TestByFragmentsOfHTTP(t *testing.T) { forwards(t, serveHTTP) }
+
+// forwards runs the tests with calls that are forwarded by fragments.
+func forwards(t *testing.T, serve func(t *testing.T, director proxy.Director) (path string)) {
+	t.Helper()
+	serveFragments = serve
+	defer func() { serveFragments = nil }()
+	for name, test := range map[string]func(*testing.T){
+		"Unary": TestUnary, "StatusDetails": TestStatusDetails, "Duplex": TestDuplex, "DeadlineReachesPlugin": TestDeadlineReachesPlugin,
+		"DeadlineEndsCall": TestDeadlineEndsCall, "CancellationReachesPlugin": TestCancellationReachesPlugin,
+		"PluginEndsEarly": TestPluginEndsEarly, "LargeMessage": TestLargeMessage, "SlowReader": TestSlowReader,
+		"MetadataIsBounded": TestMetadataIsBounded, "ContentSubtype": TestContentSubtype, "OwnErrors": TestOwnErrors,
+		"Compression": TestCompression, "ComesBack": TestComesBack, "Lost": TestLost, "HostServicesAreRefused": TestHostServicesAreRefused,
+	} {
+		t.Run(name, test)
+	}
+}
+
+// conn is a connection to a plugin.
+type conn interface {
+	grpc.ClientConnInterface
+	io.Closer
+}
+
+// direct connects to a plugin for the proxy.
+func direct(t *testing.T, path string) conn {
+	t.Helper()
+	if serveFragments == nil {
+		return connect(t, path)
+	}
+	c := frames.NewClient(frames.ClientConfig{
+		Dial:    func(ctx context.Context) (net.Conn, error) { return new(net.Dialer).DialContext(ctx, "unix", path) },
+		Timeout: patience, Idle: time.Minute, Pause: time.Millisecond,
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// serveLocal serves until the test ends, and returns the path.
+func serveLocal(t *testing.T, director proxy.Director, config proxy.LocalConfig) string {
+	t.Helper()
+	end, stop := context.WithCancel(t.Context())
+	server := proxy.NewLocalServer(end, director.Forward, config)
+	listener, path := listen(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		stop()
+		server.Drain()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	return path
+}
+
+// serveHTTP serves calls as requests of an HTTP server until the test ends, and returns the path.
+func serveHTTP(t *testing.T, director proxy.Director) string {
+	t.Helper()
+	budget := frames.NewBudget(frames.DefaultLimits, 0, func(uint32, frames.Reason, bool) {})
+	calls := proxy.NewLocalServer(t.Context(), director.Forward, proxy.LocalConfig{Budget: budget})
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Handler: calls, Protocols: protocols, ReadHeaderTimeout: patience}
+	frames.BoundHTTP(server)
+	listener, path := listen(t)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := server.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+		if n := budget.Bytes(); n != 0 {
+			t.Errorf("%d bytes are still counted", n)
+		}
+	})
+	return path
+}
+
+// TestHTTPCallsCount: calls that are requests of an HTTP server count to their users, as all do.
+func TestHTTPCallsCount(t *testing.T) {
+	began, release := make(chan struct{}), make(chan struct{})
+	budget := frames.NewBudget(frames.Limits{UserBytes: 1 << 20, Bytes: 2 << 20, UserCalls: 1, Calls: 4}, 0, func(uint32, frames.Reason, bool) {})
+	calls := proxy.NewLocalServer(t.Context(), func(_ context.Context, caller grpc.ServerStream) error {
+		began <- struct{}{}
+		<-release
+		return nil
+	}, proxy.LocalConfig{Budget: budget, UID: func(r *http.Request) uint32 { return uint32(len(r.Header.Get("user"))) }})
+	server := httptest.NewUnstartedServer(calls)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	call := func(user, more string) string {
+		t.Helper()
+		request, err := http.NewRequestWithContext(within(t), http.MethodPost, server.URL+"/a.B/C", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header = http.Header{"Content-Type": {"application/grpc"}, "User": {user}, "More": {more}}
+		response, err := server.Client().Do(request)
+		if err != nil {
+			return err.Error()
+		}
+		_, err = io.Copy(io.Discard, response.Body)
+		if err := errors.Join(err, response.Body.Close()); err != nil {
+			return err.Error()
+		}
+		return response.Trailer.Get("grpc-status") + " " + response.Trailer.Get("grpc-message")
+	}
+	first := make(chan string, 1)
+	go func() { first <- call("x", "") }()
+	wait(t, "the first call has begun", began)
+	if got := call("x", ""); got != "8 too many calls are in progress (userCalls); call again later" {
+		t.Errorf("another call of the user: %s", got)
+	}
+	other := make(chan string, 1)
+	go func() { other <- call("xy", strings.Repeat("m", 100<<10)) }()
+	wait(t, "that of another user has begun", began)
+	if n := budget.Bytes(); n < 100<<10 {
+		t.Errorf("%d bytes of metadata are counted", n)
+	}
+	close(release)
+	for _, answer := range []chan string{first, other} {
+		if got := wait(t, "the status", answer); got != "0 " {
+			t.Errorf("the call ended with %s", got)
+		}
+	}
+	if n := budget.Bytes(); n != 0 {
+		t.Errorf("%d bytes are still counted", n)
+	}
+}
+
+// TestHTTPUploadsWait: what a caller sends that is not taken waits with the caller.
+func TestHTTPUploadsWait(t *testing.T) {
+	const most = 1 << 20
+	whole, release := make(chan struct{}), make(chan struct{})
+	server := httptest.NewUnstartedServer(proxy.NewLocalServer(t.Context(), func(context.Context, grpc.ServerStream) error {
+		<-release
+		return nil
+	}, proxy.LocalConfig{}))
+	frames.BoundHTTP(server.Config)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	request, err := http.NewRequestWithContext(within(t), http.MethodPost, server.URL+"/a.B/C", io.MultiReader(
+		bytes.NewReader(make([]byte, most)), readFunc(func([]byte) (int, error) { close(whole); return 0, io.EOF })))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/grpc")
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if response, err := server.Client().Do(request); err == nil {
+			_ = response.Body.Close()
+		}
+	}()
+	select {
+	case <-whole:
+		t.Errorf("%d bytes were taken", most)
+	case <-time.After(300 * time.Millisecond): // more time finds more
+	}
+	close(release)
+	<-ended
+}
+
+type readFunc func(b []byte) (int, error)
+
+func (f readFunc) Read(b []byte) (int, error) { return f(b) }
