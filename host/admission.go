@@ -2,6 +2,7 @@ package host
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -31,16 +32,15 @@ const (
 	defaultAdmissionTimeout = time.Minute
 )
 
-// AdmissionPlugin launches an admission plugin when it is needed, and asks it. It implements [plugin.AdmissionPlugin]. All
-// methods are safe for concurrent use. A handle that has not been used costs a few hundred bytes, and no goroutine; it need not
-// be closed.
+// AdmissionPlugin launches an admission plugin on demand, and asks it. It implements [plugin.AdmissionPlugin]. All methods are safe for
+// concurrent use. A handle that has not been used costs a few hundred bytes, and no goroutine; it need not be closed.
 //
-// Nothing is admitted but by the plugin's answer: a check that has none in time, or whose plugin ends first, is refused, and a
-// later check with its pin asks again. So it is for refusals that the plugin does not call final (see Resolution in
-// api/patchbay/plugin/v1). Final answers are kept, the newest 65,536 of them.
+// Only the plugin's answer admits: a check without one in time, or whose plugin ends first, is refused, and a later check with its pin
+// asks again. The same goes for refusals that the plugin does not call final (see Resolution in api/patchbay/plugin/v1). The newest
+// 65,536 final answers are cached.
 //
-// A plugin that has ended is started again by the next check, after a pause if it ended within 10 s of its start: up to 100 ms at
-// first, doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
+// A plugin that has ended is restarted by the next check, after a pause if it ended within 10 s of its start: up to 100 ms at first,
+// doubled each time up to 10 s. One that lets a check time out, and has answered no other for half of that time, is ended.
 type AdmissionPlugin struct {
 	host       *Host
 	spec       AdmissionSpec
@@ -64,10 +64,10 @@ var _ plugin.AdmissionPlugin = (*AdmissionPlugin)(nil)
 
 // AdmissionSpec says what an admission plugin is.
 type AdmissionSpec struct {
-	// Args are the program and its arguments. A program without a slash is searched for in PATH. The plugin has the environment of this
+	// Args are the program and its arguments. A program without a slash is looked up in PATH. The plugin inherits the environment of this
 	// process.
 	Args []string
-	// Protocol is what the plugin speaks with its host; [ProtocolPatchbay] if it is empty.
+	// Protocol is the protocol between the plugin and its host; [ProtocolPatchbay] if it is empty.
 	Protocol Protocol
 	// Timeout is how long a check may take; [Host].AdmissionTimeout if it is zero.
 	Timeout time.Duration
@@ -79,15 +79,15 @@ func NewAdmissionPlugin(ctx context.Context, host *Host, args []string) *Admissi
 	return NewAdmission(ctx, host, AdmissionSpec{Args: args})
 }
 
-// NewAdmission is [NewAdmissionPlugin] with all that can be said about an admission plugin. What is wrong with it, each check is refused
-// with.
+// NewAdmission is [NewAdmissionPlugin] with every option. If the spec is invalid, each check is refused with the reason.
 func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *AdmissionPlugin {
 	logger, _ := ctx.Value(loggerKey{}).(*slog.Logger)
 	spec.Args = slices.Clone(spec.Args)
 	if spec.Timeout = cmp.Or(spec.Timeout, host.AdmissionTimeout); spec.Timeout <= 0 {
 		spec.Timeout = defaultAdmissionTimeout
 	}
-	p := &AdmissionPlugin{host: host, spec: spec, logger: logger, aborted: make(chan struct{})}
+	p := &AdmissionPlugin{host: host, spec: spec, logger: logger, aborted: make(chan struct{}), checks: map[plugin.Pin]*Promise{}}
+	p.waiting, p.sent, p.kept = promises{list.New()}, promises{list.New()}, promises{list.New()}
 	if len(spec.Args) > 0 {
 		p.executable = spec.Args[0]
 		if found, err := exec.LookPath(spec.Args[0]); err == nil {
@@ -97,19 +97,19 @@ func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *Admissio
 	return p
 }
 
-// NewAdmissionPlugin returns a handle to an admission plugin, as the function of this name does, for a host that is initialized
-// and not closed.
+// NewAdmissionPlugin is the function of this name for this host. An empty command line is an error; before Initialize the error wraps
+// [ErrNotInitialized], after Close [ErrClosed].
 func (h *Host) NewAdmissionPlugin(cmdLine []string) (plugin.AdmissionPlugin, error) {
 	h.mu.Lock()
 	closed, initialized := h.closed, h.initialized
 	h.mu.Unlock()
 	switch {
 	case len(cmdLine) == 0 || cmdLine[0] == "":
-		return nil, errors.New("cannot make an admission plugin: its command line is empty")
+		return nil, errors.New("cannot create an admission plugin: its command line is empty")
 	case closed:
-		return nil, fmt.Errorf("cannot make an admission plugin: %w", ErrClosed)
+		return nil, fmt.Errorf("cannot create an admission plugin: %w", ErrClosed)
 	case !initialized:
-		return nil, fmt.Errorf("cannot make an admission plugin: %w", ErrNotInitialized)
+		return nil, fmt.Errorf("cannot create an admission plugin: %w", ErrNotInitialized)
 	}
 	return NewAdmissionPlugin(context.Background(), h, cmdLine), nil
 }
@@ -117,9 +117,9 @@ func (h *Host) NewAdmissionPlugin(cmdLine []string) (plugin.AdmissionPlugin, err
 // Executable is the path of the plugin's program.
 func (p *AdmissionPlugin) Executable() string { return p.executable }
 
-// CheckAdmission asks whether the package with this pin may be deployed, on the package service that the host works with. A check
-// that is pending, or whose answer is kept, is not made again: equal pins share one promise. It does not block. With 65,536
-// checks pending, a new one is refused at once with [ErrQueueFull]; after Close, with [ErrAborted].
+// CheckAdmission asks whether the package with this pin may be deployed, on the host's package service. A check that is pending, or whose
+// answer is cached, is not repeated: equal pins share one promise. It does not block. With 65,536 checks pending, a new one is refused at
+// once with [ErrQueueFull]; after Close, with [ErrAborted].
 func (p *AdmissionPlugin) CheckAdmission(pin plugin.Pin) plugin.Promise {
 	p.mu.Lock()
 	if known := p.checks[pin]; known != nil {
@@ -148,8 +148,8 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 	case len(pin.PackageName) > maxPin || len(pin.InstanceID) > maxPin:
 		return status.Errorf(codes.InvalidArgument, "a part of its pin has more than %d bytes", maxPin)
 	case !utf8.ValidString(pin.PackageName) || !utf8.ValidString(pin.InstanceID):
-		return status.Error(codes.InvalidArgument, "its pin is no valid UTF-8")
-	case p.waiting.n+p.sent.n == maxPending:
+		return status.Error(codes.InvalidArgument, "its pin is not valid UTF-8")
+	case p.waiting.Len()+p.sent.Len() == maxPending:
 		return ErrQueueFull
 	case p.session == nil && !p.host.admits(p):
 		return ErrAborted
@@ -158,9 +158,6 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 		p.unit = p.newUnit()
 	}
 	promise.deadline = time.Now().Add(p.spec.Timeout)
-	if p.checks == nil {
-		p.checks = map[plugin.Pin]*Promise{}
-	}
 	p.checks[pin] = promise
 	p.waiting.push(promise)
 	if p.session != nil {
@@ -173,7 +170,7 @@ func (p *AdmissionPlugin) enqueue(promise *Promise) error {
 // arm sets the timer for the next deadline, unless it is set.
 func (p *AdmissionPlugin) arm() {
 	var next *Promise
-	for _, first := range []*Promise{p.sent.first, p.waiting.first} {
+	for _, first := range []*Promise{p.sent.first(), p.waiting.first()} {
 		if first != nil && (next == nil || first.deadline.Before(next.deadline)) {
 			next = first
 		}
@@ -188,12 +185,12 @@ func (p *AdmissionPlugin) expire() {
 	p.mu.Lock()
 	now := time.Now()
 	var hung supervise.Process
-	for _, list := range []*promises{&p.sent, &p.waiting} {
-		for list.n > 0 && !list.first.deadline.After(now) {
+	for _, pending := range []promises{p.sent, p.waiting} {
+		for first := pending.first(); first != nil && !first.deadline.After(now); first = pending.first() {
 			if s := p.session; s != nil && now.Sub(s.heard) >= p.spec.Timeout/2 {
 				s.hangs, hung = true, s.process
 			}
-			p.fail(list, list.first, ErrTimeout)
+			p.fail(pending, first, ErrTimeout)
 		}
 	}
 	p.expiry = nil
@@ -209,30 +206,28 @@ func (p *AdmissionPlugin) expire() {
 func (p *AdmissionPlugin) ClearCache() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.kept.n > 0 {
-		p.kept.remove(p.kept.first) // a promise that somebody still has must not keep its neighbours
+	for p.kept.Len() > 0 {
+		p.kept.Remove(p.kept.Front()) // a promise that somebody still has must not keep its neighbours
 	}
-	p.checks = nil // a map does not shrink
-	for _, list := range []promises{p.waiting, p.sent} {
-		for promise := list.first; promise != nil; promise = promise.next {
-			if p.checks == nil {
-				p.checks = map[plugin.Pin]*Promise{}
-			}
+	p.checks = map[plugin.Pin]*Promise{} // one does not shrink
+	for _, pending := range []promises{p.waiting, p.sent} {
+		for at := pending.Front(); at != nil; at = at.Next() {
+			promise, _ := at.Value.(*Promise)
 			p.checks[promise.pin] = promise
 		}
 	}
 }
 
 // Close ends the plugin if it runs, as [PluginProcess.Terminate] does, and waits for its end. Pending checks are refused with
-// [ErrAborted] at once. Closing again does nothing more, but its context can make the end come sooner.
+// [ErrAborted] at once. A second Close does nothing more, but its context can bring the end forward.
 func (p *AdmissionPlugin) Close(ctx context.Context) {
 	p.mu.Lock()
 	if !p.closed {
 		p.closed = true
 		close(p.aborted)
 	}
-	p.failAll(&p.waiting, ErrAborted)
-	p.failAll(&p.sent, ErrAborted)
+	p.failAll(p.waiting, ErrAborted)
+	p.failAll(p.sent, ErrAborted)
 	if p.expiry != nil {
 		p.expiry.Stop()
 	}
@@ -251,15 +246,15 @@ func (p *AdmissionPlugin) Close(ctx context.Context) {
 	}
 }
 
-func (p *AdmissionPlugin) failAll(list *promises, err error) {
-	for list.n > 0 {
-		p.fail(list, list.first, err)
+func (p *AdmissionPlugin) failAll(pending promises, err error) {
+	for pending.Len() > 0 {
+		p.fail(pending, pending.first(), err)
 	}
 }
 
 // fail refuses a pending check for now.
-func (p *AdmissionPlugin) fail(list *promises, promise *Promise, err error) {
-	list.remove(promise)
+func (p *AdmissionPlugin) fail(pending promises, promise *Promise, err error) {
+	pending.Remove(promise.in)
 	delete(p.checks, promise.pin)
 	if p.session != nil {
 		delete(p.session.open, promise.id)
@@ -269,11 +264,11 @@ func (p *AdmissionPlugin) fail(list *promises, promise *Promise, err error) {
 
 // settle keeps the final answer to a check that was sent.
 func (p *AdmissionPlugin) settle(promise *Promise, err error) {
-	p.sent.remove(promise)
+	p.sent.Remove(promise.in)
 	p.kept.push(promise)
-	if p.kept.n > maxKept {
-		oldest := p.kept.first
-		p.kept.remove(oldest)
+	if p.kept.Len() > maxKept {
+		oldest := p.kept.first()
+		p.kept.Remove(oldest.in)
 		delete(p.checks, oldest.pin)
 	}
 	promise.resolve(err)
@@ -283,7 +278,7 @@ func refusal(pin plugin.Pin, err error) error {
 	return fmt.Errorf("package %s is not admitted: %w", pin, err)
 }
 
-// Promise is the result of an admission check, maybe in the future. It implements [plugin.Promise].
+// Promise is the result of an admission check, possibly still pending. It implements [plugin.Promise].
 type Promise struct {
 	pin plugin.Pin
 
@@ -293,9 +288,9 @@ type Promise struct {
 	waiters  chan struct{} // made by the first who has to wait
 
 	// What follows belongs to the admission plugin, under its lock.
-	id         uint64 // on the stream, if it was sent
-	deadline   time.Time
-	prev, next *Promise // in the list that it is in
+	id       uint64 // on the stream, if it was sent
+	deadline time.Time
+	in       *list.Element // where it is in the list that it is in
 }
 
 // Wait blocks until the check is done and returns nil if the package is admitted, else why not. When ctx ends first it returns
@@ -330,41 +325,23 @@ func (p *Promise) resolve(err error) {
 	}
 }
 
-// promises is a list of promises, oldest first. A promise is in one list at most. The zero value is empty.
-type promises struct {
-	first, last *Promise
-	n           int
+// promises is a list of promises, oldest first. A promise is in one list at most.
+type promises struct{ *list.List }
+
+func (l promises) push(p *Promise) { p.in = l.PushBack(p) }
+
+// first returns the oldest; nil if there is none.
+func (l promises) first() *Promise {
+	if l.Len() == 0 {
+		return nil
+	}
+	p, _ := l.Front().Value.(*Promise)
+	return p
 }
 
-func (l *promises) push(p *Promise) {
-	p.prev, p.next = l.last, nil
-	if l.last == nil {
-		l.first = p
-	} else {
-		l.last.next = p
-	}
-	l.last = p
-	l.n++
-}
-
-func (l *promises) remove(p *Promise) {
-	if p.prev == nil {
-		l.first = p.next
-	} else {
-		p.prev.next = p.next
-	}
-	if p.next == nil {
-		l.last = p.prev
-	} else {
-		p.next.prev = p.prev
-	}
-	p.prev, p.next = nil, nil
-	l.n--
-}
-
-func (l *promises) moveFirst(to *promises) *Promise {
-	p := l.first
-	l.remove(p)
+func (l promises) moveFirst(to promises) *Promise {
+	p := l.first()
+	l.Remove(p.in)
 	to.push(p)
 	return p
 }

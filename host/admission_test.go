@@ -408,12 +408,12 @@ func TestKeptAnswersAreBounded(t *testing.T) {
 	await(t, func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return a.waiting.n+a.sent.n == 0
+		return a.waiting.Len()+a.sent.Len() == 0
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.checks) != maxKept || a.kept.n != maxKept {
-		t.Errorf("%d and %d answers are kept, want %d", len(a.checks), a.kept.n, maxKept)
+	if len(a.checks) != maxKept || a.kept.Len() != maxKept {
+		t.Errorf("%d and %d answers are kept, want %d", len(a.checks), a.kept.Len(), maxKept)
 	}
 	if a.checks[pin("0")] != nil || a.checks[pin(fmt.Sprint(maxKept+more-1))] != last {
 		t.Error("it is not the oldest that are dropped")

@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
-// ErrDigest is wrapped by the error of [Host.Launch] if the program does not have the digest that was expected.
+// ErrDigest is wrapped by the error of [Host.Launch] if the program does not have the expected digest.
 var ErrDigest = exe.ErrDigest
 
 // check copies the program and asks all that is to be asked about the copy. It returns nil if nothing is to be asked: then the program runs
@@ -81,13 +81,6 @@ func execute(s *process.Spec, image *exe.Image) {
 // firstExtra is the descriptor of the first of the ExtraFiles.
 const firstExtra = 3
 
-func launchedMessage(program string, image *exe.Image) string {
-	if image == nil {
-		return "launched " + program
-	}
-	return fmt.Sprintf("launched %s, sha256 %s", program, image.Digest)
-}
-
 // identify finds the user and the group that a plugin is to run as; nil for those of this process.
 func identify(userName, groupName string) (*process.User, error) {
 	if userName == "" && groupName == "" {
@@ -110,14 +103,15 @@ func identify(userName, groupName string) (*process.User, error) {
 		return nil, nil //nolint:nilnil // documented
 	}
 	if !process.MayChangeUser() {
-		return nil, fmt.Errorf("it is to run as user %d and group %d, which only root can let it, or a process with CAP_SETUID, CAP_SETGID "+
-			"and CAP_KILL; this process is user %d: run it as root or with these, or configure neither user nor group", uid, gid, os.Geteuid())
+		return nil, fmt.Errorf("it must run as user %d and group %d, which takes root, or CAP_SETUID, CAP_SETGID "+
+			"and CAP_KILL; this process is user %d: run it as root or with these capabilities, or configure neither user nor group",
+			uid, gid, os.Geteuid())
 	}
 	return &process.User{UID: uint32(uid), GID: uint32(gid)}, nil
 }
 
-// CheckUser says whether a plugin can run as a user, and with this group or, if that is empty, the user's: somebody has to be that. Whether
-// this process may let it is found out by the launch.
+// CheckUser returns an error if there is no such user on this machine or, with an empty group, the user has none. Whether this process may
+// start plugins as that user is only known at launch.
 func CheckUser(name, group string) error {
 	if name == "" {
 		return nil
@@ -126,7 +120,7 @@ func CheckUser(name, group string) error {
 	return err
 }
 
-// UserID returns the number of a user as which a plugin may run; without a name, that of this process.
+// UserID returns the number of a user, or of this process's user for an empty name. It returns an error if there is no such user.
 func UserID(name string) (uint32, error) {
 	if name == "" {
 		return uint32(os.Geteuid()), nil
@@ -135,7 +129,7 @@ func UserID(name string) (uint32, error) {
 	return uint32(uid), err
 }
 
-// CheckGroup says so of a group.
+// CheckGroup returns an error if there is no such group on this machine.
 func CheckGroup(group string) error {
 	if group == "" {
 		return nil
@@ -152,16 +146,16 @@ func lookUpUser(name string, hasGroup bool) (uid, gid int, err error) {
 			if hasGroup {
 				return number, 0, nil
 			}
-			return 0, 0, fmt.Errorf("it is to run as user %s, who is not known here, and so neither is his group: configure a group too", name)
+			return 0, 0, fmt.Errorf("it must run as user %s, who is not known here, and neither is the user's group: configure a group too", name)
 		}
 	}
 	if err != nil {
-		return 0, 0, fmt.Errorf("it is to run as user %s: %w", name, err)
+		return 0, 0, fmt.Errorf("it must run as user %s: %w", name, err)
 	}
 	uid, uok := parseID(found.Uid)
 	gid, gok := parseID(found.Gid)
 	if !uok || !gok {
-		return 0, 0, fmt.Errorf("it is to run as user %s: %w", name, errors.ErrUnsupported)
+		return 0, 0, fmt.Errorf("it must run as user %s: %w", name, errors.ErrUnsupported)
 	}
 	return uid, gid, nil
 }
@@ -174,7 +168,7 @@ func lookUpGroup(name string) (int, error) {
 	if gid, ok := parseID(name); ok {
 		return gid, nil
 	}
-	return 0, fmt.Errorf("it is to run as group %s: %w", name, err)
+	return 0, fmt.Errorf("it must run as group %s: %w", name, err)
 }
 
 // parseID reads a user or group number. The highest one means "no change" to the system.
@@ -228,7 +222,7 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) (room str
 		err = makeSearchable(filepath.Dir(dir))
 	}
 	if err != nil {
-		return room, fmt.Errorf("make a directory in which it can serve as another user or group: %w", err)
+		return room, fmt.Errorf("create a directory in which it can serve as another user or group: %w", err)
 	}
 	return room, nil
 }

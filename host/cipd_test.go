@@ -122,7 +122,7 @@ func TestCIPDPluginsThatNeverWork(t *testing.T) {
 func TestCIPDUnknownProtocol(t *testing.T) {
 	h := newHost(t)
 	a := NewAdmission(t.Context(), h, AdmissionSpec{Args: []string{"/bin/true"}, Protocol: "other"})
-	if err := a.CheckAdmission(filePin("ok")).Wait(t.Context()); err == nil || !strings.Contains(err.Error(), `"other" is not known`) {
+	if err := a.CheckAdmission(filePin("ok")).Wait(t.Context()); err == nil || !strings.Contains(err.Error(), `unknown protocol "other"`) {
 		t.Errorf("a protocol that there is not: %v", err)
 	}
 	spec := self("cipd")
@@ -289,20 +289,35 @@ func TestCIPDTickets(t *testing.T) {
 func TestCIPDStrangersDoNotKeepAPluginOut(t *testing.T) {
 	h := newHost(t)
 	_, port, ticket := giveAway(t, h)
+	crowdOut(t, h, ProtocolCIPD, "tcp4", fmt.Sprintf("127.0.0.1:%d", port), func() bool {
+		return cipdLog(dialPort(t, port), ticket) == codes.OK
+	})
+}
+
+// TestStrangersDoNotKeepOthersOut: they are told that they are strangers, however many hold a connection.
+func TestStrangersDoNotKeepOthersOut(t *testing.T) {
+	h := newHost(t)
+	_, loot := steal(t, h)
+	crowdOut(t, h, ProtocolPatchbay, "unix", loot.socket, func() bool {
+		return status.Code(loot.check(t, loot.ticket)) == codes.PermissionDenied
+	})
+}
+
+// crowdOut has many strangers hold connections, and sees that one more is served and that the oldest goes.
+func crowdOut(t *testing.T, h *Host, protocol Protocol, network, address string, served func() bool) {
+	t.Helper()
 	var strangers []net.Conn
-	for range 2 * maxUnknown {
-		c, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+	for range 2 * maxStrangers[protocol] {
+		c, err := net.Dial(network, address)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
 		strangers = append(strangers, c)
 	}
-	if code := cipdLog(dialPort(t, port), ticket); code != codes.OK {
-		t.Errorf("a plugin after many strangers: %v", code)
-	}
+	await(t, served)
 	h.server.mu.Lock()
-	if n := len(h.server.unknown); n > maxUnknown {
+	if n := len(h.server.strangers[protocol]); n > maxStrangers[protocol] {
 		t.Errorf("%d strangers are connected", n)
 	}
 	h.server.mu.Unlock()

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,12 +16,12 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-const (
-	// maxConns bounds the connections of one plugin, its descendants included.
-	maxConns = 16
-	// maxStrangers bounds the connections of all processes that belong to no plugin. They are only there to be told so.
-	maxStrangers = 16
-)
+// maxConns bounds the connections of one plugin, its descendants included.
+const maxConns = 16
+
+// maxStrangers bounds the connections that belong to no plugin, or not yet. Everybody on the machine can make one, so the oldest goes for a
+// newer one: over loopback a plugin shows its ticket at once, and on the socket they are only there to be told what they are.
+var maxStrangers = map[Protocol]int{ProtocolPatchbay: 16, ProtocolCIPD: 64}
 
 // listener has the host's plugins of one protocol connect: on its socket, or over loopback.
 type listener struct {
@@ -78,6 +77,7 @@ func (c *conn) owner() *PluginProcess {
 
 // peerCredentials finds out which plugin a connection belongs to, as far as the kernel tells, in place of a TLS handshake.
 type peerCredentials struct {
+	credentials.TransportCredentials
 	server *server
 }
 
@@ -91,7 +91,7 @@ func (peerInfo) AuthType() string { return "unix peer" }
 func (p peerCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, ok := raw.(*conn)
 	if !ok {
-		return nil, nil, fmt.Errorf("%T is no connection of the host's listener", raw)
+		return nil, nil, fmt.Errorf("%T is not a connection of the host's listener", raw)
 	}
 	if err := p.server.identify(c); err != nil {
 		return nil, nil, err
@@ -103,21 +103,10 @@ func (p peerCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.Au
 	return c, peerInfo{credentials.CommonAuthInfo{SecurityLevel: level}, c}, nil
 }
 
-func (peerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.ErrUnsupported
-}
-
-func (peerCredentials) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "unix peer"}
-}
-
-func (p peerCredentials) Clone() credentials.TransportCredentials { return p }
-
-func (peerCredentials) OverrideServerName(string) error { return nil }
-
 type calls struct {
 	mu      sync.Mutex
 	ended   bool
+	met     bool // there was a connection
 	conns   map[*conn]struct{}
 	running int
 	idle    chan struct{} // made by finish if there are connections, and closed when there are none
@@ -140,7 +129,15 @@ func (k *calls) connect(c *conn) error {
 		k.conns = map[*conn]struct{}{}
 	}
 	k.conns[c] = struct{}{}
+	k.met = true
 	return nil
+}
+
+// came says whether the plugin has ever connected.
+func (k *calls) came() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.met
 }
 
 func (k *calls) disconnect(c *conn) {
@@ -201,10 +198,6 @@ func (k *calls) finish(patience time.Duration) {
 	}
 }
 
-// maxUnknown bounds the connections over loopback that have not shown a ticket. Everybody on the machine can make one, so the oldest goes
-// for a newer one: a plugin shows its ticket at once.
-const maxUnknown = 64
-
 // loopbackPort returns the port of 127.0.0.1 on which the host is served; the first call opens it.
 func (s *server) loopbackPort() (int, error) {
 	s.mu.Lock()
@@ -225,22 +218,23 @@ func (s *server) loopbackPort() (int, error) {
 	return s.port, nil
 }
 
-// meet lets in a connection over loopback, for a moment if it shows no ticket.
+// meet lets in a connection that belongs to no plugin, for a moment if it shows no ticket.
 func (s *server) meet(c *conn) {
 	timer := time.AfterFunc(handshakeTimeout, func() { _ = c.Close() })
 	c.count(func() {
 		timer.Stop()
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.unknown = slices.DeleteFunc(s.unknown, func(u *conn) bool { return u == c })
+		s.strangers[c.protocol] = slices.DeleteFunc(s.strangers[c.protocol], func(u *conn) bool { return u == c })
 	})
 	s.mu.Lock()
 	var oldest *conn
-	if len(s.unknown) == maxUnknown {
-		oldest = s.unknown[0]
-		s.unknown = slices.Delete(s.unknown, 0, 1)
+	there := s.strangers[c.protocol]
+	if len(there) == maxStrangers[c.protocol] {
+		oldest = there[0]
+		there = slices.Delete(there, 0, 1)
 	}
-	s.unknown = append(s.unknown, c)
+	s.strangers[c.protocol] = append(there, c)
 	s.mu.Unlock()
 	if oldest != nil {
 		_ = oldest.Close() // says nothing that matters

@@ -8,8 +8,8 @@
 // On Linux each launch marks every descriptor of this process above 2 to be closed when it executes a program, also one that it executes
 // without this package: what that is to inherit has to be given to it, as with ExtraFiles of [os/exec.Cmd].
 //
-// The package does not start a plugin again when it has ended, and does not know what a plugin serves: sockets that plugins make
-// are found and registered by package pluginwatcher, whoever started them.
+// The package does not restart a plugin that has ended, and does not know what a plugin serves: package pluginwatcher discovers and
+// registers plugin sockets, whoever started them.
 package host
 
 import (
@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -35,8 +36,8 @@ import (
 // Host launches plugin subprocesses and accepts calls from them. Its zero value works after [Host.Initialize]. The exported
 // fields are set before that and not changed afterwards. All methods are safe for concurrent use. It implements [plugin.Host].
 //
-// A Host costs nothing before the first launch; then it has a socket in a directory of its own under [os.TempDir], and a watchdog
-// process that ends the plugins when this process dies, and removes that directory.
+// A Host costs nothing before the first launch. From then on it has a socket in a directory of its own under [os.TempDir], and a watchdog
+// process that kills the plugins when this process dies, and removes that directory.
 type Host struct {
 	// PluginsContext is used for the records of plugins that are not launched with a logger of their own: they go to the logger that
 	// [WithLogger] put into it. Without one they go to no log; [PluginProcess.Logs] has the last ones anyway.
@@ -44,7 +45,7 @@ type Host struct {
 
 	// Events is called for each [Event], from several goroutines and while a call or a launch waits for it: it must not block.
 	Events func(Event)
-	// Logger gets what goes wrong in the host itself. Nil: no log.
+	// Logger gets faults of the host itself. Nil: no log.
 	Logger *slog.Logger
 	// StateDir is the directory in which plugins that survive their host are remembered; see [Spec].Survive and [Host.Adopt].
 	StateDir string
@@ -71,7 +72,8 @@ type Host struct {
 
 var _ plugin.Host = (*Host)(nil)
 
-// Initialize gives the host its configuration. It comes once, before every other call.
+// Initialize gives the host its configuration. Call it once, before anything else. A second call and an invalid service URL are errors;
+// after Close the error wraps [ErrClosed].
 func (h *Host) Initialize(cfg plugin.Config) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -81,9 +83,9 @@ func (h *Host) Initialize(cfg plugin.Config) error {
 	case h.initialized:
 		return errors.New("the plugin host is initialized already")
 	case !utf8.ValidString(cfg.ServiceURL):
-		return fmt.Errorf("the service URL %q is no valid UTF-8", cfg.ServiceURL)
+		return fmt.Errorf("the service URL %q is not valid UTF-8", cfg.ServiceURL)
 	}
-	h.config, h.initialized = cfg, true
+	h.config, h.initialized, h.plugins = cfg, true, map[*PluginProcess]struct{}{}
 	return nil
 }
 
@@ -98,14 +100,8 @@ func (h *Host) Config() plugin.Config {
 func (h *Host) Plugins() []*PluginProcess {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var list []*PluginProcess
-	for p := range h.plugins {
-		if p.isStarted() {
-			list = append(list, p)
-		}
-	}
-	slices.SortFunc(list, func(a, b *PluginProcess) int { return cmp.Compare(a.ticket.number, b.ticket.number) })
-	return list
+	byAge := func(a, b *PluginProcess) int { return cmp.Compare(a.ticket.number, b.ticket.number) }
+	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(h.plugins), byAge), func(p *PluginProcess) bool { return !p.isStarted() })
 }
 
 // PluginAt returns the plugin that serves, or is about to serve, at a path, or in the directory at a path; nil if there is none. It may not
@@ -122,8 +118,8 @@ func (h *Host) PluginAt(path string) *PluginProcess {
 }
 
 // Close terminates all plugins at once, as [PluginProcess.Terminate] does, except those that survive their host, and releases all
-// resources. It waits for the ends; those that have not ended when ctx does are killed. Afterwards nothing can be launched, and
-// pending admission checks are aborted. Closing again does nothing more, but its context can make the end come sooner.
+// resources. It waits for the ends; those that have not ended when ctx does are killed. Afterwards nothing can be launched, and pending
+// admission checks are aborted. A second Close does nothing more, but its context can bring the end forward.
 func (h *Host) Close(ctx context.Context) {
 	h.mu.Lock()
 	h.closed = true
@@ -185,9 +181,6 @@ func (h *Host) open() error {
 			Remove: []string{socket, filepath.Dir(socket)},
 		})
 	}
-	if h.plugins == nil {
-		h.plugins = map[*PluginProcess]struct{}{}
-	}
 	return nil
 }
 
@@ -217,7 +210,7 @@ var (
 	ErrNotInitialized = errors.New("the plugin host is not initialized")
 )
 
-// Why an admission check has no answer of the plugin. Each of them is a refusal for now: a later check asks again.
+// Why an admission check has no answer from the plugin. Each is a refusal for now: a later check asks again.
 var (
 	// ErrAborted is wrapped by the error of a check whose plugin terminates: because the admission plugin was closed or, and then
 	// [ErrCrashed] is wrapped too, by itself.
@@ -237,19 +230,19 @@ type crashed struct{}
 func (crashed) Error() string { return "the admission plugin ended before it answered" }
 func (crashed) Unwrap() error { return ErrAborted }
 
-// EventKind says what happened. Of admission plugins there are also the kinds ready, backoff and failed, as of package launcher.
+// EventKind says what happened. Admission plugins also have the kinds ready, backoff and failed of package launcher.
 type EventKind string
 
 // The kinds of events.
 const (
-	// EventLaunched is sent when a plugin was started.
+	// EventLaunched: the process of a launched plugin was started.
 	EventLaunched EventKind = "launched"
-	// EventTerminated is sent when a plugin has ended; Err is its [PluginProcess.Err].
+	// EventTerminated: the process of a launched plugin has ended, and how; see [PluginProcess.Err].
 	EventTerminated EventKind = "terminated"
-	// EventDenied is sent when a call to the host was refused: it had no ticket or a wrong one, came from a stranger, or was to a
-	// service that is not granted. At most 10 a second are sent for each plugin, and as many for all strangers.
+	// EventDenied: a call to the host was refused because it had no valid ticket, came from a stranger, or was to a service that is not
+	// granted. At most 10 per second are sent for each plugin, 10 for all strangers, and 20 in total.
 	EventDenied EventKind = "denied"
-	// EventLeftover is sent when a plugin ended and left processes behind, which were killed.
+	// EventLeftover: a launched plugin ended and left processes behind, which were killed.
 	EventLeftover EventKind = "leftover"
 )
 
@@ -259,6 +252,8 @@ type Event struct {
 	Kind EventKind
 	// Plugin is the name of the plugin; empty for a stranger.
 	Plugin string
+	// Socket is where the plugin should serve; empty if it should not.
+	Socket string
 	// PID is the process of the plugin, or for EventDenied the one that called; zero if it is not known.
 	PID int
 	// Message says what happened, for people.
@@ -267,38 +262,10 @@ type Event struct {
 	Err error
 }
 
-// maxDenials bounds the events of refused calls in a second, per plugin.
-const maxDenials = 10
-
-// quota lets a number of events through in each second.
-type quota struct {
-	mu         sync.Mutex
-	since      time.Time
-	n          int
-	suppressed int
-}
-
-// take reports whether an event may be sent, and how many were not since the last one.
-func (q *quota) take(now time.Time) (suppressed int, ok bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if now.Sub(q.since) >= time.Second {
-		q.since, q.n = now, 0
-	}
-	if q.n == maxDenials {
-		q.suppressed++
-		return 0, false
-	}
-	q.n++
-	suppressed, q.suppressed = q.suppressed, 0
-	return suppressed, true
-}
-
 type loggerKey struct{}
 
-// WithLogger returns a context that carries the logger for the records of plugins: what they print and what they log through
-// their host. It is meant for [Host].PluginsContext and for the contexts of LaunchPlugin and NewAdmissionPlugin. A nil logger is
-// that of no log.
+// WithLogger returns a context that carries the logger for the records of plugins: what they print and what they log through their host.
+// It is meant for [Host].PluginsContext and for the contexts of LaunchPlugin and NewAdmissionPlugin. With a nil logger nothing is logged.
 func WithLogger(ctx context.Context, logger *slog.Logger) context.Context {
 	return context.WithValue(ctx, loggerKey{}, logger)
 }

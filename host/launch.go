@@ -28,53 +28,51 @@ import (
 type Spec struct {
 	// Name is the plugin's name in logs and events; that of the program's file if it is empty.
 	Name string
-	// Args are the program and its arguments. A program without a slash is searched for in PATH.
+	// Args are the program and its arguments. A program without a slash is looked up in PATH.
 	Args []string
-	// Env is the environment; that of this process if it is nil. The host adds what announces the handshake.
+	// Env is the environment; that of this process if it is nil. The host adds the variable that announces the handshake.
 	Env []string
 	// Dir is the working directory; that of this process if it is empty.
 	Dir string
 	// Controller says what the plugin may call. Nil: nothing but what every plugin may.
 	Controller *Controller
-	// Protocol is what the plugin speaks with its host; [ProtocolPatchbay] if it is empty.
+	// Protocol is the protocol between the plugin and its host; [ProtocolPatchbay] if it is empty.
 	Protocol Protocol
-	// PluginSocket is the path at which the plugin is to serve. It is told in the handshake of [ProtocolPatchbay], the only one in which it
-	// can be, and removed when the plugin has ended.
-	// Two plugins of a host cannot have the same at the same time.
+	// PluginSocket is the path at which the plugin should serve. Only the handshake of [ProtocolPatchbay] can convey it. It is removed when
+	// the plugin has ended. Two plugins of a host cannot have the same one at the same time.
 	PluginSocket string
-	// Logs takes what the plugin prints and logs, in place of a log of its own, and remains the caller's, who closes it. The logger
-	// of the context does not matter then.
+	// Logs takes what the plugin prints and logs, instead of a log of its own and of the context's logger. The caller closes it.
 	Logs *Log
 	// ExtraFiles become descriptors 3 and up of the plugin. They remain the caller's.
 	ExtraFiles []*os.File
-	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [ErrDigest]. With it, or with Admit, what is
-	// executed is a copy in memory that nobody can change, and not the file: see docs/adr/0009.
+	// SHA256 is the digest that the program must have, in hexadecimal; otherwise the error wraps [ErrDigest]. With it, or with Admit, a
+	// sealed copy in memory is executed, not the file: see docs/adr/0009.
 	SHA256 string
-	// Interpreter is the path of the program that runs the plugin if that is a script; exactly what its first line must name. A script with
-	// another one is not run if it has SHA256 or Admit.
+	// Interpreter is the path of the program that runs the plugin if it is a script, exactly as its first line names it. With SHA256 or
+	// Admit, a script with any other interpreter is not run.
 	Interpreter string
 	// Admit is asked whether the program may run, by Name and the digest of what is about to be executed. It may block until ctx ends. An
 	// error is a refusal.
 	Admit func(ctx context.Context, pin plugin.Pin) error
 	// User and Group are the names or numbers of those that the plugin runs as; it has no supplementary groups then. Empty: those of this
-	// process, and for Group that of User. This process has to be root. If the directory of PluginSocket is not there, it is made for this
-	// user and removed when the plugin has ended; the directory that it is in becomes searchable for all.
+	// process, and for Group that of User. This process must be root. If the directory of PluginSocket does not exist, it is created for
+	// this user and removed when the plugin has ended; its parent directory becomes searchable for everybody.
 	User, Group string
-	// OwnDir is a directory of the caller's in which the plugin makes its own files. It goes to that user and group, and the directories
-	// above it, up to that of PluginSocket, become searchable for all. It remains the caller's to remove.
+	// OwnDir is an existing directory for the plugin's own files. It is given to that user and group, and the directories above it, up to
+	// that of PluginSocket, become searchable for everybody. The caller removes it.
 	OwnDir string
-	// Limits bound what the plugin may use. What cannot be limited on this system is an error.
+	// Limits bound what the plugin may use. A limit that this system cannot enforce is an error.
 	Limits Limits
 	// NoNewPrivs keeps the plugin and its descendants from gaining privileges by executing a program.
 	NoNewPrivs bool
-	// Survive lets the plugin go on when this process ends. It needs [Host].StateDir; a later host with the same one can adopt it.
+	// Survive lets the plugin run on when this process ends. It needs [Host].StateDir; a later host with the same one can adopt it.
 	Survive bool
-	// Tag is kept with a plugin that survives, for whoever adopts it; see [PluginProcess.Tag].
+	// Tag is kept with a plugin that survives, for the host that adopts it; see [PluginProcess.Tag].
 	Tag string
 	// Grace says how long each step of [PluginProcess.Terminate] waits.
 	Grace Grace
-	// Foreign is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is told to
-	// nobody, and it cannot survive.
+	// Foreign is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is not passed
+	// on, and it cannot survive.
 	Foreign Foreign
 }
 
@@ -94,22 +92,33 @@ type survivor struct {
 	Tag          string `json:"tag,omitempty"`
 }
 
-// LaunchPlugin launches a plugin with this command line. It does not wait for it to connect; a plugin that ends at once is no
-// error here, but one of [PluginProcess.Err]. The context is for logging from the plugin only, see [WithLogger]: its end ends
-// nothing. After Close the error wraps [ErrClosed].
+// LaunchPlugin launches a plugin with this command line. It does not wait for it to connect; a plugin that ends at once is not an error
+// here, but one of [PluginProcess.Err]. The context is for logging from the plugin only, see [WithLogger]: its end ends nothing. After
+// Close the error wraps [ErrClosed].
+//
+// The plugin speaks [ProtocolPatchbay]. A CIPD plugin exits when it gets that handshake, and its Err says what to do: launch it with
+// [Host.Launch] and [ProtocolCIPD].
 func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller) (*PluginProcess, error) {
-	return h.Launch(ctx, Spec{Args: args, Controller: ctrl})
+	return h.launchWith(ctx, Spec{Args: args, Controller: ctrl}, fmt.Sprintf(
+		"a plugin of CIPD needs the protocol %q: launch it with Host.Launch and Spec.Protocol", ProtocolCIPD))
 }
 
-// Launch is [Host.LaunchPlugin] with all that can be said about a plugin.
+// Launch is [Host.LaunchPlugin] with every option. The error says why no process runs: the spec is invalid, the program is missing or
+// cannot be executed, or its digest does not match, which wraps [ErrDigest]. It wraps [ErrNotInitialized] before Initialize and [ErrClosed]
+// after Close.
 func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
+	return h.launchWith(ctx, spec, "")
+}
+
+// launchWith has advice for who launches a plugin that fails before it has called its host; empty for none.
+func (h *Host) launchWith(ctx context.Context, spec Spec, advice string) (*PluginProcess, error) {
 	if len(spec.Args) == 0 || spec.Args[0] == "" {
 		return nil, errors.New("cannot launch a plugin: its command line is empty")
 	}
 	if spec.Name == "" {
 		spec.Name = filepath.Base(spec.Args[0])
 	}
-	p, err := h.launch(ctx, spec)
+	p, err := h.launch(ctx, spec, advice)
 	if err != nil {
 		return nil, fmt.Errorf("cannot launch plugin %s: %w", spec.Name, err)
 	}
@@ -135,15 +144,17 @@ func (s *Spec) check() (granted grants, err error) {
 	switch {
 	case len(s.PluginSocket) > maxPath:
 		err = fmt.Errorf("the path of its socket has more than %d bytes: %s", maxPath, s.PluginSocket)
+	case slices.ContainsFunc(s.Env, func(entry string) bool { return strings.ContainsRune(entry, 0) }):
+		err = errors.New("a variable of its environment has a NUL byte; remove it")
 	case s.Foreign != nil && s.Survive:
-		err = errors.New("it is to survive its host, which a plugin of a foreign protocol cannot")
+		err = errors.New("it must survive its host, which a plugin of a foreign protocol cannot")
 	case s.PluginSocket != "" && s.Protocol == ProtocolCIPD:
-		err = fmt.Errorf("by the protocol %q it cannot be told where to serve", s.Protocol)
+		err = fmt.Errorf("the protocol %q cannot tell it where to serve", s.Protocol)
 	}
 	return granted, err
 }
 
-func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
+func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginProcess, error) {
 	program, err := exec.LookPath(spec.Args[0])
 	if err != nil {
 		return nil, err
@@ -162,6 +173,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	}
 	defer image.Release()
 	p := newPlugin(ctx, h, spec)
+	p.advice = advice
 	if image != nil {
 		p.pin = pinOf(spec, image)
 	}
@@ -178,8 +190,10 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err == nil {
 		execute(&what, image)
 		h.server.add(p)
-		err = p.start(func() (*process.Process, error) { return h.group.Start(what) })
+		p.proc, err = h.group.Start(what)
+		// gofail: var hostStarted struct{}
 	}
+	close(p.started)
 	if err != nil {
 		h.server.remove(p)
 		h.forget(p)
@@ -188,7 +202,13 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 		}
 		return nil, err
 	}
-	h.emit(Event{Time: time.Now(), Kind: EventLaunched, Plugin: p.spec.Name, PID: p.PID(), Message: launchedMessage(program, image)})
+	message := "launched " + program
+	if image != nil {
+		message += fmt.Sprintf(", sha256 %s", image.Digest)
+	}
+	h.emit(Event{
+		Time: time.Now(), Kind: EventLaunched, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: message,
+	})
 	h.watching.Go(p.watch)
 	return p, nil
 }
@@ -202,7 +222,7 @@ func (h *Host) reserve(p *PluginProcess) error {
 	}
 	for other := range h.plugins {
 		if p.spec.PluginSocket != "" && other.spec.PluginSocket == p.spec.PluginSocket {
-			return fmt.Errorf("plugin %s, which has not ended, serves at %s", other.spec.Name, p.spec.PluginSocket)
+			return fmt.Errorf("plugin %s, which still runs, serves at %s", other.spec.Name, p.spec.PluginSocket)
 		}
 	}
 	h.know(p)
@@ -249,9 +269,9 @@ func (p *PluginProcess) processSpec(program string) (process.Spec, error) {
 	return s, err
 }
 
-// Adopt returns the plugins that survived an earlier host with the same StateDir. From now on they are this host's, and Close
-// lets them go on. They can serve, but they have no ticket: the host that gave them one is gone. An error names those that could not be
-// reached within 3 s; another call returns those of them that it reaches.
+// Adopt returns the plugins that survived an earlier host with the same StateDir. From now on they are this host's, and Close leaves them
+// running. They can serve, but they have no ticket: the host that gave them one is gone. An error names those that could not be reached
+// within 3 s; call Adopt again to retry those.
 func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 	h.mu.Lock()
 	err := h.open()
@@ -269,7 +289,8 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 		var known survivor
 		_ = json.Unmarshal(proc.Data(), &known) // what cannot be read was not written by a host
 		p := newPlugin(ctx, h, Spec{Name: proc.Name(), PluginSocket: known.PluginSocket, Tag: known.Tag, Survive: true})
-		_ = p.start(func() (*process.Process, error) { return proc, nil })
+		p.proc = proc
+		close(p.started)
 		h.mu.Lock()
 		h.know(p)
 		h.mu.Unlock()
@@ -283,34 +304,27 @@ func (h *Host) Adopt(ctx context.Context) ([]*PluginProcess, error) {
 }
 
 // environment returns the environment of a plugin: what is listed, or that of this process, and what announces the handshake, if it is
-// Patchbay's. The last value of a variable counts, as it does in package os/exec; programs do not agree on which they take.
+// Patchbay's. The last value of a variable counts; programs do not agree on which they take.
 func environment(listed []string, protocol Protocol) []string {
 	if listed == nil {
 		listed = os.Environ()
 	}
-	env := make([]string, 0, len(listed)+1)
-	seen := map[string]bool{}
-	for _, entry := range slices.Backward(append(listed[:len(listed):len(listed)], handshake.Env+"="+handshake.EnvValue)) {
-		name, _, _ := strings.Cut(entry, "=")
-		if seen[name] || name == handshake.Env && protocol != ProtocolPatchbay {
-			continue
-		}
-		seen[name] = true
-		env = append(env, entry)
+	env := slices.DeleteFunc(slices.Clone(listed), func(entry string) bool { return strings.HasPrefix(entry, handshake.Env+"=") })
+	if protocol == ProtocolPatchbay {
+		env = append(env, handshake.Env+"="+handshake.EnvValue)
 	}
-	slices.Reverse(env)
-	return env
+	return (&exec.Cmd{Env: env}).Environ() // which knows how to make variables unique
 }
 
 // Protocol is what a launched plugin speaks with its host.
 type Protocol string
 
 const (
-	// ProtocolPatchbay is that of api/patchbay/plugin/v1, on a Unix socket. It is the one of a plugin for which none is named.
+	// ProtocolPatchbay is that of api/patchbay/plugin/v1, on a Unix socket. It is the default.
 	ProtocolPatchbay Protocol = "patchbay"
 	// ProtocolCIPD is that of the plugins of CIPD: they call cipd.plugin.Host and, if they are granted admissions, cipd.plugin.Admissions.
-	// They do so over TCP on 127.0.0.1, where the kernel does not tell who calls: whoever learns the ticket can call as the plugin until that
-	// has ended. The host listens there only when such a plugin was launched, on one port for all of them.
+	// They do so over TCP on 127.0.0.1, where the kernel does not identify the caller: whoever learns the ticket can call as the plugin
+	// until it has ended. The host listens there only when such a plugin was launched, on one port for all of them.
 	ProtocolCIPD Protocol = "cipd"
 )
 
@@ -324,31 +338,20 @@ func (p Protocol) orDefault() (Protocol, error) {
 	case ProtocolPatchbay, ProtocolCIPD:
 		return p, nil
 	default:
-		return "", fmt.Errorf("the protocol %q is not known: it is %q or %q", p, ProtocolPatchbay, ProtocolCIPD)
+		return "", fmt.Errorf("unknown protocol %q: use %q or %q", p, ProtocolPatchbay, ProtocolCIPD)
 	}
 }
 
-func (p Protocol) ticketKey() string {
-	if p == ProtocolCIPD {
-		return cipd.TicketKey
-	}
-	return handshake.TicketKey
-}
-
-func (p Protocol) notGranted() codes.Code {
-	if p == ProtocolCIPD {
-		return codes.Unimplemented
-	}
-	return codes.PermissionDenied
-}
-
-// maxCalls is how many calls of a plugin may run. A plugin of CIPD makes a call for each answer and loses those that are refused, so only
+// protocols says in what they differ for those who call the host: by which key a ticket comes, how a service is refused that is not
+// granted, and how many calls of a plugin may run. A plugin of CIPD makes a call for each answer and loses those that are refused, so only
 // its connections bound them.
-func (p Protocol) maxCalls() int {
-	if p == ProtocolCIPD {
-		return maxConns * maxStreams
-	}
-	return maxCalls
+var protocols = map[Protocol]struct {
+	ticketKey  string
+	notGranted codes.Code
+	maxCalls   int
+}{
+	ProtocolPatchbay: {handshake.TicketKey, codes.PermissionDenied, maxCalls},
+	ProtocolCIPD:     {cipd.TicketKey, codes.Unimplemented, maxConns * maxStreams},
 }
 
 func (p *PluginProcess) handshakeLine() ([]byte, error) {
@@ -369,11 +372,11 @@ func (p *PluginProcess) handshakeLine() ([]byte, error) {
 	return line.Bytes(), err
 }
 
-// Foreign stands between a host and a plugin that speaks another protocol than the host's own; see [Spec]. Such a plugin is told nothing
-// on its standard input, which ends when the plugin is terminated, and cannot call its host. What it prints goes into its log.
+// Foreign stands between a host and a plugin that speaks another protocol than the host's own; see [Spec]. Such a plugin gets nothing on
+// its standard input, which ends when the plugin is terminated, and cannot call its host. What it prints goes into its log.
 type Foreign interface {
-	// Hello is called first, and reads from standard output what is not meant for the log. It returns when it has seen enough, or with
-	// the first error: when the plugin has ended there is one.
+	// Hello is called first, and reads from standard output whatever is not meant for the log. It returns when it has seen enough, or on the
+	// first error; there is one when the plugin has ended.
 	Hello(stdout io.Reader)
 	// Stop asks the plugin to end. It is called, concurrently too, by each [PluginProcess.Terminate], while it waits as long as
 	// [Grace].Stdin says; ctx ends when that call does.

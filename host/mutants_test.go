@@ -3,6 +3,7 @@
 package host
 
 import (
+	"container/list"
 	"errors"
 	"flag"
 	"runtime"
@@ -13,7 +14,6 @@ import (
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/simulate"
-	"github.com/patchbay-dev/patchbay/plugin"
 )
 
 var mutants = flag.Bool("simulate.mutants", false, "have TestMutants see that the tests find each mutant")
@@ -50,12 +50,9 @@ func TestEachRefusalForNow(t *testing.T) {
 		promise := &Promise{pin: pin(code.String()), id: uint64(code) + 1}
 		p.sent.push(promise)
 		s.open[promise.id] = promise
-		if p.checks == nil {
-			p.checks = map[plugin.Pin]*Promise{}
-		}
-		p.kept = promises{}
+		p.kept = promises{list.New()}
 		s.resolve(&pluginv1.Resolution{Id: promise.id, Code: int32(code)})
-		if kept := p.kept.n == 1; kept == forNow[code] {
+		if kept := p.kept.Len() == 1; kept == forNow[code] {
 			t.Errorf("the answer %v is kept: %t", code, kept)
 		}
 	}

@@ -69,6 +69,10 @@ func registerPlugins() {
 			Pin: &pluginv1.Pin{PackageName: "p", InstanceId: "i"},
 		})
 	}
+	modes["call and fail"] = func([]string) {
+		modes["one call"](nil)
+		os.Exit(3)
+	}
 	modes["family"] = func([]string) { // has a child that calls with its ticket
 		h, err := handshake.Read(os.Stdin)
 		if err != nil {

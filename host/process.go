@@ -38,13 +38,13 @@ type PluginProcess struct {
 	ticket   ticket
 	services grants // nil for one that was adopted
 	logs     *Log
+	advice   string // for who launched it, if it fails before it has called its host; empty for none
 
 	started chan struct{}
 	proc    *process.Process // set before started is closed; nil if it could not be started
 	pin     plugin.Pin       // zero if what is executed was not checked
 
-	calls  calls
-	denied quota
+	calls calls
 
 	began    time.Time
 	left     chan struct{} // closed when the host lets a process go on that it cannot or shall not end
@@ -77,14 +77,6 @@ func (p *PluginProcess) grant(granted grants) {
 	p.services[pluginv1.Host_ServiceDesc.ServiceName] = service{&pluginv1.Host_ServiceDesc, own}
 }
 
-func (p *PluginProcess) start(start func() (*process.Process, error)) error {
-	defer close(p.started)
-	proc, err := start()
-	// gofail: var hostStarted struct{}
-	p.proc = proc
-	return err
-}
-
 func (p *PluginProcess) isStarted() bool {
 	select {
 	case <-p.started:
@@ -100,7 +92,7 @@ func (p *PluginProcess) Started() <-chan struct{} { return p.started }
 // Name returns the name with which the plugin was launched.
 func (p *PluginProcess) Name() string { return p.spec.Name }
 
-// PID returns the process ID. It may belong to another process when the plugin has ended.
+// PID returns the process ID. It may belong to another process once the plugin has ended.
 func (p *PluginProcess) PID() int {
 	if p.proc == nil {
 		return 0
@@ -111,30 +103,37 @@ func (p *PluginProcess) PID() int {
 // Owns reports whether a process is the plugin's or descends from it.
 func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
 
-// PluginSocket returns the path at which the plugin was told to serve; empty if it was not.
+// PluginSocket returns the path at which the plugin should serve; empty if it should not.
 func (p *PluginProcess) PluginSocket() string { return p.spec.PluginSocket }
 
-// Tag returns the [Spec].Tag with which the plugin was launched, maybe by an earlier host.
+// Tag returns the [Spec].Tag with which the plugin was launched, possibly by an earlier host.
 func (p *PluginProcess) Tag() string { return p.spec.Tag }
 
-// Pin names what was executed, if that was checked: with [Spec].SHA256 or [Spec].Admit. It is zero for a plugin that was adopted.
+// Pin identifies what was executed, if that was checked: with [Spec].SHA256 or [Spec].Admit. It is zero for a plugin that was adopted.
 func (p *PluginProcess) Pin() plugin.Pin { return p.pin }
 
-// Logs has what the plugin printed and logged, as far as it is still held.
+// Logs returns the newest output of the plugin, printed and logged.
 func (p *PluginProcess) Logs() *Log { return p.logs }
 
-// Done returns a channel that is closed when the plugin has ended, with all processes that it had started, and all that it had
-// printed is in its logs. It stays open for one that survives its host's Close.
+// Done returns a channel that is closed when the plugin has ended, with all processes that it had started, and everything it printed is
+// in its logs. It stays open for a plugin that survives its host's Close.
 func (p *PluginProcess) Done() <-chan struct{} { return p.done }
 
 // Err is nil until Done is closed. Then it is [ErrTerminated] if the plugin exited with status 0, and otherwise an error that
 // unwraps to [exec.ExitError], or to one like it for an adopted plugin.
 func (p *PluginProcess) Err() error {
+	if p.ended() {
+		return p.err
+	}
+	return nil
+}
+
+func (p *PluginProcess) ended() bool {
 	select {
 	case <-p.done:
-		return p.err
+		return true
 	default:
-		return nil
+		return false
 	}
 }
 
@@ -216,12 +215,17 @@ func (p *PluginProcess) end() {
 		p.err = ErrTerminated
 	} else {
 		p.words = p.logs.LastWords(p.began)
+		if p.advice != "" && !p.calls.came() {
+			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, p.advice)
+		}
 	}
 	message := WithLastWords(p.err, p.words).Error()
-	p.host.emit(Event{Time: time.Now(), Kind: EventTerminated, Plugin: p.spec.Name, PID: p.PID(), Message: message, Err: p.err})
+	p.host.emit(Event{
+		Time: time.Now(), Kind: EventTerminated, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: message, Err: p.err,
+	})
 }
 
-// WithLastWords adds to the error of a plugin that ended what it wrote last, if it wrote something.
+// WithLastWords adds the last output of a plugin, if any, to the error with which it ended.
 func WithLastWords(err error, words string) error {
 	if words == "" {
 		return err
@@ -232,24 +236,18 @@ func WithLastWords(err error, words string) error {
 // LastWords returns the last lines that the plugin wrote to standard error before it ended with an error, in one line. They are empty until
 // Done is closed.
 func (p *PluginProcess) LastWords() string {
-	select {
-	case <-p.done:
+	if p.ended() {
 		return p.words
-	default:
-		return ""
 	}
+	return ""
 }
 
 // readOutput puts what the plugin prints into its log. The function that it returns waits for the rest, with patience if a
 // process that could not be ended holds the other end.
 func (p *PluginProcess) readOutput() (drain func()) {
 	var readers sync.WaitGroup
-	pipes := make([]*os.File, 0, 2)
-	for source, pipe := range map[output.Source]*os.File{output.Stdout: p.proc.Stdout(), output.Stderr: p.proc.Stderr()} {
-		if pipe == nil {
-			continue
-		}
-		pipes = append(pipes, pipe)
+	pipes := map[output.Source]*os.File{output.Stdout: p.proc.Stdout(), output.Stderr: p.proc.Stderr()}
+	for source, pipe := range pipes {
 		readers.Go(func() {
 			if p.spec.Foreign != nil && source == output.Stdout {
 				p.spec.Foreign.Hello(pipe)
@@ -373,10 +371,9 @@ func metadataError(err error) error {
 	return status.Errorf(codes.Internal, "list metadata: %v", err)
 }
 
-// Controller says which services of the host one plugin may call, beside patchbay.plugin.v1.Host, or cipd.plugin.Host for a plugin of
-// [ProtocolCIPD], which every plugin may. Their
-// methods are called concurrently. They must return when the context of their call is done, which it is when the plugin has
-// ended.
+// Controller says which services of the host one plugin may call, besides patchbay.plugin.v1.Host, or cipd.plugin.Host for a plugin of
+// [ProtocolCIPD], which every plugin may. Their methods are called concurrently. They must return when the context of their call is done,
+// which it is when the plugin has ended.
 type Controller struct {
 	// Admissions is set for admission plugins.
 	Admissions pluginv1.AdmissionsServer

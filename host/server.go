@@ -20,10 +20,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -33,7 +35,7 @@ const (
 	readBuffer       = 4 << 10 // of a connection; few calls are larger
 	maxHeader        = 16 << 10
 	maxStreams       = 128 // per connection
-	maxCalls         = 64  // per plugin, on all its connections; but see Protocol.maxCalls
+	maxCalls         = 64  // per plugin, on all its connections; but see protocols
 	streamWindow     = 256 << 10
 	connWindow       = 1 << 20
 	handshakeTimeout = 5 * time.Second
@@ -47,23 +49,22 @@ type server struct {
 	path   string
 	grpc   *grpc.Server
 	done   sync.WaitGroup
-	denied quota // of strangers
+	denied foreign.Quota[string] // by plugin; strangers have no name
 
 	mu        sync.Mutex // guards what follows
 	plugins   map[uint64]*PluginProcess
-	strangers int
-	port      int     // on loopback; zero if it was not needed
-	unknown   []*conn // over loopback, oldest first
+	strangers map[Protocol][]*conn // oldest first
+	port      int                  // on loopback; zero if it was not needed
 }
 
 func serve(emit func(Event)) (*server, error) {
-	s := &server{emit: emit, plugins: map[uint64]*PluginProcess{}}
+	s := &server{emit: emit, plugins: map[uint64]*PluginProcess{}, strangers: map[Protocol][]*conn{}}
 	l, err := s.listen()
 	if err != nil {
 		return nil, err
 	}
 	s.grpc = grpc.NewServer(
-		grpc.Creds(peerCredentials{s}),
+		grpc.Creds(peerCredentials{insecure.NewCredentials(), s}),
 		grpc.UnknownServiceHandler(s.handle),
 		grpc.ReadBufferSize(readBuffer),
 		grpc.MaxRecvMsgSize(maxMessage),
@@ -124,37 +125,18 @@ func (s *server) identify(c *conn) error {
 		return err
 	}
 	c.peer = at
-	if p := s.owner(at.PID); p != nil {
-		c.plugin = p
-		c.count(func() { p.calls.disconnect(c) })
-		if err := p.calls.connect(c); err != nil {
-			s.deny(c, p, "connect", err.Error())
-			return err
-		}
+	p := s.owner(at.PID)
+	if p == nil {
+		s.meet(c)
 		return nil
 	}
-	if !s.letIn() {
-		return errors.New("too many connections of processes that are no plugins")
+	c.plugin = p
+	c.count(func() { p.calls.disconnect(c) })
+	if err := p.calls.connect(c); err != nil {
+		s.deny(c, p, "connect", err.Error())
+		return err
 	}
-	// It has no call to wait for that could take longer.
-	timer := time.AfterFunc(handshakeTimeout, func() { _ = c.Close() })
-	c.count(func() {
-		timer.Stop()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.strangers--
-	})
 	return nil
-}
-
-func (s *server) letIn() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.strangers == maxStrangers {
-		return false
-	}
-	s.strangers++
-	return true
 }
 
 // owner returns the plugin that a process is or descends from; nil if there is none.
@@ -192,9 +174,9 @@ func (s *server) handle(_ any, stream grpc.ServerStream) error {
 	if !ok {
 		c, _ := connOf(stream.Context())
 		s.deny(c, p, full, "the service is not granted to this plugin")
-		return status.Errorf(p.spec.Protocol.notGranted(), "the service %s is not granted to this plugin", name)
+		return status.Errorf(protocols[p.spec.Protocol].notGranted, "the service %s is not granted to this plugin", name)
 	}
-	if err := p.calls.begin(p.spec.Protocol.maxCalls()); err != nil {
+	if err := p.calls.begin(protocols[p.spec.Protocol].maxCalls); err != nil {
 		return err
 	}
 	defer p.calls.end()
@@ -208,12 +190,11 @@ func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess,
 	if err != nil {
 		return nil, err
 	}
-	owner := c.owner()
-	values := metadata.ValueFromIncomingContext(ctx, c.protocol.ticketKey())
+	owner, key := c.owner(), protocols[c.protocol].ticketKey
+	values := metadata.ValueFromIncomingContext(ctx, key)
 	if len(values) == 0 {
 		s.deny(c, owner, full, "the call has no ticket")
-		return nil, status.Errorf(codes.Unauthenticated, "the call has no ticket: send the one of the handshake as metadata %q",
-			c.protocol.ticketKey())
+		return nil, status.Errorf(codes.Unauthenticated, "the call has no ticket: send the one of the handshake as metadata %q", key)
 	}
 	const message = "the ticket is not that of a running plugin to which the calling process belongs"
 	t, ok := parseTicket(values[0])
@@ -238,19 +219,18 @@ func (s *server) authenticate(ctx context.Context, full string) (*PluginProcess,
 // deny sends the event of a call that was refused. The plugin is nil for a stranger.
 func (s *server) deny(c *conn, p *PluginProcess, what, why string) {
 	event := Event{Time: time.Now(), Kind: EventDenied, Message: fmt.Sprintf("%.100q: %s", what, why)}
-	allowance := &s.denied
 	if c != nil {
 		event.PID = c.peer.PID
 	}
 	if p != nil {
-		allowance, event.Plugin = &p.denied, p.spec.Name
+		event.Plugin, event.Socket = p.spec.Name, p.spec.PluginSocket
 	}
-	suppressed, ok := allowance.take(event.Time)
+	withheld, ok := s.denied.Take(event.Plugin, event.Time)
 	if !ok {
 		return
 	}
-	if suppressed > 0 {
-		event.Message += fmt.Sprintf(" (%d refusals before it were not told)", suppressed)
+	if withheld > 0 {
+		event.Message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", withheld)
 	}
 	s.emit(event)
 }

@@ -2,6 +2,7 @@ package host
 
 import (
 	"cmp"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -89,44 +90,42 @@ func (s *session) begin(receive func()) bool {
 }
 
 func (s *session) send(stream pluginv1.Admissions_AdmitServer, received <-chan error) error {
-	b := newBatch(s.url)
 	for {
-		if s.fill(b) == 0 {
-			select {
-			case <-s.wake:
-			case err := <-received:
+		if batch := s.next(); batch != nil {
+			if err := stream.Send(batch); err != nil {
 				return err
-			case <-s.plugin.aborted:
-				return status.Error(codes.Aborted, ErrAborted.Error())
 			}
 			continue
 		}
-		if err := stream.Send(&b.message); err != nil {
+		select {
+		case <-s.wake:
+		case err := <-received:
 			return err
+		case <-s.plugin.aborted:
+			return status.Error(codes.Aborted, ErrAborted.Error())
 		}
 	}
 }
 
-// fill puts checks that wait into the batch, and returns how many. None: send is idle.
-func (s *session) fill(b *batch) int {
+// next returns the next checks that wait, in one message. None: send is idle.
+func (s *session) next() *pluginv1.AdmitResponse {
 	p := s.plugin
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b.reset()
-	if p.session != s || !s.greeted {
-		s.idle = true
-		return 0
+	n := min(p.waiting.Len(), maxBatch)
+	if s.idle = p.session != s || !s.greeted || n == 0; s.idle {
+		return nil
 	}
-	n := min(p.waiting.n, maxBatch)
-	for range n {
-		promise := p.waiting.moveFirst(&p.sent)
+	batch := &pluginv1.AdmitResponse{Admissions: make([]*pluginv1.Admission, n)}
+	for i := range n {
+		promise := p.waiting.moveFirst(p.sent)
 		s.last++
 		promise.id = s.last
 		s.open[promise.id] = promise
-		b.add(promise)
+		pin := &pluginv1.Pin{PackageName: promise.pin.PackageName, InstanceId: promise.pin.InstanceID}
+		batch.Admissions[i] = &pluginv1.Admission{Id: promise.id, ServiceUrl: s.url, Pin: pin}
 	}
-	s.idle = n == 0
-	return n
+	return batch
 }
 
 func (s *session) receive(stream pluginv1.Admissions_AdmitServer) error {
@@ -155,7 +154,7 @@ func (s *session) hear(request *pluginv1.AdmitRequest, first bool) error {
 	case first && hello.GetProtocolVersion() != admissionsVersion:
 		s.err = fmt.Errorf("%w: it speaks version %d, the host version %d", ErrProtocol, hello.GetProtocolVersion(), admissionsVersion)
 	case !first && hello != nil:
-		s.err = fmt.Errorf("%w: it said hello twice", ErrProtocol)
+		s.err = fmt.Errorf("%w: it sent hello twice", ErrProtocol)
 	}
 	if s.err != nil {
 		s.greeted = false // nothing more is sent, and no check waits for another try
@@ -191,33 +190,10 @@ func (s *session) resolve(r *pluginv1.Resolution) {
 	err := status.Error(code, strings.ToValidUTF8(text[:min(len(text), maxRefusal)], ""))
 	switch code {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Aborted, codes.Unavailable, codes.ResourceExhausted:
-		s.plugin.fail(&s.plugin.sent, promise, err)
+		s.plugin.fail(s.plugin.sent, promise, err)
 	default:
 		s.plugin.settle(promise, refusal(promise.pin, err))
 	}
-}
-
-// batch is a message of checks whose parts are used again and again.
-type batch struct {
-	message    pluginv1.AdmitResponse
-	admissions []*pluginv1.Admission
-}
-
-func newBatch(url string) *batch {
-	b := &batch{admissions: make([]*pluginv1.Admission, maxBatch)}
-	for i := range b.admissions {
-		b.admissions[i] = &pluginv1.Admission{ServiceUrl: url, Pin: &pluginv1.Pin{}}
-	}
-	return b
-}
-
-func (b *batch) reset() { b.message.Admissions = b.admissions[:0] }
-
-func (b *batch) add(promise *Promise) {
-	n := len(b.message.GetAdmissions())
-	b.message.Admissions = b.admissions[:n+1]
-	a := b.admissions[n]
-	a.Id, a.Pin.PackageName, a.Pin.InstanceId = promise.id, promise.pin.PackageName, promise.pin.InstanceID
 }
 
 // newUnit returns what keeps the plugin running while checks need it.
@@ -225,7 +201,7 @@ func (p *AdmissionPlugin) newUnit() *supervise.Unit[string] {
 	u := supervise.New(supervise.Config[string]{
 		Launch: p.launch,
 		Ready:  func(ctx context.Context, proc supervise.Process) error { return p.follow(ctx, proc, true) },
-		Follow: func(ctx context.Context, _ string, proc supervise.Process, _ func(supervise.HealthStatus)) {
+		Follow: func(ctx context.Context, _ string, proc supervise.Process, _ func(machine.HealthFound)) {
 			_ = p.follow(ctx, proc, false) // it ends with ctx
 		},
 		Needed: p.needed,
@@ -261,7 +237,7 @@ func (h *Host) admits(p *AdmissionPlugin) bool {
 func (p *AdmissionPlugin) needed() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.waiting.n > 0 {
+	if p.waiting.Len() > 0 {
 		return true
 	}
 	p.host.mu.Lock()
@@ -279,7 +255,11 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ string) (supervise.Proce
 	p.mu.Lock()
 	p.session = s
 	p.mu.Unlock()
-	proc, err := p.host.Launch(ctx, Spec{Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}})
+	advice := ""
+	if p.spec.Protocol == "" { // one of CIPD ends when it is given the handshake of another protocol
+		advice = fmt.Sprintf("a plugin of CIPD needs the protocol %q, see AdmissionSpec", ProtocolCIPD)
+	}
+	proc, err := p.host.launchWith(ctx, Spec{Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}}, advice)
 	if err != nil {
 		p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
 		return nil, err
@@ -289,14 +269,6 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ string) (supervise.Proce
 	s.process = admitting
 	p.mu.Unlock()
 	return admitting, nil
-}
-
-// isUnmet reports whether a plugin of which no protocol was said has not called its host, as one of CIPD does not that is given the
-// handshake of another protocol.
-func (p *AdmissionPlugin) isUnmet(s *session) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.spec.Protocol == "" && !s.taken
 }
 
 // follow blocks until the plugin has said hello, if that is awaited, or else until ctx ends. A plugin whose stream ends has to end too.
@@ -318,7 +290,7 @@ func (p *AdmissionPlugin) follow(ctx context.Context, proc supervise.Process, he
 	return ctx.Err()
 }
 
-var errStreamEnded = errors.New("it does not ask for admission checks any more")
+var errStreamEnded = errors.New("it no longer asks for admission checks")
 
 // admissionProcess is a process of an admission plugin as what keeps it running sees it.
 type admissionProcess struct {
@@ -336,9 +308,6 @@ func (a *admissionProcess) Wait(context.Context) error {
 	case <-a.left:
 	}
 	err := a.Err()
-	if a.session.plugin.isUnmet(a.session) {
-		err = fmt.Errorf("%w, before it called its host; a plugin of CIPD needs the protocol %q, see AdmissionSpec", err, ProtocolCIPD)
-	}
 	a.session.plugin.finish(a.session, fmt.Errorf("%w: %w", ErrCrashed, err))
 	a.session.receiving.Wait()
 	if errors.Is(err, ErrTerminated) {
@@ -361,14 +330,14 @@ func (p *AdmissionPlugin) finish(s *session, err error) {
 	defer p.mu.Unlock()
 	p.session = nil
 	if s.hangs {
-		for p.waiting.n > 0 {
-			p.waiting.moveFirst(&p.sent)
+		for p.waiting.Len() > 0 {
+			p.waiting.moveFirst(p.sent)
 		}
-		p.waiting, p.sent = p.sent, promises{}
+		p.waiting, p.sent = p.sent, promises{list.New()}
 		return
 	}
-	p.failAll(&p.sent, cmp.Or(s.err, err))
+	p.failAll(p.sent, cmp.Or(s.err, err))
 	if !s.greeted {
-		p.failAll(&p.waiting, cmp.Or(s.err, err))
+		p.failAll(p.waiting, cmp.Or(s.err, err))
 	}
 }

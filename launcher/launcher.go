@@ -1,7 +1,6 @@
-// Package launcher keeps launched plugins running: it starts those that it is told to, starts them again when they end, as their policy
-// says, and replaces one by another without downtime. What becomes of a plugin is decided by package internal/launch/machine, and how a
-// process is started and ended is the business of package host; how a plugin that serves is found and registered is that of the one
-// pipeline, for which a launched plugin is a socket like any other.
+// Package launcher keeps launched plugins running: it starts them, restarts them according to their policy, and replaces them without
+// downtime. It does not start processes itself, which package host does, or register plugins: the pipeline discovers the socket of a
+// launched plugin like any other. Package internal/launch/machine has the state table.
 package launcher
 
 import (
@@ -24,7 +23,7 @@ import (
 // Config is what a [Launcher] works with.
 type Config struct {
 	Host *host.Host
-	// Dir is the plugin directory in which plugins that serve get their sockets. It is made anew if it is removed.
+	// Dir is the plugin directory in which plugins that serve get their sockets. It is recreated if it is removed.
 	Dir string
 	// Admit is asked before each start whether the program may run; see [host.Spec]. Nil: every program may.
 	Admit func(ctx context.Context, pin plugin.Pin) error
@@ -32,13 +31,16 @@ type Config struct {
 	AwaitRegistered func(ctx context.Context, socket string) error
 	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
 	Observe func(Event)
-	// Output is where the output of plugins goes to beside their bounded logs. May be nil.
+	// Output gets the output of plugins in addition to their bounded logs. May be nil.
 	Output slog.Handler
 }
 
 // Launcher keeps plugins running. Its methods are safe for concurrent use.
 type Launcher struct {
 	cfg Config
+	// adopting ends with Close, and with it the tries to reach survivors.
+	adopting     context.Context //nolint:containedctx // that of what the launcher does by itself
+	stopAdopting context.CancelFunc
 
 	setting sync.Mutex // one Set at a time, which may wait for survivors; taken before mu
 	asked   bool       // the host was asked for survivors; guarded by setting
@@ -48,8 +50,6 @@ type Launcher struct {
 	// leaving are the units that are being removed.
 	leaving map[string]*unit
 	closed  bool
-	// stopAdopting ends the tries to reach survivors.
-	stopAdopting context.CancelFunc
 	// work are the goroutines of all units, and the one that looks for survivors.
 	work sync.WaitGroup
 }
@@ -59,15 +59,17 @@ func New(cfg Config) *Launcher {
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}
-	return &Launcher{cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}, stopAdopting: func() {}}
+	l := &Launcher{cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}}
+	l.adopting, l.stopAdopting = context.WithCancel(context.Background())
+	return l
 }
 
-// Set makes these the plugins to launch. New ones are started unless they are manual, those that are not among them any more are
-// stopped, and those that run and have changed are replaced; what has not changed is not disturbed. The first Set takes over those that
-// survived an earlier launcher, and replaces those that have changed meanwhile. Those that it cannot reach within 3 s are tried again and
-// again; when one is reached of a plugin that runs again, it is ended. Set does not wait for anything else: [Launcher.Plugins] and the
-// events tell how it goes. It changes nothing if a plugin is not valid. An error that wraps [ErrProgram] names those whose programs are not
-// there or cannot be executed: all others are launched, and these too as soon as they can be.
+// Set makes these the plugins to launch. New ones are started unless they are manual, missing ones are stopped, and running ones that
+// have changed are replaced; unchanged ones are not disturbed. The first Set takes over plugins that survived an earlier launcher, and
+// replaces those that have changed since. It keeps retrying those that it cannot reach within 3 s; if one is reached after its plugin was
+// started again, it is stopped. Set does not wait for anything else: [Launcher.Plugins] and the events show the progress. It
+// changes nothing if a plugin is not valid. An error that wraps [ErrProgram] names those whose programs do not exist or cannot be
+// executed: all others are launched, and these too as soon as possible.
 func (l *Launcher) Set(plugins []Plugin) error {
 	// gofail: var launcherSet string
 	// return errors.New(launcherSet)
@@ -85,7 +87,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
-	survivors, tryRest := l.adopt()
+	survivors, err := l.adopt()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -101,8 +103,8 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		fresh[p.Name] = l.configure(p)
 	}
 	l.offer(survivors)
-	if tryRest != nil {
-		l.work.Go(tryRest)
+	if err != nil {
+		l.work.Go(l.adoptRest)
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
 		if u := l.units[name]; fresh[name] && !wanted[name].Manual {
@@ -117,11 +119,10 @@ func (l *Launcher) configure(p Plugin) (fresh bool) {
 	u := l.units[p.Name]
 	if u == nil {
 		fresh = true
-		if u = l.leaving[p.Name]; u != nil {
-			delete(l.leaving, p.Name) // it came back
-		} else {
+		if u = l.leaving[p.Name]; u == nil {
 			u = newUnit(l, p)
 		}
+		delete(l.leaving, p.Name) // it came back if it was there
 		l.units[p.Name] = u
 	}
 	u.configure(p)
@@ -147,26 +148,28 @@ func (l *Launcher) forget(u *unit) {
 	}
 }
 
-// Start starts a plugin that does not run, also one that pauses before it is started again. It returns when its process runs or has failed
-// to start; one that runs already is left alone.
+// Start starts a plugin that is not running, also one that is waiting to be restarted. It returns when the process runs or has failed to
+// start. A running plugin is left alone.
 func (l *Launcher) Start(name string) error {
 	return l.on(context.Background(), name, "start", (*unit).Start)
 }
 
-// Stop ends a plugin, and waits until it has ended. It is not started again before Start or Restart.
+// Stop ends a plugin and waits until it has ended. It stays down until Start or Restart. The error wraps [ErrUnknown] if there is no such
+// plugin, and [ErrClosed] after Close.
 func (l *Launcher) Stop(name string) error {
 	return l.on(context.Background(), name, "stop", (*unit).Stop)
 }
 
-// Restart replaces a running plugin by another life of it, without downtime if it serves; one that does not is ended first, since two of
-// it may not get along. It starts one that does not run, also after it has failed. It blocks until the new one is ready, at most for the
-// plugin's ReadyTimeout or until ctx ends. If the new one does not become ready the old one goes on and the error wraps [ErrReplacement].
+// Restart replaces the process of a running plugin, without downtime if it serves; one that does not serve is stopped first, since two
+// processes may conflict. It starts a plugin that is not running, even one that has failed. It blocks until the new process is ready, at
+// most for the plugin's ReadyTimeout or until ctx ends. If the new process does not become ready, the old one keeps running and the error
+// wraps [ErrReplacement].
 func (l *Launcher) Restart(ctx context.Context, name string) error {
 	return l.on(ctx, name, "restart", (*unit).Replace)
 }
 
-// SocketRemoved tells the launcher that the socket of a plugin was removed while its process serves on, where nobody finds it: another
-// process takes its place. It does not block.
+// SocketRemoved reports that the socket of a plugin was removed while its process still serves, so nobody can find it: the launcher
+// replaces the process. It does not block.
 func (l *Launcher) SocketRemoved(socket string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -175,7 +178,7 @@ func (l *Launcher) SocketRemoved(socket string) {
 	}
 }
 
-// Log returns the output of a plugin.
+// Log returns the output of a plugin. The error wraps [ErrUnknown] if there is no such plugin, and [ErrClosed] after Close.
 func (l *Launcher) Log(name string) (*Log, error) {
 	u, err := l.unit(name)
 	if err != nil {
@@ -184,7 +187,7 @@ func (l *Launcher) Log(name string) (*Log, error) {
 	return u.output(), nil
 }
 
-// Plugins describes all plugins that are to be launched, sorted by name.
+// Plugins describes all plugins of the launcher, sorted by name.
 func (l *Launcher) Plugins() []Status {
 	l.mu.Lock()
 	units := slices.Collect(maps.Values(l.units))
@@ -198,8 +201,8 @@ func (l *Launcher) Plugins() []Status {
 	return statuses
 }
 
-// Close ends all plugins but those that survive, at the same time, and returns when all that the launcher started has ended. Each has its
-// own StopTimeout; Close of the host cuts that short.
+// Close stops all plugins except those that survive, concurrently, and returns when everything the launcher started has ended. Each has
+// its own StopTimeout; closing the host cuts that short.
 func (l *Launcher) Close() {
 	l.mu.Lock()
 	l.closed = true
@@ -215,33 +218,24 @@ func (l *Launcher) Close() {
 	}
 }
 
-// adopt returns what survived an earlier launcher, once, and what tries to reach the rest; nil if all were reached. setting is held, and mu
-// is not: a survivor may take 3 s to say nothing.
-func (l *Launcher) adopt() (found []*host.PluginProcess, tryRest func()) {
+// adopt returns what survived an earlier launcher, once, and an error if not all could be reached. setting is held, and mu is not: a
+// survivor may take 3 s to say nothing.
+func (l *Launcher) adopt() (found []*host.PluginProcess, err error) {
 	if l.asked || l.cfg.Host.StateDir == "" {
 		return nil, nil
 	}
 	l.asked = true
-	ctx, cancel := context.WithCancel(context.Background())
-	l.mu.Lock()
-	l.stopAdopting = cancel
-	if l.closed {
-		cancel()
+	if found, err = l.cfg.Host.Adopt(l.adopting); err != nil {
+		l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()})
 	}
-	l.mu.Unlock()
-	found, err := l.cfg.Host.Adopt(ctx)
-	if err == nil {
-		return found, nil
-	}
-	l.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Message: err.Error()})
-	return found, func() { l.adoptRest(ctx) }
+	return found, err
 }
 
-// adoptRest tries to reach the survivors that could not be reached until all are, or ctx ends. Nothing tells that one can be.
-func (l *Launcher) adoptRest(ctx context.Context) {
+// adoptRest tries to reach the survivors that could not be reached until all are, or the launcher is closed. Nothing tells that one can be.
+func (l *Launcher) adoptRest() {
 	pauses := backoff.Backoff{Min: time.Second, Max: time.Minute}
-	for failures := 1; backoff.Pause(ctx, pauses.After(failures)); failures++ {
-		found, err := l.cfg.Host.Adopt(ctx)
+	for failures := 1; backoff.Pause(l.adopting, pauses.After(failures)); failures++ {
+		found, err := l.cfg.Host.Adopt(l.adopting)
 		l.mu.Lock()
 		l.offer(found)
 		l.mu.Unlock()
@@ -260,7 +254,7 @@ func (l *Launcher) offer(found []*host.PluginProcess) {
 		case u == nil:
 			l.work.Go(func() { (&process{PluginProcess: p, stopTimeout: defaultStopTimeout}).Terminate(context.Background()) })
 		default:
-			u.Survivor(u.adopted(p))
+			u.Survivor(&process{p, u.plugin.stopTimeout()})
 		}
 	}
 }

@@ -219,7 +219,7 @@ func (f *fixture) told(name string) (kinds []launcher.EventKind) {
 	return kinds
 }
 
-// aside runs what may block, and returns what becomes of it.
+// aside runs what may block, and returns what happens to it.
 func aside(do func() error) <-chan error {
 	outcome := make(chan error, 1)
 	go func() { outcome <- do() }()

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
@@ -20,13 +21,13 @@ import (
 
 // The errors that a caller may act on.
 var (
-	// ErrUnknown: no plugin of that name is to be launched.
+	// ErrUnknown: the launcher has no plugin of that name.
 	ErrUnknown = errors.New("no such launched plugin")
-	// ErrProgram: the program of a plugin is not there, or cannot be executed.
+	// ErrProgram: the program of a plugin does not exist, or cannot be executed.
 	ErrProgram = errors.New("its program cannot be executed")
 	// ErrClosed: the launcher is closed.
 	ErrClosed = machine.ErrClosed
-	// ErrReplacement: a replacement did not become ready. The old one goes on.
+	// ErrReplacement: a replacement did not become ready. The old process keeps running.
 	ErrReplacement = machine.ErrReplacement
 )
 
@@ -62,7 +63,7 @@ type (
 	Event = machine.Event
 	// EventKind names what happened.
 	EventKind = machine.EventKind
-	// Log is the newest output of a plugin, over all its lives.
+	// Log is the newest output of a plugin, across its restarts.
 	Log = output.Log
 	// Record is one line of a Log.
 	Record = output.Record
@@ -85,23 +86,23 @@ const (
 // Plugin is a plugin to launch.
 type Plugin struct {
 	// Spec describes its processes. Its Name is unique among the launched plugins and has the syntax of a file name; its Env is the whole
-	// environment unless it is nil. PluginSocket, Logs, Admit, Tag, Grace and Foreign are the launcher's to set.
+	// environment unless it is nil. The launcher sets PluginSocket, Logs, Admit, Tag, Grace and Foreign.
 	host.Spec
 	// Serve gives the plugin a socket path in the plugin directory: it is ready when it is registered. One that does not serve is
 	// ready when it has run for a moment. One that serves and has a user or group gets a directory of its own in the plugin directory.
 	Serve bool
-	// Protocol launches a plugin that speaks another protocol than those of the host, which must serve; nil for all others. It is compared
-	// with that of an earlier configuration by [reflect.DeepEqual].
+	// Protocol launches a plugin that speaks a protocol unknown to the host, and must serve; nil for all others. It is compared with that of
+	// an earlier configuration by [reflect.DeepEqual].
 	Protocol Protocol
 	// Manual plugins are started by [Launcher.Start] only.
 	Manual bool
 	// Restart says when it is started again.
 	Restart RestartPolicy
-	// StopTimeout is how long it may take to end before it is killed (default 5 s).
+	// StopTimeout is how long it may take to stop before it is killed (default 5 s).
 	StopTimeout time.Duration
 	// ReadyTimeout is how long a replacement may take to become ready (default 30 s).
 	ReadyTimeout time.Duration
-	// LogRate is how many lines of output a second are kept (default 1,000; negative for no limit).
+	// LogRate is how many lines of output per second are kept (default 1,000; negative for no limit).
 	LogRate int
 }
 
@@ -146,9 +147,9 @@ func (p Plugin) grace() host.Grace {
 // check says why a plugin could never be launched.
 func (l *Launcher) check(p Plugin) error {
 	switch {
-	case !validName(p.Name):
-		return fmt.Errorf("cannot launch plugin %q: a name has 1 to %d letters, digits, dots, dashes and underscores, "+
-			"and begins with a letter or digit", p.Name, maxName)
+	case !nameText.MatchString(p.Name):
+		return fmt.Errorf("cannot launch plugin %q: a name has 1 to 128 letters, digits, dots, dashes and underscores, "+
+			"and begins with a letter or digit", p.Name)
 	case p.PluginSocket != "" || p.Logs != nil || p.Admit != nil || p.Tag != "" || p.Grace != (host.Grace{}) || p.Foreign != nil:
 		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Logs, Admit, Tag, Grace and Foreign of its Spec",
 			p.Name)
@@ -157,7 +158,7 @@ func (l *Launcher) check(p Plugin) error {
 	case len(p.Args) == 0 || p.Args[0] == "":
 		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
 	case p.Survive && l.cfg.Host.StateDir == "":
-		return fmt.Errorf("cannot launch plugin %s: it is to survive its host, which has no directory in which to remember it: set the "+
+		return fmt.Errorf("cannot launch plugin %s: it must survive its host, which has no directory to remember it in: set the "+
 			"StateDir of the host", p.Name)
 	}
 	return nil
@@ -166,28 +167,18 @@ func (l *Launcher) check(p Plugin) error {
 // checkProgram says why a plugin cannot be launched at present, which the next hour may mend.
 func (p Plugin) checkProgram() error {
 	if _, err := exec.LookPath(p.Args[0]); err != nil {
-		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is tried again by the policy for restarts",
+		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is retried as its restart policy says",
 			p.Name, ErrProgram, err)
 	}
 	return nil
 }
 
-const maxName = 128
-
-func validName(name string) bool {
-	for i, c := range []byte(name) {
-		alphanumeric := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !alphanumeric && (i == 0 || c != '.' && c != '-' && c != '_') {
-			return false
-		}
-	}
-	return name != "" && len(name) <= maxName
-}
+var nameText = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]{0,127}$`)
 
 // manyLives is a number of lives that no plugin has during one run of its host.
 const manyLives = 999_999
 
-// CheckSocket says whether a plugin can serve in a plugin directory: the path of a socket must not be too long for those who connect.
+// CheckSocket returns an error if the paths of a plugin's sockets in a plugin directory would be too long for a Unix socket.
 func (p Plugin) CheckSocket(dir string) error {
 	if !p.Serve {
 		return nil

@@ -70,7 +70,7 @@ func (u *unit) launch(ctx context.Context, p Plugin) (supervise.Process, error) 
 	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
 	if p.Serve {
 		if err := os.MkdirAll(l.cfg.Dir, dirMode); err != nil {
-			return nil, fmt.Errorf("make the plugin directory in which it is to serve: %w", err)
+			return nil, fmt.Errorf("create the plugin directory for its socket: %w", err)
 		}
 		// One of a foreign protocol does not make the socket itself: the host does.
 		spec.PluginSocket = u.nextSocket(p.needsRoom())
@@ -86,12 +86,7 @@ func (u *unit) launch(ctx context.Context, p Plugin) (supervise.Process, error) 
 	if err != nil {
 		return nil, host.WithLastWords(err, u.log.LastWords(began))
 	}
-	return &process{launched, spec.Tag, p.stopTimeout()}, nil
-}
-
-// adopted is a process that survived an earlier launcher. Launcher.mu is held.
-func (u *unit) adopted(p *host.PluginProcess) *process {
-	return &process{p, p.Tag(), u.plugin.stopTimeout()}
+	return &process{launched, p.stopTimeout()}, nil
 }
 
 // nextSocket returns the path at which the next life serves. Each has its own, so that an old and a new process never share one.
@@ -121,7 +116,7 @@ func (u *unit) closeLog() {
 }
 
 // followHealth tells whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
-func (u *unit) followHealth(ctx context.Context, p Plugin, proc supervise.Process, found func(supervise.HealthStatus)) {
+func (u *unit) followHealth(ctx context.Context, p Plugin, proc supervise.Process, found func(machine.HealthFound)) {
 	socket := proc.About().Socket
 	dial, err := healthDialer(p, socket)
 	var conn *grpc.ClientConn
@@ -134,8 +129,8 @@ func (u *unit) followHealth(ctx context.Context, p Plugin, proc supervise.Proces
 		})
 		return
 	}
-	// Neither can fail: Run says so, and the connection is closed once.
-	_ = errors.Join(supervise.NewHealth(conn, found).Run(ctx), conn.Close())
+	supervise.FollowHealth(ctx, conn, found)
+	_ = conn.Close() // once, which cannot fail
 }
 
 // healthDialer returns what connects to the plugin. Of one that makes its socket itself, as another user, that user has to listen: it can
@@ -154,13 +149,12 @@ func healthDialer(p Plugin, socket string) (func(context.Context, string) (net.C
 // process is a process of a plugin as what keeps it running sees it.
 type process struct {
 	*host.PluginProcess
-	identity    string
 	stopTimeout time.Duration
 }
 
 // About implements [supervise.Process].
 func (p *process) About() machine.Process {
-	return machine.Process{Identity: p.identity, PID: p.PID(), Socket: p.PluginSocket()}
+	return machine.Process{Identity: p.Tag(), PID: p.PID(), Socket: p.PluginSocket()}
 }
 
 // Wait implements [supervise.Process].

@@ -1,4 +1,4 @@
-// Package plugin is what the caller of a plugin host sees: its configuration, its interface, and the admission of packages. Package host
+// Package plugin defines a plugin host for its callers: the configuration, the interface, and the admission of packages. Package host
 // implements it. It follows the plugin package of the CIPD client.
 package plugin
 

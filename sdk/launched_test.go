@@ -162,7 +162,7 @@ func TestHandshakeIsBroken(t *testing.T) {
 	if _, err := c.stdin.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
 	}
-	c.endsWith("cannot read the host's handshake: standard input has a line that is none")
+	c.endsWith("cannot read the host's handshake: the line on standard input is not a handshake")
 }
 
 // TestStandardInputIsLeftAlone starts a plugin without a handshake; the end of its standard input means nothing to it.

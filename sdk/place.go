@@ -86,9 +86,9 @@ func (p *place) commit(ctx context.Context, log *slog.Logger) {
 	}
 	pid := p.predecessor.process.Pid
 	if err := p.predecessor.end(); err != nil {
-		log.Error("cannot end the older instance; stop it by hand", "pid", pid, "error", err)
+		log.Error("cannot stop the older instance; stop it by hand", "pid", pid, "error", err)
 	} else {
-		log.Info("took over from the older instance, which was told to end", "pid", pid)
+		log.Info("took over from the older instance, which was asked to stop", "pid", pid)
 	}
 	p.predecessor = nil
 	if err := p.placed.Commit(ctx); err != nil {

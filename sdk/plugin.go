@@ -32,29 +32,30 @@ type Plugin struct {
 	Name string
 	// Versions are the versions of the services, the preferred one first.
 	Versions []string
-	// Register registers the plugin's own services. A health or reflection service among them takes the place of the SDK's.
+	// Register registers the plugin's own services. A health or reflection service among them replaces the SDK's.
 	Register func(grpc.ServiceRegistrar)
 
-	// Socket is the path at which a plugin that neither a host launched nor systemd activated makes its socket. The directory must exist.
+	// Socket is where the plugin creates its socket, unless a host launched it or systemd activated it. The directory must exist.
 	Socket string
-	// Mode are the permission bits of the socket (default 0600); who connects needs write permission. It does not concern a socket of systemd.
+	// Mode is the socket's file mode (default 0600); connecting requires write permission. It does not apply to a socket from systemd.
 	Mode fs.FileMode
-	// Endpoint is the absolute path of another socket, on which another server answers for the plugin's own services. Empty: they answer
-	// on the plugin's socket. With it, Register may be nil.
+	// Endpoint is the absolute path of another socket, where another server provides the plugin's own services; Register may then be nil.
+	// If empty, they are served on the plugin's socket.
 	Endpoint string
 	// ServerOptions are further options of the gRPC server, such as interceptors or limits.
 	ServerOptions []grpc.ServerOption
 
-	// TakeOver lets the plugin replace an older instance of itself, with the same type and name, that serves at its path; without it,
-	// such an instance is an error. See [Serve]. It works on Linux.
+	// TakeOver lets the plugin replace an older instance with the same type and name that serves at its path; otherwise that is an error.
+	// See [Serve]. Linux only.
 	TakeOver bool
-	// HandOver bounds how long an instance that takes over waits to be registered before it ends the old one all the same, because there
-	// may be no host at the moment (default 10 s).
+	// HandOver is how long a new instance waits to be registered before it stops the old one anyway, in case there is no host at the moment
+	// (default 10 s).
 	HandOver time.Duration
-	// ExitOnRefusal makes Serve end with a [*RefusedError] when a host refuses the plugin. Else it logs that and serves on: hosts ask again.
+	// ExitOnRefusal makes Serve return a [*RefusedError] when a host refuses the plugin. Otherwise Serve logs the refusal and continues,
+	// since hosts ask again.
 	ExitOnRefusal bool
-	// Drain bounds how long calls in progress may take when the plugin stops; what is left then is cut off (default 4 s, within the 5 s
-	// that a host gives a plugin that it launched).
+	// Drain is how long calls in progress may take when the plugin stops, before they are cut off (default 4 s, within the 5 s that a host
+	// gives a launched plugin).
 	Drain time.Duration
 }
 

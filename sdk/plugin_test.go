@@ -40,7 +40,7 @@ func TestPluginIsChecked(t *testing.T) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	// A health service of the plugin's own is no error.
+	// A health service of the plugin's own is not an error.
 	good.Register = func(s grpc.ServiceRegistrar) { healthpb.RegisterHealthServer(s, health.NewServer()) }
 	if err := sdk.Serve(t.Context(), good); err == nil || !strings.Contains(err.Error(), "Plugin.Socket is empty") {
 		t.Errorf("with a health service: %v", err)

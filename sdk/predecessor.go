@@ -58,7 +58,7 @@ func identify(ctx context.Context, living *net.UnixConn, p Plugin) (*predecessor
 		return nil, errors.Join(fmt.Errorf("pid %d has just ended; try again", pid), err, process.Release())
 	}
 	if err := process.Signal(syscall.Signal(0)); err != nil {
-		return nil, errors.Join(fmt.Errorf("pid %d cannot be told to end; stop it first: %w", pid, err), process.Release())
+		return nil, errors.Join(fmt.Errorf("pid %d cannot be asked to stop; stop it first: %w", pid, err), process.Release())
 	}
 	return &predecessor{process}, nil
 }
@@ -106,7 +106,7 @@ func duplicate(conn *net.UnixConn) (net.Conn, error) {
 	return c, errors.Join(err, f.Close())
 }
 
-// end tells the older instance to drain and end. One that has ended already is no error.
+// end tells the older instance to drain and end. One that has ended already is not an error.
 func (p *predecessor) end() error {
 	err := p.process.Signal(syscall.SIGTERM)
 	if errors.Is(err, os.ErrProcessDone) {

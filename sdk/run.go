@@ -16,11 +16,11 @@ import (
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
 )
 
-// Run calls run with a context that ends when the plugin has to stop: with ctx, on SIGTERM or SIGINT, or when the host that launched it
-// closes standard input. It returns the error of run, after what was logged is delivered.
+// Run calls run with a context that ends when the plugin must stop: with ctx, on SIGTERM or SIGINT, or when the host that launched it
+// closes standard input. It delivers pending log records, then returns run's error.
 //
-// [Serve] does the same by itself. Run around it is for plugins that have something to end together with it, such as streams that last as
-// long as the plugin, and Run alone is for launched plugins that serve nothing.
+// [Serve] does this on its own. Wrap it in Run if something else must end with the plugin, such as long-lived streams; use Run alone for
+// launched plugins that serve nothing.
 func Run(ctx context.Context, run func(ctx context.Context) error) error {
 	session, err := launched.From(ctx)
 	if err != nil {
@@ -32,20 +32,20 @@ func Run(ctx context.Context, run func(ctx context.Context) error) error {
 }
 
 // Logger returns a logger of the given level (nil: info) whose records go to the host that launched the plugin, or as JSON to standard
-// error if there is none or it is gone. Attributes inside groups have keys joined with dots. It never blocks the plugin: up to 4 MB wait
-// to be sent, what is more is dropped and counted. Records are sent while [Serve] or [Run] runs, and those that wait are delivered when it
+// error if there is none or it is gone. Attributes inside groups have keys joined with dots. It never blocks the plugin: up to 4 MB wait to
+// be sent, anything beyond is dropped and counted. Records are sent while [Serve] or [Run] runs, and those that wait are delivered when it
 // ends.
 //
-// This and the functions below need no special context; in tests with sdk/sdktest they need one that is derived from that of the test's
-// plugin. In a launched process the first of them reads the handshake from standard input.
+// Logger, Host and ListMetadata take any context; in tests with sdk/sdktest it must derive from the context of the test's plugin. In a
+// launched process the first call of any of them reads the handshake from standard input.
 func Logger(ctx context.Context, level slog.Leveler) *slog.Logger {
 	session, _ := launched.From(ctx) // the error is that of Serve or Run; the log then goes to standard error
 	return slog.New(session.LogHandler(level))
 }
 
-// Host returns a connection to the host that launched the plugin, for clients of the services that it grants. Each call carries the
-// plugin's ticket. It does not block: the connection is made by the first call. It is closed when [Serve] or [Run] ends. Without a host the
-// error is [ErrNotLaunched].
+// Host returns a connection to the host that launched the plugin, for the services that the host grants. Each call carries the plugin's
+// ticket. Host does not block; the first call connects. The connection is closed when [Serve] or [Run] returns. Without a host the error is
+// [ErrNotLaunched].
 func Host(ctx context.Context) (grpc.ClientConnInterface, error) {
 	session, err := launched.From(ctx)
 	if err != nil {
@@ -55,7 +55,7 @@ func Host(ctx context.Context) (grpc.ClientConnInterface, error) {
 }
 
 // ListMetadata lists the metadata of a package instance, newest first, which the host fetches; with keys, only theirs. Pages are fetched as
-// the loop goes on. An error ends the listing.
+// the loop proceeds. An error ends the listing.
 func ListMetadata(ctx context.Context, pin plugin.Pin, keys ...string) iter.Seq2[plugin.Metadata, error] {
 	return func(yield func(plugin.Metadata, error) bool) {
 		conn, err := Host(ctx)

@@ -14,8 +14,8 @@ import (
 )
 
 var (
-	// ErrInUse is wrapped by the error of [Serve] if somebody else serves at the plugin's path: an older instance without
-	// [Plugin.TakeOver], or another plugin.
+	// ErrInUse is wrapped by the error of [Serve] if another process serves at the plugin's path: an older instance without [Plugin.TakeOver],
+	// or another plugin.
 	ErrInUse = sock.ErrInUse
 	// ErrNotLaunched is wrapped by the errors of what needs a host if no host launched this process.
 	ErrNotLaunched = launched.ErrNotLaunched
@@ -31,17 +31,16 @@ func (e *RefusedError) Error() string { return "the host refused it: " + e.Reaso
 
 // Serve serves the plugin until ctx ends, the process gets SIGTERM or SIGINT, or the host that launched it closes standard input. Then
 // health turns NOT_SERVING, the socket is removed (if it is the one that Serve made), and calls in progress have [Plugin.Drain] to end. A
-// stop that was asked for is no error.
+// requested stop is not an error.
 //
-// The socket at the plugin's path that nobody serves any more, from a crash, is replaced. One that somebody serves is an error that wraps
-// [ErrInUse], unless it is that of an older instance and [Plugin.TakeOver] is set. Then there is never a moment in which nobody answers at
-// the path: the new instance serves, takes the path, and when the host has registered it, it sends the old one SIGTERM, and the old one
-// drains. If the host refuses it, or it is stopped before that, the old one gets its path back and serves on; after a refusal, Serve
-// returns a [*RefusedError]. The old instance has to be served by this package too, in another process that the new one sees and may
-// signal.
+// A stale socket at the plugin's path, left by a crash, is replaced. If somebody serves there, the error wraps [ErrInUse], unless it is an
+// older instance and [Plugin.TakeOver] is set. A take-over leaves no gap: the new instance serves, takes the path and, once the host has
+// registered it, sends the old one SIGTERM, which then drains. If the host refuses the new instance, or it is stopped first, the old one
+// gets its path back and continues; after a refusal, Serve returns a [*RefusedError]. The old instance must use this package too, in
+// another process that the new one can see and signal.
 //
-// Serve blocks, and all that it started has ended when it returns, but for handlers of calls that were cut off. It may be called at once
-// for several plugins with paths of their own.
+// Serve blocks. When it returns, everything it started has ended, except handlers of calls that were cut off. It may be called concurrently
+// for plugins with different paths.
 func Serve(ctx context.Context, p Plugin) error {
 	p, err := p.withDefaults()
 	if err != nil {
@@ -79,7 +78,7 @@ func serve(ctx context.Context, p Plugin, log *slog.Logger) error {
 		log.Error("cannot clean up the plugin's socket", "error", err)
 	}
 	if !server.drain(p.Drain) {
-		log.Warn("calls were still in progress and were cut off", "after", p.Drain)
+		log.Warn("calls were still in progress and were aborted", "after", p.Drain)
 	}
 	return reason
 }

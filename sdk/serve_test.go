@@ -149,7 +149,7 @@ func TestDrainHasADeadline(t *testing.T) {
 		t.Error("the call was not cut off")
 	}
 	plugin.endsWith("<nil>")
-	if !strings.Contains(plugin.said(), "cut off") {
+	if !strings.Contains(plugin.said(), "aborted") {
 		t.Errorf("the log does not tell:\n%s", plugin.said())
 	}
 }

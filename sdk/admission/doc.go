@@ -1,5 +1,5 @@
-// Package admission is for the authors of admission plugins, which a host launches and asks whether packages may be deployed. Such a plugin
-// is one function, from a pin and its metadata to an error:
+// Package admission is for authors of admission plugins, which a host launches and asks whether packages may be deployed. An admission
+// plugin is one function from a pin and its metadata to an error:
 //
 //	err := admission.Serve(ctx, func(ctx context.Context, pin plugin.Pin, md admission.Metadata) error {
 //		for entry, err := range md.List(ctx, "signature") {
@@ -8,6 +8,6 @@
 //		return errors.New("no signature")
 //	})
 //
-// Nil admits; an error refuses and is what people read; a panic refuses. The package decides nothing by itself and keeps no answers: the
-// host does.
+// Nil admits. An error refuses, and its text is shown to people. A panic refuses too. The package makes no decisions and caches no answers;
+// the host does.
 package admission

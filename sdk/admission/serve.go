@@ -26,12 +26,12 @@ const (
 
 // Check says whether an instance of a package may be deployed: nil admits it. It is called concurrently.
 //
-// The refusal is final, and the host may remember it, unless the error carries a gRPC status that speaks of this attempt only: Canceled,
-// DeadlineExceeded, Aborted, Unavailable or ResourceExhausted (an error of a gRPC call that is wrapped does, and so do the errors of
-// contexts). ctx ends when the plugin has to stop.
+// The refusal is final, and the host may remember it, unless the error carries a gRPC status that concerns this attempt only: Canceled,
+// DeadlineExceeded, Aborted, Unavailable or ResourceExhausted (a wrapped error of a gRPC call does, and so do the errors of contexts). ctx
+// ends when the plugin must stop.
 type Check func(ctx context.Context, pin plugin.Pin, md Metadata) error
 
-// Metadata gives access to the metadata of the package instance that is checked. Nothing is fetched before it is asked for.
+// Metadata gives access to the metadata of the package instance being checked. It is fetched on demand.
 type Metadata struct{ pin plugin.Pin }
 
 // List lists the metadata, newest first, as [sdk.ListMetadata] does; with keys, only theirs.
@@ -39,7 +39,7 @@ func (m Metadata) List(ctx context.Context, keys ...string) iter.Seq2[plugin.Met
 	return sdk.ListMetadata(ctx, m.pin, keys...)
 }
 
-// Option changes what Serve does by default.
+// Option changes a default of [Serve].
 type Option func(*settings)
 
 type settings struct {
@@ -54,7 +54,7 @@ func WithConcurrency(n int) Option { return func(s *settings) { s.concurrency = 
 func WithVersion(version string) Option { return func(s *settings) { s.version = version } }
 
 // Serve answers the checks of the host that launched this process until the host ends it, ctx ends, or the process gets SIGTERM or SIGINT;
-// then it returns nil, after the checks that run have returned. An error says that no host launched the process (it wraps
+// then it returns nil, after the running checks have returned. An error says that no host launched the process (it wraps
 // [sdk.ErrNotLaunched]), or that the host is gone or refuses its admissions to this plugin.
 func Serve(ctx context.Context, check Check, options ...Option) error {
 	s := settings{concurrency: 8 * runtime.GOMAXPROCS(0)}

@@ -21,7 +21,7 @@ import (
 const patience = 30 * time.Second
 
 // Host is a plugin host. Its methods are safe for concurrent use, except Restart; those that wait give the plugin 30 s and then fail the
-// test, so they are to be called from the test's goroutine.
+// test, so call them from the test's goroutine.
 type Host struct {
 	t     testing.TB
 	types []string
@@ -62,18 +62,18 @@ func NewHost(t testing.TB, types ...string) *Host {
 	return h
 }
 
-// Socket returns a path in the host's plugin directory, for a plugin that makes its own socket.
+// Socket returns a path in the host's plugin directory, for a plugin that creates its own socket.
 func (h *Host) Socket(name string) string { return filepath.Join(h.dir, "plugins", name) }
 
-// Refuse has the host refuse plugins with this error from now on; with nil it accepts them again. A plugin that is registered stays so.
+// Refuse makes the host refuse plugins with this error from now on; with nil it accepts them again. A registered plugin stays registered.
 func (h *Host) Refuse(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.refusal = err
 }
 
-// Restart ends the host, as an update of it would, and starts it again with what it remembers. Plugins go on meanwhile; those that
-// Launch started keep their connection to the host.
+// Restart ends the host, as an upgrade would, and starts it again with its saved state. Plugins keep running; those that Launch started
+// keep their connection to the host.
 func (h *Host) Restart() {
 	h.t.Helper()
 	if err := h.run.stop(); err != nil {
@@ -82,7 +82,7 @@ func (h *Host) Restart() {
 	h.start()
 }
 
-// Registered waits until the plugin is registered, and returns what the host knows of it.
+// Registered waits until the plugin is registered, and returns its status.
 func (h *Host) Registered(pluginType, name string) patchbay.PluginStatus {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -128,7 +128,7 @@ func (h *Host) Conn(pluginType, name string) grpc.ClientConnInterface {
 	return conn
 }
 
-// SetMetadata makes the metadata that launched plugins see of a package instance, newest first.
+// SetMetadata sets the metadata of a package instance that launched plugins see, newest first.
 func (h *Host) SetMetadata(pin plugin.Pin, entries ...plugin.Metadata) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

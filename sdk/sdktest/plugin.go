@@ -27,8 +27,8 @@ type Plugin struct {
 	asked atomic.Bool // for the error
 }
 
-// Start runs a plugin that no host launched: it has to make its socket at a path of [Host.Socket]. Its log is the test's. run is what the
-// plugin's main calls, with sdk.Serve in it. What run returns is for Stop or Wait; if the test asks neither, an error fails it.
+// Start runs a plugin that no host launched: it must create its socket at a path from [Host.Socket]. It logs to the test's log. run is what
+// the plugin's main calls, with sdk.Serve in it. Stop and Wait return the error of run; if the test calls neither, an error fails it.
 func (h *Host) Start(run func(ctx context.Context) error) *Plugin {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -85,20 +85,20 @@ func (h *Host) begin(ctx context.Context, p *Plugin, done func(), run func(conte
 	return p
 }
 
-// Stop asks the plugin to stop, waits until it has, and returns the error that it returned. More than once is as once.
+// Stop asks the plugin to stop, waits until it has, and returns its error. Calling it again has no effect.
 func (p *Plugin) Stop() error {
 	p.stop()
 	return p.Wait()
 }
 
-// Wait waits until the plugin has ended by itself and returns the error that it returned.
+// Wait waits until the plugin has ended by itself and returns its error.
 func (p *Plugin) Wait() error {
 	p.asked.Store(true)
 	<-p.ended
 	return p.err
 }
 
-// Logs returns what a launched plugin has logged so far, in order. All of it is there when the plugin has ended.
+// Logs returns what a launched plugin has logged so far, in order. It is complete once the plugin has ended.
 func (p *Plugin) Logs() []slog.Record {
 	if p.calls == nil {
 		return nil

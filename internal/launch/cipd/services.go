@@ -2,7 +2,7 @@
 // such a plugin calls, and the names that both have for the content of a package. The services do nothing themselves; they translate to
 // those of api/patchbay/plugin/v1, so that an admission plugin of CIPD and one of Patchbay are treated alike.
 //
-// It does not listen and does not know tickets: that is the business of package host.
+// It does not listen and does not know tickets: that is up to package host.
 package cipd
 
 import (
@@ -100,7 +100,7 @@ func WriteHandshake(w io.Writer, port int, ticket string) error {
 		return err
 	}
 	if _, err := w.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("cannot hand the plugin its ticket: %w", err)
+		return fmt.Errorf("cannot give the plugin its ticket: %w", err)
 	}
 	return nil
 }
@@ -228,17 +228,17 @@ func instanceID(ref *cipdv1.ObjectRef) (string, error) {
 func digestOf(ref *cipdv1.ObjectRef) ([]byte, error) {
 	size, known := sizes[ref.GetHashAlgo()]
 	if !known {
-		return nil, fmt.Errorf("a digest by algorithm %d, which is not known", ref.GetHashAlgo())
+		return nil, fmt.Errorf("unknown digest algorithm %d", ref.GetHashAlgo())
 	}
 	digest, err := hex.DecodeString(ref.GetHexDigest())
 	if err != nil || len(digest) != size || hex.EncodeToString(digest) != ref.GetHexDigest() {
-		return nil, fmt.Errorf("%.100q is no digest of %d bytes in lower-case hexadecimal digits", ref.GetHexDigest(), size)
+		return nil, fmt.Errorf("%.100q is not a digest of %d bytes in lower-case hexadecimal digits", ref.GetHexDigest(), size)
 	}
 	return digest, nil
 }
 
 func invalid(id string, err error) error {
-	return fmt.Errorf("%.100q is no instance ID: %w", id, err)
+	return fmt.Errorf("%.100q is not an instance ID: %w", id, err)
 }
 
 // maxResolutions bounds the answers that wait to be read, and those that are read at once. A plugin that is faster waits.

@@ -35,7 +35,7 @@ func ParseDigest(s string) (Digest, error) {
 	var d Digest
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != len(d) {
-		return d, fmt.Errorf("%q is no SHA-256 digest: it must have 64 hexadecimal digits", s)
+		return d, fmt.Errorf("%q is not a SHA-256 digest: it must have 64 hexadecimal digits", s)
 	}
 	copy(d[:], b)
 	return d, nil
@@ -126,7 +126,7 @@ func (c *Cache) Open(path string, want *Digest) (*Image, error) {
 	if i.Digest != *want {
 		i.Release()
 		c.forget(path)
-		return nil, fmt.Errorf("%w: %s has %s, but %s is expected: put the program there that was checked, "+
+		return nil, fmt.Errorf("%w: %s has %s, but %s is expected: install the program that was checked, "+
 			"or expect the other digest if that is the one to run", ErrDigest, path, i.Digest, want)
 	}
 	c.keep(i)
@@ -214,7 +214,7 @@ type Script struct {
 func parseScript(program []byte) (*Script, error) {
 	line, isScript := bytes.CutPrefix(program[:min(len(program), maxFirstLine)], []byte("#!"))
 	if !isScript {
-		return nil, nil //nolint:nilnil // no script is no error
+		return nil, nil //nolint:nilnil // no script is not an error
 	}
 	line, _, ended := bytes.Cut(line, []byte("\n"))
 	if !ended && len(program) >= maxFirstLine {

@@ -61,9 +61,9 @@ func newImage(path string) (*Image, error) {
 func fit(st *unix.Stat_t) error {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return fmt.Errorf("%w: it is no regular file", ErrUnfit)
+		return fmt.Errorf("%w: it is not a regular file", ErrUnfit)
 	case st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0:
-		return fmt.Errorf("%w: it is setuid or setgid, which a copy cannot be; set user and group in its place", ErrUnfit)
+		return fmt.Errorf("%w: it is setuid or setgid, which a copy cannot be; set user and group instead", ErrUnfit)
 	case st.Mode&0o111 == 0:
 		return fmt.Errorf("%w: it is not executable: %w", ErrUnfit, fs.ErrPermission)
 	case st.Size > maxSize:
@@ -205,7 +205,7 @@ func trusted(path string, st *unix.Stat_t) error {
 	kind := st.Mode & unix.S_IFMT
 	sticky := kind == unix.S_IFDIR && st.Mode&unix.S_ISVTX != 0
 	if st.Uid != 0 && int(st.Uid) != os.Geteuid() || kind != unix.S_IFLNK && st.Mode&0o022 != 0 && !sticky {
-		return fmt.Errorf("%w: others than root can change %s (it belongs to user %d and has mode %04o)", ErrUnfit, path, st.Uid, st.Mode&0o7777)
+		return fmt.Errorf("%w: not only root can change %s (it belongs to user %d and has mode %04o)", ErrUnfit, path, st.Uid, st.Mode&0o7777)
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func identify(f *os.File) (stamp, error) {
 		return stamp{}, os.NewSyscallError("fstat", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return stamp{}, errors.New("it is no regular file")
+		return stamp{}, errors.New("it is not a regular file")
 	}
 	return stampOf(&st), nil
 }

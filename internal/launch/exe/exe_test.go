@@ -110,8 +110,8 @@ func TestUnfit(t *testing.T) {
 		t.Fatal(errs)
 	}
 	for name, says := range map[string]string{
-		"empty": "empty", "not executable": "not executable", "setuid": "setuid", "setgid": "setgid", "large": "at most", "pipe": "no regular file",
-		"directory": "no regular file", "/dev/null": "no regular file", "relative": "no interpreter", "long line": "more than",
+		"empty": "empty", "not executable": "not executable", "setuid": "setuid", "setgid": "setgid", "large": "at most", "pipe": "not a regular file",
+		"directory": "not a regular file", "/dev/null": "not a regular file", "relative": "no interpreter", "long line": "more than",
 	} {
 		if !filepath.IsAbs(name) {
 			name = path(name)

@@ -58,7 +58,7 @@ func Read(r io.Reader) (Handshake, error) {
 	}
 	var h Handshake
 	if err := json.Unmarshal(line, &h); err != nil {
-		return Handshake{}, fmt.Errorf("cannot read the host's handshake: standard input has a line that is none: %w", err)
+		return Handshake{}, fmt.Errorf("cannot read the host's handshake: the line on standard input is not a handshake: %w", err)
 	}
 	if h.Version != Version {
 		return Handshake{}, fmt.Errorf("cannot read the host's handshake: it has version %d, this plugin knows version %d; "+

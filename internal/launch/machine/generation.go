@@ -37,7 +37,7 @@ func (m *Machine) launched(g *generation, in Launched) {
 func (m *Machine) started(g *generation) {
 	m.stopTimer(g, Pause)
 	g.next, g.health = time.Time{}, ""
-	m.tellStarts(g, nil)
+	m.answerAll(&g.starts, nil)
 	if g.desc.Serves {
 		m.do(Watch{g.ref})
 		return
@@ -57,8 +57,7 @@ func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
 		m.replace()
 		return
 	}
-	m.answer(g.ready, nil)
-	g.ready = 0
+	m.answerAll(&g.ready, nil)
 }
 
 // replace has the next generation take the place of the current one, which is told to end.
@@ -68,13 +67,11 @@ func (m *Machine) replace() {
 	m.history, m.failed = history{}, nil
 	m.stopTimer(m.current, ReadyBy)
 	m.emit(EventReplaced, m.current, "a new process is ready, the old one is told to go")
-	r := m.current.ready
-	m.current.ready = 0
 	if old.phase.rests() && old.phase != GivenUp {
-		m.answer(r, nil)
+		m.answerAll(&m.current.ready, nil)
 		return
 	}
-	old.ends = append(old.ends, r)
+	old.ends, m.current.ready = append(old.ends, m.current.ready...), nil
 	m.leaving = append(m.leaving, old)
 	m.end(old, Replaced, ByReplacement)
 }
@@ -84,7 +81,7 @@ func (m *Machine) failNext(g *generation, err error) {
 	if g != m.next {
 		return
 	}
-	m.failed = fmt.Errorf("%w, the old one goes on: %w", ErrReplacement, err)
+	m.failed = fmt.Errorf("%w, the old one keeps running: %w", ErrReplacement, err)
 	m.do(Emit{Event{Time: m.Now, Kind: EventFailed, Message: m.failed.Error()}})
 	m.drop(m.failed, ByReplacement)
 	if old := m.current; old.phase == Lost {
@@ -97,8 +94,7 @@ func (m *Machine) drop(err error, cause Cause) {
 	g := m.next
 	m.next = nil
 	m.stopTimer(g, ReadyBy)
-	m.answer(g.ready, err)
-	g.ready = 0
+	m.answerAll(&g.ready, err)
 	if g.phase != Over {
 		m.leaving = append(m.leaving, g)
 		m.end(g, Stopping, cause)
@@ -137,7 +133,7 @@ func (m *Machine) exited(g *generation, err error) {
 	if g.phase.runs() {
 		m.do(Unwatch{g.ref})
 	}
-	g.process = Process{}
+	g.process, g.health = Process{}, ""
 	switch {
 	case g.phase == Failing:
 		m.ended(g, ByExit, g.unfit)
@@ -152,20 +148,20 @@ func (m *Machine) exited(g *generation, err error) {
 func (m *Machine) ended(g *generation, cause Cause, err error) {
 	g.err, g.unready = err, nil
 	if g == m.next {
-		r := g.ready
-		g.ready = 0
+		ready := g.ready
+		g.ready = nil
 		m.over(g, cause)
-		g.ready = r
+		g.ready = ready
 		m.failNext(g, cmp.Or(err, errEndedEarly))
 		return
 	}
 	repeated := cause == ByLaunch && m.history.repeats(err)
-	if cause == ByLaunch && !repeated {
-		m.emit(EventFailed, g, err.Error())
-	}
-	m.tellStarts(g, err)
+	m.answerAll(&g.starts, err)
 	policy := g.desc.Restart
 	if !policy.restarts(err) {
+		if cause == ByLaunch {
+			m.emit(EventFailed, g, err.Error())
+		}
 		m.over(g, cause)
 		return
 	}
@@ -174,15 +170,14 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 		g.err = fmt.Errorf("given up after %d restarts within %v: %w", policy.Limit, policy.Window, cmp.Or(err, errClean))
 		m.enter(g, GivenUp, cause)
 		m.emit(EventFailed, g, g.err.Error())
-		m.answer(g.ready, g.err)
-		g.ready = 0
+		m.answerAll(&g.ready, g.err)
 		return
 	}
 	m.enter(g, BackingOff, cause)
 	g.next = m.Now.Add(pause)
 	m.setTimer(g, Pause, pause)
-	if pause > 0 && !repeated {
-		m.emit(EventBackoff, g, fmt.Sprintf("%v; it is started again in %v", cmp.Or(err, errClean), pause.Round(time.Millisecond)))
+	if (pause > 0 || cause == ByLaunch) && !repeated {
+		m.emit(EventBackoff, g, fmt.Sprintf("%v; restarting in %v", cmp.Or(err, errClean), pause.Round(time.Millisecond)))
 	}
 }
 
@@ -223,19 +218,9 @@ func (m *Machine) over(g *generation, cause Cause) {
 
 // finish answers those who waited for a generation that runs no more, or not with this host.
 func (m *Machine) finish(g *generation, err error) {
-	m.tellStarts(g, err)
-	m.answer(g.ready, cmp.Or(g.err, err))
-	for _, r := range g.ends {
-		m.answer(r, nil)
-	}
-	g.ready, g.ends = 0, nil
-}
-
-func (m *Machine) tellStarts(g *generation, err error) {
-	for _, r := range g.starts {
-		m.answer(r, err)
-	}
-	g.starts = nil
+	m.answerAll(&g.starts, err)
+	m.answerAll(&g.ready, cmp.Or(g.err, err))
+	m.answerAll(&g.ends, nil)
 }
 
 // tellStopped answers those who wait until all has ended that ran when they asked.
@@ -243,10 +228,7 @@ func (m *Machine) tellStopped() {
 	if len(m.leaving) > 0 || m.current != nil && m.current.phase == Stopping {
 		return
 	}
-	for _, r := range m.stops {
-		m.answer(r, nil)
-	}
-	m.stops = nil
+	m.answerAll(&m.stops, nil)
 }
 
 func (m *Machine) healthFound(g *generation, in HealthFound) {

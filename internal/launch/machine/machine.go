@@ -58,9 +58,8 @@ type generation struct {
 	// err is how its last process ended, or why it was not started; unready why it was not registered; unfit why it is being ended.
 	err, unready, unfit error
 	next                time.Time // when it is started again
-	reason              string    // why it is being stopped, if that is to be told
-	starts, ends        []Request // those who wait for its start and its end
-	ready               Request   // the one who waits until it is ready
+	reason              string    // why it is being stopped, if that is reported
+	starts, ready, ends []Request // those who wait for its start, until it is ready, and for its end
 }
 
 // Step takes an input and returns its effects, which are valid until the next step.
@@ -74,11 +73,11 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	case Replace:
 		m.restart(in.Request)
 	case Stop:
-		m.stop(in.Request, stopped, "it was stopped")
+		m.halt(in.Request, stopped, ByStop, errStopped, "it was stopped")
 	case Remove:
-		m.stop(in.Request, removed, "it is not to be launched any more")
+		m.halt(in.Request, removed, ByStop, errStopped, "it is not to be launched any more")
 	case Close:
-		m.close()
+		m.halt(0, removed, ByClose, ErrClosed, "its host ends")
 	case Withdraw:
 		m.withdraw(in)
 	case Survivor:
@@ -91,7 +90,11 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 			m.restart(0)
 		}
 	default:
-		m.heard(input)
+		if about, is := input.(interface{ of() Ref }); is {
+			if g := m.find(about.of()); g != nil {
+				m.heard(g, input)
+			}
+		}
 	}
 	for len(m.queue) > 0 && m.next == nil && len(m.leaving) == 0 {
 		first := m.queue[0]
@@ -100,66 +103,57 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	}
 	out := m.out
 	m.out = out[:0]
+	for i, effect := range out {
+		if e, is := effect.(Emit); is {
+			e.State = m.Status().State
+			out[i] = e
+		}
+	}
 	return out
 }
 
 // heard takes what is about one generation.
-func (m *Machine) heard(input Input) {
+func (m *Machine) heard(g *generation, input Input) {
+	unready := g.phase == Started || g.phase == Adopted
 	switch in := input.(type) {
 	case Launched:
-		m.on(in.Ref, func(g *generation) { m.launched(g, in) })
+		m.launched(g, in)
 	case Registered:
-		m.on(in.Ref, func(g *generation) {
-			if g.phase == Started || g.phase == Adopted {
-				m.becomeReady(g, Serving, ByReadiness)
-			}
-		})
+		if unready {
+			m.becomeReady(g, Serving, ByReadiness)
+		}
 	case Refused:
-		m.on(in.Ref, func(g *generation) {
-			if g.phase == Started || g.phase == Adopted {
-				g.unready = in.Err
-				m.failNext(g, in.Err)
-			}
-		})
+		if unready {
+			g.unready = in.Err
+			m.failNext(g, in.Err)
+		}
 	case Exited:
-		m.on(in.Ref, func(g *generation) { m.exited(g, in.Err) })
+		m.exited(g, in.Err)
 	case HealthFound:
-		m.on(in.Ref, func(g *generation) { m.healthFound(g, in) })
+		m.healthFound(g, in)
 	case Unfit:
-		m.on(in.Ref, func(g *generation) {
-			switch {
-			case g == m.next:
-				m.failNext(g, in.Err)
-			case g.phase == Started || g.phase == Serving:
-				m.fail(g, in.Err, ByUnfitness, in.AtOnce)
-			}
-		})
+		switch {
+		case g == m.next:
+			m.failNext(g, in.Err)
+		case g.phase == Started || g.phase == Serving:
+			m.fail(g, in.Err, ByUnfitness, in.AtOnce)
+		}
 	case Fired:
 		if m.timers[in.Timer] {
 			delete(m.timers, in.Timer)
-			m.on(in.Ref, func(g *generation) { m.fired(g, in) })
+			m.fired(g, in)
 		}
 	}
 }
 
-func (m *Machine) on(ref Ref, do func(*generation)) {
-	for _, g := range m.all() {
-		if g.ref == ref {
-			do(g)
-			return
+// find returns a generation that is there; nil if there is none.
+func (m *Machine) find(ref Ref) *generation {
+	for _, g := range append(m.leaving[:len(m.leaving):len(m.leaving)], m.current, m.next) {
+		if g != nil && g.ref == ref {
+			return g
 		}
 	}
-}
-
-// all returns the generations that are there.
-func (m *Machine) all() []*generation {
-	list := slices.Clone(m.leaving)
-	for _, g := range []*generation{m.current, m.next} {
-		if g != nil {
-			list = append(list, g)
-		}
-	}
-	return list
+	return nil
 }
 
 func (m *Machine) configure(in Configure) {
@@ -203,7 +197,7 @@ func (m *Machine) restart(r Request) {
 	default:
 		m.wanted = running
 		m.next = m.generation()
-		m.next.ready = r
+		m.next.ready = []Request{r}
 		m.setTimer(m.next, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))
 		m.launch(m.next, ByRestart)
 	}
@@ -235,55 +229,31 @@ func (m *Machine) generation() *generation {
 	return &generation{ref: m.last, desc: m.desc, since: m.Now}
 }
 
-// stop ends all that runs.
-func (m *Machine) stop(r Request, w want, reason string) {
+// halt ends all that runs, but what survives if its host ends.
+func (m *Machine) halt(r Request, w want, cause Cause, err error, reason string) {
 	m.wanted = w
-	m.unqueue(errStopped)
+	m.answerAll(&m.queue, err)
 	if m.next != nil {
-		m.drop(errStopped, ByStop)
+		m.drop(err, cause)
 	}
-	if g := m.current; g != nil {
+	switch g := m.current; {
+	case g == nil:
+	case cause == ByClose && g.phase.runs() && g.desc.Survives:
+		m.enter(g, Surviving, ByClose)
+		m.do(Unwatch{g.ref}, Release{g.ref})
+		m.finish(g, err)
+	default:
 		if !g.phase.rests() && g.phase != Wanted && g.phase != Stopping {
 			g.reason = reason
 		}
-		m.end(g, Stopping, ByStop)
+		m.end(g, Stopping, cause)
 	}
 	m.stops = append(m.stops, r)
 	m.tellStopped()
 }
 
-// close ends all that runs but what survives.
-func (m *Machine) close() {
-	m.wanted = removed
-	m.unqueue(ErrClosed)
-	if m.next != nil {
-		m.drop(ErrClosed, ByClose)
-	}
-	g := m.current
-	switch {
-	case g == nil:
-	case g.phase.runs() && g.desc.Survives:
-		m.enter(g, Surviving, ByClose)
-		m.do(Unwatch{g.ref}, Release{g.ref})
-		m.finish(g, ErrClosed)
-	default:
-		if !g.phase.rests() && g.phase != Wanted && g.phase != Stopping {
-			g.reason = "its host ends"
-		}
-		m.end(g, Stopping, ByClose)
-	}
-	m.tellStopped()
-}
-
-func (m *Machine) unqueue(err error) {
-	for _, r := range m.queue {
-		m.answer(r, err)
-	}
-	m.queue = nil
-}
-
 func (m *Machine) withdraw(in Withdraw) {
-	if m.next != nil && m.next.ready == in.Request {
+	if m.next != nil && slices.Contains(m.next.ready, in.Request) {
 		m.failNext(m.next, in.Err)
 		return
 	}
@@ -342,25 +312,10 @@ func (m *Machine) Status() Status {
 }
 
 func (g *generation) state() State {
-	switch g.phase {
-	case Ready, Serving:
-		if g.health == Unresponsive {
-			return StateUnresponsive
-		}
-		return StateRunning
-	case Lost:
-		return StateUnlinked
-	case BackingOff:
-		return StateBackoff
-	case GivenUp:
-		return StateFailed
-	case Over, Surviving:
-		return StateStopped
-	case Failing, Replaced, Stopping:
-		return StateStopping
-	default:
-		return StateStarting
+	if g.health == Unresponsive && (g.phase == Ready || g.phase == Serving) {
+		return StateUnresponsive
 	}
+	return phases[g.phase].shown
 }
 
 // enter has a generation enter a phase. [Table] says whether it may.
@@ -382,6 +337,14 @@ func (m *Machine) answer(r Request, err error) {
 	if r != 0 {
 		m.do(Answer{r, err})
 	}
+}
+
+// answerAll answers those who wait for the same.
+func (m *Machine) answerAll(waiting *[]Request, err error) {
+	for _, r := range *waiting {
+		m.answer(r, err)
+	}
+	*waiting = nil
 }
 
 func (m *Machine) emit(kind EventKind, g *generation, message string) {
@@ -413,8 +376,4 @@ func (m *Machine) Current() Ref {
 }
 
 // Knows says whether a generation is there: one that is over and was replaced is not.
-func (m *Machine) Knows(ref Ref) bool {
-	known := false
-	m.on(ref, func(*generation) { known = true })
-	return known
-}
+func (m *Machine) Knows(ref Ref) bool { return m.find(ref) != nil }

@@ -37,12 +37,18 @@ const (
 	Over
 )
 
-var phaseNames = [...]string{
-	"new", "wanted", "starting", "started", "adopted", "ready", "serving", "lost", "failing", "replaced", "stopping", "backing off",
-	"given up", "surviving", "over",
+// phases says how each is called, and how operators see it.
+var phases = [...]struct {
+	name  string
+	shown State
+}{
+	{"new", StateStarting}, {"wanted", StateStarting}, {"starting", StateStarting}, {"started", StateStarting}, {"adopted", StateStarting},
+	{"ready", StateRunning}, {"serving", StateRunning}, {"lost", StateUnlinked},
+	{"failing", StateStopping}, {"replaced", StateStopping}, {"stopping", StateStopping},
+	{"backing off", StateBackoff}, {"given up", StateFailed}, {"surviving", StateStopped}, {"over", StateStopped},
 }
 
-func (p Phase) String() string { return phaseNames[p] }
+func (p Phase) String() string { return phases[p].name }
 
 // runs says whether there is a process that is not being ended.
 func (p Phase) runs() bool { return p >= Started && p <= Lost }
@@ -111,20 +117,20 @@ var Table = []Row{
 	{nil, ByStart, "", Starting},
 	{nil, ByStart, "an earlier process of it has not ended", Wanted},
 	{nil, ByDemand, "", Starting},
-	{nil, ByRestart, "the old one goes on meanwhile, or there is none", Starting},
-	{nil, ByRestart, "it does not serve, and the old one has to end first", Wanted},
+	{nil, ByRestart, "the old one keeps running meanwhile, or there is none", Starting},
+	{nil, ByRestart, "it does not serve, and the old one must end first", Wanted},
 	{nil, BySurvivor, "", Adopted},
 	{one(Wanted), ByTurn, "", Starting},
 
 	{one(Starting), ByLaunch, "its process runs", Started},
 	{one(Starting), ByLaunch, "it could not be started, and is tried again", BackingOff},
 	{one(Starting), ByLaunch, "it could not be started too often", GivenUp},
-	{one(Starting), ByLaunch, "it could not be started, and its policy says no more, or it is a replacement", Over},
+	{one(Starting), ByLaunch, "it could not be started, and its policy rules out another start, or it is a replacement", Over},
 	{unready, ByReadiness, "", Serving},
 	{unready, ByTimer, "it does not serve", Ready},
-	{exiting, ByExit, "it is started again", BackingOff},
+	{exiting, ByExit, "it will be restarted", BackingOff},
 	{exiting, ByExit, "it ended too often", GivenUp},
-	{exiting, ByExit, "its policy says no more, or it is a replacement", Over},
+	{exiting, ByExit, "its policy rules out another start, or it is a replacement", Over},
 	{one(Serving), BySocketLoss, "", Lost},
 	{[]Phase{Started, Serving}, ByUnfitness, "", Failing},
 	{one(BackingOff), ByTimer, "", Starting},

@@ -3,6 +3,7 @@ package machine
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,8 +48,10 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 		fmt.Fprintln(&b, describe(effect))
 	}
 	var phases []string
-	for _, g := range s.all() {
-		phases = append(phases, fmt.Sprintf("%d %s", g.ref, g.phase))
+	for _, g := range append(slices.Clone(s.leaving), s.current, s.next) {
+		if g != nil {
+			phases = append(phases, fmt.Sprintf("%d %s", g.ref, g.phase))
+		}
 	}
 	status := s.Status()
 	fmt.Fprintf(&b, "= %s; %s", strings.Join(phases, ", "), status.State)

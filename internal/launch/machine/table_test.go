@@ -34,12 +34,12 @@ func states() string {
 	var b strings.Builder
 	b.WriteString(`# The states of a launched plugin
 
-This page is printed from the table of package ` + "`internal/launch/machine`" + `; ` + "`go test ./internal/launch/machine -update`" + `
-writes it. A transition that is not here does not happen: the simulation fails that meets one, and each row is taken in it.
+This page is generated from the table in ` + "`internal/launch/machine`" + ` by ` + "`go test ./internal/launch/machine -update`" + `.
+No other transition happens: the simulation fails if it meets one, and takes every row of the table.
 
-What has a phase is a *generation* of a plugin: a row of processes, from a start or a replacement by hand to the stop. A plugin has one, a
-second one while that is to replace it, and others that are being ended. Admission plugins run in the same machine; they are started when
-somebody needs them.
+The table is about a *generation* of a plugin: its successive processes, from a start or a replacement by hand to the stop. A plugin has one
+generation, a second while that is to replace the first, and others that are being stopped. Admission plugins use the same table; they are started
+on demand.
 
 ## The phases
 
@@ -49,7 +49,7 @@ somebody needs them.
 	for p := Wanted; p <= Over; p++ {
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", p, phaseMeanings[p], (&generation{phase: p}).state())
 	}
-	b.WriteString("\nOne that is ready or serves, and does not answer health checks, is shown as unresponsive.\n\n" +
+	b.WriteString("\nA ready or serving one that does not answer health checks is shown as unresponsive.\n\n" +
 		"## The causes\n\n| cause | what has happened |\n|---|---|\n")
 	for c := ByStart; c <= BySocketLoss; c++ {
 		fmt.Fprintf(&b, "| %s | %s |\n", c, causeMeanings[c])
@@ -69,36 +69,36 @@ somebody needs them.
 }
 
 var phaseMeanings = map[Phase]string{
-	Wanted:     "It is to run, and waits for the end of what ran before it.",
+	Wanted:     "It waits for the end of what ran before it.",
 	Starting:   "Its program is being checked and started.",
 	Started:    "Its process runs and is not ready yet.",
-	Adopted:    "The same, with a process that survived an earlier host.",
+	Adopted:    "The same, for a process that survived an earlier host.",
 	Ready:      "It does not serve, and has run for a moment.",
 	Serving:    "It serves, and is registered.",
-	Lost:       "It serves, and somebody removed its socket: another process is to take its place.",
-	Failing:    "It is not fit to go on, and is being ended to be started again.",
-	Replaced:   "A newer one has taken its place, and it is being ended.",
-	Stopping:   "It is being ended and does not come back.",
-	BackingOff: "Its process has ended, and the next one is due.",
-	GivenUp:    "Its processes have ended too often. It rests until somebody starts it.",
-	Surviving:  "Its host has ended and let it go on.",
-	Over:       "Nothing of it runs, and nothing will.",
+	Lost:       "It serves, and somebody removed its socket: another process will replace it.",
+	Failing:    "It is unfit, and is being stopped for a restart.",
+	Replaced:   "A newer one has replaced it, and it is being stopped.",
+	Stopping:   "It is being stopped for good.",
+	BackingOff: "Its process has ended, and the next start is scheduled.",
+	GivenUp:    "Its processes have ended too often. It waits until somebody starts it.",
+	Surviving:  "Its host has ended and left it running.",
+	Over:       "Nothing of it runs or will run.",
 }
 
 var causeMeanings = map[Cause]string{
 	ByStart:       "It was started, by a person or because the catalogue says so.",
-	ByDemand:      "Somebody needs it: there are checks for an admission plugin.",
-	ByRestart:     "Somebody asked for another process, or it is configured otherwise.",
-	ByStop:        "It was stopped, or is not to be launched any more.",
+	ByDemand:      "It is needed: there are checks for an admission plugin.",
+	ByRestart:     "Somebody asked for another process, or its configuration changed.",
+	ByStop:        "It was stopped, or is no longer in the catalogue.",
 	ByClose:       "Its host ends.",
-	BySurvivor:    "A process was reached that survived an earlier host.",
+	BySurvivor:    "A process that survived an earlier host was found.",
 	ByTurn:        "What ran before it has ended.",
 	ByLaunch:      "Its process runs, or could not be started.",
 	ByReadiness:   "It was registered.",
-	ByReplacement: "The newer one is ready, or did not become so.",
-	ByExit:        "Its process has ended, with all that it had started.",
-	ByTimer:       "A timer of its own fired.",
-	ByUnfitness:   "It does not answer, or not as it must.",
+	ByReplacement: "The newer one is ready, or did not become ready.",
+	ByExit:        "Its process has ended, with everything it had started.",
+	ByTimer:       "Its timer fired.",
+	ByUnfitness:   "It does not answer, or breaks its protocol.",
 	BySocketLoss:  "Its socket was removed while it serves.",
 }
 

@@ -22,7 +22,7 @@ const (
 	StateStopping State = "stopping"
 	// StateBackoff: it ended and is started again at NextStart.
 	StateBackoff State = "backoff"
-	// StateFailed: it ended too often; Restart and Start begin anew.
+	// StateFailed: it ended too often; Restart and Start start over.
 	StateFailed State = "failed"
 	// StateStopped: it was stopped, ended by itself and is not to be started again, or was never started.
 	StateStopped State = "stopped"
@@ -65,22 +65,23 @@ type EventKind string
 
 // The kinds of events.
 const (
-	// EventReady: it is ready: it is registered, or has run for a moment if it does not serve.
+	// EventReady: a launched plugin is registered or, if it does not serve, has run for a second.
 	EventReady EventKind = "ready"
-	// EventBackoff: its process has ended or could not be started, and it is started again after a pause.
+	// EventBackoff: the process of a launched plugin has ended or could not be started; it is restarted after a pause.
 	EventBackoff EventKind = "backoff"
-	// EventFailed: it could not be started, ended too often and is given up, or a replacement did not become ready.
+	// EventFailed: a launched plugin could not be started and is not retried, exited too often and is given up, or its replacement did not
+	// become ready.
 	EventFailed EventKind = "failed"
-	// EventStopped: it was told to end, and has.
+	// EventStopped: a launched plugin was stopped on request.
 	EventStopped EventKind = "stopped"
-	// EventReplaced: a new process of it is ready, and the old one is told to end.
+	// EventReplaced: a new process of a launched plugin is ready, and the old one is being stopped.
 	EventReplaced EventKind = "replaced"
-	// EventAdopted: a process of it that survived an earlier host was taken over.
+	// EventAdopted: a process that survived an earlier host was taken over.
 	EventAdopted EventKind = "adopted"
-	// EventUnresponsive: it does not answer health checks. EventResponsive: it does so again.
+	// EventUnresponsive: a launched plugin does not answer health checks. EventResponsive: a launched plugin answers health checks again.
 	EventUnresponsive EventKind = "unresponsive"
 	EventResponsive   EventKind = "responsive"
-	// EventUnhealthy: it says itself that it does not serve. EventHealthy: it does so again.
+	// EventUnhealthy: a launched plugin reports that it does not serve (NOT_SERVING). EventHealthy: a launched plugin serves again.
 	EventUnhealthy EventKind = "unhealthy"
 	EventHealthy   EventKind = "healthy"
 )
@@ -91,6 +92,8 @@ type Event struct {
 	Kind   EventKind
 	Name   string
 	Socket string
+	// State is the state of the plugin after it; empty where the event says nothing of that.
+	State State
 	// Message explains the event in one line.
 	Message string
 }
@@ -127,7 +130,7 @@ type (
 	TimerKind uint8
 	// Timer is one timer.
 	Timer struct {
-		Ref  Ref
+		Ref
 		Kind TimerKind
 	}
 	// Moment is when something happens, and what chance says then: a number from 0 to 1 that is not 1.
@@ -143,6 +146,8 @@ const (
 	Settle                   // after which one that does not serve is ready
 	ReadyBy                  // within which a replacement has to be ready
 )
+
+func (r Ref) of() Ref { return r }
 
 // Input is what happens. Those that name a generation are about its present process.
 type Input any
@@ -195,7 +200,7 @@ type (
 		Timer
 		Needed bool
 	}
-	// HealthFound is news of its health.
+	// HealthFound is news of its health, and why it is NotServing or Unresponsive, if there is more to say.
 	HealthFound struct {
 		Ref
 		State HealthState

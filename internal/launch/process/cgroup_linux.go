@@ -61,7 +61,7 @@ func newCgroup(parent string) (cgroup, error) {
 	// The type is "domain invalid" below a threaded cgroup, into which no process can be put.
 	kind, err := os.ReadFile(filepath.Join(c.dir, "cgroup.type"))
 	if err == nil && string(bytes.TrimSpace(kind)) != "domain" {
-		err = fmt.Errorf("a cgroup in %s can hold no processes: it is %s", parent, bytes.TrimSpace(kind))
+		err = fmt.Errorf("a cgroup in %s cannot hold processes: it is %s", parent, bytes.TrimSpace(kind))
 	}
 	if err != nil {
 		return cgroup{}, errors.Join(err, os.Remove(c.dir))
@@ -159,21 +159,28 @@ func ignore(err, what error) error {
 	return err
 }
 
-// clear kills what is in the cgroup and removes it when it is empty, for which it waits at most so long.
+// clear kills what is in the cgroup and removes it when it is empty, for which it waits at most so long. While nothing can be opened,
+// nothing is killed either; it is tried again within that time.
 func (c cgroup) clear(atMost time.Duration) error {
-	events, err := unix.Open(c.dir+"/cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return ignore(err, unix.ENOENT)
-	}
-	defer unix.Close(events)
+	events := -1                              // of which the kernel tells nothing
+	defer func() { _ = unix.Close(events) }() // an error if it is none
 	buf := make([]byte, 256)
 	for deadline := time.Now().Add(atMost); ; {
-		// Read before anything is done: the kernel tells of each change after a read.
-		if _, err := unix.Pread(events, buf, 0); err != nil {
-			return ignore(err, unix.ENODEV)
+		if events < 0 {
+			var err error
+			if events, err = unix.Open(c.dir+"/cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0); errors.Is(err, unix.ENOENT) {
+				return nil
+			}
+		}
+		if events >= 0 {
+			// Read before anything is done: the kernel tells of each change after a read.
+			if _, err := unix.Pread(events, buf, 0); err != nil {
+				return ignore(err, unix.ENODEV)
+			}
 		}
 		_ = c.kill()
-		if err = c.remove(); err == nil {
+		err := c.remove()
+		if err == nil {
 			return nil
 		}
 		left := time.Until(deadline)
@@ -303,7 +310,7 @@ func (c cgroup) allow(controller string) error {
 	for _, dir := range []string{above, group} {
 		err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+"+controller), 0o644)
 		if errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("the cgroup %s has processes in it, and so cannot pass on the controller %s: run the host in a group below "+
+			return fmt.Errorf("the cgroup %s contains processes, and so cannot pass on the controller %s: run the host in a group below "+
 				"it (in systemd, Delegate=yes with DelegateSubgroup=), or give it an empty one: %w", dir, controller, err)
 		}
 		if err != nil {
@@ -378,11 +385,10 @@ func (c *child) limitProcesses() error {
 // bounded starts a program whose descriptors are bounded: as this program, which bounds itself and then executes the other. Only a process
 // itself can do that before the first instruction of its program, and it needs no right for it.
 type bounded struct {
-	spec *Spec
-	attr os.ProcAttr
-	args []string
-	wire *wire    // to the program that bounds itself; it ends when the other is executed
-	peer *os.File // the other end of it
+	path  string // of the other
+	limit int
+	wire  *wire    // to the program that bounds itself; it ends when the other is executed
+	peer  *os.File // the other end of it
 }
 
 // boundedThreads is how many threads this program may need to bound itself, beyond the processes that the other may have.
@@ -391,16 +397,16 @@ const boundedThreads = 1000
 // What a program that bounds itself says: that it has done so, and then waits for a byte; or in what it failed, and the error's number.
 const boundedReady, boundedLimit, boundedExecute = "ready", "limit", "execute"
 
-func newBounded(spec *Spec, attr *os.ProcAttr) (*bounded, error) {
+// newBounded has the description of the other program be that of this one, which gets the other end of the wire after so many files.
+func newBounded(spec *Spec, files int) (*bounded, error) {
 	own, peer, err := newWires()
 	if err != nil {
 		return nil, err
 	}
-	b := &bounded{spec: spec, attr: *attr, wire: own, peer: peer}
-	b.attr.Env = slices.Concat([]string{helperEnv + "=" + roleBounded}, attr.Env)
-	b.attr.Files = slices.Concat(attr.Files, []*os.File{peer})
-	first := []string{helperName + roleBounded, strconv.Itoa(spec.Limits.OpenFiles), strconv.Itoa(len(attr.Files)), spec.Path}
-	b.args = slices.Concat(first, spec.Args)
+	b := &bounded{path: spec.Path, limit: spec.Limits.OpenFiles, wire: own, peer: peer}
+	spec.Path, spec.Env = "/proc/self/exe", slices.Concat([]string{helperEnv + "=" + roleBounded}, spec.Env)
+	first := []string{helperName + roleBounded, strconv.Itoa(b.limit), strconv.Itoa(files), b.path}
+	spec.Args = slices.Concat(first, spec.Args)
 	return b, nil
 }
 
@@ -419,7 +425,7 @@ func (b *bounded) execute(limit func() error) error {
 	case errors.Is(err, io.EOF):
 		err = errors.New("the program that limits its open files ended before that; give it more memory if that is limited")
 	case err == nil && what != boundedReady:
-		err = fmt.Errorf("%q instead of word that the open files are limited", what)
+		err = fmt.Errorf("%q instead of a confirmation that the open files are limited", what)
 	}
 	if err == nil {
 		err = limit()
@@ -450,9 +456,9 @@ func (b *bounded) hear() (string, error) {
 	case errno == 0:
 		return what, nil
 	case what == boundedLimit:
-		return "", fmt.Errorf("limit the open files to %d: %w", b.spec.Limits.OpenFiles, syscall.Errno(errno))
+		return "", fmt.Errorf("limit the open files to %d: %w", b.limit, syscall.Errno(errno))
 	default:
-		return "", &os.PathError{Op: "fork/exec", Path: b.spec.Path, Err: syscall.Errno(errno)}
+		return "", &os.PathError{Op: "fork/exec", Path: b.path, Err: syscall.Errno(errno)}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // child is a process that this one started: a process group of its own and, where one can be had, a cgroup of its own.
@@ -36,44 +37,45 @@ type child struct {
 	reaped bool
 }
 
-func (c *child) start() error {
+func (c *child) start() (err error) {
 	spec, guard := &c.process.spec, c.group.platform.guard
 	in, out, errs, err := newPipes()
+	defer func() {
+		if err != nil {
+			c.undo(in, out, errs)
+		}
+	}()
 	if err == nil {
 		err = feed(in.write, spec.Stdin)
 	}
-	if err != nil {
-		c.undo(in, out, errs)
-		return err
+	if err == nil {
+		err = c.confine()
 	}
-	if err := c.confine(); err != nil {
-		c.undo(in, out, errs)
+	if err != nil {
 		return err
 	}
 	c.since = now()
 	if len(c.remains()) > 0 {
 		guard.start(c.id, c.remains())
 	}
-	attr := &os.ProcAttr{Dir: spec.Dir, Env: spec.Env, Files: slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)}
-	ran, err := c.fork(attr)
+	files := slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)
+	ran, err := c.fork(files)
 	limited := spec.Limits.grouped()
 	if refused := err; refused != nil && !ran && c.leaf != nil && !limited && !errors.Is(refused, fs.ErrNotExist) {
 		// The system does not say whether it refused the program or the cgroup; to run without one is better than not to run.
 		_ = c.leaf.remove()
 		c.leaf = nil
-		if _, err = c.fork(attr); err == nil {
-			c.group.cfg.Logger.Warn("a process was refused its cgroup and runs without", "name", spec.Name, "error", refused)
+		if _, err = c.fork(files); err == nil {
+			c.group.cfg.Logger.Warn("a process could not enter its cgroup and runs without one", "name", spec.Name, "error", refused)
 		}
 	}
 	in.closeRead()
 	out.closeWrite()
 	errs.closeWrite()
 	if err != nil {
-		c.undo(in, out, errs)
 		guard.end(c.id)
 		return err
 	}
-	c.exit.noGroups = c.group.platform.noGroups
 	c.stdin, c.process.stdout, c.process.stderr = in.write, out.read, errs.read
 	return nil
 }
@@ -97,23 +99,22 @@ func (c *child) confine() error {
 func (c *child) remains() []string { return slices.Concat(c.process.spec.Remove, c.v1) }
 
 // fork starts the program. With an error nothing runs; it may have run already, up to where it was to be limited.
-func (c *child) fork(attr *os.ProcAttr) (ran bool, err error) {
+func (c *child) fork(files []*os.File) (ran bool, err error) {
 	// gofail: var processFork string
 	// return false, errors.New(processFork)
-	spec := &c.process.spec
-	what := program{spec.Path, spec.Args, attr}
+	what := c.process.spec
 	var b *bounded
-	if spec.Limits.OpenFiles > 0 {
-		if b, err = newBounded(spec, attr); err != nil {
+	if what.Limits.OpenFiles > 0 {
+		if b, err = newBounded(&what, len(files)); err != nil {
 			return false, err
 		}
 		defer b.close()
-		what = program{"/proc/self/exe", b.args, &b.attr}
+		files = slices.Concat(files, []*os.File{b.peer})
 	}
 	if c.leaf == nil {
-		err = c.forkReaped(what)
+		err = c.forkReaped(what, files)
 	} else {
-		err = c.forkInto(what)
+		err = c.forkInto(what, files)
 	}
 	ran = err == nil
 	switch {
@@ -150,8 +151,8 @@ func (c *child) undoFork() {
 }
 
 // forkInto starts a program in the cgroup of the process.
-func (c *child) forkInto(what program) error {
-	forker, err := c.group.platform.thread(c.process.spec.NoNewPrivs)
+func (c *child) forkInto(what Spec, files []*os.File) error {
+	forker, err := c.group.platform.thread(what.NoNewPrivs)
 	if err != nil {
 		return err
 	}
@@ -161,15 +162,11 @@ func (c *child) forkInto(what program) error {
 	}
 	defer unix.Close(dir)
 	pidfd := -1
-	what.attr.Sys = &syscall.SysProcAttr{
-		Setpgid: true, Pdeathsig: syscall.SIGKILL, PidFD: &pidfd, UseCgroupFD: true, CgroupFD: dir,
-	}
-	if user := c.process.spec.User; user != nil {
-		what.attr.Sys.Credential = &syscall.Credential{Uid: user.UID, Gid: user.GID}
-	}
+	attr := what.attributes(files)
+	attr.Sys.PidFD, attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = &pidfd, true, dir
 	forker.do(func() {
 		err = within(c.v1, func() (err error) {
-			c.proc, err = os.StartProcess(what.path, what.args, what.attr)
+			c.proc, err = os.StartProcess(what.Path, what.Args, attr)
 			return err
 		})
 	})
@@ -177,6 +174,15 @@ func (c *child) forkInto(what program) error {
 		c.pid, c.exit = c.proc.Pid, newExit(c.proc.Pid, pidfd)
 	}
 	return err
+}
+
+// attributes are those of a program that is started with these files.
+func (s *Spec) attributes(files []*os.File) *os.ProcAttr {
+	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if s.User != nil {
+		sys.Credential = &syscall.Credential{Uid: s.User.UID, Gid: s.User.GID}
+	}
+	return &os.ProcAttr{Dir: s.Dir, Env: s.Env, Files: files, Sys: sys}
 }
 
 func (c *child) undo(pipes ...pipe) {
@@ -205,6 +211,14 @@ func (c *child) end(s step) {
 	}
 }
 
+// signalGroup sends a signal to the group whose ID is that of the process. It fails before Linux 6.9, which cannot do that through a pidfd.
+func (c *child) signalGroup(sig syscall.Signal) error {
+	if c.group.platform.noGroups {
+		return unix.EINVAL
+	}
+	return sock.Control(c.exit.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, signalGroup) })
+}
+
 // signal sends a signal to the process group, while the process has not been waited for.
 func (c *child) signal(sig syscall.Signal) {
 	c.mu.Lock()
@@ -212,31 +226,15 @@ func (c *child) signal(sig syscall.Signal) {
 	if c.reaped {
 		return
 	}
-	if c.exit.signalGroup(sig) != nil { // before Linux 6.9
+	if c.signalGroup(sig) != nil { // before Linux 6.9
 		_ = unix.Kill(-c.pid, sig) // The ID is its own until it is waited for.
 	}
-}
-
-func (c *child) descendants() []procID {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.reaped {
-		return nil
-	}
-	return descendants(c.pid)
 }
 
 func (c *child) owns(pid int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.reaped {
-		return false
-	}
-	if pid == c.pid || c.leaf != nil && c.leaf.holds(pid) {
-		return true
-	}
-	s, ok := readStat(pid)
-	return ok && (s.group == c.pid || isDescendant(pid, s, c.proc.Pid))
+	return !c.reaped && belongs(pid, c.pid, c.proc.Pid, c.leaf)
 }
 
 func (c *child) wait() error {
@@ -269,16 +267,16 @@ func (c *child) wait() error {
 
 // waitInto waits for a process in a cgroup, which has ended, and kills and returns what is left of it.
 func (c *child) waitInto() (left []int, err error) {
-	byPidfd := c.exit.signalGroup(0) == nil
+	byPidfd := c.signalGroup(0) == nil
 	if !byPidfd { // before Linux 6.9; its ID is its own only until it is waited for
-		left = killAll(c.descendants())
+		left = killAll(descendants(c.pid))
 		c.signal(unix.SIGKILL)
 	}
 	err = c.reap()
 	left = append(left, c.sweepLeaf()...)
 	if byPidfd {
 		// What left the cgroup. The ID of a group does not pass on while it has members.
-		_ = c.exit.signalGroup(unix.SIGKILL)
+		_ = c.signalGroup(unix.SIGKILL)
 	}
 	return left, err
 }
@@ -290,7 +288,7 @@ func (c *child) clean() {
 	}
 	c.group.platform.leaves.Go(func() {
 		if !removeAll(c.v1, leafGrace) {
-			c.group.cfg.Logger.Warn("a process is left in its cgroups and does not end", "name", c.process.spec.Name, "cgroups", c.v1)
+			c.group.cfg.Logger.Warn("a process in its cgroups does not end", "name", c.process.spec.Name, "cgroups", c.v1)
 		}
 	})
 }
@@ -319,7 +317,7 @@ func (c *child) sweepLeaf() []int {
 	_ = c.leaf.kill()
 	c.group.platform.leaves.Go(func() {
 		if err := c.leaf.clear(leafGrace); err != nil {
-			c.group.cfg.Logger.Warn("a process is left and does not end", "name", c.process.spec.Name, "error", err)
+			c.group.cfg.Logger.Warn("a leftover process does not end", "name", c.process.spec.Name, "error", err)
 		}
 	})
 	return left
@@ -329,7 +327,7 @@ func (c *child) sweepLeaf() []int {
 // care.
 func held(f *os.File) bool {
 	held := false
-	_ = control(f, func(fd int) error {
+	_ = sock.Control(f, func(fd int) error {
 		held = events(fd, unix.POLLHUP)&unix.POLLHUP == 0
 		return nil
 	})
@@ -374,7 +372,9 @@ func (t *thread) run() {
 // that was changed about it.
 func (t *thread) serve() {
 	defer close(t.ended)
-	dropAmbient()
+	// What this thread starts does not inherit the capabilities that the process was given for itself, as by AmbientCapabilities= of systemd.
+	// This process keeps them. It fails only on systems that have none.
+	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
 	for f := range t.work {
 		f()
 	}
@@ -426,7 +426,7 @@ func feed(w *os.File, b []byte) error {
 	// gofail: var processFeed string
 	// return fmt.Errorf("write %d bytes for standard input: %s", len(b), processFeed)
 	n := 0
-	err := control(w, func(fd int) (err error) {
+	err := sock.Control(w, func(fd int) (err error) {
 		n, err = unix.Write(fd, b)
 		return err
 	})
@@ -444,18 +444,6 @@ func (p pipe) close() {
 		p.closeRead()
 		p.closeWrite()
 	}
-}
-
-func control(of syscall.Conn, f func(fd int) error) error {
-	raw, err := of.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var ferr error
-	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
-		return err
-	}
-	return ferr
 }
 
 func events(fd int, which int16) int16 {

@@ -32,7 +32,7 @@ import (
 var errClosed = errors.New("the group of processes is closed")
 
 // errReleased is what [Process.Err] returns for a process that survives, once its group is closed.
-var errReleased = errors.New("the process goes on without this host")
+var errReleased = errors.New("the process keeps running without this host")
 
 // noCgroup as [Config].Cgroup means that processes get no cgroup, as in tests.
 const noCgroup = "none"
@@ -238,11 +238,18 @@ func (p *Process) Done() <-chan struct{} { return p.done }
 // Err is nil while the process runs, and then says how it ended: nil if with status 0, else an error that unwraps to [os/exec.ExitError],
 // or to one like it if it is one that survives its host; another error if such a one goes on.
 func (p *Process) Err() error {
+	if p.ended() {
+		return p.err
+	}
+	return nil
+}
+
+func (p *Process) ended() bool {
 	select {
 	case <-p.done:
-		return p.err
+		return true
 	default:
-		return nil
+		return false
 	}
 }
 
@@ -260,12 +267,7 @@ const outputGrace = time.Second
 // Owns reports whether pid is that of the process or of one of its descendants, now. It is meant for the credentials of a peer that is
 // still connected. After the end of the process nothing is owned.
 func (p *Process) Owns(pid int) bool {
-	select {
-	case <-p.done:
-		return false
-	default:
-		return p.body.owns(pid)
-	}
+	return !p.ended() && p.body.owns(pid)
 }
 
 // Terminate ends the process and everything that it started: it closes standard input, sends SIGTERM to the process group, and kills the
@@ -292,20 +294,13 @@ func (p *Process) Terminate(ctx context.Context, grace Grace) error {
 
 // await reports whether the process ends before d has passed or ctx is done.
 func (p *Process) await(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
 	select {
 	case <-p.done:
-		return true
-	case <-timer.C:
 	case <-ctx.Done():
 	}
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
+	return p.ended()
 }
 
 // exitError says how a process that survives its host ended. It is no child of this process, so there is no [os.ProcessState].
@@ -339,9 +334,9 @@ type Spec struct {
 	Stdin []byte
 	// ExtraFiles become descriptors 3 and up. They remain the caller's.
 	ExtraFiles []*os.File
-	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, also if the host is
-	// not there any more. That one is not there is no error. A directory with something else in it stays. No symbolic link is followed on the
-	// way (on Linux), so the paths have none in their directories; see [Resolve].
+	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, even if the host is
+	// gone. A missing one is not an error. A directory with something else in it stays. No symbolic link is followed on the way (on Linux),
+	// so the paths must have none in their directories; see [Resolve].
 	Remove []string
 	// User is whom the process runs as; nil for the user of the host.
 	User *User

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // keeper is the program that is the parent of a process which survives its host. It holds the process' pipes, reads what it writes, and
@@ -119,8 +122,8 @@ func status(err error) (int, syscall.Signal) {
 // accept serves a later host. Only one of the same user is served, and only one at a time.
 func (k *keeper) accept(conn *net.UnixConn) {
 	defer conn.Close()
-	cred, err := peer(conn)
-	if err != nil || cred.Uid != uint32(os.Geteuid()) && cred.Uid != 0 {
+	later, err := sock.PeerOf(conn)
+	if err != nil || int(later.UID) != os.Geteuid() && later.UID != 0 {
 		return
 	}
 	w := newWire(conn)
@@ -155,22 +158,21 @@ func (k *keeper) serve(w *wire, attached bool) {
 func (k *keeper) attach(w *wire) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	var errs pipe
 	out, err := newPipe(1)
+	if err == nil {
+		errs, err = newPipe(1)
+	}
+	if err == nil {
+		err = w.send(k.about, out.read, errs.read)
+	}
 	if err != nil {
+		out.close()
+		errs.close()
 		return false
 	}
-	defer out.closeRead()
-	errs, err := newPipe(1)
-	if err != nil {
-		out.closeWrite()
-		return false
-	}
-	defer errs.closeRead()
-	if err := w.send(k.about, out.read, errs.read); err != nil {
-		out.closeWrite()
-		errs.closeWrite()
-		return false
-	}
+	out.closeRead()
+	errs.closeRead()
 	k.host = w
 	k.out.attach(out.write)
 	k.err.attach(errs.write)
@@ -227,7 +229,7 @@ func (o *outlet) attach(to *os.File) {
 func (o *outlet) flush(patience time.Duration) {
 	if o.to != nil && len(o.kept) > 0 {
 		// What fits is written first, because nothing is written any more once a deadline has passed.
-		_ = control(o.to, func(fd int) error {
+		_ = sock.Control(o.to, func(fd int) error {
 			n, err := unix.Write(fd, o.kept)
 			o.kept = o.kept[max(n, 0):]
 			return err
@@ -298,18 +300,14 @@ func (w *wire) Read(b []byte) (int, error) {
 	n, oobn, _, _, err := w.conn.ReadMsgUnix(b, oob)
 	if oobn > 0 {
 		messages, merr := unix.ParseSocketControlMessage(oob[:oobn])
-		if merr != nil {
-			return n, merr
-		}
 		for _, message := range messages {
-			fds, merr := unix.ParseUnixRights(&message)
-			if merr != nil {
-				return n, merr
-			}
+			fds, ferr := unix.ParseUnixRights(&message)
+			merr = cmp.Or(merr, ferr)
 			for _, fd := range fds {
 				w.files = append(w.files, os.NewFile(uintptr(fd), "received"))
 			}
 		}
+		err = cmp.Or(merr, err)
 	}
 	if n == 0 && err == nil {
 		err = io.EOF
@@ -318,12 +316,14 @@ func (w *wire) Read(b []byte) (int, error) {
 }
 
 // send sends a value. It waits a moment for a peer that does not read, and not longer.
-func (w *wire) send(v any, files ...*os.File) error {
+func (w *wire) send(v any, files ...*os.File) error { return w.sendWithin(time.Second, v, files...) }
+
+// sendWithin is send for a peer that may need so long.
+func (w *wire) sendWithin(patience time.Duration, v any, files ...*os.File) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	const patience = time.Second
 	if err := w.conn.SetWriteDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
@@ -331,7 +331,7 @@ func (w *wire) send(v any, files ...*os.File) error {
 	if len(files) > 0 {
 		fds := make([]int, len(files))
 		for i, f := range files {
-			if err := control(f, func(fd int) error { fds[i] = fd; return nil }); err != nil {
+			if err := sock.Control(f, func(fd int) error { fds[i] = fd; return nil }); err != nil {
 				return err
 			}
 		}
@@ -391,12 +391,12 @@ func summon(start func(stdin *os.File) error, order toKeeper, files []*os.File, 
 		return nil, about, err
 	}
 	err = start(peer)
-	_ = peer.Close() // or its end would not be seen
+	_ = peer.Close()                  // or its end would not be seen
+	const patience = 10 * time.Second // a busy machine that starts many at once may not get to a write within one
 	if err == nil {
-		err = w.send(order, files...)
+		err = w.sendWithin(patience, order, files...)
 	}
 	if err == nil {
-		const patience = 10 * time.Second
 		_ = w.conn.SetReadDeadline(time.Now().Add(patience))
 		about, err = hear(w, answered)
 	}
@@ -423,10 +423,8 @@ func hear(w *wire, files int) (about fromKeeper, err error) {
 	}
 	_ = w.conn.SetReadDeadline(time.Time{})
 	switch {
-	case about.Errno != 0:
-		return about, &keeperError{about.Error, about.Errno}
 	case about.Error != "":
-		return about, errors.New(about.Error)
+		return about, &keeperError{about.Error, about.Errno}
 	case !about.Busy && len(w.files) != files:
 		return about, fmt.Errorf("the keeper of a process sent %d files instead of %d", len(w.files), files)
 	}
@@ -440,12 +438,3 @@ type keeperError struct {
 
 func (e *keeperError) Error() string { return e.text }
 func (e *keeperError) Unwrap() error { return e.errno }
-
-// peer returns who is at the other end of a connection, which says who listens there.
-func peer(conn *net.UnixConn) (cred *unix.Ucred, err error) {
-	err = control(conn, func(fd int) (err error) {
-		cred, err = unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		return err
-	})
-	return cred, err
-}

@@ -2,6 +2,7 @@ package process
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -102,13 +103,38 @@ func TestReaperIsKilled(t *testing.T) {
 	}
 }
 
-// TestStoppedReaper: it is woken when the process is to end.
+// TestNoOrphanOfAKilledReaper: whichever of the two is killed, nothing of the process is left.
+func TestNoOrphanOfAKilledReaper(t *testing.T) {
+	for which, sought := range map[string]func(inner procStat, pid int) int{
+		"inner": func(_ procStat, pid int) int { return pid },
+		"outer": func(inner procStat, _ int) int { return inner.parent },
+	} {
+		t.Run(which, func(t *testing.T) {
+			sleeps := fmt.Sprintf("%d.%s", os.Getpid()+1000, map[string]string{"inner": "8", "outer": "9"}[which])
+			h := startHostAs(t, hosting{Cgroup: noCgroup, Procs: []Spec{orphaning(sleeps)}, Close: true}, &syscall.SysProcAttr{})
+			await(t, "all of them", func() bool { return len(asleep(sleeps)) == manyOrphans })
+			all := append(asleep(sleeps), process(t, h.procs[0].PID))
+			program, _ := readStat(h.procs[0].PID)
+			inner, _ := readStat(program.parent)
+			reaper := process(t, sought(inner, program.parent))
+			if comm, err := os.ReadFile("/proc/" + itoa(reaper.pid) + "/comm"); !strings.HasPrefix(string(comm), helperName+roleReaper) {
+				t.Fatalf("it is %q, %v", comm, err)
+			}
+			reaper.kill()
+			t.Logf("%d ended within %v", len(all), awaitEnds(t, all))
+			_ = h.stdin.Close()
+		})
+	}
+}
+
+// TestStoppedReaper: both are woken when the process is to end.
 func TestStoppedReaper(t *testing.T) {
 	g := newGroup(t, Config{Cgroup: noCgroup})
 	p := start(t, g, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Deaf: true, Setsid: true, Silent: true}}})
 	all := processes(t, p.everyone())
 	s, _ := readStat(p.Process.PID())
-	if err := unix.Kill(s.parent, unix.SIGSTOP); err != nil {
+	inner, _ := readStat(s.parent)
+	if err := errors.Join(unix.Kill(s.parent, unix.SIGSTOP), unix.Kill(inner.parent, unix.SIGSTOP)); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Terminate(t.Context(), Grace{Stdin: -1, Term: -1}); text(err) != "signal: killed" {

@@ -26,7 +26,7 @@ type platform struct {
 	guard  *guard
 	cgroup *cgroup // nil if there is none
 
-	noGroups bool // see exit
+	noGroups bool // tests see to it that groups are not signalled through a pidfd, as before Linux 6.9
 
 	leaves sync.WaitGroup // goroutines that remove cgroups that were not empty when their process had ended
 }
@@ -46,7 +46,7 @@ func (pl *platform) open(cfg Config) error {
 		case cfg.Cgroup != "":
 			return fmt.Errorf("make a cgroup for the processes in %s: %w", cfg.Cgroup, err)
 		default:
-			cfg.Logger.Info("no cgroup for processes: each has a reaper instead, a small process that is its parent", "error", err)
+			cfg.Logger.Info("no cgroup for processes: each has reapers instead, small processes that are its parents", "error", err)
 		}
 	}
 	guard, err := newGuard(cfg.Logger, dir)
@@ -65,8 +65,10 @@ func (pl *platform) open(cfg Config) error {
 }
 
 func (pl *platform) start(g *Group, p *Process) error {
-	if err := keepInherited(); err != nil {
-		return err
+	// What this process inherited is not for those that it starts: they get what is meant for them. What Go opens is never inherited.
+	const first = 3
+	if err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("keep descriptors from being inherited (close_range, which a filter of system calls may refuse): %w", err)
 	}
 	if p.spec.Survive {
 		return startKept(g, p)
@@ -74,7 +76,7 @@ func (pl *platform) start(g *Group, p *Process) error {
 	if err := pl.open(g.cfg); err != nil {
 		return err
 	}
-	c := &child{group: g, process: p, id: pl.guard.nextID()}
+	c := &child{group: g, process: p, id: pl.guard.last.Add(1)}
 	if pl.cgroup != nil {
 		leaf, err := pl.cgroup.leaf(strconv.FormatUint(c.id, 10))
 		if err == nil {
@@ -87,16 +89,6 @@ func (pl *platform) start(g *Group, p *Process) error {
 		return err
 	}
 	p.pid, p.body = c.pid, c
-	return nil
-}
-
-// keepInherited keeps what this process inherited from being inherited by those that it starts: they get what is meant for them. What Go
-// opens is never inherited.
-func keepInherited() error {
-	const first = 3
-	if err := unix.CloseRange(first, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return fmt.Errorf("keep descriptors from being inherited (close_range, which a filter of system calls may refuse): %w", err)
-	}
 	return nil
 }
 
@@ -159,13 +151,6 @@ func MayChangeUser() bool {
 	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&needed == needed
 }
 
-// dropAmbient keeps what this thread starts from inheriting the capabilities that the process was given for itself, with
-// AmbientCapabilities= of systemd for example. This process keeps them.
-func dropAmbient() {
-	// It fails only on systems that have none.
-	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-}
-
 // removeAll removes what [Spec].Remove lists, in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
 // with processes in it, for whose ends it waits at most so long.
 func removeAll(paths []string, atMost time.Duration) bool {
@@ -207,11 +192,12 @@ const (
 )
 
 const (
-	roleWatchdog = "watchdog"
-	roleKeeper   = "keeper"
-	roleLauncher = "launcher" // starts a keeper and ends, so that the keeper is nobody's child
-	roleReaper   = "reaper"
-	roleBounded  = "bounded" // limits its own open files and becomes the program of a process
+	roleWatchdog    = "watchdog"
+	roleKeeper      = "keeper"
+	roleLauncher    = "launcher" // starts a keeper and ends, so that the keeper is nobody's child
+	roleReaper      = "reaper"
+	roleOuterReaper = "reapers"
+	roleBounded     = "bounded" // limits its own open files and becomes the program of a process
 )
 
 // Before main: that of the host must not run again, and not even its flags be parsed.
@@ -233,6 +219,8 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 		runWatchdog()
 	case roleKeeper:
 		runKeeper()
+	case roleOuterReaper:
+		runOuterReaper()
 	case roleReaper:
 		runReaper()
 	case roleLauncher:

@@ -5,9 +5,10 @@ import (
 	"errors"
 	"os"
 	"strconv"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // procID names a process for good: within one boot no two processes have both the same.
@@ -18,9 +19,9 @@ type procID struct {
 
 // procStat is what is needed of proc_pid_stat(5).
 type procStat struct {
-	state                  byte
-	parent, group, session int
-	start                  uint64
+	state         byte
+	parent, group int
+	start         uint64
 }
 
 func readStat(pid int) (procStat, bool) {
@@ -31,21 +32,20 @@ func readStat(pid int) (procStat, bool) {
 	return parseStat(b)
 }
 
-// parseStat reads fields 3 to 6 and 22. The second, the command in parentheses, may itself contain spaces and parentheses, so the count
+// parseStat reads fields 3 to 5 and 22. The second, the command in parentheses, may itself contain spaces and parentheses, so the count
 // starts behind the last closing one.
 func parseStat(b []byte) (s procStat, ok bool) {
-	const state, parent, group, session, start = 0, 1, 2, 3, 22 - 3
+	const state, parent, group, start = 0, 1, 2, 22 - 3
 	end := bytes.LastIndexByte(b, ')')
 	fields := bytes.Fields(b[end+1:])
 	if end < 0 || len(fields) <= start || len(fields[state]) != 1 || fields[state][0] < 'A' {
 		return procStat{}, false
 	}
 	s.state = fields[state][0]
-	var errs [4]error
+	var errs [3]error
 	s.parent, errs[0] = strconv.Atoi(string(fields[parent]))
 	s.group, errs[1] = strconv.Atoi(string(fields[group]))
-	s.session, errs[2] = strconv.Atoi(string(fields[session]))
-	s.start, errs[3] = strconv.ParseUint(string(fields[start]), 10, 64)
+	s.start, errs[2] = strconv.ParseUint(string(fields[start]), 10, 64)
 	return s, errors.Join(errs[:]...) == nil
 }
 
@@ -71,19 +71,10 @@ func allStats() map[int]procStat {
 	return stats
 }
 
-func pids(dir string) []int {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil
-	}
-	defer f.Close()
-	names, err := f.Readdirnames(-1)
-	if err != nil {
-		return nil
-	}
-	list := make([]int, 0, len(names))
-	for _, name := range names {
-		if n, err := strconv.Atoi(name); err == nil {
+func pids(dir string) (list []int) {
+	entries, _ := os.ReadDir(dir) // of what has gone there are none
+	for _, entry := range entries {
+		if n, err := strconv.Atoi(entry.Name()); err == nil {
 			list = append(list, n)
 		}
 	}
@@ -94,42 +85,29 @@ func pids(dir string) []int {
 // for, so that its ID is its own.
 func descendants(root int) []procID {
 	stats := allStats()
+	known := func(pid int) (procStat, bool) { s, ok := stats[pid]; return s, ok }
 	var found []procID
 	for pid, s := range stats {
 		if pid == root || !s.alive() {
 			continue
 		}
-		if s.group == root || descends(stats, pid, root) {
+		if s.group == root || descends(pid, s, root, known) {
 			found = append(found, procID{pid, s.start})
 		}
 	}
 	return found
 }
 
-func descends(stats map[int]procStat, pid, root int) bool {
-	for range len(stats) { // what was read while processes come and go might contain a loop
-		s, ok := stats[pid]
-		if !ok || s.parent <= 1 {
-			return false
-		}
-		if s.parent == root {
-			return true
-		}
-		pid = s.parent
-	}
-	return false
-}
-
-// isDescendant reports whether the process, whose parent is in s, descends from root, which must not have been waited for.
-func isDescendant(pid int, s procStat, root int) bool {
-	const deepest = 1000
+// descends reports whether a process, whose parent is in s, descends from root, which must not have been waited for, as look tells.
+func descends(pid int, s procStat, root int, look func(pid int) (procStat, bool)) bool {
+	const deepest = 1000 // what is read while processes come and go might contain a loop
 	for range deepest {
 		if s.parent <= 1 {
 			return false
 		}
-		parent, ok := readStat(s.parent)
+		parent, ok := look(s.parent)
 		// Only if it is still its parent after the look, it was its parent that was looked at.
-		again, still := readStat(pid)
+		again, still := look(pid)
 		if !ok || !still || again.start != s.start || again.parent != s.parent {
 			return false
 		}
@@ -141,17 +119,26 @@ func isDescendant(pid int, s procStat, root int) bool {
 	return false
 }
 
+// belongs reports whether a process is in a process group, in a cgroup if there is one, or descends from root. None of the IDs must have
+// been given back.
+func belongs(pid, group, root int, leaf *cgroup) bool {
+	if pid == group || leaf != nil && leaf.holds(pid) {
+		return true
+	}
+	s, ok := readStat(pid)
+	return ok && (s.group == group || descends(pid, s, root, readStat))
+}
+
 // Descends reports whether a process descends from another one, now. Either may be gone already, and its number be another's.
 func Descends(pid, from int) bool {
 	s, ok := readStat(pid)
-	return ok && isDescendant(pid, s, from)
+	return ok && descends(pid, s, from, readStat)
 }
 
 // exit tells when a child of this process ends, without holding a thread meanwhile.
 type exit struct {
-	pid      int
-	pidfd    *os.File // in the runtime's poller
-	noGroups bool     // tests see to it that groups are not signalled through it, as before Linux 6.9
+	pid   int
+	pidfd *os.File // in the runtime's poller
 }
 
 func newExit(pid, pidfd int) exit {
@@ -173,17 +160,9 @@ func (e exit) await() {
 	}
 }
 
-// signalGroup sends a signal to the group whose ID is that of the child. It fails before Linux 6.9, which cannot do that through a pidfd.
-func (e exit) signalGroup(sig syscall.Signal) error {
-	if e.noGroups {
-		return unix.EINVAL
-	}
-	return control(e.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, signalGroup) })
-}
-
 // wait waits for a child that has ended. The mode of the descriptor is shared with the one in its os.Process, which blocks.
 func (e exit) wait(proc *os.Process) (*os.ProcessState, error) {
-	_ = control(e.pidfd, func(fd int) error { return unix.SetNonblock(fd, false) })
+	_ = sock.Control(e.pidfd, func(fd int) error { return unix.SetNonblock(fd, false) })
 	return proc.Wait()
 }
 

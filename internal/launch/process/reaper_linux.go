@@ -3,6 +3,7 @@ package process
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"sync"
 	"syscall"
@@ -10,16 +11,40 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // reaper is the program that is the parent of a process which has no cgroup, and of all that descends from it: what loses its parent, even
 // if it left the process group and holds nothing of the process, becomes the reaper's child. So the reaper finds it, and ends it with the
-// process or with the host. It ends as the process did, which is how the host, whose child it is, learns that.
+// process or with the host. It has an outer reaper, to which it is what the process is to itself: that ends what it leaves if it is killed.
+// Each ends as its program did, which is how the host, whose child the outer one is, learns that.
 type reaper struct {
 	mu      sync.Mutex // guards what follows, and the process ID against being given back while it is used
 	program int
 	over    bool  // the program has been waited for
 	left    []int // what was killed after that
+}
+
+// runOuterReaper is the whole life of an outer reaper. The host, at the other end of standard input, speaks with the inner one.
+func runOuterReaper() {
+	if unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != nil {
+		return
+	}
+	inner, _, err := startHelper(roleReaper, os.Stdin)
+	if err != nil {
+		return
+	}
+	_ = os.Stdin.Close()
+	r := reaper{program: inner.Pid}
+	woken := make(chan os.Signal, 1)
+	signal.Notify(woken, unix.SIGCONT)
+	go func() {
+		for range woken {
+			r.signal(inner.Pid, unix.SIGCONT) // it may have been stopped too
+		}
+	}()
+	endAs(r.reap())
 }
 
 // runReaper is the whole life of a reaper. The host is at the other end of standard input.
@@ -48,11 +73,6 @@ func runReaper() {
 
 // startReaped starts the program on a thread of its own, in its cgroups of version 1.
 func startReaped(order toKeeper, files []*os.File) (pid int, err error) {
-	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if order.Start.User != nil {
-		sys.Credential = &syscall.Credential{Uid: order.Start.User.UID, Gid: order.Start.User.GID}
-	}
-	attr := &os.ProcAttr{Dir: order.Start.Dir, Env: order.Start.Env, Files: files, Sys: sys}
 	newThread().do(func() {
 		if order.Start.NoNewPrivs {
 			if err = forbidPrivs(); err != nil {
@@ -60,7 +80,7 @@ func startReaped(order toKeeper, files []*os.File) (pid int, err error) {
 			}
 		}
 		err = within(order.V1, func() error {
-			proc, err := os.StartProcess(order.Start.Path, order.Start.Args, attr)
+			proc, err := os.StartProcess(order.Start.Path, order.Start.Args, order.Start.attributes(files))
 			if err == nil {
 				pid = proc.Pid
 			}
@@ -80,12 +100,8 @@ func (r *reaper) obey(host *wire) {
 		}
 		switch order.Step {
 		case terminate:
-			r.mu.Lock()
-			if !r.over {
-				_ = unix.Kill(-r.program, unix.SIGTERM)
-				_ = unix.Kill(-r.program, unix.SIGCONT) // what is stopped would not see it
-			}
-			r.mu.Unlock()
+			r.signal(-r.program, unix.SIGTERM)
+			r.signal(-r.program, unix.SIGCONT) // what is stopped would not see it
 		case kill:
 			killAll(descendants(os.Getpid()))
 		default:
@@ -93,6 +109,15 @@ func (r *reaper) obey(host *wire) {
 		if err != nil {
 			return
 		}
+	}
+}
+
+// signal sends a signal to the program, or to its group, unless it has been waited for.
+func (r *reaper) signal(to int, sig syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.over {
+		_ = unix.Kill(to, sig)
 	}
 }
 
@@ -142,23 +167,13 @@ func endAs(status unix.WaitStatus) {
 	syscall.Exit(128 + int(sig))
 }
 
-// program is what is executed, and with what.
-type program struct {
-	path string
-	args []string
-	attr *os.ProcAttr
-}
-
 // forkReaped starts a program as the child of a reaper, which has the rights of this process.
-func (c *child) forkReaped(what program) error {
-	start := &Spec{
-		Path: what.path, Args: what.args, Env: what.attr.Env, Dir: what.attr.Dir,
-		User: c.process.spec.User, NoNewPrivs: c.process.spec.NoNewPrivs,
-	}
+func (c *child) forkReaped(what Spec, files []*os.File) error {
+	what.Stdin, what.ExtraFiles, what.Remove, what.Data = nil, nil, nil, nil // they are the host's business
 	w, about, err := summon(func(stdin *os.File) (err error) {
-		c.proc, c.exit, err = startHelper(roleReaper, stdin)
+		c.proc, c.exit, err = startHelper(roleOuterReaper, stdin)
 		return err
-	}, toKeeper{Start: start, V1: c.v1}, what.attr.Files, 0)
+	}, toKeeper{Start: &what, V1: c.v1}, files, 0)
 	c.pid, c.wire = about.PID, w
 	return err
 }
@@ -166,11 +181,12 @@ func (c *child) forkReaped(what program) error {
 // order tells the reaper of the process to take a step. One that was stopped is woken.
 func (c *child) order(s step) {
 	_ = c.wire.send(toKeeper{Step: s})
-	_ = control(c.exit.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) })
+	_ = sock.Control(c.exit.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) })
 }
 
 // waitReaped waits for the reaper, which has ended, and returns what it killed after the process had ended.
 func (c *child) waitReaped() (left []int, err error) {
+	_ = c.wire.send(toKeeper{Step: kill}) // if it was the outer one that was killed
 	var last fromKeeper
 	_ = c.wire.conn.SetReadDeadline(time.Now().Add(time.Second))
 	_ = c.wire.decoder.Decode(&last) // what fails says nothing
@@ -179,7 +195,7 @@ func (c *child) waitReaped() (left []int, err error) {
 	if last.Ended {
 		return last.Left, err
 	}
-	// It was killed. The process ends with it, and what is left of its group is killed here.
+	// It was killed. The process ends with it, and so does the rest by the outer one; only both killed at once leave what is not in its group.
 	for pid, s := range allStats() {
 		if s.group == c.pid && s.start >= c.since && s.alive() && (procID{pid, s.start}).kill() {
 			left = append(left, pid)

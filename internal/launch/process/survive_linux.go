@@ -6,15 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // kept is a process that survives, as its host sees it: through its keeper. The socket of the keeper, in [Config].StateDir, is all that is
@@ -38,12 +38,9 @@ func startKept(g *Group, p *Process) error {
 	if dir == "" {
 		return errors.New("a process that survives needs a directory for its state")
 	}
-	dir, err := filepath.Abs(dir)
+	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
-	}
-	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir)
+		dir, err = realDir(dir)
 	}
 	if err != nil {
 		return fmt.Errorf("the directory for the state of processes that survive: %w", err)
@@ -64,6 +61,15 @@ func startKept(g *Group, p *Process) error {
 		w.close()
 	}
 	return err
+}
+
+// realDir is the path of a directory, of which a keeper and another host know it.
+func realDir(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(dir)
 }
 
 // launchKeeper starts a keeper that is no child of this process: it does not wait for it, now or when it will have ended.
@@ -103,11 +109,7 @@ func newKept(p *Process, socket string, w *wire, about fromKeeper) error {
 
 func pollable(f *os.File) *os.File {
 	defer f.Close()
-	fd := -1
-	_ = control(f, func(old int) (err error) {
-		fd, err = unix.FcntlInt(uintptr(old), unix.F_DUPFD_CLOEXEC, 0)
-		return err
-	})
+	fd, _ := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	_ = unix.SetNonblock(fd, true)
 	return os.NewFile(uintptr(fd), "pipe")
 }
@@ -117,10 +119,7 @@ func (pl *platform) adopt(ctx context.Context, g *Group) ([]*Process, error) {
 	if g.cfg.StateDir == "" {
 		return nil, nil
 	}
-	dir, err := filepath.Abs(g.cfg.StateDir)
-	if err == nil {
-		dir, err = filepath.EvalSymlinks(dir)
-	}
+	dir, err := realDir(g.cfg.StateDir)
 	if err != nil {
 		return nil, ignore(err, fs.ErrNotExist)
 	}
@@ -154,41 +153,31 @@ func (g *Group) keeps(socket string) bool {
 }
 
 // adoptOne returns nil if the process has ended.
-func adoptOne(ctx context.Context, socket string) (*Process, error) {
+func adoptOne(ctx context.Context, socket string) (p *Process, err error) {
 	// gofail: var processAdopt string
 	// return nil, errors.New(processAdopt)
 	const patience = 3 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	if errors.Is(err, syscall.ECONNREFUSED) {
+	conn, err := sock.Dial(ctx, socket)
+	if sock.IsRefused(err) {
 		return nil, ignore(os.Remove(socket), fs.ErrNotExist) // Nobody keeps anything there any more.
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	if err != nil {
+		return nil, ignore(err, fs.ErrNotExist)
 	}
+	w := newWire(conn)
+	defer func() {
+		if p == nil {
+			w.close()
+		}
+	}()
+	keeper, err := sock.PeerOf(conn)
 	if err != nil {
 		return nil, err
 	}
-	unixConn, ok := conn.(*net.UnixConn)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("a %T instead of a Unix socket", conn), conn.Close())
-	}
-	w := newWire(unixConn)
-	p, err := adoptFrom(ctx, socket, w)
-	if p == nil {
-		w.close()
-	}
-	return p, err
-}
-
-func adoptFrom(ctx context.Context, socket string, w *wire) (*Process, error) {
-	cred, err := peer(w.conn)
-	if err != nil {
-		return nil, err
-	}
-	if int(cred.Uid) != os.Geteuid() {
-		return nil, fmt.Errorf("user %d listens there, who is not the one that this process runs as", cred.Uid)
+	if int(keeper.UID) != os.Geteuid() {
+		return nil, fmt.Errorf("user %d listens there, and this process runs as another user", keeper.UID)
 	}
 	interrupted := context.AfterFunc(ctx, func() { _ = w.conn.SetReadDeadline(time.Unix(1, 0)) })
 	about, err := hear(w, 2)
@@ -201,11 +190,11 @@ func adoptFrom(ctx context.Context, socket string, w *wire) (*Process, error) {
 	if about.Busy {
 		return nil, errors.New("another host holds it")
 	}
-	p := &Process{spec: Spec{Name: about.Name, Data: about.Data, Survive: true}, done: make(chan struct{})}
-	if err := newKept(p, socket, w, about); err != nil {
+	adopted := &Process{spec: Spec{Name: about.Name, Data: about.Data, Survive: true}, done: make(chan struct{})}
+	if err := newKept(adopted, socket, w, about); err != nil {
 		return nil, err
 	}
-	return p, nil
+	return adopted, nil
 }
 
 func (k *kept) end(s step) {
@@ -226,14 +215,8 @@ func (k *kept) end(s step) {
 }
 
 func (k *kept) owns(pid int) bool {
-	if s, ok := readStat(k.id.pid); !ok || s.start != k.id.start {
-		return false
-	}
-	if pid == k.id.pid || k.leaf != nil && k.leaf.holds(pid) {
-		return true
-	}
-	s, ok := readStat(pid)
-	return ok && (s.group == k.id.pid || isDescendant(pid, s, k.id.pid))
+	s, ok := readStat(k.id.pid)
+	return ok && s.start == k.id.start && belongs(pid, k.id.pid, k.id.pid, k.leaf)
 }
 
 // errKeeper is how a process ended of which the keeper ended first: killed, because it has nobody.

@@ -2,18 +2,15 @@ package process
 
 import (
 	"bufio"
-	"fmt"
+	"context"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
@@ -23,12 +20,12 @@ type guard struct {
 	logger *slog.Logger
 	cgroup string // may be empty
 	ended  chan struct{}
-	stop   chan struct{}
+	stop   context.CancelFunc
+	last   atomic.Uint64 // that was given to a process
 
-	mu     sync.Mutex // guards what follows
-	last   uint64
-	told   map[uint64][]record // what was told of each process that has not ended
-	pipe   *os.File            // to the watchdog, which takes its end for that of the host; nil while there is none
+	mu     sync.Mutex        // guards what follows
+	told   map[uint64]record // what was told of each process that has not ended
+	pipe   *os.File          // to the watchdog, which takes its end for that of the host; nil while there is none
 	proc   *os.Process
 	exit   exit
 	closed bool
@@ -38,11 +35,13 @@ type guard struct {
 const hostID = 0
 
 func newGuard(logger *slog.Logger, cgroup string) (*guard, error) {
-	g := &guard{logger: logger, cgroup: cgroup, ended: make(chan struct{}), stop: make(chan struct{}), told: map[uint64][]record{}}
+	ctx, cancel := context.WithCancel(context.Background())
+	g := &guard{logger: logger, cgroup: cgroup, ended: make(chan struct{}), stop: cancel, told: map[uint64]record{}}
 	if err := g.launch(); err != nil {
+		cancel()
 		return nil, err
 	}
-	go g.run()
+	go g.run(ctx)
 	return g, nil
 }
 
@@ -67,15 +66,13 @@ func (g *guard) launch() error {
 	if g.cgroup != "" {
 		g.tell(record{recordCgroup, g.cgroup})
 	}
-	for _, id := range slices.Sorted(maps.Keys(g.told)) {
-		for _, r := range g.told[id] {
-			g.tell(r)
-		}
+	for _, r := range g.told {
+		g.tell(r)
 	}
 	return nil
 }
 
-func (g *guard) run() {
+func (g *guard) run(ctx context.Context) {
 	defer close(g.ended)
 	pauses := backoff.Backoff{Min: 10 * time.Millisecond, Max: 10 * time.Second}
 	for failures := 1; ; {
@@ -95,42 +92,27 @@ func (g *guard) run() {
 		if closed {
 			return
 		}
-		g.logger.Warn("the watchdog of the processes has ended and is started again", "state", state, "error", err)
+		g.logger.Warn("the watchdog of the processes has ended and is being restarted", "state", state, "error", err)
 		if time.Since(started) > pauses.Max {
 			failures = 1
 		}
 		for launched := false; !launched; failures++ {
-			timer := time.NewTimer(pauses.After(failures))
-			select {
-			case <-g.stop:
-				timer.Stop()
+			if !backoff.Pause(ctx, pauses.After(failures)) {
 				return
-			case <-timer.C:
 			}
 			err := g.launch()
 			if launched = err == nil; !launched {
-				g.logger.Error("the watchdog of the processes does not start; they outlive a host that is killed", "error", err)
+				g.logger.Error("the watchdog of the processes does not start; if the host is killed, they outlive it", "error", err)
 			}
 		}
 	}
 }
 
-func (g *guard) nextID() uint64 {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.last++
-	return g.last
-}
-
 func (g *guard) start(id uint64, remove []string) {
-	g.add(id, append(record{recordStart, strconv.FormatUint(id, 10)}, remove...))
-}
-
-func (g *guard) add(id uint64, r record) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.told[id] = append(g.told[id], r)
-	g.tell(r)
+	g.told[id] = append(record{recordStart, strconv.FormatUint(id, 10)}, remove...)
+	g.tell(g.told[id])
 }
 
 func (g *guard) end(id uint64) {
@@ -165,13 +147,14 @@ func (g *guard) close() {
 	}
 	proc := g.proc
 	g.mu.Unlock()
-	close(g.stop)
+	g.stop()
 	const patience = 2 * time.Second
 	defer time.AfterFunc(patience, func() { _ = proc.Kill() }).Stop()
 	<-g.ended
 }
 
-// A record is what a host tells its watchdog: one line of words, each of which is quoted as in Go, so that any path fits.
+// A record is what a host tells its watchdog: words, none of them empty, each of which ends with the byte that no path contains. An empty
+// word ends the record.
 //
 //	cgroup DIR     the processes that have a cgroup are in this cgroup or below it
 //	start ID FILE… a process is about to start: the files to remove after it
@@ -184,33 +167,7 @@ const (
 	recordEnd    = "end"
 )
 
-func (r record) encode() []byte {
-	var line []byte
-	for i, word := range r {
-		if i > 0 {
-			line = append(line, ' ')
-		}
-		line = strconv.AppendQuote(line, word)
-	}
-	return append(line, '\n')
-}
-
-func parseRecord(line string) (record, error) {
-	var r record
-	for line != "" {
-		quoted, err := strconv.QuotedPrefix(line)
-		if err != nil {
-			return nil, fmt.Errorf("word %d of a record: %w", len(r)+1, err)
-		}
-		word, err := strconv.Unquote(quoted)
-		if err != nil {
-			return nil, fmt.Errorf("word %d of a record: %w", len(r)+1, err)
-		}
-		r = append(r, word)
-		line = strings.TrimPrefix(line[len(quoted):], " ")
-	}
-	return r, nil
-}
+func (r record) encode() []byte { return []byte(strings.Join(r, "\x00") + "\x00\x00") }
 
 // ward is what a watchdog ends when its host has gone. A process without a cgroup has a reaper, which does so itself.
 type ward struct {
@@ -221,38 +178,26 @@ type ward struct {
 // runWatchdog is the whole life of the watchdog: it listens to the host until that has gone, and then ends what the host has left.
 func runWatchdog() {
 	w := ward{remove: map[string][]string{}}
-	w.listen(descriptor(0))
+	w.listen(os.Stdin)
 	w.endAll()
-}
-
-// descriptor reads from a descriptor and blocks the thread meanwhile: there is nothing else to do.
-type descriptor int
-
-func (d descriptor) Read(b []byte) (int, error) {
-	for {
-		n, err := unix.Read(int(d), b)
-		switch {
-		case err == unix.EINTR:
-		case err != nil:
-			return 0, os.NewSyscallError("read", err)
-		case n == 0:
-			return 0, io.EOF
-		default:
-			return n, nil
-		}
-	}
 }
 
 // listen follows the records until there are no more. The last one may be cut short by the end of the host.
 func (w *ward) listen(r io.Reader) {
-	for lines := bufio.NewReader(r); ; {
-		line, err := lines.ReadString('\n')
+	var words record
+	for in := bufio.NewReader(r); ; {
+		word, err := in.ReadString(0)
 		if err != nil {
 			return
 		}
-		if r, err := parseRecord(strings.TrimSuffix(line, "\n")); err == nil && len(r) > 1 {
-			w.apply(r)
+		if word != "\x00" {
+			words = append(words, word[:len(word)-1])
+			continue
 		}
+		if len(words) > 1 {
+			w.apply(words)
+		}
+		words = nil
 	}
 }
 

@@ -210,7 +210,7 @@ func TestStoppedWatchdogIsReplaced(t *testing.T) {
 	if err := p.Terminate(t.Context(), Grace{}); err != nil {
 		t.Error(err)
 	}
-	if !strings.Contains(log.String(), "started again") {
+	if !strings.Contains(log.String(), "being restarted") {
 		t.Errorf("log: %s", log.String())
 	}
 }

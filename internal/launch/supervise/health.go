@@ -17,12 +17,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
-// HealthStatus is the present outcome.
-type HealthStatus struct {
-	State machine.HealthState
-	Err   error // why it is NotServing or Unresponsive, if there is more to say
-}
-
 // How a plugin is asked. One that hangs is Unresponsive after at most 2.5 s: checkInterval, and maxMisses times checkTimeout.
 const (
 	checkInterval = time.Second            // between two checks that are answered, less up to a tenth, by chance
@@ -30,26 +24,21 @@ const (
 	maxMisses     = 3                      // checks in a row without an answer. To be slow once is not to be dead
 )
 
-// A Health finds out how one running plugin is. It checks at an interval whether the plugin answers, which nobody can tell but by asking,
-// and where the plugin offers Watch it learns at once what it answers.
-type Health struct {
+type follower struct {
 	client  healthpb.HealthClient
-	observe func(HealthStatus)
+	observe func(machine.HealthFound)
 
 	mu      sync.Mutex // held while observe runs, which puts the calls in order
 	current machine.HealthState
 }
 
-// NewHealth makes a Health that asks over conn. observe is called with each new state, in order; it must not block.
-func NewHealth(conn grpc.ClientConnInterface, observe func(HealthStatus)) *Health {
-	return &Health{client: healthpb.NewHealthClient(conn), observe: observe, current: machine.Unknown}
-}
-
-// errNotOffered ends a Health.
 var errNotOffered = errors.New("health is not offered")
 
-// Run asks until ctx ends, or until it is clear that the plugin does not offer health; it returns nil after both.
-func (h *Health) Run(ctx context.Context) error {
+// FollowHealth finds out how a running plugin is, until ctx ends or it is clear that the plugin does not offer health. It checks at an
+// interval whether the plugin answers, which nobody can tell but by asking, and where the plugin offers Watch it learns at once what it
+// answers. observe is called with each new state, in order; it must not block.
+func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, observe func(machine.HealthFound)) {
+	h := &follower{client: healthpb.NewHealthClient(conn), observe: observe, current: machine.Unknown}
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -62,10 +51,10 @@ func (h *Health) Run(ctx context.Context) error {
 		wait := checkInterval - rand.N(checkInterval/10)
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return
 		case errors.Is(err, errNotOffered):
 			h.set(machine.NotOffered, nil)
-			return nil
+			return
 		case err != nil:
 			if misses++; misses >= maxMisses {
 				h.set(machine.Unresponsive, err)
@@ -76,13 +65,13 @@ func (h *Health) Run(ctx context.Context) error {
 			misses = 0
 		}
 		if !backoff.Pause(ctx, wait-time.Since(begun)) {
-			return nil
+			return
 		}
 	}
 }
 
 // check asks once. An error other than errNotOffered says that there was no answer.
-func (h *Health) check(ctx context.Context) error {
+func (h *follower) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
 	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{})
@@ -102,7 +91,7 @@ func (h *Health) check(ctx context.Context) error {
 
 // watch takes what the plugin tells by itself. That it tells nothing means nothing, so it is left to check to find out what an end of the
 // stream means.
-func (h *Health) watch(ctx context.Context) {
+func (h *follower) watch(ctx context.Context) {
 	for {
 		stream, err := h.client.Watch(ctx, &healthpb.HealthCheckRequest{})
 		for err == nil {
@@ -118,25 +107,25 @@ func (h *Health) watch(ctx context.Context) {
 }
 
 // answered takes an answer of the plugin.
-func (h *Health) answered(response *healthpb.HealthCheckResponse) {
+func (h *follower) answered(response *healthpb.HealthCheckResponse) {
 	switch s := response.GetStatus(); s {
 	case healthpb.HealthCheckResponse_SERVING:
 		h.set(machine.Healthy, nil)
 	case healthpb.HealthCheckResponse_NOT_SERVING:
 		h.set(machine.NotServing, nil)
-	case healthpb.HealthCheckResponse_SERVICE_UNKNOWN: // only a watch is told so; the check decides
+	case healthpb.HealthCheckResponse_SERVICE_UNKNOWN: // only a watch is notified; the check decides
 	default:
 		h.set(machine.NotServing, fmt.Errorf("the plugin reports the health %v", s))
 	}
 }
 
 // set enters a state, if it is not there yet, and tells the observer.
-func (h *Health) set(state machine.HealthState, err error) {
+func (h *follower) set(state machine.HealthState, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.current == state {
 		return
 	}
 	h.current = state
-	h.observe(HealthStatus{State: state, Err: err})
+	h.observe(machine.HealthFound{State: state, Err: err})
 }

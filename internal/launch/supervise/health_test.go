@@ -106,20 +106,18 @@ type watched struct {
 
 func watchHealth(t *testing.T, conn *fakeConn) *watched {
 	w := &watched{conn: conn}
-	h := NewHealth(conn, func(s HealthStatus) {
+	observe := func(s machine.HealthFound) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.told = append(w.told, s.State)
 		w.errs = append(w.errs, s.Err)
-	})
+	}
 	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
+	var following sync.WaitGroup
+	following.Go(func() { FollowHealth(ctx, conn, observe) })
 	w.end = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		following.Wait()
 	})
 	t.Cleanup(w.end)
 	synctest.Wait()

@@ -256,7 +256,7 @@ func (w *world) awaitReady(ctx context.Context, process supervise.Process) error
 	return nil
 }
 
-func (w *world) follow(ctx context.Context, _ config, process supervise.Process, found func(supervise.HealthStatus)) {
+func (w *world) follow(ctx context.Context, _ config, process supervise.Process, found func(machine.HealthFound)) {
 	p, _ := process.(*proc)
 	states := []machine.HealthState{machine.Healthy, machine.NotServing, machine.Unresponsive}
 	for w.Sleep(ctx, w.Between(time.Second, 20*time.Second)) == nil {
@@ -265,7 +265,7 @@ func (w *world) follow(ctx context.Context, _ config, process supervise.Process,
 			state = machine.Healthy
 		}
 		p.unfit = p.unfit || state == machine.Unresponsive && p.cfg.policy.RestartUnresponsive
-		found(supervise.HealthStatus{State: state, Err: errFault})
+		found(machine.HealthFound{State: state, Err: errFault})
 		if !w.calm && w.OneIn(8) {
 			p.unfit = true
 			w.unit.Unfit(p, errFault, w.OneIn(2))

@@ -1,4 +1,4 @@
-// Package supervise keeps launched plugins running: it runs the machine that decides what becomes of one (package machine), and executes
+// Package supervise keeps launched plugins running: it runs the machine that decides what happens to one (package machine), and executes
 // what that asks for. It also finds out whether a plugin that runs is well. What a process is, and where a plugin is registered, it is
 // told.
 package supervise
@@ -31,7 +31,7 @@ type Config[D any] struct {
 	// Ready blocks until a process is ready and returns nil, or an error if it was refused or ctx ended; and Follow, after that, tells of its
 	// health until ctx ends. They are called for plugins that serve.
 	Ready  func(ctx context.Context, p Process) error
-	Follow func(ctx context.Context, description D, p Process, found func(HealthStatus))
+	Follow func(ctx context.Context, description D, p Process, found func(machine.HealthFound))
 	// Needed says whether somebody needs the plugin, for one that is started on demand. It is called with a lock of the Unit.
 	Needed func() bool
 	// Observe is told what happens, in order, with a lock of the Unit: it must not block or call it.
@@ -237,11 +237,7 @@ func (u *Unit[D]) execute(effect machine.Effect) {
 
 // launch starts a process of a generation, whose description is that of its first launch.
 func (u *Unit[D]) launch(ref machine.Ref) {
-	h := u.held[ref]
-	if h == nil {
-		h = &held[D]{description: u.description}
-		u.held[ref] = h
-	}
+	h := u.hold(ref)
 	ctx, cancel := context.WithCancel(context.Background())
 	h.cancel = cancel
 	u.cfg.Pace.Go(func() {
@@ -262,6 +258,14 @@ func (u *Unit[D]) launch(ref machine.Ref) {
 	})
 }
 
+// hold returns what is held for a generation, which begins with the present description.
+func (u *Unit[D]) hold(ref machine.Ref) *held[D] {
+	if u.held[ref] == nil {
+		u.held[ref] = &held[D]{description: u.description}
+	}
+	return u.held[ref]
+}
+
 // guarded is Launch, whose panic is an error.
 func (u *Unit[D]) guarded(ctx context.Context, description D) (p Process, err error) {
 	defer func() {
@@ -273,11 +277,7 @@ func (u *Unit[D]) guarded(ctx context.Context, description D) (p Process, err er
 }
 
 func (u *Unit[D]) adopt(ref machine.Ref) {
-	h := u.held[ref]
-	if h == nil {
-		h = &held[D]{}
-		u.held[ref] = h
-	}
+	h := u.hold(ref)
 	h.description, h.process, u.survivor = u.description, u.survivor, nil
 	p := h.process
 	u.cfg.Pace.Go(func() {
@@ -333,9 +333,9 @@ func (u *Unit[D]) watch(ref machine.Ref) {
 			u.Tell(machine.Refused{Ref: ref, Err: err}) // it may still be registered: its handler may change its mind or be another one
 		}
 		u.Tell(machine.Registered{Ref: ref})
-		u.cfg.Follow(ctx, h.description, p, func(found HealthStatus) {
-			if ctx.Err() == nil {
-				u.Tell(machine.HealthFound{Ref: ref, State: found.State, Err: found.Err})
+		u.cfg.Follow(ctx, h.description, p, func(found machine.HealthFound) {
+			if found.Ref = ref; ctx.Err() == nil {
+				u.Tell(found)
 			}
 		})
 	})

@@ -210,8 +210,8 @@ func TestRepeatedFailure(t *testing.T) {
 		s := start(t, machine.Policy{Limit: -1}, &plugin{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
 		time.Sleep(time.Hour)
 		s.expect(t, machine.StateRunning, 7, 1)
-		told := []machine.EventKind{machine.EventFailed, machine.EventBackoff}
-		if want := slices.Concat(told, []machine.EventKind{machine.EventBackoff}, told, []machine.EventKind{machine.EventReady}); !slices.Equal(s.kinds, want) {
+		want := append(slices.Repeat([]machine.EventKind{machine.EventBackoff}, 3), machine.EventReady)
+		if !slices.Equal(s.kinds, want) {
 			t.Errorf("events %v, want %v", s.kinds, want)
 		}
 	})
@@ -251,7 +251,7 @@ func TestFailed(t *testing.T) {
 	}
 }
 
-// TestBackoff: pauses grow, stay within their bounds, and begin anew after a healthy life.
+// TestBackoff: pauses grow, stay within their bounds, and start over after a healthy life.
 func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := slices.Repeat([]end{{after: second, err: errCrash}}, 8)
@@ -316,7 +316,7 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// TestStart: what runs is left alone, and what does not is started anew at once; what still ends is followed.
+// TestStart: what runs is left alone, and what does not is restarted at once; what still ends is followed.
 func TestStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, machine.Policy{Restart: machine.OnFailure}, &plugin{ends: []end{{after: 2 * second, err: errCrash}, {}}, linger: 3 * second})
