@@ -152,7 +152,7 @@ func TestRefused(t *testing.T) {
 	var s patchbay.PluginStatus
 	h.until("its rest between two attempts", func() bool {
 		s = h.only("no-1")
-		return s.State == reconciler.StateBackoff && !s.NextRetry.IsZero()
+		return s.State == reconciler.StateRefused && !s.NextRetry.IsZero()
 	})
 	for _, text := range []string{event.Message, s.LastError} {
 		if !strings.Contains(text, pin) || !strings.Contains(text, "it is not on the list") {
@@ -176,7 +176,7 @@ func TestRefusedWhenLaunched(t *testing.T) {
 	p := launchable("serve")
 	p.Name = "no-unit"
 	h.set(p)
-	event := h.await(reconciler.EventKind(launcher.EventFailed), "no-unit")
+	event := h.await(reconciler.EventKind(launcher.EventBackoff), "no-unit")
 	if pin := "no-unit:" + instanceOf(t, os.Args[0]); !strings.Contains(event.Message, pin) {
 		t.Errorf("it is refused as %q, want %s", event.Message, pin)
 	}
@@ -296,7 +296,7 @@ func TestLaunchedPluginHasThePinOfItsLaunch(t *testing.T) {
 }
 
 func TestNoAdmissionPlugin(t *testing.T) {
-	no := errors.New("none to be had")
+	no := errors.New("none available")
 	_, err := patchbay.New(patchbay.Config{
 		PluginDirs: []string{t.TempDir()},
 		Admission:  func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, no },

@@ -16,7 +16,7 @@ import (
 // Host returns the host of launched plugins. What it launches is not supervised; [Runtime.Launcher] does that. Run closes it.
 func (rt *Runtime) Host() *host.Host { return rt.launched.Host }
 
-// Launcher returns what launches plugins and keeps them running. It can be used at any time; Run closes it.
+// Launcher returns the launcher, which starts plugins and keeps them running. It can be used at any time; Run closes it.
 func (rt *Runtime) Launcher() *launcher.Launcher { return rt.launched.Launcher }
 
 // Admission returns what Config.Admission returned; nil if every plugin may be registered.

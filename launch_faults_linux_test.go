@@ -179,7 +179,7 @@ func TestPluginThatComesBackAwaitsItsEnd(t *testing.T) {
 func TestSurvivorThatCannotBeReached(t *testing.T) {
 	t.Parallel()
 	const (
-		startedAnew = "the plugin is started anew"
+		startedAnew = "the plugin is restarted"
 		notStarted  = "nothing was started meanwhile"
 		stopped     = "the plugin was stopped"
 		crashes     = "its other life does not get along with it"

@@ -422,7 +422,8 @@ func TestProgramThatCannotBeExecuted(t *testing.T) {
 		}
 	}
 	// Four starts fail alike, which is told once, and that it is given up.
-	if want := map[reconciler.EventKind]int{"failed": 2, "backoff": 1}; !maps.Equal(counts, want) {
+	backoff, failed := reconciler.EventKind(launcher.EventBackoff), reconciler.EventKind(launcher.EventFailed)
+	if want := map[reconciler.EventKind]int{backoff: 1, failed: 1}; !maps.Equal(counts, want) {
 		t.Errorf("events %v, want %v", counts, want)
 	}
 	if err := os.WriteFile(program, nil, 0o600); err != nil {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,25 +27,31 @@ import (
 
 // pose listens at the path that is the first argument, has a child serve there, and executes the program that is the second.
 func pose() int {
-	l, err := net.Listen("unix", os.Args[1])
+	executed, executing, err := os.Pipe() // which ends when this process executes the other program
+	var l net.Listener
+	if err == nil {
+		l, err = net.Listen("unix", os.Args[1])
+	}
 	if err == nil {
 		var file *os.File
 		if file, err = l.(*net.UnixListener).File(); err == nil {
 			server := exec.Command(os.Args[0])
-			server.Env, server.ExtraFiles = append(os.Environ(), pluginEnv+"=posing"), []*os.File{file}
+			server.Env, server.ExtraFiles = append(os.Environ(), pluginEnv+"=posing"), []*os.File{file, executed}
 			err = server.Start()
 		}
 	}
 	if err == nil {
 		err = syscall.Exec(os.Args[2], []string{os.Args[2], "60"}, os.Environ())
 	}
+	runtime.KeepAlive(executing)
 	fmt.Fprintln(os.Stderr, err)
 	return 1
 }
 
-// servePosing serves on the socket that was inherited.
+// servePosing serves on the socket that was inherited, when the process that listens has executed its program.
 func servePosing() int {
-	err := errors.Join(os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid())), os.Setenv("LISTEN_FDS", "1"))
+	_, err := io.ReadAll(os.NewFile(4, "executed"))
+	err = errors.Join(err, os.Setenv("LISTEN_PID", strconv.Itoa(os.Getpid())), os.Setenv("LISTEN_FDS", "1"))
 	if err == nil {
 		err = sdk.Serve(context.Background(), sdk.Plugin{
 			Type: "T", Name: "poser", Versions: []string{"v1beta1"},

@@ -3,31 +3,33 @@ package patchbay
 import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Observer sees what a [Runtime] does, for metrics and traces. Its functions may be nil. They are called by several goroutines at once and
-// with locks held: they must neither block nor call the Runtime.
+// Observer watches a [Runtime] for metrics and traces. Its functions may be nil. They are called concurrently and with locks held, so they
+// must not block or call the Runtime.
 type Observer struct {
-	// Event is told every event, before its subscribers are.
+	// Event receives every event, before subscribers do.
 	Event func(reconciler.Event)
-	// Attempt is told how each attempt to register a plugin ended.
+	// Attempt receives the outcome of each registration attempt.
 	Attempt func(reconciler.Attempt)
-	// Refused is told whenever a directory, a socket, a process or a claim of a plugin is refused because it is not trusted.
+	// Refused is called when a directory, socket, process or claim of a plugin is refused as untrusted.
 	Refused func(trust.Reason)
-	// FileEventsLost is told whenever the system lost file events of the plugin directories, for which a scan makes up.
+	// FileEventsLost is called when the kernel drops file events of the plugin directories; a scan catches up.
 	FileEventsLost func()
-	// Resync is told whenever a subscriber of events, of the Runtime or of its registry, was too slow and has to list the plugins again.
+	// Resync is called when a subscriber of the Runtime's or the registry's events was too slow and has to list the plugins again.
 	Resync func()
-	// Dispense is told the outcome of every DispensePlugin and Conn of the registry.
+	// Dispense receives the outcome of every DispensePlugin and Conn of the registry.
 	Dispense func(pluginType string, err error)
 	// Tracer traces attempts to register plugins; nil for none.
 	Tracer trace.Tracer
-	// DialOptions are those of the connections to plugins that the registry shares: stats handlers and interceptors for what is called on
-	// them.
+	// StatsHandlers are told of the calls on the connections to plugins that the registry shares; see [dynamicplugins.WithStatsHandlers].
+	StatsHandlers []stats.Handler
+	// DialOptions apply to the registry's shared connections to plugins, for example for interceptors.
 	DialOptions []grpc.DialOption
 }
 
@@ -36,6 +38,9 @@ func (o Observer) registryOptions() []dynamicplugins.Option {
 	var options []dynamicplugins.Option
 	if len(o.DialOptions) > 0 {
 		options = append(options, dynamicplugins.WithDialOptions(o.DialOptions...))
+	}
+	if len(o.StatsHandlers) > 0 {
+		options = append(options, dynamicplugins.WithStatsHandlers(o.StatsHandlers...))
 	}
 	if o.Dispense != nil || o.Resync != nil {
 		options = append(options, dynamicplugins.WithObserver(dynamicplugins.Observer{Dispense: o.Dispense, Resync: o.Resync}))

@@ -24,74 +24,72 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Config says what a [Runtime] works with. A Config with one plugin directory works.
+// Config configures a [Runtime]. One plugin directory is enough.
 type Config struct {
-	// PluginDirs are the directories in which plugins put their sockets. Those that do not exist are made, with mode 0750. None may
-	// contain another.
+	// PluginDirs are the directories where plugins create their sockets. Missing ones are created with mode 0750. None may contain another.
 	PluginDirs []string
-	// DeprecatedPluginDir is a directory in which older plugins put their sockets; empty for none. Everything under kubernetes.io/ in
-	// it is ignored.
+	// DeprecatedPluginDir is where older plugins create their sockets; empty for none. Its subdirectory kubernetes.io/ is ignored.
 	DeprecatedPluginDir string
-	// State keeps what is registered over restarts, for example a dynamicplugins/boltstate.Store. Nil: nothing is remembered. The
-	// caller closes it, after Run has returned.
+	// State stores registrations across restarts, for example a dynamicplugins/boltstate.Store. If nil, nothing is remembered. The caller
+	// closes it after Run has returned.
 	State dynamicplugins.StateStorage
-	// Dispensers make the clients that Registry().DispensePlugin hands out, by plugin type.
+	// Dispensers create the clients that Registry().DispensePlugin returns, by plugin type.
 	Dispensers map[string]dynamicplugins.PluginDispenser
 	// RegistryOptions are further options of the registry, for example dispensers on shared connections.
 	RegistryOptions []dynamicplugins.Option
-	// Timeouts bound the steps of a registration. TypeTimeouts go before them for some plugin types; until a plugin has said of what
-	// type it is, the longest that is configured for any counts.
+	// Timeouts limit the steps of a registration. TypeTimeouts override them for some plugin types; until a plugin has announced its type,
+	// the longest one applies.
 	Timeouts     reconciler.Timeouts
 	TypeTimeouts map[string]reconciler.Timeouts
-	// Bounds limit what a plugin may announce; the others limit what is looked for in the plugin directories (see pluginwatcher.Config).
+	// Bounds limit what a plugin may announce; the others limit the search of the plugin directories (see pluginwatcher.Config).
 	Bounds                                     reconciler.Bounds
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
-	// ClientTimeout returns the timeout for calls to a plugin, which is handed to its handler; nil for none. May be nil.
+	// ClientTimeout returns the timeout for calls to a plugin, which its handler receives; nil for none. May be nil.
 	ClientTimeout func(pluginType, pluginName string) *time.Duration
-	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
+	// UnreachableGrace is how long a plugin stays registered after its socket stops accepting (default 0: it does not).
 	UnreachableGrace time.Duration
-	// NameGrace is how long the name of a plugin stays its user's after its last instance has gone (default 10 minutes; a negative one: not at
-	// all). A plugin of another user that announces the name is refused meanwhile, and told whose it is; those of root, of the user of this
-	// process, and one that the Launcher launched under that very name take it at once. A type of Trust with Supersede has none of this. It
-	// holds over restarts if State keeps what it is given as PluginChange.Kept, as that of dynamicplugins/boltstate does. 256 names are kept
-	// for one user, of which the oldest go first, and 4,096 in all.
+	// NameGrace is how long a name stays reserved for its user after its last instance is gone (default 10 minutes; negative: not at all).
+	// Meanwhile, other users' plugins of that name are refused with the reason, except those of root, of this process's user, and one that
+	// the Launcher launched under exactly that name. It does not apply to types with Supersede in Trust. It holds across restarts if State
+	// stores PluginChange.Kept, as dynamicplugins/boltstate does. At most 256 names per user are reserved, dropping the oldest first, and
+	// 4,096 in total.
 	NameGrace time.Duration
-	// IgnoreUnhandled says that plugins of a type without a handler are left alone: they are asked who they are and told nothing, and are
-	// registered as soon as there is a handler. It is for a host that shares a directory with another. Otherwise they are told that they are
-	// refused, on which some exit.
+	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked for their type and name, sent nothing, and
+	// registered as soon as there is a handler. Use it if the host shares a directory with another one. Otherwise they are sent a refusal,
+	// which makes some exit.
 	IgnoreUnhandled bool
-	// Host is what launched plugins are told of their surroundings.
+	// Host describes the host to launched plugins.
 	Host plugin.Config
-	// Trust says whose directories and sockets are used, and who may register plugins of which types. The zero value: those of root and of
-	// the user of this process, who may register everything. A plugin that the Launcher runs as another user is trusted at its own socket.
+	// Trust says whose directories and sockets are used, and who may register which plugin types. The zero value trusts root and the user
+	// of this process with everything. A plugin that the Launcher runs as another user is trusted on its own socket.
 	Trust trust.Policy
-	// Admission returns whom to ask whether a plugin may be registered, and before that whether a program may be launched; what
-	// [host.NewAdmission] returns, for example. It is called by New, with the host of the Runtime, which closes what it returns when Run ends.
-	// Nil: all may.
+	// Admission returns the admission plugin to ask before a program is launched and before a plugin is registered, for example from
+	// [host.NewAdmission]. New calls it with the Runtime's host; the Runtime closes the result when Run ends. If nil, everything is
+	// admitted.
 	//
-	// The pin of a plugin is its name and the digest of the program that the process behind its socket runs; for one that was launched, the
-	// name with which it was, and the digest of what was executed. A plugin whose program cannot be read is refused. One for which there is
-	// no answer is tried again with back-off.
+	// The pin of a discovered plugin is its name and the digest of the program that the process behind its socket runs; that of a launched
+	// one is the name it was launched under and the digest of what was executed. A plugin whose program cannot be read is refused. If the
+	// admission plugin does not answer, the plugin is tried again with back-off.
 	Admission func(*host.Host) (plugin.AdmissionPlugin, error)
-	// LaunchedOnly says that only plugins are registered that the Launcher, or the Host, launched: all others are refused, and told so. What
-	// admission proves of others is what the process behind a socket executed when it was asked, and nothing of who made the socket.
+	// LaunchedOnly refuses every plugin that neither the Launcher nor the Host launched. Admission of those only proves what the process
+	// behind the socket was executing when it was checked, not who created the socket.
 	LaunchedOnly bool
-	// SurvivorDir is where launched plugins that survive the Runtime are remembered; see [host.Host].StateDir. Empty: none survives.
+	// SurvivorDir records launched plugins that survive the Runtime; see [host.Host].StateDir. If empty, none survives.
 	SurvivorDir string
-	// EventsPath is a file in which the events outlive the Runtime, one line of JSON each, with the file EventsPath + ".1" of those before;
-	// each has at most about 4 MiB. A line that was torn by a crash is passed over, and those of the last moment before one may be missing.
-	// Empty: the events end with the Runtime.
+	// EventsPath is a file that keeps events beyond the Runtime, one line of JSON each; older ones move to EventsPath + ".1". Each file
+	// holds about 4 MiB at most. After a crash, a torn line is skipped and the very last events may be missing. If empty, events end with
+	// the Runtime.
 	EventsPath string
 	// Observer sees what the Runtime does.
 	Observer Observer
-	// Logger gets what an operator should know, and what launched plugins print. Nil: nothing is logged.
+	// Logger receives what an operator should know, and the output of launched plugins. If nil, nothing is logged.
 	Logger *slog.Logger
 }
 
 // PluginStatus describes one instance of a plugin, or one socket that has not answered yet.
 type PluginStatus = reconciler.Status
 
-// Runtime finds plugins, registers them and hands them out. Its methods are safe for concurrent use.
+// Runtime discovers, registers and dispenses plugins. Its methods are safe for concurrent use.
 type Runtime struct {
 	log      *slog.Logger
 	registry *dynamicplugins.Store
@@ -104,26 +102,26 @@ type Runtime struct {
 	ran bool
 }
 
-// New returns a Runtime. It loads the state: an error says that it, or the configuration, cannot be used. Nothing is watched before
+// New returns a Runtime and loads its state. It returns an error if the state or the configuration is unusable. Nothing is watched before
 // [Runtime.Run].
 func New(cfg Config) (*Runtime, error) {
 	if len(cfg.PluginDirs) == 0 && cfg.DeprecatedPluginDir == "" {
-		return nil, errors.New("cannot make a plugin runtime: Config.PluginDirs is empty; name a directory in which plugins put their sockets")
+		return nil, errors.New("cannot create a plugin runtime: Config.PluginDirs is empty; name a directory in which plugins put their sockets")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if err := cfg.absolute(); err != nil {
-		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
+		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
 	trusted, err := trust.New(cfg.Trust)
 	if err != nil {
-		return nil, fmt.Errorf("cannot make a plugin runtime: trust.%w", err)
+		return nil, fmt.Errorf("cannot create a plugin runtime: trust.%w", err)
 	}
 	registry, err := dynamicplugins.Open(cfg.State, cfg.Dispensers, slices.Concat(
 		cfg.Observer.registryOptions(), []dynamicplugins.Option{dynamicplugins.WithConnJudge(enrol.Judge(trusted))}, cfg.RegistryOptions)...)
 	if err != nil {
-		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
+		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
 	rt := &Runtime{
 		log:      cfg.Logger,
@@ -133,7 +131,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	mayRegister, err := rt.newLaunching(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("cannot make a plugin runtime: %w", err)
+		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
 	rt.watcher = pipeline.New(pipeline.Config{
 		Dirs:           cfg.PluginDirs,
@@ -157,6 +155,7 @@ func (rt *Runtime) reconcilerConfig(cfg Config, admit func(context.Context, reco
 		Registry:         enrol.In(rt.registry),
 		Restored:         enrol.Restored(rt.registry, cfg.Logger),
 		Observe:          rt.observe,
+		Passed:           rt.journal.Pass,
 		Attempted:        cfg.Observer.Attempt,
 		Refused:          cfg.Observer.Refused,
 		Tracer:           cfg.Observer.Tracer,
@@ -187,48 +186,48 @@ func (c *Config) absolute() error {
 		}
 		abs, err := filepath.Abs(*path)
 		if err != nil {
-			return fmt.Errorf("cannot find out where %s is: %w; write the path from the root directory", *path, err)
+			return fmt.Errorf("cannot find out where %s is: %w; use an absolute path", *path, err)
 		}
 		*path = abs
 	}
 	return nil
 }
 
-// AddHandler makes h the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are registered
-// at once. Without a handler a plugin is refused, and told so unless Config.IgnoreUnhandled is set; one that is remembered from before a
-// restart is then forgotten, so handlers that are known at the start are best added before Run.
+// AddHandler makes h the handler of a plugin type. It may be called at any time; plugins waiting for the handler are registered at once. A
+// plugin without a handler is refused (or ignored, with Config.IgnoreUnhandled), and if it is remembered from before a restart it is
+// forgotten. So add handlers before Run where possible.
 func (rt *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
 	rt.watcher.AddHandler(pluginType, h)
 }
 
-// RemoveHandler ends the service of a plugin type: its plugins are deregistered.
+// RemoveHandler removes the handler of a plugin type and deregisters its plugins.
 func (rt *Runtime) RemoveHandler(pluginType string) {
 	rt.watcher.RemoveHandler(pluginType)
 }
 
-// SetTimeouts takes the place of Config.Timeouts and Config.TypeTimeouts, for every step that begins from now on. It may be called at any
-// time; the map belongs to the Runtime afterwards.
+// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. It may be called at any time. The
+// Runtime owns the map afterwards.
 func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) {
 	rt.watcher.SetTimeouts(all, byType)
 }
 
-// Reconsider tries at once every plugin that was refused or failed and waits for its next attempt. It is for hosts in which what judges
-// plugins, a handler or what an admission plugin reads, has changed. It may be called at any time and does not block.
+// Reconsider immediately retries every plugin that was refused or failed. Call it after the rules have changed, for example those of a
+// handler or an admission plugin. It may be called at any time and does not block.
 func (rt *Runtime) Reconsider() { rt.watcher.Reconsider() }
 
-// Registry returns the registry of plugins. It can be used before, while and, except for changes, after the Runtime runs.
+// Registry returns the registry of plugins. It can be used before and during Run, and read after it.
 func (rt *Runtime) Registry() *dynamicplugins.Store { return rt.registry }
 
-// Run finds and registers plugins until ctx ends. It then ends the launched plugins, and returns when everything that was started has
-// ended, which includes handler calls that are running, and the registry is shut down. Plugins stay registered in the saved state: the
-// next Run with the same state restores them. Run may be called once. An error says that a plugin directory cannot be made or read.
+// Run discovers and registers plugins until ctx ends. It then stops launched plugins, waits for everything it started, including running
+// handler calls, and shuts the registry down. Plugins stay registered in the saved state; the next Runtime with that state restores them.
+// Call Run once. It returns an error if a plugin directory cannot be created or read.
 func (rt *Runtime) Run(ctx context.Context) error {
 	rt.mu.Lock()
 	again := rt.ran
 	rt.ran = true
 	rt.mu.Unlock()
 	if again {
-		return errors.New("cannot run a plugin runtime twice: make a new one")
+		return errors.New("cannot run a plugin runtime twice: create a new one")
 	}
 	// The events of the end are written, too.
 	writing, written := context.WithCancel(context.WithoutCancel(ctx))
@@ -241,28 +240,37 @@ func (rt *Runtime) Run(ctx context.Context) error {
 	return rt.runUntil(ctx)
 }
 
-// Ready returns a channel that is closed when all plugin directories have been searched for the first time.
+// Ready returns a channel that is closed after the first search of all plugin directories.
 func (rt *Runtime) Ready() <-chan struct{} { return rt.ready }
 
-// Check returns nil as soon as what finds and what registers plugins answers, and an error that says what does not when ctx ends before
-// that, or if the Runtime does not run. It is what a watchdog should ask: a handler or plugin that hangs does not matter to it.
+// Check returns nil as soon as discovery and registration respond. If ctx ends first, or the Runtime is not running, the error says what
+// does not respond. Use it for a watchdog: hung handlers and plugins do not affect it.
 func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ctx) }
 
-// Plugins describes all plugins and sockets that are known, sorted by type and name, the newest instance of each first. It includes what
-// was put into the registry by others than the Runtime.
+// Plugins returns the status of all known plugins and sockets, sorted by type and name, newest instance first. It includes plugins that
+// others put into the registry.
 func (rt *Runtime) Plugins() []PluginStatus {
 	statuses, running := rt.watcher.Plugins()
-	statuses = append(statuses, enrol.Statuses(rt.registry, running)...)
-	statuses = append(statuses, rt.launched.Statuses(statuses)...)
+	statuses = append(statuses, enrol.Statuses(rt.registry, "", running)...)
+	return inOrder(append(statuses, rt.launched.Statuses(statuses)...))
+}
+
+// PluginsNamed is Plugins of those that announced one name, of any type. It costs little, however many other plugins there are.
+func (rt *Runtime) PluginsNamed(name string) []PluginStatus {
+	statuses, running := rt.watcher.PluginsNamed(name)
+	return inOrder(append(statuses, enrol.Statuses(rt.registry, name, running)...))
+}
+
+func inOrder(statuses []PluginStatus) []PluginStatus {
 	slices.SortStableFunc(statuses, func(a, b PluginStatus) int {
 		return cmp.Or(cmp.Compare(a.Type, b.Type), cmp.Compare(a.Name, b.Name))
 	})
 	return statuses
 }
 
-// Refusals describes the last refusal of each name that has not been registered since and whose plugin is gone, for example because it
-// exits when it is refused: the state is refused, LastError the reason, and Since the time. They are sorted like Plugins, the newest of
-// each first, and bounded: 64 for each user and 1,024 in all, in memory, the oldest are forgotten first.
+// Refusals returns the last refusal of each plugin that is gone and has not been registered since, for example one that exits when it is
+// refused. The state is refused, LastError the reason and Since the time. The order is that of Plugins. At most 64 per user and 1,024 in
+// total are kept, in memory, dropping the oldest first.
 func (rt *Runtime) Refusals() []PluginStatus { return rt.watcher.Refusals() }
 
 // Condition says whether one part of the Runtime is as it should be.
@@ -276,12 +284,15 @@ type Condition struct {
 	Since time.Time
 }
 
-// ConditionDirectories is the name of a [Condition] that is degraded while something is wrong with directories or sockets of other users
-// than root and the host's own, for example that they are too many, or file events were lost: what is the host's own is found all the same.
+// ConditionDirectories names the [Condition] that is degraded while directories or sockets of users other than root and the host's own
+// cause trouble, for example because there are too many, or after file events were lost. The host's own plugins are found regardless.
 const ConditionDirectories = "directories"
 
-// Conditions says how the Runtime is: [ConditionDirectories], then "discovery", which is degraded while something of root's or of the
-// host's own user's keeps plugins from being found in time.
+// ConditionEvents names the [Condition] that is degraded while events cannot be kept in Config.EventsPath. Plugins register regardless.
+const ConditionEvents = "events"
+
+// Conditions returns the Runtime's conditions: [ConditionDirectories], [ConditionEvents] if there is a Config.EventsPath, and "discovery",
+// which is degraded while something owned by root or the host's user keeps plugins from being found in time.
 func (rt *Runtime) Conditions() []Condition {
 	var own, others []pipeline.Condition
 	for _, c := range rt.watcher.Conditions() {
@@ -291,7 +302,11 @@ func (rt *Runtime) Conditions() []Condition {
 			own = append(own, c)
 		}
 	}
-	return []Condition{condition(ConditionDirectories, others), condition("discovery", own)}
+	all := []Condition{condition(ConditionDirectories, others), condition("discovery", own)}
+	if message, since, kept := rt.journal.Trouble(); kept {
+		all = append(all, Condition{Name: ConditionEvents, OK: message == "", Message: message, Since: since})
+	}
+	return all
 }
 
 // condition makes one condition of those of the plugin directories.

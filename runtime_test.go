@@ -196,7 +196,7 @@ func TestRuntime(t *testing.T) {
 		t.Error(err)
 	}
 	h.await("deregistered", "foo")
-	// It is not given out from the moment of the event on; a moment later it is off the disk.
+	// It is not dispensed from the moment of the event on; a moment later it is off the disk.
 	if err := h.call("foo"); !errors.Is(err, dynamicplugins.ErrNotFound) && !errors.Is(err, dynamicplugins.ErrUnreachable) {
 		t.Errorf("after it went: %v", err)
 	}

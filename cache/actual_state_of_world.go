@@ -11,8 +11,8 @@ import (
 type ActualStateOfWorld interface {
 	// GetRegisteredPlugins returns all registered plugins, sorted by path.
 	GetRegisteredPlugins() []PluginInfo
-	// AddPlugin adds the given plugin. An empty socket path is an error. There is no update: a plugin whose socket was made
-	// anew is removed first and added again with its new timestamp.
+	// AddPlugin adds the given plugin. An empty socket path is an error. There is no update: to replace a plugin whose socket was
+	// recreated, remove it and add it with the new timestamp.
 	AddPlugin(pluginInfo PluginInfo) error
 	// RemovePlugin removes the plugin with the given socket path. It is a no-op if there is none.
 	RemovePlugin(socketPath string)

@@ -210,7 +210,7 @@ func TestConcurrentUse(t *testing.T) {
 	users.Wait()
 }
 
-// documentedLoop is what reconciles with the documented fields and methods only: a plugin whose socket was made anew is unregistered,
+// documentedLoop is what reconciles with the documented fields and methods only: a plugin whose socket was made again is unregistered,
 // and one that is not registered as it is now is registered. It counts the registrations.
 func documentedLoop(t *testing.T, dsw cache.DesiredStateOfWorld, asw cache.ActualStateOfWorld) (registered int) {
 	for _, known := range asw.GetRegisteredPlugins() {

@@ -41,7 +41,7 @@ func ExampleNewDesiredStateOfWorld() {
 	// false
 }
 
-// The actual state: the plugins that are registered. A socket that was made anew has another timestamp.
+// The actual state: the plugins that are registered. A socket that was made again has another timestamp.
 func ExampleActualStateOfWorld() {
 	actual := cache.NewActualStateOfWorld()
 	foo := cache.PluginInfo{SocketPath: "/run/plugins/foo.sock", Name: "foo", Timestamp: time.Unix(1, 0)}

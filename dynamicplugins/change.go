@@ -1,6 +1,7 @@
 package dynamicplugins
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"time"
@@ -20,65 +21,132 @@ func (r *Store) RegisterPlugin(info *PluginInfo) error {
 		return err
 	}
 	info = info.clone()
-	return r.register(info, false, func(l *roster, s *slot) { r.publish(l, s, info) })
+	return r.register(info, func(l *roster, s *slot) { r.publish(l, s, info) })
 }
 
-// StagePlugin does the first half of a registration: the instance is saved, and nobody sees it. It is staged in front of all others
-// of its name, also if it is known: the last one that is staged and published is the current one. One that is known and comes in
-// front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void. If the details of one that is
-// known are the same and its new place cannot be saved, that is no error: it is saved with the next change of the plugin, and until then
-// a restart restores the former order. Nobody may change info afterwards.
-func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
-	if err := info.check(); err != nil {
-		return nil, err
+// StagePlugins does the first half of a registration of several instances: each is saved, and nobody sees it. They are saved together as
+// far as the storage can do that: see [BatchStorage]. For each instance, staged or errs has the result, at its index.
+//
+// An instance is staged in front of all others of its name, also if it is known: the last one that is staged and published is the current
+// one. One that is known and comes in front so is published with EventTypeUpdated. Staging an instance again makes its earlier stage void.
+// If the details of one that is known are the same and its new place cannot be saved, that is not an error: it is saved with the next
+// change of the plugin, and until then a restart restores the former order. Nobody may change an info afterwards.
+func (r *Store) StagePlugins(infos []*PluginInfo) (staged []Staged, errs []error) {
+	staged, errs = make([]Staged, len(infos)), make([]error, len(infos))
+	var rest []int // those that are to be staged, by index
+	for i, info := range infos {
+		if errs[i] = info.check(); errs[i] == nil {
+			rest = append(rest, i)
+		}
 	}
-	st := &stage{registry: r, info: info}
-	err := r.register(info, true, func(l *roster, s *slot) { st.roster, s.staged = l, st })
-	if err != nil {
-		return nil, err
+	keyOf := func(i int) key { return key{infos[i].Type, infos[i].Name} }
+	slices.SortStableFunc(rest, func(a, b int) int {
+		return cmp.Or(cmp.Compare(infos[a].Type, infos[b].Type), cmp.Compare(infos[a].Name, infos[b].Name))
+	})
+	for len(rest) > 0 {
+		var some, others []int // of one plugin, some has one at most
+		var keys []key
+		for _, i := range rest {
+			if n := len(keys); n > 0 && keys[n-1] == keyOf(i) {
+				others = append(others, i)
+				continue
+			}
+			some, keys = append(some, i), append(keys, keyOf(i))
+		}
+		err := r.changeAll(keys, func(rosters []*roster) { r.stageIn(rosters, some, infos, staged, errs) })
+		for _, i := range some {
+			errs[i] = cmp.Or(errs[i], err)
+		}
+		rest = others
 	}
-	return st, nil
+	return staged, errs
 }
 
-// register saves info and calls then with its slot, with r.mu held. An instance that is known goes in front if front is set.
-func (r *Store) register(info *PluginInfo, front bool, then func(*roster, *slot)) error {
-	return r.change(key{info.Type, info.Name}, func(l *roster) error { return r.registerIn(l, info, front, then) })
+// stageIn stages some of infos, each in its roster. The caller holds changing of all of them.
+func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, staged []Staged, errs []error) {
+	places := make([]place, len(some))
+	var all []saving
+	for n, i := range some {
+		if places[n] = rosters[n].placeOf(infos[i], true); places[n].plugins != nil {
+			all = append(all, r.saving(rosters[n], places[n].plugins))
+		}
+	}
+	var unsaved []error
+	if len(all) > 0 { // a storage of whole states would write one
+		unsaved = r.save(all)
+	}
+	for n, i := range some {
+		var err error
+		if places[n].plugins != nil {
+			if len(unsaved) > 0 {
+				err, unsaved = unsaved[0], unsaved[1:]
+			}
+			err = r.saved(rosters[n], all[0], err)
+			all = all[1:]
+		}
+		st := &stage{registry: r, roster: rosters[n], info: infos[i]}
+		if errs[i] = r.take(rosters[n], places[n], infos[i], err, func(_ *roster, s *slot) { s.staged = st }); errs[i] == nil {
+			staged[i] = st
+		}
+	}
 }
 
-// registerIn is register in a roster. The caller holds l.changing.
-func (r *Store) registerIn(l *roster, info *PluginInfo, front bool, then func(*roster, *slot)) (err error) {
-	from := l.find(info.AllocID)
-	to := max(from, 0)
-	if front {
-		to = 0
+// register saves info and calls then with its slot, with r.mu held.
+func (r *Store) register(info *PluginInfo, then func(*roster, *slot)) error {
+	return r.change(key{info.Type, info.Name}, func(l *roster) (err error) {
+		p := l.placeOf(info, false)
+		if p.plugins != nil {
+			err = r.put(l, p.plugins)
+		}
+		return r.take(l, p, info, err, then)
+	})
+}
+
+// place is where an instance comes in a roster: from is the index that it has, or -1, and to that which it gets. Plugins is what is to be
+// saved for that; nil for nothing.
+type place struct {
+	from, to int
+	plugins  []*PluginInfo
+}
+
+// placeOf returns the place of info. An instance that is known goes in front if front is set. The caller holds l.changing.
+func (l *roster) placeOf(info *PluginInfo, front bool) place {
+	p := place{from: l.find(info.AllocID)}
+	if p.to = max(p.from, 0); front {
+		p.to = 0
 	}
 	switch {
-	case from < 0:
-		err = r.put(l, slices.Concat([]*PluginInfo{info}, l.saved))
-	case from != to || l.strayed || !l.saved[from].equal(info):
-		moved := l.moved(from, to, info)
-		err = r.put(l, moved)
-		if err != nil && l.saved[from].equal(info) {
-			// It is there nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no
-			// disk to be the current one.
-			l.saved, l.strayed, err = moved, true, nil
-		}
+	case p.from < 0:
+		p.plugins = slices.Concat([]*PluginInfo{info}, l.saved)
+	case p.from != p.to || l.strayed || !l.saved[p.from].equal(info):
+		p.plugins = l.moved(p.from, p.to, info)
+	}
+	return p
+}
+
+// take gives info its place, which was saved unless err says why not, and calls then with its slot, with r.mu held. The caller holds
+// l.changing.
+func (r *Store) take(l *roster, p place, info *PluginInfo, err error, then func(*roster, *slot)) error {
+	if err != nil && p.from >= 0 && l.saved[p.from].equal(info) {
+		// It is there nevertheless, and the storage learns of it later: nothing is lost by that, and a living instance has to wait for no
+		// disk to be the current one.
+		l.saved, l.strayed, err = p.plugins, true, nil
 	}
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if from != to {
+	if p.from != p.to {
 		s := slot{}
-		if from >= 0 {
-			s = l.slots[from]
-			l.slots = slices.Delete(l.slots, from, from+1)
+		if p.from >= 0 {
+			s = l.slots[p.from]
+			l.slots = slices.Delete(l.slots, p.from, p.from+1)
 		}
 		s.rank = l.top()
 		l.slots = slices.Insert(l.slots, 0, s)
 	}
-	then(l, &l.slots[to])
+	then(l, &l.slots[p.to])
 	return nil
 }
 
@@ -207,7 +275,7 @@ func (r *Store) deregisterIn(l *roster, allocID string) error {
 	return nil
 }
 
-// ConfirmPlugin says that an instance that was restored or unreachable is alive. It sends no event. The error matches [ErrNotFound] for an
+// ConfirmPlugin reports that a restored or unreachable instance is alive. It sends no event. The error matches [ErrNotFound] for an
 // instance that is not registered.
 func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
 	return r.mark(key{ptype, name}, allocID, func(in *instance) {
@@ -218,7 +286,7 @@ func (r *Store) ConfirmPlugin(ptype, name, allocID string) error {
 	})
 }
 
-// MarkUnreachable says why an instance is not to be given out: most often, because it is dead. It stays registered, and is given out
+// MarkUnreachable says why an instance must not be dispensed: most often, because it is dead. It stays registered, and is dispensed
 // again when it is registered again or confirmed. It is not saved and sends no event. The error matches [ErrNotFound] for an
 // instance that is not registered.
 func (r *Store) MarkUnreachable(ptype, name, allocID string, reason error) error {

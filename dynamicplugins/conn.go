@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
 // Dispense dispenses a plugin of a [Registry] whose client is a T. It fails as [Registry].DispensePlugin does, and with [ErrWrongClient] if
@@ -107,13 +109,13 @@ type sharedConn struct {
 }
 
 // begin returns the connection for one call, and the link on which to end it.
-func (c *sharedConn) begin(ctx context.Context) (*grpc.ClientConn, *link, error) {
+func (c *sharedConn) begin(ctx context.Context, fragments bool) (grpc.ClientConnInterface, *link, error) {
 	for {
 		in, err := c.registry.sharedInstance(ctx, c.key)
 		if err != nil {
 			return nil, nil, err
 		}
-		conn, err := in.link.begin()
+		conn, err := in.link.begin(fragments)
 		if err != nil || conn != nil {
 			return conn, in.link, err
 		}
@@ -126,7 +128,7 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 	var sentTo peer.Peer
 	opts = append(slices.Clip(opts), grpc.Peer(&sentTo))
 	for {
-		conn, l, err := c.begin(ctx)
+		conn, l, err := c.begin(ctx, false)
 		if err != nil {
 			return err
 		}
@@ -143,8 +145,9 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 func (c *sharedConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
+	_, fragments := frames.Requested(opts)
 	for {
-		conn, l, err := c.begin(ctx)
+		conn, l, err := c.begin(ctx, fragments)
 		if err != nil {
 			return nil, err
 		}

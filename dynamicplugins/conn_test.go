@@ -294,7 +294,7 @@ func TestRestoredConn(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, endedErr := r.Conn(ended, "t", "n")
-	const want = "plugin n for type t was restored from the saved state and nobody has confirmed that it lives"
+	const want = "plugin n for type t was restored from the saved state and is not confirmed to be alive yet"
 	for _, test := range []struct {
 		err  error
 		code codes.Code

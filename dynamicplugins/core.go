@@ -18,7 +18,8 @@ import (
 // the change takes effect, its event is published and its waiters are woken. Dispensing takes no lock at all: it reads an
 // immutable view of the plugin.
 //
-// Lock order: roster.changing, Store.mu, then Store.entry, the feed's, a link's and the pool's.
+// Lock order: roster.changing (those of several plugins in the order of their types and names), Store.mu, then Store.entry, the feed's, a
+// link's and the pool's.
 type Store struct {
 	originals      map[string]dispenserOf // immutable
 	confirmTimeout time.Duration

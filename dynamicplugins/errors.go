@@ -21,9 +21,9 @@ var (
 	ErrNotFound = errors.New("plugin not found")
 	// ErrUnreachable: instances are registered, and all are marked as unreachable. The error is an *UnreachableError.
 	ErrUnreachable = errors.New("plugin unreachable")
-	// ErrNotConfirmed: the instance was restored from the storage and nobody has confirmed yet that it lives.
+	// ErrNotConfirmed: the instance was restored from the storage and is not confirmed to be alive yet.
 	ErrNotConfirmed = errors.New("restored plugin not confirmed")
-	// ErrWrongClient: a dispenser made a client of another type than was asked for.
+	// ErrWrongClient: a dispenser created a client of another type than requested.
 	ErrWrongClient = errors.New("wrong type of plugin client")
 	// ErrNotLoaded: the state could not be loaded from the storage, so the registry does nothing.
 	ErrNotLoaded = errors.New("plugin registry state not loaded")
@@ -33,7 +33,7 @@ var (
 	ErrShutdown = errors.New("plugin registry was shut down")
 )
 
-// An UnreachableError says why, and since when, no instance of a plugin is given out.
+// An UnreachableError says why, and since when, no instance of a plugin is dispensed.
 type UnreachableError struct {
 	Type, Name string
 	AllocID    string    // the newest instance
@@ -121,7 +121,7 @@ func noInstance(k key, allocID string) error {
 
 func notConfirmed(k key, cause error) error {
 	return &failure{
-		text: fmt.Sprintf("plugin %s for type %s was restored from the saved state and nobody has confirmed that it lives",
+		text: fmt.Sprintf("plugin %s for type %s was restored from the saved state and is not confirmed to be alive yet",
 			k.name, k.ptype),
 		sentinel: ErrNotConfirmed,
 		cause:    cause,

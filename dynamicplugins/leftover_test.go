@@ -28,7 +28,7 @@ func TestNothingIsLeft(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if conn, err := r.view(k).shared.link.begin(); conn == nil || err != nil {
+		if conn, err := r.view(k).shared.link.begin(false); conn == nil || err != nil {
 			t.Fatal(conn, err)
 		}
 		r.view(k).shared.link.end()

@@ -10,8 +10,10 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -24,10 +26,13 @@ const (
 
 // reconnect is the back-off between attempts to connect. A socket on the same machine answers or refuses at once, so there is no
 // network to spare and long pauses would only delay the return of a plugin.
-var reconnect = backoff.Backoff{Min: 20 * time.Millisecond, Max: time.Second}.GRPC()
+var reconnect = backoff.Backoff{Min: reconnectPause, Max: time.Second}.GRPC()
 
-// A link is the shared connection to one instance. It is made at the first call. While the link is in use calls may begin on it;
-// when it is retired, calls that have begun go on, and the last one closes the connection. A nil link is never in use.
+const reconnectPause = 20 * time.Millisecond
+
+// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call. While the link is in use
+// calls may begin on it; when it is retired, calls that have begun go on, and the last one closes the connection. A nil link is never in
+// use.
 type link struct {
 	pool *pool
 	path string
@@ -35,26 +40,38 @@ type link struct {
 
 	mu    sync.Mutex
 	inUse bool
-	calls int              // under way
-	conn  *grpc.ClientConn // nil until the first call, and when it was closed
+	calls int // under way
+	// conns are those of messages (false) and of fragments (true), nil until the first call, and when they were closed.
+	conns map[bool]conn
 }
 
-// begin begins a call. It returns no connection if the link is not in use; otherwise the caller calls end when the call has ended.
-func (l *link) begin() (*grpc.ClientConn, error) {
+// conn is a connection to an instance.
+type conn interface {
+	grpc.ClientConnInterface
+	Close() error
+}
+
+// begin begins a call of fragments or of messages. It returns no connection if the link is not in use; otherwise the caller calls end when
+// the call has ended.
+func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.inUse {
 		return nil, nil
 	}
-	if l.conn == nil {
-		conn, err := l.pool.connect(l)
-		if err != nil {
+	c := l.conns[fragments]
+	if c == nil {
+		var err error
+		if c, err = l.pool.connect(l, fragments); err != nil {
 			return nil, err
 		}
-		l.conn = conn
+		if l.conns == nil {
+			l.conns = map[bool]conn{}
+		}
+		l.conns[fragments] = c
 	}
 	l.calls++
-	return l.conn, nil
+	return c, nil
 }
 
 // end ends a call.
@@ -82,10 +99,10 @@ func (l *link) retire() {
 	}
 }
 
-// closeUnused closes the connection if it will not be used any more. The caller holds l.mu.
+// closeUnused closes the connections if they will not be used any more. The caller holds l.mu.
 func (l *link) closeUnused() {
-	if !l.inUse && l.calls == 0 && l.conn != nil && l.pool.close(l) {
-		l.conn = nil
+	if !l.inUse && l.calls == 0 && len(l.conns) > 0 && l.pool.close(l.conns) {
+		l.conns = nil
 	}
 }
 
@@ -93,40 +110,83 @@ func (l *link) closeUnused() {
 type pool struct {
 	dial    func(ctx context.Context, socketPath string) (net.Conn, error)
 	options []grpc.DialOption
-	more    func(socketPath string) []grpc.DialOption   // may be nil
-	judge   func(info *PluginInfo, conn net.Conn) error // may be nil
-	closing sync.WaitGroup                              // added to with mu held, while down is false
+	stats   []stats.Handler
+	more    func(socketPath string) []grpc.DialOption // may be nil
+	// intercept gives the interceptor of the connections of fragments to a socket. It, and what it gives, may be nil.
+	intercept func(socketPath string) grpc.StreamClientInterceptor
+	judge     func(info *PluginInfo, conn net.Conn) error // may be nil
+	closing   sync.WaitGroup                              // added to with mu held, while down is false
 
 	mu   sync.Mutex
-	open map[*link]*grpc.ClientConn
+	open map[conn]bool
 	down bool
 }
 
 func newPool() *pool {
 	return &pool{
 		dial: func(ctx context.Context, socketPath string) (net.Conn, error) { return sock.DialKnown(ctx, socketPath) },
-		open: make(map[*link]*grpc.ClientConn),
+		open: make(map[conn]bool),
 	}
 }
 
-// connect makes the connection of l, which is established when it is used.
+// connect makes a connection of l, of fragments or of messages, which is established when it is used.
 //
 // The path is given to the dialer and not to gRPC as a target, which is a URL and could not hold every path.
-func (p *pool) connect(l *link) (*grpc.ClientConn, error) {
+func (p *pool) connect(l *link, fragments bool) (conn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
 		return nil, errDown
 	}
-	conn, err := grpc.NewClient("passthrough:///localhost", append(p.optionsFor(l.path),
+	if fragments {
+		c := p.connectFragments(l)
+		p.open[c] = true
+		return c, nil
+	}
+	c, err := grpc.NewClient("passthrough:///localhost", append(p.optionsFor(l.path),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return p.dialFor(ctx, l) }),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: connectTimeout}),
 		grpc.WithIdleTimeout(idleTimeout))...)
-	if err == nil {
-		p.open[l] = conn
+	if err != nil {
+		return nil, err
 	}
-	return conn, err
+	p.open[c] = true
+	return c, nil
+}
+
+// connectFragments makes a connection of l of fragments.
+func (p *pool) connectFragments(l *link) conn {
+	c := frames.NewClient(frames.ClientConfig{
+		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
+		Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats,
+	})
+	if p.intercept == nil {
+		return c
+	}
+	by := p.intercept(l.path)
+	if by == nil {
+		return c
+	}
+	return &intercepted{c, by}
+}
+
+// intercepted is a connection of fragments with an interceptor.
+type intercepted struct {
+	*frames.Client
+	by grpc.StreamClientInterceptor
+}
+
+// NewStream implements [grpc.ClientConnInterface].
+func (c *intercepted) NewStream(
+	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
+) (grpc.ClientStream, error) {
+	open := func(
+		ctx context.Context, desc *grpc.StreamDesc, _ *grpc.ClientConn, method string, options ...grpc.CallOption,
+	) (grpc.ClientStream, error) {
+		return c.Client.NewStream(ctx, desc, method, options...)
+	}
+	return c.by(ctx, desc, nil, method, open, options...)
 }
 
 // dialFor connects to the socket of l, if who serves it passes judgement.
@@ -144,23 +204,27 @@ func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
 // optionsFor returns the options of the connection to a socket.
 func (p *pool) optionsFor(path string) []grpc.DialOption {
 	options := slices.Clone(p.options)
+	for _, h := range p.stats {
+		options = append(options, grpc.WithStatsHandler(h))
+	}
 	if p.more != nil {
 		options = append(options, p.more(path)...)
 	}
 	return options
 }
 
-// close closes the connection of l, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false
-// if shutdown closes it already.
-func (p *pool) close(l *link) bool {
+// close closes connections, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false if shutdown closes
+// them already.
+func (p *pool) close(conns map[bool]conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
 		return false
 	}
-	conn := p.open[l]
-	delete(p.open, l)
-	p.closing.Go(func() { _ = conn.Close() }) // fails only if it is closed
+	for _, c := range conns {
+		delete(p.open, c)
+		p.closing.Go(func() { _ = c.Close() }) // fails only if it is closed
+	}
 	return true
 }
 
@@ -170,7 +234,7 @@ func (p *pool) shutdown() {
 	p.down = true
 	p.mu.Unlock()
 	p.closing.Wait()
-	for _, conn := range p.open {
-		_ = conn.Close() // fails only if it is closed
+	for c := range p.open {
+		_ = c.Close() // fails only if it is closed
 	}
 }

@@ -12,7 +12,7 @@ type keptNames struct {
 // KeptNames returns what the storage held when the registry was opened, in no order.
 func (r *Store) KeptNames() []KeptName { return r.kept.restored }
 
-// KeepName says whose a name is. It does not block: that is saved with the next change of the plugins of the name, or by SaveName.
+// KeepName says for whom a name is reserved. It does not block: the name is saved with the next change of its plugins, or by SaveName.
 func (r *Store) KeepName(name KeptName) {
 	r.kept.pending.Store(key{name.Type, name.Name}, &name)
 }

@@ -6,10 +6,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
 )
 
-// ConnDispenser makes a client on the shared connection of a plugin (see Registry.Conn). Info is the instance that is current at
-// the moment; calls on conn follow the name. It is called with no lock held.
+// ConnDispenser creates a client on a plugin's shared connection (see [Store.Conn]). Info is the instance that is current at the moment,
+// while calls on conn always follow the name. It is called without locks held.
 type ConnDispenser func(info *PluginInfo, conn grpc.ClientConnInterface) (any, error)
 
 // defaultConfirmTimeout covers the few milliseconds in which a host checks a restored plugin that lives, with some to spare for a
@@ -37,16 +38,28 @@ func WithDialer(dial func(ctx context.Context, socketPath string) (net.Conn, err
 	return func(r *Store) { r.pool.dial = dial }
 }
 
-// WithConnJudge has each shared connection judged when it has been made, and before anything is sent on it: with an error it is closed, and
-// the calls fail with that.
+// WithConnJudge checks each new shared connection before anything is sent on it. If judge returns an error, the connection is closed and
+// its calls fail with that error.
 func WithConnJudge(judge func(info *PluginInfo, conn net.Conn) error) Option {
 	return func(r *Store) { r.pool.judge = judge }
 }
 
-// WithDialOptions adds options to those with which shared connections are made, for example stats handlers. They go before the registry's
-// own.
+// WithDialOptions adds options to those with which shared connections are made, for example interceptors. They go before the registry's
+// own. They do not apply to calls that package proxy forwards by fragments of messages; see [WithStatsHandlers] and [WithForwardingFor].
 func WithDialOptions(options ...grpc.DialOption) Option {
 	return func(r *Store) { r.pool.options = append(r.pool.options, options...) }
+}
+
+// WithStatsHandlers has handlers be told of the calls on shared connections. Of a call that package proxy forwards by fragments of messages
+// they are told the beginning and the end.
+func WithStatsHandlers(handlers ...stats.Handler) Option {
+	return func(r *Store) { r.pool.stats = append(r.pool.stats, handlers...) }
+}
+
+// WithForwardingFor has interceptors intercept the calls that package proxy forwards by fragments of messages to one socket, for which dial
+// options do not count; nil for none. Such an interceptor gets no connection, and returns the stream that it was given.
+func WithForwardingFor(interceptor func(socketPath string) grpc.StreamClientInterceptor) Option {
+	return func(r *Store) { r.pool.intercept = interceptor }
 }
 
 // WithDialOptionsFor adds options to the connection to one socket, after those of WithDialOptions: for plugins that have a protocol or
@@ -58,9 +71,9 @@ func WithDialOptionsFor(options func(socketPath string) []grpc.DialOption) Optio
 // Observer sees what a registry does, for metrics. Its functions may be nil. They are called by several goroutines at once and
 // must neither block nor call the registry.
 type Observer struct {
-	// Dispense is told the outcome of every DispensePlugin and Conn.
+	// Dispense receives the outcome of every DispensePlugin and Conn.
 	Dispense func(ptype string, err error)
-	// Resync is told whenever a subscriber was too slow and has to list the plugins again.
+	// Resync is called when a subscriber was too slow and has to list the plugins again.
 	Resync func()
 }
 

@@ -11,8 +11,8 @@ const (
 	PluginTypeCSINode       = "csi-node"
 )
 
-// PluginInfo describes one instance of a plugin. Those that the registry returns are shared by all callers and must not be
-// changed; one that is given to it is copied.
+// PluginInfo describes one instance of a plugin. Values that the registry returns are shared by all callers and must not be changed;
+// values passed to it are copied.
 type PluginInfo struct {
 	Name    string
 	Type    string
@@ -21,14 +21,14 @@ type PluginInfo struct {
 	// ConnectionInfo says where the instance answers. It must be set.
 	ConnectionInfo *PluginConnectionInfo
 
-	// AllocID identifies the instance among those of its type and name. The empty one is an identifier like every other.
+	// AllocID identifies the instance among those of its type and name. The empty identifier is as valid as any other.
 	AllocID string
 
-	// Options is further metadata that the registry keeps and does not look at.
+	// Options is further metadata, which the registry stores without interpreting it.
 	Options map[string]string
 
-	// Record is what the host that found the instance knows of it beyond that; nil for one that was registered by a program itself. A storage
-	// is given none: what it has to keep of it stands in Options then, with keys that begin with "patchbay.dev/".
+	// Record is what else the host that discovered the instance knows of it; nil for one that a program registered itself. A storage never
+	// gets one: its contents are then in Options, under keys that begin with "patchbay.dev/".
 	Record *PluginRecord
 }
 
@@ -38,7 +38,7 @@ type PluginConnectionInfo struct {
 	SocketPath string
 }
 
-// PluginDispenser makes a client for the instance that info describes. The registry calls it with no lock held.
+// PluginDispenser creates a client for the instance that info describes. The registry calls it without locks held.
 type PluginDispenser func(info *PluginInfo) (any, error)
 
 // RegistryState is what a StateStorage keeps: by type and name, a list of *PluginInfo, newest first.
@@ -57,9 +57,9 @@ const (
 	EventTypeRegistered EventType = "registered"
 	// EventTypeDeregistered is sent when an instance was removed.
 	EventTypeDeregistered EventType = "deregistered"
-	// EventTypeUpdated is sent when an instance that was known came with other details. It keeps its rank.
+	// EventTypeUpdated is sent when the details of a known instance changed. It keeps its rank.
 	EventTypeUpdated EventType = "updated"
-	// EventTypeResync takes the place of events that a subscriber was too slow to read.
+	// EventTypeResync replaces the events that a subscriber was too slow to read.
 	EventTypeResync EventType = "resync"
 )
 

@@ -15,10 +15,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// PluginRecord is what a host that finds plugins itself knows of an instance beyond the rest of its PluginInfo. The registry keeps it
-// and does not look at it. What it says is read by whoever has to know the plugin again after a restart.
+// PluginRecord is what a host that discovers plugins knows of an instance in addition to its PluginInfo. The registry stores it without
+// interpreting it. The host reads it to recognise the plugin after a restart.
 type PluginRecord struct {
-	// RoleOf is the type of the plugin, in entries that are roles of it; they have nothing else but Account and Socket.
+	// RoleOf is the type of the plugin, in entries for its roles; besides it, they have only Account and Socket.
 	RoleOf string
 	// Roles are the further types under which the instance is registered.
 	Roles []string
@@ -26,24 +26,24 @@ type PluginRecord struct {
 	SocketPath string
 	Socket     cache.SocketID
 	Peer       PluginPeer
-	// Account is whose plugin it is; nil if that is not known.
+	// Account is the user and group who answer for the plugin; nil if they are not known.
 	Account *PluginAccount
-	// Versions are those that it announced.
+	// Versions are the versions that it announced.
 	Versions []string
-	// Source says how it came.
+	// Source says how it came to the host.
 	Source string
 	// Rank orders the instances of one type and name, the newest highest; zero is none.
 	Rank uint64
 	// RegisteredAt is when it was registered first.
 	RegisteredAt time.Time
-	// EndpointWatched says that its handler asked to be told when nobody accepts on its endpoint.
+	// EndpointWatched says that its handler wants its endpoint to be watched.
 	EndpointWatched bool
-	// Damage says what of it could not be read from the storage.
+	// Damage says which part of it could not be read from the storage.
 	Damage error
 }
 
-// PluginPeer names a process by its number, its start time in clock ticks since boot, and the boot. The zero value is one that cannot
-// be seen.
+// PluginPeer identifies a process by its ID, its start time in clock ticks since boot, and the boot. The zero value stands for a process
+// that cannot be seen.
 type PluginPeer struct {
 	PID       int
 	StartTime uint64
@@ -105,29 +105,57 @@ func toStored(p *PluginInfo) *PluginInfo {
 	stored.Record = nil
 	stored.Options = make(map[string]string, len(p.Options)+8)
 	maps.Copy(stored.Options, p.Options)
-	maps.DeleteFunc(stored.Options, ofRecord) // nobody can make any up
-	set := func(option, value string) { stored.Options[option] = value }
-	set(optionAccount, formatAccount(r.Account))
-	set(optionSocketID, sock.ID(r.Socket).String())
+	maps.DeleteFunc(stored.Options, ofRecord)                          // nobody can make any up
+	text := optionText{make([]byte, 0, 256), make([]optionEnd, 0, 10)} // on the stack
+	text = text.add(optionAccount, appendAccount(text.values, r.Account))
+	text = text.add(optionSocketID, sock.ID(r.Socket).Append(text.values))
 	if r.RoleOf != "" {
-		set(optionRoleOf, r.RoleOf)
+		stored.Options[optionRoleOf] = r.RoleOf
+		text.copyTo(stored.Options)
 		return &stored
 	}
-	set(optionSocketPath, r.SocketPath)
-	set(optionPeer, formatPeer(r.Peer))
-	set(optionVersions, formatList(r.Versions))
-	set(optionSource, r.Source)
-	set(optionRegisteredAt, r.RegisteredAt.UTC().Format(time.RFC3339Nano))
+	stored.Options[optionSocketPath] = r.SocketPath
+	text = text.add(optionPeer, appendPeer(text.values, r.Peer))
+	text = text.add(optionVersions, appendList(text.values, r.Versions))
+	stored.Options[optionSource] = r.Source
+	text = text.add(optionRegisteredAt, r.RegisteredAt.UTC().AppendFormat(text.values, time.RFC3339Nano))
 	if r.Rank != 0 {
-		set(optionRank, strconv.FormatUint(r.Rank, 10))
+		text = text.add(optionRank, strconv.AppendUint(text.values, r.Rank, 10))
 	}
 	if len(r.Roles) > 0 {
-		set(optionRoles, formatList(r.Roles))
+		text = text.add(optionRoles, appendList(text.values, r.Roles))
 	}
 	if r.EndpointWatched {
-		set(optionEndpointWatched, "true")
+		stored.Options[optionEndpointWatched] = "true"
 	}
+	text.copyTo(stored.Options)
 	return &stored
+}
+
+// optionText is the values of options, one behind the other, so that all of them are one string: that makes a storm of registrations
+// measurably cheaper.
+type optionText struct {
+	values  []byte
+	options []optionEnd
+}
+
+// optionEnd is an option and where its value ends.
+type optionEnd struct {
+	option string
+	end    int
+}
+
+// add adds an option, whose value was appended to t.values.
+func (t optionText) add(option string, values []byte) optionText {
+	return optionText{values, append(t.options, optionEnd{option, len(values)})}
+}
+
+func (t optionText) copyTo(options map[string]string) {
+	values, begin := string(t.values), 0
+	for _, o := range t.options {
+		options[o.option] = values[begin:o.end]
+		begin = o.end
+	}
 }
 
 // fromStored is the reverse of toStored. It returns an instance of its own.
@@ -162,12 +190,28 @@ func fromStored(p *PluginInfo) *PluginInfo {
 	return p
 }
 
-func formatList(list []string) string {
-	b, err := json.Marshal(list)
-	if err != nil {
-		return "" // Strings cannot fail to marshal.
+// appendList appends a list as JSON. What needs no escaping, as nearly all versions and roles, does without encoding/json, whose depth has
+// the stack of a new goroutine grow: that takes longer than all the rest of [toStored].
+func appendList(b []byte, list []string) []byte {
+	if list == nil || slices.ContainsFunc(list, needsEscape) {
+		text, err := json.Marshal(list)
+		if err != nil {
+			return b // Strings cannot fail to marshal.
+		}
+		return append(b, text...)
 	}
-	return string(b)
+	b = append(b, '[')
+	for i, s := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(append(b, '"'), s...), '"')
+	}
+	return append(b, ']')
+}
+
+func needsEscape(s string) bool {
+	return strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' || strings.ContainsRune(`"\<>&`, c) })
 }
 
 func parseList(s string) (list []string, err error) {
@@ -188,11 +232,12 @@ func parseRank(s string) (uint64, error) {
 	return rank, nil
 }
 
-func formatAccount(a *PluginAccount) string {
+func appendAccount(b []byte, a *PluginAccount) []byte {
 	if a == nil {
-		return ""
+		return b
 	}
-	return strconv.FormatUint(uint64(a.UID), 10) + " " + strconv.FormatUint(uint64(a.GID), 10)
+	b = append(strconv.AppendUint(b, uint64(a.UID), 10), ' ')
+	return strconv.AppendUint(b, uint64(a.GID), 10)
 }
 
 func parseAccount(s string) (*PluginAccount, error) {
@@ -201,17 +246,19 @@ func parseAccount(s string) (*PluginAccount, error) {
 	}
 	account := &PluginAccount{}
 	_, err := fmt.Sscanf(s, "%d %d", &account.UID, &account.GID)
-	if err != nil || formatAccount(account) != s {
+	if err != nil || string(appendAccount(nil, account)) != s {
 		return nil, fmt.Errorf("account %q is not of the form UID GID", s)
 	}
 	return account, nil
 }
 
-func formatPeer(p PluginPeer) string {
+func appendPeer(b []byte, p PluginPeer) []byte {
 	if p == (PluginPeer{}) {
-		return ""
+		return b
 	}
-	return strconv.Itoa(p.PID) + " " + strconv.FormatUint(p.StartTime, 10) + " " + p.Boot
+	b = append(strconv.AppendInt(b, int64(p.PID), 10), ' ')
+	b = append(strconv.AppendUint(b, p.StartTime, 10), ' ')
+	return append(b, p.Boot...)
 }
 
 func parsePeer(s string) (PluginPeer, error) {
@@ -221,7 +268,7 @@ func parsePeer(s string) (PluginPeer, error) {
 	var p PluginPeer
 	_, err := fmt.Sscanf(s, "%d %d ", &p.PID, &p.StartTime)
 	p.Boot = s[strings.LastIndexByte(s, ' ')+1:] // empty where a boot has no name
-	if err != nil || formatPeer(p) != s {
+	if err != nil || string(appendPeer(nil, p)) != s {
 		return PluginPeer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)
 	}
 	return p, nil

@@ -1,6 +1,7 @@
 package dynamicplugins
 
 import (
+	"encoding/json"
 	"math"
 	"strings"
 	"testing"
@@ -45,5 +46,17 @@ func TestStoredRecord(t *testing.T) {
 	role := &PluginInfo{ConnectionInfo: &PluginConnectionInfo{}, Record: &PluginRecord{RoleOf: "T", Account: info.Record.Account}}
 	if got := fromStored(toStored(role)); !cmp.Equal(got, role) {
 		t.Errorf("the role: %+v", got.Record)
+	}
+}
+
+// TestStoredList: a list is stored as encoding/json has it, whatever is in it.
+func TestStoredList(t *testing.T) {
+	for _, list := range [][]string{
+		nil, {}, {""}, {"1.0.0"}, {"v1", "v1beta1"}, {`"`, `\`}, {"<a>", "b&c"}, {"a\x00b\x7f\u2028"}, {"ü", "v1"}, {"\xff"},
+	} {
+		want, err := json.Marshal(list)
+		if got := appendList([]byte("x"), list); err != nil || string(got) != "x"+string(want) {
+			t.Errorf("%q: stored as %s, want %s, %v", list, got[1:], want, err)
+		}
 	}
 }

@@ -61,7 +61,7 @@ type Instance struct {
 	Info  *PluginInfo
 	State InstanceState
 
-	// Reason and Since are those of MarkUnreachable, and not set in any other state.
+	// Reason and Since are those of MarkUnreachable; they are not set in any other state.
 	Reason error
 	Since  time.Time
 }
@@ -74,9 +74,9 @@ const (
 	InstanceRegistered InstanceState = "registered"
 	// InstanceSuperseded says that a newer instance is current.
 	InstanceSuperseded InstanceState = "superseded"
-	// InstanceRestored says that it was restored from the storage and not confirmed yet.
+	// InstanceRestored says that it was restored from the storage and is not confirmed yet.
 	InstanceRestored InstanceState = "restored"
-	// InstanceUnreachable says that it was marked so.
+	// InstanceUnreachable says that it was marked as unreachable.
 	InstanceUnreachable InstanceState = "unreachable"
 )
 

@@ -70,6 +70,21 @@ func (r *Store) change(k key, do func(*roster) error) error {
 	}
 }
 
+// changeAll makes a change of several plugins at once, whose keys are different and in order, so that no two wait for each other: do is
+// called with the rosters of all of them, and roster.changing of each held.
+func (r *Store) changeAll(keys []key, do func([]*roster)) error {
+	return r.changeRest(keys, make([]*roster, 0, len(keys)), do)
+}
+
+// changeRest is changeAll in the middle: roster.changing is held for those that it has.
+func (r *Store) changeRest(keys []key, held []*roster, do func([]*roster)) error {
+	if len(held) == len(keys) {
+		do(held)
+		return nil
+	}
+	return r.change(keys[len(held)], func(l *roster) error { return r.changeRest(keys, append(held, l), do) })
+}
+
 // changeIn is change in a roster, unless the registry has dropped that meanwhile.
 func (r *Store) changeIn(l *roster, do func(*roster) error) (there bool, err error) {
 	l.changing.Lock()
@@ -103,12 +118,25 @@ func (l *roster) find(allocID string) int {
 
 // put saves plugins as the new state of l. The caller holds l.changing.
 func (r *Store) put(l *roster, plugins []*PluginInfo) error {
-	kept := r.kept.unsaved(l.key)
-	if err := r.save(l.key, plugins, kept); err != nil {
+	all := []saving{r.saving(l, plugins)}
+	if errs := r.save(all); errs != nil {
+		return r.saved(l, all[0], errs[0])
+	}
+	return r.saved(l, all[0], nil)
+}
+
+// saving returns what is to be saved so that plugins are the state of l.
+func (r *Store) saving(l *roster, plugins []*PluginInfo) saving {
+	return saving{key: l.key, plugins: plugins, kept: r.kept.unsaved(l.key)}
+}
+
+// saved notes that s is saved in l, unless err says why it is not. The caller holds l.changing.
+func (r *Store) saved(l *roster, s saving, err error) error {
+	if err != nil {
 		return notSaved(l.key, err)
 	}
-	r.kept.saved(l.key, kept)
-	l.saved, l.strayed = plugins, false
+	r.kept.saved(s.key, s.kept)
+	l.saved, l.strayed = s.plugins, false
 	return nil
 }
 

@@ -3,21 +3,53 @@ package dynamicplugins
 import (
 	"container/list"
 	"maps"
+	"slices"
 	"sync"
 )
 
-// saver makes the instances of one plugin durable, newest first, and whose its name is, unless kept is nil. Several may run at once for
-// different plugins.
-type saver func(k key, plugins []*PluginInfo, kept *KeptName) error
+// saving is what is to be made durable of one plugin: its instances, newest first, and whose its name is, unless kept is nil.
+type saving struct {
+	key     key
+	plugins []*PluginInfo
+	kept    *KeptName
+}
+
+func (s saving) change() *PluginChange {
+	return &PluginChange{Type: s.key.ptype, Name: s.key.name, Plugins: storedAll(s.plugins), Kept: s.kept}
+}
+
+// saver makes changes of different plugins durable. It returns nil if all are, and otherwise an error for each that is not, at its index.
+// Several may run at once for different plugins.
+type saver func([]saving) []error
 
 // newSaver returns the saver for a storage that holds the lists of loaded.
 func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
-	if state == nil {
-		return func(key, []*PluginInfo, *KeptName) error { return nil }
-	}
-	if changes, ok := state.(ChangeStorage); ok {
-		return func(k key, plugins []*PluginInfo, kept *KeptName) error {
-			return changes.PutDynamicPluginChange(&PluginChange{Type: k.ptype, Name: k.name, Plugins: storedAll(plugins), Kept: kept})
+	switch state := state.(type) {
+	case nil:
+		return func([]saving) []error { return nil }
+	case BatchStorage:
+		return func(all []saving) []error {
+			if len(all) == 1 {
+				return oneError(state.PutDynamicPluginChange(all[0].change()))
+			}
+			changes := make([]*PluginChange, len(all))
+			for i, s := range all {
+				changes[i] = s.change()
+			}
+			return state.PutDynamicPluginChanges(changes)
+		}
+	case ChangeStorage:
+		return func(all []saving) []error {
+			if len(all) == 1 {
+				return oneError(state.PutDynamicPluginChange(all[0].change()))
+			}
+			errs := make([]error, len(all))
+			var saving sync.WaitGroup
+			for i, s := range all {
+				saving.Go(func() { errs[i] = state.PutDynamicPluginChange(s.change()) })
+			}
+			saving.Wait()
+			return errs
 		}
 	}
 	w := &wholeSaver{state: state, lists: make(map[key]*list.List, len(loaded))}
@@ -25,6 +57,13 @@ func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
 		w.lists[k] = listOf(plugins)
 	}
 	return w.save
+}
+
+func oneError(err error) []error {
+	if err == nil {
+		return nil
+	}
+	return []error{err}
 }
 
 // wholeSaver saves into a storage that takes nothing but whole states. While one state is being saved, the changes that arrive are
@@ -46,7 +85,14 @@ type group struct {
 	err   error // set before done is closed
 }
 
-func (w *wholeSaver) save(k key, plugins []*PluginInfo, _ *KeptName) error {
+func (w *wholeSaver) save(all []saving) []error {
+	if err := w.saveTogether(all); err != nil {
+		return slices.Repeat([]error{err}, len(all))
+	}
+	return nil
+}
+
+func (w *wholeSaver) saveTogether(all []saving) error {
 	w.mu.Lock()
 	g := w.next
 	first := g == nil
@@ -54,7 +100,9 @@ func (w *wholeSaver) save(k key, plugins []*PluginInfo, _ *KeptName) error {
 		g = &group{lists: make(map[key]*list.List), done: make(chan struct{})}
 		w.next = g
 	}
-	g.lists[k] = listOf(plugins)
+	for _, s := range all {
+		g.lists[s.key] = listOf(s.plugins)
+	}
 	w.mu.Unlock()
 
 	if !first {

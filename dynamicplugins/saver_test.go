@@ -28,7 +28,7 @@ func TestWholeStatesAreGrouped(t *testing.T) {
 	w := &wholeSaver{state: g, lists: make(map[key]*list.List)}
 	var callers sync.WaitGroup
 	save := func(name string) error {
-		return w.save(key{"t", name}, []*PluginInfo{{Type: "t", Name: name}}, nil)
+		return w.saveTogether([]saving{{key: key{"t", name}, plugins: []*PluginInfo{{Type: "t", Name: name}}}})
 	}
 	waiting := func() int {
 		w.mu.Lock()

@@ -12,12 +12,21 @@ type StateStorage interface {
 	PutDynamicPluginRegistryState(state *RegistryState) error
 }
 
-// ChangeStorage is what a StateStorage may have beside its two methods, so that the cost of a change does not grow with the number
-// of plugins. The registry then calls PutDynamicPluginRegistryState no more.
+// ChangeStorage is an optional interface of a [StateStorage], with which the cost of a change does not grow with the number of plugins.
+// The registry then calls PutDynamicPluginRegistryState no more.
 type ChangeStorage interface {
-	// PutDynamicPluginChange replaces what is kept for one type and name, with the same promise. Changes of different plugins
-	// come from several goroutines at once and may become durable together; those of one plugin come one after the other.
+	// PutDynamicPluginChange replaces what is stored for one type and name, with the same guarantee. Changes of different plugins come from
+	// several goroutines at once and may become durable together; those of one plugin come one after the other.
 	PutDynamicPluginChange(change *PluginChange) error
+}
+
+// BatchStorage is an optional interface of a [ChangeStorage], for many changes at once.
+type BatchStorage interface {
+	ChangeStorage
+
+	// PutDynamicPluginChanges is PutDynamicPluginChange for changes of different plugins. It returns nil if all are durable, and otherwise
+	// an error for each that is not, at its index.
+	PutDynamicPluginChanges(changes []*PluginChange) []error
 }
 
 // PluginChange is the new state of one plugin.
@@ -25,22 +34,22 @@ type PluginChange struct {
 	Type string
 	Name string
 
-	// Plugins is all instances, newest first. If there are none, nothing is to be kept of the plugin.
+	// Plugins are all instances, newest first. If there are none, nothing of the plugin need be stored.
 	Plugins []*PluginInfo
 
-	// Kept, if it is not nil, takes the place of what is kept of the name itself: RegistryState.Kept has it then. A storage that leaves it
-	// out has names kept for the life of the process only.
+	// Kept, if it is not nil, replaces the stored reservation of the name, which RegistryState.Kept returns. With a storage that ignores it,
+	// reservations last only as long as the process.
 	Kept *KeptName
 }
 
-// KeptName says whose a name stays until a time, though no plugin of it is registered. The registry keeps it and does not act on it; see
-// Config.NameGrace of package patchbay.
+// KeptName is a reservation of a name for a user, while no plugin of that name is registered. The registry stores it and does not act on
+// it; see Config.NameGrace of package patchbay.
 type KeptName struct {
 	Type, Name string
 
 	// UID and GID are the user and group.
 	UID, GID uint32
 
-	// Until is when that ends. The zero time: the name is kept for nobody.
+	// Until is when the reservation ends. With the zero time the name is not reserved.
 	Until time.Time
 }

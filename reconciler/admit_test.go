@@ -67,7 +67,7 @@ func TestAdmit(t *testing.T) {
 		g.set(no, false)
 		w.serve("/a", "foo", p())
 		w.expect(validated, asked, "event refused foo", "told foo false: not on the list")
-		if s := w.status("/a"); s.State != reconciler.StateBackoff || s.LastError != no.Error() || s.Attempts != 1 || s.NextRetry.IsZero() {
+		if s := w.status("/a"); s.State != reconciler.StateRefused || s.LastError != no.Error() || s.Attempts != 1 || s.NextRetry.IsZero() {
 			t.Errorf("status: %+v", s)
 		}
 		g.set(nil, false)
@@ -103,7 +103,7 @@ func TestAdmit(t *testing.T) {
 		w.move("/a", "/b", foo)
 		w.expect("validate foo /b", "admit T/foo /b /b discovered pid 1 id true", "event unreachable foo", "deregister foo", "event failed foo")
 		if !w.hidden(id) {
-			t.Error("it is given out")
+			t.Error("it is dispensed")
 		}
 		g.set(nil, false)
 		time.Sleep(time.Second)
@@ -148,7 +148,7 @@ func TestAdmit(t *testing.T) {
 			w.log = nil
 			w.mu.Unlock()
 			if !w.hidden(id) || !told {
-				t.Errorf("%s: it is given out; that it is not was told: %t", test.what, told)
+				t.Errorf("%s: it is dispensed; that it is not was told: %t", test.what, told)
 			}
 			g.set(nil, false)
 			time.Sleep(time.Second)

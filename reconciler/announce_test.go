@@ -82,11 +82,40 @@ func TestAnnouncementsAreBounded(t *testing.T) {
 	})
 }
 
+// TestPluginsOfUsersAreBounded: of others there are no more plugins than are allowed to each and to all; root's have no bound.
+func TestPluginsOfUsersAreBounded(t *testing.T) {
+	cfg, p, refused := announcing(t)
+	cfg.Bounds = reconciler.Bounds{UserPlugins: 6, TotalPlugins: 9}
+	bubble(t, "", cfg, func(t *testing.T, w *world) {
+		crowd := func(uid uint32, n, want int) {
+			t.Helper()
+			for i := range n {
+				w.serve(fmt.Sprintf("/%d/%d", uid, i), "", p(uid, i))
+			}
+			time.Sleep(3 * time.Minute) // longer than the longest pause
+			synctest.Wait()
+			if got := w.count(reconciler.StateRegistered); got != want {
+				t.Errorf("with those of user %d %d are registered, want %d", uid, got, want)
+			}
+		}
+		crowd(60001, 10, 6)
+		crowd(60002, 10, 6+3)
+		crowd(0, 20, 6+3+20)
+		for i := range 10 {
+			w.remove(fmt.Sprintf("/60001/%d", i))
+		}
+		crowd(60002, 0, 6+20) // which has its own bound now, of which an event tells unless it is of the plugin that had one before
+		if n := strings.Count(strings.Join(w.log, "\n"), "event refused"); n < 2 || n > 3 || refused[trust.Announcements] == 0 {
+			t.Errorf("%d events of refusals, counted %v", n, refused)
+		}
+	})
+}
+
 // TestAnnouncementIsCountedOnce: a plugin that is asked again, moved, reborn under another name or restarted takes no more room, and gives
 // back what it took.
 func TestAnnouncementIsCountedOnce(t *testing.T) {
 	cfg, p, _ := announcing(t)
-	cfg.Bounds.UserBytes = 250
+	cfg.Bounds.UserBytes, cfg.Bounds.UserPlugins = 250, 2
 	bubble(t, "", cfg, func(t *testing.T, w *world) {
 		plugin := w.serve("/a", "", p(60001, 0))
 		w.serve("/b", "", p(60001, 1))

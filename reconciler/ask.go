@@ -179,9 +179,7 @@ func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func())
 		return nil, Info{}, err
 	}
 	ctx, done := r.trace(ctx, "GetInfo")
-	callCtx, cancel := r.pace.WithTimeout(ctx, timeouts.GetInfo)
-	defer cancel()
-	info, err := conn.GetInfo(callCtx)
+	info, err := conn.GetInfo(ctx, timeouts.GetInfo)
 	done(err)
 	if err != nil {
 		err = fmt.Errorf("GetInfo on %s failed: %w", e.Path, err)
@@ -195,20 +193,20 @@ func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Dura
 	defer func() { done(err) }()
 	began := r.pace.Now()
 	fresh := e.First && isFresh(e.Socket, began)
-	conn, err := r.dial(ctx, e, timeout)
+	conn, err := r.cfg.Transport.Dial(ctx, timeout, e.Path, e.Socket)
 	for tries := 0; err != nil && fresh && r.cfg.Transport.Refused(err); tries++ {
 		// The last dial begins after the window, however late a busy machine has this goroutine go on.
 		fresh = r.pace.Now().Sub(began) < machine.AnswerWindow
 		if tries < refusedTries {
 			r.pace.Yield()
-			conn, err = r.dial(ctx, e, timeout)
+			conn, err = r.cfg.Transport.Dial(ctx, timeout, e.Path, e.Socket)
 			continue
 		}
 		waits()
 		if err := r.pace.Sleep(ctx, refusedPause); err != nil {
 			return nil, err
 		}
-		conn, err = r.dial(ctx, e, timeout)
+		conn, err = r.cfg.Transport.Dial(ctx, timeout, e.Path, e.Socket)
 	}
 	if err != nil {
 		return nil, connectError(e.Path, err)
@@ -220,21 +218,13 @@ func connectError(path string, err error) error {
 	return fmt.Errorf("cannot connect to %s: %w", path, err)
 }
 
-func (r *Reconciler) dial(ctx context.Context, e machine.Ask, timeout time.Duration) (Conn, error) {
-	ctx, cancel := r.pace.WithTimeout(ctx, timeout)
-	defer cancel()
-	return r.cfg.Transport.Dial(ctx, e.Path, e.Socket)
-}
-
 // refuse tells a plugin that it is refused.
 func (r *Reconciler) refuse(ctx context.Context, j *job) {
 	defer j.cancel()
 	e, _ := j.effect.(machine.Tell)
-	callCtx, cancel := r.pace.WithTimeout(j.ctx, r.timeouts(e.Type).Notify)
-	defer cancel()
 	conn := r.connOf(e.Ref)
 	// Some plugins exit inside this call, so an error says little: the refusal counts as delivered.
-	if err := conn.Notify(callCtx, false, e.Reason.Error()); err != nil {
+	if err := conn.Notify(j.ctx, r.timeouts(e.Type).Notify, false, e.Reason.Error()); err != nil {
 		r.log.Debug("plugin did not acknowledge its refusal", "socket", e.Path, "error", err)
 	}
 	r.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,7 +15,7 @@ import (
 )
 
 func TestBackoff(t *testing.T) {
-	bubble(t, "grows, and a socket made anew starts at once", reconciler.Config{}, func(t *testing.T, w *world) {
+	bubble(t, "grows, and a socket made again starts at once", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", &plugin{infoErr: errors.New("garbage")})
 		time.Sleep(time.Hour)
 		s := w.status("/a")
@@ -41,20 +42,28 @@ func TestBackoff(t *testing.T) {
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
 	})
 	bubble(t, "those that wait for the disk hold nobody up and are saved together", reconciler.Config{Walks: 2}, func(t *testing.T, w *world) {
-		var saving atomic.Int32
+		var saves atomic.Int32
 		disk := make(chan struct{})
 		w.saving = func() {
-			saving.Add(1)
+			saves.Add(1)
 			<-disk
 		}
 		for i := range 100 {
 			w.serve(fmt.Sprint("/", i), fmt.Sprint("plugin", i), nil)
 		}
 		synctest.Wait()
-		if n := saving.Load(); n != 100 {
-			t.Errorf("%d of 100 are being saved at once", n)
+		w.mu.Lock()
+		registered := len(slices.DeleteFunc(slices.Clone(w.log), func(s string) bool { return !strings.HasPrefix(s, "register ") }))
+		w.mu.Unlock()
+		if registered != 100 {
+			t.Errorf("while the disk hangs, %d of 100 are registered with the handler", registered)
 		}
 		close(disk)
+		synctest.Wait()
+		// One hung in the goroutine that saves, two in their slots.
+		if n := saves.Load(); len(w.saved) != 100 || n > 5 {
+			t.Errorf("%d of 100 are saved, in %d steps", len(w.saved), n)
+		}
 	})
 	bubble(t, "a thousand dead sockets hold nobody up and cost no goroutines", reconciler.Config{}, func(t *testing.T, w *world) {
 		for i := range 1000 {

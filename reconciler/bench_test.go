@@ -51,7 +51,7 @@ func BenchmarkPipeline(b *testing.B) {
 
 type instantTransport struct{}
 
-func (instantTransport) Dial(_ context.Context, path string, _ cache.SocketID) (reconciler.Conn, error) {
+func (instantTransport) Dial(_ context.Context, _ time.Duration, path string, _ cache.SocketID) (reconciler.Conn, error) {
 	return instantConn{path}, nil
 }
 
@@ -67,11 +67,11 @@ func (instantTransport) Listens(cache.SocketID, reconciler.Peer) bool { return f
 
 type instantConn struct{ path string }
 
-func (c instantConn) GetInfo(context.Context) (reconciler.Info, error) {
+func (c instantConn) GetInfo(context.Context, time.Duration) (reconciler.Info, error) {
 	return reconciler.Info{Type: "T", Name: c.path, Versions: []string{"v1"}}, nil
 }
 
-func (instantConn) Notify(context.Context, bool, string) error { return nil }
+func (instantConn) Notify(context.Context, time.Duration, bool, string) error { return nil }
 
 func (instantConn) Peer() reconciler.Peer { return reconciler.Peer{} }
 

@@ -23,12 +23,15 @@ func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 		if e.Kind == machine.CallSave && r.keeps && r.waitForDisk(ctx, j, s) {
 			return
 		}
-		r.done(ctx, j, r.perform(j.ctx, &e), nil)
+		r.done(ctx, j, r.perform(j, &e), nil)
 	}
 }
 
+// maxSaves is how many instances are saved together at most: as long as they are, no other change of their names can begin.
+const maxSaves = 64
+
 // waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. If others wait for the
-// slot, they go on in this goroutine, and the job in another one until it is saved and has a slot again.
+// slot, they go on in this goroutine, and one goroutine saves all jobs that come to that.
 func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -36,22 +39,52 @@ func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewher
 		r.leave(s)
 		return false
 	}
-	r.spawn(func() {
-		e, _ := j.effect.(machine.Call)
-		r.done(ctx, j, r.perform(j.ctx, &e), nil)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if j.effect != nil {
-			r.saved = append(r.saved, j)
-			r.dispatch(ctx)
-		}
-	})
+	idle := r.saves == nil
+	if r.saves = append(r.saves, j); idle {
+		r.spawn(func() { r.saveTogether(ctx) })
+	}
 	return true
 }
 
+// saveTogether saves what waits for that, until nothing does. A job that is saved goes on when it has a slot again.
+func (r *Reconciler) saveTogether(ctx context.Context) {
+	for jobs := r.nextSaves(); len(jobs) > 0; jobs = r.nextSaves() {
+		for i, result := range r.save(jobs) {
+			r.done(ctx, jobs[i], result, nil)
+		}
+		r.goOnSaved(ctx, jobs)
+	}
+}
+
+// nextSaves takes the jobs that are to be saved next. Without any, the next one that comes needs another goroutine.
+func (r *Reconciler) nextSaves() (jobs []*job) {
+	r.pace.Yield() // those that are about to come should not have to wait for the next transaction
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.saves) == 0 {
+		r.saves = nil
+		return nil
+	}
+	n := min(len(r.saves), maxSaves)
+	jobs, r.saves = r.saves[:n:n], r.saves[n:]
+	return jobs
+}
+
+// goOnSaved has jobs that are saved go on where there is more to do.
+func (r *Reconciler) goOnSaved(ctx context.Context, jobs []*job) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range jobs {
+		if j.effect != nil {
+			r.saved = append(r.saved, j)
+		}
+	}
+	r.dispatch(ctx)
+}
+
 // perform makes one call.
-func (r *Reconciler) perform(ctx context.Context, e *machine.Call) machine.Returned {
-	result := machine.Returned{Key: machine.Key{Type: e.Instance.Type, Name: e.Instance.Name}}
+func (r *Reconciler) perform(j *job, e *machine.Call) machine.Returned {
+	ctx, result := j.ctx, machine.Returned{Key: machine.Key{Type: e.Instance.Type, Name: e.Instance.Name}}
 	var err error
 	h := r.handler(e.Handler)
 	switch e.Kind {
@@ -66,7 +99,7 @@ func (r *Reconciler) perform(ctx context.Context, e *machine.Call) machine.Retur
 	case machine.CallRegister:
 		result.Registration, err = r.register(ctx, e, h)
 	case machine.CallSave:
-		result.ID, err = r.save(ctx, e)
+		return r.save([]*job{j})[0]
 	case machine.CallTell:
 		err = r.tell(ctx, e)
 	case machine.CallKeep:
@@ -112,7 +145,7 @@ func (r *Reconciler) call(what string, do func() error) (err error) {
 
 func (r *Reconciler) logError(err error) {
 	if err != nil {
-		r.log.Error("plugin could not be taken back cleanly", "error", err)
+		r.log.Error("cannot undo a registration cleanly", "error", err)
 	}
 }
 
@@ -200,23 +233,31 @@ func (d *endpointDialer) dial(ctx context.Context, path string) (net.Conn, error
 	return conn, err
 }
 
-// save stages the instance in the registry, under a new identifier if it has none. With an identifier and an error there is something to be
-// taken back.
-func (r *Reconciler) save(ctx context.Context, e *machine.Call) (id string, err error) {
-	record := e.Instance
-	if record.ID == "" {
-		record.ID = r.pace.ID()
+// save stages instances in the registry, each under a new identifier if it has none. With an identifier and a failure there is something to
+// be taken back.
+func (r *Reconciler) save(jobs []*job) []machine.Returned {
+	instances, traced := make([]Instance, len(jobs)), make([]func(error), len(jobs))
+	for i, j := range jobs {
+		e, _ := j.effect.(machine.Call)
+		if instances[i] = e.Instance; instances[i].ID == "" {
+			instances[i].ID = r.pace.ID()
+		}
+		_, traced[i] = r.trace(j.ctx, "save")
 	}
-	_, done := r.trace(ctx, "save")
-	staged, err := r.cfg.Registry.Stage(record)
-	done(err)
+	stages := r.cfg.Registry.Stage(instances)
+	results := make([]machine.Returned, len(jobs))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.of(e.Ref).staged = staged
-	if err != nil && staged == nil {
-		return "", err
+	for i, j := range jobs {
+		stage := stages[i]
+		traced[i](stage.Err)
+		r.of(j.ref).staged = stage.Staged
+		results[i] = machine.Returned{Key: machine.Key{Type: instances[i].Type, Name: instances[i].Name}, Failure: judge(stage.Err)}
+		if stage.Err == nil || stage.Staged != nil {
+			results[i].ID = instances[i].ID
+		}
 	}
-	return record.ID, err
+	return results
 }
 
 // discard takes back what was saved.
@@ -235,16 +276,14 @@ func (r *Reconciler) discard(ref machine.Ref) error {
 
 // tell tells the plugin that it is registered.
 func (r *Reconciler) tell(ctx context.Context, e *machine.Call) error {
-	ctx, cancel := r.pace.WithTimeout(ctx, r.timeouts(e.Instance.Type).Notify)
-	defer cancel()
 	ctx, done := r.trace(ctx, "notify")
 	err := ctx.Err() // it may have gone while it waited for a slot
 	if err == nil {
-		err = r.connOf(e.Ref).Notify(ctx, true, "")
+		err = r.connOf(e.Ref).Notify(ctx, r.timeouts(e.Instance.Type).Notify, true, "")
 	}
 	done(err)
 	if err != nil {
-		return fmt.Errorf("cannot tell the plugin that it is registered: %w", err)
+		return fmt.Errorf("cannot notify the plugin that it is registered: %w", err)
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func TestClockSteps(t *testing.T) {
 		w.remove("/b")
 		w.expectCalls("deregister foo", "validate foo /a.api", "register foo /a.api")
 	})
-	bubble(t, "a socket made anew on the same inode, born before the old one", reconciler.Config{}, func(t *testing.T, w *world) {
+	bubble(t, "a socket made again on the same inode, born before the old one", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.serveBorn("/a", time.Now(), nil)
 		w.expectCalls("validate foo /a.api", "register foo /a.api")
 		id := w.status("/a").Instance

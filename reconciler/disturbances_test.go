@@ -28,7 +28,7 @@ func TestDisturbances(t *testing.T) {
 		w.mu.Unlock()
 		w.r.SetHandler("T", w.handler)
 		time.Sleep(time.Second)
-		if s := w.status("/a"); s.State != reconciler.StateBackoff || s.NextRetry.IsZero() {
+		if s := w.status("/a"); s.State != reconciler.StateRefused || s.NextRetry.IsZero() {
 			t.Errorf("status: %+v", s)
 		}
 		w.mu.Lock()
@@ -65,7 +65,7 @@ func TestDisturbances(t *testing.T) {
 		w.expect("validate foo /b", "register foo /b", "gone foo /a", "saved foo /b", "told foo true", "discarded foo", "deregister foo",
 			"event unreachable foo", "event failed foo")
 		if !w.hidden(id) {
-			t.Error("it is given out")
+			t.Error("it is dispensed")
 		}
 		w.mu.Lock()
 		p.notifyErr = nil
@@ -84,7 +84,7 @@ func TestDisturbances(t *testing.T) {
 			w.move(w.r.Plugins()[0].SocketPath, path, p)
 			synctest.Wait()
 			if !w.hidden(id) {
-				t.Errorf("%s: it is given out", path)
+				t.Errorf("%s: it is dispensed", path)
 			}
 			w.handler.set(call+path, nil)
 			time.Sleep(time.Second)
@@ -102,7 +102,7 @@ func TestDisturbances(t *testing.T) {
 		w.move("/a", "/c", p)
 		w.expect("event unreachable foo")
 		if !w.hidden(id) {
-			t.Error("it is given out at /a")
+			t.Error("it is dispensed at /a")
 		}
 		w.move("/c", "/a", p)
 		w.expect("confirmed foo " + id)

@@ -145,6 +145,8 @@ func (r *Reconciler) execute(ctx context.Context, effects []machine.Effect, done
 			r.setTimer(effect)
 		case machine.Emit:
 			r.cfg.Observe(e.Event)
+		case machine.Pass:
+			r.cfg.Passed(e.Event)
 		default:
 			r.executeNow(effect)
 		}
@@ -291,7 +293,7 @@ func (r *Reconciler) probe(ctx context.Context, e machine.Probe) {
 	r.tidy(e.Ref)
 }
 
-// keepName has the registry keep whose a name is, if it does such things. mu is held.
+// keepName has the registry keep for whom a name is reserved, if it does such things. mu is held.
 func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
 	keeper, keeps := r.cfg.Registry.(NameKeeper)
 	if !keeps {
@@ -300,27 +302,79 @@ func (r *Reconciler) keepName(ctx context.Context, e machine.Keep) {
 	keeper.KeepName(e.Name)
 	if e.Save {
 		named := machine.Entry{Type: e.Name.Type, Name: e.Name.Name}
-		r.untilDone(ctx, "save whose a name is", named, func() error { return keeper.SaveName(named.Type, named.Name) })
+		r.untilDone(ctx, "save for whom a name is reserved", named, func() error { return keeper.SaveName(named.Type, named.Name) })
 	}
 }
 
-// untilDone does something to the registry again and again until it is on disk. If the reconciler ends before, the next start restores an
-// instance that it finds dead. mu is held.
+// unsaved is what is to be done to the registry about one name and is not on disk yet, in order: a restart in between must not find the
+// instance that went first.
+type unsaved struct {
+	todo  []undone
+	hurry context.CancelFunc // ends the pause before the next attempt; nil before there is one
+}
+
+type undone struct {
+	what string
+	e    machine.Entry
+	do   func() error
+}
+
+// untilDone does something to the registry, after what is to be done about the same name, again and again until it is on disk. If the
+// reconciler ends before, the next start restores an instance that it finds dead. mu is held.
 func (r *Reconciler) untilDone(ctx context.Context, what string, e machine.Entry, do func() error) {
-	r.spawn(func() {
-		for attempt := 1; ; attempt++ {
-			err := do()
-			if err == nil {
-				return
-			}
-			if attempt == 1 {
-				r.log.Error("cannot "+what+"; trying again", "type", e.Type, "name", e.Name, "instance", e.ID, "error", err)
-			}
-			if r.pace.Sleep(ctx, saving.At(attempt, r.pace.Chance())) != nil {
-				return
-			}
+	name := machine.Key{Type: e.Type, Name: e.Name}
+	u := r.unsaved[name]
+	if u == nil {
+		u = &unsaved{}
+		r.unsaved[name] = u
+		r.spawn(func() { r.saveAll(ctx, name, u) })
+	}
+	u.todo = append(u.todo, undone{what, e, do})
+	if u.hurry != nil {
+		u.hurry()
+	}
+}
+
+// saveAll does what is to be done about a name, until nothing is left.
+func (r *Reconciler) saveAll(ctx context.Context, name machine.Key, u *unsaved) {
+	for attempt, next := 1, r.nextUnsaved(name, u, false); next != nil; {
+		err := next.do()
+		if err == nil {
+			attempt, next = 1, r.nextUnsaved(name, u, true)
+			continue
 		}
-	})
+		if attempt == 1 {
+			r.log.Error("cannot "+next.what+"; trying again", "type", next.e.Type, "name", next.e.Name, "instance", next.e.ID, "error", err)
+		}
+		if r.pause(ctx, u, attempt); ctx.Err() != nil {
+			return
+		}
+		attempt++
+	}
+}
+
+// nextUnsaved returns what is to be done next, after the one before if that is done; nil if nothing is.
+func (r *Reconciler) nextUnsaved(name machine.Key, u *unsaved, done bool) *undone {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if done {
+		u.todo = u.todo[1:]
+	}
+	if len(u.todo) == 0 {
+		delete(r.unsaved, name)
+		return nil
+	}
+	return &u.todo[0]
+}
+
+// pause waits until it is time for another attempt, or there is more to be done.
+func (r *Reconciler) pause(ctx context.Context, u *unsaved, attempt int) {
+	ctx, hurry := context.WithCancel(ctx)
+	defer hurry()
+	r.mu.Lock()
+	u.hurry = hurry
+	r.mu.Unlock()
+	_ = r.pace.Sleep(ctx, saving.At(attempt, r.pace.Chance())) // which ends early only for the reasons above
 }
 
 var saving = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}

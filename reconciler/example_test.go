@@ -13,7 +13,7 @@ import (
 // memory is a transport to plugins made of memory: whoever is asked says what its socket is called.
 type memory struct{ reconciler.Transport }
 
-func (memory) Dial(_ context.Context, path string, _ cache.SocketID) (reconciler.Conn, error) {
+func (memory) Dial(_ context.Context, _ time.Duration, path string, _ cache.SocketID) (reconciler.Conn, error) {
 	return answering{path: path}, nil
 }
 
@@ -22,14 +22,14 @@ type answering struct {
 	path string
 }
 
-func (a answering) GetInfo(context.Context) (reconciler.Info, error) {
+func (a answering) GetInfo(context.Context, time.Duration) (reconciler.Info, error) {
 	return reconciler.Info{Type: "ExamplePlugin", Name: "hello", Versions: []string{"v1"}}, nil
 }
-func (a answering) Notify(context.Context, bool, string) error { return nil }
-func (a answering) Peer() reconciler.Peer                      { return reconciler.Peer{} }
-func (a answering) Account() trust.Account                     { return trust.Account{} }
-func (a answering) Watch(func()) (func(), error)               { return func() {}, nil }
-func (a answering) Close() error                               { return nil }
+func (a answering) Notify(context.Context, time.Duration, bool, string) error { return nil }
+func (a answering) Peer() reconciler.Peer                                     { return reconciler.Peer{} }
+func (a answering) Account() trust.Account                                    { return trust.Account{} }
+func (a answering) Watch(func()) (func(), error)                              { return func() {}, nil }
+func (a answering) Close() error                                              { return nil }
 
 // printing is a handler that says what it is called for.
 type printing struct{}

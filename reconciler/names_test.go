@@ -49,7 +49,7 @@ func TestNameOfTwoThatWait(t *testing.T) {
 		w.serve("/a", "foo", of(60001))
 		synctest.Wait()
 		w.serve("/b", "foo", of(60002))
-		wantState(t, w, "/b", reconciler.StateBackoff)
+		wantState(t, w, "/b", reconciler.StateRefused)
 		w.handler.set("validate /a.api", nil)
 		time.Sleep(5 * time.Minute)
 		wantState(t, w, "/a", reconciler.StateRegistered)
@@ -99,7 +99,7 @@ func TestNameGrace(t *testing.T) {
 		wantState(t, w, "/b", reconciler.StateRefused)
 		kept, is := w.r.KeptName("T", "foo")
 		told := w.status("/b").LastError
-		if !is || kept.By.UID != 60001 || !strings.Contains(told, "is kept for user 60001, whose plugin had it last, until 2000-01-01T00:10:00Z") ||
+		if !is || kept.By.UID != 60001 || !strings.Contains(told, "is reserved for user 60001, whose plugin had it last, until 2000-01-01T00:10:00Z") ||
 			!strings.Contains(told, "patchbay release T/foo") {
 			t.Errorf("kept: %+v, %v; told %q", kept, is, told)
 		}
@@ -295,7 +295,7 @@ func TestRetry(t *testing.T) {
 		w.serve("/a", "foo", nil)
 		time.Sleep(10 * time.Minute)
 		w.handler.set("validate /a.api", nil)
-		wantState(t, w, "/a", reconciler.StateBackoff)
+		wantState(t, w, "/a", reconciler.StateRefused)
 		if w.r.Retry("T", "bar") || w.r.Retry("U", "foo") {
 			t.Error("another plugin was retried")
 		}
@@ -324,7 +324,7 @@ func TestRetryByRole(t *testing.T) {
 		wantState(t, w, "/a", reconciler.StateRegistered)
 		w.handler.set("validate /a.api", errors.New("not now"))
 		w.r.SetHandler("T", withRole{w.handler})
-		wantState(t, w, "/a", reconciler.StateBackoff)
+		wantState(t, w, "/a", reconciler.StateRefused)
 		w.handler.set("validate /a.api", nil)
 		if !w.r.Retry("role", "foo") {
 			t.Error("nothing waits")

@@ -27,7 +27,7 @@ func (k keeper) KeepRegistration(name string, reason error) bool {
 
 func TestKeepRegistration(t *testing.T) {
 	up := []string{"validate foo /a.api", "register foo /a.api"}
-	const asked = "keep foo? cannot tell the plugin that it is registered: does not listen"
+	const asked = "keep foo? cannot notify the plugin that it is registered: does not listen"
 	bubble(t, "kept", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.r.SetHandler("T", keeper{w.handler, true})
 		p := w.serve("/a", "foo", &plugin{notifyErr: errors.New("does not listen")})
@@ -106,7 +106,7 @@ func TestTimeouts(t *testing.T) {
 	bubble(t, "too short to be told", reconciler.Config{}, func(t *testing.T, w *world) {
 		w.serve("/a", "foo", &plugin{notifyTakes: 8 * time.Second})
 		time.Sleep(5 * time.Second)
-		if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, "cannot tell the plugin") {
+		if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, "cannot notify the plugin") {
 			t.Errorf("status: %+v", s)
 		}
 	})
@@ -197,7 +197,7 @@ func TestBounds(t *testing.T) {
 				t.Fatal(err)
 			}
 			synctest.Wait()
-			if s := w.status("/a"); s.State != reconciler.StateBackoff || !strings.Contains(s.LastError, test.want) {
+			if s := w.status("/a"); s.State != reconciler.StateRefused || !strings.Contains(s.LastError, test.want) {
 				t.Errorf("status: %+v", s)
 			}
 			w.mu.Lock()

@@ -163,7 +163,7 @@ func TestRulings(t *testing.T) {
 		w.serve("/a", "foo", nil)
 		w.expect(up...)
 		time.Sleep(time.Second)
-		// The old one is not given out for longer than that.
+		// The old one is not dispensed for longer than that.
 		w.expect("event deregistered foo", "removed foo")
 		close(w.handler.slow["register /a.api"])
 		w.expect("saved foo /a.api", "told foo true", "published foo", "event registered foo")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
@@ -63,12 +64,29 @@ func (s wholeStore) PutDynamicPluginRegistryState(state *dynamicplugins.Registry
 }
 
 func (s changeStore) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
-	return s.d.write(s.l, change.Type+"/"+change.Name, func() {
-		key := lane{change.Type, change.Name}
-		if s.d.saved[key] = change.Plugins; len(change.Plugins) == 0 {
-			delete(s.d.saved, key)
+	return s.put([]*dynamicplugins.PluginChange{change})
+}
+
+func (s changeStore) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) []error {
+	if err := s.put(changes); err != nil {
+		return slices.Repeat([]error{err}, len(changes))
+	}
+	return nil
+}
+
+func (s changeStore) put(changes []*dynamicplugins.PluginChange) error {
+	var keys []string
+	for _, change := range changes {
+		keys = append(keys, change.Type+"/"+change.Name)
+	}
+	return s.d.write(s.l, strings.Join(keys, " "), func() {
+		for _, change := range changes {
+			key := lane{change.Type, change.Name}
+			if s.d.saved[key] = change.Plugins; len(change.Plugins) == 0 {
+				delete(s.d.saved, key)
+			}
+			s.d.keep(change.Kept)
 		}
-		s.d.keep(change.Kept)
 	})
 }
 
@@ -92,7 +110,20 @@ func (d *simDisk) write(l *life, what string, apply func()) error {
 	}
 	d.m.note("disk: %s is written", what)
 	apply()
+	d.checkRemovals(l)
 	return nil
+}
+
+// checkRemovals sees that what goes from a name goes from the disk in the same order: otherwise a restart finds the one that went first, and
+// keeps the name for its user.
+func (d *simDisk) checkRemovals(l *life) {
+	for key, ids := range l.removals {
+		on := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return d.has(key, id) == nil })
+		if len(on) > 0 && on[0] != ids[len(ids)-len(on)] {
+			d.m.complain("of %v, which went in this order, %v are still on the disk", ids, on)
+		}
+		l.removals[key] = on
+	}
 }
 
 // has returns an instance as it is on the disk, or nil.
@@ -137,27 +168,30 @@ func (l *life) linger() {
 	}
 }
 
-func (r simRegistry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
+func (r simRegistry) Stage(instances []reconciler.Instance) []reconciler.Stage {
 	m := r.l.m
 	m.did("save")
-	m.staged(in)
+	for _, in := range instances {
+		m.staged(in)
+	}
 	if t := m.sim.current; t != nil {
 		t.dials = 0 // what waits for the disk holds no slot
 	}
 	r.l.linger()
-	staged, err := r.real.Stage(in)
+	stages := r.real.Stage(instances)
 	if r.l.dead {
-		return nil, errKilled
+		return slices.Repeat([]reconciler.Stage{{Err: errKilled}}, len(instances))
 	}
-	if err != nil {
-		if staged == nil {
-			return nil, err
+	for i, in := range instances {
+		if stages[i].Staged != nil {
+			stages[i].Staged = simStaged{r.l, in, stages[i].Staged}
 		}
-		return simStaged{r.l, in, staged}, err
+		if stages[i].Err == nil {
+			r.l.instances[in.ID] = in
+		}
 	}
-	r.l.instances[in.ID] = in
 	r.l.linger()
-	return simStaged{r.l, in, staged}, nil
+	return stages
 }
 
 func (r simRegistry) Remove(ptype, name, id string) error {

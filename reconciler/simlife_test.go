@@ -49,6 +49,7 @@ type life struct {
 	instances map[string]reconciler.Instance // all that were staged or restored, as they were last
 	open      map[string]bool                // instances that are registered, as the reconciler's events tell
 	leaving   map[string]bool                // those that were to be removed
+	removals  map[lane][]string              // those that are to be removed, in order, and are on the disk still
 	conns     int                            // that are open
 	last      map[machine.Ref]machine.Row
 	asking    map[machine.Ref]*program // that are asked under it
@@ -73,7 +74,8 @@ func (m *model) boot(types []string) {
 		m: m, pace: &simPace{sim: m.sim}, told: map[string]cache.SocketID{}, unseen: map[cache.SocketID]bool{},
 		handlers: map[string]*strict{}, busy: map[lane]string{}, mirror: map[instanceKey]*dynamicplugins.PluginInfo{},
 		instances: map[string]reconciler.Instance{}, open: map[string]bool{}, leaving: map[string]bool{}, last: map[machine.Ref]machine.Row{},
-		asking: map[machine.Ref]*program{}, walks: map[string]time.Duration{},
+		removals: map[lane][]string{},
+		asking:   map[machine.Ref]*program{}, walks: map[string]time.Duration{},
 	}
 	m.life = l
 	m.disk.die = ""

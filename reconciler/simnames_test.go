@@ -17,7 +17,7 @@ type keptName struct {
 	began, until    time.Duration
 	// wall is when it ends by the wall clock, which is what a restart goes by.
 	wall time.Time
-	// unsure: maybe it is kept for nobody. It may have been released before it was known, or another plugin may have been there.
+	// unsure: maybe it is not reserved. It may have been released before it was known, or another plugin may have been there.
 	unsure bool
 	// byRecord: it is not on the disk, on which there is an instance, and if that is gone it is kept anew.
 	byRecord bool
@@ -89,7 +89,7 @@ func (m *model) checkName(p *program, in reconciler.Instance) {
 		m.life.hasName(lane{in.Type, in.Name}, func(uid uint32) bool { return uid == p.account.UID }) {
 		return
 	}
-	m.complain("program %d is saved under %s/%s, which is kept for user %d", p.number, in.Type, in.Name, k.uid)
+	m.complain("program %d is saved under %s/%s, which is reserved for user %d", p.number, in.Type, in.Name, k.uid)
 }
 
 // hasName says whether a plugin of a name is registered whose user matches.
@@ -105,7 +105,7 @@ func (l *life) hasName(key lane, matches func(uid uint32) bool) bool {
 // toldOfName sees that a program is refused only a name that is kept for another one.
 func (m *model) toldOfName(p *program, reason string) {
 	p.waitsFor = lane{}
-	if !strings.Contains(reason, " is kept for user ") {
+	if !strings.Contains(reason, " is reserved for user ") {
 		return
 	}
 	key := lane{p.said.Type, p.said.Name}
@@ -123,7 +123,7 @@ func (m *model) toldOfName(p *program, reason string) {
 		return // it takes its time to hear of it
 	}
 	if k == nil || k.uid == p.account.UID || k.released > 0 && p.heardAt > k.released || p.heardFor > k.until+100*time.Millisecond {
-		m.complain("program %d is refused a name that is kept for nobody else: %s; known is %+v", p.number, reason, k)
+		m.complain("program %d is refused a name that is not reserved else: %s; known is %+v", p.number, reason, k)
 	}
 }
 
@@ -157,7 +157,7 @@ func (m *model) rememberNames(restored []reconciler.Instance) {
 			return in.Type == key.ptype && in.Name == key.name && in.Account.Known && in.Account.UID == k.uid
 		})
 		if m.set.has("changes") && !is && !k.byRecord && k.released == 0 && !k.unsure && m.sim.elapsed < k.until-nameSlack {
-			m.complain("%v is kept for user %d, and forgotten by a restart: on the disk is %+v", key, k.uid, saved)
+			m.complain("%v is reserved for user %d, and forgotten by a restart: on the disk is %+v", key, k.uid, saved)
 		}
 		if is || !k.byRecord {
 			delete(m.kept, key)
@@ -170,7 +170,7 @@ func (m *model) rememberNames(restored []reconciler.Instance) {
 	}
 }
 
-// keep takes over whose a name is.
+// keep takes over for whom a name is reserved.
 func (d *simDisk) keep(name *dynamicplugins.KeptName) {
 	if name == nil {
 		return
@@ -187,7 +187,7 @@ func (d *simDisk) keep(name *dynamicplugins.KeptName) {
 
 // KeepName implements [reconciler.NameKeeper].
 func (r simRegistry) KeepName(name reconciler.KeptName) {
-	r.l.m.note("registry: %s/%s is kept for user %d until %v", name.Type, name.Name, name.By.UID, name.Until.Round(0))
+	r.l.m.note("registry: %s/%s is reserved for user %d until %v", name.Type, name.Name, name.By.UID, name.Until.Round(0))
 	r.real.KeepName(name)
 }
 

@@ -2,4 +2,5 @@
 
 package reconciler_test
 
-const simulations = 20_000
+// How many seeds simulations have: those of TestSimulation, those of each scenario, and those that are repeated.
+const simulations, perScenario, repeated = 20_000, 40, 300

@@ -7,7 +7,7 @@ import (
 
 // TestSameSeedSameTrace: a scenario is repeated byte for byte: inputs, effects, calls, writes and events.
 func TestSameSeedSameTrace(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(repeated) {
 		var once, again strings.Builder
 		simulate(draw(seed), newFigures(), written(&once))
 		simulate(draw(seed), newFigures(), written(&again))

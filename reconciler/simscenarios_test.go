@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var scenarioSeeds = flag.Uint64("simulate.each", 40, "the number of seeds with which each named scenario is run")
+var scenarioSeeds = flag.Uint64("simulate.each", perScenario, "the number of seeds with which each named scenario is run")
 
 // TestSimulationScenarios runs every fault that the core ever had as a script of its own, each in many interleavings. The files say which
 // fault it was.

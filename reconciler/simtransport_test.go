@@ -44,7 +44,14 @@ func (t simTransport) falter(ctx context.Context) error {
 	return t.l.pace.Sleep(ctx, time.Duration(m.sim.random.IntN(3))*time.Millisecond)
 }
 
-func (t simTransport) Dial(ctx context.Context, path string, socket cache.SocketID) (reconciler.Conn, error) {
+// wait has time pass for a call.
+func (l *life) wait(ctx context.Context, timeout, d time.Duration) error {
+	ctx, cancel := l.pace.WithTimeout(ctx, timeout)
+	defer cancel()
+	return l.pace.Sleep(ctx, d)
+}
+
+func (t simTransport) Dial(ctx context.Context, timeout time.Duration, path string, socket cache.SocketID) (reconciler.Conn, error) {
 	m := t.l.m
 	m.did("dial")
 	if owner := cmp.Or(m.owners[socket], m.files[path]); owner != nil {
@@ -76,7 +83,7 @@ func (t simTransport) Dial(ctx context.Context, path string, socket cache.Socket
 	case p.dead, p.listens > m.sim.elapsed:
 		return nil, errRefused
 	case p.full:
-		return nil, t.l.pace.Sleep(ctx, time.Hour)
+		return nil, t.l.wait(ctx, timeout, time.Hour)
 	}
 	if p.distrusted {
 		p.barred, p.turnedDown = 0, 0 // it waits for something else now
@@ -169,7 +176,7 @@ type simConn struct {
 	open bool
 }
 
-func (c *simConn) GetInfo(ctx context.Context) (reconciler.Info, error) {
+func (c *simConn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
 	m, p := c.l.m, c.p
 	m.did("ask")
 	p.asks++
@@ -178,7 +185,7 @@ func (c *simConn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 		takes = time.Hour
 	}
 	if takes > 0 {
-		err := c.l.pace.Sleep(ctx, takes)
+		err := c.l.wait(ctx, timeout, takes)
 		if c.l == m.life && !c.l.dead && p.goneAt > 0 && m.sim.elapsed-p.goneAt > 10*time.Millisecond {
 			m.complain("program %d is still being asked, %v after its socket went", p.number, m.sim.elapsed-p.goneAt)
 		}
@@ -198,7 +205,7 @@ func (c *simConn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 	return p.said, nil
 }
 
-func (c *simConn) Notify(ctx context.Context, registered bool, reason string) error {
+func (c *simConn) Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error {
 	m, p := c.l.m, c.p
 	m.did("notify")
 	if p.dead {
@@ -210,7 +217,7 @@ func (c *simConn) Notify(ctx context.Context, registered bool, reason string) er
 		takes = p.refusalTakes
 	}
 	if takes > 0 {
-		if err := c.l.pace.Sleep(ctx, takes); err != nil {
+		if err := c.l.wait(ctx, timeout, takes); err != nil {
 			path := m.pathOf(p.socket)
 			there := path != "" && c.l.told[path] == p.socket && m.sim.elapsed-p.toldLate > 100*time.Millisecond
 			if !registered && !c.l.ending && !c.l.dead && !p.dead && there {

@@ -238,15 +238,19 @@ func (m *model) traceStep(in machine.Input, effects []machine.Effect) {
 	}
 }
 
-// follows knows who is being asked.
+// follows knows who is being asked, and what is to be removed.
 func (l *life) follows(in machine.Input, effects []machine.Effect) {
 	if answered, is := in.(machine.Answered); is {
 		l.asking[answered.Ref].asking--
 	}
 	for _, effect := range effects {
-		if ask, is := effect.(machine.Ask); is {
-			l.asking[ask.Ref] = l.m.owners[ask.Socket]
-			l.asking[ask.Ref].asking++
+		switch e := effect.(type) {
+		case machine.Ask:
+			l.asking[e.Ref] = l.m.owners[e.Socket]
+			l.asking[e.Ref].asking++
+		case machine.Forget:
+			key := lane{e.Type, e.Name}
+			l.removals[key] = append(l.removals[key], e.ID)
 		}
 	}
 }

@@ -15,40 +15,48 @@ import (
 // Registry is what the reconciler needs of the plugin registry. What may block on the disk is called without locks and, for different
 // plugins, concurrently.
 type Registry interface {
-	// Stage makes the instance durable, in front of all others of its type and name, without showing it to anyone. One whose ID is known
-	// is updated and comes in front too: what is registered last is current, in the registry as in the handler. It may do without making a
-	// mere change of place durable. What it returns beside an error is what could not be taken back, and is to be discarded.
-	Stage(Instance) (Staged, error)
-	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what is not
-	// there is no error.
+	// Stage makes instances durable, each in front of all others of its type and name, without showing it to anyone, and returns a Stage for
+	// each, in order. An instance with a known ID is updated and moves to the front too: the last registration is current, in the registry
+	// as in the handler. A mere change of position need not be made durable.
+	Stage([]Instance) []Stage
+	// Remove takes the instance out; the newest one left of its type and name is current in the same step. Removing what does not exist is
+	// not an error.
 	Remove(ptype, name, id string) error
-	// Confirm states that an instance which is superseded lives, whether it was restored or unreachable. It does not block.
+	// Confirm states that a superseded instance is alive, whether it was restored or unreachable. It does not block.
 	Confirm(ptype, name, id string)
-	// Unreachable states why an instance is not to be given out, until it is published again or confirmed. It does not block.
+	// Unreachable states why an instance must not be dispensed until it is published again or confirmed. It does not block.
 	Unreachable(ptype, name, id string, reason error)
 }
 
-// NameKeeper is what a Registry may have beside its methods, so that whose a name is is known after a restart.
+// NameKeeper is an optional interface of a [Registry], which lets reservations of names survive a restart.
 type NameKeeper interface {
-	// KeepName says whose a name is. It does not block: that is made durable together with the next removal of an instance of the name.
+	// KeepName says for whom a name is reserved. It does not block: that is made durable with the next removal of an instance of the name.
 	KeepName(KeptName)
 	// SaveName makes durable what KeepName said of a name, unless it is.
 	SaveName(ptype, name string) error
+}
+
+// Stage is what came of staging one instance. With both a Staged and an error, the work could not be undone, and the caller must discard
+// it.
+type Stage struct {
+	Staged Staged
+	Err    error
 }
 
 // Staged is an instance that is durable and not yet visible.
 type Staged interface {
 	// Publish makes it visible and announces it. It does not block.
 	Publish()
-	// Discard takes it back.
+	// Discard undoes the staging.
 	Discard() error
 }
 
 // Transport reaches plugins through their registration sockets.
 type Transport interface {
-	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What happens to another socket
-	// says nothing of this one, nor does that nobody accepts there. An error that wraps a [trust.Refusal] says that it is not trusted.
-	Dial(ctx context.Context, path string, socket cache.SocketID) (Conn, error)
+	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What happens to another
+	// socket, or that nobody accepts on it, says nothing about this one. An error that wraps a [trust.Refusal] says that it is not trusted.
+	// It blocks no longer than ctx and timeout allow.
+	Dial(ctx context.Context, timeout time.Duration, path string, socket cache.SocketID) (Conn, error)
 	// Probe says whether anybody accepts on the socket at a path, if that is still the one with this identity, as for Dial: no error if so. It
 	// then also watches the plugin, as Conn.Watch does, in a way that the plugin does not notice; a nil stop says that it cannot.
 	Probe(ctx context.Context, path string, socket cache.SocketID, hint func()) (stop func(), err error)
@@ -56,24 +64,24 @@ type Transport interface {
 	Refused(err error) bool
 	// WatchProcess has hint called, at most once, when a process ends. An error says that it has ended, or that the system cannot tell.
 	WatchProcess(peer Peer, hint func()) (stop func(), err error)
-	// Listens says whether anybody listens on a socket that is at no path any more, on which a process listened. It says so too if the
-	// system cannot tell. It may block for as long as the system takes to answer.
+	// Listens reports whether anybody still listens on a socket that no longer has a path and on which the process listened. It also reports
+	// true if the system cannot tell. It may block for as long as the system takes to answer.
 	Listens(socket cache.SocketID, peer Peer) bool
 }
 
 // Conn is a connection to the registration service of one plugin. It is used by one goroutine at a time.
 type Conn interface {
-	// GetInfo asks the plugin who it is.
-	GetInfo(ctx context.Context) (Info, error)
-	// Notify tells the plugin whether it is registered and, if not, why.
-	Notify(ctx context.Context, registered bool, reason string) error
-	// Peer names the process at the other end; zero if it cannot be seen.
+	// GetInfo asks the plugin who it is. It blocks until the plugin answers, ctx ends or timeout, which is positive, has passed.
+	GetInfo(ctx context.Context, timeout time.Duration) (Info, error)
+	// Notify tells the plugin whether it is registered and, if not, why. It blocks as GetInfo does.
+	Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error
+	// Peer identifies the process at the other end; zero if it cannot be seen.
 	Peer() Peer
 	// Account is who answers for the plugin; zero if the system does not say.
 	Account() trust.Account
-	// Watch has hint called, at most once, when anything suggests that the plugin is gone; hint does not block. It takes the connection over:
-	// only stop may be called afterwards, which ends the watch and may be called at any time. An error says that the plugin cannot
-	// be watched; the connection is then closed.
+	// Watch has hint called, at most once, when anything suggests that the plugin is gone; hint does not block. It takes over the
+	// connection: afterwards only stop may be called, which ends the watch and may be called at any time. An error says that the plugin
+	// cannot be watched; the connection is then closed.
 	Watch(hint func()) (stop func(), err error)
 	// Close ends the connection. It does not block.
 	Close() error
@@ -83,8 +91,8 @@ type Conn interface {
 type Timeouts struct {
 	// Dial bounds one connect (default 1 s), GetInfo and Notify one call to the plugin (default 5 s each).
 	Dial, GetInfo, Notify time.Duration
-	// Handler bounds one RegisterPluginContext of a handler that has it (default none). A handler without it cannot be
-	// interrupted: it holds up its plugin, and status shows so.
+	// Handler bounds one RegisterPluginContext of a handler that has it (default none). A handler without it cannot be interrupted: it
+	// blocks its plugin, and the status shows that.
 	Handler time.Duration
 }
 
@@ -122,51 +130,55 @@ type Config struct {
 	Transport Transport
 	// Registry keeps the registered instances; nil for none.
 	Registry Registry
-	// Restored are the instances that the registry knows from before, those of one name in the reverse order of their registration. They
-	// are checked for life.
+	// Restored are the instances that the registry has restored, those of one name in the reverse order of their registration. The
+	// reconciler checks whether they are alive.
 	Restored []Instance
 	// Observe is told what happens, in order. It is called with internal locks held: it must neither block nor call back.
 	// May be nil.
 	Observe func(Event)
+	// Passed is called, under the rules of Observe, for each state of an instance that is not reported to Observe: the kind of the event is
+	// the state. Repeated failures are reported once. It is only called while Logger is enabled for Debug. May be nil.
+	Passed func(Event)
 	// Attempted is told how each attempt to register an instance ended, under the rules of Observe. May be nil.
 	Attempted func(Attempt)
-	// Tracer traces attempts: one span each with one for every step in it, and one trace from when a socket is seen until it is registered.
-	// The context of RegisterPluginContext carries it on. Nil: nothing is traced.
+	// Tracer traces attempts: one span per attempt and one for each step in it, in one trace from when a socket is seen until it is
+	// registered. The context of RegisterPluginContext carries it on. Nil: nothing is traced.
 	Tracer trace.Tracer
 	// Admit says whether a plugin that its handler has validated may be registered; it has no ID yet, unless it was registered before. It
-	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is told and
-	// out, also of the registry, where it may stand from before. With one that wraps cache.ErrRetry it is not told, and if it stands in the
-	// registry it is not given out. Either way it is asked again with back-off. Nil: every plugin may.
+	// may block until ctx ends, which it does when the plugin's socket goes or the reconciler ends. With an error the plugin is sent a
+	// refusal and removed, also from the registry, if it is there from an earlier registration. With one that wraps cache.ErrRetry no
+	// refusal is sent, and a plugin that is in the registry is not dispensed. Either way the attempt is repeated with back-off. Nil: every
+	// plugin may.
 	Admit func(ctx context.Context, plugin Instance) error
 	// Trust says who may register which types, and who may take whose name. Nil: everybody may do everything.
 	Trust *trust.Judge
-	// IgnoreUnhandled says that plugins of a type without a handler are left alone: they are asked who they are and told nothing. Otherwise
-	// they are told that they are refused, on which some exit, although they may be another host's in the same directory.
+	// IgnoreUnhandled leaves plugins of a type without a handler alone: they are asked who they are, and no more. Otherwise they are sent a
+	// refusal, which makes some exit, although they may belong to another host that uses the same directory.
 	IgnoreUnhandled bool
-	// Refused is told of everything that is not trusted, whenever it is refused, under the rules of Observe. May be nil.
+	// Refused is called whenever something that is not trusted is refused, under the rules of Observe. May be nil.
 	Refused func(trust.Reason)
-	// Withdrawn says why a socket that left the desired state of the world does not count any more though it is there; nil: it was removed. It
-	// is called under the rules of Observe. May be nil.
+	// Withdrawn says why a socket that left the desired state of the world no longer counts although it exists; nil: it was removed. It is
+	// called under the rules of Observe. May be nil.
 	Withdrawn func(socketPath string) error
 	// Source says how the plugin behind a socket that appeared came to the host; nil: it was discovered. It is called with internal locks
 	// held: it must neither block nor call back.
 	Source func(socketPath string) Source
 	// ClientTimeout returns the timeout configured for calls to a plugin, which is handed to its handler; nil for none. May be nil.
 	ClientTimeout func(ptype, name string) *time.Duration
-	// Timeouts are those of every plugin type; TypeTimeouts go before them for some types. Until a plugin has said of what type it
-	// is, the longest that is configured for any counts.
+	// Timeouts apply to every plugin type; TypeTimeouts override them for some types. Until the type of a plugin is known, the longest
+	// configured timeout applies.
 	Timeouts     Timeouts
 	TypeTimeouts map[string]Timeouts
 	Bounds       Bounds
 	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered (default 0: not at all).
 	UnreachableGrace time.Duration
-	// NameGrace is how long the name of a plugin stays its user's after the last instance of it has gone: a plugin of another user that
-	// announces it is refused meanwhile, unless Trust lets it take the name (default 0: not at all). At most 256 names are kept for one user,
-	// of which the oldest go first, and 4,096 in all. Names are those that are kept from before a restart.
+	// NameGrace is how long the name of a plugin stays reserved for its user after its last instance goes away: meanwhile a plugin of
+	// another user is refused that name, unless Trust lets it take the name (default 0: not at all). At most 256 names are reserved for one
+	// user, of which the oldest are dropped first, and 4,096 in total. Names are the reservations from before a restart.
 	NameGrace time.Duration
 	Names     []KeptName
-	// Walks bounds how many plugins are walked through registration at the same time (default 64). A walk that waits for its plugin
-	// or handler does not count for longer than a moment, and one that waits for the Registry not at all.
+	// Walks bounds how many plugins are registered at the same time (default 64). A walk that waits for its plugin or handler does not count
+	// for longer than a moment, and one that waits for the Registry not at all.
 	Walks  int
 	Logger *slog.Logger
 }

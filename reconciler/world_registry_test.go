@@ -16,11 +16,19 @@ type staged struct {
 	shown []reconciler.Instance // what is shown of it meanwhile, and all that was saved behind it; empty if nothing is
 }
 
-func (r registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
-	w := r.w
-	if w.saving != nil {
-		w.saving()
+func (r registry) Stage(instances []reconciler.Instance) (stages []reconciler.Stage) {
+	if r.w.saving != nil {
+		r.w.saving()
 	}
+	for _, in := range instances {
+		staged, err := r.stage(in)
+		stages = append(stages, reconciler.Stage{Staged: staged, Err: err})
+	}
+	return stages
+}
+
+func (r registry) stage(in reconciler.Instance) (reconciler.Staged, error) {
+	w := r.w
 	w.mu.Lock()
 	w.did("save")
 	if w.staging != nil {

@@ -39,7 +39,7 @@ type world struct {
 	sockets  uint64   // counts sockets
 	log      []string // handler and plugin calls, registry changes and events, in order
 	registry map[string][]string
-	// unreachable are instances that are not to be given out.
+	// unreachable are instances that must not be dispensed.
 	unreachable map[string]bool
 	// saved is what is on disk, the newest first.
 	saved  []reconciler.Instance
@@ -251,7 +251,7 @@ func (w *world) status(path string) reconciler.Status {
 	return reconciler.Status{}
 }
 
-// hidden says that an instance is not given out.
+// hidden says that an instance is not dispensed.
 func (w *world) hidden(id string) bool {
 	synctest.Wait()
 	w.mu.Lock()

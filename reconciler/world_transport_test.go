@@ -40,7 +40,7 @@ func (w *world) isOther(p *plugin, socket cache.SocketID) bool {
 // did counts one piece of work. w.mu is held.
 func (w *world) did(what string) { w.work[what]++ }
 
-func (t transport) Dial(ctx context.Context, path string, socket cache.SocketID) (reconciler.Conn, error) {
+func (t transport) Dial(ctx context.Context, timeout time.Duration, path string, socket cache.SocketID) (reconciler.Conn, error) {
 	t.w.mu.Lock()
 	t.w.did("dial")
 	t.w.mu.Unlock()
@@ -52,7 +52,7 @@ func (t transport) Dial(ctx context.Context, path string, socket cache.SocketID)
 		return nil, errors.New("another socket is there")
 	}
 	if p.backlogFull {
-		return nil, t.w.wait(ctx, time.Hour)
+		return nil, t.w.wait(ctx, timeout, time.Hour)
 	}
 	t.w.mu.Lock()
 	defer t.w.mu.Unlock()
@@ -107,7 +107,7 @@ type conn struct {
 	p *plugin
 }
 
-func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
+func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
 	c.w.mu.Lock()
 	c.w.did("ask")
 	takes := c.p.infoTakes
@@ -115,7 +115,7 @@ func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 		takes = time.Hour
 	}
 	c.w.mu.Unlock()
-	if err := c.w.wait(ctx, takes); err != nil {
+	if err := c.w.wait(ctx, timeout, takes); err != nil {
 		return reconciler.Info{}, err
 	}
 	c.w.mu.Lock()
@@ -134,10 +134,12 @@ func (c *conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 }
 
 // wait has time pass, if it is to.
-func (*world) wait(ctx context.Context, d time.Duration) error {
+func (*world) wait(ctx context.Context, timeout, d time.Duration) error {
 	if d == 0 {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -148,7 +150,7 @@ func (*world) wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (c *conn) Notify(ctx context.Context, registered bool, reason string) error {
+func (c *conn) Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error {
 	c.w.mu.Lock()
 	c.w.did("notify")
 	dead, takes := c.p.dead, c.p.notifyTakes
@@ -160,7 +162,7 @@ func (c *conn) Notify(ctx context.Context, registered bool, reason string) error
 		return io.EOF
 	}
 	c.w.note("told %s %t%s", c.p.info.Name, registered, map[bool]string{true: "", false: ": " + reason}[reason == ""])
-	if err := c.w.wait(ctx, takes); err != nil {
+	if err := c.w.wait(ctx, timeout, takes); err != nil {
 		return err
 	}
 	c.w.mu.Lock()

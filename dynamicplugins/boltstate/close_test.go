@@ -19,7 +19,7 @@ func TestCloseWaitsForWriters(t *testing.T) {
 		}
 		change := &dynamicplugins.PluginChange{Type: "t", Name: "n", Plugins: []*dynamicplugins.PluginInfo{{Type: "t", Name: "n"}}}
 		put := make(chan error)
-		g := &group{done: make(chan struct{})} // whose first caller, who writes it, is this test
+		g := &group{done: make(chan struct{}), told: make(chan struct{})} // whose first caller, who writes it, is this test
 		store.next = g
 		go func() { put <- store.PutDynamicPluginChange(change) }()
 		synctest.Wait()
@@ -34,7 +34,6 @@ func TestCloseWaitsForWriters(t *testing.T) {
 		if err := store.PutDynamicPluginChange(change); !errors.Is(err, ErrClosed) {
 			t.Errorf("a change that came after Close: %v", err)
 		}
-		store.writing.Lock()
 		store.write(g)
 		if err := errors.Join(<-put, <-closed); err != nil {
 			t.Error(err)

@@ -76,8 +76,8 @@ func TestDamage(t *testing.T) {
 		"OneByte": {damage: truncated(1), want: "its first pages cannot be read"},
 		"Text": {damage: func(tb testing.TB, path string, _ []byte) {
 			write(tb, path, bytes.Repeat([]byte("no state file\n"), 10_000))
-		}, want: "it is no bbolt file" + moveAway},
-		"Zeros":         {damage: func(tb testing.TB, path string, _ []byte) { write(tb, path, make([]byte, 1<<16)) }, want: "it is no bbolt file"},
+		}, want: "it is not a bbolt file" + moveAway},
+		"Zeros":         {damage: func(tb testing.TB, path string, _ []byte) { write(tb, path, make([]byte, 1<<16)) }, want: "it is not a bbolt file"},
 		"OnePage":       {damage: truncated(page), want: "it ends too early: it has "},
 		"TwoPages":      {damage: truncated(2 * page), want: "it is damaged: it ends too early: it has "},
 		"WithinTheTree": {damage: truncated(5*page - 1), want: "it is damaged: it ends too early: it has "},

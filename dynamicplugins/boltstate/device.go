@@ -141,7 +141,7 @@ func (s *Store) reopen() error {
 		switch {
 		case err != nil:
 		case meta.transaction == s.last+1:
-			// bbolt has read the pages of the transaction that failed, so it has to begin anew.
+			// bbolt has read the pages of the transaction that failed, so it must start over.
 			if err = db.settle(s.last); err == nil {
 				db.close()
 				continue

@@ -5,6 +5,6 @@
 //
 // Beside the plugins, a handler can keep keys and values of its own, in a [Bucket].
 //
-// A file that is not a sound state file of a known format is never opened for writing and never repaired: it stays as it is, byte
-// for byte, and the error says what is wrong. The package keeps what the registry gives it and knows nothing about its meaning.
+// A file that is damaged or has an unknown format is never opened for writing and never repaired: it stays as it is, byte for byte, and the
+// error says what is wrong. The package stores what the registry passes to it, without knowing what it means.
 package boltstate

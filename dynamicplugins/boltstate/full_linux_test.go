@@ -31,7 +31,7 @@ func TestFullDisk(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		t.Skipf("no mount namespace to be had: %v", err)
+		t.Skipf("no mount namespace is available: %v", err)
 	case err != nil:
 		t.Errorf("%v\n%s", err, out)
 	}

@@ -13,7 +13,7 @@ import (
 // A name that is kept has the key of the plugins of that name. The value is the numbers UID, GID and, in nanoseconds since 1970, until
 // when, unsigned varints, sealed like a value of a Bucket.
 
-// encodeName returns what is stored of a name; nil if it is kept for nobody.
+// encodeName returns what is stored of a name; nil if it is not reserved.
 func encodeName(key []byte, name dynamicplugins.KeptName) []byte {
 	if name.Until.IsZero() {
 		return nil

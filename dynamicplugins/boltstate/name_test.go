@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 )
 
-// TestNames: whose a name is outlives the file's being closed, goes with what is saved of its plugins, and is not touched by what replaces
+// TestNames: for whom a name is reserved outlives the file's being closed, goes with what is saved of its plugins, and is not touched by what replaces
 // them all.
 func TestNames(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")

@@ -74,7 +74,7 @@ func unsound(path, format string, err error) error {
 // process after a second (ErrLocked). In each of these cases the file stays as it is.
 func Open(path string) (*Store, error) {
 	if err := create(path); err != nil {
-		return nil, fmt.Errorf("cannot make state file %s: %w", path, err)
+		return nil, fmt.Errorf("cannot create state file %s: %w", path, err)
 	}
 	if err := inspect(path); err != nil {
 		return nil, err
@@ -197,7 +197,7 @@ func inspect(path string) (err error) {
 	case err != nil:
 		return fmt.Errorf("cannot open state file: %w", err)
 	case !info.Mode().IsRegular():
-		return corrupt(path, "it is no regular file")
+		return corrupt(path, "it is not a regular file")
 	case info.Size() == 0:
 		return corrupt(path, "it is empty")
 	}

@@ -106,7 +106,7 @@ func readMetaAt(file io.ReaderAt, offset int64) (boltMeta, error) {
 	}
 	b := page[pageHeaderSize:]
 	if order.Uint32(b) != boltMagic || order.Uint32(b[4:]) != boltVersion {
-		return boltMeta{}, errors.New("it is no bbolt file")
+		return boltMeta{}, errors.New("it is not a bbolt file")
 	}
 	hash := fnv.New64a()
 	_, _ = hash.Write(b[:metaSize-8])
@@ -162,7 +162,7 @@ func (p *pages) checkFreelist() error {
 		return err
 	}
 	if order.Uint16(page[8:]) != freelistFlag {
-		return fmt.Errorf("page %d is no list of free pages", p.meta.freelist)
+		return fmt.Errorf("page %d is not a list of free pages", p.meta.freelist)
 	}
 	ids, count := page[pageHeaderSize:], uint64(order.Uint16(page[10:]))
 	if count == 0xFFFF { // too many for 16 bits: the number comes first
@@ -215,7 +215,7 @@ func (p *pages) checkPage(page []byte, within keys) error {
 	flags, count := order.Uint16(page[8:]), int(order.Uint16(page[10:]))
 	branch := flags == branchFlag
 	if !branch && flags != leafFlag || (branch || within.first != nil) && count == 0 {
-		return errors.New("it is no page of a tree")
+		return errors.New("it is not a page of a tree")
 	}
 	if len(page) < pageHeaderSize+count*elementSize {
 		return errTruncated

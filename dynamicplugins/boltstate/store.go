@@ -1,6 +1,7 @@
 package boltstate
 
 import (
+	"cmp"
 	"container/list"
 	"fmt"
 	"sync"
@@ -17,7 +18,7 @@ type Store struct {
 	path      string
 	onFailure func(error)
 
-	writing sync.Mutex // held from the beginning of a transaction until those whom it concerns have been told
+	writing sync.Mutex // held during a transaction
 	last    uint64     // the last transaction that succeeded; guarded by writing
 	settled bool       // last is on the device for sure; guarded by writing
 	lost    int        // the most bytes that could not be written since Check succeeded; guarded by writing
@@ -27,7 +28,8 @@ type Store struct {
 	failed error        // why
 
 	mu     sync.Mutex
-	next   *group // the records that wait for writing; nil if there are none
+	next   *group        // the records that wait for writing; nil if there are none
+	told   chan struct{} // that of the last group
 	users  sync.WaitGroup
 	closed bool
 }
@@ -117,14 +119,38 @@ func (s *Store) replace(records []record) error {
 
 // PutDynamicPluginChange replaces what is stored for one plugin. It returns when that is durable, or an error if it is not.
 func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
-	r, err := newRecord(change.Type, change.Name, change.Plugins)
+	r, err := recordOf(change)
 	if err != nil {
 		return s.cannotWrite(err)
 	}
-	if change.Kept != nil {
-		r.name = &record{bucket: namesBucket, key: r.key, value: encodeName(r.key, *change.Kept)}
-	}
 	return s.commit(r)
+}
+
+// PutDynamicPluginChanges implements [dynamicplugins.BatchStorage]: all are written in one transaction.
+func (s *Store) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) []error {
+	errs := make([]error, len(changes))
+	records := make([]record, 0, len(changes))
+	failed := false
+	for i, change := range changes {
+		r, err := recordOf(change)
+		if err != nil {
+			errs[i], failed = s.cannotWrite(err), true
+			continue
+		}
+		records = append(records, r)
+	}
+	if len(records) > 0 {
+		if err := s.commit(records...); err != nil {
+			for i := range errs {
+				errs[i] = cmp.Or(errs[i], err)
+			}
+			failed = true
+		}
+	}
+	if !failed {
+		return nil
+	}
+	return errs
 }
 
 // cannotWrite is the error of a change.
@@ -169,40 +195,45 @@ func (s *Store) enter() error {
 
 // group is records that are written in one transaction.
 type group struct {
-	records []record // guarded by Store.mu
+	records []record      // guarded by Store.mu
+	callers int           // guarded by Store.mu
+	before  chan struct{} // closed when all callers of the group before know of its end; nil for the first group
 	done    chan struct{}
-	err     error        // set before done is closed
-	untold  atomic.Int64 // callers that do not know of err yet; set before done is closed
+	err     error         // set before done is closed
+	untold  atomic.Int64  // callers that do not know of err yet; set before done is closed
+	told    chan struct{} // closed when there are none any more
 }
 
-// commit makes a record durable. One that arrives while nothing is written is written at once; those that arrive while a transaction
+// commit makes records durable. Those that arrive while nothing is written are written at once; those that arrive while a transaction
 // is under way form a group, which the caller of the first of them writes next.
 //
 // The transaction of a group begins when all callers of the one before have been told. They are about to run anyway, a transaction
 // that runs among them waits behind all of them whenever one of its writes has ended, and what they have to write next is in it.
 //
 // All records of a group fail together, so a record must not fail for a reason of its own.
-func (s *Store) commit(r record) error {
-	g, first, err := s.join(r)
+func (s *Store) commit(records ...record) error {
+	g, first, err := s.join(records)
 	if err != nil {
 		return err
 	}
 	defer s.users.Done()
 	if first {
-		s.writing.Lock()
+		if g.before != nil {
+			<-g.before
+		}
 		s.write(g)
 	} else {
 		<-g.done
 	}
 	err = g.err
 	if g.untold.Add(-1) == 0 {
-		s.writing.Unlock()
+		close(g.told)
 	}
 	return err
 }
 
-// join does what use does, and puts a record into the next group. It reports whether the group is new: its caller is to write it then.
-func (s *Store) join(r record) (g *group, first bool, err error) {
+// join does what use does, and puts records into the next group. It reports whether the group is new: its caller is to write it then.
+func (s *Store) join(records []record) (g *group, first bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.enter(); err != nil {
@@ -210,15 +241,18 @@ func (s *Store) join(r record) (g *group, first bool, err error) {
 	}
 	first = s.next == nil
 	if first {
-		s.next = &group{done: make(chan struct{})}
+		s.next = &group{before: s.told, done: make(chan struct{}), told: make(chan struct{})}
+		s.told = s.next.told
 	}
-	s.next.records = append(s.next.records, r)
+	s.next.records = append(s.next.records, records...)
+	s.next.callers++
 	return s.next, first, nil
 }
 
-// write writes a group, which records may join until all that are there have been put into the transaction. The caller holds
-// s.writing, which the last caller of the group releases.
+// write writes a group, which records may join until all that are there have been put into the transaction.
 func (s *Store) write(g *group) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	err := s.update(func(tx *bbolt.Tx) error {
 		bucket := tx.Bucket(pluginsBucket)
 		for put := 0; ; {
@@ -244,8 +278,8 @@ func (s *Store) write(g *group) {
 	if err != nil {
 		s.unsaved(g.records)
 	}
+	g.untold.Store(int64(g.callers))
 	s.mu.Unlock()
-	g.untold.Store(int64(len(g.records)))
 	close(g.done)
 }
 
@@ -264,6 +298,15 @@ type record struct {
 	bucket     []byte // nil for the plugins
 	key, value []byte
 	name       *record // that goes with it; nil for none
+}
+
+// recordOf returns the record of a change.
+func recordOf(change *dynamicplugins.PluginChange) (record, error) {
+	r, err := newRecord(change.Type, change.Name, change.Plugins)
+	if err == nil && change.Kept != nil {
+		r.name = &record{bucket: namesBucket, key: r.key, value: encodeName(r.key, *change.Kept)}
+	}
+	return r, err
 }
 
 // newRecord checks that the record can be stored, so that it cannot make others fail in the same transaction.

@@ -9,7 +9,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/statetest"
 )
 
-// A storage of one's own has a test with this body; that of boltstate is an example of one.
+// A storage of your own has a test with this body; that of boltstate is an example of one.
 func ExampleTest() {
 	testStorage := func(t *testing.T) {
 		statetest.Test(t, func(dir string) (dynamicplugins.StateStorage, error) {

@@ -1,8 +1,8 @@
-// Package statetest is the conformance suite for implementations of dynamicplugins.StateStorage: whoever writes one runs Test on it.
+// Package statetest is the conformance suite for implementations of dynamicplugins.StateStorage: if you write one, run [Test] on it.
 //
-// It checks what the registry relies on: that what was put comes back, every field, every byte and in order, now and after the
-// storage was opened anew, and that changes of single plugins, if the storage takes them, add up. It cannot check that a state
-// survives a crash; that takes a process to kill.
+// It checks what the registry relies on: a stored state comes back complete and in order, immediately and after the storage was reopened,
+// and changes of single plugins, if the storage supports them, add up. It cannot check that a state survives a crash; that takes a process
+// to kill.
 package statetest
 
 import (

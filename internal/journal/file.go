@@ -40,13 +40,16 @@ type keeper struct {
 	wake chan struct{} // has room for one
 
 	mu      sync.Mutex
-	pending []Event // at most as many as the Journal keeps
-	left    int     // out, because there were more
+	pending []Event   // at most as many as the Journal keeps
+	left    int       // out, because there were more
+	err     error     // why events cannot be written
+	since   time.Time // when that began
+	unread  error     // why they could not be read last
+	missed  time.Time // when that began
 
 	// The rest belongs to the goroutine of run.
-	began  bool // it has written
-	failed bool
-	dir    fs.FileInfo // in which it has written or may begin to; nil if that was not there yet
+	began bool        // it has written
+	dir   fs.FileInfo // in which it has written or may begin to; nil if that was not there yet
 }
 
 func newKeeper(path string, log *slog.Logger) *keeper {
@@ -92,15 +95,53 @@ func (k *keeper) run(ctx context.Context) {
 
 // report tells of the first of several failures, and when they end.
 func (k *keeper) report(err error) {
+	k.mu.Lock()
+	failed := k.err != nil
+	k.err = err
+	if !failed {
+		k.since = time.Now()
+	}
+	k.mu.Unlock()
 	switch {
-	case err != nil && !k.failed:
-		k.log.Warn("events cannot be written and will be missing after a restart; see that there is space and that the file can be written",
-			"file", k.path, "error", err)
-	case err == nil && k.failed:
+	case err != nil && !failed:
+		k.log.Warn(cannotWrite+"; "+mendWriting, "file", k.path, "error", err)
+	case err == nil && failed:
 		k.log.Info("events are written again", "file", k.path)
 	}
-	k.failed = err != nil
 }
+
+// trouble says why events cannot be written, and since when; empty if they can.
+func (k *keeper) trouble() (message string, since time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case k.err != nil:
+		return fmt.Sprintf("%s: %v; %s", cannotWrite, k.err, mendWriting), k.since
+	case k.unread != nil:
+		return fmt.Sprintf("%s: %v; check that the file can be read", cannotRead, k.unread), k.missed
+	}
+	return "", time.Time{}
+}
+
+// read tells how reading the file went: of the first of several failures, and in trouble until it succeeds.
+func (k *keeper) read(err error) {
+	k.mu.Lock()
+	first := k.unread == nil
+	k.unread = err
+	if first {
+		k.missed = time.Now()
+	}
+	k.mu.Unlock()
+	if err != nil && first {
+		k.log.Warn(cannotRead+"; check that the file can be read", "file", k.path, "error", err)
+	}
+}
+
+const (
+	cannotRead  = "earlier events cannot be read, and are not shown"
+	cannotWrite = "events cannot be written and will be missing after a restart"
+	mendWriting = "check that there is space and that the file can be written"
+)
 
 // write appends events. The file is not kept open: its device can be unmounted, and what is mounted there next is written to.
 func (k *keeper) write(events []Event) error {
@@ -160,7 +201,7 @@ func (k *keeper) append(text []byte) error {
 
 func older(path string) string { return path + ".1" }
 
-// load returns the last events of the files, oldest first. Lines that were torn, and whatever else is no event, are passed over.
+// load returns the events of the files, oldest first. Lines that were torn, and whatever else is no event, are passed over.
 func load(path string) ([]Event, error) {
 	var events []Event
 	for _, file := range []string{older(path), path} {
@@ -182,5 +223,5 @@ func load(path string) ([]Event, error) {
 			}})
 		}
 	}
-	return events[max(0, len(events)-history):], nil
+	return events, nil
 }

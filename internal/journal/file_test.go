@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -177,5 +178,79 @@ func TestTooManyPending(t *testing.T) {
 	check(t, j, 5, history+5)
 	if !strings.Contains(log, "missing=5") {
 		t.Errorf("the log is %s", log)
+	}
+}
+
+// TestAllEvents: what memory no longer has is read from the file, and what a launched plugin registered as is known after a restart.
+func TestAllEvents(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	begin := func() (*Journal, func()) {
+		j := New(slog.New(slog.DiscardHandler), path, nil, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { j.Run(ctx); close(ended) }()
+		return j, func() { cancel(); <-ended; j.Close() }
+	}
+	j, end := begin()
+	j.Observe(reconciler.Event{Kind: reconciler.EventRegistered, Type: "T", Name: "n", Instance: "i", SocketPath: "/s"})
+	j.ObserveLauncher(launcher.Event{Kind: launcher.EventReady, Name: "unit", Socket: "/s"})
+	end()
+	j, end = begin()
+	for range history + 100 {
+		j.Publish(reconciler.Event{Kind: "k", Type: "T", Name: "other"})
+	}
+	all, err := j.All()
+	if err != nil || len(all) < history+2 || all[0].Seq != 1 || all[len(all)-1].Seq != history+102 {
+		t.Errorf("%d events, %v", len(all), err)
+	}
+	for i, e := range all[1:] {
+		if e.Seq <= all[i].Seq {
+			t.Fatalf("event %d follows %d", e.Seq, all[i].Seq)
+		}
+	}
+	if ptype, name, known := j.LaunchedAs("unit"); ptype != "T" || name != "n" || !known {
+		t.Errorf("it is %s/%s, %v", ptype, name, known)
+	}
+	end()
+}
+
+// TestTrouble: that events are not kept is said for as long as it is so.
+func TestTrouble(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	j := New(slog.New(slog.DiscardHandler), path, nil, nil)
+	if message, _, kept := j.Trouble(); message != "" || !kept {
+		t.Errorf("%q, %v", message, kept)
+	}
+	j.keeper.report(errors.New("the disk is full"))
+	if message, since, _ := j.Trouble(); !strings.Contains(message, "the disk is full; check that there is space") || since.IsZero() {
+		t.Errorf("%q since %v", message, since)
+	}
+	j.keeper.report(nil)
+	if message, since, _ := j.Trouble(); message != "" || !since.IsZero() {
+		t.Errorf("%q since %v", message, since)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.All(); err == nil {
+		t.Error("a directory was read")
+	}
+	if message, since, _ := j.Trouble(); !strings.Contains(message, "check that the file can be read") || since.IsZero() {
+		t.Errorf("%q since %v", message, since)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.All(); err != nil {
+		t.Error(err)
+	}
+	if message, _, _ := j.Trouble(); message != "" {
+		t.Errorf("%q", message)
+	}
+	j.Close()
+	j = New(slog.New(slog.DiscardHandler), t.TempDir(), nil, nil) // which is no file
+	defer j.Close()
+	if message, since, kept := j.Trouble(); !strings.Contains(message, "cannot be read") || since.IsZero() || !kept {
+		t.Errorf("%q since %v, %v", message, since, kept)
 	}
 }

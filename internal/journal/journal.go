@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -26,7 +27,7 @@ type Event struct {
 	reconciler.Event
 }
 
-// Resync is the kind of the event that takes the place of those which a subscriber was too slow to read.
+// Resync replaces the events that a subscriber was too slow to read.
 const Resync reconciler.EventKind = "resync"
 
 // history is the number of past events that are kept.
@@ -38,16 +39,30 @@ type Journal struct {
 	observer func(reconciler.Event) // may be nil
 	log      *slog.Logger
 	keeper   *keeper // nil if the events do not outlive the process
+	unread   error   // why the file could not be read: then there is no keeper
+	began    time.Time
 
 	mu  sync.Mutex // held over a publication, so that the events are in the order of their numbers
 	seq uint64     // of the last event
+	// registered is what is registered, by instance, and launched what launched plugins registered as last, by name.
+	registered map[string]served
+	launched   map[string]served
+	// room is how many launched plugins are known before those that are gone are looked for again.
+	room int
+}
+
+// served is what a plugin registered as.
+type served struct {
+	ptype, name, instance, socket string
+	told                          uint64 // the number of the last event of the launched plugin
 }
 
 // New returns a Journal with the events that are in a file, to which Run writes; with an empty path they do not outlive the process. The
 // observer is told of each new event before subscribers are, and resynced is called each time that one of them was too slow. Either may be
 // nil.
 func New(log *slog.Logger, path string, observer func(reconciler.Event), resynced func()) *Journal {
-	j := &Journal{log: log, observer: observer, feed: feed.New(feed.Config[Event]{
+	j := &Journal{log: log, observer: observer, registered: map[string]served{}, launched: map[string]served{}, began: time.Now()}
+	j.feed = feed.New(feed.Config[Event]{
 		History: history,
 		Resync: func(_ string, commit func(Event)) {
 			if resynced != nil {
@@ -57,19 +72,24 @@ func New(log *slog.Logger, path string, observer func(reconciler.Event), resynce
 				Time: time.Now(), Kind: Resync, Message: "events were missed because they were not read in time; list the plugins again",
 			}})
 		},
-	})}
+	})
 	if path == "" {
 		return j
 	}
 	past, err := load(path)
 	if err != nil {
-		log.Warn("earlier events cannot be read, and none are written; see that the file can be read, then restart", "error", err)
+		log.Warn("earlier events cannot be read, and none are written; check that the file can be read, then restart", "error", err)
+		j.unread = err
 		return j
 	}
-	for _, e := range past {
+	for _, e := range past[max(0, len(past)-history):] {
 		j.seq = e.Seq
 		j.feed.Publish("", e)
+		if j.note(e.Event); isLaunched(e.Event) {
+			j.servedAs(e.Event)
+		}
 	}
+	clear(j.registered) // by a process that has ended
 	j.keeper = newKeeper(path, log)
 	return j
 }
@@ -81,8 +101,39 @@ func (j *Journal) Run(ctx context.Context) {
 	}
 }
 
-// Last returns the last n events that are kept, oldest first.
+// Trouble says why events do not outlive the process, what to do, and since when that is so; empty if they do. They are to only if kept.
+func (j *Journal) Trouble() (message string, since time.Time, kept bool) {
+	if j.unread != nil {
+		return fmt.Sprintf("earlier events cannot be read, and none are written: %v; check that the file can be read, then restart", j.unread),
+			j.began, true
+	}
+	if j.keeper == nil {
+		return "", time.Time{}, false
+	}
+	message, since = j.keeper.trouble()
+	return message, since, true
+}
+
+// Last returns the last n events that are kept in memory, oldest first.
 func (j *Journal) Last(n int) []Event { return j.feed.Last(n) }
+
+// All returns all events that are kept, oldest first: those in memory, and the older ones of the file, which it reads.
+func (j *Journal) All() ([]Event, error) {
+	recent := j.feed.Last(history)
+	if j.keeper == nil {
+		return recent, nil
+	}
+	all, err := load(j.keeper.path)
+	j.keeper.read(err)
+	if len(recent) == 0 {
+		return all, err
+	}
+	older := slices.IndexFunc(all, func(e Event) bool { return e.Seq >= recent[0].Seq })
+	if older < 0 {
+		older = len(all)
+	}
+	return append(all[:older:older], recent...), err
+}
 
 // Events returns the last tail events that are kept, and then what happens until ctx ends or the Journal is closed.
 func (j *Journal) Events(ctx context.Context, tail int) <-chan Event { return j.feed.Replay(ctx, tail) }
@@ -105,21 +156,96 @@ func (j *Journal) Publish(e reconciler.Event) {
 }
 
 // Observe adds an event and logs it in one line. It implements [reconciler.Config].Observe.
-func (j *Journal) Observe(e reconciler.Event) { j.observe(e, states[e.Kind]) }
-
-// observe is Observe of an event after which its subject is in a state; empty if the event says nothing of that.
-func (j *Journal) observe(e reconciler.Event, state string) {
+func (j *Journal) Observe(e reconciler.Event) {
 	j.Publish(e)
+	j.mu.Lock()
+	j.note(e)
+	j.mu.Unlock()
+	j.tell(e, states[e.Kind])
+}
+
+// note takes over what is registered. The caller holds mu.
+func (j *Journal) note(e reconciler.Event) {
+	switch e.Kind {
+	case reconciler.EventRegistered, reconciler.EventUpdated, reconciler.EventRestored:
+		j.registered[e.Instance] = served{ptype: e.Type, name: e.Name, instance: e.Instance, socket: e.SocketPath}
+	case reconciler.EventDeregistered, reconciler.EventUnlinked:
+		delete(j.registered, e.Instance)
+	default:
+	}
+}
+
+// isLaunched says whether an event names a launched plugin, as the catalogue does.
+func isLaunched(e reconciler.Event) bool { return e.Type == "" && e.Name != "" }
+
+// servedAs returns what the launched plugin of an event is registered as, or was last. The caller holds mu.
+func (j *Journal) servedAs(e reconciler.Event) served {
+	for _, is := range j.registered {
+		if is.socket == e.SocketPath {
+			j.launched[e.Name] = is
+		}
+	}
+	was, known := j.launched[e.Name]
+	if was.told = j.seq; known {
+		j.launched[e.Name] = was
+	}
+	if len(j.launched) > j.room {
+		j.forget()
+	}
+	return was
+}
+
+// forget forgets launched plugins of which no event is kept any more, unless they are registered. The caller holds mu.
+func (j *Journal) forget() {
+	maps.DeleteFunc(j.launched, func(_ string, was served) bool {
+		_, is := j.registered[was.instance]
+		return !is && was.told+history < j.seq
+	})
+	j.room = 2 * len(j.launched)
+}
+
+// LaunchedAs returns the type and name as which a launched plugin is registered, or was last, as far as the events tell.
+func (j *Journal) LaunchedAs(name string) (ptype, registered string, known bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	was, known := j.launched[name]
+	return was.ptype, was.name, known
+}
+
+// Pass adds an event for a state in passing, and logs it in one line at level Debug. It implements [reconciler.Config].Passed.
+func (j *Journal) Pass(e reconciler.Event) {
+	e.Message = cmp.Or(passing[e.Kind], e.Message)
+	j.Publish(e)
+	j.line(slog.LevelDebug, e, string(e.Kind))
+}
+
+// passing says of the states in which something is under way, or behind something else, what it is.
+var passing = map[reconciler.EventKind]string{
+	reconciler.EventKind(reconciler.StateConnecting):    "its socket is asked who it is",
+	reconciler.EventKind(reconciler.StateWaiting):       "it waits for its turn among the instances of its name",
+	reconciler.EventKind(reconciler.StateValidating):    "its handler is asked whether it may be registered",
+	reconciler.EventKind(reconciler.StateAdmitting):     "the admission plugin is asked whether it may be registered",
+	reconciler.EventKind(reconciler.StateRegistering):   "its handler begins to use it, and it is saved",
+	reconciler.EventKind(reconciler.StateNotifying):     "it is told how its registration went",
+	reconciler.EventKind(reconciler.StateDeregistering): "its handler lets go of it",
+}
+
+// tell logs an event after which its subject is in a state; empty if the event says nothing of that.
+func (j *Journal) tell(e reconciler.Event, state string) {
 	level := slog.LevelInfo
 	if troubling[e.Kind] {
 		level = slog.LevelWarn
 	}
-	if !j.log.Enabled(context.Background(), level) {
-		return
+	if j.log.Enabled(context.Background(), level) {
+		j.line(level, e, state)
 	}
-	attributes := append(make([]slog.Attr, 0, 9), slog.String("event", string(e.Kind)))
+}
+
+// line writes one line of the log.
+func (j *Journal) line(level slog.Level, e reconciler.Event, state string) {
+	attributes := make([]slog.Attr, 0, 8)
 	for _, a := range []struct{ key, value string }{
-		{"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"state", state},
+		{"event", string(e.Kind)}, {"type", e.Type}, {"plugin", e.Name}, {"instance", e.Instance}, {"state", state},
 		{"endpoint", e.Endpoint}, {"socket", e.SocketPath}, {"reason", e.Message},
 	} {
 		if a.value != "" {
@@ -135,14 +261,30 @@ func (j *Journal) observe(e reconciler.Event, state string) {
 
 // ObserveHost is Observe for what the host of launched plugins tells.
 func (j *Journal) ObserveHost(e host.Event) {
-	j.Observe(reconciler.Event{Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Plugin, Message: e.Message})
+	j.observeLaunched(reconciler.Event{
+		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Plugin, SocketPath: e.Socket, Message: e.Message,
+	}, hostStates[e.Kind])
 }
 
 // ObserveLauncher is Observe for what the launcher tells.
 func (j *Journal) ObserveLauncher(e launcher.Event) {
-	j.observe(reconciler.Event{
+	j.observeLaunched(reconciler.Event{
 		Time: e.Time, Kind: reconciler.EventKind(e.Kind), Name: e.Name, SocketPath: e.Socket, Message: e.Message,
-	}, launchedStates[e.Kind])
+	}, string(e.State))
+}
+
+// observeLaunched adds an event of a launched plugin, which is named as in the catalogue. Its line also says as what it is registered, or
+// was last: the type, and the instance on this socket.
+func (j *Journal) observeLaunched(e reconciler.Event, state string) {
+	j.Publish(e)
+	j.mu.Lock()
+	was := j.servedAs(e)
+	j.mu.Unlock()
+	e.Type = was.ptype
+	if was.socket == e.SocketPath {
+		e.Instance = was.instance
+	}
+	j.tell(e, state)
 }
 
 // states are those of instances after an event, as they are listed; for what is listed no longer, the word of the event.
@@ -155,12 +297,9 @@ var states = map[reconciler.EventKind]string{
 	pipeline.EventDegraded: "degraded", pipeline.EventRecovered: "ok",
 }
 
-// launchedStates are those of launched plugins after an event of the launcher; [launcher.EventFailed] leaves them in several.
-var launchedStates = map[launcher.EventKind]string{
-	launcher.EventReady: string(launcher.StateRunning), launcher.EventAdopted: string(launcher.StateRunning),
-	launcher.EventReplaced: string(launcher.StateRunning), launcher.EventResponsive: string(launcher.StateRunning),
-	launcher.EventUnresponsive: string(launcher.StateUnresponsive), launcher.EventBackoff: string(launcher.StateBackoff),
-	launcher.EventStopped: string(launcher.StateStopped),
+// hostStates are those of launched plugins after an event of the host.
+var hostStates = map[host.EventKind]string{
+	host.EventLaunched: string(launcher.StateStarting), host.EventTerminated: string(host.EventTerminated),
 }
 
 // troubling are the kinds of events at which an operator may have to look. All others tell of the ordinary life of plugins.

@@ -24,12 +24,13 @@ var kinds = map[string]map[string][2]string{
 	},
 	"../discover/pipeline/watcher.go": {"degraded": {"WARN", "degraded"}, "recovered": {"INFO", "ok"}},
 	"../../host/host.go": {
-		"launched": {"INFO", ""}, "terminated": {"INFO", ""}, "denied": {"WARN", ""}, "leftover": {"WARN", ""},
+		"launched": {"INFO", "starting"}, "terminated": {"INFO", "terminated"}, "denied": {"WARN", ""}, "leftover": {"WARN", ""},
 	},
 	"../launch/machine/types.go": {
-		"failed": {"WARN", ""}, "stopped": {"INFO", "stopped"}, "replaced": {"INFO", "running"},
+		"failed": {"WARN", "failed"}, "stopped": {"INFO", "stopped"}, "replaced": {"INFO", "running"},
 		"ready": {"INFO", "running"}, "adopted": {"INFO", "running"}, "backoff": {"WARN", "backoff"},
-		"unresponsive": {"WARN", "unresponsive"}, "responsive": {"INFO", "running"}, "unhealthy": {"WARN", ""}, "healthy": {"INFO", ""},
+		"unresponsive": {"WARN", "unresponsive"}, "responsive": {"INFO", "running"}, "unhealthy": {"WARN", "running"},
+		"healthy": {"INFO", "running"},
 	},
 }
 
@@ -57,6 +58,37 @@ func TestLines(t *testing.T) {
 	}
 }
 
+// TestPassingLines: a state in passing is one event, and one line at level Debug with the same keys as every other.
+func TestPassingLines(t *testing.T) {
+	for _, state := range []reconciler.State{
+		reconciler.StateConnecting, reconciler.StateWaiting, reconciler.StateValidating, reconciler.StateAdmitting, reconciler.StateRegistering,
+		reconciler.StateNotifying, reconciler.StateDeregistering,
+	} {
+		var out bytes.Buffer
+		j := journal.New(slog.New(slog.NewJSONHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})), "", nil, nil)
+		j.Pass(reconciler.Event{Kind: reconciler.EventKind(state), Type: "T", Name: "n", Instance: "i", SocketPath: "/s"})
+		j.Close()
+		if past := j.Last(2); len(past) != 1 || string(past[0].Kind) != string(state) || past[0].Message == "" {
+			t.Errorf("%s: the events are %v", state, past)
+		}
+		var got map[string]string
+		if err := json.Unmarshal(out.Bytes(), &got); err != nil { // of more than one line, too
+			t.Fatalf("%s: %v: %s", state, err, &out)
+		}
+		for key, want := range map[string]string{
+			"level": "DEBUG", "msg": "plugin " + string(state), "event": string(state), "type": "T", "plugin": "n", "instance": "i",
+			"state": string(state), "socket": "/s",
+		} {
+			if got[key] != want {
+				t.Errorf("%s is %q, want %q", key, got[key], want)
+			}
+		}
+		if got["reason"] == "" {
+			t.Errorf("the line is %s", &out)
+		}
+	}
+}
+
 func checkLine(t *testing.T, file, kind, level, state string) {
 	t.Helper()
 	var out bytes.Buffer
@@ -67,7 +99,7 @@ func checkLine(t *testing.T, file, kind, level, state string) {
 	case "../../host/host.go":
 		j.ObserveHost(host.Event{Time: time.Now(), Kind: host.EventKind(kind), Plugin: "n", Message: "why"})
 	case "../launch/machine/types.go":
-		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: launcher.EventKind(kind), Name: "n", Message: "why"})
+		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: launcher.EventKind(kind), Name: "n", State: launcher.State(state), Message: "why"})
 	default:
 		want["type"], want["instance"] = "T", "i"
 		j.Observe(reconciler.Event{Time: time.Now(), Kind: reconciler.EventKind(kind), Type: "T", Name: "n", Instance: "i", Message: "why"})

@@ -51,7 +51,7 @@ func TestBirthsAreIdentity(t *testing.T) {
 	}
 	before := tree.socks["/r/x"].info.ID
 	if got := appear("x", 1, -time.Hour, created); len(got) != 1 || !got[0].Present || got[0].MovedFrom != "" || got[0].Info.ID == before {
-		t.Errorf("made anew on the same inode, and born before the old one: %+v", got)
+		t.Errorf("made again on the same inode, and born before the old one: %+v", got)
 	}
 }
 

@@ -79,7 +79,7 @@ func (t *tree) cut(list []Condition) []Condition {
 	}
 	slices.SortFunc(list, func(a, b Condition) int { return cmp.Or(cmp.Compare(isNew(a), isNew(b)), byPath(a, b)) })
 	list, rest := list[:maxConditions:maxConditions], list[maxConditions:]
-	more := Condition{Path: t.roots[0].path, Reason: fmt.Sprintf("%d more directories are concerned", n), Key: "more"}
+	more := Condition{Path: t.roots[0].path, Reason: fmt.Sprintf("%d more directories are affected", n), Key: "more"}
 	more.Minor = !slices.ContainsFunc(rest, func(c Condition) bool { return !c.Minor })
 	slices.SortFunc(list, byPath)
 	return append(list, more)
@@ -116,13 +116,14 @@ func (t *tree) others() []Condition {
 	}
 	var list []Condition
 	for g, n := range crowds {
-		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("%d directories of user %d are not searched: of one user %d are at "+
-			"most, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs, t.cfg.MaxDirs),
+		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("%d directories of user %d are not searched: the limit is %d "+
+			"for one user, and %d in all (bounds.maxUserDirs, bounds.maxDirs); remove what is not needed", n, g.uid, t.cfg.MaxUserDirs,
+			t.cfg.MaxDirs),
 			fmt.Sprintf("%s %d", crowdKey, g.uid), !t.cfg.Privileged(g.uid)})
 	}
 	for g, of := range troubles {
-		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("something is wrong %d times with directories and sockets of user %d; "+
-			"first of all with %s: %s", of.n, g.uid, of.first, of.reason), fmt.Sprintf("user %d", g.uid), true})
+		list = append(list, Condition{t.roots[g.root].path, fmt.Sprintf("%d problems with directories and sockets of user %d; the first "+
+			"with %s: %s", of.n, g.uid, of.first, of.reason), fmt.Sprintf("user %d", g.uid), true})
 	}
 	return list
 }
@@ -168,6 +169,6 @@ func explainRead(err error) string {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Sprintf("the directory cannot be searched (%v); give this user read and search permission on it", err)
 	default:
-		return fmt.Sprintf("the directory cannot be read (%v); it is tried again", err)
+		return fmt.Sprintf("the directory cannot be read (%v); it will be tried again", err)
 	}
 }

@@ -131,14 +131,14 @@ func TestTroubleOfOthersIsOneCondition(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.do("start; degraded r wrong 300 times")
+	r.do("start; degraded r 300 problems")
 	if n := r.minors(); n != 1 {
 		t.Errorf("there are %d conditions", n)
 	}
 	r.mu.Lock()
 	before := r.update.Degraded[0]
 	r.mu.Unlock()
-	r.do("mkdir r/c/x; degraded r wrong 301 times")
+	r.do("mkdir r/c/x; degraded r 301 problems")
 	if after := r.update.Degraded[0]; after.Key != before.Key || after.Path != before.Path {
 		t.Errorf("after %+v comes %+v, as another one", before, after)
 	}

@@ -31,7 +31,7 @@ func TestRootRemade(t *testing.T) {
 	}
 }
 
-// remade has 25 roots be removed and made anew, when the watcher has come to rest.
+// remade has 25 roots be removed and made again, when the watcher has come to rest.
 func remade(t *testing.T, remove func(root string) error) {
 	t.Helper()
 	const n, most = 25, 5 * time.Second

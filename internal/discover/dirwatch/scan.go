@@ -22,7 +22,7 @@ type reach int
 
 const (
 	shallow reach = iota // the directory, and subdirectories that were not known
-	deep                 // everything below, with all watches made anew
+	deep                 // everything below, with all watches made again
 )
 
 const (

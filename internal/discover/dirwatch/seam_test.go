@@ -53,7 +53,7 @@ func (f *fake) want(calls ...string) {
 	f.calls = nil
 }
 
-// TestWatchIsRenewed has a watch that tells nothing: when a scan finds what it should have told, it is made anew.
+// TestWatchIsRenewed has a watch that tells nothing: when a scan finds what it should have told, it is made again.
 func TestWatchIsRenewed(t *testing.T) {
 	r := newRig(t, "r")
 	f := r.fakeEvents()

@@ -28,10 +28,10 @@ func BenchmarkStage(b *testing.B) {
 	for i := 0; b.Loop(); i++ {
 		in.Name = strconv.Itoa(i)
 		in.ID = in.Name
-		staged, err := registry.Stage(in)
-		if err != nil {
-			b.Fatal(err)
+		stage := registry.Stage([]reconciler.Instance{in})[0]
+		if stage.Err != nil {
+			b.Fatal(stage.Err)
 		}
-		staged.Publish()
+		stage.Staged.Publish()
 	}
 }

@@ -32,31 +32,43 @@ type Registry struct {
 // In returns what enrols instances in a registry.
 func In(store *dynamicplugins.Store) *Registry { return &Registry{store: store} }
 
-// Stage stages the instance under its type and under each of its roles. All are saved at once, so that a storage can do it in one step.
-func (r *Registry) Stage(in reconciler.Instance) (reconciler.Staged, error) {
-	info := infoOf(in)
-	infos := []*dynamicplugins.PluginInfo{info}
-	for _, role := range rolesOf(in) {
-		infos = append(infos, roleOf(info, role))
-	}
-	if err := r.dropRoles(in); err != nil {
-		return nil, err
-	}
-	all := &stagedRoles{r, make([]dynamicplugins.Staged, len(infos))}
-	err := r.atOnce(len(infos), func(i int) error {
-		staged, err := r.store.StagePlugin(infos[i])
-		if err == nil {
-			all.roles[i] = staged
+// Stage stages each instance under its type and under each of its roles. All are saved at once, so that a storage can do it in one step.
+func (r *Registry) Stage(instances []reconciler.Instance) []reconciler.Stage {
+	stages := make([]reconciler.Stage, len(instances))
+	ends := make([]int, len(instances)) // of the entries of each
+	entries := make([]*dynamicplugins.PluginInfo, 0, len(instances))
+	for i, in := range instances {
+		if stages[i].Err = r.dropRoles(in); stages[i].Err == nil {
+			info := infoOf(in)
+			entries = append(entries, info)
+			for _, role := range info.Record.Roles {
+				entries = append(entries, roleOf(info, role))
+			}
 		}
-		return err
-	})
+		ends[i] = len(entries)
+	}
+	staged, errs := r.store.StagePlugins(entries)
+	begin := 0
+	for i, end := range ends {
+		if stages[i].Err == nil {
+			stages[i] = r.stageOf(staged[begin:end], errs[begin:end])
+		}
+		begin = end
+	}
+	return stages
+}
+
+// stageOf returns the stage of one instance with its roles.
+func (r *Registry) stageOf(roles []dynamicplugins.Staged, errs []error) reconciler.Stage {
+	all := &stagedRoles{r, roles}
+	err := errors.Join(errs...)
 	if err == nil {
-		return all, nil
+		return reconciler.Stage{Staged: all}
 	}
 	if left := all.Discard(); left != nil {
-		return all, errors.Join(err, left)
+		return reconciler.Stage{Staged: all, Err: errors.Join(err, left)}
 	}
-	return nil, err
+	return reconciler.Stage{Err: err}
 }
 
 // dropRoles removes the instance from the roles that it had and has no more.
@@ -117,7 +129,7 @@ func (r *Registry) Confirm(ptype, name, id string) {
 	}
 }
 
-// Unreachable says why an instance is not to be given out, in each of its roles.
+// Unreachable says why an instance must not be dispensed, in each of its roles.
 func (r *Registry) Unreachable(ptype, name, id string, reason error) {
 	for _, t := range append(r.roles(ptype, name, id), ptype) {
 		_ = r.store.MarkUnreachable(t, name, id, reason)
@@ -290,11 +302,11 @@ func isRole(info *dynamicplugins.PluginInfo) bool {
 	return info.Record != nil && info.Record.RoleOf != ""
 }
 
-// Statuses describes the instances in a registry that the pipeline does not know: those that others put there and, before it knows any,
-// all.
-func Statuses(store *dynamicplugins.Store, known bool) []reconciler.Status {
+// Statuses describes the instances in a registry, of one name or, if that is empty, of all, that the pipeline does not know: those that
+// others put there and, before it knows any, all.
+func Statuses(store *dynamicplugins.Store, name string, known bool) []reconciler.Status {
 	var statuses []reconciler.Status
-	for _, in := range store.Instances("", "") {
+	for _, in := range store.Instances("", name) {
 		if isRole(in.Info) {
 			continue // it stands there under its own type
 		}

@@ -117,11 +117,11 @@ func TestRestored(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, in := range []reconciler.Instance{older, newer, bare} {
-				staged, err := In(store).Stage(in)
-				if err != nil {
-					t.Fatal(err)
+				stage := In(store).Stage([]reconciler.Instance{in})[0]
+				if stage.Err != nil {
+					t.Fatal(stage.Err)
 				}
-				staged.Publish()
+				stage.Staged.Publish()
 			}
 			if err := store.RegisterPlugin(own); err != nil {
 				t.Fatal(err)

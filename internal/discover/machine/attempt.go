@@ -24,7 +24,7 @@ func (m *Machine) ask(in *instance, cause Cause) {
 	m.dial(in)
 }
 
-// askAgain has one be asked at once that waits or rests for want of something that may be there now, and has its back-off begin anew. One
+// askAgain has one be asked at once that waits or rests for want of something that may be there now, and resets its back-off. One
 // that is being judged, or told of a refusal, is asked after that.
 func (m *Machine) askAgain(in *instance, cause Cause) {
 	switch in.phase {
@@ -235,9 +235,9 @@ func isUnclaimed(f *Failure) bool {
 
 // reject tells a plugin on its connection that it is not registered, and why.
 func (m *Machine) reject(in *instance, f *Failure, cause Cause) {
-	in.failure = f
+	f.refusal = true
+	m.fails(in, f)
 	m.end(in, ResultRefused, f.Err)
-	in.tries++
 	if f.Kind == Distrusted {
 		m.do(Distrust{f.Reason})
 	}
@@ -273,7 +273,7 @@ func (m *Machine) delivered(in *instance) {
 func (m *Machine) ignore(in *instance, cause Cause) {
 	m.do(Close{in.ref})
 	m.unwatchBoth(in)
-	in.tries, in.failure, in.told = 0, nil, ""
+	in.recovers()
 	m.to(in, Refused, cause)
 	m.end(in, ResultIgnored, nil)
 	m.emit(EventIgnored, in, "no handler is registered for its type; it is left alone")
@@ -281,8 +281,7 @@ func (m *Machine) ignore(in *instance, cause Cause) {
 
 // failed takes over that an attempt failed without the plugin being told, and arranges the next one.
 func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
-	in.tries++
-	in.failure = f
+	m.fails(in, f)
 	kind, result := EventFailed, ResultFailed
 	if f.Kind == Distrusted {
 		kind, result = EventRefused, ResultRefused
@@ -297,6 +296,18 @@ func (m *Machine) failed(in *instance, f *Failure, cause Cause) {
 		m.emit(kind, in, f.Err.Error())
 	}
 }
+
+// fails takes over why another attempt failed.
+func (m *Machine) fails(in *instance, f *Failure) {
+	in.tries++
+	in.failure = f
+	if in.failing.IsZero() {
+		in.failing = m.Now
+	}
+}
+
+// recovers forgets what failed.
+func (in *instance) recovers() { in.tries, in.failing, in.failure, in.told = 0, time.Time{}, nil, "" }
 
 // retryLater arranges the next attempt.
 func (m *Machine) retryLater(in *instance, cause Cause) {

@@ -14,8 +14,8 @@ type record uint8
 
 const (
 	unrecorded record = iota
-	listed            // it is given out if it is current
-	hidden            // it is not given out
+	listed            // it is dispensed if it is current
+	hidden            // it is not dispensed
 )
 
 // instance is one appearance of a socket and what is known of the plugin behind it.
@@ -27,6 +27,8 @@ type instance struct {
 	// state is what operators read, since when.
 	state State
 	since time.Time
+	// passed are the states of which [Pass] told since the last event.
+	passed []State
 	// rank orders the instances of one name: the greater is the newer. It is that of the appearance, also after a restart; what appears
 	// then is above all that is remembered, but see yield, for which rank is provisional.
 	rank        uint64
@@ -36,9 +38,10 @@ type instance struct {
 	// lastLook: it is given up if its socket is still missing.
 	lastLook bool
 
-	// tries counts failed attempts since the last success, of which failure is the last one; the next is due then. told is the failure of
-	// which an event told last.
+	// tries counts failed attempts since the last success, the first of which was at failing and failure is the last one; the next is due
+	// then. told is the failure of which an event told last.
 	tries   int
+	failing time.Time
 	next    time.Time
 	failure *Failure
 	told    string
@@ -210,7 +213,7 @@ func (m *Machine) state(in *instance) State {
 // failedState is the state of one whose last attempt failed.
 func (in *instance) failedState() State {
 	switch {
-	case in.failure.Kind == Distrusted || isUnclaimed(in.failure):
+	case in.failure.Kind == Distrusted || in.failure.refusal:
 		return StateRefused
 	case (in.failure.nobody() || in.failure.endpoint()) && in.announced.Type != "":
 		return StateUnreachable

@@ -22,6 +22,8 @@ func (k Key) compare(o Key) int {
 type Moment struct {
 	Now    time.Time
 	Chance float64
+	// Passing: [Pass] tells of the states of which no event does.
+	Passing bool
 }
 
 // FailureKind says what follows from a failure.
@@ -41,6 +43,8 @@ type Failure struct {
 	Err    error
 	Kind   FailureKind
 	Reason trust.Reason // of one that is Distrusted
+	// refusal: the plugin is told, or was.
+	refusal bool
 	// quiet: no event tells of it, because one told of another like it. The plugin is told, if it is to be, and its status says so.
 	quiet bool
 }
@@ -293,14 +297,16 @@ type (
 	}
 	// Forget removes an instance from the registry, and tries until that is done.
 	Forget Entry
-	// Keep says whose a name is from now on. Unless Save is set, something of the name is about to be removed from the registry, and both
-	// are to be on disk together.
+	// Keep says for whom a name is reserved from now on. Unless Save is set, something of the name is about to be removed from the registry,
+	// and both must be on disk together.
 	Keep struct {
 		Name KeptName
 		Save bool
 	}
 	// Emit tells what happened.
 	Emit struct{ Event Event }
+	// Pass tells of a state that an instance has come to and of which no event tells. The kind of its event is the state.
+	Pass struct{ Event Event }
 	// Distrust tells that something was refused because it is not trusted.
 	Distrust struct{ Reason trust.Reason }
 	// Retire lets go of a handler that no lane has any more, and none will have.
@@ -330,6 +336,7 @@ func (Confirm) effect()        {}
 func (Hide) effect()           {}
 func (Forget) effect()         {}
 func (Keep) effect()           {}
+func (Pass) effect()           {}
 func (Emit) effect()           {}
 func (Distrust) effect()       {}
 func (Retire) effect()         {}

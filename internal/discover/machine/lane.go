@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 )
 
 // lane is where the handler of one plugin type and name is called, one call at a time.
@@ -248,7 +249,7 @@ func (m *Machine) refuse(in *instance) {
 func (m *Machine) standDown(l *lane, in *instance) {
 	in.failure = nil
 	if !in.hasEndpointWatched() { // or it is not known yet whether anybody accepts there
-		in.tries = 0
+		in.tries, in.failing = 0, time.Time{}
 	}
 	m.to(in, Superseded, ByTurn)
 	m.end(in, ResultSuperseded, nil)

@@ -3,6 +3,7 @@ package machine
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -85,8 +86,10 @@ type Machine struct {
 	names            keptNames
 	// announced counts the bytes that are kept of what plugins announce.
 	announced *share.Pool
-	// touched are the instances that this step is about, for their states.
-	touched []*instance
+	// plugins counts those of which something is kept, but not root's and the host's user's.
+	plugins *share.Pool
+	// touched are the instances that this step is about, for their states, and told those of which it emitted an event.
+	touched, told []*instance
 
 	// Entered is told of each transition, and Stepped of each step. They are for tests and may be nil.
 	Entered func(Ref, Row)
@@ -98,6 +101,7 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 	cfg.Bounds = Bounds{
 		Text: cmp.Or(cfg.Bounds.Text, 4096), Versions: cmp.Or(cfg.Bounds.Versions, 64),
 		UserBytes: cmp.Or(cfg.Bounds.UserBytes, 4<<20), TotalBytes: cmp.Or(cfg.Bounds.TotalBytes, 16<<20),
+		UserPlugins: cmp.Or(cfg.Bounds.UserPlugins, math.MaxInt32), TotalPlugins: cmp.Or(cfg.Bounds.TotalPlugins, math.MaxInt32),
 	}
 	m := &Machine{
 		cfg: cfg, Moment: at,
@@ -107,6 +111,7 @@ func New(cfg Config, at Moment) (*Machine, []Effect) {
 		timers: map[Timer]time.Time{}, unlinked: map[*instance]bool{},
 	}
 	m.announced = share.New(cfg.Bounds.UserBytes, cfg.Bounds.TotalBytes, m.privileged)
+	m.plugins = share.New(cfg.Bounds.UserPlugins, cfg.Bounds.TotalPlugins, nil)
 	m.restoreNames(cfg.Names)
 	m.restore(cfg.Restored)
 	effects := m.effects()
@@ -162,10 +167,11 @@ func (m *Machine) effects() []Effect {
 	for _, in := range m.touched {
 		if state := m.state(in); state != in.state {
 			in.state, in.since = state, m.Now
+			m.pass(in)
 		}
 		m.tidy(in)
 	}
-	m.touched = m.touched[:0]
+	m.touched, m.told = m.touched[:0], m.told[:0]
 	out := m.out
 	m.out = out[:0]
 	return out
@@ -253,11 +259,41 @@ func (m *Machine) fired(t Timer) {
 
 // emit tells what happened to an instance.
 func (m *Machine) emit(kind EventKind, in *instance, message string) {
+	m.do(Emit{m.event(kind, in, message)})
+	if kind != EventFailed {
+		in.passed = nil
+	}
+	m.told = append(m.told, in)
+}
+
+func (m *Machine) event(kind EventKind, in *instance, message string) Event {
 	known := cmp.Or(in.announced.key(), in.refused)
-	m.do(Emit{Event{
+	return Event{
 		Time: m.Now, Kind: kind, Type: known.Type, Name: known.Name, Instance: in.id,
 		Endpoint: in.endpoint(), SocketPath: in.info.SocketPath, Message: message,
-	}})
+	}
+}
+
+// inPassing are the states that no event is the word for.
+var inPassing = []State{
+	StateConnecting, StateWaiting, StateValidating, StateAdmitting, StateRegistering, StateNotifying, StateDeregistering,
+}
+
+// pass tells of a state in passing that an instance has come to, unless an event of this step does. What it has gone through since the last
+// event but failures is told of once.
+func (m *Machine) pass(in *instance) {
+	if !m.Passing || !slices.Contains(inPassing, in.state) || slices.Contains(in.passed, in.state) {
+		return
+	}
+	in.passed = append(in.passed, in.state)
+	if slices.Contains(m.told, in) {
+		return
+	}
+	message := ""
+	if in.failure != nil {
+		message = in.failure.Err.Error()
+	}
+	m.do(Pass{m.event(EventKind(in.state), in, message)})
 }
 
 // end ends the attempt on an instance.
@@ -309,7 +345,7 @@ func (m *Machine) has(handler int) bool {
 	return false
 }
 
-// urge tries at once what waits, and has its back-off begin anew.
+// urge tries at once what waits, and resets its back-off.
 func (m *Machine) urge(key Key) {
 	for _, in := range m.instances() {
 		if (key == (Key{}) || in.goesBy(key)) && (in.phase != Refused || key != (Key{})) {

@@ -35,7 +35,7 @@ type keptNames struct {
 	full bool
 }
 
-// at returns whose a name is at a time.
+// at returns for whom a name is reserved at a time.
 func (k *keptNames) at(key Key, now time.Time) (name KeptName, kept bool) {
 	name, kept = k.byKey[key]
 	return name, kept && now.Before(name.Until)
@@ -117,19 +117,21 @@ func (m *Machine) keepName(in *instance) {
 	m.addName(name)
 }
 
-// addName keeps a name, and tells when there is no room, once for each user and once for all.
+// addName reserves a name, and reports when there is no room: once per user, and once for users who have no names.
 func (m *Machine) addName(name KeptName) {
 	for _, o := range m.names.add(name, m.Now) {
 		m.forgetName(o)
-		why, told := fmt.Sprintf("that user has more than %d", namesPerUser), m.names.told[o.By.UID]
+		why, told := fmt.Sprintf("there are more than %d", namesInTotal), m.names.told[o.By.UID]
+		if len(m.names.byUser[o.By.UID]) >= namesPerUser {
+			why = fmt.Sprintf("that user has more than %d", namesPerUser)
+		}
 		if o == name {
-			why, told = fmt.Sprintf("there are more than %d", namesInTotal), m.names.full
-			m.names.full = true
+			told, m.names.full = m.names.full, true
 		} else {
 			m.names.told[o.By.UID] = true
 		}
 		if !told && m.Now.Before(o.Until) {
-			m.tellOfName(o, fmt.Sprintf("the name is not kept for user %d any more, because %s names that are kept; further ones are not told of",
+			m.tellOfName(o, fmt.Sprintf("the name is no longer reserved for user %d, because %s reserved names; further releases are not reported",
 				o.By.UID, why))
 		}
 	}
@@ -152,11 +154,11 @@ func (m *Machine) releaseName(key Key) {
 	}
 	m.names.drop(key)
 	m.forgetName(name)
-	m.tellOfName(name, fmt.Sprintf("the name is not kept for user %d any more, by request", name.By.UID))
+	m.tellOfName(name, fmt.Sprintf("the name is no longer reserved for user %d, by request", name.By.UID))
 	m.urge(key)
 }
 
-// KeptName returns whose a name is, if it is kept for somebody, and no plugin of it is registered.
+// KeptName returns for whom a name is reserved, if it is kept for somebody, and no plugin of it is registered.
 func (m *Machine) KeptName(key Key) (name KeptName, kept bool) {
 	if name, kept = m.names.at(key, m.Now); !kept || m.registered(key) {
 		return KeptName{}, false

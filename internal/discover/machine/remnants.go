@@ -191,12 +191,16 @@ func (m *Machine) tellRobbed(in *instance) {
 	}
 }
 
-// Refusals describes the last refusal of each name which has not been registered since, and whose plugin is gone, or is about something
-// else by now: each with the state "refused" and the reason as its LastError. They are sorted by type and name, the newest of each first.
+// Refusals describes the last refusal of each name that has not been registered since and whose plugin is gone or now announces something
+// else: each with the state "refused" and the reason as its LastError. They are sorted by type and name, the newest of each first.
 func (m *Machine) Refusals() []Status {
+	named := make(map[Key]bool, len(m.refusals))
+	for _, o := range m.refusals {
+		named[o.key] = true
+	}
 	type place struct{ ptype, name, socket string }
 	present := map[place]string{}
-	for _, s := range m.Plugins() {
+	for _, s := range m.describe(func(k Key) bool { return named[k] }) {
 		present[place{s.Type, s.Name, s.SocketPath}] = s.LastError
 	}
 	var all []Status

@@ -57,7 +57,10 @@ func inOrder(instances []*instance) []*instance {
 }
 
 // instances are those whose sockets exist, and those that are gone and still in their lane.
-func (m *Machine) instances() []*instance {
+func (m *Machine) instances() []*instance { return inOrder(m.present()) }
+
+// present are the instances in no order.
+func (m *Machine) present() []*instance {
 	all := slices.Collect(maps.Values(m.appearances))
 	for _, l := range m.lanes {
 		for _, in := range l.members {
@@ -66,7 +69,7 @@ func (m *Machine) instances() []*instance {
 			}
 		}
 	}
-	return inOrder(all)
+	return all
 }
 
 type move struct {
@@ -314,16 +317,16 @@ func (m *Machine) giveUp(in *instance, what string, f *Failure, cause Cause) {
 	if in.phase == Gone {
 		return
 	}
-	tries := in.tries
+	tries, failing := in.tries, in.failing
 	fresh := m.reborn(in, "nobody accepts on "+what, cause)
-	fresh.tries = tries + 1
-	fresh.failure = f
+	fresh.tries, fresh.failing = tries, failing
+	m.fails(fresh, f)
 	fresh.told = f.Err.Error()
 	m.end(fresh, ResultFailed, f.Err)
 	m.retryLater(fresh, ByAnswer)
 }
 
-// unrecord removes an instance that is gone from the registry: from what is given out at once, from the disk as soon as that can be
+// unrecord removes an instance that is gone from the registry: from what is dispensed at once, from the disk as soon as that can be
 // done.
 func (m *Machine) unrecord(in *instance) {
 	if !in.recorded() {
@@ -335,7 +338,7 @@ func (m *Machine) unrecord(in *instance) {
 	m.do(Forget(in.entry()))
 }
 
-// hide has an instance not given out, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
+// hide has an instance not dispensed, if the registry has it, until it is registered again or rests behind a newer one. Its record stays:
 // the same process serves the same socket, so that it is the same instance then.
 func (m *Machine) hide(in *instance, why error) {
 	if in.record != listed || in.phase == Gone {
@@ -354,7 +357,7 @@ func (m *Machine) hideMoved(in *instance) {
 	}
 }
 
-// rests has an instance that has answered, and rests behind a newer one, given out instead unless the registry has it where it is no
+// rests has an instance that has answered, and rests behind a newer one, dispensed instead unless the registry has it where it is no
 // longer.
 func (m *Machine) rests(in *instance) {
 	if m.hideMoved(in); in.recorded() && in.at == in.endpoint() {

@@ -2,27 +2,39 @@ package machine
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 )
 
-// Plugins describes every instance whose socket exists, every restored one that is not settled yet, and those that live on though their
-// sockets were removed, sorted by type and name, the newest instance of each first.
+// Plugins describes every instance whose socket exists, every restored one that is not settled yet, and those that still serve although
+// their sockets were removed, sorted by type and name, the newest instance of each first.
 func (m *Machine) Plugins() []Status {
+	return m.describe(func(Key) bool { return true })
+}
+
+// PluginsNamed is Plugins of one name, of any type. It costs little, however many others there are.
+func (m *Machine) PluginsNamed(name string) []Status {
+	return m.describe(func(k Key) bool { return k.Name == name })
+}
+
+// describe is Plugins of those that are wanted.
+func (m *Machine) describe(wanted func(Key) bool) []Status {
 	type ranked struct {
 		Status
 		in *instance
 	}
+	unwanted := func(in *instance) bool { return !wanted(in.shownKey()) }
 	var all []ranked
-	for _, in := range m.instances() {
+	for _, in := range inOrder(slices.DeleteFunc(m.present(), unwanted)) {
 		if in.phase != Gone || m.state(in) == StateDeregistering {
 			all = append(all, ranked{m.status(in), in})
 		}
 	}
-	for _, in := range m.unseen() {
+	for _, in := range inOrder(slices.DeleteFunc(slices.Collect(maps.Values(m.restored)), unwanted)) {
 		all = append(all, ranked{m.status(in), in})
 	}
 	for _, o := range m.robbed {
-		if o.in.lane == nil { // or it is among those that are deregistering
+		if o.in.lane == nil && wanted(o.key) { // or it is among those that are deregistering
 			all = append(all, ranked{o.status, o.in})
 		}
 	}
@@ -44,9 +56,18 @@ func (in *instance) shownEndpoint() string {
 	return in.endpoint()
 }
 
+// shownKey is the type and name as which an instance is listed.
+func (in *instance) shownKey() Key {
+	if in.announced.Type == "" {
+		return in.refused
+	}
+	return in.announced.key()
+}
+
 func (m *Machine) status(in *instance) Status {
+	shown := in.shownKey()
 	s := Status{
-		Type: in.announced.Type, Name: in.announced.Name, Versions: in.announced.Versions, Version: in.version(),
+		Type: shown.Type, Name: shown.Name, Versions: in.announced.Versions, Version: in.version(),
 		State: in.state, Current: in.held(), Registration: in.registration,
 		Endpoint: in.shownEndpoint(), SocketPath: in.info.SocketPath, Source: in.source,
 		FirstSeen: in.info.Timestamp, Since: in.since, Attempts: in.tries, NextRetry: in.next,
@@ -55,14 +76,14 @@ func (m *Machine) status(in *instance) Status {
 		s.Instance = in.id
 		s.RegisteredAt = in.registeredAt
 		if s.FirstSeen.IsZero() || s.RegisteredAt.Before(s.FirstSeen) {
-			s.FirstSeen = s.RegisteredAt // its socket was seen before the host started anew
+			s.FirstSeen = s.RegisteredAt // its socket was seen before the host restarted
 		}
-	}
-	if s.Type == "" {
-		s.Type, s.Name = in.refused.Type, in.refused.Name
 	}
 	if in.failure != nil {
 		s.LastError = in.failure.Err.Error()
+		if in.phase == Waiting || in.phase == Telling {
+			s.Since = in.failing // and not since the last of the attempts
+		}
 	}
 	return s
 }

@@ -31,12 +31,12 @@ func states() string {
 	var b strings.Builder
 	b.WriteString(`# The states of an instance
 
-This page is printed from the table of package ` + "`internal/discover/machine`" + `; ` + "`go test ./internal/discover/machine -update`" + `
-writes it. A transition that is not here does not happen: the simulation fails that meets one, and each row is taken in it.
+This page is generated from the table in ` + "`internal/discover/machine`" + ` by ` + "`go test ./internal/discover/machine -update`" + `.
+No other transition happens: the simulation fails if it meets one, and takes every row of the table.
 
-An instance is one appearance of a socket and the plugin behind it. That its handler has it, and that the registry does, are facts of their
-own beside the phase: the lane of its type and name knows whom the handler has, and the registry's record whether it is given out. So one
-that is registered and asked anew is in the phase of the attempt.
+An instance is one appearance of a socket and the plugin behind it. The phase does not say whether its handler and the registry have it: the lane
+of its type and name knows which instance the handler has, and the registry's record says whether it is dispensed. So a registered instance
+that is asked again is in the phase of that attempt.
 
 ## The phases
 
@@ -58,38 +58,38 @@ that is registered and asked anew is in the phase of the attempt.
 	for i, c := range Leaving {
 		names[i] = c.String()
 	}
-	fmt.Fprintf(&b, "\nFrom every phase an instance is gone, for good, on: %s.\n", strings.Join(names, ", "))
+	fmt.Fprintf(&b, "\nIn every phase, an instance can be gone for good on: %s.\n", strings.Join(names, ", "))
 	return b.String()
 }
 
 var phaseMeanings = map[Phase]string{
-	Restored:   "It is remembered from before a restart, and its socket has not been seen yet.",
+	Restored:   "It was restored after a restart, and its socket has not been seen yet.",
 	Asking:     "It waits to be asked who it is, or is being asked.",
-	Ready:      "It has answered and waits for its turn in its lane.",
-	Walking:    "Its lane walks it through its handler, the registry and the plugin itself.",
-	Telling:    "It is being told that it is refused.",
-	Waiting:    "Its last attempt failed, and the next one is due.",
-	Refused:    "There is no handler for it. It rests until there is one.",
-	Registered: "Its handler has it, the registry gives it out, and nothing is under way.",
-	Superseded: "It has answered, and rests behind a newer instance or until it is asked again.",
-	Missing:    "Its socket is not where it was, and it is not known yet whether it moved.",
-	Lost:       "Nobody accepts on its socket or endpoint, and it is kept for a grace.",
-	Gone:       "It never comes back. A socket that lives on gets a new instance.",
+	Ready:      "It has answered and waits for its lane.",
+	Walking:    "Its lane registers it: with its handler, in the registry, and with the plugin itself.",
+	Telling:    "It is being sent a refusal.",
+	Waiting:    "Its last attempt failed, and another is scheduled.",
+	Refused:    "There is no handler for its type. It waits until there is one.",
+	Registered: "Its handler has it, the registry dispenses it, and no attempt is in progress.",
+	Superseded: "It has answered, and is the standby of a newer instance or waits to be asked again.",
+	Missing:    "Its socket is not where it was; it may have moved.",
+	Lost:       "Nobody accepts on its socket or endpoint, and its grace period runs.",
+	Gone:       "It never comes back. A socket that still exists gets a new instance.",
 }
 
 var causeMeanings = map[Cause]string{
 	ByAppearance: "Its socket appeared.",
-	ByMove:       "Its socket is in another place.",
-	ByLoss:       "Its socket was removed, replaced or is not trusted any more, or it is another plugin now.",
+	ByMove:       "Its socket moved.",
+	ByLoss:       "Its socket was removed, replaced or is no longer trusted, or another plugin answers on it.",
 	ByAnswer:     "It answered, or could not be asked.",
-	ByTurn:       "Its lane has come to it.",
-	ByResult:     "A call of its lane has returned.",
-	ByDelivery:   "It was told of its refusal.",
-	ByTimer:      "A timer of its own fired.",
+	ByTurn:       "Its lane is ready for it.",
+	ByResult:     "A call by its lane has returned.",
+	ByDelivery:   "It has received its refusal.",
+	ByTimer:      "Its timer fired.",
 	ByProbe:      "Nobody accepted a connection.",
 	ByHandler:    "The handler for its type was set or removed.",
-	ByOperator:   "Somebody asked for another attempt, or what judges plugins has changed.",
-	ByRival:      "Another instance of its name left, or is out of reach.",
+	ByOperator:   "Somebody asked for another attempt, or the configuration was reloaded.",
+	ByRival:      "Another instance of its name went away or became unreachable.",
 }
 
 // InTable says whether the table has a transition.

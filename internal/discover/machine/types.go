@@ -32,11 +32,12 @@ const (
 	StateDeregistering State = "deregistering"
 	// StateSuperseded: a newer instance of the same type and name is current; this one takes over when that one goes.
 	StateSuperseded State = "superseded"
-	// StateBackoff: the last attempt failed; the next one is due at NextRetry.
+	// StateBackoff: the last attempt failed without a refusal; the next one is due at NextRetry.
 	StateBackoff State = "backoff"
 	// StateUnreachable: its socket exists and nobody accepts on it, or on its endpoint.
 	StateUnreachable State = "unreachable"
-	// StateRefused: no handler is registered for its type, or it is not trusted; it registers as soon as that has changed.
+	// StateRefused: it was told that it is not registered, or is not trusted; the next attempt is due at NextRetry. Without one, no handler is
+	// registered for its type, and it registers as soon as one is.
 	StateRefused State = "refused"
 	// StateUnlinked: it was registered, its socket was removed, and its process serves on: somebody else removed it. It is listed until
 	// nobody serves on it any more, or its name is registered again.
@@ -92,29 +93,28 @@ type EventKind string
 
 // The kinds of events.
 const (
-	// EventRegistered: a plugin is registered with its handler, saved and told, and is given out.
+	// EventRegistered: a plugin was registered with its handler, saved and notified; it is now dispensed.
 	EventRegistered EventKind = "registered"
-	// EventDeregistered: a plugin is no longer registered, and why.
+	// EventDeregistered: a plugin is no longer registered; says why.
 	EventDeregistered EventKind = "deregistered"
-	// EventUpdated: an instance that is registered was registered again, for example because its socket moved.
+	// EventUpdated: a registered instance was registered again, for example because its socket moved.
 	EventUpdated EventKind = "updated"
-	// EventSuperseded: a newer instance is current; this one lives on behind it, registered before or not.
+	// EventSuperseded: a newer instance is current; this one stays as the standby.
 	EventSuperseded EventKind = "superseded"
-	// EventRefused: the plugin was told that it is not registered, and why. One whose directory, socket or process is not trusted is not
-	// spoken to.
+	// EventRefused: a plugin was sent a refusal, with this reason. If its directory, socket or process is not trusted, nothing was sent.
 	EventRefused EventKind = "refused"
-	// EventIgnored: no handler is registered for the type of the plugin, which is told nothing; see Config.IgnoreUnhandled.
+	// EventIgnored: no handler is registered for the type of the plugin, which is left alone; see Config.IgnoreUnhandled.
 	EventIgnored EventKind = "ignored"
-	// EventFailed: an attempt failed without the plugin being told of a refusal; it is repeated with back-off.
+	// EventFailed: an attempt to register a plugin failed without a refusal; it is repeated with back-off.
 	EventFailed EventKind = "failed"
-	// EventUnreachable: a registered plugin is not given out for the time being: nobody accepts on its socket or endpoint any more, or it is
-	// elsewhere, or it was to be registered again and that failed, though it was not refused.
+	// EventUnreachable: a registered plugin is not dispensed for now: its socket or endpoint stopped accepting or moved, or registering it
+	// again failed.
 	EventUnreachable EventKind = "unreachable"
-	// EventUnlinked: the socket of a plugin that was registered is gone, and the plugin still serves on it: somebody else removed it.
+	// EventUnlinked: somebody removed the socket of a registered plugin that still serves on it.
 	EventUnlinked EventKind = "unlinked"
-	// EventRestored: an instance is known from before a restart of the host and is being checked for life.
+	// EventRestored: after a restart of the host, an instance was restored from the state and is being checked.
 	EventRestored EventKind = "restored"
-	// EventReleased: a name is not kept for its user any more, though the time is not over.
+	// EventReleased: a name is no longer reserved for its user, although the time was not over.
 	EventReleased EventKind = "released"
 )
 
@@ -175,6 +175,9 @@ type Bounds struct {
 	// UserBytes is how many bytes all plugins of one user may announce (default 4 MiB), TotalBytes how many those of all users (default
 	// 16 MiB), of which the last, as many as one user may have, are for plugins of root and of the host's user.
 	UserBytes, TotalBytes int
+	// UserPlugins is how many plugins one user may have that have said what they are, and TotalPlugins how many all may but root and the
+	// host's user, who are not bounded: each takes descriptors (default: any number). As many at once may be asked what they are.
+	UserPlugins, TotalPlugins int
 }
 
 // Result is how an attempt to register an instance ended.

@@ -255,7 +255,8 @@ func (m *Machine) announce(l *lane, untold *Failure) {
 	m.do(Publish{in.ref})
 	in.record, in.at = listed, l.endpoint
 	tries := in.tries
-	in.tries, in.failure, in.told, in.again = 0, nil, "", false
+	in.recovers()
+	in.again = false
 	m.to(in, Registered, ByResult)
 	m.end(in, ResultRegistered, nil)
 	m.settled(in)
@@ -266,8 +267,8 @@ func (m *Machine) announce(l *lane, untold *Failure) {
 		m.emit(EventSuperseded, l.previous, "instance "+in.id+" is current now")
 	}
 	if untold != nil {
-		in.tries = tries + 1
-		in.failure = untold
+		in.tries = tries
+		m.fails(in, untold)
 		m.retryLater(in, ByResult)
 	}
 }

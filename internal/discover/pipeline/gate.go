@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -36,7 +37,7 @@ type gate struct {
 	mu      sync.Mutex
 	refused []dirwatch.Refusal // sorted by path
 
-	quota quota // of the goroutine that watches
+	told foreign.Quota[uint32] // by user
 }
 
 // admit says why a directory, socket or symbolic link is not used.
@@ -165,42 +166,19 @@ func (g *gate) conditions(refused []dirwatch.Refusal, roots []string) []dirwatch
 	return list
 }
 
-// tellMax is how many refusals are told in a second: who may make files in a directory could make any number that are refused.
-const tellMax = 20
-
-// quota bounds how many refusals are told. It is not safe for concurrent use.
-type quota struct {
-	since          time.Time
-	told, withheld int
-}
-
-// take says whether one more may be told, and how many were not since the last one.
-func (q *quota) take(now time.Time) (withheld int, ok bool) {
-	if now.Sub(q.since) >= time.Second {
-		q.since, q.told = now, 0
-	}
-	if q.told == tellMax {
-		q.withheld++
-		return 0, false
-	}
-	q.told++
-	withheld, q.withheld = q.withheld, 0
-	return withheld, true
-}
-
 // refuse takes over what is refused now, and tells what is new.
 func (w *Watcher) refuse(refused []dirwatch.Refusal) {
 	for _, r := range w.gate.set(refused) {
 		if refusal, ok := errors.AsType[*trust.Refusal](r.Err); ok && w.cfg.Reconciler.Refused != nil {
 			w.cfg.Reconciler.Refused(refusal.Reason)
 		}
-		withheld, ok := w.gate.quota.take(time.Now())
+		withheld, ok := w.gate.told.Take(r.Info.UID, time.Now())
 		if !ok {
 			continue
 		}
 		message := r.Err.Error()
 		if withheld > 0 {
-			message += fmt.Sprintf(" (%d more were refused that are not told one by one)", withheld)
+			message += fmt.Sprintf(" (%d earlier refusals in total were not reported)", withheld)
 		}
 		w.cfg.Reconciler.Logger.Warn("not trusted", "path", r.Path, "reason", message)
 		w.observe(reconciler.EventRefused, r.Path, message)

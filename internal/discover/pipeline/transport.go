@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -26,20 +27,49 @@ type transport struct {
 	boot  string
 	gate  *gate
 	roots []string
+	// asking counts the connections on which a plugin has not said yet what it is.
+	asking *asking
 }
 
-func newTransport(gate *gate, dirs []string) (*transport, error) {
+func newTransport(gate *gate, dirs []string, bounds reconciler.Bounds) (*transport, error) {
 	peers, err := sock.NewWatcher()
 	if err != nil {
 		return nil, err
 	}
-	return &transport{peers: peers, boot: sock.BootID(), gate: gate, roots: dirs}, nil
+	asking := newAsking(bounds.UserPlugins, bounds.TotalPlugins)
+	return &transport{peers: peers, boot: sock.BootID(), gate: gate, roots: dirs, asking: asking}, nil
 }
 
-func (t *transport) Dial(ctx context.Context, path string, id cache.SocketID) (reconciler.Conn, error) {
+func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string, id cache.SocketID) (reconciler.Conn, error) {
 	if err := still(path, id); err != nil {
 		return nil, err
 	}
+	answered, err := t.begin(ctx, timeout, path)
+	if err != nil {
+		return nil, err
+	}
+	c, err := t.dial(ctx, path, id)
+	if err != nil {
+		answered()
+		return nil, err
+	}
+	c.answered = answered
+	return c, nil
+}
+
+// begin waits until one more plugin of the owner of a socket may be asked what it is. Root's and the host's need not wait.
+func (t *transport) begin(ctx context.Context, timeout time.Duration, path string) (answered func(), err error) {
+	if t.gate.trust.Alone() {
+		return func() {}, nil
+	}
+	info, err := sock.Stat(path)
+	if err != nil || t.gate.trust.Privileged(info.UID) {
+		return func() {}, nil //nolint:nilerr // that it has gone is seen when it is connected to
+	}
+	return t.asking.begin(ctx, timeout, info.UID)
+}
+
+func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*conn, error) {
 	socket, owner, err := t.connect(ctx, path)
 	// Sockets may change places at any time: only if it was there before and is there afterwards, it is the one that was reached, or on which
 	// nobody accepts.
@@ -62,7 +92,7 @@ func (t *transport) Dial(ctx context.Context, path string, id cache.SocketID) (r
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, errors.Join(err, socket.Close())
 	}
-	return conn{registration.New(socket), t, account, peer}, nil
+	return &conn{registration.New(socket), t, account, peer, nil}, nil
 }
 
 // still says whether a socket is where it was found. The zero identity is that of any.
@@ -72,7 +102,7 @@ func still(path string, id cache.SocketID) error {
 	}
 	info, err := sock.Stat(path)
 	if err == nil && (info.ID.Device != id.Device || info.ID.Inode != id.Inode) {
-		err = fmt.Errorf("%s is another socket than was found there: %w", path, cache.ErrRetry)
+		err = fmt.Errorf("%s is no longer the socket that was found there: %w", path, cache.ErrRetry)
 	}
 	return err
 }
@@ -147,10 +177,12 @@ type conn struct {
 	transport *transport
 	account   trust.Account
 	peer      sock.Peer // zero if the system does not say
+	answered  func()    // says that it has answered, or is not asked any more
 }
 
-func (c conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
-	info, err := c.Client.GetInfo(ctx)
+func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
+	defer c.answered()
+	info, err := c.Client.GetInfo(ctx, timeout)
 	if err == nil {
 		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account) // beside what it announces
 	}
@@ -158,26 +190,32 @@ func (c conn) GetInfo(ctx context.Context) (reconciler.Info, error) {
 }
 
 // Notify counts a plugin that does not implement the method as told: it does not want to know.
-func (c conn) Notify(ctx context.Context, registered bool, reason string) error {
-	err := c.Client.Notify(ctx, registered, reason)
+func (c *conn) Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error {
+	err := c.Client.Notify(ctx, timeout, registered, reason)
 	if status.Code(err) == codes.Unimplemented {
 		return nil
 	}
 	return err
 }
 
-func (c conn) Peer() reconciler.Peer {
+func (c *conn) Peer() reconciler.Peer {
 	if c.peer.PID == 0 || c.peer.StartTime == 0 || c.transport.boot == "" {
 		return reconciler.Peer{}
 	}
 	return reconciler.Peer{PID: c.peer.PID, StartTime: c.peer.StartTime, Boot: c.transport.boot}
 }
 
-func (c conn) Account() trust.Account { return c.account }
+func (c *conn) Account() trust.Account { return c.account }
+
+// Close ends the connection.
+func (c *conn) Close() error {
+	c.answered()
+	return c.Client.Close()
+}
 
 // Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
 // process is watched.
-func (c conn) Watch(hint func()) (stop func(), err error) {
+func (c *conn) Watch(hint func()) (stop func(), err error) {
 	stop, err = c.Hold(c.transport.peers, hint)
 	if err != nil {
 		stop, err = c.WatchExit(c.transport.peers, hint)

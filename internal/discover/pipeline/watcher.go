@@ -76,9 +76,9 @@ type Condition struct {
 
 // The kinds of events of the watcher itself. They reach Config.Reconciler.Observe like those of the reconciler, from another goroutine.
 const (
-	// EventDegraded says that a [Condition] hinders discovery. Its path is the event's SocketPath, its reason the message.
+	// EventDegraded: something hinders discovery. The socket is the path at which it does, the reason says what it is; see [Condition].
 	EventDegraded reconciler.EventKind = "degraded"
-	// EventRecovered says that a condition is over.
+	// EventRecovered: a condition is over.
 	EventRecovered reconciler.EventKind = "recovered"
 )
 
@@ -153,7 +153,7 @@ func (w *Watcher) Retry(ptype, name string) (waited bool) {
 	return p != nil && p.reconciler.Retry(ptype, name)
 }
 
-// KeptName returns whose a name is; see [reconciler.Reconciler.KeptName].
+// KeptName returns for whom a name is reserved; see [reconciler.Reconciler.KeptName].
 func (w *Watcher) KeptName(ptype, name string) (kept reconciler.KeptName, is bool) {
 	p := w.current()
 	if p == nil {
@@ -180,6 +180,15 @@ func (w *Watcher) Plugins() (plugins []reconciler.Status, running bool) {
 		return nil, false
 	}
 	return append(p.reconciler.Plugins(), w.gate.statuses(w.cfg.Reconciler.Source)...), true
+}
+
+// PluginsNamed is Plugins of one name, of any type.
+func (w *Watcher) PluginsNamed(name string) (plugins []reconciler.Status, running bool) {
+	p := w.current()
+	if p == nil {
+		return nil, false
+	}
+	return p.reconciler.PluginsNamed(name), true // what the gate refuses has no name
 }
 
 // Refusals describes the last refusals of names; see [reconciler.Reconciler.Refusals]. There are none while the watcher does not run.
@@ -233,7 +242,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 func MakeDirs(dirs []string) error {
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, dirMode); err != nil {
-			return fmt.Errorf("cannot make plugin directory %s: %w; choose another directory", dir, err)
+			return fmt.Errorf("cannot create plugin directory %s: %w; choose another directory", dir, err)
 		}
 		if err := readable(dir); err != nil {
 			return fmt.Errorf("cannot read plugin directory %s: %w; let user %d read it or choose another directory", dir, err, os.Geteuid())
@@ -271,7 +280,7 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.running != nil {
-		return nil, errors.New("cannot start the plugin watcher: it runs already")
+		return nil, errors.New("cannot start the plugin watcher: it is already running")
 	}
 	p := &pipeline{}
 	var roots []dirwatch.Root
@@ -289,7 +298,7 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}
-	if p.transport, err = newTransport(w.gate, w.dirs); err != nil {
+	if p.transport, err = newTransport(w.gate, w.dirs, w.cfg.Reconciler.Bounds); err != nil {
 		return nil, err
 	}
 	p.desired = cache.NewDesired()

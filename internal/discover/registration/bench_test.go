@@ -91,10 +91,10 @@ func walkOwn(ctx context.Context, path string) error {
 		return err
 	}
 	defer c.Close()
-	if _, err := c.GetInfo(ctx); err != nil {
+	if _, err := c.GetInfo(ctx, 0); err != nil {
 		return err
 	}
-	return c.Notify(ctx, true, "")
+	return c.Notify(ctx, 0, true, "")
 }
 
 // walkGRPC is the usual client: a grpc.ClientConn with default options.

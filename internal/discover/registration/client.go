@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -46,36 +47,36 @@ func New(socket *net.UnixConn) *Client {
 	return c
 }
 
-// GetInfo asks the plugin who it is. It blocks until the answer is there or ctx is done.
-func (c *Client) GetInfo(ctx context.Context) (Info, error) {
+// GetInfo asks the plugin who it is. It blocks until the answer is there, ctx is done, or timeout has passed; with zero, ctx alone counts.
+func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (Info, error) {
 	// gofail: var registrationGetInfo string
 	// return Info{}, status.Error(codes.Unavailable, registrationGetInfo)
 	var info registerapi.PluginInfo
-	if err := c.invoke(ctx, getInfoHeaders, &registerapi.InfoRequest{}, &info); err != nil {
+	if err := c.invoke(ctx, timeout, getInfoHeaders, &registerapi.InfoRequest{}, &info); err != nil {
 		return Info{}, err
 	}
 	return Info{Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, Versions: info.SupportedVersions}, nil
 }
 
-// Notify tells the plugin whether it is registered and, if not, why. It blocks until the plugin has answered or ctx is done.
-func (c *Client) Notify(ctx context.Context, registered bool, reason string) error {
+// Notify tells the plugin whether it is registered and, if not, why. It blocks as GetInfo does.
+func (c *Client) Notify(ctx context.Context, timeout time.Duration, registered bool, reason string) error {
 	// gofail: var registrationNotify string
 	// return status.Error(codes.Unavailable, registrationNotify)
 	if len(reason) > maxReason {
 		reason = reason[:maxReason]
 	}
 	request := &registerapi.RegistrationStatus{PluginRegistered: registered, Error: strings.ToValidUTF8(reason, "")}
-	return c.invoke(ctx, notifyHeaders, request, &registerapi.RegistrationStatusResponse{})
+	return c.invoke(ctx, timeout, notifyHeaders, request, &registerapi.RegistrationStatusResponse{})
 }
 
 // invoke makes one call.
-func (c *Client) invoke(ctx context.Context, headers []byte, request, answer proto.Message) error {
+func (c *Client) invoke(ctx context.Context, timeout time.Duration, headers []byte, request, answer proto.Message) error {
 	body, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, prefixLen, 64), request)
 	if err != nil {
 		return status.Errorf(codes.Internal, "encode the request: %v", err)
 	}
 	setPrefix(body)
-	message, err := c.conn.call(ctx, headers, body)
+	message, err := c.conn.call(ctx, deadline(ctx, timeout), headers, body)
 	if err != nil {
 		return err
 	}

@@ -25,14 +25,14 @@ import (
 // walk makes both calls and checks what comes back.
 func walk(t *testing.T, c *Client) {
 	t.Helper()
-	info, err := c.GetInfo(t.Context())
+	info, err := c.GetInfo(t.Context(), 0)
 	if err != nil {
 		t.Fatalf("GetInfo: %v", err)
 	}
 	if diff := cmp.Diff(announced, info); diff != "" {
 		t.Errorf("GetInfo (-want +got):\n%s", diff)
 	}
-	if err := c.Notify(t.Context(), true, ""); err != nil {
+	if err := c.Notify(t.Context(), 0, true, ""); err != nil {
 		t.Errorf("Notify: %v", err)
 	}
 }
@@ -56,7 +56,7 @@ func TestServersOfGRPC(t *testing.T) {
 			path, _ := serve(t, p, options...)
 			c := dial(t, path)
 			walk(t, c)
-			if err := c.Notify(t.Context(), false, "not\x00 today, ä%"); err != nil {
+			if err := c.Notify(t.Context(), 0, false, "not\x00 today, ä%"); err != nil {
 				t.Error(err)
 			}
 			if diff := cmp.Diff([]string{"true ", "false not\x00 today, ä%"}, p.told); diff != "" {
@@ -114,8 +114,8 @@ func TestStatusOfThePlugin(t *testing.T) {
 		}
 		path, _ := serve(t, p)
 		c := dial(t, path)
-		_, err := c.GetInfo(t.Context())
-		for _, err := range []error{err, c.Notify(t.Context(), true, "")} { // the connection survives the plugin's own error
+		_, err := c.GetInfo(t.Context(), 0)
+		for _, err := range []error{err, c.Notify(t.Context(), 0, true, "")} { // the connection survives the plugin's own error
 			if got, _ := status.FromError(err); got.Code() != want.Code() || got.Message() != want.Message() {
 				t.Errorf("got %v, want %v", err, want)
 			}
@@ -128,7 +128,7 @@ func TestLongStatusIsCut(t *testing.T) {
 		return status.Error(codes.Aborted, strings.Repeat("ä", 2000))
 	}}
 	path, _ := serve(t, p)
-	err := dial(t, path).Notify(t.Context(), true, "")
+	err := dial(t, path).Notify(t.Context(), 0, true, "")
 	if s, _ := status.FromError(err); s.Code() != codes.Aborted || len(s.Message()) > maxText || len(s.Message()) < maxText-10 {
 		t.Errorf("%v", err)
 	}
@@ -137,7 +137,7 @@ func TestLongStatusIsCut(t *testing.T) {
 func TestLongReasonIsCut(t *testing.T) {
 	p := &plugin{}
 	path, _ := serve(t, p)
-	if err := dial(t, path).Notify(t.Context(), false, "x"+strings.Repeat("ä", 10_000)); err != nil {
+	if err := dial(t, path).Notify(t.Context(), 0, false, "x"+strings.Repeat("ä", 10_000)); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := p.told[0], "false x"+strings.Repeat("ä", (maxReason-1)/2); got != want {
@@ -153,12 +153,12 @@ func TestAnswerUpToTheBound(t *testing.T) {
 	info = &registerapi.PluginInfo{Name: strings.Repeat("n", maxAnswer-overhead)}
 	c := dial(t, path)
 	for range 4 { // more than one window in all
-		if got, err := c.GetInfo(t.Context()); err != nil || got.Name != info.Name {
+		if got, err := c.GetInfo(t.Context(), 0); err != nil || got.Name != info.Name {
 			t.Errorf("an answer at the bound: %d bytes, %v", len(got.Name), err)
 		}
 	}
 	info = &registerapi.PluginInfo{Name: info.Name + "n"}
-	_, err := c.GetInfo(t.Context())
+	_, err := c.GetInfo(t.Context(), 0)
 	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "61441 bytes; at most 61440") {
 		t.Errorf("an answer beyond the bound: %v", err)
 	}
@@ -174,7 +174,7 @@ func TestContextReachesThePlugin(t *testing.T) {
 	path, _ := serve(t, p)
 	for _, timeout := range []time.Duration{time.Minute, 24 * time.Hour, 1000 * time.Hour} {
 		ctx, cancel := context.WithTimeout(t.Context(), timeout)
-		if _, err := dial(t, path).GetInfo(ctx); err != nil {
+		if _, err := dial(t, path).GetInfo(ctx, 0); err != nil {
 			t.Error(err)
 		}
 		cancel()
@@ -196,19 +196,19 @@ func TestContextEndsACall(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { <-entered; cancel() }()
 	c := dial(t, path)
-	if _, err := c.GetInfo(ctx); status.Code(err) != codes.Canceled {
+	if _, err := c.GetInfo(ctx, 0); status.Code(err) != codes.Canceled {
 		t.Errorf("canceled: %v", err)
 	}
-	if err := c.Notify(t.Context(), true, ""); status.Code(err) != codes.Canceled {
+	if err := c.Notify(t.Context(), 0, true, ""); status.Code(err) != codes.Canceled {
 		t.Errorf("a call on a connection with half an answer: %v", err)
 	}
 	_ = c.Close() // has the plugin's call end
 	ctx, cancel = context.WithTimeout(t.Context(), moment)
 	defer cancel()
-	if _, err := dial(t, path).GetInfo(ctx); status.Code(err) != codes.DeadlineExceeded {
+	if _, err := dial(t, path).GetInfo(ctx, 0); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("timed out: %v", err)
 	}
-	if _, err := dial(t, path).GetInfo(ctx); status.Code(err) != codes.DeadlineExceeded {
+	if _, err := dial(t, path).GetInfo(ctx, 0); status.Code(err) != codes.DeadlineExceeded {
 		t.Errorf("timed out before: %v", err)
 	}
 }
@@ -244,14 +244,14 @@ func TestCanceledAfterTheAnswer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	client.conn.in.Reset(canceler{client.socket, cancel})
-	if _, err := client.GetInfo(ctx); err != nil {
+	if _, err := client.GetInfo(ctx, 0); err != nil {
 		t.Fatalf("canceled after the answer: %v", err)
 	}
 	if ctx.Err() == nil {
 		t.Fatal("not canceled")
 	}
 	client.conn.in.Reset(client.socket)
-	if _, err := client.GetInfo(t.Context()); err != nil {
+	if _, err := client.GetInfo(t.Context(), 0); err != nil {
 		t.Errorf("the next call: %v", err)
 	}
 }
@@ -265,7 +265,7 @@ func TestDeadlineBeforeItsTimer(t *testing.T) {
 	path, _ := serve(t, &plugin{})
 	c := dial(t, path)
 	for _, ctx := range []context.Context{late{t.Context()}, t.Context()} { // a call that fails is the last one, also before it starts
-		if _, err := c.GetInfo(ctx); status.Code(err) != codes.DeadlineExceeded {
+		if _, err := c.GetInfo(ctx, 0); status.Code(err) != codes.DeadlineExceeded {
 			t.Error(err)
 		}
 	}
@@ -280,10 +280,10 @@ func TestExitInNotify(t *testing.T) {
 			p.request()
 		}
 	})
-	if _, err := client.GetInfo(t.Context()); err != nil {
+	if _, err := client.GetInfo(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	err := client.Notify(t.Context(), false, "no")
+	err := client.Notify(t.Context(), 0, false, "no")
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "EOF") {
 		t.Errorf("%v", err)
 	}
@@ -367,7 +367,7 @@ func TestUnusualPeer(t *testing.T) {
 					play(p)
 				}
 			})
-			info, err := client.GetInfo(t.Context())
+			info, err := client.GetInfo(t.Context(), 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -417,10 +417,10 @@ func TestSmallWindow(t *testing.T) {
 			}
 		}
 	})
-	if _, err := client.GetInfo(t.Context()); err != nil {
+	if _, err := client.GetInfo(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := client.Notify(t.Context(), false, reason); err != nil {
+	if err := client.Notify(t.Context(), 0, false, reason); err != nil {
 		t.Fatal(err)
 	}
 	if n := <-got; n < maxReason {
@@ -443,10 +443,10 @@ func TestNoNewStream(t *testing.T) {
 					p.untilClosed()
 				}
 			})
-			if _, err := client.GetInfo(t.Context()); err != nil {
+			if _, err := client.GetInfo(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
-			if err := client.Notify(t.Context(), true, ""); status.Code(err) != codes.Unavailable {
+			if err := client.Notify(t.Context(), 0, true, ""); status.Code(err) != codes.Unavailable {
 				t.Error(err)
 			}
 		})
@@ -474,10 +474,10 @@ func TestEarlyAnswer(t *testing.T) {
 			}
 		}
 	})
-	if _, err := client.GetInfo(t.Context()); status.Convert(err).Message() != "later!%" {
+	if _, err := client.GetInfo(t.Context(), 0); status.Convert(err).Message() != "later!%" {
 		t.Errorf("%v", err)
 	}
-	if err := client.Notify(t.Context(), true, ""); status.Code(err) != codes.FailedPrecondition {
+	if err := client.Notify(t.Context(), 0, true, ""); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("%v", err)
 	}
 }

@@ -79,13 +79,30 @@ func (c *conn) init(nc net.Conn) {
 	c.framer.MaxHeaderListSize = maxHeaders
 }
 
-// call sends a request, headers and body, and returns the message of the answer.
-func (c *conn) call(ctx context.Context, headers, body []byte) ([]byte, error) {
+// deadline is when a call ends at the latest; zero if nothing says so.
+func deadline(ctx context.Context, timeout time.Duration) time.Time {
+	at, bounded := ctx.Deadline()
+	if timeout <= 0 {
+		return at
+	}
+	if end := time.Now().Add(timeout); !bounded || end.Before(at) {
+		return end
+	}
+	return at
+}
+
+// call sends a request, headers and body, and returns the message of the answer. The deadline is the connection's: a timer in a context
+// costs a plugin as much as all that is sent to it.
+func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byte) ([]byte, error) {
 	if c.failed != nil {
 		return nil, c.failed
 	}
-	if err := done(ctx); err != nil {
-		c.failed = status.FromContextError(err).Err()
+	err := done(ctx, deadline)
+	if err == nil {
+		err = c.net.SetDeadline(deadline)
+	}
+	if err != nil {
+		c.failed = callError(ctx, deadline, err)
 		return nil, c.failed
 	}
 	c.interrupting.Add(1)
@@ -94,32 +111,32 @@ func (c *conn) call(ctx context.Context, headers, body []byte) ([]byte, error) {
 		_ = c.net.SetDeadline(time.Unix(1, 0))
 	})
 	a := answer{}
-	err := c.exchange(ctx, headers, body, &a)
+	err = c.exchange(deadline, headers, body, &a)
 	if stop() {
 		c.interrupting.Done()
-	} else if c.interrupting.Wait(); err == nil {
-		err = c.net.SetDeadline(time.Time{})
+	} else {
+		c.interrupting.Wait()
 	}
 	if err != nil {
-		c.failed = callError(ctx, err)
+		c.failed = callError(ctx, deadline, err)
 		return nil, c.failed
 	}
 	return a.result()
 }
 
-// done is ctx.Err, without waiting for the timer of a deadline: the plugin knows the deadline and may be the first to act on it.
-func done(ctx context.Context) error {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= 0 && ctx.Err() == nil {
-		return context.DeadlineExceeded
+// done is ctx.Err, or says that the deadline has passed. The plugin knows it too, and may be the first to act on it.
+func done(ctx context.Context, deadline time.Time) error {
+	if err := ctx.Err(); err != nil || deadline.IsZero() || time.Until(deadline) > 0 {
+		return err
 	}
-	return ctx.Err()
+	return context.DeadlineExceeded
 }
 
 // callError makes a status error of an error that ends the connection.
-func callError(ctx context.Context, err error) error {
+func callError(ctx context.Context, deadline time.Time, err error) error {
 	var connError http2.ConnectionError
 	var streamError http2.StreamError
-	ended := done(ctx)
+	ended := done(ctx, deadline)
 	switch {
 	case ended != nil:
 		return status.Errorf(status.FromContextError(ended).Code(), "no answer from the plugin: %v", ended)
@@ -135,9 +152,9 @@ func callError(ctx context.Context, err error) error {
 }
 
 // exchange sends a request and reads frames until the answer is complete. An error ends the connection.
-func (c *conn) exchange(ctx context.Context, headers, body []byte, a *answer) error {
+func (c *conn) exchange(deadline time.Time, headers, body []byte, a *answer) error {
 	c.budget = maxCall
-	if err := c.open(ctx, headers); err != nil {
+	if err := c.open(deadline, headers); err != nil {
 		return err
 	}
 	for {
@@ -168,7 +185,7 @@ func (c *conn) exchange(ctx context.Context, headers, body []byte, a *answer) er
 }
 
 // open starts a stream with the headers of a request; the first one of a connection follows the preface.
-func (c *conn) open(ctx context.Context, headers []byte) error {
+func (c *conn) open(deadline time.Time, headers []byte) error {
 	switch {
 	case c.goAway != "":
 		return status.Error(codes.Unavailable, c.goAway)
@@ -193,7 +210,7 @@ func (c *conn) open(ctx context.Context, headers []byte) error {
 	}
 	c.streamWindow = c.peerInitial
 	return c.framer.WriteHeaders(http2.HeadersFrameParam{
-		StreamID: c.stream, BlockFragment: appendTimeout(ctx, headers), EndHeaders: true,
+		StreamID: c.stream, BlockFragment: appendTimeout(deadline, headers), EndHeaders: true,
 	})
 }
 

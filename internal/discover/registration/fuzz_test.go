@@ -52,12 +52,12 @@ func FuzzClient(f *testing.F) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		info, err := client.GetInfo(ctx)
+		info, err := client.GetInfo(ctx, 0)
 		if n := len(info.Type) + len(info.Name) + len(info.Endpoint); n > maxAnswer {
 			t.Errorf("an answer of %d bytes", n)
 		}
 		checkError(t, err)
-		checkError(t, client.Notify(ctx, false, "no"))
+		checkError(t, client.Notify(ctx, 0, false, "no"))
 		if n := allocs() - allocated; n > memoryBound {
 			t.Errorf("the calls allocated %d bytes", n)
 		}
@@ -167,11 +167,11 @@ func realAnswers(t testing.TB) (first, second []byte) {
 	defer c.Close()
 	r := &recorder{Conn: c.socket}
 	c.conn.in.Reset(r)
-	if _, err := c.GetInfo(context.Background()); err != nil {
+	if _, err := c.GetInfo(context.Background(), 0); err != nil {
 		t.Fatal(err)
 	}
 	first, r.read = r.read, nil
-	if err := c.Notify(context.Background(), true, ""); err != nil {
+	if err := c.Notify(context.Background(), 0, true, ""); err != nil {
 		t.Fatal(err)
 	}
 	return first, r.read

@@ -3,7 +3,6 @@ package registration
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/binary"
 	"fmt"
 	"net/http"
@@ -46,11 +45,10 @@ func requestHeaders(path string) []byte {
 	return slices.Clip(block.Bytes())
 }
 
-// appendTimeout returns the header block with grpc-timeout, if ctx has a deadline, as a literal that is not indexed (RFC 7541 section
+// appendTimeout returns the header block with grpc-timeout, if there is a deadline, as a literal that is not indexed (RFC 7541 section
 // 6.2.2). A timeout has at most 8 digits.
-func appendTimeout(ctx context.Context, block []byte) []byte {
-	deadline, ok := ctx.Deadline()
-	if !ok {
+func appendTimeout(deadline time.Time, block []byte) []byte {
+	if deadline.IsZero() {
 		return block
 	}
 	const name, maxDigits = "grpc-timeout", 99_999_999

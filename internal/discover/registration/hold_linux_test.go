@@ -36,10 +36,10 @@ func runWatcher(t testing.TB) *sock.Watcher {
 // held makes both calls and holds the connection; gone is closed when the plugin ends it.
 func held(t testing.TB, w *sock.Watcher, c *Client) (gone chan struct{}, stop func()) {
 	t.Helper()
-	if _, err := c.GetInfo(t.Context()); err != nil {
+	if _, err := c.GetInfo(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Notify(t.Context(), true, ""); err != nil {
+	if err := c.Notify(t.Context(), 0, true, ""); err != nil {
 		t.Fatal(err)
 	}
 	gone = make(chan struct{})
@@ -63,7 +63,7 @@ func TestHeldUntilTheServerStops(t *testing.T) {
 	path, server := serve(t, &plugin{})
 	c := dial(t, path)
 	gone, stop := held(t, runWatcher(t), c)
-	if err := c.Notify(t.Context(), true, ""); status.Code(err) != codes.Unavailable {
+	if err := c.Notify(t.Context(), 0, true, ""); status.Code(err) != codes.Unavailable {
 		t.Errorf("a call on a held connection: %v", err)
 	}
 	if err := c.Close(); err != nil { // changes nothing
@@ -151,7 +151,7 @@ func TestHoldAnswersWhatIsPending(t *testing.T) {
 		acked <- acks
 		<-release
 	})
-	if _, err := client.GetInfo(t.Context()); err != nil {
+	if _, err := client.GetInfo(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	<-sent
@@ -202,7 +202,7 @@ func TestHoldRefuses(t *testing.T) {
 					p.untilClosed()
 				}
 			})
-			if _, err := client.GetInfo(t.Context()); err != nil {
+			if _, err := client.GetInfo(t.Context(), 0); err != nil {
 				t.Fatal(err)
 			}
 			<-said
@@ -241,7 +241,7 @@ func TestCostOfHolding(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.GetInfo(t.Context()); err != nil {
+		if _, err := c.GetInfo(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 		stop, err := c.Hold(w, gone)

@@ -244,7 +244,7 @@ func TestHostilePeer(t *testing.T) {
 				}
 			})
 			bounded(t, h.want, func(ctx context.Context) error {
-				_, err := client.GetInfo(ctx)
+				_, err := client.GetInfo(ctx, 0)
 				return err
 			})
 		})
@@ -271,11 +271,11 @@ func TestPeerTurnsHostile(t *testing.T) {
 					h.play(p)
 				}
 			})
-			info, err := client.GetInfo(t.Context())
+			info, err := client.GetInfo(t.Context(), 0)
 			if err != nil || info.Name != announced.Name {
 				t.Fatalf("GetInfo: %+v, %v", info, err)
 			}
-			bounded(t, h.want, func(ctx context.Context) error { return client.Notify(ctx, true, "") })
+			bounded(t, h.want, func(ctx context.Context) error { return client.Notify(ctx, 0, true, "") })
 		})
 	}
 }
@@ -287,7 +287,7 @@ func TestNeverReads(t *testing.T) {
 		<-release
 	})
 	defer close(release)
-	bounded(t, codes.DeadlineExceeded, func(ctx context.Context) error { return client.Notify(ctx, false, strings.Repeat("x", 1<<20)) })
+	bounded(t, codes.DeadlineExceeded, func(ctx context.Context) error { return client.Notify(ctx, 0, false, strings.Repeat("x", 1<<20)) })
 }
 
 // bounded makes a call that must fail with a code, and checks that it allocates little.

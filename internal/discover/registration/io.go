@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -21,6 +22,9 @@ func (c *conn) settle(raw syscall.RawConn) error {
 	case !c.greeted:
 		return status.Error(codes.FailedPrecondition, "no call has been made on the connection")
 	}
+	if err := c.net.SetDeadline(time.Time{}); err != nil { // that of the last call
+		return err
+	}
 	c.now = raw
 	defer func() { c.now = nil }()
 	c.budget = maxCall
@@ -34,7 +38,7 @@ func (c *conn) settle(raw syscall.RawConn) error {
 			err = c.control(f)
 		}
 		if err != nil {
-			c.failed = callError(context.Background(), err)
+			c.failed = callError(context.Background(), time.Time{}, err)
 			return c.failed
 		}
 	}

@@ -14,8 +14,12 @@ type Pool struct {
 	told map[uint32]bool
 }
 
-// New returns a Pool of total, of which one user may have perUser. As much of the total, but at most half, is kept for the privileged.
+// New returns a Pool of total, of which one user may have perUser. As much of the total, but at most half, is kept for the privileged; with
+// nil nothing is, which is for what the privileged have without bound and do not take here.
 func New(perUser, total int, privileged func(uid uint32) bool) *Pool {
+	if privileged == nil {
+		privileged = func(uint32) bool { return true }
+	}
 	return &Pool{perUser: perUser, total: total, privileged: privileged, byUser: map[uint32]int{}, told: map[uint32]bool{}}
 }
 
@@ -60,6 +64,12 @@ func (p *Pool) Give(uid uint32, n int) {
 		delete(p.told, uid)
 	}
 }
+
+// Of returns what a user has.
+func (p *Pool) Of(uid uint32) int { return p.byUser[uid] }
+
+// Limits returns what a user and all may have.
+func (p *Pool) Limits() (perUser, total int) { return p.perUser, p.total }
 
 // Sum returns what all have.
 func (p *Pool) Sum() int { return p.sum }

@@ -36,3 +36,15 @@ func TestPool(t *testing.T) {
 		t.Errorf("all have %d", p.Sum())
 	}
 }
+
+func TestPoolWithoutReserve(t *testing.T) {
+	p := share.New(10, 15, nil)
+	for uid, n := range map[uint32]int{2: 10, 3: 5} {
+		if ok, _ := p.Take(uid, n); !ok {
+			t.Errorf("user %d cannot take %d", uid, n)
+		}
+	}
+	if ok, first := p.Take(4, 1); ok || !first {
+		t.Errorf("beyond the total: %v, %v", ok, first)
+	}
+}

@@ -1,0 +1,37 @@
+package journal
+
+import (
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
+)
+
+// TestForgetsLaunched: launched plugins that are gone are forgotten with their events, and what is registered is not.
+func TestForgetsLaunched(t *testing.T) {
+	j := New(slog.New(slog.DiscardHandler), "", nil, nil)
+	defer j.Close()
+	register := func(name string) {
+		socket := "/p/" + name
+		j.Observe(reconciler.Event{Time: time.Now(), Kind: reconciler.EventRegistered, Type: "T", Name: "as-" + name, Instance: name, SocketPath: socket})
+		j.ObserveLauncher(launcher.Event{Time: time.Now(), Kind: launcher.EventReady, Name: name, Socket: socket})
+	}
+	const names = 3 * history
+	register("lasting")
+	for i := range names {
+		name := fmt.Sprint(i)
+		register(name)
+		j.Observe(reconciler.Event{Time: time.Now(), Kind: reconciler.EventDeregistered, Type: "T", Name: "as-" + name, Instance: name})
+	}
+	if len(j.launched) > 2*history+2 {
+		t.Errorf("%d launched plugins are known, and %d events are kept", len(j.launched), history)
+	}
+	for name, want := range map[string]bool{"lasting": true, "0": false, fmt.Sprint(names - 1): true} {
+		if _, as, known := j.LaunchedAs(name); known != want || known && as != "as-"+name {
+			t.Errorf("%s is known: %t, as %q", name, known, as)
+		}
+	}
+}
