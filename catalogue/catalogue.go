@@ -1,9 +1,7 @@
-// Package catalogue says which plugins a host may launch, and how: the entries of the section "plugins" of the configuration, checked and
-// frozen. It also compares two catalogues, so that whoever runs the plugins of one can pass to the next without touching what stayed the
-// same.
+// Package catalogue describes the plugins that a host may launch: the entries under "plugins" in the configuration, validated and
+// immutable. It also compares two catalogues, so that a host can switch to the next one without touching unchanged plugins.
 //
-// It launches nothing and reads no files: whether a command exists, has the digest that is expected and may be run as a user is for the
-// host to say.
+// It launches nothing and reads no files: the host checks whether a command exists, has the expected digest and may run as a user.
 package catalogue
 
 import (
@@ -29,23 +27,38 @@ type entry struct {
 
 // New checks plugins and returns the catalogue of them. An error joins one [FieldError] for each thing that is wrong.
 func New(plugins []Plugin) (*Catalogue, error) {
+	c, err := Usable(plugins)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Usable is New for those who look for all that is wrong: with the error comes the catalogue of the plugins in which nothing is. It is
+// never nil.
+func Usable(plugins []Plugin) (*Catalogue, error) {
 	c := &Catalogue{plugins: map[string]entry{}}
 	var wrong []error
+	var bad []string // which are left out
 	for i := range plugins {
 		p := clone(plugins[i])
 		p.SHA256 = strings.ToLower(p.SHA256)
-		wrong = append(wrong, p.problems(i)...)
+		problems := p.problems(i)
+		wrong = append(wrong, problems...)
 		if other, known := c.plugins[p.Name]; known {
 			err := fmt.Errorf("the name %q is that of plugins[%d] too: give each plugin its own", p.Name, other.index)
 			wrong = append(wrong, &FieldError{Index: i, Name: p.Name, Field: "name", Err: err})
 			continue
 		}
 		c.plugins[p.Name] = entry{p, i}
+		if len(problems) > 0 {
+			bad = append(bad, p.Name)
+		}
 	}
-	if len(wrong) > 0 {
-		return nil, errors.Join(wrong...)
+	for _, name := range bad {
+		delete(c.plugins, name)
 	}
-	return c, nil
+	return c, errors.Join(wrong...)
 }
 
 // Lookup returns the plugin with a name.

@@ -88,46 +88,46 @@ func goPlugin(change func(*Plugin)) func(*Plugin) {
 
 func TestRefused(t *testing.T) {
 	for want, change := range map[string]func(*Plugin){
-		`name: "" is no name of a plugin`:                                func(p *Plugin) { p.Name = "" },
-		`name: "../a" is no name of a plugin`:                            func(p *Plugin) { p.Name = "../a" },
-		`name: ".a" is no name of a plugin`:                              func(p *Plugin) { p.Name = ".a" },
-		`name: "a/b" is no name of a plugin`:                             func(p *Plugin) { p.Name = "a/b" },
-		`name: "a\n" is no name of a plugin`:                             func(p *Plugin) { p.Name = "a\n" },
-		`name: "` + strings.Repeat("a", 64) + `" is no name of a plugin`: func(p *Plugin) { p.Name = strings.Repeat("a", 64) },
-		`version: "\x1b" must have printable characters only`:            func(p *Plugin) { p.Version = "\x1b" },
-		`command: it names no program`:                                   func(p *Plugin) { p.Command = nil },
-		`command: it names no program `:                                  func(p *Plugin) { p.Command = []string{""} },
-		`command: "bin/a" must be an absolute path`:                      func(p *Plugin) { p.Command[0] = "bin/a" },
-		`command: the argument "\x00" has a NUL character`:               func(p *Plugin) { p.Command = append(p.Command, "\x00") },
-		`sha256: "abc" is no SHA-256 digest`:                             func(p *Plugin) { p.SHA256 = "abc" },
-		`metadata: the key "" must have`:                                 func(p *Plugin) { p.Metadata = map[string]string{"": ""} },
-		`env: "A=B" is no name of a variable`:                            func(p *Plugin) { p.Env = map[string]string{"A=B": ""} },
-		`env.A: the value has a NUL character`:                           func(p *Plugin) { p.Env = map[string]string{"A": "\x00"} },
-		`dir: "srv" must be an absolute path`:                            func(p *Plugin) { p.Dir = "srv" },
-		`protocol: "http" must be one of patchbay, go-plugin`:            func(p *Plugin) { p.Protocol = "http" },
-		`type: it is for protocol: go-plugin only`:                       func(p *Plugin) { p.Type = "T" },
-		`goPlugin: it is for protocol: go-plugin only`:                   func(p *Plugin) { p.GoPlugin.CookieKey = "K" },
-		`type: "" is no plugin type`:                                     goPlugin(func(p *Plugin) { p.Type = "" }),
-		`type: "a/b" is no plugin type`:                                  goPlugin(func(p *Plugin) { p.Type = "a/b" }),
-		`goPlugin.cookieKey: "A=B" is no name of a variable`:             goPlugin(func(p *Plugin) { p.GoPlugin.CookieKey = "A=B" }),
-		`goPlugin.cookieValue: it must not be empty`:                     goPlugin(func(p *Plugin) { p.GoPlugin.CookieValue = "" }),
-		`goPlugin.protocolVersions: it must name at least one`:           goPlugin(func(p *Plugin) { p.GoPlugin.ProtocolVersions = nil }),
-		`goPlugin.protocolVersions: 0 must be above zero`:                goPlugin(func(p *Plugin) { p.GoPlugin.ProtocolVersions = []int{1, 0} }),
-		`goPlugin.plugin: "\x1b" must have printable characters only`:    goPlugin(func(p *Plugin) { p.GoPlugin.Plugin = "\x1b" }),
-		`serve: a plugin of go-plugin always serves`:                     goPlugin(func(p *Plugin) { p.Serve = false }),
-		`survive: a plugin of go-plugin cannot`:                          goPlugin(func(p *Plugin) { p.Survive = true }),
-		`limits.memory: it must be above zero`:                           func(p *Plugin) { p.Limits.Memory = -1 },
-		`limits.cpu: it must be above zero`:                              func(p *Plugin) { p.Limits.CPU = -1 },
-		`limits.openFiles: it must be above zero`:                        func(p *Plugin) { p.Limits.OpenFiles = -1 },
-		`user: "a\n" must have printable characters only`:                func(p *Plugin) { p.User = "a\n" },
-		`group: "\xff" must have printable characters only`:              func(p *Plugin) { p.Group = "\xff" },
-		`restart.policy: "maybe" must be one of on-failure, always`:      func(p *Plugin) { p.Restart.Policy = "maybe" },
-		`restart.backoff.min: it must be above zero`:                     func(p *Plugin) { p.Restart.Backoff.Min = 0 },
-		`restart.backoff.max: 1s must not be shorter than min`:           func(p *Plugin) { p.Restart.Backoff = Backoff{2 * time.Second, time.Second} },
-		`restart.limit: it must be above zero`:                           func(p *Plugin) { p.Restart.Limit = 0 },
-		`restart.window: it must be above zero`:                          func(p *Plugin) { p.Restart.Window = 0 },
-		`stopTimeout: it must be above zero`:                             func(p *Plugin) { p.StopTimeout = 0 },
-		`logRate: it must be above zero`:                                 func(p *Plugin) { p.LogRate = -1 },
+		`name: "" is not a valid name of a plugin`:                                func(p *Plugin) { p.Name = "" },
+		`name: "../a" is not a valid name of a plugin`:                            func(p *Plugin) { p.Name = "../a" },
+		`name: ".a" is not a valid name of a plugin`:                              func(p *Plugin) { p.Name = ".a" },
+		`name: "a/b" is not a valid name of a plugin`:                             func(p *Plugin) { p.Name = "a/b" },
+		`name: "a\n" is not a valid name of a plugin`:                             func(p *Plugin) { p.Name = "a\n" },
+		`name: "` + strings.Repeat("a", 64) + `" is not a valid name of a plugin`: func(p *Plugin) { p.Name = strings.Repeat("a", 64) },
+		`version: "\x1b" must have printable characters only`:                     func(p *Plugin) { p.Version = "\x1b" },
+		`command: it names no program`:                                            func(p *Plugin) { p.Command = nil },
+		`command: it names no program `:                                           func(p *Plugin) { p.Command = []string{""} },
+		`command: "bin/a" must be an absolute path`:                               func(p *Plugin) { p.Command[0] = "bin/a" },
+		`command: the argument "\x00" has a NUL character`:                        func(p *Plugin) { p.Command = append(p.Command, "\x00") },
+		`sha256: "abc" is not a SHA-256 digest`:                                   func(p *Plugin) { p.SHA256 = "abc" },
+		`metadata: the key "" must have`:                                          func(p *Plugin) { p.Metadata = map[string]string{"": ""} },
+		`env: "A=B" is not a variable name`:                                       func(p *Plugin) { p.Env = map[string]string{"A=B": ""} },
+		`env.A: the value has a NUL character`:                                    func(p *Plugin) { p.Env = map[string]string{"A": "\x00"} },
+		`dir: "srv" must be an absolute path`:                                     func(p *Plugin) { p.Dir = "srv" },
+		`protocol: "http" must be one of patchbay, go-plugin`:                     func(p *Plugin) { p.Protocol = "http" },
+		`type: it is for protocol: go-plugin only`:                                func(p *Plugin) { p.Type = "T" },
+		`goPlugin: it is for protocol: go-plugin only`:                            func(p *Plugin) { p.GoPlugin.CookieKey = "K" },
+		`type: "" is not a plugin type`:                                           goPlugin(func(p *Plugin) { p.Type = "" }),
+		`type: "a/b" is not a plugin type`:                                        goPlugin(func(p *Plugin) { p.Type = "a/b" }),
+		`goPlugin.cookieKey: "A=B" is not a variable name`:                        goPlugin(func(p *Plugin) { p.GoPlugin.CookieKey = "A=B" }),
+		`goPlugin.cookieValue: it must not be empty`:                              goPlugin(func(p *Plugin) { p.GoPlugin.CookieValue = "" }),
+		`goPlugin.protocolVersions: it must name at least one`:                    goPlugin(func(p *Plugin) { p.GoPlugin.ProtocolVersions = nil }),
+		`goPlugin.protocolVersions: 0 must be above zero`:                         goPlugin(func(p *Plugin) { p.GoPlugin.ProtocolVersions = []int{1, 0} }),
+		`goPlugin.plugin: "\x1b" must have printable characters only`:             goPlugin(func(p *Plugin) { p.GoPlugin.Plugin = "\x1b" }),
+		`serve: a plugin of go-plugin always serves`:                              goPlugin(func(p *Plugin) { p.Serve = false }),
+		`survive: a plugin of go-plugin cannot`:                                   goPlugin(func(p *Plugin) { p.Survive = true }),
+		`limits.memory: it must be above zero`:                                    func(p *Plugin) { p.Limits.Memory = -1 },
+		`limits.cpu: it must be above zero`:                                       func(p *Plugin) { p.Limits.CPU = -1 },
+		`limits.openFiles: it must be above zero`:                                 func(p *Plugin) { p.Limits.OpenFiles = -1 },
+		`user: "a\n" must have printable characters only`:                         func(p *Plugin) { p.User = "a\n" },
+		`group: "\xff" must have printable characters only`:                       func(p *Plugin) { p.Group = "\xff" },
+		`restart.policy: "maybe" must be one of on-failure, always`:               func(p *Plugin) { p.Restart.Policy = "maybe" },
+		`restart.backoff.min: it must be above zero`:                              func(p *Plugin) { p.Restart.Backoff.Min = 0 },
+		`restart.backoff.max: 1s must not be shorter than min`:                    func(p *Plugin) { p.Restart.Backoff = Backoff{2 * time.Second, time.Second} },
+		`restart.limit: it must be above zero`:                                    func(p *Plugin) { p.Restart.Limit = 0 },
+		`restart.window: it must be above zero`:                                   func(p *Plugin) { p.Restart.Window = 0 },
+		`stopTimeout: it must be above zero`:                                      func(p *Plugin) { p.StopTimeout = 0 },
+		`logRate: it must be above zero`:                                          func(p *Plugin) { p.LogRate = -1 },
 	} {
 		p := plugin("a")
 		change(&p)
@@ -249,4 +249,22 @@ func FuzzQuantities(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestUsable(t *testing.T) {
+	var plugins []Plugin
+	for _, name := range []string{"a", "b", "a", "c"} {
+		var p Plugin
+		p.SetDefaults()
+		p.Name, p.Command = name, []string{"/bin/" + name}
+		plugins = append(plugins, p)
+	}
+	plugins[1].Command = nil
+	c, err := Usable(plugins)
+	if err == nil || !strings.Contains(err.Error(), "plugins[1].command") || !strings.Contains(err.Error(), "plugins[2].name") {
+		t.Errorf("got %v", err)
+	}
+	if list := c.List(); len(list) != 2 || list[0].Name != "a" || list[1].Name != "c" || c.Index("c") != 3 {
+		t.Errorf("usable are %v", list)
+	}
 }

@@ -10,29 +10,29 @@ import (
 
 // Plugin is one plugin that the daemon may launch.
 type Plugin struct {
-	// Name names the plugin among all that are launched. It has at most 63 letters, digits, dots, dashes and underscores, and begins
+	// Name is the plugin's name, unique in the catalogue. It has at most 63 letters, digits, dots, dashes and underscores, and begins
 	// and ends with a letter or digit.
 	Name string `json:"name" required:"true"`
 	// Version is shown to people, for example "1.4.2".
 	Version string `json:"version"`
-	// Command is the program and its arguments. The program is an absolute path, or a name that is looked up in PATH at each start.
+	// Command is the program and its arguments. The program is an absolute path, or a name that is looked up in PATH on each start.
 	Command []string `json:"command" required:"true"`
-	// SHA256 is the digest that the program must have, as 64 hexadecimal digits. Without one, any content is run.
+	// SHA256 is the digest that the program must have, as 64 hexadecimal digits. Without one, the program may have any content.
 	SHA256 string `json:"sha256"`
-	// Interpreter is the absolute path of the program that runs the plugin if that is a script whose digest is expected, or that has to
-	// be admitted. The script must name it in its first line.
+	// Interpreter is the absolute path of the program that runs the plugin. It is needed for a script with a sha256, or one that must be
+	// admitted. The script must name it in its first line.
 	Interpreter string `json:"interpreter"`
-	// Metadata is told to the plugin and to whoever lists it.
+	// Metadata is available to the plugin and shown when it is listed.
 	Metadata map[string]string `json:"metadata"`
 	// Env is the environment of the process. Nothing is inherited from the daemon.
 	Env map[string]string `json:"env"`
 	// Dir is the working directory, an absolute path (default: the root directory).
 	Dir string `json:"dir"`
-	// Protocol is what the plugin speaks with the daemon.
+	// Protocol is the protocol between the plugin and the daemon.
 	Protocol Protocol `json:"protocol" enum:"patchbay,go-plugin"`
-	// Type is the plugin type as which a plugin of go-plugin is registered. All others say of what type they are.
+	// Type is the type with which a go-plugin plugin is registered. All other plugins announce their own.
 	Type string `json:"type"`
-	// GoPlugin is what a plugin of go-plugin has to be told.
+	// GoPlugin is what a go-plugin plugin needs from its host.
 	GoPlugin GoPlugin `json:"goPlugin"`
 	// Limits bound what the process and its descendants may use.
 	Limits Limits `json:"limits"`
@@ -40,17 +40,17 @@ type Plugin struct {
 	User string `json:"user"`
 	// Group is the name or number of the group that the process runs as (default: that of the user).
 	Group string `json:"group"`
-	// Restart says what happens when the process ends by itself.
+	// Restart says what to do when the process ends by itself.
 	Restart Restart `json:"restart"`
-	// StopTimeout is how long the process may take to end when it is asked to, before it is killed.
+	// StopTimeout is how long the process may take to stop when asked to, before it is killed.
 	StopTimeout time.Duration `json:"stopTimeout"`
-	// Survive has the process outlive the daemon, to be adopted by the next one.
+	// Survive lets the process outlive the daemon, to be adopted by the next one.
 	Survive bool `json:"survive"`
 	// Autostart starts the plugin together with the daemon.
 	Autostart bool `json:"autostart"`
-	// Serve gives the plugin the path of a socket in a plugin directory, on which it is found and registered.
+	// Serve gives the plugin the path for a socket in a plugin directory, where it is discovered and registered.
 	Serve bool `json:"serve"`
-	// LogRate bounds the lines of output that are logged in one second (default: the host's bound). What exceeds it is dropped and counted.
+	// LogRate is how many lines of output are logged per second (default: the host's limit). Excess lines are dropped and counted.
 	LogRate int `json:"logRate"`
 }
 
@@ -60,23 +60,23 @@ type Limits struct {
 	Memory Bytes `json:"memory"`
 	// CPU is a number of processors, for example 2, 0.5 or 500m.
 	CPU CPU `json:"cpu"`
-	// Processes is the number of processes and threads that there may be at a time.
+	// Processes is the number of processes and threads that may exist at a time.
 	Processes int `json:"processes"`
-	// OpenFiles is the number of descriptors that one process may have.
+	// OpenFiles is the number of descriptors that each process may have open.
 	OpenFiles int `json:"openFiles"`
 }
 
-// Restart says what happens when a process ends by itself.
+// Restart says what to do when a process ends by itself.
 type Restart struct {
-	// Policy says after which exits the process is started again: all, those with an error or a signal, or none.
+	// Policy says after which exits the process is restarted: after those with an error or a signal, after all, or never.
 	Policy Policy `json:"policy" enum:"on-failure,always,never"`
-	// Backoff is the pause before a restart. It doubles with each one, and starts over after a quiet window.
+	// Backoff is the pause before a restart. It doubles with each restart, and starts over after a window without one.
 	Backoff Backoff `json:"backoff"`
-	// Limit is the number of restarts within a window after which the plugin has failed and is left alone until someone restarts it.
+	// Limit is the number of restarts within a window after which the plugin counts as failed, until somebody restarts it.
 	Limit int `json:"limit"`
-	// Window is the time in which restarts are counted.
+	// Window is the period over which restarts are counted.
 	Window time.Duration `json:"window"`
-	// Unresponsive has the plugin ended and started again also when it does not answer health checks (grpc.health.v1) any more.
+	// Unresponsive also restarts the plugin when it stops answering health checks (grpc.health.v1).
 	Unresponsive bool `json:"unresponsive"`
 }
 
@@ -88,7 +88,7 @@ type Backoff struct {
 	Max time.Duration `json:"max"`
 }
 
-// Policy says after which exits a process is started again.
+// Policy says after which exits a process is restarted.
 type Policy string
 
 // The policies of restart.
@@ -97,11 +97,11 @@ const (
 	RestartOnFailure Policy = "on-failure"
 	// RestartAlways: after every exit that nobody asked for.
 	RestartAlways Policy = "always"
-	// RestartNever: the plugin is started by request only.
+	// RestartNever: the plugin is started on request only.
 	RestartNever Policy = "never"
 )
 
-// SetDefaults sets every field for which zero is not the default. It is called before the fields that are configured are set.
+// SetDefaults sets every field whose default is not zero. Call it before setting the configured fields.
 func (p *Plugin) SetDefaults() {
 	p.Autostart = true
 	p.Serve = true
@@ -116,29 +116,29 @@ func (p *Plugin) SetDefaults() {
 	}
 }
 
-// Protocol is what a plugin speaks with the daemon.
+// Protocol is the protocol between a plugin and the daemon.
 type Protocol string
 
 // The protocols.
 const (
-	// ProtocolPatchbay: the plugin registers itself, and knows Patchbay's handshake or does without.
+	// ProtocolPatchbay: the plugin registers itself, with or without Patchbay's handshake.
 	ProtocolPatchbay Protocol = "patchbay"
-	// ProtocolGoPlugin: the plugin is one of github.com/hashicorp/go-plugin that serves gRPC.
+	// ProtocolGoPlugin: the plugin uses github.com/hashicorp/go-plugin and serves gRPC.
 	ProtocolGoPlugin Protocol = "go-plugin"
 )
 
-// GoPlugin is what a plugin of go-plugin has to be told: what its hosts have in their HandshakeConfig.
+// GoPlugin is what a go-plugin plugin needs from its host: what other hosts put into their HandshakeConfig.
 type GoPlugin struct {
-	// CookieKey is the name of the environment variable that is the magic cookie.
+	// CookieKey is the name of the environment variable with the magic cookie.
 	CookieKey string `json:"cookieKey"`
 	// CookieValue is the value of the magic cookie.
 	CookieValue string `json:"cookieValue"`
-	// ProtocolVersions are the versions that the plugin's users understand. The plugin takes the newest that it knows, and is registered
-	// with it.
+	// ProtocolVersions are the versions that the plugin's callers understand. The plugin chooses the newest that it knows, and is
+	// registered with that version.
 	ProtocolVersions []int `json:"protocolVersions"`
-	// Plugin is the name that the plugin is registered with, for example that by which other hosts dispense it (default: name).
+	// Plugin is the name under which the plugin is registered, for example the one by which other hosts dispense it (default: name).
 	Plugin string `json:"plugin"`
-	// AutoMTLS secures the connection with certificates that nobody but the daemon and the plugin have.
+	// AutoMTLS secures the connection with certificates that only the daemon and the plugin have.
 	AutoMTLS bool `json:"autoMTLS"`
 }
 
@@ -155,9 +155,9 @@ func (p *Plugin) checkProtocol(check func(ok bool, field, format string, args ..
 	}
 	g := p.GoPlugin
 	check(foreign.IsType(p.Type) && foreign.Printable(p.Type), "type",
-		"%q is no plugin type: it must have printable characters, at least one, and no slash", p.Type)
+		"%q is not a plugin type: it must have printable characters, at least one, and no slash", p.Type)
 	check(g.CookieKey != "" && !strings.ContainsAny(g.CookieKey, "=\x00"), "goPlugin.cookieKey",
-		"%q is no name of a variable: it must not be empty or have = in it", g.CookieKey)
+		"%q is not a variable name: it must not be empty or have = in it", g.CookieKey)
 	check(g.CookieValue != "" && !strings.Contains(g.CookieValue, "\x00"), "goPlugin.cookieValue",
 		"it must not be empty or have a NUL character")
 	check(len(g.ProtocolVersions) > 0, "goPlugin.protocolVersions", "it must name at least one")

@@ -50,21 +50,21 @@ func (p *Plugin) problems(index int) []error {
 			found = append(found, &FieldError{index, p.Name, field, fmt.Errorf(format, args...)})
 		}
 	}
-	check(nameText.MatchString(p.Name), "name", "%q is no name of a plugin: it must have 1 to 63 letters, digits, dots, dashes and "+
+	check(nameText.MatchString(p.Name), "name", "%q is not a valid name of a plugin: it must have 1 to 63 letters, digits, dots, dashes and "+
 		"underscores, and begin and end with a letter or digit", p.Name)
 	check(foreign.Printable(p.Version), "version", "%q must have printable characters only", p.Version)
 	if err := checkCommand(p.Command); err != nil {
 		found = append(found, &FieldError{index, p.Name, "command", err})
 	}
 	check(p.SHA256 == "" || sha256Text.MatchString(p.SHA256), "sha256",
-		"%q is no SHA-256 digest: it must have 64 hexadecimal digits", p.SHA256)
+		"%q is not a SHA-256 digest: it must have 64 hexadecimal digits", p.SHA256)
 	check(p.Interpreter == "" || filepath.IsAbs(p.Interpreter) && !strings.ContainsAny(p.Interpreter, "\x00 \t\n"), "interpreter",
 		"%q must be an absolute path without spaces", p.Interpreter)
 	for _, key := range slices.Sorted(maps.Keys(p.Metadata)) {
 		check(key != "" && foreign.Printable(key), "metadata", "the key %q must have printable characters only, and at least one", key)
 	}
 	for _, key := range slices.Sorted(maps.Keys(p.Env)) {
-		check(key != "" && !strings.ContainsAny(key, "=\x00"), "env", "%q is no name of a variable: it must not be empty or have = in it", key)
+		check(key != "" && !strings.ContainsAny(key, "=\x00"), "env", "%q is not a variable name: it must not be empty or have = in it", key)
 		check(!strings.Contains(p.Env[key], "\x00"), "env."+key, "the value has a NUL character")
 	}
 	check(p.Dir == "" || filepath.IsAbs(p.Dir) && !strings.Contains(p.Dir, "\x00"), "dir", "%q must be an absolute path", p.Dir)

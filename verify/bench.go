@@ -90,7 +90,7 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 		return nil, err
 	}
 	if b.before, err = listing(b.dir); err != nil {
-		return nil, fmt.Errorf("cannot read plugin directory %s: %w; make it first", b.dir, err)
+		return nil, fmt.Errorf("cannot read plugin directory %s: %w; create it first", b.dir, err)
 	}
 	if target.KubeletSock {
 		if b.kubelet, err = serveKubelet(b.dir); err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,6 +29,7 @@ var broken = map[string]struct {
 	// registers says that the process registers on kubelet.sock.
 	registers bool
 	timeout   time.Duration
+	changes   bool // its devices change
 }{
 	"ENV001": {breaks: func(*fake) {}, warns: true, watched: true},
 	"REG001": {breaks: func(f *fake) { f.socket = ".p.sock" }},
@@ -63,10 +65,15 @@ var broken = map[string]struct {
 	"CSI009": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.hides = "EXPAND_VOLUME" }},
 	"CSI010": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.manifest["x"] = strings.Repeat("x", maxCSIMapSize) }},
 	"CSI011": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "GroupControllerGetCapabilities" }},
+	"CSI012": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.hides = "PUBLISH_UNPUBLISH_VOLUME" }},
+	"CSI013": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.broken = "NodeGetVolumeStats" }},
+	"CSI014": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.mute = true }},
+	"CSI015": {of: registerapi.CSIPlugin, breaks: func(f *fake) { f.capacity = -1 }},
 	"DEV001": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.broken = "GetDevicePluginOptions" }},
 	"DEV002": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.devices = []*deviceapi.Device{{ID: "d"}} }},
-	"DEV004": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.lists = 3 }, timeout: time.Second},
+	"DEV004": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.lists = 3 }, timeout: 4 * time.Second},
 	"DEV005": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.later = []*deviceapi.Device{{ID: "d", Health: "so so"}} }},
+	"DEV010": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.change = "" }, timeout: 4 * time.Second, changes: true},
 	"DEV006": {of: registerapi.DevicePlugin, breaks: func(f *fake) { f.prefers = func([]string) []string { return []string{"mine"} } }},
 	"DEV007": {of: registerapi.DevicePlugin},
 	"DEV008": {of: registerapi.DevicePlugin},
@@ -233,6 +240,28 @@ func TestConforming(t *testing.T) {
 	}
 }
 
+// TestChange: a plugin that tells of a change passes; what cannot make one is no fault of the plugin.
+func TestChange(t *testing.T) {
+	t.Parallel()
+	f := newFake(registerapi.DevicePlugin)
+	f.change = filepath.Join(t.TempDir(), "change")
+	options := Options{Rules: []string{"DEV010"}, Change: []string{"touch", f.change}}
+	if got := resultOf(t, verifyFake(t, f, options), "DEV010"); got.Status != Passed {
+		t.Errorf("%+v", got)
+	}
+	again := newFake(registerapi.DevicePlugin)
+	again.change = filepath.Join(t.TempDir(), "change")
+	options.Change = []string{"sh", "-c", "touch " + again.change + "; sleep 60 &"} // which holds its output
+	options.CallTimeout = time.Second
+	if got := resultOf(t, verifyFake(t, again, options), "DEV010"); got.Status != Passed {
+		t.Errorf("%+v", got)
+	}
+	options.Change = []string{"false"}
+	if got := resultOf(t, verifyFake(t, newFake(registerapi.DevicePlugin), options), "DEV010"); got.Status != Warned {
+		t.Errorf("%+v", got)
+	}
+}
+
 // TestEachRuleCanFail verifies, for each rule, a plugin that breaks it and nothing else.
 func TestEachRuleCanFail(t *testing.T) {
 	t.Parallel()
@@ -257,7 +286,11 @@ func TestEachRuleCanFail(t *testing.T) {
 			} else {
 				f := newFake(orPlain(b.of))
 				b.breaks(f)
-				report = verifyBroken(t, f, Options{CallTimeout: b.timeout, Claims: fakeClaims}, b.watched)
+				options := Options{CallTimeout: b.timeout, StartTimeout: time.Second, Claims: fakeClaims}
+				if b.changes {
+					options.Change = []string{"touch", filepath.Join(t.TempDir(), "change")}
+				}
+				report = verifyBroken(t, f, options, b.watched)
 			}
 			want := append([]string{rule.ID}, b.also...)
 			slices.Sort(want)

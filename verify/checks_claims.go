@@ -78,7 +78,7 @@ func (s *subject) callsClaims(ctx context.Context, conn *grpc.ClientConn) outcom
 	_, err := s.prepare(ctx, conn, nil)
 	_, errUnprepare := s.unprepare(ctx, conn, nil)
 	if !answered(err) || !answered(errUnprepare) {
-		return notApplicable("claims can be prepared or unprepared not at all")
+		return notApplicable("claims cannot be prepared or unprepared")
 	}
 	return outcome{}
 }
@@ -94,7 +94,7 @@ func withClaims(check func(ctx context.Context, s *subject, conn *grpc.ClientCon
 		if o := s.callsClaims(ctx, conn); o.status != "" {
 			return o
 		}
-		defer func() { _, _ = s.unprepare(ctx, conn, claims) }() // there is a rule for what becomes of it
+		defer func() { _, _ = s.unprepare(ctx, conn, claims) }() // there is a rule for what happens to it
 		return check(ctx, s, conn, claims)
 	})
 }
@@ -151,7 +151,7 @@ func checkByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn) outcom
 			return fail("NodeUnprepareResources %s", brief(err))
 		}
 	}
-	return pass("each claim is answered for")
+	return pass("each claim is answered")
 }
 
 // devicesOf returns what was prepared for each claim, or what went wrong.
@@ -278,18 +278,18 @@ func checkErrorsByClaim(ctx context.Context, s *subject, conn *grpc.ClientConn, 
 	return pass("%d claims are prepared although %d are not", len(good), len(bad))
 }
 
-// restart ends the plugin with SIGTERM, or SIGKILL in the end, and starts it again.
-func (s *subject) restart(ctx context.Context) error {
+// restart ends the plugin with SIGTERM, or SIGKILL in the end, starts it again and returns how its socket came to be.
+func (s *subject) restart(ctx context.Context) (*appearance, error) {
 	run := s.run
 	s.run = nil
 	s.trace.add("SIGTERM, and start again", "")
 	s.end(ctx, run)
 	again, a, err := s.bench.startAfter(ctx, run)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.take(again, a)
-	return nil
+	return a, nil
 }
 
 // take goes on with another instance, which may announce another endpoint.
@@ -309,7 +309,7 @@ func checkRestartBetween(ctx context.Context, s *subject, conn *grpc.ClientConn,
 	if err != nil {
 		return notApplicable("%v", err)
 	}
-	if err := s.restart(ctx); err != nil {
+	if _, err := s.restart(ctx); err != nil {
 		return fail("the driver did not start again: %s", clip(err.Error()))
 	}
 	return s.atEndpoint(ctx, func(conn *grpc.ClientConn) outcome {
@@ -358,7 +358,7 @@ func (s *subject) atEndpoint(ctx context.Context, check func(conn *grpc.ClientCo
 // checkRollOver runs two instances side by side, as in a rolling update, and ends the older one.
 func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	if !s.bench.differs() {
-		return notApplicable("the command does not say by what instances differ that run side by side; use %s in it", placeInstance)
+		return notApplicable("instances that run side by side would not differ; use %s in the command", placeInstance)
 	}
 	claims, first, path := s.claims, s.run, s.path
 	prepared, err := s.devicesOf(ctx, conn, claims)
@@ -396,15 +396,20 @@ func checkRollOver(ctx context.Context, s *subject, conn *grpc.ClientConn) outco
 }
 
 func checkDeviceHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	if !slices.Contains(s.asked.info.SupportedVersions, draHealth) {
-		return notApplicable("the driver does not announce %s", draHealth)
+	service := s.draHealthService()
+	if service == "" {
+		return notApplicable("the driver announces neither %s nor %s", draHealth, draHealthAlpha)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := drahealth.NewDRAResourceHealthClient(conn).NodeWatchResources(ctx, &drahealth.NodeWatchResourcesRequest{})
+	raw, err := conn.NewStream(ctx, &drahealth.DRAResourceHealth_ServiceDesc.Streams[0], "/"+service+"/NodeWatchResources")
+	if err == nil {
+		err = errors.Join(raw.SendMsg(&drahealth.NodeWatchResourcesRequest{}), raw.CloseSend())
+	}
 	if err != nil {
 		return fail("NodeWatchResources %s", brief(err))
 	}
+	stream := grpc.GenericClientStream[drahealth.NodeWatchResourcesRequest, drahealth.NodeWatchResourcesResponse]{ClientStream: raw}
 	enough := time.AfterFunc(max(lasting, settle), cancel)
 	defer enough.Stop()
 	for n := range maxTraced * 1000 {
@@ -421,7 +426,7 @@ func checkDeviceHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) o
 				return fail("a device lacks its pool or its name: %s", show(d))
 			}
 			if _, known := drahealth.HealthStatus_name[int32(d.GetHealth())]; !known {
-				return fail("a device has the health %d, which is none", d.GetHealth())
+				return fail("a device has the health %d, which does not exist", d.GetHealth())
 			}
 		}
 	}

@@ -65,7 +65,7 @@ func checkSilence(ctx context.Context, s *subject) outcome {
 	for range silents {
 		conn, err := sock.Dial(ctx, s.path)
 		if err != nil {
-			return fail("a connect fails: %v", err)
+			return fail("cannot connect: %v", err)
 		}
 		defer conn.Close()
 	}
@@ -76,7 +76,7 @@ func checkSilence(ctx context.Context, s *subject) outcome {
 func checkSlowReader(ctx context.Context, s *subject) outcome {
 	conn, err := sock.Dial(ctx, s.path)
 	if err != nil {
-		return fail("a connect fails: %v", err)
+		return fail("cannot connect: %v", err)
 	}
 	defer conn.Close()
 	request, err := unreadRequests(s.question(), silents)
@@ -130,7 +130,7 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 	} {
 		conn, err := sock.Dial(ctx, s.path)
 		if err != nil {
-			return fail("a connect fails: %v", err)
+			return fail("cannot connect: %v", err)
 		}
 		s.speak(conn, garbage)
 		_ = conn.Close() // nothing is expected of it

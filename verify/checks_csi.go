@@ -40,7 +40,7 @@ func checkPluginInfo(ctx context.Context, s *subject, conn *grpc.ClientConn) out
 func checkPluginCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
 	answer, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	if slices.ContainsFunc(answer.GetCapabilities(), func(c *csi.PluginCapability) bool { return c.GetType() == nil }) {
-		return warn("a capability has no type, so it says nothing")
+		return warn("a capability has no type, and so no meaning")
 	}
 	return counted(len(answer.GetCapabilities()), "GetPluginCapabilities", err)
 }
@@ -53,15 +53,17 @@ func counted(capabilities int, method string, err error) outcome {
 	return pass("%d capabilities", capabilities)
 }
 
-func checkProbe(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
-	answer, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
-	switch {
-	case err != nil:
-		return fail("Probe %s", brief(err))
-	case answer.Ready != nil && !answer.Ready.Value:
-		return fail("Probe says that the driver is not ready")
-	}
-	return pass("the driver is ready")
+func checkProbe(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+	return s.inTime(ctx, func() (bool, outcome) {
+		answer, err := csi.NewIdentityClient(conn).Probe(ctx, &csi.ProbeRequest{})
+		switch {
+		case err != nil:
+			return true, fail("Probe %s", brief(err))
+		case answer.Ready != nil && !answer.Ready.Value:
+			return false, fail("Probe still says that the driver is not ready after %v", s.options.StartTimeout)
+		}
+		return true, pass("the driver is ready")
+	})
 }
 
 func checkNodeCapabilities(ctx context.Context, _ *subject, conn *grpc.ClientConn) outcome {
@@ -183,12 +185,12 @@ func checkTopology(ctx context.Context, _ *subject, conn *grpc.ClientConn) outco
 				"digit first and last", foreign.Quote(key), foreign.Quote(value))
 		}
 		if folded[strings.ToLower(key)] {
-			return fail("the topology key %s is there twice, but for upper and lower case", foreign.Quote(key))
+			return fail("the topology key %s appears twice, in upper and lower case", foreign.Quote(key))
 		}
 		folded[strings.ToLower(key)] = true
 	}
 	if len(prefixes) > 1 {
-		return warn("the topology keys have %d different prefixes, and CSI wants one; Kubernetes takes them", len(prefixes))
+		return warn("the topology keys have %d different prefixes, and CSI requires a common one; Kubernetes accepts them", len(prefixes))
 	}
 	return pass("%d keys", len(segments))
 }
@@ -230,7 +232,7 @@ func checkExpansion(ctx context.Context, _ *subject, conn *grpc.ClientConn) outc
 	if slices.ContainsFunc(controller.GetCapabilities(), func(c *csi.ControllerServiceCapability) bool {
 		return c.GetRpc().GetType() == csi.ControllerServiceCapability_RPC_EXPAND_VOLUME
 	}) {
-		return pass("the controller expands volumes, as %v wants it", expansion)
+		return pass("the controller expands volumes, as %v requires", expansion)
 	}
 	node, err := csi.NewNodeClient(conn).NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
@@ -240,7 +242,7 @@ func checkExpansion(ctx context.Context, _ *subject, conn *grpc.ClientConn) outc
 		func(c *csi.NodeServiceCapability) bool {
 			return c.GetRpc().GetType() == csi.NodeServiceCapability_RPC_EXPAND_VOLUME
 		}) {
-		return pass("the node expands volumes, as %v wants it", expansion)
+		return pass("the node expands volumes, as %v requires", expansion)
 	}
 	return fail("the driver announces the expansion %v, and has no EXPAND_VOLUME for it", expansion)
 }

@@ -2,8 +2,12 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
+	"os/exec"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -171,6 +175,49 @@ func checkLaterLists(ctx context.Context, s *subject, conn *grpc.ClientConn) out
 	return pass("%d more lists came within %v", n, lasting)
 }
 
+// checkChange has the devices change, as the user knows how.
+func checkChange(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
+	if len(s.options.Change) == 0 {
+		return notApplicable("name what makes the devices change, with --change")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, first, err := s.watchDevices(ctx, cancel, conn)
+	if err != nil {
+		return notApplicable("no list came")
+	}
+	s.trace.add(strings.Join(s.options.Change, " "), "")
+	change := exec.CommandContext(ctx, s.options.Change[0], s.options.Change[1:]...)
+	change.WaitDelay = s.options.CallTimeout // what it leaves running may hold its output
+	if out, err := change.CombinedOutput(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		return warn("what makes the devices change failed, %v: %s", err, clip(string(out)))
+	}
+	defer time.AfterFunc(s.options.CallTimeout, cancel).Stop()
+	for range maxTraced * 1000 {
+		list, err := stream.Recv()
+		if err != nil {
+			return fail("no other list came within %v after the devices had changed", s.options.CallTimeout)
+		}
+		if wrong := checkDeviceList(list.Devices); wrong != "" {
+			s.trace.add("(a later message)", show(list))
+			return fail("in the list that came, %s", wrong)
+		}
+		if !maps.Equal(healths(first.Devices), healths(list.Devices)) {
+			return pass("another list came")
+		}
+	}
+	return fail("the same list comes again and again after the devices had changed")
+}
+
+// healths are the health of each device by its ID.
+func healths(devices []*deviceapi.Device) map[string]string {
+	all := map[string]string{}
+	for _, d := range devices {
+		all[d.ID] = d.Health
+	}
+	return all
+}
+
 // maxOffered is how many devices are offered for a preferred allocation.
 const maxOffered = 8
 
@@ -195,17 +242,17 @@ func checkPreferred(ctx context.Context, s *subject, conn *grpc.ClientConn) outc
 		return fail("GetPreferredAllocation %s", brief(err))
 	}
 	if n := len(answer.ContainerResponses); n != 1 {
-		return fail("%d containers are answered for, and one was asked for", n)
+		return fail("the answer is for %d containers, and one was asked for", n)
 	}
 	preferred := answer.ContainerResponses[0].GetDeviceIDs()
 	outside := slices.ContainsFunc(preferred, func(id string) bool { return !slices.Contains(offered, id) })
 	switch distinct := slices.Compact(slices.Sorted(slices.Values(preferred))); {
 	case outside || len(distinct) != len(preferred):
-		return fail("preferred are %s, of which some were not offered or are there twice", foreign.QuoteAll(preferred))
+		return fail("some of the preferred devices %s were not offered, or are there twice", foreign.QuoteAll(preferred))
 	case !slices.Contains(preferred, must[0]):
-		return fail("preferred are %s, without %s, which must be in it", foreign.QuoteAll(preferred), foreign.Quote(must[0]))
+		return warn("the preferred devices are %s, without %s, which must be included", foreign.QuoteAll(preferred), foreign.Quote(must[0]))
 	case len(preferred) != size:
-		return fail("preferred are %d devices, and %d were asked for", len(preferred), size)
+		return warn("%d devices are preferred, and %d were asked for: hosts choose the others themselves", len(preferred), size)
 	}
 	return pass("preferred are %s", foreign.QuoteAll(preferred))
 }
@@ -239,7 +286,7 @@ func allocate(ctx context.Context, conn *grpc.ClientConn, ids []string) (*device
 	})
 }
 
-// checkAllocateSick asks for what is not to be had: a device may become unhealthy, or go, while a host is about to allocate it.
+// checkAllocateSick asks for an unavailable device: one may become unhealthy, or go, while a host is about to allocate it.
 func checkAllocateSick(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	devices, o := s.listed(ctx, conn)
 	if o.status != "" {
@@ -252,12 +299,12 @@ func checkAllocateSick(ctx context.Context, s *subject, conn *grpc.ClientConn) o
 		}
 	}
 	if s.run.await(ctx, settle) {
-		return fail("the plugin ended after it was asked for a device that is not to be had")
+		return fail("the plugin ended after it was asked for an unavailable device")
 	}
 	if _, o := s.listed(ctx, conn); o.status != "" {
-		return fail("no list came within %v after it was asked for a device that is not to be had", s.options.CallTimeout)
+		return fail("no list came within %v after it was asked for an unavailable device", s.options.CallTimeout)
 	}
-	return pass("what is not to be had is answered, and the plugin serves on")
+	return pass("Allocate of an unavailable device is answered, and the plugin keeps serving")
 }
 
 func checkPreStart(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {

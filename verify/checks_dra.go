@@ -14,9 +14,21 @@ const (
 	// draBeta is what drivers announce for the version before v1. Its messages are those of v1; its Go package would bring the API machinery
 	// of Kubernetes into every program that verifies.
 	draBeta = "v1beta1.DRAPlugin"
-	// draHealth is announced by drivers that also report the health of devices.
-	draHealth = "v1alpha1.DRAResourceHealth"
+	// draHealth is announced by drivers that also report the health of devices, and draHealthAlpha before Kubernetes 1.37. The messages are
+	// the same.
+	draHealth      = "v1.DRAResourceHealth"
+	draHealthAlpha = "v1alpha1.DRAResourceHealth"
 )
+
+// draHealthService returns the newest announced service for health that is known here, which hosts call; empty without one.
+func (s *subject) draHealthService() string {
+	for _, version := range []string{draHealth, draHealthAlpha} {
+		if slices.Contains(s.asked.info.GetSupportedVersions(), version) {
+			return version
+		}
+	}
+	return ""
+}
 
 func checkPrepare(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
 	return s.eachDRAVersion(ctx, conn, "NodePrepareResources", &drav1.NodePrepareResourcesRequest{}, &drav1.NodePrepareResourcesResponse{})

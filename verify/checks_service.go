@@ -42,20 +42,22 @@ func onEndpoint(check func(ctx context.Context, s *subject, conn *grpc.ClientCon
 }
 
 func checkHealth(ctx context.Context, s *subject, conn *grpc.ClientConn) outcome {
-	answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
-	switch {
-	case status.Code(err) == codes.Unimplemented:
-		return notApplicable("the endpoint has no grpc.health.v1")
-	case status.Code(err) == codes.Unavailable:
-		return notApplicable("the endpoint cannot be reached")
-	case status.Code(err) == codes.NotFound:
-		return warn("the health service knows nothing of the service \"\", the plugin as a whole")
-	case err != nil:
-		return fail("Check %s", brief(err))
-	case answer.Status != grpc_health_v1.HealthCheckResponse_SERVING:
-		return fail("the health is %v", answer.Status)
-	}
-	return s.checkHealthOfServices(ctx, conn)
+	return s.inTime(ctx, func() (bool, outcome) {
+		answer, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+		switch {
+		case status.Code(err) == codes.Unimplemented:
+			return true, notApplicable("the endpoint has no grpc.health.v1")
+		case status.Code(err) == codes.Unavailable:
+			return true, notApplicable("the endpoint cannot be reached")
+		case status.Code(err) == codes.NotFound:
+			return true, warn("the health service does not know the service \"\", the plugin as a whole")
+		case err != nil:
+			return true, fail("Check %s", brief(err))
+		case answer.Status != grpc_health_v1.HealthCheckResponse_SERVING:
+			return false, fail("the health is still %v after %v", answer.Status, s.options.StartTimeout)
+		}
+		return true, s.checkHealthOfServices(ctx, conn)
+	})
 }
 
 // maxHealthChecked bounds for how many services the health is asked.

@@ -72,14 +72,14 @@ func checkPlace(ctx context.Context, s *subject) outcome {
 	case !info.IsSocket():
 		return s.lose(s.path+" is no socket", "")
 	case strings.HasPrefix(filepath.Base(s.path), "."):
-		return fail("the name %s begins with a dot, so hosts pass over it", filepath.Base(s.path))
+		return fail("the name %s begins with a dot, so hosts ignore it", filepath.Base(s.path))
 	case len(s.path) > sock.MaxPath:
 		return fail("the path has %d bytes; hosts that connect by path reach none of more than %d", len(s.path), sock.MaxPath)
 	}
 	if _, err := sock.Probe(ctx, s.path); err != nil {
 		s.trace.add("connect "+s.path, err.Error())
 		s.lose("nobody can be reached on "+s.path, "")
-		return fail("the socket is there, and a connect fails: %v", err)
+		return fail("the socket exists, but connecting to it fails: %v", err)
 	}
 	return pass("%s is a socket on which a process accepts", s.path)
 }
@@ -220,7 +220,7 @@ func checkVersions(ctx context.Context, s *subject) outcome {
 	case registerapi.DevicePlugin:
 		return judgeKnown(versions, deviceVersions())
 	case registerapi.DRAPlugin:
-		return judgeKnown(versions, []string{drav1.DRAPluginService, draBeta, draHealth})
+		return judgeKnown(versions, []string{drav1.DRAPluginService, draBeta, draHealth, draHealthAlpha})
 	}
 	if len(versions) == 0 {
 		return pass("none is announced, and the type %s demands none", foreign.Quote(info.Type))
@@ -241,7 +241,7 @@ func judgeVersions(versions []string, supported, known func(string) bool, wanted
 	case !slices.ContainsFunc(versions, supported):
 		return fail("none of the announced versions %s is %s", foreign.QuoteAll(versions), wanted)
 	case len(strange) > 0:
-		return warn("%s are %s, and are passed over", foreign.QuoteAll(strange), unknown)
+		return warn("%s are %s, and are ignored", foreign.QuoteAll(strange), unknown)
 	}
 	return pass("announced are %s", foreign.QuoteAll(versions))
 }
@@ -254,7 +254,7 @@ func checkGetInfoAgain(ctx context.Context, s *subject) outcome {
 		return fail("a later GetInfo %s", clip(brief(err)))
 	case !proto.Equal(first, again):
 		s.trace.add("(the first GetInfo)", show(first))
-		return fail("a later GetInfo says something else than the first one")
+		return fail("a later GetInfo differs from the first")
 	}
 	return pass("two answers are equal")
 }
@@ -291,7 +291,7 @@ func checkHostRestart(ctx context.Context, s *subject) outcome {
 	// A host that is killed leaves its requests.
 	conn, err := sock.Dial(ctx, s.path)
 	if err != nil {
-		return fail("a connect fails: %v", err)
+		return fail("cannot connect: %v", err)
 	}
 	requests, err := unreadRequests(s.question(), 1)
 	if err == nil {
@@ -307,12 +307,12 @@ func checkHostRestart(ctx context.Context, s *subject) outcome {
 		return fail("after the host was gone, the plugin has another name")
 	case !proto.Equal(first, again):
 		s.trace.add("(the first GetInfo)", show(first))
-		return warn("after the host was gone, the plugin says something else")
+		return warn("after the host was gone, the plugin gives another answer")
 	}
 	if err := s.notify(ctx, true, ""); err != nil {
 		return fail("after the host was gone, NotifyRegistrationStatus %s", clip(brief(err)))
 	}
-	return pass("asked and told again after the connection was lost")
+	return pass("asked and notified again after the connection was lost")
 }
 
 func checkRefusal(ctx context.Context, s *subject) outcome {
@@ -337,5 +337,5 @@ func checkRefusal(ctx context.Context, s *subject) outcome {
 	if err := s.notify(ctx, true, ""); err != nil {
 		return fail("after a refusal, the status \"registered\" %s", clip(brief(err)))
 	}
-	return pass("the plugin serves on, and is registered at the next try")
+	return pass("the plugin keeps serving, and is registered at the next attempt")
 }

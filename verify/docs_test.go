@@ -55,7 +55,7 @@ func generatedRules() string {
 
 // families are the headings.
 var families = map[string]string{
-	"ENV": "where it runs", "PRC": "the process", "REG": "registration", "SVC": "services that every plugin may have", "CSI": "CSI drivers",
+	"ENV": "the environment", "PRC": "the process", "REG": "registration", "SVC": "optional services", "CSI": "CSI drivers",
 	"DEV": "device plugins", "DRA": "DRA drivers",
 	"KUB": "device plugins that register on kubelet.sock", "CON": "connections",
 }

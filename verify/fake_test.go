@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -46,8 +48,11 @@ type fake struct {
 	mode     os.FileMode
 	uid      int
 	health   grpc_health_v1.HealthCheckResponse_ServingStatus
-	sick     string // the service that is not well
-	nodeOnly bool   // announces no controller
+	unready  atomic.Int32 // how often a driver says that it is not ready
+	sick     string       // the service that is not well
+	nodeOnly bool         // announces no controller
+	mute     bool         // refuses without a word
+	capacity int64
 	topology map[string]string
 	manifest map[string]string
 	hides    string // capabilities that are not announced
@@ -70,6 +75,7 @@ type fake struct {
 	hangUp   bool
 	lists    int                     // how many lists are sent; no bound if it is negative
 	later    []*deviceapi.Device     // in a later list
+	change   string                  // the file with which the devices change; empty for one that does not notice
 	prefers  func([]string) []string // what is preferred of what is offered
 	devBroke string                  // the rule about calls of device plugins that is broken
 	pluginID string
@@ -93,7 +99,7 @@ func newFake(ptype string) *fake {
 	case registerapi.DevicePlugin:
 		f.info.Name = "example.com/a"
 	case registerapi.DRAPlugin:
-		f.info.SupportedVersions = []string{drav1.DRAPluginService, draHealth}
+		f.info.SupportedVersions = []string{drav1.DRAPluginService, draHealth, draHealthAlpha}
 	}
 	return f
 }
@@ -142,12 +148,19 @@ func (f *fake) newServer() *grpc.Server {
 		deviceapi.RegisterDevicePluginServer(server, f)
 	case registerapi.DRAPlugin:
 		drav1.RegisterDRAPluginServer(server, f.dra)
-		drahealth.RegisterDRAResourceHealthServer(server, f.dra)
+		for _, name := range []string{draHealth, draHealthAlpha} {
+			desc := drahealth.DRAResourceHealth_ServiceDesc
+			desc.ServiceName = name
+			server.RegisterService(&desc, f.dra)
+		}
 	default:
 		v1beta1.RegisterExampleServer(server, v1beta1.UnimplementedExampleServer{})
 	}
 	h := health.NewServer()
 	h.SetServingStatus("", f.health)
+	if f.unready.Load() > 0 {
+		time.AfterFunc(300*time.Millisecond, func() { h.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING) })
+	}
 	if f.sick != "" {
 		h.SetServingStatus(f.sick, grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	}
@@ -194,6 +207,9 @@ func (f *fake) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.G
 }
 
 func (f *fake) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	if f.unready.Add(-1) >= 0 {
+		return &csi.ProbeResponse{Ready: wrapperspb.Bool(false)}, nil
+	}
 	return &csi.ProbeResponse{}, nil
 }
 
@@ -224,7 +240,33 @@ func (f *fake) GroupControllerGetCapabilities(
 }
 
 func (f *fake) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	return &csi.NodeGetCapabilitiesResponse{}, nil
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: []*csi.NodeServiceCapability{{Type: &csi.NodeServiceCapability_Rpc{
+		Rpc: &csi.NodeServiceCapability_RPC{Type: csi.NodeServiceCapability_RPC_GET_VOLUME_STATS},
+	}}}}, nil
+}
+
+func (f *fake) GetCapacity(context.Context, *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	return &csi.GetCapacityResponse{AvailableCapacity: f.capacity}, nil
+}
+
+// refuse is what a driver says of a request in which all is missing.
+func (f *fake) refuse() error {
+	if f.mute {
+		return status.Error(codes.InvalidArgument, "")
+	}
+	return status.Error(codes.InvalidArgument, "the volume ID is missing")
+}
+
+func (f *fake) NodePublishVolume(context.Context, *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	return nil, f.refuse()
+}
+
+func (f *fake) NodeUnpublishVolume(context.Context, *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	return nil, f.refuse()
+}
+
+func (f *fake) NodeGetVolumeStats(context.Context, *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	return nil, f.refuse()
 }
 
 func (f *fake) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
@@ -234,12 +276,18 @@ func (f *fake) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 func (f *fake) ControllerGetCapabilities(
 	context.Context, *csi.ControllerGetCapabilitiesRequest,
 ) (*csi.ControllerGetCapabilitiesResponse, error) {
-	if f.hides == "EXPAND_VOLUME" {
-		return &csi.ControllerGetCapabilitiesResponse{}, nil
+	answer := &csi.ControllerGetCapabilitiesResponse{}
+	for _, rpc := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES, csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+	} {
+		if f.hides != rpc.String() {
+			answer.Capabilities = append(answer.Capabilities, &csi.ControllerServiceCapability{Type: &csi.ControllerServiceCapability_Rpc{
+				Rpc: &csi.ControllerServiceCapability_RPC{Type: rpc},
+			}})
+		}
 	}
-	return &csi.ControllerGetCapabilitiesResponse{Capabilities: []*csi.ControllerServiceCapability{{Type: &csi.ControllerServiceCapability_Rpc{
-		Rpc: &csi.ControllerServiceCapability_RPC{Type: csi.ControllerServiceCapability_RPC_EXPAND_VOLUME},
-	}}}}, nil
+	return answer, nil
 }
 
 func (f *fake) GetDevicePluginOptions(context.Context, *deviceapi.Empty) (*deviceapi.DevicePluginOptions, error) {
@@ -264,7 +312,7 @@ func (f *fake) Allocate(_ context.Context, request *deviceapi.AllocateRequest) (
 			if f.devBroke == "DEV008" {
 				f.server.Stop()
 			}
-			return nil, status.Error(codes.FailedPrecondition, "it is not to be had")
+			return nil, status.Error(codes.FailedPrecondition, "it is not available")
 		}
 		if f.devBroke != "DEV007" {
 			answer.ContainerResponses = append(answer.ContainerResponses, &deviceapi.ContainerAllocateResponse{})
@@ -285,7 +333,7 @@ func (f *fake) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServe
 	f.lists--
 	silent := f.lists == -1
 	if silent {
-		f.lists = 0 // for ever
+		f.lists = 0 // forever
 	}
 	f.mu.Unlock()
 	if silent {
@@ -300,8 +348,26 @@ func (f *fake) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServe
 			return err
 		}
 	}
-	<-stream.Context().Done()
-	return stream.Context().Err()
+	return f.awaitChange(stream)
+}
+
+// awaitChange tells of another list when a file is there, and ends with the stream.
+func (f *fake) awaitChange(stream grpc.ServerStreamingServer[deviceapi.ListAndWatchResponse]) error {
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for told := f.change == ""; ; {
+		select {
+		case <-look.C:
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+		if _, err := os.Lstat(f.change); err == nil && !told {
+			told = true
+			if err := stream.Send(&deviceapi.ListAndWatchResponse{Devices: f.devices[:1]}); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // fakeListener lets a fake break its connections.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -112,6 +113,18 @@ func TestHealthyAreNotAccused(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestLateOnce: a socket that refuses connections at one start of several is a doubt, and no fault.
+func TestLateOnce(t *testing.T) {
+	t.Parallel()
+	report := verifyProcess(t, lateOnce, Options{Rules: []string{"PRC001", "PRC002", "REG"}})
+	if got := resultOf(t, report, "PRC002"); got.Status != Warned || !strings.Contains(got.Reason, "when it was started again") {
+		t.Errorf("%s: %s", got.Status, got.Reason)
+	}
+	if report.Count(Failed) > 0 {
+		t.Error(describe(report))
 	}
 }
 

@@ -27,6 +27,16 @@ type instance struct {
 	reading sync.WaitGroup
 	served  time.Time // since when it is known to serve
 	driver  *instance // the process that serves what this one registers; nil if that is this one
+	// waitedLast is what waited returned last.
+	waitedLast time.Duration
+}
+
+// waited returns how long its process has waited for a processor, as far as that is known.
+func (i *instance) waited() time.Duration {
+	if !i.hasEnded() {
+		i.waitedLast = max(i.waitedLast, waitedFor(i.proc.PID()))
+	}
+	return i.waitedLast
 }
 
 func newInstance(proc *process.Process, output io.Writer) (*instance, error) {
@@ -52,7 +62,7 @@ func (i *instance) hasEnded() bool {
 	}
 }
 
-// signal sends a signal to the processes. That one has ended is no error.
+// signal sends a signal to the processes. That one has ended is not an error.
 func (i *instance) signal(sig syscall.Signal) error {
 	if i.driver != nil {
 		if err := i.driver.signal(sig); err != nil {
@@ -96,6 +106,7 @@ func (i *instance) settle(ctx context.Context, served time.Duration) {
 
 // kill ends the processes, and what they started, and waits for the end.
 func (i *instance) kill() error {
+	i.waited() // which nobody can find out later
 	if i.driver != nil {
 		if err := i.driver.kill(); err != nil {
 			return err

@@ -57,7 +57,7 @@ func TestDoesNotRegister(t *testing.T) {
 		status Status
 		want   string
 	}{
-		"exits":    {"KUB002", Warned, "has to be started again"},
+		"exits":    {"KUB002", Warned, "must be restarted"},
 		"KUB002":   {"KUB002", Failed, "nobody registered"},
 		"escapes":  {"PRC001", Failed, "is no socket in"},
 		"unserved": {"PRC001", Failed, "nobody can be reached"},

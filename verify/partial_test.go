@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc/health/grpc_health_v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -44,6 +46,25 @@ func TestPartOfCSI(t *testing.T) {
 		if got := resultOf(t, report, "CSI005").Status; got != tc.about {
 			t.Errorf("%s: CSI005 %s, want %s", name, got, tc.about)
 		}
+	}
+}
+
+// TestReadyLate: a driver that serves may say for a while that it is not ready; CSI calls that perfectly healthy.
+func TestReadyLate(t *testing.T) {
+	f := newFake(registerapi.CSIPlugin)
+	f.unready.Store(3)
+	f.health = grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	report := verifyFake(t, f, Options{Rules: []string{"CSI003", "SVC001"}})
+	for _, rule := range []string{"CSI003", "SVC001"} {
+		if got := resultOf(t, report, rule); got.Status != Passed {
+			t.Errorf("%s: %+v", rule, got)
+		}
+	}
+	f = newFake(registerapi.CSIPlugin)
+	f.unready.Store(1 << 20)
+	got := resultOf(t, verifyFake(t, f, Options{Rules: []string{"CSI003"}, StartTimeout: 300 * time.Millisecond}), "CSI003")
+	if got.Status != Failed || !strings.Contains(got.Reason, "still says that the driver is not ready after 300ms") {
+		t.Errorf("%+v", got)
 	}
 }
 

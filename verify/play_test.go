@@ -18,6 +18,9 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
+// lateOnce does not listen at once at its first start.
+const lateOnce = "late once"
+
 // playProcess is a plugin as a process that breaks one of the process rules, by its name.
 func playProcess(rule string) {
 	act := play
@@ -61,7 +64,7 @@ func play(rule string) error {
 		syscall.Umask(0)
 	}
 	bound := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
-	if rule == "PRC002" {
+	if rule == "PRC002" || rule == lateOnce {
 		bound = path
 	}
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
@@ -71,7 +74,11 @@ func play(rule string) error {
 	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: bound}); err != nil {
 		return err
 	}
-	if rule == "PRC002" {
+	late := rule == "PRC002"
+	if rule == lateOnce { // as if the machine had kept it waiting
+		late = os.Mkdir(filepath.Join(os.Getenv("PATCHBAY_TMP_DIR"), "late"), 0o700) == nil
+	}
+	if late {
 		<-time.After(3 * insistence)
 	}
 	if err := syscall.Listen(fd, 128); err != nil {

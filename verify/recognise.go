@@ -11,10 +11,10 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// instead says what to verify in the stead of an endpoint.
-const instead = "verify the registration socket, which is in the plugin directory; or the driver and what registers it as one plugin: " +
+// instead says what to verify instead of an endpoint.
+const instead = "verify the registration socket, which is in the plugin directory; or the driver and its registrar as one plugin: " +
 	"patchbay verify --driver 'DRIVER …{tmp}/driver.sock' -- REGISTRAR …{tmp}/driver.sock …{dir}; a device plugin that registers by itself " +
-	"wants --kubelet-sock"
+	"needs --kubelet-sock"
 
 // recognise says whose endpoint a socket without registration is; it is empty if nobody is recognised.
 func recognise(ctx context.Context, path string, timeout time.Duration) string {
@@ -41,7 +41,7 @@ func (b *bench) lookedAt(ctx context.Context) string {
 		return ""
 	}
 	if what := recognise(ctx, b.bare, b.options.CallTimeout); what != "" {
-		return "; " + b.bare + " is the endpoint of " + what + ", which has to be registered: " + instead
+		return "; " + b.bare + " is the endpoint of " + what + ", which must be registered: " + instead
 	}
 	return "; " + b.bare + " has no registration service"
 }

@@ -60,13 +60,53 @@ func (s *subject) describe(r *Report) {
 func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	s.trace.reset()
-	o := s.check(ctx, rule)
+	before := s.waited()
+	o := busy(s.check(ctx, rule), func() time.Duration { return s.waited() - before })
 	result := Result{Rule: rule.ID, Title: rule.Title, Status: o.status, Reason: o.reason, Seconds: time.Since(began).Seconds()}
 	if o.status == Failed || o.status == Warned {
 		result.Sent, result.Received = s.trace.texts()
 		result.Remedy = cmp.Or(o.remedy, rule.Remedy)
 	}
 	return result
+}
+
+// inTime asks until the answer is final or the time is up in which a plugin may start: until then one may serve and say that it is not
+// ready yet, and nobody tells when it is.
+func (s *subject) inTime(ctx context.Context, ask func() (final bool, o outcome)) outcome {
+	for deadline := time.Now().Add(s.options.StartTimeout); ; pause(ctx, 100*time.Millisecond, nil) {
+		final, o := ask()
+		if final || ctx.Err() != nil || !time.Now().Before(deadline) {
+			return o
+		}
+	}
+}
+
+// starved is how long a plugin's processes may wait for a processor before a failure is not blamed on them: most time limits of rules are
+// not much longer.
+const starved = 2 * time.Second
+
+// busy makes a failure a warning if the plugin's processes waited long for a processor meanwhile.
+func busy(o outcome, waited func() time.Duration) outcome {
+	if o.status != Failed {
+		return o
+	}
+	if d := waited(); d >= starved {
+		o.status = Warned
+		o.reason += fmt.Sprintf("; its processes waited %v for a processor meanwhile: verify again when the machine is less busy",
+			d.Round(time.Second))
+	}
+	return o
+}
+
+// waited returns how long the processes that were started have waited for a processor.
+func (s *subject) waited() (sum time.Duration) {
+	if s.bench == nil {
+		return 0
+	}
+	for _, i := range s.bench.instances {
+		sum += i.waited()
+	}
+	return sum
 }
 
 func (s *subject) check(ctx context.Context, rule Rule) outcome {

@@ -13,25 +13,25 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// Target says which plugin to verify: one that serves at Socket, or one that Command starts.
+// Target says which plugin to verify: one that serves on Socket, or one that Command starts.
 type Target struct {
-	// Socket is the path of the registration socket. With a Command it is where the plugin makes it; if it is empty then, any socket that
-	// appears in Dir and answers is the plugin's.
+	// Socket is the path of the registration socket. With a Command it is where the plugin creates it; if it is empty, the plugin's socket is
+	// whichever appears in Dir and answers.
 	Socket string
-	// Command is the program with its arguments, in which {socket}, {dir} and {tmp} stand for the path at which it may make its socket, the
-	// plugin directory, and a temporary directory for what else it writes; {instance} is a number by which instances differ that run side by
-	// side. The same are in its environment as PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR, PATCHBAY_TMP_DIR and PATCHBAY_INSTANCE. A program that is
-	// no path is searched for in PATH.
+	// Command is the program with its arguments. In them, {socket}, {dir} and {tmp} stand for a path for its socket, the plugin directory, and
+	// a temporary directory for everything else; {instance} is a number that differs between instances that run side by side. Its environment
+	// has the same values as PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR, PATCHBAY_TMP_DIR and PATCHBAY_INSTANCE. A program without a slash is looked
+	// up in PATH.
 	Command []string
 	// Driver is the program, with its arguments, of a driver that the Command registers, as a CSI driver and its registrar are two programs.
-	// It is started before the Command and ended with it, and the two are verified as one plugin.
+	// It is started before the Command and stopped with it, and the two are verified as one plugin.
 	Driver []string
 	// Dir is the plugin directory for a Command; by default that of Socket, or else a temporary one.
 	Dir string
 	// Env is added to the environment of this process for the Command, as KEY=VALUE, with the same replacements as in its arguments.
 	Env []string
-	// NoHandshake starts the Command as by hand, without the handshake on standard input by which plugins made with Patchbay's sdk learn
-	// where to serve.
+	// NoHandshake starts the Command as if by hand, without the handshake on standard input that tells plugins built with Patchbay's sdk where
+	// to serve.
 	NoHandshake bool
 	// KubeletSock plays the kubelet to a Command that is a device plugin and registers by itself: it serves kubelet.sock in the plugin
 	// directory and waits for Register there.
@@ -47,20 +47,23 @@ func (t Target) String() string {
 
 // Options say how to verify. The zero value is what hosts do by default.
 type Options struct {
-	// Timeout bounds the whole verification (default 2 min). Rules for which no time is left fail.
+	// Timeout bounds the whole verification (default 2 min). Rules for which no time remains fail.
 	Timeout time.Duration
 	// CallTimeout bounds each call to the plugin (default 5 s).
 	CallTimeout time.Duration
-	// StartTimeout bounds how long a started plugin may take until it answers on its socket (default 10 s).
+	// StartTimeout bounds how long a started plugin may take to answer on its socket (default 10 s).
 	StartTimeout time.Duration
-	// ExitTimeout bounds how long a plugin may take to end after SIGTERM (default 5 s).
+	// ExitTimeout bounds how long a plugin may take to exit after SIGTERM (default 5 s).
 	ExitTimeout time.Duration
-	// Rules are the only ones to check, by identifier or family; empty for all. Skip leaves some of them out.
+	// Rules are the rules to check, by identifier or family; empty for all. Skip excludes some of them.
 	Rules, Skip []string
 	// Claims are ResourceClaims, as NAMESPACE/NAME/UID, that a DRA driver can prepare where it is verified, and perhaps one that it cannot.
 	// Without them the rules that need them do not apply.
 	Claims []string
-	// Output gets what a started plugin prints, as it is. Writes are not concurrent, and an error of one is ignored.
+	// Change is a program, with its arguments, that makes the devices of a device plugin change, for example by removing one. It may be run
+	// several times. Without it the rule that needs it does not apply.
+	Change []string
+	// Output receives what a started plugin prints, unchanged. Writes are not concurrent, and their errors are ignored.
 	Output io.Writer
 }
 
@@ -75,14 +78,14 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// ErrUsage is wrapped by the error of Run for a target or options that make no sense.
+// ErrUsage is wrapped by the error of [Run] for an invalid target or invalid options.
 var ErrUsage = errors.New("cannot verify")
 
-// Run verifies a plugin. It blocks until all rules were checked, at most for about the timeout, and leaves no process of the plugin behind,
-// nor goroutines or files of its own. Verifications of different plugins may run at once.
+// Run verifies a plugin. It blocks until all rules are checked, at most for about the timeout, and leaves no process of the plugin
+// behind, nor goroutines or files of its own. Several plugins may be verified concurrently.
 //
-// A plugin that breaks rules is no error; see [Report.OK]. An error says why nothing could be verified, or that ctx ended before the end;
-// the report then has what was found until then.
+// A plugin that breaks rules is not an error; see [Report.OK]. An error says why nothing could be verified, or that ctx ended too early;
+// the report then contains the results so far.
 func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	report := Report{Target: target.String(), Started: time.Now().UTC(), Results: []Result{}}
 	options = options.withDefaults()
@@ -130,6 +133,9 @@ func (o Options) check() error {
 	if o.Timeout < 0 || o.CallTimeout < 0 || o.StartTimeout < 0 || o.ExitTimeout < 0 {
 		return errors.New("a timeout is negative")
 	}
+	if len(o.Change) > 0 && o.Change[0] == "" {
+		return errors.New("the command that changes devices is empty")
+	}
 	return nil
 }
 
@@ -143,7 +149,7 @@ func (t Target) complete() (_ Target, err error) {
 	case len(t.Driver) > 0 && t.Driver[0] == "":
 		return t, errors.New("the driver's command is empty")
 	case len(t.Command) == 0 && (t.Dir != "" || len(t.Env) > 0 || len(t.Driver) > 0 || t.NoHandshake || t.KubeletSock):
-		return t, errors.New("a plugin directory, an environment, a driver, a handshake and kubelet.sock are for a command")
+		return t, errors.New("a plugin directory, an environment, a driver, a handshake and kubelet.sock need a command")
 	case t.Socket != "" && t.Dir != "":
 		return t, errors.New("name the socket or the plugin directory, not both")
 	}
@@ -152,7 +158,7 @@ func (t Target) complete() (_ Target, err error) {
 			return t, err
 		}
 		if len(t.Socket) > sock.MaxPath && len(t.Command) > 0 {
-			return t, fmt.Errorf("socket path %s has %d bytes, and no socket can be made at a path of more than %d", t.Socket, len(t.Socket),
+			return t, fmt.Errorf("socket path %s has %d bytes, and a socket's path may have %d; choose a shorter one", t.Socket, len(t.Socket),
 				sock.MaxPath)
 		}
 	}

@@ -26,14 +26,14 @@ func TestUsage(t *testing.T) {
 	}{
 		{Target{}, Options{}, "name a socket or a command"},
 		{Target{Command: []string{""}}, Options{}, "the command is empty"},
-		{Target{Socket: "s", Dir: "d"}, Options{}, "are for a command"},
+		{Target{Socket: "s", Dir: "d"}, Options{}, "need a command"},
 		{Target{Socket: "s", Dir: "d", Command: []string{"x"}}, Options{}, "not both"},
-		{Target{Socket: strings.Repeat("s", 200), Command: []string{"x"}}, Options{}, "no socket can be made"},
+		{Target{Socket: strings.Repeat("s", 200), Command: []string{"x"}}, Options{}, "a socket's path may have"},
 		{Target{Socket: "s"}, Options{Rules: []string{"REG999"}}, `no rule or family "REG999"`},
 		{Target{Socket: "s"}, Options{Rules: []string{"REG001"}, Skip: []string{"reg"}}, "no rule is left"},
 		{Target{Socket: "s"}, Options{Timeout: -1}, "negative"},
 		{Target{Socket: "s"}, Options{Claims: []string{"a//c"}}, "NAMESPACE/NAME/UID"},
-		{Target{Socket: "s", Driver: []string{"d"}}, Options{}, "are for a command"},
+		{Target{Socket: "s", Driver: []string{"d"}}, Options{}, "need a command"},
 	} {
 		_, err := Run(t.Context(), tc.target, tc.options)
 		if !errors.Is(err, ErrUsage) || !strings.Contains(err.Error(), tc.want) {

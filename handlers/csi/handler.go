@@ -12,6 +12,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
@@ -20,8 +21,8 @@ import (
 type Options struct {
 	// CallTimeout bounds one call to a driver for which no client timeout is configured (default 15 s).
 	CallTimeout time.Duration
-	// ReadyTimeout bounds how long one registration waits for a driver to become ready (default 30 s). After that it fails with an error
-	// that wraps [cache.ErrRetry], and the pipeline begins again later.
+	// ReadyTimeout bounds how long one registration waits for a driver to become ready (default 30 s). After that it fails with an error that
+	// wraps [cache.ErrRetry], and the pipeline retries later.
 	ReadyTimeout time.Duration
 }
 
@@ -50,8 +51,13 @@ func NewHandler(options Options) *Handler {
 	}
 }
 
-// ValidatePlugin checks the name of a driver and whether one of the versions is supported; only 1.x is. The error says what is wrong,
-// and is sent to the driver.
+// Roles returns the roles that a driver may have.
+func (*Handler) Roles() []string {
+	return []string{dynamicplugins.PluginTypeCSIController, dynamicplugins.PluginTypeCSINode}
+}
+
+// ValidatePlugin checks the name of a driver and that one of its versions is supported, which is any 1.x. The error says what is wrong, and
+// is sent to the driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := foreign.PluginName(registerapi.CSIPlugin, pluginName); err != nil {
 		return err
@@ -76,8 +82,8 @@ func (h *Handler) ValidatePluginInDir(pluginName, endpointPath string, versions 
 	return nil
 }
 
-// RegisterPlugin is RegisterPluginContext with a context that does not end, for who calls the handler without the pipeline. What was found
-// out is lost.
+// RegisterPlugin is RegisterPluginContext for callers other than the pipeline; it has no context, and fails for the same reasons. It drops
+// what it found out.
 func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
 	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
 	return err
@@ -86,8 +92,8 @@ func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []str
 // RegisterPluginContext waits until the driver is ready and finds out what it is. It blocks until then, at most for
 // [Options].ReadyTimeout and four calls. pluginClientTimeout, or else [Options].CallTimeout, bounds each call.
 //
-// The error wraps [cache.ErrRetry] if the driver does not answer, is not ready, or cannot say yet what it is asked. Any other error says
-// what is wrong with the driver.
+// The error wraps [cache.ErrRetry] if the driver does not answer, is not ready, or cannot answer yet. Any other error says what is wrong
+// with the driver.
 func (h *Handler) RegisterPluginContext(
 	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
 ) (cache.Registration, error) {
@@ -129,5 +135,5 @@ func (h *Handler) register(
 	return d.examine(ctx, name, version)
 }
 
-// DeRegisterPlugin does nothing: the handler has nothing of a driver once it is registered.
+// DeRegisterPlugin does nothing: the handler keeps nothing of a registered driver.
 func (h *Handler) DeRegisterPlugin(string) {}

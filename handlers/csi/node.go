@@ -33,11 +33,11 @@ const (
 	maxNodeID = 256
 )
 
-// NodeInfo is what a driver knows of the node that it runs on.
+// NodeInfo is what a driver says about the node that it runs on.
 type NodeInfo struct {
-	// NodeID is how the driver calls this node; not empty.
+	// NodeID is the driver's ID for this node; not empty.
 	NodeID string
-	// MaxVolumesPerNode is how many volumes can be published to the node at most; 0 if the driver sets no limit.
+	// MaxVolumesPerNode is the maximum number of volumes that can be published to the node; 0 if the driver sets no limit.
 	MaxVolumesPerNode int64
 	// Topology says where the node is accessible from, for example its zone; empty if the driver does not say.
 	Topology map[string]string

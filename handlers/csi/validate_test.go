@@ -15,10 +15,10 @@ func TestValidate(t *testing.T) {
 	h := csi.NewHandler(csi.Options{})
 	for name, want := range map[string]string{
 		driverName: "", "a": "", "A-1.b": "", strings.Repeat("x", 63): "",
-		"":                      "is no name of a CSI driver",
+		"":                      "is not a valid name of a CSI driver",
 		strings.Repeat("x", 64): "a CSI driver's name of 64 bytes is too long: 63 are allowed",
-		"-a":                    "is no name of a CSI driver", "a.": "is no name", "a_b": "is no name", "a/b": "is no name",
-		"../x": "is no name", "a\n": "is no name", "ü": "is no name",
+		"-a":                    "is not a valid name of a CSI driver", "a.": "is not a valid name", "a_b": "is not a valid name", "a/b": "is not a valid name",
+		"../x": "is not a valid name", "a\n": "is not a valid name", "ü": "is not a valid name",
 	} {
 		err := h.ValidatePlugin(name, "e", versions)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -14,7 +14,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// Request says which devices are wanted, and for whom.
+// Request says which devices to allocate, and to whom.
 type Request struct {
 	// Resource is the name of the plugin, for example example.com/gpu.
 	Resource string
@@ -22,7 +22,7 @@ type Request struct {
 	Owner string
 	// Count is how many devices; 0 for as many as there are in Devices, or else 1.
 	Count int
-	// Devices have to be among them.
+	// Devices must be among them.
 	Devices []string
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// Allocation is the devices of one resource that an owner has.
+// Allocation holds the devices of one resource that are allocated to one owner.
 type Allocation struct {
 	Resource string `json:"resource"`
 	Owner    string `json:"owner"`
@@ -19,7 +19,7 @@ type Allocation struct {
 	Devices []string `json:"devices"`
 	// Time is when they were allocated.
 	Time time.Time `json:"time"`
-	// Answer is what the plugin said then.
+	// Answer is what the plugin answered then.
 	Answer Answer `json:"answer"`
 }
 

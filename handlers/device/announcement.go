@@ -52,12 +52,12 @@ func makeBoard(pluginDir string) (string, error) {
 		return "", fmt.Errorf("cannot remove what is left of earlier announcements: %w", err)
 	}
 	if err := os.MkdirAll(pluginDir, 0o750); err != nil {
-		return "", fmt.Errorf("cannot make the plugin directory: %w", err)
+		return "", fmt.Errorf("cannot create the plugin directory: %w", err)
 	}
 	// gofail: var deviceBoard string
 	// return "", fmt.Errorf("%s", deviceBoard)
 	if err := os.Mkdir(dir, 0o700); err != nil {
-		return "", fmt.Errorf("cannot make the directory in which plugins are announced: %w", err)
+		return "", fmt.Errorf("cannot create the directory in which plugins are announced: %w", err)
 	}
 	return dir, nil
 }

@@ -12,8 +12,8 @@ const (
 	maxAnswer  = 512 << 10
 )
 
-// Answer is what is to be done for the owner of devices, as the plugin says. It is ContainerAllocateResponse of the device plugin API. The
-// texts are the plugin's own: nobody has checked that the paths exist, or that the owner may have them.
+// Answer says what to set up for the owner of devices. It is the ContainerAllocateResponse of the device plugin API, as the plugin sent it:
+// nothing has checked that the paths exist, or that the owner may use them.
 type Answer struct {
 	// Envs are environment variables.
 	Envs   map[string]string `json:"envs,omitempty"`
@@ -26,7 +26,7 @@ type Answer struct {
 	CDIDevices []string `json:"cdiDevices,omitempty"`
 }
 
-// Mount is a path of the host to be mounted.
+// Mount is a path of the host to mount.
 type Mount struct {
 	ContainerPath string `json:"containerPath"`
 	HostPath      string `json:"hostPath"`
@@ -37,7 +37,7 @@ type Mount struct {
 type Node struct {
 	ContainerPath string `json:"containerPath"`
 	HostPath      string `json:"hostPath"`
-	// Permissions are some of r (read), w (write) and m (make nodes).
+	// Permissions are any of r (read), w (write) and m (mknod).
 	Permissions string `json:"permissions"`
 }
 

@@ -6,19 +6,19 @@ import "errors"
 var (
 	// ErrInvalid says that the request is malformed, whatever the devices are.
 	ErrInvalid = errors.New("invalid request")
-	// ErrNotFound says that the resource, the device or the allocation is not known.
+	// ErrNotFound says that the resource, the device or the allocation is unknown.
 	ErrNotFound = errors.New("not found")
 	// ErrNotEnough says that fewer devices are free and healthy than wanted.
 	ErrNotEnough = errors.New("not enough devices")
-	// ErrUnhealthy says that a device that was asked for is not healthy.
+	// ErrUnhealthy says that a requested device is not healthy.
 	ErrUnhealthy = errors.New("device is not healthy")
-	// ErrInUse says that a device that was asked for has another owner.
+	// ErrInUse says that a requested device has another owner.
 	ErrInUse = errors.New("device is in use")
-	// ErrConflict says that the owner has an allocation of that resource which was asked for otherwise.
+	// ErrConflict says that the owner already has an allocation of that resource from a different request.
 	ErrConflict = errors.New("allocation is another one")
-	// ErrUnavailable says that the plugin is not there, or that its list of devices is not known to be up to date.
+	// ErrUnavailable says that the plugin is away, or that its list of devices may be out of date.
 	ErrUnavailable = errors.New("plugin is not available")
-	// ErrRefused says that the plugin refused, did not answer in time or answered what makes no sense.
+	// ErrRefused says that the plugin refused, did not answer in time or gave an invalid answer.
 	ErrRefused = errors.New("plugin refused")
 	// ErrClosed says that the handler was closed.
 	ErrClosed = errors.New("device handler was closed")

@@ -15,7 +15,7 @@ import (
 )
 
 // Store keeps what a [Handler] must know after a restart. A change is durable when the method returns; one that fails may or may not have
-// been made. All methods may be called at once from several goroutines. A Bucket of package dynamicplugins/boltstate is one.
+// been made. All methods must be safe for concurrent use. A Bucket of package dynamicplugins/boltstate is one.
 type Store interface {
 	Put(key string, value []byte) error
 	Delete(key string) error
@@ -25,24 +25,24 @@ type Store interface {
 
 // Config says how a [Handler] works. The zero value works, for plugins in plugin directories, and remembers nothing after a restart.
 type Config struct {
-	// Store keeps the allocations; nil to keep them in memory only. It has to be open until Close returns.
+	// Store keeps the allocations; nil to keep them in memory only. It must stay open until Close returns.
 	Store Store
 	// SocketDir is the directory in which kubelet.sock is served for plugins that register the older way, and in which these have their
-	// sockets; empty for none. The kubelet's is /var/lib/kubelet/device-plugins. A missing one is made, with mode 0750.
+	// sockets; empty for none. The kubelet's is /var/lib/kubelet/device-plugins. It is created with mode 0750 if it is missing.
 	SocketDir string
 	// PluginDir is a plugin directory of the pipeline that the handler is part of, in which the plugins of SocketDir are announced. It must
 	// not contain SocketDir, nor the reverse. It is needed with SocketDir only.
 	PluginDir string
 	// CallTimeout bounds one call to a plugin for which no client timeout is configured (default 30 s).
 	CallTimeout time.Duration
-	// ListTimeout bounds how long a registration waits for the first list of devices (default 5 s). A plugin that sends none until then is
+	// ListTimeout bounds how long a registration waits for the first list of devices (default 5 s). A plugin that sends none by then is
 	// registered without devices.
 	ListTimeout time.Duration
 	// MaxDevices bounds the devices of one resource (default 16,384). A list with more is refused.
 	MaxDevices int
-	// MaxResources bounds the resources that are known (default 256); those of plugins that are gone and have no allocations make room.
+	// MaxResources bounds the known resources (default 256); those without a plugin and without allocations make room for new ones.
 	MaxResources int
-	// Logger is told what happens to plugins; nil for no log.
+	// Logger logs what happens to plugins; nil for no log.
 	Logger *slog.Logger
 }
 
@@ -78,8 +78,8 @@ var (
 	_ cache.InstanceGoneHandler = (*Handler)(nil)
 )
 
-// New returns a handler that knows the allocations of its store, and serves kubelet.sock if it has a SocketDir. The caller closes it. An
-// error says that the store cannot be read or that kubelet.sock cannot be served; it wraps sock.ErrInUse if another process serves it.
+// New returns a handler that has loaded the allocations of its store, and serves kubelet.sock if it has a SocketDir. The caller closes it.
+// An error says that the store cannot be read or that kubelet.sock cannot be served; it wraps sock.ErrInUse if another process serves it.
 func New(config Config) (*Handler, error) {
 	config.CallTimeout = cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout)
 	config.ListTimeout = cmp.Or(max(config.ListTimeout, 0), defaultListTimeout)
@@ -105,13 +105,13 @@ func New(config Config) (*Handler, error) {
 	}
 	if err != nil {
 		end()
-		return nil, fmt.Errorf("cannot make a handler for device plugins: %w", err)
+		return nil, fmt.Errorf("cannot create a handler for device plugins: %w", err)
 	}
 	return h, nil
 }
 
-// Close ends calls that are running and lets go of all plugins. Allocations stay in the store. The pipeline may still call the handler
-// afterwards. Calling Close again has no effect.
+// Close ends calls in flight and releases all plugins. Allocations stay in the store. The pipeline may still call the handler afterwards.
+// Calling Close again has no effect.
 func (h *Handler) Close() error {
 	h.mu.Lock()
 	h.closed = true
@@ -155,8 +155,8 @@ func (h *Handler) tell() {
 	h.changed = make(chan struct{})
 }
 
-// ValidatePlugin checks that the name is that of an extended resource, such as example.com/gpu, and that a version is supported.
-// The error says what is wrong, and is sent to the plugin.
+// ValidatePlugin checks that the name is an extended resource, such as example.com/gpu, and that a version is supported. The error says
+// what is wrong, and is sent to the plugin.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := cmp.Or(checkResource(pluginName), checkVersions(versions)); err != nil {
 		return fmt.Errorf("cannot use device plugin %s: %w", foreign.Quote(pluginName), err)
@@ -164,17 +164,17 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 	return nil
 }
 
-// RegisterPlugin is RegisterPluginContext with a context that does not end, for who calls the handler without the pipeline.
+// RegisterPlugin is RegisterPluginContext for callers other than the pipeline; it has no context, and fails for the same reasons.
 func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration) error {
 	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpointPath, versions, pluginClientTimeout)
 	return err
 }
 
-// RegisterPluginContext asks the plugin for its options and begins to watch its devices; an older instance of the same resource is let go
-// of. It blocks until the plugin has sent the first list of devices, at most for one call and Config.ListTimeout. pluginClientTimeout, or
-// else Config.CallTimeout, bounds each call, also later ones.
+// RegisterPluginContext asks the plugin for its options and starts watching its devices; an older instance of the same resource is
+// released. It blocks until the plugin has sent the first list of devices, at most for one call and Config.ListTimeout.
+// pluginClientTimeout, or else Config.CallTimeout, bounds each call, including later ones.
 //
-// The error wraps [cache.ErrRetry] if the plugin does not answer or cannot yet. Any other error says what is wrong with it.
+// The error wraps [cache.ErrRetry] if the plugin does not answer or is not ready. Any other error says what is wrong with it.
 func (h *Handler) RegisterPluginContext(
 	ctx context.Context, pluginName, endpointPath string, versions []string, pluginClientTimeout *time.Duration,
 ) (cache.Registration, error) {
@@ -197,7 +197,7 @@ func (h *Handler) RegisterPluginContext(
 const (
 	// KeyPreStart says that the plugin prepares devices before each start of their owner.
 	KeyPreStart = "device/pre-start-required"
-	// KeyPreferred says that the plugin has preferences among its devices.
+	// KeyPreferred says that the plugin prefers some of its devices over others.
 	KeyPreferred = "device/preferred-allocation"
 )
 
@@ -294,14 +294,14 @@ func (h *Handler) makeRoom() error {
 	return nil
 }
 
-// DeRegisterPlugin lets go of the plugin of a resource. Its devices are unavailable until it is back, and allocations stay.
+// DeRegisterPlugin releases the plugin of a resource. Its devices are unavailable until it is back; allocations stay.
 func (h *Handler) DeRegisterPlugin(pluginName string) {
 	h.drop(pluginName)
 	h.older.dropDead(pluginName)
 	h.log.Info("device plugin not in use any more", "resource", pluginName)
 }
 
-// InstanceGone lets go of what announces an instance that is gone. The handler has no connection to a superseded one.
+// InstanceGone removes the announcement of an instance that is gone. The handler has no connection to a superseded one.
 func (h *Handler) InstanceGone(pluginName, _ string) {
 	h.older.dropDead(pluginName)
 }

@@ -74,7 +74,7 @@ type older struct {
 	announced map[*announcement]bool
 }
 
-// serveOlder begins to serve, and announces those plugins again that were in use before and are still there. kubelet.sock is made anew, so
+// serveOlder begins to serve, and announces those plugins again that were in use before and are still there. kubelet.sock is made again, so
 // that plugins notice that somebody else is listening now and register again.
 func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
 	if h.config.PluginDir == "" {
@@ -85,7 +85,7 @@ func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, fmt.Errorf("cannot make the directory of %s: %w", kubeletSocket, err)
+		return nil, fmt.Errorf("cannot create the directory of %s: %w", kubeletSocket, err)
 	}
 	listener, err := sock.Listen(filepath.Join(dir, kubeletSocket), socketMode)
 	if err != nil {
@@ -104,7 +104,7 @@ func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
 	)
 	pluginapi.RegisterRegistrationServer(o.server, o)
 	o.running.Go(func() {
-		if err := o.server.Serve(listener); err != nil { // it ends with Stop, and that is no error
+		if err := o.server.Serve(listener); err != nil { // it ends with Stop, and that is not an error
 			h.log.Error("device plugins cannot register the older way any more", "socket", listener.Addr().String(), "error", err)
 		}
 	})

@@ -43,18 +43,18 @@ const (
 	Healthy Health = "healthy"
 	// Unhealthy is what the plugin says of the device.
 	Unhealthy Health = "unhealthy"
-	// Unavailable devices are those of a plugin that is away, or whose list is not known to be up to date.
+	// Unavailable devices belong to a plugin that is away, or whose list may be out of date.
 	Unavailable Health = "unavailable"
-	// Missing devices are allocated, and the plugin does not list them any more.
+	// Missing devices are allocated, but no longer listed by the plugin.
 	Missing Health = "missing"
 )
 
 // Device is one device of a resource.
 type Device struct {
-	// Resource is the name of the plugin, for example example.com/gpu, and ID what that calls the device.
+	// Resource is the name of the plugin, for example example.com/gpu, and ID the plugin's ID for the device.
 	Resource, ID string
 	Health       Health
-	// NUMANodes are the nodes that the device is near to, as the plugin says, in order.
+	// NUMANodes are the nodes close to the device according to the plugin, in order.
 	NUMANodes []int64
 	// Owner has the device; empty if it is free.
 	Owner string

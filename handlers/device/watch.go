@@ -17,7 +17,7 @@ import (
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
 const (
-	// steady is how long a stream has to last for the back-off to begin anew.
+	// steady is how long a stream has to last for the back-off to start over.
 	steady = 10 * time.Second
 	// A plugin may send listBurst lists at once and one in listPause on average. Further ones wait in the plugin.
 	listPause = 20 * time.Millisecond

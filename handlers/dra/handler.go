@@ -19,7 +19,7 @@ import (
 const (
 	// KeyService is the service for claims that is used, v1.DRAPlugin or v1beta1.DRAPlugin.
 	KeyService = "dra/service"
-	// KeyHealth is the health service, v1alpha1.DRAResourceHealth. It is missing if the driver does not announce it.
+	// KeyHealth is the health service, v1.DRAResourceHealth or v1alpha1.DRAResourceHealth. It is missing if the driver announces neither.
 	KeyHealth = "dra/health"
 )
 
@@ -30,9 +30,9 @@ type Config struct {
 	// Timeout bounds Prepare and Unprepare with all repetitions (default 90 s).
 	Timeout time.Duration
 	// ConnectTimeout bounds how long one registration waits for a connection to the driver (default 10 s). After that it fails with an error
-	// that wraps [cache.ErrRetry], and the pipeline begins again later.
+	// that wraps [cache.ErrRetry], and the pipeline retries later.
 	ConnectTimeout time.Duration
-	// Log gets what goes wrong with health streams; nil discards it.
+	// Log gets the errors of health streams; nil discards them.
 	Log *slog.Logger
 }
 
@@ -53,9 +53,9 @@ type Handler struct {
 	// mu is held for short steps only, never over a call.
 	mu            sync.Mutex
 	drivers       map[string][]*instance // oldest first
-	changed       chan struct{}          // closed and made anew when an instance is added
+	changed       chan struct{}          // closed and made again when an instance is added
 	health        map[string]map[deviceKey]DeviceHealth
-	healthChanged chan struct{} // closed and made anew with each change; nil when the handler is closed
+	healthChanged chan struct{} // closed and made again with each change; nil when the handler is closed
 	closed        bool
 }
 
@@ -85,7 +85,7 @@ func New(config Config) *Handler {
 	}
 }
 
-// ValidatePlugin checks the name of a driver and whether one of its services is supported. The error says what is wrong, and is sent to the
+// ValidatePlugin checks the name of a driver and that one of its services is supported. The error says what is wrong, and is sent to the
 // driver.
 func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error {
 	if err := foreign.PluginName(registerapi.DRAPlugin, pluginName); err != nil {
@@ -97,15 +97,15 @@ func (h *Handler) ValidatePlugin(pluginName, _ string, versions []string) error 
 	return nil
 }
 
-// RegisterPlugin is RegisterPluginContext with a context that does not end, for who calls the handler without the pipeline.
+// RegisterPlugin is RegisterPluginContext for callers other than the pipeline; it has no context, and fails for the same reasons.
 func (h *Handler) RegisterPlugin(pluginName, endpoint string, versions []string, pluginClientTimeout *time.Duration) error {
 	_, err := h.RegisterPluginContext(context.Background(), pluginName, endpoint, versions, pluginClientTimeout)
 	return err
 }
 
 // RegisterPluginContext connects to the driver, which is the newest instance of its name from then on. It blocks until there is a
-// connection, at most for [Config].ConnectTimeout. pluginClientTimeout, or else [Config].CallTimeout, bounds each later call. Calls to
-// an older instance go on meanwhile.
+// connection, at most for [Config].ConnectTimeout. pluginClientTimeout, or else [Config].CallTimeout, bounds each later call. Calls to an
+// older instance continue.
 //
 // The error wraps [cache.ErrRetry] if there is no connection in time. After an error no instance of that name is left.
 func (h *Handler) RegisterPluginContext(
@@ -124,8 +124,8 @@ func (h *Handler) RegisterPluginContext(
 		return cache.Registration{}, fmt.Errorf("cannot use DRA driver %s at %s: %w", pluginName, endpoint, err)
 	}
 	registration := cache.Registration{Details: map[string]string{KeyService: in.service}, WatchEndpoint: true}
-	if in.hasHealth {
-		registration.Details[KeyHealth] = serviceHealth
+	if in.health != "" {
+		registration.Details[KeyHealth] = in.health
 	}
 	return registration, nil
 }
@@ -150,12 +150,12 @@ func (h *Handler) add(in *instance) error {
 	return nil
 }
 
-// DeRegisterPlugin lets go of all instances of a driver. Calls that run are not cut off; the connection is closed after the last.
+// DeRegisterPlugin releases all instances of a driver. Calls in flight are not cancelled; the connection is closed after the last.
 func (h *Handler) DeRegisterPlugin(pluginName string) {
 	h.remove(pluginName, func(*instance) bool { return true })
 }
 
-// InstanceGone lets go of the instance of a driver at an endpoint, as DeRegisterPlugin does of all.
+// InstanceGone releases the instance of a driver at an endpoint, in the same way as DeRegisterPlugin.
 func (h *Handler) InstanceGone(pluginName, endpoint string) {
 	h.remove(pluginName, func(in *instance) bool { return in.endpoint == endpoint })
 }
@@ -188,8 +188,8 @@ func (h *Handler) remove(driver string, which func(*instance) bool) {
 	}
 }
 
-// Close cuts off all calls, closes all connections and waits until nothing of the handler runs any more, but for the callers of its
-// methods. Closing again does nothing.
+// Close cancels all calls, closes all connections and waits until nothing of the handler is running, except callers of its methods. Closing
+// again does nothing.
 func (h *Handler) Close() error {
 	h.mu.Lock()
 	if !h.closed {

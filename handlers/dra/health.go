@@ -15,17 +15,17 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// HealthStatus is how a device is.
+// HealthStatus is the health of a device.
 type HealthStatus string
 
-// The values of HealthStatus. A device is unknown too if its driver has not said anything of it for the device's timeout.
+// The values of HealthStatus. A device is also unknown if its driver has not reported it for longer than the device's timeout.
 const (
 	Healthy   HealthStatus = "healthy"
 	Unhealthy HealthStatus = "unhealthy"
 	Unknown   HealthStatus = "unknown"
 )
 
-// DeviceHealth is what a driver last said of one of its devices.
+// DeviceHealth is what a driver last reported about one of its devices.
 type DeviceHealth struct {
 	// Pool and Device name the device among those of its driver.
 	Pool, Device string
@@ -34,7 +34,7 @@ type DeviceHealth struct {
 	Message string
 	// LastReport is when the driver last said so, by the clock of this machine.
 	LastReport time.Time
-	// Timeout is for how long after LastReport that counts. It is 30 s if the driver does not name another.
+	// Timeout is how long after LastReport this counts: 30 s unless the driver says otherwise.
 	Timeout time.Duration
 }
 
@@ -49,15 +49,15 @@ const (
 	maxHealthDevices = 8192
 )
 
-// Health returns what a driver last said of its devices, by pool and device. It is empty if the driver is not registered, offers no health
-// service or has said nothing yet.
+// Health returns what a driver last reported about its devices, ordered by pool and device. It is empty if the driver is not registered,
+// offers no health service or has reported nothing yet.
 func (h *Handler) Health(driver string) []DeviceHealth {
 	devices, _, _ := h.healthOf(driver)
 	return devices
 }
 
 // WatchHealth yields what Health returns, at first and then whenever a device comes, goes, or changes in anything but LastReport, until ctx
-// ends or the handler is closed. It yields the present state: who is slow misses states in between, and holds up nobody.
+// ends or the handler is closed. It yields the present state: a slow reader misses states in between, and delays nobody else.
 func (h *Handler) WatchHealth(ctx context.Context, driver string) iter.Seq[[]DeviceHealth] {
 	return func(yield func([]DeviceHealth) bool) {
 		var yielded []DeviceHealth

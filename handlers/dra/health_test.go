@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/patchbay-dev/patchbay/handlers/dra"
 )
@@ -47,6 +49,25 @@ func says(t *testing.T, h *dra.Handler, f *fake, health drahealth.HealthStatus, 
 		f.report(t, of("gpu-0", health))
 		return statuses(h.Health(driverName)) == want
 	})
+}
+
+// TestHealthV1: a driver for Kubernetes 1.37 and later serves the health under another name; one that serves both is asked by the newer.
+func TestHealthV1(t *testing.T) {
+	h := newHandler(t, dra.Config{})
+	f := newFake("a")
+	s := serve(t, func(server grpc.ServiceRegistrar) {
+		drav1.RegisterDRAPluginServer(server, f)
+		v1 := drahealth.DRAResourceHealth_ServiceDesc
+		v1.ServiceName = "v1.DRAResourceHealth"
+		server.RegisterService(&v1, f)
+	})
+	versions := []string{"v1.DRAPlugin", "v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"}
+	got, err := h.RegisterPluginContext(t.Context(), driverName, s.socket, versions, nil)
+	if err != nil || got.Details[dra.KeyHealth] != "v1.DRAResourceHealth" {
+		t.Fatalf("registration %+v, %v", got, err)
+	}
+	f.report(t, of("gpu-0", bad))
+	has(t, h, "gpu-0=unhealthy")
 }
 
 func TestHealth(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,7 +17,7 @@ import (
 // instance is one running copy of a driver.
 type instance struct {
 	driver, endpoint, service string
-	hasHealth                 bool
+	health                    string // the service; empty without one
 	callTimeout               time.Duration
 	conn                      *endpoint.Conn
 	client                    drav1.DRAPluginClient
@@ -37,7 +36,7 @@ func (h *Handler) connect(ctx context.Context, driver, path string, versions []s
 		return nil, err
 	}
 	return &instance{
-		driver: driver, endpoint: path, service: service, hasHealth: slices.Contains(versions, serviceHealth),
+		driver: driver, endpoint: path, service: service, health: negotiateHealth(versions),
 		callTimeout: endpoint.Timeout(configured, h.callTimeout), conn: conn, client: newClient(conn, service),
 	}, nil
 }

@@ -20,7 +20,19 @@ const (
 // services are the supported services for claims, newest first.
 var services = []string{serviceV1, serviceV1beta1}
 
-var serviceHealth = drahealth.DRAResourceHealth_ServiceDesc.ServiceName
+// healthServices are the supported services for health, newest first. Their messages are the same but for the name of their package, so
+// those of v1alpha1 do for both.
+var healthServices = []string{"v1.DRAResourceHealth", drahealth.DRAResourceHealth_ServiceDesc.ServiceName}
+
+// negotiateHealth returns the newest of the announced services for health that is supported; empty if there is none.
+func negotiateHealth(announced []string) string {
+	for _, service := range healthServices {
+		if slices.Contains(announced, service) {
+			return service
+		}
+	}
+	return ""
+}
 
 // negotiate returns the newest of the announced services for claims that is supported: v1.DRAPlugin or v1beta1.DRAPlugin. Others are
 // passed over. The error says what was announced, and what is supported.

@@ -18,15 +18,15 @@ import (
 
 // Prepared is what a driver answered for one claim.
 type Prepared struct {
-	// Devices are to be made available to who uses the claim.
+	// Devices must be made available to the user of the claim.
 	Devices []*drav1.Device
 	// Err says why the claim could not be prepared; Devices is nil then. Preparing it again may help.
 	Err error
 }
 
-// Prepare has a driver prepare claims for use on this machine, and returns what it answered for each, by UID. All claims are asked for in
-// one call, which is for the newest instance of the driver. To prepare a claim that is prepared already is allowed, and needed when it is
-// not known what became of an earlier attempt, or when a driver lost its state.
+// Prepare has a driver prepare claims for use on this machine, and returns what it answered for each, by UID. It sends all claims in one
+// call, to the newest instance of the driver. Preparing a claim again is allowed, and necessary if the outcome of an earlier attempt is
+// unknown or the driver lost its state.
 //
 // It blocks until the driver has answered. A call that did not come through is repeated, with back-off and on the instance that is newest
 // then, also after the driver went away in the middle of it, until ctx ends or [Config].Timeout has passed. Calls for the same claim of a
@@ -54,8 +54,8 @@ func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.C
 	return results, nil
 }
 
-// Unprepare reverts Prepare. It returns an error, or nil, for each claim, by UID. To unprepare a claim that is not prepared is allowed. For
-// all else see Prepare.
+// Unprepare reverts Prepare. It returns an error, or nil, for each claim, by UID. Unpreparing a claim that is not prepared is allowed.
+// Otherwise it behaves like Prepare.
 func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]error, error) {
 	var answer *drav1.NodeUnprepareResourcesResponse
 	err := h.call(ctx, driver, claims, "unprepare", func(ctx context.Context, in *instance) (err error) {

@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"google.golang.org/grpc"
@@ -16,7 +17,7 @@ var healthRetry = backoff.Backoff{Min: time.Second, Max: 30 * time.Second}
 
 // startHealth has the health stream of an instance kept open, if it offers one. The caller holds h.mu.
 func (h *Handler) startHealth(in *instance) {
-	if !in.hasHealth || in.endHealth != nil {
+	if in.health == "" || in.endHealth != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -47,8 +48,7 @@ func (h *Handler) keepHealth(ctx context.Context, in *instance) {
 func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := drahealth.NewDRAResourceHealthClient(in.conn).NodeWatchResources(
-		ctx, &drahealth.NodeWatchResourcesRequest{}, grpc.WaitForReady(true))
+	stream, err := watch(ctx, in)
 	if err != nil {
 		return false, endpoint.CallError("NodeWatchResources", err)
 	}
@@ -68,4 +68,17 @@ func (h *Handler) followHealth(ctx context.Context, in *instance) (said bool, er
 				"driver", in.driver, "endpoint", in.endpoint, "error", problem)
 		}
 	}
+}
+
+// watch opens the health stream of an instance.
+func watch(ctx context.Context, in *instance) (grpc.ServerStreamingClient[drahealth.NodeWatchResourcesResponse], error) {
+	stream, err := in.conn.NewStream(ctx, &drahealth.DRAResourceHealth_ServiceDesc.Streams[0], "/"+in.health+"/NodeWatchResources",
+		grpc.WaitForReady(true))
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(stream.SendMsg(&drahealth.NodeWatchResourcesRequest{}), stream.CloseSend()); err != nil {
+		return nil, err
+	}
+	return &grpc.GenericClientStream[drahealth.NodeWatchResourcesRequest, drahealth.NodeWatchResourcesResponse]{ClientStream: stream}, nil
 }

@@ -294,7 +294,7 @@ func (s *session) crash() (former cache.PluginHandler) {
 	former = s.PluginHandler
 	s.closeHandler()
 	s.open()
-	s.stage = "a handler made anew over the same state"
+	s.stage = "a handler made again over the same state"
 	return former
 }
 
@@ -305,7 +305,7 @@ func (s *session) forget(former cache.PluginHandler, names ...string) {
 	}
 }
 
-// crashAtRest: what was registered is registered again with the handler made anew, or never again.
+// crashAtRest: what was registered is registered again with the handler made again, or never again.
 func crashAtRest(s *session) {
 	again, elsewhere, never := s.plugin(wellBehaved), s.plugin(wellBehaved), s.plugin(wellBehaved)
 	s.register(again, elsewhere, never)

@@ -13,10 +13,11 @@ import (
 
 // Config says how a handler is made and what its plugins are. NewHandler and Versions are required.
 type Config struct {
-	// NewHandler makes a handler whose state, if it has any, is in the directory dir. It is called for the same directory again, after the
-	// handler was closed if it is an io.Closer, to make it anew over the same state. Timeouts of the handler should be shorter than Patience.
+	// NewHandler makes a handler that keeps its state, if it has any, in the directory dir. The suite calls it again for the same
+	// directory, after it has closed the handler if that is an io.Closer, to recreate the handler over the same state. Timeouts of the
+	// handler should be shorter than Patience.
 	NewHandler func(dir string) (cache.PluginHandler, error)
-	// Versions are what a plugin announces that the handler supports.
+	// Versions are versions that the handler supports; the suite's plugins announce them.
 	Versions []string
 	// Serve registers the services of a plugin that behaves well. If it is nil, the plugins of the suite are gRPC servers without services.
 	Serve Services
@@ -25,8 +26,8 @@ type Config struct {
 	// WrongVersions are lists of versions each of which ValidatePlugin must refuse; WrongNames are names that it must refuse.
 	WrongVersions [][]string
 	WrongNames    []string
-	// WrongPlugins are plugins that RegisterPlugin must refuse, by what is wrong with them. Beside them the suite has plugins that cannot be
-	// connected to, whose calls all fail, or that hang up; those the handler may register.
+	// WrongPlugins are plugins that RegisterPlugin must refuse, by what is wrong with them. In addition, the suite has plugins that cannot
+	// be connected to, whose calls all fail, or that hang up; the handler may register those.
 	WrongPlugins map[string]Services
 	// HoldsConnection says that the handler keeps a connection to the endpoint of every registered plugin.
 	HoldsConnection bool
@@ -55,7 +56,7 @@ func Test(t *testing.T, config Config) {
 	}
 }
 
-// Run is Test for programs that are no tests, for example one that tries the handlers of others. It blocks until the suite has ended, and
+// Run is Test for programs that are not tests, for example one that checks third-party handlers. It blocks until the suite has ended, and
 // returns what is wrong with the handler, with the name of each case that failed.
 func Run(config Config) error {
 	var errs []error

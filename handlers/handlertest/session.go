@@ -97,7 +97,7 @@ func (s *session) open() {
 	}
 	if err != nil {
 		s.PluginHandler = nil // not a nil pointer, which is there to be closed
-		s.fail("cannot make the handler: %w", err)
+		s.fail("cannot create the handler: %w", err)
 	}
 }
 

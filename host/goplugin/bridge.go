@@ -4,30 +4,112 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
+	"sync/atomic"
+	"time"
 
+	goplugin "github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/yamux"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
-// bridge takes connections for a plugin that serves one multiplexed connection only, which the library has, and forwards the calls to that.
+// bridge takes connections for a plugin that serves one multiplexed connection only, which the library has. It forwards the calls to a
+// stream of that as their data come, and holds no whole message.
 type bridge struct {
 	conns   chan net.Conn
 	done    chan struct{}
 	once    sync.Once
-	server  *proxy.Server
+	plugin  *frames.Client
+	server  *proxy.LocalServer
+	end     context.CancelCauseFunc
 	serving sync.WaitGroup
 }
 
-func newBridge(conn grpc.ClientConnInterface) *bridge {
-	b := &bridge{conns: make(chan net.Conn), done: make(chan struct{})}
-	to := proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil })
-	b.server = proxy.NewServer(context.Background(), to.Forward)
+// bridged bounds what waits in memory at all bridges. How many calls there are is bounded where they come from.
+var bridged = frames.NewBudget(frames.Limits{UserBytes: 16 << 20, Bytes: 22 << 20, UserCalls: math.MaxInt, Calls: math.MaxInt}, 0,
+	func(uint32, frames.Reason, bool) {})
+
+// errEnded is the cause of the end of every call that the end of a plugin cuts short.
+var errEnded = errors.New("the plugin has ended")
+
+// newBridge connects to a plugin, at once: a server does not wait for long to be spoken to.
+func newBridge(ctx context.Context, m *multiplexed) (*bridge, error) {
+	b := &bridge{conns: make(chan net.Conn), done: make(chan struct{}), plugin: frames.NewClient(frames.ClientConfig{
+		Dial: m.dial, Timeout: answerTimeout, Idle: math.MaxInt64, Pause: time.Second, TLS: m.config.TLSConfig != nil,
+	})}
+	if err := b.plugin.Connect(ctx, bridged); err != nil {
+		return nil, errors.Join(err, b.plugin.Close())
+	}
+	to := proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) { return b.plugin, nil })
+	var end context.Context
+	end, b.end = context.WithCancelCause(context.Background())
+	b.server = proxy.NewLocalServer(end, to.Forward, proxy.LocalConfig{Budget: bridged})
 	b.serving.Go(func() { _ = b.server.Serve(b) }) // ends with close, and with nothing else
-	return b
+	return b, nil
+}
+
+// multiplexed are the credentials of the library's connection to a plugin. They find out of which session that is a stream.
+type multiplexed struct {
+	config    *goplugin.ClientConfig
+	session   atomic.Pointer[yamux.Session]
+	authority atomic.Value
+}
+
+// used returns the credentials that the library would use, which may not know them before the plugin has said what it serves.
+func (m *multiplexed) used() credentials.TransportCredentials {
+	if m.config.TLSConfig != nil {
+		return credentials.NewTLS(m.config.TLSConfig)
+	}
+	return insecure.NewCredentials()
+}
+
+// ClientHandshake implements [credentials.TransportCredentials].
+func (m *multiplexed) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if stream, ok := conn.(*yamux.Stream); ok {
+		m.authority.Store(authority)
+		m.session.Store(stream.Session())
+	}
+	return m.used().ClientHandshake(ctx, authority, conn)
+}
+
+// ServerHandshake implements [credentials.TransportCredentials].
+func (m *multiplexed) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return m.used().ServerHandshake(conn)
+}
+
+// Info implements [credentials.TransportCredentials].
+func (m *multiplexed) Info() credentials.ProtocolInfo { return m.used().Info() }
+
+// Clone implements [credentials.TransportCredentials]: all are about one connection.
+func (m *multiplexed) Clone() credentials.TransportCredentials { return m }
+
+// OverrideServerName implements [credentials.TransportCredentials]. gRPC does not call it.
+func (*multiplexed) OverrideServerName(string) error { return errors.ErrUnsupported }
+
+// dial opens another stream. The plugin takes it for a connection like the first, unless somebody has just announced one for the broker;
+// so it is opened once, before anybody can.
+func (m *multiplexed) dial(ctx context.Context) (net.Conn, error) {
+	session, authority := m.session.Load(), m.authority.Load()
+	if session == nil {
+		return nil, errors.New("the library has made no multiplexed connection")
+	}
+	stream, err := session.Open()
+	if err != nil {
+		return nil, err
+	}
+	conn, _, err := m.used().ClientHandshake(ctx, fmt.Sprint(authority), stream)
+	if err != nil {
+		return nil, errors.Join(err, stream.Close())
+	}
+	return conn, nil
 }
 
 // dial connects to the bridge.
@@ -37,7 +119,7 @@ func (b *bridge) dial(ctx context.Context) (net.Conn, error) {
 	case b.conns <- theirs:
 		return ours, nil
 	case <-b.done:
-		return nil, errors.Join(errors.New("the plugin has ended"), ours.Close(), theirs.Close())
+		return nil, errors.Join(errEnded, ours.Close(), theirs.Close())
 	case <-ctx.Done():
 		return nil, errors.Join(ctx.Err(), ours.Close(), theirs.Close())
 	}
@@ -64,7 +146,9 @@ func (*bridge) Addr() net.Addr { return &net.UnixAddr{Name: "bridge", Net: "pipe
 
 func (b *bridge) close() {
 	_ = b.Close()
-	b.server.Stop()
+	b.end(errEnded)      // which the callers are told, and not that they canceled
+	_ = b.plugin.Close() // it never fails
+	b.server.Drain()
 	b.serving.Wait()
 }
 

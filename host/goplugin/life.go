@@ -45,6 +45,9 @@ type life struct {
 	config *goplugin.ClientConfig
 	client *goplugin.Client
 	dir    string // in which the plugin makes its socket
+	// traffic is what is under way to the process, and callsTime how long that may go on when the process is to end.
+	traffic   *traffic
+	callsTime time.Duration
 
 	// hello is what the plugin said first, up to the end of the line, which the library reads.
 	hello      *io.PipeReader
@@ -59,8 +62,10 @@ type life struct {
 	address  net.Addr // where the plugin says that it serves
 	endpoint string
 	unserve  func()
-	bridge   *bridge // to a plugin with one multiplexed connection; nil for others
-	uncopy   func()  // ends the copy of what it prints on standard error
+	// multiplexed and bridge are for a plugin with one multiplexed connection; nil for others.
+	multiplexed *multiplexed
+	bridge      *bridge
+	uncopy      func() // ends the copy of what it prints on standard error
 
 	// settled is closed when Launch returns; gone when the process has ended or was given up.
 	settled, gone chan struct{}
@@ -69,8 +74,10 @@ type life struct {
 func newLife(p *Plugin, spec host.Spec) *life {
 	nothing := func() {}
 	l := &life{
-		plugin: p, spec: spec, unhook: nothing, unserve: nothing, uncopy: nothing, settled: make(chan struct{}), gone: make(chan struct{}),
+		plugin: p, spec: spec, traffic: newTraffic(), unhook: nothing, unserve: nothing, uncopy: nothing,
+		settled: make(chan struct{}), gone: make(chan struct{}),
 	}
+	l.callsTime, l.spec.Grace = divide(spec.Grace)
 	l.spec.Foreign = l
 	l.hello, l.helloWrite = io.Pipe()
 	l.stdout.from, l.stdout.to = io.Pipe()
@@ -129,11 +136,13 @@ func (l *life) meet(ctx context.Context) error {
 		}
 		return l.explain(ctx, err)
 	}
-	if l.plugin.multiplexed() {
-		l.bridge = newBridge(conn)
-		l.plugin.Connections.add(l.endpoint, l.bridge.dial, nil, l.client)
+	if l.multiplexed != nil {
+		if l.bridge, err = newBridge(answering, l.multiplexed); err != nil {
+			return l.explain(ctx, fmt.Errorf("it serves no second stream of its multiplexed connection: %w", err))
+		}
+		l.plugin.Connections.add(l.endpoint, target{l.bridge.dial, nil, l.client, l.traffic})
 	} else {
-		l.plugin.Connections.add(l.endpoint, l.dial, l.config.TLSConfig, l.client)
+		l.plugin.Connections.add(l.endpoint, target{l.dial, l.config.TLSConfig, l.client, l.traffic})
 	}
 	l.unserve, err = serve(l.spec.PluginSocket, &registerapi.PluginInfo{
 		Type: l.plugin.Type, Name: l.plugin.Name, Endpoint: l.endpoint, SupportedVersions: []string{strconv.Itoa(l.client.NegotiatedVersion())},
@@ -226,9 +235,10 @@ func (l *life) Hello(stdout io.Reader) {
 	}
 }
 
-// Stop implements [host.Foreign].
+// Stop implements [host.Foreign]. What is under way ends first.
 func (l *life) Stop(ctx context.Context) {
 	if conn := l.conn.Load(); conn != nil {
+		l.traffic.end(ctx, l.callsTime)
 		// A plugin ends its connections before it answers. Whether it ends is seen by its process.
 		_ = conn.Invoke(ctx, shutdown, &emptypb.Empty{}, &emptypb.Empty{})
 	}

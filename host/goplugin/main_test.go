@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
@@ -94,6 +95,7 @@ type examplePlugin struct {
 
 func (*examplePlugin) GRPCServer(_ *goplugin.GRPCBroker, s *grpc.Server) error {
 	v1beta1.RegisterExampleServer(s, example{})
+	s.RegisterService(&tickerDesc, nil)
 	return nil
 }
 
@@ -114,10 +116,37 @@ func (example) GetExampleInfo(_ context.Context, request *v1beta1.ExampleRequest
 	answer := fmt.Sprint(os.Getpid())
 	switch name := request.GetRequest(); name {
 	case "":
+	case "slow":
+		<-time.After(20 * time.Millisecond)
 	case "large":
 		answer = strings.Repeat("x", largeAnswer)
 	default:
 		answer = os.Getenv(name)
 	}
 	return &v1beta1.ExampleResponse{Error: answer}, nil
+}
+
+// tickerDesc is a service whose one method answers with as many messages as it is asked for, a millisecond apart; with endless ones if it is
+// asked for none.
+var tickerDesc = grpc.ServiceDesc{
+	ServiceName: "test.Ticker",
+	Streams:     []grpc.StreamDesc{{StreamName: "Tick", ServerStreams: true, Handler: tick}},
+}
+
+func tick(_ any, stream grpc.ServerStream) error {
+	var n wrapperspb.Int32Value
+	if err := stream.RecvMsg(&n); err != nil {
+		return err
+	}
+	for i := int32(0); n.GetValue() == 0 || i < n.GetValue(); i++ {
+		if err := stream.SendMsg(wrapperspb.Int32(i)); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+	return nil
 }

@@ -1,11 +1,11 @@
-// Package goplugin launches existing plugins of github.com/hashicorp/go-plugin, unchanged, on a [host.Host]: those that speak gRPC. The
-// library of that project does the handshake, and TLS if it is wanted; the process is started, watched, limited and ended like that of
-// every other plugin. For the plugin, which knows nothing of registration, the package serves a registration socket in the plugin
-// directory, on which it is found like any other.
+// Package goplugin launches existing plugins of github.com/hashicorp/go-plugin, unchanged, on a [host.Host]: those that speak gRPC. That
+// project's library does the handshake and optional TLS; the process is started, watched, limited and ended like any other plugin's. The
+// plugin knows nothing about registration, so the package serves a registration socket for it in the plugin directory, where it is
+// discovered like any other.
 //
-// A client reaches the plugin's services through the registry, whose dialer has to be [Connections.Dial]. What the plugin serves by the
-// library's own interfaces, with connections that the two sides broker between each other, is had by [Connections.Dispense]. Plugins that
-// speak net/rpc are refused. A host that was written for the library moves with package pluginclient.
+// Clients reach the plugin's services through the registry, whose dialer must be [Connections.Dial]. [Connections.Dispense] returns what
+// the plugin serves through the library's own interfaces, including brokered connections. Plugins that speak net/rpc are refused. A host
+// written for the library migrates with package pluginclient.
 package goplugin
 
 import (
@@ -39,22 +39,22 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// Plugin says how a plugin is launched and as what it is registered.
+// Plugin says how to launch a plugin and what to register it as.
 type Plugin struct {
-	// CookieKey and CookieValue are the magic cookie: the environment variable by which the plugin knows that a host has started it.
+	// CookieKey and CookieValue are the magic cookie: the environment variable that tells the plugin that a host started it.
 	CookieKey, CookieValue string
-	// ProtocolVersions are the versions of the plugin's services that its users understand. The plugin picks the newest that it knows,
-	// which it is then registered with.
+	// ProtocolVersions are the versions of the plugin's services that its users understand. The plugin picks the newest that it knows, and is
+	// registered with that.
 	ProtocolVersions []int
 	// Type and Name are what the plugin is registered as.
 	Type, Name string
 	// AutoMTLS secures the connection with certificates for this one launch: nobody but this process can call the plugin.
 	AutoMTLS bool
-	// Connections learns how the plugin is reached.
+	// Connections learns how to reach the plugin.
 	Connections *Connections
 	// Config is what else a host of the library says, nil for nothing: the plugins that can be dispensed, by version or for
 	// HandshakeConfig.ProtocolVersion, static TLS, StartTimeout, Stderr, SyncStdout, SyncStderr, GRPCDialOptions, GRPCBrokerMultiplex, ports,
-	// Logger, and the Group of UnixSocketConfig. Its other fields do not matter. It must not be changed any more.
+	// Logger, and the Group of UnixSocketConfig. Its other fields are ignored. It must not be changed afterwards.
 	Config *goplugin.ClientConfig
 }
 
@@ -66,7 +66,7 @@ const (
 )
 
 // Launch launches the plugin with a host and serves its registration at spec.PluginSocket for as long as it runs. It blocks until the
-// plugin has said where it serves, which it may take a minute for, and answers there; the end of ctx, or an error, ends the process.
+// plugin has said where it serves, for which it has a minute, and answers there; the end of ctx, or an error, ends the process.
 func (p *Plugin) Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error) {
 	process, err := p.launch(ctx, h, spec)
 	if err != nil {
@@ -79,7 +79,7 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	if spec.PluginSocket == "" {
 		return nil, errors.New("it has no path for its registration; set PluginSocket")
 	}
-	if p.multiplexed() && spec.User+spec.Group != "" {
+	if p.Config != nil && p.Config.GRPCBrokerMultiplex && spec.User+spec.Group != "" {
 		return nil, errors.New("who serves a multiplexed connection cannot be judged; leave user and group out, or GRPCBrokerMultiplex")
 	}
 	private, err := privateDir(filepath.Dir(spec.PluginSocket))
@@ -126,8 +126,12 @@ func (p *Plugin) config(l *life, private string) *goplugin.ClientConfig {
 	c.AutoMTLS, c.SkipHostEnv = p.AutoMTLS, true
 	c.StartTimeout = cmp.Or(c.StartTimeout, startTimeout)
 	c.UnixSocketConfig = &goplugin.UnixSocketConfig{TempDir: private, Group: p.group()}
-	if !p.multiplexed() { // the library's own dialer knows of the one connection then
-		c.GRPCDialOptions = append(slices.Clone(c.GRPCDialOptions),
+	c.GRPCDialOptions = slices.Concat(c.GRPCDialOptions, l.traffic.options())
+	if c.GRPCBrokerMultiplex { // the library's own dialer knows of the one connection then
+		l.multiplexed = &multiplexed{config: &c}
+		c.GRPCDialOptions = append(c.GRPCDialOptions, grpc.WithTransportCredentials(l.multiplexed))
+	} else {
+		c.GRPCDialOptions = append(c.GRPCDialOptions,
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.dial(ctx) }))
 	}
 	c.SyncStdout, c.SyncStderr = also(l.stdout.to, c.SyncStdout), also(l.stderr.to, c.SyncStderr)
@@ -144,8 +148,6 @@ func also(log, other io.Writer) io.Writer {
 	}
 	return io.MultiWriter(log, other)
 }
-
-func (p *Plugin) multiplexed() bool { return p.Config != nil && p.Config.GRPCBrokerMultiplex }
 
 // group is who may use the plugin's sockets beside its user; empty for nobody.
 func (p *Plugin) group() string {
@@ -188,7 +190,7 @@ const (
 	minStale = startTimeout + time.Minute
 )
 
-// CheckDir says whether plugins can serve for a plugin directory: the path of a socket must not be too long.
+// CheckDir returns an error if the path of a plugin directory is too long for the sockets of plugins in it.
 func (*Plugin) CheckDir(dir string) error { return checkLength(filepath.Join(dir, dirName)) }
 
 func checkLength(dir string) error {
@@ -206,7 +208,7 @@ func privateDir(parent string) (string, error) {
 		return "", err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("cannot make the directory for its socket: %w", err)
+		return "", fmt.Errorf("cannot create the directory for its socket: %w", err)
 	}
 	removeStale(dir, time.Now().Add(-minStale))
 	return dir, nil
@@ -237,7 +239,7 @@ func served(dir string) bool {
 	})
 }
 
-// Connections knows how the plugins are reached that run. Its zero value has none; its methods are safe for concurrent use.
+// Connections knows how to reach the running plugins. The zero value has none; its methods are safe for concurrent use.
 type Connections struct {
 	mu sync.Mutex
 	at map[string]target // by endpoint
@@ -245,24 +247,25 @@ type Connections struct {
 
 // target is how a plugin is reached. Without a tls it serves in the clear.
 type target struct {
-	dial   dialer
-	tls    *tls.Config
-	client *goplugin.Client
+	dial    dialer
+	tls     *tls.Config
+	client  *goplugin.Client
+	traffic *traffic
 }
 
 type dialer func(context.Context) (net.Conn, error)
 
-func (c *Connections) add(endpoint string, dial dialer, config *tls.Config, client *goplugin.Client) {
-	if config != nil {
-		config = config.Clone()
-		config.NextProtos = []string{"h2"} // without which servers refuse
+func (c *Connections) add(endpoint string, to target) {
+	if to.tls != nil {
+		to.tls = to.tls.Clone()
+		to.tls.NextProtos = []string{"h2"} // without which servers refuse
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.at == nil {
 		c.at = map[string]target{}
 	}
-	c.at[endpoint] = target{dial, config, client}
+	c.at[endpoint] = to
 }
 
 func (c *Connections) get(endpoint string) (target, bool) {
@@ -272,13 +275,26 @@ func (c *Connections) get(endpoint string) (target, bool) {
 	return to, known
 }
 
-// DialOptions returns the options for a connection to an endpoint: a plugin of go-plugin may send and take messages of any size, as with
-// the library's own host. It is meant for dynamicplugins.WithDialOptionsFor.
+// DialOptions returns the options for a connection to an endpoint: a go-plugin plugin may send and receive messages of any size, as with
+// the library's own host, and is not stopped while calls on the connection are in flight. It is meant for
+// dynamicplugins.WithDialOptionsFor.
 func (c *Connections) DialOptions(endpoint string) []grpc.DialOption {
-	if _, known := c.get(endpoint); !known {
+	to, known := c.get(endpoint)
+	if !known {
 		return nil
 	}
-	return []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32))}
+	return append(to.traffic.options(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32), grpc.MaxCallSendMsgSize(math.MaxInt32)))
+}
+
+// Interceptor counts the calls that are forwarded to an endpoint as [Connections.DialOptions] does those of the host itself; nil for what
+// is no plugin of go-plugin. It is meant for dynamicplugins.WithForwardingFor.
+func (c *Connections) Interceptor(endpoint string) grpc.StreamClientInterceptor {
+	to, known := c.get(endpoint)
+	if !known {
+		return nil
+	}
+	return to.traffic.stream
 }
 
 func (c *Connections) remove(endpoint string) {
@@ -287,8 +303,8 @@ func (c *Connections) remove(endpoint string) {
 	delete(c.at, endpoint)
 }
 
-// Dial connects to an endpoint: to a running plugin of go-plugin as that wants it, and to everything else as the registry does by default.
-// It is meant for dynamicplugins.WithDialer.
+// Dial connects to an endpoint: with TLS to a running go-plugin plugin that uses it, and to everything else as the registry does by
+// default. It fails if nothing accepts there, if the TLS handshake fails, or if ctx ends first. It is meant for dynamicplugins.WithDialer.
 func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, error) {
 	to, known := c.get(endpoint)
 	if !known {
@@ -305,9 +321,9 @@ func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, erro
 	return conn, nil
 }
 
-// Dispense makes what a running plugin serves under a name by the library's interfaces, as the GRPCClient of the [Plugin].Config makes it:
-// with the library's own connection and its broker, both ways. It belongs to the instance of the plugin that serves at the endpoint, and
-// ends with that; whoever wants the plugin after a restart dispenses again. It may block until the plugin answers.
+// Dispense returns what GRPCClient of the [Plugin].Config makes of the plugin at an endpoint: with the library's own connection and broker,
+// both ways. The value belongs to that instance of the plugin; after a restart, dispense again. Dispense may block until the plugin
+// answers. It fails if no go-plugin plugin runs there, and with the library's errors.
 //
 // It is meant for the dispensers of a registry.
 func (c *Connections) Dispense(endpoint, name string) (any, error) {
@@ -322,7 +338,7 @@ func (c *Connections) Dispense(endpoint, name string) (any, error) {
 	return client.Dispense(name)
 }
 
-// Client returns the library's client of the plugin that serves at an endpoint, which is not the caller's to end; nil if there is none.
+// Client returns the library's client of the plugin that serves at an endpoint, which the caller must not end; nil if there is none.
 func (c *Connections) Client(endpoint string) *goplugin.Client {
 	to, _ := c.get(endpoint)
 	return to.client

@@ -29,7 +29,7 @@ type Conn struct {
 }
 
 // Dial returns a connection to the Unix socket at path, which may be longer than a socket address can hold. It does not block: the
-// connection is made with the first call, and made anew within a second when it broke, each time as the dialer of ctx judges; see
+// connection is made with the first call, and made again within a second when it broke, each time as the dialer of ctx judges; see
 // [cache.EndpointDialer]. It does not end with ctx. The caller closes or retires it. The options are those of all its calls.
 func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, error) {
 	options := []grpc.DialOption{

@@ -1,9 +1,11 @@
 // Package pluginclient moves hosts that were written for github.com/hashicorp/go-plugin: [NewClient] takes what the library's own NewClient
-// takes and returns a client with the same methods, whose plugin is launched by a runtime of Patchbay: registered, logged, started again
-// when it ends, and gone with its host.
+// takes and returns a client with the same methods, whose plugin is launched by a runtime of Patchbay: registered, logged, restarted when
+// it ends, and stopped with its host.
 //
-// What is dispensed belongs to one life of the plugin. Whoever dispenses again after the plugin was started again gets it from the new one.
-// Plugins that speak net/rpc are refused.
+// A dispensed value follows the plugin: each call goes to the process that the plugin has when the call begins, and waits while the
+// plugin is restarting. A call in flight ends with its process if that crashes, or if it is stopped and the call outlasts the time that a
+// stopped plugin is given. The broker and the context that a GRPCPlugin receives belong to one process: dispense again after a restart if
+// you use them, or if the plugin now speaks another version. Plugins that speak net/rpc are refused.
 package pluginclient
 
 import (
@@ -19,6 +21,7 @@ import (
 	"time"
 
 	library "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
@@ -35,7 +38,7 @@ const (
 	defaultStart = time.Minute
 )
 
-// Client is a plugin and the runtime that it is launched by. Its methods are those of the library's client, and safe for concurrent use.
+// Client is a plugin and the runtime that launches it. Its methods are those of the library's client, and safe for concurrent use.
 type Client struct {
 	config      *library.ClientConfig
 	connections goplugin.Connections
@@ -48,6 +51,9 @@ type Client struct {
 	stop     context.CancelFunc
 	ended    chan error
 	killing  sync.Once
+
+	mu     sync.Mutex
+	follow map[int]*grpc.ClientConn // what was dispensed calls on, by the version of the plugin
 }
 
 // managed are the clients that [CleanupClients] ends.
@@ -58,7 +64,7 @@ var managed struct {
 }
 
 // NewClient returns a client for a plugin, which is started by the first call that needs it, or by Start. The configuration must not be
-// changed any more.
+// changed afterwards.
 func NewClient(config *library.ClientConfig) *Client {
 	c := &Client{config: config}
 	if config.Managed {
@@ -69,7 +75,7 @@ func NewClient(config *library.ClientConfig) *Client {
 	return c
 }
 
-// CleanupClients ends the plugins of all clients that are Managed, and waits for that.
+// CleanupClients stops the plugins of all Managed clients, and waits until they have ended.
 func CleanupClients() {
 	managed.Lock()
 	clients := managed.clients
@@ -82,8 +88,8 @@ func CleanupClients() {
 	killing.Wait()
 }
 
-// Start starts the plugin, waits until it is registered, and returns where it serves. Later calls return the same error or the address of
-// the life that the plugin has then.
+// Start starts the plugin, waits until it is registered, and returns its address. Later calls return the same error, or the address of
+// the process that the plugin has by then.
 func (c *Client) Start() (net.Addr, error) {
 	c.starting.Do(func() {
 		if c.startErr = c.start(); c.startErr != nil {
@@ -117,7 +123,9 @@ func (c *Client) start() error {
 	c.runtime, err = patchbay.New(patchbay.Config{
 		PluginDirs: []string{c.dir},
 		RegistryOptions: []dynamicplugins.Option{
-			dynamicplugins.WithDialer(c.connections.Dial), dynamicplugins.WithDialOptionsFor(c.connections.DialOptions),
+			dynamicplugins.WithDialer(c.connections.Dial), dynamicplugins.WithDialOptionsFor(func(endpoint string) []grpc.DialOption {
+				return append(c.connections.DialOptions(endpoint), c.config.GRPCDialOptions...)
+			}),
 		},
 	})
 	if err != nil {
@@ -133,11 +141,14 @@ func (c *Client) start() error {
 	if err := c.runtime.Launcher().Start(name); err != nil {
 		return err
 	}
-	waiting, cancelWait := context.WithTimeout(ctx, max(c.config.StartTimeout, defaultStart))
+	waiting, cancelWait := context.WithTimeout(ctx, c.startTimeout())
 	defer cancelWait()
 	_, err = c.runtime.Registry().WaitForPlugin(waiting, pluginType, name)
 	return err
 }
+
+// startTimeout is how long a life of the plugin may take until it is registered.
+func (c *Client) startTimeout() time.Duration { return max(c.config.StartTimeout, defaultStart) }
 
 // unit is how the plugin is launched.
 func (c *Client) unit() (launcher.Plugin, error) {
@@ -201,7 +212,7 @@ func (c *Client) current() (*library.Client, error) {
 	if c.attached != nil {
 		return c.attached, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), max(c.config.StartTimeout, defaultStart))
+	ctx, cancel := context.WithTimeout(context.Background(), c.startTimeout())
 	defer cancel()
 	events := c.runtime.Events(ctx, 0)
 	for {
@@ -218,7 +229,8 @@ func (c *Client) current() (*library.Client, error) {
 	}
 }
 
-// Client starts the plugin if need be and returns what dispenses. It stays usable when the plugin is started again.
+// Client starts the plugin if necessary and returns the protocol client, which stays usable across restarts of the plugin. It fails as
+// [Client.Start] does.
 func (c *Client) Client() (library.ClientProtocol, error) {
 	if _, err := c.Start(); err != nil {
 		return nil, err
@@ -236,6 +248,9 @@ func (p protocol) on(do func(library.ClientProtocol) error) error {
 	}
 	connected, err := current.Client()
 	if err != nil {
+		return err
+	}
+	if connected, err = p.client.followed(current, connected); err != nil {
 		return err
 	}
 	return do(connected)
@@ -259,7 +274,7 @@ func (p protocol) Close() error {
 	return nil
 }
 
-// Kill ends the plugin and what belongs to it, and waits for that. More than once is once.
+// Kill ends the plugin, its calls in flight and everything that belongs to it, and waits for that. Calling it again has no effect.
 func (c *Client) Kill() {
 	c.starting.Do(func() { c.startErr = errors.New("the plugin was killed before it was started") })
 	c.killing.Do(c.end)
@@ -273,6 +288,7 @@ func (c *Client) end() {
 		}
 		c.attached.Kill()
 	}
+	c.unfollow()
 	if c.stop != nil {
 		c.stop()
 		if err := <-c.ended; err != nil && c.config.Logger != nil {
@@ -284,7 +300,7 @@ func (c *Client) end() {
 	}
 }
 
-// Exited reports whether the plugin has ended and is not to be started again.
+// Exited reports whether the plugin has ended and will not be restarted.
 func (c *Client) Exited() bool {
 	if c.attached != nil {
 		return c.attached.Exited()
@@ -308,16 +324,17 @@ func of[T any](c *Client, ask func(*library.Client) T) (zero T) {
 	return ask(current)
 }
 
-// ID returns the number of the process; empty without one.
+// ID returns the process ID; empty without a process.
 func (c *Client) ID() string { return of(c, (*library.Client).ID) }
 
 // NegotiatedVersion returns the version that the plugin chose.
 func (c *Client) NegotiatedVersion() int { return of(c, (*library.Client).NegotiatedVersion) }
 
-// Protocol returns what the plugin speaks, which is gRPC.
+// Protocol returns the protocol of the plugin, which is gRPC.
 func (c *Client) Protocol() library.Protocol { return of(c, (*library.Client).Protocol) }
 
-// ReattachConfig returns how the present life can be attached to by another client of this process or another one.
+// ReattachConfig returns the configuration with which another client, in this process or another one, attaches to the plugin's current
+// process.
 func (c *Client) ReattachConfig() *library.ReattachConfig {
 	return of(c, (*library.Client).ReattachConfig)
 }

@@ -20,11 +20,15 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	library "github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/go-plugin/runner"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 )
@@ -90,6 +94,7 @@ func TestBroker(t *testing.T) {
 
 // TestRestart: a plugin that is killed is started again, and is there for who dispenses again, its broker too.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	client := newClient(t, config("serve"))
 	first := client.ID()
 	if first != "" {
@@ -102,23 +107,20 @@ func TestRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		answers(t, strconv.Itoa(pid), func() (string, error) { return p.ask("") })
-		process, err := os.FindProcess(pid)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		kill(t, strconv.Itoa(pid))
 		for deadline := time.Now().Add(30 * time.Second); ; {
 			got, err := again(client, &p)
 			if err == nil && got != strconv.Itoa(pid) {
-				break
-			} else if time.Now().After(deadline) {
-				t.Fatalf("process %s, %v", got, err)
+				// What was dispensed before the end was noticed has a broker of the process that ended, though its calls follow the plugin.
+				if got, err = p.beCalled(); err == nil && got == "hello plugin" {
+					break
+				}
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("got %q, %v", got, err)
 			}
 			<-time.After(time.Millisecond)
 		}
-		answers(t, "hello plugin", p.beCalled)
 	}
 	if client.Exited() || client.NegotiatedVersion() != 3 || client.Protocol() != library.ProtocolGRPC {
 		t.Errorf("exited %t, version %d, protocol %s", client.Exited(), client.NegotiatedVersion(), client.Protocol())
@@ -127,6 +129,99 @@ func TestRestart(t *testing.T) {
 	if !client.Exited() {
 		t.Error("it lives on after Kill")
 	}
+}
+
+// kill ends a process with SIGKILL.
+func kill(t *testing.T, pid string) {
+	t.Helper()
+	n, err := strconv.Atoi(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process, err := os.FindProcess(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(process.Kill(), process.Release()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDispensedOnce: what was dispensed once is answered by each life that the plugin has, also while it is being started again, and ends
+// with Kill at once, with what is under way.
+func TestDispensedOnce(t *testing.T) {
+	for name, multiplexed := range map[string]bool{"a socket each": false, "multiplexed": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := config("serve")
+			c.AutoMTLS, c.GRPCBrokerMultiplex = true, multiplexed
+			client := newClient(t, c)
+			p := dispense(t, client)
+			seen := map[string]bool{}
+			for range 2 {
+				pid := client.ID()
+				answers(t, pid, func() (string, error) { return p.ask("") })
+				seen[pid] = true
+				kill(t, pid)
+				// Until the end of the process is noticed, calls find nobody.
+				for deadline := time.Now().Add(30 * time.Second); ; {
+					got, err := p.ask("")
+					if err == nil && got != pid {
+						break
+					} else if status.Code(err) != codes.Unavailable && err != nil || time.Now().After(deadline) {
+						t.Fatalf("process %s, %v", got, err)
+					}
+				}
+			}
+			if len(seen) != 2 {
+				t.Errorf("processes %v, want two", seen)
+			}
+			answers(t, client.ID(), func() (string, error) { return dispense(t, client).ask("") })
+			hangs := make(chan error, 1)
+			go func() {
+				_, err := p.ask("hang")
+				hangs <- err
+			}()
+			begun := time.Now()
+			answers(t, "hanging", func() (string, error) { return p.ask("await hang") })
+			client.Kill()
+			if err := <-hangs; err == nil || time.Since(begun) > 4*time.Second {
+				t.Errorf("the call that was under way: %v, after %v", err, time.Since(begun))
+			}
+			if _, err := p.ask(""); err == nil {
+				t.Error("it answers after Kill")
+			}
+		})
+	}
+}
+
+// TestAnotherVersion: a client of a version that the plugin no longer speaks gets an error that says so.
+func TestAnotherVersion(t *testing.T) {
+	c := config("serve")
+	c.VersionedPlugins = map[int]library.PluginSet{3: c.Plugins, 4: c.Plugins}
+	versions := filepath.Join(t.TempDir(), "versions")
+	if err := os.WriteFile(versions, []byte("3"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.Cmd.Env = append(c.Cmd.Env, versionEnv+"="+versions)
+	client := newClient(t, c)
+	p := dispense(t, client)
+	answers(t, client.ID(), func() (string, error) { return p.ask("") })
+	if err := os.WriteFile(versions, []byte("4"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.ask("exit"); err == nil {
+		t.Error("it has not ended")
+	}
+	for deadline := time.Now().Add(30 * time.Second); ; {
+		_, err := p.ask("")
+		if status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "speaks version 4 now") {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	answers(t, client.ID(), func() (string, error) { return dispense(t, client).ask("") })
 }
 
 // again dispenses anew and asks who answers.
@@ -242,6 +337,11 @@ func TestRefused(t *testing.T) {
 		"nothing to run":  {"serve", func(c *library.ClientConfig) { c.Cmd = nil }, "set Cmd or Reattach"},
 		"no such program": {"serve", func(c *library.ClientConfig) { c.Cmd = exec.Command("/no/such/program") }, "no such file"},
 		"another cookie":  {"serve", func(c *library.ClientConfig) { c.MagicCookieValue = "coffee" }, "another magic cookie"},
+		"extra files":     {"serve", func(c *library.ClientConfig) { c.Cmd.ExtraFiles = []*os.File{os.Stdin} }, "are not offered; use the launcher"},
+		"attributes":      {"serve", func(c *library.ClientConfig) { c.Cmd.SysProcAttr = &syscall.SysProcAttr{} }, "are not offered; use the launcher"},
+		"a runner": {"serve", func(c *library.ClientConfig) {
+			c.RunnerFunc = func(hclog.Logger, *exec.Cmd, string) (runner.Runner, error) { return nil, errors.New("not called") }
+		}, "are not offered; use the launcher"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := config(tc.mode)
@@ -262,6 +362,15 @@ func TestEnvironment(t *testing.T) {
 		answers(t, want, func() (string, error) { return p.ask("env OF_THE_HOST") })
 		answers(t, "too", func() (string, error) { return p.ask("env OF_THE_PLUGIN") })
 	}
+}
+
+// TestPorts: the range of ports reaches the plugin, as the library hands it on.
+func TestPorts(t *testing.T) {
+	c := config("serve")
+	c.MinPort, c.MaxPort = 11000, 12000
+	p := dispense(t, newClient(t, c))
+	answers(t, "11000", func() (string, error) { return p.ask("env PLUGIN_MIN_PORT") })
+	answers(t, "12000", func() (string, error) { return p.ask("env PLUGIN_MAX_PORT") })
 }
 
 // seen is a writer in which a text is waited for.

@@ -23,6 +23,8 @@ const (
 	modeEnv = "PLUGINCLIENT_TEST"
 	certEnv = "PLUGINCLIENT_CERT"
 	keyEnv  = "PLUGINCLIENT_KEY"
+	// versionEnv is a file that says which version the plugin speaks.
+	versionEnv = "PLUGINCLIENT_VERSION"
 )
 
 var handshake = library.HandshakeConfig{ProtocolVersion: 3, MagicCookieKey: "BROKERED", MagicCookieValue: "tea"}
@@ -45,6 +47,17 @@ func TestMain(m *testing.M) {
 			cert, err := tls.LoadX509KeyPair(os.Getenv(certEnv), os.Getenv(keyEnv))
 			return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, err
 		}
+	}
+	if file := os.Getenv(versionEnv); file != "" {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			panic(err)
+		}
+		version, err := strconv.Atoi(string(text))
+		if err != nil {
+			panic(err)
+		}
+		config.VersionedPlugins, config.Plugins = map[int]library.PluginSet{version: config.Plugins}, nil
 	}
 	fmt.Fprintln(os.Stderr, "here I come")
 	library.Serve(config)
@@ -69,6 +82,9 @@ type talkerServer struct {
 	broker *library.GRPCBroker
 }
 
+// hanging is closed when a call hangs.
+var hanging = make(chan struct{})
+
 // GetExampleInfo says who answers or what is in the environment, serves on a brokered connection, or calls the host on one.
 func (s *talkerServer) GetExampleInfo(ctx context.Context, request *v1beta1.ExampleRequest) (*v1beta1.ExampleResponse, error) {
 	verb, what, _ := strings.Cut(request.GetRequest(), " ")
@@ -79,6 +95,15 @@ func (s *talkerServer) GetExampleInfo(ctx context.Context, request *v1beta1.Exam
 	case "print":
 		fmt.Println(what)
 		fmt.Fprintln(os.Stderr, what)
+	case "exit":
+		os.Exit(1)
+	case "hang":
+		close(hanging)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case "await":
+		<-hanging
+		answer = "hanging"
 	case "serve":
 		id := s.broker.NextId()
 		go s.broker.AcceptAndServe(id, serveEcho)
@@ -145,16 +170,21 @@ func (p *talker) callPlugin() (string, error) {
 	return answer.GetError(), err
 }
 
-// beCalled has the plugin call what this side serves on a brokered connection.
+// beCalled has the plugin call what this side serves on a brokered connection. Nothing is served if the broker's process has ended.
 func (p *talker) beCalled() (string, error) {
 	id := p.broker.NextId()
 	served := make(chan *grpc.Server, 1)
-	go p.broker.AcceptAndServe(id, func(options []grpc.ServerOption) *grpc.Server {
-		s := serveEcho(options)
-		served <- s
-		return s
-	})
+	go func() {
+		defer close(served)
+		p.broker.AcceptAndServe(id, func(options []grpc.ServerOption) *grpc.Server {
+			s := serveEcho(options)
+			served <- s
+			return s
+		})
+	}()
 	answer, err := p.ask(fmt.Sprint("call ", id))
-	(<-served).Stop()
+	if s := <-served; s != nil {
+		s.Stop()
+	}
 	return answer, err
 }

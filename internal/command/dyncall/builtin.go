@@ -38,7 +38,8 @@ var ofType = map[string][]protoreflect.FullName{
 	"csi-controller": {"csi.v1.Identity", "csi.v1.Controller", "csi.v1.GroupController", "csi.v1.SnapshotMetadata"},
 	"DevicePlugin":   {"v1beta1.DevicePlugin"},
 	"DRAPlugin": {
-		"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth",
+		"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin", "v1.DRAResourceHealth",
+		"v1alpha1.DRAResourceHealth",
 	},
 }
 
@@ -70,14 +71,14 @@ func (p Plugin) has(service protoreflect.FullName) bool {
 // Builtin returns the services that this package knows without asking and that a plugin may have: of registration, CSI, device plugins, DRA
 // and health.
 func Builtin(p Plugin) *Schema {
-	s := &Schema{}
+	s := &Schema{versions: p.Versions}
 	for _, file := range []protoreflect.FileDescriptor{
 		registerapi.File_staging_src_k8s_io_kubelet_pkg_apis_pluginregistration_v1_api_proto,
 		csi.File_csi_proto,
 		devicev1beta1.File_staging_src_k8s_io_kubelet_pkg_apis_deviceplugin_v1beta1_api_proto,
 		drav1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_v1_api_proto,
 		draV1beta1(),
-		drahealthv1alpha1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_health_v1alpha1_api_proto,
+		draHealthV1(), drahealthv1alpha1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_health_v1alpha1_api_proto,
 		healthpb.File_grpc_health_v1_health_proto,
 	} {
 		for i := range file.Services().Len() {
@@ -85,6 +86,8 @@ func Builtin(p Plugin) *Schema {
 			case service.FullName() == notOfPlugins:
 			case p.has(service.FullName()):
 				s.add(service)
+			case slices.Contains(ofType[p.Type], service.FullName()):
+				s.unannounced = append(s.unannounced, service.FullName())
 			default:
 				s.others = append(s.others, service)
 			}
@@ -96,20 +99,35 @@ func Builtin(p Plugin) *Schema {
 // draV1beta1 returns the file of DRA v1beta1. It is that of v1 but for its package and the newer field share_id. The Go package of v1beta1
 // converts between the two, for which it needs a good part of Kubernetes, and is not imported therefore.
 var draV1beta1 = sync.OnceValue(func() protoreflect.FileDescriptor {
-	text := prototext.Format(protodesc.ToFileDescriptorProto(drav1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_v1_api_proto))
-	text = strings.ReplaceAll(text, "k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
-	file := &descriptorpb.FileDescriptorProto{}
-	err := prototext.Unmarshal([]byte(text), file)
-	file.Name = proto.String("k8s.io/kubelet/pkg/apis/dra/v1beta1/api.proto")
-	for _, m := range file.GetMessageType() {
-		if m.GetName() == "Device" {
-			m.Field = slices.DeleteFunc(m.Field, func(f *descriptorpb.FieldDescriptorProto) bool { return f.GetName() == "share_id" })
-			m.OneofDecl = nil // the one that stands for "optional"
-		}
+	return renamed(drav1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_v1_api_proto, "k8s.io.kubelet.pkg.apis.dra.v1",
+		"k8s.io.kubelet.pkg.apis.dra.v1beta1", "k8s.io/kubelet/pkg/apis/dra/v1beta1/api.proto", func(m *descriptorpb.DescriptorProto) {
+			if m.GetName() == "Device" {
+				m.Field = slices.DeleteFunc(m.Field, func(f *descriptorpb.FieldDescriptorProto) bool { return f.GetName() == "share_id" })
+				m.OneofDecl = nil // the one that stands for "optional"
+			}
+		})
+})
+
+// draHealthV1 returns the file of the health of devices as it is since Kubernetes 1.37: that of v1alpha1 but for its package.
+var draHealthV1 = sync.OnceValue(func() protoreflect.FileDescriptor {
+	return renamed(drahealthv1alpha1.File_staging_src_k8s_io_kubelet_pkg_apis_dra_health_v1alpha1_api_proto, "v1alpha1", "v1",
+		"k8s.io/kubelet/pkg/apis/dra-health/v1/api.proto", func(*descriptorpb.DescriptorProto) {})
+})
+
+// renamed returns a file with another package and path, and its messages changed.
+func renamed(
+	file protoreflect.FileDescriptor, from, to, path string, change func(*descriptorpb.DescriptorProto),
+) protoreflect.FileDescriptor {
+	text := strings.ReplaceAll(prototext.Format(protodesc.ToFileDescriptorProto(file)), from, to)
+	other := &descriptorpb.FileDescriptorProto{}
+	err := prototext.Unmarshal([]byte(text), other)
+	other.Name = proto.String(path)
+	for _, m := range other.GetMessageType() {
+		change(m)
 	}
-	made, newErr := protodesc.NewFile(file, protoregistry.GlobalFiles)
+	made, newErr := protodesc.NewFile(other, protoregistry.GlobalFiles)
 	if err := errors.Join(err, newErr); err != nil {
 		panic(err) // a test makes it
 	}
 	return made
-})
+}

@@ -49,7 +49,7 @@ func (g Given) Load(ctx context.Context) (*Schema, error) {
 		}
 		set := &descriptorpb.FileDescriptorSet{}
 		if err := proto.Unmarshal(raw, set); err != nil || len(set.GetFile()) == 0 {
-			return nil, fmt.Errorf("%s is no set of file descriptors: make it with protoc --include_imports --descriptor_set_out", path)
+			return nil, fmt.Errorf("%s is not a set of file descriptors: create it with protoc --include_imports --descriptor_set_out", path)
 		}
 		for _, file := range set.GetFile() {
 			own = append(own, file.GetName())

@@ -40,16 +40,11 @@ var reflectionMethods = []string{
 func Load(ctx context.Context, conn grpc.ClientConnInterface, selector string, p Plugin) (*Schema, error) {
 	for _, method := range reflectionMethods {
 		s, err := load(ctx, conn, method, selector)
-		if err == nil || !refused(err) {
+		if err == nil || status.Code(err) != codes.Unimplemented {
 			return s, err
 		}
 	}
 	return Builtin(p), nil
-}
-
-// refused says whether a server answered that it does not offer reflection, or not to this caller.
-func refused(err error) bool {
-	return slices.Contains([]codes.Code{codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated}, status.Code(err))
 }
 
 func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector string) (*Schema, error) {
@@ -92,7 +87,7 @@ func load(ctx context.Context, conn grpc.ClientConnInterface, method, selector s
 		descriptor, err := s.files.FindDescriptorByName(name)
 		service, ok := descriptor.(protoreflect.ServiceDescriptor)
 		if err != nil || !ok {
-			return nil, fmt.Errorf("%w: the file that should have service %s has not", errReflection, name)
+			return nil, fmt.Errorf("%w: the file that should contain service %s does not", errReflection, name)
 		}
 		s.add(service)
 	}
@@ -115,7 +110,7 @@ func (r *conversation) services() ([]protoreflect.FullName, error) {
 	}
 	listed := answer.GetListServicesResponse()
 	if listed == nil {
-		return nil, fmt.Errorf("%w: it answers the question for its services with %s", errReflection, sayError(answer))
+		return nil, fmt.Errorf("%w: it answers a request for its services with %s", errReflection, sayError(answer))
 	}
 	if n := len(listed.GetService()); n > maxServices {
 		return nil, fmt.Errorf("%w: it lists %d services, more than %d", errReflection, n, maxServices)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
@@ -36,6 +37,9 @@ type Schema struct {
 	services []protoreflect.ServiceDescriptor // by name
 	// others are built-in services that plugins of the type do not have. They are found by their full names only.
 	others []protoreflect.ServiceDescriptor
+	// unannounced are built-in services that plugins of the type may have, and this one does not: they are of none of its versions.
+	unannounced []protoreflect.FullName
+	versions    []string // that were announced
 	// undescribed are services that the server has, but whose methods it does not tell or was not asked for.
 	undescribed []protoreflect.FullName
 	files       *protoregistry.Files // what the server told; nil without reflection
@@ -101,11 +105,15 @@ func (s *Schema) matching(name string) []protoreflect.ServiceDescriptor {
 
 // noMethod says what there is instead of the method.
 func (s *Schema) noMethod(selector, service string) error {
+	if i := slices.IndexFunc(s.unannounced, func(name protoreflect.FullName) bool { return matches(name, service) }); i >= 0 && service != "" {
+		return fmt.Errorf("unknown method %s: service %s belongs to no version that the plugin announces: %s", selector, s.unannounced[i],
+			foreign.QuoteAll(s.versions))
+	}
 	var own []string // within the service, if there is that, its methods are what was meant
 	if service != "" {
 		i := slices.IndexFunc(s.undescribed, func(name protoreflect.FullName) bool { return matches(name, service) })
 		if i >= 0 {
-			return fmt.Errorf("unknown method %s: the plugin has service %s, but does not say what methods that has", selector, s.undescribed[i])
+			return fmt.Errorf("unknown method %s: the plugin has service %s, but does not describe its methods", selector, s.undescribed[i])
 		}
 		own = methodPaths(s.matching(service))
 	}

@@ -17,7 +17,7 @@ func TestBuiltin(t *testing.T) {
 	}
 	want := "csi.v1.Controller csi.v1.GroupController csi.v1.Identity csi.v1.Node csi.v1.SnapshotMetadata grpc.health.v1.Health " +
 		"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin pluginregistration.Registration " +
-		"v1alpha1.DRAResourceHealth v1beta1.DevicePlugin"
+		"v1.DRAResourceHealth v1alpha1.DRAResourceHealth v1beta1.DevicePlugin"
 	if got := strings.Join(names, " "); got != want {
 		t.Errorf("services %s, want %s", got, want)
 	}
@@ -64,7 +64,7 @@ func TestMethod(t *testing.T) {
 		"": "error: unknown method : the plugin has no reflection, and no built-in service has it; the services are csi.v1.Controller, " +
 			"csi.v1.GroupController, csi.v1.Identity, csi.v1.Node, csi.v1.SnapshotMetadata, grpc.health.v1.Health, " +
 			"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin, k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin, pluginregistration.Registration, " +
-			"v1alpha1.DRAResourceHealth, v1beta1.DevicePlugin",
+			"v1.DRAResourceHealth, v1alpha1.DRAResourceHealth, v1beta1.DevicePlugin",
 	} {
 		m, err := s.Method(selector)
 		var got string

@@ -2,6 +2,7 @@ package dyncall_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -39,6 +40,30 @@ func TestBuiltinOfAnnouncedVersions(t *testing.T) {
 			if slices.Contains(names, name) {
 				t.Errorf("%+v has %s", tc.plugin, name)
 			}
+		}
+	}
+}
+
+// TestUnannounced: a service of another version is not called by its full name either, and the error says why; one that is not of the
+// plugin's type at all is.
+func TestUnannounced(t *testing.T) {
+	beta := dyncall.Builtin(dyncall.Plugin{Type: "DRAPlugin", Versions: []string{"v1beta1.DRAPlugin"}})
+	const why = "to no version that the plugin announces: "
+	for _, selector := range []string{
+		"k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources", "v1.DRAPlugin/NodePrepareResources",
+		"v1.DRAResourceHealth/NodeWatchResources", "v1alpha1.DRAResourceHealth/NodeWatchResources",
+	} {
+		if _, err := beta.Method(selector); err == nil || !strings.Contains(err.Error(), why+`"v1beta1.DRAPlugin"`) {
+			t.Errorf("%s: %v", selector, err)
+		}
+	}
+	old := dyncall.Builtin(dyncall.Plugin{Type: "CSIPlugin", Versions: []string{"0.3.0"}})
+	if _, err := old.Method("csi.v1.Node/NodeGetInfo"); err == nil || !strings.Contains(err.Error(), why+`"0.3.0"`) {
+		t.Errorf("CSI 0.3: %v", err)
+	}
+	for _, selector := range []string{"NodePrepareResources", "DRAPlugin/NodePrepareResources", "csi.v1.Node/NodeGetInfo"} {
+		if _, err := beta.Method(selector); err != nil {
+			t.Errorf("%s: %v", selector, err)
 		}
 	}
 }

@@ -39,10 +39,10 @@ var otherNames = map[string]string{
 
 func (o Options) check() error {
 	if right := otherNames[strings.ToLower(o.Type)]; right != "" && right != o.Type {
-		return fmt.Errorf("%w: type %q is no plugin type, write %s", ErrOptions, o.Type, right)
+		return fmt.Errorf("%w: type %q is not a plugin type, write %s", ErrOptions, o.Type, right)
 	}
 	if len(o.Type) > 63 || !typeSyntax.MatchString(o.Type) {
-		return fmt.Errorf("%w: type %q is not made of up to 63 letters, digits, dots and dashes, as MyPlugin is", ErrOptions, o.Type)
+		return fmt.Errorf("%w: type %q must have up to 63 letters, digits, dots and dashes, such as MyPlugin", ErrOptions, o.Type)
 	}
 	if err := checkName(o.Type, o.Name); err != nil {
 		return fmt.Errorf("%w: %w", ErrOptions, err)
@@ -59,7 +59,7 @@ func (o Options) check() error {
 // checkName returns what hosts would not like about a name.
 func checkName(ptype, name string) error {
 	if len(name) > 253 || !nameSyntax.MatchString(name) || strings.Contains(name, "//") || strings.Contains(name, "..") {
-		return fmt.Errorf("name %q is not made of up to 253 letters, digits, dots, dashes, underscores and slashes", name)
+		return fmt.Errorf("name %q must have up to 253 letters, digits, dots, dashes, underscores and slashes", name)
 	}
 	return foreign.PluginName(ptype, name)
 }
@@ -70,7 +70,7 @@ func checkModule(name string) error {
 	}
 	for element := range strings.SplitSeq(name, "/") {
 		if !pathElement.MatchString(element) || strings.HasPrefix(element, "-") {
-			return errors.New("is no path of a Go module; write, for example, example.com/widget")
+			return errors.New("is not the path of a Go module; write, for example, example.com/widget")
 		}
 	}
 	return nil

@@ -1,0 +1,227 @@
+package goplugin_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	library "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
+	"github.com/patchbay-dev/patchbay/proxy"
+)
+
+// upgrades is how often the plugin is replaced under load.
+var upgrades = flag.Int("upgrades", 2, "how often TestUpgradesUnderLoad replaces the plugin")
+
+// load is what callers do all the time, until stop is closed. What fails that must not is kept.
+type load struct {
+	conn    grpc.ClientConnInterface
+	stop    chan struct{}
+	callers sync.WaitGroup
+	calls   atomic.Int64 // that succeeded
+	streams atomic.Int64 // that ended as they were meant to
+	cut     atomic.Int64 // endless streams, by the end of the plugin
+
+	mu     sync.Mutex
+	failed []error
+}
+
+// repeat does something again and again, in a goroutine of its own.
+func (l *load) repeat(what func() error) {
+	l.callers.Go(func() {
+		for {
+			select {
+			case <-l.stop:
+				return
+			default:
+			}
+			if err := what(); err != nil {
+				l.mu.Lock()
+				l.failed = append(l.failed, err)
+				l.mu.Unlock()
+			}
+		}
+	})
+}
+
+func (l *load) call() error {
+	_, err := v1beta1.NewExampleClient(l.conn).GetExampleInfo(context.Background(), &v1beta1.ExampleRequest{Request: "slow"})
+	if err == nil {
+		l.calls.Add(1)
+	}
+	return err
+}
+
+// tick reads a stream of n messages, or an endless one, to its end.
+func (l *load) tick(n int32) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stream, err := l.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, "/test.Ticker/Tick")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(stream.SendMsg(wrapperspb.Int32(n)), stream.CloseSend()); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-l.stop:
+			return nil
+		default:
+		}
+		if err := stream.RecvMsg(&wrapperspb.Int32Value{}); err != nil {
+			return err
+		}
+	}
+}
+
+// TestUpgradesUnderLoad replaces a plugin under 64 callers and 8 streams, of which 4 end by themselves within the time that the old process
+// has for them, and 4 never: no call fails, and the endless streams end with Unavailable and with nothing else.
+func TestUpgradesUnderLoad(t *testing.T) {
+	for name, config := range map[string]*library.ClientConfig{"plain": nil, "multiplexed": {GRPCBrokerMultiplex: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			upgradeUnderLoad(t, config, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return conn })
+		})
+		t.Run(name+" through a stable socket", func(t *testing.T) {
+			t.Parallel()
+			upgradeUnderLoad(t, config, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return stable(t, conn) })
+		})
+	}
+}
+
+// stable returns a connection to what forwards calls to conn as a stable socket does.
+func stable(t *testing.T, conn grpc.ClientConnInterface) grpc.ClientConnInterface {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "s")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, stop := context.WithCancel(context.Background())
+	director := proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil })
+	server := proxy.NewLocalServer(end, director.Forward, proxy.LocalConfig{})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	c, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stop()
+		server.Drain()
+		if err := errors.Join(c.Close(), <-served, os.RemoveAll(dir)); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func upgradeUnderLoad(t *testing.T, config *library.ClientConfig, through func(grpc.ClientConnInterface) grpc.ClientConnInterface) {
+	m := newMachine(t)
+	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Config = config })
+	unit.StopTimeout = 4 * time.Second
+	m.set(unit)
+	m.running()
+	conn, err := m.Registry().Conn(t.Context(), ptype, "example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &load{conn: through(conn), stop: make(chan struct{})}
+	for range 64 {
+		l.repeat(l.call)
+	}
+	for range 4 {
+		l.repeat(func() error {
+			err := l.tick(20)
+			if errors.Is(err, io.EOF) {
+				l.streams.Add(1)
+				return nil
+			}
+			return err
+		})
+		l.repeat(func() error {
+			err := l.tick(0)
+			if status.Code(err) == codes.Unavailable {
+				l.cut.Add(1)
+				return nil
+			}
+			return err
+		})
+	}
+	for range *upgrades {
+		before := m.status().PID
+		if err := m.Launcher().Restart(t.Context(), "unit"); err != nil {
+			t.Error(err)
+		}
+		m.until("that the old one is gone", func() bool {
+			s := m.status()
+			return s.State == launcher.StateRunning && s.PID != before && len(m.Registry().Instances(ptype, "example")) == 1
+		})
+	}
+	close(l.stop)
+	l.callers.Wait()
+	t.Logf("%d calls, %d streams to their end, %d cut, over %d upgrades", l.calls.Load(), l.streams.Load(), l.cut.Load(), *upgrades)
+	if len(l.failed) > 0 {
+		t.Errorf("%d failed: %v", len(l.failed), errors.Join(l.failed[:min(5, len(l.failed))]...))
+	}
+	if l.cut.Load() == 0 || l.streams.Load() == 0 {
+		t.Error("no stream was cut, or none came to its end")
+	}
+}
+
+// TestStopLetsCallsEnd: a plugin that is stopped, and has no successor, ends what is under way and takes nothing more.
+func TestStopLetsCallsEnd(t *testing.T) {
+	m := newMachine(t)
+	m.set(m.unit("serve", nil))
+	m.running()
+	conn, err := m.Registry().Conn(t.Context(), ptype, "example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 300
+	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/test.Ticker/Tick")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got wrapperspb.Int32Value
+	if err := errors.Join(stream.SendMsg(wrapperspb.Int32(n)), stream.CloseSend(), stream.RecvMsg(&got)); err != nil {
+		t.Fatal(err)
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- m.Launcher().Stop("unit") }()
+	for got.GetValue() < n-1 {
+		if err := stream.RecvMsg(&got); err != nil {
+			t.Fatalf("after %d messages: %v", got.GetValue()+1, err)
+		}
+	}
+	if err := stream.RecvMsg(&got); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ended with %v", err)
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+	if _, err := v1beta1.NewExampleClient(conn).GetExampleInfo(t.Context(), &v1beta1.ExampleRequest{}); err == nil {
+		t.Error("it answers after Stop")
+	}
+}
