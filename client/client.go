@@ -1,8 +1,8 @@
-// Package client talks to a running Patchbay daemon through its control socket.
+// Package client talks to a running Patchbay daemon over its control socket.
 //
-// It turns the control API of api/patchbay/v1 into plain Go values whose JSON form is the one that the patchbay command prints, so
-// that a program and a script see the same keys, and its errors say whether no daemon runs, the caller is not allowed, or the plugin
-// is not known. It starts no daemon and keeps nothing between calls but idle connections.
+// It turns the control API of api/patchbay/v1 into plain Go values whose JSON form is the one that the patchbay command prints, so that a
+// program and a script see the same keys, and its errors say whether no daemon is running, the caller is not allowed, or the plugin is
+// unknown. It starts no daemon and keeps nothing between calls but idle connections.
 //
 // Callers that need another language or the protocol itself use the API directly.
 package client
@@ -26,8 +26,8 @@ import (
 // its context ends, and connects again if the daemon was restarted in between; none repeats a call that failed.
 //
 // The error of every method wraps [ErrNotRunning] if no daemon serves the socket, [ErrPermission] if this user may not connect, [ErrDenied]
-// if the user's role does not suffice, [ErrNotFound] if a plugin that is named is not known, and ctx.Err() if the context ended first.
-// Methods with further errors name them.
+// if the user's role does not suffice, [ErrNotFound] if the plugin is unknown, and ctx.Err() if the context ended first. Methods with
+// further errors name them.
 type Client struct {
 	socketPath string
 	transport  *http.Transport
@@ -36,8 +36,8 @@ type Client struct {
 	fleet      patchbayv1connect.FleetServiceClient
 }
 
-// New returns a client of the daemon whose control socket is at the given path. It does not connect; a daemon that does not run
-// is an error of the first call.
+// New returns a client of the daemon whose control socket is at the given path. It does not connect; if no daemon is running, the first
+// call fails.
 func New(socketPath string) *Client {
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -101,14 +101,17 @@ func follow[Q, A, T any](
 }
 
 // List returns all plugins that the daemon knows and the conditions of the daemon, as one consistent view.
-func (c *Client) List(ctx context.Context) (Listing, error) {
+func (c *Client) List(ctx context.Context) (Listing, error) { return c.ListTypes(ctx) }
+
+// ListTypes is List of the plugins of some types, or with some roles; of all if there are none.
+func (c *Client) ListTypes(ctx context.Context, types ...string) (Listing, error) {
 	const task = "list the plugins"
 	listing := Listing{Plugins: []Plugin{}, Conditions: []Condition{}}
 	whole := func(m *patchbayv1.StreamPluginsResponse) **patchbayv1.StreamPluginsResponse { return &m }
 	raw := func(_ string, err error) error { return err }
-	for part, err := range follow(ctx, raw, task, c.control.StreamPlugins, &patchbayv1.StreamPluginsRequest{}, whole) {
+	for part, err := range follow(ctx, raw, task, c.control.StreamPlugins, &patchbayv1.StreamPluginsRequest{Types: types}, whole) {
 		if connect.CodeOf(err) == connect.CodeUnimplemented { // the daemon is an older one
-			answer, err := ask(ctx, c.explain, task, c.control.ListPlugins, &patchbayv1.ListPluginsRequest{})
+			answer, err := ask(ctx, c.explain, task, c.control.ListPlugins, &patchbayv1.ListPluginsRequest{Types: types})
 			return Listing{Plugins: each(answer.GetPlugins(), pluginOf), Conditions: each(answer.GetConditions(), conditionOf)}, err
 		}
 		if err != nil {
@@ -120,37 +123,43 @@ func (c *Client) List(ctx context.Context) (Listing, error) {
 	return listing, nil
 }
 
-// Get returns every known instance of one plugin, newest first: at least one. A plugin that is not known is [ErrNotFound].
+// Get returns every known instance of one plugin, newest first: at least one. For an unknown plugin the error is [ErrNotFound].
+//
+// Here and in Retry, ReleaseName and Wait, ptype is a type or a role. If it is empty, name is that of a launched plugin in the catalogue.
 func (c *Client) Get(ctx context.Context, ptype, name string) ([]Plugin, error) {
 	request := &patchbayv1.GetPluginRequest{Type: ptype, Name: name}
-	answer, err := ask(ctx, c.explain, "get plugin "+ptype+"/"+name, c.control.GetPlugin, request)
+	answer, err := ask(ctx, c.explain, "get plugin "+pluginText(ptype, name), c.control.GetPlugin, request)
 	return each(answer.GetPlugins(), pluginOf), err
 }
 
-// Retry tries at once what waits of a plugin, and returns before it is known what comes of it. A plugin that is not known is [ErrNotFound].
+// Retry immediately retries the instances of a plugin that wait for another attempt, and returns before the outcome is known. A plugin that
+// is not known is [ErrNotFound].
 func (c *Client) Retry(ctx context.Context, ptype, name string) error {
-	_, err := ask(ctx, c.explain, "retry "+ptype+"/"+name, c.control.RetryPlugin, &patchbayv1.RetryPluginRequest{Type: ptype, Name: name})
+	request := &patchbayv1.RetryPluginRequest{Type: ptype, Name: name}
+	_, err := ask(ctx, c.explain, "retry "+pluginText(ptype, name), c.control.RetryPlugin, request)
 	return err
 }
 
-// ReleaseName ends what keeps the name of a plugin that is gone for its user.
+// ReleaseName frees the reserved name of a plugin that is gone.
 func (c *Client) ReleaseName(ctx context.Context, ptype, name string) error {
-	_, err := ask(ctx, c.explain, "release "+ptype+"/"+name, c.control.ReleaseName, &patchbayv1.ReleaseNameRequest{Type: ptype, Name: name})
+	request := &patchbayv1.ReleaseNameRequest{Type: ptype, Name: name}
+	_, err := ask(ctx, c.explain, "release "+pluginText(ptype, name), c.control.ReleaseName, request)
 	return err
 }
 
-// Refusals returns the last refusal of each name that was not registered since and whose plugin is gone: LastError is the reason, and Since
-// the time.
+// Refusals returns the last refusal of each name whose plugin is gone and that has not been registered since: LastError is the reason, and
+// Since the time.
 func (c *Client) Refusals(ctx context.Context) ([]Plugin, error) {
 	answer, err := ask(ctx, c.explain, "list the refusals", c.control.ListRefusals, &patchbayv1.ListRefusalsRequest{})
 	return each(answer.GetPlugins(), pluginOf), err
 }
 
-// Events returns the events of the daemon in the order in which they happened. Past and new ones meet without gap or repeat.
+// Events returns the events of the daemon in the order in which they happened. There is neither a gap nor a duplicate between past and new
+// ones.
 //
-// The sequence is single-use: each iteration is a call of its own. Without Follow it ends after the past events. An error is the
-// last pair of the sequence: that of the context when it ends, [ErrNotRunning] when the daemon goes away, and [ErrBehind] when the
-// iteration was too slow for the daemon to keep what it had not read.
+// The sequence is single-use: each iteration is a separate call. Without Follow it ends after the past events. An error is the last pair of
+// the sequence: that of the context when it ends, [ErrNotRunning] when the daemon goes away, and [ErrBehind] when the iteration was too
+// slow for the daemon to keep what it had not read.
 func (c *Client) Events(ctx context.Context, options EventsOptions) iter.Seq2[Event, error] {
 	request := &patchbayv1.WatchEventsRequest{
 		Follow: options.Follow, Tail: options.Tail, Types: options.Types, Names: options.Names, Kinds: options.Kinds,
@@ -166,7 +175,7 @@ func (c *Client) Events(ctx context.Context, options EventsOptions) iter.Seq2[Ev
 	})
 }
 
-// Configuration asks the daemon with which files and directories it works.
+// Configuration returns the files and directories that the daemon uses, and its configuration.
 func (c *Client) Configuration(ctx context.Context) (Configuration, error) {
 	m, err := ask(ctx, c.explain, "get the configuration", c.control.GetConfiguration, &patchbayv1.GetConfigurationRequest{})
 	return Configuration{
@@ -183,15 +192,14 @@ type Part struct {
 	Content []byte
 }
 
-// Diagnose gives what the process of the daemon knows about itself, as files for the report of a fault. The sequence is like that of
-// [Client.Events].
+// Diagnose returns diagnostic files about the daemon's process, for a bug report. The sequence behaves like that of [Client.Events].
 func (c *Client) Diagnose(ctx context.Context) iter.Seq2[Part, error] {
 	partOf := func(m *patchbayv1.DiagnoseResponse) *Part { return &Part{m.GetName(), m.GetContent()} }
 	return follow(ctx, c.explain, "diagnose the daemon", c.control.Diagnose, &patchbayv1.DiagnoseRequest{}, partOf)
 }
 
-// Reload has the daemon read its configuration anew and change to it. It returns the keys whose values changed. An error says what is wrong
-// with the configuration, and where, and that nothing changed.
+// Reload makes the daemon read and apply its configuration again, and returns the keys whose values changed. If the configuration is
+// invalid, the error says what is wrong and where, and nothing changes.
 func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
 	answer, err := ask(ctx, c.explain, "reload the configuration", c.control.Reload, &patchbayv1.ReloadRequest{})
 	return Reloaded{Changed: present(answer.GetChanged())}, err

@@ -255,7 +255,7 @@ func TestWaitTimeout(t *testing.T) {
 		plugins []*patchbayv1.Plugin
 		want    string // the error; empty if the goal turns out to be reached
 	}{
-		"unknown": {client.GoalRegistered, nil, "plugin T/n was not registered in time: no such plugin is known"},
+		"unknown": {client.GoalRegistered, nil, "plugin T/n was not registered in time: not known"},
 		"failing": {
 			client.GoalRegistered, []*patchbayv1.Plugin{{State: "backoff", LastError: "refused"}, {State: "refused"}},
 			"plugin T/n was not registered in time: it is in state backoff, last error: refused",

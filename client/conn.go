@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,13 +26,22 @@ import (
 // the plugin is not registered or cannot be reached, and codes.PermissionDenied if the daemon refuses the user; others are the plugin's.
 func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) { return c.conn(ptype, name) }
 
-// FleetConn returns a connection as Conn does, to a plugin of the fleet. With a node, calls go to that node. Without one they go to this
-// node if it has the plugin, else to another one; all calls on the connection to the same, for as long as that can be called. Calls that
-// are made on other nodes are made with the certificate of this node's daemon.
+// FleetConn returns a connection to a plugin of the fleet, as Conn does. If node is set, calls go to that node. Otherwise they go to this
+// node if it has the plugin, else to another one; all calls on the connection go to the same node for as long as it can be called. Calls to
+// other nodes use the certificate of this node's daemon.
 func (c *Client) FleetConn(ptype, name, node string) (*grpc.ClientConn, error) {
 	onward := []string{proxy.FleetKey, rand.Text()}
 	if node != "" {
 		onward = append(onward, proxy.NodeKey, url.PathEscape(node))
+	}
+	return c.conn(ptype, name, onward...)
+}
+
+// FleetConnByLabels returns a connection as FleetConn does, to a plugin on a node that has all of the labels.
+func (c *Client) FleetConnByLabels(ptype, name string, labels map[string]string) (*grpc.ClientConn, error) {
+	onward := []string{proxy.FleetKey, rand.Text()}
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		onward = append(onward, proxy.LabelKey, url.PathEscape(key+"="+labels[key]))
 	}
 	return c.conn(ptype, name, onward...)
 }

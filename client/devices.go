@@ -12,26 +12,25 @@ import (
 )
 
 var (
-	// ErrDeviceNotFound is wrapped by the error of a call about a resource, a device or an allocation that is not known.
+	// ErrDeviceNotFound is wrapped by the error of a call about an unknown resource, device or allocation.
 	ErrDeviceNotFound = errors.New("no such device or allocation is known")
-	// ErrAllocated is wrapped by the error of [Client.AllocateDevices] if the owner has an allocation that was asked for otherwise.
+	// ErrAllocated is wrapped by the error of [Client.AllocateDevices] if the owner already has an allocation from a different request.
 	ErrAllocated = errors.New("the owner has devices of that resource already")
 )
 
 // Device is one device of a device plugin.
 type Device struct {
-	// Resource is the name of the plugin, for example example.com/gpu, and ID what that calls the device.
+	// Resource is the name of the plugin, for example example.com/gpu, and ID the plugin's ID for the device.
 	Resource string `json:"resource"`
 	ID       string `json:"id"`
-	// Health is "healthy", "unhealthy", "unavailable" while the plugin is away, or "missing" if the device is allocated and not listed any
-	// more.
+	// Health is "healthy", "unhealthy", "unavailable" while the plugin is away, or "missing" if the device is allocated but no longer listed.
 	Health    string  `json:"health"`
 	NUMANodes []int64 `json:"numaNodes"`
 	// Owner has the device; empty if it is free.
 	Owner string `json:"owner"`
 }
 
-// DeviceAllocation is the devices of one resource that an owner has.
+// DeviceAllocation holds the devices of one resource that are allocated to one owner.
 type DeviceAllocation struct {
 	Resource string   `json:"resource"`
 	Owner    string   `json:"owner"`
@@ -41,7 +40,7 @@ type DeviceAllocation struct {
 	Answer DeviceAnswer `json:"answer"`
 }
 
-// DeviceAnswer is what is to be done for the owner of devices, as the plugin says.
+// DeviceAnswer is the plugin's answer: what to set up for the owner of devices.
 type DeviceAnswer struct {
 	Envs        map[string]string `json:"envs"`
 	Mounts      []DeviceMount     `json:"mounts"`
@@ -51,32 +50,32 @@ type DeviceAnswer struct {
 	CDIDevices []string `json:"cdiDevices"`
 }
 
-// DeviceMount is a path of the host to be mounted.
+// DeviceMount is a path of the host to mount.
 type DeviceMount struct {
 	ContainerPath string `json:"containerPath"`
 	HostPath      string `json:"hostPath"`
 	ReadOnly      bool   `json:"readOnly"`
 }
 
-// DeviceNode is a device node of the host. Its permissions are some of r, w and m.
+// DeviceNode is a device node of the host. Its permissions are any of r, w and m.
 type DeviceNode struct {
 	ContainerPath string `json:"containerPath"`
 	HostPath      string `json:"hostPath"`
 	Permissions   string `json:"permissions"`
 }
 
-// DeviceRequest says which devices are wanted, and for whom.
+// DeviceRequest says which devices to allocate, and to whom.
 type DeviceRequest struct {
 	Resource string
 	// Owner is any name of the caller's choice.
 	Owner string
 	// Count is how many devices; 0 for as many as there are in Devices, or else 1.
 	Count uint32
-	// Devices have to be among them.
+	// Devices must be among them.
 	Devices []string
 }
 
-// DeviceListing is what [Client.ListDevices] returns: what was so at one moment.
+// DeviceListing is what [Client.ListDevices] returns: one consistent view.
 type DeviceListing struct {
 	Devices     []Device
 	Allocations []DeviceAllocation
@@ -89,15 +88,15 @@ func (c *Client) ListDevices(ctx context.Context, resources ...string) (DeviceLi
 	return DeviceListing{Devices: each(answer.GetDevices(), deviceOf), Allocations: each(answer.GetAllocations(), allocationOf)}, err
 }
 
-// AllocateDevices gives devices to an owner, durably, until ReleaseDevices. The same request again returns the same allocation, so that a
-// caller who got no answer can ask again; another one of the same owner is [ErrAllocated].
+// AllocateDevices gives devices to an owner, durably, until ReleaseDevices. Repeating a request returns the same allocation, so a caller
+// that got no answer can retry; a different request for the same owner fails with [ErrAllocated].
 func (c *Client) AllocateDevices(ctx context.Context, r DeviceRequest) (DeviceAllocation, error) {
 	request := &patchbayv1.AllocateDevicesRequest{Resource: r.Resource, Owner: r.Owner, Count: r.Count, Devices: r.Devices}
 	answer, err := ask(ctx, c.explainDevices, "allocate "+r.Resource+" for "+r.Owner, c.devices.AllocateDevices, request)
 	return allocationOf(answer.GetAllocation()), err
 }
 
-// ReleaseDevices ends an allocation and returns it. One that is not known is [ErrDeviceNotFound].
+// ReleaseDevices ends an allocation and returns it. For an unknown one the error is [ErrDeviceNotFound].
 func (c *Client) ReleaseDevices(ctx context.Context, resource, owner string) (DeviceAllocation, error) {
 	request := &patchbayv1.ReleaseDevicesRequest{Resource: resource, Owner: owner}
 	answer, err := ask(ctx, c.explainDevices, "release "+resource+" of "+owner, c.devices.ReleaseDevices, request)

@@ -21,8 +21,8 @@ var (
 	ErrPermission = fmt.Errorf("the control socket is closed to this user: %w", fs.ErrPermission)
 	// ErrDenied is wrapped by the error of a call for which the user does not have the role; its text says which that is, and how to get it.
 	// It matches [ErrPermission].
-	ErrDenied = fmt.Errorf("the role of this user does not suffice: %w", ErrPermission)
-	// ErrNotFound is wrapped by the error of a call about a plugin that is not known; its text is the daemon's.
+	ErrDenied = fmt.Errorf("the role of this user does not permit it: %w", ErrPermission)
+	// ErrNotFound is wrapped by the error of a call about an unknown plugin; its text is the daemon's.
 	ErrNotFound = errors.New("no such plugin is known")
 	// ErrBehind is wrapped by the last error of [Client.Events] if events were lost because they were not read in time.
 	ErrBehind = errors.New("events were lost because they were read too slowly")

@@ -16,11 +16,15 @@ import (
 type FleetFilter struct {
 	// Types also match the roles of a plugin.
 	Types, Names, Nodes, Versions, States []string
+	// Labels are those that the node must have.
+	Labels map[string]string
+	// Health has [Client.WatchFleet] say when the daemon has lost etcd, and when it has found it again.
+	Health bool
 }
 
 // FleetHealth says how current the daemon's view of the fleet is.
 type FleetHealth struct {
-	// Current says that the daemon follows etcd at present. If it does not, Message says why, and Since is when that began.
+	// Current says that the daemon is following etcd. If it is not, Message says why, and Since is when that began.
 	Current bool       `json:"current"`
 	Message string     `json:"message"`
 	Since   *time.Time `json:"since"`
@@ -35,7 +39,7 @@ type FleetNode struct {
 	Reason string `json:"reason"`
 	// Instance identifies this start of its daemon.
 	Instance string `json:"instance"`
-	// Address is HOST:PORT at which it takes calls; empty if it takes none.
+	// Address is HOST:PORT at which it accepts calls; empty if it accepts none.
 	Address string `json:"address"`
 	// Version is the version of Patchbay that it runs.
 	Version   string     `json:"version"`
@@ -44,7 +48,22 @@ type FleetNode struct {
 	LastSeen   *time.Time  `json:"lastSeen"`
 	Conditions []Condition `json:"conditions"`
 	// Plugins is the number of instances of plugins that it has.
-	Plugins int `json:"plugins"`
+	Plugins int               `json:"plugins"`
+	Labels  map[string]string `json:"labels"`
+	// DrainedAt is when the node was drained, nil if it is not; DrainedBy is the node on which that was requested.
+	DrainedAt *time.Time `json:"drainedAt"`
+	DrainedBy string     `json:"drainedBy"`
+}
+
+// FleetLock is the lock of a plugin of which one instance in the fleet may be active.
+type FleetLock struct {
+	Type string `json:"type"`
+	Name string `json:"name"`
+	// Node holds it; empty if none does. FencingToken is that of the holder.
+	Node         string `json:"node"`
+	FencingToken int64  `json:"fencingToken"`
+	// Candidates is how many nodes compete for it, including the holder.
+	Candidates int `json:"candidates"`
 }
 
 // FleetPlugin is one instance of a plugin on one node.
@@ -67,8 +86,10 @@ type FleetPlugin struct {
 	// RegisteredAt is when it was registered; LastSeen is when its node was last known to be alive, nil while that is ready.
 	RegisteredAt *time.Time `json:"registeredAt"`
 	LastSeen     *time.Time `json:"lastSeen"`
-	// FencingToken is above zero if its node holds the lock of a plugin of which one instance in the fleet may be active. Only lists have it.
+	// FencingToken is above zero if the plugin is exclusive and its node holds the lock. Only lists have it.
 	FencingToken int64 `json:"fencingToken"`
+	// Unhealthy says that its node launched it, and that it reports through grpc.health.v1 that it is not serving, or does not answer.
+	Unhealthy bool `json:"unhealthy"`
 }
 
 // FleetChange is one change in the fleet.
@@ -78,11 +99,20 @@ type FleetChange struct {
 	// Plugin or Node is what changed, as it is now, or as it was if it was removed.
 	Plugin *FleetPlugin `json:"plugin,omitempty"`
 	Node   *FleetNode   `json:"node,omitempty"`
+	// Health says how current the daemon's view is, if that is what changed; only with [FleetFilter].Health.
+	Health *FleetHealth `json:"health,omitempty"`
 }
 
 // FleetNodes returns the nodes of the fleet with these names and states, ordered by name; an empty list matches all.
 func (c *Client) FleetNodes(ctx context.Context, names, states []string) ([]FleetNode, FleetHealth, error) {
-	request := &patchbayv1.ListNodesRequest{Nodes: names, States: states}
+	return c.FleetNodesWith(ctx, names, states, nil)
+}
+
+// FleetNodesWith is FleetNodes for the nodes that have all of these labels.
+func (c *Client) FleetNodesWith(
+	ctx context.Context, names, states []string, labels map[string]string,
+) ([]FleetNode, FleetHealth, error) {
+	request := &patchbayv1.ListNodesRequest{Nodes: names, States: states, Labels: labels}
 	answer, err := ask(ctx, c.explain, "list the nodes of the fleet", c.fleet.ListNodes, request)
 	return each(answer.GetNodes(), fleetNodeOf), fleetHealthOf(answer.GetHealth()), err
 }
@@ -94,19 +124,46 @@ func (c *Client) FleetPlugins(ctx context.Context, f FleetFilter) ([]FleetPlugin
 	return each(answer.GetPlugins(), fleetPluginOf), fleetHealthOf(answer.GetHealth()), err
 }
 
-// WatchFleet returns what is in the fleet, as changes of kind "added", and then every change, without gap and without repeat. With nodes it
-// also gives those of the nodes that the filter names.
+// DrainNode steers calls that may go to any node away from this one, and makes it give up its locks, until UncordonNode.
+func (c *Client) DrainNode(ctx context.Context, node string) error {
+	_, err := ask(ctx, c.explain, "drain node "+node, c.fleet.DrainNode, &patchbayv1.DrainNodeRequest{Node: node})
+	return err
+}
+
+// UncordonNode undoes DrainNode.
+func (c *Client) UncordonNode(ctx context.Context, node string) error {
+	_, err := ask(ctx, c.explain, "uncordon node "+node, c.fleet.UncordonNode, &patchbayv1.UncordonNodeRequest{Node: node})
+	return err
+}
+
+// ForgetNode removes a node that is gone from etcd, before its retention expires.
+func (c *Client) ForgetNode(ctx context.Context, node string) error {
+	_, err := ask(ctx, c.explain, "forget node "+node, c.fleet.ForgetNode, &patchbayv1.ForgetNodeRequest{Node: node})
+	return err
+}
+
+// FleetLocks returns who holds and wants the locks of plugins, ordered by type and name.
+func (c *Client) FleetLocks(ctx context.Context) ([]FleetLock, error) {
+	answer, err := ask(ctx, c.explain, "list the locks of the fleet", c.fleet.ListLocks, &patchbayv1.ListLocksRequest{})
+	return each(answer.GetLocks(), func(l *patchbayv1.FleetLock) FleetLock {
+		return FleetLock{l.GetType(), l.GetName(), l.GetNode(), l.GetFencingToken(), int(l.GetCandidates())}
+	}), err
+}
+
+// WatchFleet returns what is in the fleet, as changes of kind "added", and then every change exactly once. With nodes it also returns the
+// changes of the nodes that the filter names.
 //
-// The sequence is single-use and ends as that of [Client.Events] does. Whoever needs to know where the present state ends gives the
-// function listed, which is called there; it may be nil.
+// The sequence is single-use and ends as that of [Client.Events] does. It calls listed, which may be nil, at the end of the present state.
 func (c *Client) WatchFleet(ctx context.Context, f FleetFilter, nodes bool, listed func()) iter.Seq2[FleetChange, error] {
-	request := &patchbayv1.WatchFleetRequest{Filter: f.message(), WithNodes: nodes}
+	request := &patchbayv1.WatchFleetRequest{Filter: f.message(), WithNodes: nodes, WithHealth: f.Health}
 	return follow(ctx, c.explain, "watch the fleet", c.fleet.WatchFleet, request, func(m *patchbayv1.WatchFleetResponse) *FleetChange {
 		switch {
 		case m.GetPlugin() != nil:
 			return &FleetChange{Kind: m.GetKind(), Plugin: new(fleetPluginOf(m.GetPlugin()))}
 		case m.GetNode() != nil:
 			return &FleetChange{Kind: m.GetKind(), Node: new(fleetNodeOf(m.GetNode()))}
+		case m.GetHealth() != nil:
+			return &FleetChange{Kind: m.GetKind(), Health: new(fleetHealthOf(m.GetHealth()))}
 		case listed != nil:
 			listed()
 		}
@@ -129,20 +186,25 @@ func (c *Client) WaitFleet(ctx context.Context, f FleetFilter, count int) ([]Fle
 	// The deadline ends the call on both sides at the same moment, so the daemon's own word rarely arrives.
 	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
 	defer cancel()
-	plugins, _, err := c.FleetPlugins(look, f)
+	plugins, health, err := c.FleetPlugins(look, f)
 	switch {
 	case err != nil:
 		return nil, err
 	case count == 0 && len(plugins) == 0, count > 0 && len(plugins) >= count:
 		return plugins, nil
-	case count == 0:
-		return nil, fmt.Errorf("cannot %s to go: the time is over and %d still match: %w", task, len(plugins), context.DeadlineExceeded)
 	}
-	return nil, fmt.Errorf("cannot %s: the time is over and %d of %d match: %w", task, len(plugins), count, context.DeadlineExceeded)
+	stale := ""
+	if !health.Current {
+		stale = " (" + health.Message + ")"
+	}
+	if count == 0 {
+		return nil, fmt.Errorf("cannot %s to go: the time is over and %d still match%s: %w", task, len(plugins), stale, context.DeadlineExceeded)
+	}
+	return nil, fmt.Errorf("cannot %s: the time is over and %d of %d match%s: %w", task, len(plugins), count, stale, context.DeadlineExceeded)
 }
 
 func (f FleetFilter) message() *patchbayv1.FleetFilter {
-	return &patchbayv1.FleetFilter{Types: f.Types, Names: f.Names, Nodes: f.Nodes, Versions: f.Versions, States: f.States}
+	return &patchbayv1.FleetFilter{Types: f.Types, Names: f.Names, Nodes: f.Nodes, Versions: f.Versions, States: f.States, Labels: f.Labels}
 }
 
 func fleetHealthOf(h *patchbayv1.FleetHealth) FleetHealth {
@@ -154,6 +216,7 @@ func fleetNodeOf(n *patchbayv1.FleetNode) FleetNode {
 		Name: n.GetName(), State: n.GetState(), Reason: n.GetReason(), Instance: n.GetInstance(), Address: n.GetAddress(),
 		Version: n.GetVersion(), StartedAt: timeOf(n.GetStartedAt()), LastSeen: timeOf(n.GetLastSeen()),
 		Conditions: each(n.GetConditions(), conditionOf), Plugins: int(n.GetPlugins()),
+		Labels: n.GetLabels(), DrainedAt: timeOf(n.GetDrainedAt()), DrainedBy: n.GetDrainedBy(),
 	}
 }
 
@@ -163,6 +226,6 @@ func fleetPluginOf(p *patchbayv1.FleetPlugin) FleetPlugin {
 		PublishedState: p.GetPublishedState(), Reason: p.GetReason(), Current: p.GetCurrent(), Instance: p.GetInstance(),
 		Endpoint: p.GetEndpoint(), Source: p.GetSource(), Roles: present(p.GetRoles()), Details: p.GetDetails(),
 		RegisteredAt: timeOf(p.GetRegisteredAt()), LastSeen: timeOf(p.GetLastSeen()),
-		FencingToken: p.GetFencingToken(),
+		FencingToken: p.GetFencingToken(), Unhealthy: p.GetUnhealthy(),
 	}
 }

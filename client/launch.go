@@ -12,16 +12,16 @@ import (
 type Launched struct {
 	// Name is its name in the catalogue.
 	Name string `json:"name"`
-	// State is what it does, for example "running". States that this package does not know may be added.
+	// State is its state, for example "running". States that this package does not know may be added.
 	State string     `json:"state"`
 	Since *time.Time `json:"since"`
 	// PID is its process; zero if it has none.
 	PID int `json:"pid"`
-	// SocketPath is where it serves; empty if it does not.
+	// SocketPath is the socket it serves; empty if it does not serve.
 	SocketPath string `json:"socketPath"`
-	// Health is what it says of itself through grpc.health.v1, for example "serving".
+	// Health is what it reports through grpc.health.v1, for example "serving".
 	Health string `json:"health"`
-	// Restarts counts how often it was started again since somebody started or restarted it.
+	// Restarts counts the automatic restarts since its last deliberate start or restart.
 	Restarts  int        `json:"restarts"`
 	NextStart *time.Time `json:"nextStart"`
 	// LastError says how its last process ended, or why its last replacement failed.
@@ -54,8 +54,8 @@ func (c *Client) ListLaunched(ctx context.Context) ([]Launched, error) {
 	return each(answer.GetPlugins(), launchedOf), err
 }
 
-// Launch starts a launched plugin that does not run. The name is that of the catalogue or, like for all that follow, TYPE/NAME as it
-// registered. A plugin that is not known is [ErrNotFound].
+// Launch starts a launched plugin that is not running. The name is the one in the catalogue or TYPE/NAME as it registered, as in all
+// methods for launched plugins. For an unknown plugin the error is [ErrNotFound].
 func (c *Client) Launch(ctx context.Context, name string) (Launched, error) {
 	answer, err := ask(ctx, c.explain, "launch "+name, c.control.LaunchPlugin, &patchbayv1.LaunchPluginRequest{Name: name})
 	return launchedOf(answer.GetPlugin()), err
@@ -67,21 +67,21 @@ func (c *Client) Stop(ctx context.Context, name string) (Launched, error) {
 	return launchedOf(answer.GetPlugin()), err
 }
 
-// Restart puts a new process in the place of the one that runs, without downtime if the plugin serves, and starts one that does not run.
+// Restart replaces the plugin's process, without downtime if the plugin serves, or starts a plugin that is not running.
 func (c *Client) Restart(ctx context.Context, name string) (Launched, error) {
 	answer, err := ask(ctx, c.explain, "restart "+name, c.control.RestartPlugin, &patchbayv1.RestartPluginRequest{Name: name})
 	return launchedOf(answer.GetPlugin()), err
 }
 
-// LogsOptions says which records [Client.Logs] gives. The zero value stands for all past records that are kept.
+// LogsOptions selects the records of [Client.Logs]. The zero value selects all past records that are kept.
 type LogsOptions struct {
-	// Follow goes on with new records after the past ones.
+	// Follow continues with new records after the past ones.
 	Follow bool
-	// Tail is how many of the past records are given, the newest ones, oldest first; nil for all that are kept.
+	// Tail limits the past records to the newest ones, oldest first; nil for all that are kept.
 	Tail *uint32
 }
 
-// Logs returns what a launched plugin printed and logged, in order. The sequence ends as that of [Client.Events] does.
+// Logs returns what a launched plugin printed and logged, in order. The sequence ends like that of [Client.Events].
 func (c *Client) Logs(ctx context.Context, name string, options LogsOptions) iter.Seq2[LogRecord, error] {
 	request := &patchbayv1.ReadLogsRequest{Name: name, Follow: options.Follow, Tail: options.Tail}
 	return follow(ctx, c.explain, "read the log of "+name, c.control.ReadLogs, request, func(m *patchbayv1.ReadLogsResponse) *LogRecord {

@@ -14,17 +14,25 @@ func ParsePlugin(text string) (ptype, name string, ok bool) {
 	return ptype, name, ptype != "" && name != ""
 }
 
-// Plugin is one instance of a plugin, or one socket that has not said yet who it is. It is what the message Plugin of the control API
-// says; a time is nil if what it stands for did not happen or is not planned.
+// pluginText is how a plugin is written for people: TYPE/NAME, or NAME for one of the catalogue.
+func pluginText(ptype, name string) string {
+	if ptype == "" {
+		return name
+	}
+	return ptype + "/" + name
+}
+
+// Plugin is one instance of a plugin, or one socket whose plugin has not identified itself yet. It mirrors the message Plugin of the
+// control API; a time is nil if what it stands for has not happened or is not planned.
 type Plugin struct {
-	// Type and Name are what the plugin announced; empty while its socket has not answered.
+	// Type and Name are what the plugin announced; empty until it has answered.
 	Type string `json:"type"`
 	Name string `json:"name"`
-	// Versions are the versions that the plugin announced, in its order; Version is its own where its handler found that out, and else the
+	// Versions are the versions that the plugin announced, in its order; Version is its own version if its handler found it out, otherwise the
 	// first of them.
 	Version  string   `json:"version"`
 	Versions []string `json:"versions"`
-	// State is what the instance is doing, for example "registered". States that this package does not know may be added.
+	// State is the state of the instance, for example "registered". States that this package does not know may be added.
 	State string `json:"state"`
 	// Reason says in a sentence why the instance is in its state; empty if the state says it all.
 	Reason string `json:"reason"`
@@ -73,7 +81,7 @@ type Listing struct {
 
 // Event is one thing that happened in the daemon.
 type Event struct {
-	// Seq grows by one with each event, also over restarts of the daemon, unless its file of events is lost.
+	// Seq grows by one with each event, also across restarts of the daemon, unless its event file is lost.
 	Seq  uint64    `json:"seq"`
 	Time time.Time `json:"time"`
 	// Kind is what happened, for example "registered". Kinds that this package does not know may be added.
@@ -87,15 +95,15 @@ type Event struct {
 	Message string `json:"message"`
 }
 
-// EventsOptions says which events [Client.Events] gives. The zero value stands for all past events that the daemon keeps.
+// EventsOptions selects the events of [Client.Events]. The zero value selects all past events that the daemon keeps.
 type EventsOptions struct {
-	// Follow goes on with new events after the past ones.
+	// Follow continues with new events after the past ones.
 	Follow bool
-	// Tail is how many of the past events are given, the newest ones, oldest first; nil for all that are kept.
+	// Tail limits the past events to the newest ones, oldest first; nil for all that are kept.
 	Tail *uint32
-	// Types, Names and Kinds are those of which events are given; empty for all.
+	// Types, Names and Kinds select events; empty for all.
 	Types, Names, Kinds []string
-	// Since is from when on events are given; zero for all.
+	// Since selects past events from this time on; zero for all.
 	Since time.Time
 }
 
@@ -110,16 +118,16 @@ type Version struct {
 	Node string `json:"node"`
 }
 
-// Configuration says with which files and directories a daemon works. All paths are absolute.
+// Configuration holds the files and directories that a daemon uses. All paths are absolute.
 type Configuration struct {
 	PluginDirs []string `json:"pluginDirs"`
 	// DeprecatedPluginDir is empty if there is none.
 	DeprecatedPluginDir string `json:"deprecatedPluginDir"`
 	State               string `json:"state"`
 	ControlSocket       string `json:"controlSocket"`
-	// Effective is all that is in force, as YAML with where each value comes from, without secrets; empty if the daemon does not say.
+	// Effective is the configuration in force as YAML, with the source of each value and without secrets; empty if the daemon does not say.
 	Effective string `json:"effective"`
-	// Handlers are the plugin types that somebody handles, in order.
+	// Handlers are the plugin types that have a handler, in order.
 	Handlers []string `json:"handlers"`
 }
 
@@ -136,7 +144,7 @@ type Goal string
 const (
 	// GoalRegistered: an instance of the plugin is registered and can be dispensed.
 	GoalRegistered Goal = "registered"
-	// GoalDeregistered: no instance of the plugin is registered, nor restored and not yet checked. A plugin that was never there is
+	// GoalDeregistered: no instance of the plugin is registered, nor restored and not yet confirmed. A plugin that was never known is
 	// deregistered.
 	GoalDeregistered Goal = "deregistered"
 )

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ const lookTimeout = 2 * time.Second
 //
 // If the deadline of ctx passes first, the error is a [*TimeoutError], which says what state the plugin is in.
 func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*Plugin, error) {
-	task := fmt.Sprintf("wait for plugin %s/%s", ptype, name)
+	task := "wait for plugin " + pluginText(ptype, name)
 	goals := map[Goal]patchbayv1.WaitFor{
 		GoalRegistered: patchbayv1.WaitFor_WAIT_FOR_REGISTERED, GoalDeregistered: patchbayv1.WaitFor_WAIT_FOR_DEREGISTERED,
 	}
@@ -50,8 +51,16 @@ func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*Plug
 		return plugin, nil
 	}
 	timeout := &TimeoutError{Type: ptype, Name: name, Goal: goal}
+	if said, unknown := errors.AsType[inWords](err); unknown {
+		timeout.unknown = said.Error()
+	}
 	if len(instances) > 0 {
 		timeout.Plugin = &instances[0]
+	} else if ptype == "" {
+		launched, _ := c.ListLaunched(look) // without it the error says less
+		if i := slices.IndexFunc(launched, func(p Launched) bool { return p.Name == name }); i >= 0 {
+			timeout.Launched = &launched[i]
+		}
 	}
 	return nil, timeout
 }
@@ -76,20 +85,33 @@ func reached(goal Goal, instances []Plugin) (*Plugin, bool) {
 
 // TimeoutError says that a plugin did not reach the goal in time. It matches [context.DeadlineExceeded].
 type TimeoutError struct {
-	Type, Name string
+	Type, Name string // what was waited for; Type is empty for a launched plugin named by the catalogue
 	Goal       Goal
-	// Plugin is the newest instance as it was when the time was over; nil if none was known.
+	// Plugin is the newest instance at the timeout; nil if none was known.
 	Plugin *Plugin
+	// Launched is the launched plugin at the timeout, if it was named as in the catalogue and had not registered; else nil.
+	Launched *Launched
+
+	unknown string // what the daemon said of a plugin that is not known
 }
 
 func (e *TimeoutError) Error() string {
-	message := fmt.Sprintf("plugin %s/%s was not %s in time: ", e.Type, e.Name, e.Goal)
-	if e.Plugin == nil {
-		return message + "no such plugin is known"
+	message := fmt.Sprintf("plugin %s was not %s in time: ", pluginText(e.Type, e.Name), e.Goal)
+	var state, last string
+	switch {
+	case e.Plugin != nil:
+		state, last = e.Plugin.State, e.Plugin.LastError
+	case e.Launched != nil:
+		message += "it has not registered, and "
+		state, last = e.Launched.State, e.Launched.LastError
+	case e.Type == "":
+		return message + "it has not registered"
+	default:
+		return message + cmp.Or(e.unknown, ErrNotFound.Error())
 	}
-	message += "it is in state " + e.Plugin.State
-	if e.Plugin.LastError != "" {
-		message += ", last error: " + e.Plugin.LastError
+	message += "it is in state " + state
+	if last != "" {
+		message += ", last error: " + last
 	}
 	return message
 }

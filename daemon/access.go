@@ -67,8 +67,20 @@ func (f *inForce[Rules]) use(rules Rules) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rules = rules
+	f.judge()
+}
+
+// judgeAgain ends the calls that are denied now for another reason than other rules.
+func (f *inForce[Rules]) judgeAgain() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.judge()
+}
+
+// judge ends the calls that are denied. The caller holds mu.
+func (f *inForce[Rules]) judge() {
 	for call := range f.calls {
-		if err := call.denied(rules); err != nil {
+		if err := call.denied(f.rules); err != nil {
 			call.end(err)
 		}
 	}
@@ -103,6 +115,14 @@ type caller struct {
 	socketErr   error
 }
 
+// uid returns the user to whom what the caller has counts.
+func (c *caller) uid() uint32 {
+	if c.unknown != nil {
+		return unknownUser
+	}
+	return c.peer.UID
+}
+
 type callerKey struct{}
 
 // callerIn returns who makes a request, whose context it is given.
@@ -110,7 +130,7 @@ func callerIn(request context.Context) *caller {
 	if c, ok := request.Value(callerKey{}).(*caller); ok {
 		return c
 	}
-	return &caller{unknown: errors.New("it came over no connection that was looked at")}
+	return &caller{unknown: errors.New("its connection was not examined")}
 }
 
 // connContext finds out who calls, once for each connection. It is a ConnContext of [http.Server].
@@ -127,7 +147,7 @@ func (g *guard) isStranger(c *caller) bool { return g.roleOf(g.now(), c) == role
 func (g *guard) identify(conn net.Conn) *caller {
 	unixConn, ok := conn.(*net.UnixConn)
 	if !ok {
-		return &caller{unknown: fmt.Errorf("a connection of type %T says nothing of it", conn)}
+		return &caller{unknown: fmt.Errorf("a connection of type %T does not show its peer", conn)}
 	}
 	peer, err := sock.PeerOf(unixConn)
 	if err != nil {

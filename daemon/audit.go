@@ -19,9 +19,18 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// eventAudit says who did, or was denied, something on the control socket for which it does not suffice to read, and what came of it. Of
-// denials that are alike there is one in a minute, and of calls to plugins that are alike too; everything else is there each time.
+// eventAudit: somebody did something on the control socket that takes more than the role read, or was denied it, or called a plugin from
+// another node; says who, what and the result. Repeated denials, and repeated calls to plugins, are folded into one per minute.
 const eventAudit reconciler.EventKind = "audit"
+
+// actor is who did something.
+type actor interface {
+	// name tells actors apart, and String says who it is, for people.
+	name() string
+	fmt.Stringer
+	// attrs say the same for the log.
+	attrs() []any
+}
 
 // auditor makes known who did what, as events and in the group "audit" of the log.
 type auditor struct {
@@ -39,8 +48,8 @@ func newAuditor(publish func(reconciler.Event), log *slog.Logger) *auditor {
 	}
 }
 
-// done tells of an action that was allowed. The error is what came of it.
-func (a *auditor) done(c *caller, action, target string, err error) {
+// done tells of an action that was allowed. The error is its result.
+func (a *auditor) done(c actor, action, target string, err error) {
 	e := entry{action: action, target: target, result: resultOK}
 	level := slog.LevelInfo
 	if err != nil {
@@ -53,7 +62,7 @@ func (a *auditor) done(c *caller, action, target string, err error) {
 // by its method or, of a user who calls a great many, by its plugin. Of calls that reached no plugin, or no method of it, whose names
 // callers make up, there is a bounded number. Whether a method exists that was called and cut off, nobody knows: such calls do not crowd
 // out others.
-func (a *auditor) called(c *caller, plugin, method string, reached bool, code codes.Code) {
+func (a *auditor) called(c actor, plugin, method string, reached bool, code codes.Code) {
 	what := audited{who: c.name(), plugin: plugin, method: method, code: code}
 	exists := reached && code != codes.Unimplemented
 	set := a.misses
@@ -74,7 +83,7 @@ func (a *auditor) called(c *caller, plugin, method string, reached bool, code co
 }
 
 // denied tells of an action that was not allowed, unless the same was told a short time ago. What the caller can make up is no part of it.
-func (a *auditor) denied(c *caller, action string, err error) {
+func (a *auditor) denied(c actor, action string, err error) {
 	if first, left, _ := a.denials.first(audited{who: c.name(), method: action}); first {
 		a.tell(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
 	}
@@ -82,6 +91,15 @@ func (a *auditor) denied(c *caller, action string, err error) {
 
 // name tells callers apart.
 func (c *caller) name() string { return fmt.Sprint(c.peer.UID, c.unknown == nil) }
+
+func (c *caller) String() string {
+	if c.unknown != nil {
+		return "somebody unknown"
+	}
+	return fmt.Sprintf("user %d, group %d, process %d", c.peer.UID, c.peer.GID, c.peer.PID)
+}
+
+func (c *caller) attrs() []any { return []any{"uid", c.peer.UID, "gid", c.peer.GID, "pid", c.peer.PID} }
 
 // resultOf returns the name of a code; what the plugin answered is its own.
 func resultOf(code codes.Code) string {
@@ -100,11 +118,8 @@ type entry struct {
 // The results of what was not refused, and of what was for want of a role. The others are names of codes.
 const resultOK, resultDenied = "ok", "denied"
 
-func (a *auditor) tell(c *caller, level slog.Level, e entry) {
-	message := fmt.Sprintf("user %d, group %d, process %d: %s", c.peer.UID, c.peer.GID, c.peer.PID, e.action)
-	if c.unknown != nil {
-		message = "somebody unknown: " + e.action
-	}
+func (a *auditor) tell(c actor, level slog.Level, e entry) {
+	message := c.String() + ": " + e.action
 	if e.target != "" {
 		message += " " + e.target
 	}
@@ -113,9 +128,8 @@ func (a *auditor) tell(c *caller, level slog.Level, e entry) {
 		message += ": " + e.why
 	}
 	message += leftOut(e.left)
-	a.log.Log(context.Background(), level, "audit", slog.Group("audit",
-		"uid", c.peer.UID, "gid", c.peer.GID, "pid", c.peer.PID, "action", e.action, "target", e.target, "result", e.result, "why", e.why,
-		"leftOut", e.left))
+	a.log.Log(context.Background(), level, "audit", "event", string(eventAudit), slog.Group("audit", append(c.attrs(),
+		"action", e.action, "target", e.target, "result", e.result, "why", e.why, "leftOut", e.left)...))
 	a.publish(reconciler.Event{Time: time.Now(), Kind: eventAudit, Message: message})
 }
 

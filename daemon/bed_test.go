@@ -78,7 +78,7 @@ func newBed(t *testing.T, change func(*dispense)) *bed {
 	if b.registry, err = dynamicplugins.Open(nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, manyConns(), discard)
+	b.dispense, err = newDispense(filepath.Join(tmp, "d"), b.registry, b.registry, nil, manyConns(), discard)
 	if err != nil {
 		t.Fatal(err)
 	}

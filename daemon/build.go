@@ -10,13 +10,13 @@ var version, commit string
 
 // Build identifies a build of the program.
 type Build struct {
-	// Version is the released version, for example "v1.2.0", or "devel" for a build that is none.
+	// Version is the released version, for example "v1.2.0", or "devel" for an unreleased build.
 	Version string
 	// Commit is the commit of the source, with the suffix "-dirty" if the tree had changes; empty if unknown.
 	Commit string
 }
 
-// ThisBuild returns the build of the running program. What the linker was not told is taken from what the Go toolchain recorded.
+// ThisBuild returns the build of the running program. Values that the linker did not set come from what the Go toolchain recorded.
 func ThisBuild() Build {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

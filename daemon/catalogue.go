@@ -126,7 +126,7 @@ func (m *metadata) ListMetadata(_ context.Context, pin plugin.Pin, keys []string
 	if page.Token != "" {
 		var err error
 		if begin, err = strconv.Atoi(page.Token); err != nil || begin < 0 || begin > len(entries) {
-			return nil, "", fmt.Errorf("page token %q is not one that was given", page.Token)
+			return nil, "", fmt.Errorf("page token %q is not valid: use one from an earlier answer", page.Token)
 		}
 	}
 	end := len(entries)

@@ -141,6 +141,7 @@ type observed struct {
 	dispense  *dispense // nil if there are no stable sockets
 	state     *stateWatch
 	files     *fileLimit
+	fleet     *fleetMember     // nil if there is no fleet
 	publisher *fleet.Publisher // nil as the fleet sees the node, which knows better, and if there is no fleet
 }
 
@@ -155,8 +156,11 @@ func (o observed) readiness() []patchbay.Condition {
 	return append(slices.DeleteFunc(o.Runtime.Conditions(), isOthers), o.state.get())
 }
 
-// isOthers says whether a condition is about what others than root and the daemon's user do, who cannot have a node called unready.
-func isOthers(c patchbay.Condition) bool { return c.Name == patchbay.ConditionDirectories }
+// isOthers says whether plugins are registered though a condition is degraded: it is about what others than root and the daemon's user do,
+// who cannot have a node called unready, or about events.
+func isOthers(c patchbay.Condition) bool {
+	return c.Name == patchbay.ConditionDirectories || c.Name == patchbay.ConditionEvents
+}
 
 // Conditions are ordered by name.
 func (o observed) Conditions() []patchbay.Condition {
@@ -164,6 +168,7 @@ func (o observed) Conditions() []patchbay.Condition {
 	if o.dispense != nil {
 		all = append(all, o.dispense.condition())
 	}
+	all = append(all, o.fleet.conditions()...)
 	if o.publisher != nil {
 		all = append(all, patchbay.Condition(o.publisher.Condition()))
 	}

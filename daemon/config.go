@@ -1,11 +1,16 @@
 package daemon
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -22,74 +27,74 @@ import (
 
 // Config is what a [Daemon] works with.
 type Config struct {
-	// PluginDirs are the directories in which sockets of plugins are found; at least one. Missing ones are made, with mode 0750.
+	// PluginDirs are the directories in which plugins create their sockets; at least one. Missing ones are created with mode 0750.
 	PluginDirs []string
-	// DeprecatedPluginDir is one more, in which everything under kubernetes.io/ is ignored; empty for none.
+	// DeprecatedPluginDir is an additional one, in which everything under kubernetes.io/ is ignored; empty for none.
 	DeprecatedPluginDir string
-	// StatePath is the file that remembers registered plugins. It is made with mode 0600, its directory with 0750.
+	// StatePath is the file that remembers registered plugins. It is created with mode 0600, its directory with 0750.
 	StatePath string
-	// ControlSocket is the path of the control socket. It is made with mode 0660, its directory with 0755.
+	// ControlSocket is the path of the control socket. It is created with mode 0660, its directory with 0755.
 	ControlSocket string
-	// Roles say who may do how much on the control socket.
+	// Roles say who may do what on the control socket.
 	Roles Roles
-	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for consumers that are not Go; empty for none.
-	// It is made with mode 0750, the sockets with 0660.
+	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for consumers in any language; empty for none.
+	// It is created with mode 0750, the sockets with 0660.
 	DispenseDir string
 	// DeviceSocketDir is the directory in which kubelet.sock is served for device plugins that register the older way, if there is a handler
-	// of kind [HandlerDevice]; empty for none. It is made with mode 0750, the socket with 0600.
+	// of kind [HandlerDevice]; empty for none. It is created with mode 0750, the socket with 0600.
 	DeviceSocketDir string
 	// Handlers say what to do with the plugins of a type. A type of [DefaultTypes] that is missing here is accepted, any other is refused
 	// or, with IgnoreUnhandled, left alone.
 	Handlers map[string]HandlerKind
-	// HTTPAddr is where /livez and /readyz are served over HTTP, as HOST:PORT; empty for nowhere. The host is a loopback address or
-	// localhost, which is 127.0.0.1. Everyone on the machine may ask.
+	// HTTPAddr is the HOST:PORT at which /livez, /readyz, /metrics and the status page are served over HTTP; empty for none. The host is a
+	// loopback address or localhost, which is 127.0.0.1. Everyone on the machine may connect.
 	HTTPAddr string
 	// Timeouts bound the steps of a registration, TypeTimeouts those of some plugin types; see [patchbay.Config].
 	Timeouts     reconciler.Timeouts
 	TypeTimeouts map[string]reconciler.Timeouts
-	// ClientTimeouts are the timeouts for calls to plugins that their handlers are given, by TYPE or TYPE/NAME; the latter goes before the
-	// former. Those that are not here have none.
+	// ClientTimeouts are the timeouts that handlers get for their calls to plugins, by TYPE or TYPE/NAME; the latter overrides the former.
+	// Others have none.
 	ClientTimeouts map[string]time.Duration
 	// Bounds, MaxDepth, MaxSockets, MaxUserDirs, MaxDirs and UnreachableGrace are those of [patchbay.Config].
 	Bounds                                     reconciler.Bounds
 	MaxDepth, MaxSockets, MaxUserDirs, MaxDirs int
 	UnreachableGrace                           time.Duration
-	// IgnoreUnhandled leaves plugins of types that no handler is for alone, instead of telling them that they are refused.
+	// IgnoreUnhandled leaves plugins of types without a handler alone, instead of sending them a refusal.
 	IgnoreUnhandled bool
 	// Trust says whose directories and sockets are used, and who may register plugins of which types; see [patchbay.Config].
 	Trust trust.Policy
-	// NameGrace is how long the name of a plugin that went stays its user's; see [patchbay.Config].
+	// NameGrace is how long the name of a plugin that is gone stays reserved for its user; see [patchbay.Config].
 	NameGrace time.Duration
-	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Its final answers are forgotten by each
-	// reload that succeeds. Without Args every plugin may be registered.
+	// Admission is the plugin that is asked whether a plugin may be registered; see [patchbay.Config]. Each successful reload forgets its
+	// final answers. Without Args every plugin may be registered.
 	Admission host.AdmissionSpec
-	// LaunchedOnly refuses to register what the daemon did not launch; see [patchbay.Config].
+	// LaunchedOnly refuses plugins that the daemon did not launch; see [patchbay.Config].
 	LaunchedOnly bool
 	// Fleet is the fleet that the node belongs to.
 	Fleet FleetConfig
 	// Catalogue has the plugins that are launched; nil for none.
 	Catalogue *catalogue.Catalogue
-	// ControlListener and HTTPListener are sockets that the service manager passed, which take the place of ControlSocket, whose path has
-	// to be the same, and HTTPAddr; nil if it passed none. Notifier tells it what the daemon does.
+	// ControlListener and HTTPListener are sockets passed by the service manager; they replace ControlSocket, whose path must be the same,
+	// and HTTPAddr. Nil if it passed none. Notifier reports the daemon's state to it.
 	ControlListener, HTTPListener net.Listener
 	Notifier                      *systemd.Notifier
-	// Load reads the configuration anew, for [Daemon.Reload]. Nil: there is nothing to read. Of what it returns, what Build, Logger and the
-	// functions are does not matter.
+	// Load reads the configuration again, for [Daemon.Reload]. Nil: there is nothing to read. The Build, the Logger and the functions in its
+	// result are ignored.
 	Load func() (Config, error)
 	// Shown is all of the configuration as text for people, without secrets; empty if there is none.
 	Shown string
 	// Tracing says where traces of registrations and of calls to plugins go.
 	Tracing Tracing
-	// Log says how the Logger is set; SetLog is told when a reload changes that.
+	// Log says how the Logger is configured; SetLog is called when a reload changes that.
 	Log    Log
 	SetLog func(Log)
 	// Build identifies the program to callers of the control API.
 	Build Build
-	// Logger is told what the daemon does; nil for no log.
+	// Logger gets the daemon's log; nil for no log.
 	Logger *slog.Logger
 }
 
-// Log says how much is logged, and in which form, in words that are those of the program.
+// Log says how much is logged and in which format, in the program's own words.
 type Log struct{ Level, Format string }
 
 // FieldError says what is wrong with one part of a [Config].
@@ -139,7 +144,7 @@ func (c Config) absolute() (Config, error) {
 	return c, nil
 }
 
-// Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, and opens
+// Validate says whether a daemon can work with the configuration on this machine: it looks up users, groups and programs, but opens
 // nothing. An error joins one [FieldError] for each thing that is wrong.
 func (c Config) Validate() error {
 	c, err := c.absolute()
@@ -173,10 +178,13 @@ func (c Config) Validate() error {
 	}
 	if len(c.Admission.Args) == 0 && c.Admission.Protocol == host.ProtocolCIPD {
 		// Whoever chose a protocol wants to be asked; without a command everything would be admitted.
-		check("admission.protocol", errors.New("there is no admission plugin that speaks it: name one with admission.command"))
+		check("admission.protocol", errors.New("there is no admission plugin to speak it: name one with admission.command"))
 	}
 	checkKeys(&wrong, "trust.types", c.Trust.Types, validateType)
 	c.Fleet.validate(check)
+	if len(c.Fleet.Dispense) > 0 && c.DispenseDir == "" {
+		check("fleet.dispense", errors.New("there is no directory for stable sockets: set dispenseDir"))
+	}
 	checkKeys(&wrong, "handlers", c.Handlers, func(ptype string) error { return validateHandler(ptype, c.Handlers[ptype]) })
 	checkKeys(&wrong, "typeTimeouts", c.TypeTimeouts, validateType)
 	checkKeys(&wrong, "clientTimeouts", c.ClientTimeouts, validateTypeOrPlugin)
@@ -207,7 +215,7 @@ func (c Config) checkDispenseDir() error {
 	}
 	for _, dir := range c.pluginDirs() {
 		if dir != "" && (within(c.DispenseDir, dir) || within(dir, c.DispenseDir)) {
-			return fmt.Errorf("dispense directory %s and plugin directory %s lie one in the other, where a stable socket would be taken for "+
+			return fmt.Errorf("dispense directory %s and plugin directory %s overlap, so a stable socket would be taken for "+
 				"a plugin: choose another path", c.DispenseDir, dir)
 		}
 	}
@@ -287,9 +295,9 @@ func (c Config) checkMachine(check func(field string, err error)) {
 	}
 }
 
-// CheckPlugins says which plugins cannot be launched on this machine as it is now: for want of a user, of a program, or of room in the path
-// of a socket. A daemon runs with them all the same, and tries again: what is missing may come, and the others are not to wait for it. The
-// error joins one *FieldError for each.
+// CheckPlugins says which plugins cannot be launched on this machine now: because a user, a directory or a program is missing, the program
+// is not the right one, or the path of a socket is too long. A daemon runs nevertheless, and tries again: what is missing may arrive, and
+// the other plugins need not wait for it. The error joins one *FieldError for each.
 func (c Config) CheckPlugins() error {
 	var wrong fieldErrors
 	launched := toLaunch(c.Catalogue, nil)
@@ -303,7 +311,12 @@ func (c Config) CheckPlugins() error {
 		if !p.Autostart {
 			continue // what is started by request may be installed until then
 		}
-		wrong.check(path+"command", checkProgram(p.Command[0]))
+		if err := checkProgram(p.Command[0]); err != nil {
+			wrong.check(path+"command", err)
+		} else if p.SHA256 != "" {
+			wrong.check(path+"sha256", checkDigest(p.Command[0], p.SHA256))
+		}
+		wrong.check(path+"dir", checkDir(p.Dir))
 		if p.Interpreter != "" {
 			wrong.check(path+"interpreter", checkProgram(p.Interpreter))
 		}
@@ -311,7 +324,7 @@ func (c Config) CheckPlugins() error {
 	return errors.Join(wrong...)
 }
 
-// Warn says of a configuration that can be used what may not be meant; empty if there is nothing.
+// Warn describes what is probably unintended in a usable configuration; empty if nothing is.
 func (c Config) Warn() string {
 	owners := c.Trust.Owners
 	if len(c.Admission.Args) == 0 || c.LaunchedOnly || len(owners.Users)+len(owners.Groups) == 0 {
@@ -337,6 +350,51 @@ func checkProgram(program string) error {
 		err = e.Err // which does not name the program a second time
 	}
 	return fmt.Errorf("program %q cannot be run on this machine: %w; install it, or name another", program, err)
+}
+
+// checkDigest says whether a program has the digest that it must have.
+func checkDigest(program, want string) error {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return err
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("cannot tell whether program %q has this digest: %w; let this user read it", program, err)
+	}
+	defer file.Close()
+	hash := sha256.New()
+	if _, err := io.Copy(hash, file); err != nil {
+		return fmt.Errorf("cannot tell whether program %q has this digest: %w", program, err)
+	}
+	if got := hex.EncodeToString(hash.Sum(nil)); got != want {
+		return fmt.Errorf("program %q has the digest %s: correct the digest if that is the program you trust, or install the right one",
+			path, got)
+	}
+	return nil
+}
+
+// checkDir says whether a plugin can work in a directory; without one it works in the root directory.
+func checkDir(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = errors.New("it is no directory")
+	}
+	if err != nil {
+		return fmt.Errorf("the plugin cannot work in %s: %w; make the directory, or name another", dir, withoutPath(err))
+	}
+	return nil
+}
+
+// withoutPath returns an error without the operation and the path, for texts that name it.
+func withoutPath(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
 }
 
 // joined returns the errors that were joined; none for nil.

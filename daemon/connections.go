@@ -1,24 +1,40 @@
 package daemon
 
 import (
+	"hash/fnv"
+	"io"
 	"log/slog"
 	"math"
 	"net"
+	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/sock"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 const (
 	// maxUserConns and maxConns bound the open connections at the control socket, and those at the stable sockets: of each user, and of all
-	// but root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, a quarter in all at the
-	// control socket and a half at the stable sockets: the rest is left for plugins and root.
+	// but root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, and a quarter in all at the
+	// control socket and at the stable sockets each. Three eighths are for plugins, see boundPlugins; the rest is left for root.
 	maxUserConns, maxConns = 1024, 4096
+	// maxAddressConns bounds the connections for calls from other nodes that one address may have; all together may have maxConns. Where
+	// few files may be open, the bounds are a thirty-second and a sixteenth of those.
+	maxAddressConns = 256
 	// maxStrangerConns and maxStrangersConns bound those at the control socket of users without a role, who are only told that they have none.
 	maxStrangerConns, maxStrangersConns = 16, 64
+	// strangerTime is how long a user without a role may have a connection: to be told so takes no longer.
+	strangerTime = 5 * time.Second
 )
+
+// callerBuffer is how much the kernel keeps for a caller on this machine who does not read, nodeBuffer for one on another, which may be far
+// away. It counts to the memory of the daemon's control group, and is twice as much as is asked for.
+const callerBuffer, nodeBuffer = 32 << 10, 256 << 10
 
 // unknownUser counts callers of whom the system says nothing. No user has this number.
 const unknownUser = math.MaxUint32
@@ -29,64 +45,46 @@ type connections struct {
 	self    uint32 // the user of the daemon
 	log     *slog.Logger
 	refused *prometheus.CounterVec
+	// budget bounds the calls of plugins and what of them waits in memory; nil for the default, of which nothing is reported.
+	budget *frames.Budget
 
 	mu sync.Mutex
 	// They are apart: whoever may call plugins keeps nobody from the control socket.
-	control, strangers, stable pool
+	control, strangers, stable, nodes *share.Pool
 }
 
 func newConnections(self uint32, files int, refused *prometheus.CounterVec, log *slog.Logger) *connections {
 	return &connections{
 		self: self, log: log, refused: refused,
-		control:   newPool(min(maxUserConns, files/8), min(maxConns, files/4)),
-		strangers: newPool(maxStrangerConns, maxStrangersConns),
-		stable:    newPool(min(maxUserConns, files/8), min(maxConns, files/2)),
+		control:   share.New(min(maxUserConns, files/8), min(maxConns, files/4), nil),
+		strangers: share.New(maxStrangerConns, maxStrangersConns, nil),
+		stable:    share.New(min(maxUserConns, files/8), min(maxConns, files/4), nil),
+		nodes:     share.New(min(maxAddressConns, max(files/32, 1)), min(maxConns, max(files/16, 1)), nil),
 	}
 }
 
-// pool counts the open connections of users, and bounds those of each and of all.
-type pool struct {
-	perUser, total int
-
-	open map[uint32]int
-	sum  int
-	// told has the users who were logged as having too many, until they have half as many; full says so of all.
-	told map[uint32]bool
-	full bool
+// boundPlugins bounds how many plugins users may have, and all but root and the daemon's user: a plugin takes one descriptor for its
+// connection and one for its stable socket, and before that one while it is asked.
+func boundPlugins(b reconciler.Bounds, files int) reconciler.Bounds {
+	b.TotalPlugins = max(files/8, 1)
+	b.UserPlugins = max(b.TotalPlugins/4*3, 1)
+	return b
 }
 
-func newPool(perUser, total int) pool {
-	return pool{perUser: perUser, total: total, open: map[uint32]int{}, told: map[uint32]bool{}}
-}
-
-// take takes one connection of a user in. If it may not, reason says why; first, whether that is news.
-func (p *pool) take(uid uint32) (reason string, first bool) {
-	switch {
-	case p.open[uid] >= p.perUser:
-		first = !p.told[uid]
-		p.told[uid] = true
-		return "user", first
-	case p.sum >= p.total:
-		first = !p.full
-		p.full = true
-		return "total", first
-	}
-	p.open[uid]++
-	p.sum++
-	return "", false
-}
-
-func (p *pool) give(uid uint32) {
-	p.sum--
-	if p.sum <= p.total/2 {
-		p.full = false
-	}
-	if p.open[uid]--; p.open[uid] <= p.perUser/2 {
-		delete(p.told, uid)
-	}
-	if p.open[uid] == 0 {
-		delete(p.open, uid)
-	}
+// newBudget bounds what calls have in memory, whichever way they come, and how many there are. What it does not give is counted, and logged
+// once until half of it is back; what says of which calls.
+func newBudget(what string, limits frames.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *frames.Budget {
+	return frames.NewBudget(limits, self, func(uid uint32, why frames.Reason, first bool) {
+		limited.WithLabelValues(string(why)).Inc()
+		switch {
+		case !first:
+		case why == frames.UserCalls || why == frames.Calls:
+			log.Warn(what+" are refused: too many are in progress; end what holds them", "uid", uid, "reason", string(why))
+		default:
+			log.Warn(what+" are slowed down: too much waits for callers or plugins that do not read",
+				"uid", uid, "reason", string(why))
+		}
+	})
 }
 
 // limit returns a listener that hands out the connections of l which are within the bounds. With a guard, users without a role are
@@ -100,7 +98,7 @@ type boundedListener struct {
 	net.Listener
 	socket string
 	conns  *connections
-	guard  *guard // nil if everybody who can connect may call
+	guard  *guard // nil if everybody who can connect may call, or shows later who it is
 }
 
 func (l *boundedListener) Accept() (net.Conn, error) {
@@ -110,60 +108,104 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		if held := l.hold(conn); held != nil {
+			boundBuffer(conn)
 			return held, nil
 		}
 		_ = conn.Close() // nothing was said
 	}
 }
 
+// boundBuffer bounds what the kernel keeps for a caller. One with a larger buffer is as fast.
+func boundBuffer(conn net.Conn) {
+	switch conn := conn.(type) {
+	case *net.UnixConn:
+		_ = conn.SetWriteBuffer(callerBuffer)
+	case *net.TCPConn:
+		_ = conn.SetWriteBuffer(nodeBuffer)
+	}
+}
+
 // hold takes a connection in; nil if it is beyond a bound.
 func (l *boundedListener) hold(conn net.Conn) net.Conn {
-	uid, stranger, who := uint32(unknownUser), false, (*caller)(nil)
-	if l.guard != nil {
-		who = l.guard.identify(conn)
-		stranger = l.guard.isStranger(who)
-		if who.unknown == nil {
-			uid = who.peer.UID
-		}
-	} else if unixConn, ok := conn.(*net.UnixConn); ok {
-		if peer, err := sock.PeerOf(unixConn); err == nil {
-			uid = peer.UID
-		}
-	}
-	c := l.conns
-	if uid == 0 || uid == c.self {
-		return &heldConn{Conn: conn, caller: who, release: func() {}}
-	}
-	p := &c.control
+	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: unknownUser, release: func() {}}
+	pool := c.stable
+	unixConn, local := conn.(*net.UnixConn)
 	switch {
-	case stranger:
-		p = &c.strangers
-	case l.guard == nil:
-		p = &c.stable
+	case l.guard != nil:
+		held.caller = l.guard.identify(conn)
+		held.uid = held.caller.uid()
+		if pool, stranger = c.control, l.guard.isStranger(held.caller); stranger {
+			pool = c.strangers
+		}
+	case local:
+		if peer, err := sock.PeerOf(unixConn); err == nil {
+			held.uid = peer.UID
+		}
+	default:
+		pool, held.uid = c.nodes, addressUser(conn.RemoteAddr())
+	}
+	if held.uid == 0 || held.uid == c.self {
+		return held
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if reason, first := p.take(uid); reason != "" {
+	if ok, first := pool.Take(held.uid, 1); !ok {
+		perUser, total := pool.Limits()
+		reason := "total"
+		if pool.Of(held.uid) >= perUser {
+			reason = "user"
+		}
 		c.refused.WithLabelValues(l.socket, reason).Inc()
 		if first {
-			c.log.Warn("connections are closed at once: too many are open; end what holds them",
-				"socket", l.socket, "uid", uid, "ofUser", p.open[uid], "mostOfUser", p.perUser, "ofAll", p.sum, "mostOfAll", p.total)
+			who := slog.Any("uid", held.uid)
+			if pool == c.nodes {
+				who = slog.Any("address", conn.RemoteAddr())
+			}
+			c.log.Warn("closing connections at once because too many are open; stop what holds them", "socket", l.socket, who,
+				"ofUser", pool.Of(held.uid), "mostOfUser", perUser, "ofAll", pool.Sum(), "mostOfAll", total)
 		}
 		return nil
 	}
-	return &heldConn{Conn: conn, caller: who, release: sync.OnceFunc(func() {
+	stop := func() bool { return true }
+	if stranger {
+		stop = time.AfterFunc(strangerTime, func() { _ = conn.Close() }).Stop // its server notices
+	}
+	held.release = sync.OnceFunc(func() {
+		stop()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		p.give(uid)
-	})}
+		pool.Give(held.uid, 1)
+	})
+	return held
 }
+
+// addressUser stands for the callers at an address of another machine where callers are counted by user. Of IPv6, everybody has 64 bits.
+func addressUser(addr net.Addr) uint32 {
+	sum := fnv.New32a()
+	if from, err := netip.ParseAddrPort(addr.String()); err == nil {
+		bits := 64
+		if from.Addr().Unmap().Is4() {
+			bits = 32
+		}
+		prefix, _ := from.Addr().Unmap().WithZone("").Prefix(bits) // it has so many bits
+		_, _ = io.WriteString(sum, prefix.String())                // it never fails
+	}
+	return notAUser(sum.Sum32())
+}
+
+// notAUser makes a number one that no user of the machine has: those of containers too are lower.
+func notAUser(n uint32) uint32 { return n | 1<<31 }
 
 // heldConn is a connection that counts until it is closed.
 type heldConn struct {
 	net.Conn
+	uid     uint32
 	caller  *caller // nil if nobody looked
 	release func()
 }
+
+// UID returns the user who connected, for package proxy.
+func (c *heldConn) UID() uint32 { return c.uid }
 
 func (c *heldConn) Close() error {
 	defer c.release()

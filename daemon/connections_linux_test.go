@@ -3,6 +3,8 @@ package daemon
 import (
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -65,6 +67,7 @@ func TestIdleStrangers(t *testing.T) {
 	if want := fmt.Sprintf("socket=control uid=%d ofUser=16", stranger); len(told) != 1 || !strings.Contains(told[0], want) {
 		t.Errorf("the log says of it %q, want one line with %q", told, want)
 	}
+	await(t, closed, held) // those that were kept
 }
 
 // list asks for the plugins as a user.
@@ -81,7 +84,7 @@ func TestIdleCallersOfStableSockets(t *testing.T) {
 	}
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
 	b := newBed(t, func(d *dispense) {
-		d.conns = newConnections(0, 64, refused, discard) // 8 of a user, 32 of all
+		d.conns = newConnections(0, 64, refused, discard) // 8 of a user, 16 of all
 	})
 	if err := os.Chmod(b.tmp, 0o755); err != nil {
 		t.Fatal(err)
@@ -93,7 +96,7 @@ func TestIdleCallersOfStableSockets(t *testing.T) {
 	hoard(t, closed, one, 1001, 0, 6)
 	hoard(t, closed, two, 1001, 0, 5)
 	await(t, closed, 3)
-	for uid := uint32(1002); uid < 1005; uid++ {
+	for uid := uint32(1002); uid < 1003; uid++ {
 		hoard(t, closed, one, uid, 0, 8)
 	}
 	hoard(t, closed, two, 1005, 0, 1)
@@ -110,54 +113,87 @@ func count(refused *prometheus.CounterVec, reason string) float64 {
 	return testutil.ToFloat64(refused.WithLabelValues("stable", reason))
 }
 
-func TestPool(t *testing.T) {
-	p := newPool(4, 6)
-	take := func(uid uint32, reason string, first bool) {
-		t.Helper()
-		if r, f := p.take(uid); r != reason || f != first {
-			t.Errorf("user %d: %q, %v, want %q, %v", uid, r, f, reason, first)
-		}
-	}
-	for range 4 {
-		take(1, "", false)
-	}
-	take(1, "user", true)
-	take(1, "user", false)
-	p.give(1)
-	take(1, "", false)
-	take(1, "user", false) // as before
-	take(2, "", false)
-	take(2, "", false)
-	take(3, "total", true)
-	take(2, "total", false)
-	p.give(1)
-	p.give(1) // he has half of his
-	take(1, "", false)
-	take(1, "", false)
-	take(1, "user", true)
-	take(3, "total", false)
-	for range 4 {
-		p.give(1)
-	}
-	p.give(2)
-	p.give(2)
-	if p.sum != 0 || len(p.open) != 0 || len(p.told) != 0 || p.full {
-		t.Errorf("something is left: %+v", p)
-	}
-}
-
 // TestPoolsAreApart: however many users fill the stable sockets, those with a role can connect to the control socket.
 func TestPoolsAreApart(t *testing.T) {
 	c := newConnections(0, 1<<20, nil, discard)
 	for uid := range uint32(8) {
 		for range maxUserConns {
-			c.stable.take(uid)
+			c.stable.Take(uid, 1)
 		}
 	}
-	if c.stable.sum != maxConns {
-		t.Errorf("%d connections are open, want %d", c.stable.sum, maxConns)
+	if got := c.stable.Sum(); got != maxConns {
+		t.Errorf("%d connections are open, want %d", got, maxConns)
 	}
-	if reason, _ := c.control.take(9); reason != "" {
-		t.Errorf("another user is kept from the control socket: %q", reason)
+	if ok, _ := c.control.Take(9, 1); !ok {
+		t.Error("another user is kept from the control socket")
+	}
+}
+
+// TestConnectionsOfNodes: what one address has open for calls from other nodes is bounded, before anybody has shown a certificate.
+func TestConnectionsOfNodes(t *testing.T) {
+	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
+	c := newConnections(0, 128, refused, discard) // 4 of an address, 8 of all
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bounded := c.limit(l, "fleet", nil)
+	accepted := make(chan net.Conn, 100)
+	go func() {
+		defer close(accepted)
+		for {
+			conn, err := bounded.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- conn
+		}
+	}()
+	from := func(address string, count int) {
+		t.Helper()
+		for range count {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+			conn, err := d.DialContext(t.Context(), "tcp", l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+		}
+	}
+	from("127.0.0.1", 6)
+	from("127.0.0.2", 4)
+	from("127.0.0.3", 1)
+	until(t, "three were refused", func() bool {
+		return testutil.ToFloat64(refused.WithLabelValues("fleet", "user")) == 2 && testutil.ToFloat64(refused.WithLabelValues("fleet", "total")) == 1
+	})
+	first := <-accepted
+	_ = first.Close()
+	_ = first.Close() // counts once
+	if got := c.nodes.Sum(); got != 7 {
+		t.Errorf("%d connections are counted, want 7", got)
+	}
+	_ = l.Close()
+	for conn := range accepted {
+		_ = conn.Close()
+	}
+	if got := c.nodes.Sum(); got != 0 {
+		t.Errorf("%d connections are counted after the last one was closed", got)
+	}
+}
+
+func TestAddressUser(t *testing.T) {
+	of := func(text string) uint32 { return addressUser(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(text))) }
+	for _, same := range [][2]string{{"192.0.2.1:1", "192.0.2.1:2"}, {"192.0.2.1:1", "[::ffff:192.0.2.1]:1"}, {"[2001:db8::1]:1", "[2001:db8::2]:1"}} {
+		if of(same[0]) != of(same[1]) {
+			t.Errorf("%s and %s are not one caller", same[0], same[1])
+		}
+	}
+	for _, others := range [][2]string{{"192.0.2.1:1", "192.0.2.2:1"}, {"[2001:db8:0:1::1]:1", "[2001:db8:0:2::1]:1"}} {
+		if of(others[0]) == of(others[1]) {
+			t.Errorf("%s and %s are one caller", others[0], others[1])
+		}
+	}
+	if of("192.0.2.1:1") < 1<<31 {
+		t.Error("an address is a user")
 	}
 }

@@ -16,20 +16,23 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
-	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
 // source is the part of a [patchbay.Runtime] that the control API shows.
 type source interface {
 	Plugins() []patchbay.PluginStatus
+	PluginsNamed(name string) []patchbay.PluginStatus
 	Refusals() []patchbay.PluginStatus
 	Retry(ptype, name string) error
 	KeptName(ptype, name string) (kept patchbay.KeptName, is bool)
 	ReleaseName(ctx context.Context, ptype, name string) error
 	Conditions() []patchbay.Condition
-	// LastEvents returns the last n events, oldest first.
+	// LastEvents returns the last n events in memory, PastEvents all that are kept, both oldest first.
 	LastEvents(n int) []patchbay.Event
+	PastEvents() ([]patchbay.Event, error)
+	// LaunchedAs returns as what a launched plugin is registered, or was last.
+	LaunchedAs(name string) (patchbay.PluginName, bool)
 	// Events delivers the last tail events and then new ones, in order, until ctx ends.
 	Events(ctx context.Context, tail int) <-chan patchbay.Event
 }
@@ -41,13 +44,18 @@ type picture struct {
 	fleet    *fleetMember // nil if the node belongs to no fleet
 	// catalogue has the metadata of what is launched; nil if nothing is.
 	catalogue *metadata
-	// views has the present view of source.
+	// views has the present view of source, past its past events.
 	views *shared[*view]
+	past  *shared[[]patchbay.Event]
 }
 
 func newPicture(s source, l launched, fleet *fleetMember, m *metadata) picture {
 	p := picture{source: s, launched: l, fleet: fleet, catalogue: m}
 	p.views = &shared[*view]{make: p.view}
+	p.past = &shared[[]patchbay.Event]{make: func() []patchbay.Event {
+		events, _ := s.PastEvents() // a condition says what is wrong with the file
+		return events
+	}}
 	return p
 }
 
@@ -55,11 +63,12 @@ func newPicture(s source, l launched, fleet *fleetMember, m *metadata) picture {
 // here.
 type control struct {
 	picture
+	naming
 
 	// calls takes what is not for the control API; nil refuses it.
-	calls http.Handler
-	// handlers returns the handlers by plugin type.
-	handlers func() map[string]cache.PluginHandler
+	calls    http.Handler
+	requests *requests
+	lists    *lists
 	reload   func(context.Context) ([]string, error)
 	// shown returns the configuration in force as text.
 	shown   func() string
@@ -88,33 +97,41 @@ func (c *control) version() *patchbayv1.GetVersionResponse {
 func (c *control) GetPlugin(
 	_ context.Context, request *connect.Request[patchbayv1.GetPluginRequest],
 ) (*connect.Response[patchbayv1.GetPluginResponse], error) {
-	ptype, name := request.Msg.GetType(), request.Msg.GetName()
-	if err := requirePlugin(ptype, name); err != nil {
+	asked, err := c.askedFor(request.Msg)
+	if err != nil {
 		return nil, err
 	}
-	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(ptype, name), c.describer())}
+	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(asked), c.describer())}
+	announced := c.announced(asked)
 	for _, refusal := range c.source.Refusals() {
-		if refusal.Type == ptype && refusal.Name == name {
+		if nameOf(refusal) == announced {
 			response.Plugins = append(response.Plugins, refusalMessage(refusal))
 		}
 	}
 	if len(response.Plugins) == 0 {
-		return nil, c.unknown(ptype, name)
+		return nil, c.unknown(asked)
 	}
 	return connect.NewResponse(response), nil
 }
 
 // unknown is the error of a call about a plugin that is not known.
-func (c *control) unknown(ptype, name string) error {
-	what := errors.New("no such plugin is known")
+func (c *control) unknown(asked patchbay.PluginName) error {
+	if asked.Type == "" {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("the launched plugin has not registered; "+
+			"\"patchbay status %s\" says what it does", valid(asked.Name)))
+	}
+	if s, is := c.launchedBefore(asked); is {
+		return connect.NewError(connect.CodeNotFound, fmt.Errorf("it is not registered: it is launched as %s, which is %s; "+
+			"\"patchbay status %s\" says more", valid(s.Name), s.State, valid(s.Name)))
+	}
+	what, announced := errors.New("no such plugin is known"), c.announced(asked)
 	// Root and the daemon's user may take any name, and their own are the rule: of those nothing is said.
-	if kept, is := c.source.KeptName(ptype, name); is && kept.By.UID != 0 && kept.By.UID != uint32(os.Geteuid()) {
-		what = fmt.Errorf("%w; the name is kept for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
+	if kept, is := c.source.KeptName(announced.Type, announced.Name); is && kept.By.UID != 0 && kept.By.UID != uint32(os.Geteuid()) {
+		what = fmt.Errorf("%w; the name is reserved for user %d, whose plugin had it last, until %s, or until \"patchbay release\"",
 			what, kept.By.UID, kept.Until.UTC().Format(time.RFC3339))
 	} else {
-		asked := patchbay.PluginName{Type: ptype, Name: name}.String()
-		known := each(c.source.Plugins(), func(s patchbay.PluginStatus) string { return nameOf(s).String() })
-		what = fmt.Errorf("%w%s", what, didYouMean(asked, known))
+		known := each(slices.Concat(c.source.Plugins(), c.source.Refusals()), func(s patchbay.PluginStatus) string { return nameOf(s).String() })
+		what = fmt.Errorf("%w%s", what, didYouMean(asked.String(), known))
 	}
 	return connect.NewError(connect.CodeNotFound, what)
 }
@@ -160,10 +177,14 @@ func (c *control) Reload(
 	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(err.Error())))
 }
 
-// instances returns what is known of one plugin, newest first. The type is that under which it registered, or one of its roles.
-func (c *control) instances(ptype, name string) []patchbay.PluginStatus {
+// instances returns what is known of one plugin, newest first.
+func (c *control) instances(asked patchbay.PluginName) []patchbay.PluginStatus {
+	if asked.Type != "" {
+		return slices.DeleteFunc(c.source.PluginsNamed(asked.Name), func(s patchbay.PluginStatus) bool { return !c.means(asked, s) })
+	}
+	socket, _ := c.launchedAt(asked.Name)
 	return slices.DeleteFunc(c.source.Plugins(), func(s patchbay.PluginStatus) bool {
-		return s.Name != name || s.Type != ptype && !slices.Contains(s.Registration.Roles, ptype)
+		return s.Type == "" || socket == "" || s.SocketPath != socket // or it is launched, and has not said what it is
 	})
 }
 
@@ -176,11 +197,21 @@ func didYouMean(name string, known []string) string {
 	return "; did you mean " + strconv.Quote(valid(meant)) + "?"
 }
 
-func requirePlugin(ptype, name string) error {
-	if ptype == "" || name == "" {
-		return connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
+// askedFor returns the plugin that a request names. Without a type it is a launched plugin, which must be one of the catalogue.
+func (c *control) askedFor(request interface {
+	GetType() string
+	GetName() string
+}) (asked patchbay.PluginName, err error) {
+	asked = patchbay.PluginName{Type: request.GetType(), Name: request.GetName()}
+	if asked.Name == "" {
+		return asked, connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set type and name"))
 	}
-	return nil
+	if asked.Type == "" {
+		if _, known := c.launchedAt(asked.Name); !known {
+			return asked, c.notLaunched(asked.Name, "; a plugin that registered by itself is named TYPE/NAME")
+		}
+	}
+	return asked, nil
 }
 
 // anyOf says whether a value passes a filter; an empty filter lets everything pass.

@@ -50,6 +50,10 @@ func (r *recorded) Plugins() []patchbay.PluginStatus {
 	return append([]patchbay.PluginStatus{}, r.plugins...)
 }
 
+func (r *recorded) PluginsNamed(name string) []patchbay.PluginStatus {
+	return slices.DeleteFunc(r.Plugins(), func(s patchbay.PluginStatus) bool { return s.Name != name })
+}
+
 func (r *recorded) Refusals() []patchbay.PluginStatus { return r.refusals }
 
 func (r *recorded) Retry(ptype, name string) error {
@@ -75,6 +79,12 @@ func (r *recorded) Conditions() []patchbay.Condition {
 	return []patchbay.Condition{{Name: "discovery", Message: "bad \xff"}}
 }
 
+func (r *recorded) PastEvents() ([]patchbay.Event, error) { return r.past, nil }
+
+func (r *recorded) LaunchedAs(string) (patchbay.PluginName, bool) {
+	return patchbay.PluginName{}, false
+}
+
 func (r *recorded) LastEvents(n int) []patchbay.Event { return r.past[max(0, len(r.past)-n):] }
 
 func (r *recorded) Events(context.Context, int) <-chan patchbay.Event { return r.live }
@@ -87,7 +97,7 @@ func event(seq uint64, ptype string) patchbay.Event {
 func serveTo(t *testing.T, s source) patchbayv1connect.ControlServiceClient {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: newPicture(s, nil, nil, nil)}))
+	mux.Handle(patchbayv1connect.NewControlServiceHandler(&control{picture: newPicture(s, noneLaunched{}, nil, nil)}))
 	server := httptest.NewServer(mux)
 	t.Cleanup(server.Close)
 	return patchbayv1connect.NewControlServiceClient(server.Client(), server.URL)
@@ -252,9 +262,15 @@ func TestSharedViews(t *testing.T) {
 	<-began
 	const callers = 100
 	seen := make(chan int64, callers)
+	var arrived sync.WaitGroup
+	arrived.Add(callers)
 	for range callers {
-		all.Go(func() { seen <- views.get() })
+		all.Go(func() {
+			arrived.Done()
+			seen <- views.get()
+		})
 	}
+	arrived.Wait() // else most may come when nothing is being made any more
 	for waits := false; !waits; runtime.Gosched() {
 		views.mu.Lock()
 		waits = views.next != nil
@@ -277,10 +293,10 @@ func TestInvalidArguments(t *testing.T) {
 	rpc := serveTo(t, &recorded{})
 	_, get := rpc.GetPlugin(t.Context(), connect.NewRequest(&patchbayv1.GetPluginRequest{Type: "T"}))
 	_, wait := rpc.WaitForPlugin(t.Context(), connect.NewRequest(&patchbayv1.WaitForPluginRequest{
-		Name: "n", For: patchbayv1.WaitFor_WAIT_FOR_REGISTERED,
+		Type: "T", For: patchbayv1.WaitFor_WAIT_FOR_REGISTERED,
 	}))
 	_, goal := rpc.WaitForPlugin(t.Context(), connect.NewRequest(&patchbayv1.WaitForPluginRequest{Type: "T", Name: "n"}))
-	for name, err := range map[string]error{"get without a name": get, "wait without a type": wait, "wait for nothing": goal} {
+	for name, err := range map[string]error{"get without a name": get, "wait without a name": wait, "wait for nothing": goal} {
 		if connect.CodeOf(err) != connect.CodeInvalidArgument {
 			t.Errorf("%s: got %v", name, err)
 		}

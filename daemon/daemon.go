@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -43,8 +44,8 @@ type Daemon struct {
 	fleetRules *inForce[[]FleetAllow]
 }
 
-// New checks the configuration; its error names all that is wrong. It touches neither files nor sockets; Run does. Relative paths are those
-// of the present working directory.
+// New checks the configuration; its error lists everything that is wrong. It touches neither files nor sockets; Run does. Relative paths
+// are relative to the current working directory.
 func New(config Config) (*Daemon, error) {
 	config, err := config.absolute()
 	if err != nil {
@@ -64,14 +65,13 @@ func New(config Config) (*Daemon, error) {
 	return d, nil
 }
 
-// Ready is closed when the control socket is served and the plugins that were there at the start have been found.
+// Ready is closed when the control socket is served and the plugins that existed at the start have been discovered.
 func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 
-// Run runs the daemon until ctx ends, and returns when all that it started has ended. It may be called once. It returns nil after an
-// orderly end, and an error if the daemon could not start or could not go on. A start does not disturb a
-// daemon that owns the control socket, the state or the HTTP address already: it fails without a file left behind, and the error wraps
-// [sock.ErrInUse] or says what is in use. One that fails later, because a handler or the catalogue cannot be used, may leave a new, empty
-// state file.
+// Run runs the daemon until ctx ends, and returns when everything it started has ended. It may be called once. It returns nil after an
+// orderly end, and an error if the daemon could not start or could not go on. A start does not disturb a daemon that owns the control
+// socket, the state or the HTTP address already: it fails, leaves no file behind, and the error wraps [sock.ErrInUse] or says what is in
+// use. One that fails later, because a handler or the catalogue cannot be used, may leave a new, empty state file.
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
 func (d *Daemon) Run(ctx context.Context) (err error) {
@@ -92,7 +92,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	d.reloads.begin(a)
-	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen)
+	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen, d.fleetRules.judgeAgain)
 	control := d.serve(ctx, l, a, &parts, cancel)
 	// Calls are answered until the runtime has ended: if a handler holds it up, "patchbay status" shows which.
 	stopDispense, stopStateWatch := a.seen.dispense.start(ctx), a.seen.state.start(ctx, a.runtime.Publish)
@@ -126,7 +126,7 @@ func (d *Daemon) beat(ctx context.Context, runtime *patchbay.Runtime) {
 		case err == nil:
 			d.notify("WATCHDOG=1")
 		case ctx.Err() == nil:
-			d.log.Error("the daemon does not tell the service manager that it lives", "error", err)
+			d.log.Error("cannot tell the service manager that the daemon is alive", "error", err)
 		}
 		backoff.Pause(ctx, time.Until(next))
 	}
@@ -218,21 +218,23 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.DeviceSocketDir})}
 	a.metrics = newMetrics(d.config.Build, a.handlers.has)
 	a.conns = newConnections(uint32(os.Geteuid()), openFilesLimit(), a.metrics.connsRefused, d.log)
+	a.conns.budget = newBudget("calls of plugins", frames.DefaultLimits, a.conns.self, a.metrics.callsLimited, d.log)
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}
 	a.guard = newGuard(d.config.ControlSocket, l.roles, newAuditor(a.runtime.Publish, d.log))
-	if a.fleet, err = newFleetMember(d.config.Fleet, d.config.StatePath, a.runtime.Registry(), d.log); err != nil {
+	if a.fleet, err = newFleetMember(d.config.Fleet, d.config.StatePath, a.runtime, a.metrics.called, d.log); err != nil {
 		return nil, err
 	}
 	parts.add(a.fleet.close)
 	a.registry = a.fleet.guard(a.runtime.Registry())
-	dispense, err := newDispense(d.config.DispenseDir, a.runtime.Registry(), a.registry, a.conns, d.log)
+	dispense, err := newDispense(
+		d.config.DispenseDir, a.runtime.Registry(), a.registry, a.fleet.dispensed(d.config.Fleet.Dispense), a.conns, d.log)
 	if err != nil {
 		return nil, err
 	}
-	own := observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}}
-	publisher, err := a.fleet.newPublisher(d.config.Fleet, d.config.Build, own, l.fleet)
+	own := observed{Runtime: a.runtime, reloads: d.reloads, dispense: dispense, state: stateWatch, files: &fileLimit{}, fleet: a.fleet}
+	publisher, err := a.fleet.newPublisher(d.config.Fleet, d.config.StatePath, d.config.Build, own, a.runtime.Launcher(), l.fleet)
 	if err != nil {
 		return nil, err
 	}
@@ -255,8 +257,13 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *closers, failed func()) (controlServer *server) {
 	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
 	c := &control{
-		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet),
-		reload: d.Reload, handlers: a.handlers.all, config: d.config, started: time.Now(),
+		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.conns.budget),
+		naming: naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
+		requests: &requests{
+			newBudget("requests to the control API", requestLimits, a.conns.self, a.metrics.callsLimited, d.log), a.conns.budget,
+		},
+		lists:  newLists(uint32(os.Geteuid()), a.metrics.listsRefused, d.log),
+		reload: d.Reload, config: d.config, started: time.Now(),
 		shown: func() string { return *d.reloads.shown.Load() }, metrics: a.metrics,
 	}
 	controlServer = serve(a.conns.limit(l.control, "control", a.guard), a.guard, c, failed, d.log)
@@ -268,8 +275,11 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	}
 	if l.fleet != nil {
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
-		calls := &fleetServer{a.registry, d.fleetRules, newDenials(a.runtime.Publish, d.log)}
-		parts.add(calls.serve(ctx, l.fleet, a.fleet.credentials, failed))
+		calls := &fleetServer{
+			a.registry, a.fleet.credentials, d.fleetRules, newDenials(a.runtime.Publish, d.log), newAuditor(a.runtime.Publish, d.log),
+			a.metrics.served, a.conns.budget, d.log,
+		}
+		parts.add(calls.serve(ctx, a.conns.limit(l.fleet, "fleet", nil), failed))
 	}
 	return controlServer
 }
@@ -277,14 +287,14 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 // newRuntime makes the runtime that the configuration asks for.
 func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced patchbay.Observer) (*patchbay.Runtime, error) {
 	observer := metrics.observer()
-	observer.Tracer, observer.DialOptions = traced.Tracer, append(observer.DialOptions, traced.DialOptions...)
+	observer.Tracer, observer.StatsHandlers = traced.Tracer, append(observer.StatsHandlers, traced.StatsHandlers...)
 	return patchbay.New(patchbay.Config{
 		PluginDirs:          d.config.PluginDirs,
 		DeprecatedPluginDir: d.config.DeprecatedPluginDir,
 		State:               measuredState{state, metrics.stateWrites},
 		Timeouts:            d.config.Timeouts,
 		TypeTimeouts:        d.config.TypeTimeouts,
-		Bounds:              d.config.Bounds,
+		Bounds:              boundPlugins(d.config.Bounds, openFilesLimit()),
 		MaxDepth:            d.config.MaxDepth,
 		MaxSockets:          d.config.MaxSockets,
 		MaxUserDirs:         d.config.MaxUserDirs,
@@ -298,6 +308,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		LaunchedOnly:        d.config.LaunchedOnly,
 		RegistryOptions: []dynamicplugins.Option{
 			dynamicplugins.WithDialer(d.goPlugins.Dial), dynamicplugins.WithDialOptionsFor(d.goPlugins.DialOptions),
+			dynamicplugins.WithForwardingFor(d.goPlugins.Interceptor),
 		},
 		Host:        plugin.Config{Repository: &d.metadata},
 		SurvivorDir: d.config.StatePath + ".survivors",
@@ -353,7 +364,7 @@ func inBackground(ctx context.Context, run func(context.Context)) (stop func()) 
 // makeDirs makes the directories that are missing and makes sure that the plugin directories can be read.
 func (d *Daemon) makeDirs() error {
 	if err := os.MkdirAll(filepath.Dir(d.config.ControlSocket), controlDirMode); err != nil {
-		return fmt.Errorf("cannot make the directory of the control socket: %w; choose another control socket", err)
+		return fmt.Errorf("cannot create the directory of the control socket: %w; choose another control socket", err)
 	}
 	return pipeline.MakeDirs(d.config.pluginDirs())
 }

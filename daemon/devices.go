@@ -60,7 +60,7 @@ func (s deviceService) handler() (*device.Handler, error) {
 			return h, nil
 		}
 	}
-	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("the daemon does nothing with devices: "+
+	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("the daemon does not manage devices: "+
 		"run it with --handler DevicePlugin=device, or with handlers: {DevicePlugin: device} in its configuration"))
 }
 

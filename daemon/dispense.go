@@ -40,9 +40,11 @@ type dispense struct {
 	dir      string
 	registry *dynamicplugins.Store
 	calls    connector
-	grace    time.Duration // goneGrace
-	retry    time.Duration // stableRetry
-	log      *slog.Logger
+	// inFleet are the plugins that have a socket whether or not they are on this node, and where calls to them go.
+	inFleet map[patchbay.PluginName]connector
+	grace   time.Duration // goneGrace
+	retry   time.Duration // stableRetry
+	log     *slog.Logger
 	// conns bounds the connections at the sockets, all together.
 	conns *connections
 
@@ -66,22 +68,23 @@ type dispense struct {
 // stableSocket is a socket and its server.
 type stableSocket struct {
 	listener *sock.Placed
-	server   *proxy.Server
+	server   *proxy.LocalServer
 }
 
 // newDispense returns what keeps the stable sockets in a directory, which it makes; nil if there is to be none. Calls go to what calls
-// gives, which is the registry, or what the fleet has in its place.
+// gives, which is the registry, or what the fleet has in its place, and those to plugins in the fleet to what inFleet gives.
 func newDispense(
-	dir string, registry *dynamicplugins.Store, calls connector, conns *connections, log *slog.Logger,
+	dir string, registry *dynamicplugins.Store, calls connector, inFleet map[patchbay.PluginName]connector, conns *connections,
+	log *slog.Logger,
 ) (*dispense, error) {
 	if dir == "" {
 		return nil, nil
 	}
 	if err := os.MkdirAll(dir, stableDirMode); err != nil {
-		return nil, advise(fmt.Errorf("cannot make the directory of the stable sockets: %w", err), "dispense directory")
+		return nil, advise(fmt.Errorf("cannot create the directory of the stable sockets: %w", err), "dispense directory")
 	}
 	d := &dispense{
-		dir: dir, registry: registry, calls: calls, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
+		dir: dir, registry: registry, calls: calls, inFleet: inFleet, conns: conns, grace: goneGrace, retry: stableRetry, log: log,
 		sockets: map[patchbay.PluginName]*stableSocket{}, due: map[patchbay.PluginName]time.Time{}, failed: map[patchbay.PluginName]error{},
 	}
 	d.end, d.stop = context.WithCancelCause(context.Background())
@@ -128,6 +131,9 @@ func (d *dispense) followAll(ctx context.Context, plugins []*dynamicplugins.Plug
 	for _, p := range plugins {
 		d.follow(ctx, patchbay.PluginName{Type: p.Type, Name: p.Name})
 	}
+	for k := range d.inFleet {
+		d.follow(ctx, k)
+	}
 	for k := range d.sockets {
 		d.follow(ctx, k)
 	}
@@ -138,7 +144,7 @@ func (d *dispense) followAll(ctx context.Context, plugins []*dynamicplugins.Plug
 
 // follow brings the socket of a plugin in line with the registry as it is now.
 func (d *dispense) follow(ctx context.Context, k patchbay.PluginName) {
-	there := len(d.registry.Instances(k.Type, k.Name)) > 0
+	there := d.inFleet[k] != nil || len(d.registry.Instances(k.Type, k.Name)) > 0
 	_, waiting := d.due[k]
 	switch s := d.sockets[k]; {
 	case there && s != nil:
@@ -209,12 +215,19 @@ func (d *dispense) open(ctx context.Context, k patchbay.PluginName) {
 	}
 	delete(d.due, k)
 	d.succeeded(k)
-	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) { return connTo(ctx, d.calls, k) })
-	server := proxy.NewServer(d.end, director.Forward, grpc.ConnectionTimeout(headerTimeout))
-	d.sockets[k] = &stableSocket{listener: listener, server: server}
+	calls := d.calls
+	if elsewhere := d.inFleet[k]; elsewhere != nil {
+		calls = elsewhere
+	}
+	director := proxy.Director(func(ctx context.Context, _ string) (grpc.ClientConnInterface, error) { return connTo(ctx, calls, k) })
+	s := &stableSocket{
+		listener: listener,
+		server:   proxy.NewLocalServer(d.end, director.Forward, proxy.LocalConfig{Budget: d.conns.budget, HeaderTimeout: headerTimeout}),
+	}
+	d.sockets[k] = s
 	d.serving.Go(func() {
-		if err := server.Serve(d.conns.limit(listener, "stable", nil)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			d.log.Error("a stable socket is not served any more", "plugin", k.String(), "path", path, "error", err)
+		if err := s.server.Serve(d.conns.limit(listener, "stable", nil)); err != nil {
+			d.log.Error("a stable socket is no longer served", "plugin", k.String(), "path", path, "error", err)
 		}
 	})
 	d.log.Debug("a stable socket leads to a plugin", "plugin", k.String(), "path", path)
@@ -232,7 +245,7 @@ func (d *dispense) remove(ctx context.Context, k patchbay.PluginName) {
 
 func (d *dispense) withdraw(ctx context.Context, k patchbay.PluginName, s *stableSocket) {
 	if _, err := s.listener.Withdraw(ctx); err != nil && ctx.Err() == nil {
-		d.log.Warn("the stable socket of a plugin cannot be removed", "plugin", k.String(), "error", err)
+		d.log.Warn("cannot remove the stable socket of a plugin", "plugin", k.String(), "error", err)
 	}
 }
 
@@ -268,7 +281,7 @@ func (d *dispense) clearOnce(ctx context.Context) (again bool) {
 	// gofail: var dispenseClear string
 	// folders, err = nil, errors.New(dispenseClear)
 	if err != nil {
-		d.log.Warn("the dispense directory cannot be searched for what was left behind", "error", err)
+		d.log.Warn("cannot search the dispense directory for leftover sockets", "error", err)
 	}
 	for _, folder := range folders {
 		files, err := os.ReadDir(filepath.Join(d.dir, folder.Name()))
@@ -325,7 +338,7 @@ func (d *dispense) clearPath(ctx context.Context, path string) {
 		err = errors.Join(err, placed.Close())
 	}
 	if err != nil && !errors.Is(err, sock.ErrInUse) {
-		d.log.Warn("a stable socket that was left behind cannot be removed", "path", path, "error", err)
+		d.log.Warn("cannot remove a leftover stable socket", "path", path, "error", err)
 	}
 }
 

@@ -260,7 +260,7 @@ func TestStableSocketsOfAShortLife(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	d, err := newDispense(dir, registry, registry, manyConns(), discard)
+	d, err := newDispense(dir, registry, registry, nil, manyConns(), discard)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,9 +60,9 @@ func TestCheckDispenseDir(t *testing.T) {
 		"":                                    "",
 		"/run/dispense":                       "",
 		"/run/plugins-too":                    "",
-		"/run/plugins/d":                      "lie one in the other",
-		"/var/old":                            "lie one in the other",
-		"/run":                                "lie one in the other",
+		"/run/plugins/d":                      "overlap",
+		"/var/old":                            "overlap",
+		"/run":                                "overlap",
 		"/" + repeated("x", maxDispenseDir-1): "",
 		"/" + repeated("x", maxDispenseDir):   "the paths of sockets leave room for",
 	} {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 
 	"connectrpc.com/connect"
@@ -17,8 +16,8 @@ import (
 func (c *control) WaitForPlugin(
 	ctx context.Context, request *connect.Request[patchbayv1.WaitForPluginRequest],
 ) (*connect.Response[patchbayv1.WaitForPluginResponse], error) {
-	ptype, name := request.Msg.GetType(), request.Msg.GetName()
-	if err := requirePlugin(ptype, name); err != nil {
+	asked, err := c.askedFor(request.Msg)
+	if err != nil {
 		return nil, err
 	}
 	var reached func([]patchbay.PluginStatus) (*patchbay.PluginStatus, bool)
@@ -29,7 +28,7 @@ func (c *control) WaitForPlugin(
 		reached = deregistered
 	default:
 		return nil, connect.NewError(connect.CodeInvalidArgument,
-			fmt.Errorf("the request says not what to wait for (%s): set for to WAIT_FOR_REGISTERED or WAIT_FOR_DEREGISTERED", goal))
+			fmt.Errorf("the request does not say what to wait for (%s): set for to WAIT_FOR_REGISTERED or WAIT_FOR_DEREGISTERED", goal))
 	}
 
 	// Subscribed to before the first look, so that no change falls between a look and the wait for the next event.
@@ -37,7 +36,7 @@ func (c *control) WaitForPlugin(
 	defer cancel()
 	events := c.source.Events(watching, 0)
 	for {
-		instances := c.instances(ptype, name)
+		instances := c.instances(asked)
 		if status, ok := reached(instances); ok {
 			response := &patchbayv1.WaitForPluginResponse{}
 			if status != nil {
@@ -45,7 +44,7 @@ func (c *control) WaitForPlugin(
 			}
 			return connect.NewResponse(response), nil
 		}
-		if !nextEvent(ctx, events, name) {
+		if !c.nextEvent(ctx, events, asked) {
 			state := "not known"
 			if len(instances) > 0 {
 				state = "in state " + string(instances[0].State)
@@ -55,9 +54,8 @@ func (c *control) WaitForPlugin(
 	}
 }
 
-// nextEvent blocks until an event concerns a plugin of that name, whatever its type and roles, or might because some were lost; false if
-// there will be none.
-func nextEvent(ctx context.Context, events <-chan patchbay.Event, name string) bool {
+// nextEvent blocks until an event concerns the plugin that is asked for, or might because some were lost; false if there will be none.
+func (c *control) nextEvent(ctx context.Context, events <-chan patchbay.Event, asked patchbay.PluginName) bool {
 	for {
 		select {
 		case <-ctx.Done():
@@ -66,7 +64,7 @@ func nextEvent(ctx context.Context, events <-chan patchbay.Event, name string) b
 			if !ok {
 				return false
 			}
-			if event.Kind == patchbay.EventResync || event.Name == name {
+			if c.tells(asked, event) {
 				return true
 			}
 		}
@@ -109,7 +107,7 @@ func (c *control) WatchEvents(
 ) error {
 	wanted := request.Msg
 	matches := func(e patchbay.Event) bool {
-		return anyOf(wanted.GetTypes(), e.Type) && anyOf(wanted.GetNames(), e.Name) && anyOf(wanted.GetKinds(), string(e.Kind)) &&
+		return c.concerns(wanted.GetTypes(), wanted.GetNames(), e) && anyOf(wanted.GetKinds(), string(e.Kind)) &&
 			(wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime()))
 	}
 	send := func(e patchbay.Event) error {
@@ -128,15 +126,13 @@ func (c *control) WatchEvents(
 			return err
 		}
 	}
-	past := c.source.LastEvents(math.MaxInt)
+	past := c.past.get()
 	var last uint64
 	if len(past) > 0 {
 		last = past[len(past)-1].Seq
 	}
-	for _, event := range newest(past, matches, wanted.Tail) {
-		if err := send(event); err != nil {
-			return err
-		}
+	if err := sendPast(ctx, newest(past, matches, wanted.Tail), send); err != nil {
+		return err
 	}
 	if !wanted.GetFollow() {
 		return nil
@@ -147,6 +143,27 @@ func (c *control) WatchEvents(
 		}
 		return send(e)
 	})
+}
+
+// eventSize is what an event takes in memory, about, without its texts.
+const eventSize = 150
+
+// sendPast sends past events, which count until the last of them is sent.
+func sendPast(ctx context.Context, past []patchbay.Event, send func(patchbay.Event) error) error {
+	bytes := 0
+	for _, e := range past {
+		bytes += eventSize + len(e.Type) + len(e.Name) + len(e.Instance) + len(e.Endpoint) + len(e.SocketPath) + len(e.Message)
+	}
+	if err := countList(ctx, bytes); err != nil {
+		return err
+	}
+	defer sent(ctx)
+	for _, e := range past {
+		if err := send(e); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newest returns the events that match, of them the last tail ones if tail is set.

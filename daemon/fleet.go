@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,6 +19,8 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // FleetConfig says to which fleet the node belongs. The zero value stands for none.
@@ -31,8 +35,14 @@ type FleetConfig struct {
 	Address string
 	// Serve says how the node and others call each other's plugins.
 	Serve FleetServe
+	// Offers says which plugins this node calls at which others; empty for all at all.
+	Offers []FleetOffer
 	// Exclusive are the types, or roles, of plugins of which only one instance of a name in the fleet may be active.
 	Exclusive []string
+	// Dispense are plugins, TYPE/NAME, that have a stable socket on this node wherever in the fleet they are.
+	Dispense []string
+	// Labels are those of [fleet.PublisherConfig].
+	Labels map[string]string
 	// Presence and Retention are those of [fleet.PublisherConfig]; zero for the defaults.
 	Presence, Retention time.Duration
 }
@@ -59,7 +69,18 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 		check("fleet.node", fleet.ValidateNode(c.Node))
 	}
 	check("fleet.presence", fleet.ValidateTimes(cmp.Or(c.Presence, fleet.DefaultPresence), cmp.Or(c.Retention, fleet.DefaultRetention)))
+	check("fleet.labels", fleet.ValidateLabels(c.Labels))
+	for i, o := range c.Offers {
+		if err := o.validate(); err != nil {
+			check("fleet.offers", fmt.Errorf("rule %d: %w", i+1, err))
+		}
+	}
 	c.Serve.validate(check)
+	for _, text := range c.Dispense {
+		if _, ok := pluginName(text); !ok {
+			check("fleet.dispense", fmt.Errorf("%q is not a plugin: write TYPE/NAME", text))
+		}
+	}
 	for _, ptype := range c.Exclusive {
 		check("fleet.exclusive", validateType(ptype))
 	}
@@ -68,7 +89,27 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 // equal says whether two configurations are alike, but for the rules, to whose change a running daemon can change.
 func (c FleetConfig) equal(other FleetConfig) bool {
 	c.Serve.Allow, other.Serve.Allow = nil, nil
+	c.Offers, other.Offers = nil, nil
 	return reflect.DeepEqual(c, other)
+}
+
+// settings are what all nodes should have alike.
+func (c FleetConfig) settings() fleet.Settings {
+	return fleet.Settings{Exclusive: c.Exclusive, Presence: cmp.Or(c.Presence, fleet.DefaultPresence)}
+}
+
+// announce returns what makes a change of a condition known: in the log, and as an event.
+func announce(publish func(reconciler.Event), log *slog.Logger) func(fleet.Condition) {
+	return func(c fleet.Condition) {
+		kind, message := pipeline.EventRecovered, c.Name+" is in order again"
+		if c.OK {
+			log.Info(message)
+		} else {
+			kind, message = pipeline.EventDegraded, c.Message
+			log.Warn(message)
+		}
+		publish(reconciler.Event{Time: time.Now(), Kind: kind, Message: message})
+	}
 }
 
 // readerIdle is how long the fleet is followed after the last request for it.
@@ -81,9 +122,13 @@ type fleetMember struct {
 	space   fleet.Space
 	// credentials are nil if the node neither takes calls from others nor calls them.
 	credentials *fleet.Credentials
+	lookup      *fleet.Lookup
 	dialer      *fleet.Dialer
 	elector     *fleet.Elector // nil if there are no locks
 	exclusive   []string
+	offers      atomic.Pointer[[]FleetOffer]
+	unlocked    *unlocked
+	announce    func(fleet.Condition)
 	log         *slog.Logger
 
 	mu            sync.Mutex
@@ -92,6 +137,26 @@ type fleetMember struct {
 	users         int
 	idle          *time.Timer
 	closed        bool
+}
+
+// conditions are those of the node's part in the fleet, without that of the publisher.
+func (m *fleetMember) conditions() []patchbay.Condition {
+	if m == nil {
+		return nil
+	}
+	all := []patchbay.Condition{m.settingsCondition()}
+	if len(m.certificates()) > 0 {
+		all = append(all, m.certificateCondition())
+	}
+	return all
+}
+
+// settingsCondition says whether this node and others have the same settings.
+func (m *fleetMember) settingsCondition() patchbay.Condition {
+	if c := m.unlocked.condition(); !c.OK || m.elector == nil {
+		return c
+	}
+	return patchbay.Condition(m.elector.Condition())
 }
 
 // node returns the name of the node; empty if that is not known.
@@ -108,11 +173,15 @@ func (c FleetConfig) node() string {
 
 // newFleetMember returns the daemon's part in a fleet, nil if the node belongs to none. Nothing is published, and no lock wanted, before
 // join; the caller calls close.
-func newFleetMember(c FleetConfig, statePath string, registry connector, log *slog.Logger) (m *fleetMember, err error) {
+func newFleetMember(
+	c FleetConfig, statePath string, runtime *patchbay.Runtime, called *peerCalls, log *slog.Logger,
+) (m *fleetMember, err error) {
 	if !c.enabled() {
 		return nil, nil
 	}
-	m = &fleetMember{node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log}
+	m = &fleetMember{node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log)}
+	m.unlocked = newUnlocked(m.node, c.Exclusive)
+	m.useOffers(c.Offers)
 	if m.node == "" {
 		return nil, errors.New("cannot find out the host name for the fleet; set fleet.node")
 	}
@@ -124,17 +193,23 @@ func newFleetMember(c FleetConfig, statePath string, registry connector, log *sl
 			return nil, err
 		}
 	}
-	dial := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node}
+	if m.lookup, err = fleet.OpenLookup(m.cluster, fleet.LookupConfig{Space: c.Space, Whole: m.acquire, Logger: log}); err != nil {
+		return nil, err
+	}
+	dial := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node, Labels: c.Labels, Called: called.ended}
+	dial.Unhealthy = func(ptype, name string) bool { return isUnwell(runtime.Launcher(), runtime.Plugins, ptype, name) }
 	if len(c.Exclusive) > 0 {
 		m.elector, err = fleet.NewElector(m.cluster, fleet.ElectorConfig{
 			Space: c.Space, Node: m.node, TTL: c.Presence, TokenFile: statePath + ".tokens", Logger: log,
+			Settings: c.settings(), Differ: m.announce,
 		})
 		if err != nil {
+			m.lookup.Close()
 			return nil, err
 		}
-		dial.Leader = m.leader
 	}
-	local := m.guard(registry)
+	dial.Leader, dial.MayOffer = m.leader, m.mayOffer
+	local := m.guard(runtime.Registry())
 	dial.Local = func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 		ctx, cancel := context.WithTimeout(ctx, localWait)
 		defer cancel()
@@ -146,7 +221,9 @@ func newFleetMember(c FleetConfig, statePath string, registry connector, log *sl
 
 // newPublisher returns what publishes the node, nil if it belongs to no fleet. Listener is where the node takes calls from others, nil for
 // nowhere.
-func (m *fleetMember) newPublisher(c FleetConfig, build Build, local source, listener net.Listener) (*fleet.Publisher, error) {
+func (m *fleetMember) newPublisher(
+	c FleetConfig, statePath string, build Build, local source, l launched, listener net.Listener,
+) (*fleet.Publisher, error) {
 	if m == nil {
 		return nil, nil
 	}
@@ -156,13 +233,16 @@ func (m *fleetMember) newPublisher(c FleetConfig, build Build, local source, lis
 	}
 	return fleet.NewPublisher(m.cluster, fleet.PublisherConfig{
 		Space: c.Space, Node: m.node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
-		Local: fleetLocal{local}, Logger: m.log,
+		Exclusive: c.Exclusive, InstanceFile: statePath + ".instance", Labels: c.Labels, Local: fleetLocal{local}, Logger: m.log,
+		Unhealthy: func() map[string]bool { return unwell(l) }, Locked: m.unlocked.begin,
 	})
 }
 
-// join begins to publish the node and to compete for the locks of its plugins. What it returns ends that and returns when nothing is left
-// of it, which takes no more than a few seconds, whatever etcd does.
-func (m *fleetMember) join(ctx context.Context, publisher *fleet.Publisher, registry *dynamicplugins.Store, local source) (stop func()) {
+// join begins to publish the node and to compete for the locks of its plugins. Judge judges the calls of other nodes again. What it returns
+// ends that and returns when nothing is left of it, which takes no more than a few seconds, whatever etcd does.
+func (m *fleetMember) join(
+	ctx context.Context, publisher *fleet.Publisher, registry *dynamicplugins.Store, local source, judge func(),
+) (stop func()) {
 	if m == nil {
 		return func() {}
 	}
@@ -170,14 +250,22 @@ func (m *fleetMember) join(ctx context.Context, publisher *fleet.Publisher, regi
 		var running sync.WaitGroup
 		defer running.Wait()
 		running.Go(func() { publisher.Run(ctx) })
+		running.Go(func() { m.watchCertificates(ctx, judge) })
+		running.Go(func() { m.unlocked.run(ctx, m.lookup, m.announce) })
 		if m.elector == nil {
 			return
 		}
 		running.Go(func() { m.elector.Run(ctx) })
+		drained, own := m.lookup.Follow(m.node)
 		for changes := (fleetLocal{local}).Changes(ctx); ctx.Err() == nil; {
-			m.elector.Stand(m.locks(registry))
+			locks := m.locks(registry)
+			if node, _ := own(); node.Cordon.Drained {
+				locks = nil
+			}
+			m.elector.Stand(locks)
 			select {
 			case <-changes:
+			case <-drained:
 			case <-ctx.Done():
 			}
 		}
@@ -199,6 +287,7 @@ func (m *fleetMember) close() error {
 	if reader != nil {
 		reader.Close()
 	}
+	m.lookup.Close()
 	m.dialer.Close()
 	return nil
 }

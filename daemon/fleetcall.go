@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,14 +24,9 @@ const localWait = time.Second
 
 // find is a fleet.Finder.
 func (m *fleetMember) find(ctx context.Context, f fleet.Filter) ([]fleet.Instance, error) {
-	reader, release, err := m.acquire()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
 	ctx, cancel := context.WithTimeout(ctx, firstRead)
 	defer cancel()
-	instances, err := reader.Find(ctx, f)
+	instances, err := m.lookup.Find(ctx, f)
 	if err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
@@ -39,14 +35,18 @@ func (m *fleetMember) find(ctx context.Context, f fleet.Filter) ([]fleet.Instanc
 
 // leader returns who holds the lock of a plugin.
 func (m *fleetMember) leader(ctx context.Context, l fleet.Lock) (node string, exclusive bool, err error) {
-	if !slices.Contains(m.exclusive, l.Type) {
+	switch {
+	case slices.Contains(m.exclusive, l.Type):
+		if m.elector.Held(l) != nil {
+			return m.node, true, nil
+		}
+	case m.unlocked.elsewhere(l) == "":
 		return "", false, nil
 	}
-	if m.elector.Held(l) != nil {
-		return m.node, true, nil
-	}
-	leader, err := m.elector.Leader(ctx, l)
-	return leader.Node, true, err
+	ctx, cancel := context.WithTimeout(ctx, firstRead)
+	defer cancel()
+	node, _, err = m.lookup.Holder(ctx, l)
+	return node, true, err
 }
 
 // locks returns the locks of the plugins of this node that can be called.
@@ -62,7 +62,7 @@ func (m *fleetMember) locks(registry *dynamicplugins.Store) []fleet.Lock {
 
 // guard returns the registry without the plugins whose locks the node does not hold. Calls to the others carry the token.
 func (m *fleetMember) guard(registry connector) connector {
-	if m == nil || m.elector == nil {
+	if m == nil {
 		return registry
 	}
 	return guardedRegistry{registry, m}
@@ -75,10 +75,18 @@ type guardedRegistry struct {
 
 func (r guardedRegistry) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	conn, err := r.connector.Conn(ctx, ptype, name)
-	if err != nil || !slices.Contains(r.member.exclusive, ptype) {
-		return conn, err
+	if err != nil {
+		return nil, err
 	}
-	hold := r.member.elector.Held(fleet.Lock{Type: ptype, Name: name})
+	lock := fleet.Lock{Type: ptype, Name: name}
+	if !slices.Contains(r.member.exclusive, ptype) {
+		if node := r.member.unlocked.elsewhere(lock); node != "" {
+			return nil, status.Errorf(codes.FailedPrecondition, "node %s competes for its lock, and this node does not because its "+
+				"fleet.exclusive does not list %s: give all nodes the same fleet.exclusive", node, ptype)
+		}
+		return conn, nil
+	}
+	hold := r.member.elector.Held(lock)
 	if hold == nil {
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"node %s does not hold its lock, and only one instance in the fleet may be active: "+
@@ -89,7 +97,7 @@ func (r guardedRegistry) Conn(ctx context.Context, ptype, name string) (grpc.Cli
 
 // isFleetCall says whether the metadata of a call ask for the fleet.
 func isFleetCall(md grpcmetadata.MD) bool {
-	return len(md.Get(proxy.FleetKey)) > 0 || len(md.Get(proxy.NodeKey)) > 0
+	return len(md.Get(proxy.FleetKey))+len(md.Get(proxy.NodeKey))+len(md.Get(proxy.LabelKey)) > 0
 }
 
 // direct returns the connection for a call to the fleet with these metadata.
@@ -117,7 +125,39 @@ func (m *fleetMember) direct(md grpcmetadata.MD, called patchbay.PluginName) (gr
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
 	}
+	for _, value := range md.Get(proxy.LabelKey) {
+		text, err := url.PathUnescape(value)
+		key, wanted, both := strings.Cut(text, "=")
+		if err != nil || !both {
+			return nil, status.Errorf(codes.InvalidArgument, "the metadata key %s is not percent-encoded KEY=VALUE", proxy.LabelKey)
+		}
+		if p.Labels == nil {
+			p.Labels = map[string]string{}
+		}
+		p.Labels[key] = wanted
+	}
+	if err := fleet.ValidateLabels(p.Labels); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	return m.dialer.Dial(called.Type, called.Name, p), nil
+}
+
+// inFleet is a connector to plugins of the fleet, preferably of this node.
+type inFleet struct{ *fleet.Dialer }
+
+func (f inFleet) Conn(_ context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
+	return f.Dial(ptype, name, fleet.Policy{}), nil
+}
+
+// dispensed returns the plugins that have a stable socket wherever in the fleet they are.
+func (m *fleetMember) dispensed(plugins []string) map[patchbay.PluginName]connector {
+	all := map[patchbay.PluginName]connector{}
+	for _, text := range plugins {
+		if name, ok := pluginName(text); ok && m != nil {
+			all[name] = inFleet{m.dialer}
+		}
+	}
+	return all
 }
 
 // leaders returns who holds which lock, for people.
@@ -125,9 +165,15 @@ func (m *fleetMember) leaders(ctx context.Context) (map[fleet.Lock]fleet.Leader,
 	if m.elector == nil {
 		return nil, nil //nolint:nilnil // there are no locks
 	}
-	leaders, err := m.elector.Leaders(ctx)
+	ctx, cancel := context.WithTimeout(ctx, firstRead)
+	defer cancel()
+	locks, err := m.cluster.Locks(ctx, m.space)
 	if err != nil {
 		return nil, fmt.Errorf("%w; see the log of the daemon", err)
+	}
+	leaders := map[fleet.Lock]fleet.Leader{}
+	for _, l := range locks {
+		leaders[l.Lock] = l.Leader
 	}
 	return leaders, nil
 }

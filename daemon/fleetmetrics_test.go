@@ -21,7 +21,13 @@ func TestFleetMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	lookup, err := fleet.OpenLookup(cluster, fleet.LookupConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lookup.Close()
 	member := &fleetMember{
+		lookup:  lookup,
 		cluster: cluster, log: slog.New(slog.DiscardHandler), closedReaders: fleet.ReaderStats{Lists: 1, Watches: 2, Events: 3},
 	}
 	m := newTestMetrics(t)

@@ -1,11 +1,16 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path"
 	"slices"
@@ -14,18 +19,16 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/proxy"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// eventFleetCallDenied says that a call from another node was denied, and whose. Of those that are alike there is one in a minute.
+// eventFleetCallDenied: a call from another node was denied; names the caller. Repeats are folded into one per minute.
 const eventFleetCallDenied reconciler.EventKind = "fleet-call-denied"
 
 // FleetServe says how the node and others call each other's plugins. The zero value stands for not at all.
@@ -102,81 +105,88 @@ func (c FleetConfig) published(listener net.Listener) (string, error) {
 
 // fleetServer takes calls from other nodes, and forwards those that are allowed to the plugins of this node.
 type fleetServer struct {
-	registry connector
-	rules    *inForce[[]FleetAllow]
-	denials  *denials
+	registry    connector
+	credentials *fleet.Credentials
+	rules       *inForce[[]FleetAllow]
+	denials     *denials
+	audit       *auditor
+	served      *peerCalls
+	budget      *frames.Budget
+	log         *slog.Logger
 }
 
 // serve starts to serve and returns. Calls end with ctx; the caller ends the rest with stop, which tells the callers why and returns when
 // nothing is left. If it ends before that, failed is called and stop returns the error.
-func (s *fleetServer) serve(ctx context.Context, listener net.Listener, c *fleet.Credentials, failed func()) (stop func() error) {
-	end, refuse := context.WithCancelCause(context.Background())
-	forget := context.AfterFunc(ctx, func() { refuse(errStopping) })
-	server := proxy.NewServer(end, s.handle,
-		grpc.Creds(c.Server()), grpc.ConnectionTimeout(fleetHandshake), grpc.MaxConcurrentStreams(fleetStreams),
-		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: fleetConnAge, Time: fleetSilence, Timeout: fleetAnswer}))
-	served := make(chan error, 1)
-	go func() {
-		err := server.Serve(listener)
-		if errors.Is(err, grpc.ErrServerStopped) { // before it began
-			err = nil
-		}
-		if err != nil {
-			failed()
-		}
-		served <- err
-	}()
+func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
+	calls := proxy.NewLocalServer(context.Background(), s.handle, proxy.LocalConfig{Budget: s.budget, UID: nodeUser})
+	protocols := new(http.Protocols)
+	protocols.SetHTTP2(true)
+	h := &http.Server{
+		Protocols: protocols, TLSConfig: s.credentials.Server(), ReadHeaderTimeout: fleetHandshake, IdleTimeout: fleetConnAge,
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: fleetStreams, SendPingTimeout: fleetSilence, PingTimeout: fleetAnswer},
+		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
+			return fleet.ConnContext(context.WithValue(ctx, connAge{}, time.Now()))
+		},
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if made, ok := r.Context().Value(connAge{}).(time.Time); ok && time.Since(made) > fleetConnAge {
+				w.Header().Set("Connection", "close") // when the calls on it have ended
+			}
+			calls.ServeHTTP(w, r)
+		}),
+	}
+	frames.BoundHTTP(h)
+	server := startServer("calls from other nodes", tls.NewListener(listener, h.TLSConfig), h, failed, s.log)
+	forget := context.AfterFunc(ctx, server.endCalls)
 	return func() error {
 		forget()
-		refuse(errStopping)
-		server.Drain()
-		if err := <-served; err != nil {
-			return fmt.Errorf("cannot go on taking calls from other nodes: %w", err)
-		}
-		return nil
+		return server.stop()
 	}
 }
 
+// connAge leads to the time at which the connection of a request was made.
+type connAge struct{}
+
+// nodeUser stands for the caller from another node where callers are counted by user. No user of the machine has such a number.
+func nodeUser(r *http.Request) uint32 {
+	sum := fnv.New32a()
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		_, _ = io.WriteString(sum, strings.Join(fleet.Identities(r.TLS.PeerCertificates[0]), "\x00")) // it never fails
+	}
+	return notAUser(sum.Sum32())
+}
+
 // handle is a [proxy.Handler].
-func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) error {
+func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) (err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	call := &fleetCall{}
 	var release func() // nil for one that was not let in
+	reached := false   // a plugin
 	defer func() {
+		if len(call.identities) > 0 {
+			s.served.ended(call.identities[0], err)
+		}
 		if release != nil {
 			release()
+			s.audit.called(call, shortName(call.plugin), short(call.method), reached, status.Code(err))
 		}
 	}()
-	return proxy.Director(func(ctx context.Context, method string) (_ grpc.ClientConnInterface, err error) {
-		call := &fleetCall{method: strings.TrimPrefix(method, "/")}
-		if call.identities, err = callerOf(ctx); err != nil {
+	return proxy.Director(func(ctx context.Context, method string) (conn grpc.ClientConnInterface, err error) {
+		call.method = strings.TrimPrefix(method, "/")
+		if call.identities, err = s.credentials.Caller(ctx); err != nil {
 			return nil, err
 		}
 		if call.plugin, _, err = routeOf(ctx); err != nil {
 			return nil, err
 		}
-		if release, err = s.rules.letIn(call.denied, cancel); err != nil {
+		denied := func(rules []FleetAllow) error { return cmp.Or(s.credentials.Trusts(ctx), call.denied(rules)) }
+		if release, err = s.rules.letIn(denied, cancel); err != nil {
 			return nil, s.denials.deny(call)
 		}
-		return connTo(ctx, s.registry, call.plugin)
+		conn, err = connTo(ctx, s.registry, call.plugin)
+		reached = err == nil
+		return conn, err
 	}).Forward(ctx, caller)
-}
-
-// callerOf returns who makes a call, by a certificate that may have run out since the connection was made.
-func callerOf(ctx context.Context) (identities []string, err error) {
-	from, ok := peer.FromContext(ctx)
-	if !ok {
-		return nil, status.Error(codes.Unauthenticated, "it is not known who calls")
-	}
-	info, ok := from.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.VerifiedChains) == 0 || len(info.State.PeerCertificates) == 0 {
-		return nil, status.Error(codes.Unauthenticated, "the caller has shown no certificate")
-	}
-	cert := info.State.PeerCertificates[0]
-	if time.Now().After(cert.NotAfter) {
-		return nil, status.Error(codes.Unauthenticated, "the certificate of the caller has expired: connect again with a new one")
-	}
-	return fleet.Identities(cert), nil
 }
 
 // denials makes denied calls known.
@@ -192,12 +202,9 @@ func newDenials(publish func(reconciler.Event), log *slog.Logger) *denials {
 
 // deny makes one known and returns its status, which is the same whether there is such a plugin or not.
 func (d *denials) deny(c *fleetCall) error {
-	who := "nobody that its certificate names"
-	if len(c.identities) > 0 {
-		who = short(strings.Join(c.identities, ", "))
-	}
+	who := c.String()
 	what := fmt.Sprintf("%s of plugin %s", short(c.method), shortName(c.plugin))
-	if first, left, _ := d.told.first(audited{who: strings.Join(c.identities, "\x00"), method: what}); first {
+	if first, left, _ := d.told.first(audited{who: c.name(), method: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
 		d.publish(reconciler.Event{
 			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),
@@ -209,7 +216,7 @@ func (d *denials) deny(c *fleetCall) error {
 // FleetAllow allows calls from other nodes. All of its parts have to match; in each, "*" alone matches everything, and else the patterns
 // are those of [path.Match]: * stands for any text without a slash.
 type FleetAllow struct {
-	// Identity is a pattern for who calls, see [fleet.Identities]. A URI is only matched by a pattern with "://", or by "*".
+	// Identity is a pattern for who calls, see [fleet.Credentials.Caller]. A URI is only matched by a pattern with "://", or by "*".
 	Identity string
 	// Types and Names are patterns for the type, or role, and the name of the plugin as the caller writes them.
 	Types, Names []string
@@ -218,14 +225,21 @@ type FleetAllow struct {
 }
 
 func (a FleetAllow) validate() error {
-	for _, part := range []struct {
-		key      string
-		patterns []string
-	}{{"identity", []string{a.Identity}}, {"types", a.Types}, {"names", a.Names}, {"methods", a.Methods}} {
-		if len(part.patterns) == 0 || slices.Contains(part.patterns, "") {
+	return validatePatterns([]patterns{{"identity", []string{a.Identity}}, {"types", a.Types}, {"names", a.Names}, {"methods", a.Methods}})
+}
+
+// patterns are those of one key of a rule.
+type patterns struct {
+	key  string
+	list []string
+}
+
+func validatePatterns(parts []patterns) error {
+	for _, part := range parts {
+		if len(part.list) == 0 || slices.Contains(part.list, "") {
 			return fmt.Errorf(`%s is empty and would allow nothing: name what is allowed, or "*" for everything`, part.key)
 		}
-		for _, pattern := range part.patterns {
+		for _, pattern := range part.list {
 			if _, err := path.Match(pattern, ""); err != nil {
 				return fmt.Errorf("%s has %q, which is no pattern: %w", part.key, pattern, err)
 			}
@@ -244,6 +258,17 @@ type fleetCall struct {
 	plugin     patchbay.PluginName
 	method     string // SERVICE/METHOD
 }
+
+func (c *fleetCall) name() string { return strings.Join(c.identities, "\x00") }
+
+func (c *fleetCall) String() string {
+	if len(c.identities) == 0 {
+		return "nobody that its certificate names"
+	}
+	return short(strings.Join(c.identities, ", "))
+}
+
+func (c *fleetCall) attrs() []any { return []any{"caller", c.String()} }
 
 // denied says why none of the rules allows a call.
 func (c *fleetCall) denied(rules []FleetAllow) error {

@@ -172,3 +172,55 @@ func TestRulesCanChange(t *testing.T) {
 		t.Errorf("changed are %q, a restart needs %q", changed, restart)
 	}
 }
+
+// TestMayOffer: a rule lets nodes offer plugins if all of its parts match; without rules every node may offer all.
+func TestMayOffer(t *testing.T) {
+	m := &fleetMember{}
+	rules := []FleetOffer{
+		{Node: "storage-*", Types: []string{"csi-controller"}, Names: []string{"*.example.com"}}, {Node: "Any", Types: []string{"*"}, Names: []string{"*"}},
+	}
+	for _, test := range []struct {
+		rules             []FleetOffer
+		node, ptype, name string
+		want              bool
+	}{
+		{nil, "x", "T", "n", true},
+		{rules, "storage-1", "csi-controller", "a.example.com", true},
+		{rules, "storage-1", "csi-node", "a.example.com", false},
+		{rules, "storage-1", "csi-controller", "other", false},
+		{rules, "x", "csi-controller", "a.example.com", false},
+		{rules, "any", "T", "n/m", true},
+	} {
+		m.useOffers(test.rules)
+		if got := m.mayOffer(test.node, test.ptype, test.name); got != test.want {
+			t.Errorf("%s offers %s/%s: %t", test.node, test.ptype, test.name, got)
+		}
+	}
+	before, after := Config{}, Config{}
+	after.Fleet.Offers = rules
+	if changed, restart := differences(before, after); len(restart) > 0 || !slices.Equal(changed, []string{"fleet.offers"}) {
+		t.Errorf("changed are %q, a restart needs %q", changed, restart)
+	}
+}
+
+// TestUnlocked: of the locks for which other nodes compete, those whose types this node does not list are known, and are a condition.
+func TestUnlocked(t *testing.T) {
+	u := newUnlocked("a", []string{"T"})
+	listed, own, other := fleet.Lock{Type: "T", Name: "n"}, fleet.Lock{Type: "U", Name: "own"}, fleet.Lock{Type: "U", Name: "n"}
+	u.set(map[fleet.Lock][]string{listed: {"b"}, own: {"a"}})
+	if c := u.condition(); !c.OK {
+		t.Errorf("the condition is %+v", c)
+	}
+	u.set(map[fleet.Lock][]string{listed: {"b"}, other: {"a", "b", "c"}})
+	if u.elsewhere(listed) != "" || u.elsewhere(own) != "" || u.elsewhere(other) != "b" {
+		t.Errorf("others compete for %v", u.nodes)
+	}
+	c := u.condition()
+	if c.OK || c.Since.IsZero() || !strings.Contains(c.Message, "locks of U, node b") {
+		t.Errorf("the condition is %+v", c)
+	}
+	u.set(nil)
+	if c := u.condition(); !c.OK {
+		t.Errorf("the condition is %+v", c)
+	}
+}

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,8 +58,9 @@ func (s fleetService) ListNodes(
 	}
 	defer release()
 	response := &patchbayv1.ListNodesResponse{Health: healthMessage(reader.Health())}
+	wanted := fleet.Filter{Nodes: request.Msg.GetNodes(), Labels: request.Msg.GetLabels()}
 	for _, n := range reader.Nodes() {
-		if anyOf(request.Msg.GetNodes(), n.Name) && anyOf(request.Msg.GetStates(), string(n.State)) {
+		if wanted.MatchNode(n) && anyOf(request.Msg.GetStates(), string(n.State)) {
 			response.Nodes = append(response.Nodes, nodeMessage(n))
 		}
 	}
@@ -94,7 +96,9 @@ func (s fleetService) WatchFleet(
 		return err
 	}
 	defer release()
-	snapshot, changes, err := reader.Watch(ctx, filterOf(request.Msg.GetFilter()))
+	filter := filterOf(request.Msg.GetFilter())
+	filter.Health = request.Msg.GetWithHealth()
+	snapshot, changes, err := reader.Watch(ctx, filter)
 	if err != nil {
 		return ended(ctx)
 	}
@@ -109,6 +113,11 @@ func (s fleetService) WatchFleet(
 			message.Node = nodeMessage(*n)
 		}
 		return stream.Send(message)
+	}
+	if health := reader.Health(); filter.Health && !health.Current {
+		if err := stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(fleet.Changed), Health: healthMessage(health)}); err != nil {
+			return err
+		}
 	}
 	for _, n := range snapshot.Nodes {
 		if err := send(fleet.Added, &n, nil); err != nil {
@@ -128,7 +137,12 @@ func (s fleetService) WatchFleet(
 			return connect.NewError(connect.CodeResourceExhausted,
 				errors.New("changes were lost because they were read too slowly: watch again"))
 		}
-		if err := send(c.Kind, c.Node, c.Plugin); err != nil {
+		if c.Health != nil {
+			err = stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(c.Kind), Health: healthMessage(*c.Health)})
+		} else {
+			err = send(c.Kind, c.Node, c.Plugin)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -161,7 +175,7 @@ func (s fleetService) WaitForFleetPlugin(
 }
 
 func filterOf(f *patchbayv1.FleetFilter) fleet.Filter {
-	filter := fleet.Filter{Types: f.GetTypes(), Names: f.GetNames(), Nodes: f.GetNodes(), Versions: f.GetVersions()}
+	filter := fleet.Filter{Types: f.GetTypes(), Names: f.GetNames(), Nodes: f.GetNodes(), Versions: f.GetVersions(), Labels: f.GetLabels()}
 	for _, state := range f.GetStates() {
 		filter.States = append(filter.States, reconciler.State(state))
 	}
@@ -173,11 +187,16 @@ func healthMessage(h fleet.Health) *patchbayv1.FleetHealth {
 }
 
 func nodeMessage(n fleet.Node) *patchbayv1.FleetNode {
-	return &patchbayv1.FleetNode{
-		Name: n.Name, State: string(n.State), Instance: valid(n.Instance), Address: valid(n.Address), Version: valid(n.Version),
+	message := &patchbayv1.FleetNode{
+		Labels: n.Labels,
+		Name:   n.Name, State: string(n.State), Instance: valid(n.Instance), Address: valid(n.Address), Version: valid(n.Version),
 		StartedAt: timestamp(n.StartedAt), LastSeen: timestamp(n.LastSeen), Plugins: uint32(n.Plugins), Reason: nodeReason(n.State, n.LastSeen),
 		Conditions: each(n.Conditions, func(c fleet.Condition) *patchbayv1.Condition { return conditionMessage(patchbay.Condition(c)) }),
 	}
+	if n.Cordon.Drained {
+		message.DrainedAt, message.DrainedBy = timestamp(cmp.Or(n.Cordon.Since, n.StartedAt)), valid(n.Cordon.By)
+	}
+	return message
 }
 
 // nodeReason says why a node is in its state.
@@ -218,7 +237,7 @@ func fleetPluginMessage(p fleet.Plugin) *patchbayv1.FleetPlugin {
 		Node: p.Node, Type: valid(p.Type), Name: valid(p.Name), Version: valid(p.Version), State: valid(string(p.State)),
 		PublishedState: valid(string(p.Published)), Instance: valid(p.Instance), Endpoint: valid(p.Endpoint), Source: valid(string(p.Source)),
 		Roles: validAll(p.Roles), Details: p.Details, RegisteredAt: timestamp(p.RegisteredAt), LastSeen: timestamp(p.LastSeen),
-		Current: p.Current, Reason: reasons[p.State],
+		Current: p.Current, Reason: reasons[p.State], Unhealthy: p.Unhealthy,
 	}
 	switch p.NodeState {
 	case fleet.NodeUnreachable:

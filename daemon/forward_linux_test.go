@@ -25,7 +25,7 @@ func TestForwardRefusesStranger(t *testing.T) {
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
 	g := testGuard(path)
-	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil), started: time.Now()},
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()},
 		func() { t.Error("the server failed") }, discard)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
@@ -53,7 +53,7 @@ func TestForwardEndsWithRole(t *testing.T) {
 	b.register("T", "n", one)
 	g := testGuard(path)
 	g.use(policy{users: map[uint32]role{65534: roleOperate}})
-	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil), started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()}, func() { t.Error("the server failed") }, discard)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(t, path, 65534, 65534), nil }))
 	if err != nil {

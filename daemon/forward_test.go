@@ -29,7 +29,7 @@ func (b *bed) control() (*server, string) {
 		b.t.Fatal(err)
 	}
 	g := testGuard(path)
-	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil), started: time.Now()},
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()},
 		func() { b.t.Error("the server failed") }, discard)
 	return s, path
 }
@@ -124,7 +124,7 @@ func TestForwardEndsWithCaller(t *testing.T) {
 func TestForwardRefuses(t *testing.T) {
 	b := newBed(t, nil)
 	b.register("T", "n", b.serve("one"))
-	forwarder := newForwarder(testGuard(b.tmp), b.registry, nil)
+	forwarder := newForwarder(testGuard(b.tmp), b.registry, nil, nil)
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)

@@ -70,9 +70,9 @@ func FuzzControl(f *testing.F) {
 				past:    []patchbay.Event{event(1, "A")},
 				live:    live,
 			}, noneLaunched{}, nil, nil),
-			handlers: func() map[string]cache.PluginHandler { return nil },
-			shown:    func() string { return "" },
-			reload:   func(context.Context) ([]string, error) { return nil, errors.New("nothing to reload") },
+			naming: naming{handlers: func() map[string]cache.PluginHandler { return nil }},
+			shown:  func() string { return "" },
+			reload: func(context.Context) ([]string, error) { return nil, errors.New("nothing to reload") },
 		}
 		mux := http.NewServeMux()
 		limit := connect.WithReadMaxBytes(maxRequest)

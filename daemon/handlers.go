@@ -88,7 +88,7 @@ func (s *handlerSet) changes(was, is map[string]HandlerKind) (added map[string]c
 		// gofail: var daemonHandler string
 		// h, err = nil, errors.New(daemonHandler)
 		if err != nil {
-			err = fmt.Errorf("cannot make the %s handler of plugin type %s: %w", kind, ptype, err)
+			err = fmt.Errorf("cannot create the %s handler of plugin type %s: %w", kind, ptype, err)
 			return nil, nil, errors.Join(err, closeHandlers(added))
 		}
 		added[ptype] = h

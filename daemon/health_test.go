@@ -21,7 +21,7 @@ func TestHealth(t *testing.T) {
 		scanMissing = "[-]scan: the plugin directories have not been searched yet\n"
 		broken      = "[-]discovery: /a\uFFFDb\uFFFD: no watches left\n"
 		notFound    = "404 page not found\n"
-		foreign     = "the Host header names no loopback host: use localhost or a loopback address\n"
+		foreign     = "the Host header does not name a loopback host: use localhost or a loopback address\n"
 	)
 	for name, test := range map[string]struct {
 		method, target, host string

@@ -125,11 +125,11 @@ func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	web.SetPolicy(header)
 	if !loopbackHost(r.Host) {
 		// A web page can have its own name resolve to a loopback address (DNS rebinding); its browser then sends that name.
-		http.Error(w, "the Host header names no loopback host: use localhost or a loopback address", http.StatusForbidden)
+		http.Error(w, "the Host header does not name a loopback host: use localhost or a loopback address", http.StatusForbidden)
 		return
 	}
 	if web.FromOtherSite(r) {
-		http.Error(w, "this is not for the pages of other sites", http.StatusForbidden)
+		http.Error(w, "requests from the pages of other sites are refused", http.StatusForbidden)
 		return
 	}
 	page, ok := map[string]http.Handler{"/livez": p.health, "/readyz": p.health, "/metrics": p.metrics}[r.URL.Path]

@@ -9,6 +9,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
@@ -121,22 +122,39 @@ func (c *control) launchedName(name string) (string, error) {
 	if name == "" {
 		return "", connect.NewError(connect.CodeInvalidArgument, errors.New("the request names no plugin: set name"))
 	}
-	plugins := c.launched.Plugins()
-	if slices.ContainsFunc(plugins, func(s launcher.Status) bool { return s.Name == name }) {
+	if _, known := c.launchedAt(name); known {
 		return name, nil
 	}
 	if p, both := pluginName(name); both {
-		for _, in := range c.instances(p.Type, p.Name) {
-			for _, s := range plugins {
+		for _, in := range c.instances(p) {
+			for _, s := range c.launched.Plugins() {
 				if s.Socket != "" && s.Socket == in.SocketPath {
 					return s.Name, nil
 				}
 			}
 		}
+		if s, is := c.launchedBefore(p); is {
+			return s.Name, nil
+		}
 	}
-	known := each(plugins, func(s launcher.Status) string { return s.Name })
-	return "", connect.NewError(connect.CodeNotFound, errors.New(
-		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(valid(name), known)))
+	return "", c.notLaunched(name, "")
+}
+
+// launchedBefore finds the launched plugin that was registered last as one that is asked for and is not registered now.
+func (c *control) launchedBefore(asked patchbay.PluginName) (launcher.Status, bool) {
+	for _, s := range c.launched.Plugins() {
+		if was, known := c.source.LaunchedAs(s.Name); known && was.Name == asked.Name && c.isOf(asked.Type, was.Type, nil) {
+			return s, true
+		}
+	}
+	return launcher.Status{}, false
+}
+
+// notLaunched is the error of a call about a launched plugin that the catalogue does not have.
+func (c *control) notLaunched(name, hint string) error {
+	known := each(c.launched.Plugins(), func(s launcher.Status) string { return s.Name })
+	return connect.NewError(connect.CodeNotFound, errors.New(
+		"the catalogue, the key plugins of the configuration, has no plugin of this name"+didYouMean(valid(name), known)+hint))
 }
 
 func launchError(err error) error {

@@ -14,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
@@ -33,7 +32,7 @@ const (
 )
 
 // metrics are what the daemon counts and measures. Labels have values from the configuration or from fixed lists, except for RPC methods,
-// of which only the first maxMethods are told apart.
+// of which only the first maxMethods are told apart, and nodes and locks, of which there are maxPeers and maxLocks.
 type metrics struct {
 	registry *prometheus.Registry
 	// handled says whether a plugin type is one that a handler is configured for.
@@ -46,8 +45,11 @@ type metrics struct {
 	resyncs        prometheus.Counter
 	dispenses      *prometheus.CounterVec
 	connsRefused   *prometheus.CounterVec
+	listsRefused   prometheus.Counter
+	callsLimited   *prometheus.CounterVec
 	rpcs           *rpcMetrics
 	stateWrites    *prometheus.HistogramVec
+	served, called *peerCalls // by other nodes, and on others
 }
 
 func newMetrics(build Build, handled func(ptype string) bool) *metrics {
@@ -71,29 +73,39 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 		registry: registry,
 		handled:  handled,
 		registrations: histogram("patchbay_registration_duration_seconds",
-			"How long attempts to register a plugin took, the first one of each from when its socket was seen, by result.",
+			"How long attempts to register a plugin took, by result. A first attempt counts from when the socket was seen.",
 			0.0005, "type", "result"),
 		events: counter("patchbay_plugin_events_total",
-			"Events of plugins, by kind; unreachable is the death of a registered plugin, or that it could not be registered again.",
+			"Events of plugins, by kind; unreachable means that a registered plugin died or could not be registered again.",
 			"type", "kind"),
 		refusals: counter("patchbay_refusals_total",
-			"How often something was refused because it is not trusted, or too much, by reason.", "reason"),
+			"How often something was refused because it is not trusted or exceeds a limit, by reason.", "reason"),
 		fileEventsLost: counter("patchbay_file_events_lost_total",
-			"How often the system lost file events of the plugin directories, which a scan makes up for.").WithLabelValues(),
+			"How often the system lost file events of the plugin directories; a scan makes up for them.").WithLabelValues(),
 		resyncs: counter("patchbay_event_resyncs_total",
-			"How often a subscriber of events was too slow, lost some and had to list the plugins again.").WithLabelValues(),
+			"How often a subscriber was too slow, lost events and had to list the plugins again.").WithLabelValues(),
 		dispenses: counter("patchbay_dispenses_total",
-			"Clients of plugins and connections to them that were asked for, by outcome.", "type", "result"),
+			"Requests for clients of plugins and for connections to them, by result.", "type", "result"),
 		connsRefused: counter("patchbay_connections_refused_total",
-			"Connections that were closed at once because the user, or all users in total, had too many open, by socket and reason.",
+			"Connections that were closed at once because the user, or all users together, had too many open, by socket and reason.",
 			"socket", "reason"),
+		listsRefused: counter("patchbay_lists_refused_total",
+			"Lists of plugins or events that were refused because the user, or all users together, had too many unread ones.").WithLabelValues(),
+		callsLimited: counter("patchbay_calls_limited_total",
+			"How often a call of a plugin, or a request to the control API, got no more memory for what waits in it, so that it is slower or "+
+				"refused (user, total), or was refused because too many were in progress (userCalls, calls).", "reason"),
 		rpcs: &rpcMetrics{
 			methods:   map[string]bool{},
-			calls:     counter("patchbay_plugin_rpcs_total", "Calls to plugins that have ended, by method and gRPC status code.", "method", "code"),
+			calls:     counter("patchbay_plugin_rpcs_total", "Completed calls to plugins, by method and gRPC status code.", "method", "code"),
 			durations: histogram("patchbay_plugin_rpc_duration_seconds", "How long calls to plugins took, by method.", 0.0002, "method"),
 		},
+		served: newPeerCalls(counter("patchbay_fleet_served_calls_total",
+			"Calls from other nodes that have ended, or were denied, by the first name in the caller's certificate and gRPC status code.",
+			"caller", "code")),
+		called: newPeerCalls(counter("patchbay_fleet_calls_total",
+			"Calls to plugins of other nodes that have ended, by node and gRPC status code.", "node", "code")),
 		stateWrites: histogram("patchbay_state_write_duration_seconds",
-			"How long changes took until they were durable in the state file, by result.", 0.0001, "result"),
+			"How long it took to make changes durable in the state file, by result.", 0.0001, "result"),
 	}
 }
 
@@ -106,7 +118,7 @@ func (m *metrics) observer() patchbay.Observer {
 		Attempt: func(a reconciler.Attempt) {
 			m.registrations.WithLabelValues(m.typeLabel(a.Type), string(a.Result)).Observe(a.Duration.Seconds())
 		},
-		DialOptions:    []grpc.DialOption{grpc.WithStatsHandler(m.rpcs)},
+		StatsHandlers:  []stats.Handler{m.rpcs},
 		Refused:        func(reason trust.Reason) { m.refusals.WithLabelValues(string(reason)).Inc() },
 		FileEventsLost: m.fileEventsLost.Inc,
 		Resync:         m.resyncs.Inc,
@@ -155,7 +167,7 @@ func dispenseResult(err error) string {
 type measuredState struct {
 	storage interface {
 		dynamicplugins.StateStorage
-		dynamicplugins.ChangeStorage
+		dynamicplugins.BatchStorage
 	}
 	writes *prometheus.HistogramVec
 }
@@ -170,6 +182,14 @@ func (s measuredState) PutDynamicPluginRegistryState(state *dynamicplugins.Regis
 
 func (s measuredState) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
 	return s.measure(func() error { return s.storage.PutDynamicPluginChange(change) })
+}
+
+func (s measuredState) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) (errs []error) {
+	_ = s.measure(func() error {
+		errs = s.storage.PutDynamicPluginChanges(changes)
+		return errors.Join(errs...)
+	})
+	return errs
 }
 
 func (s measuredState) measure(write func() error) error {
@@ -199,21 +219,21 @@ type collector struct {
 
 var (
 	pluginsDesc = prometheus.NewDesc("patchbay_plugins",
-		"Instances of plugins that are known, by state.", []string{"type", "state"}, nil)
+		"Known instances of plugins, by state.", []string{"type", "state"}, nil)
 	degradedDesc = prometheus.NewDesc("patchbay_condition_degraded",
 		"Whether a condition of the daemon is degraded: 1 if so, 0 if not.", []string{"condition"}, nil)
 	stateSizeDesc = prometheus.NewDesc("patchbay_state_size_bytes",
 		"The size of the state file.", nil, nil)
 	launchedDesc = prometheus.NewDesc("patchbay_launched_plugin_state",
-		"The state of a plugin of the catalogue: 1 for the one that it is in.", []string{"plugin", "state"}, nil)
+		"The state of a plugin of the catalogue: 1 for its current state.", []string{"plugin", "state"}, nil)
 	restartsDesc = prometheus.NewDesc("patchbay_launched_plugin_restarts_total",
-		"How often a plugin of the catalogue was started again since somebody started it.", []string{"plugin"}, nil)
+		"How often a plugin of the catalogue was restarted since somebody started it.", []string{"plugin"}, nil)
 	logLinesDesc = prometheus.NewDesc("patchbay_launched_plugin_log_lines_total",
 		"Lines that a launched plugin printed or logged.", []string{"plugin"}, nil)
 	logCutDesc = prometheus.NewDesc("patchbay_launched_plugin_log_lines_cut_total",
-		"Lines of a launched plugin that were too long and were cut.", []string{"plugin"}, nil)
+		"Lines of a launched plugin that were cut because they were too long.", []string{"plugin"}, nil)
 	logDroppedDesc = prometheus.NewDesc("patchbay_launched_plugin_log_lines_dropped_total",
-		"Lines of a launched plugin above its rate limit, which were not kept.", []string{"plugin"}, nil)
+		"Lines of a launched plugin that were dropped because they exceeded its rate limit.", []string{"plugin"}, nil)
 )
 
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
@@ -294,6 +314,20 @@ func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 	counter(ch, desc("patchbay_fleet_reader_lists_total", "How often the whole fleet was read from etcd."), read.Lists)
 	counter(ch, desc("patchbay_fleet_reader_watches_total", "How often a watch of the fleet began in etcd."), read.Watches)
 	counter(ch, desc("patchbay_fleet_reader_events_total", "Changes of keys of the fleet that came from etcd."), read.Events)
+	followed := c.member.lookup.Stats()
+	counter(ch, desc("patchbay_fleet_lookup_reads_total", "What was read from etcd for calls: a node, nodes that have a plugin, or a lock."),
+		followed.Lists)
+	counter(ch, desc("patchbay_fleet_lookup_events_total", "Changes of keys that came from etcd for calls."), followed.Events)
+	gauge(ch, desc("patchbay_fleet_lookup_current", "Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
+		"nothing to follow, 0 if it has lost etcd."), oneIf(c.member.lookup.Health().Current))
+	expires := prometheus.NewDesc("patchbay_fleet_certificate_expiry_timestamp_seconds", "When a certificate of the node expires, in "+
+		"seconds since 1970: the one for calls between nodes, and the one for etcd.", []string{"for"}, nil)
+	for use, certificate := range c.member.certificates() {
+		gauge(ch, expires, float64(certificate.Expires.Unix()), use)
+	}
+	if c.member.elector != nil {
+		collectLocks(ch, c.member.elector.Wanted())
+	}
 	if !wrote.Published.IsZero() {
 		gauge(ch, desc("patchbay_fleet_last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
 			float64(wrote.Published.UnixMilli())/1000)

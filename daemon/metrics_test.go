@@ -92,23 +92,23 @@ func TestMetrics(t *testing.T) {
 # TYPE patchbay_condition_degraded gauge
 patchbay_condition_degraded{condition="configuration"} 0
 patchbay_condition_degraded{condition="discovery"} 1
-# HELP patchbay_dispenses_total Clients of plugins and connections to them that were asked for, by outcome.
+# HELP patchbay_dispenses_total Requests for clients of plugins and for connections to them, by result.
 # TYPE patchbay_dispenses_total counter
 patchbay_dispenses_total{result="error",type="other"} 1
 patchbay_dispenses_total{result="not_found",type="other"} 1
 patchbay_dispenses_total{result="ok",type="T"} 1
 patchbay_dispenses_total{result="ok",type="csi-node"} 1
 patchbay_dispenses_total{result="unreachable",type="T"} 1
-# HELP patchbay_launched_plugin_restarts_total How often a plugin of the catalogue was started again since somebody started it.
+# HELP patchbay_launched_plugin_restarts_total How often a plugin of the catalogue was restarted since somebody started it.
 # TYPE patchbay_launched_plugin_restarts_total counter
 patchbay_launched_plugin_restarts_total{plugin="hello"} 2
-# HELP patchbay_plugin_events_total Events of plugins, by kind; unreachable is the death of a registered plugin, or that it could not be registered again.
+# HELP patchbay_plugin_events_total Events of plugins, by kind; unreachable means that a registered plugin died or could not be registered again.
 # TYPE patchbay_plugin_events_total counter
 patchbay_plugin_events_total{kind="unreachable",type="T"} 1
-# HELP patchbay_plugin_rpcs_total Calls to plugins that have ended, by method and gRPC status code.
+# HELP patchbay_plugin_rpcs_total Completed calls to plugins, by method and gRPC status code.
 # TYPE patchbay_plugin_rpcs_total counter
 patchbay_plugin_rpcs_total{code="Canceled",method="/s/m"} 1
-# HELP patchbay_plugins Instances of plugins that are known, by state.
+# HELP patchbay_plugins Known instances of plugins, by state.
 # TYPE patchbay_plugins gauge
 patchbay_plugins{state="connecting",type="unknown"} 1
 patchbay_plugins{state="refused",type="other"} 1

@@ -39,9 +39,9 @@ func TestMetricsReference(t *testing.T) {
 	}
 	slices.Sort(rows)
 	var page strings.Builder
-	page.WriteString("<!-- Made of the metrics: go test ./daemon -run TestMetricsReference -update -->\n\n# Metrics\n\n" +
-		"What `GET /metrics` answers, besides the metrics of the Go runtime (`go_…`) and of the process (`process_…`). How to use them is in\n" +
-		"[operate](../how-to/operate.md#metrics), with those of a fleet.\n\n| metric | labels | what it says |\n|---|---|---|\n" + strings.Join(rows, ""))
+	page.WriteString("<!-- Generated from the metrics: go test ./daemon -run TestMetricsReference -update -->\n\n# Metrics\n\n" +
+		"What `GET /metrics` returns, besides the metrics of the Go runtime (`go_…`) and of the process (`process_…`).\n" +
+		"[Operate the daemon](../how-to/operate.md#metrics) says how to use them, and lists those of a fleet.\n\n| metric | labels | meaning |\n|---|---|---|\n" + strings.Join(rows, ""))
 	if *updateMetrics {
 		if err := os.WriteFile(metricsPage, []byte(page.String()), 0o644); err != nil {
 			t.Fatal(err)

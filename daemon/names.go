@@ -2,11 +2,130 @@ package daemon
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
+
+// roleGiver is what a handler may also be: it names the roles that it may give the plugins of its type.
+type roleGiver interface{ Roles() []string }
+
+// naming decides which plugin is meant by a type and a name, for all calls of the control API, all filters and the page. The type is the
+// one that the plugin announced, or a role of it: one that its handler gave it, or might give it, if it was never registered.
+type naming struct {
+	// handlers returns the handlers by plugin type; nil if there are none.
+	handlers func() map[string]cache.PluginHandler
+	// registered says whether a plugin is in the registry under a type or role; nil if that is not known.
+	registered func(ptype, name string) bool
+}
+
+// isOf says whether a plugin is of a type or has it as a role. Its roles are empty if it was never registered, or if that is not known.
+func (n naming) isOf(ptype, announced string, roles []string) bool {
+	if len(roles) == 0 && ptype != announced {
+		roles = n.mayHave(announced)
+	}
+	return ptype == announced || slices.Contains(roles, ptype)
+}
+
+// anyIsOf is isOf for any of some types, or for all if there are none.
+func (n naming) anyIsOf(types []string, announced string, roles []string) bool {
+	return len(types) == 0 || slices.ContainsFunc(types, func(t string) bool { return n.isOf(t, announced, roles) })
+}
+
+// tellsOf says whether an event is about a plugin of any of some types, or of all if there are none. One that is registered has the roles
+// that it has.
+func (n naming) tellsOf(types []string, e patchbay.Event) bool {
+	return len(types) == 0 || slices.ContainsFunc(types, func(t string) bool {
+		unsure := n.registered == nil || n.registered(t, e.Name) || !n.registered(e.Type, e.Name)
+		return t == e.Type || unsure && n.isOf(t, e.Type, nil)
+	})
+}
+
+// concerns says whether an event is about a plugin of any of some types, or of all, with any of some names, or all. Those of a launched
+// plugin are also about what it is registered as, or was last, and the other way round.
+func (c *control) concerns(types, names []string, e patchbay.Event) bool {
+	if c.tellsOf(types, e) && anyOf(names, e.Name) {
+		return true
+	}
+	if e.Type == "" {
+		is, known := c.source.LaunchedAs(e.Name)
+		e.Type, e.Name = is.Type, is.Name
+		return known && c.tellsOf(types, e) && anyOf(names, e.Name)
+	}
+	return len(types) == 0 && slices.ContainsFunc(names, func(name string) bool {
+		is, known := c.source.LaunchedAs(name)
+		return known && is == patchbay.PluginName{Type: e.Type, Name: e.Name}
+	})
+}
+
+// mayHave returns the roles that plugins of a type may have.
+func (n naming) mayHave(ptype string) []string {
+	if n.handlers == nil {
+		return nil
+	}
+	if h, ok := n.handlers()[ptype].(roleGiver); ok {
+		return h.Roles()
+	}
+	return nil
+}
+
+// means says whether an instance is one of the plugin that is asked for.
+func (n naming) means(asked patchbay.PluginName, s patchbay.PluginStatus) bool {
+	return s.Name == asked.Name && n.isOf(asked.Type, s.Type, s.Registration.Roles)
+}
+
+// launchedAt returns the socket of the launched plugin with a name in the catalogue, and whether there is one. The socket is empty if it
+// does not serve.
+func (c *control) launchedAt(name string) (socket string, known bool) {
+	all := c.launched.Plugins()
+	i := slices.IndexFunc(all, func(s launcher.Status) bool { return s.Name == name })
+	if i < 0 {
+		return "", false
+	}
+	return all[i].Socket, true
+}
+
+// tells says whether an event may change what a plugin that is asked for is, whatever its type and roles.
+func (c *control) tells(asked patchbay.PluginName, e patchbay.Event) bool {
+	named := e.Kind == patchbay.EventResync || e.Name == asked.Name
+	if named || asked.Type != "" || e.SocketPath == "" {
+		return named
+	}
+	socket, _ := c.launchedAt(asked.Name)
+	return e.SocketPath == socket
+}
+
+// announced returns the name under which the plugin that is asked for registers, by what is known of it. Of one of which nothing is known
+// it is the one that the handlers leave possible.
+func (c *control) announced(asked patchbay.PluginName) patchbay.PluginName {
+	if asked.Type == "" {
+		if is := c.instances(asked); len(is) > 0 {
+			return nameOf(is[0])
+		}
+		return asked
+	}
+	others := map[string]bool{} // types of plugins of the name that are not the one that is asked for
+	for _, s := range slices.Concat(c.source.PluginsNamed(asked.Name), c.source.Refusals()) {
+		if c.means(asked, s) {
+			return nameOf(s)
+		}
+		others[s.Type] = others[s.Type] || s.Name == asked.Name
+	}
+	if c.handlers == nil {
+		return asked
+	}
+	for _, ptype := range slices.Sorted(maps.Keys(c.handlers())) {
+		if !others[ptype] && c.isOf(asked.Type, ptype, nil) {
+			return patchbay.PluginName{Type: ptype, Name: asked.Name}
+		}
+	}
+	return asked
+}
 
 // pluginName reads TYPE/NAME.
 func pluginName(text string) (_ patchbay.PluginName, ok bool) {
@@ -22,7 +141,7 @@ func nameOf(s patchbay.PluginStatus) patchbay.PluginName {
 // validateType checks what the configuration calls a plugin type.
 func validateType(ptype string) error {
 	if !foreign.IsType(ptype) {
-		return fmt.Errorf("%q is no plugin type: a type is not empty and has no slash, for example MyPlugin", ptype)
+		return fmt.Errorf("%q is not a plugin type: a type is not empty and has no slash, for example MyPlugin", ptype)
 	}
 	return nil
 }

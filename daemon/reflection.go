@@ -31,8 +31,9 @@ type reflected struct {
 	byRole map[role]reflectionv1.ServerReflectionServer
 }
 
-// newReflection returns what answers calls of the reflection service: those for a plugin are forwarded.
-func newReflection(g *guard, forward http.Handler) http.Handler {
+// newReflection returns what answers calls of the reflection service: those for a plugin are forwarded. Of the others gRPC takes in what is
+// sent before it is asked for, so all of it counts.
+func newReflection(g *guard, bound *requests, forward http.Handler) http.Handler {
 	r := reflected{guard: g, byRole: map[role]reflectionv1.ServerReflectionServer{}}
 	for _, of := range []role{roleRead, roleOperate, roleAdmin} {
 		services := callable(of)
@@ -40,10 +41,11 @@ func newReflection(g *guard, forward http.Handler) http.Handler {
 			Services: services, DescriptorResolver: services.files, ExtensionResolver: new(protoregistry.Types),
 		})
 	}
-	own := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
-	reflectionv1.RegisterServerReflectionServer(own, r)
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
+	reflectionv1.RegisterServerReflectionServer(server, r)
+	own := bound.handler(server)
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
-		routed := slices.ContainsFunc([]string{proxy.TypeKey, proxy.NameKey, proxy.FleetKey, proxy.NodeKey},
+		routed := slices.ContainsFunc([]string{proxy.TypeKey, proxy.NameKey, proxy.FleetKey, proxy.NodeKey, proxy.LabelKey},
 			func(key string) bool { return len(request.Header.Values(key)) > 0 })
 		if routed && forward != nil {
 			forward.ServeHTTP(w, request)

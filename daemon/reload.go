@@ -20,9 +20,9 @@ import (
 
 // The kinds of events of the daemon itself.
 const (
-	// eventReloaded says that a reload succeeded, and what changed.
+	// eventReloaded: a reload succeeded; says what changed.
 	eventReloaded reconciler.EventKind = "reloaded"
-	// eventReloadFailed says that a reload failed and changed nothing, and why.
+	// eventReloadFailed: a reload failed and changed nothing; says why.
 	eventReloadFailed reconciler.EventKind = "reload-failed"
 )
 
@@ -76,17 +76,17 @@ func (r *reloads) end() {
 	}
 }
 
-// Reload reads the configuration anew with Config.Load and changes to it, and returns the keys of the configuration file whose values
-// changed. Roles, the rules for calls from other nodes, handlers, timeouts, the log and the catalogue can change; plugins that are not
-// concerned notice nothing, and one that is registered keeps the client timeout with which it was. The answers of the admission plugin are
-// forgotten, and plugins that wait for their next attempt are tried at once. If anything else has changed, or the configuration is wrong,
-// Reload changes nothing and returns an error; until a reload succeeds, the condition "configuration" is then degraded.
+// Reload reads the configuration again with Config.Load and changes to it, and returns the keys of the configuration file whose values
+// changed. Roles, the rules for calls from and to other nodes, handlers, timeouts, the log and the catalogue can change; other plugins are
+// not affected, and a registered plugin keeps its client timeout. The answers of the admission plugin are forgotten, and plugins that wait
+// for their next attempt are tried at once. If anything else has changed, or the configuration is wrong, Reload changes nothing and
+// returns an error; until a reload succeeds, the condition "configuration" is then degraded.
 //
-// Reload may be called at any time, concurrently too. It blocks until the daemon is up or ctx ends. What became of it is also logged
-// and published as an event.
+// Reload may be called at any time, concurrently too. It blocks until the daemon is up or ctx ends. The result is also logged and
+// published as an event.
 func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 	if d.config.Load == nil {
-		return nil, errors.New("cannot reload the configuration: this daemon was given it by a program, and not by files")
+		return nil, errors.New("it was set by a program, not read from files")
 	}
 	r := d.reloads
 	select {
@@ -151,6 +151,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	}
 	r.running.guard.use(roles)
 	d.fleetRules.use(next.Fleet.Serve.Allow)
+	r.running.fleet.useOffers(next.Fleet.Offers)
 	d.timeouts.set(next.ClientTimeouts)
 	runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
 	unused := map[string]cache.PluginHandler{}
@@ -228,11 +229,14 @@ func differences(before, after Config) (changed, restart []string) {
 		{"fleet", !before.Fleet.equal(after.Fleet)},
 		{"unreachableGrace", before.UnreachableGrace != after.UnreachableGrace},
 	})
-	was, is := before.Fleet.Serve.Allow, after.Fleet.Serve.Allow
+	rulesDiffer := func(was, is any, count int) bool { return count > 0 && !reflect.DeepEqual(was, is) } // nil and empty are alike
+	allowed, allows := before.Fleet.Serve.Allow, after.Fleet.Serve.Allow
+	offered, offers := before.Fleet.Offers, after.Fleet.Offers
 	changed = append([]string{}, mapChanges("handlers.", before.Handlers, after.Handlers)...) // never null in JSON
 	changed = append(changed, differing([]part{
 		{"control.roles", !before.Roles.equal(after.Roles)},
-		{"fleet.serve.allow", len(was)+len(is) > 0 && !reflect.DeepEqual(was, is)},
+		{"fleet.offers", rulesDiffer(offered, offers, len(offered)+len(offers))},
+		{"fleet.serve.allow", rulesDiffer(allowed, allows, len(allowed)+len(allows))},
 		{"log.level", before.Log.Level != after.Log.Level},
 		{"log.format", before.Log.Format != after.Log.Format},
 		{"timeouts", before.Timeouts != after.Timeouts},

@@ -411,7 +411,7 @@ func TestReloadBeforeAndAfter(t *testing.T) {
 func TestNothingToReload(t *testing.T) {
 	config := configIn(t)
 	start(t, config)
-	if _, err := dial(t, config).Reload(within(t)); err == nil || !strings.Contains(err.Error(), "this daemon was given it by a program") {
+	if _, err := dial(t, config).Reload(within(t)); err == nil || !strings.Contains(err.Error(), "it was set by a program") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -13,13 +13,14 @@ import (
 func (c *control) RetryPlugin(
 	_ context.Context, request *connect.Request[patchbayv1.RetryPluginRequest],
 ) (*connect.Response[patchbayv1.RetryPluginResponse], error) {
-	ptype, name := request.Msg.GetType(), request.Msg.GetName()
-	if err := requirePlugin(ptype, name); err != nil {
+	asked, err := c.askedFor(request.Msg)
+	if err != nil {
 		return nil, err
 	}
-	switch err := c.source.Retry(ptype, name); {
+	announced := c.announced(asked)
+	switch err := c.source.Retry(announced.Type, announced.Name); {
 	case errors.Is(err, patchbay.ErrUnknown):
-		return nil, c.unknown(ptype, name)
+		return nil, c.unknown(asked)
 	case err != nil:
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	}
@@ -29,11 +30,12 @@ func (c *control) RetryPlugin(
 func (c *control) ReleaseName(
 	ctx context.Context, request *connect.Request[patchbayv1.ReleaseNameRequest],
 ) (*connect.Response[patchbayv1.ReleaseNameResponse], error) {
-	ptype, name := request.Msg.GetType(), request.Msg.GetName()
-	if err := requirePlugin(ptype, name); err != nil {
+	asked, err := c.askedFor(request.Msg)
+	if err != nil {
 		return nil, err
 	}
-	switch err := c.source.ReleaseName(ctx, ptype, name); {
+	announced := c.announced(asked)
+	switch err := c.source.ReleaseName(ctx, announced.Type, announced.Name); {
 	case errors.Is(err, patchbay.ErrNotKept):
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	case ctx.Err() != nil:

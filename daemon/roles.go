@@ -11,14 +11,14 @@ import (
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 )
 
-// Roles say who may do how much on the control socket. Who is in several has the highest. Root and the daemon's user are always
+// Roles say who may do what on the control socket. Of several roles, the highest counts. Root and the daemon's user are always
 // administrators. As long as nobody is named, the members of the socket's group operate; else only those who are named have a role.
 type Roles struct {
 	// Read sees everything: plugins, events, logs, devices, the fleet.
 	Read Members
-	// Operate also starts and stops launched plugins, retries plugins and releases names, allocates devices, and calls plugins.
+	// Operate also starts and stops launched plugins, retries plugins, releases names, allocates devices, and calls plugins.
 	Operate Members
-	// Admin also reloads the configuration, and sees the inside of the daemon's process.
+	// Admin also reloads the configuration, and inspects the daemon's process.
 	Admin Members
 }
 
@@ -65,6 +65,10 @@ var procedureRoles = map[string]role{
 	patchbayv1connect.FleetServiceListFleetPluginsProcedure:     roleRead,
 	patchbayv1connect.FleetServiceWatchFleetProcedure:           roleRead,
 	patchbayv1connect.FleetServiceWaitForFleetPluginProcedure:   roleRead,
+	patchbayv1connect.FleetServiceListLocksProcedure:            roleRead,
+	patchbayv1connect.FleetServiceDrainNodeProcedure:            roleAdmin,
+	patchbayv1connect.FleetServiceUncordonNodeProcedure:         roleAdmin,
+	patchbayv1connect.FleetServiceForgetNodeProcedure:           roleAdmin,
 }
 
 // callRole is the role that a call to a plugin needs, of whatever method: what that does, only the plugin knows.
@@ -100,7 +104,7 @@ func (r Roles) policy() (policy, error) {
 			for _, name := range kind.names {
 				id, err := idOf(name, kind.lookUp)
 				if err != nil {
-					err = fmt.Errorf("%s %q is not known on this machine: %w; write a name that is, or a number", kind.what, name, err)
+					err = fmt.Errorf("%s %q is not known on this machine: %w; use a known name, or a number", kind.what, name, err)
 					wrong = append(wrong, &FieldError{fmt.Sprintf("control.roles.%s.%ss", granted, kind.what), err})
 					continue
 				}

@@ -102,7 +102,7 @@ func TestSparse(t *testing.T) {
 		}
 		// A crowd is bounded too, and those who take turns are remembered as far as there is room.
 		told = 0
-		for i := range 65_536 {
+		for i := range 3 * maxTold {
 			if first, _, _ := s.first(audited{who: strconv.Itoa(i % (2 * maxUsers)), method: "y"}); first {
 				told++
 			}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -43,18 +44,22 @@ type server struct {
 func serve(listener net.Listener, g *guard, c *control, failed func(), log *slog.Logger) *server {
 	mux := http.NewServeMux()
 	guarded := []connect.HandlerOption{connect.WithRequestGate(g.gate), connect.WithInterceptors(g), connect.WithReadMaxBytes(maxRequest)}
-	mux.Handle(patchbayv1connect.NewControlServiceHandler(c, guarded...))
-	mux.Handle(patchbayv1connect.NewFleetServiceHandler(fleetService{c.fleet}, guarded...))
-	mux.Handle(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers},
+	own := func(path string, service http.Handler) { mux.Handle(path, c.requests.handler(service)) }
+	path, service := patchbayv1connect.NewControlServiceHandler(c, guarded...)
+	own(path, c.lists.handler(service))
+	own(patchbayv1connect.NewFleetServiceHandler(fleetService{c.fleet}, guarded...))
+	own(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers},
 		append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
-	mux.Handle(reflectionPath, newReflection(g, c.calls))
+	mux.Handle(reflectionPath, newReflection(g, c.requests, c.calls))
 	if c.calls != nil {
 		mux.Handle("/", c.calls)
 	}
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // what gRPC clients speak on a socket without TLS
-	return startServer("the control API", listener, &http.Server{Handler: mux, Protocols: protocols, ConnContext: g.connContext}, failed, log)
+	h := &http.Server{Handler: mux, Protocols: protocols, ConnContext: g.connContext}
+	frames.BoundHTTP(h)
+	return startServer("the control API", listener, h, failed, log)
 }
 
 // startServer runs an HTTP server with what all have in common.
@@ -86,7 +91,7 @@ func (s *server) stop() error {
 	err := s.http.Shutdown(ctx)
 	if errors.Is(err, context.DeadlineExceeded) {
 		// A caller that does not read has its call end like this, and is no reason for the daemon to end with an error.
-		s.log.Warn("calls were still in progress and were cut off", "server", s.name, "after", stopTimeout)
+		s.log.Warn("calls were still in progress and were aborted", "server", s.name, "after", stopTimeout)
 		err = s.http.Close()
 	}
 	if served := <-s.served; !errors.Is(served, http.ErrServerClosed) {

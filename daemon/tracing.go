@@ -15,7 +15,6 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/stats"
 
@@ -35,7 +34,7 @@ type Tracing struct {
 	// Endpoint is the URL of a collector that takes OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT with the certificates that the
 	// system trusts. Empty: nothing is traced.
 	Endpoint string
-	// Percent is how many of a hundred traces are kept. What a caller has decided for its own trace goes before it.
+	// Percent is the percentage of traces that are kept. A caller's decision for its own trace takes precedence.
 	Percent int
 }
 
@@ -47,7 +46,7 @@ func (t Tracing) validate(check func(field string, err error)) {
 			"%q is no URL of a collector: write http://HOST:PORT or https://HOST:PORT, for example http://127.0.0.1:4317", t.Endpoint))
 	}
 	if t.Percent < 0 || t.Percent > 100 {
-		check("tracing.percent", fmt.Errorf("%d is no share of traces: write a number from 0 to 100", t.Percent))
+		check("tracing.percent", fmt.Errorf("%d is not a percentage of traces: write a number from 0 to 100", t.Percent))
 	}
 }
 
@@ -74,12 +73,12 @@ func (t Tracing) start(build Build) (_ patchbay.Observer, stop func() error, err
 	)
 	observer := patchbay.Observer{
 		Tracer: provider.Tracer("github.com/patchbay-dev/patchbay"),
-		DialOptions: []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(
+		StatsHandlers: []stats.Handler{otelgrpc.NewClientHandler(
 			otelgrpc.WithTracerProvider(provider),
 			// The name of a method is a caller's own; one that is not UTF-8 would have all spans of its batch dropped.
 			otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return utf8.ValidString(info.FullMethodName) }),
 			otelgrpc.WithPropagators(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})),
-		))},
+		)},
 	}
 	return observer, func() error {
 		if err := provider.Shutdown(context.Background()); err != nil {

@@ -115,6 +115,6 @@ func TestTracingWantsModernTLS(t *testing.T) {
 			t.Errorf("TLS up to %x: %v", most, err)
 		}
 		_ = conn.Close()
-		_ = stop() // that nothing could be sent is no error
+		_ = stop() // that nothing could be sent is not an error
 	}
 }

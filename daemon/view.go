@@ -45,13 +45,13 @@ func (p picture) describer() func(patchbay.PluginStatus) *patchbayv1.Plugin {
 	}
 }
 
-// matching returns the plugins that pass each of three filters.
-func (v *view) matching(types, names, states []string) []*patchbayv1.Plugin {
+// matching returns the plugins of a view that pass each of three filters.
+func (c *control) matching(v *view, types, names, states []string) []*patchbayv1.Plugin {
 	if len(types)+len(names)+len(states) == 0 {
 		return v.plugins
 	}
 	return slices.DeleteFunc(slices.Clone(v.plugins), func(p *patchbayv1.Plugin) bool {
-		return !anyOf(types, p.GetType()) || !anyOf(names, p.GetName()) || !anyOf(states, p.GetState())
+		return !c.anyIsOf(types, p.GetType(), p.GetRoles()) || !anyOf(names, p.GetName()) || !anyOf(states, p.GetState())
 	})
 }
 
@@ -86,21 +86,29 @@ func (s *shared[T]) get() T {
 const maxPart = 1 << 20
 
 func (c *control) ListPlugins(
-	_ context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
+	ctx context.Context, request *connect.Request[patchbayv1.ListPluginsRequest],
 ) (*connect.Response[patchbayv1.ListPluginsResponse], error) {
 	v, wanted := c.views.get(), request.Msg
-	return connect.NewResponse(&patchbayv1.ListPluginsResponse{
-		Plugins: v.matching(wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()), Conditions: v.conditions,
-	}), nil
+	answer := &patchbayv1.ListPluginsResponse{
+		Plugins: c.matching(v, wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()), Conditions: v.conditions,
+	}
+	if err := countList(ctx, proto.Size(answer)); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(answer), nil
 }
 
 func (c *control) StreamPlugins(
-	_ context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest],
+	ctx context.Context, request *connect.Request[patchbayv1.StreamPluginsRequest],
 	stream *connect.ServerStream[patchbayv1.StreamPluginsResponse],
 ) error {
 	v, wanted := c.views.get(), request.Msg
+	plugins := c.matching(v, wanted.GetTypes(), wanted.GetNames(), wanted.GetStates())
+	if err := countList(ctx, proto.Size(&patchbayv1.ListPluginsResponse{Plugins: plugins, Conditions: v.conditions})); err != nil {
+		return err
+	}
 	part, size := &patchbayv1.StreamPluginsResponse{Conditions: v.conditions}, 0
-	for _, p := range v.matching(wanted.GetTypes(), wanted.GetNames(), wanted.GetStates()) {
+	for _, p := range plugins {
 		n := proto.Size(p)
 		if size > 0 && size+n > maxPart {
 			if err := stream.Send(part); err != nil {

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"iter"
+	"slices"
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -17,6 +18,17 @@ func (c *control) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfig
 	configuration := c.configuration()
 	configuration.Effective = ""
 	return c.version(), configuration
+}
+
+// EventsOf implements [web.Source].
+func (c *control) EventsOf(ptype, name string) []*patchbayv1.Event {
+	is, known := c.source.LaunchedAs(name)
+	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e patchbay.Event) bool {
+		if ptype != "" {
+			return !c.concerns([]string{ptype}, []string{name}, e)
+		}
+		return (e.Type != "" || e.Name != name) && (!known || is != patchbay.PluginName{Type: e.Type, Name: e.Name})
+	}), eventMessage)
 }
 
 func (p picture) Plugins() []*patchbayv1.Plugin { return p.views.get().plugins }
@@ -40,7 +52,7 @@ func (p picture) Events(ctx context.Context) <-chan *patchbayv1.Event {
 		defer close(messages)
 		for e := range live {
 			if e.Kind == patchbay.EventResync {
-				continue // the picture is made anew all the same
+				continue // the picture is made again all the same
 			}
 			select {
 			case messages <- eventMessage(e):
@@ -67,7 +79,7 @@ func (p picture) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 
 func (p picture) Fleet() (web.Fleet, error) {
 	if p.fleet == nil {
-		return nil, nil //nolint:nilnil // no fleet is no error
+		return nil, nil //nolint:nilnil // no fleet is not an error
 	}
 	reader, release, err := p.fleet.acquire()
 	if err != nil {
@@ -83,6 +95,8 @@ type webFleet struct {
 }
 
 func (f webFleet) Nodes() []*patchbayv1.FleetNode { return each(f.reader.Nodes(), nodeMessage) }
+
+func (f webFleet) Health() *patchbayv1.FleetHealth { return healthMessage(f.reader.Health()) }
 
 func (f webFleet) Plugins(node string) []*patchbayv1.FleetPlugin {
 	return each(f.reader.Plugins(fleet.Filter{Nodes: []string{node}}), fleetPluginMessage)

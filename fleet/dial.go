@@ -5,38 +5,39 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
+	"iter"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
-	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
-// Policy says to which node a call goes. The zero value stands for any: this node if it has the plugin, else one that has it, at random.
+// Policy says to which node a call goes. The zero value means any node: this one if it has the plugin, else a random one that has it.
 type Policy struct {
 	// Node is the only node to which the call goes; empty for any.
 	Node string
-	// Sticky, if it is not empty, has calls with the same value go to the same node, for as long as that can be called. It holds among
+	// Sticky, if it is not empty, sends calls with the same value to the same node, for as long as it can be called. This holds across
 	// programs too: the nodes are ranked by a hash of the value and their names.
 	Sticky string
+	// Labels are those that the node must have; empty for any.
+	Labels map[string]string
 }
 
 // Finder returns the instances that pass a filter and may be called. Those on nodes that are not ready are tried after all others.
-// [Reader.Find] is one.
+// [Lookup.Find] is one whose cost does not grow with the fleet; [Reader.Find] is one for programs that read the whole fleet anyway.
 type Finder func(ctx context.Context, f Filter) ([]Instance, error)
 
-// Find returns what Instances does, and what was there on nodes that are unreachable, whose presence may have ended because etcd was away.
-// It waits, as long as ctx lasts, until the fleet has been read for the first time.
+// Find returns what Instances does, and the instances on unreachable nodes, whose presence may have expired only because etcd was
+// unavailable. It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is
+// [ErrClosed].
 func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	if err := r.Ready(ctx); err != nil {
 		return nil, err
@@ -44,7 +45,7 @@ func (r *Reader) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	return r.callable(f), nil
 }
 
-// DialerConfig is what a [Dialer] works with.
+// DialerConfig configures a [Dialer].
 type DialerConfig struct {
 	// Find finds the instances in the fleet. It is required.
 	Find Finder
@@ -52,34 +53,45 @@ type DialerConfig struct {
 	Credentials *Credentials
 	// Node is the name of this node; empty for none.
 	Node string
+	// Called, if it is not nil, is called when a call to another node has ended, with its error. It must not block.
+	Called func(node string, err error)
+	// Labels are those of this node.
+	Labels map[string]string
+	// Unhealthy reports whether a plugin of this node is unhealthy, so that this node is called after all others; nil for none.
+	Unhealthy func(ptype, name string) bool
 	// Local returns a connection to a plugin of this node, or an error if it has none that can be called; nil for none.
 	Local func(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error)
-	// Leader returns the node that holds the lock of a plugin. Exclusive is false for a plugin without a lock. Nil: there are no locks.
+	// MayOffer reports whether another node may offer a plugin; nil if every node may offer all. One that may not is not called for it,
+	// whatever it says in etcd. The name of a node is that in the certificate which it has to present.
+	MayOffer func(node, ptype, name string) bool
+	// Leader returns the node that holds the lock of a plugin. Exclusive is false for a plugin without a lock. Nil if there are no locks.
 	Leader func(ctx context.Context, l Lock) (node string, exclusive bool, err error)
 }
 
 // connectTimeout bounds the time for a connection to a node, until the next node is taken.
 const connectTimeout = 3 * time.Second
 
-// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. It has one connection to a node, whatever is called
-// there. It may be used from several goroutines.
+// Dialer makes connections to plugins of the fleet, through the daemons of their nodes. All calls to a node share one connection. A Dialer
+// is safe for concurrent use.
 type Dialer struct {
 	config DialerConfig
-	pool   pool
+	pool   *pool
 }
 
 // NewDialer returns a dialer, which connects to nothing yet. The caller calls Close.
 func NewDialer(config DialerConfig) *Dialer {
-	return &Dialer{config: config, pool: pool{credentials: config.Credentials, conns: map[poolKey]*pooled{}}}
+	return &Dialer{config: config, pool: newPool(config.Credentials, config.Called)}
 }
 
 // Close ends all calls and closes all connections.
 func (d *Dialer) Close() { d.pool.close() }
 
-// Targets returns the instances of a plugin that can be called in the fleet, one for each node, ordered by node. Whoever wants to call all
-// of them dials each with [Policy.Node].
+// Targets returns the callable instances of a plugin, one per node, ordered by node. To call all of them, dial each with [Policy.Node]. It
+// returns the error of [DialerConfig].Find.
 func (d *Dialer) Targets(ctx context.Context, ptype, name string) ([]Instance, error) {
-	all, err := d.targets(ctx, Filter{Types: []string{ptype}, Names: []string{name}})
+	f := d.filter(ptype, name, Policy{})
+	f.few = 0
+	all, err := d.targets(ctx, f)
 	return slices.DeleteFunc(all, Instance.away), err
 }
 
@@ -88,17 +100,30 @@ func (d *Dialer) targets(ctx context.Context, f Filter) ([]Instance, error) {
 	if err != nil {
 		return nil, err
 	}
+	instances = slices.DeleteFunc(instances, func(i Instance) bool { return f.may != nil && !f.may(i.Node) }) // whatever the finder does
 	slices.SortStableFunc(instances, func(a, b Instance) int { return strings.Compare(a.Node, b.Node) })
 	return slices.CompactFunc(instances, func(a, b Instance) bool { return a.Node == b.Node }), nil
 }
 
-// Dial returns a connection to a plugin of the fleet. Type may also be a role. Each call chooses its node when it begins: of a plugin of
-// which one instance in the fleet may be active, the node that holds its lock, else what the policy says. A node to which no connection can
-// be made is passed over, at once if that is known already. Dial does not connect and does not block.
+// filter returns what may take a call.
+func (d *Dialer) filter(ptype, name string, p Policy) Filter {
+	f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, few: few, sticky: p.Sticky}
+	if p.Node != "" {
+		f.Nodes = []string{p.Node}
+	}
+	if d.config.MayOffer != nil {
+		f.may = func(node string) bool { return d.config.MayOffer(node, ptype, name) }
+	}
+	return f
+}
+
+// Dial returns a connection to a plugin of the fleet. ptype may also be a role. Each call chooses its node when it begins: for an exclusive
+// plugin the node that holds its lock, unless the policy names a node; for others, as the policy says. A node that cannot be connected to
+// is skipped, at once if that is known already. Dial does not connect and does not block.
 //
-// A call belongs to the node to which it went: nothing that may have arrived is sent again. The errors of calls are gRPC statuses:
-// codes.Unavailable if no node could be called, or if the connection was lost under the call, codes.PermissionDenied if the node does not
-// let this one call, codes.FailedPrecondition if it does not hold the lock; others are the plugin's.
+// A call stays with the node to which it was sent: nothing that may have arrived is sent again. The errors of calls are gRPC statuses:
+// codes.Unavailable if no node could be called, or if the connection was lost during the call, codes.PermissionDenied if the node does not
+// allow the call, codes.FailedPrecondition if the node does not hold the lock; others are the plugin's.
 func (d *Dialer) Dial(ptype, name string, p Policy) *Conn {
 	return &Conn{dialer: d, ptype: ptype, name: name, policy: p}
 }
@@ -107,7 +132,7 @@ func (d *Dialer) Dial(ptype, name string, p Policy) *Conn {
 // The caller closes it.
 func Dial(ctx context.Context, ptype, name string, config DialerConfig, p Policy) (*Conn, error) {
 	d := NewDialer(config)
-	if _, err := d.Targets(ctx, ptype, name); err != nil {
+	if _, err := d.targets(ctx, d.filter(ptype, name, p)); err != nil {
 		d.Close()
 		return nil, fmt.Errorf("cannot dial plugin %s/%s in the fleet: %w", ptype, name, err)
 	}
@@ -116,7 +141,7 @@ func Dial(ctx context.Context, ptype, name string, config DialerConfig, p Policy
 	return c, nil
 }
 
-// Conn is a connection to a plugin of the fleet. It may be used from several goroutines.
+// Conn is a connection to a plugin of the fleet. It is safe for concurrent use.
 type Conn struct {
 	dialer      *Dialer
 	ptype, name string
@@ -126,7 +151,7 @@ type Conn struct {
 
 var _ grpc.ClientConnInterface = (*Conn)(nil)
 
-// Close closes a connection that [Dial] made; of one that [Dialer.Dial] made it closes nothing.
+// Close closes a connection that [Dial] made; for one that [Dialer.Dial] made, it does nothing.
 func (c *Conn) Close() error {
 	if c.owner {
 		c.dialer.Close()
@@ -138,12 +163,17 @@ func (c *Conn) Close() error {
 func (c *Conn) String() string {
 	text := "plugin " + c.ptype + "/" + c.name
 	if c.policy.Node != "" {
-		return text + " on node " + c.policy.Node
+		text += " on node " + c.policy.Node
+	} else {
+		text += " in the fleet"
 	}
-	return text + " in the fleet"
+	for i, key := range slices.Sorted(maps.Keys(c.policy.Labels)) {
+		text += []string{" with label ", ", "}[min(i, 1)] + key + "=" + c.policy.Labels[key]
+	}
+	return text
 }
 
-// Invoke implements grpc.ClientConnInterface.
+// Invoke implements [grpc.ClientConnInterface]. [Dialer.Dial] lists its errors.
 func (c *Conn) Invoke(ctx context.Context, method string, request, reply any, options ...grpc.CallOption) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends a stream that was left early
@@ -157,16 +187,15 @@ func (c *Conn) Invoke(ctx context.Context, method string, request, reply any, op
 	return stream.RecvMsg(reply)
 }
 
-// NewStream implements grpc.ClientConnInterface.
+// NewStream implements [grpc.ClientConnInterface]. [Dialer.Dial] lists its errors.
 func (c *Conn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
-	candidates, err := c.dialer.candidates(ctx, c.ptype, c.name, c.policy)
-	if err != nil {
-		return nil, proxy.CannotCall(c.String(), err)
-	}
 	var reasons []string
-	for _, next := range candidates {
+	for next, err := range c.dialer.candidates(ctx, c.ptype, c.name, c.policy) {
+		if err != nil {
+			return nil, proxy.CannotCall(c.String(), err)
+		}
 		stream, err := next.open(ctx, desc, method, options...)
 		if err == nil {
 			return stream, nil
@@ -175,7 +204,11 @@ func (c *Conn) NewStream(
 		if ctx.Err() != nil || status.Code(err) != codes.Unavailable && status.Code(err) != codes.Unknown {
 			return nil, err
 		}
-		reasons = append(reasons, fmt.Sprintf("node %s: %s", next.node, status.Convert(err).Message()))
+		reason := status.Convert(err).Message()
+		if c.policy.Node == "" { // else the name of the node is said already
+			reason = "node " + next.node + ": " + reason
+		}
+		reasons = append(reasons, reason)
 	}
 	return nil, proxy.CannotCall(c.String(), unreachable(reasons))
 }
@@ -200,57 +233,125 @@ type candidate struct {
 	open opener
 	// failing says that its connection is known to fail.
 	failing bool
+	// last says what speaks against it: the greater, the later it is tried.
+	last int
 }
 
 // opener opens a stream for a call.
 type opener func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
 
-// candidates returns the nodes to which a call may go, in the order in which they are tried.
-func (d *Dialer) candidates(ctx context.Context, ptype, name string, p Policy) ([]candidate, error) {
-	only := p.Node
-	if d.config.Leader != nil {
-		leader, exclusive, err := d.config.Leader(ctx, Lock{Type: ptype, Name: name})
-		switch {
-		case err != nil:
-			return nil, err
-		case exclusive && leader == "":
-			return nil, errors.New("no node holds its lock; one that has it registered takes it within the time of its lease")
-		case exclusive && only == "":
-			only = leader
+// candidates returns the nodes to which a call may go, in the order in which they are tried. The fleet is asked when this node cannot take
+// the call, and for more nodes when some cannot. An error ends the sequence: there are no candidates.
+func (d *Dialer) candidates(ctx context.Context, ptype, name string, p Policy) iter.Seq2[candidate, error] {
+	return func(yield func(candidate, error) bool) {
+		only, err := d.only(ctx, ptype, name, p)
+		if err != nil {
+			yield(candidate{}, err)
+			return
+		}
+		if p.Node = only; only != "" && only != d.config.Node && d.config.MayOffer != nil && !d.config.MayOffer(only, ptype, name) {
+			yield(candidate{}, status.Errorf(codes.PermissionDenied, "fleet.offers does not let node %s offer it", only))
+			return
+		}
+		own, err := d.own(ctx, ptype, name, p)
+		if err != nil {
+			yield(candidate{}, err)
+			return
+		}
+		last := own != nil && only == "" && d.config.Unhealthy != nil && d.config.Unhealthy(ptype, name)
+		if own != nil && !last && !yield(*own, nil) || d.config.Local != nil && only == d.config.Node && only != "" {
+			return
+		}
+		known := map[string]bool{}
+		if own != nil {
+			known[d.config.Node] = true
+		}
+		if d.others(ctx, d.filter(ptype, name, p), known, yield) && last {
+			yield(*own, nil)
 		}
 	}
-	var list []candidate
-	if d.config.Local != nil && (only == "" || only == d.config.Node) {
-		if conn, err := d.config.Local(ctx, ptype, name); err == nil {
-			list = append(list, candidate{node: d.config.Node, open: conn.NewStream})
-		} else if only != "" || ctx.Err() != nil {
-			return nil, err
+}
+
+// own returns this node as a candidate, nil if it is none. An error says why it cannot be called though it is the only one.
+func (d *Dialer) own(ctx context.Context, ptype, name string, p Policy) (*candidate, error) {
+	if d.config.Local == nil || p.Node != "" && p.Node != d.config.Node {
+		return nil, nil //nolint:nilnil // it is none
+	}
+	if !hasAll(d.config.Labels, p.Labels) {
+		if p.Node != "" {
+			return nil, errors.New("the node does not have the labels")
 		}
+		return nil, nil //nolint:nilnil // it is none
 	}
-	if only != "" && len(list) > 0 {
-		return list, nil
-	}
-	f := Filter{Types: []string{ptype}, Names: []string{name}}
-	if only != "" {
-		f.Nodes = []string{only}
-	}
-	instances, err := d.targets(ctx, f)
-	if err != nil && len(list) == 0 {
+	conn, err := d.config.Local(ctx, ptype, name)
+	switch {
+	case err == nil:
+		return &candidate{node: d.config.Node, open: conn.NewStream}, nil
+	case p.Node != "" || ctx.Err() != nil:
 		return nil, err
 	}
-	rank(instances, p.Sticky)
-	var failing []candidate
-	for _, i := range instances {
-		if i.Node == d.config.Node && d.config.Local != nil {
-			continue
+	return nil, nil //nolint:nilnil // another node may have it
+}
+
+// only returns the node to which a call has to go, empty for any.
+func (d *Dialer) only(ctx context.Context, ptype, name string, p Policy) (string, error) {
+	if d.config.Leader == nil {
+		return p.Node, nil
+	}
+	leader, exclusive, err := d.config.Leader(ctx, Lock{Type: ptype, Name: name})
+	switch {
+	case err != nil:
+		return "", err
+	case exclusive && leader == "":
+		return "", errors.New("no node holds its lock; one that has it registered takes it within the time of its lease")
+	case exclusive && p.Node == "":
+		return leader, nil
+	}
+	return p.Node, nil
+}
+
+// others yields the candidates on other nodes, and says whether more are wanted. Known are those that need not be yielded.
+func (d *Dialer) others(ctx context.Context, f Filter, known map[string]bool, yield func(candidate, error) bool) bool {
+	for ; ; f.few *= 4 {
+		instances, err := d.targets(ctx, f)
+		if err != nil {
+			if len(known) == 0 {
+				yield(candidate{}, err)
+			}
+			return len(known) > 0
 		}
-		if c := d.remote(i, ptype, name); c.failing || i.away() {
-			failing = append(failing, c)
-		} else {
-			list = append(list, c)
+		more := len(instances) >= f.few
+		instances = slices.DeleteFunc(instances, func(i Instance) bool {
+			return known[i.Node] || i.Node == d.config.Node && d.config.Local != nil
+		})
+		rank(instances, f.sticky)
+		for _, next := range d.sort(instances, f.Types[0], f.Names[0]) {
+			if known[next.node] = true; !yield(next, nil) {
+				return false
+			}
+		}
+		if !more || len(instances) == 0 {
+			return true
 		}
 	}
-	return append(list, failing...), nil
+}
+
+// sort puts those last that are not likely to take a call, or should not: first unhealthy plugins, then nodes that fail, then drained ones.
+func (d *Dialer) sort(instances []Instance, ptype, name string) []candidate {
+	all := make([]candidate, len(instances))
+	for i, instance := range instances {
+		all[i] = d.remote(instance, ptype, name)
+		for _, against := range []struct {
+			is     bool
+			weight int
+		}{{instance.Unhealthy, 1}, {all[i].failing || instance.away(), 2}, {instance.Drained, 4}} {
+			if against.is {
+				all[i].last += against.weight
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.last, b.last) })
+	return all
 }
 
 // rank orders instances as the policy says: by chance, or by the hash of the key and the name of the node.
@@ -259,127 +360,38 @@ func rank(instances []Instance, sticky string) {
 		rand.Shuffle(len(instances), func(i, j int) { instances[i], instances[j] = instances[j], instances[i] })
 		return
 	}
-	weight := func(node string) uint64 {
-		h := fnv.New64a()
-		fmt.Fprintf(h, "%d:%s%s", len(sticky), sticky, node)
-		// The last bytes change only the low bits much; these have to reach the high ones.
-		x := h.Sum64()
-		x ^= x >> 33
-		x *= 0xff51afd7ed558ccd
-		return x ^ x>>33
-	}
+	weight := func(node string) uint64 { return hash(fmt.Sprintf("%d:%s%s", len(sticky), sticky, node)) }
 	slices.SortFunc(instances, func(a, b Instance) int { return cmp.Compare(weight(b.Node), weight(a.Node)) })
 }
 
 // remote returns the candidate for an instance on another node.
 func (d *Dialer) remote(i Instance, ptype, name string) candidate {
-	var conn *pooled
-	var err error
+	var unable error
 	switch {
 	case i.Address == "":
-		err = errors.New("it takes no calls from other nodes; set fleet.serve.listen there")
+		unable = errors.New("it takes no calls from other nodes; set fleet.serve.listen there")
 	case d.config.Credentials == nil:
-		err = errors.New("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
-	default:
-		conn, err = d.pool.get(poolKey{i.Node, i.Address})
+		unable = errors.New("this node has no certificate for calls to others; set fleet.serve.cert, key and ca")
 	}
-	failing := err != nil || conn.GetState() == connectivity.TransientFailure
-	return candidate{node: i.Node, failing: failing, open: func(
+	at := poolKey{i.Node, i.Address}
+	return candidate{node: i.Node, failing: unable != nil || d.pool.failing(at), open: func(
 		ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 	) (grpc.ClientStream, error) {
+		if unable != nil {
+			return nil, status.Error(codes.Unavailable, unable.Error())
+		}
+		conn, err := d.pool.get(at)
 		if err != nil {
 			return nil, status.Error(codes.Unavailable, err.Error())
+		}
+		defer conn.release()
+		ctx = withMetadata(ctx, proxy.Route(ptype, name)...)
+		if _, ok := frames.Requested(options); ok {
+			return conn.fragments.NewStream(ctx, desc, method, options...)
 		}
 		if err := conn.connect(ctx); err != nil {
 			return nil, err
 		}
-		return conn.NewStream(withMetadata(ctx, proxy.Route(ptype, name)...), desc, method, options...)
+		return conn.NewStream(ctx, desc, method, options...)
 	}}
-}
-
-const (
-	// idleNode is after which time without calls the connection to a node is closed; it is forgotten after twice that.
-	idleNode = 5 * time.Minute
-	// maxReconnect bounds the back-off of a connection that fails. Until it is over, its node is the last to be tried.
-	maxReconnect = 5 * time.Second
-	// nodeSilence and nodeAnswer are after which time of silence a node is asked whether it is there, and how long it may take: a call to a
-	// node that lost its power fails after both together.
-	nodeSilence, nodeAnswer = 10 * time.Second, 3 * time.Second
-)
-
-// poolKey is a node at an address.
-type poolKey struct{ node, address string }
-
-// pool has the connections to nodes.
-type pool struct {
-	credentials *Credentials
-
-	mu    sync.Mutex
-	conns map[poolKey]*pooled // nil after close
-}
-
-// pooled is a connection to a node.
-type pooled struct {
-	*grpc.ClientConn
-	used time.Time // when it was last asked for; guarded by pool.mu
-}
-
-func (p *pool) get(k poolKey) (*pooled, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.conns == nil {
-		return nil, errors.New("the dialer of the fleet is closed")
-	}
-	now := time.Now()
-	if c := p.conns[k]; c != nil {
-		c.used = now
-		return c, nil
-	}
-	for other, c := range p.conns {
-		// One that is idle has no calls.
-		if now.Sub(c.used) > 2*idleNode && c.GetState() != connectivity.Ready {
-			delete(p.conns, other)
-			_ = c.Close()
-		}
-	}
-	conn, err := grpc.NewClient("passthrough:///"+k.address,
-		grpc.WithTransportCredentials(p.credentials.client(k.node)),
-		grpc.WithNoProxy(),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithIdleTimeout(idleNode),
-		grpc.WithMaxHeaderListSize(proxy.MaxMetadataSize),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(proxy.MaxMessageSize)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: nodeSilence, Timeout: nodeAnswer, PermitWithoutStream: true}),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Backoff{Min: time.Second, Max: maxReconnect}.GRPC(),
-			MinConnectTimeout: connectTimeout,
-		}))
-	if err != nil {
-		return nil, err
-	}
-	c := &pooled{ClientConn: conn, used: now}
-	p.conns[k] = c
-	return c, nil
-}
-
-func (p *pool) close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		_ = c.Close()
-	}
-	p.conns = nil
-}
-
-// connect waits until the node can be called, or is known not to be. In the latter case, who opens a stream gets the reason.
-func (c *pooled) connect(ctx context.Context) error {
-	waiting, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	if state := settle(waiting, c.ClientConn); state != connectivity.Idle && state != connectivity.Connecting {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return status.FromContextError(ctx.Err()).Err()
-	}
-	return status.Errorf(codes.Unavailable, "there is no connection to %s within %v", c.Target(), connectTimeout)
 }

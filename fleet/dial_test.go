@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"iter"
 	"net/url"
 	"slices"
 	"strings"
@@ -11,15 +12,19 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
+// instances are on nodes, each in a zone of its name. On those with an exclamation mark they are unhealthy.
 func instances(nodes ...string) []Instance {
 	var list []Instance
 	for _, n := range nodes {
-		list = append(list, Instance{Plugin: Plugin{Node: n}, Address: n + ":1"})
+		n, unhealthy := strings.CutSuffix(n, "!")
+		p := Plugin{Node: n, Unhealthy: unhealthy, nodeLabels: map[string]string{"zone": n}}
+		list = append(list, Instance{Plugin: p, Address: n + ":1"})
 	}
 	return list
 }
@@ -32,12 +37,23 @@ func names(list []candidate) string {
 	return strings.Join(text, " ")
 }
 
+func collect(candidates iter.Seq2[candidate, error]) (list []candidate, err error) {
+	for c, err := range candidates {
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, c)
+	}
+	return list, nil
+}
+
 // place is a fleet of the nodes here, b, c and d, of which those that are listed have the plugin.
 func place(local bool, leader string, nodes ...string) *Dialer {
 	config := DialerConfig{
-		Node: "here",
+		Node: "here", Labels: map[string]string{"zone": "here"},
+		Unhealthy: func(ptype, _ string) bool { return ptype == "Unwell" },
 		Find: func(_ context.Context, f Filter) ([]Instance, error) {
-			return slices.DeleteFunc(instances(nodes...), func(i Instance) bool { return !anyOf(f.Nodes, i.Node) }), nil
+			return slices.DeleteFunc(instances(nodes...), func(i Instance) bool { return !f.MatchNode(Node{Name: i.Node, Labels: i.nodeLabels}) }), nil
 		},
 		Local: func(context.Context, string, string) (grpc.ClientConnInterface, error) {
 			if local {
@@ -74,10 +90,17 @@ func TestCandidates(t *testing.T) {
 		"the leader is here":       {dialer: place(true, "here", "b"), ptype: "Locked", want: "here"},
 		"no leader":                {dialer: place(true, "-", "b"), ptype: "Locked", err: "no node holds its lock"},
 		"no lock":                  {dialer: place(true, "c", "b"), want: "here b"},
+		"unhealthy is last":        {dialer: place(false, "", "b!", "c", "d!"), policy: Policy{Sticky: "k"}, want: "c d b"},
+		"unhealthy here":           {dialer: place(true, "", "b", "c!"), ptype: "Unwell", want: "b c here"},
+		"unhealthy here, by name":  {dialer: place(true, "", "b"), ptype: "Unwell", policy: Policy{Node: "here"}, want: "here"},
+		"labels":                   {dialer: place(true, "", "b", "c"), policy: Policy{Labels: map[string]string{"zone": "c"}}, want: "c"},
+		"labels of this node":      {dialer: place(true, "", "b"), policy: Policy{Labels: map[string]string{"zone": "here"}}, want: "here"},
+		"labels of none":           {dialer: place(true, "", "b"), policy: Policy{Labels: map[string]string{"zone": ""}}},
+		"labels of a leader":       {dialer: place(true, "c", "c"), ptype: "Locked", policy: Policy{Labels: map[string]string{"zone": "c"}}, want: "c"},
 		"a node that is no leader": {dialer: place(true, "c", "b", "c"), ptype: "Locked", policy: Policy{Node: "b"}, want: "b"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			list, err := test.dialer.candidates(t.Context(), test.ptype, "n", test.policy)
+			list, err := collect(test.dialer.candidates(t.Context(), test.ptype, "n", test.policy))
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("got %v, %v", names(list), err)
@@ -91,12 +114,27 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
+// TestCallErrors: what could not be called, and where, is said once.
+func TestCallErrors(t *testing.T) {
+	const without = "this node has no certificate for calls to others; set fleet.serve.cert, key and ca"
+	for want, p := range map[string]Policy{
+		"cannot call plugin T/n on node b: " + without:                                   {Node: "b"},
+		"cannot call plugin T/n in the fleet: node b: " + without:                        {},
+		"cannot call plugin T/n on node x: no node that can be called has it registered": {Node: "x"},
+	} {
+		err := place(false, "", "b").Dial("T", "n", p).Invoke(t.Context(), "/a.B/C", nil, nil)
+		if s := status.Convert(err); s.Code() != codes.Unavailable || s.Message() != want {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
 // TestFindFails: without the fleet, a plugin of this node can be called, and others cannot.
 func TestFindFails(t *testing.T) {
 	for _, local := range []bool{true, false} {
 		d := place(local, "")
 		d.config.Find = func(context.Context, Filter) ([]Instance, error) { return nil, errors.New("etcd is away") }
-		if list, err := d.candidates(t.Context(), "", "n", Policy{}); (err == nil) != local || len(list) > 1 {
+		if list, err := collect(d.candidates(t.Context(), "", "n", Policy{})); (err == nil) != local || len(list) > 1 {
 			t.Errorf("local %t: %v, %v", local, names(list), err)
 		}
 	}
@@ -170,8 +208,11 @@ func TestTerm(t *testing.T) {
 			t.Errorf("after %v by the other clock: %t", after, got)
 		}
 	}
-	now.end(nil)
-	if now.valid(sent) {
+	now.until = time.Now()
+	if now.extend(time.Now(), 10*time.Second); now.valid(time.Now()) || !errors.Is(context.Cause(now.living), errTermOver) {
+		t.Error("a renewal that comes too late makes it valid again")
+	}
+	if now.until = sent.Add(time.Hour); now.valid(sent) {
 		t.Error("it is valid after its end")
 	}
 	if (*term)(nil).valid(sent) {
@@ -179,18 +220,40 @@ func TestTerm(t *testing.T) {
 	}
 }
 
-func TestLockKeys(t *testing.T) {
-	for _, l := range []Lock{{"csi-controller", "hostpath.csi.k8s.io"}, {"T", "example.com/widget"}, {"T", "a%2Fb c"}} {
-		key := l.key(Space{}) + "/694d"
-		if got, ok := parseLock(Space{}, key); !ok || got != l {
-			t.Errorf("%s: %v, %t", key, got, ok)
+func TestContenderKeys(t *testing.T) {
+	s := Space{}
+	kv := func(key, value string, lease int64) *mvccpb.KeyValue {
+		return &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), Lease: lease, CreateRevision: 3, ModRevision: 5}
+	}
+	for _, l := range []Lock{{"csi-controller", "hostpath.csi.k8s.io"}, {"T", "example.com/widget"}, {"T", "a%2Fb c"}, {"@node", "x"}} {
+		own, older := contenderKeys(s, "a", l, 0x694d)
+		want := contender{lock: l, node: "a", holds: true, ttl: 10 * time.Second, lease: 0x694d, made: 3, changed: 5}
+		if got, ok := parseContender(s, kv(own, "holds 10", 0x694d)); !ok || got != want {
+			t.Errorf("%s: %+v, %t", own, got, ok)
+		}
+		want.ttl = 0 // earlier versions do not say
+		if got, ok := parseContender(s, kv(older, "a", 0x694d)); !ok || got != want {
+			t.Errorf("%s: %+v, %t", older, got, ok)
+		}
+		want.holds = false
+		if got, ok := parseContender(s, kv(older, "~a", 0x694d)); !ok || got != want {
+			t.Errorf("%s: %+v, %t", older, got, ok)
 		}
 	}
-	for _, key := range []string{
-		"", "/patchbay/default/v1/elections/T/x", "/patchbay/default/v1/elections/T/%zz/1", "/patchbay/other/v1/elections/T/x/1",
+	own, older := contenderKeys(s, "a", Lock{"T", "x"}, 1)
+	for value, ttl := range map[string]time.Duration{"waits 99999999999999": maxTTL, "waits -1": 0, "x": 0, "waits": 0} {
+		if got, ok := parseContender(s, kv(own, value, 1)); !ok || got.holds || got.ttl != ttl {
+			t.Errorf("%q: %+v, %t", value, got, ok)
+		}
+	}
+	for name, kv := range map[string]*mvccpb.KeyValue{
+		"empty": kv("", "", 1), "left": kv(own, "left", 1), "without lease": kv(own, "holds 10", 0), "of another lease": kv(own, "holds 10", 2),
+		"short": kv("/patchbay/default/v1/elections/T/1", "a", 1), "escape": kv("/patchbay/default/v1/elections/T/%zz/1", "a", 1),
+		"elsewhere": kv("/patchbay/other/v1/elections/T/x/1", "a", 1), "no node": kv(older, "a b", 1), "base": kv(s.TokenBaseKey("1"), "5", 1),
+		"long": kv(own+"/1", "holds 10", 1),
 	} {
-		if l, ok := parseLock(Space{}, key); ok {
-			t.Errorf("%s: %v", key, l)
+		if c, ok := parseContender(s, kv); ok {
+			t.Errorf("%s: %+v", name, c)
 		}
 	}
 }
@@ -259,7 +322,7 @@ type finishing struct {
 func (f finishing) Context() context.Context { return f.ctx }
 func (f finishing) CloseSend() error         { f.finish(); return nil }
 
-// TestHoldOutlivesAnInstance: a call that is made anew on another instance is one call, and the end of its first try is not that of the call.
+// TestHoldOutlivesAnInstance: a call that is made again on another instance is one call, and the end of its first try is not that of the call.
 func TestHoldOutlivesAnInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &Hold{Token: 7, ended: t.Context()}

@@ -23,7 +23,7 @@ import (
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
-// Lock is the lock of a plugin of which one instance in the fleet may be active: it belongs to a type, or role, and a name.
+// Lock identifies the lock of an exclusive plugin, of which one instance in the fleet may be active, by type, or role, and name.
 type Lock struct{ Type, Name string }
 
 func (l Lock) String() string { return l.Type + "/" + l.Name }
@@ -34,18 +34,6 @@ func (l Lock) key(s Space) string {
 }
 
 func (s Space) elections() string { return s.Base() + "elections/" }
-
-// parseLock reads a key of one that wants a lock.
-func parseLock(s Space, key string) (Lock, bool) {
-	rest, ok := strings.CutPrefix(key, s.elections())
-	parts := strings.Split(rest, "/")
-	if !ok || len(parts) != 3 {
-		return Lock{}, false
-	}
-	ptype, err1 := url.PathUnescape(parts[0])
-	name, err2 := url.PathUnescape(parts[1])
-	return Lock{ptype, name}, err1 == nil && err2 == nil && ptype != "" && name != ""
-}
 
 // Leader is the node that holds a lock.
 type Leader struct {
@@ -58,37 +46,45 @@ type Leader struct {
 // candidatePrefix stands before the name of a node that wants a lock and has not taken it. Earlier versions wrote the name alone.
 const candidatePrefix = "~"
 
-// minTTL is the shortest lease of an [Elector].
-const minTTL = 2 * time.Second
+// minTTL and maxTTL are the shortest and the longest lease of an [Elector].
+const (
+	minTTL = 2 * time.Second
+	maxTTL = time.Minute
+)
 
-// ElectorConfig is what an [Elector] works with.
+// ElectorConfig configures an [Elector].
 type ElectorConfig struct {
 	Space Space
 	// Node is the name of this node. It is required.
 	Node string
-	// TTL is how long a node that is cut off from etcd, or dead, keeps others from the lock (default [DefaultPresence], at least 2 s). It is
-	// rounded up to seconds.
+	// TTL is the lease of the locks (default [DefaultPresence], at least 2 s). A node that is dead or cut off from etcd keeps others from
+	// the lock for at most twice that. It is rounded up to seconds and limited to a minute.
 	TTL time.Duration
-	// TokenFile remembers the greatest token that the node knows of, over restarts; empty for none. Its directory has to be there.
+	// TokenFile stores the greatest token that the node knows of, across restarts; empty for none. Its directory must exist.
 	TokenFile string
-	// Logger is told when locks are won and lost; nil for no log.
+	// Settings are those that all nodes should have.
+	Settings Settings
+	// Differ, if it is not nil, is called when [Elector.Condition] has changed. It must not block.
+	Differ func(Condition)
+	// Logger logs when locks are won and lost; nil for no log.
 	Logger *slog.Logger
 }
 
-// Elector competes for locks in etcd: of all nodes that stand for a lock, one holds it. All methods may be called at once from several
-// goroutines.
+// Elector competes for locks in etcd: of all nodes that compete for a lock, one holds it. All methods are safe for concurrent use.
 //
-// Who holds a lock has a lease in etcd, and gives up by its own clock before that lease can end: a tenth of its length before, counted from
-// when the last renewal that succeeded was sent. A renewal succeeds only if the key of each lock is still there, as this node made it, and
-// is the first. Behind a new connection, etcd may have been restored to a state that does not know the holder: a lock is taken no earlier
-// than one TTL after that began. So no two nodes hold a lock at once, as long as their TTLs are the same and their clocks run equally fast
-// within a tenth. Against a process that was stopped between its check of the lock and its work only the fencing token helps.
+// The holder of a lock has a lease in etcd, and gives up by its own clock before the lease can expire: a tenth of the lease earlier,
+// counted from when the last successful renewal was sent. A renewal succeeds only if the key of each lock still exists as this node made
+// it. Unless the last holder announced that it gave up, the next one first waits for the length of that holder's lease: the holder's key
+// may have been deleted, its lease have expired, or etcd have been restored behind a new connection, and the holder may not know. So no two
+// nodes hold a lock at once, as long as their clocks run at the same rate within a tenth. If a process is paused between its check of the
+// lock and its work, only the fencing token helps.
 type Elector struct {
 	config  ElectorConfig
 	cluster *Cluster
 	log     *slog.Logger
-	locks   Locks // without a client before Run and after it
+	timeout time.Duration // of one request
 	ledger  *ledger
+	compare *comparison
 	conns   connections
 	changed chan struct{} // gets a value when wanted changes
 
@@ -98,13 +94,14 @@ type Elector struct {
 	held   map[Lock]*Hold
 }
 
-// NewElector returns an elector. Nothing happens before Run.
+// NewElector returns an elector, which does nothing before Run. It returns an error if the configuration is invalid or the token file
+// cannot be read.
 func NewElector(c *Cluster, config ElectorConfig) (*Elector, error) {
 	config.TTL = cmp.Or(config.TTL, DefaultPresence)
 	if config.TTL < minTTL {
 		return nil, fmt.Errorf("cannot compete for locks: a lease of %v is too short: use at least %v", config.TTL, minTTL)
 	}
-	config.TTL = (config.TTL + time.Second - 1).Truncate(time.Second)
+	config.TTL = min((config.TTL + time.Second - 1).Truncate(time.Second), maxTTL)
 	if err := errors.Join(config.Space.Validate(), ValidateNode(config.Node)); err != nil {
 		return nil, fmt.Errorf("cannot compete for locks: %w", err)
 	}
@@ -114,11 +111,12 @@ func NewElector(c *Cluster, config ElectorConfig) (*Elector, error) {
 	}
 	return &Elector{
 		config: config, cluster: c, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), changed: make(chan struct{}, 1), ledger: ledger,
-		locks: Locks{space: config.Space, timeout: min(c.config.Timeout, config.TTL/3)}, held: map[Lock]*Hold{},
+		timeout: min(c.config.Timeout, config.TTL/3), held: map[Lock]*Hold{},
+		compare: newComparison(config.Space, config.Settings, config.Differ), conns: connections{began: make(chan struct{}, 1)},
 	}, nil
 }
 
-// Stand says which locks the node wants. Those that it holds and does not want any more it gives up at once.
+// Stand sets the locks that the node wants. It gives up at once those that it holds and no longer wants.
 func (e *Elector) Stand(locks []Lock) {
 	wanted := make(map[Lock]bool, len(locks))
 	for _, l := range locks {
@@ -148,111 +146,89 @@ func (e *Elector) Held(l Lock) *Hold {
 	return h
 }
 
-// Leader returns who holds a lock by etcd's account. Without one, Node is empty.
-func (e *Elector) Leader(ctx context.Context, l Lock) (Leader, error) {
-	leader, _, err := e.locks.leader(ctx, l)
-	return leader, err
+// Wanted is a lock that a node wants, whether or not it holds it.
+type Wanted struct {
+	Lock
+	// Held says whether the node holds it, and Calls how many calls are then in progress.
+	Held  bool
+	Calls int64
 }
 
-// Leaders returns who holds which lock by etcd's account.
-func (e *Elector) Leaders(ctx context.Context) (map[Lock]Leader, error) {
-	leaders, err := e.locks.leaders(ctx, clientv3.OpGet(e.config.Space.elections(), clientv3.WithPrefix(),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend)))
-	if err != nil {
-		return nil, fmt.Errorf("cannot find out who holds the locks: %w", explain(err))
+// Wanted returns the locks that the node wants, ordered by type and name.
+func (e *Elector) Wanted() []Wanted {
+	var wanted []Wanted
+	for l := range e.wants() {
+		w := Wanted{Lock: l}
+		if h := e.Held(l); h != nil {
+			w.Held, w.Calls = true, h.calls.Load()
+		}
+		wanted = append(wanted, w)
 	}
-	return leaders, nil
+	slices.SortFunc(wanted, func(a, b Wanted) int { return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name)) })
+	return wanted
 }
 
-// Locks finds the holders of locks, for programs that call exclusive plugins and compete for no lock themselves. Its methods may be called
-// from several goroutines.
+// Condition says whether the nodes of the fleet have the same settings, as far as the node knows: it looks while it wants locks.
+func (e *Elector) Condition() Condition { return e.compare.get() }
+
+// Locks finds the holders of locks, for programs that call exclusive plugins and compete for no lock themselves. Its methods are safe for
+// concurrent use.
 type Locks struct {
-	client  atomic.Pointer[clientv3.Client]
+	client  *clientv3.Client
 	space   Space
 	timeout time.Duration
 }
 
-// OpenLocks returns the locks of a fleet. It does not connect yet. The caller calls Close.
+// OpenLocks returns the locks of a fleet. It fails as [Cluster.Client] does. The caller calls Close.
 func OpenLocks(c *Cluster, space Space) (*Locks, error) {
 	client, err := c.Client()
 	if err != nil {
 		return nil, fmt.Errorf("cannot find out who holds the locks: %w", err)
 	}
-	l := &Locks{space: space, timeout: c.config.Timeout}
-	l.client.Store(client)
-	return l, nil
+	return &Locks{client: client, space: space, timeout: c.config.Timeout}, nil
 }
 
 // Close ends the connection to etcd.
-func (l *Locks) Close() error {
-	if client := l.client.Swap(nil); client != nil {
-		return client.Close()
-	}
-	return nil
-}
+func (l *Locks) Close() error { return l.client.Close() }
 
-// Holder returns the node that holds a lock. Exclusive is false for a lock that nobody holds or wants. It asks etcd, and is meant for
-// [DialerConfig].Leader.
+// Holder asks etcd which node holds a lock. Exclusive is false for a lock that nobody holds or wants. The error says why etcd did not
+// answer. It is meant for [DialerConfig].Leader.
 func (l *Locks) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
-	leader, exclusive, err := l.leader(ctx, lock)
-	return leader.Node, exclusive, err
-}
-
-func (l *Locks) leader(ctx context.Context, lock Lock) (leader Leader, found bool, err error) {
-	leaders, err := l.leaders(ctx, clientv3.OpGet(lock.key(l.space)+"/", clientv3.WithFirstCreate()...))
-	if err != nil {
-		return Leader{}, false, fmt.Errorf("cannot find out who holds the lock of %v: %w", lock, explain(err))
-	}
-	leader, found = leaders[lock]
-	leader.Lock = lock
-	return leader, found, nil
-}
-
-// leaders returns the holders among the keys that a request finds, the eldest first.
-func (l *Locks) leaders(ctx context.Context, keys clientv3.Op) (map[Lock]Leader, error) {
-	client := l.client.Load()
-	if client == nil {
-		return nil, errors.New("there is no connection to etcd yet, or no more")
-	}
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
-	bases := clientv3.OpGet(l.space.bases(), clientv3.WithPrefix())
-	found, err := client.Txn(clientv3.WithRequireLeader(ctx)).Then(bases, keys).Commit()
+	own := clientv3.OpGet(l.space.contenders(), clientv3.WithPrefix())
+	older := clientv3.OpGet(lock.key(l.space)+"/", clientv3.WithPrefix())
+	found, err := l.client.Txn(clientv3.WithRequireLeader(ctx)).Then(own, older).Commit()
 	if err != nil {
-		return nil, err
+		return "", false, fmt.Errorf("cannot find out who holds the lock of %v: %w", lock, explain(err))
 	}
-	base := baseIn(found.Responses[0].GetResponseRange().GetKvs())
-	leaders := map[Lock]Leader{}
-	for _, kv := range found.Responses[1].GetResponseRange().GetKvs() {
-		lock, ok := parseLock(l.space, string(kv.Key))
-		node, waits := strings.CutPrefix(string(kv.Value), candidatePrefix)
-		_, later := leaders[lock]
-		switch {
-		case !ok || later || ValidateNode(node) != nil:
-		case waits:
-			leaders[lock] = Leader{Lock: lock} // it does not know yet, or may not take it yet
-		default:
-			leaders[lock] = Leader{Lock: lock, Node: node, Token: base + kv.ModRevision}
+	all := standing{}
+	for _, response := range found.Responses {
+		for _, kv := range response.GetResponseRange().GetKvs() {
+			all.put(l.space, kv)
 		}
 	}
-	return leaders, nil
+	holder, exclusive := all.holder(lock)
+	return holder.node, exclusive, nil
 }
 
 // Hold is a lock that the node holds.
 type Hold struct {
-	// Token is the fencing token. It grows whenever the lock passes on, also when etcd is restored from a backup: it is the revision at which
-	// etcd was told that the node holds the lock, and a base that nodes raise when they see revisions go back.
+	// Token is the fencing token. It grows whenever the lock passes on, even when etcd is restored from a backup: it is the sum of the
+	// revision at which the node took the lock in etcd and a base that nodes raise when they see revisions go back.
 	Token int64
 
 	lock  Lock
-	key   string // in etcd
-	made  int64  // the revision at which the key was made
+	key   string    // in etcd
+	older string    // the key that earlier versions look at; empty if the node may not write it
+	made  int64     // the revision at which the keys were made
+	stood time.Time // when that was known
 	lose  context.CancelFunc
 	ended context.Context //nolint:containedctx // It is the life of the hold.
 	calls atomic.Int64    // those in progress
 }
 
-// Done is closed when the lock is not held any more.
+// Done is closed when the lock is no longer held.
 func (h *Hold) Done() <-chan struct{} { return h.ended.Done() }
 
 // Conn returns a connection whose calls carry the token, with the key [proxy.FencingTokenKey], and end with the hold, with
@@ -305,7 +281,7 @@ func (c heldConn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	calling, end := c.begin(ctx)
-	// The registry opens a stream anew on a successor. gRPC then tells of an end of which nobody can say whether it is that of the stream.
+	// The registry reopens a stream on a successor. gRPC then reports an end, and nobody can say whether it is that of this stream.
 	const opening, unclear, open = 0, 1, 2
 	var state atomic.Int32
 	finished := grpc.OnFinish(func(error) {
@@ -329,6 +305,9 @@ type heldStream struct {
 	conn   heldConn
 	caller context.Context //nolint:containedctx // A stream has a context.
 }
+
+// Unwrap returns the registry's stream, for package proxy.
+func (s heldStream) Unwrap() grpc.ClientStream { return s.ClientStream }
 
 // RecvMsg implements grpc.ClientStream.
 func (s heldStream) RecvMsg(m any) error {

@@ -3,14 +3,16 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
@@ -20,23 +22,26 @@ import (
 // errTermOver says that a lease could not be renewed in time.
 var errTermOver = errors.New("the lease of its locks could not be renewed in time")
 
-// errFallen says that the key of a lock is not there any more, or not the first.
-var errFallen = errors.New("the key of the lock is gone, or another one is before it")
+// errFallen says that the key of a lock is gone, or is not the one that this node created.
+var errFallen = errors.New("the key of the lock is gone")
+
+// errUnread says that etcd may have been restored since the contenders were read.
+var errUnread = errors.New("the contenders have not been read since the last new connection to etcd")
 
 // stopPatience bounds how long the end of a publisher, or of a hold, waits for etcd to know of it.
 const stopPatience = 2 * time.Second
 
 // term is the time of one lease.
 type term struct {
-	client  *clientv3.Client
-	lease   clientv3.LeaseID
-	session *concurrency.Session
+	client *clientv3.Client
+	lease  clientv3.LeaseID
+	roster *roster
+	// narrow says that the node may write its own range only.
+	narrow atomic.Bool
 	// living ends with the term, at the latest when until has come.
 	living context.Context //nolint:containedctx // It is the life of the term.
 	end    context.CancelCauseFunc
 	timer  *time.Timer
-	// holding are the locks that are held; guarded by Elector.mu while the term lives.
-	holding sync.WaitGroup
 
 	mu    sync.Mutex
 	until time.Time // by both clocks of this machine
@@ -49,32 +54,31 @@ func (t *term) valid(now time.Time) bool {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return now.Before(t.until) && now.Round(0).Before(t.until.Round(0)) && t.living.Err() == nil
+	return t.before(now) && t.living.Err() == nil
 }
 
-// extend is called after a renewal that was sent at a time.
+// before says whether a time is before the end. The caller holds mu.
+func (t *term) before(now time.Time) bool {
+	return now.Before(t.until) && now.Round(0).Before(t.until.Round(0))
+}
+
+// extend is called after a renewal that was sent at a time. One that comes too late ends the term: somebody may know that it was over.
 func (t *term) extend(sent time.Time, ttl time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if !t.until.IsZero() && !t.before(time.Now()) {
+		t.end(errTermOver)
+		return
+	}
 	t.until = sent.Add(ttl - ttl/10)
 	t.timer.Reset(time.Until(t.until))
 }
 
 // Run competes until ctx ends; then it gives up all locks, which takes it no more than a few seconds, and returns. It may be called once.
 func (e *Elector) Run(ctx context.Context) {
-	defer func() { _ = e.locks.Close() }()
 	failures := 0
-	for delay := time.Duration(0); ctx.Err() == nil; delay = min(retry.After(failures+1), e.config.TTL) {
-		// While the node waits, or wants no lock, Leader asks with the client.
-		client, err := e.cluster.client(grpc.WithStatsHandler(&e.conns))
-		if err == nil {
-			e.locks.client.Store(client)
-		}
-		backoff.Pause(ctx, delay)
-		stood := false
-		if err == nil {
-			stood, err = e.compete(ctx, client)
-		}
+	for delay := time.Duration(0); backoff.Pause(ctx, delay); delay = min(retry.After(failures+1), e.config.TTL) {
+		stood, err := e.compete(ctx)
 		if failures++; stood {
 			failures = 0
 		}
@@ -85,7 +89,7 @@ func (e *Elector) Run(ctx context.Context) {
 }
 
 // compete competes for as long as one lease lasts, as soon as there are locks to compete for. Stood says that there was a lease.
-func (e *Elector) compete(ctx context.Context, client *clientv3.Client) (stood bool, err error) {
+func (e *Elector) compete(ctx context.Context) (stood bool, err error) {
 	for len(e.wants()) == 0 {
 		select {
 		case <-e.changed:
@@ -93,9 +97,13 @@ func (e *Elector) compete(ctx context.Context, client *clientv3.Client) (stood b
 			return false, nil
 		}
 	}
+	client, err := e.cluster.client(grpc.WithStatsHandler(&e.conns))
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = client.Close() }()
 	t, err := e.begin(ctx, client)
 	if err != nil {
-		_ = e.locks.Close()
 		return false, err
 	}
 	return true, e.serve(ctx, t)
@@ -107,21 +115,13 @@ func (e *Elector) begin(ctx context.Context, client *clientv3.Client) (*term, er
 		return nil, err
 	}
 	sent := time.Now()
-	granting, cancel := context.WithTimeout(ctx, e.locks.timeout)
+	granting, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	granted, err := client.Grant(clientv3.WithRequireLeader(granting), int64(e.config.TTL/time.Second))
 	if err != nil {
 		return nil, err
 	}
-	// The session is needed for its lease only. Its own renewals do not tell when they were sent, so they are ended at once.
-	ended, end := context.WithCancel(ctx)
-	session, err := concurrency.NewSession(client, concurrency.WithLease(granted.ID), concurrency.WithContext(ended))
-	end()
-	if err != nil {
-		return nil, err
-	}
-	session.Orphan()
-	t := &term{client: client, lease: granted.ID, session: session}
+	t := &term{client: client, lease: granted.ID, roster: newRoster(e.config.Space, e.config.TTL)}
 	t.living, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.timer = time.AfterFunc(e.config.TTL, func() { t.end(errTermOver) })
 	t.extend(sent, e.config.TTL)
@@ -133,26 +133,42 @@ func (e *Elector) serve(ctx context.Context, t *term) error {
 	e.mu.Lock()
 	e.term = t
 	e.mu.Unlock()
-	var running sync.WaitGroup
+	var running, campaigning sync.WaitGroup
 	defer func() {
 		t.end(context.Canceled)
 		t.timer.Stop()
 		e.mu.Lock()
-		e.term = nil // whoever wins a lock after this knows that the term is over
+		e.term = nil // a campaign that wins a lock after this knows that the term is over
 		e.mu.Unlock()
-		t.holding.Wait()
+		campaigning.Wait()
 		// Others need not wait for the lease to end, if etcd can be told.
 		revoking, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
 		_, _ = t.client.Revoke(revoking, t.lease)
 		cancel()
-		// An election gives up with a request that only the end of its client ends.
-		_ = e.locks.Close()
 		running.Wait()
 	}()
 	defer context.AfterFunc(ctx, func() { t.end(context.Cause(ctx)) })()
 	running.Go(func() { e.renew(t) })
+	running.Go(func() { e.follow(t) })
+	return e.conduct(t, &campaigning)
+}
+
+// conduct has a campaign for each lock that the node wants, until the term ends.
+func (e *Elector) conduct(t *term, running *sync.WaitGroup) error {
 	campaigns := map[Lock]context.CancelFunc{}
 	over := make(chan Lock)
+	begin := func(l Lock, do func(context.Context, *term, Lock)) {
+		ctx, cancel := context.WithCancel(t.living)
+		campaigns[l] = cancel
+		running.Go(func() {
+			defer cancel()
+			do(ctx, t, l)
+			select {
+			case over <- l:
+			case <-t.living.Done():
+			}
+		})
+	}
 	for {
 		wanted := e.wants()
 		for l, cancel := range campaigns {
@@ -162,19 +178,14 @@ func (e *Elector) serve(ctx context.Context, t *term) error {
 		}
 		// One that has been given up has to be over before the next one begins: both would have the same key.
 		for l := range wanted {
-			if campaigns[l] != nil {
-				continue
+			if campaigns[l] == nil {
+				begin(l, e.campaign)
 			}
-			campaigning, cancel := context.WithCancel(t.living)
-			campaigns[l] = cancel
-			running.Go(func() {
-				defer cancel()
-				e.campaign(campaigning, t, l)
-				select {
-				case over <- l:
-				case <-t.living.Done():
-				}
-			})
+		}
+		for _, l := range t.roster.of(t.lease) {
+			if campaigns[l] == nil { // etcd was restored, and has a key again that the node had removed
+				begin(l, e.clear)
+			}
 		}
 		select {
 		case <-e.changed:
@@ -190,7 +201,7 @@ func (e *Elector) serve(ctx context.Context, t *term) error {
 func (e *Elector) renew(t *term) {
 	for pause := e.config.TTL / 3; backoff.Pause(t.living, pause); {
 		sent := time.Now()
-		asking, cancel := context.WithTimeout(t.living, e.locks.timeout/2)
+		asking, cancel := context.WithTimeout(t.living, e.timeout/2)
 		_, err := t.client.KeepAliveOnce(clientv3.WithRequireLeader(asking), t.lease)
 		cancel()
 		if err == nil {
@@ -217,8 +228,8 @@ const (
 	checksAtOnce = 8
 )
 
-// check ends the holds whose keys do not stand any more as this node made them, or are not the first: somebody else removed them, and
-// another node may hold the lock. An error says that it could not be found out, or that revisions went back.
+// check ends the holds whose keys are no longer those that this node created: somebody else removed them, and another node may hold the
+// lock soon. The error says that etcd did not answer, or that revisions went back.
 func (e *Elector) check(ctx context.Context, t *term) error {
 	e.mu.Lock()
 	holds := slices.Collect(maps.Values(e.held))
@@ -229,11 +240,7 @@ func (e *Elector) check(ctx context.Context, t *term) error {
 		requests.Go(func() error {
 			fallen, err := e.fallen(ctx, t, some...)
 			for _, h := range fallen {
-				if h.ended.Err() == nil { // else it was given up meanwhile
-					e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
-						"lock", h.lock.String(), "token", h.Token, "key", h.key)
-					h.lose()
-				}
+				e.fell(h)
 			}
 			return err
 		})
@@ -245,142 +252,233 @@ func (e *Elector) check(ctx context.Context, t *term) error {
 	return requests.Wait()
 }
 
-// fallen returns those of the holds whose keys are not the ones that this node made, or not the first.
+// fell ends a hold whose key is gone.
+func (e *Elector) fell(h *Hold) {
+	if h.ended.Err() != nil { // it was given up meanwhile
+		return
+	}
+	e.log.Warn("fleet: the key of a lock was removed or replaced by somebody else, and the node gives the lock up",
+		"lock", h.lock.String(), "token", h.Token, "key", h.key)
+	h.lose()
+}
+
+// fallen returns the holds whose keys are not those that this node created.
 func (e *Elector) fallen(ctx context.Context, t *term, holds ...*Hold) (fallen []*Hold, err error) {
-	ctx, cancel := context.WithTimeout(ctx, e.locks.timeout/2)
+	ctx, cancel := context.WithTimeout(ctx, e.timeout/2)
 	defer cancel()
 	requests := []clientv3.Op{clientv3.OpGet(e.config.Space.bases(), clientv3.WithPrefix())}
 	for _, h := range holds {
-		requests = append(requests, clientv3.OpGet(h.lock.key(e.config.Space)+"/", clientv3.WithFirstCreate()...))
+		requests = append(requests, clientv3.OpGet(h.key))
 	}
 	found, err := t.client.Txn(clientv3.WithRequireLeader(ctx)).Then(requests...).Commit()
 	if err != nil {
 		return nil, err
 	}
-	if _, back := e.ledger.see(found.Header.GetRevision(), baseIn(found.Responses[0].GetResponseRange().GetKvs())); back {
+	kept := baseIn(found.Responses[0].GetResponseRange().GetKvs())
+	base, back := e.ledger.see(found.Header.GetRevision(), kept)
+	if back {
 		return nil, errWentBack
 	}
 	for i, h := range holds {
-		if !h.stands(found.Responses[i+1], t.lease) {
+		kvs := found.Responses[i+1].GetResponseRange().GetKvs()
+		if len(kvs) != 1 || kvs[0].CreateRevision != h.made || kvs[0].Lease != int64(t.lease) {
 			fallen = append(fallen, h)
 		}
 	}
-	return fallen, nil
+	if !e.conns.since().Before(t.roster.basis()) {
+		return fallen, errUnread
+	}
+	return fallen, e.raise(ctx, t.client, base, kept)
 }
 
-// stands says whether the first key of the lock is that of the hold.
-func (h *Hold) stands(first *pb.ResponseOp, lease clientv3.LeaseID) bool {
-	kvs := first.GetResponseRange().GetKvs()
-	return len(kvs) == 1 && string(kvs[0].Key) == h.key && kvs[0].CreateRevision == h.made && kvs[0].Lease == int64(lease)
-}
-
-// confirm writes the key of a lock once more, and so gets the token. An error says that the node does not hold it.
-func (e *Elector) confirm(ctx context.Context, t *term, h *Hold) error {
-	for { // until no holder can be left that etcd has forgotten
-		connected := e.conns.since()
-		if !backoff.Pause(ctx, time.Until(connected.Add(e.config.TTL))) {
-			return context.Cause(ctx)
+// stand creates the keys with which the node competes for a lock.
+func (e *Elector) stand(ctx context.Context, t *term, h *Hold) error {
+	for {
+		own, older := contenderKeys(e.config.Space, e.config.Node, h.lock, t.lease)
+		h.key, h.older = own, older
+		if t.narrow.Load() {
+			h.older = ""
 		}
-		asking, cancel := context.WithTimeout(ctx, e.locks.timeout)
-		answer, err := t.client.Txn(clientv3.WithRequireLeader(asking)).If(
-			clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.made), clientv3.Compare(clientv3.LeaseValue(h.key), "=", t.lease),
-		).Then(
-			clientv3.OpPut(h.key, candidatePrefix+e.config.Node, clientv3.WithLease(t.lease)),
-			clientv3.OpGet(e.config.Space.bases(), clientv3.WithPrefix()),
-			clientv3.OpGet(h.lock.key(e.config.Space)+"/", clientv3.WithFirstCreate()...),
-		).Commit()
-		cancel()
+		absent := clientv3.Compare(clientv3.CreateRevision(own), "=", 0)
+		answer, err := e.change(ctx, t, absent, h.puts(e, t, contenderWaits, candidatePrefix), h.deletes())
 		switch {
-		case err != nil:
-			return err
-		case !answer.Succeeded || !h.stands(answer.Responses[2], t.lease):
+		case errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) && h.older != "":
+			t.narrow.Store(true)
+			continue
+		case err == nil && !answer.Succeeded:
+			err = errFallen // what was there is gone now
+		}
+		if err == nil {
+			h.made, h.stood = answer.Header.GetRevision(), time.Now()
+		}
+		return err
+	}
+}
+
+// change makes one change of the keys of a lock.
+func (e *Elector) change(ctx context.Context, t *term, when clientv3.Cmp, then, otherwise []clientv3.Op) (*clientv3.TxnResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
+	defer cancel()
+	return t.client.Txn(clientv3.WithRequireLeader(ctx)).If(when).Then(then...).Else(otherwise...).Commit()
+}
+
+// puts returns the requests that write the keys of a hold: what its own says, and what stands before the name of the node in the other.
+func (h *Hold) puts(e *Elector, t *term, says, before string) []clientv3.Op {
+	puts := []clientv3.Op{clientv3.OpPut(h.key, fmt.Sprint(says, int64(e.config.TTL/time.Second)), clientv3.WithLease(t.lease))}
+	if h.older != "" {
+		puts = append(puts, clientv3.OpPut(h.older, before+e.config.Node, clientv3.WithLease(t.lease)))
+	}
+	return puts
+}
+
+// deletes returns the requests that remove the keys of a hold.
+func (h *Hold) deletes() []clientv3.Op {
+	deletes := []clientv3.Op{clientv3.OpDelete(h.key)}
+	if h.older != "" {
+		deletes = append(deletes, clientv3.OpDelete(h.older))
+	}
+	return deletes
+}
+
+// mine is the condition that the key of a hold is the one that was created. Its lease is that of the term, which is part of its name.
+func (h *Hold) mine() clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.made)
+}
+
+// await waits until the lock can be taken, and gets the token. An error says that the node does not hold it.
+func (e *Elector) await(ctx context.Context, t *term, h *Hold) error {
+	wait := time.NewTimer(e.config.TTL)
+	defer wait.Stop()
+	for {
+		now, free, basis, changed := t.roster.turn(h, t.lease)
+		if now == turnGone {
 			return errFallen
 		}
-		base, back := e.ledger.see(answer.Header.GetRevision(), baseIn(answer.Responses[1].GetResponseRange().GetKvs()))
-		if back {
-			t.end(errWentBack)
-			return errWentBack
+		if now == turnFirst {
+			pause := time.Until(free)
+			if pause <= 0 {
+				if taken, err := e.take(ctx, t, h, basis); taken || err != nil {
+					return err
+				}
+				pause = e.config.TTL / 100
+			}
+			wait.Reset(pause)
 		}
-		if h.Token = base + answer.Header.GetRevision(); e.conns.since().Equal(connected) {
-			return e.ledger.keep()
+		select {
+		case <-changed:
+		case <-wait.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
 
-// announce tells readers that the node holds a lock.
-func (e *Elector) announce(ctx context.Context, t *term, h *Hold) error {
-	asking, cancel := context.WithTimeout(ctx, e.locks.timeout)
-	defer cancel()
-	answer, err := t.client.Txn(clientv3.WithRequireLeader(asking)).If(
-		clientv3.Compare(clientv3.CreateRevision(h.key), "=", h.made), clientv3.Compare(clientv3.LeaseValue(h.key), "=", t.lease),
-	).Then(clientv3.OpPut(h.key, e.config.Node, clientv3.WithLease(t.lease))).Commit()
-	if err == nil && !answer.Succeeded {
-		err = errFallen
+// take writes the key of a lock again, which gives the token. The same transaction writes the base to the node's own key, since the key
+// from which the node knows the base may be removed. Taken is false if there is a greater base meanwhile, or if etcd may have been restored
+// since the roster that began at basis.
+func (e *Elector) take(ctx context.Context, t *term, h *Hold, basis time.Time) (taken bool, err error) {
+	then := h.puts(e, t, contenderWaits, candidatePrefix)
+	wrote := e.ledger.known()
+	if wrote > 0 {
+		then = append(then, clientv3.OpPut(e.config.Space.TokenBaseKey(e.config.Node), strconv.FormatInt(wrote, 10)))
 	}
-	return err
+	answer, err := e.change(ctx, t, h.mine(), append(then, clientv3.OpGet(e.config.Space.bases(), clientv3.WithPrefix())), nil)
+	switch {
+	case err != nil:
+		return false, err
+	case !answer.Succeeded:
+		return false, errFallen
+	}
+	kept := baseIn(answer.Responses[len(answer.Responses)-1].GetResponseRange().GetKvs())
+	base, back := e.ledger.see(answer.Header.GetRevision(), kept)
+	if back {
+		t.end(errWentBack)
+		return false, errWentBack
+	}
+	now, free, still, _ := t.roster.turn(h, t.lease)
+	if base != wrote || now != turnFirst || time.Now().Before(free) || !still.Equal(basis) || !e.conns.since().Before(basis) {
+		return false, nil
+	}
+	h.Token = base + answer.Header.GetRevision()
+	return true, e.ledger.keep()
 }
 
 // campaign competes for one lock until ctx ends, then gives it up. It also returns when the lock is lost.
 func (e *Elector) campaign(ctx context.Context, t *term, l Lock) {
 	for failures := 1; ; failures++ {
-		election := concurrency.NewElection(t.session, l.key(e.config.Space))
-		won := election.Campaign(clientv3.WithRequireLeader(ctx), candidatePrefix+e.config.Node) == nil && ctx.Err() == nil
-		if won {
-			e.hold(ctx, t, l, election)
+		holding, lose := context.WithCancel(ctx)
+		h := &Hold{lock: l, lose: lose, ended: holding}
+		err := e.stand(ctx, t, h)
+		if err == nil {
+			if err = e.await(ctx, t, h); err == nil {
+				e.hold(holding, t, h)
+			}
 		}
-		if won || !backoff.Pause(ctx, min(retry.After(failures), e.config.TTL/3)) {
-			e.resign(ctx, t, election)
+		lose()
+		if err != nil && ctx.Err() == nil && !errors.Is(err, errFallen) {
+			e.log.Warn("fleet: the node cannot take a lock that it may have", "lock", l.String(), "error", explain(err))
+		}
+		e.resign(ctx, t, h)
+		if err == nil || !backoff.Pause(ctx, min(retry.After(failures), e.config.TTL/3)) {
 			return
 		}
 	}
 }
 
-// resign gives a lock up, unless its whole lease is.
-func (e *Elector) resign(ctx context.Context, t *term, election *concurrency.Election) {
-	if t.living.Err() != nil {
+// clear removes the node's keys for a lock that it neither wants nor holds.
+func (e *Elector) clear(ctx context.Context, t *term, l Lock) {
+	h := &Hold{lock: l}
+	h.key, h.older = contenderKeys(e.config.Space, e.config.Node, l, t.lease)
+	if t.narrow.Load() {
+		h.older = ""
+	}
+	e.resign(ctx, t, h)
+}
+
+// resign tells etcd that the node has given up a lock, unless its whole lease has ended.
+func (e *Elector) resign(ctx context.Context, t *term, h *Hold) {
+	if cause := context.Cause(t.living); errors.Is(cause, errTermOver) || isLeaseUnknown(cause) {
 		return
 	}
 	resigning, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopPatience)
 	defer cancel()
-	if err := election.Resign(resigning); err != nil {
+	stands := clientv3.Compare(clientv3.LeaseValue(h.key), "=", t.lease)
+	// The next holder begins when it reads that. The other key says nothing of it, so it is removed in the same transaction, after this one.
+	leave := append([]clientv3.Op{clientv3.OpPut(h.key, contenderLeft, clientv3.WithLease(t.lease))}, h.deletes()[1:]...)
+	_, err := e.change(resigning, t, stands, leave, nil)
+	if err == nil {
+		_, err = t.client.Txn(clientv3.WithRequireLeader(resigning)).Then(h.deletes()...).Commit()
+	}
+	if err != nil {
 		t.end(err) // whether it is given up is not known: the end of the lease makes sure
 	}
 }
 
-// hold holds a lock until ctx ends, or until its key does not stand any more.
-func (e *Elector) hold(ctx context.Context, t *term, l Lock, election *concurrency.Election) {
-	ctx, lose := context.WithCancel(ctx)
-	defer lose()
-	h := &Hold{made: election.Rev(), lock: l, key: election.Key(), lose: lose, ended: ctx}
-	// Whoever waits for a lock does not notice that its own key is removed meanwhile.
-	if err := e.confirm(ctx, t, h); err != nil {
-		if ctx.Err() == nil && !errors.Is(err, errFallen) {
-			e.log.Warn("fleet: the node cannot take a lock that it may have", "lock", l.String(), "error", explain(err))
-		}
-		return
-	}
+// hold holds a lock until ctx ends or its key is gone.
+func (e *Elector) hold(ctx context.Context, t *term, h *Hold) {
 	e.mu.Lock()
 	if ctx.Err() != nil {
 		e.mu.Unlock()
 		return
 	}
-	t.holding.Add(1)
-	defer t.holding.Done()
-	e.held[l] = h
+	e.held[h.lock] = h
 	e.mu.Unlock()
-	e.log.Info("fleet: the node holds a lock", "lock", l.String(), "token", h.Token)
+	if now, _, _, _ := t.roster.turn(h, t.lease); now != turnFirst { // nobody told while it was not among those held
+		e.fell(h)
+	}
+	e.log.Info("fleet: the node holds a lock", "lock", h.lock.String(), "token", h.Token)
 	// Others call the node from here on, so not before it knows itself.
-	if err := e.announce(ctx, t, h); err != nil {
-		lose()
+	if answer, err := e.change(ctx, t, h.mine(), h.puts(e, t, contenderHolds, ""), nil); err != nil || !answer.Succeeded {
+		h.lose()
 	}
 	<-ctx.Done()
 	calls := h.calls.Load()
 	e.mu.Lock()
-	if e.held[l] == h {
-		delete(e.held, l)
+	if e.held[h.lock] == h {
+		delete(e.held, h.lock)
 	}
 	e.mu.Unlock()
-	e.log.Info("fleet: the node does not hold a lock any more", "lock", l.String(), "token", h.Token)
+	e.log.Info("fleet: the node does not hold a lock any more", "lock", h.lock.String(), "token", h.Token)
 	if calls > 0 {
 		// Their ends are on the way to the plugin; nobody else begins until it had the time to notice.
 		backoff.Pause(context.WithoutCancel(ctx), min(e.config.TTL/10, time.Second))

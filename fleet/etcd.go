@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Etcd says how etcd is reached.
+// Etcd says how to reach etcd.
 type Etcd struct {
 	// Endpoints are the URLs of the members, for example https://10.0.0.1:2379; at least one.
 	Endpoints []string
@@ -30,8 +30,8 @@ type Etcd struct {
 	Cert, Key string
 	// ServerName is the name in the certificates of etcd, if that is not the host of the endpoint.
 	ServerName string
-	// User and PasswordFile are for etcd's own users; the file has the password in its first line and is read for each connection. Etcd hashes
-	// the password each time, which costs it much: many nodes better have certificates, whose common name is the user.
+	// User and PasswordFile are for etcd's own users; the file has the password in its first line and is read for each connection. Etcd
+	// hashes the password each time, which is expensive: with many nodes, use certificates, whose common name is the user.
 	User, PasswordFile string
 	// Timeout bounds one request (default 5 s).
 	Timeout time.Duration
@@ -40,7 +40,8 @@ type Etcd struct {
 // defaultTimeout bounds one request to etcd.
 const defaultTimeout = 5 * time.Second
 
-// Validate says whether the configuration makes sense, without looking at files.
+// Validate checks the configuration without reading files. The error names the first setting that is missing, malformed or contradicts
+// another.
 func (e Etcd) Validate() error {
 	if len(e.Endpoints) == 0 {
 		return errors.New("there is no etcd endpoint: name at least one, for example https://10.0.0.1:2379")
@@ -70,11 +71,12 @@ func (e Etcd) Validate() error {
 	return nil
 }
 
-// Cluster is a cluster of etcd to which a [Publisher] and a [Reader] connect. It has no connections itself: each of them has one at a time,
-// to one member, and takes another member when that fails. It may be used from several goroutines.
+// Cluster is an etcd cluster to which a [Publisher] and a [Reader] connect. It has no connections itself: each of them has one at a time,
+// to one member, and switches to another member when that fails. A Cluster is safe for concurrent use.
 type Cluster struct {
 	config  Etcd
-	tls     *tls.Config // nil for none
+	pair    *loaded[*tls.Certificate] // nil for no certificate
+	tls     *tls.Config               // nil for none
 	options []grpc.DialOption
 }
 
@@ -85,7 +87,7 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	err := e.Validate()
 	c := &Cluster{config: e, options: options}
 	if err == nil {
-		c.tls, err = e.tls()
+		c.tls, c.pair, err = e.tls()
 	}
 	if err == nil && e.User != "" {
 		_, err = e.password()
@@ -130,25 +132,33 @@ func (e Etcd) password() (string, error) {
 	return line, nil
 }
 
-// tls returns nil if the endpoints have no TLS.
-func (e Etcd) tls() (config *tls.Config, err error) {
+// Certificate returns the certificate that etcd is shown. Its fields are zero if there is none.
+func (c *Cluster) Certificate() Certificate {
+	if c.pair == nil {
+		return Certificate{}
+	}
+	return certificateIn(c.pair)
+}
+
+// tls returns nil if the endpoints have no TLS, and a nil pair if there is no client certificate.
+func (e Etcd) tls() (config *tls.Config, pair *loaded[*tls.Certificate], err error) {
 	if !strings.HasPrefix(e.Endpoints[0], "https://") {
-		return nil, nil
+		return nil, nil, nil
 	}
 	config = &tls.Config{MinVersion: tls.VersionTLS13, ServerName: e.ServerName}
 	if e.CA != "" {
 		if config.RootCAs, err = readCA(e.CA); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if e.Cert != "" {
-		pair := keyPair(e.Cert, e.Key)
+		pair = keyPair(e.Cert, e.Key)
 		if _, err := pair.get(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair.get() }
 	}
-	return config, nil
+	return config, pair, nil
 }
 
 // layoutVersion is part of every key, so that another layout can stand beside this one.
@@ -165,7 +175,7 @@ type Space struct {
 	Namespace string
 }
 
-// Validate says whether the space can be used.
+// Validate returns an error if the namespace has characters that are not allowed or is too long.
 func (s Space) Validate() error {
 	if s.Namespace == "" {
 		return nil
@@ -173,19 +183,20 @@ func (s Space) Validate() error {
 	return validateName("namespace", s.Namespace)
 }
 
-// Base returns what all keys of the space begin with; it ends with a slash. Other uses of the space, such as elections, put their keys
-// beside nodes/ below it.
+// Base returns the prefix of all keys of the space; it ends with a slash. Other uses of the space, such as elections, put their keys
+// next to nodes/ below it.
 func (s Space) Base() string {
 	return strings.TrimRight(cmp.Or(s.Prefix, "/patchbay"), "/") + "/" + cmp.Or(s.Namespace, "default") + "/" + layoutVersion + "/"
 }
 
-// NodeRange returns the range of keys that belong to one node: all that begin with it. Its daemon needs to read and write these, and
-// nothing else below [Space.Base].
+// NodeRange returns the range of keys that belong to one node: all that begin with it. Its daemon needs to read and write these;
+// docs/how-to/fleet.md has the whole role of a node.
 func (s Space) NodeRange(node string) string { return s.nodes() + node + "/" }
 
 func (s Space) nodes() string { return s.Base() + "nodes/" }
 
-// ValidateNode says whether a name can be that of a node.
+// ValidateNode returns an error if a name cannot be that of a node: it is empty or too long, or has characters other than ASCII letters,
+// digits, ".", "-" and "_".
 func ValidateNode(name string) error { return validateName("node name", name) }
 
 func validateName(what, name string) error {
@@ -208,12 +219,14 @@ func validateName(what, name string) error {
 	return fmt.Errorf("%s %q: %s", what, name, problem)
 }
 
-// Member is what was found out about one member of etcd.
+// Member is what [Cluster.Check] found out about one member of etcd.
 type Member struct {
 	// Endpoint is its URL, as it was configured.
 	Endpoint string
 	// Err says why the fleet cannot be read there, and what to do; nil if it can.
 	Err error
+	// Cluster identifies the cluster to which the member belongs; zero if it did not answer.
+	Cluster uint64
 }
 
 // Check tries all members at once and returns them in the order in which they were configured: it connects, as the user if there is one,
@@ -227,7 +240,8 @@ func (c *Cluster) Check(ctx context.Context, s Space) []Member {
 	for i, endpoint := range c.config.Endpoints {
 		checking.Go(func() {
 			members[i].Endpoint = endpoint
-			if err := c.check(ctx, i, s); err != nil {
+			cluster, err := c.check(ctx, i, s)
+			if members[i].Cluster = cluster; err != nil {
 				members[i].Err = explain(err)
 			}
 		})
@@ -236,12 +250,15 @@ func (c *Cluster) Check(ctx context.Context, s Space) []Member {
 	return members
 }
 
-func (c *Cluster) check(ctx context.Context, member int, s Space) error {
+func (c *Cluster) check(ctx context.Context, member int, s Space) (cluster uint64, err error) {
 	store, err := (&clusterDialer{c, member}).dial(ctx, c.config.Timeout)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer store.close()
-	_, err = store.get(ctx, s.nodes(), clientv3.WithPrefix(), clientv3.WithCountOnly())
-	return err
+	found, err := store.get(ctx, s.nodes(), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		return 0, err
+	}
+	return found.Header.GetClusterId(), nil
 }

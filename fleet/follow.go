@@ -25,7 +25,7 @@ const (
 
 var (
 	// errHistory says that etcd's history is not the one that the reader knows.
-	errHistory = errors.New("etcd was restored, replaced or compacted; the fleet is read anew")
+	errHistory = errors.New("etcd was restored, replaced or compacted; the fleet is read again")
 	// errQuiet says that a watch did not begin in time.
 	errQuiet = errors.New("etcd did not begin a watch in time; see that it runs and can be reached")
 )
@@ -78,6 +78,7 @@ func (r *Reader) lost(err error) {
 	}
 	if r.health.lose(message) {
 		r.config.Logger.Warn("fleet: " + message)
+		r.feed.Publish("", step{health: new(r.health)})
 	}
 }
 
@@ -86,6 +87,7 @@ func (r *Reader) found() {
 	defer r.mu.Unlock()
 	if !r.health.Current {
 		r.config.Logger.Info("fleet: it is being followed")
+		r.feed.Publish("", step{health: &Health{Current: true}})
 	}
 	r.health = Health{Current: true}
 	select {
@@ -171,7 +173,7 @@ func (f *follower) canceled(response *pb.WatchResponse) error {
 // verify says whether etcd has the history that is known: the last write that was seen has to be there, at its revision.
 func (f *follower) verify(ctx context.Context) error {
 	if f.anchor.key == "" {
-		return errHistory // nothing to tell it by; there is nothing to read anew either
+		return errHistory // nothing to tell it by; there is nothing to read again either
 	}
 	response, err := f.store.get(ctx, f.anchor.key, clientv3.WithRev(f.anchor.revision), clientv3.WithKeysOnly())
 	known := rpctypes.Error(err)
@@ -264,32 +266,13 @@ func (f *follower) show(name string, now time.Time, announce bool) {
 func (f *follower) list(ctx context.Context) (next int64, err error) {
 	f.facts = map[string]*facts{}
 	f.anchor.key, f.anchor.revision = "", 0
-	from := f.config.Space.nodes()
-	end := clientv3.GetPrefixRangeEnd(from)
-	revision, limit := int64(0), int64(pageSize)
-	for more := true; more; {
-		page, err := f.store.get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
-		if isTooLarge(err) && limit > 1 {
-			limit /= 2
-			continue
+	revision, err := readPages(ctx, f.store, f.config.Space.nodes(), func(kv *mvccpb.KeyValue) {
+		if name, key, ok := f.split(kv.Key); ok {
+			f.put(name, key, kv)
 		}
-		if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
-			return 0, errHistory
-		}
-		if err != nil {
-			return 0, err
-		}
-		if revision == 0 {
-			revision = page.Header.GetRevision()
-		}
-		for _, kv := range page.Kvs {
-			if name, key, ok := f.split(kv.Key); ok {
-				f.put(name, key, kv)
-			}
-		}
-		if more = page.More && len(page.Kvs) > 0; more {
-			from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
-		}
+	})
+	if err != nil {
+		return 0, err
 	}
 	f.listed = true
 	lastContact := f.contact
@@ -313,6 +296,35 @@ func (f *follower) list(ctx context.Context) (next int64, err error) {
 		f.date(ctx)
 	}
 	return revision + 1, nil
+}
+
+// readPages reads what begins with a prefix, all at the revision that it returns.
+func readPages(ctx context.Context, from store, prefix string, take func(*mvccpb.KeyValue)) (revision int64, err error) {
+	key, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
+	limit := int64(pageSize)
+	for more := true; more; {
+		page, err := from.get(ctx, key, clientv3.WithRange(end), clientv3.WithLimit(limit), clientv3.WithRev(revision))
+		if isTooLarge(err) && limit > 1 {
+			limit /= 2
+			continue
+		}
+		if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) {
+			return 0, errHistory
+		}
+		if err != nil {
+			return 0, err
+		}
+		if revision == 0 {
+			revision = page.Header.GetRevision()
+		}
+		for _, kv := range page.Kvs {
+			take(kv)
+		}
+		if more = page.More && len(page.Kvs) > 0; more {
+			key = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+		}
+	}
+	return revision, nil
 }
 
 // date finds out when nodes that were dead before the reader came were last alive: a node renews its retention lease.

@@ -39,7 +39,7 @@ func (s stuck) grant(ctx context.Context, _ time.Duration) (clientv3.LeaseID, er
 	return 0, context.Cause(ctx)
 }
 
-// TestNothingWithoutLease: a node that ends before it has its leases writes nothing, because that would stay for ever.
+// TestNothingWithoutLease: a node that ends before it has its leases writes nothing, because that would stay forever.
 func TestNothingWithoutLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := stuck{newFake()}
@@ -76,8 +76,8 @@ func TestTimeoutOfEtcd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond || e.locks.timeout != 700*time.Millisecond {
-		t.Errorf("publisher %v, reader %v, elector %v", p.timeout, r.config.Timeout, e.locks.timeout)
+	if p.timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond || e.timeout != 700*time.Millisecond {
+		t.Errorf("publisher %v, reader %v, elector %v", p.timeout, r.config.Timeout, e.timeout)
 	}
 }
 

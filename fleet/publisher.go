@@ -22,8 +22,8 @@ type Local interface {
 	Plugins() []reconciler.Status
 	// Conditions says how the node is.
 	Conditions() []Condition
-	// Changes returns a channel that gets a value after something about the plugins has changed, at the latest when the last one has been
-	// read; one value may stand for many changes. It is asked for once. Changes of conditions need not be told.
+	// Changes returns a channel that receives a value after something about the plugins has changed, at the latest when the last one has
+	// been read; one value may stand for many changes. It is called once. Changes of conditions need no value.
 	Changes(ctx context.Context) <-chan struct{}
 }
 
@@ -48,29 +48,42 @@ const (
 	defaultSpread      = 10 * time.Second
 )
 
-// PublisherConfig is what a [Publisher] works with.
+// PublisherConfig configures a [Publisher].
 type PublisherConfig struct {
 	Space Space
-	// Node is the name of the node, which no other may have. It is required.
+	// Node is the name of the node, which must be unique. It is required.
 	Node string
 	// Address is HOST:PORT at which the node takes calls from other nodes; empty for none. It can be changed with SetAddress.
 	Address string
 	// Version is the version of Patchbay, for readers.
 	Version string
-	// Presence is how long the node counts as alive after its last sign of life; Retention is how long what it had stays visible. They are
-	// rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
+	// Presence is how long the node counts as alive after its last sign of life, longer in a large fleet ([PresenceFor]); Retention is how
+	// long what it had stays visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
 	Presence, Retention time.Duration
+	// InstanceFile records this start, so that the next start need not wait until the presence of a crashed one has expired. No two running
+	// publishers may share the file. Empty for none; its directory must exist.
+	InstanceFile string
+	// Exclusive are those of [Settings].
+	Exclusive []string
+	// Locked, if it is not nil, is called when a node competes for locks, as far as the publisher looks: when it begins, soon after that,
+	// and then three times in each retention. It must not block.
+	Locked func()
+	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none. Local tells when they
+	// change.
+	Unhealthy func() map[string]bool
+	// Labels say what the node is, for those who select nodes; see [ValidateLabels].
+	Labels map[string]string
 	// MinInterval is the least time between two writes (default 1 s).
 	MinInterval time.Duration
 	// Spread is the time over which nodes that have lost etcd come back (default 10 s). The start is spread over a tenth of it.
 	Spread time.Duration
 	// Local is what is published. It is required.
 	Local Local
-	// Logger is told when etcd is lost and found; nil for no log.
+	// Logger logs when etcd is lost and found again; nil for no log.
 	Logger *slog.Logger
 }
 
-// Publisher publishes one node. All methods may be called at once from several goroutines.
+// Publisher publishes one node. All methods are safe for concurrent use.
 type Publisher struct {
 	config   PublisherConfig
 	dialer   dialer
@@ -85,7 +98,11 @@ type Publisher struct {
 
 	leases     leases
 	held       held
+	presence   time.Duration // the length of the lease
+	instances  []string      // this one, once it is remembered, and those before it
+	unsettled  bool          // that etcd does not let the node write its settings
 	generation uint64
+	indexing   indexing
 
 	mu      sync.Mutex
 	address string
@@ -103,10 +120,11 @@ type Stats struct {
 	Published time.Time
 }
 
-// leases are those of the node; zero for one that there is none of.
+// leases are those of the node; zero where there is none.
 type leases struct{ presence, retention clientv3.LeaseID }
 
-// NewPublisher returns a publisher. Nothing happens before Run.
+// NewPublisher returns a publisher, which does nothing before Run. It returns an error if the space, the node name or the times are
+// invalid.
 func NewPublisher(c *Cluster, config PublisherConfig) (*Publisher, error) {
 	return newPublisher(newDialer(c), c.config.Timeout, config)
 }
@@ -117,18 +135,20 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	config.MinInterval = cmp.Or(config.MinInterval, defaultMinInterval)
 	config.Spread = cmp.Or(config.Spread, defaultSpread)
 	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
-	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention))
+	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
+		ValidateLabels(config.Labels))
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
+		presence: config.Presence, instances: readInstances(config.InstanceFile), indexing: indexing{names: map[string]bool{}},
 		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }
 
-// ValidateTimes says whether two durations can be those of a [PublisherConfig].
+// ValidateTimes returns an error if presence is below 2s, or retention is not longer than presence.
 func ValidateTimes(presence, retention time.Duration) error {
 	if presence < 2*time.Second {
 		return fmt.Errorf("presence is %v: etcd needs at least 2s", presence)
@@ -175,15 +195,17 @@ func (p *Publisher) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if !stood || !isExpired(err) { // a token that has expired is renewed by the next session, and nobody has to know
+		if errors.Is(err, errResized) {
+			p.leases.presence = 0
+		} else if !stood || !isExpired(err) { // a token that has expired is renewed by the next session, and nobody has to know
 			p.failed(err)
 		}
 		switch {
 		case stood:
 			failures = 0
-			delay = spread(p.config.Presence / 4) // the presence lease may still be saved
+			delay = spread(p.presence / 4) // the presence lease may still be saved
 			if errors.Is(err, errLeaseLost) {
-				delay = spread(p.config.Spread)
+				delay = spread(p.returning())
 			}
 		case errors.Is(err, errNameTaken):
 			delay = around(p.config.Presence / 3)
@@ -191,11 +213,14 @@ func (p *Publisher) Run(ctx context.Context) {
 			failures++
 			delay = retry.After(failures)
 			if failures == 1 {
-				delay = max(delay, spread(p.config.Spread))
+				delay = max(delay, spread(p.returning()))
 			}
 		}
 	}
 }
+
+// returning is the time over which nodes come back that have lost etcd: more for a large fleet, as its presence is.
+func (p *Publisher) returning() time.Duration { return max(p.config.Spread, p.presence/4) }
 
 // failed makes an error known.
 func (p *Publisher) failed(err error) {

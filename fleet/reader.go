@@ -20,23 +20,23 @@ import (
 // ErrClosed is the error of calls on a [Reader] that has been closed.
 var ErrClosed = errors.New("the reader of the fleet is closed")
 
-// ReaderConfig is what a [Reader] works with.
+// ReaderConfig configures a [Reader].
 type ReaderConfig struct {
 	Space Space
 	// Timeout bounds one request (default: that of Etcd).
 	Timeout time.Duration
-	// Logger is told when etcd is lost and found; nil for no log.
+	// Logger logs when etcd is lost and found again; nil for no log.
 	Logger *slog.Logger
 }
 
-// Reader follows the fleet. All methods may be called at once from several goroutines; none but Ready, Watch, Wait and Close blocks.
+// Reader follows the fleet. All methods are safe for concurrent use; only Ready, Find, Watch, Wait and Close block.
 type Reader struct {
 	config ReaderConfig
 	dialer dialer
 	cancel context.CancelFunc
 	done   chan struct{}
 	ready  chan struct{} // closed when the fleet has been listed for the first time
-	feed   *feed.Feed[Change]
+	feed   *feed.Feed[step]
 
 	mu      sync.RWMutex // held over a publication, so that a snapshot and what follows on it meet
 	members map[string]*member
@@ -68,10 +68,10 @@ func open(d dialer, config ReaderConfig) *Reader {
 		config: config, dialer: d, cancel: cancel, done: make(chan struct{}), ready: make(chan struct{}), members: map[string]*member{},
 		health: Health{Message: "the fleet has not been read yet", Since: time.Now()},
 	}
-	r.feed = feed.New(feed.Config[Change]{Resync: func(_ string, commit func(Change)) {
+	r.feed = feed.New(feed.Config[step]{Resync: func(_ string, commit func(step)) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		commit(Change{Kind: Resync})
+		commit(step{})
 	}})
 	go r.run(ctx)
 	return r
@@ -148,7 +148,7 @@ func (r *Reader) Instances(f Filter) []Instance {
 func (r *Reader) callable(f Filter) []Instance {
 	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
 	return slices.DeleteFunc(r.instances(f), func(i Instance) bool {
-		return i.Published != reconciler.StateRegistered || i.NodeState != NodeReady && i.NodeState != NodeUnreachable
+		return !i.callable()
 	})
 }
 
@@ -159,60 +159,63 @@ func (r *Reader) instances(f Filter) []Instance {
 	var instances []Instance
 	for _, p := range r.plugins(f) {
 		if p.Current {
-			instances = append(instances, Instance{Plugin: p, Address: r.members[p.Node].node.Address})
+			instances = append(instances, r.members[p.Node].instance(p))
 		}
 	}
 	return instances
 }
 
-// Watch returns the present state and a sequence of what follows on it, without gap and without repeat. What passes the filter now and did
-// not before is added, and the other way round removed. The sequence can be iterated once; it ends with ctx, when the caller leaves it, and
-// with the reader. A change of kind [Resync] takes the place of changes that the caller was too slow to read, at least 8,192 of them.
+// Watch returns the present state and a sequence of the changes that follow, each exactly once. What starts to pass the filter is added,
+// and what stops passing it is removed. The sequence can be iterated once; it ends with ctx, with the reader, or when the caller stops
+// iterating. A change of kind [Resync] replaces changes that the caller was too slow to read: those of at least 8,192 steps, where one step
+// is all that changes at once about one node and its plugins.
 //
-// It blocks until the fleet has been read for the first time.
+// It blocks until the fleet has been read for the first time. If ctx ends first, the error says why; after Close it is [ErrClosed].
 func (r *Reader) Watch(ctx context.Context, f Filter) (Snapshot, iter.Seq[Change], error) {
 	if err := r.Ready(ctx); err != nil {
 		return Snapshot{}, nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	snapshot, changes := r.subscribe(ctx, f)
+	snapshot, steps := r.subscribe(ctx, f)
 	return snapshot, func(yield func(Change) bool) {
 		defer cancel()
-		for change := range changes {
-			if change, ok := change.through(f); ok && !yield(change) {
-				return
+		for step := range steps {
+			for _, change := range step.changes() {
+				if change, ok := change.through(f); ok && !yield(change) {
+					return
+				}
 			}
 		}
 	}, nil
 }
 
 // subscribe returns the present state and a channel of all that follows on it.
-func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan Change) {
+func (r *Reader) subscribe(ctx context.Context, f Filter) (Snapshot, <-chan step) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.snapshot(f), r.feed.Subscribe(ctx, "")
 }
 
-// Wait blocks until the plugins that pass the filter are what is waited for, and returns them. If ctx ends before, the error is its cause,
-// and the plugins are those that there were then.
+// Wait blocks until the plugins that pass the filter meet the condition, and returns them. If ctx ends first, the error is its cause, and
+// the plugins are those of that moment.
 func (r *Reader) Wait(ctx context.Context, f Filter, until func([]Plugin) bool) ([]Plugin, error) {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := r.Ready(watching); err != nil {
 		return nil, err
 	}
-	snapshot, changes := r.subscribe(watching, f)
+	snapshot, steps := r.subscribe(watching, f)
 	plugins := snapshot.Plugins
 	if until(plugins) {
 		return plugins, nil
 	}
 	changed := false
-	for change := range changes {
-		if change.Node == nil {
+	for step := range steps {
+		changed = changed || slices.ContainsFunc(step.changes(), func(change Change) bool {
 			_, passes := change.through(f)
-			changed = changed || passes
-		}
-		if !changed || len(changes) > 0 { // one look is enough for all that have come
+			return passes && change.Node == nil
+		})
+		if !changed || len(steps) > 0 { // one look is enough for all that have come
 			continue
 		}
 		changed = false
@@ -234,7 +237,7 @@ func (r *Reader) snapshot(f Filter) Snapshot {
 func (r *Reader) nodes(f Filter) []Node {
 	nodes := make([]Node, 0, len(r.members))
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		if anyOf(f.Nodes, name) {
+		if f.MatchNode(r.members[name].node) {
 			nodes = append(nodes, r.members[name].node)
 		}
 	}
@@ -277,10 +280,7 @@ func (r *Reader) publish(name string, now *member, announce bool) {
 	} else {
 		r.members[name] = now
 	}
-	if !announce {
-		return
-	}
-	for _, change := range differences(before, now) {
-		r.feed.Publish("", change)
+	if announce && before != now {
+		r.feed.Publish("", step{before: before, after: now})
 	}
 }

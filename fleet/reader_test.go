@@ -67,3 +67,36 @@ func TestOrder(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
+
+// TestFlappingNode: a node that comes and goes is one entry each time for a subscriber who is slow, however many plugins it has.
+func TestFlappingNode(t *testing.T) {
+	r := open(newFake(), ReaderConfig{})
+	defer r.Close()
+	r.found()
+	_, changes, err := r.Watch(t.Context(), Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const plugins, flaps = 20, 1000 // together far more than a subscriber may leave unread
+	states := []*member{{node: Node{Name: "a", State: NodeReady}}, {node: Node{Name: "a", State: NodeUnreachable}}}
+	for i := range plugins {
+		p := &Plugin{Type: "T", Name: fmt.Sprint(i)}
+		for _, m := range states {
+			m.plugins = append(m.plugins, p)
+		}
+	}
+	r.mu.Lock()
+	for i := range flaps {
+		r.publish("a", states[i%2], true)
+	}
+	r.mu.Unlock()
+	got := 0
+	for c := range changes {
+		if c.Kind == Resync {
+			t.Fatalf("a resync after %d changes", got)
+		}
+		if got++; got == flaps*(plugins+1) {
+			break
+		}
+	}
+}

@@ -1,10 +1,12 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,8 +20,8 @@ import (
 )
 
 var (
-	// errLeaseLost says that etcd does not know a lease of the node any more.
-	errLeaseLost = errors.New("etcd has ended the lease of the node; it is published anew")
+	// errLeaseLost says that etcd no longer knows a lease of the node.
+	errLeaseLost = errors.New("etcd has ended the lease of the node; the node is published again")
 	// errNameTaken says that another daemon holds the name of the node.
 	errNameTaken = errors.New("another daemon holds the name of the node")
 	// errSilent says that a lease was not renewed in time.
@@ -39,8 +41,8 @@ type session struct {
 	last     time.Time
 }
 
-// run returns with an error when the session has to be begun anew. When ctx ends, it says goodbye. Stood says that the session got as far
-// as having the node published.
+// run returns with an error when a new session has to begin. When ctx ends, it publishes that the node has stopped. Stood says that
+// the session got as far as publishing the node.
 func (s *session) run(ctx context.Context) (stood bool, err error) {
 	living, cancel := context.WithCancelCause(ctx)
 	s.cancel = cancel
@@ -87,9 +89,9 @@ func (s *session) open(ctx context.Context) (err error) {
 		return err
 	}
 	if fresh || s.held.revisions == nil || !maps.Equal(revisions, s.held.revisions) {
-		s.held = held{revisions: revisions, claim: true}
+		s.claim(revisions)
 	}
-	if _, err = s.update(ctx); err == nil {
+	if _, err = s.publish(ctx); err == nil { // the index follows soon, and does not keep the node from being published
 		s.succeeded(time.Time{})
 	}
 	return err
@@ -111,37 +113,46 @@ func (s *session) look(ctx context.Context) (map[string]int64, error) {
 		if err := decode(kv.Value, &presence); err != nil && !errors.Is(err, errNewer) {
 			continue // nobody's
 		}
-		if presence.GetInstance() != s.instance {
-			return nil, fmt.Errorf("%w, %q: its instance is %s; give each node a name of its own, or wait up to %v if that one has just crashed",
-				errNameTaken, s.config.Node, valid(presence.GetInstance()), s.config.Presence)
+		if by := presence.GetInstance(); by != s.instance && !slices.Contains(s.instances, by) {
+			return nil, fmt.Errorf("%w, %q: its instance is %s; give each node a name of its own, or wait until its presence has expired "+
+				"if that one has just crashed", errNameTaken, s.config.Node, valid(by))
 		}
 	}
 	revisions := map[string]int64{}
 	for _, kv := range response.Responses[1].GetResponseRange().GetKvs() {
-		revisions[strings.TrimPrefix(string(kv.Key), s.node)] = kv.ModRevision
+		if key := strings.TrimPrefix(string(kv.Key), s.node); key != cordonKey {
+			revisions[key] = kv.ModRevision
+		}
 	}
 	return revisions, nil
 }
 
 // renewAll renews the leases and grants new ones for those that there are not.
 func (s *session) renewAll(ctx context.Context) (fresh bool, err error) {
-	for _, l := range []struct {
-		id  *clientv3.LeaseID
-		ttl time.Duration
-	}{{&s.leases.presence, s.config.Presence}, {&s.leases.retention, s.config.Retention}} {
-		err := errLeaseLost
-		if *l.id != 0 {
-			err = s.renew(*l.id)
+	if fresh, err = s.renewOr(&s.leases.presence, func() (clientv3.LeaseID, error) {
+		if s.presence, err = s.fit(ctx); err != nil {
+			return 0, err
 		}
-		if errors.Is(err, errLeaseLost) {
-			*l.id, err = s.store.grant(ctx, l.ttl)
-			fresh = true
-		}
-		if err != nil {
-			return false, err
-		}
+		return s.store.grant(ctx, s.presence)
+	}); err != nil {
+		return false, err
 	}
-	return fresh, nil
+	granted, err := s.renewOr(&s.leases.retention, func() (clientv3.LeaseID, error) { return s.store.grant(ctx, s.config.Retention) })
+	return fresh || granted, err
+}
+
+// renewOr renews a lease, or grants a new one if there is none.
+func (s *session) renewOr(lease *clientv3.LeaseID, grant func() (clientv3.LeaseID, error)) (granted bool, err error) {
+	err = errLeaseLost
+	if *lease != 0 {
+		err = s.renew(*lease)
+	}
+	if errors.Is(err, errLeaseLost) {
+		*lease = 0
+		*lease, err = grant()
+		granted = true
+	}
+	return granted, err
 }
 
 // renew renews one lease. It blocks no longer than the timeout, because that then ends the stream.
@@ -153,16 +164,20 @@ func (s *session) renew(lease clientv3.LeaseID) error {
 	return err
 }
 
-// keep renews the leases until the session ends or one cannot be renewed. After each renewal it has the conditions looked at.
+// keep renews the leases until the session ends or one cannot be renewed, or does not fit any more. After each renewal it has the
+// conditions looked at.
 func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
-	retention := time.Now().Add(around(s.config.Retention / 3))
-	for backoff.Pause(ctx, around(s.config.Presence/3)) {
+	retention := time.Now().Add(around(min(s.config.Retention/3, firstCount)))
+	for backoff.Pause(ctx, around(s.presence/3)) {
 		if err := s.renew(s.leases.presence); err != nil {
 			return err
 		}
 		if time.Now().After(retention) {
 			if err := s.renew(s.leases.retention); err != nil {
 				return err
+			}
+			if resized, err := s.resized(ctx); err != nil || resized {
+				return cmp.Or(err, errResized)
 			}
 			retention = time.Now().Add(around(s.config.Retention / 3))
 		}
@@ -239,20 +254,45 @@ func (s *session) slowDown(written bool) {
 	s.last = now
 }
 
-// update writes what is different from what was written last.
+// update writes what is different from what was written last, of the node and of the index.
 func (s *session) update(ctx context.Context) (written bool, err error) {
+	for {
+		published, err := s.publish(ctx)
+		if err != nil {
+			return written, err
+		}
+		written = written || published
+		indexed := s.held.content.record.GetIndexed()
+		if err := s.putIndex(ctx, s.held.content.plugins); err != nil || s.indexing.denied != indexed {
+			return written, err
+		} // else the record says what is not so
+	}
+}
+
+// publish writes what is different from what was written last of the node.
+func (s *session) publish(ctx context.Context) (written bool, err error) {
 	if s.held.revisions == nil {
 		revisions, err := s.look(ctx)
 		if err != nil {
 			return false, err
 		}
-		s.held = held{revisions: revisions, claim: true}
+		s.claim(revisions)
 	}
-	now := content{record: s.record(), plugins: pluginRecords(s.config.Local.Plugins())}
+	var unhealthy map[string]bool
+	if s.config.Unhealthy != nil {
+		unhealthy = s.config.Unhealthy()
+	}
+	now := content{record: s.record(), plugins: pluginRecords(s.config.Local.Plugins(), unhealthy)}
 	if !s.held.claim && now.sameRecord(s.held.content) && now.samePlugins(s.held.content) {
 		return false, nil
 	}
 	return true, s.write(ctx, now)
+}
+
+// claim has everything written again.
+func (s *session) claim(revisions map[string]int64) {
+	s.held = held{revisions: revisions, claim: true}
+	s.indexing.forget()
 }
 
 // record returns what the node says of itself.
@@ -262,11 +302,12 @@ func (s *session) record() *fleetv1.NodeRecord {
 	s.mu.Unlock()
 	return &fleetv1.NodeRecord{
 		Format: format, Instance: s.instance, Address: address, Version: s.config.Version, StartedAt: timestamp(s.started),
-		Conditions: conditionRecords(s.config.Local.Conditions()),
+		Conditions: conditionRecords(s.config.Local.Conditions()), Indexed: !s.indexing.denied,
+		Labels: s.config.Labels,
 	}
 }
 
-// leave says that the node has stopped, if it can have been published: a record without a lease would stay for ever.
+// leave says that the node has stopped, if it can have been published: a record without a lease would stay forever.
 func (s *session) leave(ctx context.Context) {
 	if s.leases.presence == 0 || s.leases.retention == 0 {
 		return
@@ -284,12 +325,12 @@ func (s *session) leave(ctx context.Context) {
 		clientv3.OpPut(s.node+recordKey, string(value), clientv3.WithLease(s.leases.retention)),
 	})
 	if err != nil || !response.Succeeded {
-		s.config.Logger.Info("fleet: could not say that the node stops; it will be missed when its presence ends",
+		s.config.Logger.Info("fleet: could not publish that the node stops; it is shown as unreachable when its lease expires",
 			"node", s.config.Node, "error", err)
 	}
 }
 
-// mine is the condition of every write but the first: the presence key still hangs on the node's own lease.
+// mine is the condition of every write but the first: the presence key still has the node's own lease.
 func (s *session) mine() []clientv3.Cmp {
 	return []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(s.node+presenceKey), "=", s.leases.presence)}
 }

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,10 +20,11 @@ import (
 // facts are what etcd has of one node.
 type facts struct {
 	present bool
-	// hasRecord says that there is a record, newer that it cannot be understood.
+	// hasRecord says that there is a record, newer that its format is not known yet.
 	hasRecord, newer bool
 	record           record
 	parts            map[string]*part // by key; nil for one that cannot be used
+	cordon           Cordon
 }
 
 // record is what a node says of itself: all of the node but its name, its state and what concerns its plugins.
@@ -60,6 +62,10 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 		f.hasRecord, f.newer = err == nil, err != nil
 		f.record = recordOf(&value)
 		f.record.lease = clientv3.LeaseID(kv.Lease)
+	case key == cordonKey:
+		var value fleetv1.Cordon
+		_ = decode(kv.Value, &value) // the key alone says it
+		f.cordon = Cordon{Drained: true, Since: timeOf(value.GetSince()), By: value.GetBy()}
 	case isPart:
 		var value fleetv1.PluginsPart
 		var p *part
@@ -83,6 +89,8 @@ func (f *facts) delete(key string) {
 		f.present = false
 	case recordKey:
 		f.hasRecord, f.newer, f.record = false, false, record{}
+	case cordonKey:
+		f.cordon = Cordon{}
 	default:
 		delete(f.parts, key)
 	}
@@ -111,7 +119,7 @@ func (f *facts) complete(slot int) []*part {
 // if it was until this moment.
 func (f *facts) member(name string, before *member, now time.Time) *member {
 	m := &member{node: f.record.node, lease: f.record.lease}
-	m.node.Name = name
+	m.node.Name, m.node.Cordon = name, f.cordon
 	writtenAt := f.record.writtenAt
 	var latest []*part
 	for slot := range slots {
@@ -162,7 +170,7 @@ func (f *facts) member(name string, before *member, now time.Time) *member {
 // plugin returns a plugin as readers see it.
 func (m *member) plugin(said *Plugin) Plugin {
 	p := *said
-	p.Node, p.NodeState, p.LastSeen = m.node.Name, m.node.State, m.node.LastSeen
+	p.Node, p.NodeState, p.nodeLabels, p.LastSeen = m.node.Name, m.node.State, m.node.Labels, m.node.LastSeen
 	if m.node.State != NodeReady {
 		p.State = reconciler.StateUnreachable
 	}
@@ -183,6 +191,23 @@ func (m *member) sorted() []*Plugin {
 	return slices.SortedStableFunc(slices.Values(m.plugins), comparePlugins)
 }
 
+// step leads from one view of a node to the next; either may be nil. It is kept as such until somebody reads it: a node that comes and goes
+// is one entry for each subscriber, however many plugins it has. The zero value stands for steps that were left out.
+type step struct {
+	before, after *member
+	health        *Health // if it is that of the reader that has changed, and no node
+}
+
+func (s step) changes() []Change {
+	switch {
+	case s == (step{}):
+		return []Change{{Kind: Resync}}
+	case s.health != nil:
+		return []Change{{Kind: Changed, Health: s.health}}
+	}
+	return differences(s.before, s.after)
+}
+
 // differences returns what leads from one view of a node to another; either may be nil.
 func differences(before, after *member) []Change {
 	var changes []Change
@@ -197,7 +222,8 @@ func differences(before, after *member) []Change {
 	}
 	old, now := before.sorted(), after.sorted()
 	moved := before != nil && after != nil &&
-		(before.node.State != after.node.State || !before.node.LastSeen.Equal(after.node.LastSeen))
+		(!maps.Equal(before.node.Labels, after.node.Labels) || before.node.State != after.node.State ||
+			!before.node.LastSeen.Equal(after.node.LastSeen))
 	for len(old) > 0 || len(now) > 0 {
 		var order int
 		switch {
@@ -241,7 +267,14 @@ func intern(s string) string { return unique.Make(s).Value() }
 func recordOf(r *fleetv1.NodeRecord) record {
 	said := record{node: Node{
 		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
+		Indexed: r.GetIndexed(),
 	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt())}
+	for key, value := range r.GetLabels() {
+		if said.node.Labels == nil {
+			said.node.Labels = make(map[string]string, len(r.GetLabels()))
+		}
+		said.node.Labels[intern(key)] = intern(value)
+	}
 	for _, c := range r.GetConditions() {
 		said.node.Conditions = append(said.node.Conditions,
 			Condition{Name: intern(c.GetName()), OK: c.GetOk(), Message: intern(c.GetMessage()), Since: timeOf(c.GetSince())})
@@ -257,7 +290,7 @@ func partOf(v *fleetv1.PluginsPart, revision int64) *part {
 		said := &Plugin{
 			Type: intern(r.GetType()), Name: intern(r.GetName()), Version: intern(r.GetVersion()), State: state, Published: state,
 			Instance: r.GetInstance(), Endpoint: intern(r.GetEndpoint()), Source: reconciler.Source(intern(r.GetSource())),
-			Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(),
+			Roles: r.GetRoles(), RegisteredAt: timeOf(r.GetRegisteredAt()), Current: r.GetCurrent(), Unhealthy: r.GetUnhealthy(),
 		}
 		for i, role := range said.Roles {
 			said.Roles[i] = intern(role)

@@ -206,7 +206,12 @@ func TestHostile(t *testing.T) {
 	status := reconciler.Status{Type: "T\xff", Name: "n\xff", State: reconciler.StateRegistered}
 	status.Registration.Details = map[string]string{"k": strings.Repeat("x", 2*maxDetails)}
 	status.Registration.Roles = []string{"\xff"}
-	records := pluginRecords([]reconciler.Status{status, {Type: "T"}, {Name: "n"}})
+	records := pluginRecords([]reconciler.Status{status, {Type: "T"}, {Name: "n"}}, nil)
+	unhealthy := map[string]bool{"/b": true}
+	two := pluginRecords([]reconciler.Status{{Type: "T", Name: "a", SocketPath: "/a"}, {Type: "T", Name: "b", SocketPath: "/b"}}, unhealthy)
+	if part := partOf(&fleetv1.PluginsPart{Plugins: two}, 1); part.plugins[0].Unhealthy || !part.plugins[1].Unhealthy {
+		t.Errorf("published: %v", two)
+	}
 	if len(records) != 1 || records[0].GetDetails() != nil {
 		t.Fatalf("published: %v", records)
 	}

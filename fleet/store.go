@@ -171,7 +171,7 @@ func (t *token) GetRequestMetadata(context.Context, ...string) (map[string]strin
 	return map[string]string{rpctypes.TokenFieldNameGRPC: *value}, nil
 }
 
-// RequireTransportSecurity implements credentials.PerRPCCredentials. Whether there is TLS is the business of the configuration.
+// RequireTransportSecurity implements credentials.PerRPCCredentials. Whether there is TLS is up to the configuration.
 func (t *token) RequireTransportSecurity() bool { return false }
 
 // authenticate gets a new token, if there is a user.
@@ -200,6 +200,9 @@ func isExpired(err error) bool {
 	known := rpctypes.Error(err)
 	return errors.Is(known, rpctypes.ErrInvalidAuthToken) || errors.Is(known, rpctypes.ErrAuthOldRevision)
 }
+
+// isDenied says whether an error means that the user may not do something.
+func isDenied(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) }
 
 // isLeaseUnknown says whether an error means that a lease has ended.
 func isLeaseUnknown(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrLeaseNotFound) }

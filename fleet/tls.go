@@ -12,13 +12,17 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
 
-// TLS is what a node shows to other nodes, and whom it believes. The files are read again when they have changed, for every connection that
-// is made from then on.
+// TLS says which certificate a node presents to other nodes, and which it trusts. Changed files are read again, for every connection made
+// from then on.
 type TLS struct {
 	// CA is a file with the certificates, in PEM, that sign those of all nodes. Those that the system trusts do not count.
 	CA string
@@ -32,7 +36,7 @@ type TLS struct {
 // nodePlaceholder stands for the name of a node in TLS.ServerName.
 const nodePlaceholder = "{node}"
 
-// Validate says whether the configuration makes sense, without looking at files.
+// Validate returns an error unless CA, certificate and key are all named. It reads no files.
 func (t TLS) Validate() error {
 	if t.CA == "" || t.Cert == "" || t.Key == "" {
 		return errors.New("calls between nodes need a certificate: name the files ca, cert and key")
@@ -40,14 +44,15 @@ func (t TLS) Validate() error {
 	return nil
 }
 
-// Credentials are the certificate of a node and those that it believes. They may be used from several goroutines.
+// Credentials are the certificate of a node and those that it trusts. They are safe for concurrent use.
 type Credentials struct {
 	pair       *loaded[*tls.Certificate]
 	ca         *loaded[*x509.CertPool]
 	serverName string
 }
 
-// NewCredentials reads the files.
+// NewCredentials reads the files. It returns an error if one of them is missing, unreadable or malformed, or if certificate and key do not
+// match.
 func NewCredentials(t TLS) (*Credentials, error) {
 	c := &Credentials{pair: keyPair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder)}
 	c.ca = &loaded[*x509.CertPool]{files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }}
@@ -64,9 +69,24 @@ func NewCredentials(t TLS) (*Credentials, error) {
 	return c, nil
 }
 
-// Server returns what the listener for other nodes needs: TLS 1.3, and a client certificate from the CA. Nothing of a connection is
-// remembered for the next one, which would pass over a change of the CA.
-func (c *Credentials) Server() credentials.TransportCredentials {
+// Certificate returns the certificate that the node presents to other nodes.
+func (c *Credentials) Certificate() Certificate { return certificateIn(c.pair, c.ca.trouble) }
+
+// material is what the files have. A connection that was made with other files takes no new calls.
+type material struct {
+	pair *tls.Certificate
+	ca   *x509.CertPool
+}
+
+func (c *Credentials) material() material {
+	pair, _ := c.pair.get() // NewCredentials has read both
+	ca, _ := c.ca.get()
+	return material{pair, ca}
+}
+
+// Server returns the configuration of the listener for other nodes: TLS 1.3, and a client certificate from the CA. Sessions are not
+// resumed, since a resumed one would ignore a change of the CA. [Credentials.Caller] says who calls over a connection.
+func (c *Credentials) Server() *tls.Config {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true, ClientAuth: tls.RequireAndVerifyClientCert,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.pair.get() },
@@ -77,29 +97,106 @@ func (c *Credentials) Server() credentials.TransportCredentials {
 		current.ClientCAs = pool
 		return current, err
 	}
-	return credentials.NewTLS(config)
+	return config
 }
 
-// client returns what a connection to a node needs.
-func (c *Credentials) client(node string) credentials.TransportCredentials {
+// verifiedWith leads to the CA with which the certificate of a connection was last verified; nil before the first call.
+type verifiedWith struct{}
+
+// ConnContext returns the context of a connection that another node has made, from which those of its calls come. With it, the certificate
+// is only verified again after the file of the CA has changed.
+func ConnContext(ctx context.Context) context.Context {
+	return context.WithValue(ctx, verifiedWith{}, new(atomic.Pointer[x509.CertPool]))
+}
+
+// Caller returns who makes a call over a connection that [Credentials.Server] accepted: the URIs in the certificate if it has any, else the
+// DNS names in lower case, else the common name. The certificate is judged again for each call, since it may have expired after the
+// connection was made, or its CA been withdrawn. The error is a gRPC status with codes.Unauthenticated.
+func (c *Credentials) Caller(ctx context.Context) (identities []string, err error) {
+	info, err := callerOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	cert := info.State.PeerCertificates[0]
+	if time.Now().After(cert.NotAfter) {
+		return nil, status.Error(codes.Unauthenticated, "the certificate of the caller has expired: renew it there")
+	}
+	return Identities(cert), c.Trusts(ctx)
+}
+
+// Trusts returns an error, as [Credentials.Caller] does, if the certificate of who makes a call is not signed by the CA as its file is now.
+// Whether it has expired does not matter, so that a call in progress can be judged by it.
+func (c *Credentials) Trusts(ctx context.Context) error {
+	info, err := callerOf(ctx)
+	if err != nil {
+		return err
+	}
+	pool, _ := c.ca.get() // NewCredentials has read it
+	with, ok := ctx.Value(verifiedWith{}).(*atomic.Pointer[x509.CertPool])
+	if !ok {
+		with = new(atomic.Pointer[x509.CertPool])
+	}
+	if with.Load() == pool {
+		return nil
+	}
+	chain := info.State.PeerCertificates
+	options := x509.VerifyOptions{
+		Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, CurrentTime: time.Now(),
+	}
+	if end := chain[0].NotAfter; options.CurrentTime.After(end) {
+		options.CurrentTime = end
+	}
+	for _, cert := range chain[1:] {
+		options.Intermediates.AddCert(cert)
+	}
+	if _, err := chain[0].Verify(options); err != nil {
+		return status.Errorf(codes.Unauthenticated, "the node no longer trusts the certificate of the caller: %v", err)
+	}
+	with.Store(pool)
+	return nil
+}
+
+// callerOf returns what is known of the connection of a call.
+func callerOf(ctx context.Context) (credentials.TLSInfo, error) {
+	from, ok := peer.FromContext(ctx)
+	if !ok {
+		return credentials.TLSInfo{}, status.Error(codes.Unauthenticated, "it is not known who calls")
+	}
+	info, ok := from.AuthInfo.(credentials.TLSInfo)
+	if !ok || len(info.State.PeerCertificates) == 0 {
+		return credentials.TLSInfo{}, status.Error(codes.Unauthenticated, "the caller presented no certificate")
+	}
+	return info, nil
+}
+
+// client returns what a connection to a node needs. Reached, if it is not nil, is called whenever somebody answers at its address.
+func (c *Credentials) client(node string, reached func()) credentials.TransportCredentials {
 	return &clientCredentials{
 		TransportCredentials: credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13}), // for all but the handshake
-		of:                   c, name: strings.ReplaceAll(c.serverName, nodePlaceholder, node),
+		of:                   c, name: strings.ReplaceAll(c.serverName, nodePlaceholder, node), reached: reached,
 	}
 }
 
 // clientCredentials make each connection with the files as they are then.
 type clientCredentials struct {
 	credentials.TransportCredentials
-	of   *Credentials
-	name string
+	of      *Credentials
+	name    string
+	reached func()
 }
 
-// ClientHandshake implements credentials.TransportCredentials. Whoever is at the address has to be the node.
+// ClientHandshake implements credentials.TransportCredentials. The server at the address must be the node.
 func (c *clientCredentials) ClientHandshake(ctx context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	pool, err := c.of.ca.get()
 	if err != nil {
 		return nil, nil, err
+	}
+	if c.reached != nil {
+		defer func() {
+			if ctx.Err() == nil { // else it has not answered in time
+				c.reached()
+			}
+		}()
 	}
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13, ServerName: c.name, RootCAs: pool,
@@ -145,6 +242,9 @@ type loaded[T any] struct {
 	mu    sync.Mutex
 	value T
 	from  []time.Time // when the files had been modified that value was loaded from; nil before
+	// unused says why what the files have now is not used, and since when that is known.
+	unused error
+	since  time.Time
 }
 
 // get returns what the files have. If they have changed and cannot be used, which happens while they are being replaced, it is what they
@@ -159,6 +259,7 @@ func (l *loaded[T]) get() (T, error) {
 		}
 	}
 	if slices.EqualFunc(from, l.from, time.Time.Equal) {
+		l.unused = nil
 		return l.value, nil
 	}
 	value, err := l.load()
@@ -168,11 +269,60 @@ func (l *loaded[T]) get() (T, error) {
 	if l.from == nil {
 		return value, err
 	}
+	if err != nil && l.unused == nil {
+		l.since = time.Now()
+	}
+	l.unused = err
 	return l.value, nil
 }
 
-// Identities returns who a certificate says that its owner is: the URIs if it has any, else the DNS names in lower case, else the common
-// name. A name that looks like a URI and is none is left out.
+// trouble says why what the files have now is not used, and since when that is known; nil if it is.
+func (l *loaded[T]) trouble() (since time.Time, err error) {
+	if _, err := l.get(); err != nil {
+		return time.Now(), err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.since, l.unused
+}
+
+// Certificate is a certificate of this node as it is in use.
+type Certificate struct {
+	// Expires is when the first certificate of its chain expires.
+	Expires time.Time
+	// Err says why it cannot be used, or why changed files are not; nil if all is well. Since is when that began.
+	Err   error
+	Since time.Time
+}
+
+// certificateIn returns the certificate of a pair. Others are files that it needs, which have their own trouble.
+func certificateIn(pair *loaded[*tls.Certificate], others ...func() (time.Time, error)) Certificate {
+	cert, _ := pair.get()
+	c := Certificate{Expires: expiry(cert)}
+	for _, trouble := range append(others, pair.trouble) {
+		if since, err := trouble(); err != nil {
+			c.Since, c.Err = since, err
+		}
+	}
+	if time.Now().After(c.Expires) {
+		c.Since, c.Err = c.Expires, fmt.Errorf("certificate %s expired at %s; renew it: the file is read again without a restart",
+			pair.files[0], c.Expires.UTC().Format(time.RFC3339))
+	}
+	return c
+}
+
+// expiry returns when the first certificate of a chain expires.
+func expiry(pair *tls.Certificate) (first time.Time) {
+	for _, der := range pair.Certificate {
+		if cert, err := x509.ParseCertificate(der); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
+			first = cert.NotAfter
+		}
+	}
+	return first
+}
+
+// Identities returns the names of a certificate's owner: the URIs if it has any, else the DNS names in lower case, else the common
+// name. A name that looks like a URI but is not one is left out.
 func Identities(cert *x509.Certificate) []string {
 	var names []string
 	for _, u := range cert.URIs {

@@ -168,7 +168,7 @@ func TestListenerWantsModernMutualTLS(t *testing.T) {
 				config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &config.Certificates[0], nil }
 			}
 			err, _ := shake(t,
-				func(conn net.Conn) error { _, _, err := server.ServerHandshake(conn); return err },
+				func(conn net.Conn) error { return tls.Server(conn, server).Handshake() },
 				func(conn net.Conn) error { return tls.Client(conn, config).Handshake() })
 			if (err == nil) != (test.refused == "") || err != nil && !strings.Contains(err.Error(), test.refused) {
 				t.Errorf("got %v, want %q", err, test.refused)
@@ -191,7 +191,7 @@ func TestDialersWantModernTLS(t *testing.T) {
 		a.node("another.node")
 	}
 	for who, dial := range map[string]func(net.Conn) error{
-		"a node":      handshakeOf(own.client("the.node")),
+		"a node":      handshakeOf(own.client("the.node", nil)),
 		"etcd client": handshakeOf(credentials.NewTLS(cluster.tls)),
 	} {
 		for name, test := range map[string]struct {

@@ -16,15 +16,15 @@ import (
 )
 
 // errWentBack says that etcd has revisions again that it had before.
-var errWentBack = errors.New("etcd was restored or replaced; the node competes anew, with greater tokens")
+var errWentBack = errors.New("etcd was restored or replaced; the node competes again, with greater tokens")
 
 // bases returns what the keys begin with in which nodes keep the base of all tokens. Only the greatest counts.
 func (s Space) bases() string { return s.elections() + "@base/" }
 
-// baseIn returns the greatest base in keys of [Space.bases].
+// baseIn returns the greatest base in keys of [Space.bases] that can be one.
 func baseIn(kvs []*mvccpb.KeyValue) (base int64) {
 	for _, kv := range kvs {
-		if n, err := strconv.ParseInt(string(kv.Value), 10, 64); err == nil {
+		if n, err := strconv.ParseInt(string(kv.Value), 10, 64); err == nil && n <= maxBase {
 			base = max(base, n)
 		}
 	}
@@ -75,6 +75,13 @@ func (l *ledger) see(revision, kept int64) (base int64, back bool) {
 	return l.base, back
 }
 
+// known returns the greatest base that is known.
+func (l *ledger) known() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.base
+}
+
 // keep writes the mark to the file, if it has changed.
 func (l *ledger) keep() error {
 	l.mu.Lock()
@@ -105,26 +112,32 @@ func replaceFile(file, text string) error {
 
 // learn reads the base that etcd keeps, and raises it if the node knows of a greater one.
 func (e *Elector) learn(ctx context.Context, client *clientv3.Client) error {
-	ctx, cancel := context.WithTimeout(ctx, e.locks.timeout)
+	ctx, cancel := context.WithTimeout(ctx, e.timeout)
 	defer cancel()
 	found, err := client.Get(clientv3.WithRequireLeader(ctx), e.config.Space.bases(), clientv3.WithPrefix())
 	if err != nil {
 		return err
 	}
 	kept := baseIn(found.Kvs)
-	if base, _ := e.ledger.see(found.Header.GetRevision(), kept); base > kept {
-		e.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
-		key := e.config.Space.bases() + e.config.Node
-		if _, err := client.Put(clientv3.WithRequireLeader(ctx), key, strconv.FormatInt(base, 10)); err != nil {
-			return err
-		}
+	base, _ := e.ledger.see(found.Header.GetRevision(), kept)
+	return errors.Join(e.raise(ctx, client, base, kept), e.ledger.keep())
+}
+
+// raise writes a base to etcd unless it is what etcd keeps.
+func (e *Elector) raise(ctx context.Context, client *clientv3.Client, base, kept int64) error {
+	if base == kept {
+		return nil
 	}
-	return e.ledger.keep()
+	e.log.Warn("fleet: etcd was restored or replaced, and fencing tokens grow from here on", "base", base)
+	_, err := client.Put(clientv3.WithRequireLeader(ctx), e.config.Space.TokenBaseKey(e.config.Node), strconv.FormatInt(base, 10))
+	return err
 }
 
 // connections notes when connections to etcd began. Etcd can have been restored behind each new one, and have forgotten a holder that does
 // not know yet.
 type connections struct {
+	began chan struct{} // gets a value with each; nil for nobody
+
 	mu   sync.Mutex
 	last time.Time
 }
@@ -142,6 +155,7 @@ func (c *connections) HandleConn(_ context.Context, s stats.ConnStats) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.last = time.Now()
+		tell(c.began)
 	}
 }
 

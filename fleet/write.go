@@ -23,6 +23,8 @@ const (
 	presenceKey = "presence"
 	recordKey   = "record"
 	pluginsKey  = "plugins/"
+	// cordonKey says that the node is drained. Operators write it, under no lease.
+	cordonKey = "cordon"
 )
 
 // slots is the number of places for the parts of a generation.
@@ -84,6 +86,7 @@ func (s *session) write(ctx context.Context, wanted content) error {
 		if slot, err = w.putParts(ctx, parts, before); err != nil {
 			return err
 		}
+		w.names = s.indexing.missing(wanted.plugins)
 	}
 	if err := w.commit(ctx); err != nil {
 		return err
@@ -102,6 +105,8 @@ type writing struct {
 	then []clientv3.Op
 	size int
 	puts []string
+	// names are those that the next transaction adds to the index: with the node, so that nobody looks for its plugins in vain.
+	names []string
 	// revisions has the keys that there are after the next transaction, and the revisions of those that it does not put.
 	revisions map[string]int64
 }
@@ -164,6 +169,7 @@ func (w *writing) emptySlot() int {
 func (w *writing) commit(ctx context.Context) error {
 	conditions := w.mine()
 	if w.claim {
+		w.remember()
 		value, err := deterministic.Marshal(&fleetv1.Presence{Format: format, Instance: w.instance})
 		if err != nil {
 			return err
@@ -175,7 +181,7 @@ func (w *writing) commit(ctx context.Context) error {
 	if len(w.then) == 0 {
 		return nil
 	}
-	response, err := w.store.commit(ctx, conditions, w.then)
+	response, err := w.send(ctx, conditions)
 	switch {
 	case err != nil && !isLeaseUnknown(err):
 		return err
@@ -186,8 +192,39 @@ func (w *writing) commit(ctx context.Context) error {
 	for _, key := range w.puts {
 		w.revisions[key] = response.Header.Revision
 	}
-	w.claim, w.then, w.size, w.puts = false, nil, 0, nil
+	w.claim, w.then, w.size, w.puts, w.names = false, nil, 0, nil, nil
 	return nil
+}
+
+// send commits. With a claim go the settings of the node, and with its plugins their names in the index. What the node has no right to
+// write of these, as with a role of earlier versions, is left out.
+func (w *writing) send(ctx context.Context, conditions []clientv3.Cmp) (response *clientv3.TxnResponse, err error) {
+	settling, indexing := w.claim && !w.unsettled, len(w.names) > 0 && !w.indexing.denied
+	type with struct{ settings, index bool }
+	attempts := []with{{settling, indexing}, {settling, false}, {false, indexing}, {}}
+	for _, now := range slices.Compact(attempts) {
+		then := slices.Clip(w.then)
+		if now.settings {
+			then = append(then, w.settle())
+		}
+		if now.index {
+			then = append(then, w.index(w.names)...)
+		}
+		if response, err = w.store.commit(ctx, conditions, then); isDenied(err) {
+			continue
+		}
+		if err == nil && response.Succeeded {
+			w.unsettled = w.unsettled || settling && !now.settings
+			switch {
+			case now.index:
+				w.indexing.put(w.names)
+			case indexing:
+				w.denyIndex()
+			}
+		}
+		break
+	}
+	return response, err
 }
 
 // format is the format of the values that this package writes, and the newest that it reads.
@@ -257,7 +294,7 @@ func (c content) encodeParts(instance string, generation uint64, now time.Time) 
 }
 
 // pluginRecords returns what is published of the plugins of a node: those that have said who they are.
-func pluginRecords(statuses []reconciler.Status) []*fleetv1.PluginRecord {
+func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*fleetv1.PluginRecord {
 	records := make([]*fleetv1.PluginRecord, 0, len(statuses))
 	for _, s := range statuses {
 		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // the last is for its own node to see, and gone for others
@@ -266,6 +303,7 @@ func pluginRecords(statuses []reconciler.Status) []*fleetv1.PluginRecord {
 		p := &fleetv1.PluginRecord{
 			Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), State: valid(string(s.State)), Instance: valid(s.Instance),
 			Endpoint: valid(s.Endpoint), Source: valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,
+			Unhealthy: unhealthy[s.SocketPath],
 		}
 		for _, role := range s.Registration.Roles {
 			p.Roles = append(p.Roles, valid(role))

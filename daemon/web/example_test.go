@@ -20,12 +20,13 @@ func (still) Plugins() []*patchbayv1.Plugin {
 }
 func (still) Launched() []*patchbayv1.LaunchedPlugin          { return nil }
 func (still) Conditions() []*patchbayv1.Condition             { return nil }
+func (still) EventsOf(_, _ string) []*patchbayv1.Event        { return nil }
 func (still) LastEvents(int) []*patchbayv1.Event              { return nil }
 func (still) Events(context.Context) <-chan *patchbayv1.Event { return make(chan *patchbayv1.Event) }
 func (still) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	return nil, nil
 }
-func (still) Fleet() (web.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is no error
+func (still) Fleet() (web.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is not an error
 func (still) Log(_ context.Context, name string, _ int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, fmt.Errorf("plugin %s is not launched", name)
 }

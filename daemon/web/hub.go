@@ -195,6 +195,7 @@ func (h *hub) whole() *message {
 func (h *hub) picture(fleet Fleet) picture {
 	p := picture{}
 	if fleet != nil {
+		p["fleet health"] = fleet.Health()
 		for _, node := range fleet.Nodes() {
 			p["node "+node.GetName()] = node
 		}

@@ -13,14 +13,15 @@ import (
 // counted is a source that counts who follows it.
 type counted struct{ followed atomic.Int64 }
 
-func (*counted) Plugins() []*patchbayv1.Plugin          { return nil }
-func (*counted) Launched() []*patchbayv1.LaunchedPlugin { return nil }
-func (*counted) Conditions() []*patchbayv1.Condition    { return nil }
-func (*counted) LastEvents(int) []*patchbayv1.Event     { return nil }
+func (*counted) Plugins() []*patchbayv1.Plugin            { return nil }
+func (*counted) Launched() []*patchbayv1.LaunchedPlugin   { return nil }
+func (*counted) Conditions() []*patchbayv1.Condition      { return nil }
+func (*counted) EventsOf(_, _ string) []*patchbayv1.Event { return nil }
+func (*counted) LastEvents(int) []*patchbayv1.Event       { return nil }
 func (*counted) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	return nil, nil
 }
-func (*counted) Fleet() (Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is no error
+func (*counted) Fleet() (Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is not an error
 func (*counted) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
 	return nil, nil
 }
@@ -58,5 +59,24 @@ func TestJoinBehindOneThatWasCutOff(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("without a viewer the source is followed")
 		}
+	}
+}
+
+// lostFleet is a fleet whose reader has lost etcd.
+type lostFleet struct{ Fleet }
+
+func (lostFleet) Nodes() []*patchbayv1.FleetNode { return nil }
+
+func (lostFleet) Health() *patchbayv1.FleetHealth { return &patchbayv1.FleetHealth{Message: "away"} }
+
+// TestLostFleet: viewers are shown how current the nodes are.
+func TestLostFleet(t *testing.T) {
+	h := newHub(&counted{})
+	shown, _ := h.picture(lostFleet{})["fleet health"].(*patchbayv1.FleetHealth)
+	if shown.GetMessage() != "away" || shown.GetCurrent() {
+		t.Errorf("shown is %v", shown)
+	}
+	if _, ok := h.picture(nil)["fleet health"]; ok {
+		t.Error("a node of no fleet has one")
 	}
 }

@@ -23,6 +23,9 @@ type Source interface {
 	About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse)
 	// LastEvents returns at most n past events, oldest first.
 	LastEvents(n int) []*patchbayv1.Event
+	// EventsOf returns all past events of one plugin that are kept, oldest first. The type may be a role; without one, the name is that of a
+	// launched plugin in the catalogue.
+	EventsOf(ptype, name string) []*patchbayv1.Event
 	// Events returns what happens from now on, in order, until ctx ends or there is nothing more, when the channel is closed.
 	Events(ctx context.Context) <-chan *patchbayv1.Event
 	// Log returns the last n records that a launched plugin printed or logged, and those that follow until ctx ends. The name is that of
@@ -35,6 +38,8 @@ type Source interface {
 // Fleet is the present state of a fleet. Its methods return at once.
 type Fleet interface {
 	Nodes() []*patchbayv1.FleetNode
+	// Health says how current the nodes are.
+	Health() *patchbayv1.FleetHealth
 	// Plugins returns those of one node.
 	Plugins(node string) []*patchbayv1.FleetPlugin
 	Close()

@@ -6,13 +6,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
-
-	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
 //go:embed page
@@ -53,18 +49,14 @@ func New(source Source) *Handler {
 	h.mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { http.ServeFileFS(w, r, page, "index.html") })
 	h.mux.HandleFunc("GET /api/stream", h.bounded(h.stream))
 	h.mux.HandleFunc("GET /api/log", h.bounded(func(w http.ResponseWriter, r *http.Request) { h.log(w, r, source) }))
-	h.mux.HandleFunc("GET /api/events", func(w http.ResponseWriter, r *http.Request) { pluginEvents(w, r, source) })
+	h.mux.HandleFunc("GET /api/events", h.bounded(func(w http.ResponseWriter, r *http.Request) { pluginEvents(w, r, source) }))
 	h.mux.HandleFunc("GET /api/fleet", func(w http.ResponseWriter, r *http.Request) { fleetPlugins(w, r, source) })
 	return h
 }
 
 // pluginEvents answers with all past events of one plugin, oldest first.
 func pluginEvents(w http.ResponseWriter, r *http.Request, source Source) {
-	query := r.URL.Query()
-	events := slices.DeleteFunc(source.LastEvents(math.MaxInt), func(e *patchbayv1.Event) bool {
-		return e.GetType() != query.Get("type") || e.GetName() != query.Get("name")
-	})
-	answer(w, encodeAll(events))
+	answer(w, encodeAll(source.EventsOf(r.URL.Query().Get("type"), r.URL.Query().Get("name"))))
 }
 
 // answer answers with JSON.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -53,6 +54,10 @@ func (s *source) LastEvents(n int) []*patchbayv1.Event {
 	return slices.Clone(s.past[max(len(s.past)-n, 0):])
 }
 
+func (s *source) EventsOf(ptype, name string) []*patchbayv1.Event {
+	return slices.DeleteFunc(s.LastEvents(math.MaxInt), func(e *patchbayv1.Event) bool { return e.GetType() != ptype || e.GetName() != name })
+}
+
 func (s *source) Events(ctx context.Context) <-chan *patchbayv1.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +86,7 @@ func (s *source) Log(ctx context.Context, name string, n int) (iter.Seq[*patchba
 func (*source) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
 	return nil, nil
 }
-func (*source) Fleet() (web.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is no error
+func (*source) Fleet() (web.Fleet, error) { return nil, nil } //nolint:nilnil // no fleet is not an error
 
 // set changes the plugins and tells of it.
 func (s *source) set(plugins ...*patchbayv1.Plugin) {

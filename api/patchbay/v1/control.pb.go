@@ -31,9 +31,9 @@ const (
 type WaitFor int32
 
 const (
-	// No value was given. It is refused with INVALID_ARGUMENT.
+	// No value was given. The call fails with INVALID_ARGUMENT.
 	WaitFor_WAIT_FOR_UNSPECIFIED WaitFor = 0
-	// An instance of the plugin is registered: its handler accepted it, it was told so, and it can be dispensed.
+	// An instance of the plugin is registered: its handler accepted it, it was notified, and it can be dispensed.
 	WaitFor_WAIT_FOR_REGISTERED WaitFor = 1
 	// No instance of the plugin is registered or restored. A plugin that was never known is deregistered.
 	WaitFor_WAIT_FOR_DEREGISTERED WaitFor = 2
@@ -120,9 +120,9 @@ func (*GetVersionRequest) Descriptor() ([]byte, []int) {
 // GetVersionResponse identifies the build and the process of the daemon.
 type GetVersionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The released version, for example "v1.2.0", or "devel" for a build that is none.
+	// The released version, for example "v1.2.0", or "devel" for any other build.
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
-	// The commit of the source, as a hexadecimal hash, with the suffix "-dirty" if the tree had changes. It is empty if unknown.
+	// The commit of the source, as a hexadecimal hash, with the suffix "-dirty" if the tree was modified. It is empty if unknown.
 	Commit string `protobuf:"bytes,2,opt,name=commit,proto3" json:"commit,omitempty"`
 	// The version of the Go toolchain that built the daemon, for example "go1.26.0".
 	GoVersion string `protobuf:"bytes,3,opt,name=go_version,json=goVersion,proto3" json:"go_version,omitempty"`
@@ -211,7 +211,7 @@ func (x *GetVersionResponse) GetNode() string {
 // ListPluginsRequest selects plugins. An empty filter matches everything; a filter with several values matches any of them.
 type ListPluginsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Plugin types, compared exactly, for example "CSIPlugin".
+	// Plugin types or roles, compared exactly, for example "CSIPlugin" or "csi-node".
 	Types []string `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty"`
 	// Plugin names, compared exactly, for example "hostpath.csi.k8s.io".
 	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
@@ -330,7 +330,7 @@ func (x *ListPluginsResponse) GetConditions() []*Condition {
 // StreamPluginsRequest selects plugins, as ListPluginsRequest does.
 type StreamPluginsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Plugin types, compared exactly, for example "CSIPlugin".
+	// Plugin types or roles, compared exactly, for example "CSIPlugin" or "csi-node".
 	Types []string `protobuf:"bytes,1,rep,name=types,proto3" json:"types,omitempty"`
 	// Plugin names, compared exactly, for example "hostpath.csi.k8s.io".
 	Names []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
@@ -449,7 +449,8 @@ func (x *StreamPluginsResponse) GetConditions() []*Condition {
 // GetPluginRequest names one plugin.
 type GetPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The type that the plugin announced, for example "CSIPlugin". It is required.
+	// The type that the plugin announced, or a role of it, for example "CSIPlugin" or "csi-node". If it is empty, name is that of a launched
+	// plugin in the catalogue.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The name that the plugin announced, for example "hostpath.csi.k8s.io". It is required.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -504,7 +505,7 @@ func (x *GetPluginRequest) GetName() string {
 // GetPluginResponse holds every known instance of one plugin.
 type GetPluginResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// At least one instance, newest first. Behind them come the last refusals of the name, as ListRefusals returns them.
+	// At least one instance, newest first, followed by the last refusals of the name, as ListRefusals returns them.
 	Plugins       []*Plugin `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -666,7 +667,7 @@ func (*GetConfigurationRequest) Descriptor() ([]byte, []int) {
 	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{10}
 }
 
-// GetConfigurationResponse holds the paths that the daemon works with, all absolute.
+// GetConfigurationResponse holds the paths that the daemon uses, all absolute, and its configuration.
 type GetConfigurationResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The plugin directories, without the deprecated one.
@@ -677,9 +678,9 @@ type GetConfigurationResponse struct {
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// The control socket.
 	ControlSocket string `protobuf:"bytes,4,opt,name=control_socket,json=controlSocket,proto3" json:"control_socket,omitempty"`
-	// All that is in force, as YAML with where each value comes from, without secrets. It is empty if the daemon was not given files.
+	// The configuration in force as YAML, with the source of each value and without secrets. It is empty if the daemon was not given files.
 	Effective string `protobuf:"bytes,5,opt,name=effective,proto3" json:"effective,omitempty"`
-	// The plugin types that somebody handles, in order.
+	// The plugin types that have a handler, in order.
 	Handlers      []string `protobuf:"bytes,6,rep,name=handlers,proto3" json:"handlers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -852,18 +853,17 @@ func (x *DiagnoseResponse) GetContent() []byte {
 // WatchEventsRequest selects events and says how long to watch.
 type WatchEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the stream goes on with new events after the past ones. Without it, the stream ends after the past ones.
+	// Whether the stream continues with new events after the past ones. If false, it ends after the past ones.
 	Follow bool `protobuf:"varint,1,opt,name=follow,proto3" json:"follow,omitempty"`
-	// Plugin types, compared exactly. An empty list matches every event, also those that concern no plugin.
+	// Plugin types or roles, compared exactly. An empty list matches every event, including those that concern no plugin.
 	Types []string `protobuf:"bytes,2,rep,name=types,proto3" json:"types,omitempty"`
-	// Plugin names, compared exactly. An empty list matches every event, also those that concern no plugin.
+	// Plugin names, compared exactly. An empty list matches every event, including those that concern no plugin.
 	Names []string `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
-	// How many of the past events that match are sent first: the newest `tail` ones, oldest first. Without a value all that are kept are
-	// sent, with zero none.
+	// How many matching past events are sent first: the newest `tail` ones, oldest first. If unset, all that are kept; if zero, none.
 	Tail *uint32 `protobuf:"varint,4,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
 	// Kinds of events, compared exactly. An empty list matches every event.
 	Kinds []string `protobuf:"bytes,5,rep,name=kinds,proto3" json:"kinds,omitempty"`
-	// The time from which on past events are sent. Without a value all that are kept are.
+	// Only past events from this time on are sent. If unset, all that are kept.
 	Since         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -944,8 +944,8 @@ func (x *WatchEventsRequest) GetSince() *timestamppb.Timestamp {
 // WatchEventsResponse is one message of the stream.
 type WatchEventsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The event. It is absent in the one message that a following stream sends first, before any event, to say that the watch
-	// stands: every event from then on will be delivered.
+	// The event. It is absent in the first message of a following stream, which says that the watch is established: every event from then on
+	// will be delivered.
 	Event         *Event `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -991,7 +991,7 @@ func (x *WatchEventsResponse) GetEvent() *Event {
 // WaitForPluginRequest names a plugin and the state to wait for.
 type WaitForPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The type that the plugin announced. It is required.
+	// The type that the plugin announced, or a role of it. If it is empty, name is that of a launched plugin in the catalogue.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The name that the plugin announced. It is required.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -1310,7 +1310,7 @@ func (x *LaunchPluginRequest) GetName() string {
 	return ""
 }
 
-// LaunchPluginResponse says how the plugin is now.
+// LaunchPluginResponse holds the plugin's present state.
 type LaunchPluginResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Plugin        *LaunchedPlugin        `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
@@ -1401,7 +1401,7 @@ func (x *StopPluginRequest) GetName() string {
 	return ""
 }
 
-// StopPluginResponse says how the plugin is now.
+// StopPluginResponse holds the plugin's present state.
 type StopPluginResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Plugin        *LaunchedPlugin        `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
@@ -1492,7 +1492,7 @@ func (x *RestartPluginRequest) GetName() string {
 	return ""
 }
 
-// RestartPluginResponse says how the plugin is now.
+// RestartPluginResponse holds the plugin's present state.
 type RestartPluginResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Plugin        *LaunchedPlugin        `protobuf:"bytes,1,opt,name=plugin,proto3" json:"plugin,omitempty"`
@@ -1540,7 +1540,7 @@ func (x *RestartPluginResponse) GetPlugin() *LaunchedPlugin {
 // RetryPluginRequest names a plugin.
 type RetryPluginRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The type that the plugin announced, or a role of it. It is required.
+	// The type that the plugin announced, or a role of it. If it is empty, name is that of a launched plugin in the catalogue.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The name that the plugin announced. It is required.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -1629,10 +1629,10 @@ func (*RetryPluginResponse) Descriptor() ([]byte, []int) {
 	return file_patchbay_v1_control_proto_rawDescGZIP(), []int{29}
 }
 
-// ReleaseNameRequest names a name.
+// ReleaseNameRequest identifies the name to free.
 type ReleaseNameRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The type that the plugin announced. It is required.
+	// The type that the plugin announced, or a role of it. If it is empty, name is that of a launched plugin in the catalogue.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
 	// The name that the plugin announced. It is required.
 	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
@@ -1726,9 +1726,9 @@ type ReadLogsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name in the catalogue, or TYPE/NAME as it registered.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Whether the stream goes on with new records after the past ones.
+	// Whether the stream continues with new records after the past ones.
 	Follow bool `protobuf:"varint,2,opt,name=follow,proto3" json:"follow,omitempty"`
-	// How many of the past records are sent first. Without a value all that are kept are sent, with zero none.
+	// How many past records are sent first. If unset, all that are kept; if zero, none.
 	Tail          *uint32 `protobuf:"varint,3,opt,name=tail,proto3,oneof" json:"tail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1788,7 +1788,7 @@ func (x *ReadLogsRequest) GetTail() uint32 {
 // ReadLogsResponse is one message of the stream.
 type ReadLogsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The record. It is absent in the one message that a following stream sends first, before any record, to say that it stands.
+	// The record. It is absent in the first message of a following stream, which says that the stream is established.
 	Record        *LogRecord `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1836,20 +1836,20 @@ type LaunchedPlugin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name in the catalogue.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it does, in lower case: "starting", "running" (it is ready), "unresponsive", "backoff" (it is started again at next_start), "failed"
-	// (it ended too often), or "stopped". More may be added.
+	// Its state, in lower case: "starting", "running" (it is ready), "unresponsive", "backoff" (it is restarted at next_start), "failed" (it
+	// ended too often), or "stopped". More may be added.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Since when it has been in its state.
 	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
-	// Its process, in the daemon's PID namespace; zero if it has none.
+	// The PID of its process, in the daemon's PID namespace; zero if it has none.
 	Pid int64 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
-	// The path at which it serves; empty if it does not.
+	// The path of the socket it serves; empty if it does not serve.
 	SocketPath string `protobuf:"bytes,5,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
-	// What it says of itself through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered" or "unknown".
+	// The health that it reports through grpc.health.v1: "serving", "not-serving", "unresponsive", "not-offered" or "unknown".
 	Health string `protobuf:"bytes,6,opt,name=health,proto3" json:"health,omitempty"`
-	// How often it was started again since somebody started or restarted it.
+	// How often it was restarted automatically since its last deliberate start or restart.
 	Restarts uint32 `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
-	// When it is started again. It is absent if that is not planned.
+	// When it will be restarted. It is absent if no restart is planned.
 	NextStart *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`
 	// How its last process ended, with the last lines that it wrote to standard error, or why its last replacement failed.
 	LastError string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
@@ -1970,7 +1970,7 @@ type LogRecord struct {
 	Message string `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
 	// The attributes, in order, with their values as text.
 	Attributes []*LogAttribute `protobuf:"bytes,5,rep,name=attributes,proto3" json:"attributes,omitempty"`
-	// How it came: "stdout", "stderr", or "log" for what the plugin logged through its host.
+	// Where it came from: "stdout", "stderr", or "log" if the plugin logged it through its host.
 	Source        string `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2188,55 +2188,56 @@ func (x *ReloadResponse) GetChanged() []string {
 // Plugin is one instance of a plugin: one running copy, seen through one socket.
 type Plugin struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The type that the plugin announced. It is empty while a socket has not said who it is.
+	// The type that the plugin announced. It is empty until the plugin behind the socket has identified itself.
 	Type string `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
-	// The name that the plugin announced, unique within its type. It is empty while a socket has not said who it is.
+	// The name that the plugin announced, unique within its type. It is empty until the plugin behind the socket has identified itself.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// The version of the plugin, where its handler found that out, and else the first of those of its service that it announced.
+	// The version of the plugin if its handler found it out, otherwise the first service version that it announced.
 	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	// The versions of its service that the plugin announced, in its order. They need not be version numbers: a DRA driver announces
+	// The service versions that the plugin announced, in its order. They need not be version numbers: a DRA driver announces
 	// names of gRPC services.
 	Versions []string `protobuf:"bytes,4,rep,name=versions,proto3" json:"versions,omitempty"`
-	// What the instance is doing, in lower case:
+	// The state of the instance, in lower case:
 	//
-	//   - "connecting": the socket is asked who it is.
-	//   - "waiting": it has answered and waits for its turn: calls for one type and name follow each other.
-	//   - "refused": nobody handles the plugin's type, and it was told so; it registers as soon as somebody does.
-	//   - "ignored": nobody handles the plugin's type, and it is left alone; it registers as soon as somebody does.
+	//   - "connecting": the daemon asks the plugin behind the socket to identify itself.
+	//   - "waiting": it has answered and waits for its turn: calls for one type and name run one after another.
+	//   - "refused": the plugin was sent a refusal, or is not trusted. Another attempt follows at `next_retry`; if that is absent, no handler is
+	//     registered for its type, and it registers as soon as one is.
+	//   - "ignored": the plugin's type has no handler, and it is left alone; it registers as soon as there is one.
 	//   - "validating": the handler is asked whether the plugin may run.
 	//   - "registering": the handler registers it, and it is saved.
-	//   - "notifying": the plugin is told that it is registered.
+	//   - "notifying": the plugin is notified that it is registered.
 	//   - "registered": it is the current instance and can be dispensed.
-	//   - "superseded": it lives, and a newer instance of the same type and name is the current one.
+	//   - "superseded": it is alive, but a newer instance of the same type and name is current.
 	//   - "restored": it was registered before the daemon started, and has not been confirmed since.
-	//   - "backoff": the last attempt failed, and another follows at `next_retry`.
-	//   - "unreachable": nobody accepts on its socket, or on its endpoint.
-	//   - "unlinked": it was registered, somebody removed its socket, and it serves on.
-	//   - "deregistering": its handler is told that it is gone.
+	//   - "backoff": the last attempt failed without a refusal, and another follows at `next_retry`.
+	//   - "unreachable": nothing accepts connections on its socket, or on its endpoint.
+	//   - "unlinked": it was registered, and keeps serving although somebody removed its socket.
+	//   - "deregistering": its handler is notified that it is gone.
 	//
-	// A reader should show a state that it does not know as it is: more may be added.
+	// More may be added; a reader should show a state that it does not know as it is.
 	State string `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`
-	// The path or address on which the services of the plugin answer. It equals `socket_path` for a plugin that announced none.
+	// The path or address of the plugin's services. It equals `socket_path` for a plugin that announced none.
 	Endpoint string `protobuf:"bytes,6,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// The path of the socket on which the registration service answers.
 	SocketPath string `protobuf:"bytes,7,opt,name=socket_path,json=socketPath,proto3" json:"socket_path,omitempty"`
 	// The identifier of this instance, unique among all instances that the daemon ever knew.
 	Instance string `protobuf:"bytes,8,opt,name=instance,proto3" json:"instance,omitempty"`
-	// How the instance came: "discovered" in a plugin directory, "launched" by the daemon, or registered by the "host" itself.
+	// Where the instance came from: "discovered" in a plugin directory, "launched" by the daemon, or registered by the "host" itself.
 	Source string `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"`
-	// When the instance was registered first, maybe by an earlier daemon. It is absent if it is not registered.
+	// When the instance was first registered, possibly by an earlier daemon. It is absent if it is not registered.
 	RegisteredAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=registered_at,json=registeredAt,proto3" json:"registered_at,omitempty"`
-	// Since when the instance has been in its state.
+	// Since when the instance has been in its state; if its attempts fail, when the first of them failed.
 	Since *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=since,proto3" json:"since,omitempty"`
 	// When the socket was first seen.
 	FirstSeen *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=first_seen,json=firstSeen,proto3" json:"first_seen,omitempty"`
-	// How many attempts to register failed in a row. It is zero after a success.
+	// How many attempts to register have failed in a row. It is zero after a success.
 	Attempts uint32 `protobuf:"varint,13,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// When the next attempt is due. It is absent if none is planned.
 	NextRetry *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=next_retry,json=nextRetry,proto3" json:"next_retry,omitempty"`
-	// The error of the last attempt that failed, in one line. It is empty after a success.
+	// The error of the last failed attempt, as one line. It is empty after a success.
 	LastError string `protobuf:"bytes,15,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
-	// Why the instance is in its state, and what it is waiting for, as a sentence for people. It is empty if the state says it all.
+	// Why the instance is in its state and what it is waiting for, as a sentence for people. It is empty if the state says it all.
 	Reason string `protobuf:"bytes,16,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Whether the instance is the one that is dispensed for its type and name.
 	Current bool `protobuf:"varint,17,opt,name=current,proto3" json:"current,omitempty"`
@@ -2423,16 +2424,16 @@ func (x *Plugin) GetMetadata() map[string]string {
 // Event is one thing that happened.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The position of the event. It grows by one with each event, also over restarts, unless the daemon's file of events is lost.
+	// The position of the event. It grows by one with each event, also across restarts, unless the daemon's event file is lost.
 	Seq uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// When it happened.
 	Time *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
-	// What happened, in lower case, for example "registered", "deregistered", "updated" or "refused". A reader should
-	// show a kind that it does not know as it is: more may be added.
+	// What happened, in lower case, for example "registered", "deregistered", "updated" or "refused". More may be added; a
+	// reader should show a kind that it does not know as it is.
 	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
-	// The type of the plugin. It is empty if the event concerns no plugin, or one that has not said who it is.
+	// The type of the plugin. It is empty if the event concerns no plugin, or one that has not identified itself.
 	Type string `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
-	// The name of the plugin. It is empty if the event concerns no plugin, or one that has not said who it is.
+	// The name of the plugin. It is empty if the event concerns no plugin, or one that has not identified itself.
 	Name string `protobuf:"bytes,5,opt,name=name,proto3" json:"name,omitempty"`
 	// The identifier of the instance, if the event concerns one.
 	Instance string `protobuf:"bytes,6,opt,name=instance,proto3" json:"instance,omitempty"`

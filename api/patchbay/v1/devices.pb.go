@@ -128,13 +128,13 @@ type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The resource, for example "example.com/resource".
 	Resource string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
-	// What the plugin calls it.
+	// The plugin's ID of it.
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// "healthy", "unhealthy", "unavailable" while the plugin is away, or "missing" if it is allocated and the plugin does not list it any more.
+	// "healthy", "unhealthy", "unavailable" while the plugin is away, or "missing" if it is allocated but no longer listed by the plugin.
 	Health string `protobuf:"bytes,3,opt,name=health,proto3" json:"health,omitempty"`
-	// The NUMA nodes that the plugin says the device is near to.
+	// The NUMA nodes close to the device, according to the plugin.
 	NumaNodes []int64 `protobuf:"varint,4,rep,packed,name=numa_nodes,json=numaNodes,proto3" json:"numa_nodes,omitempty"`
-	// The owner of the allocation that has the device; empty if it is free.
+	// The owner that the device is allocated to; empty if it is free.
 	Owner         string `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -205,7 +205,7 @@ func (x *Device) GetOwner() string {
 	return ""
 }
 
-// DeviceAllocation is the devices of one resource that an owner has.
+// DeviceAllocation holds the devices of one resource that are allocated to one owner.
 type DeviceAllocation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The resource.
@@ -287,7 +287,7 @@ func (x *DeviceAllocation) GetAnswer() *DeviceAnswer {
 	return nil
 }
 
-// DeviceAnswer is what is to be done for the owner of devices, as the plugin says: ContainerAllocateResponse of the device plugin API.
+// DeviceAnswer says what to set up for the owner of the devices: the ContainerAllocateResponse of the device plugin API.
 type DeviceAnswer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Environment variables.
@@ -369,14 +369,14 @@ func (x *DeviceAnswer) GetCdiDevices() []string {
 	return nil
 }
 
-// DeviceMount is a path of the host to be mounted.
+// DeviceMount is a path of the host to mount.
 type DeviceMount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Where the owner sees it.
 	ContainerPath string `protobuf:"bytes,1,opt,name=container_path,json=containerPath,proto3" json:"container_path,omitempty"`
 	// Where it is on the host.
 	HostPath string `protobuf:"bytes,2,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
-	// Whether it is to be mounted read-only.
+	// Whether to mount it read-only.
 	ReadOnly      bool `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -440,7 +440,7 @@ type DeviceNode struct {
 	ContainerPath string `protobuf:"bytes,1,opt,name=container_path,json=containerPath,proto3" json:"container_path,omitempty"`
 	// Where it is on the host.
 	HostPath string `protobuf:"bytes,2,opt,name=host_path,json=hostPath,proto3" json:"host_path,omitempty"`
-	// What the owner may do: some of "r" (read), "w" (write) and "m" (make nodes).
+	// What the owner may do: any of "r" (read), "w" (write) and "m" (mknod).
 	Permissions   string `protobuf:"bytes,3,opt,name=permissions,proto3" json:"permissions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -497,16 +497,16 @@ func (x *DeviceNode) GetPermissions() string {
 	return ""
 }
 
-// AllocateDevicesRequest says which devices are wanted, and for whom.
+// AllocateDevicesRequest says which devices to allocate, and to whom.
 type AllocateDevicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The resource.
 	Resource string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
-	// Who gets the devices: any name of the caller's choice, of up to 253 bytes.
+	// Who gets the devices: a name of the caller's choice, of up to 253 bytes.
 	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	// How many devices; zero for as many as `devices` has, or 1.
 	Count uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
-	// Devices that have to be among them.
+	// Devices that must be among them.
 	Devices       []string `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -717,14 +717,14 @@ func (x *ReleaseDevicesResponse) GetAllocation() *DeviceAllocation {
 	return nil
 }
 
-// GetPreferredDevicesRequest says what a choice is wanted for.
+// GetPreferredDevicesRequest says what to choose.
 type GetPreferredDevicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The resource.
 	Resource string `protobuf:"bytes,1,opt,name=resource,proto3" json:"resource,omitempty"`
 	// How many devices; zero for as many as `devices` has, or 1.
 	Count uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
-	// Devices that have to be among them.
+	// Devices that must be among them.
 	Devices       []string `protobuf:"bytes,3,rep,name=devices,proto3" json:"devices,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

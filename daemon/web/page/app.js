@@ -1,6 +1,6 @@
 // The status page: it shows what the daemon sends over /api/stream. Whatever a plugin said becomes text, never markup.
 
-const perPage = 100;
+const perPage = matchMedia("(max-width: 45em)").matches ? 50 : 100; // as much as one scrolls through
 const keptEvents = 500;
 const keptRecords = 500;
 const good = new Set(["registered", "running", "serving", "ok", "ready"]);
@@ -51,12 +51,31 @@ function want(change) {
     else at.query.delete(key);
   }
   const query = at.query.toString();
-  history.replaceState(null, "", `#/${at.view}${query ? `?${query}` : ""}`);
+  const path = location.hash.replace(/^#\/?/, "").split("?", 1)[0];
+  history.replaceState(null, "", `#/${path}${query ? `?${query}` : ""}`);
   show();
 }
 
 const wanted = (key) => at.query.get(key) ?? "";
 const wantedPage = () => Math.max(0, Math.floor(Number(wanted("page")) || 1) - 1);
+
+// paged returns what is on the page of a list that the reader wants to see, and has a navigation lead to the others.
+function paged(pager, list) {
+  const pages = Math.max(1, Math.ceil(list.length / perPage));
+  const page = Math.min(wantedPage(), pages - 1);
+  const [previous, next] = pager.querySelectorAll("button");
+  pager.querySelector("span").textContent = `Page ${page + 1} of ${pages}`;
+  previous.disabled = page === 0;
+  next.disabled = page + 1 >= pages;
+  pager.hidden = pages === 1;
+  return list.slice(page * perPage, (page + 1) * perPage);
+}
+
+// matches says whether all words that the reader searches for are in a text, and none of those with an exclamation mark before them.
+function matches(text) {
+  const lower = text.toLowerCase();
+  return wanted("q").toLowerCase().split(/\s+/).every((word) => word === "!" || (word[0] === "!" ? !lower.includes(word.slice(1)) : lower.includes(word)));
+}
 
 // redraw has a node show something, unless it shows that already: so it keeps the focus and what the reader has marked.
 const shown = new WeakMap();
@@ -66,6 +85,9 @@ function redraw(node, what, draw) {
   shown.set(node, now);
   node.replaceChildren(...draw());
 }
+
+// goesBy says whether a type is that of a plugin, or one of its roles.
+const goesBy = (p, type) => (p.type ?? "") === type || (p.roles ?? []).includes(type);
 
 const all = (kind) => [...known].filter(([key]) => key.startsWith(kind + " ")).map(([key, value]) => ({ key, ...value }));
 const idOf = (p) => (p.type ? `${p.type}/${p.name ?? ""}` : p.name ?? ""); // one that is launched and did not register has no type
@@ -84,6 +106,9 @@ function moment(time) {
   const ms = Date.now() - Date.parse(time);
   return make("time", { datetime: time, title: time }, ms >= 0 ? `${span(ms)} ago` : `in ${span(-ms)}`);
 }
+
+// pathOf returns a path that is wrapped behind its slashes, and within a name only if that alone is too long.
+const pathOf = (text) => make("span", {}, ...(text ?? "").split(/(?<=[^/]\/)(?=.)/).flatMap((part, i) => (i ? [make("wbr"), part] : [part])));
 
 function stateOf(state) {
   const tone = good.has(state) ? "good" : bad.has(state) ? "bad" : "busy";
@@ -122,16 +147,13 @@ function sorted() {
 
 function matching(plugins) {
   const sort = sorted();
-  const words = wanted("q").toLowerCase().split(/\s+/).filter(Boolean);
   const state = wanted("state");
   const type = wanted("type");
   const column = columns.find((c) => c.key === sort.key);
   plugins = plugins.filter((p) => {
     if (state && p.state !== state) return false;
-    if (type && p.type !== type) return false;
-    if (!words.length) return true;
-    const text = [p.type, p.name, p.version, p.state, p.endpoint, p.socketPath, p.instance, p.lastError, ...(p.roles ?? [])].join(" ").toLowerCase();
-    return words.every((w) => text.includes(w));
+    if (type && !goesBy(p, type)) return false;
+    return matches([p.type, p.name, p.version, p.state, p.endpoint, p.socketPath, p.instance, p.lastError, ...(p.roles ?? [])].join(" "));
   });
   const rank = (p) => [column.value(p), p.type ?? "", p.name ?? "", p.current ? 0 : 1, p.key];
   const keyed = plugins.map((p) => [rank(p), p]);
@@ -153,7 +175,7 @@ function row(p) {
     name: [name],
     version: [p.version ?? ""],
     state: [stateOf(p.state), p.current || p.state !== "registered" ? "" : " ", why ? make("div", { class: "why" }, why) : ""],
-    endpoint: [p.endpoint || p.socketPath || ""],
+    endpoint: [pathOf(p.endpoint || p.socketPath)],
     age: [moment(p.registeredAt || p.firstSeen)],
   };
   const tr = make("tr", { "data-key": p.key });
@@ -169,23 +191,17 @@ function showList() {
   const sort = sorted();
   const plugins = matching(whole);
   const total = whole.length;
-  const pages = Math.max(1, Math.ceil(plugins.length / perPage));
-  const page = Math.min(wantedPage(), pages - 1);
   keep($("search"), wanted("q"));
   showEmpty(total, plugins.length);
   $("count").textContent = plugins.length === total ? `${total} instances` : `${plugins.length} of ${total} instances`;
-  $("page").textContent = `Page ${page + 1} of ${pages}`;
-  $("previous").disabled = page === 0;
-  $("next").disabled = page + 1 >= pages;
-  $("pager").hidden = pages === 1;
   $("list").hidden = plugins.length === 0;
   for (const th of document.querySelectorAll("#list th")) {
     if (th.dataset.key === sort.key) th.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
     else th.removeAttribute("aria-sort");
   }
-  keepFocus($("list").tBodies[0], plugins.slice(page * perPage, (page + 1) * perPage).map(row));
+  keepFocus($("list").tBodies[0], paged($("pager"), plugins).map(row));
   showStates(whole);
-  choices($("type"), [...new Set(whole.map((p) => p.type).filter(Boolean))].sort(), wanted("type"));
+  choices($("type"), [...new Set(whole.flatMap((p) => [p.type, ...(p.roles ?? [])]).filter(Boolean))].sort(), wanted("type"));
 }
 
 // showAbout says whose plugins these are.
@@ -210,7 +226,7 @@ function showLaunched() {
   document.querySelector('nav a[data-view="launched"]').hidden = !processes.length;
   if ($("launched").hidden) return;
   redraw($("launched-title"), processes.length, () => [`Launched plugins (${processes.length})`]);
-  keepFocus($("processes").tBodies[0], processes.map((l) => make("tr", { "data-key": l.key },
+  keepFocus($("processes").tBodies[0], paged($("process-pager"), processes).map((l) => make("tr", { "data-key": l.key },
     make("td", { "data-label": "Name" }, make("a", { href: hashOf("", l.name ?? "") }, l.name ?? "")),
     make("td", { "data-label": "State" }, stateOf(l.state), l.lastError ? make("div", { class: "why" }, l.lastError) : ""),
     make("td", { "data-label": "Health" }, l.health ?? ""), make("td", { "data-label": "PID" }, l.pid && l.pid !== "0" ? String(l.pid) : ""),
@@ -247,8 +263,8 @@ function showEmpty(total, shown) {
   const dirs = (known.get("daemon configuration")?.pluginDirs ?? []).join(", ");
   redraw($("empty"), [total > 0, dirs], () => (total ? [make("p", {}, "No plugin matches. "), make("a", { href: "#/" }, "Show all")] : [
     make("p", {}, "No plugin is here yet. A plugin appears when its socket does", dirs ? ` in ${dirs}` : "", "."),
-    make("p", {}, "To see one, run ", make("code", {}, "patchbay demo"), " in a terminal; to begin one, ", make("code", {}, "patchbay init"),
-      "; what keeps one from appearing, ", make("code", {}, "patchbay doctor"), " says."),
+    make("p", {}, "To see one, run ", make("code", {}, "patchbay demo"), " in a terminal. To write one, start with ",
+      make("code", {}, "patchbay init"), ". If one does not appear, ", make("code", {}, "patchbay doctor"), " says why."),
   ]));
 }
 
@@ -308,20 +324,13 @@ function addEvents(list) {
 }
 
 function showEvents() {
-  const words = wanted("q").toLowerCase().split(/\s+/).filter(Boolean);
   const kind = wanted("kind");
   const matching = events.filter((e) => (!kind || e.kind === kind) &&
-    words.every((w) => `${e.type} ${e.name} ${e.kind} ${e.socketPath} ${e.instance} ${e.message}`.toLowerCase().includes(w)));
-  const pages = Math.max(1, Math.ceil(matching.length / perPage));
-  const page = Math.min(wantedPage(), pages - 1);
+    matches(`${e.type} ${e.name} ${e.kind} ${e.socketPath} ${e.instance} ${e.message}`));
   keep($("event-search"), wanted("q"));
   choices($("kind"), [...new Set(events.map((e) => e.kind))].sort(), kind);
   $("event-count").textContent = `${matching.length} of the last ${events.length} events`;
-  $("event-page").textContent = `Page ${page + 1} of ${pages}`;
-  $("event-previous").disabled = page === 0;
-  $("event-next").disabled = page + 1 >= pages;
-  $("event-pager").hidden = pages === 1;
-  const now = matching.slice(page * perPage, (page + 1) * perPage);
+  const now = paged($("event-pager"), matching);
   redraw($("timeline"), now, () => now.map(eventItem));
 }
 
@@ -329,8 +338,9 @@ function showEvents() {
 
 let past = { of: "", events: [] }; // what happened to the plugin that is shown, as far as the daemon keeps it, newest first
 
-// historyOf returns what happened to a plugin: what the daemon keeps, which is asked for once, and what came since.
-function historyOf(type, name) {
+// historyOf returns what happened to a plugin: what the daemon keeps, which is asked for once, and what came since. The types are those by
+// which it goes.
+function historyOf(type, name, types) {
   const of = `${type}/${name}`;
   if (past.of !== of) {
     past = { of, events: [] };
@@ -344,7 +354,7 @@ function historyOf(type, name) {
       .catch(() => { past.of = ""; }); // the next look asks again
   }
   const newest = Number(past.events[0]?.seq ?? 0);
-  return [...events.filter((e) => Number(e.seq) > newest && (e.type ?? "") === type && (e.name ?? "") === name), ...past.events];
+  return [...events.filter((e) => Number(e.seq) > newest && types.has(e.type ?? "") && (e.name ?? "") === name), ...past.events];
 }
 
 let logStream;
@@ -360,9 +370,9 @@ function describe(fields) {
 }
 
 function showPlugin(type, name) {
-  const instances = all("plugin").filter((p) => (p.type ?? "") === type && (p.name ?? "") === name)
+  const instances = all("plugin").filter((p) => goesBy(p, type) && (p.name ?? "") === name)
     .sort((a, b) => (b.current ? 1 : 0) - (a.current ? 1 : 0) || (a.firstSeen < b.firstSeen ? 1 : -1));
-  $("plugin-title").textContent = visible(type ? `${type}/${name}` : name);
+  $("plugin-title").textContent = visible(instances.length ? idOf(instances[0]) : type ? `${type}/${name}` : name);
   const launched = all("launched");
   const byName = type ? undefined : launched.find((l) => l.name === name);
   redraw($("instances"), [type, name, instances, launched, Math.floor(Date.now() / 10_000)], () => (instances.length ? instances.map((p, i) => {
@@ -377,7 +387,7 @@ function showPlugin(type, name) {
   }) : [byName ? make("article", { class: "instance" }, describeProcess(byName)) : make("p", {}, "No instance of this plugin is known any more.")]));
   const sockets = new Set(instances.map((p) => p.socketPath));
   followLog(launched.find((l) => l.socketPath && sockets.has(l.socketPath))?.name ?? byName?.name ?? "");
-  const history = historyOf(type, name);
+  const history = paged($("history-pager"), historyOf(type, name, new Set([type, ...instances.map((p) => p.type ?? "")])));
   redraw($("history"), history, () => history.map(eventItem));
 }
 
@@ -410,22 +420,27 @@ function showConditions() {
   $("conditions").replaceChildren(...degraded.map((c) => make("li", {}, make("strong", {}, c.name), ": ", c.message ?? "")));
 }
 
-// The fleet may have thousands of nodes: the first that match are shown.
 function showFleet() {
-  const words = $("node-search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const nodes = all("node");
   const rank = { unreachable: 0, unknown: 1, stopped: 2, ready: 3 };
-  const matching = nodes.filter((n) => words.every((w) => `${n.name} ${n.state} ${n.version} ${n.address}`.toLowerCase().includes(w)))
+  const matching = nodes.filter((n) => matches(`${n.name} ${n.state} ${n.version} ${n.address}`))
     .sort((a, b) => (rank[a.state] ?? 1) - (rank[b.state] ?? 1) || (a.name < b.name ? -1 : 1));
   document.querySelector('nav a[data-view="fleet"]').hidden = !nodes.length;
-  $("node-count").textContent = matching.length > perPage ? `the first ${perPage} of ${matching.length} nodes` : `${matching.length} of ${nodes.length} nodes`;
-  keepFocus($("nodes").tBodies[0], matching.slice(0, perPage).map((n) => make("tr", { "data-key": n.key },
+  const health = known.get("fleet health");
+  const lost = Boolean(health && !health.current && nodes.length);
+  $("fleet-health").hidden = !lost;
+  $("fleet-health").replaceChildren(...(lost ? [`etcd is lost, and this is what was known last. ${visible(health.message ?? "")} Since `, moment(health.since)] : []));
+  if ($("fleet").hidden) return;
+  keep($("node-search"), wanted("q"));
+  $("node-count").textContent = matching.length === nodes.length ? `${nodes.length} nodes` : `${matching.length} of ${nodes.length} nodes`;
+  keepFocus($("nodes").tBodies[0], paged($("node-pager"), matching).map((n) => make("tr", { "data-key": n.key },
     make("td", { "data-label": "Node" }, make("a", { href: `#/node//${encodeURIComponent(n.name ?? "")}` }, n.name ?? "")),
     make("td", { "data-label": "State" }, stateOf(n.state), n.reason ? make("div", { class: "why" }, n.reason) : ""),
     make("td", { "data-label": "Version" }, n.version ?? ""), make("td", { "data-label": "Plugins" }, String(n.plugins ?? 0)),
     make("td", { "data-label": "Last seen", class: "age" }, moment(n.lastSeen)))));
 }
 
+let nodePlugins = [];
 let nodeShown = ""; // what of which node is shown, so that it is fetched again only when it changes
 
 async function showNode(name) {
@@ -436,6 +451,7 @@ async function showNode(name) {
     ["Started", moment(node.startedAt)], ["Last seen", moment(node.lastSeen)],
     ...(node.conditions ?? []).filter((c) => c.status !== "ok").map((c) => [c.name, c.message]),
   ]) : make("p", {}, "This node is not known any more."));
+  showNodePlugins();
   const now = JSON.stringify(node ?? null);
   if (now === nodeShown) return;
   nodeShown = now;
@@ -448,11 +464,16 @@ async function showNode(name) {
     return;
   }
   if (nodeShown !== now) return;
-  $("node-plugins").tBodies[0].replaceChildren(...plugins.map((p) => make("tr", {},
+  nodePlugins = plugins.sort((a, b) => rankOf(a.state) - rankOf(b.state));
+  showNodePlugins();
+}
+
+function showNodePlugins() {
+  $("node-plugins").tBodies[0].replaceChildren(...paged($("node-plugin-pager"), nodePlugins).map((p) => make("tr", {},
     make("td", { "data-label": "Type" }, p.type ?? ""), make("td", { "data-label": "Name" }, p.name ?? ""),
     make("td", { "data-label": "Version" }, p.version ?? ""),
     make("td", { "data-label": "State" }, stateOf(p.state), p.reason ? make("div", { class: "why" }, p.reason) : ""),
-    make("td", { "data-label": "Endpoint", class: "path" }, p.endpoint ?? ""))));
+    make("td", { "data-label": "Endpoint", class: "path" }, pathOf(p.endpoint)))));
 }
 
 const views = { launched: "Launched plugins", daemon: "Daemon", events: "Events", plugin: "", fleet: "Fleet", node: "" };
@@ -478,7 +499,7 @@ function show() {
   if (current === "plugins") showList();
   if (current === "events") showEvents();
   if (current === "node") showNode(at.name);
-  else nodeShown = "";
+  else [nodeShown, nodePlugins] = ["", []];
   if (current === "plugin") showPlugin(at.type, at.name);
 }
 
@@ -529,19 +550,21 @@ $("search").addEventListener("input", (e) => want({ q: e.target.value }));
 $("type").addEventListener("change", (e) => want({ type: e.target.value }));
 $("event-search").addEventListener("input", (e) => want({ q: e.target.value }));
 $("kind").addEventListener("change", (e) => want({ kind: e.target.value }));
-for (const [id, by] of [["previous", 0], ["next", 2], ["event-previous", 0], ["event-next", 2]]) {
-  $(id).addEventListener("click", () => want({ page: String(wantedPage() + by) }));
+for (const pager of document.querySelectorAll(".pager")) {
+  pager.querySelectorAll("button").forEach((button, i) => button.addEventListener("click", () => want({ page: String(wantedPage() + 2 * i) })));
 }
-$("node-search").addEventListener("input", show);
+$("node-search").addEventListener("input", (e) => want({ q: e.target.value }));
 addEventListener("hashchange", () => {
   readAddress();
   show();
   $("main").focus({ preventScroll: true });
   scrollTo(0, 0);
 });
+const searches = { "": "search", events: "event-search", fleet: "node-search" }; // by view
+
 addEventListener("keydown", (e) => {
   if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, select")) {
-    if (e.key === "Escape" && e.target.id.endsWith("search") && e.target.id !== "node-search") {
+    if (e.key === "Escape" && e.target.id.endsWith("search")) {
       e.target.value = "";
       want({ q: "" });
     }
@@ -552,12 +575,12 @@ addEventListener("keydown", (e) => {
   const to = { ArrowDown: now + 1, ArrowUp: now - 1, j: now + 1, k: now - 1 }[e.key];
   if (e.key === "/") {
     e.preventDefault();
-    if (at.view !== "") {
+    if (!Object.hasOwn(searches, at.view)) {
       history.pushState(null, "", "#/"); // which moves the focus nowhere
       readAddress();
       show();
     }
-    $("search").focus();
+    $(searches[at.view]).focus();
   } else if (to !== undefined && rows[to]) {
     e.preventDefault();
     rows[to].focus();

@@ -29,6 +29,7 @@ type callCommand struct {
 	socket   string
 	fleet    bool
 	node     string
+	labels   map[string]string
 	data     string
 	list     bool
 	describe string
@@ -41,22 +42,22 @@ type callCommand struct {
 func newCallCommand(paths paths) *cobra.Command {
 	c := &callCommand{}
 	cmd := &cobra.Command{
-		Use:   "call (TYPE/NAME | --socket PATH) (SERVICE/METHOD [JSON] | --list | --describe SERVICE[/METHOD])",
+		Use:   "call (TYPE/NAME | NAME | --socket PATH) (SERVICE/METHOD [JSON] | --list | --describe SERVICE[/METHOD])",
 		Short: "Call a method of a plugin.",
 		Long: `Call any gRPC method of a plugin with a request in JSON, and print the answer as JSON. TYPE may also be a role, such as
-csi-node. The call goes through the daemon to the current instance of the plugin, or with --socket, without a daemon, to whoever listens on
-a socket. With --fleet it goes to any node of the fleet that has the plugin, first of all this one, and with --node to that node; the daemon
-there has to allow it.
+csi-node; NAME alone is a launched plugin, by its name in the catalogue. The call goes through the daemon to the current instance
+of the plugin or, with --socket, directly to whatever listens on that socket. With --fleet it goes to any node of the fleet that
+has the plugin, preferably this one, with --label to one with that label, and with --node to that node. The daemon must allow it.
 
-What methods there are is learnt from the plugin through gRPC reflection. Of a plugin without it, the services of the kubelet's plugin
-protocols are known: registration, CSI, device plugin, DRA, and gRPC health. The service or its package may be left out where no
-other method has the name.
+The command learns the plugin's methods through gRPC reflection. Without reflection, it knows the services of the kubelet's plugin
+protocols: registration, CSI, device plugin, DRA, and gRPC health. You can leave out the service or its package if the method name is
+unambiguous.
 
-The request is a JSON object, a file (@FILE) or standard input (@-). A method that takes a stream of requests gets every JSON value of the
-input, in order, as it comes. A stream of answers is printed as it comes, one JSON text for each. On a terminal JSON is indented, elsewhere
-it is one line for each answer.
+The request is a JSON object, a file (@FILE) or standard input (@-). For a method that takes a stream of requests, each JSON value of the
+input is sent as it arrives. Each response of a stream is printed as it arrives. JSON is indented on a terminal and one line per response
+elsewhere.
 
-If the plugin answers with an error, its code, message and details are printed, and the exit code is 1.`,
+If the plugin returns an error, its code, message and details are printed, and the exit code is 1.`,
 		Example: `  # What does a plugin offer, and what does a method take?
   patchbay call CSIPlugin/hostpath.csi.k8s.io --list
   patchbay call CSIPlugin/hostpath.csi.k8s.io --describe NodeGetInfo
@@ -71,6 +72,7 @@ If the plugin answers with an error, its code, message and details are printed, 
   # Call the CSI controller on whichever node has it, and a plugin on one node.
   patchbay call --fleet csi-controller/hostpath.csi.k8s.io ListVolumes
   patchbay call --node node-7 CSIPlugin/hostpath.csi.k8s.io NodeGetInfo
+  patchbay call --label zone=a Greeter/hello hello.v1.Greeter/SayHello
 
   # Call a plugin of a type of its own that has no reflection.
   patchbay call Greeter/hello --proto hello.proto hello.v1.Greeter/SayHello '{"name": "you"}'
@@ -83,16 +85,17 @@ If the plugin answers with an error, its code, message and details are printed, 
 	}
 	c.control = addControlSocket(cmd, paths)
 	flags := cmd.Flags()
-	flags.StringVar(&c.socket, "socket", "", "call who listens on this socket, without a daemon")
-	flags.BoolVar(&c.fleet, "fleet", false, "call the plugin on any node of the fleet, on this one if it has it")
+	flags.StringVar(&c.socket, "socket", "", "call whatever listens on this socket, without a daemon")
+	flags.BoolVar(&c.fleet, "fleet", false, "call the plugin on any node of the fleet, preferably this one")
 	flags.StringVar(&c.node, "node", "", "call the plugin on this node of the fleet")
+	flags.StringToStringVar(&c.labels, "label", nil, "call the plugin on any node of the fleet with this label, as KEY=VALUE; can be repeated")
 	flags.StringVarP(&c.data, "data", "d", "", "the request: JSON, @FILE, or @- for standard input")
 	flags.BoolVar(&c.list, "list", false, "list the services and methods")
 	flags.StringVar(&c.describe, "describe", "", "print a service, method or type as proto text")
 	flags.StringArrayVarP(&c.headers, "header", "H", nil, "metadata to send, as KEY:VALUE; may be repeated")
 	flags.DurationVar(&c.timeout, "timeout", 0, "how long the call may take (default 30s, and no limit for streams)")
-	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, which is not asked for them then")
-	flags.StringSliceVar(&c.given.Imports, "import-path", nil, "directories in which proto files are found (default: the working directory)")
+	flags.StringSliceVar(&c.given.Protos, "proto", nil, "proto files with the plugin's services, instead of asking the plugin")
+	flags.StringSliceVar(&c.given.Imports, "import-path", nil, "directories to search for proto files (default: the working directory)")
 	flags.StringSliceVar(&c.given.Sets, "protoset", nil, "files with serialized descriptors of the plugin's services; may be repeated")
 	c.output = addChoice(cmd, "output", "o", "output format", "json", "yaml")
 	return cmd
@@ -118,8 +121,12 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 	}
 	asks := c.list || c.describe != ""
 	switch {
-	case c.socket != "" && (c.fleet || c.node != ""):
-		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet and --node out")
+	case c.inFleet() && c.socket == "" && !strings.Contains(args[0], "/"):
+		return wrongUsage(cmd, "a fleet knows no launched plugins by their names: write TYPE/NAME instead of %q", args[0])
+	case c.socket != "" && c.inFleet():
+		return wrongUsage(cmd, "--socket needs no fleet: leave --fleet, --node and --label out")
+	case c.node != "" && len(c.labels) > 0:
+		return wrongUsage(cmd, "--node and --label exclude each other: one node is enough")
 	case c.list && changed("describe"):
 		return wrongUsage(cmd, "--list and --describe exclude each other")
 	case changed("describe") && c.describe == "":
@@ -138,6 +145,16 @@ func (c *callCommand) args(cmd *cobra.Command, args []string) error {
 		return above0(cmd, c.timeout)
 	}
 	return nil
+}
+
+// inFleet says whether the plugin may be on another node.
+func (c *callCommand) inFleet() bool { return c.fleet || c.node != "" || len(c.labels) > 0 }
+
+func (c *callCommand) dialFleet(daemon *client.Client, ptype, name string) (*grpc.ClientConn, error) {
+	if len(c.labels) > 0 {
+		return daemon.FleetConnByLabels(ptype, name, c.labels)
+	}
+	return daemon.FleetConn(ptype, name, c.node)
 }
 
 func (c *callCommand) run(cmd *cobra.Command, args []string) error {
@@ -184,13 +201,19 @@ func (c *callCommand) connected(
 		return use(conn, dyncall.Plugin{}, args)
 	}
 	return c.control.ask(0, func(_ context.Context, daemon *client.Client, cmd *cobra.Command, args []string) error {
-		ptype, name, _ := client.ParsePlugin(args[0])
+		ptype, name := pluginOf(args[0])
 		p := dyncall.Plugin{Type: ptype}
 		dial := daemon.Conn
-		if c.fleet || c.node != "" {
-			dial = func(ptype, name string) (*grpc.ClientConn, error) { return daemon.FleetConn(ptype, name, c.node) }
-		} else if known, err := daemon.Get(ctx, ptype, name); err == nil { // else the call says what is wrong
+		if c.inFleet() {
+			dial = func(ptype, name string) (*grpc.ClientConn, error) { return c.dialFleet(daemon, ptype, name) }
+		} else if known, err := daemon.Get(ctx, ptype, name); err == nil {
 			p.Versions, p.Elsewhere = known[0].Versions, known[0].Endpoint != known[0].SocketPath
+			if ptype == "" {
+				ptype, name = known[0].Type, known[0].Name
+				p.Type = ptype
+			}
+		} else {
+			return err
 		}
 		conn, err := dial(ptype, name)
 		if err != nil {
@@ -215,7 +238,7 @@ func (c *callCommand) connected(
 type learnError struct{ *status.Status }
 
 func (e *learnError) Error() string {
-	return fmt.Sprintf("cannot learn the plugin's services: %v: %s", e.Code(), e.Message())
+	return fmt.Sprintf("cannot list the plugin's services: %v: %s", e.Code(), e.Message())
 }
 
 // GRPCStatus is what package status looks for.
@@ -246,7 +269,7 @@ func learn(ctx context.Context, conn grpc.ClientConnInterface, selector string, 
 	case dyncall.Late(ctx, err):
 		answer = status.New(grpccodes.DeadlineExceeded, "the time that the call may take is over; give it more with --timeout")
 	case !isStatus:
-		return nil, fmt.Errorf("cannot learn the plugin's services: %w", err)
+		return nil, fmt.Errorf("cannot list the plugin's services: %w", err)
 	}
 	return nil, &learnError{answer}
 }

@@ -28,8 +28,9 @@ type unprivileged struct {
 	*client.Client
 }
 
-// runUnprivileged runs a daemon with these capabilities and no others, which may launch the plugin "other" as another user.
-func runUnprivileged(t *testing.T, capabilities ...uintptr) *unprivileged {
+// runUnprivileged runs a daemon with these capabilities and no others, which may launch the plugin "other" as another user. More is added to
+// its configuration.
+func runUnprivileged(t *testing.T, more string, capabilities ...uintptr) *unprivileged {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to run as other users")
@@ -54,7 +55,7 @@ plugins:
     stopTimeout: 1s
   - name: own
     command: [/bin/sh, -c, "grep -E ^[UGC] /proc/self/status; while :; do sleep 1000; done"]
-`, dir, pluginUser)
+`, dir, pluginUser) + more
 	if err := os.WriteFile(filepath.Join(dir, "patchbay.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -141,32 +142,57 @@ func TestOpensSocketsOfRootWithCapability(t *testing.T) {
 			if capable {
 				capabilities = []uintptr{unix.CAP_DAC_OVERRIDE}
 			}
-			d := runUnprivileged(t, capabilities...)
-			path := filepath.Join(d.dir, "root.sock")
-			plugin := pluginwatcher.NewTestExamplePlugin("p", "T", path, "v1")
-			if err := plugin.Serve(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = plugin.Stop() })
-			if err := os.Chmod(path, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(path, filepath.Join(d.dir, "plugins", "root.sock")); err != nil {
-				t.Fatal(err)
-			}
-			var last client.Plugin
-			d.until("the socket was tried", func() bool {
-				listing, err := d.List(d.ctx())
-				if err != nil {
-					t.Fatal(err)
-				}
-				if i := slices.IndexFunc(listing.Plugins, func(p client.Plugin) bool { return filepath.Base(p.SocketPath) == "root.sock" }); i >= 0 {
-					last = listing.Plugins[i]
-				}
-				return last.State == "registered" || last.LastError != ""
-			})
+			d := runUnprivileged(t, "", capabilities...)
+			last := d.tryRoots(0o700)
 			if (last.State == "registered") != capable || !capable && !strings.Contains(last.LastError, "permission denied") {
 				t.Errorf("it is %s: %q", last.State, last.LastError)
+			}
+		})
+	}
+}
+
+// tryRoots has a plugin of root appear, whose socket has a mode, and returns it when the daemon has tried it.
+func (d *unprivileged) tryRoots(mode os.FileMode) (last client.Plugin) {
+	d.t.Helper()
+	path := filepath.Join(d.dir, "root.sock")
+	plugin := pluginwatcher.NewTestExamplePlugin("p", "T", path, "v1")
+	if err := plugin.Serve(); err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { _ = plugin.Stop() })
+	if err := os.Chmod(path, mode); err != nil {
+		d.t.Fatal(err)
+	}
+	if err := os.Rename(path, filepath.Join(d.dir, "plugins", "root.sock")); err != nil {
+		d.t.Fatal(err)
+	}
+	d.until("the socket was tried", func() bool {
+		listing, err := d.List(d.ctx())
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		if i := slices.IndexFunc(listing.Plugins, func(p client.Plugin) bool { return filepath.Base(p.SocketPath) == "root.sock" }); i >= 0 {
+			last = listing.Plugins[i]
+		}
+		return last.State == "registered" || last.LastError != ""
+	})
+	return last
+}
+
+// TestReadsProgramsOfOthersWithCapability has an admission plugin that refuses to answer, and that is only asked about what the daemon can
+// read.
+func TestReadsProgramsOfOthersWithCapability(t *testing.T) {
+	for name, test := range map[string]struct {
+		capabilities []uintptr
+		refused      string
+	}{
+		"with":    {[]uintptr{unix.CAP_SYS_PTRACE}, "the admission plugin ended before it answered"},
+		"without": {nil, "CAP_SYS_PTRACE"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := runUnprivileged(t, "admission: {command: [/bin/false]}\n", test.capabilities...)
+			if last := d.tryRoots(0o666); last.State == "registered" || !strings.Contains(last.LastError, test.refused) {
+				t.Errorf("it is %s: %q, want %q", last.State, last.LastError, test.refused)
 			}
 		})
 	}
@@ -186,7 +212,7 @@ func TestLaunchesAsOtherUsersWithCapabilities(t *testing.T) {
 		"without CAP_CHOWN":  {becomeOthers[:3], "operation not permitted"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := runUnprivileged(t, test.capabilities...)
+			d := runUnprivileged(t, "", test.capabilities...)
 			if test.refused != "" {
 				d.until("the launch has failed", func() bool { return d.launched("other").LastError != "" })
 				if got := d.launched("other").LastError; !strings.Contains(got, test.refused) {
@@ -207,7 +233,7 @@ func TestLaunchesAsOtherUsersWithCapabilities(t *testing.T) {
 
 // TestPluginsInheritNoCapability has a daemon with capabilities of its own launch plugins, as its own user and as another one.
 func TestPluginsInheritNoCapability(t *testing.T) {
-	d := runUnprivileged(t, append(slices.Clone(becomeOthers), unix.CAP_DAC_OVERRIDE)...)
+	d := runUnprivileged(t, "", append(slices.Clone(becomeOthers), unix.CAP_DAC_OVERRIDE)...)
 	for _, name := range []string{"own", "other"} {
 		status := d.status(name)
 		for _, set := range []string{"CapEff", "CapPrm", "CapAmb"} {

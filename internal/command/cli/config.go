@@ -20,11 +20,11 @@ func newConfigCommand(paths paths) *cobra.Command {
 		Short: "Check and show the configuration of the daemon.",
 		Long: `Check and show the configuration of the daemon without a daemon.
 
-It is made of, each going before what comes earlier:
+It is merged from these sources; later ones override earlier ones:
 
   - defaults, which depend on the user;
   - the configuration file, ` + cmp.Or(paths.config, "none") + ` unless --config or ` + configEnv + ` names another;
-  - the drop-ins: the files *.yaml in the directory conf.d beside the configuration file, in the order of their names;
+    - the drop-ins: the files *.yaml in the directory conf.d next to the configuration file, in the order of their names;
   - the environment;
   - the flags.
 
@@ -39,12 +39,11 @@ func newConfigCheckCommand(paths paths) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check the configuration.",
-		Long: `Check the configuration that "patchbay run" would read, or the one that it would read with --config FILE: the file and its
-drop-ins, with the environment over them. Whatever is wrong is printed as FILE:LINE:COLUMN: MESSAGE, one line for each error, and the
-exit code is 1. Nothing is started or changed.
+		Long: `Check the configuration that "patchbay run" would use, or that it would use with --config FILE: the file, its drop-ins and the
+environment. Each error is printed as FILE:LINE:COLUMN: MESSAGE, and the exit code is 1 if there are any. Nothing is started or changed.
 
-The daemon refuses to start with, or to reload, what is refused here. That includes what this machine lacks: users, groups, and the programs
-of plugins that start with the daemon. So check a configuration on the machine, and as the user, that it is for.`,
+The daemon refuses to start with, or reload, a configuration that fails this check. The check covers the machine too: users, groups, and the
+programs of plugins that start with the daemon. So run it on the target machine, as the daemon's user.`,
 		Example: `  patchbay config check
   patchbay config check ./patchbay.yaml && sudo cp patchbay.yaml /etc/patchbay/ && sudo patchbay reload`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -92,11 +91,11 @@ func newConfigShowCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show",
 		Short: "Show the configuration.",
-		Long: `Show what the configuration file and its drop-ins say when they are merged. With --effective, show what the daemon would work
-with: the environment and the flags of "patchbay run", which can be given here too, go before the files, and the defaults are filled in.
-With --running, ask the daemon at the control socket what it works with; it does not show what may be secret.
+		Long: `Show the configuration file merged with its drop-ins. With --effective, show what the daemon would use, including the environment,
+defaults, and flags of "patchbay run", which this command also takes. With --running, ask the daemon at the control socket what it
+uses; possible secrets are left out.
 
-In YAML a comment says where each value comes from. The output can be used as a configuration file.`,
+In YAML, comments say where each value comes from. The output can be used as a configuration file.`,
 		Example: `  patchbay config show --effective
   patchbay config show --effective -o json | jq .timeouts`,
 	}
@@ -137,11 +136,11 @@ func showRunning(cmd *cobra.Command, flags *configFlags) error {
 	if err != nil {
 		return err
 	}
-	at := sources.Defaults.ControlSocket // if the configuration cannot be read, for example
-	if _, c, _ := load(sources); c.ControlSocket != "" {
-		at = c.ControlSocket
+	loaded, c, _ := load(sources) // what is wrong with it is not the question
+	if loaded == nil {
+		c = withoutFiles(sources)
 	}
-	asked := client.New(at)
+	asked := client.New(c.ControlSocket)
 	defer asked.Close()
 	ctx, cancel := answerInTime(cmd.Context())
 	defer cancel()
@@ -150,7 +149,7 @@ func showRunning(cmd *cobra.Command, flags *configFlags) error {
 		return err
 	}
 	if now.Effective == "" {
-		return errors.New("the daemon does not say what it works with: it is of an older version, or was not given files")
+		return errors.New("the daemon does not report its configuration: it is an older version, or was not given files")
 	}
 	return writeLines(cmd.OutOrStdout(), strings.Split(strings.TrimSuffix(now.Effective, "\n"), "\n"))
 }
@@ -160,7 +159,7 @@ func newConfigSchemaCommand() *cobra.Command {
 		Use:   "schema",
 		Short: "Print the JSON schema of the configuration file.",
 		Long: `Print the JSON schema (draft 2020-12) of the configuration file and of each drop-in. Editors complete and check YAML files with it.
-It knows less than "patchbay config check", which also sees what follows from several values together.`,
+"patchbay config check" finds more, such as values that contradict each other.`,
 		Example: `  patchbay config schema > ~/.config/patchbay/schema.json
   sed -i '1i # yaml-language-server: $schema=schema.json' ~/.config/patchbay/patchbay.yaml`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -173,11 +172,11 @@ func newReloadCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Have the daemon reload its configuration.",
-		Long: `Have the daemon read its configuration again and change to it, and print which values changed. SIGHUP does the same.
+		Long: `Make the daemon read and apply its configuration again, and print the values that changed. SIGHUP does the same.
 
-Handlers, timeouts, the log and the catalogue of plugins can change. If anything else has changed, or a file has an error, nothing
-changes: the command says why and exits with 1, and the daemon goes on with the configuration before. A plugin that is not concerned
-notices nothing. The flags of the daemon and its environment stay and go before the files.`,
+Handlers, timeouts, the log and the catalogue of plugins can change. If anything else has changed, or a file has an error, nothing is
+applied: the command says why and exits with 1, and the previous configuration stays in force. Plugins that a change does not concern are
+not disturbed. The daemon's flags and environment still override the files.`,
 		Example: `  patchbay reload
   patchbay reload -o json | jq -r '.changed[]'`,
 	}

@@ -114,7 +114,7 @@ func (c *crash) checkLeftovers() {
 		c.t.Error(err)
 	}
 	left = slices.DeleteFunc(left, func(path string) bool {
-		return path == "patchbay.yaml" || path == "state.db" || path == "state.db.events"
+		return path == "patchbay.yaml" || path == "state.db" || path == "state.db.events" || path == "state.db.events.1"
 	})
 	store, err := boltstate.Open(filepath.Join(c.dir, "state.db"))
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,7 +54,7 @@ func (s *controlSocket) find(cmd *cobra.Command) (string, error) {
 	}
 	loaded, err := config.Load(sourcesFor(s.paths))
 	if err != nil {
-		return "", fmt.Errorf("cannot learn the control socket from the configuration: %w; correct it or name the socket with "+
+		return "", fmt.Errorf("cannot find the control socket in the configuration: %w; correct it or name the socket with "+
 			"--control-socket or %s", err, controlSocketEnv)
 	}
 	return loaded.Config.ControlSocket, nil
@@ -87,8 +88,29 @@ func (s *controlSocket) connect(cmd *cobra.Command) (*client.Client, error) {
 	return client.New(path), nil
 }
 
-// onePlugin is for commands whose only argument is TYPE/NAME.
+// onePlugin is for commands whose only argument is TYPE/NAME or the name of a launched plugin.
 func onePlugin(cmd *cobra.Command, args []string) error {
+	if len(args) == 1 && args[0] != "" && !strings.Contains(args[0], "/") {
+		return nil
+	}
+	return oneRegistered(cmd, args)
+}
+
+// pluginOf reads TYPE/NAME or the name of a launched plugin, whose type is empty.
+func pluginOf(arg string) (ptype, name string) {
+	if !strings.Contains(arg, "/") {
+		return "", arg
+	}
+	ptype, name, _ = client.ParsePlugin(arg)
+	return ptype, name
+}
+
+// namesPlugin is what the help of commands with [onePlugin] says of it.
+const namesPlugin = "TYPE is the type of the plugin or a role of it, such as csi-node; it ends at the first slash, the name may have\n" +
+	"more. NAME alone is a launched plugin, by its name in the catalogue."
+
+// oneRegistered is for commands whose only argument is TYPE/NAME.
+func oneRegistered(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return wrongUsage(cmd, "%q takes one argument, TYPE/NAME, and got %d", cmd.CommandPath(), len(args))
 	}
@@ -110,11 +132,15 @@ func pluginID(ptype, name string) string {
 	return escape(ptype + "/" + name)
 }
 
-// completePlugins completes TYPE/NAME with the plugins that the daemon knows.
+// completePlugins completes TYPE/NAME and NAME with the plugins that the daemon knows.
 func completePlugins(socket *controlSocket) cobra.CompletionFunc {
 	return completeWith(socket, 1, func(ctx context.Context, c *client.Client, _ []string) ([]string, error) {
 		listing, err := c.List(ctx)
-		return names(listing.Plugins), err
+		if err != nil {
+			return nil, err
+		}
+		launched, err := c.ListLaunched(ctx)
+		return append(names(listing.Plugins), each(launched, func(p client.Launched) string { return p.Name })...), err
 	})
 }
 

@@ -11,10 +11,10 @@ func newDemoCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
 		Short: "Show the whole life of two plugins, with real processes.",
-		Long: `Show the whole life of two plugins in a temporary directory, with real processes, as it happens: they are found, registered and
-called; one is upgraded while it is in use; one is killed; the daemon is killed and remembers.
+		Long: `Run a daemon and two plugins in a temporary directory and show what happens: they are discovered, registered and called; one is
+upgraded under load; one is killed; the daemon is killed, and remembers them when it starts again.
 
-It takes a few seconds and needs nothing. Afterwards, and after an interrupt at any moment, no process and no file of it is left.`,
+The demo takes a few seconds and has no requirements. It leaves no process or file behind, even if you interrupt it.`,
 		Example: "  patchbay demo",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return demo.Run(cmd.Context(), cmd.OutOrStdout())

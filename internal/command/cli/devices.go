@@ -20,8 +20,8 @@ func newDevicesCommand(paths paths) *cobra.Command {
 		Short: "List and allocate the devices of device plugins.",
 		Long: `List the devices of device plugins, allocate them to owners and release them.
 
-It needs a daemon with --handler DevicePlugin=device. That keeps the list of each plugin's devices up to date, and remembers who has
-which, also over restarts, so that no device is ever given twice. A resource is the name of a device plugin, for example
+This needs a daemon with --handler DevicePlugin=device, which tracks each plugin's devices and remembers their owners across restarts, so
+that no device is ever allocated twice. A resource is the name of a device plugin, for example
 example.com/gpu.`,
 		Example: `  patchbay devices list
   patchbay devices allocate example.com/gpu build-17 --count 2 -o json
@@ -36,9 +36,9 @@ func newDevicesListCommand(paths paths) *cobra.Command {
 		Use:     "list [RESOURCE...]",
 		Aliases: []string{"ls"},
 		Short:   "List devices.",
-		Long: `List the devices of all resources, or of those that are named: whether each is healthy, and who has it.
+		Long: `List the devices of all resources, or of the named ones, with their health and owner.
 
-A device is unavailable while its plugin is away, and missing if somebody has it and the plugin does not list it any more.
+A device is unavailable while its plugin is gone, and missing if it has an owner but the plugin no longer lists it.
 
 The output is a table, an array of objects as JSON or YAML, or one RESOURCE/ID a line.`,
 		Example: `  # Which devices are free?
@@ -72,11 +72,11 @@ func newDevicesAllocateCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "allocate RESOURCE OWNER",
 		Short: "Give devices to an owner.",
-		Long: `Give devices of one resource to an owner, which is any name of your choice, and print what the plugin says is to be done for it:
-environment variables, mounts, device nodes, annotations and CDI devices (with -o json or -o yaml).
+		Long: `Allocate devices of one resource to an owner, any name you choose, and print what the plugin requires for it: environment
+variables, mounts, device nodes, annotations and CDI devices (with -o json or -o yaml).
 
-The owner keeps them until "patchbay devices release", whatever happens to the plugin and the daemon. The same command again prints the
-same again, and has the plugin prepare the devices if it wants that before each start; one that asks for something else fails.`,
+The owner keeps the devices until "patchbay devices release", whatever happens to the plugin and the daemon. If you repeat the command, it
+prints the same result and, if the plugin wants that before each start, prepares the devices again. Asking for something else fails.`,
 		Example: `  # Two devices, whichever the plugin prefers.
   patchbay devices allocate example.com/gpu build-17 --count 2 -o json
 
@@ -112,8 +112,8 @@ func newDevicesReleaseCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release RESOURCE OWNER",
 		Short: "Take devices back from an owner.",
-		Long: `Take the devices of one resource back from an owner, and print what it had. Somebody else may have them from then on, so make sure
-that the owner does not use them any more: nobody else does.`,
+		Long: `Take the devices of one resource back from an owner, and print what it had. They can be allocated again immediately, so make sure
+first that the owner no longer uses them: the daemon cannot check that.`,
 		Example: `  patchbay devices release example.com/gpu build-17`,
 		Args:    oneAllocation,
 	}

@@ -31,11 +31,11 @@ func newDoctorCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find out what is wrong on this machine.",
-		Long: `Ask the daemon at the control socket where it works, what is wrong with it, and which plugins are failed, refused or unreachable,
-or were refused last and are gone. Then look at what it depends on: the configuration that "patchbay run" would have, the plugin
-directories and the sockets in them, the state file and the space for it, the control socket, other daemons, the programs of the catalogue,
-etcd where there is a fleet, limits, kernel features and the clock. Where no daemon can be asked, a finding says so, and the directories
-and files are those of the configuration.
+		Long: `Ask the daemon at the control socket for its paths, its problems, and the plugins that are failed, refused or unreachable, or were
+recently refused and are gone. Then check what it depends on: the configuration, the plugin directories and their sockets, the state file
+and its disk space, the control socket, other daemons, the programs of the catalogue, etcd if there is a fleet, limits, kernel features and
+the clock. If no daemon answers, a finding says so, and the paths are taken from the configuration.
+
 Each finding is ok, warn or fail, and says what to do. Nothing is changed.
 
 Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
@@ -64,20 +64,12 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
 }
 
 // examine looks at the configuration, asks the daemon, and then looks at the machine: where the daemon works or, if it cannot be asked,
-// with what the configuration says, or with the defaults if that cannot be read.
+// with what the configuration says, or, if that cannot be read, with what the flags, the environment and the defaults say.
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
-	first := finding("configuration", doctor.OK, "the configuration can be used", "")
 	loaded, c, err := load(sources)
-	if err != nil {
-		first = finding("configuration", doctor.Fail, err.Error(), `correct it; "patchbay config check" shows all that is wrong`)
-	}
-	if warning := c.Warn(); warning != "" && err == nil {
-		first = finding("configuration", doctor.Warn, warning, "name the types in trust.types, or set admission.launchedOnly")
-	}
+	first := ofConfiguration(c, err)
 	if loaded == nil {
-		c = daemon.Config{
-			PluginDirs: sources.Defaults.PluginDirs, StatePath: sources.Defaults.State, ControlSocket: sources.Defaults.ControlSocket,
-		}
+		c = withoutFiles(sources)
 	}
 	asked := client.New(c.ControlSocket)
 	defer asked.Close()
@@ -101,7 +93,7 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 		}
 	}
 	if subject.Trust, err = trust.New(policy); err != nil {
-		first = finding("configuration", doctor.Fail, err.Error(), "correct the names in trust and in the users of the plugins")
+		first = append(first, finding("configuration", doctor.Fail, oneLine(err), "correct the names in trust and in the users of the plugins"))
 	}
 	subject.Daemon = func(ctx context.Context) (int, error) {
 		v, err := asked.Version(ctx)
@@ -110,7 +102,22 @@ func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	if len(c.Fleet.Etcd.Endpoints) > 0 {
 		subject.Fleet = func(ctx context.Context) []doctor.Member { return membersOf(ctx, c.Fleet) }
 	}
-	return slices.Concat([]doctor.Finding{first}, findings, doctor.Examine(ctx, subject))
+	return slices.Concat(first, findings, doctor.Examine(ctx, subject))
+}
+
+// ofConfiguration says what is to be said of the configuration, of which err says what is wrong.
+func ofConfiguration(c daemon.Config, err error) []doctor.Finding {
+	if err != nil {
+		return each(strings.Split(err.Error(), "\n"), func(wrong string) doctor.Finding { // which is one line for each
+			return finding("configuration", doctor.Fail, wrong, `correct it; "patchbay config check" shows all that is wrong`)
+		})
+	}
+	if warning := c.Warn(); warning != "" {
+		return []doctor.Finding{
+			finding("configuration", doctor.Warn, warning, "name the types in trust.types, or set admission.launchedOnly"),
+		}
+	}
+	return []doctor.Finding{finding("configuration", doctor.OK, "the configuration can be used", "")}
 }
 
 // inForce returns the configuration that the daemon says it works with. Of one that cannot be read, only the paths are the daemon's.
@@ -123,7 +130,7 @@ func inForce(running *client.Configuration, defaults config.Config, c daemon.Con
 			c = daemonConfig(loaded)
 		} else {
 			unread = append(unread, finding("daemon", doctor.Warn, "the daemon's configuration cannot be read, and its plugins, trust and fleet "+
-				"are taken from the configuration here: "+err.Error(), "run the doctor of the daemon's own version"))
+				"are taken from the configuration here: "+oneLine(err), "run the doctor of the daemon's own version"))
 		}
 	}
 	c.PluginDirs, c.DeprecatedPluginDir, c.StatePath = running.PluginDirs, running.DeprecatedPluginDir, running.State
@@ -173,7 +180,7 @@ func askDaemon(
 			"start the daemon, or name the socket of one that runs with --control-socket; then its plugins are looked at too")}
 	}
 	findings := []doctor.Finding{finding("daemon", doctor.OK,
-		fmt.Sprintf("the daemon was asked; it works with plugin directories %q and state file %s", running.PluginDirs, running.State), "")}
+		fmt.Sprintf("the daemon answers; it uses plugin directories %q and state file %s", running.PluginDirs, running.State), "")}
 	if other := elsewhere(loaded, c, running); other != "" {
 		findings = append(findings, finding("daemon", doctor.Warn,
 			"the daemon does not work where the configuration says, and what follows is about where it works: "+other,
@@ -204,7 +211,7 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 			`mend that; the daemon notices by itself, and "patchbay events --follow" shows it`))
 	}
 	if len(all.needs) == 0 {
-		return append(findings, finding("plugins", doctor.OK, fmt.Sprintf("%d plugins are known; none of them is sick", all.plugins), "")), nil
+		return append(findings, finding("plugins", doctor.OK, fmt.Sprintf("%d plugins are known; none has a problem", all.plugins), "")), nil
 	}
 	shown := map[string]int{}
 	for _, n := range all.needs {

@@ -24,7 +24,7 @@ one.`,
 		Example: `  # The last ten events, and then every new one.
   patchbay events --tail 10 --follow
 
-  # What became of a plugin since yesterday?
+  # What happened to a plugin since yesterday?
   patchbay events --plugin CSIPlugin/hostpath.csi.k8s.io --since 24h
 
   # Only refusals, with their reasons.
@@ -36,8 +36,10 @@ one.`,
 	wanted := addWanted(cmd, socket)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		options, err := wanted(time.Now())
-		if err != nil {
+		if _, is := errors.AsType[usageError](err); err != nil && !is {
 			return wrongUsage(cmd, "%w", err)
+		} else if err != nil {
+			return err
 		}
 		options.Follow, options.Tail = past().Follow, past().Tail
 		return printLines(cmd, output, c.Events(ctx, options), options.Follow, writeEvent)
@@ -47,12 +49,15 @@ one.`,
 
 // addWanted adds the flags that say which events are wanted.
 func addWanted(cmd *cobra.Command, socket *controlSocket) func(now time.Time) (client.EventsOptions, error) {
-	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types")
-	kinds := cmd.Flags().StringSlice("kind", nil, "only these kinds of events, for example refused")
-	plugin := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME, or the name of a launched one")
+	types := cmd.Flags().StringSlice("type", nil, "only events of plugins of these types, or with these roles")
+	kinds, checkKinds := addWords(cmd, "kind", "only these kinds of events, for example refused", eventKinds)
+	plugin := cmd.Flags().String("plugin", "", "only events of this plugin: TYPE/NAME or ROLE/NAME, or the name of a launched one")
 	since := cmd.Flags().String("since", "", "only events from this time on: how long ago, as 24h, or a time, as 2006-01-02T15:04:05Z")
 	completeFlag(cmd, "plugin", completePlugins(socket))
 	return func(now time.Time) (options client.EventsOptions, err error) {
+		if err := checkKinds(); err != nil {
+			return options, err
+		}
 		options = client.EventsOptions{Types: *types, Kinds: *kinds}
 		if *plugin != "" {
 			ptype, name, ok := client.ParsePlugin(*plugin)
@@ -83,12 +88,17 @@ func sinceTime(text string, now time.Time) (time.Time, error) {
 			return t, nil
 		}
 	}
-	return time.Time{}, fmt.Errorf("--since %q is neither a duration, as 90m or 24h, nor a time, as 2006-01-02 or 2006-01-02T15:04:05Z", text)
+	return time.Time{}, fmt.Errorf("--since %q is neither a duration, such as 90m or 24h, nor a time, such as 2006-01-02 or "+
+		"2006-01-02T15:04:05Z", text)
 }
 
 // writeEvent describes an event in one line, which a terminal may wrap.
 func writeEvent(w io.Writer, e client.Event) error {
 	t := terminalOf(w)
+	if t.isNarrow() {
+		return write(w, fmt.Appendf(nil, "%s  %s  %s\n  %s\n", t.paint(e.Time.Local().Format(time.TimeOnly), faint),
+			t.paint(escape(e.Kind), toneOf(e.Kind)), pluginID(e.Type, e.Name), escape(e.Message)))
+	}
 	return write(w, fmt.Appendf(nil, "%s  %s  %s  %s\n", t.paint(e.Time.Local().Format(millis), faint),
 		t.paint(fmt.Sprintf("%-12s", escape(e.Kind)), toneOf(e.Kind)), pluginID(e.Type, e.Name), escape(e.Message)))
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"iter"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,12 +20,16 @@ func newFleetCommand(paths paths) *cobra.Command {
 		Short: "Show the plugins of all nodes.",
 		Long: `Show the nodes that publish their plugins to the etcd of this daemon's configuration, and their plugins.
 
-A node that has died stays visible, with its plugins as unreachable, until its retention is over. When the daemon has lost etcd, what
-is shown is the last that it knew, and a warning says so.`,
+A dead node stays visible, with its plugins unreachable, until its retention expires. If the daemon has lost etcd, the commands show the
+last known state and print a warning.`,
 		Example: `  patchbay fleet nodes
   patchbay fleet list --type CSIPlugin --state registered`,
 	}
-	cmd.AddCommand(newFleetNodesCommand(paths), newFleetListCommand(paths), newFleetWatchCommand(paths), newFleetWaitCommand(paths))
+	cmd.AddCommand(newFleetNodesCommand(paths), newFleetListCommand(paths), newFleetWatchCommand(paths), newFleetWaitCommand(paths),
+		newFleetLocksCommand(paths))
+	for _, o := range nodeOrders {
+		cmd.AddCommand(newNodeOrderCommand(paths, o))
+	}
 	return cmd
 }
 
@@ -38,6 +44,7 @@ func addFleetFilter(cmd *cobra.Command, named bool) *client.FleetFilter {
 	}
 	flags.StringArrayVar(&f.Nodes, "node", nil, "plugins of this node only; can be repeated")
 	flags.StringArrayVar(&f.Versions, "version", nil, "plugins of this version only; can be repeated")
+	flags.StringToStringVar(&f.Labels, "label", nil, "plugins of nodes with this label only, as KEY=VALUE; can be repeated")
 	return f
 }
 
@@ -56,8 +63,9 @@ The output is a table, an array of objects as JSON or YAML, or one name a line.`
 	output := addOutput(cmd, "table", "name")
 	names := cmd.Flags().StringArray("node", nil, "this node only; can be repeated")
 	states := cmd.Flags().StringArray("state", nil, "nodes in this state only, for example ready; can be repeated")
+	labels := cmd.Flags().StringToString("label", nil, "nodes with this label only, as KEY=VALUE; can be repeated")
 	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		nodes, health, err := c.FleetNodes(ctx, *names, *states)
+		nodes, health, err := c.FleetNodesWith(ctx, *names, *states, *labels)
 		if err != nil {
 			return err
 		}
@@ -96,8 +104,9 @@ func newFleetWatchCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show the plugins of all nodes, and every change.",
-		Long: `Show what is in the fleet, as added, and then every change, without gap and without repeat, until the command is interrupted, which
-is no failure, or the daemon goes away, which is one. A plugin that passes the filter no more is removed, one that begins to is added.`,
+		Long: `Show everything in the fleet as added, and then every change exactly once. The command runs until it is interrupted, and
+fails if the daemon goes away. A plugin that stops matching the filter is shown as removed, one that starts to match as added.
+When the daemon loses etcd, so that changes may be late, a warning on standard error says so, and another line when it is back.`,
 		Example: `  # Tell me when a controller comes or goes.
   patchbay fleet watch --type csi-controller --state registered`,
 	}
@@ -106,7 +115,9 @@ is no failure, or the daemon goes away, which is one. A plugin that passes the f
 	nodes := cmd.Flags().Bool("nodes", false, "show changes of nodes too")
 	filter := addFleetFilter(cmd, false)
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		return printLines(cmd, output, c.WatchFleet(ctx, *filter, *nodes, nil), true, writeFleetChange)
+		filter.Health = true
+		changes := withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(ctx, *filter, *nodes, nil))
+		return printLines(cmd, output, changes, true, writeFleetChange)
 	})
 	return cmd
 }
@@ -115,15 +126,15 @@ func newFleetWaitCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait TYPE/NAME",
 		Short: "Wait until a plugin is registered in the fleet, or nowhere any more.",
-		Long: `Wait until a plugin is registered on as many nodes as asked for, or registered on none any more, and exit with 0. If that does not
-happen in time, the command exits with 1. It prints nothing else. A plugin on a node that is not ready counts neither as registered nor as
-deregistered: it is unreachable.`,
-		Example: `  # Go on when three nodes have the driver.
+		Long: `Wait until a plugin is registered on a number of nodes, or on none, and exit with 0. After the timeout the command says how
+many nodes match and exits with 1. A plugin on a node that is not ready counts neither as registered nor as
+deregistered: it is unreachable. A warning on standard error says when the daemon has lost etcd.`,
+		Example: `    # Wait until three nodes have the driver.
   patchbay fleet wait CSIPlugin/hostpath.csi.k8s.io --count 3
 
-  # Go on when this node has it no more.
+    # Wait until this node no longer has it.
   patchbay fleet wait CSIPlugin/hostpath.csi.k8s.io --node node-7 --for deregistered`,
-		Args:              onePlugin,
+		Args:              oneRegistered,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	socket := addControlSocket(cmd, paths)
@@ -139,7 +150,7 @@ deregistered: it is unreachable.`,
 		}
 		return above0(cmd, *timeout)
 	}
-	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, _ *cobra.Command, args []string) error {
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
 		ptype, name, _ := client.ParsePlugin(args[0])
@@ -148,10 +159,41 @@ deregistered: it is unreachable.`,
 		if goal.value == string(client.GoalRegistered) {
 			filter.States, wanted = []string{"registered"}, int(*count)
 		}
+		var warning sync.WaitGroup
+		defer warning.Wait()
+		watching, stop := context.WithCancel(ctx)
+		defer stop()
+		watched := *filter
+		watched.Health = true
+		warning.Go(func() {
+			for _, err := range withoutHealth(cmd.ErrOrStderr(), c.WatchFleet(watching, watched, false, nil)) {
+				if err != nil {
+					return // the wait itself says what is wrong
+				}
+			}
+		})
 		_, err := c.WaitFleet(ctx, *filter, wanted)
 		return err
 	})
 	return cmd
+}
+
+// withoutHealth says on standard error when the daemon has lost etcd, and when it is back, and passes everything else on.
+func withoutHealth(stderr io.Writer, all iter.Seq2[client.FleetChange, error]) iter.Seq2[client.FleetChange, error] {
+	return func(yield func(client.FleetChange, error) bool) {
+		for change, err := range all {
+			switch {
+			case err == nil && change.Health != nil && change.Health.Current:
+				fmt.Fprintln(stderr, "the daemon follows etcd again")
+			case err == nil && change.Health != nil:
+				warnStale(stderr, *change.Health)
+			default:
+				if !yield(change, err) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // warnStale says that what is shown may be out of date.
@@ -177,6 +219,9 @@ func writeNodes(w io.Writer, nodes []client.FleetNode, now time.Time) error {
 
 // stateOfNode is the state of a node, with what is wrong with one that is ready.
 func stateOfNode(n client.FleetNode) string {
+	if n.DrainedAt != nil {
+		return n.State + ", drained"
+	}
 	if n.State == "ready" && slices.ContainsFunc(n.Conditions, func(c client.Condition) bool { return c.Status != "ok" }) {
 		return "ready, degraded"
 	}

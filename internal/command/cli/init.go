@@ -16,7 +16,7 @@ func newInitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "init WHAT",
 		Short: "Write the source of something new.",
-		Long:  "Write the source of something new, to start from: a plugin.",
+		Long:  "Generate source code to start from.",
 		Example: `  patchbay init plugin disk.example.com --type CSIPlugin
   patchbay init plugin --help`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -36,14 +36,14 @@ func newInitPluginCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plugin NAME --type TYPE",
 		Short: "Write the source of a new plugin.",
-		Long: `Write the source of a new plugin in Go, which builds and passes its tests and "patchbay verify": a service to start from, tests
-against a real host, a Makefile, a systemd unit and a README.
+		Long: `Generate a Go plugin that builds and passes its tests and "patchbay verify": a service to start from, tests against a real host, a
+Makefile, a systemd unit and a README.
 
-A plugin of type CSIPlugin has the CSI services Identity and Node, a DevicePlugin and a DRAPlugin the service of their type, and one of any
-other type a small service of its own. The name is what the plugin announces; the program is called by its last part.
+A CSIPlugin gets the CSI services Identity and Node, a DevicePlugin and a DRAPlugin the service of their type, and any other type a small
+service of its own. NAME is what the plugin announces; its last part names the program.
 
-No file is ever overwritten. The plugin uses the SDK of the version of this program, which Go downloads; with --replace, that of a directory
-with Patchbay's source.`,
+Existing files are never overwritten. The plugin uses the SDK of this program's version, which Go downloads, or with --replace the one in
+a directory with Patchbay's source.`,
 		Example: `  # A CSI driver in the directory disk.
   patchbay init plugin disk.example.com --type CSIPlugin
   make -C disk
@@ -51,17 +51,17 @@ with Patchbay's source.`,
   # A device plugin for the resource example.com/widget.
   patchbay init plugin example.com/widget --type DevicePlugin --module git.example.com/team/widget --dir .
 
-  # A plugin for a host of one's own.
+  # A plugin for a host of your own.
   patchbay init plugin hello --type MyPlugin`,
 		Args:              exactly(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&options.Type, "type", "", "plugin type: CSIPlugin, DevicePlugin, DRAPlugin, or one of your own")
-	flags.StringVar(&dir, "dir", "", "directory to write to (default one below the current directory that is called like the program)")
-	flags.StringVar(&options.Module, "module", "", "path of the Go module (default example.com/ and the name of the program)")
-	flags.StringVar(&version, "sdk-version", "", "version of Patchbay whose SDK to use (default that of this program)")
-	flags.StringVar(&options.Replace, "replace", "", "directory of Patchbay's source, to build with that instead of a version")
+	flags.StringVar(&dir, "dir", "", "directory to write to (default: one named after the program, in the current directory)")
+	flags.StringVar(&options.Module, "module", "", "path of the Go module (default: example.com/ and the name of the program)")
+	flags.StringVar(&version, "sdk-version", "", "version of the SDK (default: that of this program)")
+	flags.StringVar(&options.Replace, "replace", "", "build with Patchbay's source in this directory instead of a version")
 	completeFlag(cmd, "type", cobra.FixedCompletions([]string{"CSIPlugin", "DevicePlugin", "DRAPlugin"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		options.Name, options.Version = args[0], version
@@ -86,7 +86,7 @@ func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error
 	}
 	files, err := scaffold.Render(options)
 	if errors.Is(err, scaffold.ErrVersion) && !named {
-		return errors.New("cannot write a plugin: this program was built from a source without a version, so Go cannot download its SDK; " +
+		return errors.New("cannot write a plugin: this program was built from source without a version, so Go cannot download its SDK; " +
 			"name the directory of the source with --replace, or a released version with --sdk-version")
 	}
 	if errors.Is(err, scaffold.ErrOptions) {

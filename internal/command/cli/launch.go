@@ -24,8 +24,8 @@ var operations = []operation{
 	{
 		use:   "launch NAME",
 		short: "Start a plugin of the catalogue.",
-		long: `Start a plugin of the catalogue (the key plugins of the configuration) that does not run: one with autostart: false, one that
-was stopped or has failed, or one that pauses until it is started again. One that runs already is left alone.
+		long: `Start a plugin of the catalogue (the key plugins of the configuration) that is not running: it has autostart: false, was
+stopped, has failed, or is waiting to be restarted. A running plugin is left alone.
 
 The command returns when the process has been started. "patchbay wait" waits until the plugin is registered.`,
 		example: `  # Start it and wait until it can be used.
@@ -35,8 +35,8 @@ The command returns when the process has been started. "patchbay wait" waits unt
 	{
 		use:   "stop NAME",
 		short: "End a launched plugin.",
-		long: `End a launched plugin and everything that it started: its standard input is closed, then it gets SIGTERM, and at last SIGKILL,
-within its stopTimeout. It is not started again before "patchbay launch" or "patchbay restart", or the next start of the daemon.
+		long: `Stop a launched plugin and everything it started: close its standard input, then send SIGTERM, and finally SIGKILL, within its
+stopTimeout. It stays down until "patchbay launch" or "patchbay restart", or until the daemon starts again.
 
 The command returns when it has ended.`,
 		example: `  patchbay stop hello`,
@@ -45,10 +45,10 @@ The command returns when it has ended.`,
 	{
 		use:   "restart NAME",
 		short: "Replace the process of a launched plugin, without downtime.",
-		long: `Start a new process of a launched plugin and, when that is ready, end the old one. A plugin that serves is ready when it is
-registered, so there is no moment without one. If the new one does not become ready, the old one goes on and the command fails.
+		long: `Start a new process of a launched plugin and stop the old one when the new one is ready. A plugin that serves is ready when it is
+registered, so there is no gap. If the new process does not become ready, the old one keeps running and the command fails.
 
-A plugin that does not run is started, also one that has failed: its count of restarts starts over.`,
+A plugin that is not running is started, even one that has failed; its restart count is reset.`,
 		example: `  # Bring back a plugin that ended too often.
   patchbay status hello
   patchbay restart hello`,
@@ -91,6 +91,9 @@ func printLaunched(cmd *cobra.Command, output *choice, p client.Launched) error 
 }
 
 func describeLaunched(p client.Launched, now time.Time) []line {
+	if p.PID == 0 {
+		p.Health = "" // nobody has it
+	}
 	lines := []line{
 		{"State", escape(p.State)},
 		{"Since", moment(p.Since, now)},
@@ -143,11 +146,10 @@ func newLogsCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
 		Short: "Show what a launched plugin printed and logged.",
-		Long: `Show what a launched plugin wrote to standard output and standard error and what it logged through its host, oldest first, over
-all its processes, as far as it is kept: the newest 256 KiB. Lines above the plugin's logRate were dropped, and are counted where they
-are missing.
+		Long: `Show the standard output, standard error and log records of a launched plugin, oldest first, across its restarts: the
+latest 256 KiB. Lines above the plugin's logRate were dropped; a count shows where.
 
-With --follow the command goes on with what comes until it is interrupted, which is no failure, or the daemon goes away, which is one.
+With --follow the command continues with new lines until it is interrupted, and fails if the daemon goes away.
 
 NAME is the name in the catalogue, or TYPE/NAME as the plugin registered.`,
 		Example: `  # The last ten lines, and then every new one.

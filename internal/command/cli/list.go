@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/nearest"
 )
 
 func newListCommand(paths paths) *cobra.Command {
@@ -47,66 +48,84 @@ The output is a table, an array of objects as JSON or YAML, or one TYPE/NAME a l
 	wanted := addFilters(cmd)
 	follow := cmd.Flags().BoolP("watch", "w", false, "go on with what changes: one line, or one JSON object a line, for each change")
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
-		matches, err := wanted()
+		only, err := wanted()
 		if err != nil {
 			return err
 		}
 		if *follow {
-			return watchList(ctx, c, cmd, output, matches)
+			return watchList(ctx, c, cmd, output, only)
 		}
 		ctx, cancel := answerInTime(ctx)
 		defer cancel()
-		listing, err := c.List(ctx)
+		listing, err := only.list(ctx, c)
 		if err != nil {
 			return err
 		}
-		known := len(listing.Plugins)
-		listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !matches(p) })
 		return printList(cmd, output, listing.Plugins, names, func(w io.Writer) error {
-			warn(cmd.ErrOrStderr(), listing, known)
+			warn(ctx, c, cmd.ErrOrStderr(), listing)
 			return pluginTable(terminalOf(w), listing.Plugins, time.Now()).write(w)
 		})
 	})
 	return cmd
 }
 
+// filter says which plugins are wanted: those of types or roles, and of them those that match.
+type filter struct {
+	types   []string
+	matches func(client.Plugin) bool
+}
+
+// list lists them.
+func (f filter) list(ctx context.Context, c *client.Client) (client.Listing, error) {
+	listing, err := c.ListTypes(ctx, f.types...) // which roles a plugin has, or may have, the daemon knows
+	listing.Plugins = slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !f.matches(p) })
+	return listing, err
+}
+
 // addFilters adds the flags that say which plugins are wanted.
-func addFilters(cmd *cobra.Command) func() (matches func(client.Plugin) bool, err error) {
+func addFilters(cmd *cobra.Command) func() (filter, error) {
 	types := cmd.Flags().StringSlice("type", nil, "only plugins of these types, or with these roles")
-	states := cmd.Flags().StringSlice("state", nil, "only instances in these states")
+	states, checkStates := addWords(cmd, "state", "only instances in these states", pluginStates)
 	pattern := cmd.Flags().String("name", "", "only plugins of this name, in which * stands for any text without a slash")
 	labels := cmd.Flags().StringSliceP("label", "l", nil,
-		"only launched plugins whose metadata in the catalogue have all of these: KEY, or KEY=VALUE")
-	return func() (func(client.Plugin) bool, error) {
-		if _, err := path.Match(*pattern, ""); err != nil {
-			return nil, wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+		"only launched plugins whose metadata in the catalogue have all of these: KEY, KEY=VALUE, or KEY!=VALUE for all that have not")
+	return func() (filter, error) {
+		if err := checkStates(); err != nil {
+			return filter{}, err
 		}
-		return func(p client.Plugin) bool {
+		if _, err := path.Match(*pattern, ""); err != nil {
+			return filter{}, wrongUsage(cmd, "--name %q is no pattern: %w", *pattern, err)
+		}
+		return filter{*types, func(p client.Plugin) bool {
 			named, _ := path.Match(*pattern, p.Name) // looked at above
-			ofType := slices.ContainsFunc(*types, func(t string) bool { return t == p.Type || slices.Contains(p.Roles, t) })
 			unlabelled := slices.ContainsFunc(*labels, func(l string) bool {
+				if key, value, differs := strings.Cut(l, "!="); differs {
+					has, found := p.Metadata[key]
+					return found && has == value
+				}
 				key, value, exact := strings.Cut(l, "=")
 				has, found := p.Metadata[key]
 				return !found || exact && has != value
 			})
-			return (len(*types) == 0 || ofType) && (len(*states) == 0 || slices.Contains(*states, p.State)) &&
-				(*pattern == "" || named) && !unlabelled
-		}, nil
+			return (len(*states) == 0 || slices.Contains(*states, p.State)) && (*pattern == "" || named) && !unlabelled
+		}}, nil
 	}
 }
 
 // warn says what a reader of the table should know beside it.
-func warn(stderr io.Writer, listing client.Listing, known int) {
+func warn(ctx context.Context, c *client.Client, stderr io.Writer, listing client.Listing) {
 	for _, c := range listing.Conditions {
 		if c.Status != "ok" {
 			fmt.Fprintf(stderr, "warning: %s is %s: %s\n", escape(c.Name), escape(c.Status), escape(c.Message))
 		}
 	}
-	switch {
-	case known == 0:
+	if len(listing.Plugins) > 0 {
+		return
+	}
+	if all, err := c.List(ctx); err == nil && len(all.Plugins) > 0 {
+		fmt.Fprintf(stderr, "none of the %d known plugins matches\n", len(all.Plugins))
+	} else {
 		fmt.Fprintln(stderr, "no plugins are known")
-	case len(listing.Plugins) == 0:
-		fmt.Fprintf(stderr, "none of the %d known plugins matches\n", known)
 	}
 }
 
@@ -141,7 +160,8 @@ were given up, back off for about a minute or longer, are unreachable for more t
 were refused within the last hour and are gone. The exit code is 1 if there are any, or if a condition of the daemon is degraded.
 
 TYPE/NAME shows every instance of one plugin, newest first: its state and why it is in it, its sockets, how many attempts failed, when
-the next one is due, and the last error. The type ends at the first slash; the name may have more.
+the next one is due, and the last error. TYPE is the type of the plugin or a role of it, such as csi-node.
+It ends at the first slash; the name may have more.
 
 NAME alone is a launched plugin, by its name in the catalogue: its process, its health, how often it was started again, and how it
 last ended.`,
@@ -157,9 +177,6 @@ last ended.`,
 			if len(args) == 0 {
 				return nil
 			}
-			if len(args) == 1 && !strings.Contains(args[0], "/") {
-				return oneLaunched(cmd, args)
-			}
 			return onePlugin(cmd, args)
 		},
 	}
@@ -174,10 +191,10 @@ last ended.`,
 			}
 			return statusOfAll(cmd, output, all)
 		}
-		if !strings.Contains(args[0], "/") {
-			return statusOfLaunched(ctx, c, cmd, output, args[0])
+		ptype, name := pluginOf(args[0])
+		if ptype == "" {
+			return statusOfLaunched(ctx, c, cmd, output, name)
 		}
-		ptype, name, _ := client.ParsePlugin(args[0])
 		instances, err := c.Get(ctx, ptype, name)
 		if err != nil {
 			return err
@@ -188,15 +205,19 @@ last ended.`,
 }
 
 func statusOfLaunched(ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, name string) error {
-	p, found, err := launched(ctx, c, name)
-	if err == nil && !found {
-		err = fmt.Errorf("no launched plugin %s is known: plugins to launch are those of the catalogue, the key plugins of the "+
-			"configuration; a plugin that registered by itself is named TYPE/NAME", name)
-	}
+	all, err := c.ListLaunched(ctx)
 	if err != nil {
 		return err
 	}
-	return printLaunched(cmd, output, p)
+	if i := slices.IndexFunc(all, func(p client.Launched) bool { return p.Name == name }); i >= 0 {
+		return printLaunched(cmd, output, all[i])
+	}
+	like := ""
+	if meant, is := nearest.To(name, each(all, func(p client.Launched) string { return p.Name })); is {
+		like = fmt.Sprintf("; did you mean %q?", meant)
+	}
+	return fmt.Errorf("no launched plugin %s is known%s: plugins to launch are those of the catalogue, the key plugins of the "+
+		"configuration; a plugin that registered by itself is named TYPE/NAME", name, like)
 }
 
 func writeStatus(w io.Writer, instances []client.Plugin, now time.Time) error {

@@ -130,19 +130,22 @@ func report(stderr io.Writer, err error) int {
 	if err == nil || errors.Is(err, syscall.EPIPE) { // whoever read the output has seen enough
 		return exitDone
 	}
-	message := err.Error()
+	message := oneLine(err)
 	if errors.Is(err, context.Canceled) {
 		message = "interrupted"
 	}
 	if hint := hintFor(err); hint != "" {
 		message += "; " + hint
 	}
-	fmt.Fprintf(stderr, "patchbay: %s\n", escape(strings.ReplaceAll(message, "\n", "; ")))
+	fmt.Fprintf(stderr, "patchbay: %s\n", escape(message))
 	if _, ok := errors.AsType[usageError](err); ok {
 		return exitUsage
 	}
 	return exitFailed
 }
+
+// oneLine returns what an error says, or the errors that it joins.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
 // hints say what to do about errors of package client, which does not know the commands and flags of this program. The first that matches
 // counts.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,6 +21,8 @@ const (
 	patience = 10 * time.Second
 	// longPause is the pause before the next attempt from which on a plugin has been failing for about a minute: each is twice the last.
 	longPause = 30 * time.Second
+	// mostAlike is how many plugins are shown that need somebody for the same reason.
+	mostAlike = 3
 	// refusalShown is how long a plugin that was refused and is gone is somebody's business.
 	refusalShown = time.Hour
 )
@@ -34,8 +37,9 @@ type need struct {
 	// Soon says that it may yet get well by itself.
 	Soon bool `json:"-"`
 
-	what string // how a sentence names it
-	all  string // the command that shows all of its sort
+	socket string // of which the reason may tell
+	what   string // how a sentence names it
+	all    string // the command that shows all of its sort
 }
 
 // sentence says it in one.
@@ -87,7 +91,7 @@ func launchedInNeed(launched []client.Launched, now time.Time) []need {
 		}
 		needs = append(needs, need{
 			Plugin: p.Name, State: p.State, Since: p.Since, Reason: cmp.Or(p.LastError, unknownReason),
-			Remedy: fmt.Sprintf(`"patchbay logs %s" shows what it said; mend that, then "patchbay restart %s"`, p.Name, p.Name),
+			Remedy: fmt.Sprintf(`"patchbay logs %s" shows what it printed, if it ran; fix that, then "patchbay restart %s"`, p.Name, p.Name),
 			Soon:   p.State == "backoff" && !isLong(p.Since, p.NextStart, now),
 			what:   "launched plugin " + p.Name, all: "patchbay status NAME",
 		})
@@ -108,6 +112,9 @@ func pluginsInNeed(plugins []client.Plugin, now time.Time) []need {
 	var needs []need
 	for _, p := range plugins {
 		remedy, isNeed := remedies[p.State]
+		if p.State == "refused" && p.NextRetry == nil && p.Type != "" {
+			remedy = fmt.Sprintf("name a handler for its type: handlers in the configuration, or --accept-type %s; it registers at once", p.Type)
+		}
 		if !isNeed || p.Source == "launched" && p.SocketPath == "" {
 			continue // the latter is among those that are launched
 		}
@@ -115,7 +122,7 @@ func pluginsInNeed(plugins []client.Plugin, now time.Time) []need {
 			Plugin: idOrSocket(p), State: p.State, Since: p.Since, Reason: cmp.Or(p.LastError, p.Reason, unknownReason), Remedy: remedy,
 			Soon: p.State == "backoff" && !isLong(p.Since, p.NextRetry, now) ||
 				p.State == "unreachable" && p.Since != nil && now.Sub(*p.Since) < patience,
-			what: called(p), all: "patchbay list",
+			socket: p.SocketPath, what: called(p), all: "patchbay list",
 		})
 	}
 	return needs
@@ -133,7 +140,7 @@ func refusedAndGone(refusals []client.Plugin, now time.Time) []need {
 			Plugin: idOrSocket(p), State: stateGone, Since: p.Since, Reason: p.LastError,
 			Remedy: "fix what it says and start the plugin again",
 			Soon:   p.Since != nil && now.Sub(*p.Since) >= refusalShown,
-			what:   called(p), all: "patchbay events",
+			socket: p.SocketPath, what: called(p), all: "patchbay events",
 		}
 	})
 }
@@ -197,11 +204,66 @@ func (n needy) write(w io.Writer, now time.Time) error {
 	if err := write(w, text.Bytes()); err != nil || len(n.needs) == 0 {
 		return err
 	}
-	list := &table{terminal: terminalOf(w), head: []string{"PLUGIN", "STATE", "FOR", "WHY, AND WHAT TO DO"}, tones: tones{1: toneOf}}
-	for _, need := range n.needs {
-		list.add(cell(need.Plugin), cell(need.State), since(need.Since, now), escape(need.Reason))
-		list.add("", "", "", "→ "+escape(need.Remedy))
-	}
 	fmt.Fprintln(w)
+	return writeNeeds(w, n.needs, now)
+}
+
+// isLike says whether two need the same for the same reason, but for the socket that it names.
+func (n need) isLike(other need) bool {
+	of := func(n need) string {
+		if n.socket == "" {
+			return n.Reason
+		}
+		return strings.ReplaceAll(n.Reason, n.socket, "")
+	}
+	return n.State == other.State && n.Remedy == other.Remedy && of(n) == of(other)
+}
+
+// inGroups puts those that are alike behind the first of them.
+func inGroups(needs []need) []need {
+	var groups [][]need
+	for _, n := range needs {
+		i := slices.IndexFunc(groups, func(g []need) bool { return n.isLike(g[0]) })
+		if i < 0 {
+			groups = append(groups, []need{n})
+		} else {
+			groups[i] = append(groups[i], n)
+		}
+	}
+	return slices.Concat(groups...)
+}
+
+// writeNeeds writes a table or, where that has no room, a few lines for each. Of those that are alike it writes the first ones.
+func writeNeeds(w io.Writer, needs []need, now time.Time) error {
+	needs = inGroups(needs)
+	t := terminalOf(w)
+	list := &table{terminal: t, head: []string{"PLUGIN", "STATE", "FOR", "WHY, AND WHAT TO DO"}, tones: tones{1: toneOf}}
+	var text bytes.Buffer
+	add := func(plugin, state, since, why string) {
+		list.add(plugin, state, since, why)
+		if plugin != "" {
+			fmt.Fprintf(&text, "%s  %s  %s\n", plugin, t.paint(state, toneOf(state)), since)
+		}
+		fmt.Fprintf(&text, "  %s\n", why)
+	}
+	for len(needs) > 0 {
+		first := needs[0]
+		alike := slices.IndexFunc(needs, func(n need) bool { return !n.isLike(first) })
+		if alike < 0 {
+			alike = len(needs)
+		}
+		shown := min(alike, mostAlike)
+		for _, n := range needs[:shown] {
+			add(cell(n.Plugin), cell(n.State), since(n.Since, now), escape(n.Reason))
+		}
+		if more := alike - shown; more > 0 {
+			add("", "", "", fmt.Sprintf("… and %d more for the same reason; all: -o json", more))
+		}
+		add("", "", "", "→ "+escape(first.Remedy))
+		needs = needs[alike:]
+	}
+	if t.isNarrow() {
+		return write(w, text.Bytes())
+	}
 	return list.write(w)
 }

@@ -45,6 +45,20 @@ func addChoice(cmd *cobra.Command, name, shorthand, usage string, allowed ...str
 	return c
 }
 
+// addWords adds a flag that takes any of some words, and completes them. What is returned checks them when they are known.
+func addWords(cmd *cobra.Command, name, usage string, known []string) (words *[]string, check func() error) {
+	words = cmd.Flags().StringSlice(name, nil, usage)
+	completeFlag(cmd, name, cobra.FixedCompletions(known, cobra.ShellCompDirectiveNoFileComp))
+	return words, func() error {
+		for _, word := range *words {
+			if !slices.Contains(known, word) {
+				return wrongUsage(cmd, "--%s %q is not known: use any of %s", name, word, strings.Join(known, ", "))
+			}
+		}
+		return nil
+	}
+}
+
 // completeFlag has the values of a flag completed, which the command has.
 func completeFlag(cmd *cobra.Command, name string, complete cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {

@@ -22,11 +22,10 @@ func newRootFor(paths paths) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "patchbay",
 		Short: "Patchbay finds, registers and remembers plugins that speak the kubelet registration protocol.",
-		Long: `Patchbay finds plugins that appear as Unix sockets in a directory, asks each who it is, registers it,
-and remembers it over restarts.
+		Long: `Patchbay discovers plugins by their Unix sockets in a directory, registers them, and remembers them across restarts.
 
-"patchbay run" is the daemon. The other commands ask a running daemon through its control socket. They exit with 0
-if they did what was asked, with 1 if they failed, and with 2 if they were used wrongly.`,
+"patchbay run" is the daemon. The other commands talk to a running daemon over its control socket. They exit with 0 on success, with 1
+on failure, and with 2 if the command line is wrong.`,
 		Example: `  # Run the daemon and look at it from another terminal.
   patchbay run --plugin-dir /tmp/plugins
   patchbay list

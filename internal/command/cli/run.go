@@ -5,6 +5,8 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"os"
+	"runtime/debug"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -13,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/daemon"
 	"github.com/patchbay-dev/patchbay/internal/command/config"
 	"github.com/patchbay-dev/patchbay/internal/command/doctor"
+	"github.com/patchbay-dev/patchbay/internal/launch/cgroupfs"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
@@ -20,32 +23,32 @@ func newRunCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the daemon.",
-		Long: `Run the daemon in the foreground: find plugins whose sockets appear in the plugin directories, register them, remember them in the
-state file, and answer the other commands on the control socket. The daemon logs to standard error.
+		Long: `Run the daemon in the foreground: discover plugins by their sockets in the plugin directories, register them, remember them in the
+state file, and serve the other commands on the control socket. The daemon logs to standard error.
 
-Plugins of the types CSIPlugin, DevicePlugin and DRAPlugin are accepted, and those of other types if --handler or --accept-type
-names them. A plugin of another type is told that there is no handler for it, on which some exit; with --unhandled ignore it is left alone,
-which is for directories in which other hosts have plugins too.
+The daemon accepts plugins of the types CSIPlugin, DevicePlugin and DRAPlugin, and of the types in --handler and --accept-type. Plugins of
+other types are refused, which makes some exit. With --unhandled ignore they are left alone; use it for directories shared with other
+hosts.
 
-To accept a plugin (--handler TYPE=accept) is to register it and no more. --handler CSIPlugin=csi starts using CSI drivers: it waits until
-they are ready, asks what they are and what they know of this node, and registers them as csi-node and csi-controller too.
---handler DevicePlugin=device keeps the list of the devices of device plugins up to date and allocates them; see "patchbay help devices".
---handler DRAPlugin=dra connects to drivers for dynamic resource allocation, of both versions, and follows the health of their devices.
+--handler TYPE=accept only registers a plugin. --handler CSIPlugin=csi also waits until a CSI driver is ready, asks for its identity and its
+information about this node, and registers it as csi-node and csi-controller too. --handler DevicePlugin=device tracks and allocates the
+devices of device plugins; see "patchbay help devices". --handler DRAPlugin=dra connects to drivers for dynamic resource allocation, v1 and
+v1beta1, and follows the health of their devices.
 
-With --http, GET /livez answers 200 as long as the daemon runs, and GET /readyz once the plugin directories have been searched and
-nothing is degraded, else 503 with what is not ready; /readyz?verbose lists everything. Only loopback addresses are served.
+With --http, GET /livez returns 200 while the daemon runs. GET /readyz returns 200 once the plugin directories have been searched and
+nothing is degraded, and otherwise 503 with the reason; /readyz?verbose lists every check. Only loopback addresses are allowed.
 
-A configuration file can say the same as the flags, and more; "patchbay help config" says how they go together. A flag goes before the
-environment variable that is named like it, such as ` + envOf("state") + ` for --state, and both go before the file; handlers of all count.
-The default file may be missing.
+A configuration file can set everything the flags can, and more; see "patchbay help config". A flag overrides the environment variable of
+that name, such as ` + envOf("state") + ` for --state, and both override the file; handlers from all three are combined. The default file
+may be missing.
 
-SIGHUP reloads the configuration; see "patchbay help reload". SIGINT or SIGTERM ends the daemon; a second one ends it at once. Plugins
-that it launched end with it, unless they are configured to survive. Others are not touched, and the next daemon with the same state file
-remembers them.`,
-		Example: `  # A bench for developing a plugin, without root.
+SIGHUP reloads the configuration; see "patchbay help reload". SIGINT or SIGTERM shuts the daemon down; a second one ends it at once.
+Launched plugins end with it unless they are configured to survive. Other plugins are not touched, and the next daemon with the same state
+file remembers them.`,
+		Example: `  # For plugin development, without root.
   patchbay run --plugin-dir /tmp/plugins
 
-  # The directory in which the kubelet's plugins register, and a type of one's own.
+  # The kubelet's plugin directory, and a type of your own.
   patchbay run --plugin-dir /var/lib/kubelet/plugins_registry --accept-type ExamplePlugin`,
 	}
 	flags := addConfigFlags(cmd, paths)
@@ -60,6 +63,14 @@ remembers them.`,
 	return cmd
 }
 
+// boundMemory has the collector of garbage work the harder, the nearer this process comes to what its control group may have. A fifth is
+// left for what grows faster, and for plugins in the same group.
+func boundMemory(system cgroupfs.System) {
+	if bytes, bounded := system.Memory(); bounded {
+		debug.SetMemoryLimit(bytes / 5 * 4)
+	}
+}
+
 // runDaemon runs the daemon that is configured by the sources, and reads them again whenever it is to reload.
 func runDaemon(cmd *cobra.Command, sources config.Sources, hangups <-chan struct{}) error {
 	_, c, err := load(sources)
@@ -68,6 +79,9 @@ func runDaemon(cmd *cobra.Command, sources config.Sources, hangups <-chan struct
 	}
 	c.Logger, c.SetLog = newLogger(cmd.ErrOrStderr(), c.Log)
 	logLostTraces(c.Logger)
+	if system, err := cgroupfs.Self(); err == nil && os.Getenv("GOMEMLIMIT") == "" {
+		boundMemory(system)
+	}
 	if err := takePassed(&c); err != nil {
 		return err
 	}

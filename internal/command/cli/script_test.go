@@ -68,6 +68,7 @@ func TestScripts(t *testing.T) {
 			"denied":  denied,
 			"etcd":    badEtcd,
 			"start":   start,
+			"says":    says,
 			"signal":  sendSignal,
 			"storm":   storm,
 			"ended":   ended,
@@ -234,7 +235,7 @@ type process struct {
 type output struct {
 	mu    sync.Mutex
 	text  bytes.Buffer
-	added chan struct{} // closed and made anew whenever a line was added
+	added chan struct{} // closed and made again whenever a line was added
 }
 
 func (o *output) read(r io.Reader) {
@@ -278,7 +279,19 @@ func start(ts *testscript.TestScript, neg bool, args []string) {
 		close(proc.ended)
 	}()
 	ts.Value(processesKey{}).(*processes).byName[args[0]] = proc
+	proc.await(ts, until)
+}
 
+// says NAME REGEXP waits until a line of the output of a process of start matches.
+func says(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: says NAME REGEXP")
+	}
+	processOf(ts, args[0]).await(ts, regexp.MustCompile(args[1]))
+}
+
+// await waits until a line of the output matches.
+func (proc *process) await(ts *testscript.TestScript, until *regexp.Regexp) {
 	watchdog := time.After(patience)
 	for {
 		out, outAdded := proc.stdout.snapshot()
@@ -290,9 +303,9 @@ func start(ts *testscript.TestScript, neg bool, args []string) {
 		case <-outAdded:
 		case <-errAdded:
 		case <-proc.ended:
-			ts.Fatalf("%v ended before a line matched %q\nstdout: %s\nstderr: %s", args[2:], until, out, errs)
+			ts.Fatalf("%v ended before a line matched %q\nstdout: %s\nstderr: %s", proc.cmd.Args, until, out, errs)
 		case <-watchdog:
-			ts.Fatalf("%v: no line matches %q\nstdout: %s\nstderr: %s", args[2:], until, out, errs)
+			ts.Fatalf("%v: no line matches %q\nstdout: %s\nstderr: %s", proc.cmd.Args, until, out, errs)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -113,7 +114,7 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 		dirs = []string{paths.pluginDir}
 	}
 	flags.StringVar(&f.file, "config", paths.config, "configuration file; the default can be set with "+configEnv)
-	flags.StringArrayVar(&f.dirs, "plugin-dir", dirs, "directory in which plugins put their sockets; can be repeated")
+	flags.StringArrayVar(&f.dirs, "plugin-dir", dirs, "directory where plugins create their sockets; can be repeated")
 	flags.String("deprecated-plugin-dir", "", "one more plugin directory, in which everything under kubernetes.io/ is ignored")
 	flags.String("state", paths.state, "file that remembers the registered plugins")
 	flags.String("dispense-dir", "", "directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go")
@@ -125,7 +126,7 @@ func addConfigFlags(cmd *cobra.Command, paths paths) *configFlags {
 		"what to do with the plugins of a type; the kinds are "+kinds+"; can be repeated")
 	completeFlag(cmd, "handler", cobra.FixedCompletions(completeHandler(), cobra.ShellCompDirectiveNoFileComp))
 	flags.Var(handlerFlag{f.handlers, "TYPE"}, "accept-type", "the same as --handler TYPE=accept; can be repeated")
-	addChoice(cmd, "unhandled", "", "what to do with plugins of all other types: they are told that they are refused, or left alone",
+	addChoice(cmd, "unhandled", "", "what to do with plugins of all other types: refuse them or leave them alone",
 		config.Unhandled...)
 	flags.String("control-socket", paths.controlSocket, "path of the daemon's control socket")
 	addChoice(cmd, "log-level", "", "least level that is logged", config.LogLevels...)
@@ -195,7 +196,8 @@ func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 		return loaded, err
 	}
 	// A daemon would run with such plugins, and not launch them.
-	if wrong = append(wrong, located(loaded, c.CheckPlugins())...); len(wrong) == 0 {
+	wrong = append(wrong, located(loaded, c.CheckPlugins())...)
+	if wrong = append(wrong, located(loaded, checkPaths(c))...); len(wrong) == 0 {
 		return loaded, nil
 	}
 	wrong.Sort()
@@ -215,22 +217,66 @@ func located(loaded *config.Loaded, err error) (wrong config.Errors) {
 	return wrong
 }
 
+// checkPaths says which paths of a configuration lead nowhere on this machine, since something else is there. It makes nothing: what is
+// missing, a daemon makes.
+func checkPaths(c daemon.Config) error {
+	var wrong []error
+	check := func(field, path string, isDir bool) {
+		if path == "" {
+			return
+		}
+		info, err := os.Stat(path)
+		switch {
+		case errors.Is(err, syscall.ENOTDIR):
+			err = fmt.Errorf("%s cannot be made, for a part of the path is no directory: choose another path", path)
+		case err != nil || info.IsDir() == isDir:
+			return // a daemon makes what is missing
+		case isDir:
+			err = fmt.Errorf("%s is no directory: choose another path", path)
+		default:
+			err = fmt.Errorf("%s is a directory: name a file", path)
+		}
+		wrong = append(wrong, &daemon.FieldError{Field: field, Err: err})
+	}
+	for i, dir := range c.PluginDirs {
+		check(fmt.Sprintf("pluginDirs[%d]", i), dir, true)
+	}
+	check("deprecatedPluginDir", c.DeprecatedPluginDir, true)
+	check("state", c.StatePath, false)
+	check("controlSocket", c.ControlSocket, false)
+	check("dispenseDir", c.DispenseDir, true)
+	return errors.Join(wrong...)
+}
+
 // load reads a configuration that a daemon can work with. The error is of type [config.Errors] if it is the content that is wrong. With
 // one whose form is right, which the daemon cannot work with, comes the configuration too.
 func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	loaded, err := config.Load(sources)
-	if err != nil {
+	if loaded == nil {
 		return nil, daemon.Config{}, err
 	}
+	wrong, _ := errors.AsType[config.Errors](err)
 	c := daemonConfig(loaded)
 	if text, err := loaded.Shown().YAML(); err == nil {
 		c.Shown = string(text)
 	}
-	if wrong := located(loaded, c.Validate()); len(wrong) > 0 {
+	if wrong = append(wrong, located(loaded, c.Validate())...); len(wrong) > 0 {
 		wrong.Sort()
 		return loaded, c, wrong
 	}
 	return loaded, c, nil
+}
+
+// withoutFiles returns where a daemon works by the flags, the environment and the defaults, for when the files cannot be read.
+func withoutFiles(s config.Sources) daemon.Config {
+	paths := []string{"pluginDirs", "deprecatedPluginDir", "state", "controlSocket"}
+	s.File = ""
+	s.Over = slices.DeleteFunc(slices.Clone(s.Over), func(o config.Setting) bool { return !slices.Contains(paths, o.Path[0]) })
+	loaded, err := config.Load(s)
+	if err != nil {
+		panic(fmt.Sprintf("cli: paths from the command line are not taken: %v", err)) // any text is a path
+	}
+	return daemonConfig(loaded)
 }
 
 // blame makes the command line responsible for a configuration that is wrong if nothing in a file is.
@@ -296,7 +342,9 @@ func fleetConfig(c config.Fleet) daemon.FleetConfig {
 			Listen: s.Listen, TLS: fleet.TLS{CA: s.CA, Cert: s.Cert, Key: s.Key, ServerName: s.ServerName},
 			Allow: each(s.Allow, func(a config.FleetAllow) daemon.FleetAllow { return daemon.FleetAllow(a) }),
 		},
-		Node: c.Node, Address: c.Address, Exclusive: c.Exclusive, Presence: c.Presence, Retention: c.Retention,
+		Offers: each(c.Offers, func(o config.FleetOffer) daemon.FleetOffer { return daemon.FleetOffer(o) }),
+		Node:   c.Node, Address: c.Address, Exclusive: c.Exclusive, Dispense: c.Dispense, Labels: c.Labels, Presence: c.Presence,
+		Retention: c.Retention,
 	}
 }
 

@@ -21,12 +21,12 @@ func newSupportDumpCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "support-dump [FILE]",
 		Short: "Pack what the report of a fault needs.",
-		Long: `Ask the daemon for all that the report of a fault needs and pack it into FILE, a compressed tar archive, or with - to standard
-output: versions, the configuration in force, plugins and launched plugins, what needs somebody, refusals, conditions, past events, and
-of the daemon's process its metrics, goroutines and memory. What may be secret in the configuration is left out; names, paths and error
-texts are not, so read it before you send it.
+		Long: `Collect everything a bug report needs into FILE, a compressed tar archive, or with - on standard output: versions, the
+configuration in force, plugins and launched plugins, what needs attention, refusals, conditions, past events, and the daemon's metrics,
+goroutines and memory. Possible secrets in the configuration are left out. Names, paths and error texts are not, so read the archive
+before you send it.
 
-What is not available is named in the file errors.txt. The process of the daemon is for administrators.`,
+The file errors.txt lists what was not available. Metrics, goroutines and memory need the role admin.`,
 		Example: `  patchbay support-dump report.tar.gz && tar tzf report.tar.gz`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -63,7 +63,7 @@ What is not available is named in the file errors.txt. The process of the daemon
 func writeNew(name string, content []byte) error {
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return fmt.Errorf("cannot make the file: %w", err)
+		return fmt.Errorf("cannot create the file: %w", err)
 	}
 	_, err = file.Write(content)
 	if err = errors.Join(err, file.Close()); err != nil {

@@ -103,7 +103,9 @@ func TestTopKeys(t *testing.T) {
 	v := &topView{listing: client.Listing{Plugins: []client.Plugin{
 		{Type: "T", Name: "one", State: "registered", Source: "launched", Endpoint: "/run/one.sock"},
 		{Type: "T", Name: "two", State: "refused", Source: "discovered", LastError: "no \x1b[2J"},
-		{Type: "T", Name: "three", State: "registered", Source: "discovered"},
+		{
+			Type: "T", Name: "three", State: "registered", Source: "discovered", Roles: []string{"role"}, Metadata: map[string]string{"team": "a"},
+		},
 	}}}
 	for i, step := range []struct {
 		keys           []string
@@ -118,6 +120,9 @@ func TestTopKeys(t *testing.T) {
 		{[]string{"l"}, topAsked{}, "the daemon did not launch it", ""},
 		{[]string{"j"}, topAsked{}, "> T      one", "launch"},
 		{[]string{"l"}, topAsked{topReadLog, "T/one"}, "", ""},
+		{[]string{"\r", "l"}, topAsked{topReadLog, "T/one"}, "T/one", ""},
+		{[]string{"R"}, topAsked{}, "restart T/one? y", ""},
+		{[]string{"n"}, topAsked{}, "?: help", "restart"},
 		{[]string{"R"}, topAsked{}, "restart T/one? y", ""},
 		{[]string{"n"}, topAsked{}, "?: help", "restart"},
 		{[]string{"R", "y"}, topAsked{topRestart, "T/one"}, "T/one is being restarted", ""},
@@ -125,6 +130,9 @@ func TestTopKeys(t *testing.T) {
 		{[]string{"\r"}, topAsked{}, "only: th", "two"},
 		{[]string{"j", "j"}, topAsked{}, "> T      three", "one"},
 		{[]string{"/", "zz", "\r", "\r", "R"}, topAsked{}, "", "three"},
+		{[]string{"\x1b"}, topAsked{}, "> T      two", ""},
+		{[]string{"/", "registered", " ", "!th", "\r"}, topAsked{}, "> T      one", "three"},
+		{[]string{"\x1b", "/", "team=a", " ", "role/", " ", "!", "\r"}, topAsked{}, "> T      three", "two"},
 		{[]string{"\x1b"}, topAsked{}, "> T      two", ""},
 		{[]string{"\x1b"}, topAsked{what: topQuit}, "", ""},
 		{[]string{"\x03"}, topAsked{what: topQuit}, "", ""},

@@ -33,7 +33,7 @@ func escape(s string) string {
 	return b.String()
 }
 
-// escapeJSON does for a JSON text what the encoder leaves undone: it is the same JSON value, but with \u escapes in the stead of
+// escapeJSON does for a JSON text what the encoder leaves undone: it is the same JSON value, but with \u escapes instead of
 // unprintable characters from U+007F to U+FFFF, such as U+009B, which begins terminal sequences. Such characters occur in JSON strings
 // only. Those above are left, because YAML, which is made of JSON, has no pairs of escapes for them; none means anything to a terminal.
 func escapeJSON(text []byte) []byte {

@@ -40,7 +40,8 @@ const (
 const topHelp = `The plugins that are not well come first.
 
   up, down, j, k     move; with Page Up, Page Down and space, by ten
-  /                  show only what has a text in its type, name or state; Escape ends that
+  /                  show only what has each word in its type, roles, name, version, state or labels,
+                     and no word that follows a "!"; Escape ends that
   Enter              everything about the plugin
   l                  what it printed, if the daemon launched it
   R                  restart it, if the daemon launched it, without downtime
@@ -142,6 +143,8 @@ type topView struct {
 	selected int // of the plugins that are shown
 	from     int // the first line that is shown
 	text     []string
+	// detailed is the plugin of which everything is shown, wherever it is in the list by now; nil if none is.
+	detailed *client.Plugin
 }
 
 // topAsked is what a key asks for.
@@ -233,7 +236,7 @@ func follow(ctx context.Context, c *client.Client, news chan<- client.Event) {
 	}
 }
 
-// restart restarts a plugin and says what came of it.
+// restart restarts a plugin and returns the result.
 func restart(ctx context.Context, c *client.Client, plugin string, done chan<- string) {
 	text := plugin + " was restarted"
 	if _, err := c.Restart(ctx, plugin); err != nil {
@@ -267,7 +270,7 @@ func logLines(ctx context.Context, c *client.Client, plugin string) []string {
 func (v *topView) show(mode topMode, lines []string) { v.mode, v.text, v.from = mode, lines, 0 }
 
 // back shows the list.
-func (v *topView) back() { v.mode, v.text, v.from = topList, nil, 0 }
+func (v *topView) back() { v.mode, v.text, v.from, v.detailed = topList, nil, 0, nil }
 
 // moves are the keys that move through lines.
 var moves = map[string]int{
@@ -296,6 +299,8 @@ func (v *topView) press(key string) topAsked {
 			v.from = max(0, v.from+by)
 		case slices.Contains([]string{"q", "\x1b", "\r"}, key):
 			v.back()
+		case v.detailed != nil && (key == "l" || key == "R"):
+			return v.pressForLaunched(key)
 		}
 	case topList:
 		return v.pressInList(key)
@@ -324,19 +329,26 @@ func (v *topView) pressInList(key string) topAsked {
 	case "\r":
 		if len(shown) > 0 {
 			var text bytes.Buffer
-			_ = writeStatus(&text, shown[v.at(shown):][:1], time.Now()) // it fails never
+			v.detailed = &shown[v.at(shown)]
+			_ = writeStatus(&text, []client.Plugin{*v.detailed}, time.Now()) // it fails never
 			v.show(topText, strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n"))
 		}
 	case "l", "R":
-		plugin := v.launched()
-		switch {
-		case plugin == "":
-			v.notice = "the daemon did not launch it"
-		case key == "l":
-			return topAsked{topReadLog, plugin}
-		default:
-			v.mode = topConfirm
-		}
+		return v.pressForLaunched(key)
+	}
+	return topAsked{}
+}
+
+// pressForLaunched takes a key that is for plugins that the daemon launched.
+func (v *topView) pressForLaunched(key string) topAsked {
+	plugin := v.launched()
+	switch {
+	case plugin == "":
+		v.notice = "the daemon did not launch it"
+	case key == "l":
+		return topAsked{topReadLog, plugin}
+	default:
+		v.mode = topConfirm
 	}
 	return topAsked{}
 }
@@ -357,16 +369,16 @@ func (v *topView) typed(key string) {
 	v.selected = 0
 }
 
-// launched names the plugin that is selected, if the daemon launched it.
+// launched names the plugin that is shown or selected, if the daemon launched it.
 func (v *topView) launched() string {
-	shown := v.shown()
-	if len(shown) == 0 {
+	p := v.detailed
+	if shown := v.shown(); p == nil && len(shown) > 0 {
+		p = &shown[v.at(shown)]
+	}
+	if p == nil || p.Source != "launched" {
 		return ""
 	}
-	if p := shown[v.at(shown)]; p.Source == "launched" {
-		return pluginID(p.Type, p.Name)
-	}
-	return ""
+	return pluginID(p.Type, p.Name)
 }
 
 // at returns which of the plugins is selected.
@@ -374,8 +386,20 @@ func (v *topView) at(shown []client.Plugin) int { return max(0, min(v.selected, 
 
 // shown returns the plugins that pass the filter, those first that are not well.
 func (v *topView) shown() []client.Plugin {
+	words := strings.Fields(strings.ToLower(v.filter))
 	plugins := slices.DeleteFunc(slices.Clone(v.listing.Plugins), func(p client.Plugin) bool {
-		return !strings.Contains(strings.ToLower(p.Type+"/"+p.Name+" "+p.State), strings.ToLower(v.filter))
+		text := []string{p.Type + "/" + p.Name, p.State, p.Version}
+		for _, role := range p.Roles {
+			text = append(text, role+"/"+p.Name)
+		}
+		for key, value := range p.Metadata {
+			text = append(text, key+"="+value)
+		}
+		all := strings.ToLower(strings.Join(text, " "))
+		return slices.ContainsFunc(words, func(word string) bool {
+			word, without := strings.CutPrefix(word, "!")
+			return strings.Contains(all, word) == without && word != ""
+		})
 	})
 	rank := map[tone]int{bad: 0, busy: 1, good: 2, faint: 3}
 	slices.SortStableFunc(plugins, func(a, b client.Plugin) int { return cmp.Compare(rank[toneOf(a.State)], rank[toneOf(b.State)]) })

@@ -19,6 +19,9 @@ import (
 // errNonconforming ends a verify command that found a broken rule.
 var errNonconforming = errors.New("the plugin breaks rules: see the results that are marked")
 
+// errNothingChecked ends a verification of which no rule applied.
+var errNothingChecked = errors.New("nothing was checked: no rule that was chosen applies to this plugin; the reasons stand in the list")
+
 // verifyFlags are those of verify.
 type verifyFlags struct {
 	target  verify.Target
@@ -27,6 +30,7 @@ type verifyFlags struct {
 	list    bool
 	log     string
 	driver  string
+	change  string
 	output  *choice
 }
 
@@ -34,19 +38,20 @@ func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify SOCKET | verify [--socket PATH] -- COMMAND...",
 		Short: "Check whether a plugin behaves as hosts expect it.",
-		Long: `Play the host of one plugin and check it against rules with stable identifiers: registration, connections, the services of its type
-and, if it is a command, how it starts, is refused, is killed and ends. No daemon and no kubelet is needed.
+		Long: `Play the host of one plugin and check the plugin against rules with stable identifiers: registration, connections, the
+services of its type and, for a COMMAND, how it starts, handles a refusal, is killed and shuts down. It needs no daemon and no kubelet.
 docs/reference/verify.md explains each rule.
 
-A plugin that is given as SOCKET is left running: rules that would refuse, end or start it do not apply. A COMMAND is started as often as
-the rules need it, and no process of it is left. It finds its place by any of these: {socket}, {dir} and {tmp} in its arguments, the
-environment variables PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR, or, if it is made with Patchbay's sdk, the handshake on its
-standard input. {instance} is a number that differs between instances that run side by side. A driver that is registered by another program
-is named with --driver, and that program is the COMMAND; the two are verified as one plugin. A device plugin that makes no registration
-socket, but calls Register on kubelet.sock, is verified with --kubelet-sock.
+A plugin given as SOCKET is left running; rules that would start, refuse or stop it do not apply. A COMMAND is started as often as the rules
+require, and no process of it is left behind. It learns where to serve from {socket}, {dir} and {tmp} in its arguments, from the
+environment variables PATCHBAY_SOCKET, PATCHBAY_PLUGIN_DIR and PATCHBAY_TMP_DIR, or, with Patchbay's sdk, from the handshake on standard
+input. {instance} is a number that differs between concurrent instances. If another program registers the driver, pass that program as the
+COMMAND and the driver with --driver; the two are verified as one plugin. For a device plugin that calls Register on kubelet.sock instead of
+creating a registration socket, use --kubelet-sock.
+
 Name the program itself, not "go run" or a script that does not exec it: signals go to the process that is started.
 
-The exit code is 1 if a rule failed or, with --strict, warned.`,
+The exit code is 1 if a rule failed or, with --strict, warned, and if no rule applied.`,
 		Example: `  patchbay verify /run/patchbay/plugins/hello.sock
   patchbay verify -- ./my-plugin {socket}
   patchbay verify -o junit --skip PRC007 -- ./dra-driver --registrar-dir {dir} --data-dir {tmp} > verify.xml
@@ -62,22 +67,24 @@ The exit code is 1 if a rule failed or, with --strict, warned.`,
 	}
 	var f verifyFlags
 	flags := cmd.Flags()
-	flags.StringVar(&f.target.Socket, "socket", "", "path at which the command makes its socket")
-	flags.StringVar(&f.target.Dir, "dir", "", "plugin directory for the command (default a temporary one)")
+	flags.StringVar(&f.target.Socket, "socket", "", "path at which the command creates its socket")
+	flags.StringVar(&f.target.Dir, "dir", "", "plugin directory for the command (default: a temporary one)")
 	flags.StringArrayVar(&f.target.Env, "env", nil, "additional environment variable for the command, KEY=VALUE (repeatable)")
-	flags.BoolVar(&f.target.NoHandshake, "no-handshake", false, "start the command as by hand, without the handshake of the sdk")
-	flags.BoolVar(&f.target.KubeletSock, "kubelet-sock", false, "be a kubelet to a device plugin that registers on {dir}/kubelet.sock")
-	flags.StringVar(&f.driver, "driver", "", "program that the command registers, with its arguments, split at blanks; started before it")
-	flags.StringArrayVar(&f.options.Claims, "claim", nil, "claim that the DRA driver can prepare, or cannot: NAMESPACE/NAME/UID (repeatable)")
-	flags.DurationVar(&f.options.Timeout, "timeout", 2*time.Minute, "how long all of it may take")
-	flags.DurationVar(&f.options.CallTimeout, "call-timeout", 5*time.Second, "how long one call may take")
-	flags.DurationVar(&f.options.StartTimeout, "start-timeout", 10*time.Second, "how long the command may take until it answers")
-	flags.DurationVar(&f.options.ExitTimeout, "exit-timeout", 5*time.Second, "how long the command may take to end after SIGTERM")
+	flags.BoolVar(&f.target.NoHandshake, "no-handshake", false, "start the command without the sdk's handshake")
+	flags.BoolVar(&f.target.KubeletSock, "kubelet-sock", false, "play the kubelet for a device plugin that registers on {dir}/kubelet.sock")
+	flags.StringVar(&f.driver, "driver", "", "program that the command registers, with its arguments, split at spaces; started first")
+	flags.StringArrayVar(&f.options.Claims, "claim", nil,
+		"claim for the DRA driver, which may or may not be able to prepare it: NAMESPACE/NAME/UID (repeatable)")
+	flags.StringVar(&f.change, "change", "", "program that makes the device plugin's devices change, with its arguments, split at spaces")
+	flags.DurationVar(&f.options.Timeout, "timeout", 2*time.Minute, "time limit for the whole run")
+	flags.DurationVar(&f.options.CallTimeout, "call-timeout", 5*time.Second, "time limit for one call")
+	flags.DurationVar(&f.options.StartTimeout, "start-timeout", 10*time.Second, "time limit for the command to answer after it starts")
+	flags.DurationVar(&f.options.ExitTimeout, "exit-timeout", 5*time.Second, "time limit for the command to end after SIGTERM")
 	flags.StringSliceVar(&f.options.Rules, "rule", nil, "check only this rule or family, such as REG001 or REG (repeatable)")
-	flags.StringSliceVar(&f.options.Skip, "skip", nil, "leave this rule or family out (repeatable)")
-	flags.BoolVar(&f.strict, "strict", false, "fail also if a rule warned")
-	flags.BoolVar(&f.list, "list-rules", false, "list the rules, and check nothing")
-	flags.StringVar(&f.log, "plugin-log", "", "file to which goes what the command prints")
+	flags.StringSliceVar(&f.options.Skip, "skip", nil, "skip this rule or family (repeatable)")
+	flags.BoolVar(&f.strict, "strict", false, "fail if a rule warned, too")
+	flags.BoolVar(&f.list, "list-rules", false, "list the rules and exit")
+	flags.StringVar(&f.log, "plugin-log", "", "file for the command's output")
 	f.output = addOutput(cmd, "table", "junit")
 	cmd.RunE = f.run
 	return cmd
@@ -95,7 +102,7 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 	default:
 		return wrongUsage(cmd, `%q takes one socket, or "--" and a command`, cmd.CommandPath())
 	}
-	f.target.Driver = strings.Fields(f.driver)
+	f.target.Driver, f.options.Change = strings.Fields(f.driver), strings.Fields(f.change)
 	for _, timeout := range []time.Duration{f.options.Timeout, f.options.CallTimeout, f.options.StartTimeout, f.options.ExitTimeout} {
 		if timeout <= 0 {
 			return wrongUsage(cmd, "a timeout of %v leaves no time", timeout)
@@ -119,8 +126,12 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 			return werr
 		}
 	}
-	if err == nil && !report.OK(f.strict) {
+	switch {
+	case err != nil:
+	case !report.OK(f.strict):
 		err = errNonconforming
+	case report.Count(verify.NotApplicable) == len(report.Results):
+		err = errNothingChecked
 	}
 	return err
 }

@@ -54,17 +54,18 @@ func above0(cmd *cobra.Command, timeout time.Duration) error {
 
 func newWaitCommand(paths paths) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "wait TYPE/NAME",
+		Use:   "wait (TYPE/NAME | NAME)",
 		Short: "Wait until a plugin is registered or deregistered.",
-		Long: `Wait until a plugin is registered, or until no instance of it is registered any more, and exit with 0. It need not be known yet,
-and the daemon need not run yet.
-If that does not happen in time, the command says which state the plugin is in and exits with 1. It prints nothing else.
+		Long: `Wait until a plugin is registered, or until none of its instances is, and exit with 0. The plugin need not be known yet,
+and the daemon need not be running yet. If it restarts meanwhile, the command goes on waiting.
 
-The type ends at the first slash; the name may have more.`,
-		Example: `  # Start a driver and go on when it is registered.
+After the timeout the command says which state the plugin is in and exits with 1. It prints nothing else.
+
+` + namesPlugin,
+		Example: `  # Start a driver and wait until it is registered.
   ./driver & patchbay wait CSIPlugin/hostpath.csi.k8s.io --timeout 10s
 
-  # Remove it and go on when it is gone.
+  # Stop it and wait until it is gone.
   kill %1; patchbay wait CSIPlugin/hostpath.csi.k8s.io --for deregistered`,
 		Args: onePlugin,
 	}
@@ -75,17 +76,22 @@ The type ends at the first slash; the name may have more.`,
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithTimeout(ctx, *timeout)
 		defer cancel()
-		ptype, name, _ := client.ParsePlugin(args[0])
+		ptype, name := pluginOf(args[0])
 		defer progress(ctx, cmd.ErrOrStderr(), func(ctx context.Context) string { return presentState(ctx, c, ptype, name) })()
-		awaitDaemon(ctx, c)
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			// There is time left to say that there was no daemon.
-			late, cancel := answerInTime(context.WithoutCancel(ctx))
-			defer cancel()
-			ctx = late
+		for {
+			awaitDaemon(ctx, c)
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				// There is time left to say that there was no daemon.
+				late, cancel := answerInTime(context.WithoutCancel(ctx))
+				defer cancel()
+				_, err := c.Wait(late, ptype, name, client.Goal(goal.value))
+				return err
+			}
+			if _, err := c.Wait(ctx, ptype, name, client.Goal(goal.value)); !errors.Is(err, client.ErrNotRunning) {
+				return err
+			}
+			_ = pause(ctx, daemonPause) // the next look says whether there is time left
 		}
-		_, err := c.Wait(ctx, ptype, name, client.Goal(goal.value))
-		return err
 	})
 	return cmd
 }

@@ -14,16 +14,17 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 )
 
+// watchPace is the least time from one look to the next. Each is a whole list, which in a storm of events would keep the daemon busy.
+const watchPace = 250 * time.Millisecond
+
 // watchList shows the plugins that match, and then each that changes, until it is interrupted.
-func watchList(
-	ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, matches func(client.Plugin) bool,
-) error {
+func watchList(ctx context.Context, c *client.Client, cmd *cobra.Command, output *choice, only filter) error {
 	if output.value == "yaml" {
 		return wrongUsage(cmd, "--watch has no end, and YAML is one document: use -o json, which is one object a line")
 	}
 	shown := &watched{cmd: cmd, output: output}
 	for {
-		switch err := shown.follow(ctx, c, matches); {
+		switch err := shown.follow(ctx, c, only); {
 		case errors.Is(err, context.Canceled):
 			return nil
 		case errors.Is(err, client.ErrBehind): // what was missed is in the next list
@@ -42,8 +43,8 @@ type watched struct {
 	table *table
 }
 
-// follow looks once, and again after each event, until ctx ends or the daemon goes away.
-func (s *watched) follow(ctx context.Context, c *client.Client, matches func(client.Plugin) bool) error {
+// follow looks once, and again after events, until ctx ends or the daemon goes away.
+func (s *watched) follow(ctx context.Context, c *client.Client, only filter) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	told := make(chan struct{}, 1) // what happens during a look is seen by the next one, all of it
 	ended := make(chan struct{})
@@ -51,7 +52,7 @@ func (s *watched) follow(ctx context.Context, c *client.Client, matches func(cli
 	go func() {
 		defer close(ended)
 		// The last earlier event comes when the stream stands, so that nothing is missed between the first look and that.
-		for _, err := range c.Events(ctx, client.EventsOptions{Follow: true, Tail: new(uint32(1))}) {
+		for _, err := range c.Events(ctx, client.EventsOptions{Follow: true, Tail: new(uint32(1)), Types: only.types}) {
 			if err != nil {
 				cancel(err)
 				return
@@ -63,19 +64,23 @@ func (s *watched) follow(ctx context.Context, c *client.Client, matches func(cli
 		}
 	}()
 	for {
-		listing, err := c.List(ctx)
+		looked := time.Now()
+		listing, err := only.list(ctx, c)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if err != nil {
 			return err
 		}
-		if err := s.show(slices.DeleteFunc(listing.Plugins, func(p client.Plugin) bool { return !matches(p) })); err != nil {
+		if err := s.show(listing.Plugins); err != nil {
 			return err
 		}
 		select {
 		case <-told:
 		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if pause(ctx, watchPace-time.Since(looked)) != nil {
 			return context.Cause(ctx)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -57,7 +58,7 @@ func descriptions(t *testing.T) map[string]string {
 	return found
 }
 
-// describe returns what the comment of a field says, with the key in the stead of the field's name.
+// describe returns what the comment of a field says, with the key instead of the field's name.
 func describe(t *testing.T, docs map[string]string, owner reflect.Type, field reflect.StructField) string {
 	t.Helper()
 	text, ok := strings.CutPrefix(docs[owner.String()+"."+field.Name], field.Name+" ")
@@ -225,7 +226,7 @@ func rowsOf(t *testing.T, docs map[string]string, typ reflect.Type, path, initia
 		key := join(path, field.Tag.Get("json"))
 		needsRestart := (restart || field.Tag.Get("restart") != "") && field.Tag.Get("reload") == ""
 		r := row{key: key, typ: typeName(field.Type), initial: defaultOf(typ, field.Name), change: "reload", meaning: describe(t, docs, typ, field)}
-		r.meaning = strings.TrimPrefix(r.meaning, field.Tag.Get("json")+" ")
+		r.meaning = meaningOf(strings.TrimPrefix(r.meaning, field.Tag.Get("json")+" "))
 		if words := field.Tag.Get("enum"); words != "" {
 			r.typ = strings.ReplaceAll(words, ",", ", ")
 		}
@@ -282,6 +283,12 @@ func withDefaults(typ reflect.Type, name string, rows []row, path string) {
 		}
 	}
 	walk(outer.Elem().FieldByName(name), path)
+}
+
+// meaningOf turns a predicate, such as "is the file that …", into a phrase for a table.
+func meaningOf(predicate string) string {
+	predicate = regexp.MustCompile(`^(is|are|says) `).ReplaceAllString(predicate, "")
+	return strings.ToUpper(predicate[:1]) + predicate[1:]
 }
 
 func typeName(typ reflect.Type) string {

@@ -42,7 +42,7 @@ type Loaded struct {
 }
 
 // Load reads the files and merges everything. An error is of type [Errors], with all that is wrong with the files, unless one
-// cannot be read.
+// cannot be read. If only plugins are wrong, the rest of the configuration comes with it.
 func Load(s Sources) (*Loaded, error) {
 	paths, err := s.paths()
 	if err != nil {
@@ -68,8 +68,10 @@ func Load(s Sources) (*Loaded, error) {
 	if len(errs) > 0 {
 		return nil, errs
 	}
-	if err := l.finish(s.Over); err != nil {
+	if err := l.finish(s.Over); err != nil && l.Catalogue == nil {
 		return nil, err
+	} else if err != nil {
+		return l, err
 	}
 	return l, nil
 }
@@ -104,7 +106,7 @@ func (l *Loaded) finish(over []Setting) error {
 		return d.errs
 	}
 	var err error
-	l.Catalogue, err = catalogue.New(l.Config.Plugins)
+	l.Catalogue, err = catalogue.Usable(l.Config.Plugins)
 	return l.locateAll(err)
 }
 

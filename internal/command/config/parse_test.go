@@ -177,7 +177,7 @@ func TestRefused(t *testing.T) {
 		header + "plugins: [a]":                        `f:3:11: plugins[0] must be a map, and is the text "a"`,
 		header + "plugins: [~]":                        `f:3:11: plugins[0] must be a map, and is empty`,
 		header + "plugins:\n- {}":                      "f:4:3: plugins[0].name is missing\nf:4:3: plugins[0].command is missing",
-		plugins + "sha256: abc":                        `f:6:11: plugins[0].sha256: "abc" is no SHA-256 digest: it must have 64 hexadecimal digits`,
+		plugins + "sha256: abc":                        `f:6:11: plugins[0].sha256: "abc" is not a SHA-256 digest: it must have 64 hexadecimal digits`,
 		plugins + "dir: a\n- {name: a, command: [a]}":  "f:6:8: plugins[0].dir: \"a\" must be an absolute path\n" + `f:7:10: plugins[1].name: the name "a" is that of plugins[0] too: give each plugin its own`,
 		plugins + "restart: {backoff: {max: 1ms}}":     `f:6:28: plugins[0].restart.backoff.max: 1ms must not be shorter than min, which is 500ms`,
 		plugins + "restart: {backoff: {min: 2m}}":      `f:6:22: plugins[0].restart.backoff.max: 1m0s must not be shorter than min, which is 2m0s`,

@@ -159,7 +159,7 @@ func TestExample(t *testing.T) {
 	}
 	paths := regexp.MustCompile(`(?m)^typeTimeouts\.[^.\n]+`).ReplaceAllString(said.String(), "typeTimeouts.TYPE")
 	paths = regexp.MustCompile(`(?m)^trust\.types\.[^.\n]+`).ReplaceAllString(paths, "trust.types.TYPE")
-	paths = regexp.MustCompile(`(?m)^(plugins|fleet\.serve\.allow)\[\d\]`).ReplaceAllString(paths, "$1[]")
+	paths = regexp.MustCompile(`(?m)^(plugins|fleet\.offers|fleet\.serve\.allow)\[\d\]`).ReplaceAllString(paths, "$1[]")
 	for _, r := range rowsOf(t, descriptions(t), reflect.TypeFor[Config](), "", "", false) {
 		// Those of one type are as those of all.
 		if !strings.HasPrefix(r.key, "typeTimeouts.TYPE.") && !slices.Contains(strings.Split(paths, "\n"), r.key) {

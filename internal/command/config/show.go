@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,7 +27,8 @@ func (l *Loaded) Effective() View {
 	return View{l.treeOf(reflect.ValueOf(&l.Config).Elem(), "")}
 }
 
-// Shown shows what is in force without what may be secret: the values of the environment of plugins and of the magic cookies of go-plugin.
+// Shown shows what is in force without what may be secret: the arguments of programs but for the names of flags, the values of the
+// environment of plugins and of the magic cookies of go-plugin, and passwords in URLs.
 func (l *Loaded) Shown() View {
 	view := l.Effective()
 	view.tree.hide("")
@@ -41,8 +43,14 @@ func (n *node) hide(path string) {
 	if n == nil {
 		return
 	}
-	for _, item := range n.items {
+	for i, item := range n.items {
+		if i > 0 && (path == "plugins.command" || path == "admission.command") {
+			item.text = withoutValue(item.text)
+		}
 		item.hide(path)
+	}
+	if n.kind == scalar {
+		n.text = password.ReplaceAllString(n.text, "${1}"+hidden+"@")
 	}
 	for _, m := range n.members {
 		if below := join(path, m.key); path == "plugins.env" || below == "plugins.goPlugin.cookieValue" {
@@ -52,6 +60,27 @@ func (n *node) hide(path string) {
 		}
 	}
 }
+
+// flagName is how an argument begins whose name is told: two dashes and a name, with or without a value, or one dash and a name with a
+// value or of one letter. What follows one dash else may be a letter with its value.
+var flagName = regexp.MustCompile(`^(--[\w.-]*|-[\w.-]+=|-\w)(.*)$`)
+
+// withoutValue takes the value out of an argument of a program.
+func withoutValue(argument string) string {
+	match := flagName.FindStringSubmatch(argument)
+	switch {
+	case match == nil:
+		return hidden
+	case match[2] == "":
+		return argument
+	case match[2][0] == '=':
+		return match[1] + "=" + hidden
+	}
+	return match[1] + hidden
+}
+
+// password is that of a URL, with what stands before it.
+var password = regexp.MustCompile(`(://[^\s/?#@:]*:)[^\s/?#]*@`)
 
 // treeOf is the inverse of decode. What is zero and was not given is nil.
 func (l *Loaded) treeOf(v reflect.Value, path string) *node {

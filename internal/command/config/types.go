@@ -1,12 +1,11 @@
 // Package config reads the configuration of the daemon: the file patchbay.yaml, the drop-ins of the directory conf.d beside it, and over
 // them the environment and the flags.
 //
-// Each of these is a layer: a tree of values that know where they come from. The layers are merged and then decoded into a [Config], and
-// whatever is wrong is said with the file, line and column of the value. The Go types of this package and of package catalogue
-// are the one description of the format; the JSON schema and the reference in docs/reference/configuration.md are generated from them.
+// Each of these is a layer: a tree of values that know where they come from. The layers are merged and then decoded into a [Config]; errors
+// give the file, line and column of the value. The Go types of this package and of package catalogue are the only description of the
+// format: the JSON schema and the reference in docs/reference/configuration.md are generated from them.
 //
-// The package checks the form of the configuration, and the catalogue. Whether the daemon can work with it is the business of
-// package daemon.
+// The package checks the form of the configuration, and the catalogue. Whether the daemon can work with it is up to package daemon.
 package config
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// What every file says of itself.
+// The header of every file.
 const (
 	apiVersion = "patchbay.dev/v1alpha1"
 	configKind = "Config"
@@ -28,58 +27,58 @@ const (
 //
 //   - json: the key.
 //   - required: the key must be there.
-//   - enum: the words that are allowed.
-//   - zero: zero is allowed for a number or a duration, which else must be above it.
+//   - enum: the allowed words.
+//   - zero: a number or duration may be zero; all others must be greater.
 //   - restart: a change needs a restart of the daemon; anything else can be reloaded.
-//   - pattern: the regular expression that a text has to match, or "command" for a program and its arguments.
+//   - pattern: the regular expression that a text must match, or "command" for a program and its arguments.
 type Config struct {
 	// APIVersion is the version of the format: patchbay.dev/v1alpha1. Every file has it.
 	APIVersion string `json:"apiVersion" required:"true" enum:"patchbay.dev/v1alpha1"`
 	// Kind is Config. Every file has it.
 	Kind string `json:"kind" required:"true" enum:"Config"`
-	// PluginDirs are the directories in which plugins put their sockets. Those that do not exist are made. None may contain another.
+	// PluginDirs are the directories in which plugins create their sockets. Missing ones are created. None may contain another.
 	PluginDirs []string `json:"pluginDirs" restart:"true"`
-	// DeprecatedPluginDir is one more plugin directory, in which everything under kubernetes.io/ is ignored.
+	// DeprecatedPluginDir is an additional plugin directory, in which everything under kubernetes.io/ is ignored.
 	DeprecatedPluginDir string `json:"deprecatedPluginDir" restart:"true"`
 	// State is the file that remembers the registered plugins.
 	State string `json:"state" restart:"true"`
-	// ControlSocket is the path of the socket on which the other commands reach the daemon.
+	// ControlSocket is the path of the socket through which the other commands reach the daemon.
 	ControlSocket string `json:"controlSocket" restart:"true"`
 	// Control says who may do what on the control socket.
 	Control Control `json:"control"`
-	// DispenseDir is the directory in which every plugin has a stable socket, TYPE/NAME.sock, for programs that are not Go; empty for none.
+	// DispenseDir is the directory in which every plugin gets a stable socket, TYPE/NAME.sock, for programs in any language; empty for none.
 	DispenseDir string `json:"dispenseDir" restart:"true"`
-	// HTTP is the loopback address and port on which /livez, /readyz and /metrics are served, for example 127.0.0.1:8080; empty for
-	// nowhere.
+	// HTTP is the loopback address and port for /livez, /readyz, /metrics and the status page, for example 127.0.0.1:8080; empty for
+	// none.
 	HTTP string `json:"http" restart:"true"`
-	// Device says how the handler of kind device works.
+	// Device configures the handler of kind device.
 	Device Device `json:"device" restart:"true"`
-	// Handlers say, by plugin type, what to do with its plugins. The kind accept registers them and does nothing else;
-	// csi also starts using CSI drivers, device device plugins, whose devices it allocates, and dra DRA drivers. The types CSIPlugin,
-	// DevicePlugin and DRAPlugin are accepted without being named here; unhandled says what to do with others.
+	// Handlers say what to do with the plugins of each type. The kind accept only registers them; csi, device and dra also call
+	// them, as the kubelet does with CSI drivers, device plugins and DRA drivers. The types CSIPlugin, DevicePlugin and DRAPlugin are handled
+	// without an entry here; unhandled covers the others.
 	Handlers map[string]string `json:"handlers"`
-	// Unhandled says what to do with plugins of all other types: refuse tells them that there is no handler for them, on which some exit;
-	// ignore leaves them alone, for example because they are those of another host that uses the same directory.
+	// Unhandled says what to do with plugins of all other types: refuse sends them a refusal, which makes some exit; ignore leaves them alone,
+	// for example because they belong to another host that uses the same directory.
 	Unhandled string `json:"unhandled" enum:"refuse,ignore" restart:"true"`
 	// Log says what is logged, and how.
 	Log Log `json:"log"`
 	// Timeouts bound the steps of a registration.
 	Timeouts Timeouts `json:"timeouts"`
-	// TypeTimeouts go before timeouts for some plugin types.
+	// TypeTimeouts override timeouts for some plugin types.
 	TypeTimeouts map[string]Timeouts `json:"typeTimeouts"`
-	// ClientTimeouts are the timeouts for calls to plugins that their handlers are given, by TYPE or TYPE/NAME; the latter goes before the
-	// former. A plugin that is registered keeps the one with which it was.
+	// ClientTimeouts are the timeouts that handlers get for their calls to plugins, by TYPE or TYPE/NAME; the latter overrides the former. A
+	// registered plugin keeps the timeout with which it was registered.
 	ClientTimeouts map[string]time.Duration `json:"clientTimeouts"`
-	// Bounds limit what plugins may announce, and what is looked for in the plugin directories.
+	// Bounds limit what plugins may announce and how much of the plugin directories is searched.
 	Bounds Bounds `json:"bounds" restart:"true"`
-	// Trust says whose plugin directories and sockets are used, besides those of root and the daemon's user, and who may register plugins of
+	// Trust says whose plugin directories and sockets are used besides those of root and the daemon's user, and who may register plugins of
 	// which types.
 	Trust Trust `json:"trust" restart:"true"`
-	// Admission says whom to ask whether a plugin may be registered.
+	// Admission says who decides whether a plugin may be launched or registered.
 	Admission Admission `json:"admission" restart:"true"`
-	// Tracing says where OpenTelemetry traces of registrations, and of calls to plugins, go.
+	// Tracing says where to send OpenTelemetry traces of registrations and of calls to plugins.
 	Tracing Tracing `json:"tracing" restart:"true"`
-	// UnreachableGrace is how long a plugin on whose socket nobody accepts stays registered; 0s for not at all.
+	// UnreachableGrace is how long a plugin stays registered after its socket stopped accepting connections; 0s for not at all.
 	UnreachableGrace time.Duration `json:"unreachableGrace" restart:"true" zero:"true"`
 	// Fleet says how this node and others know of each other's plugins.
 	Fleet Fleet `json:"fleet" restart:"true"`
@@ -89,19 +88,19 @@ type Config struct {
 
 // Control says who may do what on the control socket.
 type Control struct {
-	// Roles are given to users and groups; who has several has the highest. Root and the daemon's user are always administrators. As long as
-	// nobody is named, the members of the socket's group have the role operate; else only those who are named have one. Whoever is to connect
-	// must also be let in by the mode of the socket.
+	// Roles are given to users and groups; of several, the highest counts. Root and the daemon's user always have the role admin. If nobody is
+	// named, members of the socket's group have the role operate; otherwise only those named have a role. The mode of the socket must let them
+	// connect, too.
 	Roles Roles `json:"roles"`
 }
 
 // Roles are given to users and groups.
 type Roles struct {
-	// Read is to see plugins, events, logs, devices and the fleet.
+	// Read lets them see plugins, events, logs, devices and the fleet.
 	Read Members `json:"read"`
-	// Operate is also to start and stop launched plugins, to retry plugins and release names, to allocate devices, and to call plugins.
+	// Operate also lets them start and stop launched plugins, retry plugins, release names, allocate devices, and call plugins.
 	Operate Members `json:"operate"`
-	// Admin is also to reload the configuration.
+	// Admin also lets them reload the configuration and inspect the daemon's process.
 	Admin Members `json:"admin"`
 }
 
@@ -115,33 +114,33 @@ type Members struct {
 
 // Trust says who is trusted besides root and the user of the daemon, as trust.Policy does.
 type Trust struct {
-	// Owners may have sockets in a plugin directory, and its users directories, and may register plugins of every type that types does not
-	// name.
+	// Owners may have sockets in a plugin directory, and their users may own directories there. They may register plugins of every type that
+	// has no entry in types.
 	Owners trust.Accounts `json:"owners"`
-	// Types say, by plugin type, who besides root and the user of the host may register plugins of it; nobody else may. They may have
+	// Types say, for a plugin type, who besides root and the host's user may register plugins of it; nobody else may. Those named may have
 	// sockets and directories too.
 	Types map[string]trust.Type `json:"types"`
-	// Sticky says that a directory in which others may make files can be a plugin directory if it has the sticky bit (mode 1777, for
-	// example): everybody can make sockets there, of which those of trusted users are used.
+	// Sticky accepts a plugin directory that others may write to if it has the sticky bit (for example mode 1777). Everybody can create
+	// sockets there; only those of trusted users are used.
 	Sticky bool `json:"sticky"`
-	// NameGrace is how long the name of a plugin stays its user's after its last instance has gone; 0s for not at all. Plugins of other users
-	// that announce it are refused meanwhile, unless they are root's or the daemon's own, are launched by an entry of plugins with that very
-	// name, or are of a type with supersede.
+	// NameGrace is how long a plugin's name stays reserved for its user after its last instance goes away; 0s for not at all. During that time
+	// plugins of other users are refused that name, unless they are root's or the daemon's own, were launched by an entry of plugins with
+	// exactly that name, or are of a type with supersede.
 	NameGrace time.Duration `json:"nameGrace" zero:"true"`
 }
 
-// Device says how the handler of kind device works.
+// Device configures the handler of kind device.
 type Device struct {
-	// SocketDir is the directory in which kubelet.sock is served for device plugins that register the older way, and in which these have
-	// their sockets; empty for none. The kubelet's is /var/lib/kubelet/device-plugins.
+	// SocketDir is the directory in which the daemon serves kubelet.sock for device plugins that register the older way, and in which these
+	// create their sockets; empty for none. The kubelet's is /var/lib/kubelet/device-plugins.
 	SocketDir string `json:"socketDir"`
 }
 
 // Log says what is logged, and how.
 type Log struct {
-	// Level is the least level that is logged.
+	// Level is the lowest level that is logged.
 	Level string `json:"level" enum:"info,debug,warn,error"`
-	// Format is the form of the log; auto is text on a terminal and JSON elsewhere.
+	// Format is the format of the log; auto is text on a terminal and JSON elsewhere.
 	Format string `json:"format" enum:"auto,text,json"`
 }
 
@@ -153,43 +152,42 @@ type Timeouts struct {
 	GetInfo time.Duration `json:"getInfo"`
 	// Notify bounds the call that tells a plugin whether it is registered.
 	Notify time.Duration `json:"notify"`
-	// Handler bounds one registration by a handler that can be interrupted (default: no bound).
+	// Handler bounds one registration by a handler that can be interrupted (default: unlimited).
 	Handler time.Duration `json:"handler"`
 }
 
-// Bounds limit what plugins may announce, and what is looked for in the plugin directories.
+// Bounds limit what plugins may announce and how much of the plugin directories is searched.
 type Bounds struct {
-	// Text is the greatest length in bytes of a type, name or endpoint. A version may have 64 at most.
+	// Text is the maximum length in bytes of a type, name or endpoint. A version may have at most 64.
 	Text int `json:"text"`
-	// Versions is the greatest number of versions.
+	// Versions is the maximum number of versions that a plugin may announce.
 	Versions int `json:"versions"`
-	// UserBytes is how many bytes all plugins of one user may announce.
+	// UserBytes is how many bytes all plugins of one user together may announce.
 	UserBytes int `json:"userBytes"`
-	// TotalBytes is how many bytes all plugins may announce. The last of them, as many as one user may have, but at most half, are for
+	// TotalBytes is how many bytes all plugins together may announce. As many as one user may have, but at most half, are reserved for
 	// plugins of root and of the daemon's user.
 	TotalBytes int `json:"totalBytes"`
-	// MaxDepth is the greatest number of directories below a plugin directory on the way to a socket.
+	// MaxDepth is how many directories deep below a plugin directory a socket may be.
 	MaxDepth int `json:"maxDepth"`
-	// MaxSockets is the greatest number of sockets in one directory.
+	// MaxSockets is the maximum number of sockets in one directory.
 	MaxSockets int `json:"maxSockets"`
-	// MaxUserDirs is the greatest number of directories below the plugin directories of one user that are searched.
+	// MaxUserDirs is how many directories of one user below the plugin directories are searched.
 	MaxUserDirs int `json:"maxUserDirs"`
-	// MaxDirs is the greatest number of directories below the plugin directories that are searched. The last of them, as many as one user may
-	// have, but at most half, are for those of root and the daemon's user.
+	// MaxDirs is how many directories below the plugin directories are searched in total. As many as one user may have, but at most half, are
+	// reserved for those of root and the daemon's user.
 	MaxDirs int `json:"maxDirs"`
 }
 
-// Admission says whom to ask whether a plugin may be registered.
+// Admission says who decides whether a plugin may be launched or registered.
 type Admission struct {
-	// Command is the program of the admission plugin and its arguments. It has the environment of the daemon. Without it every plugin may
-	// be registered.
+	// Command is the program of the admission plugin and its arguments. It inherits the environment of the daemon. Without it every plugin
+	// is admitted.
 	Command []string `json:"command"`
-	// Protocol is what the admission plugin speaks: that of Patchbay's SDK or that of CIPD.
+	// Protocol is the protocol of the admission plugin: that of Patchbay's SDK or that of CIPD.
 	Protocol string `json:"protocol" enum:"patchbay,cipd"`
-	// Timeout is how long the admission plugin may take for an answer; without one the plugin that it was asked for is not registered.
+	// Timeout is how long the admission plugin may take to answer; without an answer the plugin in question is not admitted.
 	Timeout time.Duration `json:"timeout"`
-	// LaunchedOnly says that only plugins are registered that the daemon launched; others are refused, and told so. It holds without a command
-	// too.
+	// LaunchedOnly registers only plugins that the daemon launched; all others are sent a refusal. It applies without a command, too.
 	LaunchedOnly bool `json:"launchedOnly"`
 }
 
@@ -204,13 +202,32 @@ type Fleet struct {
 	Address string `json:"address"`
 	// Serve says how this node and others call each other's plugins.
 	Serve FleetServe `json:"serve"`
+	// Offers says which nodes may offer which plugins. Without an entry every node may offer all; else this node calls no plugin at another
+	// node that no entry lets offer it.
+	Offers []FleetOffer `json:"offers" reload:"true"`
 	// Exclusive are the types, or roles, of plugins of which only one instance of a name in the fleet may be active, for example
 	// csi-controller. It has to be the same on all nodes.
 	Exclusive []string `json:"exclusive"`
-	// Presence is how long the node counts as alive after its last sign of life, at least 2s.
+	// Dispense are plugins that have a stable socket in dispenseDir wherever in the fleet they are, each as TYPE/NAME. Calls prefer this node.
+	Dispense []string `json:"dispense"`
+	// Labels say what the node is, for those who select nodes, for example zone: a. Keys and values have letters, digits, ".", "-", "_" and
+	// "/".
+	Labels map[string]string `json:"labels"`
+	// Presence is how long the node counts as alive after its last sign of life, at least 2s; longer in fleets of more than 660 nodes.
 	Presence time.Duration `json:"presence"`
 	// Retention is how long the plugins of a dead node stay visible.
 	Retention time.Duration `json:"retention"`
+}
+
+// FleetOffer lets nodes offer plugins. All of its keys have to match. In a pattern * stands for any text without a slash, and a
+// pattern that is only "*" matches everything.
+type FleetOffer struct {
+	// Node is a pattern for the name of the node, which its certificate has to have.
+	Node string `json:"node" required:"true"`
+	// Types are patterns for the type, or role, of the plugin.
+	Types []string `json:"types" required:"true"`
+	// Names are patterns for the name of the plugin.
+	Names []string `json:"names" required:"true"`
 }
 
 // FleetServe says how this node and others call each other's plugins.
@@ -267,22 +284,22 @@ type Etcd struct {
 	Timeout time.Duration `json:"timeout"`
 }
 
-// Tracing says where OpenTelemetry traces go.
+// Tracing says where to send OpenTelemetry traces.
 type Tracing struct {
-	// Endpoint is the URL of a collector that takes OTLP over gRPC, for example http://127.0.0.1:4317. Without it nothing is traced.
+	// Endpoint is the URL of a collector that accepts OTLP over gRPC, for example http://127.0.0.1:4317. Without it nothing is traced.
 	Endpoint string `json:"endpoint"`
-	// Percent is how many of a hundred traces are kept.
+	// Percent is the percentage of traces that are kept.
 	Percent int `json:"percent" zero:"true"`
 }
 
-// Words are the values that are allowed for some keys; the first of each is the default.
+// The values allowed for some keys; the first of each is the default.
 var (
 	LogLevels  = []string{"info", "debug", "warn", "error"}
 	LogFormats = []string{"auto", "text", "json"}
 	Unhandled  = []string{"refuse", "ignore"}
 )
 
-// SetDefaults sets every field for which zero is not the default and that does not depend on the user.
+// SetDefaults sets every field whose default is not zero and does not depend on the user.
 func (c *Config) SetDefaults() {
 	c.APIVersion, c.Kind = apiVersion, configKind
 	c.Unhandled = Unhandled[0]

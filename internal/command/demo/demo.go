@@ -37,7 +37,7 @@ func Run(ctx context.Context, out io.Writer) (err error) {
 		dir, err = filepath.Abs(dir) // TMPDIR may be relative, and plugins announce where they serve
 	}
 	if err != nil {
-		return fmt.Errorf("cannot make a directory for the demo: %w", err)
+		return fmt.Errorf("cannot create a directory for the demo: %w", err)
 	}
 	s := &show{out: out, began: time.Now(), dir: dir, plugins: filepath.Join(dir, "plugins")}
 	defer func() {
@@ -50,7 +50,7 @@ func Run(ctx context.Context, out io.Writer) (err error) {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}()
 	if err := os.Mkdir(s.plugins, 0o750); err != nil {
-		return fmt.Errorf("cannot make a plugin directory for the demo: %w", err)
+		return fmt.Errorf("cannot create a plugin directory for the demo: %w", err)
 	}
 	s.say("demo", "everything happens in %s, with real processes", dir)
 	stepCtx, cancel := context.WithTimeout(ctx, timeout)

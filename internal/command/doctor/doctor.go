@@ -64,6 +64,8 @@ type Member struct {
 	Endpoint string
 	// Err says why it cannot be used; nil if it can.
 	Err error
+	// Cluster identifies the cluster to which it belongs; zero if it did not answer.
+	Cluster uint64
 }
 
 // check is one question. It returns at least one finding, without their names, or none if there is nothing to look at.

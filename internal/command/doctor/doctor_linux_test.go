@@ -63,7 +63,7 @@ func TestFaultsAreFound(t *testing.T) {
 		"permissions: directory behind one that cannot be passed": {
 			provoke: func(t *testing.T, s *Subject) { try(t, os.Chmod(filepath.Dir(s.PluginDirs[0]), 0o700)) },
 			user:    nobody,
-			check:   "plugin-dirs", status: Fail, says: "cannot be looked at: permission denied", remedy: "parent directories accessible",
+			check:   "plugin-dirs", status: Fail, says: "cannot be inspected: permission denied", remedy: "parent directories accessible",
 		},
 		"permissions: socket that cannot be opened": {
 			provoke: func(t *testing.T, s *Subject) {
@@ -161,14 +161,14 @@ func TestFaultsAreFound(t *testing.T) {
 		"unreachable etcd: one member of two": {
 			provoke: func(_ *testing.T, s *Subject) {
 				s.Fleet = func(context.Context) []Member {
-					return []Member{{"https://a:1", nil}, {"https://b:1", errors.New("away")}}
+					return []Member{{"https://a:1", nil, 1}, {"https://b:1", errors.New("away"), 0}}
 				}
 			},
 			check: "fleet", status: Warn, says: "etcd https://b:1: away", remedy: "fleet.etcd.endpoints",
 		},
 		"unreachable etcd: all": {
 			provoke: func(_ *testing.T, s *Subject) {
-				s.Fleet = func(context.Context) []Member { return []Member{{"https://b:1", errors.New("away")}} }
+				s.Fleet = func(context.Context) []Member { return []Member{{"https://b:1", errors.New("away"), 0}} }
 			},
 			check: "fleet", status: Fail, says: "etcd https://b:1: away", remedy: "fleet.etcd.endpoints",
 		},

@@ -66,7 +66,7 @@ func lookAtPluginDir(dir string, judge *trust.Judge) Finding {
 	case errors.Is(err, fs.ErrNotExist):
 		return lookAtMissing(dir, "plugin directory "+dir)
 	case err != nil:
-		return fail(fmt.Sprintf("plugin directory %s cannot be looked at: %v", dir, err),
+		return fail(fmt.Sprintf("plugin directory %s cannot be inspected: %v", dir, err),
 			"make its parent directories accessible to the daemon's user")
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fail(dir+" is configured as a plugin directory and is none", "remove it, or configure another directory")
@@ -99,7 +99,7 @@ func lookAtMissing(path, what string) Finding {
 			return ok(what + " does not exist yet and can be made")
 		}
 		if !errors.Is(err, fs.ErrNotExist) || parent == filepath.Dir(parent) {
-			return fail(fmt.Sprintf("%s does not exist and cannot be made: user %d may not write to %s", what, os.Geteuid(), parent),
+			return fail(fmt.Sprintf("%s does not exist and cannot be created: user %d may not write to %s", what, os.Geteuid(), parent),
 				"make it by hand, with the daemon's user as its owner, or choose another path")
 		}
 		parent = filepath.Dir(parent)
@@ -223,7 +223,7 @@ func lookAtStateFile(path string) Finding {
 	case errors.Is(err, fs.ErrNotExist):
 		return lookAtMissing(path, "state file "+path)
 	case err != nil:
-		return fail(fmt.Sprintf("state file %s cannot be looked at: %v", path, err), "make its directory accessible to the daemon's user")
+		return fail(fmt.Sprintf("state file %s cannot be inspected: %v", path, err), "make its directory accessible to the daemon's user")
 	case !info.Mode().IsRegular():
 		return fail(fmt.Sprintf("state file %s is not a regular file (%s)", path, info.Mode()), "choose another path with --state")
 	}
@@ -295,7 +295,7 @@ func checkControlSocket(ctx context.Context, s Subject) []Finding {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{lookAtMissing(path, "control socket "+path)}
 	case err != nil:
-		return []Finding{fail(fmt.Sprintf("control socket %s cannot be looked at: %v", path, err), "make its directory accessible")}
+		return []Finding{fail(fmt.Sprintf("control socket %s cannot be inspected: %v", path, err), "make its directory accessible")}
 	case !info.IsSocket():
 		return []Finding{fail(fmt.Sprintf("control socket %s is not a socket (%s): no daemon can serve there", path, info.Mode),
 			"remove it, or choose another path with --control-socket")}

@@ -133,7 +133,7 @@ var features = []struct {
 func checkKernel(context.Context, Subject) []Finding {
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return []Finding{warn(fmt.Sprintf("the kernel does not say its version: %v", err), "see uname -r")}
+		return []Finding{warn(fmt.Sprintf("the kernel version is not known: %v", err), "see uname -r")}
 	}
 	version := lookAtKernel(unix.ByteSliceToString(name.Release[:]))
 	if version.Status == Fail {
@@ -156,7 +156,7 @@ func checkKernel(context.Context, Subject) []Finding {
 func lookAtKernel(release string) Finding {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
-		return warn(fmt.Sprintf("the version of the kernel cannot be told from %q", release), "see that it is Linux 5.14 or newer")
+		return warn(fmt.Sprintf("the version of the kernel cannot be told from %q", release), "check that it is Linux 5.14 or newer")
 	}
 	if major < needMajor || major == needMajor && minor < needMinor {
 		return fail(fmt.Sprintf("Linux %s is too old: launched plugins could outlive the daemon, and features are missing without which "+
@@ -189,9 +189,9 @@ func lookAtCgroup(system cgroupfs.System, writable func(dir string) error) Findi
 		err = writable(dir)
 	}
 	if err != nil {
-		return warn(fmt.Sprintf("control groups cannot be made in %s: %v; %s", cmp.Or(dir, system.Unified.Mount), err, loss), delegate)
+		return warn(fmt.Sprintf("control groups cannot be created in %s: %v; %s", cmp.Or(dir, system.Unified.Mount), err, loss), delegate)
 	}
-	return ok(fmt.Sprintf("control groups can be made in %s; this system is %s", dir, system.Kind()))
+	return ok(fmt.Sprintf("control groups can be created in %s; this system is %s", dir, system.Kind()))
 }
 
 // lookAtLimits says by what the memory and the processor time of plugins can be limited.

@@ -25,7 +25,7 @@ func checkCatalogue(ctx context.Context, s Subject) []Finding {
 		}
 	}
 	if len(findings) == 0 && len(s.Programs) > 0 {
-		findings = []Finding{ok(fmt.Sprintf("the programs of %d plugins are there and can be run", len(s.Programs)))}
+		findings = []Finding{ok(fmt.Sprintf("the programs of %d plugins exist and can be run", len(s.Programs)))}
 	}
 	return findings
 }
@@ -47,7 +47,7 @@ func lookAtProgram(ctx context.Context, p Program) Finding {
 	info, err := os.Stat(path)
 	if p.SHA256 == "" {
 		if err == nil && info.Mode().Perm()&0o002 != 0 {
-			return fail(fmt.Sprintf("%s may be written by everyone (mode %04o): whoever writes it is run by the daemon", what, info.Mode().Perm()),
+			return fail(fmt.Sprintf("%s may be written by everyone (mode %04o): the daemon would run whatever they write", what, info.Mode().Perm()),
 				"chmod 0755 "+path+", or set the plugin's sha256")
 		}
 		return ok("")
@@ -106,8 +106,27 @@ func checkFleet(ctx context.Context, s Subject) []Finding {
 			bad[i].Status = Fail
 		}
 	}
+	bad = append(bad, strangers(members)...)
 	if len(bad) == 0 {
 		return []Finding{ok(fmt.Sprintf("etcd answers at %d of %d endpoints", len(members), len(members)))}
+	}
+	return bad
+}
+
+// strangers says which members of etcd do not belong to the cluster of the first one that answers: to have some of them restored and others
+// not gives a lock two holders.
+func strangers(members []Member) (bad []Finding) {
+	var first Member
+	for _, m := range members {
+		switch {
+		case m.Cluster == 0:
+		case first.Cluster == 0:
+			first = m
+		case m.Cluster != first.Cluster:
+			bad = append(bad, fail(fmt.Sprintf("etcd %s and %s belong to different clusters", first.Endpoint, m.Endpoint),
+				"name the members of one cluster in fleet.etcd.endpoints; to restore etcd, stop all members before the first one starts from the "+
+					"backup, and keep the files STATE.tokens of the nodes"))
+		}
 	}
 	return bad
 }

@@ -19,7 +19,7 @@ const commandsPage = "../../../docs/reference/commands.md"
 // TestCommandsPage: docs/reference/commands.md is what the commands say of themselves.
 func TestCommandsPage(t *testing.T) {
 	var page strings.Builder
-	page.WriteString("<!-- Made of the commands: go test ./internal/command/mangen -run TestCommandsPage -update -->\n\n# Commands\n\n" +
+	page.WriteString("<!-- Generated from the commands: go test ./internal/command/mangen -run TestCommandsPage -update -->\n\n# Commands\n\n" +
 		"Every command, as `patchbay help COMMAND` and the man pages show it. Exit codes: 0, it was done; 1, it failed, or the answer is no; " +
 		"2, the command\nline is wrong.\n")
 	var visit func(cmd *cobra.Command)

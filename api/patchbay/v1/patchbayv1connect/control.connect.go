@@ -98,57 +98,58 @@ type ControlServiceClient interface {
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
 	//
-	// All is one message, which may be larger than the 4 MiB that gRPC clients take unless they are told otherwise. StreamPlugins has no such
-	// bound.
+	// The response is one message, which may exceed the 4 MiB that gRPC clients accept by default. Responses that callers have not read yet may
+	// take up 32 MiB per user and 64 MiB for all users but root and the daemon's, measured before compression or conversion to JSON; a call
+	// beyond that fails with RESOURCE_EXHAUSTED. StreamPlugins has neither limit.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// StreamPlugins returns what ListPlugins does, as one consistent view too, in messages of at most about 1 MiB.
+	// StreamPlugins returns the same as ListPlugins, also as one consistent view, in messages of at most about 1 MiB.
 	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error)
-	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
-	// message says so if its name is kept for a user.
+	// GetPlugin returns every known instance of one plugin, newest first. An unknown plugin fails with NOT_FOUND; if its name is reserved for a
+	// user, the message says so.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
-	// ListRefusals returns the last refusal of each name that was not registered since and whose plugin is gone, as instances in the state
-	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
-	// keeps 64 for each user and 1,024 in all, in memory.
+	// ListRefusals returns the last refusal of each name whose plugin is gone and that has not been registered since. They are instances in the
+	// state "refused": last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
+	// keeps 64 per user and 1,024 in total, in memory.
 	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
-	// GetConfiguration says with which files and directories the daemon works, and with which configuration.
+	// GetConfiguration returns the files and directories that the daemon uses, and its configuration.
 	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
-	// Diagnose streams what the process of the daemon knows about itself, for the report of a fault: its metrics, goroutines and memory.
+	// Diagnose streams what a bug report needs from the daemon's process: its metrics, goroutines and memory.
 	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest]) (*connect.ServerStreamForClient[v1.DiagnoseResponse], error)
 	// WatchEvents streams events in the order in which they happened.
 	//
-	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
-	// RESOURCE_EXHAUSTED rather than skipped past a gap, and should list the plugins and watch again.
+	// The daemon keeps a bounded number of past events. If a reader falls further behind than that, its stream ends with RESOURCE_EXHAUSTED
+	// instead of skipping events; it should list the plugins and watch again.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest]) (*connect.ServerStreamForClient[v1.WatchEventsResponse], error)
-	// WaitForPlugin blocks until the plugin is in the wanted state, and answers at once if it already is. The deadline of the call is
-	// the time-out; without one, the call waits for as long as the daemon runs. A deadline that passes is answered with
-	// DEADLINE_EXCEEDED, whose message says in which state the plugin was.
+	// WaitForPlugin blocks until the plugin is in the wanted state, and answers at once if it already is. The deadline of the call is the
+	// timeout; without one, the call waits for as long as the daemon runs. When the deadline passes, the call fails with DEADLINE_EXCEEDED, and
+	// the message says which state the plugin was in.
 	WaitForPlugin(context.Context, *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error)
-	// ListConditions returns what the daemon has to say about its own health.
+	// ListConditions returns the daemon's conditions: its own view of its health.
 	ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error)
-	// ListLaunched returns the plugins that the daemon launches, ordered by name, whether they run or not.
+	// ListLaunched returns the plugins that the daemon launches, ordered by name, running or not.
 	ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error)
-	// LaunchPlugin starts a plugin of the catalogue that does not run, and answers when its process has been started or could not be, which is
-	// FAILED_PRECONDITION. One that runs already is left alone. A plugin that is not in the catalogue is answered with NOT_FOUND, by all
-	// methods for launched plugins.
+	// LaunchPlugin starts a plugin of the catalogue, and answers when its process has started; if it cannot start, the call fails with
+	// FAILED_PRECONDITION. A plugin that is already running is left alone. All methods for launched plugins fail with NOT_FOUND for a plugin
+	// that is not in the catalogue.
 	LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error)
-	// StopPlugin ends a launched plugin, and answers when it has ended. It is not started again before LaunchPlugin or RestartPlugin.
+	// StopPlugin stops a launched plugin, and answers when it has ended. It stays stopped until LaunchPlugin or RestartPlugin.
 	StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error)
-	// RestartPlugin puts a new process of a launched plugin in the place of the one that runs: when the new one is ready, which for a
-	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
-	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
+	// RestartPlugin replaces the running process of a launched plugin by a new one: once the new process is ready, which for a plugin that
+	// serves means registered, the old one is stopped. If the new process does not become ready, the old one keeps running and the call fails
+	// with FAILED_PRECONDITION. A plugin that is not running, including one that has failed, is started.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
-	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off starts
-	// over. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
-	// with FAILED_PRECONDITION.
+	// RetryPlugin immediately retries the instances of a plugin that are waiting: those that failed, were refused, or have a type without a
+	// handler. Their back-off starts over. It answers before the outcome is known. It fails with NOT_FOUND for an unknown plugin, and with
+	// FAILED_PRECONDITION if no instance is waiting.
 	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
-	// ReleaseName ends what keeps the name of a plugin that is gone for its user, and tries at once who was refused for it. It answers when
-	// that is saved. A name that is kept for nobody is answered with FAILED_PRECONDITION.
+	// ReleaseName frees the name of a plugin that is gone, which is reserved for its user, and immediately retries plugins that were refused
+	// because of that. It answers once this is saved. If the name is not reserved, it fails with FAILED_PRECONDITION.
 	ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error)
-	// ReadLogs streams what a launched plugin printed and logged, as far as it is kept, over all its processes.
+	// ReadLogs streams what a launched plugin printed and logged, across all of its processes, as far as it is kept.
 	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error)
-	// Reload has the daemon read its configuration anew and change to it. Either everything in it takes effect or nothing does: a
-	// configuration with an error, or one that needs a restart, is answered with FAILED_PRECONDITION and a message that says what is
-	// wrong, and where; the old one stays in force. Plugins that are not concerned notice nothing.
+	// Reload makes the daemon read its configuration again and apply it, completely or not at all: a configuration with an error, or one that
+	// needs a restart, fails with FAILED_PRECONDITION and a message that says what is wrong, and where; the old one stays in force. Plugins
+	// that the change does not concern are not affected.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 
@@ -410,57 +411,58 @@ type ControlServiceHandler interface {
 	// ListPlugins returns the known instances that match every filter of the request, and the conditions of the daemon, as one
 	// consistent view. Instances are ordered by type, name, and newest first within a name.
 	//
-	// All is one message, which may be larger than the 4 MiB that gRPC clients take unless they are told otherwise. StreamPlugins has no such
-	// bound.
+	// The response is one message, which may exceed the 4 MiB that gRPC clients accept by default. Responses that callers have not read yet may
+	// take up 32 MiB per user and 64 MiB for all users but root and the daemon's, measured before compression or conversion to JSON; a call
+	// beyond that fails with RESOURCE_EXHAUSTED. StreamPlugins has neither limit.
 	ListPlugins(context.Context, *connect.Request[v1.ListPluginsRequest]) (*connect.Response[v1.ListPluginsResponse], error)
-	// StreamPlugins returns what ListPlugins does, as one consistent view too, in messages of at most about 1 MiB.
+	// StreamPlugins returns the same as ListPlugins, also as one consistent view, in messages of at most about 1 MiB.
 	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error
-	// GetPlugin returns every known instance of one plugin, newest first. A plugin that is not known is answered with NOT_FOUND, whose
-	// message says so if its name is kept for a user.
+	// GetPlugin returns every known instance of one plugin, newest first. An unknown plugin fails with NOT_FOUND; if its name is reserved for a
+	// user, the message says so.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
-	// ListRefusals returns the last refusal of each name that was not registered since and whose plugin is gone, as instances in the state
-	// "refused" whose last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
-	// keeps 64 for each user and 1,024 in all, in memory.
+	// ListRefusals returns the last refusal of each name whose plugin is gone and that has not been registered since. They are instances in the
+	// state "refused": last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
+	// keeps 64 per user and 1,024 in total, in memory.
 	ListRefusals(context.Context, *connect.Request[v1.ListRefusalsRequest]) (*connect.Response[v1.ListRefusalsResponse], error)
-	// GetConfiguration says with which files and directories the daemon works, and with which configuration.
+	// GetConfiguration returns the files and directories that the daemon uses, and its configuration.
 	GetConfiguration(context.Context, *connect.Request[v1.GetConfigurationRequest]) (*connect.Response[v1.GetConfigurationResponse], error)
-	// Diagnose streams what the process of the daemon knows about itself, for the report of a fault: its metrics, goroutines and memory.
+	// Diagnose streams what a bug report needs from the daemon's process: its metrics, goroutines and memory.
 	Diagnose(context.Context, *connect.Request[v1.DiagnoseRequest], *connect.ServerStream[v1.DiagnoseResponse]) error
 	// WatchEvents streams events in the order in which they happened.
 	//
-	// The daemon keeps a bounded number of past events. A reader that falls further behind than that is ended with
-	// RESOURCE_EXHAUSTED rather than skipped past a gap, and should list the plugins and watch again.
+	// The daemon keeps a bounded number of past events. If a reader falls further behind than that, its stream ends with RESOURCE_EXHAUSTED
+	// instead of skipping events; it should list the plugins and watch again.
 	WatchEvents(context.Context, *connect.Request[v1.WatchEventsRequest], *connect.ServerStream[v1.WatchEventsResponse]) error
-	// WaitForPlugin blocks until the plugin is in the wanted state, and answers at once if it already is. The deadline of the call is
-	// the time-out; without one, the call waits for as long as the daemon runs. A deadline that passes is answered with
-	// DEADLINE_EXCEEDED, whose message says in which state the plugin was.
+	// WaitForPlugin blocks until the plugin is in the wanted state, and answers at once if it already is. The deadline of the call is the
+	// timeout; without one, the call waits for as long as the daemon runs. When the deadline passes, the call fails with DEADLINE_EXCEEDED, and
+	// the message says which state the plugin was in.
 	WaitForPlugin(context.Context, *connect.Request[v1.WaitForPluginRequest]) (*connect.Response[v1.WaitForPluginResponse], error)
-	// ListConditions returns what the daemon has to say about its own health.
+	// ListConditions returns the daemon's conditions: its own view of its health.
 	ListConditions(context.Context, *connect.Request[v1.ListConditionsRequest]) (*connect.Response[v1.ListConditionsResponse], error)
-	// ListLaunched returns the plugins that the daemon launches, ordered by name, whether they run or not.
+	// ListLaunched returns the plugins that the daemon launches, ordered by name, running or not.
 	ListLaunched(context.Context, *connect.Request[v1.ListLaunchedRequest]) (*connect.Response[v1.ListLaunchedResponse], error)
-	// LaunchPlugin starts a plugin of the catalogue that does not run, and answers when its process has been started or could not be, which is
-	// FAILED_PRECONDITION. One that runs already is left alone. A plugin that is not in the catalogue is answered with NOT_FOUND, by all
-	// methods for launched plugins.
+	// LaunchPlugin starts a plugin of the catalogue, and answers when its process has started; if it cannot start, the call fails with
+	// FAILED_PRECONDITION. A plugin that is already running is left alone. All methods for launched plugins fail with NOT_FOUND for a plugin
+	// that is not in the catalogue.
 	LaunchPlugin(context.Context, *connect.Request[v1.LaunchPluginRequest]) (*connect.Response[v1.LaunchPluginResponse], error)
-	// StopPlugin ends a launched plugin, and answers when it has ended. It is not started again before LaunchPlugin or RestartPlugin.
+	// StopPlugin stops a launched plugin, and answers when it has ended. It stays stopped until LaunchPlugin or RestartPlugin.
 	StopPlugin(context.Context, *connect.Request[v1.StopPluginRequest]) (*connect.Response[v1.StopPluginResponse], error)
-	// RestartPlugin puts a new process of a launched plugin in the place of the one that runs: when the new one is ready, which for a
-	// plugin that serves means registered, the old one is told to go. If the new one does not become ready the old one goes on, and the answer is
-	// FAILED_PRECONDITION. A plugin that does not run, also one that has failed, is started.
+	// RestartPlugin replaces the running process of a launched plugin by a new one: once the new process is ready, which for a plugin that
+	// serves means registered, the old one is stopped. If the new process does not become ready, the old one keeps running and the call fails
+	// with FAILED_PRECONDITION. A plugin that is not running, including one that has failed, is started.
 	RestartPlugin(context.Context, *connect.Request[v1.RestartPluginRequest]) (*connect.Response[v1.RestartPluginResponse], error)
-	// RetryPlugin tries at once what waits of a plugin: what failed, was refused, or is of a type that nobody handles. Its back-off starts
-	// over. It answers before it is known what comes of it. A plugin that is not known is answered with NOT_FOUND, one of which nothing waits
-	// with FAILED_PRECONDITION.
+	// RetryPlugin immediately retries the instances of a plugin that are waiting: those that failed, were refused, or have a type without a
+	// handler. Their back-off starts over. It answers before the outcome is known. It fails with NOT_FOUND for an unknown plugin, and with
+	// FAILED_PRECONDITION if no instance is waiting.
 	RetryPlugin(context.Context, *connect.Request[v1.RetryPluginRequest]) (*connect.Response[v1.RetryPluginResponse], error)
-	// ReleaseName ends what keeps the name of a plugin that is gone for its user, and tries at once who was refused for it. It answers when
-	// that is saved. A name that is kept for nobody is answered with FAILED_PRECONDITION.
+	// ReleaseName frees the name of a plugin that is gone, which is reserved for its user, and immediately retries plugins that were refused
+	// because of that. It answers once this is saved. If the name is not reserved, it fails with FAILED_PRECONDITION.
 	ReleaseName(context.Context, *connect.Request[v1.ReleaseNameRequest]) (*connect.Response[v1.ReleaseNameResponse], error)
-	// ReadLogs streams what a launched plugin printed and logged, as far as it is kept, over all its processes.
+	// ReadLogs streams what a launched plugin printed and logged, across all of its processes, as far as it is kept.
 	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error
-	// Reload has the daemon read its configuration anew and change to it. Either everything in it takes effect or nothing does: a
-	// configuration with an error, or one that needs a restart, is answered with FAILED_PRECONDITION and a message that says what is
-	// wrong, and where; the old one stays in force. Plugins that are not concerned notice nothing.
+	// Reload makes the daemon read its configuration again and apply it, completely or not at all: a configuration with an error, or one that
+	// needs a restart, fails with FAILED_PRECONDITION and a message that says what is wrong, and where; the old one stays in force. Plugins
+	// that the change does not concern are not affected.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 

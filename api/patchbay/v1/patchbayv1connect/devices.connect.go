@@ -51,15 +51,15 @@ const (
 type DeviceServiceClient interface {
 	// ListDevices returns the devices of all resources, or of some, and their allocations, as one consistent view.
 	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
-	// AllocateDevices gives devices of one resource to an owner and answers with what the plugin says is to be done for it. The allocation is
-	// durable before the answer, and ends with ReleaseDevices only.
+	// AllocateDevices gives devices of one resource to an owner and returns what the plugin requires to be set up for them. The allocation is
+	// durable before the response, and only ReleaseDevices ends it.
 	//
-	// An owner has at most one allocation of a resource. The same request again is answered with the same devices and the same answer of the
-	// plugin; the plugin is asked again to prepare the devices if it wants that before each start (PreStartContainer). Another request of
-	// the same owner is answered with ALREADY_EXISTS. FAILED_PRECONDITION says that there are not enough free and healthy devices, that one
-	// that was asked for is not free or not healthy, that the plugin is away, or that it refused; nothing is allocated then.
+	// An owner has at most one allocation of a resource. Repeating a request returns the same devices and the same answer of the plugin; the
+	// plugin is asked to prepare the devices again if it wants that before each start (PreStartContainer). A different request for the same
+	// owner fails with ALREADY_EXISTS. FAILED_PRECONDITION means that there are not enough free and healthy devices, that a requested device
+	// is not free or not healthy, that the plugin is away, or that it refused; nothing is allocated then.
 	AllocateDevices(context.Context, *connect.Request[v1.AllocateDevicesRequest]) (*connect.Response[v1.AllocateDevicesResponse], error)
-	// ReleaseDevices ends an allocation: its devices are free. One that is not known is answered with NOT_FOUND.
+	// ReleaseDevices ends an allocation and frees its devices. An unknown allocation fails with NOT_FOUND.
 	ReleaseDevices(context.Context, *connect.Request[v1.ReleaseDevicesRequest]) (*connect.Response[v1.ReleaseDevicesResponse], error)
 	// GetPreferredDevices returns which of the free devices the plugin would choose. It allocates nothing.
 	GetPreferredDevices(context.Context, *connect.Request[v1.GetPreferredDevicesRequest]) (*connect.Response[v1.GetPreferredDevicesResponse], error)
@@ -138,15 +138,15 @@ func (c *deviceServiceClient) GetPreferredDevices(ctx context.Context, req *conn
 type DeviceServiceHandler interface {
 	// ListDevices returns the devices of all resources, or of some, and their allocations, as one consistent view.
 	ListDevices(context.Context, *connect.Request[v1.ListDevicesRequest]) (*connect.Response[v1.ListDevicesResponse], error)
-	// AllocateDevices gives devices of one resource to an owner and answers with what the plugin says is to be done for it. The allocation is
-	// durable before the answer, and ends with ReleaseDevices only.
+	// AllocateDevices gives devices of one resource to an owner and returns what the plugin requires to be set up for them. The allocation is
+	// durable before the response, and only ReleaseDevices ends it.
 	//
-	// An owner has at most one allocation of a resource. The same request again is answered with the same devices and the same answer of the
-	// plugin; the plugin is asked again to prepare the devices if it wants that before each start (PreStartContainer). Another request of
-	// the same owner is answered with ALREADY_EXISTS. FAILED_PRECONDITION says that there are not enough free and healthy devices, that one
-	// that was asked for is not free or not healthy, that the plugin is away, or that it refused; nothing is allocated then.
+	// An owner has at most one allocation of a resource. Repeating a request returns the same devices and the same answer of the plugin; the
+	// plugin is asked to prepare the devices again if it wants that before each start (PreStartContainer). A different request for the same
+	// owner fails with ALREADY_EXISTS. FAILED_PRECONDITION means that there are not enough free and healthy devices, that a requested device
+	// is not free or not healthy, that the plugin is away, or that it refused; nothing is allocated then.
 	AllocateDevices(context.Context, *connect.Request[v1.AllocateDevicesRequest]) (*connect.Response[v1.AllocateDevicesResponse], error)
-	// ReleaseDevices ends an allocation: its devices are free. One that is not known is answered with NOT_FOUND.
+	// ReleaseDevices ends an allocation and frees its devices. An unknown allocation fails with NOT_FOUND.
 	ReleaseDevices(context.Context, *connect.Request[v1.ReleaseDevicesRequest]) (*connect.Response[v1.ReleaseDevicesResponse], error)
 	// GetPreferredDevices returns which of the free devices the plugin would choose. It allocates nothing.
 	GetPreferredDevices(context.Context, *connect.Request[v1.GetPreferredDevicesRequest]) (*connect.Response[v1.GetPreferredDevicesResponse], error)

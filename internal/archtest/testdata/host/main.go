@@ -14,7 +14,7 @@ import (
 
 func main() {
 	if _, err := patchbay.New(patchbay.Config{PluginDirs: []string{os.TempDir()}}); err != nil {
-		slog.Error("cannot make a runtime", "error", err)
+		slog.Error("cannot create a runtime", "error", err)
 		os.Exit(1)
 	}
 	protoregistry.GlobalFiles.RangeFiles(func(file protoreflect.FileDescriptor) bool {

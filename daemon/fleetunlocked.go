@@ -1,0 +1,103 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/patchbay-dev/patchbay"
+	"github.com/patchbay-dev/patchbay/fleet"
+)
+
+// unlocked knows the locks for which other nodes compete and this one does not, because its configuration does not list their types. The
+// node does not call its own plugins of these: other nodes rely on there being one holder.
+type unlocked struct {
+	node      string // this one
+	exclusive []string
+	found     chan struct{} // closed when a node competes for locks
+	once      sync.Once
+
+	mu    sync.Mutex
+	nodes map[fleet.Lock]string // one that competes
+	since time.Time
+}
+
+func newUnlocked(node string, exclusive []string) *unlocked {
+	return &unlocked{node: node, exclusive: exclusive, found: make(chan struct{})}
+}
+
+// begin is called when a node competes for locks. As long as none does, nothing is followed.
+func (u *unlocked) begin() { u.once.Do(func() { close(u.found) }) }
+
+// run follows the locks until ctx ends, once there are any.
+func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(fleet.Condition)) {
+	select {
+	case <-u.found:
+	case <-ctx.Done():
+		return
+	}
+	changed, competing := lookup.FollowLocks()
+	for {
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+		before := u.condition()
+		u.set(competing())
+		if now := u.condition(); now != before {
+			announce(fleet.Condition(now))
+		}
+	}
+}
+
+// set takes over which nodes compete.
+func (u *unlocked) set(competing map[fleet.Lock][]string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.nodes = map[fleet.Lock]string{}
+	for lock, nodes := range competing {
+		// Its own keys are of a time when it had another configuration.
+		others := slices.DeleteFunc(nodes, func(node string) bool { return node == u.node })
+		if !slices.Contains(u.exclusive, lock.Type) && len(others) > 0 {
+			u.nodes[lock] = others[0]
+		}
+	}
+	switch {
+	case len(u.nodes) == 0:
+		u.since = time.Time{}
+	case u.since.IsZero():
+		u.since = time.Now()
+	}
+}
+
+// elsewhere returns a node that competes for a lock for which this one does not; empty for none.
+func (u *unlocked) elsewhere(l fleet.Lock) string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.nodes[l]
+}
+
+// condition says whether there are any such locks.
+func (u *unlocked) condition() patchbay.Condition {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.nodes) == 0 {
+		return patchbay.Condition{Name: fleet.SettingsCondition, OK: true}
+	}
+	types := map[string]string{}
+	for lock, node := range u.nodes {
+		if before := types[lock.Type]; before == "" || node < before {
+			types[lock.Type] = node
+		}
+	}
+	first := slices.Min(slices.Collect(maps.Keys(types)))
+	return patchbay.Condition{Name: fleet.SettingsCondition, Since: u.since, Message: fmt.Sprintf(
+		"other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list that: it does not call its "+
+			"own plugins of these names; give all nodes the same fleet.exclusive",
+		valid(strings.Join(slices.Sorted(maps.Keys(types)), ", ")), types[first])}
+}

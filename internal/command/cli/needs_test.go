@@ -1,0 +1,37 @@
+package cli
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/client"
+)
+
+// TestAlike: of many that need the same, the first are shown, and how many more there are; each remedy is one that helps.
+func TestAlike(t *testing.T) {
+	var plugins []client.Plugin
+	soon := time.Now().Add(time.Minute)
+	for i := range 10 {
+		socket := fmt.Sprintf("/run/%d.sock", i)
+		plugins = append(plugins,
+			client.Plugin{Type: "Theirs", Name: fmt.Sprint("a", i), State: "refused", SocketPath: socket, LastError: "no handler: " + socket},
+			client.Plugin{Type: "T", Name: fmt.Sprint("b", i), State: "refused", SocketPath: socket, LastError: "not admitted", NextRetry: &soon})
+	}
+	plugins = append(plugins, client.Plugin{Type: "T", Name: "c", State: "refused", LastError: "another reason", NextRetry: &soon})
+	var text bytes.Buffer
+	if err := writeNeeds(&text, pluginsInNeed(plugins, time.Now()), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for want, count := range map[string]int{
+		"Theirs/a": 3, "T/b": 3, "T/c": 1, "… and 7 more for the same reason; all: -o json": 2,
+		"→ name a handler for its type: handlers in the configuration, or --accept-type Theirs": 1,
+		"→ fix what it says; the plugin is tried again by itself":                               2,
+	} {
+		if n := strings.Count(text.String(), want); n != count {
+			t.Errorf("%q is there %d times, want %d:\n%s", want, n, count, &text)
+		}
+	}
+}
