@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
 const (
@@ -31,11 +33,7 @@ type draHost struct {
 }
 
 var buildDRAHost = sync.OnceValue(func() error {
-	args := []string{"build", "-o", bin + string(filepath.Separator)}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	return goCommand("..", append(args, "./examples/drahost")...)
+	return programs.Build(context.Background(), "..", bin, programs.Raced, "./examples/drahost")
 })
 
 // startDRAHost starts the host. At the end of the test it is ended by the end of its input, and must exit with 0.

@@ -3,27 +3,26 @@ package integration
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"sync"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
 const hostdirID = "CSIPlugin/hostdir.example.com"
 
 // buildExamples builds programs of ../examples and csi-sanity into bin, once.
 var buildExamples = sync.OnceValue(func() error {
-	dir := bin + string(filepath.Separator)
-	args := []string{"build", "-o", dir}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	if err := goCommand("..", append(args, "./examples/hostdir", "./examples/hello", "./examples/admission")...); err != nil {
-		return err
-	}
-	return goCommand(".", "build", "-o", dir, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
+	ctx := context.Background()
+	return errors.Join(
+		programs.Build(ctx, "..", bin, programs.Raced, "./examples/hostdir", "./examples/hello", "./examples/admission"),
+		programs.Build(ctx, ".", bin, false, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"),
+	)
 })
 
 // startHostdir starts the example driver on a socket. Volumes are attached as it likes where the test runs, unless it is told.

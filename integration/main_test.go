@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
+	"runtime"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
 // bin is the directory of the programs that the tests run.
@@ -44,23 +45,14 @@ func prepare() (err error) {
 // its own versions of its dependencies. What belongs to this repository has the race detector if the tests have it: "go test -race ./..."
 // compiles the packages of this module with it in any case.
 func build(dir string) error {
-	dir += string(filepath.Separator)
-	ours := []string{"build", "-o", dir}
-	if raceEnabled {
-		ours = append(ours, "-race")
+	ctx := context.Background()
+	ours := []string{"./cmd/csiregistrar", "./cmd/dradriver", "./cmd/lateregistrar"}
+	if runtime.GOOS == "linux" {
+		ours = append(ours, "./cmd/atkubelet")
 	}
 	return errors.Join(
-		goCommand("..", append(ours, "./cmd/patchbay")...),
-		goCommand(".", append(ours, "./cmd/...")...),
-		goCommand(".", "build", "-o", dir, "k8s.io/kubernetes/test/images/sample-device-plugin"),
+		programs.Build(ctx, "..", dir, programs.Raced, "./cmd/patchbay"),
+		programs.Build(ctx, ".", dir, programs.Raced, ours...),
+		programs.Build(ctx, ".", dir, false, "k8s.io/kubernetes/test/images/sample-device-plugin"),
 	)
-}
-
-func goCommand(dir string, args ...string) error {
-	cmd := exec.CommandContext(context.Background(), "go", args...)
-	cmd.Dir = dir
-	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s in %s: %w\n%s", cmd, dir, err, output)
-	}
-	return nil
 }

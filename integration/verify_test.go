@@ -10,6 +10,8 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
 // verification is what "verify -o json" says.
@@ -128,7 +130,7 @@ func TestVerifyDriverAndRegistrar(t *testing.T) {
 // The examples keep all rules.
 func TestVerifyExamples(t *testing.T) {
 	dir := t.TempDir() + string(filepath.Separator)
-	if err := goCommand("..", "build", "-o", dir, "./examples/hello", "./examples/plugin"); err != nil {
+	if err := programs.Build(t.Context(), "..", dir, false, "./examples/hello", "./examples/plugin"); err != nil {
 		t.Fatal(err)
 	}
 	checkRules(t, "ExamplePlugin", nil, []string{"SVC"}, "--strict", "--", dir+"hello")

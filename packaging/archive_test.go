@@ -79,7 +79,7 @@ func TestChoose(t *testing.T) {
 		t.Errorf("two systems are %v, %v", some, err)
 	}
 	if _, err := choose("plan9/amd64"); err == nil {
-		t.Error("a system that nothing is built for is no error")
+		t.Error("a system that nothing is built for is not an error")
 	}
 }
 

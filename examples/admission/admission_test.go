@@ -149,7 +149,7 @@ func TestWhatIsNotSigned(t *testing.T) {
 	for text, want := range map[string]string{
 		"a\n":            "line 1 has 1 words",
 		"\n# x\na b c\n": "line 3 has 3 words",
-		"a abc\n":        `line 1: "abc" is no SHA-256 digest`,
+		"a abc\n":        `line 1: "abc" is not a SHA-256 digest`,
 		output(t, "sign", keyFile, write(t, listLine("a", "one"))): "line 2: ",
 	} {
 		err := run(t.Context(), []string{"sign", keyFile, write(t, text)}, &bytes.Buffer{})

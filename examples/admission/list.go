@@ -70,7 +70,7 @@ func parseList(text []byte) (list, error) {
 		}
 		digest, err := hex.DecodeString(fields[1])
 		if err != nil || len(digest) != sha256.Size {
-			return nil, fmt.Errorf("line %d: %.80q is no SHA-256 digest of 64 hexadecimal digits, as sha256sum prints it", n, fields[1])
+			return nil, fmt.Errorf("line %d: %.80q is not a SHA-256 digest of 64 hexadecimal digits, as sha256sum prints it", n, fields[1])
 		}
 		l[fields[0]] = append(l[fields[0]], [sha256.Size]byte(digest))
 	}

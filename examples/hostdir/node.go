@@ -131,7 +131,7 @@ func (n *node) NodeUnstageVolume(ctx context.Context, r *csi.NodeUnstageVolumeRe
 	return &csi.NodeUnstageVolumeResponse{}, nil
 }
 
-// remove undoes add. A path at which the volume is not known to be is left alone, whatever is there, and is no error.
+// remove undoes add. A path at which the volume is not known to be is left alone, whatever is there, and is not an error.
 func (n *node) remove(ctx context.Context, id, path string, staging bool) error {
 	if id == "" || path == "" {
 		return status.Error(codes.InvalidArgument, "the volume ID or the path is missing")

@@ -247,7 +247,7 @@ func (s *store) sync(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// remove deletes a volume that nobody uses. One that is not there is no error.
+// remove deletes a volume that nobody uses. One that is not there is not an error.
 func (s *store) remove(ctx context.Context, id string) error {
 	gone := filepath.Join(scratchDir, rand.Text())
 	err := s.locked(ctx, func() error {

@@ -3,10 +3,8 @@ package browser
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"iter"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -18,17 +16,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
-	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/daemon/web"
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
-
-// screenshot is where TestScreenshot writes what it sees; empty for nowhere.
-var screenshot = flag.String("screenshot", "", "write a picture of the status page to this file")
 
 const patience = 30 * time.Second
 
@@ -43,9 +38,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(bin)
-	build := exec.CommandContext(context.Background(), "go", "build", "-o", bin+"/", "./cmd/patchbay", "./examples/plugin")
-	build.Dir, build.Stderr = "../..", os.Stderr
-	if err := build.Run(); err != nil {
+	if err := programs.Build(context.Background(), "../..", bin, false, "./cmd/patchbay", "./examples/plugin"); err != nil {
 		fmt.Fprintln(os.Stderr, "cannot build what is to be tested:", err)
 		return 1
 	}
@@ -200,9 +193,22 @@ func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
 	defer cancel()
-	if err := chromedp.Do(ctx, actions...); err != nil {
-		b.t.Fatal(err)
+	for _, action := range actions {
+		err := chromedp.Do(ctx, action)
+		for isReplaced(err) && ctx.Err() == nil {
+			err = chromedp.Do(ctx, action)
+		}
+		if err != nil {
+			b.t.Fatal(err)
+		}
 	}
+}
+
+// isReplaced reports whether an action failed because the page replaced the element after it was found and before anything was done
+// with it, as it may with each event that it shows.
+func isReplaced(err error) bool {
+	var failed *cdproto.Error
+	return errors.As(err, &failed) && strings.Contains(failed.Message, "Could not find node with given id")
 }
 
 // waits waits until an expression of the page is true.
@@ -331,8 +337,8 @@ func TestNarrowAndDark(t *testing.T) {
 }
 
 func TestScreenshot(t *testing.T) {
-	if *screenshot == "" {
-		t.Skip("nobody wants one: use -screenshot FILE")
+	if *screenshots == "" {
+		t.Skip("nobody wants one: use -screenshots DIR")
 	}
 	d := newDaemon(t)
 	d.plugin("a.sock", "ExamplePlugin", "alpha.example.com")
@@ -341,18 +347,10 @@ func TestScreenshot(t *testing.T) {
 	d.plugin("c.sock", "OtherType", "gamma.example.com")
 	b := open(t, "http://"+d.addr+"/")
 	b.waits("document.querySelector('#list tbody').rows.length >= 4")
-	if strings.Contains(*screenshot, "phone") {
-		b.do(chromedp.EmulateViewport(380, 800))
-	} else {
-		b.do(chromedp.EmulateViewport(1100, 420))
-	}
-	picture, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(*screenshot, picture, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	b.do(chromedp.EmulateViewport(1100, 420))
+	b.picture("status-page.png")
+	b.do(chromedp.EmulateViewport(380, 800))
+	b.picture("status-page-phone.png")
 }
 
 // TestAddress: what is shown is in the address, and an address shows it.
@@ -371,120 +369,65 @@ func TestAddress(t *testing.T) {
 	b.do(chromedp.Navigate("about:blank"), chromedp.Navigate("http://"+d.addr+"/#/?q=alpha&sort=-name"))
 	b.waits("document.querySelector('#list tbody').rows.length == 1 && " + table + ".includes('alpha') && document.querySelector('#search').value == 'alpha'")
 	b.waits("document.querySelector('th[data-key=name]').getAttribute('aria-sort') == 'descending'")
+	b.do(chromedp.Navigate("http://" + d.addr + "/#/?q=!alpha+!running"))
+	b.waits("document.querySelector('#list tbody').rows.length == 1 && " + table + ".includes('beta')")
 	b.do(chromedp.Navigate("http://" + d.addr + "/#/?type=Nothing&state=%00<&page=-7&sort=__proto__"))
 	b.waits("document.querySelector('#empty').innerText.includes('No plugin matches')")
 	b.do(chromedp.Navigate("http://" + d.addr + "/#/events?kind=refused"))
 	b.waits("document.querySelector('#timeline').innerText.includes('beta') && !document.querySelector('#timeline').innerText.includes('alpha')")
 }
 
+// shut ends a server, also of a page that is still open.
+func shut(s *httptest.Server) {
+	_ = s.Listener.Close() // the page connects again at once
+	s.CloseClientConnections()
+	s.Close()
+}
+
 // TestAllEvents: a plugin's page has all of its events that the daemon keeps, however many others came since.
 func TestAllEvents(t *testing.T) {
 	server := httptest.NewServer(web.New(busy{}))
-	defer server.Close()
+	defer shut(server)
 	b := open(t, server.URL+"/#/plugin/T/rare")
 	b.waits("document.querySelectorAll('#history li').length == 2 && document.querySelector('#history').innerText.includes('the first')")
 	b.do(chromedp.Navigate(server.URL + "/#/events"))
 	b.waits("document.querySelectorAll('#timeline li').length == 100 && document.querySelector('#event-page').innerText.startsWith('Page 1 of')")
 	b.do(chromedp.Click("#event-next"))
 	b.waits("document.querySelector('#event-page').innerText.startsWith('Page 2 of') && location.hash == '#/events?page=2'")
-	server.CloseClientConnections()
 }
 
 // TestNothingThere says what to do.
 func TestNothingThere(t *testing.T) {
 	server := httptest.NewServer(web.New(none{}))
-	defer server.Close()
+	defer shut(server)
 	b := open(t, server.URL)
 	b.waits("document.querySelector('#empty').innerText.includes('No plugin is here yet') && document.querySelector('#list').hidden")
-	server.CloseClientConnections()
 }
-
-// none is a daemon without plugins.
-type none struct{ many }
-
-func (none) Plugins() []*patchbayv1.Plugin { return nil }
-
-// busy is a daemon in which much happened, and little of it to one plugin.
-type busy struct{ none }
-
-func (busy) LastEvents(n int) []*patchbayv1.Event {
-	events := make([]*patchbayv1.Event, 3000)
-	for i := range events {
-		events[i] = &patchbayv1.Event{Seq: uint64(i + 1), Kind: "registered", Type: "T", Name: "other", Message: "again", Time: timestamppb.Now()}
-	}
-	events[0].Name, events[0].Message = "rare", "the first"
-	events[2999].Name = "rare"
-	return events[max(0, len(events)-n):]
-}
-
-// many is a daemon with 5,000 plugins.
-type many struct{}
-
-func (many) Plugins() []*patchbayv1.Plugin {
-	plugins := make([]*patchbayv1.Plugin, 5000)
-	for i := range plugins {
-		plugins[i] = &patchbayv1.Plugin{
-			Type: "CSIPlugin", Name: fmt.Sprintf("plugin-%04d.example.com", i), State: "registered", Current: true,
-			SocketPath: fmt.Sprintf("/run/patchbay/plugins/%04d.sock", i),
-		}
-	}
-	return plugins
-}
-
-func (many) Launched() []*patchbayv1.LaunchedPlugin { return nil }
-func (many) Conditions() []*patchbayv1.Condition    { return nil }
-func (many) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfigurationResponse) {
-	return &patchbayv1.GetVersionResponse{Version: "v1.2.0", Node: "worker-1", StartTime: timestamppb.New(time.Now().Add(-26 * time.Hour))},
-		&patchbayv1.GetConfigurationResponse{PluginDirs: []string{"/run/patchbay/plugins"}, Handlers: []string{"CSIPlugin", "DRAPlugin"}}
-}
-
-func (many) LastEvents(int) []*patchbayv1.Event              { return nil }
-func (many) Fleet() (web.Fleet, error)                       { return nil, nil } //nolint:nilnil // no fleet is no error
-func (many) Events(context.Context) <-chan *patchbayv1.Event { return nil }
-func (many) Log(context.Context, string, int) (iter.Seq[*patchbayv1.LogRecord], error) {
-	return nil, errors.New("nothing is launched")
-}
-
-// manyNodes is a fleet of 1,000 nodes, of which one is dead.
-type manyNodes struct{ many }
-
-func (manyNodes) Fleet() (web.Fleet, error) { return nodes{}, nil }
-
-type nodes struct{}
-
-func (nodes) Nodes() []*patchbayv1.FleetNode {
-	list := make([]*patchbayv1.FleetNode, 1000)
-	for i := range list {
-		list[i] = &patchbayv1.FleetNode{Name: fmt.Sprintf("node-%03d", i), State: "ready", Plugins: 1}
-	}
-	list[777].State = "unreachable"
-	return list
-}
-
-func (nodes) Plugins(node string) []*patchbayv1.FleetPlugin {
-	return []*patchbayv1.FleetPlugin{{Node: node, Type: "CSIPlugin", Name: "on-" + node, State: "registered"}}
-}
-
-func (nodes) Close() {}
 
 func TestFleet(t *testing.T) {
 	server := httptest.NewServer(web.New(manyNodes{}))
-	defer server.Close()
+	defer shut(server)
 	b := open(t, server.URL)
 	b.waits("!document.querySelector('nav a[data-view=fleet]').hidden")
 	b.do(chromedp.Click("nav a[data-view=fleet]"))
 	b.waits("document.querySelector('#nodes tbody').rows.length == 100")
 	b.waits("document.querySelector('#nodes tbody').rows[0].innerText.includes('node-777')")
-	b.do(chromedp.SendKeys("#node-search", "node-123"))
-	b.waits("document.querySelector('#nodes tbody').rows.length == 1")
+	b.do(chromedp.Click("#node-pager button:last-child"))
+	b.waits("document.querySelector('#node-pager').innerText.includes('Page 2 of 10') && location.hash == '#/fleet?page=2' && " +
+		"document.querySelector('#nodes tbody').rows[0].innerText.includes('node-099')")
+	b.do(chromedp.KeyEvent("/"))
+	b.waits("document.activeElement.id == 'node-search'")
+	b.do(chromedp.KeyEvent("\x1b"), chromedp.SendKeys("#node-search", "node-12"))
+	b.waits("document.querySelector('#nodes tbody').rows.length == 10 && location.hash == '#/fleet?q=node-12'")
+	b.do(chromedp.Navigate("about:blank"), chromedp.Navigate(server.URL+"/#/fleet?q=node-123"))
+	b.waits("document.querySelector('#nodes tbody').rows.length == 1 && document.querySelector('#node-search').value == 'node-123'")
 	b.do(chromedp.Click("#nodes tbody a"))
 	b.waits("document.querySelector('#node-plugins').innerText.includes('on-node-123')")
-	server.CloseClientConnections()
 }
 
 func TestManyPlugins(t *testing.T) {
 	server := httptest.NewServer(web.New(many{}))
-	defer server.Close()
+	defer shut(server)
 	b := open(t, server.URL)
 	b.waits("document.querySelector('#count').innerText == '5000 instances'")
 	b.waits("document.querySelector('#list tbody').rows.length == 100 && document.querySelector('#page').innerText == 'Page 1 of 50'")
@@ -492,5 +435,4 @@ func TestManyPlugins(t *testing.T) {
 	b.waits("document.querySelector('#page').innerText == 'Page 2 of 50' && " + table + ".includes('plugin-0100')")
 	b.do(chromedp.SendKeys("#search", "4321"))
 	b.waits("document.querySelector('#list tbody').rows.length == 1 && " + table + ".includes('plugin-4321')")
-	server.CloseClientConnections()
 }

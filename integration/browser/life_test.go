@@ -29,8 +29,8 @@ log: {format: text}
 
 const lifeHead = `# The life of a plugin
 
-What the log, the events, the status and the status page say while a plugin is registered, upgraded and killed, another one is refused, and a
-launched one is given up. Times, paths and identifiers are replaced. ` + "`TestLife` in `integration/browser`" + ` writes this page and checks it.
+What the log, the events, the status and the status page show while a plugin is registered, upgraded and killed, another is refused, and a
+launched one keeps crashing. Times, paths and identifiers are replaced. ` + "`TestLife` in `integration/browser`" + ` writes this page and checks it.
 `
 
 // TestLife follows plugins from their registration to their end, and sees what is said of it everywhere.
@@ -41,7 +41,7 @@ func TestLife(t *testing.T) {
 	old := l.start("disk-1.sock", "ExamplePlugin", "disk")
 	l.step("Registered", "ExamplePlugin/disk", "event=registered.*disk-1")
 	young := l.start("disk-2.sock", "ExamplePlugin", "disk")
-	l.step("Upgraded: a newer one comes beside it", "ExamplePlugin/disk", "event=superseded.*disk-1")
+	l.step("Upgraded: a newer instance starts next to it", "ExamplePlugin/disk", "event=superseded.*disk-1")
 	l.end(old, syscall.SIGTERM)
 	l.run("wait", "ExamplePlugin/disk")
 	l.end(young, syscall.SIGKILL)
@@ -146,7 +146,7 @@ var (
 	spans = regexp.MustCompile(`\((in )?\d+\w( ago)?\)`)
 	pids  = regexp.MustCompile(`(?i)(pid:?\s+|pid=)\d+`)
 	tries = regexp.MustCompile(`(Failed attempts:\s+)\d+`)
-	pause = regexp.MustCompile(`(it is started again in )[0-9.]+\w+`)
+	pause = regexp.MustCompile(`(restarting in )[0-9.]+\w+`)
 	ids   = regexp.MustCompile(`(instance=|Instance ID:\s+)(\w{16})`)
 )
 

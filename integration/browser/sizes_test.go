@@ -5,9 +5,11 @@ import (
 	"flag"
 	"fmt"
 	"iter"
+	"math"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -20,8 +22,11 @@ import (
 	"github.com/patchbay-dev/patchbay/daemon/web"
 )
 
-// screenshots is where TestSizes writes what it sees; empty for nowhere.
-var screenshots = flag.String("screenshots", "", "write pictures of the status page to this directory")
+// screenshots is where TestScreenshot and TestSizes write what they see; empty for nowhere.
+var (
+	screenshots = flag.String("screenshots", "", "write pictures of the status page to this directory")
+	shown       = flag.Bool("shown", false, "write only the pictures that the documentation shows")
+)
 
 // node is a daemon with so many plugins, every fourth of them refused, and some of what else there is.
 type node struct {
@@ -62,6 +67,10 @@ func (n node) Conditions() []*patchbayv1.Condition {
 	return conditions
 }
 
+func (n node) EventsOf(ptype, name string) []*patchbayv1.Event {
+	return slices.DeleteFunc(n.LastEvents(math.MaxInt), func(e *patchbayv1.Event) bool { return e.GetType() != ptype || e.GetName() != name })
+}
+
 func (node) LastEvents(n int) []*patchbayv1.Event {
 	at := func(minutes int) *timestamppb.Timestamp {
 		return timestamppb.New(time.Now().Add(-time.Duration(minutes) * time.Minute))
@@ -100,6 +109,10 @@ func TestSizes(t *testing.T) {
 				b.waits("document.querySelector('#about').innerText.startsWith('worker-1 · patchbay v1.2.0 · up 1 d')")
 				b.waits(fmt.Sprintf("document.querySelector('#list tbody').rows.length == %d", min(n, 100)))
 				b.fits(n, scheme, device, size)
+				if b.is("[...document.querySelectorAll('#list td.path span')].some(s => { const lines = {}; " +
+					"for (const r of s.getClientRects()) lines[r.top] = (lines[r.top] ?? 0) + r.width; return Object.values(lines).some(w => 0 < w && w < 24); })") {
+					t.Errorf("%d plugins, %s: a path is wrapped within a name", n, device)
+				}
 				if n > 0 && !b.is("document.querySelector('#list tbody').rows[0].getBoundingClientRect().bottom < innerHeight && "+
 					"document.querySelector('#list tbody').rows[0].innerText.includes('refused')") {
 					t.Errorf("%d plugins, %s: what is refused is not on the first screen", n, device)
@@ -118,8 +131,7 @@ func TestSizes(t *testing.T) {
 				}
 			}
 		}
-		server.CloseClientConnections()
-		server.Close()
+		shut(server)
 	}
 }
 
@@ -133,7 +145,7 @@ func (b *browser) fits(n int, scheme, device string, size [2]int64) {
 
 func (b *browser) picture(name string) {
 	b.t.Helper()
-	if *screenshots == "" {
+	if *screenshots == "" || *shown && !slices.Contains(inDocs(b.t), name) {
 		return
 	}
 	picture, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
@@ -142,6 +154,43 @@ func (b *browser) picture(name string) {
 	}
 	if err != nil {
 		b.t.Fatal(err)
+	}
+}
+
+// inDocs returns the names of the pictures of the status page that the documentation shows.
+func inDocs(t *testing.T) (names []string) {
+	t.Helper()
+	link := regexp.MustCompile(`images/(status-page[a-z0-9-]*\.png)\)`)
+	pages, err := filepath.Glob("../../docs/*/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("no documentation was found: %v", err)
+	}
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range link.FindAllSubmatch(text, -1) {
+			names = append(names, string(found[1]))
+		}
+	}
+	return names
+}
+
+// TestPictures: every picture of the page is one that the documentation shows, and the other way round.
+func TestPictures(t *testing.T) {
+	files, err := filepath.Glob("../../docs/images/status-page*.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := make([]string, len(files))
+	for i, file := range files {
+		there[i] = filepath.Base(file)
+	}
+	wanted := inDocs(t)
+	slices.Sort(wanted)
+	if len(wanted) == 0 || !slices.Equal(there, slices.Compact(wanted)) {
+		t.Errorf("docs/images has %v, and the documentation shows %v: run make screenshot", there, wanted)
 	}
 }
 

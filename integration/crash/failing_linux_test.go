@@ -1,6 +1,7 @@
 package crash_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
 const (
@@ -38,10 +40,8 @@ func TestMain(m *testing.M) {
 		}
 		defer os.RemoveAll(dir)
 		patchbay = filepath.Join(dir, "patchbay")
-		build := exec.Command("go", "build", "-o", patchbay, "./cmd/patchbay")
-		build.Dir = "../.."
-		if output, err := build.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "cannot build what is to be tested: %v\n%s", err, output)
+		if err := programs.Build(context.Background(), "../..", dir, false, "./cmd/patchbay"); err != nil {
+			fmt.Fprintln(os.Stderr, "cannot build what is to be tested:", err)
 			return 1
 		}
 		return m.Run()

@@ -50,6 +50,10 @@ func prepare() (err error) {
 	if err != nil {
 		return err
 	}
+	// "go mod tidy" of a user's module reads more than our modules are made of: the tests of what they import.
+	if _, err := output("../..", nil, "go", "mod", "tidy", "-diff"); err != nil {
+		return fmt.Errorf("cannot download what users' modules need, or go.mod is not tidy: %w", err)
+	}
 	proxy, clone, bin, home := filepath.Join(dir, "proxy"), filepath.Join(dir, "clone"), filepath.Join(dir, "bin"), filepath.Join(dir, "home")
 	// Its time makes the version one that nobody else has.
 	version, err := output("../../tools", nil, "go", "run", "./module", "-source", "..", "-out", proxy, "-epoch", "1")
@@ -61,11 +65,18 @@ func prepare() (err error) {
 	if err != nil {
 		return err
 	}
+	proxies, err := output("..", nil, "go", "env", "GOPROXY")
+	if err != nil {
+		return err
+	}
 	environment = append(os.Environ(),
-		"LC_ALL=C", "TZ=UTC", "GOWORK=off", "GOFLAGS=", "PATH="+bin+":"+os.Getenv("PATH"), "HOME="+home, "GOBIN="+bin,
+		"LC_ALL=C", "TZ=UTC", "GOWORK=off", "PATH="+bin+":"+os.Getenv("PATH"), "HOME="+home, "GOBIN="+bin,
 		"GOCACHE="+cache, "GOMODCACHE="+downloaded,
-		// What the module needs was downloaded before, for this test, and checked then.
-		"GOPROXY=file://"+proxy+",file://"+filepath.Join(downloaded, "cache", "download"), "GONOSUMDB=*", "GOSUMDB=off",
+		// With these, what is compiled does not depend on where a clone is: it is compiled once for all clones, and for releases.
+		"GOFLAGS=-trimpath", "CGO_ENABLED=0",
+		// What the module needs was downloaded before, for this test, and checked then. The machine's own proxies are for what else a user's
+		// module may need.
+		"GOPROXY=file://"+proxy+",file://"+filepath.Join(downloaded, "cache", "download")+","+proxies, "GONOSUMDB=*", "GOSUMDB=off",
 		"GIT_CONFIG_COUNT=2", "GIT_CONFIG_KEY_0=url."+clone+".insteadOf", "GIT_CONFIG_VALUE_0="+repository,
 		"GIT_CONFIG_KEY_1=safe.directory", "GIT_CONFIG_VALUE_1=*", "GIT_CONFIG_GLOBAL=/dev/null")
 	_, err = output("..", environment, "go", "install", "github.com/patchbay-dev/patchbay/cmd/patchbay@latest")

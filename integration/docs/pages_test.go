@@ -2,6 +2,7 @@ package docs
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -16,7 +17,7 @@ import (
 // marked says how many blocks need what no test can count on. They are checked as far as they can be: the syntax, the flags of "patchbay"
 // and the files of this repository that they name. Whoever adds one that could run instead, makes this page's promise smaller.
 var marked = map[string]int{
-	"cluster": 1, "container-engine": 3, "etcd": 1, "machine": 16, "node": 2, "package-manager": 2, "release": 2, "systemd": 3,
+	"cluster": 1, "container-engine": 3, "etcd": 2, "machine": 16, "node": 2, "package-manager": 2, "release": 2, "systemd": 6,
 }
 
 // TestPages runs every block of code of README, docs and the examples' pages, in its order, in a shell of the page that begins in an empty
@@ -47,7 +48,7 @@ func TestPages(t *testing.T) {
 	t.Logf("%d blocks ran or were compiled or checked; marked, and checked as far as can be, were %v", ran, found)
 }
 
-// isGuide says that a page has whole programs, of other modules too, which tests named TestGuide compile and run.
+// isGuide says that a page has whole programs, of other modules too, which TestGuides compiles and runs.
 func isGuide(page string) bool { return strings.HasPrefix(filepath.Base(page), "coming-from-") }
 
 func runPage(t *testing.T, all []block) {
@@ -129,6 +130,7 @@ func (b block) runCommands(t *testing.T, in *shell) {
 			if !looks.MatchString(s.command) || time.Now().After(end) {
 				t.Fatalf("%s:%d: %s: exit code %s\n%s\nThe page shows:\n%s", b.page, s.line, s.command, code, printed, strings.Join(s.output, "\n"))
 			}
+			time.Sleep(200 * time.Millisecond) // each look is a process
 		}
 	}
 }
@@ -202,24 +204,24 @@ func (b block) compile(t *testing.T, number int) {
 	}
 	text := regexp.MustCompile(`(?m)^\s*(// )?(…|\.{3})$`).ReplaceAllString(b.content(), "")
 	text = strings.Replace(string(around), "BLOCK", text, 1)
-	source, err := filepath.Abs("../../internal/excerpt/excerpt.go")
+	overlay := overlay(t, "../..", "internal/excerpt/excerpt.go", text)
+	if _, err := output("../..", nil, "go", "build", "-overlay", overlay, "-o", os.DevNull, "./internal/excerpt"); err != nil {
+		t.Errorf("%s:%d: the block does not compile: %v", b.page, b.line, err)
+	}
+}
+
+// overlay returns what has the compiler, and nobody else, see a text as a file of a module.
+func overlay(t *testing.T, module, file, text string) string {
+	t.Helper()
+	instead, err := filepath.Abs(filepath.Join(module, file))
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	file, overlay := filepath.Join(dir, "excerpt.go"), filepath.Join(dir, "overlay.json")
-	replaced, err := json.Marshal(map[string]any{"Replace": map[string]string{source: file}})
-	if err != nil {
+	source, overlay := filepath.Join(dir, "source.go"), filepath.Join(dir, "overlay.json")
+	replaced, err := json.Marshal(map[string]any{"Replace": map[string]string{instead: source}})
+	if err := errors.Join(err, os.WriteFile(source, []byte(text), 0o600), os.WriteFile(overlay, replaced, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	for path, content := range map[string][]byte{overlay: replaced, file: []byte(text)} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay, "./internal/excerpt")
-	cmd.Dir = "../.."
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%s:%d: the block does not compile: %v\n%s", b.page, b.line, err, out)
-	}
+	return overlay
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	gofail "go.etcd.io/gofail/runtime"
 )
 
 type group struct {
@@ -18,9 +16,9 @@ type group struct {
 }
 
 // with returns the points that are armed.
-func (f *failure) with() []arm {
+func (f *failure) with() []Arm {
 	if f.arms == nil {
-		return []arm{once(f.point)}
+		return []Arm{once(f.point)}
 	}
 	return f.arms
 }
@@ -29,22 +27,9 @@ func TestPoints(t *testing.T) {
 	for _, g := range groups() {
 		for _, f := range g.failures {
 			t.Run(f.point, func(t *testing.T) {
+				t.Parallel()
 				s := newScene(t)
 				s.armed = f.with()
-				t.Cleanup(func() {
-					for _, a := range s.armed {
-						_ = gofail.Disable(a.point) // again, unless the test was cut short
-					}
-					if t.Failed() && s.end != nil {
-						t.Logf("events: %+v", s.events())
-					}
-					if err := s.stop(); err != nil {
-						t.Error(err)
-					}
-					if t.Failed() {
-						t.Logf("log of the daemon:\n%s", s.log)
-					}
-				})
 				f.play(s, &f)
 				s.finish()
 			})
@@ -65,7 +50,7 @@ func TestEveryPointFails(t *testing.T) {
 	for _, g := range groups() {
 		for _, f := range g.failures {
 			for _, a := range f.with() {
-				failing = append(failing, a.point)
+				failing = append(failing, a.Point)
 			}
 		}
 	}
@@ -102,21 +87,22 @@ func document() ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, `# Failpoints
 
-What happens after %d failures at the %d points at which a test can have the daemon fail. Each has a daemon of its own and, where that has started
-before, another plugin that must not notice: it keeps its instance and has no event. A failure comes once unless the table says otherwise.
-In the end each plugin that lives is registered, once, and answers through its stable socket, no condition is degraded, and the same is so
-after a restart; when all plugins have gone, the state is empty, and no file, goroutine or descriptor is left. A plugin that appears is told no
-error but those in the table. This page is generated from the tests in [integration/failpoints](../../integration/failpoints).
+%d failures at the %d points where a test can make the daemon fail, and what happens after each. Each failure gets its own daemon and, if that
+is already running, a neighbour: another plugin that must not be affected, so it keeps its instance and gets no event. A failure
+occurs once unless the table says otherwise. Afterwards every living plugin is registered exactly once and answers through its stable
+socket, and no condition is degraded; the same holds after a restart. When all plugins have gone, the state is empty, and no file, goroutine or
+descriptor is left. A plugin that appears gets no error other than those in the table. This page is generated from the tests in
+[integration/failpoints](../../integration/failpoints).
 
-What can fail for real does so in other tests: etcd in [integration/fleet](../../integration/fleet), the device of the state file in
-[integration/crash](../../integration/crash), plugins in [integration/hostile](../../integration/hostile) and in those of the handlers.
+Other tests make real things fail: etcd in [integration/fleet](../../integration/fleet), the device of the state file in
+[integration/crash](../../integration/crash), plugins in [integration/hostile](../../integration/hostile) and in the tests of the handlers.
 
-A point is a comment that begins with `+"`// gofail:`"+` in the source. The tests compile copies of the files in which the comments are code;
-nothing else has it. `+"`make failpoints`"+` runs them.
+A point is a comment in the source that begins with `+"`// gofail:`"+`. The tests compile copies of the files in which these comments are code; no
+other build contains it. `+"`make failpoints`"+` runs all of them, and some of the [pairs](#pairs).
 `, n, len(where))
 	cell := func(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
 	for _, g := range groups() {
-		fmt.Fprintf(&b, "\n## %s\n\n| point | where | what fails | what happens | how it is said |\n|---|---|---|---|---|\n", g.title)
+		fmt.Fprintf(&b, "\n## %s\n\n| point | where | what fails | what happens | reported as |\n|---|---|---|---|---|\n", g.title)
 		for _, f := range g.failures {
 			var said []string
 			for _, n := range f.said {
@@ -125,5 +111,6 @@ nothing else has it. `+"`make failpoints`"+` runs them.
 			fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s |\n", f.point, where[f.point], cell(f.fails), cell(f.happens), cell(strings.Join(said, "; ")))
 		}
 	}
+	b.WriteString(pairsPage())
 	return b.Bytes(), nil
 }

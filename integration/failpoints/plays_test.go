@@ -14,7 +14,6 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
-	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
@@ -27,6 +26,9 @@ func appears(s *scene, f *failure) {
 	s.registered(guest)
 	s.await("its stable socket leads to it", func() bool { return s.call(guest) == nil })
 	s.disarm()
+	if s.other != nil {
+		return
+	}
 	select {
 	case text := <-s.plugins[guest].Refused:
 		s.Errorf("the guest was told the error %q", text)
@@ -43,7 +45,7 @@ func leaves(s *scene, f *failure) {
 	s.leave(guest, false)
 	s.hear(f.said)
 	s.deregistered(guest)
-	s.await("it has left the list", func() bool { return len(s.list().Plugins) == 1 })
+	s.await("it has left the list", func() bool { return !s.lists(guest) })
 	s.disarm()
 }
 
@@ -59,7 +61,7 @@ func dies(s *scene, _ *failure) {
 	if err := os.Remove(filepath.Join(s.path("plugins"), guest+".sock")); err != nil {
 		s.Error(err)
 	}
-	s.await("it has left the list", func() bool { return len(s.list().Plugins) == 1 })
+	s.await("it has left the list", func() bool { return !s.lists(guest) })
 }
 
 // starts has the points fail while the daemon starts, which it then does not do; nothing is left, and the next start succeeds.
@@ -115,9 +117,7 @@ func launches(more func(*catalogue.Plugin)) func(*scene, *failure) {
 		s.begin()
 		s.launchable(more)
 		s.arm()
-		if _, err := s.client.Reload(s.Context()); err != nil {
-			s.Error(err)
-		}
+		s.reload()
 		s.hear(f.said)
 		s.registered(guest)
 		s.disarm()
@@ -132,9 +132,7 @@ func pinned(p *catalogue.Plugin) { p.SHA256 = digest() }
 func adopts(s *scene, f *failure) {
 	s.begin()
 	s.launchable(survives)
-	if _, err := s.client.Reload(s.Context()); err != nil {
-		s.Error(err)
-	}
+	s.reload()
 	s.registered(guest)
 	before := s.instances[guest]
 	if err := s.stop(); err != nil {
@@ -153,27 +151,27 @@ func adopts(s *scene, f *failure) {
 // retires has the points fail while the guest, which was launched, is taken out of the catalogue.
 func retires(s *scene, f *failure) {
 	s.begin()
+	before := cgroups(s)
 	s.launchable(nil)
-	if _, err := s.client.Reload(s.Context()); err != nil {
-		s.Error(err)
-	}
+	s.reload()
 	s.registered(guest)
+	its := slices.DeleteFunc(cgroups(s), func(dir string) bool { return slices.Contains(before, dir) })
 	s.arm()
-	s.config.Catalogue = nil
-	if _, err := s.client.Reload(s.Context()); err != nil {
-		s.Error(err)
-	}
+	s.setup.Launched = slices.DeleteFunc(s.setup.Launched, func(p catalogue.Plugin) bool { return p.Name == guest })
+	s.reload()
 	s.deregistered(guest)
 	delete(s.instances, guest)
 	s.hear(f.said)
-	s.await("its cgroup is removed", func() bool { return len(cgroups(s)) == 0 })
+	s.await("its cgroup is removed", func() bool {
+		return !slices.ContainsFunc(cgroups(s), func(dir string) bool { return slices.Contains(its, dir) })
+	})
 	if err := s.stop(); err != nil { // who waits for the process has nothing else to say that it has finished
 		s.Error(err)
 	}
 	s.disarm()
 }
 
-// cgroups returns those that this process has made for processes.
+// cgroups returns those that the daemon has made for processes.
 func cgroups(s *scene) []string {
 	s.Helper()
 	var all []string
@@ -181,7 +179,7 @@ func cgroups(s *scene) []string {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // it has gone meanwhile
 		}
-		if err == nil && entry.IsDir() && strings.HasPrefix(filepath.Base(filepath.Dir(path)), fmt.Sprintf("patchbay-%d-", os.Getpid())) {
+		if err == nil && entry.IsDir() && strings.HasPrefix(filepath.Base(filepath.Dir(path)), fmt.Sprintf("patchbay-%d-", s.child.cmd.Process.Pid)) {
 			all = append(all, path)
 		}
 		return err
@@ -226,22 +224,20 @@ func calls(s *scene, f *failure) {
 func reloads(s *scene, f *failure) {
 	s.begin()
 	s.arm()
-	s.config.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "Another": daemon.HandlerAccept}
-	if slices.ContainsFunc(f.with(), func(a arm) bool { return a.point == "launcherSet" }) {
+	s.setup.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "Another": daemon.HandlerAccept}
+	if slices.ContainsFunc(f.with(), func(a Arm) bool { return a.Point == "launcherSet" }) {
 		s.launchable(nil)
 	}
-	_, s.err = s.client.Reload(s.Context())
+	s.err = s.tryReload()
 	s.hear(f.said)
 	s.disarm()
-	if _, err := s.client.Reload(s.Context()); err != nil {
-		s.Error(err)
-	}
+	s.reload()
 }
 
 // csi has the plugins be CSI drivers.
 func csi(play func(*scene, *failure)) func(*scene, *failure) {
 	return func(s *scene, f *failure) {
-		s.config.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerCSI}
+		s.setup.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerCSI}
 		s.services = rig.CSI
 		play(s, f)
 	}
@@ -250,8 +246,8 @@ func csi(play func(*scene, *failure)) func(*scene, *failure) {
 // older has the daemon serve kubelet.sock, beside the handler of the plugins.
 func older(play func(*scene, *failure)) func(*scene, *failure) {
 	return func(s *scene, f *failure) {
-		s.config.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "DevicePlugin": daemon.HandlerDevice}
-		s.config.DeviceSocketDir = s.path("devices")
+		s.setup.Handlers = map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept, "DevicePlugin": daemon.HandlerDevice}
+		s.setup.Devices = true
 		play(s, f)
 	}
 }
@@ -259,7 +255,7 @@ func older(play func(*scene, *failure)) func(*scene, *failure) {
 // admits has an admission plugin asked.
 func admits(play func(*scene, *failure)) func(*scene, *failure) {
 	return func(s *scene, f *failure) {
-		s.config.Admission = host.AdmissionSpec{Args: []string{"/usr/bin/env", roleEnv + "=" + admitter, os.Args[0]}, Timeout: patience}
+		s.setup.Admitter = []string{"/usr/bin/env", roleEnv + "=" + admitter, os.Args[0]}
 		play(s, f)
 	}
 }

@@ -6,18 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	gofail "go.etcd.io/gofail/runtime"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -25,9 +20,8 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/daemon"
-	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
-	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
 )
 
 const (
@@ -40,35 +34,51 @@ const (
 	guest = "guest"
 )
 
-// scene is a daemon in this process, with a plugin that does not notice that a point fails, in a directory of its own.
+// typeOf returns the type of a plugin. That of the fellow is always accepted.
+func typeOf(name string) string {
+	if name == fellow {
+		return "FellowPlugin"
+	}
+	return ptype
+}
+
+// scene is a daemon in a process of its own, with a plugin that does not notice that a point fails, in a directory of its own.
 type scene struct {
 	*testing.T
 
-	dir    string
-	config daemon.Config
-	client *client.Client
-	log    *transcript
+	setup    Setup
+	dispense string
+	client   *client.Client
+	child    *child
+	log      *transcript
 
-	end     func() error // ends the daemon that runs; nil while none does
-	armed   []arm
+	runs    bool // the daemon does
+	armed   []Arm
 	plugins map[string]*rig.Plugin
 	// services returns what a plugin serves besides; nil for nothing.
 	services func(name, version string) func(*grpc.Server)
 	// instances are those that have to be the same after a restart.
 	instances map[string]string
-	before    goleak.Option // goroutines that are none of its own
-	err       error         // what play wants to have looked at
+	err       error // what play wants to have looked at
+
+	// other is what happens besides; nil for nothing. ended is closed when it has, and is nil before it has begun.
+	other    *other
+	ended    chan struct{}
+	etcd     *etcd.Process
+	prepared bool
+	// masked are points that the other fault kept from being reached.
+	masked []string
 }
 
-// arm is a point that fails, and how, as gofail says it.
-type arm struct{ point, terms string }
+// Arm is a point that fails, and how, as gofail says it.
+type Arm struct{ Point, Terms string }
 
 // once has a point fail the first time that it is reached, with a text that says so.
-func once(point string) arm { return times(point, 1) }
+func once(point string) Arm { return times(point, 1) }
 
 // times has a point fail the first times that it is reached.
-func times(point string, n int) arm {
-	return arm{point, fmt.Sprintf("%d*return(%q)", n, injected+point)}
+func times(point string, n int) Arm {
+	return Arm{point, fmt.Sprintf("%d*return(%q)", n, injected+point)}
 }
 
 // injected begins the text of what fails.
@@ -81,67 +91,105 @@ func newScene(t *testing.T) *scene {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &scene{T: t, dir: dir, log: &transcript{}, before: goleak.IgnoreCurrent(), plugins: map[string]*rig.Plugin{}, instances: map[string]string{}}
-	s.config = daemon.Config{
-		PluginDirs: []string{s.path("plugins")}, StatePath: s.path("state.db"), ControlSocket: s.path("control.sock"),
-		DispenseDir: s.path("dispense"), HTTPAddr: "127.0.0.1:0",
-		Handlers: map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept},
-		Logger:   slog.New(slog.NewTextHandler(s.log, nil)),
-	}
-	s.config.Load = func() (daemon.Config, error) { return s.config, nil }
-	s.client = client.New(s.config.ControlSocket)
+	s := &scene{T: t, log: &transcript{}, plugins: map[string]*rig.Plugin{}, instances: map[string]string{}}
+	s.setup = Setup{Dir: dir, Handlers: map[string]daemon.HandlerKind{ptype: daemon.HandlerAccept}}
+	s.dispense = s.path("dispense")
+	s.client = client.New(s.path("control.sock"))
 	t.Cleanup(s.client.Close)
+	if s.child, err = newChild(s.log); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.settle()
+		if t.Failed() && s.runs {
+			t.Logf("events: %+v", s.events())
+		}
+		if err := errors.Join(s.stop(), s.child.close()); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("log of the daemon:\n%s", s.log)
+		}
+	})
 	return s
 }
 
-func (s *scene) path(name string) string { return filepath.Join(s.dir, name) }
+func (s *scene) path(name string) string { return s.setup.path(name) }
+
+// ask asks the process of the daemon for something, which takes no longer than patience.
+func (s *scene) ask(method string, argument any) error {
+	s.Helper()
+	late := time.AfterFunc(patience, func() {
+		s.Errorf("%s takes too long", method)
+		_ = s.child.cmd.Process.Kill()
+	})
+	defer late.Stop()
+	return s.child.ask(method, argument)
+}
+
+// configure tells it how the daemon is to be configured.
+func (s *scene) configure() {
+	s.Helper()
+	if err := s.ask("Configure", s.setup); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// prepare makes the scene one to which the other fault can happen.
+func (s *scene) prepare() {
+	s.Helper()
+	if s.other != nil && s.other.prepare != nil && !s.prepared {
+		s.prepared = true
+		s.other.prepare(s)
+	}
+}
 
 // tryStart starts the daemon; the error is that with which it ended at once.
 func (s *scene) tryStart() error {
 	s.Helper()
-	d, err := daemon.New(s.config)
-	if err != nil {
-		s.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	select {
-	case err := <-ended:
-		cancel()
-		return err
-	case <-d.Ready():
-	case <-time.After(patience):
-		s.Error("the daemon does not become ready")
-	}
-	s.end = func() error {
-		cancel()
-		s.client.Close()
-		select {
-		case err := <-ended:
-			return err
-		case <-time.After(patience):
-			return errors.New("the daemon does not end")
-		}
-	}
-	return nil
+	s.prepare()
+	s.configure()
+	err := s.ask("Start", None{})
+	s.runs = err == nil
+	return err
 }
 
 func (s *scene) start() {
 	s.Helper()
-	if err := s.tryStart(); err != nil {
+	err := s.tryStart()
+	if err != nil && s.settle() {
+		err = s.tryStart()
+	}
+	if err != nil {
 		s.Fatalf("the daemon does not start: %v", err)
 	}
 }
 
 // stop ends the daemon, if one runs.
 func (s *scene) stop() error {
-	if s.end == nil {
-		return nil
+	s.Helper()
+	s.runs = false
+	s.client.Close()
+	return s.ask("Stop", None{})
+}
+
+// tryReload has the daemon read its configuration.
+func (s *scene) tryReload() error {
+	s.Helper()
+	s.configure()
+	_, err := s.client.Reload(s.Context())
+	return err
+}
+
+func (s *scene) reload() {
+	s.Helper()
+	err := s.tryReload()
+	if err != nil && s.settle() {
+		err = s.tryReload()
 	}
-	end := s.end
-	s.end = nil
-	return end()
+	if err != nil {
+		s.Error(err)
+	}
 }
 
 // begin starts the daemon, with the neighbour.
@@ -157,20 +205,51 @@ func (s *scene) begin() {
 func (s *scene) arm() {
 	s.Helper()
 	for _, a := range s.armed {
-		if err := gofail.Enable(a.point, a.terms); err != nil {
-			s.Fatalf("%s: %v", a.point, err)
+		if err := s.ask("Enable", a); err != nil {
+			s.Fatalf("%s: %v", a.Point, err)
 		}
 	}
+	if s.other == nil {
+		return
+	}
+	s.prepare()
+	end, err := s.other.begin(s)
+	if err != nil {
+		s.Fatalf("%s: %v", s.other.name, err)
+	}
+	s.ended = make(chan struct{})
+	go func() {
+		defer close(s.ended)
+		<-time.After(lasts)
+		if err := end(); err != nil {
+			s.Errorf("the end of %s: %v", s.other.name, err)
+		}
+	}()
 }
 
-// disarm ends that, and checks that each point has failed.
+// settle waits until what happens besides has ended, and says whether there is such a thing.
+func (s *scene) settle() bool {
+	if s.ended == nil {
+		return false
+	}
+	<-s.ended
+	return true
+}
+
+// disarm ends that, and checks that each point has failed, unless something else has before.
 func (s *scene) disarm() {
 	s.Helper()
+	pair := s.settle()
 	for _, a := range s.armed {
-		if _, count, err := gofail.Status(a.point); err != nil || count == 0 {
-			s.Errorf("point %s was not reached: %d, %v", a.point, count, err)
+		var count int
+		err := s.child.Call("Child.Reached", a.Point, &count)
+		switch {
+		case err == nil && count == 0 && pair:
+			s.masked = append(s.masked, a.Point)
+		case err != nil || count == 0:
+			s.Errorf("point %s was not reached: %d, %v", a.Point, count, err)
 		}
-		if err := gofail.Disable(a.point); err != nil {
+		if err := s.ask("Disable", a.Point); err != nil {
 			s.Error(err)
 		}
 	}
@@ -183,7 +262,11 @@ func (s *scene) serve(name string) {
 	if s.services != nil {
 		more = s.services(name, version)
 	}
-	p, err := rig.Serve(ptype, name, version, filepath.Join(s.path("plugins"), name+".sock"), more)
+	path := filepath.Join(s.path("plugins"), name+".sock")
+	p, err := rig.Serve(typeOf(name), name, version, path, more)
+	if err != nil && s.settle() {
+		p, err = rig.Serve(typeOf(name), name, version, path, more)
+	}
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -228,9 +311,10 @@ func (s *scene) deregistered(name string) { s.Helper(); s.wait(name, client.Goal
 
 func (s *scene) wait(name string, goal client.Goal) *client.Plugin {
 	s.Helper()
+	s.settle()
 	ctx, cancel := context.WithTimeout(s.Context(), patience)
 	defer cancel()
-	p, err := s.client.Wait(ctx, ptype, name, goal)
+	p, err := s.client.Wait(ctx, typeOf(name), name, goal)
 	if err != nil {
 		s.Error(err)
 	}
@@ -239,7 +323,7 @@ func (s *scene) wait(name string, goal client.Goal) *client.Plugin {
 
 // call calls a plugin through its stable socket.
 func (s *scene) call(name string) error {
-	conn, err := grpc.NewClient("unix:"+filepath.Join(s.config.DispenseDir, ptype, name+".sock"),
+	conn, err := grpc.NewClient("unix:"+filepath.Join(s.dispense, typeOf(name), name+".sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
@@ -251,165 +335,23 @@ func (s *scene) call(name string) error {
 	return err
 }
 
-// await waits until something is so.
+// await waits until something is so. To look costs the daemon something: that is a fifth of the time at most.
 func (s *scene) await(what string, holds func() bool) {
 	s.Helper()
-	for end := time.Now().Add(patience); !holds(); <-time.After(10 * time.Millisecond) {
+	end, began := time.Now().Add(patience), time.Now()
+	for ; !holds(); began = time.Now() {
 		if time.Now().After(end) {
 			s.Fatalf("it is not so: %s", what)
 		}
+		<-time.After(max(10*time.Millisecond, 4*time.Since(began)))
 	}
 }
 
 func (s *scene) list() client.Listing { s.Helper(); return rig.List(s, s.client) }
 
-func (s *scene) events() []client.Event {
+func (s *scene) lists(name string) bool {
 	s.Helper()
-	var all []client.Event
-	for e, err := range s.client.Events(context.WithoutCancel(s.Context()), client.EventsOptions{}) {
-		if err != nil {
-			s.Fatal(err)
-		}
-		all = append(all, e)
-	}
-	return all
-}
-
-// said says whether something was said.
-func (s *scene) said(n naming) bool {
-	s.Helper()
-	switch n.where {
-	case inEvent:
-		return slices.ContainsFunc(s.events(), func(e client.Event) bool {
-			return e.Name != neighbour && strings.Contains(e.Kind+": "+e.Message, n.text)
-		})
-	case inCondition:
-		return slices.ContainsFunc(s.list().Conditions, func(c client.Condition) bool {
-			return c.Status != "ok" && strings.Contains(c.Name+": "+c.Message, n.text)
-		})
-	case inLog:
-		return strings.Contains(s.log.String(), n.text)
-	case inError:
-		return s.err != nil && strings.Contains(s.err.Error(), n.text)
-	}
-	s.Fatalf("nothing is said in %q", n.where)
-	return false
-}
-
-// hear waits until all is said that is to be.
-func (s *scene) hear(all []naming) {
-	s.Helper()
-	for _, n := range all {
-		switch n.where {
-		case inError:
-			if !s.said(n) {
-				s.Errorf("the error is %v, want %q", s.err, n.text)
-			}
-			continue
-		case toPlugin:
-			select {
-			case text := <-s.plugins[guest].Refused:
-				if !strings.Contains(text, n.text) {
-					s.Errorf("the plugin is told %q, want %q", text, n.text)
-				}
-			case <-time.After(patience):
-				s.Errorf("the plugin is not told %q", n.text)
-			}
-			continue
-		}
-		s.await(fmt.Sprintf("the %s has %q", n.where, n.text), func() bool { return s.said(n) })
-	}
-}
-
-// check checks that the plugins are registered, each once, that nothing is wrong any more, and that the neighbour noticed nothing.
-func (s *scene) check() {
-	s.Helper()
-	if s.config.Catalogue != nil {
-		s.registered(guest)
-		for _, p := range s.list().Plugins {
-			if p.Name == guest && p.Source != string(reconciler.SourceLaunched) {
-				s.Errorf("the guest was launched, and is listed as %s", p.Source)
-			}
-		}
-	}
-	for name := range s.plugins {
-		before, known := s.instances[name]
-		if s.registered(name); known && s.instances[name] != before {
-			s.Errorf("%s was instance %s and is %s", name, before, s.instances[name])
-		}
-	}
-	for name := range s.instances {
-		s.await(name+" answers", func() bool { return s.call(name) == nil })
-	}
-	s.await("nothing is degraded", func() bool {
-		return !slices.ContainsFunc(s.list().Conditions, func(c client.Condition) bool { return c.Status != "ok" })
-	})
-	current := map[string]string{}
-	for _, p := range s.list().Plugins {
-		if p.State != "registered" || !p.Current || current[p.Name] != "" || p.LastError != "" {
-			s.Errorf("a plugin is %+v", p)
-		}
-		current[p.Name] = p.Instance
-	}
-	for name, instance := range s.instances {
-		if current[name] != instance {
-			s.Errorf("%s was instance %s and is %q", name, instance, current[name])
-		}
-	}
-	if len(current) != len(s.instances) {
-		s.Errorf("the daemon has the plugins %v, want %v", current, s.instances)
-	}
-	for _, e := range s.events() {
-		if e.Name == neighbour && e.Kind != "registered" && e.Kind != "restored" {
-			s.Errorf("the neighbour has the event %+v", e)
-		}
-	}
-}
-
-// finish checks that the daemon is as it should be, and is so again after a restart, and that nothing is left of it and of the plugins.
-func (s *scene) finish() {
-	s.Helper()
-	if s.end != nil {
-		s.check()
-		if err := s.stop(); err != nil {
-			s.Errorf("the daemon ended with %v", err)
-		}
-	}
-	s.start()
-	s.check()
-	for name := range s.plugins {
-		s.leave(name, false)
-		s.deregistered(name)
-	}
-	s.config.Catalogue = nil
-	if _, err := s.client.Reload(s.Context()); err != nil {
-		s.Error(err)
-	}
-	s.await("no plugin is left", func() bool { return len(s.list().Plugins) == 0 })
-	if err := s.stop(); err != nil {
-		s.Errorf("the daemon ended with %v", err)
-	}
-	state, err := boltstate.Open(s.config.StatePath)
-	if err != nil {
-		s.Fatal(err)
-	}
-	stored, err := state.GetDynamicPluginRegistryState()
-	if err := errors.Join(err, state.Close()); err != nil || len(stored.Plugins) > 0 {
-		s.Errorf("the state file has %v, %v", stored, err)
-	}
-	left := []string{}
-	err = filepath.WalkDir(s.dir, func(path string, entry fs.DirEntry, err error) error {
-		if rel := strings.TrimPrefix(path, s.dir+"/"); !entry.IsDir() && rel != "state.db" && rel != "state.db.events" {
-			left = append(left, rel)
-		}
-		return err
-	})
-	if err != nil || len(left) > 0 {
-		s.Errorf("these files are left: %v, %v", left, err)
-	}
-	if err := goleak.Find(s.before); err != nil {
-		s.Error(err)
-	}
+	return slices.ContainsFunc(s.list().Plugins, func(p client.Plugin) bool { return p.Name == name })
 }
 
 // launchable puts this program into the catalogue, as a plugin that the daemon launches.
@@ -422,11 +364,7 @@ func (s *scene) launchable(more func(*catalogue.Plugin)) {
 	if more != nil {
 		more(&p)
 	}
-	c, err := catalogue.New([]catalogue.Plugin{p})
-	if err != nil {
-		s.Fatal(err)
-	}
-	s.config.Catalogue = c
+	s.setup.Launched = append(s.setup.Launched, p)
 }
 
 // transcript keeps what is written to it. It is safe for concurrent use.

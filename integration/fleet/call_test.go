@@ -64,7 +64,7 @@ func newCaller(t *testing.T, program, name, etcd string, ca *authority, allow, m
 
 func TestCall(t *testing.T) {
 	t.Parallel()
-	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	etcd, patchbay, ca := startOne(t), program(t, "patchbay"), newAuthority(t)
 	nodes := map[string]*daemon{}
 	for _, name := range []string{"a", "b", "c"} {
 		nodes[name] = newCaller(t, patchbay, name, etcd.client, ca, allowNodes, "")
@@ -160,7 +160,7 @@ func transparent(t *testing.T, c grpc_testing.TestServiceClient) {
 // TestCallDenied: nothing can be called from other nodes that no rule allows, nor by somebody without the right certificate.
 func TestCallDenied(t *testing.T) {
 	t.Parallel()
-	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	etcd, patchbay, ca := startOne(t), program(t, "patchbay"), newAuthority(t)
 	closed := newCaller(t, patchbay, "closed", etcd.client, ca, `[]`, "")
 	narrow := newCaller(t, patchbay, "narrow", etcd.client, ca, `[
       {identity: "spiffe://example.com/*", types: [Echo], names: [one], methods: [grpc.testing.TestService/UnaryCall]},
@@ -279,7 +279,7 @@ func TestCallWithdrawn(t *testing.T) {
 	t.Parallel()
 	const rule = `{identity: %s, types: [Echo], names: [one], methods: ["*"]}`
 	both := fmt.Sprintf("["+rule+", "+rule+"]", "friend", "other")
-	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	etcd, patchbay, ca := startOne(t), program(t, "patchbay"), newAuthority(t)
 	serving := newCaller(t, patchbay, "serving", etcd.client, ca, both, "")
 	friend := newCaller(t, patchbay, "friend", etcd.client, ca, `[]`, "")
 	other := newCaller(t, patchbay, "other", etcd.client, ca, `[]`, "")
@@ -332,7 +332,7 @@ func TestCallWithdrawn(t *testing.T) {
 // TestCallFailover: a node that dies between calls is passed over before its presence ends; a call that it had is lost, and not made again.
 func TestCallFailover(t *testing.T) {
 	t.Parallel()
-	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	etcd, patchbay, ca := startOne(t), program(t, "patchbay"), newAuthority(t)
 	nodes := map[string]*daemon{}
 	var calls atomic.Int64
 	began := make(chan string, 10)
@@ -404,7 +404,7 @@ func TestCallFailover(t *testing.T) {
 // TestCallCSI: the calls of a scheduler to a CSI controller reach the one node whose controller is active, and the next one when it dies.
 func TestCallCSI(t *testing.T) {
 	t.Parallel()
-	etcd, patchbay, hostdir, ca := startOne(t), program(t), build(t, "./examples/hostdir"), newAuthority(t)
+	etcd, patchbay, hostdir, ca := startOne(t), program(t, "patchbay"), program(t, "hostdir"), newAuthority(t)
 	root := t.TempDir() // storage that all nodes share
 	const allow = `[{identity: scheduler, types: [csi-controller], names: [hostdir.example.com],
       methods: [csi.v1.Controller/*, csi.v1.Identity/*, grpc.reflection.v1.ServerReflection/*]}]`

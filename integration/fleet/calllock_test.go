@@ -76,7 +76,7 @@ func (r *recorder) check(t *testing.T, least int) {
 // TestCallLock: of an exclusive plugin one instance is active, over stops, crashes and partitions, and the token grows.
 func TestCallLock(t *testing.T) {
 	t.Parallel()
-	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	etcd, patchbay, ca := startOne(t), program(t, "patchbay"), newAuthority(t)
 	record := &recorder{active: map[string]int{}}
 	nodes, links, stops := map[string]*daemon{}, map[string]*proxy{}, map[string]func(){}
 	for _, name := range []string{"a", "b", "caller"} {

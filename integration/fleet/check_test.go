@@ -18,7 +18,7 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	members := cluster.Check(t.Context(), fleet.Space{})
-	if len(members) != 2 || members[0].Err != nil || members[1].Err == nil {
+	if len(members) != 2 || members[0].Err != nil || members[0].Cluster == 0 || members[1].Err == nil {
 		t.Errorf("got %+v, want that the first can be used and the second not", members)
 	}
 

@@ -10,30 +10,55 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
-// program builds patchbay and returns its path.
-func program(t *testing.T) string {
-	t.Helper()
-	return build(t, "./cmd/patchbay")
+// logBuffer is what a process has logged so far.
+type logBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
 }
 
-// build builds a program of the main module and returns its path.
-func build(t *testing.T, pkg string) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-o", file, pkg)
-	cmd.Dir = "../.."
-	if output, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, output)
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// bin is the directory of the programs that the tests run; it is made by who needs it first.
+var bin string
+
+var buildOnce = sync.OnceValue(func() (err error) {
+	if bin, err = os.MkdirTemp("", "patchbay-fleet"); err != nil {
+		return err
 	}
-	return file
+	return programs.Build(context.Background(), "../..", bin, false, "./cmd/patchbay", "./examples/hostdir")
+})
+
+// program returns the path of patchbay or of another program, which are built once.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	if other := os.Getenv("PATCHBAY_DAEMON"); other != "" && name == "patchbay" { // as in integration/hostile
+		return other
+	}
+	if err := buildOnce(); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(bin, name)
 }
 
 // daemon is a patchbay that runs.
@@ -43,7 +68,7 @@ type daemon struct {
 	dir     string
 	name    string
 	cmd     *exec.Cmd
-	log     *bytes.Buffer
+	log     *logBuffer
 }
 
 func newDaemon(t *testing.T, program, name string, endpoints ...string) *daemon {
@@ -74,7 +99,7 @@ fleet:
 
 func (d *daemon) start() {
 	d.t.Helper()
-	d.log = new(bytes.Buffer)
+	d.log = new(logBuffer)
 	d.cmd = exec.Command(d.program, "run", "--config", filepath.Join(d.dir, "patchbay.yaml"))
 	d.cmd.Stderr = d.log
 	if err := d.cmd.Start(); err != nil {
@@ -174,7 +199,7 @@ func (d *daemon) plugin(name string) (stop func()) {
 func TestDaemons(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	patchbay := program(t)
+	patchbay := program(t, "patchbay")
 	a, b := newDaemon(t, patchbay, "a", etcd.client), newDaemon(t, patchbay, "b", etcd.client)
 	a.start()
 	b.start()
@@ -251,7 +276,7 @@ func TestDaemons(t *testing.T) {
 func TestSuspended(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	patchbay := program(t)
+	patchbay := program(t, "patchbay")
 	a, b := newDaemon(t, patchbay, "a", etcd.client), newDaemon(t, patchbay, "b", etcd.client)
 	a.start()
 	b.start()
@@ -272,7 +297,7 @@ func TestSuspended(t *testing.T) {
 func TestWaitForEtcd(t *testing.T) {
 	t.Parallel()
 	etcd := newMember(t, nil)
-	a := newDaemon(t, program(t), "a", etcd.client)
+	a := newDaemon(t, program(t, "patchbay"), "a", etcd.client)
 	a.start()
 	a.plugin("one")
 	waited := make(chan error, 1)

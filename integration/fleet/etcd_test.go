@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,6 +28,7 @@ type member struct {
 	cluster        string
 	configure      func(*embed.Config)
 	running        *embed.Etcd
+	process        *exec.Cmd // instead, if it is a process
 	existing       bool
 	snapshotNumber int
 }
@@ -62,13 +64,7 @@ func startOne(t testing.TB) *member {
 // launch starts the member without waiting for it.
 func (m *member) launch() {
 	m.t.Helper()
-	config := embed.NewConfig()
-	config.Name, config.Dir, config.InitialClusterToken, config.InitialCluster = m.name, m.dir, m.token, m.cluster
-	config.ListenClientUrls, config.AdvertiseClientUrls = urls(m.client), urls(m.client)
-	config.ListenPeerUrls, config.AdvertisePeerUrls = urls(m.peer), urls(m.peer)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	config.UnsafeNoFsync = true
-	config.BcryptCost = 4
+	config := m.spec().config()
 	if m.existing {
 		config.ClusterState = embed.ClusterStateFlagExisting
 	}
@@ -85,6 +81,10 @@ func (m *member) launch() {
 	if err != nil {
 		m.t.Fatalf("etcd, for clients at %s and peers at %s: %v", m.client, m.peer, err)
 	}
+}
+
+func (m *member) spec() memberSpec {
+	return memberSpec{m.name, m.dir, m.token, m.client, m.peer, m.cluster}
 }
 
 func (m *member) start() {
@@ -152,6 +152,19 @@ func (m *member) restore(file string, bump uint64) {
 	m.t.Helper()
 	m.stop()
 	m.dir = filepath.Join(m.t.TempDir(), "restored")
+	m.startFrom(file, bump)
+}
+
+// restored returns another member that runs from a backup.
+func restored(t testing.TB, file string, bump uint64) *member {
+	t.Helper()
+	m := newMember(t, nil)
+	m.startFrom(file, bump)
+	return m
+}
+
+func (m *member) startFrom(file string, bump uint64) {
+	m.t.Helper()
 	err := snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
 		SnapshotPath: file, Name: m.name, OutputDataDir: m.dir, PeerURLs: []string{m.peer}, InitialCluster: m.cluster,
 		InitialClusterToken: m.token, RevisionBump: bump, MarkCompacted: bump > 0,

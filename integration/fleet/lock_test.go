@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"context"
+	"flag"
 	"sync"
 	"testing"
 	"time"
@@ -44,15 +45,31 @@ func TestHolderWithoutKey(t *testing.T) {
 		})
 		return all
 	}
-	eventually(t, "both stand for the lock", func() bool { return keys().Count == 2 })
-	hold, key := a.Held(lock), string(keys().Kvs[0].Key)
+	first := func() (own []string) { // the keys of the one that may hold the lock
+		all := keys().Kvs
+		for _, kv := range all {
+			if kv.CreateRevision == all[0].CreateRevision {
+				own = append(own, string(kv.Key))
+			}
+		}
+		return own
+	}
+	eventually(t, "both stand for the lock", func() bool { return keys().Count == 4 })
+	hold, own := a.Held(lock), first()
 	for _, replace := range []bool{false, true} {
 		do(t, "delete the key of the holder", func(ctx context.Context) error {
-			_, err := admin.Delete(ctx, key)
-			if err == nil && replace {
-				_, err = admin.Put(ctx, key, "somebody")
+			for _, key := range own {
+				if _, err := admin.Delete(ctx, key); err != nil {
+					return err
+				}
+				if !replace {
+					continue
+				}
+				if _, err := admin.Put(ctx, key, "somebody"); err != nil {
+					return err
+				}
 			}
-			return err
+			return nil
 		})
 		eventually(t, "the holder gives up", func() bool {
 			select {
@@ -62,7 +79,7 @@ func TestHolderWithoutKey(t *testing.T) {
 				return false
 			}
 		})
-		eventually(t, "one node holds the lock", func() bool { return (a.Held(lock) != nil) != (b.Held(lock) != nil) || replace })
+		eventually(t, "one node holds the lock", func() bool { return (a.Held(lock) != nil) != (b.Held(lock) != nil) })
 		before := hold.Token
 		if hold = b.Held(lock); hold == nil {
 			return
@@ -70,52 +87,56 @@ func TestHolderWithoutKey(t *testing.T) {
 		if hold.Token <= before {
 			t.Errorf("the token was %d and is %d now", before, hold.Token)
 		}
-		key = string(keys().Kvs[0].Key)
+		own = first()
 	}
 }
 
-// TestDialExclusive: a program that competes for no lock, and dials as documented, calls the node that holds it, each time.
+var dials = flag.Int("dials", 100, "how many programs dial an exclusive plugin")
+
+// TestDialExclusive: programs that dial as docs/how-to/fleet.md says, and compete for no lock, call the node that holds it with their first
+// call. With -dials 1000 it is the measurement of issue 29.
 func TestDialExclusive(t *testing.T) {
 	t.Parallel()
-	etcd, patchbay, ca := startOne(t), program(t), newAuthority(t)
+	etcd, patchbay, ca := startOne(t), program(t, "patchbay"), newAuthority(t)
 	for _, name := range []string{"a", "b"} {
 		d := newCaller(t, patchbay, name, etcd.client, ca, allowNodes, "  exclusive: [Echo]\n")
+		d.configure("presence: 2s", "presence: 20s") // a holder that this machine holds up for 2 s is not what this is about
 		d.start()
 		d.echo(nil)
 		d.inFleet(map[string]int{"a": 1, "b": 2}[name])
 	}
 	ca.signNode("program")
-	credentials, err := fleet.NewCredentials(fleet.TLS{CA: ca.file("ca.crt"), Cert: ca.file("program.crt"), Key: ca.file("program.key")})
-	if err != nil {
-		t.Fatal(err)
-	}
 	cluster := connect(t, etcd.client)
-	reader := fleet.Open(cluster, fleet.ReaderConfig{})
-	defer reader.Close()
-	locks, err := fleet.OpenLocks(cluster, fleet.Space{})
-	if err != nil {
-		t.Fatal(err)
+	run := func() error {
+		credentials, err := fleet.NewCredentials(fleet.TLS{CA: ca.file("ca.crt"), Cert: ca.file("program.crt"), Key: ca.file("program.key")})
+		if err != nil {
+			return err
+		}
+		lookup, err := fleet.OpenLookup(cluster, fleet.LookupConfig{})
+		if err != nil {
+			return err
+		}
+		defer lookup.Close()
+		config := fleet.DialerConfig{Find: lookup.Find, Leader: lookup.Holder, Credentials: credentials}
+		conn, err := fleet.Dial(soon(t), "Echo", "one", config, fleet.Policy{})
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = answers(t, grpc_testing.NewTestServiceClient(conn))
+		return err
 	}
-	defer locks.Close()
-	eventually(t, "a node holds the lock", func() bool {
-		node, exclusive, err := locks.Holder(t.Context(), fleet.Lock{Type: "Echo", Name: "one"})
-		return err == nil && exclusive && node != ""
-	})
-	config := fleet.DialerConfig{Find: reader.Find, Leader: locks.Holder, Credentials: credentials}
-	conn, err := fleet.Dial(soon(t), "Echo", "one", config, fleet.Policy{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	c, failed := grpc_testing.NewTestServiceClient(conn), 0
-	for range 1000 {
-		if _, err := answers(t, c); err != nil {
+	eventually(t, "a node holds the lock", func() bool { return run() == nil })
+	failed := 0
+	for range *dials {
+		if err := run(); err != nil {
 			failed++
 			t.Log(err)
 		}
 	}
+	t.Logf("%d of %d programs failed", failed, *dials)
 	if failed > 0 {
-		t.Errorf("%d of 1,000 calls failed", failed)
+		t.Errorf("%d of %d programs failed", failed, *dials)
 	}
 }
 

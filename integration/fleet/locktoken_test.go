@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -77,7 +78,8 @@ func TestLockRestored(t *testing.T) {
 				eventually(t, "another one holds the lock", func() bool { h := holding(); return h != nil && h != first })
 				a.Stand([]fleet.Lock{lock})
 				eventually(t, "all stand for the lock", func() bool { return candidates(t, etcd) == 3 })
-				second := holding()
+				var second *fleet.Hold
+				eventually(t, "there is a holder", func() bool { second = holding(); return second != nil })
 				etcd.restore(backup, bump)
 				time.Sleep(5 * time.Second) // two leases and more: whoever will take it has it
 				eventually(t, "there is a holder", func() bool { return holding() != nil })
@@ -92,6 +94,42 @@ func TestLockRestored(t *testing.T) {
 					t.Errorf("the token was %d and is %d", second.Token, h.Token)
 				}
 			})
+		}
+	}
+}
+
+// TestBaseRemoved: tokens grow although the base on which the last one stood is removed by the node that wrote it.
+func TestBaseRemoved(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	admin := etcd.admin()
+	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	a := compete(t, connect(t, etcd.client), "a", lock)
+	eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
+	b := compete(t, connect(t, etcd.client), "b", lock)
+	eventually(t, "both stand for the lock", func() bool { return candidates(t, etcd) == 2 })
+	time.Sleep(3 * time.Second) // b may take it from here on
+	holder, other := a, b
+	var last int64
+	for i := range 6 {
+		base := fleet.Space{}.TokenBaseKey("c")
+		do(t, "write a base", func(ctx context.Context) error {
+			_, err := admin.Put(ctx, base, fmt.Sprint(int64(i+1)<<40))
+			return err
+		})
+		for range 2 { // the first one takes it with the base, the second one after it is gone
+			holder.Stand(nil)
+			eventually(t, "the other one holds the lock", func() bool { return other.Held(lock) != nil })
+			do(t, "remove the base", func(ctx context.Context) error { _, err := admin.Delete(ctx, base); return err })
+			if h := other.Held(lock); h != nil {
+				if h.Token <= last {
+					t.Errorf("the token was %d and is %d", last, h.Token)
+				}
+				last = h.Token
+			}
+			holder.Stand([]fleet.Lock{lock})
+			eventually(t, "both stand for the lock", func() bool { return candidates(t, etcd) == 2 })
+			holder, other = other, holder
 		}
 	}
 }

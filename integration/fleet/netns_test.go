@@ -178,7 +178,7 @@ func (d *daemon) lastSeen(node string) time.Time {
 // network is back, everything that has happened anywhere meanwhile is seen everywhere, a death included.
 func TestNamespaces(t *testing.T) {
 	network := newNetwork(t, 3)
-	patchbay := program(t)
+	patchbay := program(t, "patchbay")
 	down, drop := network.daemon(t, patchbay, "down", 0), network.daemon(t, patchbay, "drop", 1)
 	whole := network.daemon(t, patchbay, "whole", 2)
 	all, alone := []*daemon{down, drop, whole}, []*daemon{down, drop}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"os"
 	"reflect"
 	"runtime"
 	"slices"
@@ -35,10 +36,17 @@ func (e ending) Run() int {
 	for goleak.Find(leftBehind...) != nil && time.Now().Before(end) { // Find waits for a while itself
 		runtime.Gosched()
 	}
+	if err := os.RemoveAll(bin); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
 	return code
 }
 
 func TestMain(m *testing.M) {
+	if spec := os.Getenv(memberEnv); spec != "" {
+		fmt.Fprintln(os.Stderr, beMember(spec))
+		os.Exit(1)
+	}
 	// More than there are processors, unless -parallel says otherwise: these tests wait for leases to end.
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)

@@ -11,15 +11,15 @@ import (
 
 // proxy passes TCP connections on until it is cut. Those of a cut proxy are neither closed nor served: that is what a lost network is like.
 type proxy struct {
-	url    string
-	target string
+	url string
 
-	mu    sync.Mutex
-	cond  *sync.Cond
-	cut   bool
-	gone  bool
-	conns map[net.Conn]bool
-	done  sync.WaitGroup
+	mu     sync.Mutex
+	target string
+	cond   *sync.Cond
+	cut    bool
+	gone   bool
+	conns  map[net.Conn]bool
+	done   sync.WaitGroup
 }
 
 func newProxy(t testing.TB, target string) *proxy {
@@ -54,7 +54,10 @@ func newProxy(t testing.TB, target string) *proxy {
 
 func (p *proxy) serve(conn net.Conn) {
 	defer conn.Close()
-	other, err := net.Dial("tcp", p.target)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	other, err := net.Dial("tcp", target)
 	if err != nil {
 		return
 	}
@@ -114,6 +117,15 @@ func (p *proxy) set(cut bool) {
 	p.cut = cut
 	p.mu.Unlock()
 	p.cond.Broadcast()
+}
+
+// retarget has connections lead to another URL from here on, and closes those that there are.
+func (p *proxy) retarget(url string) {
+	_, host, _ := strings.Cut(url, "://")
+	p.mu.Lock()
+	p.target = host
+	p.mu.Unlock()
+	p.reset()
 }
 
 // reset closes all connections.

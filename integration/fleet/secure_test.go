@@ -135,7 +135,10 @@ func (a *authority) sign(name string, template *x509.Certificate) (*ecdsa.Privat
 	}
 	a.next++
 	template.SerialNumber, template.Subject = big.NewInt(a.next), pkix.Name{CommonName: name}
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	template.NotBefore = time.Now().Add(-time.Hour)
+	if template.NotAfter.IsZero() {
+		template.NotAfter = time.Now().Add(time.Hour)
+	}
 	parent, signer := template, key
 	if a.cert != nil {
 		parent, signer = a.cert, a.key

@@ -75,7 +75,9 @@ func TestTraffic(t *testing.T) {
 	start := m.snapshot()
 	t.Logf("start: %v", start)
 	want := map[string]int{
-		keepAliveMethod + " opened": 1, "/etcdserverpb.Lease/LeaseGrant": 2, "/etcdserverpb.KV/Txn": 2,
+		keepAliveMethod + " opened": 1, "/etcdserverpb.Lease/LeaseGrant": 2,
+		"/etcdserverpb.KV/Range": 1, // the count of the nodes
+		"/etcdserverpb.KV/Txn":   2, // the look; the node and its index
 	}
 	delete(start, keepAliveMethod)
 	if !maps.Equal(start, want) {

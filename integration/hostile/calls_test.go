@@ -18,6 +18,8 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
 // called is a registered plugin whose services, at an endpoint of their own, answer a call by answer, frame by frame.
@@ -64,10 +66,10 @@ func deadlineOf(code codes.Code) time.Duration {
 }
 
 func callAttacks() []attack {
-	const toCaller = "the caller has the error, and nobody else"
+	const toCaller = "the caller gets the error, and nobody else is affected"
 	return []attack{
 		{
-			name: "call-gigabyte", does: "announces an answer of 1 GB to a call", happens: toCaller, bound: "256 MiB for a message; nothing is allocated before that is checked",
+			name: "call-gigabyte", does: "announces an answer of 1 GB to a call", happens: toCaller, bound: "the caller's own limit; nothing is allocated before that is checked",
 			named: event("registered: "), check: ends(codes.ResourceExhausted),
 			play: called(func(p *peer) {
 				p.start()
@@ -75,11 +77,11 @@ func callAttacks() []attack {
 			}),
 		},
 		{
-			name: "call-silence", does: "never answers a call", happens: toCaller, bound: "the deadline of the caller", named: event("registered: "),
+			name: "call-silence", does: "never answers a call", happens: toCaller, bound: "the caller's deadline", named: event("registered: "),
 			check: ends(codes.DeadlineExceeded), play: called(func(*peer) {}),
 		},
 		{
-			name: "call-reset", does: "answers a call with GOAWAY and an end of the connection", happens: toCaller, bound: "no call is made twice", named: event("registered: "),
+			name: "call-reset", does: "answers a call with GOAWAY and closes the connection", happens: toCaller, bound: "no call is made twice", named: event("registered: "),
 			check: ends(codes.Unavailable),
 			play: called(func(p *peer) {
 				_ = p.WriteGoAway(p.stream, http2.ErrCodeNo, nil)
@@ -108,7 +110,7 @@ func callAttacks() []attack {
 			}),
 		},
 		{
-			name: "call-stream", does: "answers a call with a stream that does not end", happens: "the caller has what it reads; nothing is collected for one that does not read", bound: "one message and the window of the connection",
+			name: "call-stream", does: "answers a call with a stream that does not end", happens: "the caller has what it reads; nothing is collected for one that does not read", bound: "the windows of the call",
 			named: event("registered: "), check: streams,
 			play: func(a *attacker) {
 				registerAnd(a, grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -119,6 +121,10 @@ func callAttacks() []attack {
 					}
 				}))
 			},
+		},
+		{
+			name: "call-large", does: "answers 16 callers, who read nothing for a while, with 100 MiB each", happens: "they have what they read; the plugin waits", bound: "1 MiB for a call, 16 MiB for a user and 48 MiB in all",
+			named: event("registered: "), play: answersLarge, check: func(s *scene) { rig.CallLarge(s.T, s.awaitStable(), nil, 16, 1, func() { s.newcomer() }) },
 		},
 		{
 			name: "reflection-bomb", does: "lists 100,000 services by reflection", happens: "patchbay call says so and ends", bound: "1,000 services",
@@ -133,7 +139,7 @@ func callAttacks() []attack {
 			play: announces(func(*attacker, *registerapi.PluginInfo) {}, func(s *grpc.Server) { reflectionpb.RegisterServerReflectionServer(s, bomb{}) }),
 		},
 		{
-			name: "connection-flood", does: "(a consumer) opens 300 connections to a stable socket and says nothing", happens: "they are accepted, and their descriptors are given back with their end", bound: "one descriptor each",
+			name: "connection-flood", does: "(a consumer) opens 300 connections to a stable socket and sends nothing", happens: "they are accepted, and their descriptors are released when they end", bound: "one descriptor each",
 			check: floods,
 		},
 	}

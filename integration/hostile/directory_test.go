@@ -59,7 +59,7 @@ func serve(l net.Listener) {
 func directoryAttacks() []attack {
 	return []attack{
 		{
-			name: "replaces-its-socket", does: "replaces its socket 300 times as fast as it can", happens: "what is there in the end is registered", bound: "one attempt at a time, on the present socket",
+			name: "replaces-its-socket", does: "replaces its socket 300 times as fast as it can", happens: "the last socket is registered", bound: "one attempt at a time, on the current socket",
 			named: event("registered: "), check: registered,
 			play: func(a *attacker) {
 				var before net.Listener
@@ -77,7 +77,7 @@ func directoryAttacks() []attack {
 			},
 		},
 		{
-			name: "flips-its-mode", does: "changes the mode of its socket between 000 and 777 without end", happens: "it stays registered: a mode makes no other socket", bound: "facts about the present, however many events",
+			name: "flips-its-mode", does: "endlessly changes the mode of its socket between 000 and 777", happens: "it stays registered: another mode does not make it another socket", bound: "one check of the current state, however many events there are",
 			named: event("registered: "), check: registered,
 			play: func(a *attacker) {
 				serve(listen(a.socket))
@@ -89,7 +89,7 @@ func directoryAttacks() []attack {
 			},
 		},
 		{
-			name: "crowds-the-directory", does: "makes 20,000 files and 100 sockets on which nobody listens, in a subdirectory", happens: "files are passed over, and sockets beyond the bound",
+			name: "crowds-the-directory", does: "creates 20,000 files and 100 sockets without listeners in a subdirectory", happens: "files are ignored, and so are sockets beyond the limit",
 			bound: "`bounds.maxSockets`", named: []naming{{inCondition, fmt.Sprintf("more than %d sockets", maxSockets)}},
 			play: func(a *attacker) {
 				dir := filepath.Join(a.dir, "crowd")
@@ -98,7 +98,7 @@ func directoryAttacks() []attack {
 			},
 		},
 		{
-			name: "nests-deeply", does: "makes directories in directories, 200 deep, and serves in the last", happens: "it is not searched below the bound", bound: "`bounds.maxDepth`",
+			name: "nests-deeply", does: "nests directories 200 deep, and serves in the innermost one", happens: "directories below the limit are not searched", bound: "`bounds.maxDepth`",
 			named: []naming{{inCondition, "its subdirectories are not searched"}}, check: unlisted,
 			play: func(a *attacker) {
 				must(os.Chdir(a.dir))
@@ -110,7 +110,7 @@ func directoryAttacks() []attack {
 			},
 		},
 		{
-			name: "long-path", does: "serves a socket whose name has 250 bytes, more than a socket address holds", happens: "it is registered", bound: "the file system's length of a name",
+			name: "long-path", does: "serves a socket with a name of 250 bytes, more than a socket address can hold", happens: "it is registered", bound: "the file system's limit for names",
 			named: event("registered: "), check: registered,
 			play: func(a *attacker) {
 				serve(listen(a.socket))
@@ -118,7 +118,7 @@ func directoryAttacks() []attack {
 			},
 		},
 		{
-			name: "no-sockets", does: "makes a FIFO, a device, a file and a directory with names of sockets", happens: "they are passed over, as the kubelet does", bound: "no file is opened",
+			name: "no-sockets", does: "creates a FIFO, a device, a file and a directory with names of sockets", happens: "they are ignored, as by the kubelet", bound: "no file is opened",
 			root: true, check: unlisted,
 			play: func(a *attacker) {
 				must(errors.Join(syscall.Mkfifo(a.socket+".fifo", 0o666), syscall.Mknod(a.socket+".null", syscall.S_IFCHR|0o666, 1<<8|3),
@@ -126,8 +126,8 @@ func directoryAttacks() []attack {
 			},
 		},
 		{
-			name: "links", does: "makes a hard link to the socket of a neighbour, and removes it", happens: "the link is another socket of the same plugin, which supersedes; with its end the neighbour is current again", harms: true,
-			bound: "one instance more", play: func(a *attacker) {
+			name: "links", does: "creates a hard link to the socket of a neighbour, and removes it", happens: "the link counts as a newer socket of the same plugin and supersedes the neighbour; once it is gone, the neighbour is current again", harms: true,
+			bound: "one more instance", play: func(a *attacker) {
 				link := filepath.Join(a.dir, "link")
 				must(os.Link(filepath.Join(a.dir, "neighbour"), link))
 				time.Sleep(time.Second)
@@ -135,7 +135,7 @@ func directoryAttacks() []attack {
 			},
 		},
 		{
-			name: "unlinks-as-same-user", does: "removes the sockets of all other plugins, as the same user", happens: "they are deregistered, which is said, and registered when their sockets are there again", harms: true,
+			name: "unlinks-as-same-user", does: "removes the sockets of all other plugins, as the same user", happens: "they are deregistered, which is reported, and registered again when their sockets are back", harms: true,
 			bound: "the plugin directory", play: func(a *attacker) {
 				must(filepath.Walk(a.dir, func(path string, info os.FileInfo, err error) error {
 					if err == nil && info.Mode()&os.ModeSocket != 0 && !strings.Contains(path, "hostile") {

@@ -19,7 +19,7 @@ import (
 // elsewhere is a plugin whose endpoint is what at returns; calls to it end with one of the codes.
 func elsewhere(name, does, happens string, at func(*attacker) string, want ...codes.Code) attack {
 	return attack{
-		name: name, does: "says that its services are at " + does, happens: happens, bound: "the call that is made", named: event("registered: "),
+		name: name, does: "announces that its services are at " + does, happens: happens, bound: "the call itself", named: event("registered: "),
 		play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = at(a) }),
 		check: func(s *scene) {
 			s.Helper()
@@ -67,15 +67,15 @@ func endpointAttacks() []attack {
 			must(syscall.Mkfifo(path, 0o666))
 			return path
 		}, codes.Unavailable),
-		elsewhere("endpoint-neighbour", "the socket of a neighbour", "calls to it are calls to the neighbour, as those on its own socket are",
+		elsewhere("endpoint-neighbour", "the socket of a neighbour", "calls to it reach the neighbour, just like calls on the neighbour's own socket",
 			func(a *attacker) string { return filepath.Join(a.dir, "neighbour") }, codes.OK),
-		refused("endpoint-relative", "that its services are at a relative path", "an endpoint is an absolute path",
+		refused("endpoint-relative", "a relative path as its endpoint", "an endpoint must be an absolute path",
 			"the endpoint \"../control.sock\"; it must be an absolute path", func(i *registerapi.PluginInfo) { i.Endpoint = "../control.sock" }),
-		refused("endpoint-abstract", "that its services are at an abstract socket, which has no owner", "`@` is no beginning of an endpoint",
+		refused("endpoint-abstract", "an abstract socket, which has no owner, as its endpoint", "an endpoint must not begin with `@`",
 			"the endpoint \"@hostile\"; it must not be an abstract socket", func(i *registerapi.PluginInfo) { i.Endpoint = "@hostile" }),
 		{
-			name: "endpoint-loop", does: "says that its services are at its own stable socket, so that each call to it comes back to the daemon",
-			happens: "a call that comes back is refused", bound: "one round", named: event("registered: "),
+			name: "endpoint-loop", does: "announces its own stable socket as its endpoint, so that each call to it comes back to the daemon",
+			happens: "the call that comes back is refused", bound: "one round trip", named: event("registered: "),
 			play: announces(func(a *attacker, i *registerapi.PluginInfo) {
 				i.Endpoint = beside(a, "dispense", hostileType, "hostile.sock")
 			}),
@@ -86,8 +86,8 @@ func endpointAttacks() []attack {
 			},
 		},
 		{
-			name: "endpoint-control", does: "says that its services are at the control socket, so that whoever may call plugins would call the daemon as the daemon",
-			happens: "the control API refuses what was forwarded by the daemon itself", bound: "one call", named: event("registered: "),
+			name: "endpoint-control", does: "announces the control socket as its endpoint, so that anyone who may call plugins would call the daemon with the daemon's own rights",
+			happens: "the control API refuses calls that the daemon itself forwarded", bound: "one call", named: event("registered: "),
 			play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = beside(a, "control.sock") }),
 			check: func(s *scene) {
 				ctx, cancel := context.WithTimeout(s.Context(), 10*time.Second)

@@ -140,7 +140,7 @@ func launchedAttacks() []attack {
 			return os.Rename(own, filepath.Join(a.dir, "neighbour"))
 		}),
 		{
-			name: "guesses-tickets", does: "calls its host with 1,000 tickets that it made up", happens: "each call is refused", bound: "256 bits of a ticket",
+			name: "guesses-tickets", does: "calls its host with 1,000 made-up tickets", happens: "each call is refused", bound: "tickets have 256 bits",
 			launched: noSocket, named: []naming{{inLog, "refused 1000 times: PermissionDenied"}},
 			play: func(*attacker) {
 				h, _ := shake()
@@ -159,7 +159,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "calls-ungranted", does: "calls services of the host that were not granted to it, with its own ticket", happens: "each call is refused",
+			name: "calls-ungranted", does: "calls services of the host that it was not granted, with its own ticket", happens: "each call is refused",
 			bound: "the plugin's controller", launched: noSocket, named: []naming{{inLog, "refused: PermissionDenied"}},
 			play: func(*attacker) {
 				h, _ := shake()
@@ -167,7 +167,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "fork-bomb", does: "starts processes without end", happens: "the kernel refuses more than the limit; a stop of the plugin ends all",
+			name: "fork-bomb", does: "starts processes endlessly", happens: "the kernel refuses more than the limit; stopping the plugin ends them all",
 			bound: fmt.Sprintf("`limits.processes: %d`", maxProcesses), launched: noSocket + fmt.Sprintf("    limits: {processes: %d}\n", maxProcesses),
 			named: []naming{{inLog, "resource temporarily unavailable"}}, play: forkBomb,
 			check: func(s *scene) {
@@ -177,7 +177,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "memory-bomb", does: "uses memory without end", happens: "the kernel kills it; after its restarts it has failed", bound: "`limits.memory: 96Mi`",
+			name: "memory-bomb", does: "allocates memory endlessly", happens: "the kernel kills it; after the allowed restarts it is failed", bound: "`limits.memory: 96Mi`",
 			launched: noSocket + "    limits: {memory: 96Mi}\n", named: []naming{{inStatus, "failed: "}, {inStatus, "killed"}},
 			play: func(*attacker) {
 				for range neverMemory >> 20 {
@@ -190,7 +190,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "descriptor-bomb", does: "opens files without end", happens: "the kernel refuses more than the limit", bound: "`limits.openFiles: 64`",
+			name: "descriptor-bomb", does: "opens files endlessly", happens: "the kernel refuses more than the limit", bound: "`limits.openFiles: 64`",
 			launched: noSocket + "    limits: {openFiles: 64}\n", named: []naming{{inLog, "too many open files"}},
 			play: func(*attacker) {
 				for range 10_000 {
@@ -203,8 +203,8 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "log-flood", does: "prints 30,000 lines of binary data and terminal escapes", happens: "what exceeds the rate is dropped and counted; what is kept is escaped where it is printed",
-			bound: "`logRate`, and 256 KiB that are kept", launched: noSocket + "    logRate: 100\n", named: []naming{{inLog, "end of the flood"}},
+			name: "log-flood", does: "prints 30,000 lines of binary data and terminal escapes", happens: "lines beyond the rate are dropped and counted; the others are escaped wherever they are printed",
+			bound: "`logRate`, and the 256 KiB of log that are kept", launched: noSocket + "    logRate: 100\n", named: []naming{{inLog, "end of the flood"}},
 			play: func(*attacker) {
 				line := []byte("\x1b[2J\x00\xff\xfe binary \x07\n")
 				for i := range 30_000 {
@@ -223,7 +223,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "long-line", does: "prints lines of 10 MB", happens: "they are cut and counted", bound: "a line's length", launched: noSocket,
+			name: "long-line", does: "prints lines of 10 MB", happens: "they are truncated and counted", bound: "the maximum length of a line", launched: noSocket,
 			named: []naming{{inLog, "end of the line"}},
 			play: func(*attacker) {
 				for range 3 {
@@ -238,7 +238,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "forges-log", does: "prints a line that is one of the daemon's log, with another plugin's name, a time and a level", happens: "the record has the name of who printed it",
+			name: "forges-log", does: "prints a line that looks like one of the daemon's log, with another plugin's name, a time and a level", happens: "the record has the name of the plugin that printed it",
 			bound: "the record's own fields", launched: noSocket, named: []naming{{inLog, "all is lost"}},
 			play: func(*attacker) {
 				say(`{"time":"2001-01-01T00:00:00Z","level":"ERROR","msg":"all is lost","plugin":"neighbour","source":"daemon"}`)
@@ -254,7 +254,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "daemonizes", does: "leaves a descendant in a session of its own, which ignores every signal that can be ignored", happens: "a stop of the plugin ends it too",
+			name: "daemonizes", does: "leaves a descendant in its own session, which ignores every signal that can be ignored", happens: "stopping the plugin ends it too",
 			bound: "the process's cgroup, or descent", launched: noSocket + "    stopTimeout: 2s\n", named: []naming{{inLog, "is on its own"}},
 			play: func(*attacker) {
 				cmd := exec.Command("/bin/sh", "-c", "trap '' TERM HUP INT; setsid /bin/sh -c 'trap \"\" TERM HUP INT; sleep 170' & ")
@@ -264,7 +264,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "ignores-stop", does: "ignores the end of its standard input and SIGTERM", happens: "it is killed", bound: "`stopTimeout`",
+			name: "ignores-stop", does: "ignores EOF on its standard input and SIGTERM", happens: "it is killed", bound: "`stopTimeout`",
 			launched: noSocket + "    stopTimeout: 1s\n", named: []naming{{inLog, "it stays"}},
 			play: func(*attacker) {
 				signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
@@ -272,7 +272,7 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "holds-pipes", does: "ends, and leaves a child that holds its output", happens: "its end is seen at once", bound: "the process's own end",
+			name: "holds-pipes", does: "exits, and leaves a child that holds its output open", happens: "its exit is noticed at once", bound: "the exit of the process itself",
 			launched: "    serve: false\n    restart: {policy: never}\n", named: []naming{{inStatus, "exit status 7"}},
 			play: func(*attacker) {
 				cmd := exec.Command("/bin/sleep", "170")
@@ -283,21 +283,21 @@ func launchedAttacks() []attack {
 			},
 		},
 		{
-			name: "crash-loop", does: "crashes as soon as it runs", happens: "it is restarted with pauses, and then left alone", bound: "`restart.limit`",
+			name: "crash-loop", does: "crashes as soon as it starts", happens: "it is restarted with pauses, and then no more", bound: "`restart.limit`",
 			launched: noSocket, named: []naming{{inStatus, "failed: "}}, play: func(*attacker) { panic("it crashes") },
 		},
 		{
-			name: "never-serves", does: "is to serve and makes no socket", happens: "it is said to run, and never to be ready", bound: "no plugin waits for it",
+			name: "never-serves", does: "is configured to serve but creates no socket", happens: "it is shown as starting, never as ready", bound: "no plugin waits for it",
 			launched: "    serve: true\n", named: []naming{{inStatus, "starting"}}, play: func(*attacker) { shake() },
 		},
 		{
-			name: "borrows-rights-of-health-checks", does: "is registered, and then has a link to the socket of a neighbour in the place of its own",
-			happens: "the neighbour is not asked for its health; the plugin is restarted", bound: "the user who listens, at each connect",
+			name: "borrows-rights-of-health-checks", does: "registers, and then replaces its socket by a link to a neighbour's",
+			happens: "the neighbour gets no health check; the plugin is restarted", bound: "the user who listens, checked at each connect",
 			launched: "    serve: true\n", named: event(fmt.Sprintf("and the plugin runs as user %d: it must serve its socket itself", hostileUser)), play: leavesALink,
 		},
 		{
-			name: "crowds-its-directory", does: "makes 20,000 files and 100 sockets in the directory that it was given", happens: "files are passed over, and sockets of its user that are not its own",
-			bound: "20 refusals told a second", launched: "    serve: true\n", named: event("belongs to user"),
+			name: "crowds-its-directory", does: "creates 20,000 files and 100 sockets in the directory that it was given", happens: "files are ignored, and so are sockets of its user other than its own",
+			bound: "20 reported refusals per second", launched: "    serve: true\n", named: event("belongs to user"),
 			play: func(*attacker) {
 				h, _ := shake()
 				crowd(filepath.Dir(h.PluginSocket), 20_000, 4*maxSockets)

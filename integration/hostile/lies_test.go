@@ -21,7 +21,7 @@ import (
 func refused(name, does, bound, text string, announce func(*registerapi.PluginInfo)) attack {
 	return attack{
 		name: name, does: "announces " + does, bound: bound, named: event("refused: the plugin announces " + text),
-		happens: "it is refused and told why", play: announces(func(_ *attacker, i *registerapi.PluginInfo) { announce(i) }),
+		happens: "it is refused, with the reason", play: announces(func(_ *attacker, i *registerapi.PluginInfo) { announce(i) }),
 	}
 }
 
@@ -52,24 +52,24 @@ func lyingAttacks() []attack {
 		refused("path-type", "a type with slashes", textBound, "the type \"../Hostile\"; a type must not contain a slash", func(i *registerapi.PluginInfo) { i.Type = "../Hostile" }),
 		refused("versions", "1,000 versions", versionBound, "1000 versions; at most 64 are allowed", func(i *registerapi.PluginInfo) { i.SupportedVersions = make([]string, 1000) }),
 		{
-			name: "65535-versions", does: "announces 65,535 versions", bound: "60 KiB for an answer",
-			happens: "the answer is not read", named: event("bytes; at most 61440 are allowed"),
+			name: "65535-versions", does: "announces 65,535 versions", bound: "60 KiB for a response",
+			happens: "the response is not read", named: event("bytes; at most 61440 are allowed"),
 			play: announces(func(_ *attacker, i *registerapi.PluginInfo) { i.SupportedVersions = make([]string, 65_535) }),
 		},
 		{
 			name: "same-versions", does: "announces one version 64 times", bound: versionBound,
-			happens: "it is registered, with the versions that it announced", named: event("registered: "),
+			happens: "it is registered, with the announced versions", named: event("registered: "),
 			play: announces(func(_ *attacker, i *registerapi.PluginInfo) { i.SupportedVersions = slices.Repeat([]string{"1"}, 64) }),
 		},
 		{
 			name: "invalid-utf8", does: "announces a name and an endpoint that are not UTF-8", bound: textBound,
-			happens: "the answer is not taken for one", named: event("decode the plugin's answer"),
+			happens: "the response is rejected", named: event("decode the plugin's answer"),
 			play: asks(func(p *peer) {
 				p.start()
 				p.answer(raw(map[byte]string{1: hostileType, 2: "\xff\xfe", 3: "/\xc2", 4: "1"}))
 			}),
 		},
-		harmless("dot-dot", "a name that is a path out of every directory", "a name is never a path: its stable socket has an encoded name", "../../../hostile",
+		harmless("dot-dot", "a name that is a path out of the directory", "a name is never a path: its stable socket has an encoded name", "../../../hostile",
 			func(s *scene) {
 				s.await("it has a stable socket", func() bool { found, _ := filepath.Glob(s.stable(hostileType, "*")); return len(found) == 1 })
 				for _, outside := range []string{s.path("hostile.sock"), s.path("hostile"), filepath.Join(s.dir, "..", "hostile.sock")} {
@@ -79,14 +79,14 @@ func lyingAttacks() []attack {
 				}
 			}),
 		harmless("html", "a name that is a script", "it is registered; the status page shows text, never markup", "<script>alert(1)</script><img src=x onerror=alert(1)>", nil),
-		harmless("bidi", "a name that reverses what is printed after it", "it is registered, and escaped where it is printed", "\u202egnp.exe", func(s *scene) {
+		harmless("bidi", "a name that reverses the text printed after it", "it is registered, and escaped where it is printed", "\u202egnp.exe", func(s *scene) {
 			if out := s.patchbay("list"); strings.Contains(out, "\u202e") || !strings.Contains(out, `\u202e`) {
 				s.Errorf("the list prints %q", out)
 			}
 		}),
 		{
-			name: "chameleon", does: "announces another name each time it is asked, and fails the notice", bound: "one row for a socket, whatever its names were",
-			happens: "each name is taken back", named: event("failed: "),
+			name: "chameleon", does: "announces a new name on every attempt, and fails NotifyRegistrationStatus", bound: "one row per socket, however many names it had",
+			happens: "each registration is rolled back", named: event("failed: "),
 			play: func() func(*attacker) {
 				var n atomic.Int32
 				return asks(func(p *peer) {
@@ -120,8 +120,8 @@ func lyingAttacks() []attack {
 			},
 		},
 		{
-			name: "claims-a-name", does: "announces the type and name of a neighbour, as the same user", bound: "one instance more",
-			happens: "it supersedes the neighbour, which is said; when it goes, the neighbour is current again, as the same instance", harms: true,
+			name: "claims-a-name", does: "announces the type and name of a neighbour, as the same user", bound: "one more instance",
+			happens: "it supersedes the neighbour, which is reported; when it goes, the neighbour is current again, as the same instance", harms: true,
 			play: announces(func(_ *attacker, i *registerapi.PluginInfo) { i.Type, i.Name = "Neighbour", "found" }),
 			check: func(s *scene) {
 				s.await("the neighbour is told of as superseded", func() bool {
@@ -135,7 +135,7 @@ func lyingAttacks() []attack {
 			},
 		},
 		{
-			name: "csi-other-name", does: "is a CSI driver whose services say another name", bound: "the handler's checks", happens: "it is refused and told why",
+			name: "csi-other-name", does: "is a CSI driver whose services report another name", bound: "the handler's checks", happens: "it is refused, with the reason",
 			named: event("refused: "),
 			play: announces(func(_ *attacker, i *registerapi.PluginInfo) {
 				i.Type, i.Name, i.SupportedVersions = "CSIPlugin", "hostile.example.com", []string{"1.0.0"}
@@ -143,14 +143,14 @@ func lyingAttacks() []attack {
 				func(s *grpc.Server) { csi.RegisterIdentityServer(s, liar{}) }),
 		},
 		{
-			name: "dra-without-service", does: "is a DRA driver that has no service of DRA", bound: "the handler's checks", happens: "it is registered, and each call to it fails",
+			name: "dra-without-service", does: "is a DRA driver without a DRA service", bound: "the handler's checks", happens: "it is registered, and every call to it fails",
 			named: event("registered: "),
 			play: announces(func(_ *attacker, i *registerapi.PluginInfo) {
 				i.Type, i.Name, i.SupportedVersions = "DRAPlugin", "hostile.example.com", []string{"v1.DRAPlugin"}
 			}),
 		},
 		{
-			name: "many-devices", does: "is a device plugin with 5 MB of devices", bound: "4 MiB for an answer", happens: "it is refused and told why",
+			name: "many-devices", does: "is a device plugin with 5 MB of devices", bound: "4 MiB for a response", happens: "it is refused, with the reason",
 			play: announces(func(_ *attacker, i *registerapi.PluginInfo) {
 				i.Type, i.Name, i.SupportedVersions = "DevicePlugin", "hostile.example.com/device", []string{"v1beta1"}
 			},

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
 
@@ -24,8 +24,10 @@ const (
 	// roleEnv makes the test binary a plugin: the name of an attack, or roleNeighbour. dirEnv and socketEnv say where.
 	roleEnv, dirEnv, socketEnv = "PATCHBAY_TEST_ROLE", "PATCHBAY_TEST_DIR", "PATCHBAY_TEST_SOCKET"
 	roleNeighbour              = "neighbour"
+	// daemonEnv names the program of another daemon to attack, such as one of before.
+	daemonEnv = "PATCHBAY_DAEMON"
 	// lifetime is the longest time that a hostile process lives, whatever happens to the test.
-	lifetime = 3 * time.Minute
+	lifetime = 8 * time.Minute
 )
 
 // bin is a directory that every user may search, with patchbay and this test binary as plugin.
@@ -60,26 +62,32 @@ func prepare() (err error) {
 	if err := errors.Join(os.Chmod(bin, 0o755), os.Setenv("GORACE", "atexit_sleep_ms=0")); err != nil {
 		return err
 	}
-	args := []string{"build", "-o", bin + string(filepath.Separator)}
-	if raceEnabled {
-		args = append(args, "-race")
+	if err := put("/proc/self/exe", "plugin"); err != nil {
+		return err
 	}
-	cmd := exec.CommandContext(context.Background(), "go", append(args, "./cmd/patchbay")...)
-	cmd.Dir = filepath.Join("..", "..")
-	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%s: %w\n%s", cmd, err, output)
+	if other := os.Getenv(daemonEnv); other != "" {
+		patience = 15 * time.Second // much of what is awaited does not happen
+		return put(other, "patchbay")
 	}
-	self, err := os.Open("/proc/self/exe")
+	if err := programs.Build(context.Background(), "../..", bin, programs.Raced, "./cmd/patchbay"); err != nil {
+		return err
+	}
+	return nil
+}
+
+// put puts a copy of a program into bin.
+func put(program, name string) error {
+	from, err := os.Open(program)
 	if err != nil {
 		return err
 	}
-	defer self.Close()
-	plugin, err := os.OpenFile(filepath.Join(bin, "plugin"), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
+	defer from.Close()
+	to, err := os.OpenFile(filepath.Join(bin, name), os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(plugin, self)
-	return errors.Join(err, plugin.Close())
+	_, err = io.Copy(to, from)
+	return errors.Join(err, to.Close())
 }
 
 // play is what the test binary does as a plugin.

@@ -110,14 +110,14 @@ func swapped(a *attacker) string {
 }
 
 func trustAttacks() []attack {
-	const passes = "the socket is registered whenever it is there, the link refused and never followed"
+	const passes = "the socket is registered whenever it is there, the link is refused and never followed"
 	return []attack{
 		asStranger(nobody, attack{
-			name: "socket-of-a-stranger", does: "serves a plugin", happens: "nobody connects to it", bound: "the owner of the socket",
+			name: "socket-of-a-stranger", does: "serves a plugin", happens: "the daemon does not connect to it", bound: "the owner of the socket",
 			named: event(fmt.Sprintf("belongs to user %d", hostileUser)), play: untouched,
 		}),
 		asStranger(nobody, attack{
-			name: "directory-of-a-stranger", does: "serves a plugin in a directory of its own", happens: "the directory is not searched", bound: "the owner of the directory",
+			name: "directory-of-a-stranger", does: "serves a plugin in its own directory", happens: "the directory is not searched", bound: "the owner of the directory",
 			named: event(fmt.Sprintf("belongs to user %d, who could put any socket there", hostileUser)),
 			play: func(a *attacker) {
 				must(os.Mkdir(a.socket, 0o755))
@@ -125,8 +125,8 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(nobody, attack{
-			name: "crowd-of-a-stranger", does: "makes 20,000 files and 2,000 sockets", happens: "others find room, and the host is not called ill",
-			bound: "250 refusals of a user are remembered, 1,000 in all, and 20 told a second", named: event(fmt.Sprintf("belongs to user %d", hostileUser)),
+			name: "crowd-of-a-stranger", does: "creates 20,000 files and 2,000 sockets", happens: "there is room for other plugins, and no condition is degraded",
+			bound: "250 refusals per user and 1,000 in total are remembered, and 20 per second reported", named: event(fmt.Sprintf("belongs to user %d", hostileUser)),
 			play: func(a *attacker) { crowd(a.dir, 20_000, 80*maxSockets) },
 			check: func(s *scene) {
 				for _, c := range s.list().Conditions {
@@ -137,7 +137,7 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(trusted, attack{
-			name: "crowds-with-directories", does: "makes 20,000 directories", happens: "others find room, and the host is ready", bound: "`bounds.maxUserDirs`, `bounds.maxDirs`",
+			name: "crowds-with-directories", does: "creates 20,000 directories", happens: "there is room for other plugins, and the host is ready", bound: "`bounds.maxUserDirs`, `bounds.maxDirs`",
 			named: []naming{{inCondition, fmt.Sprintf("14000 directories of user %d are not searched", hostileUser)}},
 			check: func(s *scene) {
 				quiet(s)
@@ -152,8 +152,8 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(trusted, attack{
-			name: "digs-directories", does: "makes 600 directories that are deeper than is searched", happens: "others find room, and the host is ready", bound: "`bounds.maxDepth`",
-			named: []naming{{inCondition, fmt.Sprintf("something is wrong 600 times with directories and sockets of user %d", hostileUser)}}, check: quiet,
+			name: "digs-directories", does: "creates 600 directories below the depth that is searched", happens: "there is room for other plugins, and the host is ready", bound: "`bounds.maxDepth`",
+			named: []naming{{inCondition, fmt.Sprintf("600 problems with directories and sockets of user %d", hostileUser)}}, check: quiet,
 			play: func(a *attacker) {
 				for i := range 600 {
 					must(os.MkdirAll(filepath.Join(a.dir, fmt.Sprint("deep", i), strings.Repeat("d/", maxDepth)), 0o755))
@@ -161,12 +161,12 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(bound, attack{
-			name: "claims-a-type", does: "registers a plugin of a type that is others'", happens: "it is refused and told why", bound: "`trust.types`",
+			name: "claims-a-type", does: "registers a plugin of a type reserved for another user", happens: "it is refused, with the reason", bound: "`trust.types`",
 			named: event(fmt.Sprintf("user %d may not register plugins of type Neighbour", hostileUser)),
 			play:  announces(func(_ *attacker, i *registerapi.PluginInfo) { i.Type = "Neighbour" }),
 		}),
 		asStranger(rivals, attack{
-			name: "takes-names-over", does: "registers newer plugins with the names of the neighbours", happens: "they are refused and told why", bound: "the user who has the name",
+			name: "takes-names-over", does: "registers newer plugins with the names of the neighbours", happens: "they are refused, with the reason", bound: "the user who holds the name",
 			named: []naming{
 				{inEvent, fmt.Sprintf("the name found of type Neighbour is that of a plugin of user 0, and user %d may not take it", hostileUser)},
 				{inEvent, fmt.Sprintf("the name launched of type Neighbour is that of a plugin of user %d", neighbourUser)},
@@ -180,7 +180,7 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(trusted, attack{
-			name: "unlinks-where-all-may-write", does: "removes everybody's sockets, renames its own over them and exchanges it for them", happens: "the kernel refuses it",
+			name: "unlinks-where-all-may-write", does: "tries to remove all other sockets, rename its own over them and exchange it with them", happens: "the kernel refuses it",
 			bound: "the sticky bit", named: event("registered: "),
 			play: func(a *attacker) {
 				serve(listen(a.socket))
@@ -203,8 +203,8 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(trusted, attack{
-			name: "swaps-a-link", does: "exchanges its socket for a symbolic link to another socket, and back, without end", happens: passes,
-			bound: "the connect is to the inode that was judged", named: append(event("is a symbolic link"), event("registered: ")...), check: foundOften,
+			name: "swaps-a-link", does: "endlessly swaps its socket with a symbolic link to another socket", happens: passes,
+			bound: "the daemon connects to the inode that it checked", named: append(event("is a symbolic link"), event("registered: ")...), check: foundOften,
 			play: func(a *attacker) {
 				link := filepath.Join(a.dir, ".link")
 				must(os.Symlink(filepath.Join(trap(a), "s"), link))
@@ -213,8 +213,8 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(trusted, attack{
-			name: "swaps-a-directory", does: "exchanges the directory of its socket for a symbolic link to another directory, and back, without end", happens: passes,
-			bound: "each component of the path is opened without links", named: append(event("is a symbolic link"), event("registered: ")...), check: foundOften,
+			name: "swaps-a-directory", does: "endlessly swaps the directory of its socket with a symbolic link to another directory", happens: passes,
+			bound: "no component of the path is opened through a link", named: append(event("is a symbolic link"), event("registered: ")...), check: foundOften,
 			play: func(a *attacker) {
 				dir, link := filepath.Join(a.dir, "dir"), filepath.Join(a.dir, ".link")
 				must(errors.Join(os.Symlink(trap(a), link), os.Mkdir(dir, 0o755)))
@@ -223,13 +223,13 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(trusted, attack{
-			name: "borrows-rights", does: "says that its services are at the stable socket of a neighbour, which only root may open",
-			happens: "it is refused and told why", bound: "the user of the socket", named: event(rootsSocket),
+			name: "borrows-rights", does: "announces the stable socket of a neighbour, which only root may open, as its endpoint",
+			happens: "it is refused, with the reason", bound: "the user of the socket", named: event(rootsSocket),
 			play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = stableOfNeighbour(a) }),
 		}),
 		asStranger(trusted, attack{
-			name: "borrows-rights-later", does: "exchanges its endpoint for a link to the stable socket of a neighbour, and back, without end",
-			happens: "the neighbour is not called", bound: "the user who listens, at each connect", named: event("registered: "),
+			name: "borrows-rights-later", does: "endlessly swaps its endpoint with a link to the stable socket of a neighbour",
+			happens: "the neighbour is not called", bound: "the user who listens, checked at each connect", named: event("registered: "),
 			play: announces(func(a *attacker, i *registerapi.PluginInfo) { i.Endpoint = swapped(a) }),
 			check: func(s *scene) {
 				conn := s.dial(s.awaitStable())
@@ -243,15 +243,15 @@ func trustAttacks() []attack {
 			},
 		}),
 		asStranger(trusted, attack{
-			name: "borrows-rights-of-a-handler", does: "does so as a CSI driver, to which the daemon's handler connects",
-			happens: "the neighbour is not called, and the plugin is told why", bound: "the user who listens, at each connect", named: event(rootsSocket),
+			name: "borrows-rights-of-a-handler", does: "does the same as a CSI driver, to which the daemon's handler connects",
+			happens: "the neighbour is not called, and the plugin gets the reason", bound: "the user who listens, checked at each connect", named: event(rootsSocket),
 			play: announces(func(a *attacker, i *registerapi.PluginInfo) {
 				i.Type, i.Name, i.SupportedVersions, i.Endpoint = "CSIPlugin", "hostile.example.com", []string{"1.0.0"}, swapped(a)
 			}),
 		}),
 		asStranger(nobody, attack{
-			name: "squats-directories", does: "makes what another plugin would get as its own when it is launched: directories, files and links", happens: "that plugin gets another one",
-			bound: "a directory of its own is one that was not there", named: event(fmt.Sprintf("%s.9 belongs to user %d", laterName, hostileUser)),
+			name: "squats-directories", does: "creates the directories, files and links that another plugin would get when it is launched", happens: "that plugin gets another directory",
+			bound: "a private directory is always newly created", named: event(fmt.Sprintf("%s.9 belongs to user %d", laterName, hostileUser)),
 			play: func(a *attacker) {
 				for i := range 10 {
 					path := filepath.Join(a.dir, fmt.Sprintf("%s.%d", laterName, i))

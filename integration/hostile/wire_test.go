@@ -24,14 +24,14 @@ const (
 func slow(name, does string, play func(*attacker)) attack {
 	return attack{
 		name: name, does: does, play: play, bound: deadline, named: event(noAnswer),
-		happens: "the call ends with its deadline, and is tried again with growing pauses",
+		happens: "the call times out, and is retried with growing pauses",
 	}
 }
 
 // flood is an attack with frames that have no end.
 func flood(name, does string, b func(*peer) []byte, start func(*peer)) attack {
 	return attack{
-		name: name, does: does, bound: callBytes, named: event(tooMuch), happens: "the connection is closed in the middle of it",
+		name: name, does: does, bound: callBytes, named: event(tooMuch), happens: "the connection is closed in the middle of the flood",
 		play: asks(func(p *peer) {
 			start(p)
 			p.endlessly(b(p))
@@ -63,10 +63,10 @@ func wireAttacks() []attack {
 		return b.Bytes()
 	}
 	return []attack{
-		slow("slow-silence", "accepts, and says nothing", peers((*peer).untilClosed)),
+		slow("slow-silence", "accepts, and sends nothing", peers((*peer).untilClosed)),
 		slow("slow-settings", "sends its first frame byte by byte",
 			asks(func(p *peer) { p.drip(frame(http2.FrameSettings, 0, 0, make([]byte, 600))) })),
-		slow("slow-headers", "sends the headers of its answer byte by byte", asks(func(p *peer) { p.drip(hello(p)) })),
+		slow("slow-headers", "sends the headers of its response byte by byte", asks(func(p *peer) { p.drip(hello(p)) })),
 		slow("slow-body", "sends its announcement byte by byte", asks(func(p *peer) {
 			p.start()
 			for _, b := range message(info()) {
@@ -75,16 +75,16 @@ func wireAttacks() []attack {
 			}
 			p.untilClosed()
 		})),
-		slow("slow-trailers", "sends its announcement, and never its end", asks(func(p *peer) {
+		slow("slow-trailers", "sends its announcement, but never the trailers", asks(func(p *peer) {
 			p.start()
 			_ = p.WriteData(p.stream, false, message(info()))
 			p.untilClosed()
 		})),
-		slow("zero-window", "opens no window, so that the request cannot be sent", peers(func(p *peer) {
+		slow("zero-window", "keeps its window at zero, so that the request cannot be sent", peers(func(p *peer) {
 			_ = p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 			p.untilClosed()
 		})),
-		slow("deaf", "sends pings without end, and reads nothing", peers(func(p *peer) {
+		slow("deaf", "sends pings endlessly, and reads nothing", peers(func(p *peer) {
 			settings(p)
 			for ping := bytes.Repeat(frame(http2.FramePing, 0, 0, make([]byte, 8)), 64); ; time.Sleep(100 * time.Millisecond) {
 				if _, err := p.Write(ping); err != nil {
@@ -93,21 +93,21 @@ func wireAttacks() []attack {
 			}
 		})),
 		{
-			name: "slow-notify", does: "answers GetInfo, and never the notice that it is registered", bound: deadline,
-			happens: "it is taken back, and tried again with growing pauses", named: event(noAnswer),
+			name: "slow-notify", does: "answers GetInfo, but never NotifyRegistrationStatus", bound: deadline,
+			happens: "the registration is rolled back, and retried with growing pauses", named: event(noAnswer),
 			play: afterGetInfo((*peer).untilClosed),
 		},
 		{
-			name: "slow-accept", does: "listens, and accepts nothing until its backlog is full", bound: deadline,
-			happens: "as with silence; a full backlog is no reason to wait", named: event("failed: "),
+			name: "slow-accept", does: "listens, and accepts nothing, so that its backlog fills up", bound: deadline,
+			happens: "the same as for slow-silence; connecting does not wait for a full backlog", named: event("failed: "),
 			play: func(a *attacker) {
 				listen(a.socket)
 				select {}
 			},
 		},
 		{
-			name: "gigabyte", does: "announces an answer of 1 GB, and begins to send it", bound: "60 KiB for an answer; nothing is allocated for what is announced",
-			happens: "the connection is closed at the announced length", named: event("the plugin's answer has 1073741824 bytes; at most 61440 are allowed"),
+			name: "gigabyte", does: "announces a response of 1 GB, and starts sending it", bound: "60 KiB for a response; nothing is allocated for the announced length",
+			happens: "the connection is closed as soon as the length is announced", named: event("the plugin's answer has 1073741824 bytes; at most 61440 are allowed"),
 			play: asks(func(p *peer) {
 				p.start()
 				_ = p.WriteData(p.stream, false, []byte{0, 0x40, 0, 0, 0})
@@ -115,27 +115,27 @@ func wireAttacks() []attack {
 			}),
 		},
 		{
-			name: "compressed", does: "sends a compressed answer, which may be a bomb", bound: "no compression is offered",
-			happens: "it is not unpacked", named: event("the plugin's answer is compressed, which was not offered"),
+			name: "compressed", does: "sends a compressed response, which may be a zip bomb", bound: "no compression is offered",
+			happens: "it is not decompressed", named: event("the plugin's answer is compressed, which was not offered"),
 			play: asks(func(p *peer) {
 				p.start()
 				p.answer([]byte("\x01\x00\x00\x00\x03\x1f\x8b\x08"))
 				p.untilClosed()
 			}),
 		},
-		flood("data-flood", "sends empty DATA frames without end", func(p *peer) []byte { return frame(http2.FrameData, 0, p.stream, nil) }, (*peer).start),
-		flood("ping-flood", "sends PING frames without end", func(*peer) []byte { return frame(http2.FramePing, 0, 0, make([]byte, 8)) }, settings),
-		flood("settings-flood", "sends SETTINGS frames without end", func(*peer) []byte { return frame(http2.FrameSettings, 0, 0, nil) }, settings),
-		flood("reset-flood", "resets streams that nobody opened, without end",
+		flood("data-flood", "sends empty DATA frames endlessly", func(p *peer) []byte { return frame(http2.FrameData, 0, p.stream, nil) }, (*peer).start),
+		flood("ping-flood", "sends PING frames endlessly", func(*peer) []byte { return frame(http2.FramePing, 0, 0, make([]byte, 8)) }, settings),
+		flood("settings-flood", "sends SETTINGS frames endlessly", func(*peer) []byte { return frame(http2.FrameSettings, 0, 0, nil) }, settings),
+		flood("reset-flood", "endlessly resets streams that nobody opened",
 			func(p *peer) []byte { return frame(http2.FrameRSTStream, 0, p.stream+2, make([]byte, 4)) }, settings),
-		flood("window-flood", "widens the window without end",
+		flood("window-flood", "endlessly widens the window",
 			func(p *peer) []byte { return frame(http2.FrameWindowUpdate, 0, p.stream+2, []byte{0, 0, 0, 1}) }, settings),
-		flood("unknown-flood", "sends frames of no known type without end", func(*peer) []byte { return frame(0xee, 0, 0, make([]byte, 100)) }, settings),
-		flood("interim-flood", "sends interim headers without end",
+		flood("unknown-flood", "endlessly sends frames of unknown types", func(*peer) []byte { return frame(0xee, 0, 0, make([]byte, 100)) }, settings),
+		flood("interim-flood", "sends interim headers endlessly",
 			func(p *peer) []byte {
 				return frame(http2.FrameHeaders, http2.FlagHeadersEndHeaders, p.stream, []byte("\x48\x03100"))
 			}, settings),
-		flood("continuation-flood", "sends empty CONTINUATION frames without end",
+		flood("continuation-flood", "sends empty CONTINUATION frames endlessly",
 			func(p *peer) []byte { return frame(http2.FrameContinuation, 0, p.stream, nil) }, func(p *peer) {
 				settings(p)
 				_ = p.WriteHeaders(http2.HeadersFrameParam{StreamID: p.stream, BlockFragment: p.fields(":status", "200")})
@@ -175,7 +175,7 @@ func wireAttacks() []attack {
 		},
 		{
 			name: "goaway-loop", does: "ends each connection with GOAWAY", bound: "the back-off",
-			happens: "it is tried again with growing pauses", named: event("GOAWAY, ENHANCE_YOUR_CALM"),
+			happens: "registration is retried with growing pauses", named: event("GOAWAY, ENHANCE_YOUR_CALM"),
 			play: asks(func(p *peer) {
 				settings(p)
 				_ = p.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte(strings.Repeat("calm", 1000)))
@@ -183,7 +183,7 @@ func wireAttacks() []attack {
 			}),
 		},
 		{
-			name: "web-server", does: "speaks HTTP/1.1 and answers with a page", bound: "the first frame",
+			name: "web-server", does: "speaks HTTP/1.1 and answers with a web page", bound: "the first frame",
 			happens: "the connection is closed", named: event("the plugin does not speak gRPC"),
 			play: peers(func(p *peer) {
 				_, _ = io.WriteString(p.Conn, "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<script>alert(1)</script>")
@@ -191,8 +191,8 @@ func wireAttacks() []attack {
 			}),
 		},
 		{
-			name: "error-text", does: "fails with an error text of 12 KB with terminal escapes", bound: "1 KiB of a status text is kept",
-			happens: "the text is cut, and escaped where it is printed", named: event("\x1b[2J"[1:] + "xxx"),
+			name: "error-text", does: "fails with an error text of 12 KB with terminal escapes", bound: "1 KiB of a status message is kept",
+			happens: "the text is truncated, and escaped wherever it is printed", named: event("\x1b[2J"[1:] + "xxx"),
 			play: asks(func(p *peer) {
 				settings(p)
 				p.headers(true, ":status", "200", "content-type", "application/grpc", "grpc-status", "13", "grpc-message", "%1B[2J"+long(12_000))
@@ -209,8 +209,8 @@ func wireAttacks() []attack {
 			},
 		},
 		{
-			name: "registers-and-floods", does: "registers, and then sends on the connection that is kept, without end", bound: "one descriptor for each plugin",
-			happens: "the connection is closed, and its process is watched instead", named: event("registered: "),
+			name: "registers-and-floods", does: "registers, and then keeps sending on the connection that stays open", bound: "one descriptor for each plugin",
+			happens: "the connection is closed, and the process is watched instead", named: event("registered: "),
 			play: afterGetInfo(func(p *peer) {
 				p.answer(prefixed(nil)) // an empty message
 				p.endlessly(frame(http2.FramePing, 0, 0, make([]byte, 8)))

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
 // leftovers are what a purged package must not leave behind, and what must not be there before.
@@ -56,7 +58,9 @@ func TestInstallUpgradeRemovePurge(t *testing.T) {
 	mayInstall(t)
 	older, newer := deb(t, release(t, "v0.9.1")), deb(t, release(t, "v0.9.2"))
 	example := filepath.Join(t.TempDir(), "plugin")
-	runIn(t, repository, "go", "build", "-o", example, "./examples/plugin")
+	if err := programs.Put(t.Context(), repository, example, false, "./examples/plugin"); err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if _, err := try(t, "", "dpkg", "--purge", "patchbay"); err != nil {
 			t.Error(err)

@@ -271,15 +271,15 @@ func (s *soak) disturbEtcd(ctx context.Context, r *rand.Rand) error {
 	away := time.Duration(r.IntN(5000)) * time.Millisecond
 	if r.IntN(2) == 0 {
 		s.count(faults, "SIGSTOP of etcd")
-		s.etcd.signal(syscall.SIGSTOP)
+		s.etcd.Signal(syscall.SIGSTOP)
 		wait(ctx, away)
-		s.etcd.signal(syscall.SIGCONT)
+		s.etcd.Signal(syscall.SIGCONT)
 		return nil
 	}
 	s.count(faults, "SIGKILL of etcd")
-	s.etcd.kill()
+	s.etcd.Kill()
 	wait(ctx, away)
-	return s.etcd.start()
+	return s.etcd.Start()
 }
 
 // killAdmission kills the admission plugin. Admission fails closed, so that disturbs even the undisturbed plugins while a new life of the

@@ -12,11 +12,12 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
 )
 
 func main() {
-	if len(os.Args) == 5 && os.Args[1] == etcdRole {
-		exit(serveEtcd(os.Args[2], os.Args[3], os.Args[4]))
+	if is, err := etcd.Role(); is {
+		exit(err)
 	}
 	o := options{out: os.Stdout}
 	flag.DurationVar(&o.length, "for", 20*time.Minute, "how long to disturb the daemon; an interrupt ends it early")

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
 )
 
 // options say how to soak.
@@ -39,7 +41,7 @@ type soak struct {
 
 	dir     string
 	daemon  *rig.Daemon
-	etcd    *etcd
+	etcd    *etcd.Process
 	fleet   *fleet.Reader
 	entries []*entry
 	anchors []*entry // in entries too
@@ -72,7 +74,7 @@ func newSoak(dir string, o options) (*soak, error) {
 	if s.daemon, err = rig.NewDaemon(filepath.Join(dir, "patchbay"), filepath.Join(dir, "d")); err != nil {
 		return nil, err
 	}
-	if s.etcd, err = newEtcd(filepath.Join(dir, "etcd")); err != nil {
+	if s.etcd, err = etcd.New(filepath.Join(dir, "etcd")); err != nil {
 		return nil, err
 	}
 	for i := range s.names {
@@ -119,10 +121,10 @@ func (s *soak) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := errors.Join(s.configure(false), s.etcd.start(), s.start(ctx)); err != nil {
+	if err := errors.Join(s.configure(false), s.etcd.Start(), s.start(ctx)); err != nil {
 		return err
 	}
-	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{s.etcd.client}})
+	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{s.etcd.Client}})
 	if err != nil {
 		return err
 	}
@@ -180,7 +182,7 @@ func (s *soak) configure(broken bool) error {
 	fmt.Fprintf(&b, "}\nlog: {level: %s}\n", map[bool]string{true: "debug", false: "info"}[s.debug])
 	fmt.Fprintf(&b, "device: {socketDir: %s/devices}\n", s.daemon.Dir)
 	fmt.Fprintf(&b, "admission: {command: [%s/plugin, admit, %s]}\n", s.dir, forbidden)
-	fmt.Fprintf(&b, "fleet: {node: soak, presence: 2s, retention: 10m, etcd: {endpoints: [\"%s\"]}}\n", s.etcd.client)
+	fmt.Fprintf(&b, "fleet: {node: soak, presence: 2s, retention: 10m, etcd: {endpoints: [\"%s\"]}}\n", s.etcd.Client)
 	if broken {
 		b.WriteString("mistake: 1\n")
 	}
@@ -282,7 +284,7 @@ func (s *soak) end() error {
 	for _, text := range s.daemon.Errors() {
 		s.violation("the daemon wrote: %s", text)
 	}
-	s.etcd.kill()
+	s.etcd.Kill()
 	for _, e := range s.entries {
 		err = errors.Join(err, e.end())
 	}
@@ -293,7 +295,8 @@ func (s *soak) end() error {
 	for _, dir := range []string{"", "plugins", "dispense", "devices", "state"} {
 		files, _ := os.ReadDir(filepath.Join(s.daemon.Dir, dir))
 		for _, f := range files {
-			if !f.IsDir() && f.Name() != "config.yaml" && f.Name() != "state.db" && f.Name() != "state.db.events" {
+			kept := []string{"config.yaml", "state.db", "state.db.events", "state.db.events.1", "state.db.instance"}
+			if !f.IsDir() && !slices.Contains(kept, f.Name()) {
 				s.violation("a file is left: %s/%s", dir, f.Name())
 			}
 		}

@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
 )
 
 var (
@@ -13,8 +15,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	if len(os.Args) == 5 && os.Args[1] == etcdRole {
-		exit(serveEtcd(os.Args[2], os.Args[3], os.Args[4]))
+	if is, err := etcd.Role(); is {
+		exit(err)
 	}
 	os.Exit(m.Run())
 }

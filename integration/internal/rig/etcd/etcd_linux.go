@@ -1,4 +1,5 @@
-package main
+// Package etcd is etcd as a process of a test, which can be stopped, killed and started again.
+package etcd
 
 import (
 	"context"
@@ -15,11 +16,18 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
-// etcdRole is the first argument with which this program is etcd.
-const etcdRole = "etcd"
+// role is the first argument with which a program is etcd.
+const role = "etcd"
 
-// serveEtcd is etcd until SIGTERM.
-func serveEtcd(dir, client, peer string) error {
+// Role says whether this program was started by [Process.Start]. It is then etcd until SIGTERM, and ends with the error.
+func Role() (etcd bool, err error) {
+	if len(os.Args) != 5 || os.Args[1] != role {
+		return false, nil
+	}
+	return true, serve(os.Args[2], os.Args[3], os.Args[4])
+}
+
+func serve(dir, client, peer string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	config := embed.NewConfig()
@@ -61,24 +69,28 @@ func urls(text string) ([]url.URL, error) {
 	return []url.URL{*parsed}, nil
 }
 
-// etcd is etcd as a process, which keeps its addresses and data over restarts.
-type etcd struct {
-	dir, client, peer string
-	cmd               *exec.Cmd
+// Process is etcd as a process of the running program, which keeps its addresses and data over restarts.
+type Process struct {
+	// Client is the URL for clients.
+	Client string
+
+	dir, peer string
+	cmd       *exec.Cmd
 }
 
-func newEtcd(dir string) (*etcd, error) {
+// New returns etcd with its data in a directory. It does not run yet.
+func New(dir string) (*Process, error) {
 	client, err := rig.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
 	peer, err := rig.FreeAddress()
-	return &etcd{dir: dir, client: "http://" + client, peer: "http://" + peer}, err
+	return &Process{Client: "http://" + client, dir: dir, peer: "http://" + peer}, err
 }
 
-// start returns when etcd is ready.
-func (e *etcd) start() error {
-	cmd := exec.CommandContext(context.Background(), "/proc/self/exe", etcdRole, e.dir, e.client, e.peer)
+// Start returns when etcd is ready.
+func (e *Process) Start() error {
+	cmd := exec.CommandContext(context.Background(), "/proc/self/exe", role, e.dir, e.Client, e.peer)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	stdout, err := cmd.StdoutPipe()
@@ -90,15 +102,17 @@ func (e *etcd) start() error {
 	}
 	e.cmd = cmd
 	if _, err := stdout.Read(make([]byte, 1)); err != nil {
-		e.kill()
+		e.Kill()
 		return fmt.Errorf("etcd does not start: %w", err)
 	}
 	return nil
 }
 
-func (e *etcd) signal(number syscall.Signal) { _ = e.cmd.Process.Signal(number) }
+// Signal sends etcd a signal.
+func (e *Process) Signal(number syscall.Signal) { _ = e.cmd.Process.Signal(number) }
 
-func (e *etcd) kill() {
+// Kill kills etcd, if it runs.
+func (e *Process) Kill() {
 	if e.cmd != nil {
 		_ = e.cmd.Process.Kill()
 		_ = e.cmd.Wait()

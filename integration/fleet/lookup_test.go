@@ -1,0 +1,390 @@
+package fleet_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/protobuf/proto"
+
+	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
+	"github.com/patchbay-dev/patchbay/fleet"
+)
+
+// bytesIn counts what a client receives.
+type bytesIn struct{ n atomic.Int64 }
+
+func (b *bytesIn) HandleRPC(_ context.Context, s stats.RPCStats) {
+	if in, ok := s.(*stats.InPayload); ok {
+		b.n.Add(int64(in.WireLength))
+	}
+}
+func (*bytesIn) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context   { return ctx }
+func (*bytesIn) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (*bytesIn) HandleConn(context.Context, stats.ConnStats)                       {}
+
+// caller is a program that looks plugins up and calls them, without the call.
+type caller struct {
+	*fleet.Lookup
+	t     testing.TB
+	meter *meter
+	bytes *bytesIn
+}
+
+func newLookup(t testing.TB, etcd string) *caller {
+	t.Helper()
+	c := &caller{t: t, meter: &meter{counts: map[string]int{}}, bytes: &bytesIn{}}
+	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{etcd}}, append(c.meter.options(), grpc.WithStatsHandler(c.bytes))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Lookup, err = fleet.OpenLookup(cluster, fleet.LookupConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// candidates returns the nodes to which a call may go, in the order in which they would be tried, by a dialer without certificates.
+func (c *caller) candidates(name string, p fleet.Policy) string {
+	c.t.Helper()
+	d := fleet.NewDialer(fleet.DialerConfig{Find: c.Find})
+	defer d.Close()
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+	defer cancel()
+	err := d.Dial("CSIPlugin", name, p).Invoke(ctx, "/a.B/C", nil, nil)
+	if p.Node != "" {
+		if strings.Contains(err.Error(), "no node that can be called") {
+			return ""
+		}
+		return p.Node
+	}
+	var nodes []string
+	for part := range strings.SplitSeq(err.Error(), "node ") {
+		if node, _, ok := strings.Cut(part, ": "); ok && !strings.Contains(node, " ") {
+			nodes = append(nodes, node)
+		}
+	}
+	slices.Sort(nodes)
+	return strings.Join(nodes, " ")
+}
+
+// finds waits until a call may go to just these nodes.
+func (c *caller) finds(name string, p fleet.Policy, want string) {
+	c.t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		got := c.candidates(name, p)
+		if got == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatalf("a call of %s may go to %q, not %q; %+v", name, got, want, c.Health())
+		}
+	}
+}
+
+// TestLookup: what is called is found, and followed, wherever it comes, moves and goes, over a restart of etcd and one of a node.
+func TestLookup(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	cluster := connect(t, etcd.client)
+	a, b := startNode(t, cluster, "a", "one", "two"), startNode(t, cluster, "b", "one")
+	a.published(t)
+	b.published(t)
+	for _, kv := range indexed(t, etcd.admin(), 3).Kvs { // with the plugins, not after them: else a call may find nobody
+		node := path.Base(string(kv.Key))
+		said, err := etcd.admin().Get(t.Context(), fleet.Space{}.NodeRange(node)+"plugins/0/0000")
+		if err != nil || said.Kvs[0].ModRevision != kv.ModRevision {
+			t.Errorf("%s was written at %d, the plugins at %v, %v", kv.Key, kv.ModRevision, said, err)
+		}
+	}
+	c := newLookup(t, etcd.client)
+	anyNode := fleet.Policy{}
+	c.finds("one", anyNode, "a b")
+	c.finds("two", anyNode, "a")
+	c.finds("one", fleet.Policy{Node: "b"}, "b")
+	c.finds("one", fleet.Policy{Sticky: "k"}, "a b")
+	c.finds("none", anyNode, "")
+	b.set("two", "none")
+	c.finds("one", anyNode, "a")
+	c.finds("one", fleet.Policy{Node: "b"}, "")
+	c.finds("two", anyNode, "a b")
+	c.finds("none", anyNode, "b")
+	a.stop()
+	c.finds("two", anyNode, "b")
+	c.finds("one", anyNode, "")
+	etcd.restart()
+	b.set("two")
+	c.finds("none", anyNode, "")
+	eventually(t, "the lookup has found etcd", func() bool { return c.Health().Current })
+	startNode(t, cluster, "a", "one")
+	c.finds("one", anyNode, "a")
+	etcd.restore(etcd.save(), 0)
+	b.set("three")
+	c.finds("three", anyNode, "b")
+}
+
+// TestLookupWhileEtcdIsAway: what was called before is still found, and what was not is an error that says why.
+func TestLookupWhileEtcdIsAway(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	startNode(t, connect(t, etcd.client), "a", "one").published(t)
+	indexed(t, etcd.admin(), 1)
+	c := newLookup(t, etcd.client)
+	c.finds("one", fleet.Policy{}, "a")
+	etcd.stop()
+	eventually(t, "the lookup knows", func() bool { return !c.Health().Current })
+	if got := c.candidates("one", fleet.Policy{}); got != "a" {
+		t.Errorf("without etcd: %q", got)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := c.Find(ctx, fleet.Filter{Nodes: []string{"b"}})
+	if err == nil || strings.Count(err.Error(), "etcd cannot be reached") != 1 {
+		t.Errorf("what was not looked up before: %v", err)
+	}
+	etcd.start()
+	eventually(t, "the lookup has found etcd", func() bool { return c.Health().Current })
+}
+
+// TestLookupCost: what a caller costs etcd, and itself, is the same in a fleet that is seven times as large, and further calls cost nothing.
+func TestLookupCost(t *testing.T) {
+	t.Parallel()
+	sizes := []int{30, 210}
+	var requests [2]map[string]int
+	var received [2]int64
+	for i, size := range sizes {
+		etcd := startOne(t)
+		cluster := connect(t, etcd.client)
+		var nodes []*node
+		for n := range size {
+			config := fleet.PublisherConfig{Node: fmt.Sprintf("node-%04d", n), Presence: 30 * time.Second} // not to be lost under load
+			nodes = append(nodes, startNodeWith(t, cluster, config, newLocal("one", "two", "three")))
+		}
+		for _, n := range nodes {
+			n.published(t)
+		}
+		indexed(t, etcd.admin(), int64(3*size))
+		c := newLookup(t, etcd.client)
+		ask := func(f func(ctx context.Context) error) {
+			for range 20 {
+				if err := f(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		ask(func(ctx context.Context) error {
+			found, err := c.Find(ctx, fleet.Filter{Names: []string{"one"}, Nodes: []string{"node-0003"}})
+			if len(found) != 1 {
+				t.Errorf("%d are found on a node", len(found))
+			}
+			return err
+		})
+		ask(func(ctx context.Context) error {
+			conn, err := fleet.Dial(ctx, "CSIPlugin", "two", fleet.DialerConfig{Find: c.Find}, fleet.Policy{Sticky: "key"})
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		})
+		ask(func(ctx context.Context) error {
+			_, _, err := c.Holder(ctx, fleet.Lock{Type: "CSIPlugin", Name: "two"})
+			return err
+		})
+		eventually(t, fmt.Sprintf("the watches have begun: %+v", c.Stats()), func() bool {
+			return c.Stats().Watches == 19 && uint64(c.meter.snapshot()["/etcdserverpb.Watch/Watch"]) == c.Stats().Watches
+		})
+		requests[i], received[i] = c.meter.snapshot(), c.bytes.n.Load()
+	}
+	t.Logf("%v, bytes %v", requests, received)
+	for method, n := range requests[1] {
+		if before := requests[0][method]; n > before {
+			t.Errorf("%s: %d requests in a fleet of %d nodes, %d in one of %d", method, before, sizes[0], n, sizes[1])
+		}
+	}
+	if received[1] > received[0]*12/10 {
+		t.Errorf("bytes for %v nodes: %v", sizes, received)
+	}
+}
+
+// indexed waits until the index has a number of keys.
+func indexed(t *testing.T, admin *clientv3.Client, count int64) (found *clientv3.GetResponse) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the index has %d keys", count), func() (is bool) {
+		do(t, "index", func(ctx context.Context) (err error) {
+			found, err = admin.Get(ctx, fleet.Space{}.Base()+"index/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+			return err
+		})
+		return found.Count == count
+	})
+	return found
+}
+
+// TestLookupMixed: nodes that are not in the index are found nevertheless, and a plugin that nobody has makes nobody read the whole fleet
+// once every node is in the index.
+func TestLookupMixed(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	cluster, admin := connect(t, etcd.client), etcd.admin()
+	startNode(t, cluster, "a", "one").published(t)
+	startNode(t, cluster, "old", "one", "two").published(t)
+	// What an earlier version would not have written:
+	found := indexed(t, admin, 3)
+	for _, kv := range found.Kvs {
+		if strings.HasSuffix(string(kv.Key), "/old") {
+			if _, err := admin.Delete(t.Context(), string(kv.Key)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	key := fleet.Space{}.NodeRange("old") + "record"
+	said, err := admin.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record fleetv1.NodeRecord
+	if err := proto.Unmarshal(said.Kvs[0].Value, &record); err != nil || !record.GetIndexed() {
+		t.Fatal(&record, err)
+	}
+	record.Indexed = false
+	text, err := proto.Marshal(&record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.Put(t.Context(), key, string(text), clientv3.WithIgnoreLease()); err != nil {
+		t.Fatal(err)
+	}
+	c := newLookup(t, etcd.client)
+	c.finds("one", fleet.Policy{}, "a") // known from the index: that is enough
+	c.finds("two", fleet.Policy{}, "old")
+	c.finds("one", fleet.Policy{Node: "old"}, "old")
+	if all, err := c.Find(t.Context(), fleet.Filter{Types: []string{"CSIPlugin"}, Names: []string{"one"}}); err != nil || len(all) != 2 {
+		t.Errorf("all instances: %v, %v", all, err)
+	}
+
+	other := startOne(t)
+	startNode(t, connect(t, other.client), "a", "one").published(t)
+	indexed(t, other.admin(), 1)
+	c = newLookup(t, other.client)
+	c.finds("none", fleet.Policy{}, "")
+	before := c.meter.snapshot()["/etcdserverpb.KV/Range"]
+	for range 10 {
+		c.finds("none", fleet.Policy{}, "")
+	}
+	if after := c.meter.snapshot()["/etcdserverpb.KV/Range"]; after != before {
+		t.Errorf("%d requests, and %d after ten more calls", before, after)
+	}
+}
+
+// TestLookupHolder: the holder of a lock is followed, without a request for a call, over every change and a restart of etcd.
+func TestLookupHolder(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	c := newLookup(t, etcd.client)
+	lock := fleet.Lock{Type: "T", Name: "n"}
+	holds := func(want string, exclusive bool) {
+		t.Helper()
+		eventually(t, "the holder is "+want, func() bool {
+			node, is, err := c.Holder(t.Context(), lock)
+			return err == nil && node == want && is == exclusive
+		})
+	}
+	holds("", false)
+	admin := etcd.admin()
+	// A contender of this version writes its own range; one of earlier versions all the locks.
+	mine := func(lease clientv3.LeaseID) string {
+		return fmt.Sprintf("%sT/n/%x", fleet.Space{}.LockRange("a"), int64(lease))
+	}
+	older := func(lease clientv3.LeaseID) string {
+		return fmt.Sprintf("%sT/n/%x", fleet.Space{}.LockSpace(), int64(lease))
+	}
+	grant := func() (lease clientv3.LeaseID) {
+		do(t, "grant", func(ctx context.Context) error {
+			granted, err := admin.Grant(ctx, 600)
+			if err == nil {
+				lease = granted.ID
+			}
+			return err
+		})
+		return lease
+	}
+	set := func(key, value string, lease clientv3.LeaseID) {
+		t.Helper()
+		do(t, "write", func(ctx context.Context) error {
+			_, err := admin.Put(ctx, key, value, clientv3.WithLease(lease))
+			return err
+		})
+	}
+	remove := func(key string) {
+		t.Helper()
+		do(t, "remove", func(ctx context.Context) error { _, err := admin.Delete(ctx, key); return err })
+	}
+	first, second := grant(), grant()
+	set(mine(first), "waits 5", first)
+	holds("", true)
+	set(mine(first), "holds 5", first)
+	holds("a", true)
+	set(older(second), "b", second) // it came later, so it waits
+	before := c.meter.snapshot()
+	for range 100 {
+		holds("a", true)
+	}
+	if after := c.meter.snapshot(); !maps.Equal(before, after) {
+		t.Errorf("from %v to %v", before, after)
+	}
+	set(mine(first), "left", first)
+	holds("b", true)
+	set(fleet.Space{}.LockSpace()+"T/n/1", "evil", second) // under another lease than it says
+	etcd.stop()
+	holds("b", true)
+	etcd.start()
+	remove(older(second))
+	holds("", false)
+}
+
+// TestLookupDenied: a node that may not write the index is published all the same, and found, by callers who may not read it either.
+func TestLookupDenied(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	users(t, etcd.admin(), "node-a", "open sesame", "a")
+	file := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(file, []byte("open sesame\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{etcd.client}, User: "node-a", PasswordFile: file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := startNode(t, cluster, "a", "one")
+	n.published(t)
+	c := &caller{t: t}
+	if c.Lookup, err = fleet.OpenLookup(cluster, fleet.LookupConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	c.finds("one", fleet.Policy{}, "a")
+	n.set("two")
+	c.finds("two", fleet.Policy{}, "a")
+	if found, err := c.Find(t.Context(), fleet.Filter{Nodes: []string{"a"}}); err != nil || len(found) != 1 {
+		t.Errorf("on the node: %v, %v", found, err)
+	}
+	if _, _, err := c.Holder(t.Context(), fleet.Lock{Type: "T", Name: "n"}); err == nil || strings.Count(err.Error(), "etcd refuses its user") != 1 {
+		t.Errorf("a lock that may not be read: %v", err)
+	}
+	if r := openReader(t, cluster); len(r.Nodes()) != 1 || r.Nodes()[0].Indexed {
+		t.Errorf("the node is %+v", r.Nodes())
+	}
+	// On a busy machine etcd may have been silent for a moment.
+	eventually(t, "nothing is wrong", func() bool { return n.Condition().OK && c.Health().Current })
+}
