@@ -19,10 +19,14 @@ import (
 // sizes says how much is simulated.
 type sizes struct {
 	nodes, plugins, watchers int
+	// as is the size of the fleet that the nodes take themselves for a part of; 0 for their own number.
+	as int
 	// changes is how many changes are timed; rounds how often every node changes a plugin.
 	changes, rounds int
 	rest            time.Duration
 	dir             string
+	// callers says that only the cost of callers is measured.
+	callers bool
 }
 
 func main() {
@@ -31,12 +35,14 @@ func main() {
 	}
 	var s sizes
 	flag.IntVar(&s.nodes, "nodes", 50, "simulated nodes, each with one connection: two descriptors on this machine")
+	flag.IntVar(&s.as, "as", 0, "size of the fleet that they take themselves for a part of; 0 for their own number")
 	flag.IntVar(&s.plugins, "plugins", 20, "plugins of each node")
 	flag.IntVar(&s.watchers, "watchers", 5, "readers that watch a change; each keeps the whole fleet in memory")
 	flag.IntVar(&s.changes, "changes", 5, "changes whose way to the readers is timed")
 	flag.IntVar(&s.rounds, "rounds", 2, "how often every node changes one of its plugins")
 	flag.DurationVar(&s.rest, "rest", 5*time.Second, "how long the fleet is watched at rest")
 	flag.StringVar(&s.dir, "dir", os.TempDir(), "directory on the disk for etcd")
+	flag.BoolVar(&s.callers, "callers", false, "measure what callers cost and nothing else")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -51,6 +57,12 @@ func exit(err error) {
 	os.Exit(0)
 }
 
+// step is one part of a run.
+type step struct {
+	title string
+	do    func(context.Context) error
+}
+
 // run measures everything and prints it.
 func run(ctx context.Context, s sizes, out io.Writer) (err error) {
 	if s.nodes < 1 || s.plugins < 1 || s.watchers < 1 || s.changes < 1 || s.rounds < 1 {
@@ -61,18 +73,20 @@ func run(ctx context.Context, s sizes, out io.Writer) (err error) {
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
-	for _, step := range []struct {
-		title string
-		do    func(context.Context) error
-	}{
+	steps := []step{
 		{"all nodes start at once", m.publish},
+		{"what a caller costs", m.callers},
 		{"a reader starts", m.list},
 		{"the fleet at rest", m.idle},
 		{"from a change to the readers", m.delays},
 		{"every node changes a plugin, again and again", m.churn},
 		{"all nodes are restarted at once", m.restartNodes},
 		{"etcd is killed and started again", m.restartEtcd},
-	} {
+	}
+	if s.callers {
+		steps = steps[:2]
+	}
+	for _, step := range steps {
 		fmt.Fprintf(out, "\n%s\n", step.title)
 		if err := step.do(ctx); err != nil {
 			return fmt.Errorf("%s: %w", step.title, err)
