@@ -70,6 +70,23 @@ crash: ## kill the daemon 1,000 times at random instants, and its plugins, and s
 failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test" does so too
 	cd integration && $(GO) test -race -count 1 -v ./failpoints
 
+.PHONY: hostile
+hostile: ## attack the daemon with each hostile plugin, and print what it used before and meanwhile; "make test" does so too
+	cd integration && $(GO) test -count 1 -v -run '^TestHostilePlugins$$' ./hostile | grep -e '^ *| ' -e '^ *--- FAIL' -e '^ok' -e '^FAIL'
+
+# The last commit before endpoints were judged and totals bounded.
+BEFORE ?= 5719ac579a22c8f07829b9b77c6f304858dd8f00
+
+.PHONY: hostile-compare
+hostile-compare: ## attack the daemon of a commit (BEFORE=...) and this one, and write what each used to integration/hostile/testdata/compared.md
+	dir=$$(mktemp -d) && chmod 755 $$dir && trap "git worktree remove --force $$dir/before; rm -rf $$dir" EXIT && \
+	git worktree add --detach $$dir/before $(BEFORE) && (cd $$dir/before && $(GO) build -o $$dir/patchbay ./cmd/patchbay) && \
+	cd integration && $(GO) test -count 1 -timeout 60m -v -run '^TestCompare$$' ./hostile -args -before $$dir/patchbay
+
+.PHONY: pairs
+pairs: ## have the daemon fail at each failpoint together with each of ten other faults; a run that was stopped goes on where it was
+	.ci/pairs
+
 .PHONY: repeat
 repeat: ## run the tests of the main module 20 times under load; a run that was stopped goes on where it was
 	.ci/repeat
@@ -81,12 +98,23 @@ REPEAT ?= 50
 verify-upstream: ## verify each plugin of others REPEAT (50) times at load 8, and see that no verdict changes
 	cd integration && ../.ci/loaded 8 $(GO) test -run '^TestVerify' -count $(REPEAT) -timeout 4h .
 
+.PHONY: upgrades
+upgrades: ## replace a plugin of go-plugin 50 times under 64 callers and 8 streams, and see that no call fails
+	$(GO) test -run '^TestUpgradesUnderLoad$$' -count 1 -v -timeout 30m ./host/goplugin -upgrades 50
+
 # How many seeds make simulate tries.
 SEEDS ?= 1000000
 
 .PHONY: simulate
 simulate: ## run the simulation of the core with SEEDS (1000000) seeds; a run that was stopped goes on where it was
 	.ci/simulate $(SEEDS)
+
+# How many calls make locks makes.
+LOCK_CALLS ?= 1000000
+
+.PHONY: locks
+locks: ## call locks of the fleet LOCK_CALLS (1000000) times through faults of etcd, and judge what callers saw; goes on where it was
+	.ci/locks $(LOCK_CALLS)
 
 .PHONY: mutants
 mutants: ## see that the simulation of the core finds each fault of reconciler/testdata/mutants.txt, and that of launching its own
@@ -148,9 +176,9 @@ check-generated: ## fail if the generated code is not that of the protobuf files
 	cd tools && $(GO) run ./protogen -check ..
 
 .PHONY: screenshot
-screenshot: ## take the picture of the status page that is in the docs
+screenshot: ## take the pictures of the status page that are in the docs
 	.ci/browser
-	cd integration && $(GO) test -count 1 -run TestScreenshot ./browser -screenshot $(CURDIR)/docs/images/status-page.png
+	cd integration && $(GO) test -count 1 -run 'TestScreenshot|TestSizes' ./browser -screenshots $(CURDIR)/docs/images -shown
 
 # Comparisons for make bench, for example ROWS='p1 p6'; all if empty. With RESUME=1 only those that have no results of this commit.
 ROWS ?=
