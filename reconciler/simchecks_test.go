@@ -316,6 +316,33 @@ func (l *life) expectAsk(p *program, e reconciler.Event) {
 	})
 }
 
+// expectUrged sees that what failed, or is just being judged or told, is tried again soon after somebody asked for that.
+func (l *life) expectUrged(ptype, name string) {
+	m := l.m
+	for _, s := range l.r.Plugins() {
+		p := m.files[s.SocketPath]
+		if ptype != "" && (s.Type != ptype || s.Name != name) || p == nil || p.asking > 0 || l.told[s.SocketPath] != p.socket {
+			continue
+		}
+		failing := s.State == reconciler.StateBackoff || s.State == reconciler.StateRefused
+		if !failing && s.State != reconciler.StateValidating && s.State != reconciler.StateRegistering {
+			continue
+		}
+		dials, disturbances := p.dials, m.disturbances
+		m.sim.at(nil, 5*time.Second, func() {
+			if m.life != l || l.dead || m.disturbances != disturbances || l.handlers[s.Type] == nil || m.files[s.SocketPath] != p {
+				return
+			}
+			for _, now := range l.r.Plugins() {
+				waits := now.State == reconciler.StateBackoff || now.State == reconciler.StateRefused
+				if now.SocketPath == s.SocketPath && waits && now.NextRetry.After(l.pace.Now()) && p.dials == dials {
+					m.complain("program %d was not tried again when somebody asked for that: %+v", p.number, now)
+				}
+			}
+		})
+	}
+}
+
 // checkGap sees that a name is given out as long as an instance is registered that nothing happened to.
 func (m *model) checkGap() {
 	for _, p := range m.programs {

@@ -271,8 +271,10 @@ func (m *model) disturb(s step, i int) {
 		m.clockSet = m.sim.elapsed
 		m.sim.skew = map[string]time.Duration{"back": -5 * time.Hour, "forward": 7 * time.Hour}[how]
 	case "reconsider":
+		m.life.expectUrged("", "")
 		m.life.r.Reconsider()
 	case "urge":
+		m.life.expectUrged(s.Type, s.Name)
 		m.life.r.Urge(s.Type, s.Name)
 	case "end", "quit":
 		for _, p := range m.programs {

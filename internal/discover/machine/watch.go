@@ -38,11 +38,7 @@ func (m *Machine) watchConn(in *instance) {
 
 // unwatchable takes over that a connection gives no hints.
 func (m *Machine) unwatchable(in *instance) {
-	switch {
-	case in == nil:
-	case in.phase == Gone:
-		m.hintOfUnlinked(in)
-	case in.watches[Registration] == watched:
+	if in != nil && in.watches[Registration] == watched {
 		m.lookAgain(in, Registration)
 	}
 }
