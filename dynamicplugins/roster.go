@@ -51,53 +51,49 @@ func (r *Store) roster(k key) *roster {
 }
 
 // change makes a change of k, after those before it: do is called with roster.changing held.
-func (r *Store) change(k key, do func(*roster) error) error {
-	if err := r.begin(); err != nil {
-		return err
+func (r *Store) change(k key, do func(*roster) error) (err error) {
+	if down := r.changeAll([]key{k}, func(l []*roster) { err = do(l[0]) }); down != nil {
+		return down
 	}
-	defer r.changes.Done()
-	for {
-		l := r.roster(k)
-		if l == nil {
-			l = newRoster(k)
-			if existing, ok := r.rosters.LoadOrStore(k, l); ok {
-				l, _ = existing.(*roster)
-			}
-		}
-		if there, err := r.changeIn(l, do); there {
-			return err
-		}
-	}
+	return err
 }
 
 // changeAll makes a change of several plugins at once, whose keys are different and in order, so that no two wait for each other: do is
 // called with the rosters of all of them, and roster.changing of each held.
 func (r *Store) changeAll(keys []key, do func([]*roster)) error {
-	return r.changeRest(keys, make([]*roster, 0, len(keys)), do)
-}
-
-// changeRest is changeAll in the middle: roster.changing is held for those that it has.
-func (r *Store) changeRest(keys []key, held []*roster, do func([]*roster)) error {
-	if len(held) == len(keys) {
-		do(held)
-		return nil
+	if err := r.begin(); err != nil {
+		return err
 	}
-	return r.change(keys[len(held)], func(l *roster) error { return r.changeRest(keys, append(held, l), do) })
-}
-
-// changeIn is change in a roster, unless the registry has dropped that meanwhile.
-func (r *Store) changeIn(l *roster, do func(*roster) error) (there bool, err error) {
-	l.changing.Lock()
-	defer l.changing.Unlock()
-	if l.gone {
-		return false, nil
-	}
+	defer r.changes.Done()
+	held := make([]*roster, 0, len(keys))
 	defer func() {
-		if l.gone = len(l.saved) == 0; l.gone {
-			r.rosters.Delete(l.key)
+		for _, l := range held {
+			if l.gone = len(l.saved) == 0; l.gone {
+				r.rosters.Delete(l.key)
+			}
+			l.changing.Unlock()
 		}
 	}()
-	return true, do(l)
+	for len(held) < len(keys) {
+		l := r.rosterOrNew(keys[len(held)])
+		l.changing.Lock()
+		if l.gone { // the registry has dropped it meanwhile
+			l.changing.Unlock()
+			continue
+		}
+		held = append(held, l)
+	}
+	do(held)
+	return nil
+}
+
+func (r *Store) rosterOrNew(k key) *roster {
+	if l := r.roster(k); l != nil {
+		return l
+	}
+	v, _ := r.rosters.LoadOrStore(k, newRoster(k))
+	l, _ := v.(*roster)
+	return l
 }
 
 // begin counts a change among those that Shutdown waits for.
