@@ -7,10 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/sdk/sdktest"
 )
 
@@ -46,6 +48,9 @@ func TestSocketActivation(t *testing.T) {
 		plugin := start(t, role{Activated: []string{"unknown"}, Socket: "/nowhere/s"}, with(socket))
 		plugin.serves(path, "1")
 		host.Registered("Greeter", "hello")
+		if peer, err := sock.Probe(t.Context(), path); err != nil || runtime.GOOS == "linux" && peer.PID != plugin.pid() {
+			t.Errorf("the listener is %+v, %v; want the plugin, pid %d, and not who made the socket", peer, err, plugin.pid())
+		}
 		plugin.signal(syscall.SIGTERM)
 		plugin.endsWith("<nil>")
 		if _, err := os.Lstat(path); err != nil {
@@ -55,7 +60,7 @@ func TestSocketActivation(t *testing.T) {
 			t.Errorf("the environment is left to descendants:\n%s", plugin.said())
 		}
 	}
-	// Nobody can tell whether the process that serves is the one that is to end.
+	// The socket is systemd's, and stays where it is.
 	plugin := start(t, role{Activated: []string{"unknown"}}, with(socket))
 	plugin.serves(path, "1")
 	other := start(t, role{Socket: path, TakeOver: true})

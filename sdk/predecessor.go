@@ -27,7 +27,7 @@ const identifyTimeout = 2 * time.Second
 type predecessor struct{ process *os.Process }
 
 // identify makes sure that the same plugin is at the other end, in a process that can be told to end: the one that the kernel names as the
-// listener is the one that says it answers, which those behind a socket of systemd or of a proxy are not.
+// listener says that it answers, and that the socket is its own, which those behind a socket of systemd or of a proxy do not.
 func identify(ctx context.Context, living *net.UnixConn, p Plugin) (*predecessor, error) {
 	before, err := sock.PeerOf(living)
 	if err != nil {

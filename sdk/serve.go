@@ -65,6 +65,7 @@ func serve(ctx context.Context, p Plugin, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	status.itsOwn = place.placed != nil
 	var serving sync.WaitGroup
 	defer serving.Wait()
 	served := make(chan error, 1)

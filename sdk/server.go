@@ -105,6 +105,8 @@ type registration struct {
 	registerapi.UnimplementedRegistrationServer
 	plugin Plugin
 	log    *slog.Logger
+	// itsOwn: the plugin made the socket on which it serves, so another instance may take its place. Set before it serves.
+	itsOwn bool
 
 	// What a host said last, until somebody takes it: more of the same changes nothing.
 	registered chan struct{}
@@ -113,8 +115,9 @@ type registration struct {
 
 // GetInfo says who the plugin is.
 func (r *registration) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
-	// An older instance is known by it to the one that takes over; a host does not look.
-	_ = grpc.SetHeader(ctx, metadata.Pairs(pidHeader, strconv.Itoa(os.Getpid())))
+	if r.itsOwn { // an older instance is known by it to the one that takes over; a host does not look
+		_ = grpc.SetHeader(ctx, metadata.Pairs(pidHeader, strconv.Itoa(os.Getpid())))
+	}
 	return &registerapi.PluginInfo{
 		Type: r.plugin.Type, Name: r.plugin.Name, Endpoint: r.plugin.Endpoint, SupportedVersions: slices.Clone(r.plugin.Versions),
 	}, nil

@@ -6,4 +6,6 @@ package systemd
 
 func closeOnExec(int) {}
 
+func listen(int) error { return nil }
+
 func monotonic() string { return "" }

@@ -10,6 +10,8 @@ import (
 
 func closeOnExec(fd int) { unix.CloseOnExec(fd) }
 
+func listen(fd int) error { return unix.Listen(fd, unix.SOMAXCONN) }
+
 // monotonic returns the assignment that systemd wants beside RELOADING=1, for services of Type=notify-reload.
 func monotonic() string {
 	var now unix.Timespec

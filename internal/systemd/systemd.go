@@ -88,6 +88,8 @@ func (s *Sockets) take(i int) (net.Listener, error) {
 		return nil, fmt.Errorf("the socket %q that systemd passed was taken already", s.names[i])
 	}
 	s.files[i] = nil
+	// The kernel names whoever listened last as the peer of new connections: this process, and not the manager that made the socket.
+	_ = listen(int(file.Fd()))       // a socket that cannot listen fails next
 	l, err := net.FileListener(file) // a duplicate
 	if err = errors.Join(err, file.Close()); err != nil {
 		return nil, fmt.Errorf("cannot listen on the socket %q that systemd passed: %w", s.names[i], err)
