@@ -7,18 +7,20 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Listens finds out whether anybody still listens on a socket that is at no path any more. It asks the kernel, which knows of the sockets
-// of one network namespace: if none is found there, and pid, the process that listened, is in another one or cannot be seen, that is an
-// error, as it is where the kernel does not answer. It costs a system call for each few hundred sockets on which anybody listens.
+// Listens finds out whether pid, the process that listened on a socket, still does, now that the socket is at no path any more. It asks the
+// kernel, which knows of the sockets of one network namespace: if none is found there, and the process is in another one or cannot be seen,
+// that is an error, as it is where the kernel does not answer. Of a process whose descriptors may not be read, or of which nothing is known,
+// any socket with the number of the file counts. It costs a system call for each few hundred sockets on which anybody listens.
 func Listens(id ID, pid int) (bool, error) {
 	for range 2 { // those that come and go meanwhile may have one passed over
-		listens, err := isListener(id)
+		listens, err := isListener(id, pid)
 		if listens || err != nil {
 			return listens, err
 		}
@@ -53,11 +55,12 @@ const (
 	diagShowFile = 1 << 1
 	diagName     = 0 // attributes
 	diagFile     = 1
+	diagNumber   = 4  // where the number of the socket itself, not of its file, is in an answer
 	diagFixed    = 16 // bytes of an answer before its attributes
 )
 
-// isListener says whether id is among the sockets on which anybody listens.
-func isListener(id ID) (found bool, err error) {
+// isListener says whether id is among the sockets on which pid listens.
+func isListener(id ID, pid int) (found bool, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return false, fmt.Errorf("ask the kernel for sockets: %w", err)
@@ -78,7 +81,7 @@ func isListener(id ID) (found bool, err error) {
 			break
 		}
 		var done bool
-		if found, done, err = hasListener(part[:n], id); done {
+		if found, done, err = hasListener(part[:n], id, pid); done {
 			return found, nil
 		}
 	}
@@ -89,7 +92,7 @@ func isListener(id ID) (found bool, err error) {
 }
 
 // hasListener says whether id is in a part of the kernel's answer, and whether that is the last one.
-func hasListener(part []byte, id ID) (found, done bool, err error) {
+func hasListener(part []byte, id ID, pid int) (found, done bool, err error) {
 	messages, err := syscall.ParseNetlinkMessage(part)
 	if err != nil {
 		return false, false, err
@@ -100,11 +103,27 @@ func hasListener(part []byte, id ID) (found, done bool, err error) {
 			return false, true, nil
 		case m.Header.Type == unix.NLMSG_ERROR && len(m.Data) >= 4:
 			return false, false, unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
-		case m.Header.Type == unix.SOCK_DIAG_BY_FAMILY && len(m.Data) >= diagFixed && isSocket(m.Data[diagFixed:], id):
+		case m.Header.Type == unix.SOCK_DIAG_BY_FAMILY && len(m.Data) >= diagFixed && isSocket(m.Data[diagFixed:], id) &&
+			holds(pid, binary.NativeEndian.Uint32(m.Data[diagNumber:])):
 			return true, false, nil
 		}
 	}
 	return false, false, nil
+}
+
+// holds says whether a socket is among the descriptors of a process, as far as that can be seen. Another process may have got the number
+// of the file for a socket of its own, at a path that is gone too.
+func holds(pid int, socket uint32) bool {
+	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return true
+	}
+	link := fmt.Sprintf("socket:[%d]", socket)
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		to, err := os.Readlink(filepath.Join(dir, e.Name()))
+		return err == nil && to == link
+	})
 }
 
 // isSocket says whether a socket, by its attributes, is id. The device is not compared: file systems of several volumes show the kernel's

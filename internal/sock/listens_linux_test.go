@@ -58,6 +58,18 @@ func TestListens(t *testing.T) {
 		_ = l.Close()
 		listens(id, false)
 	})
+	t.Run("of another process", func(t *testing.T) {
+		_, id := listenAt(t, filepath.Join(tempDir(t), "s"))
+		cmd := exec.CommandContext(t.Context(), "sleep", "100")
+		if err := cmd.Start(); err != nil {
+			t.Skip(err)
+		}
+		if listens, err := Listens(id, cmd.Process.Pid); listens || err != nil {
+			t.Errorf("this process listens, and of another one the kernel says %t, %v", listens, err)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
 	t.Run("a file with its number", func(t *testing.T) {
 		_, id := listenAt(t, filepath.Join(tempDir(t), "s"))
 		id.Birth--
