@@ -75,7 +75,7 @@ type Client struct {
 	again   time.Time     // when the next may be made
 	idle    *time.Timer
 	closed  bool
-	// conns are all connections, also those that take no new calls.
+	// conns are all connections, and whether they are leaving: they take no new calls.
 	conns map[*conn]bool
 }
 
@@ -165,12 +165,13 @@ func (c *Client) connect(budget *Budget, done chan struct{}) {
 	case c.closed:
 		c.running.Go(func() { conn.fail(errClosed) })
 	default:
+		over := conn.over()
 		select {
 		case <-conn.ended: // already, and perhaps forgotten
 		default:
-			c.conns[conn] = true
+			c.conns[conn] = over
 		}
-		if c.conn = conn; conn.over() {
+		if c.conn = conn; over {
 			c.conn = nil
 			c.failed = status.Error(codes.Unavailable, "connection error: the other end takes no calls")
 			c.again = time.Now().Add(c.config.Pause)
@@ -228,14 +229,33 @@ func (c *Client) open(budget *Budget) (*conn, error) {
 	return nil, err
 }
 
-// leave has new calls made on another connection.
+// leave has new calls made on another connection. There are few that only have calls to end, or a plugin that ends none and goes away again
+// and again would have a connection for each.
 func (c *Client) leave(conn *conn) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.conn == conn {
 		c.conn = nil
 	}
+	if _, known := c.conns[conn]; known {
+		c.conns[conn] = true
+	}
+	oldest, leaving := conn, 0
+	for other, leaves := range c.conns {
+		if leaves {
+			leaving++
+			if other.born.Before(oldest.born) {
+				oldest = other
+			}
+		}
+	}
+	c.mu.Unlock()
+	if leaving > maxLeaving {
+		oldest.fail(errCrowded)
+	}
 }
+
+// errCrowded ends a connection, and the calls on it.
+var errCrowded = fmt.Errorf("the other end takes no more calls on this connection, nor on %d later ones", maxLeaving)
 
 // forget forgets a connection that has ended.
 func (c *Client) forget(conn *conn) {
@@ -338,6 +358,8 @@ func (c *conn) tryOpen(s *stream, fields []hpack.HeaderField) (full chan struct{
 	case !c.room():
 		s.queue()
 		return nil, nil
+	case size > freeMetadata && !c.borrow(s.budget, s.uid, size):
+		return nil, errNoRoom
 	}
 	s.id, s.sendWindow = c.nextID, c.peerWindow
 	c.nextID += 2
@@ -395,6 +417,9 @@ func (c *Client) NewStream(ctx context.Context, _ *grpc.StreamDesc, method strin
 
 // maxAttempts is on how many connections in turn a call may be tried that ended before it was sent.
 const maxAttempts = 4
+
+// maxLeaving is how many connections to one endpoint may take no more calls and have some to end.
+const maxLeaving = 2
 
 func (c *Client) requestFields(ctx context.Context, method, kind string) []hpack.HeaderField {
 	scheme := "http"

@@ -24,7 +24,7 @@ type conn struct {
 	client bool
 	// opened takes a stream that the peer opens; nil on a client's side. It is called by the goroutine that reads.
 	opened func(f *http2.MetaHeadersFrame, s *stream)
-	// timeout bounds the time that headers of more than one frame take to come.
+	// timeout bounds the time that headers of more than one frame take to come, and that the last frames take to be written.
 	timeout time.Duration
 	// changed is told, with mu held, when a stream is gone and when the connection takes no new ones.
 	changed func()
@@ -42,8 +42,9 @@ type conn struct {
 	mu      sync.Mutex
 	out     outgoing
 	writing int  // how much of it is being written
-	deep    bool // both together may be deepOut
-	lent    int  // by the budget, for both
+	deep    bool // both together may be deepOut, which counts to uid
+	// lent is what budgets have lent for metadata that are in out, lentWriting for those that are being written.
+	lent, lentWriting []loan
 	// answers and updates are how many of each are in out, see maxAnswers and maxUpdates.
 	answers, updates int
 	encoder          *hpack.Encoder
@@ -109,6 +110,9 @@ func (c *conn) fail(err error) {
 		}
 		c.out.data = nil
 		c.shallow()
+		c.repay(c.lent)
+		c.repay(c.lentWriting)
+		c.lent, c.lentWriting = nil, nil
 		c.changed()
 	}
 	c.mu.Unlock()
@@ -464,10 +468,12 @@ func (c *conn) lastCall() {
 	}
 }
 
-// closeUnused ends the connection when all is written, if it has no streams and will have none; mu is held.
+// closeUnused ends the connection when all is written, if it has no streams and will have none; mu is held. A peer that does not read has
+// until the timeout.
 func (c *conn) closeUnused() {
-	if c.goingAway && len(c.streams) == 0 {
+	if c.goingAway && len(c.streams) == 0 && !c.closing {
 		c.closing = true
+		_ = c.SetWriteDeadline(time.Now().Add(c.timeout))
 		c.flush()
 	}
 }

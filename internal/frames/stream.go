@@ -359,7 +359,7 @@ func (s *stream) trySendFields(fields []hpack.HeaderField, end bool) (sent bool,
 		s.queue()
 		return false, nil
 	}
-	if size := sizeOf(fields); size > freeMetadata && !s.c.borrow(size) {
+	if size := sizeOf(fields); size > freeMetadata && !s.c.borrow(s.budget, s.uid, size) {
 		return false, errNoRoom
 	}
 	s.sentEnd = end

@@ -62,6 +62,8 @@ func (c *conn) take() (data []byte, last bool) {
 	data, c.out.data = c.out.data, nil
 	c.answers, c.updates = 0, 0
 	signal(c.taken)
+	c.repay(c.lentWriting)
+	c.lent, c.lentWriting = nil, c.lent
 	if c.writing = len(data); c.writing == 0 {
 		c.shallow()
 	}
@@ -69,26 +71,42 @@ func (c *conn) take() (data []byte, last bool) {
 	return data, c.closing && len(data) == 0
 }
 
-// shallow gives back what was lent for out; mu is held.
+// shallow gives back what makes the connection deep; mu is held.
 func (c *conn) shallow() {
-	c.budget.give(c.uid, c.lent)
-	c.deep, c.lent = false, 0
+	if c.deep {
+		c.budget.give(c.uid, deepOut-baseOut)
+	}
+	c.deep = false
 }
 
-// borrow has the budget count n bytes until all is written, and says whether it does; mu is held.
-func (c *conn) borrow(n int) bool {
-	if !c.budget.take(c.uid, n) {
+// loan is what a budget has lent for something of a user that waits to be written.
+type loan struct {
+	budget *Budget
+	uid    uint32
+	bytes  int
+}
+
+// borrow has a budget count n bytes to a user until what is in out then is written, and says whether it does; mu is held.
+func (c *conn) borrow(budget *Budget, uid uint32, n int) bool {
+	if !budget.take(uid, n) {
 		return false
 	}
-	c.lent += n
+	c.lent = append(c.lent, loan{budget, uid, n})
 	return true
+}
+
+// repay gives back what was lent; mu is held.
+func (c *conn) repay(loans []loan) {
+	for _, l := range loans {
+		l.budget.give(l.uid, l.bytes)
+	}
 }
 
 // room says whether a call may add a frame to out; mu is held.
 func (c *conn) room() bool {
 	waiting := c.writing + len(c.out.data)
 	if waiting >= baseOut && !c.deep {
-		c.deep = c.borrow(deepOut - baseOut)
+		c.deep = c.budget.take(c.uid, deepOut-baseOut)
 	}
 	return waiting < baseOut || c.deep && waiting < deepOut
 }
