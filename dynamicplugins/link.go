@@ -3,6 +3,7 @@ package dynamicplugins
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"slices"
 	"sync"
@@ -160,6 +161,7 @@ func (p *pool) connectFragments(l *link) conn {
 	c := frames.NewClient(frames.ClientConfig{
 		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
 		Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats,
+		Owner: ownerOf(l.info),
 	})
 	if p.intercept == nil {
 		return c
@@ -169,6 +171,14 @@ func (p *pool) connectFragments(l *link) conn {
 		return c
 	}
 	return &intercepted{c, by}
+}
+
+// ownerOf returns the user to whom counts what an instance causes: the one who answers for it, or the number that no user has.
+func ownerOf(info *PluginInfo) uint32 {
+	if info != nil && info.Record != nil && info.Record.Account != nil {
+		return info.Record.Account.UID
+	}
+	return math.MaxUint32
 }
 
 // intercepted is a connection of fragments with an interceptor.

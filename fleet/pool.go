@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"errors"
+	"hash/fnv"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -174,10 +176,18 @@ func (p *pool) connect(k poolKey, with material, now time.Time) (c *pooled, err 
 	c.fragments = frames.NewClient(frames.ClientConfig{
 		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dial(ctx, k, reached) },
 		Timeout: connectTimeout, Idle: idleNode, Pause: nodePause, Silence: nodeSilence, Answer: nodeAnswer, TLS: true,
+		Owner: nodeUser(k.node),
 		Stats: []stats.Handler{c},
 	})
 	p.conns[k], p.all[c] = c, true
 	return c, nil
+}
+
+// nodeUser stands for a node where what waits in memory is counted by user. No user has such a number, as those of containers are lower.
+func nodeUser(node string) uint32 {
+	sum := fnv.New32a()
+	_, _ = io.WriteString(sum, node) // it never fails
+	return sum.Sum32() | 1<<31
 }
 
 // dial connects to a node.

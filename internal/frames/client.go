@@ -57,6 +57,8 @@ type ClientConfig struct {
 	// Silence is after which time without a frame the other end is asked whether it is there, and Answer how long it may take; zero for
 	// never. The system tells when a process on the same machine ends.
 	Silence, Answer time.Duration
+	// Owner is the user to whom what the other end causes on the connections counts, by the budget of the call that needs one.
+	Owner uint32
 	// TLS says that the connections are encrypted.
 	TLS bool
 	// Stats are told of each call: Begin and End.
@@ -187,7 +189,7 @@ func (c *Client) open(budget *Budget) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	conn := newConn(nc, budget, budget.self, 32<<10)
+	conn := newConn(nc, budget, c.config.Owner, 32<<10)
 	conn.client, conn.acked, conn.timeout = true, true, c.config.Timeout
 	left := false
 	conn.changed = func() {

@@ -150,38 +150,6 @@ func (c *conn) read() {
 	}
 }
 
-// readFrame reads a frame. The framer collects headers that come in several, which count meanwhile and have to come whole in time.
-func (c *conn) readFrame() (http2.Frame, error) {
-	const header, flags = 9, 4 // the size of what precedes every frame, and where in it the flags are
-	head, err := c.reader.Peek(header)
-	if err != nil {
-		return nil, err
-	}
-	if http2.FrameType(head[flags-1]) == http2.FrameHeaders && !http2.Flags(head[flags]).Has(http2.FlagHeadersEndHeaders) {
-		if !c.budget.take(c.uid, MaxMetadata) {
-			return nil, errNoRoom
-		}
-		defer c.budget.give(c.uid, MaxMetadata)
-		if c.introduced() {
-			_ = c.SetReadDeadline(time.Now().Add(c.timeout))
-			defer func() { _ = c.SetReadDeadline(time.Time{}) }()
-		}
-	}
-	return c.framer.ReadFrame()
-}
-
-// introduced says whether both ends know what the other one takes. Until then it has a deadline anyway.
-func (c *conn) introduced() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	select {
-	case <-c.settled:
-		return c.acked
-	default:
-		return false
-	}
-}
-
 // awaitAnswers waits while the peer does not read what it has caused.
 func (c *conn) awaitAnswers() {
 	for {
@@ -207,7 +175,11 @@ func (c *conn) refuse(broken http2.StreamError) error {
 		return c.err
 	}
 	if s := c.streams[broken.StreamID]; s != nil {
-		s.reset(broken.Code, &resetError{broken.Code})
+		why := broken.Cause
+		if !errors.Is(why, errNoRoom) {
+			why = &resetError{broken.Code}
+		}
+		s.reset(broken.Code, why)
 		return nil
 	}
 	if c.client && broken.StreamID < c.nextID {
