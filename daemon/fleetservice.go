@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -102,34 +103,13 @@ func (s fleetService) WatchFleet(
 	if err != nil {
 		return ended(ctx)
 	}
-	send := func(kind fleet.ChangeKind, n *fleet.Node, p *fleet.Plugin) error {
-		message := &patchbayv1.WatchFleetResponse{Kind: string(kind)}
-		switch {
-		case p != nil:
-			message.Plugin = fleetPluginMessage(*p)
-		case n != nil && !request.Msg.GetWithNodes():
-			return nil
-		case n != nil:
-			message.Node = nodeMessage(*n)
-		}
-		return stream.Send(message)
-	}
 	if health := reader.Health(); filter.Health && !health.Current {
 		if err := stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(fleet.Changed), Health: healthMessage(health)}); err != nil {
 			return err
 		}
 	}
-	for _, n := range snapshot.Nodes {
-		if err := send(fleet.Added, &n, nil); err != nil {
-			return err
-		}
-	}
-	for _, p := range snapshot.Plugins {
-		if err := send(fleet.Added, nil, &p); err != nil {
-			return err
-		}
-	}
-	if err := send("", nil, nil); err != nil {
+	withNodes := request.Msg.GetWithNodes()
+	if err := sendSnapshot(ctx, snapshot, withNodes, stream.Send); err != nil {
 		return err
 	}
 	for c := range changes {
@@ -137,16 +117,57 @@ func (s fleetService) WatchFleet(
 			return connect.NewError(connect.CodeResourceExhausted,
 				errors.New("changes were lost because they were read too slowly: watch again"))
 		}
-		if c.Health != nil {
+		switch {
+		case c.Health != nil:
 			err = stream.Send(&patchbayv1.WatchFleetResponse{Kind: string(c.Kind), Health: healthMessage(*c.Health)})
-		} else {
-			err = send(c.Kind, c.Node, c.Plugin)
+		case c.Plugin != nil || c.Node == nil || withNodes:
+			err = stream.Send(changeMessage(c.Kind, c.Node, c.Plugin))
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return ended(ctx)
+}
+
+// sendSnapshot sends what the fleet has, and then a message with nothing. It counts until the last message is sent.
+func sendSnapshot(
+	ctx context.Context, snapshot fleet.Snapshot, withNodes bool, send func(*patchbayv1.WatchFleetResponse) error,
+) error {
+	var messages []*patchbayv1.WatchFleetResponse
+	for _, n := range snapshot.Nodes {
+		if withNodes {
+			messages = append(messages, changeMessage(fleet.Added, &n, nil))
+		}
+	}
+	for _, p := range snapshot.Plugins {
+		messages = append(messages, changeMessage(fleet.Added, nil, &p))
+	}
+	bytes := 0
+	for _, m := range messages {
+		bytes += proto.Size(m)
+	}
+	if err := countList(ctx, bytes); err != nil {
+		return err
+	}
+	defer sent(ctx)
+	for _, m := range append(messages, &patchbayv1.WatchFleetResponse{}) {
+		if err := send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func changeMessage(kind fleet.ChangeKind, n *fleet.Node, p *fleet.Plugin) *patchbayv1.WatchFleetResponse {
+	message := &patchbayv1.WatchFleetResponse{Kind: string(kind)}
+	switch {
+	case p != nil:
+		message.Plugin = fleetPluginMessage(*p)
+	case n != nil:
+		message.Node = nodeMessage(*n)
+	}
+	return message
 }
 
 func (s fleetService) WaitForFleetPlugin(

@@ -9,16 +9,20 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/patchbay-dev/patchbay/internal/discover/share"
 )
 
-// maxUserLists and maxLists bound the bytes of the lists of plugins and of past events that are sent at once: to each user, and to all
-// but root and the daemon's user. A list is held whole until its caller has taken it, in one message of ListPlugins or the many of
-// StreamPlugins and WatchEvents.
+// maxUserLists and maxLists bound the bytes of the answers that are sent at once: to each user, and to all but root and the daemon's user.
+// An answer is held whole until its caller has taken it, in one message or the many of StreamPlugins, WatchEvents and WatchFleet.
 const maxUserLists, maxLists = 32 << 20, 64 << 20
 
-// lists counts these answers. A nil *lists bounds nothing.
+// freeAnswer is how much of an answer that is one message is not counted: less than a request takes anyway.
+const freeAnswer = 1 << 10
+
+// lists counts these answers. It is a [connect.Interceptor], which counts those that are one message; streams count what they hold with
+// countList. A nil *lists bounds nothing.
 type lists struct {
 	free    func(uid uint32) bool
 	refused prometheus.Counter
@@ -33,11 +37,14 @@ func newLists(self uint32, refused prometheus.Counter, log *slog.Logger) *lists 
 	return &lists{free: free, refused: refused, log: log, pool: share.New(maxUserLists, maxLists, nil)}
 }
 
-// sending is a request whose answer may count. It is used by the goroutine of the request.
+// sending is a request whose answer may count.
 type sending struct {
 	lists *lists
 	uid   uint32
+
+	// The rest is guarded by lists.mu.
 	bytes int
+	over  bool // gRPC ends a request before the goroutine that answers it
 }
 
 type sendingKey struct{}
@@ -49,45 +56,102 @@ func (l *lists) handler(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s := &sending{lists: l, uid: callerIn(r.Context()).uid()}
-		defer s.end()
+		defer s.end(true)
 		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), sendingKey{}, s)))
 	})
 }
 
-// countList has the answer to a request count. It is an error if there is too much.
-func countList(request context.Context, bytes int) error {
+// WrapUnary implements [connect.Interceptor]. The answer to what was done, and not only read, is never refused.
+func (l *lists) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+		response, err := next(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		answer, ok := response.Any().(proto.Message)
+		if !ok {
+			return response, nil
+		}
+		bytes := max(proto.Size(answer)-freeAnswer, 0)
+		if roleFor(request.Spec().Procedure) > roleRead {
+			addList(ctx, bytes)
+			return response, nil
+		}
+		if err := countList(ctx, bytes); err != nil {
+			return nil, err
+		}
+		return response, nil
+	}
+}
+
+// WrapStreamingHandler implements [connect.Interceptor].
+func (*lists) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
+
+// WrapStreamingClient implements [connect.Interceptor].
+func (*lists) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+// counted returns the request whose answer counts; nil if it does not.
+func counted(request context.Context) *sending {
 	s, ok := request.Value(sendingKey{}).(*sending)
 	if !ok || s.lists.free(s.uid) {
+		return nil
+	}
+	return s
+}
+
+// addList has the answer to a request count, whatever there is.
+func addList(request context.Context, bytes int) {
+	if s := counted(request); s != nil {
+		s.lists.mu.Lock()
+		defer s.lists.mu.Unlock()
+		s.lists.pool.Add(s.uid, bytes)
+		s.bytes += bytes
+	}
+}
+
+// countList has the answer to a request count. It is an error if there is too much.
+func countList(request context.Context, bytes int) error {
+	s := counted(request)
+	if s == nil || bytes == 0 {
 		return nil
 	}
 	l := s.lists
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if s.over {
+		return nil // nobody reads it
+	}
 	room, first := l.pool.Take(s.uid, bytes)
 	if room {
-		s.bytes = bytes
+		s.bytes += bytes
 		return nil
 	}
 	l.refused.Inc()
 	if first {
-		l.log.Warn("a list of plugins or events is refused: its callers have not read earlier ones", "uid", s.uid, "bytes", bytes,
+		l.log.Warn("an answer of the control API is refused: its callers have not read earlier ones", "uid", s.uid, "bytes", bytes,
 			"mostOfUser", maxUserLists, "ofAll", l.pool.Sum(), "mostOfAll", maxLists)
 	}
 	return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf(
-		"the list has %d bytes, and unread lists may have %d for one user and %d for all; read the other lists, ask for less, or try again",
+		"the answer has %d bytes, and unread ones may have %d for one user and %d for all; read the other answers, ask for less, or try again",
 		bytes, maxUserLists, maxLists))
 }
 
 // sent has the answer to a request not count any more, because all of it that counted is sent.
 func sent(request context.Context) {
 	if s, ok := request.Value(sendingKey{}).(*sending); ok {
-		s.end()
+		s.end(false)
 	}
 }
 
-func (s *sending) end() {
+// end gives back what counts, and with over all that will.
+func (s *sending) end(over bool) {
 	s.lists.mu.Lock()
 	defer s.lists.mu.Unlock()
+	s.over = s.over || over
 	s.lists.pool.Give(s.uid, s.bytes)
 	s.bytes = 0
 }

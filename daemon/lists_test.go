@@ -6,15 +6,21 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
+	"connectrpc.com/connect"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/patchbay-dev/patchbay"
+	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -37,6 +43,16 @@ func TestListsAreBounded(t *testing.T) {
 	t.Run("message", func(t *testing.T) {
 		testLists(t, patchbayv1connect.ControlServiceListPluginsProcedure, "application/proto", nil, http.StatusTooManyRequests)
 	})
+	t.Run("refusals", func(t *testing.T) {
+		testLists(t, patchbayv1connect.ControlServiceListRefusalsProcedure, "application/proto", nil, http.StatusTooManyRequests)
+	})
+	t.Run("one plugin", func(t *testing.T) {
+		request, err := proto.Marshal(&patchbayv1.GetPluginRequest{Type: "T", Name: "n"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		testLists(t, patchbayv1connect.ControlServiceGetPluginProcedure, "application/proto", request, http.StatusTooManyRequests)
+	})
 	t.Run("stream", func(t *testing.T) {
 		testLists(t, patchbayv1connect.ControlServiceStreamPluginsProcedure, "application/connect+proto", make([]byte, 5), http.StatusOK)
 	})
@@ -51,16 +67,22 @@ func TestPastEventsAreBounded(t *testing.T) {
 func testLists(t *testing.T, procedure, contentType string, body []byte, code int) {
 	all := make([]patchbay.PluginStatus, 2500) // 10 MiB
 	for i := range all {
-		all[i] = patchbay.PluginStatus{Type: "T", Name: strings.Repeat("n", 4090) + fmt.Sprint(1000+i)}
+		all[i] = patchbay.PluginStatus{Type: "T", Name: "n", Version: strings.Repeat("v", 4090) + fmt.Sprint(1000+i)}
 	}
 	past := make([]patchbay.Event, len(all))
 	for i, p := range all {
-		past[i].Seq, past[i].Type, past[i].Name = uint64(i+1), p.Type, p.Name
+		past[i].Seq, past[i].Type, past[i].Message = uint64(i+1), p.Type, p.Version
 	}
 	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"})
 	l := newLists(1, refused, discard)
-	_, service := patchbayv1connect.NewControlServiceHandler(&control{picture: newPicture(&recorded{plugins: all, past: past}, nil, nil, nil)})
-	handler := l.handler(service)
+	refusals := slices.Clone(all)
+	for i := range refusals {
+		refusals[i].Name = "r"
+	}
+	source := &recorded{plugins: all, refusals: refusals, past: past}
+	g := testGuard("")
+	g.use(policy{users: map[uint32]role{1: roleRead, 1000: roleRead, 1001: roleRead, 1002: roleRead}})
+	handler := newControlHandler(g, &control{picture: newPicture(source, nil, nil, nil), lists: l})
 	ask := func(uid uint32, w http.ResponseWriter) {
 		r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(body))
 		r.Header.Set("Content-Type", contentType)
@@ -105,4 +127,32 @@ func testLists(t *testing.T, procedure, contentType string, body []byte, code in
 	if n := l.pool.Sum(); n != 0 {
 		t.Errorf("%d bytes are left", n)
 	}
+}
+
+// TestSnapshotsCount: what a watcher of the fleet is sent first counts until all of it is sent.
+func TestSnapshotsCount(t *testing.T) {
+	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
+	snapshot := fleet.Snapshot{Nodes: []fleet.Node{{Name: "a"}}, Plugins: []fleet.Plugin{{Node: "a", Name: strings.Repeat("n", 1<<20)}}}
+	handler := l.handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		messages := 0
+		err := sendSnapshot(r.Context(), snapshot, true, func(*patchbayv1.WatchFleetResponse) error {
+			if n := l.pool.Of(1000); n < 1<<20 {
+				t.Errorf("%d bytes count", n)
+			}
+			messages++
+			return nil
+		})
+		if err != nil || messages != 3 {
+			t.Errorf("%d messages are sent, %v", messages, err)
+		}
+		if n := l.pool.Of(1000); n != 0 {
+			t.Errorf("%d bytes count after all is sent", n)
+		}
+		l.pool.Add(1000, maxUserLists)
+		if err := sendSnapshot(r.Context(), snapshot, true, nil); connect.CodeOf(err) != connect.CodeResourceExhausted {
+			t.Errorf("a further one: %v", err)
+		}
+	}))
+	r := httptest.NewRequest(http.MethodPost, "/", http.NoBody)
+	handler.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithValue(r.Context(), callerKey{}, &caller{peer: sock.Peer{UID: 1000}})))
 }

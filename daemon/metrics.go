@@ -90,7 +90,7 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 			"Connections that were closed at once because the user, or all users together, had too many open, by socket and reason.",
 			"socket", "reason"),
 		listsRefused: counter("patchbay_lists_refused_total",
-			"Lists of plugins or events that were refused because the user, or all users together, had too many unread ones.").WithLabelValues(),
+			"Answers of the control API that were refused because the user, or all users together, had too many unread ones.").WithLabelValues(),
 		callsLimited: counter("patchbay_calls_limited_total",
 			"How often a call of a plugin, or a request to the control API, got no more memory for what waits in it, so that it is slower or "+
 				"refused (user, total), or was refused because too many were in progress (userCalls, calls).", "reason"),

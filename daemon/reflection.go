@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -33,7 +34,7 @@ type reflected struct {
 
 // newReflection returns what answers calls of the reflection service: those for a plugin are forwarded. Of the others gRPC takes in what is
 // sent before it is asked for, so all of it counts.
-func newReflection(g *guard, bound *requests, forward http.Handler) http.Handler {
+func newReflection(g *guard, bound *requests, l *lists, forward http.Handler) http.Handler {
 	r := reflected{guard: g, byRole: map[role]reflectionv1.ServerReflectionServer{}}
 	for _, of := range []role{roleRead, roleOperate, roleAdmin} {
 		services := callable(of)
@@ -43,7 +44,7 @@ func newReflection(g *guard, bound *requests, forward http.Handler) http.Handler
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest))
 	reflectionv1.RegisterServerReflectionServer(server, r)
-	own := bound.handler(server)
+	own := bound.handler(l.handler(server))
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		routed := slices.ContainsFunc([]string{proxy.TypeKey, proxy.NameKey, proxy.FleetKey, proxy.NodeKey, proxy.LabelKey},
 			func(key string) bool { return len(request.Header.Values(key)) > 0 })
@@ -86,6 +87,15 @@ func (q question) Recv() (*reflectionv1.ServerReflectionRequest, error) {
 		return nil, err
 	}
 	return request, q.admit(q.role)
+}
+
+// Send has an answer count until the next one is sent, or the stream has ended.
+func (q question) Send(answer *reflectionv1.ServerReflectionResponse) error {
+	sent(q.Context())
+	if err := countList(q.Context(), proto.Size(answer)); err != nil {
+		return status.Error(codes.ResourceExhausted, textOf(err))
+	}
+	return q.ServerReflection_ServerReflectionInfoServer.Send(answer)
 }
 
 // callableServices are the services of the control API with the methods that a role may call.

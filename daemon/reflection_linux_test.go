@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,10 +25,14 @@ import (
 func TestReflection(t *testing.T) {
 	listener, path := openSocket(t, 0)
 	g := newGuard(path, policy{users: map[uint32]role{2001: roleRead, 2002: roleOperate, 2003: roleAdmin}}, testGuard(path).audit)
-	s := serve(listener, g, &control{started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	l := newLists(1, prometheus.NewCounter(prometheus.CounterOpts{Name: "refused"}), discard)
+	s := serve(listener, g, &control{started: time.Now(), lists: l}, func() { t.Error("the server failed") }, discard)
 	t.Cleanup(func() {
 		if err := s.stop(); err != nil {
 			t.Error(err)
+		}
+		if n := l.pool.Sum(); n != 0 {
+			t.Errorf("%d bytes count after the end", n)
 		}
 	})
 	for uid, want := range map[uint32]string{2001: "ListPlugins", 2002: "ListPlugins RestartPlugin", 2003: "ListPlugins RestartPlugin Reload"} {
@@ -44,6 +49,11 @@ func TestReflection(t *testing.T) {
 		file := ask(t, stream, &reflectionv1.ServerReflectionRequest{
 			MessageRequest: &reflectionv1.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: "patchbay.v1.ControlService"},
 		})
+		l.mu.Lock()
+		if n := l.pool.Of(uid); n < proto.Size(file) {
+			t.Errorf("%d bytes of the answer count, and it has %d", n, proto.Size(file))
+		}
+		l.mu.Unlock()
 		var methods []string
 		for _, text := range file.GetFileDescriptorResponse().GetFileDescriptorProto() {
 			var d descriptorpb.FileDescriptorProto

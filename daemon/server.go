@@ -42,24 +42,30 @@ type server struct {
 // serve starts to serve the control API and returns. The caller ends it with stop. If it ends before that, failed is called and stop
 // returns the error.
 func serve(listener net.Listener, g *guard, c *control, failed func(), log *slog.Logger) *server {
-	mux := http.NewServeMux()
-	guarded := []connect.HandlerOption{connect.WithRequestGate(g.gate), connect.WithInterceptors(g), connect.WithReadMaxBytes(maxRequest)}
-	own := func(path string, service http.Handler) { mux.Handle(path, c.requests.handler(service)) }
-	path, service := patchbayv1connect.NewControlServiceHandler(c, guarded...)
-	own(path, c.lists.handler(service))
-	own(patchbayv1connect.NewFleetServiceHandler(fleetService{c.fleet}, guarded...))
-	own(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers},
-		append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
-	mux.Handle(reflectionPath, newReflection(g, c.requests, c.calls))
-	if c.calls != nil {
-		mux.Handle("/", c.calls)
-	}
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true) // what gRPC clients speak on a socket without TLS
-	h := &http.Server{Handler: mux, Protocols: protocols, ConnContext: g.connContext}
+	h := &http.Server{Handler: newControlHandler(g, c), Protocols: protocols, ConnContext: g.connContext}
 	frames.BoundHTTP(h)
 	return startServer("the control API", listener, h, failed, log)
+}
+
+// newControlHandler returns what answers the control API, and calls of plugins at its socket.
+func newControlHandler(g *guard, c *control) http.Handler {
+	mux := http.NewServeMux()
+	guarded := []connect.HandlerOption{connect.WithRequestGate(g.gate), connect.WithInterceptors(g, c.lists), connect.WithReadMaxBytes(maxRequest)}
+	own := func(path string, service http.Handler) {
+		mux.Handle(path, c.requests.handler(c.lists.handler(service)))
+	}
+	own(patchbayv1connect.NewControlServiceHandler(c, guarded...))
+	own(patchbayv1connect.NewFleetServiceHandler(fleetService{c.fleet}, guarded...))
+	own(patchbayv1connect.NewDeviceServiceHandler(deviceService{c.handlers},
+		append(guarded, connect.WithReadMaxBytes(maxDeviceRequest))...))
+	mux.Handle(reflectionPath, newReflection(g, c.requests, c.lists, c.calls))
+	if c.calls != nil {
+		mux.Handle("/", c.calls)
+	}
+	return mux
 }
 
 // startServer runs an HTTP server with what all have in common.
