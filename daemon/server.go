@@ -53,7 +53,10 @@ func serve(listener net.Listener, g *guard, c *control, failed func(), log *slog
 // newControlHandler returns what answers the control API, and calls of plugins at its socket.
 func newControlHandler(g *guard, c *control) http.Handler {
 	mux := http.NewServeMux()
-	guarded := []connect.HandlerOption{connect.WithRequestGate(g.gate), connect.WithInterceptors(g, c.lists), connect.WithReadMaxBytes(maxRequest)}
+	guarded := []connect.HandlerOption{
+		connect.WithRequestGate(g.gate), connect.WithInterceptors(g, filters{}, c.lists), connect.WithReadMaxBytes(maxRequest),
+		connect.WithCompression("gzip", nil, nil), // what is compressed is far larger than what counts, and the caller is on this machine
+	}
 	own := func(path string, service http.Handler) {
 		mux.Handle(path, c.requests.handler(c.lists.handler(service)))
 	}

@@ -1,0 +1,76 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// maxFilter is how many values a list of a request may have, maxDevices how many of devices. An empty value has two bytes in a request and
+// sixteen in memory, and everything that a request may select is compared with each.
+const maxFilter, maxDevices = 256, 16 << 10
+
+// filters is a [connect.Interceptor] that refuses requests with longer lists.
+type filters struct{}
+
+// WrapUnary implements [connect.Interceptor].
+func (filters) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {
+		if m, ok := request.Any().(proto.Message); ok {
+			if err := checkLists(m); err != nil {
+				return nil, err
+			}
+		}
+		return next(ctx, request)
+	}
+}
+
+// WrapStreamingHandler implements [connect.Interceptor].
+func (filters) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, stream connect.StreamingHandlerConn) error { return next(ctx, filteredStream{stream}) }
+}
+
+// WrapStreamingClient implements [connect.Interceptor].
+func (filters) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc { return next }
+
+type filteredStream struct{ connect.StreamingHandlerConn }
+
+// Receive receives a request.
+func (s filteredStream) Receive(request any) error {
+	if err := s.StreamingHandlerConn.Receive(request); err != nil {
+		return err
+	}
+	if m, ok := request.(proto.Message); ok {
+		return checkLists(m)
+	}
+	return nil
+}
+
+// checkLists says which list of a request is too long.
+func checkLists(request proto.Message) error { return checkFields("", request.ProtoReflect()) }
+
+func checkFields(within string, m protoreflect.Message) (err error) {
+	m.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
+		name, count, most := within+string(field.Name()), 0, maxFilter
+		switch {
+		case field.IsMap():
+			count = value.Map().Len()
+		case field.IsList():
+			count = value.List().Len()
+		case field.Message() != nil:
+			err = checkFields(name+".", value.Message())
+		}
+		if field.Name() == "devices" {
+			most = maxDevices
+		}
+		if count > most {
+			err = connect.NewError(connect.CodeInvalidArgument,
+				fmt.Errorf("the field %s has %d values, and may have %d: ask for less, or for all", name, count, most))
+		}
+		return err == nil
+	})
+	return err
+}
