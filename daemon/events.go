@@ -106,9 +106,12 @@ func (c *control) WatchEvents(
 	stream *connect.ServerStream[patchbayv1.WatchEventsResponse],
 ) error {
 	wanted := request.Msg
-	matches := func(e patchbay.Event) bool {
-		return c.concerns(wanted.GetTypes(), wanted.GetNames(), e) && anyOf(wanted.GetKinds(), string(e.Kind)) &&
-			(wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime()))
+	kinds := setOf(wanted.GetKinds())
+	matching := func(now bool) func(patchbay.Event) bool {
+		concerned := c.concerned(wanted.GetTypes(), wanted.GetNames(), now)
+		return func(e patchbay.Event) bool {
+			return kinds.passes(string(e.Kind)) && (wanted.GetSince() == nil || !e.Time.Before(wanted.GetSince().AsTime())) && concerned.by(e)
+		}
 	}
 	send := func(e patchbay.Event) error {
 		// gofail: var controlEvent string
@@ -131,12 +134,17 @@ func (c *control) WatchEvents(
 	if len(past) > 0 {
 		last = past[len(past)-1].Seq
 	}
-	if err := sendPast(ctx, newest(past, matches, wanted.Tail), send); err != nil {
+	matched, err := newest(ctx, past, matching(true), wanted.Tail)
+	if err != nil {
+		return err
+	}
+	if err := sendPast(ctx, matched, send); err != nil {
 		return err
 	}
 	if !wanted.GetFollow() {
 		return nil
 	}
+	matches := matching(false)
 	return follow(ctx, live, last, func(e patchbay.Event) error {
 		if !matches(e) {
 			return nil
@@ -166,18 +174,21 @@ func sendPast(ctx context.Context, past []patchbay.Event, send func(patchbay.Eve
 	return nil
 }
 
-// newest returns the events that match, of them the last tail ones if tail is set.
-func newest(past []patchbay.Event, matches func(patchbay.Event) bool, tail *uint32) []patchbay.Event {
+// newest returns the events that match, of them the last tail ones if tail is set. It fails if ctx ends.
+func newest(ctx context.Context, past []patchbay.Event, matches func(patchbay.Event) bool, tail *uint32) ([]patchbay.Event, error) {
 	var matching []patchbay.Event
 	for _, event := range past {
+		if ctx.Err() != nil {
+			return nil, ended(ctx)
+		}
 		if matches(event) {
 			matching = append(matching, event)
 		}
 	}
 	if tail != nil && uint64(*tail) < uint64(len(matching)) {
-		return matching[len(matching)-int(*tail):]
+		return matching[len(matching)-int(*tail):], nil
 	}
-	return matching
+	return matching, nil
 }
 
 // follow passes on the events after the one numbered last, until ctx ends, an event is missing, or send fails.

@@ -30,11 +30,15 @@ func (filters) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 
 // WrapStreamingHandler implements [connect.Interceptor].
 func (filters) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
-	return func(ctx context.Context, stream connect.StreamingHandlerConn) error { return next(ctx, filteredStream{stream}) }
+	return func(ctx context.Context, stream connect.StreamingHandlerConn) error {
+		return next(ctx, filteredStream{stream})
+	}
 }
 
 // WrapStreamingClient implements [connect.Interceptor].
-func (filters) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc { return next }
+func (filters) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
 
 type filteredStream struct{ connect.StreamingHandlerConn }
 

@@ -32,35 +32,86 @@ func (n naming) isOf(ptype, announced string, roles []string) bool {
 	return ptype == announced || slices.Contains(roles, ptype)
 }
 
+// set is what a filter lets pass; an empty one lets everything pass.
+type set map[string]bool
+
+func setOf(values []string) set {
+	s := make(set, len(values))
+	for _, v := range values {
+		s[v] = true
+	}
+	return s
+}
+
+func (s set) passes(value string) bool { return len(s) == 0 || s[value] }
+
 // anyIsOf is isOf for any of some types, or for all if there are none.
-func (n naming) anyIsOf(types []string, announced string, roles []string) bool {
-	return len(types) == 0 || slices.ContainsFunc(types, func(t string) bool { return n.isOf(t, announced, roles) })
+func (n naming) anyIsOf(types set, announced string, roles []string) bool {
+	if types.passes(announced) {
+		return true
+	}
+	if len(roles) == 0 {
+		roles = n.mayHave(announced)
+	}
+	return slices.ContainsFunc(roles, func(role string) bool { return types[role] })
 }
 
 // tellsOf says whether an event is about a plugin of any of some types, or of all if there are none. One that is registered has the roles
 // that it has.
-func (n naming) tellsOf(types []string, e patchbay.Event) bool {
-	return len(types) == 0 || slices.ContainsFunc(types, func(t string) bool {
-		unsure := n.registered == nil || n.registered(t, e.Name) || !n.registered(e.Type, e.Name)
-		return t == e.Type || unsure && n.isOf(t, e.Type, nil)
-	})
+func (n naming) tellsOf(types set, e patchbay.Event) bool {
+	if types.passes(e.Type) {
+		return true
+	}
+	roles := slices.DeleteFunc(slices.Clone(n.mayHave(e.Type)), func(role string) bool { return !types[role] })
+	return len(roles) > 0 && (n.registered == nil || !n.registered(e.Type, e.Name) ||
+		slices.ContainsFunc(roles, func(role string) bool { return n.registered(role, e.Name) }))
 }
 
-// concerns says whether an event is about a plugin of any of some types, or of all, with any of some names, or all. Those of a launched
+// concerned says which events are about a plugin of any of some types, or of all, with any of some names, or all. Those of a launched
 // plugin are also about what it is registered as, or was last, and the other way round.
-func (c *control) concerns(types, names []string, e patchbay.Event) bool {
-	if c.tellsOf(types, e) && anyOf(names, e.Name) {
+type concerned struct {
+	c            *control
+	types, names set
+	// launched is what launched plugins of these names are registered as, or were last; nil to look at each event.
+	launched map[patchbay.PluginName]bool
+}
+
+// concerned returns which events concern a caller. With now, those are judged by what launched plugins are registered as now.
+func (c *control) concerned(types, names []string, now bool) concerned {
+	w := concerned{c: c, types: setOf(types), names: setOf(names)}
+	if now {
+		w.launched = w.launchedAs()
+	}
+	return w
+}
+
+func (w concerned) launchedAs() map[patchbay.PluginName]bool {
+	all := map[patchbay.PluginName]bool{}
+	for name := range w.names {
+		if is, known := w.c.source.LaunchedAs(name); known {
+			all[is] = true
+		}
+	}
+	return all
+}
+
+func (w concerned) by(e patchbay.Event) bool {
+	if w.names.passes(e.Name) && w.c.tellsOf(w.types, e) {
 		return true
 	}
 	if e.Type == "" {
-		is, known := c.source.LaunchedAs(e.Name)
+		is, known := w.c.source.LaunchedAs(e.Name)
 		e.Type, e.Name = is.Type, is.Name
-		return known && c.tellsOf(types, e) && anyOf(names, e.Name)
+		return known && w.names.passes(e.Name) && w.c.tellsOf(w.types, e)
 	}
-	return len(types) == 0 && slices.ContainsFunc(names, func(name string) bool {
-		is, known := c.source.LaunchedAs(name)
-		return known && is == patchbay.PluginName{Type: e.Type, Name: e.Name}
-	})
+	if len(w.types) > 0 {
+		return false
+	}
+	launched := w.launched
+	if launched == nil {
+		launched = w.launchedAs()
+	}
+	return launched[patchbay.PluginName{Type: e.Type, Name: e.Name}]
 }
 
 // mayHave returns the roles that plugins of a type may have.

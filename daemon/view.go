@@ -50,8 +50,9 @@ func (c *control) matching(v *view, types, names, states []string) []*patchbayv1
 	if len(types)+len(names)+len(states) == 0 {
 		return v.plugins
 	}
+	ofTypes, named, in := setOf(types), setOf(names), setOf(states)
 	return slices.DeleteFunc(slices.Clone(v.plugins), func(p *patchbayv1.Plugin) bool {
-		return !c.anyIsOf(types, p.GetType(), p.GetRoles()) || !anyOf(names, p.GetName()) || !anyOf(states, p.GetState())
+		return !named.passes(p.GetName()) || !in.passes(p.GetState()) || !c.anyIsOf(ofTypes, p.GetType(), p.GetRoles())
 	})
 }
 

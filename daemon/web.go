@@ -23,9 +23,10 @@ func (c *control) About() (*patchbayv1.GetVersionResponse, *patchbayv1.GetConfig
 // EventsOf implements [web.Source].
 func (c *control) EventsOf(ptype, name string) []*patchbayv1.Event {
 	is, known := c.source.LaunchedAs(name)
+	concerned := c.concerned([]string{ptype}, []string{name}, true)
 	return each(slices.DeleteFunc(slices.Clone(c.past.get()), func(e patchbay.Event) bool {
 		if ptype != "" {
-			return !c.concerns([]string{ptype}, []string{name}, e)
+			return !concerned.by(e)
 		}
 		return (e.Type != "" || e.Name != name) && (!known || is != patchbay.PluginName{Type: e.Type, Name: e.Name})
 	}), eventMessage)
