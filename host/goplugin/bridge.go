@@ -33,25 +33,27 @@ type bridge struct {
 	serving sync.WaitGroup
 }
 
-// bridged bounds what waits in memory at all bridges. How many calls there are is bounded where they come from.
-var bridged = frames.NewBudget(frames.Limits{UserBytes: 16 << 20, Bytes: 22 << 20, UserCalls: math.MaxInt, Calls: math.MaxInt}, 0,
-	func(uint32, frames.Reason, bool) {})
+// bridged bounds what waits in memory at a bridge for its connections, which have room for that always, and for the library's calls. Calls
+// that are forwarded count where they come from, each to its caller.
+var bridged = frames.Limits{UserBytes: 16 << 20, Bytes: 22 << 20, UserCalls: math.MaxInt, Calls: math.MaxInt}
 
 // errEnded is the cause of the end of every call that the end of a plugin cuts short.
 var errEnded = errors.New("the plugin has ended")
 
 // newBridge connects to a plugin, at once: a server does not wait for long to be spoken to.
 func newBridge(ctx context.Context, m *multiplexed) (*bridge, error) {
+	budget := frames.NewBudget(bridged, 0, func(uint32, frames.Reason, bool) {})
 	b := &bridge{conns: make(chan net.Conn), done: make(chan struct{}), plugin: frames.NewClient(frames.ClientConfig{
 		Dial: m.dial, Timeout: answerTimeout, Idle: math.MaxInt64, Pause: time.Second, TLS: m.config.TLSConfig != nil,
+		Owner: math.MaxUint32,
 	})}
-	if err := b.plugin.Connect(ctx, bridged); err != nil {
+	if err := b.plugin.Connect(ctx, budget); err != nil {
 		return nil, errors.Join(err, b.plugin.Close())
 	}
 	to := proxy.Director(func(context.Context, string) (grpc.ClientConnInterface, error) { return b.plugin, nil })
 	var end context.Context
 	end, b.end = context.WithCancelCause(context.Background())
-	b.server = proxy.NewLocalServer(end, to.Forward, proxy.LocalConfig{Budget: bridged})
+	b.server = proxy.NewLocalServer(end, to.Forward, proxy.LocalConfig{Budget: budget})
 	b.serving.Go(func() { _ = b.server.Serve(b) }) // ends with close, and with nothing else
 	return b, nil
 }
@@ -114,7 +116,7 @@ func (m *multiplexed) dial(ctx context.Context) (net.Conn, error) {
 
 // dial connects to the bridge.
 func (b *bridge) dial(ctx context.Context) (net.Conn, error) {
-	ours, theirs := net.Pipe()
+	ours, theirs := frames.Pipe()
 	select {
 	case b.conns <- theirs:
 		return ours, nil

@@ -250,8 +250,12 @@ func (c *Client) leave(conn *conn) {
 			}
 		}
 	}
+	crowded := leaving > maxLeaving
+	if crowded {
+		delete(c.conns, oldest) // so that it is not the oldest again before it has ended
+	}
 	c.mu.Unlock()
-	if leaving > maxLeaving {
+	if crowded {
 		oldest.fail(errCrowded)
 	}
 }
@@ -366,6 +370,7 @@ func (c *conn) tryOpen(s *stream, fields []hpack.HeaderField) (full chan struct{
 	s.id, s.sendWindow = c.nextID, c.peerWindow
 	c.nextID += 2
 	c.streams[s.id] = s
+	c.callers.put(s.id, account{s.budget, s.uid})
 	c.writeFields(s.id, fields, false)
 	return nil, nil
 }

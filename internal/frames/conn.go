@@ -22,6 +22,8 @@ type conn struct {
 	budget *Budget
 	uid    uint32 // to whom what waits to be written counts
 	client bool
+	// callers are those of the streams, if the other end is one of the same program; else nil.
+	callers *callers
 	// opened takes a stream that the peer opens; nil on a client's side. It is called by the goroutine that reads.
 	opened func(f *http2.MetaHeadersFrame, s *stream)
 	// timeout bounds the time that headers of more than one frame take to come, and that the last frames take to be written.
@@ -70,7 +72,7 @@ type conn struct {
 func newConn(nc net.Conn, budget *Budget, uid uint32, readBuffer int) *conn {
 	c := &conn{
 		Conn: nc, budget: budget, uid: uid, wake: make(chan struct{}, 1), taken: make(chan struct{}, 1),
-		settled: make(chan struct{}), ended: make(chan struct{}),
+		callers: callersOf(nc), settled: make(chan struct{}), ended: make(chan struct{}),
 		streams: map[uint32]*stream{}, sendWindow: protocolWindow, peerWindow: protocolWindow, peerFrame: maxFrame, peerStreams: 1<<32 - 1,
 		peerFields: 1<<32 - 1,
 		recvWindow: protocolWindow, nextID: 1, changed: func() {}, born: time.Now(),
@@ -321,6 +323,9 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	s := newStream(c, f.StreamID)
 	if !c.acked {
 		s.recvWindow = protocolWindow
+	}
+	if by, known := c.callers.take(s.id); known {
+		s.budget, s.uid = by.budget, by.uid
 	}
 	s.recvEnded = f.StreamEnded()
 	c.streams[s.id] = s

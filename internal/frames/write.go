@@ -81,9 +81,8 @@ func (c *conn) shallow() {
 
 // loan is what a budget has lent for something of a user that waits to be written.
 type loan struct {
-	budget *Budget
-	uid    uint32
-	bytes  int
+	account
+	bytes int
 }
 
 // borrow has a budget count n bytes to a user until what is in out then is written, and says whether it does; mu is held.
@@ -91,7 +90,7 @@ func (c *conn) borrow(budget *Budget, uid uint32, n int) bool {
 	if !budget.take(uid, n) {
 		return false
 	}
-	c.lent = append(c.lent, loan{budget, uid, n})
+	c.lent = append(c.lent, loan{account{budget, uid}, n})
 	return true
 }
 
