@@ -68,8 +68,11 @@ func (b *Budget) of(uid uint32) *use {
 	return u
 }
 
-// take gives n bytes to a user, and says whether it did. A quarter of all is kept for the privileged.
+// take gives n bytes to a user, and says whether it did. A quarter of all is kept for the privileged. There is always room for nothing.
 func (b *Budget) take(uid uint32, n int) bool {
+	if n == 0 {
+		return true
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	most := b.limits.Bytes

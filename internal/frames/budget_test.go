@@ -28,6 +28,9 @@ func TestBudget(t *testing.T) {
 	if !b.tight(2) || b.Bytes() != 80 {
 		t.Errorf("it is not tight with %d", b.Bytes())
 	}
+	take(2, 0, true) // what needs no room has it
+	take(1, 0, true)
+	take(9, 0, true)
 	b.give(1, 20)
 	take(1, 21, false)
 	b.give(1, 20)
