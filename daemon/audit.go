@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"maps"
 	"path"
@@ -13,6 +14,7 @@ import (
 
 	"connectrpc.com/connect"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -37,14 +39,15 @@ type auditor struct {
 	publish func(reconciler.Event)
 	log     *slog.Logger
 	// They are apart, so that no kind can keep another one from being told.
-	denials, calls, plugins, cut, misses *sparse
+	denials, calls, misses *sparse
+	seed                   maphash.Seed
 }
 
 func newAuditor(publish func(reconciler.Event), log *slog.Logger) *auditor {
 	return &auditor{
 		publish: publish, log: log,
-		denials: newSparse(maxSparse, maxTold), calls: newSparse(maxCalled, 0), plugins: newSparse(maxPlugins, 0),
-		cut: newSparse(maxSparse, maxTold), misses: newSparse(maxSparse, maxTold),
+		denials: newSparse(maxSparse, maxTold), calls: newSparse(maxCalled, 0), misses: newSparse(maxSparse, maxTold),
+		seed: maphash.MakeSeed(),
 	}
 }
 
@@ -58,33 +61,57 @@ func (a *auditor) done(c actor, action, target string, err error) {
 	a.tell(c, level, e)
 }
 
-// called tells of a call that ended with a code, unless one like it was told a short time ago. A first call of what exists is always told:
-// by its method or, of a user who calls a great many, by its plugin. Of calls that reached no plugin, or no method of it, whose names
-// callers make up, there is a bounded number. Whether a method exists that was called and cut off, nobody knows: such calls do not crowd
-// out others.
-func (a *auditor) called(c actor, plugin, method string, reached bool, code codes.Code) {
-	what := audited{who: c.name(), plugin: plugin, method: method, code: code}
-	exists := reached && code != codes.Unimplemented
+// pluginCall is a call of a plugin, as its caller names it.
+type pluginCall struct {
+	plugin patchbay.PluginName
+	fleet  bool // of any node
+	method string
+}
+
+// String returns it for people.
+func (p pluginCall) String() string {
+	if p.plugin == (patchbay.PluginName{}) {
+		return "a plugin: that it does not name"
+	}
+	in := ""
+	if p.fleet {
+		in = " in the fleet"
+	}
+	return shortName(p.plugin) + in + ": " + short(p.method)
+}
+
+// called tells of a call that ended with a code, unless one like it was told a short time ago. Of calls that reached no plugin, or no method
+// of it, whose names callers make up, there is a bounded number. All others are told: whether a method exists that was called and cut off,
+// nobody knows.
+func (a *auditor) called(c actor, call pluginCall, reached bool, code codes.Code) {
 	set := a.misses
-	switch {
-	case exists && (code == codes.Canceled || code == codes.DeadlineExceeded):
-		set = a.cut
-	case exists:
+	if reached && code != codes.Unimplemented {
 		set = a.calls
 	}
-	first, left, full := set.first(what)
-	if full && exists {
-		method = "a further method"
-		first, left, _ = a.plugins.first(audited{who: what.who, plugin: plugin})
+	if first, left := set.first(audited{who: c.name(), call: maphash.Comparable(a.seed, call), code: code}); first {
+		a.tell(c, slog.LevelInfo, entry{action: actionCall, target: call.String(), result: resultOf(code), left: left})
 	}
-	if first {
-		a.tell(c, slog.LevelInfo, entry{action: actionCall, target: plugin + ": " + method, result: resultOf(code), left: left})
+}
+
+// admit says with a status why a user may call no plugin now, other than root and the daemon's own: because of him so many different calls
+// were told within a short time that there would be no room to tell of more. Of calls that have begun there still is.
+func (a *auditor) admit(c actor) error {
+	if a.calls.count(c.name()) < maxCalled-maxCallsAtOnce {
+		return nil
 	}
+	err := status.Errorf(codes.ResourceExhausted, "more than %d different calls within %v are more than are recorded; call again later",
+		maxCalled-maxCallsAtOnce, sparseQuiet)
+	if first, left := a.denials.first(audited{who: c.name(), action: actionCall, code: codes.ResourceExhausted}); first {
+		a.tell(c, slog.LevelWarn, entry{
+			action: actionCall, result: resultOf(codes.ResourceExhausted), why: status.Convert(err).Message(), left: left,
+		})
+	}
+	return err
 }
 
 // denied tells of an action that was not allowed, unless the same was told a short time ago. What the caller can make up is no part of it.
 func (a *auditor) denied(c actor, action string, err error) {
-	if first, left, _ := a.denials.first(audited{who: c.name(), method: action}); first {
+	if first, left := a.denials.first(audited{who: c.name(), action: action}); first {
 		a.tell(c, slog.LevelWarn, entry{action: action, result: resultDenied, why: textOf(err), left: left})
 	}
 }
@@ -193,26 +220,28 @@ func targetOf(request any) string {
 const (
 	// sparseQuiet is for how long what was told is not told again.
 	sparseQuiet = time.Minute
-	// Within that time so much is told of one user: of what he may have made up, of the methods that he called, and of the plugins.
-	maxSparse  = 256
-	maxCalled  = 1024
-	maxPlugins = 16384
+	// Within that time so much is told of one user: of what he may have made up, and of calls that reached a plugin.
+	maxSparse = 256
+	maxCalled = 16384
+	// maxCallsAtOnce is how many calls one user may have in progress, see [frames.DefaultLimits].
+	maxCallsAtOnce = 2048
 	// maxTold bounds what may be made up of all users, and maxUsers how many users are remembered.
 	maxTold  = 4096
 	maxUsers = 1024
 )
 
-// audited is what is told of: equal values are alike.
+// audited is what is told of: equal values are alike. What a caller has made up is in it as a hash of which he does not know the seed.
 type audited struct {
-	who            string
-	plugin, method string
-	code           codes.Code
+	who, action string
+	call        uint64
+	code        codes.Code
 }
 
 // sparse says what to tell of things that may come in floods. It is safe for concurrent use.
 type sparse struct {
-	most  int // of one user
-	total int // of all users; 0: they are not bounded together
+	most int // of one user
+	// total is how much of all users; 0: they are not bounded together, and of one who has most, all is told, also what was told before.
+	total int
 
 	mu    sync.Mutex
 	users map[string]*toldUser
@@ -226,32 +255,60 @@ func newSparse(most, total int) *sparse {
 
 // toldUser is what was told of one user.
 type toldUser struct {
-	told map[audited]time.Time
-	left int
-	last time.Time
+	told  map[audited]time.Time
+	left  int
+	last  time.Time
+	swept time.Time // when what was told long ago was forgotten
+}
+
+// sweep forgets what was told long ago, if that was not done a moment ago.
+func (u *toldUser) sweep(now time.Time) {
+	if now.Sub(u.swept) >= time.Second {
+		maps.DeleteFunc(u.told, func(_ audited, at time.Time) bool { return now.Sub(at) >= sparseQuiet })
+		u.swept = now
+	}
 }
 
 // first says whether to tell something because nothing like it was told a short time ago, and how much of the same user was left out
-// since something was told before it. It is full if it would be, and too much of the user, or of all, was told.
-func (s *sparse) first(what audited) (first bool, left int, full bool) {
+// since something was told before it. It does not if too much of the user, or of all, was told, where that is bounded.
+func (s *sparse) first(what audited) (first bool, left int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	u := s.user(what.who, now)
 	if at, told := u.told[what]; told && now.Sub(at) < sparseQuiet {
 		u.left++
-		return false, 0, false
+		return false, 0
 	}
 	if len(u.told) >= s.most {
-		maps.DeleteFunc(u.told, func(_ audited, at time.Time) bool { return now.Sub(at) >= sparseQuiet })
+		u.sweep(now)
 	}
-	if len(u.told) >= s.most || !s.room(now) {
+	full := len(u.told) >= s.most
+	if full && s.total == 0 {
+		clear(u.told)
+		full = false
+	}
+	if full || !s.room(now) {
 		u.left++
-		return false, 0, true
+		return false, 0
 	}
 	u.told[what] = now
 	left, u.left = u.left, 0
-	return true, left, false
+	return true, left
+}
+
+// count returns how much was told of a user within a short time.
+func (s *sparse) count(who string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	u := s.users[who]
+	if u == nil {
+		return 0
+	}
+	if len(u.told) >= s.most/2 {
+		u.sweep(time.Now())
+	}
+	return len(u.told)
 }
 
 // room takes one of the total that may be told in the present time. mu is held.

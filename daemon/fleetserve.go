@@ -168,7 +168,7 @@ func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) (err
 		}
 		if release != nil {
 			release()
-			s.audit.called(call, shortName(call.plugin), short(call.method), reached, status.Code(err))
+			s.audit.called(call, pluginCall{plugin: call.plugin, method: call.method}, reached, status.Code(err))
 		}
 	}()
 	return proxy.Director(func(ctx context.Context, method string) (conn grpc.ClientConnInterface, err error) {
@@ -182,6 +182,9 @@ func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) (err
 		denied := func(rules []FleetAllow) error { return cmp.Or(s.credentials.Trusts(ctx), call.denied(rules)) }
 		if release, err = s.rules.letIn(denied, cancel); err != nil {
 			return nil, s.denials.deny(call)
+		}
+		if err := s.audit.admit(call); err != nil {
+			return nil, err
 		}
 		conn, err = connTo(ctx, s.registry, call.plugin)
 		reached = err == nil
@@ -204,7 +207,7 @@ func newDenials(publish func(reconciler.Event), log *slog.Logger) *denials {
 func (d *denials) deny(c *fleetCall) error {
 	who := c.String()
 	what := fmt.Sprintf("%s of plugin %s", short(c.method), shortName(c.plugin))
-	if first, left, _ := d.told.first(audited{who: c.name(), method: what}); first {
+	if first, left := d.told.first(audited{who: c.name(), action: what}); first {
 		d.log.Warn("fleet: a call from another node was denied", "caller", who, "call", what, "leftOut", left)
 		d.publish(reconciler.Event{
 			Time: time.Now(), Kind: eventFleetCallDenied, Message: fmt.Sprintf("%s may not call %s%s", who, what, leftOut(left)),

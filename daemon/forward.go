@@ -43,6 +43,11 @@ func newForwarder(g *guard, registry connector, calls *fleetMember, budget *fram
 		if err := g.admit(ctx, actionCall, callRole); err != nil {
 			return err
 		}
+		if by := callerIn(ctx); by.uid() != 0 && by.uid() != g.uid {
+			if err := g.audit.admit(by); err != nil {
+				return err
+			}
+		}
 		held, release := g.hold(ctx, callRole)
 		defer release()
 		p, md, unrouted := routeOf(ctx)
@@ -59,15 +64,12 @@ func newForwarder(g *guard, registry connector, calls *fleetMember, budget *fram
 			reached = err == nil
 			return conn, err
 		}).Forward(held, caller)
-		plugin, method := "a plugin", "that it does not name"
+		var call pluginCall
 		if unrouted == nil {
-			called, _ := grpc.MethodFromServerStream(caller)
-			plugin, method = shortName(p), short(strings.TrimPrefix(called, "/"))
-			if isFleetCall(md) {
-				plugin += " in the fleet"
-			}
+			method, _ := grpc.MethodFromServerStream(caller)
+			call = pluginCall{p, isFleetCall(md), strings.TrimPrefix(method, "/")}
 		}
-		g.audit.called(callerIn(ctx), plugin, method, reached, status.Code(err))
+		g.audit.called(callerIn(ctx), call, reached, status.Code(err))
 		return err
 	}, proxy.LocalConfig{Budget: budget, UID: func(r *http.Request) uint32 { return callerIn(r.Context()).uid() }})
 }
