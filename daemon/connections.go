@@ -71,6 +71,13 @@ func boundPlugins(b reconciler.Bounds, files int) reconciler.Bounds {
 	return b
 }
 
+// callLimits bound the calls of plugins. Connections to plugins that only have calls to end may have a thirty-second of the files.
+func callLimits(files int) frames.Limits {
+	limits := frames.DefaultLimits
+	limits.Leaving = max(files/32, 1)
+	return limits
+}
+
 // newBudget bounds what calls have in memory, whichever way they come, and how many there are. What it does not give is counted, and logged
 // once until half of it is back; what says of which calls.
 func newBudget(what string, limits frames.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *frames.Budget {

@@ -19,7 +19,6 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
-	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -218,7 +217,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	a := &assembly{handlers: newHandlerSet(handlerNeeds{d.log, state, d.config.PluginDirs[0], d.config.DeviceSocketDir})}
 	a.metrics = newMetrics(d.config.Build, a.handlers.has)
 	a.conns = newConnections(uint32(os.Geteuid()), openFilesLimit(), a.metrics.connsRefused, d.log)
-	a.conns.budget = newBudget("calls of plugins", frames.DefaultLimits, a.conns.self, a.metrics.callsLimited, d.log)
+	a.conns.budget = newBudget("calls of plugins", callLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}

@@ -21,9 +21,11 @@ type Limits struct {
 	UserBytes, Bytes int
 	// UserCalls and Calls bound the calls in progress, for each user and in all. The privileged are counted and not bounded.
 	UserCalls, Calls int
+	// Leaving bounds the connections to plugins that only have calls to end, of all but plugins of the privileged; zero for no bound.
+	Leaving int
 }
 
-// DefaultLimits let a user's calls have base windows of 64 MiB together, and 16 MiB beside them.
+// DefaultLimits let a user's calls have base windows of 64 MiB together, in chunks of 128 MiB (see baseWindow), and 16 MiB beside them.
 var DefaultLimits = Limits{UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 4096}
 
 // Budget is what the calls of all connections share. It is safe for concurrent use.
@@ -35,6 +37,8 @@ type Budget struct {
 	mu     sync.Mutex
 	byUser map[uint32]*use
 	all    use
+	// leaving is how many connections only have calls to end.
+	leaving int
 }
 
 // use is what one user has, or all.
@@ -139,6 +143,28 @@ func (b *Budget) end(uid uint32) {
 	}
 	b.of(uid).calls--
 	b.settle(uid)
+}
+
+// beginLeaving counts a connection to a plugin of a user that only has calls to end, unless there are too many.
+func (b *Budget) beginLeaving(owner uint32) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.privileged(owner) {
+		return true
+	}
+	if b.limits.Leaving > 0 && b.leaving >= b.limits.Leaving {
+		return false
+	}
+	b.leaving++
+	return true
+}
+
+func (b *Budget) endLeaving(owner uint32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.privileged(owner) {
+		b.leaving--
+	}
 }
 
 // Begin counts a call of a user until end is called. The error is the status of a call that is one too many.

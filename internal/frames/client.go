@@ -171,9 +171,12 @@ func (c *Client) connect(budget *Budget, done chan struct{}) {
 		select {
 		case <-conn.ended: // already, and perhaps forgotten
 		default:
-			c.conns[conn] = over
+			c.conns[conn] = false
 		}
 		if c.conn = conn; over {
+			if crowded := c.leaves(conn); crowded != nil {
+				c.running.Go(func() { crowded.fail(errCrowded) })
+			}
 			c.conn = nil
 			c.failed = status.Error(codes.Unavailable, "connection error: the other end takes no calls")
 			c.again = time.Now().Add(c.config.Pause)
@@ -231,43 +234,62 @@ func (c *Client) open(budget *Budget) (*conn, error) {
 	return nil, err
 }
 
-// leave has new calls made on another connection. There are few that only have calls to end, or a plugin that ends none and goes away again
-// and again would have a connection for each.
+// leave has new calls made on another connection.
 func (c *Client) leave(conn *conn) {
 	c.mu.Lock()
 	if c.conn == conn {
 		c.conn = nil
 	}
-	if _, known := c.conns[conn]; known {
-		c.conns[conn] = true
+	crowded := c.leaves(conn)
+	c.mu.Unlock()
+	if crowded != nil {
+		crowded.fail(errCrowded)
 	}
-	oldest, leaving := conn, 0
-	for other, leaves := range c.conns {
-		if leaves {
-			leaving++
+}
+
+// leaves takes note that a connection takes no new calls, and returns one that is to end, if there are too many such; mu is held. Otherwise
+// a plugin that ends no call, and goes away again and again, would have a connection for each.
+func (c *Client) leaves(conn *conn) (crowded *conn) {
+	if leaving, known := c.conns[conn]; leaving || !known {
+		return nil
+	}
+	if !conn.budget.beginLeaving(conn.uid) {
+		delete(c.conns, conn)
+		return conn
+	}
+	c.conns[conn] = true
+	oldest, count := conn, 0
+	for other, leaving := range c.conns {
+		if leaving {
+			count++
 			if other.born.Before(oldest.born) {
 				oldest = other
 			}
 		}
 	}
-	crowded := leaving > maxLeaving
-	if crowded {
-		delete(c.conns, oldest) // so that it is not the oldest again before it has ended
+	if count <= maxLeaving {
+		return nil
 	}
-	c.mu.Unlock()
-	if crowded {
-		oldest.fail(errCrowded)
+	c.drop(oldest) // so that it is not the oldest again before it has ended
+	return oldest
+}
+
+// drop forgets a connection; mu is held.
+func (c *Client) drop(conn *conn) {
+	if c.conns[conn] {
+		conn.budget.endLeaving(conn.uid)
 	}
+	delete(c.conns, conn)
 }
 
 // errCrowded ends a connection, and the calls on it.
-var errCrowded = fmt.Errorf("the other end takes no more calls on this connection, nor on %d later ones", maxLeaving)
+var errCrowded = errors.New("the other end takes no more calls on this connection, as on too many others")
 
 // forget forgets a connection that has ended.
 func (c *Client) forget(conn *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.conns, conn)
+	c.drop(conn)
 }
 
 // over says whether a connection takes no more calls.

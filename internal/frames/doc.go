@@ -8,7 +8,9 @@ package frames
 
 // What a peer may send and have waiting.
 const (
-	// baseWindow is the window that each stream always has, maxWindow the largest that it can get.
+	// baseWindow is the window that each stream always has, maxWindow the largest that it can get. What has come is in chunks of the size of
+	// baseWindow, of which the one who reads holds one, however little is in it, while the rest of the window comes: so a base window costs
+	// two of them.
 	baseWindow, maxWindow = 16 << 10, 1 << 20
 	// connWindow is the window of a connection. It is replenished at once: the windows of the streams bound what waits.
 	connWindow = 1 << 20

@@ -139,3 +139,54 @@ func TestLeavingConnectionsAreFew(t *testing.T) {
 		t.Errorf("the oldest call ends with %v", err)
 	}
 }
+
+// TestLeavingConnectionsOfAllAreFew: so do many plugins together, and those of root do not count.
+func TestLeavingConnectionsOfAllAreFew(t *testing.T) {
+	t.Parallel()
+	const owner, most = 8, 3
+	budget := NewBudget(Limits{Leaving: most}, 1, func(uint32, Reason, bool) {})
+	leave := func(owner uint32) *Client {
+		c := plugin(t, func(p *peer) {
+			_ = p.WriteSettings()
+			next[*http2.MetaHeadersFrame](p)
+			_ = p.WriteGoAway(1, http2.ErrCodeNo, nil)
+			_ = p.SetReadDeadline(time.Time{})
+			_, _ = io.Copy(io.Discard, p.Conn)
+		})
+		c.config.Owner = owner
+		s, err := c.NewStream(t.Context(), nil, "/a.B/C", CallOption{Budget: budget, UID: 7})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := s.(*clientCall).stream.c
+		until(t, "the connection leaves", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			leaving, known := c.conns[conn]
+			return leaving || !known
+		})
+		return c
+	}
+	var clients []*Client
+	for range 2 * most {
+		clients = append(clients, leave(owner))
+		if root := leave(0); root.known() != 1 {
+			t.Error("a connection to a plugin of root has ended")
+		}
+	}
+	left := 0
+	for _, c := range clients {
+		left += c.known()
+	}
+	if left != most {
+		t.Errorf("%d connections are left, want %d", left, most)
+	}
+	for _, c := range clients {
+		_ = c.Close()
+	}
+	budget.mu.Lock()
+	defer budget.mu.Unlock()
+	if budget.leaving != 0 {
+		t.Errorf("%d are still counted", budget.leaving)
+	}
+}
