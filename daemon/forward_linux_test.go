@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -72,6 +74,44 @@ func TestForwardEndsWithRole(t *testing.T) {
 	if err := conn.Close(); err != nil {
 		t.Error(err)
 	}
+	if err := s.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestForwardRefusesWhatIsNotAudited: who has made so many different calls that there may be no room to tell of another makes none. Root does.
+func TestForwardRefusesWhatIsNotAudited(t *testing.T) {
+	listener, path := openSocket(t, 0)
+	b := newBed(t, nil)
+	b.register("T", "n", b.serve("one"))
+	g := testGuard(path)
+	g.use(policy{users: map[uint32]role{65534: roleOperate}})
+	s := serve(listener, g, &control{calls: newForwarder(g, b.registry, nil, nil), started: time.Now()}, func() { t.Error("the server failed") }, discard)
+	user, root := &caller{peer: sock.Peer{UID: 65534}}, &caller{}
+	ask := func(conn grpc.ClientConnInterface, want codes.Code) {
+		t.Helper()
+		ctx := grpcmetadata.AppendToOutgoingContext(b.ctx(), proxy.Route("T", "n")...)
+		if _, err := testpb.NewTestServiceClient(conn).UnaryCall(ctx, &testpb.SimpleRequest{}); status.Code(err) != want {
+			t.Errorf("a call ends with %v, want %v", err, want)
+		}
+	}
+	conn := asNobody(t, path)
+	ask(conn, codes.OK)
+	for i := range maxCalled - maxCallsAtOnce {
+		for _, who := range []*caller{user, root} {
+			g.audit.called(who, pluginCall{plugin: named("T", "n"), method: fmt.Sprint("a.B/", i)}, true, codes.Canceled)
+		}
+	}
+	ask(conn, codes.ResourceExhausted)
+	byRoot, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask(byRoot, codes.OK)
+	if err := byRoot.Close(); err != nil {
+		t.Error(err)
+	}
+	_ = conn.Close()
 	if err := s.stop(); err != nil {
 		t.Error(err)
 	}
