@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	grpcmetadata "google.golang.org/grpc/metadata"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -24,14 +25,19 @@ import (
 
 // called is a registered plugin whose services, at an endpoint of their own, answer a call by answer, frame by frame.
 func called(answer func(*peer)) func(*attacker) {
+	return connected(func(p *peer) {
+		settings(p) // without which no client sends its request
+		for p.request() {
+			answer(p)
+		}
+	})
+}
+
+// connected is a registered plugin whose services, at an endpoint of their own, are what playConn does on each connection.
+func connected(playConn func(*peer)) func(*attacker) {
 	return func(a *attacker) {
 		endpoint := beside(a, "endpoint")
-		go peers(func(p *peer) {
-			settings(p) // without which no client sends its request
-			for p.request() {
-				answer(p)
-			}
-		})(&attacker{a.dir, endpoint})
+		go peers(playConn)(&attacker{a.dir, endpoint})
 		i := info()
 		i.Endpoint = endpoint
 		must(serveGRPC(listen(a.socket), func() *registerapi.PluginInfo { return i }))
@@ -110,6 +116,17 @@ func callAttacks() []attack {
 			}),
 		},
 		{
+			name: "call-deaf", does: "takes each call, goes away, and reads nothing more of its 900 KiB of metadata", happens: "connections without calls end; the next call is made on another one", bound: "2 connections that only have calls to end, and 5 s for one without calls",
+			named: event("registered: "), check: sendsToTheDeaf,
+			play: connected(func(p *peer) {
+				settings(p)
+				if p.headersBegin() {
+					_ = p.WriteGoAway(1<<31-1, http2.ErrCodeNo, nil)
+					select {}
+				}
+			}),
+		},
+		{
 			name: "call-stream", does: "answers a call with a stream that does not end", happens: "the caller has what it reads; nothing is collected for one that does not read", bound: "the windows of the call",
 			named: event("registered: "), check: streams,
 			play: func(a *attacker) {
@@ -171,6 +188,20 @@ func streams(s *scene) {
 				s.Fatal(err)
 			}
 		}
+	}
+}
+
+// sendsToTheDeaf makes one call after the other, each with more metadata than the kernel keeps. Each ends before the next begins.
+func sendsToTheDeaf(s *scene) {
+	s.Helper()
+	conn := s.dial(s.awaitStable())
+	for range 2 * moreDescriptors {
+		ctx, cancel := context.WithTimeout(s.Context(), 200*time.Millisecond)
+		ctx = grpcmetadata.AppendToOutgoingContext(ctx, "large", long(900<<10))
+		if err := check(ctx, conn); status.Code(err) != codes.DeadlineExceeded {
+			s.Errorf("a call ends with %v", err)
+		}
+		cancel()
 	}
 }
 

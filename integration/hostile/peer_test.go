@@ -111,6 +111,19 @@ func (p *peer) request() bool {
 	}
 }
 
+// headersBegin reads until the first frame of headers, which may have more.
+func (p *peer) headersBegin() bool {
+	if _, err := io.ReadFull(p.Conn, make([]byte, len(http2.ClientPreface))); err != nil {
+		return false
+	}
+	for {
+		f, err := p.ReadFrame()
+		if _, ok := f.(*http2.HeadersFrame); ok || err != nil {
+			return err == nil
+		}
+	}
+}
+
 // fields encodes headers, which are given as names and values in turn.
 func (p *peer) fields(kv ...string) []byte {
 	p.block.Reset()
