@@ -81,8 +81,8 @@ func (p pluginCall) String() string {
 }
 
 // called tells of a call that ended with a code, unless one like it was told a short time ago. Of calls that reached no plugin, or no
-// method of it, whose names callers make up, there is a bounded number. All others are told: whether a method exists that was called and cut
-// off, nobody knows.
+// method of it, whose names callers make up, there is a bounded number. All others are told, also those that were cut off: nobody knows
+// whether their methods exist.
 func (a *auditor) called(c actor, call pluginCall, reached bool, code codes.Code) {
 	set := a.misses
 	if reached && code != codes.Unimplemented {
