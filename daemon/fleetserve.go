@@ -4,21 +4,24 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay"
@@ -113,52 +116,84 @@ type fleetServer struct {
 	served      *peerCalls
 	budget      *frames.Budget
 	log         *slog.Logger
+	age         time.Duration // of a connection, see fleetConnAge
 }
 
 // serve starts to serve and returns. Calls end with ctx; the caller ends the rest with stop, which tells the callers why and returns when
 // nothing is left. If it ends before that, failed is called and stop returns the error.
 func (s *fleetServer) serve(ctx context.Context, listener net.Listener, failed func()) (stop func() error) {
-	calls := proxy.NewLocalServer(context.Background(), s.handle, proxy.LocalConfig{Budget: s.budget, UID: nodeUser})
-	protocols := new(http.Protocols)
-	protocols.SetHTTP2(true)
-	h := &http.Server{
-		Protocols: protocols, TLSConfig: s.credentials.Server(), ReadHeaderTimeout: fleetHandshake, IdleTimeout: fleetConnAge,
-		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: fleetStreams, SendPingTimeout: fleetSilence, PingTimeout: fleetAnswer},
-		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
-			return fleet.ConnContext(context.WithValue(ctx, connAge{}, time.Now()))
+	end, endCalls := context.WithCancelCause(context.Background())
+	var calls atomic.Int64 // in progress
+	config := s.credentials.Server()
+	server := frames.NewServer(frames.ServerConfig{
+		Budget: s.budget, Timeout: fleetHandshake, Streams: fleetStreams, Age: s.age, Silence: fleetSilence, Answer: fleetAnswer,
+		Introduce: func(ctx context.Context, nc net.Conn) (frames.Introduced, error) { return s.introduce(ctx, nc, config) },
+		Handle: func(caller grpc.ServerStream) error {
+			calls.Add(1)
+			defer calls.Add(-1)
+			return s.handle(end, caller)
 		},
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if made, ok := r.Context().Value(connAge{}).(time.Time); ok && time.Since(made) > fleetConnAge {
-				w.Header().Set("Connection", "close") // when the calls on it have ended
-			}
-			calls.ServeHTTP(w, r)
-		}),
-	}
-	frames.BoundHTTP(h)
-	server := startServer("calls from other nodes", tls.NewListener(listener, h.TLSConfig), h, failed, s.log)
-	forget := context.AfterFunc(ctx, server.endCalls)
+	})
+	served := make(chan error, 1)
+	go func() {
+		err := server.Serve(listener)
+		if err != nil {
+			failed()
+		}
+		served <- err
+	}()
+	forget := context.AfterFunc(ctx, func() { endCalls(errStopping) })
 	return func() error {
 		forget()
-		return server.stop()
+		endCalls(errStopping) // no harm if it was called before
+		late := time.AfterFunc(stopTimeout, func() {
+			if n := calls.Load(); n > 0 {
+				// A caller that does not read has its call end like this, and is no reason for the daemon to end with an error.
+				s.log.Warn("calls from other nodes were still in progress and were aborted", "calls", n, "after", stopTimeout)
+			}
+			server.Stop()
+		})
+		defer late.Stop()
+		server.Drain()
+		if err := <-served; err != nil {
+			return fmt.Errorf("cannot go on taking calls from other nodes: %w", err)
+		}
+		return nil
 	}
 }
 
-// connAge leads to the time at which the connection of a request was made.
-type connAge struct{}
+// introduce has a caller show who it is. Its certificate is judged at each call.
+func (s *fleetServer) introduce(ctx context.Context, nc net.Conn, config *tls.Config) (frames.Introduced, error) {
+	conn := tls.Server(nc, config)
+	err := conn.HandshakeContext(ctx)
+	state := conn.ConnectionState()
+	if err == nil && state.NegotiatedProtocol != "h2" {
+		err = errors.New("the caller does not speak HTTP/2")
+	}
+	if err != nil {
+		s.log.Debug("a connection for calls from other nodes has ended at once", "address", nc.RemoteAddr(), "error", err)
+		return frames.Introduced{}, err
+	}
+	from := &peer.Peer{Addr: nc.RemoteAddr(), LocalAddr: nc.LocalAddr(), AuthInfo: credentials.TLSInfo{
+		State: state, CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+	}}
+	return frames.Introduced{
+		Conn: conn, UID: nodeUser(state.PeerCertificates[0]), Context: peer.NewContext(fleet.ConnContext(context.Background()), from),
+	}, nil
+}
 
 // nodeUser stands for the caller from another node where callers are counted by user. No user of the machine has such a number.
-func nodeUser(r *http.Request) uint32 {
+func nodeUser(cert *x509.Certificate) uint32 {
 	sum := fnv.New32a()
-	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		_, _ = io.WriteString(sum, strings.Join(fleet.Identities(r.TLS.PeerCertificates[0]), "\x00")) // it never fails
-	}
+	_, _ = io.WriteString(sum, strings.Join(fleet.Identities(cert), "\x00")) // it never fails
 	return notAUser(sum.Sum32())
 }
 
-// handle is a [proxy.Handler].
-func (s *fleetServer) handle(ctx context.Context, caller grpc.ServerStream) (err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// handle handles a call, which ends with a context too, with its cause.
+func (s *fleetServer) handle(end context.Context, caller grpc.ServerStream) (err error) {
+	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
+	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
 	call := &fleetCall{}
 	var release func() // nil for one that was not let in
 	reached := false   // a plugin

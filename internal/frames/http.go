@@ -11,14 +11,13 @@ import (
 	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
 	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
-// HTTPHandler handles the calls among the requests of an HTTP server that serves other things too, or needs TLS. The windows for what the
-// callers send are those of that server, see [BoundHTTP].
+// HTTPHandler handles the calls among the requests of an HTTP server that serves other things too. The windows for what the callers send
+// are those of that server, see [BoundHTTP]: what a call has not taken holds up all others on the same connection.
 type HTTPHandler struct {
 	// Handle handles a call, a stream of [Fragment]s, and returns its status.
 	Handle func(caller grpc.ServerStream) error
@@ -69,13 +68,7 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := withTimeoutOf(r.Context(), fields)
 	defer cancel()
-	from := &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)}
-	if r.TLS != nil {
-		from.AuthInfo = credentials.TLSInfo{State: *r.TLS, CommonAuthInfo: credentials.CommonAuthInfo{
-			SecurityLevel: credentials.PrivacyAndIntegrity,
-		}}
-	}
-	ctx = grpcpeer.NewContext(metadata.NewIncomingContext(ctx, toMetadata(fields)), from)
+	ctx = grpcpeer.NewContext(metadata.NewIncomingContext(ctx, toMetadata(fields)), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)})
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*httpTransport)(call))
 	call.end(h.Handle(call))
 }

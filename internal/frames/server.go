@@ -28,16 +28,28 @@ type ServerConfig struct {
 	Handle func(caller grpc.ServerStream) error
 	// Budget bounds what waits in memory and the calls.
 	Budget *Budget
-	// Timeout bounds the time in which a caller says that it speaks HTTP/2.
+	// Timeout bounds the time in which a caller says that it speaks HTTP/2, and before that the time of Introduce.
 	Timeout time.Duration
+	// Introduce, if it is not nil, finds out whose a connection is, before anything is read from it, and returns the one to use. If it
+	// returns an error, the connection is closed.
+	Introduce func(ctx context.Context, nc net.Conn) (Introduced, error)
+	// Streams is how many calls in progress a caller is told to have at most on one connection; zero for no such word. It is the budget
+	// that bounds them.
+	Streams uint32
+	// Age is how long a connection takes new calls; zero for ever.
+	Age time.Duration
+	// Silence is after which time without a frame a caller is asked whether it is there, and Answer how long it may take; zero for never.
+	Silence, Answer time.Duration
 }
 
-// Server takes calls. Its callers are users by the method UID of their connections, where those have it. It is safe for concurrent use.
+// Server takes calls. Its callers are users by the method UID of their connections, where those have it, or as they are introduced. It is
+// safe for concurrent use.
 type Server struct {
 	config ServerConfig
 
 	mu        sync.Mutex
 	listeners map[net.Listener]bool
+	entering  map[net.Conn]bool // whose callers are not known yet
 	conns     map[*conn]bool
 	draining  bool
 	left      int           // goroutines: connections and calls
@@ -46,7 +58,9 @@ type Server struct {
 
 // NewServer returns a server.
 func NewServer(config ServerConfig) *Server {
-	return &Server{config: config, listeners: map[net.Listener]bool{}, conns: map[*conn]bool{}, done: make(chan struct{})}
+	return &Server{
+		config: config, listeners: map[net.Listener]bool{}, entering: map[net.Conn]bool{}, conns: map[*conn]bool{}, done: make(chan struct{}),
+	}
 }
 
 // Serve takes connections until the listener fails or the server ends, which is no error. It closes the listener.
@@ -94,18 +108,7 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
-// begin counts a goroutine, unless the server is draining.
-func (s *Server) begin(c *conn) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.draining {
-		return false
-	}
-	s.left++
-	s.conns[c] = true
-	return true
-}
-
+// end is called when a connection has been served; with nil, when a call has ended.
 func (s *Server) end(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,36 +130,6 @@ func (s *Server) finish() {
 	}
 }
 
-// take serves a connection.
-func (s *Server) take(nc net.Conn) {
-	uid := ^uint32(0)
-	if known, ok := nc.(interface{ UID() uint32 }); ok {
-		uid = known.UID()
-	}
-	c := newConn(nc, s.config.Budget, uid, 4<<10)
-	c.timeout = s.config.Timeout
-	c.changed = c.closeUnused
-	c.opened = func(f *http2.MetaHeadersFrame, st *stream) { s.opened(c, f, st) }
-	if !s.begin(c) {
-		_ = nc.Close()
-		return
-	}
-	go func() {
-		defer s.end(c)
-		_ = nc.SetReadDeadline(time.Now().Add(s.config.Timeout))
-		var writing sync.WaitGroup
-		writing.Go(c.write)
-		c.start(http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: MaxMetadata})
-		preface := make([]byte, len(http2.ClientPreface))
-		if _, err := io.ReadFull(c.reader, preface); err != nil || string(preface) != http2.ClientPreface {
-			c.fail(errors.New("the caller does not speak HTTP/2"))
-		} else {
-			c.read()
-		}
-		writing.Wait()
-	}()
-}
-
 // Drain takes no further calls and returns when the last one has ended, or after Stop.
 func (s *Server) Drain() {
 	s.mu.Lock()
@@ -164,12 +137,21 @@ func (s *Server) Drain() {
 	for l := range s.listeners {
 		_ = l.Close()
 	}
-	conns := slices.Collect(maps.Keys(s.conns))
+	entering, conns := slices.Collect(maps.Keys(s.entering)), slices.Collect(maps.Keys(s.conns))
 	s.finish()
 	s.mu.Unlock()
+	for _, nc := range entering {
+		_ = nc.Close() // its caller cannot have made a call
+	}
 	for _, c := range conns {
 		c.drain()
 	}
+	silent := time.AfterFunc(silentTime, func() {
+		for _, c := range conns {
+			c.hush()
+		}
+	})
+	defer silent.Stop()
 	<-s.done
 }
 
@@ -183,8 +165,9 @@ func (s *Server) Stop() {
 	}
 }
 
-// opened begins a call; c.mu is held.
-func (s *Server) opened(c *conn, f *http2.MetaHeadersFrame, st *stream) {
+// opened begins a call over a connection that has a context; its mu is held.
+func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *stream) {
+	c := st.c
 	method, kind := f.PseudoValue("path"), valueOf(f.Fields, contentTypeKey)
 	switch {
 	case f.PseudoValue("method") != "POST" || !isGRPC(kind) || !strings.HasPrefix(method, "/"):
@@ -204,7 +187,7 @@ func (s *Server) opened(c *conn, f *http2.MetaHeadersFrame, st *stream) {
 		return
 	}
 	call := &serverCall{stream: st, method: method, kind: kind}
-	ctx, cancel := withTimeoutOf(context.Background(), f.Fields)
+	ctx, cancel := withTimeoutOf(from, f.Fields)
 	call.cancel = cancel
 	ctx = metadata.NewIncomingContext(ctx, toMetadata(f.Fields))
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*transport)(call))
