@@ -192,7 +192,8 @@ func (c *Conn) NewStream(
 	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
 ) (grpc.ClientStream, error) {
 	var reasons []string
-	for next, err := range c.dialer.candidates(ctx, c.ptype, c.name, c.policy) {
+	by, _ := frames.Requested(options)
+	for next, err := range c.dialer.candidates(ctx, by.UID, c.ptype, c.name, c.policy) {
 		if err != nil {
 			return nil, proxy.CannotCall(c.String(), err)
 		}
@@ -241,8 +242,8 @@ type candidate struct {
 type opener func(ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error)
 
 // candidates returns the nodes to which a call may go, in the order in which they are tried. The fleet is asked when this node cannot take
-// the call, and for more nodes when some cannot. An error ends the sequence: there are no candidates.
-func (d *Dialer) candidates(ctx context.Context, ptype, name string, p Policy) iter.Seq2[candidate, error] {
+// the call, and for more nodes when some cannot, by a user of this machine. An error ends the sequence: there are no candidates.
+func (d *Dialer) candidates(ctx context.Context, by uint32, ptype, name string, p Policy) iter.Seq2[candidate, error] {
 	return func(yield func(candidate, error) bool) {
 		only, err := d.only(ctx, ptype, name, p)
 		if err != nil {
@@ -266,7 +267,9 @@ func (d *Dialer) candidates(ctx context.Context, ptype, name string, p Policy) i
 		if own != nil {
 			known[d.config.Node] = true
 		}
-		if d.others(ctx, d.filter(ptype, name, p), known, yield) && last {
+		f := d.filter(ptype, name, p)
+		f.by = by
+		if d.others(ctx, f, known, yield) && last {
 			yield(*own, nil)
 		}
 	}
@@ -330,7 +333,7 @@ func (d *Dialer) others(ctx context.Context, f Filter, known map[string]bool, yi
 				return false
 			}
 		}
-		if !more || len(instances) == 0 {
+		if !more {
 			return true
 		}
 	}

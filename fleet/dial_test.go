@@ -100,7 +100,7 @@ func TestCandidates(t *testing.T) {
 		"a node that is no leader": {dialer: place(true, "c", "b", "c"), ptype: "Locked", policy: Policy{Node: "b"}, want: "b"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			list, err := collect(test.dialer.candidates(t.Context(), test.ptype, "n", test.policy))
+			list, err := collect(test.dialer.candidates(t.Context(), 0, test.ptype, "n", test.policy))
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("got %v, %v", names(list), err)
@@ -134,7 +134,7 @@ func TestFindFails(t *testing.T) {
 	for _, local := range []bool{true, false} {
 		d := place(local, "")
 		d.config.Find = func(context.Context, Filter) ([]Instance, error) { return nil, errors.New("etcd is away") }
-		if list, err := collect(d.candidates(t.Context(), "", "n", Policy{})); (err == nil) != local || len(list) > 1 {
+		if list, err := collect(d.candidates(t.Context(), 0, "", "n", Policy{})); (err == nil) != local || len(list) > 1 {
 			t.Errorf("local %t: %v, %v", local, names(list), err)
 		}
 	}

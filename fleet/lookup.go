@@ -20,8 +20,11 @@ const (
 	stickyPlaces = 256
 	// viewIdle is how long something is followed after it was last asked for.
 	viewIdle = 5 * time.Minute
-	// maxViews bounds what is followed at once. Above it, what was not asked for for the longest time is let go of.
-	maxViews = 4096
+	// maxViews bounds what is followed at once, besides what somebody waits for. Above it, what was not asked for for the longest time is
+	// let go of, nodes that are none first. maxUnread bounds what one user waits for that was never read.
+	maxViews, maxUnread = 4096, 1024
+	// unreadWait is how long a call that could go somewhere waits for what was not read yet.
+	unreadWait = time.Second
 	// completeFor is for how long the index is believed to have every node after it had.
 	completeFor = 10 * time.Minute
 )
@@ -45,7 +48,6 @@ type LookupConfig struct {
 // without one. While etcd is unavailable, it answers with what it last knew. All methods are safe for concurrent use.
 type Lookup struct {
 	config  LookupConfig
-	cluster *Cluster
 	dialer  dialer
 	start   string // the place at which this program looks for any node
 	cancel  context.CancelFunc
@@ -54,6 +56,8 @@ type Lookup struct {
 
 	mu       sync.Mutex
 	views    map[viewKey]*view
+	unread   map[uint32]int  // how many views there are that were never read, by who asked first
+	away     chan struct{}   // closed while the health is not current
 	watching map[int64]*view // by the number of the watch
 	lastID   int64
 	health   Health
@@ -64,18 +68,25 @@ type Lookup struct {
 
 // OpenLookup returns a lookup, which does not connect yet. The error says what is invalid in the space. The caller calls Close.
 func OpenLookup(c *Cluster, config LookupConfig) (*Lookup, error) {
+	config.Timeout = cmp.Or(config.Timeout, c.config.Timeout)
+	var l *Lookup
+	if config.Whole == nil {
+		config.Whole = func() (*Reader, func(), error) { return l.open(c) }
+	}
+	var err error
+	l, err = openLookup(newDialer(c), config)
+	return l, err
+}
+
+func openLookup(d dialer, config LookupConfig) (*Lookup, error) {
 	if err := config.Space.Validate(); err != nil {
 		return nil, fmt.Errorf("cannot look plugins up in the fleet: %w", err)
 	}
-	config.Timeout = cmp.Or(config.Timeout, c.config.Timeout)
 	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Lookup{
-		config: config, cluster: c, dialer: newDialer(c), start: randomPlace(), cancel: cancel, done: make(chan struct{}),
-		changed: make(chan struct{}, 1), views: map[viewKey]*view{}, watching: map[int64]*view{}, health: Health{Current: true},
-	}
-	if config.Whole == nil {
-		l.config.Whole = l.open
+		config: config, dialer: d, start: randomPlace(), cancel: cancel, done: make(chan struct{}),
+		changed: make(chan struct{}, 1), views: map[viewKey]*view{}, unread: map[uint32]int{}, away: make(chan struct{}), watching: map[int64]*view{}, health: Health{Current: true},
 	}
 	go l.run(ctx)
 	return l, nil
@@ -95,7 +106,7 @@ func (l *Lookup) Close() {
 }
 
 // open returns the reader of a lookup that was given none.
-func (l *Lookup) open() (*Reader, func(), error) {
+func (l *Lookup) open(c *Cluster) (*Reader, func(), error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	select {
@@ -104,7 +115,7 @@ func (l *Lookup) open() (*Reader, func(), error) {
 	default:
 	}
 	if l.whole == nil {
-		l.whole = Open(l.cluster, ReaderConfig{Space: l.config.Space, Timeout: l.config.Timeout, Logger: l.config.Logger})
+		l.whole = Open(c, ReaderConfig{Space: l.config.Space, Timeout: l.config.Timeout, Logger: l.config.Logger})
 	}
 	return l.whole, func() {}, nil
 }
@@ -124,8 +135,8 @@ func (l *Lookup) Stats() ReaderStats {
 }
 
 // Find is a [Finder]. For a plugin that may be called on any node, it returns the instances on a few nodes, different ones for each
-// program, unless a [Dialer] asks for more. It blocks until they have been read for the first time, or ctx ends. The error says why they
-// could not be read; after Close it is [ErrClosed].
+// program, unless a [Dialer] asks for more. It blocks until they have been read for the first time, or ctx ends; while etcd is unavailable,
+// those that are known will do. The error says why none could be read; after Close it is [ErrClosed].
 func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	switch {
 	case len(f.Nodes) > 0:
@@ -137,57 +148,94 @@ func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	if f.sticky != "" {
 		at = fmt.Sprintf("%08x", hash(f.sticky)%stickyPlaces<<24)
 	}
-	for number := max(f.few, few); ; number *= 4 {
-		nodes, all, err := l.nodes(ctx, f.Names[0], at, number)
-		if isDenied(err) {
-			return l.inWhole(ctx, f)
+	// If nothing that is found there is preferred, a wider view is taken once: a call can try the nodes that are not, and ask again.
+	number := max(f.few, few)
+	found, all, err := l.among(ctx, f, at, number)
+	if err == nil && !all && number == few && !slices.ContainsFunc(found, Instance.preferred) {
+		more, allOfMore, failed := l.among(ctx, f, at, number*4)
+		if failed == nil || len(found) == 0 {
+			found, all, err = more, allOfMore, failed
 		}
-		if err != nil {
-			return nil, err
+	}
+	switch {
+	case isDenied(err), err == nil && len(found) == 0 && !(all && l.isComplete()):
+		return l.inWhole(ctx, f)
+	case err != nil:
+		return nil, err
+	}
+	return found, nil
+}
+
+// among returns what can be called on a number of nodes that the index has, from a place on, and whether these are all nodes in it.
+func (l *Lookup) among(ctx context.Context, f Filter, at string, number int) (found []Instance, all bool, err error) {
+	nodes, all, err := l.nodes(ctx, f, at, number)
+	if err != nil {
+		return nil, false, err
+	}
+	found, err = l.on(ctx, nodes, f)
+	return found, all, err
+}
+
+// on returns what can be called on some nodes. Those that are not read in time are left out if others can be called.
+func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, error) {
+	views, full := l.askAll(nodes, f)
+	defer l.leave(views...)
+	timer := time.NewTimer(unreadWait)
+	defer timer.Stop()
+	for {
+		found, unread, err := l.read(views, f)
+		if unread != nil {
+			var late <-chan time.Time
+			if len(found) > 0 {
+				late = timer.C
+			}
+			if err = l.wait(ctx, unread, late); err == nil {
+				continue
+			}
+			found, _, _ = l.read(views, f) // others may have been read meanwhile
 		}
-		found, err := l.on(ctx, nodes, f)
-		ready := slices.ContainsFunc(found, func(i Instance) bool { return i.preferred() })
-		switch {
-		case err != nil:
-			return nil, err
-		case ready || all && (len(found) > 0 || l.isComplete()):
+		if len(found) > 0 {
 			return found, nil
-		case all:
-			return l.inWhole(ctx, f)
 		}
+		return nil, cmp.Or(err, full)
 	}
 }
 
-// on returns what can be called on some nodes.
-func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, error) {
-	views := make([]*nodeView, len(nodes))
-	waits := make([]*view, len(nodes))
+// askAll returns the views of nodes, which the caller leaves. Full says why these are not all.
+func (l *Lookup) askAll(nodes []string, f Filter) (views []*view, full error) {
 	l.mu.Lock()
-	for i, name := range nodes {
-		waits[i] = l.view(viewKey{node: name}, func() source { return &nodeView{space: l.config.Space, name: name} })
-		views[i], _ = waits[i].source.(*nodeView)
-	}
-	l.mu.Unlock()
-	for _, v := range waits {
-		if err := l.wait(ctx, v); err != nil {
-			return nil, err
+	defer l.mu.Unlock()
+	for _, name := range nodes {
+		v, err := l.ask(viewKey{node: name}, f.by, func() source { return &nodeView{space: l.config.Space, name: name} })
+		if err != nil {
+			return views, err
 		}
+		views = append(views, v)
 	}
+	return views, nil
+}
+
+// read returns what can be called on nodes, as far as it was read, the first of them that was not, and why another may not be.
+func (l *Lookup) read(views []*view, f Filter) (found []Instance, unread *view, denied error) {
 	f.States = []reconciler.State{reconciler.StateRegistered, reconciler.StateUnreachable}
-	var found []Instance
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, v := range views {
-		if v.member == nil {
-			continue
-		}
-		for _, said := range v.member.plugins {
-			if i, ok := v.member.callable(said, f); ok {
-				found = append(found, i)
+		node, _ := v.source.(*nodeView)
+		switch {
+		case !v.isRead():
+			unread = cmp.Or(unread, v)
+		case v.denied != nil:
+			denied = cmp.Or(denied, v.why())
+		case node.member != nil:
+			for _, said := range node.member.plugins {
+				if i, ok := node.member.callable(said, f); ok {
+					found = append(found, i)
+				}
 			}
 		}
 	}
-	return found, nil
+	return found, unread, denied
 }
 
 // Follow returns a channel that receives a value after something about a node has changed, and a function that returns its current state,
@@ -195,7 +243,7 @@ func (l *Lookup) on(ctx context.Context, nodes []string, f Filter) ([]Instance, 
 func (l *Lookup) Follow(node string) (changed <-chan struct{}, now func() (Node, bool)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v := l.view(viewKey{node: node, pinned: true}, func() source { return &nodeView{space: l.config.Space, name: node} })
+	v := l.view(viewKey{node: node, pinned: true}, 0, func() source { return &nodeView{space: l.config.Space, name: node} })
 	followed, _ := v.source.(*nodeView)
 	return v.changed, func() (Node, bool) {
 		l.mu.Lock()
@@ -212,7 +260,7 @@ func (l *Lookup) Follow(node string) (changed <-chan struct{}, now func() (Node,
 func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	v := l.view(viewKey{locks: true, pinned: true}, func() source { return &locksView{space: l.config.Space} })
+	v := l.view(viewKey{locks: true, pinned: true}, 0, func() source { return &locksView{space: l.config.Space} })
 	followed, _ := v.source.(*locksView)
 	return v.changed, func() map[Lock][]string {
 		l.mu.Lock()
@@ -225,20 +273,49 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 	}
 }
 
-// nodes returns at most a number of nodes that have a plugin of a name, from a place on, and whether these are all.
-func (l *Lookup) nodes(ctx context.Context, name, at string, number int) (nodes []string, all bool, err error) {
+// nodes returns at most a number of nodes that have a plugin of a name, from a place on, and whether these are all. If they are not read in
+// time, other nodes that are known to have it will do.
+func (l *Lookup) nodes(ctx context.Context, f Filter, at string, number int) (nodes []string, all bool, err error) {
+	name := f.Names[0]
 	l.mu.Lock()
-	v := l.view(viewKey{name: name, at: at, number: number}, func() source {
+	v, err := l.ask(viewKey{name: name, at: at, number: number}, f.by, func() source {
 		return &indexView{prefix: l.config.Space.index(name), at: at, number: number}
 	})
+	if err != nil {
+		l.mu.Unlock()
+		return nil, false, err
+	}
+	other := v
+	if !v.isRead() {
+		other = l.known(name)
+	}
 	l.mu.Unlock()
-	if err := l.wait(ctx, v); err != nil {
+	defer l.leave(v)
+	var late <-chan time.Time
+	if other != nil {
+		timer := time.NewTimer(unreadWait)
+		defer timer.Stop()
+		late = timer.C
+	}
+	if err := l.wait(ctx, v, late); err == nil {
+		other = v
+	} else if other == nil {
 		return nil, false, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	index, _ := v.source.(*indexView)
-	return index.nodes, index.all, nil
+	index, _ := other.source.(*indexView)
+	return index.nodes, index.all && other == v, other.why()
+}
+
+// known returns a view of nodes that have a plugin of a name, the largest; nil if none was read. The caller holds mu.
+func (l *Lookup) known(name string) (known *view) {
+	for k, v := range l.views {
+		if k.name == name && v.isRead() && v.denied == nil && (known == nil || k.number > known.key.number) {
+			known = v
+		}
+	}
+	return known
 }
 
 // Holder returns the node that holds a lock, for [DialerConfig].Leader. Exclusive is false for a lock that nobody holds or wants. Holder
@@ -246,16 +323,20 @@ func (l *Lookup) nodes(ctx context.Context, name, at string, number int) (nodes 
 // Close it is [ErrClosed].
 func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
 	l.mu.Lock()
-	v := l.view(viewKey{locks: true}, func() source { return &locksView{space: l.config.Space} })
+	v, err := l.ask(viewKey{locks: true}, 0, func() source { return &locksView{space: l.config.Space} })
 	l.mu.Unlock()
-	if err := l.wait(ctx, v); err != nil {
+	if err != nil {
+		return "", false, err
+	}
+	defer l.leave(v)
+	if err := l.wait(ctx, v, nil); err != nil {
 		return "", false, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	locks, _ := v.source.(*locksView)
 	holder, exclusive := locks.holder(lock)
-	return holder.node, exclusive, nil
+	return holder.node, exclusive, v.why()
 }
 
 // isComplete says whether every node is taken to be in the index.
@@ -282,60 +363,15 @@ func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 	return found, err
 }
 
-// view returns what is followed under a key, from now on if it was not. The caller holds mu.
-func (l *Lookup) view(k viewKey, begin func() source) *view {
-	v := l.views[k]
-	if v == nil {
-		if eldest := l.eldest(); len(l.views) >= maxViews && eldest != nil {
-			l.drop(eldest)
-		}
-		v = &view{key: k, source: begin(), ready: make(chan struct{}), stale: true}
-		if k.pinned {
-			v.changed = make(chan struct{}, 1)
-		}
-		l.views[k] = v
-		tell(l.changed)
-	}
-	v.used = time.Now()
-	return v
-}
-
-// eldest returns what was not asked for for the longest time. The caller holds mu.
-func (l *Lookup) eldest() *view {
-	var eldest *view
-	for _, v := range l.views {
-		if !v.key.pinned && (eldest == nil || v.used.Before(eldest.used)) {
-			eldest = v
-		}
-	}
-	return eldest
-}
-
-// wait returns when a view has been read for the first time.
-func (l *Lookup) wait(ctx context.Context, v *view) error {
-	select {
-	case <-v.ready: // also if ctx has ended: then nothing has to be waited for
-	default:
-		select {
-		case <-v.ready:
-		case <-l.done:
-			return ErrClosed
-		case <-ctx.Done():
-			return fmt.Errorf("cannot read the fleet: %s: %w", cmp.Or(l.Health().Message, "etcd has not answered yet"), context.Cause(ctx))
-		}
-	}
-	if v.denied != nil {
-		return fmt.Errorf("cannot read the fleet: %w", explain(v.denied))
-	}
-	return nil
-}
-
 func (l *Lookup) lost(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	message := explain(err).Error()
 	if l.stats.Lists > 0 {
 		message = "the fleet may have changed since: " + message
+	}
+	if l.health.Current {
+		close(l.away)
 	}
 	if l.health.lose(message) {
 		l.config.Logger.Warn("fleet: " + message)
@@ -346,6 +382,7 @@ func (l *Lookup) found() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.health.Current {
+		l.away = make(chan struct{})
 		l.config.Logger.Info("fleet: what is called is being followed again")
 	}
 	l.health = Health{Current: true}

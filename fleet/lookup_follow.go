@@ -142,12 +142,15 @@ type watched struct {
 	denied error // why it may not be read
 }
 
-// stale lets go of what nobody has asked for for long, and returns some of what has to be read, and the watches that have ended.
+// stale lets go of what nobody has asked for for long, unless etcd was away until now: then it may be all that is known. It returns some of what has to be read, and the watches that have ended.
 func (l *Lookup) stale(now time.Time) (stale []*view, ended []int64, idle time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, v := range l.views {
 		left := viewIdle - now.Sub(v.used)
+		if !l.health.Current {
+			left = max(left, retry.Max)
+		}
 		switch {
 		case left <= 0 && !v.key.pinned:
 			l.drop(v)
@@ -171,27 +174,14 @@ func (l *Lookup) stale(now time.Time) (stale []*view, ended []int64, idle time.D
 	return stale, ended, idle
 }
 
-// drop lets go of a view. Its watch ends with the next look at what has to be read. The caller holds mu.
-func (l *Lookup) drop(v *view) {
-	delete(l.views, v.key)
-	if v.watch != 0 {
-		tell(l.changed)
-	}
-}
-
 // deny tells those who wait for a view why it cannot be read. The next request reads it again.
 func (l *Lookup) deny(v *view, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stats.Lists++
+	l.settle(v, err)
 	if l.views[v.key] == v && !v.key.pinned { // that is read again behind the next connection
 		l.drop(v)
-	}
-	select {
-	case <-v.ready:
-	default:
-		v.denied = err
-		close(v.ready)
 	}
 }
 
@@ -206,11 +196,7 @@ func (l *Lookup) install(r watched) *pb.WatchRequest {
 	l.stats.Watches++
 	r.view.watch = l.lastID
 	l.watching[l.lastID] = r.view
-	select {
-	case <-r.view.ready:
-	default:
-		close(r.view.ready)
-	}
+	l.settle(r.view, nil)
 	return &pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: &pb.WatchCreateRequest{
 		Key: []byte(r.key), RangeEnd: []byte(r.end), StartRevision: r.revision + 1, WatchId: l.lastID, ProgressNotify: true, Fragment: true,
 	}}}

@@ -1,7 +1,9 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -25,12 +27,149 @@ type viewKey struct {
 type view struct {
 	key     viewKey
 	source  source
-	ready   chan struct{} // closed when it has been read for the first time, or may not be
-	denied  error         // why it may not be read; it is not followed then
+	ready   chan struct{} // closed when it has been read for the first time, or will not be
+	denied  error         // why it will not be read; it is not followed then
 	used    time.Time
+	by      uint32        // who asked for it first
+	waiting int           // how many wait for it
 	changed chan struct{} // gets a value after it has changed; nil if nobody listens
 	stale   bool          // it has to be read
 	watch   int64         // the number of its watch; zero for none
+}
+
+// isRead says whether nobody has to wait for it.
+func (v *view) isRead() bool {
+	select {
+	case <-v.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// isNothing says that it is a node that is none, or none yet.
+func (v *view) isNothing() bool {
+	node, ok := v.source.(*nodeView)
+	return ok && v.isRead() && node.member == nil
+}
+
+// why returns why it will not be read.
+func (v *view) why() error {
+	if v.denied == nil {
+		return nil
+	}
+	return fmt.Errorf("cannot read the fleet: %w", explain(v.denied))
+}
+
+var (
+	// errLetGo says that a view was let go of before it was read.
+	errLetGo = errors.New("too much is looked up at once; ask again")
+	// errCrowded says that a user waits for too much.
+	errCrowded = errors.New("cannot read the fleet: too much that was never read is looked up for this user; ask again later")
+	// errLate says that something else will do.
+	errLate = errors.New("it is not read in time")
+)
+
+// view returns what is followed under a key, from now on if it was not. The caller holds mu.
+func (l *Lookup) view(k viewKey, by uint32, begin func() source) *view {
+	v := l.views[k]
+	if v == nil {
+		if len(l.views) >= maxViews {
+			l.dropEldest()
+		}
+		v = &view{key: k, source: begin(), ready: make(chan struct{}), stale: true, by: by}
+		if k.pinned {
+			v.changed = make(chan struct{}, 1)
+		}
+		l.views[k] = v
+		l.unread[by]++
+		tell(l.changed)
+	}
+	v.used = time.Now()
+	return v
+}
+
+// ask returns what is followed under a key for somebody who waits for it, and calls leave. The caller holds mu.
+func (l *Lookup) ask(k viewKey, by uint32, begin func() source) (*view, error) {
+	if l.views[k] == nil && l.unread[by] >= maxUnread {
+		return nil, errCrowded
+	}
+	v := l.view(k, by, begin)
+	v.waiting++
+	return v, nil
+}
+
+// leave is called when somebody does not wait any more. What nobody waits for is not read.
+func (l *Lookup) leave(views ...*view) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, v := range views {
+		if v.waiting--; v.waiting == 0 && v.stale && !v.isRead() && !v.key.pinned && l.views[v.key] == v { // nor is it being read
+			l.drop(v)
+		}
+	}
+}
+
+// dropEldest lets go of what was not asked for for the longest time, of nodes that are none first. The caller holds mu.
+func (l *Lookup) dropEldest() {
+	var eldest *view
+	for _, v := range l.views {
+		switch {
+		case v.key.pinned || v.waiting > 0:
+		case eldest == nil || v.isNothing() && !eldest.isNothing(), v.isNothing() == eldest.isNothing() && v.used.Before(eldest.used):
+			eldest = v
+		}
+	}
+	if eldest != nil {
+		l.drop(eldest)
+	}
+}
+
+// drop lets go of a view. Its watch ends with the next look at what has to be read. The caller holds mu.
+func (l *Lookup) drop(v *view) {
+	delete(l.views, v.key)
+	l.settle(v, errLetGo)
+	if v.watch != 0 {
+		tell(l.changed)
+	}
+}
+
+// settle is called when a view has been read, or will not be. The caller holds mu.
+func (l *Lookup) settle(v *view, denied error) {
+	if v.isRead() {
+		return
+	}
+	v.denied = denied
+	close(v.ready)
+	if l.unread[v.by]--; l.unread[v.by] == 0 {
+		delete(l.unread, v.by)
+	}
+}
+
+// wait returns when a view has been read for the first time, or will not be. If late is not nil, something else will do: then it waits no
+// longer than that, and not at all while etcd is away.
+func (l *Lookup) wait(ctx context.Context, v *view, late <-chan time.Time) error {
+	if v.isRead() { // also if ctx has ended: then nothing has to be waited for
+		return nil
+	}
+	var away <-chan struct{}
+	if late != nil {
+		l.mu.Lock()
+		away = l.away
+		l.mu.Unlock()
+	}
+	select {
+	case <-v.ready:
+		return nil
+	case <-away:
+		return errLate
+	case <-late:
+		return errLate
+	case <-l.done:
+		return ErrClosed
+	case <-ctx.Done():
+		return fmt.Errorf("cannot read the fleet: %s: %w", cmp.Or(l.Health().Message, "etcd has not answered yet"), context.Cause(ctx))
+	}
 }
 
 // source is what is followed as etcd has it.

@@ -120,6 +120,8 @@ type Filter struct {
 	// few, if it is not zero, says that this many nodes are enough, those with calls with the key sticky the same for all programs.
 	few    int
 	sticky string
+	// by is the user who asks; zero for one who is not known.
+	by uint32
 	// may, if it is not nil, says whether a node may offer the plugin that is looked for.
 	may func(node string) bool
 }
