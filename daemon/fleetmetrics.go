@@ -30,7 +30,7 @@ func newPeerCalls(calls *prometheus.CounterVec) *peerCalls {
 
 // ended counts a call.
 func (p *peerCalls) ended(peer string, err error) {
-	p.calls.WithLabelValues(p.label(peer), status.Code(err).String()).Inc()
+	p.calls.WithLabelValues(p.label(peer), codeLabel(status.Code(err))).Inc()
 }
 
 func (p *peerCalls) label(peer string) string {

@@ -5,7 +5,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/fleet"
 )
@@ -68,5 +72,26 @@ patchbay_fleet_reader_current 0
 	problems, err := testutil.GatherAndLint(m.registry)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("%v, %v", problems, err)
+	}
+}
+
+// TestCodesAreFew: plugins choose the codes of their answers, but not how many labels there are.
+func TestCodesAreFew(t *testing.T) {
+	m := newTestMetrics(t)
+	peers := newPeerCalls(prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"}))
+	methods := &rpcMetrics{calls: m.rpcs.calls, durations: m.rpcs.durations, methods: map[string]bool{}}
+	for code := range codes.Code(1000) {
+		err := status.Error(code, "")
+		peers.ended("a", err)
+		methods.HandleRPC(t.Context(), &stats.End{Error: err})
+	}
+	const known = 17
+	for _, counted := range []*prometheus.CounterVec{peers.calls, methods.calls} {
+		if got := testutil.CollectAndCount(counted); got > 2*(known+1) { // two methods, one of them for Unimplemented
+			t.Errorf("%d codes have labels", got)
+		}
+	}
+	if got := testutil.ToFloat64(peers.calls.WithLabelValues("a", labelOther)); got != 1000-known {
+		t.Errorf("%v have another code", got)
 	}
 }

@@ -374,13 +374,21 @@ func (m *rpcMetrics) HandleRPC(ctx context.Context, s stats.RPCStats) {
 	method, _ := ctx.Value(rpcMethod{}).(string)
 	code := status.Code(end.Error)
 	method = m.label(method, code)
-	m.calls.WithLabelValues(method, code.String()).Inc()
+	m.calls.WithLabelValues(method, codeLabel(code)).Inc()
 	m.durations.WithLabelValues(method).Observe(end.EndTime.Sub(end.BeginTime).Seconds())
 }
 
 func (m *rpcMetrics) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 
 func (m *rpcMetrics) HandleConn(context.Context, stats.ConnStats) {}
+
+// codeLabel returns the label of the code of a status. Plugins may answer with any number; those that gRPC does not have are one.
+func codeLabel(code codes.Code) string {
+	if code > codes.Unauthenticated {
+		return labelOther
+	}
+	return code.String()
+}
 
 // label returns the label of a method whose call ended with a code: the method, unless there are too many, or only callers have ever named
 // it.
