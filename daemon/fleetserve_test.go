@@ -8,7 +8,10 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -223,4 +226,39 @@ func TestUnlocked(t *testing.T) {
 	if c := u.condition(); !c.OK {
 		t.Errorf("the condition is %+v", c)
 	}
+}
+
+// TestUnlockedTakesItsTime: however often the locks change, what they mean for this node is found out once in a while, and in the end.
+func TestUnlockedTakesItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		u, changed, looks := newUnlocked("a", nil), make(chan struct{}, 1), 0
+		var last atomic.Int64
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			u.follow(ctx, changed, func() map[fleet.Lock][]string {
+				looks++
+				return map[fleet.Lock][]string{{Type: "T", Name: fmt.Sprint(last.Load())}: {"b"}}
+			}, func(fleet.Condition) {})
+		}()
+		const changes = 10_000
+		for range changes {
+			last.Add(1)
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(2 * unlockedPause)
+		if u.elsewhere(fleet.Lock{Type: "T", Name: fmt.Sprint(changes)}) != "b" {
+			t.Error("the last change is missed")
+		}
+		cancel()
+		<-ended
+		if looks > 12 {
+			t.Errorf("%d looks in 12 s", looks)
+		}
+	})
 }

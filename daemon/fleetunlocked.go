@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // unlocked knows the locks for which other nodes compete and this one does not, because its configuration does not list their types. The
@@ -41,6 +42,15 @@ func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(
 		return
 	}
 	changed, competing := lookup.FollowLocks()
+	u.follow(ctx, changed, competing, announce)
+}
+
+// unlockedPause is how long changes of the locks are collected after one was taken over: each costs as much as there are contenders.
+const unlockedPause = time.Second
+
+func (u *unlocked) follow(
+	ctx context.Context, changed <-chan struct{}, competing func() map[fleet.Lock][]string, announce func(fleet.Condition),
+) {
 	for {
 		select {
 		case <-changed:
@@ -52,6 +62,7 @@ func (u *unlocked) run(ctx context.Context, lookup *fleet.Lookup, announce func(
 		if now := u.condition(); now != before {
 			announce(fleet.Condition(now))
 		}
+		backoff.Pause(ctx, unlockedPause)
 	}
 }
 

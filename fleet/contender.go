@@ -103,24 +103,45 @@ func lockIn(s Space, key string) (l Lock, ok bool) {
 	return parseLock(parts[len(parts)-3], parts[len(parts)-2])
 }
 
-// standing has the contenders for each lock, by key.
-type standing map[Lock]map[string]contender
+// standing has the contenders for each lock.
+type standing map[Lock]*contest
+
+// contest has the contenders for one lock, by key.
+type contest struct {
+	all map[string]contender
+	// first is the one that was made first, once somebody has asked; nil after a change.
+	first *contender
+}
+
+// of returns the contenders for a lock by key, which must not be changed.
+func (all standing) of(l Lock) map[string]contender {
+	if c := all[l]; c != nil {
+		return c.all
+	}
+	return nil
+}
 
 // put takes over what a key says, and returns the contender that it is about. Another one that had the key must be removed before.
 func (all standing) put(s Space, kv *mvccpb.KeyValue) (c contender, ok bool) {
 	if c, ok = parseContender(s, kv); ok {
 		if all[c.lock] == nil {
-			all[c.lock] = map[string]contender{}
+			all[c.lock] = &contest{all: map[string]contender{}}
 		}
-		all[c.lock][string(kv.Key)] = c
+		all[c.lock].all[string(kv.Key)] = c
+		all[c.lock].first = nil
 	}
 	return c, ok
 }
 
 // remove takes over that a key of a lock is gone.
 func (all standing) remove(l Lock, key string) {
-	delete(all[l], key)
-	if len(all[l]) == 0 {
+	c := all[l]
+	if c == nil {
+		return
+	}
+	delete(c.all, key)
+	c.first = nil
+	if len(c.all) == 0 {
 		delete(all, l)
 	}
 }
@@ -128,12 +149,19 @@ func (all standing) remove(l Lock, key string) {
 // holder returns the contender that says that it holds a lock; without a node if there is none. Wanted says that there are contenders: the
 // first of them holds the lock, or will.
 func (all standing) holder(l Lock) (holder contender, wanted bool) {
-	var first contender
-	for _, c := range all[l] {
-		if first.made == 0 || c.made < first.made {
-			first = c
+	contest := all[l]
+	if contest == nil {
+		return contender{}, false
+	}
+	if contest.first == nil {
+		contest.first = &contender{}
+		for _, c := range contest.all {
+			if contest.first.made == 0 || c.made < contest.first.made {
+				*contest.first = c
+			}
 		}
 	}
+	first := *contest.first
 	if !first.holds { // it does not know yet, or may not take it yet
 		return contender{}, first.made != 0
 	}
@@ -151,7 +179,7 @@ func (all standing) leader(l Lock, base int64) Leader {
 
 // nodes returns the nodes that stand for a lock, in order.
 func (all standing) nodes(l Lock) (nodes []string) {
-	for _, c := range all[l] {
+	for _, c := range all.of(l) {
 		nodes = append(nodes, c.node)
 	}
 	slices.Sort(nodes)

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -27,8 +28,10 @@ type roster struct {
 	// longest is the longest lease that was seen.
 	longest    time.Duration
 	contenders standing
-	// quiet is until when one that vanished may take itself for the holder.
+	// quiet is until when one that vanished may take itself for the holder. When it has as many entries as sweep says, those that are over
+	// are removed.
 	quiet map[Lock]time.Time
+	sweep int
 	// changed is closed with each change, and replaced.
 	changed chan struct{}
 }
@@ -55,7 +58,7 @@ func (r *roster) turn(h *Hold, lease clientv3.LeaseID) (now turn, free time.Time
 		free = quiet
 	}
 	now = turnFirst
-	all := r.contenders[h.lock]
+	all := r.contenders.of(h.lock)
 	switch mine := all[h.key]; {
 	case r.listed.IsZero() || !r.listed.After(h.stood) && r.revision < h.made: // not told of it yet
 		now = turnWaits
@@ -76,7 +79,7 @@ func (r *roster) basis() time.Time {
 
 // elder says whether there is a contender that was made before a revision. The caller holds mu.
 func (r *roster) elder(l Lock, made int64) bool {
-	for _, c := range r.contenders[l] {
+	for _, c := range r.contenders.of(l) {
 		if c.made < made {
 			return true
 		}
@@ -88,8 +91,8 @@ func (r *roster) elder(l Lock, made int64) bool {
 func (r *roster) of(lease clientv3.LeaseID) (locks []Lock) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for l, all := range r.contenders {
-		for _, c := range all {
+	for l, contest := range r.contenders {
+		for _, c := range contest.all {
 			if c.lease == lease && !slices.Contains(locks, l) {
 				locks = append(locks, l)
 			}
@@ -136,9 +139,9 @@ func (r *roster) change(key string, kv *mvccpb.KeyValue, now time.Time) {
 	switch {
 	case known && (!stands || c.lease != before.lease || c.made != before.made) && string(kv.Value) == contenderLeft && c.made == before.made:
 		// It says that it does not hold the lock; that goes for its other key too.
-		for other, twin := range r.contenders[lock] {
+		for other, twin := range r.contenders.of(lock) {
 			if twin.made == before.made {
-				delete(r.contenders[lock], other)
+				r.contenders.remove(lock, other)
 			}
 		}
 	case known && (!stands || c.lease != before.lease || c.made != before.made):
@@ -157,7 +160,7 @@ func (r *roster) put(kv *mvccpb.KeyValue) {
 // find returns what is known of a key. The caller holds mu.
 func (r *roster) find(key string) (c contender, l Lock, known bool) {
 	if l, known = lockIn(r.space, key); known {
-		c, known = r.contenders[l][key]
+		c, known = r.contenders.of(l)[key]
 	}
 	return c, l, known
 }
@@ -174,9 +177,16 @@ func (r *roster) remove(key string, now time.Time) {
 		ttl = r.longest
 	}
 	if until := now.Add(ttl); !r.elder(l, c.made) && until.After(r.quiet[l]) {
+		if len(r.quiet) >= r.sweep {
+			maps.DeleteFunc(r.quiet, func(_ Lock, until time.Time) bool { return until.Before(now) })
+			r.sweep = max(2*len(r.quiet), minSweep)
+		}
 		r.quiet[l] = until
 	}
 }
+
+// minSweep is with how few entries it is not worth while to look for old ones.
+const minSweep = 64
 
 // follow keeps the roster until the term ends. Behind a new connection etcd may have another history, so everything is read again.
 func (e *Elector) follow(t *term) {
