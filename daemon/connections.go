@@ -21,11 +21,12 @@ import (
 const (
 	// maxUserConns and maxConns bound the open connections at the control socket, and those at the stable sockets: of each user, and of all
 	// but root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, and a quarter in all at the
-	// control socket and at the stable sockets each. Three eighths are for plugins, see boundPlugins; the rest is left for root.
+	// control socket and at the stable sockets each. Three eighths are for plugins, see boundPlugins, and a thirty-second for connections to
+	// plugins that only have calls to end; of the rest, callers on other nodes leave two thirds at least for root.
 	maxUserConns, maxConns = 1024, 4096
-	// maxAddressConns bounds the connections for calls from other nodes that one address may have; all together may have maxConns. Where
-	// few files may be open, the bounds are a thirty-second and a sixteenth of those.
-	maxAddressConns = 256
+	// maxAddressConns and maxNodeConns bound the connections for calls from other nodes, of each address and of all. Where few files may be
+	// open, the bounds are a sixty-fourth of them and what the others leave but for an eighth, at least a thirty-second.
+	maxAddressConns, maxNodeConns = 256, 16 << 10
 	// maxStrangerConns and maxStrangersConns bound those at the control socket of users without a role, who are only told that they have none.
 	maxStrangerConns, maxStrangersConns = 16, 64
 	// strangerTime is how long a user without a role may have a connection: to be told so takes no longer.
@@ -47,6 +48,8 @@ type connections struct {
 	refused *prometheus.CounterVec
 	// budget bounds the calls of plugins and what of them waits in memory; nil for the default, of which nothing is reported.
 	budget *frames.Budget
+	// nodeBudget does that for calls from other nodes, which so keep nobody on this node from his plugins.
+	nodeBudget *frames.Budget
 
 	mu sync.Mutex
 	// They are apart: whoever may call plugins keeps nobody from the control socket.
@@ -59,8 +62,20 @@ func newConnections(self uint32, files int, refused *prometheus.CounterVec, log 
 		control:   share.New(min(maxUserConns, files/8), min(maxConns, files/4), nil),
 		strangers: share.New(maxStrangerConns, maxStrangersConns, nil),
 		stable:    share.New(min(maxUserConns, files/8), min(maxConns, files/4), nil),
-		nodes:     share.New(min(maxAddressConns, max(files/32, 1)), min(maxConns, max(files/16, 1)), nil),
+		nodes:     share.New(min(maxAddressConns, max(files/64, 1)), maxNodes(files), nil),
 	}
+}
+
+// maxNodes returns how many connections there may be for calls from other nodes, if so many files may be open.
+func maxNodes(files int) int {
+	others := 2*min(maxConns, files/4) + 3*(files/8) + files/32 + files/8
+	return min(maxNodeConns, max(files/32, files-others, 1))
+}
+
+// nodeLimits bound the calls from other nodes. One node has no more than the streams of one connection, see fleetStreams, if it keeps to
+// what it is told.
+func nodeLimits(files int) frames.Limits {
+	return frames.Limits{UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 8192, Leaving: leaving(files)}
 }
 
 // boundPlugins bounds how many plugins users may have, and all but root and the daemon's user: a plugin takes one descriptor for its
@@ -71,12 +86,15 @@ func boundPlugins(b reconciler.Bounds, files int) reconciler.Bounds {
 	return b
 }
 
-// callLimits bound the calls of plugins. Connections to plugins that only have calls to end may have a thirty-second of the files.
+// callLimits bound the calls of plugins by callers on this node.
 func callLimits(files int) frames.Limits {
 	limits := frames.DefaultLimits
-	limits.Leaving = max(files/32, 1)
+	limits.Leaving = leaving(files)
 	return limits
 }
+
+// leaving is how many connections to plugins may only have calls to end, of callers on this node and of those on others each.
+func leaving(files int) int { return max(files/64, 1) }
 
 // newBudget bounds what calls have in memory, whichever way they come, and how many there are. What it does not give is counted, and logged
 // once until half of it is back; what says of which calls.

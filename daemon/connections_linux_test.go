@@ -18,6 +18,8 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
+	"github.com/patchbay-dev/patchbay/internal/discover/share"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // idle is what a client of HTTP/2 says that then says nothing any more.
@@ -129,10 +131,39 @@ func TestPoolsAreApart(t *testing.T) {
 	}
 }
 
+// TestManyNodes: 5,000 nodes can call one that may open as many files as the unit says, and keep nobody on it from his plugins.
+func TestManyNodes(t *testing.T) {
+	const nodes, files = 5000, 64 << 10
+	c := newConnections(0, files, nil, discard)
+	if _, most := c.nodes.Limits(); most < nodes {
+		t.Errorf("%d nodes may connect", most)
+	}
+	budget := newBudget("calls", nodeLimits(files), 0, nil, discard)
+	for i := range nodes {
+		if _, err := budget.Begin(notAUser(uint32(i))); err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	if nodeLimits(files).UserCalls < fleetStreams {
+		t.Error("a node that does what it is told is refused calls")
+	}
+	for files := 64; files < 1<<20; files *= 2 { // half of an eighth is left for root
+		c := newConnections(0, files, nil, discard)
+		sum := 3*boundPlugins(reconciler.Bounds{}, files).TotalPlugins + callLimits(files).Leaving + nodeLimits(files).Leaving
+		for _, p := range []*share.Pool{c.control, c.stable, c.nodes} {
+			_, most := p.Limits()
+			sum += most
+		}
+		if left := files - sum; left < files/16 {
+			t.Errorf("of %d files %d are left", files, left)
+		}
+	}
+}
+
 // TestConnectionsOfNodes: what one address has open for calls from other nodes is bounded, before anybody has shown a certificate.
 func TestConnectionsOfNodes(t *testing.T) {
 	refused := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refused"}, []string{"socket", "reason"})
-	c := newConnections(0, 128, refused, discard) // 4 of an address, 8 of all
+	c := newConnections(0, 256, refused, discard) // 4 of an address, 8 of all
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

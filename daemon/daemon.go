@@ -218,6 +218,7 @@ func (d *Daemon) assemble(l *listening, parts *closers) (*assembly, error) {
 	a.metrics = newMetrics(d.config.Build, a.handlers.has)
 	a.conns = newConnections(uint32(os.Geteuid()), openFilesLimit(), a.metrics.connsRefused, d.log)
 	a.conns.budget = newBudget("calls of plugins", callLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
+	a.conns.nodeBudget = newBudget("calls from other nodes", nodeLimits(openFilesLimit()), a.conns.self, a.metrics.callsLimited, d.log)
 	if a.runtime, err = d.newRuntime(state, a.metrics, l.traced); err != nil {
 		return nil, err
 	}
@@ -276,7 +277,7 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 		d.log.Info("taking calls from other nodes", "address", l.fleet.Addr().String(), "rules", len(d.config.Fleet.Serve.Allow))
 		calls := &fleetServer{
 			a.registry, a.fleet.credentials, d.fleetRules, newDenials(a.runtime.Publish, d.log), newAuditor(a.runtime.Publish, d.log),
-			a.metrics.served, a.conns.budget, d.log, fleetConnAge,
+			a.metrics.served, a.conns.nodeBudget, d.log, fleetConnAge,
 		}
 		parts.add(calls.serve(ctx, a.conns.limit(l.fleet, "fleet", nil), failed))
 	}

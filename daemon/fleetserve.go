@@ -74,8 +74,9 @@ const (
 	fleetConnAge = 30 * time.Minute
 	// fleetSilence and fleetAnswer are after which time of silence a caller is asked whether it is there, and how long it may take.
 	fleetSilence, fleetAnswer = 20 * time.Second, 10 * time.Second
-	// fleetStreams bounds the calls in progress on one connection; more of them wait.
-	fleetStreams = 4096
+	// fleetStreams bounds the calls in progress on one connection; more of them wait at the caller. It is below what a node may have, so that
+	// a call that has just ended there does not count against the next one.
+	fleetStreams = 2000
 )
 
 // listen listens for other nodes, nil if the configuration says nothing of it.
