@@ -75,6 +75,10 @@ func (c FleetConfig) validate(check func(field string, err error)) {
 			check("fleet.offers", fmt.Errorf("rule %d: %w", i+1, err))
 		}
 	}
+	if name := c.Serve.TLS.ServerName; len(c.Offers) > 0 && name != "" && !strings.Contains(name, "{node}") {
+		check("fleet.offers", errors.New("fleet.serve.serverName is the same for all nodes, so that each can pass for any other and offer what "+
+			"that one may: put {node} into it, and into the certificates the name of the node"))
+	}
 	c.Serve.validate(check)
 	for _, text := range c.Dispense {
 		if _, ok := pluginName(text); !ok {

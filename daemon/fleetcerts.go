@@ -19,9 +19,12 @@ const (
 	certificateLook = time.Minute
 )
 
-// certificates returns those of the node, by what they are for.
+// certificates returns those of the node, by what they are for. It looks at the files.
 func (m *fleetMember) certificates() map[string]fleet.Certificate {
 	all := map[string]fleet.Certificate{}
+	if m == nil {
+		return all
+	}
 	if m.credentials != nil {
 		all["nodes"] = m.credentials.Certificate()
 	}

@@ -93,6 +93,21 @@ func TestFleetServeConfig(t *testing.T) {
 	}
 }
 
+// TestOffersNeedNames: who may offer what means nothing where all nodes have one name in their certificates.
+func TestOffersNeedNames(t *testing.T) {
+	for name, refused := range map[string]bool{"": false, "{node}.example.com": false, "fleet.example.com": true} {
+		c := FleetConfig{
+			Etcd: fleet.Etcd{Endpoints: []string{"http://127.0.0.1:1"}}, Serve: FleetServe{TLS: fleet.TLS{CA: "ca", Cert: "crt", Key: "key", ServerName: name}},
+			Offers: []FleetOffer{{Node: "a", Types: []string{"*"}, Names: []string{"*"}}},
+		}
+		found := false
+		c.validate(func(field string, err error) { found = found || field == "fleet.offers" && err != nil })
+		if found != refused {
+			t.Errorf("serverName %q is refused: %t", name, found)
+		}
+	}
+}
+
 func TestDenials(t *testing.T) {
 	var events []string
 	d := newDenials(func(e reconciler.Event) { events = append(events, string(e.Kind)+" "+e.Message) }, slog.New(slog.DiscardHandler))

@@ -106,7 +106,7 @@ func (p *pool) get(k poolKey) (*pooled, error) {
 	}
 	if c == nil {
 		for _, other := range p.conns {
-			if other.calls == 0 && now.Sub(other.used) > 2*idleNode {
+			if other.calls == 0 && now.Sub(other.used) > 2*idleNode || other.key.node == k.node { // it has moved
 				p.retire(other)
 			}
 		}

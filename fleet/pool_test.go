@@ -2,7 +2,9 @@ package fleet
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
+	"os"
 	"sync"
 	"testing"
 
@@ -84,5 +86,100 @@ func TestRenewedUnderCalls(t *testing.T) {
 	d.Close()
 	if _, err := client.Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestWithdrawnUnderCalls: when the CA that signed the certificate of a node that is called is withdrawn, calls in progress at that node end.
+func TestWithdrawnUnderCalls(t *testing.T) {
+	ca, next := newAuthority(t), newAuthority(t)
+	ca.node("b")
+	next.node("b")
+	files := ca.node("a")
+	bundle := func(of ...*authority) {
+		t.Helper()
+		var text []byte
+		for _, a := range of {
+			part, err := os.ReadFile(a.files("b").CA)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = append(text, part...)
+		}
+		if err := os.WriteFile(files.CA, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files.CA += "s"
+	bundle(ca)
+	address := map[string]string{}
+	for name, a := range map[string]*authority{"old": ca, "new": next} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer(grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: a.pair("b"), NextProtos: []string{"h2"}})))
+		healthpb.RegisterHealthServer(server, health.NewServer())
+		go func() { _ = server.Serve(listener) }()
+		defer server.Stop()
+		address[name] = listener.Addr().String()
+	}
+	own := mustCredentials(t, files)
+	bundle(ca, next)
+	watch := func(name string) grpc.ServerStreamingClient[healthpb.HealthCheckResponse] {
+		t.Helper()
+		d := NewDialer(DialerConfig{Credentials: own, Find: func(context.Context, Filter) ([]Instance, error) {
+			return []Instance{{Plugin: Plugin{Node: "b"}, Address: address[name]}}, nil
+		}})
+		t.Cleanup(d.Close)
+		call, err := healthpb.NewHealthClient(d.Dial("T", "n", Policy{})).Watch(t.Context(), &healthpb.HealthCheckRequest{})
+		if err == nil {
+			_, err = call.Recv()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return call
+	}
+	withdrawn, kept := watch("old"), watch("new")
+	bundle(next)
+	own.Certificate() // somebody looks at the files
+	if _, err := withdrawn.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the call at the old node ended with %v", err)
+	}
+	if err := kept.Context().Err(); err != nil {
+		t.Errorf("that at the new one ended with %v", err)
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	if len(own.live) != 1 {
+		t.Errorf("%d connections are open", len(own.live))
+	}
+}
+
+// TestMovedNode: when a node is called at another address, its old connection takes no more calls, and closes after the last one.
+func TestMovedNode(t *testing.T) {
+	p := newPool(mustCredentials(t, newAuthority(t).node("a")), nil)
+	defer p.close()
+	get := func(node, address string) *pooled {
+		t.Helper()
+		c, err := p.get(poolKey{node, address})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	calling, done, other := get("b", "127.0.0.1:1"), get("b", "127.0.0.1:2"), get("c", "127.0.0.1:1")
+	done.release()
+	get("b", "127.0.0.1:3")
+	p.mu.Lock()
+	if !p.all[calling] || p.conns[calling.key] != nil || p.all[done] || p.conns[other.key] != other || len(p.conns) != 2 {
+		t.Errorf("connections: %v, all: %v", p.conns, p.all)
+	}
+	p.mu.Unlock()
+	calling.release()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all[calling] {
+		t.Error("the old connection stays")
 	}
 }

@@ -49,13 +49,60 @@ type Credentials struct {
 	pair       *loaded[*tls.Certificate]
 	ca         *loaded[*x509.CertPool]
 	serverName string
+
+	mu   sync.Mutex
+	live map[*outgoing]bool // connections to other nodes
+}
+
+// outgoing is a connection to another node.
+type outgoing struct {
+	net.Conn
+	raw   net.Conn // behind TLS
+	chain []*x509.Certificate
+	of    *Credentials
+}
+
+// Close closes the connection.
+func (o *outgoing) Close() error {
+	o.of.mu.Lock()
+	delete(o.of.live, o)
+	o.of.mu.Unlock()
+	return o.Conn.Close()
+}
+
+// judge ends the connections to nodes whose certificates a CA has not signed, and with them their calls.
+func (c *Credentials) judge(pool *x509.CertPool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for o := range c.live {
+		if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
+			_ = o.raw.Close() // without a goodbye, for which it would wait; who uses it notices, and closes it
+		}
+	}
+}
+
+// verify returns an error if a CA has not signed a chain of certificates for a use. Whether they have expired since does not matter.
+func verify(chain []*x509.Certificate, pool *x509.CertPool, use x509.ExtKeyUsage) error {
+	options := x509.VerifyOptions{
+		Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{use}, CurrentTime: time.Now(),
+	}
+	if end := chain[0].NotAfter; options.CurrentTime.After(end) {
+		options.CurrentTime = end
+	}
+	for _, cert := range chain[1:] {
+		options.Intermediates.AddCert(cert)
+	}
+	_, err := chain[0].Verify(options)
+	return err
 }
 
 // NewCredentials reads the files. It returns an error if one of them is missing, unreadable or malformed, or if certificate and key do not
 // match.
 func NewCredentials(t TLS) (*Credentials, error) {
-	c := &Credentials{pair: keyPair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder)}
-	c.ca = &loaded[*x509.CertPool]{files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }}
+	c := &Credentials{pair: keyPair(t.Cert, t.Key), serverName: cmp.Or(t.ServerName, nodePlaceholder), live: map[*outgoing]bool{}}
+	c.ca = &loaded[*x509.CertPool]{
+		files: []string{t.CA}, load: func() (*x509.CertPool, error) { return readCA(t.CA) }, changed: c.judge,
+	}
 	err := t.Validate()
 	if err == nil {
 		_, err = c.pair.get()
@@ -139,17 +186,7 @@ func (c *Credentials) Trusts(ctx context.Context) error {
 	if with.Load() == pool {
 		return nil
 	}
-	chain := info.State.PeerCertificates
-	options := x509.VerifyOptions{
-		Roots: pool, Intermediates: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, CurrentTime: time.Now(),
-	}
-	if end := chain[0].NotAfter; options.CurrentTime.After(end) {
-		options.CurrentTime = end
-	}
-	for _, cert := range chain[1:] {
-		options.Intermediates.AddCert(cert)
-	}
-	if _, err := chain[0].Verify(options); err != nil {
+	if err := verify(info.State.PeerCertificates, pool, x509.ExtKeyUsageClientAuth); err != nil {
 		return status.Errorf(codes.Unauthenticated, "the node no longer trusts the certificate of the caller: %v", err)
 	}
 	with.Store(pool)
@@ -198,10 +235,31 @@ func (c *clientCredentials) ClientHandshake(ctx context.Context, _ string, conn 
 			}
 		}()
 	}
-	return credentials.NewTLS(&tls.Config{
+	secure, auth, err := credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13, ServerName: c.name, RootCAs: pool,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.of.pair.get() },
 	}).ClientHandshake(ctx, c.name, conn)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.of.watch(secure, conn, auth), auth, nil
+}
+
+// watch has a connection to a node end when its CA is withdrawn.
+func (c *Credentials) watch(secure, raw net.Conn, auth credentials.AuthInfo) net.Conn {
+	info, _ := auth.(credentials.TLSInfo) // else there is nothing to judge
+	if len(info.State.PeerCertificates) == 0 {
+		return secure
+	}
+	o := &outgoing{Conn: secure, raw: raw, chain: info.State.PeerCertificates, of: c}
+	c.mu.Lock()
+	c.live[o] = true
+	c.mu.Unlock()
+	pool, _ := c.ca.get() // it may have changed meanwhile, and been judged without this one
+	if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
+		_ = raw.Close()
+	}
+	return o
 }
 
 // Clone implements credentials.TransportCredentials.
@@ -238,6 +296,8 @@ func keyPair(cert, key string) *loaded[*tls.Certificate] {
 type loaded[T any] struct {
 	files []string
 	load  func() (T, error)
+	// changed is called with what the files have after they had something else; nil for nobody.
+	changed func(T)
 
 	mu    sync.Mutex
 	value T
@@ -250,6 +310,15 @@ type loaded[T any] struct {
 // get returns what the files have. If they have changed and cannot be used, which happens while they are being replaced, it is what they
 // had before.
 func (l *loaded[T]) get() (T, error) {
+	value, changed, err := l.look()
+	if changed && l.changed != nil {
+		l.changed(value)
+	}
+	return value, err
+}
+
+// look does what get does, and says whether the files have something else than before.
+func (l *loaded[T]) look() (value T, changed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	from := make([]time.Time, len(l.files))
@@ -260,20 +329,21 @@ func (l *loaded[T]) get() (T, error) {
 	}
 	if slices.EqualFunc(from, l.from, time.Time.Equal) {
 		l.unused = nil
-		return l.value, nil
+		return l.value, false, nil
 	}
-	value, err := l.load()
+	first := l.from == nil
+	value, err = l.load()
 	if err == nil {
-		l.value, l.from = value, from
+		l.value, l.from, changed = value, from, !first
 	}
 	if l.from == nil {
-		return value, err
+		return value, false, err
 	}
 	if err != nil && l.unused == nil {
 		l.since = time.Now()
 	}
 	l.unused = err
-	return l.value, nil
+	return l.value, changed, nil
 }
 
 // trouble says why what the files have now is not used, and since when that is known; nil if it is.
