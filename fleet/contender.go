@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"fmt"
-	"math"
 	"net/url"
 	"slices"
 	"strconv"
@@ -185,6 +184,3 @@ func (all standing) nodes(l Lock) (nodes []string) {
 	slices.Sort(nodes)
 	return slices.Compact(nodes)
 }
-
-// maxBase is the greatest base that is believed, so that tokens can still grow.
-const maxBase = math.MaxInt64 / 2

@@ -274,7 +274,7 @@ func (e *Elector) fallen(ctx context.Context, t *term, holds ...*Hold) (fallen [
 	if err != nil {
 		return nil, err
 	}
-	kept := baseIn(found.Responses[0].GetResponseRange().GetKvs())
+	kept, _ := e.ledger.baseIn(found.Responses[0].GetResponseRange().GetKvs())
 	base, back := e.ledger.see(found.Header.GetRevision(), kept)
 	if back {
 		return nil, errWentBack
@@ -389,7 +389,7 @@ func (e *Elector) take(ctx context.Context, t *term, h *Hold, basis time.Time) (
 	case !answer.Succeeded:
 		return false, errFallen
 	}
-	kept := baseIn(answer.Responses[len(answer.Responses)-1].GetResponseRange().GetKvs())
+	kept, _ := e.ledger.baseIn(answer.Responses[len(answer.Responses)-1].GetResponseRange().GetKvs())
 	base, back := e.ledger.see(answer.Header.GetRevision(), kept)
 	if back {
 		t.end(errWentBack)

@@ -171,7 +171,8 @@ func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 		if err != nil {
 			return false, err
 		}
-		base, all = baseIn(bases.Kvs), standing{}
+		base, _ = new(ledger).baseIn(bases.Kvs)
+		all = standing{}
 		_, err = readPages(ctx, from, s.elections(), func(kv *mvccpb.KeyValue) { all.put(s, kv) })
 		return false, err
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -21,14 +22,33 @@ var errWentBack = errors.New("etcd was restored or replaced; the node competes a
 // bases returns what the keys begin with in which nodes keep the base of all tokens. Only the greatest counts.
 func (s Space) bases() string { return s.elections() + "@base/" }
 
-// baseIn returns the greatest base in keys of [Space.bases] that can be one.
-func baseIn(kvs []*mvccpb.KeyValue) (base int64) {
+// maxBase is the greatest base that is believed of any node, so that tokens can still grow. A hostile node may write it. Then etcd may be
+// restored, and those that know raise it above that: maxAbove further they are believed by those that know of almost as much, maxSkew less
+// at most, and by nobody else, since who knows nothing cannot tell them from a node that lies.
+const (
+	maxBase          = math.MaxInt64 / 2
+	maxAbove         = 1 << 55
+	maxSkew          = 1 << 40
+	errStrangeFormat = "key %s has a base of fencing tokens that was raised above what a node may claim, and this node does not know by whom; " +
+		"find out, and delete the key if the node is hostile or no token was given with it"
+)
+
+// baseIn returns the greatest base in keys of [Space.bases] that is believed. Strange says that there is one that may be the base and is
+// not believed: without it, tokens might go back.
+func (l *ledger) baseIn(kvs []*mvccpb.KeyValue) (base int64, strange error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, kv := range kvs {
-		if n, err := strconv.ParseInt(string(kv.Value), 10, 64); err == nil && n <= maxBase {
+		n, err := strconv.ParseInt(string(kv.Value), 10, 64)
+		switch {
+		case err != nil || n > maxBase+maxAbove:
+		case n <= maxBase || n <= l.mark+maxSkew:
 			base = max(base, n)
+		default:
+			strange = fmt.Errorf(errStrangeFormat, kv.Key)
 		}
 	}
-	return base
+	return base, strange
 }
 
 // ledger is what a node knows of the tokens of all locks. A token is a base plus a revision of etcd. After a restore revisions come again;
@@ -118,7 +138,10 @@ func (e *Elector) learn(ctx context.Context, client *clientv3.Client) error {
 	if err != nil {
 		return err
 	}
-	kept := baseIn(found.Kvs)
+	kept, strange := e.ledger.baseIn(found.Kvs)
+	if strange != nil {
+		return strange
+	}
 	base, _ := e.ledger.see(found.Header.GetRevision(), kept)
 	return errors.Join(e.raise(ctx, client, base, kept), e.ledger.keep())
 }
