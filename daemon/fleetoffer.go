@@ -25,6 +25,12 @@ func (m *fleetMember) useOffers(offers []FleetOffer) {
 	}
 }
 
+// reload takes over what a reload brings: who may offer what, and files of certificates that have changed. Calls at nodes end whose CA is gone.
+func (m *fleetMember) reload(offers []FleetOffer) {
+	m.useOffers(offers)
+	m.certificates()
+}
+
 // mayOffer is that of a [fleet.DialerConfig].
 func (m *fleetMember) mayOffer(node, ptype, name string) bool {
 	offers := *m.offers.Load()

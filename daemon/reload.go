@@ -150,9 +150,8 @@ func (d *Daemon) reload() (changed []string, err error) {
 		d.config.SetLog(next.Log)
 	}
 	r.running.guard.use(roles)
-	r.running.fleet.certificates() // reads changed files: calls at other nodes end if their CA is gone, and those from there are judged next
 	d.fleetRules.use(next.Fleet.Serve.Allow)
-	r.running.fleet.useOffers(next.Fleet.Offers)
+	r.running.fleet.reload(next.Fleet.Offers)
 	d.timeouts.set(next.ClientTimeouts)
 	runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
 	unused := map[string]cache.PluginHandler{}

@@ -219,7 +219,7 @@ func TestFewAreLookedAt(t *testing.T) {
 	}
 }
 
-// TestManyViews: nobody who asks for many nodes keeps others from what they ask for, and who waits for what is let go of is told so.
+// TestManyViews: nobody who asks for many nodes keeps others from what they ask for, and who waits for what is let go of learns it.
 func TestManyViews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRanges(t)

@@ -62,7 +62,7 @@ func (v *view) why() error {
 }
 
 var (
-	// errLetGo says that a view was let go of before it was read.
+	// errLetGo says that a view was dropped before it was read.
 	errLetGo = errors.New("too much is looked up at once; ask again")
 	// errCrowded says that a user waits for too much.
 	errCrowded = errors.New("cannot read the fleet: too much that was never read is looked up for this user; ask again later")

@@ -36,7 +36,7 @@ type ServerConfig struct {
 	// Streams is how many calls in progress a caller is told to have at most on one connection; zero for no such word. It is the budget
 	// that bounds them.
 	Streams uint32
-	// Age is how long a connection takes new calls; zero for ever.
+	// Age is how long a connection takes new calls; zero for any time.
 	Age time.Duration
 	// Silence is after which time without a frame a caller is asked whether it is there, and Answer how long it may take; zero for never.
 	Silence, Answer time.Duration
