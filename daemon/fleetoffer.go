@@ -25,7 +25,8 @@ func (m *fleetMember) useOffers(offers []FleetOffer) {
 	}
 }
 
-// reload takes over what a reload brings: who may offer what, and files of certificates that have changed. Calls at nodes end whose CA is gone.
+// reload takes over what a reload brings: who may offer what, and files of certificates that have changed. Calls at nodes whose CA is gone
+// end.
 func (m *fleetMember) reload(offers []FleetOffer) {
 	m.useOffers(offers)
 	m.certificates()

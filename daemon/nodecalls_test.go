@@ -143,7 +143,8 @@ func TestUnreadCallHoldsNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() { // until it is stuck
-			for unread.Send(&testpb.StreamingInputCallRequest{Payload: &testpb.Payload{Body: make([]byte, 8<<10)}}) == nil {
+			for err := error(nil); err == nil; {
+				err = unread.Send(&testpb.StreamingInputCallRequest{Payload: &testpb.Payload{Body: make([]byte, 8<<10)}})
 			}
 		}()
 		// An echo of as much as the windows of a connection have got through only if they are given back.

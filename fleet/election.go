@@ -192,8 +192,8 @@ func OpenLocks(c *Cluster, space Space) (*Locks, error) {
 func (l *Locks) Close() error { return l.client.Close() }
 
 // Holder asks etcd which node holds a lock. Exclusive is false for a lock that nobody holds or wants. The error says why etcd did not
-// answer. It is meant for [DialerConfig].Leader. Each node writes below a range of its own, so that each request reads the contenders for all
-// locks: in large fleets use [Lookup.Holder], which reads them once and follows them.
+// answer. It is meant for [DialerConfig].Leader. Each node writes below a range of its own, so that each request reads the contenders for
+// all locks: in large fleets use [Lookup.Holder], which reads them once and follows them.
 func (l *Locks) Holder(ctx context.Context, lock Lock) (node string, exclusive bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()

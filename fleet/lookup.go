@@ -86,7 +86,8 @@ func openLookup(d dialer, config LookupConfig) (*Lookup, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Lookup{
 		config: config, dialer: d, start: randomPlace(), cancel: cancel, done: make(chan struct{}),
-		changed: make(chan struct{}, 1), views: map[viewKey]*view{}, unread: map[uint32]int{}, away: make(chan struct{}), watching: map[int64]*view{}, health: Health{Current: true},
+		changed: make(chan struct{}, 1), views: map[viewKey]*view{}, unread: map[uint32]int{},
+		away: make(chan struct{}), watching: map[int64]*view{}, health: Health{Current: true},
 	}
 	go l.run(ctx)
 	return l, nil
@@ -158,7 +159,7 @@ func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 		}
 	}
 	switch {
-	case isDenied(err), err == nil && len(found) == 0 && !(all && l.isComplete()):
+	case isDenied(err), err == nil && len(found) == 0 && (!all || !l.isComplete()):
 		return l.inWhole(ctx, f)
 	case err != nil:
 		return nil, err

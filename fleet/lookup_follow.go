@@ -142,7 +142,8 @@ type watched struct {
 	denied error // why it may not be read
 }
 
-// stale lets go of what nobody has asked for for long, unless etcd was away until now: then it may be all that is known. It returns some of what has to be read, and the watches that have ended.
+// stale lets go of what nobody has asked for for long, unless etcd was away until now: then it may be all that is known. It returns
+// some of what has to be read, and the watches that have ended.
 func (l *Lookup) stale(now time.Time) (stale []*view, ended []int64, idle time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -29,9 +29,20 @@ const (
 	maxBase          = math.MaxInt64 / 2
 	maxAbove         = 1 << 55
 	maxSkew          = 1 << 40
-	errStrangeFormat = "key %s has a base of fencing tokens that was raised above what a node may claim, and this node does not know by whom; " +
-		"find out, and delete the key if the node is hostile or no token was given with it"
+	errStrangeFormat = "key %s has a base of fencing tokens that was raised above what a node may claim, and this node does not know by " +
+		"whom; find out, and delete the key if the node is hostile or no token was given with it"
 )
+
+// ledger is what a node knows of the tokens of all locks. A token is a base plus a revision of etcd. After a restore revisions come again;
+// whoever notices raises the base above every token that it knows can have been given.
+type ledger struct {
+	file string // empty for none
+
+	mu   sync.Mutex
+	base int64
+	mark int64 // the greatest sum of base and revision that was seen
+	kept int64 // the mark in the file
+}
 
 // baseIn returns the greatest base in keys of [Space.bases] that is believed. Strange says that there is one that may be the base and is
 // not believed: without it, tokens might go back.
@@ -49,17 +60,6 @@ func (l *ledger) baseIn(kvs []*mvccpb.KeyValue) (base int64, strange error) {
 		}
 	}
 	return base, strange
-}
-
-// ledger is what a node knows of the tokens of all locks. A token is a base plus a revision of etcd. After a restore revisions come again;
-// whoever notices raises the base above every token that it knows can have been given.
-type ledger struct {
-	file string // empty for none
-
-	mu   sync.Mutex
-	base int64
-	mark int64 // the greatest sum of base and revision that was seen
-	kept int64 // the mark in the file
 }
 
 // openLedger reads what the node knew before it was restarted.
