@@ -27,13 +27,13 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-// counted is a listener that counts its connections.
-type counted struct {
+// connCount is a listener that counts its connections.
+type connCount struct {
 	net.Listener
 	accepted atomic.Int32
 }
 
-func (l *counted) Accept() (net.Conn, error) {
+func (l *connCount) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err == nil {
 		l.accepted.Add(1)
@@ -52,7 +52,7 @@ func (d *deaf) StreamingInputCall(s testpb.TestService_StreamingInputCallServer)
 // nodes are a node that takes calls for its plugin T/n, and one that calls it.
 type nodes struct {
 	*bed
-	listener *counted
+	listener *connCount
 	dialer   *fleet.Dialer // of the one that calls
 	asCaller *tls.Config   // of a connection of that one
 	stop     func() error  // ends the other one
@@ -77,7 +77,7 @@ func newNodes(t *testing.T, change func(*fleetServer)) *nodes {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.listener = &counted{Listener: listener}
+	n.listener = &connCount{Listener: listener}
 	all := []string{"*"}
 	publish := func(reconciler.Event) {}
 	calls := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "calls"}, []string{"peer", "code"})
