@@ -448,7 +448,7 @@ func (c *Client) NewStream(ctx context.Context, _ *grpc.StreamDesc, method strin
 const maxAttempts = 4
 
 // maxLeaving is how many connections to one endpoint may take no more calls and have some to end.
-const maxLeaving = 2
+const maxLeaving = 8
 
 func (c *Client) requestFields(ctx context.Context, method, kind string) []hpack.HeaderField {
 	scheme := "http"
