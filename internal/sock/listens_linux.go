@@ -15,9 +15,9 @@ import (
 )
 
 // Listens finds out whether pid, the process that listened on a socket, still does, now that the socket is at no path any more. It asks the
-// kernel, which knows of the sockets of one network namespace: if none is found there, and the process is in another one or cannot be seen,
-// that is an error, as it is where the kernel does not answer. Of a process whose descriptors may not be read, or of which nothing is known,
-// any socket with the number of the file counts. It costs a system call for each few hundred sockets on which anybody listens.
+// kernel, which knows of the sockets of one network namespace. If none is found there, and the process is in another one or cannot be seen,
+// that is an error, as it is where the kernel does not answer. If nothing is known of the process or its descriptors may not be read, any
+// socket with the number of the file counts. It costs a system call for each few hundred sockets on which anybody listens.
 func Listens(id ID, pid int) (bool, error) {
 	for range 2 { // those that come and go meanwhile may have one passed over
 		listens, err := isListener(id, pid)
