@@ -3,10 +3,13 @@ package fleet
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -181,5 +184,29 @@ func TestMovedNode(t *testing.T) {
 	defer p.mu.Unlock()
 	if p.all[calling] {
 		t.Error("the old connection stays")
+	}
+}
+
+// TestReplacedWithinATick: a file that takes the place of another one of the same time is read.
+func TestReplacedWithinATick(t *testing.T) {
+	t.Parallel()
+	dir, at := t.TempDir(), time.Now()
+	path := filepath.Join(dir, "f")
+	replace := func(text string) {
+		t.Helper()
+		beside := filepath.Join(dir, "beside")
+		if err := errors.Join(os.WriteFile(beside, []byte(text), 0o600), os.Chtimes(beside, at, at), os.Rename(beside, path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := &loaded[string]{files: []string{path}, load: func() (string, error) {
+		text, err := os.ReadFile(path)
+		return string(text), err
+	}}
+	for _, want := range []string{"one", "two"} {
+		replace(want)
+		if got, err := l.get(); err != nil || got != want {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"slices"
@@ -60,6 +61,26 @@ type outgoing struct {
 	raw   net.Conn // behind TLS
 	chain []*x509.Certificate
 	of    *Credentials
+	// withdrawn: it was ended because its CA has gone.
+	withdrawn atomic.Bool
+}
+
+// Read reads, or says why the connection was ended.
+func (o *outgoing) Read(b []byte) (int, error) {
+	n, err := o.Conn.Read(b)
+	if err != nil && o.withdrawn.Load() {
+		err = errors.New("this node no longer trusts the certificate of the other: the CA file does not have its CA any more")
+	}
+	return n, err
+}
+
+// judge ends the connection if no CA of a pool has signed the certificate of the node, without a goodbye, for which it would wait: who uses
+// the connection notices, and closes it.
+func (o *outgoing) judge(pool *x509.CertPool) {
+	if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
+		o.withdrawn.Store(true)
+		_ = o.raw.Close()
+	}
 }
 
 // Close closes the connection.
@@ -75,9 +96,7 @@ func (c *Credentials) judge(pool *x509.CertPool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for o := range c.live {
-		if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
-			_ = o.raw.Close() // without a goodbye, for which it would wait; who uses it notices, and closes it
-		}
+		o.judge(pool)
 	}
 }
 
@@ -256,9 +275,7 @@ func (c *Credentials) watch(secure, raw net.Conn, auth credentials.AuthInfo) net
 	c.live[o] = true
 	c.mu.Unlock()
 	pool, _ := c.ca.get() // it may have changed meanwhile, and been judged without this one
-	if verify(o.chain, pool, x509.ExtKeyUsageServerAuth) != nil {
-		_ = raw.Close()
-	}
+	o.judge(pool)
 	return o
 }
 
@@ -301,7 +318,7 @@ type loaded[T any] struct {
 
 	mu    sync.Mutex
 	value T
-	from  []time.Time // when the files had been modified that value was loaded from; nil before
+	from  []fs.FileInfo // of the files that value was loaded from; nil before
 	// unused says why what the files have now is not used, and since when that is known.
 	unused error
 	since  time.Time
@@ -317,17 +334,23 @@ func (l *loaded[T]) get() (T, error) {
 	return value, err
 }
 
+// unchanged says whether two looks at a file show the same. Files that replace each other within a tick of the clock have the same time.
+func unchanged(a, b fs.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+}
+
 // look does what get does, and says whether the files have something else than before.
 func (l *loaded[T]) look() (value T, changed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	from := make([]time.Time, len(l.files))
+	from := make([]fs.FileInfo, len(l.files))
 	for i, file := range l.files {
-		if info, err := os.Stat(file); err == nil {
-			from[i] = info.ModTime()
-		}
+		from[i], _ = os.Stat(file) // nil if that fails
 	}
-	if slices.EqualFunc(from, l.from, time.Time.Equal) {
+	if slices.EqualFunc(from, l.from, unchanged) {
 		l.unused = nil
 		return l.value, false, nil
 	}

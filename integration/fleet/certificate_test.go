@@ -163,13 +163,16 @@ func TestCertificateAuthority(t *testing.T) {
 	if err := exchange(); err != nil {
 		t.Errorf("the call over the first connection: %v", err)
 	}
-	each(func(_ *daemon, replace func(string, ...string)) { replace("ca", after.file("ca.crt")) })
+	files[serving]("ca", after.file("ca.crt"))
+	answersFrom(t, c, "serving")
 
 	// The stream was opened with the certificate of the CA that is gone.
 	serving.run("reload")
 	if _, err := stream.Recv(); grpcstatus.Code(err) != codes.Unauthenticated {
 		t.Errorf("a call of a caller whose CA was withdrawn: %v", err)
 	}
+	files[calling]("ca", after.file("ca.crt"))
+	answersFrom(t, c, "serving")
 	files[serving]("ca", before.file("ca.crt"))
 	if _, err := answers(t, c); grpcstatus.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), "no longer trusts") {
 		t.Errorf("over the connection that there is: %v", err)
