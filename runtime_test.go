@@ -28,7 +28,7 @@ import (
 )
 
 // patience bounds every wait. It says nothing about how long things take.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // host is a Runtime with a state file, which can be ended and started again.
 type host struct {

@@ -21,7 +21,7 @@ import (
 )
 
 // testPatience bounds how long a test waits for what should happen at once.
-const testPatience = 30 * time.Second
+const testPatience = 2 * time.Minute
 
 // instance is an instance of a plugin, which says in each answer who it is.
 type instance struct {

@@ -35,7 +35,7 @@ import (
 )
 
 // patience bounds how long a test waits for what should happen at once.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // configIn returns a configuration whose files are all in one new directory with a short path.
 func configIn(t *testing.T) daemon.Config {

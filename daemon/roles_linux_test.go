@@ -27,7 +27,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // The users of the tests.
 const reader, operator, administrator, stranger = 2001, 2002, 2003, 2004

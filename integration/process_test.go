@@ -14,7 +14,7 @@ import (
 
 const (
 	// patience is how long a test waits for what should happen at once before it fails.
-	patience = 30 * time.Second
+	patience = 2 * time.Minute
 	// outputLimit is how much output of a process is kept. The sample device plugin writes without end while it stops.
 	outputLimit = 1 << 20
 )

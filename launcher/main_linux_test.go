@@ -74,7 +74,7 @@ type fixture struct {
 }
 
 // patience is how long anything may take on a slow machine.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // newFixture returns a launcher that is closed when the test ends. The options change what it works with, before it is made.
 func newFixture(t *testing.T, options ...func(*fixture, *launcher.Config)) *fixture {

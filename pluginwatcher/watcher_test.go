@@ -18,7 +18,7 @@ import (
 )
 
 // patience bounds every wait in the tests. It says nothing about how long things take.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // calls records the calls of a handler as lines, for any number of plugins.
 type calls struct {

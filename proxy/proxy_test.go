@@ -27,7 +27,7 @@ import (
 )
 
 // patience bounds how long a test waits for what should happen at once.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // large is more than gRPC allows a message by default.
 const large = 64 << 20

@@ -31,7 +31,7 @@ import (
 const roleEnv = "SDK_TEST_ROLE"
 
 // patience bounds what a test waits for.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // role is what the plugin in a child process is to be.
 type role struct {

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // source is a daemon made of memory.
 type source struct {

@@ -18,7 +18,7 @@ import (
 )
 
 // patience is how long a test waits for what should happen at once before it fails.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 const driverName = "gpu.example.com"
 

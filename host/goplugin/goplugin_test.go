@@ -26,7 +26,7 @@ import (
 )
 
 // patience bounds every wait. It says nothing about how long things take.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 const ptype = "Example"
 

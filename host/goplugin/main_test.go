@@ -126,7 +126,7 @@ func (example) GetExampleInfo(_ context.Context, request *v1beta1.ExampleRequest
 	return &v1beta1.ExampleResponse{Error: answer}, nil
 }
 
-// tickerDesc is a service whose one method answers with as many messages as it is asked for, a millisecond apart; with endless ones if it is
+// tickerDesc is a service whose one method answers with as many messages as it is asked for, 10 ms apart; with endless ones if it is
 // asked for none.
 var tickerDesc = grpc.ServiceDesc{
 	ServiceName: "test.Ticker",
@@ -143,7 +143,7 @@ func tick(_ any, stream grpc.ServerStream) error {
 			return err
 		}
 		select {
-		case <-time.After(time.Millisecond):
+		case <-time.After(10 * time.Millisecond):
 		case <-stream.Context().Done():
 			return stream.Context().Err()
 		}

@@ -43,7 +43,7 @@ type load struct {
 }
 
 // pause is how long a caller waits between two calls: what the tests need is that calls are in progress, not that the machine is busy.
-const pause = 50 * time.Millisecond
+const pause = 200 * time.Millisecond
 
 // repeat does something again and again, in a goroutine of its own.
 func (l *load) repeat(what func() error) {
@@ -143,7 +143,7 @@ func stable(t *testing.T, conn grpc.ClientConnInterface) grpc.ClientConnInterfac
 func upgradeUnderLoad(t *testing.T, config *library.ClientConfig, through func(grpc.ClientConnInterface) grpc.ClientConnInterface) {
 	m := newMachine(t)
 	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Config = config })
-	unit.StopTimeout = 4 * time.Second
+	unit.StopTimeout, unit.ReadyTimeout = 4*time.Second, patience
 	m.set(unit)
 	m.running()
 	conn, err := m.Registry().Conn(t.Context(), ptype, "example")
@@ -204,7 +204,7 @@ func TestStopLetsCallsEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const n = 300
+	const n = 50
 	stream, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/test.Ticker/Tick")
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ import (
 	"github.com/patchbay-dev/patchbay/integration/internal/programs"
 )
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 var bin string // where the programs are that the tests run
 

@@ -23,7 +23,7 @@ import (
 
 const (
 	// patience is how long a test waits for what should happen soon before it fails.
-	patience  = 40 * time.Second
+	patience  = 2 * time.Minute
 	stateFile = "state.db"
 	ptype     = "ExamplePlugin"
 )

@@ -55,7 +55,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds every wait for what should happen.
-const patience = 40 * time.Second
+const patience = 2 * time.Minute
 
 // presence is the presence of the tests: the shortest that etcd allows.
 const presence = 2 * time.Second

@@ -18,7 +18,7 @@ import (
 const repository = "../.."
 
 // patience is how long a test waits for what should happen at once.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(exitCode int) {

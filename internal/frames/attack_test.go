@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-const patience = 10 * time.Second
+const patience = 2 * time.Minute
 
 // until waits until something is true.
 func until(t *testing.T, what string, is func() bool) {

@@ -14,7 +14,7 @@ import (
 	"github.com/creack/pty"
 )
 
-const ptyPatience = 30 * time.Second
+const ptyPatience = 2 * time.Minute
 
 // screen is a terminal in which a command runs.
 type screen struct {

@@ -197,7 +197,7 @@ func run(ts *testscript.TestScript, want int, cmd *exec.Cmd) {
 }
 
 // patience bounds how long a script waits for what should happen at once.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 type processesKey struct{}
 

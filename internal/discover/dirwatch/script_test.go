@@ -18,7 +18,7 @@ import (
 )
 
 // patience is how long a test waits for what must come. It is no measure of speed.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // rig is a watcher under test and the directory in which a test acts.
 type rig struct {

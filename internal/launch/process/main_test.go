@@ -282,7 +282,7 @@ func awaitEnds(t testing.TB, ids []procID) time.Duration {
 		if err != nil {
 			continue
 		}
-		const patience = 20 * time.Second
+		const patience = 2 * time.Minute
 		fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 		for {
 			n, err := unix.Poll(fds, int((patience - time.Since(begin)).Milliseconds()))

@@ -184,11 +184,15 @@ func (c *child) order(s step) {
 	_ = sock.Control(c.exit.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) })
 }
 
+// lastWord is how long an inner reaper may take to say that all is over once the outer one has ended. It bounds only the wait for one that is
+// stopped: of one that has ended the connection has too.
+const lastWord = 10 * time.Second
+
 // waitReaped waits for the reaper, which has ended, and returns what it killed after the process had ended.
 func (c *child) waitReaped() (left []int, err error) {
 	_ = c.wire.send(toKeeper{Step: kill}) // if it was the outer one that was killed
 	var last fromKeeper
-	_ = c.wire.conn.SetReadDeadline(time.Now().Add(time.Second))
+	_ = c.wire.conn.SetReadDeadline(time.Now().Add(lastWord))
 	_ = c.wire.decoder.Decode(&last) // what fails says nothing
 	_ = c.wire.conn.Close()
 	err = c.reap()

@@ -254,7 +254,7 @@ func TestMany(t *testing.T) {
 		}
 		g := newGroup(t, Config{Cgroup: cgroup})
 		cycle := func() {
-			p, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "60"}})
+			p, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "3600"}})
 			if err != nil {
 				t.Error(err)
 				return
