@@ -392,7 +392,7 @@ func summon(start func(stdin *os.File) error, order toKeeper, files []*os.File, 
 	}
 	err = start(peer)
 	_ = peer.Close()                  // or its end would not be seen
-	const patience = 10 * time.Second // a busy machine that starts many at once may not get to a write within one
+	const patience = time.Minute // a busy machine that starts hundreds at once takes many seconds for each
 	if err == nil {
 		err = w.sendWithin(patience, order, files...)
 	}

@@ -248,7 +248,7 @@ func TestRecycledIDs(t *testing.T) {
 
 func TestMany(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
-		cycles, atOnce := 1000, 200
+		cycles, atOnce := 200, 200
 		if testing.Short() {
 			cycles, atOnce = 100, 50
 		}
