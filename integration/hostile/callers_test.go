@@ -30,7 +30,8 @@ func callerAttacks() []attack {
 			happens: "16 stay open for 5 s, and the others are closed at once", bound: "16 connections per user without a role, 64 for all such users",
 			play: hoards, user: hostileUser, roles: "{}",
 			check: func(s *scene) {
-				s.await("the connections are closed", func() bool { return s.metric(refusedConns) >= hoarded-16 })
+				// The longer it takes, the more of them have been among the 16 in the meantime.
+				s.await("the connections are closed", func() bool { return s.metric(refusedConns) >= hoarded*9/10 })
 			},
 		},
 		{
