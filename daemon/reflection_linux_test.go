@@ -31,6 +31,8 @@ func TestReflection(t *testing.T) {
 		if err := s.stop(); err != nil {
 			t.Error(err)
 		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		if n := l.pool.Sum(); n != 0 {
 			t.Errorf("%d bytes count after the end", n)
 		}
