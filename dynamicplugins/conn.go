@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -132,7 +133,7 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 		if err != nil {
 			return err
 		}
-		err = conn.Invoke(ctx, method, args, reply, opts...)
+		err = replaced(ctx, c.key, conn.Invoke(ctx, method, args, reply, opts...))
 		l.end()
 		if sentTo.Addr != nil || !c.missed(l, err) {
 			return err
@@ -153,14 +154,40 @@ func (c *sharedConn) NewStream(
 		}
 		end := sync.OnceFunc(l.end)
 		stream, err := conn.NewStream(ctx, desc, method, append(slices.Clip(opts), grpc.OnFinish(func(error) { end() }))...)
+		if err == nil && fragments {
+			return stream, nil // whose ends the proxy words
+		}
 		if err == nil {
-			return stream, nil
+			return &sharedStream{stream, ctx, c.key}, nil
 		}
 		end()
+		err = replaced(ctx, c.key, err)
 		if !c.missed(l, err) {
 			return nil, err
 		}
 	}
+}
+
+// sharedStream is a stream of a sharedConn.
+type sharedStream struct {
+	grpc.ClientStream
+	caller context.Context //nolint:containedctx // The stream's own ends with the connection.
+	key    key
+}
+
+// RecvMsg implements grpc.ClientStream.
+func (s *sharedStream) RecvMsg(m any) error {
+	return replaced(s.caller, s.key, s.ClientStream.RecvMsg(m))
+}
+
+// replaced makes the end of a call with its connection what it is to the caller, who does not know of the connection and has canceled
+// nothing: codes.Unavailable.
+func replaced(ctx context.Context, k key, err error) error {
+	if status.Code(err) != codes.Canceled || ctx.Err() != nil || !strings.HasPrefix(status.Convert(err).Message(), frames.Closing) {
+		return err
+	}
+	return status.Errorf(codes.Unavailable, "the call was lost when the connection to plugin %s/%s was closed: the plugin was replaced or removed, "+
+		"or its host ends", k.ptype, k.name)
 }
 
 // missed says of a call that was never sent whether it belongs to another instance now: its own stopped to take calls between the moment in

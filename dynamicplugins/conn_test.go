@@ -32,6 +32,7 @@ type server struct {
 	changed  chan struct{} // closed when open changes
 
 	hold chan struct{} // calls of Watch send one message and end when it is closed
+	held chan struct{} // gets a value when a call of Check for the service "held" has come, which never ends by itself
 }
 
 // serve starts a server that is stopped at the end of the test.
@@ -40,7 +41,7 @@ func serve(t testing.TB, name string) *server {
 	dir, err := os.MkdirTemp("", "patchbay") // shorter than t.TempDir
 	check(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &server{path: filepath.Join(dir, name), changed: make(chan struct{}), hold: make(chan struct{})}
+	s := &server{path: filepath.Join(dir, name), changed: make(chan struct{}), hold: make(chan struct{}), held: make(chan struct{}, 1)}
 	l, err := net.Listen("unix", s.path)
 	check(t, err)
 	g := grpc.NewServer(grpc.StatsHandler(s))
@@ -54,7 +55,11 @@ func serve(t testing.TB, name string) *server {
 	return s
 }
 
-func (s *server) Check(context.Context, *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+func (s *server) Check(ctx context.Context, request *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+	if request.GetService() == "held" {
+		s.held <- struct{}{}
+		<-ctx.Done()
+	}
 	return nil, status.Error(codes.NotFound, filepath.Base(s.path))
 }
 
@@ -91,7 +96,7 @@ func (s *server) HandleConn(_ context.Context, e stats.ConnStats) {
 // awaitOpen waits until n connections are open.
 func (s *server) awaitOpen(t testing.TB, n int) {
 	t.Helper()
-	timeout := time.After(10 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for {
 		s.mu.Lock()
 		open, changed := s.open, s.changed
@@ -384,9 +389,18 @@ func TestShutdownEndsCalls(t *testing.T) {
 		_, err := stream.Recv()
 		check(t, err)
 	}
+	unary := make(chan error, 1)
+	go func() {
+		_, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: "held"})
+		unary <- err
+	}()
+	<-s.held
 	r.Shutdown()
+	if err := <-unary; status.Code(err) != codes.Unavailable {
+		t.Errorf("the unary call ended with %v", err)
+	}
 	for _, stream := range []grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse]{draining, current} {
-		if _, err := stream.Recv(); status.Code(err) != codes.Canceled {
+		if _, err := stream.Recv(); status.Code(err) != codes.Unavailable { // the caller has canceled nothing
 			t.Errorf("the call ended with %v", err)
 		}
 	}

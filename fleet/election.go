@@ -92,6 +92,7 @@ type Elector struct {
 	wanted map[Lock]bool // it is not changed, but replaced
 	term   *term         // nil without a lease
 	held   map[Lock]*Hold
+	seen   time.Duration // the longest lease of a contender, in terms that are over
 }
 
 // NewElector returns an elector, which does nothing before Run. It returns an error if the configuration is invalid or the token file

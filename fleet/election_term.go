@@ -121,11 +121,19 @@ func (e *Elector) begin(ctx context.Context, client *clientv3.Client) (*term, er
 	if err != nil {
 		return nil, err
 	}
-	t := &term{client: client, lease: granted.ID, roster: newRoster(e.config.Space, e.config.TTL)}
+	t := &term{client: client, lease: granted.ID, roster: newRoster(e.config.Space, e.longest())}
 	t.living, t.end = context.WithCancelCause(context.WithoutCancel(ctx))
 	t.timer = time.AfterFunc(e.config.TTL, func() { t.end(errTermOver) })
 	t.extend(sent, e.config.TTL)
 	return t, nil
+}
+
+// longest returns the longest lease of a contender that was seen in any term. Etcd may be restored from a backup that knows nothing of a
+// holder, and the term of this node may end meanwhile.
+func (e *Elector) longest() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return max(e.config.TTL, e.seen)
 }
 
 // serve competes for as long as the lease lasts, and until ctx ends.
@@ -138,6 +146,7 @@ func (e *Elector) serve(ctx context.Context, t *term) error {
 		t.end(context.Canceled)
 		t.timer.Stop()
 		e.mu.Lock()
+		e.seen = max(e.seen, t.roster.longestSeen())
 		e.term = nil // a campaign that wins a lock after this knows that the term is over
 		e.mu.Unlock()
 		campaigning.Wait()

@@ -17,6 +17,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
 // Etcd says how to reach etcd.
@@ -105,7 +107,9 @@ func (c *Cluster) Client() (*clientv3.Client, error) { return c.client() }
 func (c *Cluster) client(options ...grpc.DialOption) (*clientv3.Client, error) {
 	config := clientv3.Config{
 		Endpoints: c.config.Endpoints, DialTimeout: c.config.Timeout, DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout,
-		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), DialOptions: slices.Concat(c.options, options),
+		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), DialOptions: slices.Concat([]grpc.DialOption{grpc.WithConnectParams(
+			grpc.ConnectParams{Backoff: backoff.Backoff{Min: time.Second, Max: maxReconnect}.GRPC(), MinConnectTimeout: c.config.Timeout},
+		)}, c.options, options),
 	}
 	var err error
 	if c.config.User != "" {

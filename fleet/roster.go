@@ -77,6 +77,13 @@ func (r *roster) basis() time.Time {
 	return r.listed
 }
 
+// longestSeen returns the longest lease that a contender said it has.
+func (r *roster) longestSeen() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.longest
+}
+
 // elder says whether there is a contender that was made before a revision. The caller holds mu.
 func (r *roster) elder(l Lock, made int64) bool {
 	for _, c := range r.contenders.of(l) {

@@ -23,7 +23,7 @@ func isLost(err error) bool {
 		return text == "transport is closing" || strings.HasPrefix(text, "error reading from server: ") ||
 			strings.HasPrefix(text, "closing transport due to: ")
 	case codes.Canceled:
-		return strings.HasPrefix(text, "grpc: the client connection is closing")
+		return strings.HasPrefix(text, frames.Closing)
 	default:
 		return false
 	}
@@ -33,6 +33,9 @@ func isLost(err error) bool {
 // example "plugin csi-node/hostpath.csi.k8s.io", exactly once, even if err names it already.
 func CannotCall(name string, err error) error {
 	s := status.Convert(unavailableUnlessStatus(err)).Proto()
+	if isLost(err) {
+		s.Code = int32(codes.Unavailable) // the caller has canceled nothing
+	}
 	if tried := "cannot call " + name + ": "; !strings.HasPrefix(s.GetMessage(), tried) {
 		s.Message = tried + s.GetMessage()
 	}

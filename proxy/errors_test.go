@@ -137,3 +137,15 @@ func TestCannotCallOnce(t *testing.T) {
 		t.Errorf("the error is %v", err)
 	}
 }
+
+// TestCannotCallClosed: who calls over a connection that was closed in this moment has canceled nothing, and may call again.
+func TestCannotCallClosed(t *testing.T) {
+	t.Parallel()
+	err := proxy.CannotCall("plugin A/b", status.Error(codes.Canceled, "grpc: the client connection is closing"))
+	if want := "cannot call plugin A/b: grpc: the client connection is closing"; status.Code(err) != codes.Unavailable || status.Convert(err).Message() != want {
+		t.Error(err)
+	}
+	if err := proxy.CannotCall("plugin A/b", status.Error(codes.Canceled, "no")); status.Code(err) != codes.Canceled {
+		t.Error(err)
+	}
+}

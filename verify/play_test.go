@@ -79,7 +79,7 @@ func play(rule string) error {
 		late = os.Mkdir(filepath.Join(os.Getenv("PATCHBAY_TMP_DIR"), "late"), 0o700) == nil
 	}
 	if late {
-		<-time.After(3 * insistence)
+		<-time.After(20 * insistence) // a busy machine keeps the verifier waiting too
 	}
 	if err := syscall.Listen(fd, 128); err != nil {
 		return err

@@ -81,7 +81,10 @@ type Client struct {
 	conns map[*conn]bool
 }
 
-var errClosed = errors.New("grpc: the client connection is closing")
+// Closing begins what gRPC says, with codes.Canceled, of a call whose connection was closed; here it says the same.
+const Closing = "grpc: the client connection is closing"
+
+var errClosed = errors.New(Closing)
 
 // NewClient returns a client, which connects to nothing yet. The caller closes it.
 func NewClient(config ClientConfig) *Client { return &Client{config: config, conns: map[*conn]bool{}} }
