@@ -9,7 +9,7 @@ import (
 )
 
 // asking bounds how many plugins are asked at once what they are, of each user and of all but root and the host's user: each takes a
-// descriptor until it has answered. Others of the user wait.
+// descriptor until it is registered, and then counts as a plugin, or until it has been told why it is not. Others of the user wait.
 type asking struct {
 	perUser, total int // zero for any number
 
@@ -29,8 +29,8 @@ func newAsking(perUser, total int) *asking {
 	return &asking{perUser: perUser, total: total, byUser: map[uint32]chan struct{}{}, all: make(chan struct{}, total)}
 }
 
-// begin waits until one more plugin of a user may be asked, for his own and for all for as long as timeout each. End is called when it has
-// answered, or is not asked any more.
+// begin waits until one more plugin of a user may be asked, for his own and for all for as long as timeout each. End is called when it
+// is registered or refused.
 func (a *asking) begin(ctx context.Context, timeout time.Duration, uid uint32) (end func(), err error) {
 	if a.total == 0 {
 		return func() {}, nil
@@ -56,7 +56,7 @@ func (a *asking) begin(ctx context.Context, timeout time.Duration, uid uint32) (
 }
 
 func (a *asking) unasked(uid uint32, err error) error {
-	return fmt.Errorf("it was not asked who it is, because %d plugins of user %d, or %d in total, have not answered yet: %w",
+	return fmt.Errorf("it was not asked who it is, because %d plugins of user %d, or %d in total, are neither registered nor refused yet: %w",
 		a.perUser, uid, a.total, err)
 }
 

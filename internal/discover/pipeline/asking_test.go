@@ -24,14 +24,14 @@ func TestAskingIsBounded(t *testing.T) {
 		}
 	}
 	for uid, why := range map[uint32]string{7: "one more of a user", 9: "one more of all"} {
-		if err := begin(uid); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "have not answered yet") {
+		if err := begin(uid); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "neither registered nor refused yet") {
 			t.Errorf("%s: %v", why, err)
 		}
 	}
 	ends[4]()
 	ends[4]() // again
 	if err := begin(9); err != nil {
-		t.Errorf("another user's, when one has answered: %v", err)
+		t.Errorf("another user's, when one is settled: %v", err)
 	}
 	waiting := make(chan error, 1)
 	go func() {

@@ -27,7 +27,7 @@ type transport struct {
 	boot  string
 	gate  *gate
 	roots []string
-	// asking counts the connections on which a plugin has not said yet what it is.
+	// asking counts the connections to plugins that are neither registered nor refused yet.
 	asking *asking
 }
 
@@ -44,21 +44,21 @@ func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string
 	if err := still(path, id); err != nil {
 		return nil, err
 	}
-	answered, err := t.begin(ctx, timeout, path)
+	settled, err := t.begin(ctx, timeout, path)
 	if err != nil {
 		return nil, err
 	}
 	c, err := t.dial(ctx, path, id)
 	if err != nil {
-		answered()
+		settled()
 		return nil, err
 	}
-	c.answered = answered
+	c.settled = settled
 	return c, nil
 }
 
 // begin waits until one more plugin of the owner of a socket may be asked what it is. Root's and the host's need not wait.
-func (t *transport) begin(ctx context.Context, timeout time.Duration, path string) (answered func(), err error) {
+func (t *transport) begin(ctx context.Context, timeout time.Duration, path string) (settled func(), err error) {
 	if t.gate.trust.Alone() {
 		return func() {}, nil
 	}
@@ -177,11 +177,10 @@ type conn struct {
 	transport *transport
 	account   trust.Account
 	peer      sock.Peer // zero if the system does not say
-	answered  func()    // says that it has answered, or is not asked any more
+	settled   func()    // says that it is kept or closed
 }
 
 func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
-	defer c.answered()
 	info, err := c.Client.GetInfo(ctx, timeout)
 	if err == nil {
 		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account) // beside what it announces
@@ -209,13 +208,14 @@ func (c *conn) Account() trust.Account { return c.account }
 
 // Close ends the connection.
 func (c *conn) Close() error {
-	c.answered()
+	defer c.settled()
 	return c.Client.Close()
 }
 
 // Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
 // process is watched.
 func (c *conn) Watch(hint func()) (stop func(), err error) {
+	defer c.settled() // from here on it counts among the plugins
 	stop, err = c.Hold(c.transport.peers, hint)
 	if err != nil {
 		stop, err = c.WatchExit(c.transport.peers, hint)
