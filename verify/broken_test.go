@@ -170,6 +170,26 @@ func describe(r Report) string {
 	return text.String()
 }
 
+// unhindered verifies until nothing is blamed on a busy machine, but a few times only. What still is then says nothing of the plugin, nor
+// of the rule: it is left out.
+func unhindered(t *testing.T, target Target, options Options) Report {
+	t.Helper()
+	for attempts := 1; ; attempts++ {
+		report, err := Run(t.Context(), target, options)
+		if err != nil {
+			t.Fatal(err)
+		}
+		blamed := func(r Result) bool { return strings.HasSuffix(r.Reason, busyRemedy) }
+		if !slices.ContainsFunc(report.Results, blamed) {
+			return report
+		}
+		if t.Log(describe(report)); attempts == 4 {
+			report.Results = slices.DeleteFunc(report.Results, blamed)
+			return report
+		}
+	}
+}
+
 func verifyFake(t *testing.T, f *fake, options Options) Report {
 	t.Helper()
 	path, stop, err := f.serve(shortDir(t))
@@ -177,11 +197,7 @@ func verifyFake(t *testing.T, f *fake, options Options) Report {
 		t.Fatal(err)
 	}
 	defer stop()
-	report, err := Run(t.Context(), Target{Socket: path}, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return report
+	return unhindered(t, Target{Socket: path}, options)
 }
 
 func verifyProcess(t *testing.T, name string, options Options) Report {
@@ -194,11 +210,7 @@ func verifyProcess(t *testing.T, name string, options Options) Report {
 	if name == "DRA009" || name == sideBySide {
 		target.Env = append(target.Env, "SIDE="+placeInstance)
 	}
-	report, err := Run(t.Context(), target, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return report
+	return unhindered(t, target, options)
 }
 
 // TestConforming finds nothing wrong with plugins that conform.
@@ -329,11 +341,7 @@ func verifyBroken(t *testing.T, f *fake, options Options, watched bool) Report {
 		t.Fatal(err)
 	}
 	defer stop()
-	report, err := Run(t.Context(), Target{Socket: path}, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return report
+	return unhindered(t, Target{Socket: path}, options)
 }
 
 // watchElsewhere has another process, which inherits the watch, watch a directory.

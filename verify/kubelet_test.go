@@ -23,13 +23,9 @@ func verifyRegistering(t *testing.T, name string, options Options) Report {
 	if err != nil {
 		t.Fatal(err)
 	}
-	report, err := Run(t.Context(), Target{
+	return unhindered(t, Target{
 		Command: []string{self}, NoHandshake: true, KubeletSock: true, Env: []string{fakeEnv + "=" + kubeletOf + name, "GORACE=atexit_sleep_ms=0"},
 	}, options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return report
 }
 
 // TestRegisters finds nothing wrong with a device plugin that registers by itself, by the rules that are for it.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -85,23 +86,27 @@ func (s *subject) inTime(ctx context.Context, ask func() (final bool, o outcome)
 // not much longer.
 const starved = 2 * time.Second
 
-// busy makes a failure a warning if the plugin's processes waited long for a processor meanwhile.
+// busy makes a failure a warning if the plugin's processes, or the one that verifies it, waited long for a processor meanwhile.
 func busy(o outcome, waited func() time.Duration) outcome {
 	if o.status != Failed {
 		return o
 	}
 	if d := waited(); d >= starved {
 		o.status = Warned
-		o.reason += fmt.Sprintf("; its processes waited %v for a processor meanwhile: verify again when the machine is less busy",
+		o.reason += fmt.Sprintf("; there was no processor for its processes, or for this one, for %v meanwhile: "+busyRemedy,
 			d.Round(time.Second))
 	}
 	return o
 }
 
-// waited returns how long the processes that were started have waited for a processor.
+// busyRemedy ends the reason of what a busy machine may be to blame for.
+const busyRemedy = "verify again when the machine is less busy"
+
+// waited returns how long the processes that were started have waited for a processor, and this one.
 func (s *subject) waited() (sum time.Duration) {
+	sum = waitedFor(os.Getpid())
 	if s.bench == nil {
-		return 0
+		return sum
 	}
 	for _, i := range s.bench.instances {
 		sum += i.waited()
