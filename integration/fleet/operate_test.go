@@ -59,10 +59,11 @@ func TestDrain(t *testing.T) {
 			t.Errorf("%s: %q", args, text)
 		}
 	}
-	_, err := a.try("fleet", "forget", "b")
-	if err == nil || strings.Count(err.Error(), "forget node b") != 1 || !strings.Contains(err.Error(), "the node is still running; stop its daemon") {
-		t.Errorf("forget one that is there: %v", err)
-	}
+	eventually(t, "one that is there is not forgotten", func() bool { // on a busy machine its presence may be late, until it is back
+		_, err := a.try("fleet", "forget", "b")
+		return err != nil && strings.Count(err.Error(), "forget node b") == 1 &&
+			strings.Contains(err.Error(), "the node is still running; stop its daemon")
+	})
 	a.run("fleet", "uncordon", "b")
 	eventually(t, "the node is not drained any more", func() bool { return !strings.Contains(a.run("fleet", "nodes"), "drained") })
 	eventually(t, "the dead one is forgotten", func() bool { _, err := a.try("fleet", "forget", "c"); return err == nil })
@@ -98,12 +99,13 @@ func TestDrainLocks(t *testing.T) {
 		}
 		return l
 	}
-	eventually(t, "both want the lock", func() bool { l := lock(); return l.Node != "" && l.Candidates == 2 })
-	first := lock()
+	var first client.FleetLock
+	eventually(t, "both want the lock", func() bool { first = lock(); return first.Node != "" && first.Candidates == 2 })
 	other := map[string]string{"a": "b", "b": "a"}[first.Node]
 	a.run("fleet", "drain", first.Node)
-	eventually(t, "the other has it", func() bool { return lock().Node == other && lock().Candidates == 1 })
-	if l := lock(); l.FencingToken <= first.FencingToken || l.Type != "Echo" || l.Name != "one" {
+	var l client.FleetLock
+	eventually(t, "the other has it", func() bool { l = lock(); return l.Node == other && l.Candidates == 1 })
+	if l.FencingToken <= first.FencingToken || l.Type != "Echo" || l.Name != "one" {
 		t.Errorf("%+v, after %+v", l, first)
 	}
 	eventually(t, "it is called", func() bool { node, err := answers(t, a.caller("")); return err == nil && node == other })
