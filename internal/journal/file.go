@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,9 +11,11 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -61,10 +64,7 @@ func newKeeper(path string, log *slog.Logger) *keeper {
 func (k *keeper) add(e Event) {
 	k.mu.Lock()
 	k.pending = append(k.pending, e)
-	if over := len(k.pending) - history; over > 0 {
-		k.pending = k.pending[over:]
-		k.left += over
-	}
+	k.trim()
 	k.mu.Unlock()
 	select {
 	case k.wake <- struct{}{}:
@@ -72,23 +72,53 @@ func (k *keeper) add(e Event) {
 	}
 }
 
-// run writes until ctx ends, and then what is pending.
+// trim leaves out the oldest of more events than the Journal keeps. The caller holds mu.
+func (k *keeper) trim() {
+	if over := len(k.pending) - history; over > 0 {
+		k.pending = k.pending[over:]
+		k.left += over
+	}
+}
+
+// rewriting is between two attempts to write events.
+var rewriting = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+
+// run writes until ctx ends, and then what is pending. What cannot be written is written later.
 func (k *keeper) run(ctx context.Context) {
+	failures := 0
 	for more := true; more; {
+		wake, again := (<-chan struct{})(k.wake), (<-chan time.Time)(nil)
+		if failures > 0 {
+			wake, again = nil, time.After(rewriting.After(failures))
+		}
 		select {
-		case <-k.wake:
+		case <-wake:
+		case <-again:
 		case <-ctx.Done():
 			more = false
 		}
 		k.mu.Lock()
-		events, left := k.pending, k.left
-		k.pending, k.left = nil, 0
+		events := k.pending
+		k.pending = nil
+		k.mu.Unlock()
+		if len(events) == 0 {
+			continue
+		}
+		err := k.write(events)
+		k.report(err)
+		k.mu.Lock()
+		left := 0
+		if err != nil {
+			failures++
+			k.pending = append(events, k.pending...)
+			k.trim()
+		} else {
+			failures = 0
+			left, k.left = k.left, 0
+		}
 		k.mu.Unlock()
 		if left > 0 {
-			k.log.Warn("events came faster than they could be written: they will be missing after a restart", "file", k.path, "missing", left)
-		}
-		if len(events) > 0 {
-			k.report(k.write(events))
+			k.log.Warn("more events came than could be written: the oldest will be missing after a restart", "file", k.path, "missing", left)
 		}
 	}
 }
@@ -139,7 +169,7 @@ func (k *keeper) read(err error) {
 
 const (
 	cannotRead  = "earlier events cannot be read, and are not shown"
-	cannotWrite = "events cannot be written and will be missing after a restart"
+	cannotWrite = "events cannot be written, and would be missing after a restart"
 	mendWriting = "check that there is space and that the file can be written"
 )
 
@@ -160,8 +190,8 @@ func (k *keeper) write(events []Event) error {
 		err := encoder.Encode(record{
 			e.Seq, e.Time, string(e.Kind), e.Type, e.Name, e.Instance, e.Endpoint, e.SocketPath, e.Message,
 		})
-		if err != nil {
-			return fmt.Errorf("cannot write event %d: %w", e.Seq, err)
+		if err != nil { // another attempt would not do better
+			k.log.Warn("an event cannot be encoded: it will be missing after a restart", "event", e.Seq, "error", err)
 		}
 	}
 	err := k.append(lines.Bytes())
@@ -213,6 +243,10 @@ func load(path string) ([]Event, error) {
 			var r record
 			if json.Unmarshal(line, &r) != nil || r.Seq == 0 || r.Kind == "" {
 				continue
+			}
+			same := func(e Event, seq uint64) int { return cmp.Compare(e.Seq, seq) }
+			if i, found := slices.BinarySearchFunc(events, r.Seq, same); found && events[i].Time.Equal(r.Time) {
+				continue // all had been written when closing the file failed, and was again
 			}
 			if len(events) > 0 && r.Seq <= events[len(events)-1].Seq {
 				events = nil // by a daemon that did not know of them: numbers only grow

@@ -10,7 +10,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
@@ -122,6 +124,51 @@ func TestCannotWrite(t *testing.T) {
 	if events, err := load(path); err != nil || len(events) != 1 {
 		t.Errorf("%v, %v", events, err)
 	}
+}
+
+// TestWritesLater: what could not be written is written when it can be, without another event, and once.
+func TestWritesLater(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		away := filepath.Join(dir, "later")
+		path := filepath.Join(away, "events")
+		var log bytes.Buffer
+		k := newKeeper(path, slog.New(slog.NewTextHandler(&log, nil)))
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { k.run(ctx) })
+		defer running.Wait()
+		defer stop()
+		now := time.Now()
+		for seq := range uint64(history + 3) {
+			k.add(Event{Seq: seq + 1, Event: reconciler.Event{Kind: "told", Time: now}})
+			if seq%1000 == 0 {
+				synctest.Wait()
+			}
+		}
+		time.Sleep(time.Minute)
+		if message, _ := k.trouble(); !strings.Contains(message, "would be missing after a restart") {
+			t.Errorf("the trouble is %q", message)
+		}
+		if err := os.Mkdir(away, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(rewriting.Max)
+		synctest.Wait()
+		if message, _ := k.trouble(); message != "" {
+			t.Errorf("the trouble is %q", message)
+		}
+		if err := k.append([]byte(`{"seq":7,"time":"` + now.Format(time.RFC3339Nano) + `","kind":"told"}` + "\n")); err != nil {
+			t.Fatal(err)
+		}
+		events, err := load(path)
+		if err != nil || len(events) != history || events[0].Seq != 4 {
+			t.Errorf("%d events, %v", len(events), err)
+		}
+		if text := log.String(); strings.Count(text, "missing=3") != 1 || strings.Count(text, "cannot be written") != 1 {
+			t.Errorf("the log is %s", text)
+		}
+	})
 }
 
 // TestDeviceIsAway: where the device of the file was mounted nothing is made, and what comes back is written to.
