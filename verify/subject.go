@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"google.golang.org/grpc"
@@ -102,9 +103,10 @@ func busy(o outcome, waited func() time.Duration) outcome {
 // busyRemedy ends the reason of what a busy machine may be to blame for.
 const busyRemedy = "verify again when the machine is less busy"
 
-// waited returns how long the processes that were started have waited for a processor, and this one.
+// waited returns how long the processes that were started have waited for a processor, and this one. Of this one, whose threads often wait
+// beside each other, that is no more than has passed.
 func (s *subject) waited() (sum time.Duration) {
-	sum = waitedFor(os.Getpid())
+	sum = waitedFor(os.Getpid()) / time.Duration(runtime.GOMAXPROCS(0))
 	if s.bench == nil {
 		return sum
 	}
