@@ -272,6 +272,7 @@ func TestStoppedPlugin(t *testing.T) {
 	if err := syscall.Kill(plugins[0].PID(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	await(t, func() bool { return isStopped(plugins[0].PID()) })
 	pending := a.CheckAdmission(pin("ok/2"))
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -74,6 +75,15 @@ func isGone(pid int) bool {
 		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 	}
 	return strings.Contains(string(stat), ") Z ")
+}
+
+// isStopped says whether all threads of a process have stopped, which is some time after it got the signal.
+func isStopped(pid int) bool {
+	threads, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/stat")
+	return !slices.ContainsFunc(threads, func(path string) bool {
+		stat, err := os.ReadFile(path)
+		return err == nil && !strings.Contains(string(stat), ") T ")
+	})
 }
 
 func TestSurvivor(t *testing.T) {

@@ -359,7 +359,8 @@ type Limits struct {
 	Memory int64
 	// CPU is how much processor time they may use together, in thousandths of one processor.
 	CPU int64
-	// Processes is how many processes and threads there may be of it and its descendants at a time.
+	// Processes is how many processes and threads there may be of it and its descendants at a time. Where cgroups of version 1 bound them,
+	// it may be one more until Start returns.
 	Processes int
 	// OpenFiles is how many descriptors each process may have.
 	OpenFiles int

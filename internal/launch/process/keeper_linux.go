@@ -391,7 +391,7 @@ func summon(start func(stdin *os.File) error, order toKeeper, files []*os.File, 
 		return nil, about, err
 	}
 	err = start(peer)
-	_ = peer.Close()                  // or its end would not be seen
+	_ = peer.Close()             // or its end would not be seen
 	const patience = time.Minute // a busy machine that starts hundreds at once takes many seconds for each
 	if err == nil {
 		err = w.sendWithin(patience, order, files...)

@@ -216,9 +216,21 @@ func TestProcessesAreBounded(t *testing.T) {
 	if got := output(t, g, command); got != "forked" {
 		t.Fatalf("without a limit it prints %q", got)
 	}
-	if got := output(t, g, command, func(s *Spec) { s.Limits.Processes = 1 }); got != "" {
-		t.Errorf("it prints %q", got)
+	p, err := g.Start(Spec{
+		Name: "test", Path: "/bin/sh", Args: []string{"sh", "-c", "kill -STOP $$; " + command}, Limits: Limits{Processes: 1},
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	go drain(p.Stderr())
+	await(t, "it has stopped itself", func() bool { stat, _ := readStat(p.PID()); return stat.state == 'T' })
+	if err := unix.Kill(p.PID(), unix.SIGCONT); err != nil {
+		t.Error(err)
+	}
+	if got, err := io.ReadAll(p.Stdout()); err != nil || len(got) > 0 {
+		t.Errorf("it prints %q, %v", got, err)
+	}
+	<-p.Done()
 }
 
 // limitsOf reads what limits a process.
