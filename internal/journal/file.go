@@ -87,16 +87,7 @@ var rewriting = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Secon
 func (k *keeper) run(ctx context.Context) {
 	failures := 0
 	for more := true; more; {
-		wake, again := (<-chan struct{})(k.wake), (<-chan time.Time)(nil)
-		if failures > 0 {
-			wake, again = nil, time.After(rewriting.After(failures))
-		}
-		select {
-		case <-wake:
-		case <-again:
-		case <-ctx.Done():
-			more = false
-		}
+		more = k.wait(ctx, failures)
 		k.mu.Lock()
 		events := k.pending
 		k.pending = nil
@@ -120,6 +111,20 @@ func (k *keeper) run(ctx context.Context) {
 		if left > 0 {
 			k.log.Warn("more events came than could be written: the oldest will be missing after a restart", "file", k.path, "missing", left)
 		}
+	}
+}
+
+// wait returns when there may be something to write: after failures with a pause, otherwise when it is told. It says false when ctx has
+// ended.
+func (k *keeper) wait(ctx context.Context, failures int) bool {
+	if failures > 0 {
+		return backoff.Pause(ctx, rewriting.After(failures))
+	}
+	select {
+	case <-k.wake:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

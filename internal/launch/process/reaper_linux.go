@@ -184,8 +184,8 @@ func (c *child) order(s step) {
 	_ = sock.Control(c.exit.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, unix.SIGCONT, nil, 0) })
 }
 
-// lastWord is how long an inner reaper may take to say that all is over once the outer one has ended. It bounds only the wait for one that is
-// stopped: of one that has ended the connection has too.
+// lastWord is how long an inner reaper may take to say that all is over once the outer one has ended. It bounds only the wait for one that
+// is stopped: of one that has ended the connection has too.
 const lastWord = 10 * time.Second
 
 // waitReaped waits for the reaper, which has ended, and returns what it killed after the process had ended.
