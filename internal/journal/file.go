@@ -66,6 +66,10 @@ func (k *keeper) add(e Event) {
 	k.pending = append(k.pending, e)
 	k.trim()
 	k.mu.Unlock()
+	k.awaken()
+}
+
+func (k *keeper) awaken() {
 	select {
 	case k.wake <- struct{}{}:
 	default: // it is awake
@@ -80,45 +84,67 @@ func (k *keeper) trim() {
 	}
 }
 
-// rewriting is between two attempts to write events.
-var rewriting = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+// again is between two attempts at what failed.
+var again = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
-// run writes until ctx ends, and then what is pending. What cannot be written is written later.
+// run writes until ctx ends, and then what is pending. What cannot be written is written later, and what could not be read is tried again, so
+// that the trouble ends when its cause does.
 func (k *keeper) run(ctx context.Context) {
 	failures := 0
 	for more := true; more; {
 		more = k.wait(ctx, failures)
-		k.mu.Lock()
-		events := k.pending
-		k.pending = nil
-		k.mu.Unlock()
-		if len(events) == 0 {
-			continue
-		}
-		err := k.write(events)
-		k.report(err)
-		k.mu.Lock()
-		left := 0
-		if err != nil {
-			failures++
-			k.pending = append(events, k.pending...)
-			k.trim()
-		} else {
+		if k.writePending() && k.readAgain() {
 			failures = 0
-			left, k.left = k.left, 0
-		}
-		k.mu.Unlock()
-		if left > 0 {
-			k.log.Warn("more events came than could be written: the oldest will be missing after a restart", "file", k.path, "missing", left)
+		} else {
+			failures++
 		}
 	}
+}
+
+// writePending writes what is pending, and says whether nothing is left.
+func (k *keeper) writePending() bool {
+	k.mu.Lock()
+	events := k.pending
+	k.pending = nil
+	k.mu.Unlock()
+	if len(events) == 0 {
+		return true
+	}
+	err := k.write(events)
+	k.report(err)
+	k.mu.Lock()
+	left := 0
+	if err != nil {
+		k.pending = append(events, k.pending...)
+		k.trim()
+	} else {
+		left, k.left = k.left, 0
+	}
+	k.mu.Unlock()
+	if left > 0 {
+		k.log.Warn("more events came than could be written: the oldest will be missing after a restart", "file", k.path, "missing", left)
+	}
+	return err == nil
+}
+
+// readAgain reads what could not be read, if anything, and says whether that can be read now.
+func (k *keeper) readAgain() bool {
+	k.mu.Lock()
+	unread := k.unread
+	k.mu.Unlock()
+	if unread == nil {
+		return true
+	}
+	_, err := load(k.path)
+	k.read(err)
+	return err == nil
 }
 
 // wait returns when there may be something to write: after failures with a pause, otherwise when it is told. It says false when ctx has
 // ended.
 func (k *keeper) wait(ctx context.Context, failures int) bool {
 	if failures > 0 {
-		return backoff.Pause(ctx, rewriting.After(failures))
+		return backoff.Pause(ctx, again.After(failures))
 	}
 	select {
 	case <-k.wake:
@@ -169,6 +195,7 @@ func (k *keeper) read(err error) {
 	k.mu.Unlock()
 	if err != nil && first {
 		k.log.Warn(cannotRead+"; check that the file can be read", "file", k.path, "error", err)
+		k.awaken()
 	}
 }
 

@@ -153,7 +153,7 @@ func TestWritesLater(t *testing.T) {
 		if err := os.Mkdir(away, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(rewriting.Max)
+		time.Sleep(again.Max)
 		synctest.Wait()
 		if message, _ := k.trouble(); message != "" {
 			t.Errorf("the trouble is %q", message)
@@ -167,6 +167,38 @@ func TestWritesLater(t *testing.T) {
 		}
 		if text := log.String(); strings.Count(text, "missing=3") != 1 || strings.Count(text, "cannot be written") != 1 {
 			t.Errorf("the log is %s", text)
+		}
+	})
+}
+
+// TestReadsAgain: that past events could not be read is over when they can be, though nobody asks for them again.
+func TestReadsAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "events")
+	synctest.Test(t, func(t *testing.T) {
+		j := New(slog.New(slog.DiscardHandler), path, nil, nil)
+		defer j.Close()
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { j.Run(ctx) })
+		defer running.Wait()
+		defer stop()
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := j.All(); err == nil {
+			t.Error("a directory was read")
+		}
+		time.Sleep(time.Minute)
+		if message, _, _ := j.Trouble(); !strings.Contains(message, "cannot be read") {
+			t.Errorf("the trouble is %q", message)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(again.Max)
+		synctest.Wait()
+		if message, _, _ := j.Trouble(); message != "" {
+			t.Errorf("the trouble is %q", message)
 		}
 	})
 }
