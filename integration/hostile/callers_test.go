@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/patchbay-dev/patchbay/client"
@@ -48,6 +49,14 @@ func callerAttacks() []attack {
 					}
 					return false
 				})
+			},
+		},
+		{
+			name: "reads-no-answer", does: fmt.Sprintf("asks for all plugins and all events %d times each, and reads none of the answers; it may read", unread),
+			happens: "the requests stay in progress, and others are served", bound: "12,288 requests and 32 MiB of answers per user",
+			play: readsNothing, user: hostileUser, roles: fmt.Sprintf(`{read: {users: ["%d"]}}`, hostileUser), requests: 2*unread + 2*2*unread/perConn,
+			check: func(s *scene) {
+				s.await("the answers wait", func() bool { return s.usage().goroutines > 2*unread })
 			},
 		},
 	}
@@ -98,6 +107,31 @@ func drowns(a *attacker) {
 		call("found", fmt.Sprintf("/made.Up/Method%d", i))
 	}
 	call("found", "/grpc.health.v1.Health/Check")
+}
+
+// unread is how many answers of each kind readsNothing asks for, with that many requests on a connection.
+const unread, perConn = 500, 100
+
+// readsNothing makes requests on connections on which the daemon may not send a byte of an answer.
+func readsNothing(a *attacker) {
+	for range 2 * unread / perConn {
+		conn, err := net.Dial("unix", a.control())
+		must(err)
+		_, err = io.WriteString(conn, http2.ClientPreface)
+		must(err)
+		p := newPeer(conn)
+		must(p.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}))
+		must(p.WriteSettingsAck())
+		for i := range perConn {
+			method := []string{"ListPlugins", "WatchEvents"}[i%2]
+			p.stream = uint32(2*i + 1)
+			p.headers(false, ":method", "POST", ":scheme", "http", ":authority", "patchbay", ":path", "/patchbay.v1.ControlService/"+method,
+				"content-type", "application/grpc", "te", "trailers")
+			must(p.WriteData(p.stream, true, make([]byte, 5))) // a message without fields
+		}
+		go func() { _, _ = io.Copy(io.Discard, conn) }() // of what is no answer: acknowledgements, refusals
+	}
+	select {}
 }
 
 // TestSilentCrowd has thousands of sockets of one user behind which nobody says anything: others register all the same, and with the flag

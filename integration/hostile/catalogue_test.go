@@ -53,6 +53,8 @@ type attack struct {
 	check func(*scene)
 	// harms: it is a plugin of the daemon's own user, which can do something to the neighbours. They are repaired after its end.
 	harms bool
+	// requests are in progress meanwhile, each of which takes a goroutine; a connection takes two.
+	requests int
 }
 
 // naming is a text by which the daemon names an attack, and where.
@@ -182,7 +184,7 @@ func (a *attack) run(t *testing.T) string {
 		what                string
 		before, after, more int
 	}{
-		{"goroutines", before.goroutines, after.goroutines, moreGoroutines},
+		{"goroutines", before.goroutines, after.goroutines, moreGoroutines + a.requests},
 		{"descriptors", before.descriptors, after.descriptors, moreDescriptors},
 		{"KiB of memory", before.memory, after.memory, memory},
 	} {
