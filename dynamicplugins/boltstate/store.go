@@ -29,6 +29,7 @@ type Store struct {
 
 	mu     sync.Mutex
 	next   *group        // the records that wait for writing; nil if there are none
+	wrote  int           // records of the last group, as many as the next one will have in a storm
 	told   chan struct{} // that of the last group
 	users  sync.WaitGroup
 	closed bool
@@ -241,7 +242,9 @@ func (s *Store) join(records []record) (g *group, first bool, err error) {
 	}
 	first = s.next == nil
 	if first {
-		s.next = &group{before: s.told, done: make(chan struct{}), told: make(chan struct{})}
+		s.next = &group{
+			records: make([]record, 0, s.wrote), before: s.told, done: make(chan struct{}), told: make(chan struct{}),
+		}
 		s.told = s.next.told
 	}
 	s.next.records = append(s.next.records, records...)
@@ -278,6 +281,7 @@ func (s *Store) write(g *group) {
 	if err != nil {
 		s.unsaved(g.records)
 	}
+	s.wrote = len(g.records)
 	g.untold.Store(int64(g.callers))
 	s.mu.Unlock()
 	close(g.done)
