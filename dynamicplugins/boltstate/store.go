@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/list"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -222,6 +223,7 @@ func (s *Store) commit(records ...record) error {
 		if g.before != nil {
 			<-g.before
 		}
+		runtime.Gosched() // those that are about to join do
 		s.write(g)
 	} else {
 		<-g.done
