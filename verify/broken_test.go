@@ -19,8 +19,8 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// broken has a plugin for each rule that breaks it. One without a fake is a process, see play.
-var broken = map[string]struct {
+// breach is how a plugin breaks a rule.
+type breach struct {
 	of      string // the type; Plain if empty
 	breaks  func(f *fake)
 	also    []string // the rules that cannot but fail too
@@ -30,7 +30,10 @@ var broken = map[string]struct {
 	registers bool
 	timeout   time.Duration
 	changes   bool // its devices change
-}{
+}
+
+// broken has a plugin for each rule that breaks it. One without a fake is a process, see play.
+var broken = map[string]breach{
 	"ENV001": {breaks: func(*fake) {}, warns: true, watched: true},
 	"REG001": {breaks: func(f *fake) { f.socket = ".p.sock" }},
 	"REG002": {breaks: func(f *fake) { f.mode = 0o666 }},
@@ -295,19 +298,13 @@ func TestEachRuleCanFail(t *testing.T) {
 			if rule.ID == "REG003" && os.Geteuid() != 0 {
 				t.Skip("only root gives a socket to somebody else")
 			}
-			var report Report
-			if b.registers {
-				report = verifyRegistering(t, rule.ID, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second})
-			} else if b.breaks == nil {
-				report = verifyProcess(t, rule.ID, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second, Claims: fakeClaims})
-			} else {
-				f := newFake(orPlain(b.of))
-				b.breaks(f)
-				options := Options{CallTimeout: b.timeout, StartTimeout: time.Second, Claims: fakeClaims}
-				if b.changes {
-					options.Change = []string{"touch", filepath.Join(t.TempDir(), "change")}
+			report := verifyBreach(t, rule.ID, b)
+			for range 3 { // on a busy machine a plugin may not come as far as its fault
+				if !slices.ContainsFunc(report.Results, func(r Result) bool { return r.Rule == rule.ID && r.Status == NotApplicable }) {
+					break
 				}
-				report = verifyBroken(t, f, options, b.watched)
+				t.Log(describe(report))
+				report = verifyBreach(t, rule.ID, b)
 			}
 			want := append([]string{rule.ID}, b.also...)
 			slices.Sort(want)
@@ -333,6 +330,24 @@ func orPlain(ptype string) string {
 		return "Plain"
 	}
 	return ptype
+}
+
+// verifyBreach verifies a plugin that breaks a rule.
+func verifyBreach(t *testing.T, rule string, b breach) Report {
+	t.Helper()
+	switch {
+	case b.registers:
+		return verifyRegistering(t, rule, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second})
+	case b.breaks == nil:
+		return verifyProcess(t, rule, Options{StartTimeout: 4 * time.Second, ExitTimeout: time.Second, Claims: fakeClaims})
+	}
+	f := newFake(orPlain(b.of))
+	b.breaks(f)
+	options := Options{CallTimeout: b.timeout, StartTimeout: time.Second, Claims: fakeClaims}
+	if b.changes {
+		options.Change = []string{"touch", filepath.Join(t.TempDir(), "change")}
+	}
+	return verifyBroken(t, f, options, b.watched)
 }
 
 func verifyBroken(t *testing.T, f *fake, options Options, watched bool) Report {

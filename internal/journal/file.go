@@ -87,8 +87,8 @@ func (k *keeper) trim() {
 // again is between two attempts at what failed.
 var again = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
-// run writes until ctx ends, and then what is pending. What cannot be written is written later, and what could not be read is tried again, so
-// that the trouble ends when its cause does.
+// run writes until ctx ends, and then what is pending. What cannot be written is written later, and what could not be read is tried again,
+// so that the trouble ends when its cause does.
 func (k *keeper) run(ctx context.Context) {
 	failures := 0
 	for more := true; more; {
