@@ -40,7 +40,9 @@ type keeper struct {
 	path string
 	max  int64 // the size in bytes from which the file is moved aside
 	log  *slog.Logger
-	wake chan struct{} // has room for one
+	wake chan struct{} // there are events to write; has room for one
+	// unreadable: past events could not be read. It has room for one.
+	unreadable chan struct{}
 
 	mu      sync.Mutex
 	pending []Event   // at most as many as the Journal keeps
@@ -57,7 +59,7 @@ type keeper struct {
 
 func newKeeper(path string, log *slog.Logger) *keeper {
 	dir, _ := os.Stat(filepath.Dir(path))
-	return &keeper{path: path, max: maxFile, log: log, wake: make(chan struct{}, 1), dir: dir}
+	return &keeper{path: path, max: maxFile, log: log, wake: make(chan struct{}, 1), unreadable: make(chan struct{}, 1), dir: dir}
 }
 
 // add has an event written. It does not block.
@@ -66,13 +68,13 @@ func (k *keeper) add(e Event) {
 	k.pending = append(k.pending, e)
 	k.trim()
 	k.mu.Unlock()
-	k.awaken()
+	tell(k.wake)
 }
 
-func (k *keeper) awaken() {
+func tell(what chan<- struct{}) {
 	select {
-	case k.wake <- struct{}{}:
-	default: // it is awake
+	case what <- struct{}{}:
+	default: // it is told already
 	}
 }
 
@@ -87,16 +89,32 @@ func (k *keeper) trim() {
 // again is between two attempts at what failed.
 var again = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
 
-// run writes until ctx ends, and then what is pending. What cannot be written is written later, and what could not be read is tried again,
-// so that the trouble ends when its cause does.
+// run writes until ctx ends, and then what is pending. What cannot be written is written later.
 func (k *keeper) run(ctx context.Context) {
 	failures := 0
 	for more := true; more; {
 		more = k.wait(ctx, failures)
-		if k.writePending() && k.readAgain() {
+		if k.writePending() {
 			failures = 0
 		} else {
 			failures++
+		}
+	}
+}
+
+// reread reads what could not be read again until it can be, so that the trouble ends when its cause does. It returns when ctx ends.
+func (k *keeper) reread(ctx context.Context) {
+	for {
+		select {
+		case <-k.unreadable:
+		case <-ctx.Done():
+			return
+		}
+		for failures := 1; backoff.Pause(ctx, again.After(failures)); failures++ {
+			_, err := load(k.path)
+			if k.read(err); err == nil {
+				break
+			}
 		}
 	}
 }
@@ -124,19 +142,6 @@ func (k *keeper) writePending() bool {
 	if left > 0 {
 		k.log.Warn("more events came than could be written: the oldest will be missing after a restart", "file", k.path, "missing", left)
 	}
-	return err == nil
-}
-
-// readAgain reads what could not be read, if anything, and says whether that can be read now.
-func (k *keeper) readAgain() bool {
-	k.mu.Lock()
-	unread := k.unread
-	k.mu.Unlock()
-	if unread == nil {
-		return true
-	}
-	_, err := load(k.path)
-	k.read(err)
 	return err == nil
 }
 
@@ -184,18 +189,21 @@ func (k *keeper) trouble() (message string, since time.Time) {
 	return "", time.Time{}
 }
 
-// read tells how reading the file went: of the first of several failures, and in trouble until it succeeds.
+// read tells how reading the file went: of the first of several failures, in trouble until it succeeds, and when it does.
 func (k *keeper) read(err error) {
 	k.mu.Lock()
-	first := k.unread == nil
+	failed := k.unread != nil
 	k.unread = err
-	if first {
+	if !failed {
 		k.missed = time.Now()
 	}
 	k.mu.Unlock()
-	if err != nil && first {
+	switch {
+	case err != nil && !failed:
 		k.log.Warn(cannotRead+"; check that the file can be read", "file", k.path, "error", err)
-		k.awaken()
+		tell(k.unreadable)
+	case err == nil && failed:
+		k.log.Info("earlier events can be read again", "file", k.path)
 	}
 }
 

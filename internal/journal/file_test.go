@@ -175,7 +175,8 @@ func TestWritesLater(t *testing.T) {
 func TestReadsAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "events")
 	synctest.Test(t, func(t *testing.T) {
-		j := New(slog.New(slog.DiscardHandler), path, nil, nil)
+		var log bytes.Buffer
+		j := New(slog.New(slog.NewTextHandler(&log, nil)), path, nil, nil)
 		defer j.Close()
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
@@ -199,6 +200,9 @@ func TestReadsAgain(t *testing.T) {
 		synctest.Wait()
 		if message, _, _ := j.Trouble(); message != "" {
 			t.Errorf("the trouble is %q", message)
+		}
+		if text := log.String(); strings.Count(text, "cannot be read") != 1 || strings.Count(text, "can be read again") != 1 {
+			t.Errorf("the log is %s", text)
 		}
 	})
 }

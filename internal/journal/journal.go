@@ -96,9 +96,13 @@ func New(log *slog.Logger, path string, observer func(reconciler.Event), resynce
 
 // Run writes the events to the file until ctx ends, and then those that are pending.
 func (j *Journal) Run(ctx context.Context) {
-	if j.keeper != nil {
-		j.keeper.run(ctx)
+	if j.keeper == nil {
+		return
 	}
+	var rereading sync.WaitGroup
+	rereading.Go(func() { j.keeper.reread(ctx) })
+	j.keeper.run(ctx)
+	rereading.Wait()
 }
 
 // Trouble says why events do not outlive the process, what to do, and since when that is so; empty if they do. They are to only if kept.
