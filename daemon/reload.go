@@ -154,23 +154,28 @@ func (d *Daemon) reload() (changed []string, err error) {
 	r.running.fleet.reload(next.Fleet.Offers)
 	d.timeouts.set(next.ClientTimeouts)
 	runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
-	unused := map[string]cache.PluginHandler{}
-	for _, ptype := range removed {
-		runtime.RemoveHandler(ptype)
-		unused[ptype] = handlers.use(ptype, nil)
-	}
-	for ptype, handler := range added {
-		runtime.AddHandler(ptype, handler)
-		unused[ptype] = handlers.use(ptype, handler)
-	}
 	// Their plugins are still being deregistered: they have to bear that.
-	if err := closeHandlers(unused); err != nil {
+	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)
 	}
 	r.current = next
 	r.shown.Store(&next.Shown)
 	runtime.Reconsider()
 	return changed, nil
+}
+
+// exchange puts handlers to use, and returns those that are not used any more, by their types.
+func (a *assembly) exchange(added map[string]cache.PluginHandler, removed []string) (unused map[string]cache.PluginHandler) {
+	unused = map[string]cache.PluginHandler{}
+	for _, ptype := range removed {
+		a.runtime.RemoveHandler(ptype)
+		unused[ptype] = a.handlers.use(ptype, nil)
+	}
+	for ptype, handler := range added {
+		a.runtime.AddHandler(ptype, handler)
+		unused[ptype] = a.handlers.use(ptype, handler)
+	}
+	return unused
 }
 
 // tell makes known what became of a reload.
