@@ -31,12 +31,13 @@ var upgrades = flag.Int("upgrades", 2, "how often TestUpgradesUnderLoad replaces
 
 // load is what callers do all the time, until stop is closed. What fails that must not is kept.
 type load struct {
-	conn    grpc.ClientConnInterface
-	stop    chan struct{}
-	callers sync.WaitGroup
-	calls   atomic.Int64 // that succeeded
-	streams atomic.Int64 // that ended as they were meant to
-	cut     atomic.Int64 // endless streams, by the end of the plugin
+	conn     grpc.ClientConnInterface
+	stop     chan struct{}
+	callers  sync.WaitGroup
+	calls    atomic.Int64 // that succeeded
+	streams  atomic.Int64 // that ended as they were meant to
+	standing atomic.Int64 // streams that have brought something and go on
+	cut      atomic.Int64 // endless streams, by the end of the plugin
 
 	mu     sync.Mutex
 	failed []error
@@ -82,7 +83,7 @@ func (l *load) tick(n int32) error {
 	if err := errors.Join(stream.SendMsg(wrapperspb.Int32(n)), stream.CloseSend()); err != nil {
 		return err
 	}
-	for {
+	for brought := false; ; {
 		select {
 		case <-l.stop:
 			return nil
@@ -90,6 +91,11 @@ func (l *load) tick(n int32) error {
 		}
 		if err := stream.RecvMsg(&wrapperspb.Int32Value{}); err != nil {
 			return err
+		}
+		if !brought {
+			brought = true
+			l.standing.Add(1)
+			defer l.standing.Add(-1)
 		}
 	}
 }
@@ -173,6 +179,8 @@ func upgradeUnderLoad(t *testing.T, config *library.ClientConfig, through func(g
 		})
 	}
 	for range *upgrades {
+		called := l.calls.Load()
+		m.until("calls and streams of both kinds are in progress", func() bool { return l.calls.Load() > called && l.standing.Load() > 4 })
 		before := m.status().PID
 		if err := m.Launcher().Restart(t.Context(), "unit"); err != nil {
 			t.Error(err)
@@ -184,6 +192,7 @@ func upgradeUnderLoad(t *testing.T, config *library.ClientConfig, through func(g
 			return runs && s.PID != before && len(m.Registry().Instances(ptype, "example")) == 1
 		})
 	}
+	m.until("a stream came to its end", func() bool { return l.streams.Load() > 0 })
 	close(l.stop)
 	l.callers.Wait()
 	t.Logf("%d calls, %d streams to their end, %d cut, over %d upgrades", l.calls.Load(), l.streams.Load(), l.cut.Load(), *upgrades)
