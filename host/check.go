@@ -178,54 +178,28 @@ func parseID(s string) (int, bool) {
 	return int(n), err == nil && n != none
 }
 
-// admitUser lets the process run as a user, who has to reach the host's socket and, if the plugin serves, to make its own. The user is nil
-// if it is that of this process. A foreign plugin does neither: its socket is this process's, which must not make it where somebody else
-// can put links. room is a directory that it has made, empty if none.
-func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) (room string, err error) {
+// admitUser has a plugin run as a user, who reaches what he needs of the host.
+func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 	if spec.User == "" && spec.Group == "" {
-		return "", nil
+		return nil
 	}
 	s.User = as
-	reaches := as != nil && spec.Foreign == nil
-	other := reaches && int(as.UID) != os.Geteuid()
-	if other {
+	if reaches(as, spec) && int(as.UID) != os.Geteuid() {
 		// The directory cannot be listed, and those who connect are checked.
 		if err := errors.Join(os.Chmod(h.server.path, 0o666), os.Chmod(h.server.dir.path, 0o711)); err != nil {
-			return "", fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
+			return fmt.Errorf("let user %d reach the host's socket: %w", as.UID, err)
 		}
 	}
 	if as != nil && spec.OwnDir != "" {
 		if err := giveDir(spec.OwnDir, filepath.Dir(spec.PluginSocket), as); err != nil {
-			return "", fmt.Errorf("give user %d the directory in which it makes its files: %w", as.UID, err)
+			return fmt.Errorf("give user %d the directory in which it makes its files: %w", as.UID, err)
 		}
 	}
-	if spec.PluginSocket == "" {
-		return "", nil
-	}
-	dir, err := process.Resolve(filepath.Dir(spec.PluginSocket))
-	// gofail: var hostRoom string
-	// err = errors.New(hostRoom)
-	if err == nil {
-		err = os.Mkdir(dir, 0o700)
-	}
-	if errors.Is(err, os.ErrExist) {
-		return "", nil // The caller has made it as he wants it.
-	}
-	if err == nil {
-		room = dir
-		s.Remove = append(s.Remove, dir)
-	}
-	if err == nil && reaches {
-		err = os.Lchown(dir, int(as.UID), int(as.GID))
-	}
-	if err == nil && other {
-		err = makeSearchable(filepath.Dir(dir))
-	}
-	if err != nil {
-		return room, fmt.Errorf("create a directory in which it can serve as another user or group: %w", err)
-	}
-	return room, nil
+	return nil
 }
+
+// reaches says whether a plugin, as its user, calls the host and makes files beside its socket. For one of a foreign protocol the host does.
+func reaches(as *process.User, spec Spec) bool { return as != nil && spec.Foreign == nil }
 
 // giveDir gives a directory to a user, and lets everybody pass through those above it up to top.
 func giveDir(dir, top string, to *process.User) error {

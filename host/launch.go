@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
@@ -182,24 +183,11 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	}
 	defer h.launching.Done()
 	p.grant(granted)
-	what, err := p.processSpec(program)
-	var room string
-	if err == nil {
-		room, err = h.admitUser(&what, user, spec)
-	}
-	if err == nil {
-		execute(&what, image)
-		h.server.add(p)
-		p.proc, err = h.group.Start(what)
-		// gofail: var hostStarted struct{}
-	}
+	err = p.start(program, image, user)
 	close(p.started)
 	if err != nil {
 		h.server.remove(p)
 		h.forget(p)
-		if room != "" {
-			_ = os.Remove(room)
-		}
 		return nil, err
 	}
 	message := "launched " + program
@@ -213,7 +201,33 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	return p, nil
 }
 
-// reserve gives a plugin its place and its ticket. When it succeeds the caller has to call h.launching.Done.
+// start starts the process of a plugin, with all that it needs of the host.
+func (p *PluginProcess) start(program string, image *exe.Image, user *process.User) error {
+	what, err := p.processSpec(program)
+	if err != nil {
+		return err
+	}
+	if err := p.host.admitUser(&what, user, p.spec); err != nil {
+		return err
+	}
+	at, err := makePlace(&what, p.spec)
+	if err != nil {
+		return err
+	}
+	defer at.close()
+	if what.Stdin, err = p.handshakeLine(at.listener(&what)); err == nil {
+		execute(&what, image)
+		p.host.server.add(p)
+		p.proc, err = p.host.group.Start(what)
+		// gofail: var hostStarted struct{}
+	}
+	if err != nil {
+		at.remove()
+	}
+	return err
+}
+
+// reserve gives a plugin its path and its ticket. When it succeeds the caller has to call h.launching.Done.
 func (h *Host) reserve(p *PluginProcess) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -245,14 +259,11 @@ func (h *Host) forget(p *PluginProcess) {
 
 func (p *PluginProcess) processSpec(program string) (process.Spec, error) {
 	spec := &p.spec
-	line, err := p.handshakeLine()
-	if err != nil {
-		return process.Spec{}, err
-	}
 	s := process.Spec{
-		Name: spec.Name, Path: program, Args: spec.Args, Dir: spec.Dir, Stdin: line, ExtraFiles: spec.ExtraFiles,
+		Name: spec.Name, Path: program, Args: spec.Args, Dir: spec.Dir, ExtraFiles: slices.Clip(spec.ExtraFiles),
 		Env: environment(spec.Env, p.spec.Protocol), Survive: spec.Survive, Limits: spec.Limits, NoNewPrivs: spec.NoNewPrivs,
 	}
+	var err error
 	if spec.PluginSocket != "" {
 		socket, err := process.Resolve(spec.PluginSocket)
 		if err != nil {
@@ -354,7 +365,7 @@ var protocols = map[Protocol]struct {
 	ProtocolCIPD:     {cipd.TicketKey, codes.Unimplemented, maxConns * maxStreams},
 }
 
-func (p *PluginProcess) handshakeLine() ([]byte, error) {
+func (p *PluginProcess) handshakeLine(listener *handshake.Listener) ([]byte, error) {
 	if p.spec.Protocol == protocolForeign {
 		return nil, nil
 	}
@@ -367,7 +378,7 @@ func (p *PluginProcess) handshakeLine() ([]byte, error) {
 		return line.Bytes(), err
 	}
 	err := handshake.Write(&line, handshake.Handshake{
-		HostSocket: p.host.server.path, Ticket: p.ticket.String(), PluginSocket: p.spec.PluginSocket,
+		HostSocket: p.host.server.path, Ticket: p.ticket.String(), PluginSocket: p.spec.PluginSocket, Listener: listener,
 	})
 	return line.Bytes(), err
 }

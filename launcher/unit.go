@@ -40,8 +40,12 @@ func newUnit(l *Launcher, p Plugin) *unit {
 	}
 	u.Unit = supervise.New(supervise.Config[Plugin]{
 		Launch: u.launch,
-		Ready: func(ctx context.Context, p supervise.Process) error {
-			return l.cfg.AwaitRegistered(ctx, p.About().Socket)
+		Ready: func(ctx context.Context, proc supervise.Process) error {
+			err := l.cfg.AwaitRegistered(ctx, proc.About().Socket)
+			if p, is := proc.(*process); is && err == nil {
+				p.Settled()
+			}
+			return err
 		},
 		Follow: u.followHealth,
 		Observe: func(e Event) {

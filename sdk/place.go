@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
@@ -22,9 +24,16 @@ type place struct {
 
 // listen makes the plugin's socket, or finds the one that it inherited.
 func listen(ctx context.Context, p Plugin) (*place, error) {
-	path, err := socketPath(ctx, p)
+	path, made, err := socketPath(ctx, p)
 	if err != nil {
 		return nil, err
+	}
+	if made != nil {
+		placed, err := sock.TakeMade(os.NewFile(uintptr(made.FD), path), made.Path, path, p.Mode)
+		if err != nil {
+			return nil, err
+		}
+		return &place{Listener: placed, placed: placed}, nil
 	}
 	if path == "" {
 		l, err := inherited(p.Name)
@@ -56,27 +65,27 @@ func listen(ctx context.Context, p Plugin) (*place, error) {
 	return &place{Listener: placed, placed: placed, predecessor: old}, nil
 }
 
-// socketPath says where the plugin makes its socket. Empty: it inherited one.
-func socketPath(ctx context.Context, p Plugin) (string, error) {
+// socketPath says where the plugin serves, and on what if the host that launched it has made its socket. No path: systemd has.
+func socketPath(ctx context.Context, p Plugin) (path string, made *handshake.Listener, err error) {
 	session, err := launched.From(ctx)
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if shake, ok := session.Handshake(); ok {
 		if shake.PluginSocket == "" {
-			return "", errors.New("the host that launched it named no socket to serve on; have the host launch it as a plugin that serves, " +
+			return "", nil, errors.New("the host that launched it named no socket to serve on; have the host launch it as a plugin that serves, " +
 				"or use sdk.Run if it serves nothing")
 		}
-		return shake.PluginSocket, nil
+		return shake.PluginSocket, shake.Listener, nil
 	}
 	if len(systemd.Inherited().Names()) > 0 {
-		return "", nil
+		return "", nil, nil
 	}
 	if p.Socket == "" {
-		return "", errors.New("Plugin.Socket is empty, no host launched it and systemd passed no socket; " +
+		return "", nil, errors.New("Plugin.Socket is empty, no host launched it and systemd passed no socket; " +
 			"name a path in the host's plugin directory")
 	}
-	return p.Socket, nil
+	return p.Socket, nil, nil
 }
 
 // commit ends the older instance: this one is in service.

@@ -94,6 +94,19 @@ func bind(path string) (*net.UnixListener, error) {
 	return net.ListenUnix("unix", &net.UnixAddr{Name: procPath(dir) + "/" + filepath.Base(path), Net: "unix"})
 }
 
+// socket returns a stream socket that no program inherits.
+func socket() (int, error) { return unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) }
+
+// bindTo binds a socket to path, which may be longer than a socket address can hold.
+func bindTo(fd int, path string) error {
+	dir, err := openPath(filepath.Dir(path), unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return unix.Bind(fd, &unix.SockaddrUnix{Name: procPath(dir) + "/" + filepath.Base(path)})
+}
+
 // openPath opens path for naming only (O_PATH), which needs no permission on the file itself.
 func openPath(path string, flags int) (int, error) { return openFile(path, unix.O_PATH|flags) }
 

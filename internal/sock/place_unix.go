@@ -230,11 +230,11 @@ func acquireSoon(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// Traces are what a program may leave beside path that is killed while it is in [Place]: when nobody is any more they can be removed, in
-// this order.
+// Traces are what may be left beside path of [Make], and of a program that is killed while it is in [Place]: when nobody is any more they
+// can be removed, in this order.
 func Traces(path string) []string {
 	private := beside(path, "new")
-	return []string{filepath.Join(private, inPrivate), private, beside(path, "previous"), beside(path, "lock")}
+	return []string{filepath.Join(private, inPrivate), private, beside(path, "previous"), beside(path, "lock"), beside(path, "made")}
 }
 
 // inPrivate is the name of the new socket in its private directory.

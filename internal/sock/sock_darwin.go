@@ -51,3 +51,17 @@ func Stat(path string) (Info, error) {
 	}
 	return info, nil
 }
+
+// socket returns a stream socket that no program inherits.
+func socket() (int, error) {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err == nil {
+		unix.CloseOnExec(fd)
+	}
+	return fd, err
+}
+
+// bindTo binds a socket to path.
+func bindTo(fd int, path string) error { return unix.Bind(fd, &unix.SockaddrUnix{Name: path}) }

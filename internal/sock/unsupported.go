@@ -61,3 +61,14 @@ func (*Placed) Commit(context.Context) error { return nil }
 
 // Withdraw does nothing.
 func (*Placed) Withdraw(context.Context) (restored bool, err error) { return false, nil }
+
+// Make makes no socket: the program has to make its own.
+func Make(string) (file *os.File, made string, err error) { return nil, "", nil }
+
+// RemoveMade has nothing to remove.
+func RemoveMade(string) error { return nil }
+
+// TakeMade is not supported on this system: the error wraps [errors.ErrUnsupported].
+func TakeMade(file *os.File, _, path string, _ fs.FileMode) (*Placed, error) {
+	return nil, errors.Join(fmt.Errorf("cannot listen on %s: %w", path, errors.ErrUnsupported), file.Close())
+}

@@ -34,6 +34,15 @@ type Handshake struct {
 	Ticket string `json:"ticket"`
 	// PluginSocket is where the plugin is to serve; empty if it is not asked to.
 	PluginSocket string `json:"pluginSocket,omitempty"`
+	// Listener is the socket that the host has made for it; nil if the plugin has to make its own.
+	Listener *Listener `json:"listener,omitempty"`
+}
+
+// Listener is a stream socket that a plugin inherits, bound but not listening. The plugin listens on it and then renames Path to the
+// PluginSocket, so that nobody meets it before. One that knows nothing of it makes a socket at PluginSocket.
+type Listener struct {
+	FD   int    `json:"fd"`
+	Path string `json:"path"`
 }
 
 // Write writes the handshake as one line of JSON.

@@ -1,0 +1,119 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// place is what a host makes for a plugin that serves before it is started. The zero place is that of one that needs nothing.
+type place struct {
+	room   string   // the directory of its socket, if there was none
+	socket *os.File // which it inherits; nil if it has to make its own
+	made   string   // where that is until the plugin listens
+}
+
+// makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it. The directory is given
+// away last: in somebody else's, what is at a path need not be what was made there. One of a foreign protocol is given nothing: its socket is
+// this process's.
+func makePlace(s *process.Spec, spec Spec) (at place, err error) {
+	if spec.PluginSocket == "" {
+		return place{}, nil
+	}
+	socket, err := process.Resolve(spec.PluginSocket)
+	if err != nil {
+		return place{}, err
+	}
+	foreignDir := false
+	if spec.User != "" || spec.Group != "" {
+		at.room, err = makeRoom(filepath.Dir(socket))
+		foreignDir = at.room == ""
+	}
+	if at.room != "" {
+		s.Remove = append(s.Remove, at.room)
+	}
+	if err == nil && spec.Foreign == nil && !foreignDir {
+		err = at.makeSocket(s, socket)
+	}
+	if err == nil && at.room != "" && reaches(s.User, spec) {
+		err = at.give(s.User)
+	}
+	if err != nil {
+		at.remove()
+		return place{}, fmt.Errorf("make the place in which it serves: %w", err)
+	}
+	return at, nil
+}
+
+// makeRoom makes a directory; room is empty if there was one, which the caller has made as he wants it.
+func makeRoom(dir string) (room string, err error) {
+	err = os.Mkdir(dir, 0o700)
+	// gofail: var hostRoom string
+	// err = errors.New(hostRoom)
+	switch {
+	case errors.Is(err, os.ErrExist):
+		return "", nil
+	case err != nil:
+		return "", err
+	}
+	return dir, nil
+}
+
+func (p *place) makeSocket(s *process.Spec, path string) (err error) {
+	p.socket, p.made, err = sock.Make(path)
+	if p.socket != nil {
+		s.ExtraFiles = append(s.ExtraFiles, p.socket)
+	}
+	return err
+}
+
+// give makes the place a user's.
+func (p *place) give(to *process.User) error {
+	uid, gid := int(to.UID), int(to.GID)
+	if p.socket != nil {
+		if err := os.Lchown(p.made, uid, gid); err != nil {
+			return err
+		}
+	}
+	if err := os.Lchown(p.room, uid, gid); err != nil || uid == os.Geteuid() {
+		return err
+	}
+	return makeSearchable(filepath.Dir(p.room))
+}
+
+// listener is what the plugin is told of its socket; nil if it has to make its own.
+func (p *place) listener(s *process.Spec) *handshake.Listener {
+	if p.socket == nil {
+		return nil
+	}
+	return &handshake.Listener{FD: firstExtra + len(s.ExtraFiles) - 1, Path: p.made}
+}
+
+// close closes what the plugin has inherited by now.
+func (p *place) close() {
+	if p.socket != nil {
+		_ = p.socket.Close()
+	}
+}
+
+// Settled says that the plugin serves. A socket that was made for it and that it has not taken is removed: it has made its own.
+func (p *PluginProcess) Settled() {
+	if p.spec.PluginSocket != "" && p.spec.Foreign == nil {
+		_ = sock.RemoveMade(p.spec.PluginSocket)
+	}
+}
+
+// remove removes what was made for a plugin that is not started.
+func (p *place) remove() {
+	p.close()
+	for _, path := range []string{p.made, p.room} {
+		if path != "" {
+			_ = os.Remove(path)
+		}
+	}
+}

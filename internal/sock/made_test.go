@@ -1,0 +1,79 @@
+//go:build linux || darwin
+
+package sock
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestMade: nobody meets a socket that was made for a program before that listens, and then it is where the program serves, with its mode.
+func TestMade(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.sock")
+	for range 2 { // the second finds what a host that was killed has left
+		file, made, err := Make(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if conn, err := Dial(context.Background(), made); err == nil || !IsRefused(err) {
+			t.Errorf("before it listens, connect says %v, want refused; %v", err, conn)
+		}
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("before it listens, %s is there: %v", path, err)
+		}
+		t.Cleanup(func() { _ = file.Close() })
+	}
+	if err := RemoveMade(path); err != nil {
+		t.Fatal(err)
+	}
+	file, made, err := Make(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := TakeMade(file, made, path, 0o640)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	info, err := Stat(path)
+	if err != nil || info.Mode.Perm() != 0o640 || info.ID != l.id {
+		t.Errorf("it is %+v, %v; want mode 0640 and %v", info, err, l.id)
+	}
+	conn, err := Dial(context.Background(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	if err := RemoveMade(path); err != nil {
+		t.Errorf("nothing is left to be removed: %v", err)
+	}
+	if _, err := l.Withdraw(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) > 1 || len(left) == 1 && !strings.HasSuffix(left[0].Name(), ".lock") {
+		t.Errorf("left are %v", left)
+	}
+}
+
+// TestMadeGoneOrLong: a program whose socket has vanished gets an error, and one whose name is too long makes its own.
+func TestMadeGoneOrLong(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.sock")
+	file, made, err := Make(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveMade(path); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := TakeMade(file, made, path, 0o600); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v, %v", l, err)
+	}
+	if file, _, err := Make(filepath.Join(t.TempDir(), strings.Repeat("x", MaxPath))); file != nil || err != nil {
+		t.Errorf("got %v, %v", file, err)
+	}
+}
