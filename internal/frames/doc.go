@@ -16,7 +16,7 @@ const (
 	connWindow = 1 << 20
 	// baseOut bounds the data queued for a connection before calls wait, deepOut the same while the budget has room. The metadata of one
 	// call may be larger; then the budget counts it.
-	baseOut, deepOut = 8 << 10, 128 << 10
+	baseOut, deepOut = 8 << 10, 256 << 10
 	// maxAnswers is how many frames that a peer has caused may wait to be written to it before reading from it stops.
 	maxAnswers = 64
 	// maxUpdates is how many window updates may wait. A peer that has sent that much and read nothing is disconnected: if we stopped
