@@ -99,7 +99,9 @@ type Publisher struct {
 	leases     leases
 	held       held
 	presence   time.Duration // the length of the lease
+	least      time.Duration // of the first presence: the last one of the start before
 	instances  []string      // this one, once it is remembered, and those before it
+	kept       string        // what the InstanceFile has
 	unsettled  bool          // that etcd does not let the node write its settings
 	generation uint64
 	indexing   indexing
@@ -140,10 +142,11 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
+	before := readMemory(config.InstanceFile)
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
-		presence: config.Presence, instances: readInstances(config.InstanceFile), indexing: indexing{names: map[string]bool{}},
+		presence: config.Presence, least: min(before.presence, config.Retention/4), instances: before.instances, indexing: indexing{names: map[string]bool{}},
 		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }
@@ -203,7 +206,7 @@ func (p *Publisher) Run(ctx context.Context) {
 		switch {
 		case stood:
 			failures = 0
-			delay = spread(p.presence / 4) // the presence lease may still be saved
+			delay = spread(p.saving())
 			if errors.Is(err, errLeaseLost) {
 				delay = spread(p.returning())
 			}
@@ -219,8 +222,17 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// returning is the time over which nodes come back that have lost etcd: more for a large fleet, as its presence is.
-func (p *Publisher) returning() time.Duration { return max(p.config.Spread, p.presence/4) }
+// saving is the time within which a node comes back whose session has ended, to save its presence: of that at least three fifths are left
+// then. The nodes of a large fleet come back more slowly.
+func (p *Publisher) saving() time.Duration {
+	if p.presence > p.config.Presence {
+		return p.presence / 2
+	}
+	return p.presence / 4
+}
+
+// returning is the time over which nodes come back that have lost etcd or their presence.
+func (p *Publisher) returning() time.Duration { return max(p.config.Spread, p.saving()) }
 
 // failed makes an error known.
 func (p *Publisher) failed(err error) {

@@ -65,25 +65,55 @@ func (s *session) resized(ctx context.Context) (bool, error) {
 // maxInstances is how many instances of a node are remembered.
 const maxInstances = 4
 
-// readInstances returns the instances of the node that ended before this one began, as far as a file tells.
-func readInstances(file string) []string {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return nil
-	}
-	return strings.Fields(string(text))
+// memory is what a node keeps in a file for its next start: its last instances, the newest first, and how long its presence was. Of a fleet
+// that starts all at once, each node begins with the presence of the size that the fleet had, which etcd does not know yet.
+type memory struct {
+	instances []string
+	presence  time.Duration
 }
 
-// remember adds this instance to the file of instances, before it can be in etcd.
+const presencePrefix = "presence="
+
+// readMemory returns what is in a file, as far as that can be read.
+func readMemory(file string) (m memory) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return memory{}
+	}
+	for _, word := range strings.Fields(string(text)) {
+		if presence, is := strings.CutPrefix(word, presencePrefix); is {
+			m.presence, _ = time.ParseDuration(presence) // zero is none
+		} else {
+			m.instances = append(m.instances, word)
+		}
+	}
+	return m
+}
+
+func (m memory) String() string {
+	lines := slices.Clone(m.instances)
+	if m.presence > 0 {
+		lines = append(lines, presencePrefix+m.presence.String())
+	}
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// remember keeps this instance and its presence, before they can be in etcd.
 func (p *Publisher) remember() {
-	if p.config.InstanceFile == "" || slices.Contains(p.instances, p.instance) {
+	now := memory{instances: p.instances}
+	if p.presence > p.config.Presence {
+		now.presence = p.presence
+	}
+	if !slices.Contains(now.instances, p.instance) {
+		now.instances = append([]string{p.instance}, now.instances...)
+		now.instances = now.instances[:min(len(now.instances), maxInstances)]
+	}
+	if p.config.InstanceFile == "" || now.String() == p.kept {
 		return
 	}
-	instances := append([]string{p.instance}, p.instances...)
-	instances = instances[:min(len(instances), maxInstances)]
-	if err := replaceFile(p.config.InstanceFile, strings.Join(instances, "\n")+"\n"); err != nil {
+	if err := replaceFile(p.config.InstanceFile, now.String()); err != nil {
 		p.config.Logger.Warn("fleet: cannot remember that the node is published; after a crash it waits until its presence has expired",
 			"node", p.config.Node, "error", err)
 	}
-	p.instances = instances
+	p.instances, p.kept = now.instances, now.String()
 }

@@ -71,3 +71,45 @@ func TestInstances(t *testing.T) {
 		}
 	})
 }
+
+// TestColdStart: a node of a large fleet that starts at the same moment as all others begins with the presence that it had, and has a
+// shorter one when the fleet turns out to be small.
+func TestColdStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "instance")
+		start := func(others int64) *fake {
+			f := newFake()
+			f.others = others
+			runPublisher(t, f, PublisherConfig{Node: "a", Local: newFakeLocal("T/one"), InstanceFile: file})
+			time.Sleep(time.Minute)
+			return f
+		}
+		leases := func(f *fake) (granted []time.Duration) {
+			f.set(func() { granted = slices.DeleteFunc(slices.Clone(f.granted), func(d time.Duration) bool { return d == DefaultRetention }) })
+			return granted
+		}
+		start(50_000)
+		f := start(0) // of the others etcd does not know yet
+		if got := leases(f); len(got) != 1 || got[0] != 750*time.Second {
+			t.Fatalf("its presence is %v", got)
+		}
+		renewed := f.renewalsSoFar()
+		time.Sleep(30 * time.Second)
+		if more := f.renewalsSoFar() - renewed; more > 1 {
+			t.Errorf("it renewed %d times in half a minute", more)
+		}
+		time.Sleep(2 * firstCount * 4)
+		if got := leases(f); len(got) != 2 || got[1] != DefaultPresence {
+			t.Errorf("its presence in a fleet of one is %v", got)
+		}
+		if got := leases(start(0)); len(got) != 1 || got[0] != DefaultPresence {
+			t.Errorf("its presence after that is %v", got)
+		}
+		if err := os.WriteFile(file, []byte("presence=nonsense\npresence=-5s\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := leases(start(0)); len(got) != 1 || got[0] != DefaultPresence {
+			t.Errorf("its presence with a damaged file is %v", got)
+		}
+	})
+}

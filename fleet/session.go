@@ -130,9 +130,11 @@ func (s *session) look(ctx context.Context) (map[string]int64, error) {
 // renewAll renews the leases and grants new ones for those that there are not.
 func (s *session) renewAll(ctx context.Context) (fresh bool, err error) {
 	if fresh, err = s.renewOr(&s.leases.presence, func() (clientv3.LeaseID, error) {
-		if s.presence, err = s.fit(ctx); err != nil {
+		fits, err := s.fit(ctx)
+		if err != nil {
 			return 0, err
 		}
+		s.presence, s.least = max(fits, s.least), 0 // it counts once more soon
 		return s.store.grant(ctx, s.presence)
 	}); err != nil {
 		return false, err
