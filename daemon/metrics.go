@@ -288,56 +288,6 @@ func oneIf(yes bool) float64 {
 	return 0
 }
 
-// watchFleet has what the daemon does for the fleet collected; nil stands for a node of no fleet.
-func (m *metrics) watchFleet(member *fleetMember, publisher *fleet.Publisher) {
-	if member != nil {
-		m.registry.MustRegister(fleetCollector{member, publisher})
-	}
-}
-
-// fleetCollector makes the metrics of the fleet. It is a [prometheus.Collector].
-type fleetCollector struct {
-	member    *fleetMember
-	publisher *fleet.Publisher
-}
-
-func (c fleetCollector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
-
-func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
-	wrote := c.publisher.Stats()
-	read, health := c.member.readerStats()
-	desc := func(name, help string) *prometheus.Desc { return prometheus.NewDesc(name, help, nil, nil) }
-	counter(ch, desc("patchbay_fleet_sessions_total", "How often etcd was found and the node published there."), wrote.Sessions)
-	counter(ch, desc("patchbay_fleet_failures_total", "Connections to etcd and writes for the fleet that failed."), wrote.Failures)
-	counter(ch, desc("patchbay_fleet_writes_total", "Transactions that wrote to etcd what the node publishes."), wrote.Writes)
-	counter(ch, desc("patchbay_fleet_written_bytes_total", "The size of the values that were written to etcd."), wrote.Bytes)
-	counter(ch, desc("patchbay_fleet_reader_lists_total", "How often the whole fleet was read from etcd."), read.Lists)
-	counter(ch, desc("patchbay_fleet_reader_watches_total", "How often a watch of the fleet began in etcd."), read.Watches)
-	counter(ch, desc("patchbay_fleet_reader_events_total", "Changes of keys of the fleet that came from etcd."), read.Events)
-	followed := c.member.lookup.Stats()
-	counter(ch, desc("patchbay_fleet_lookup_reads_total", "What was read from etcd for calls: a node, nodes that have a plugin, or a lock."),
-		followed.Lists)
-	counter(ch, desc("patchbay_fleet_lookup_events_total", "Changes of keys that came from etcd for calls."), followed.Events)
-	gauge(ch, desc("patchbay_fleet_lookup_current", "Whether the daemon follows what is called in the fleet in etcd: 1 if so or if there is "+
-		"nothing to follow, 0 if it has lost etcd."), oneIf(c.member.lookup.Health().Current))
-	expires := prometheus.NewDesc("patchbay_fleet_certificate_expiry_timestamp_seconds", "When a certificate of the node expires, in "+
-		"seconds since 1970: the one for calls between nodes, and the one for etcd.", []string{"for"}, nil)
-	for use, certificate := range c.member.certificates() {
-		gauge(ch, expires, float64(certificate.Expires.Unix()), use)
-	}
-	if c.member.elector != nil {
-		collectLocks(ch, c.member.elector.Wanted())
-	}
-	if !wrote.Published.IsZero() {
-		gauge(ch, desc("patchbay_fleet_last_write_timestamp_seconds", "When the node was last written to etcd, in seconds since 1970."),
-			float64(wrote.Published.UnixMilli())/1000)
-	}
-	if health != nil {
-		gauge(ch, desc("patchbay_fleet_reader_current", "Whether the daemon follows the fleet in etcd: 1 if so, 0 if it has lost it; "+
-			"absent while nobody asks for the fleet."), oneIf(health.Current))
-	}
-}
-
 // readerStats returns what all readers so far did, and how the present one is; nil for none.
 func (m *fleetMember) readerStats() (fleet.ReaderStats, *fleet.Health) {
 	m.mu.Lock()

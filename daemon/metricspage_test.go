@@ -22,6 +22,7 @@ var described = regexp.MustCompile(`^Desc\{fqName: "(.*?)", help: "(.*?)", (?:un
 func TestMetricsReference(t *testing.T) {
 	descriptions := make(chan *prometheus.Desc, 1000)
 	newTestMetrics(t).registry.Describe(descriptions)
+	fleetCollector{}.Describe(descriptions)
 	close(descriptions)
 	var rows []string
 	for d := range descriptions {
@@ -41,7 +42,7 @@ func TestMetricsReference(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("<!-- Generated from the metrics: go test ./daemon -run TestMetricsReference -update -->\n\n# Metrics\n\n" +
 		"What `GET /metrics` returns, besides the metrics of the Go runtime (`go_…`) and of the process (`process_…`).\n" +
-		"[Operate the daemon](../how-to/operate.md#metrics) says how to use them, and lists those of a fleet.\n\n| metric | labels | meaning |\n|---|---|---|\n" + strings.Join(rows, ""))
+		"[Operate the daemon](../how-to/operate.md#metrics) says how to use them. Only a node of a fleet has those of the fleet.\n\n| metric | labels | meaning |\n|---|---|---|\n" + strings.Join(rows, ""))
 	if *updateMetrics {
 		if err := os.WriteFile(metricsPage, []byte(page.String()), 0o644); err != nil {
 			t.Fatal(err)

@@ -85,7 +85,9 @@ func TestColdStart(t *testing.T) {
 			return f
 		}
 		leases := func(f *fake) (granted []time.Duration) {
-			f.set(func() { granted = slices.DeleteFunc(slices.Clone(f.granted), func(d time.Duration) bool { return d == DefaultRetention }) })
+			f.set(func() {
+				granted = slices.DeleteFunc(slices.Clone(f.granted), func(d time.Duration) bool { return d == DefaultRetention })
+			})
 			return granted
 		}
 		start(50_000)
