@@ -213,9 +213,10 @@ func TestFewAreLookedAt(t *testing.T) {
 	if got, err := r.find(l, func(f *Filter) { f.Labels = map[string]string{"even": "true"} }); got == 0 || err != nil {
 		t.Errorf("found %d with half of the labels: %v", got, err)
 	}
-	_, err := r.find(l, func(f *Filter) { f.Labels = map[string]string{"rare": "true"} })
-	if read := r.nodesRead(); !errors.Is(err, errWhole) || read > most {
-		t.Errorf("%d nodes were read, %v", read, err)
+	got, err := r.find(l, func(f *Filter) { f.Labels = map[string]string{"rare": "true"} })
+	lucky := got == 1 && err == nil // it is among the few, by chance
+	if read := r.nodesRead(); !errors.Is(err, errWhole) && !lucky || read > most {
+		t.Errorf("found %d, %d nodes were read, %v", got, read, err)
 	}
 }
 

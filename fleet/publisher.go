@@ -102,6 +102,7 @@ type Publisher struct {
 	least      time.Duration // of the first presence: the last one of the start before
 	instances  []string      // this one, once it is remembered, and those before it
 	kept       string        // what the InstanceFile has
+	known      bool          // that an earlier start was published
 	unsettled  bool          // that etcd does not let the node write its settings
 	generation uint64
 	indexing   indexing
@@ -146,7 +147,8 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
-		presence: config.Presence, least: min(before.presence, config.Retention/4), instances: before.instances, indexing: indexing{names: map[string]bool{}},
+		presence: config.Presence, least: min(before.presence, config.Retention/4), instances: before.instances,
+		known: len(before.instances) > 0, indexing: indexing{names: map[string]bool{}},
 		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }
@@ -231,8 +233,14 @@ func (p *Publisher) saving() time.Duration {
 	return p.presence / 4
 }
 
-// returning is the time over which nodes come back that have lost etcd or their presence.
-func (p *Publisher) returning() time.Duration { return max(p.config.Spread, p.saving()) }
+// returning is the time over which nodes come back that have lost etcd or their presence. A node that was never published does not wait so
+// long: it is not one of many that have lost the same.
+func (p *Publisher) returning() time.Duration {
+	if p.Stats().Sessions == 0 && !p.known {
+		return p.config.Spread
+	}
+	return max(p.config.Spread, p.saving())
+}
 
 // failed makes an error known.
 func (p *Publisher) failed(err error) {

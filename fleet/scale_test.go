@@ -115,3 +115,36 @@ func TestColdStart(t *testing.T) {
 		}
 	})
 }
+
+// TestFirstAttemptFails: a node that comes to a large fleet, and fails at first, does not wait as if thousands came back with it. One that
+// was there does.
+func TestFirstAttemptFails(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "instance")
+	for _, known := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			within := 0
+			for range 20 {
+				if err := os.RemoveAll(file); err != nil {
+					t.Fatal(err)
+				}
+				if known {
+					if err := os.WriteFile(file, []byte("before\n"), 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				f := newFake()
+				f.others, f.full = 50_000, true
+				p := runPublisher(t, f, PublisherConfig{Node: "a", Local: newFakeLocal("T/one"), InstanceFile: file})
+				time.Sleep(2 * time.Second)
+				f.set(func() { f.full = false })
+				time.Sleep(defaultSpread + retry.Max)
+				if p.Stats().Sessions == 1 {
+					within++
+				}
+			}
+			if known && within > 15 || !known && within < 20 {
+				t.Errorf("known to the fleet: %t; %d of 20 are published soon", known, within)
+			}
+		})
+	}
+}
