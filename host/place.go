@@ -45,26 +45,27 @@ func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 	}
 	if err != nil {
 		at.remove()
-		return place{}, fmt.Errorf("make the place in which it serves: %w", err)
+		return place{}, err
 	}
 	return at, nil
 }
 
 // makeRoom makes a directory; room is empty if there was one, which the caller has made as he wants it.
 func makeRoom(dir string) (room string, err error) {
-	err = os.Mkdir(dir, 0o700)
 	// gofail: var hostRoom string
-	// err = errors.New(hostRoom)
-	switch {
+	// return "", fmt.Errorf("create a directory in which it can serve as another user or group: %s", hostRoom)
+	switch err := os.Mkdir(dir, 0o700); {
 	case errors.Is(err, os.ErrExist):
 		return "", nil
 	case err != nil:
-		return "", err
+		return "", fmt.Errorf("create a directory in which it can serve as another user or group: %w", err)
 	}
 	return dir, nil
 }
 
 func (p *place) makeSocket(s *process.Spec, path string) (err error) {
+	// gofail: var hostSocket string
+	// return errors.New(hostSocket)
 	p.socket, p.made, err = sock.Make(path)
 	if p.socket != nil {
 		s.ExtraFiles = append(s.ExtraFiles, p.socket)
@@ -75,15 +76,20 @@ func (p *place) makeSocket(s *process.Spec, path string) (err error) {
 // give makes the place a user's.
 func (p *place) give(to *process.User) error {
 	uid, gid := int(to.UID), int(to.GID)
+	var err error
 	if p.socket != nil {
-		if err := os.Lchown(p.made, uid, gid); err != nil {
-			return err
-		}
+		err = os.Lchown(p.made, uid, gid)
 	}
-	if err := os.Lchown(p.room, uid, gid); err != nil || uid == os.Geteuid() {
-		return err
+	if err == nil {
+		err = os.Lchown(p.room, uid, gid)
 	}
-	return makeSearchable(filepath.Dir(p.room))
+	if err == nil && uid != os.Geteuid() {
+		err = makeSearchable(filepath.Dir(p.room))
+	}
+	if err != nil {
+		return fmt.Errorf("give user %d the directory in which it is to serve: %w", uid, err)
+	}
+	return nil
 }
 
 // listener is what the plugin is told of its socket; nil if it has to make its own.

@@ -384,6 +384,10 @@ func groups() []group {
 				said: in(inEvent, injected+"hostRoom"), play: launches(func(p *catalogue.Plugin) { p.User = strconv.Itoa(os.Geteuid()) }),
 			},
 			{
+				point: "hostSocket", fails: "making the socket that a launched plugin inherits", happens: again,
+				said: in(inEvent, injected+"hostSocket"), play: launches(nil),
+			},
+			{
 				point: "hostStarted", arms: []Arm{{"hostStarted", "1*sleep(1000)"}}, fails: "recording a started process, delayed by one second",
 				happens: "its socket waits that long, and is recognised as a launched plugin's", said: in(inEvent, "registered: registered"),
 				play: launches(nil),
