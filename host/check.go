@@ -198,7 +198,7 @@ func (h *Host) admitUser(s *process.Spec, as *process.User, spec Spec) error {
 	return nil
 }
 
-// reaches says whether a plugin, as its user, calls the host and makes files beside its socket. For one of a foreign protocol the host does.
+// reaches says whether a plugin, as its user, calls the host and makes files beside its socket. For a foreign one the host does.
 func reaches(as *process.User, spec Spec) bool { return as != nil && spec.Foreign == nil }
 
 // giveDir gives a directory to a user, and lets everybody pass through those above it up to top.

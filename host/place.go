@@ -19,8 +19,8 @@ type place struct {
 }
 
 // makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it. The directory is given
-// away last: in somebody else's, what is at a path need not be what was made there. One of a foreign protocol is given nothing: its socket is
-// this process's.
+// away last: in somebody else's, what is at a path need not be what was made there. A foreign plugin is given nothing: its socket is this
+// process's.
 func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 	if spec.PluginSocket == "" {
 		return place{}, nil

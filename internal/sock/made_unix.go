@@ -72,7 +72,7 @@ func listenOn(file *os.File) (*net.UnixListener, error) {
 	if err == nil {
 		l, err = net.FileListener(file) // a duplicate
 	}
-	if err = errors.Join(err, file.Close()); err != nil {
+	if err := errors.Join(err, file.Close()); err != nil {
 		return nil, err
 	}
 	listener, ok := l.(*net.UnixListener)
