@@ -17,7 +17,7 @@ import (
 )
 
 // patience bounds each wait.
-const patience = 10 * time.Minute
+const patience = 15 * time.Minute
 
 // measure is one run.
 type measure struct {
