@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -167,6 +168,13 @@ func (e *events) add(event Event) {
 	case e.more <- struct{}{}:
 	default:
 	}
+}
+
+// has says whether there was an event.
+func (e *events) has(kind EventKind) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.list, func(event Event) bool { return event.Kind == kind })
 }
 
 // await waits for an event and returns it.
