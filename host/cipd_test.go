@@ -114,6 +114,9 @@ func TestCIPDPluginsThatNeverWork(t *testing.T) {
 			if err := a.CheckAdmission(filePin("ok")).Wait(t.Context()); !errors.Is(err, want) {
 				t.Errorf("%v, want %v", err, want)
 			}
+			if args == "silent" {
+				askUntilEnded(t, e, func() error { return a.CheckAdmission(filePin("ok")).Wait(t.Context()) })
+			}
 			e.await(t, EventTerminated, nil)
 		})
 	}
