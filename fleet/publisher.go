@@ -102,7 +102,6 @@ type Publisher struct {
 	least      time.Duration // of the first presence: the last one of the start before
 	instances  []string      // this one, once it is remembered, and those before it
 	kept       string        // what the InstanceFile has
-	known      bool          // that an earlier start was published
 	unsettled  bool          // that etcd does not let the node write its settings
 	generation uint64
 	indexing   indexing
@@ -148,8 +147,8 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
 		presence: config.Presence, least: min(before.presence, config.Retention/4), instances: before.instances,
-		known: len(before.instances) > 0, indexing: indexing{names: map[string]bool{}},
-		health: Health{Message: "the node has not been published yet", Since: time.Now()},
+		indexing: indexing{names: map[string]bool{}},
+		health:   Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }
 
@@ -224,19 +223,15 @@ func (p *Publisher) Run(ctx context.Context) {
 	}
 }
 
-// saving is the time within which a node comes back whose session has ended, to save its presence: of that at least three fifths are left
-// then. The nodes of a large fleet come back more slowly.
-func (p *Publisher) saving() time.Duration {
-	if p.presence > p.config.Presence {
-		return p.presence / 2
-	}
-	return p.presence / 4
-}
+// saving is the time over which nodes come back whose sessions have ended, to save their presence: of that three fifths are left when a
+// node notices. It is a quarter of the presence, and of a long one up to half, less half a minute for a node that notices late.
+func (p *Publisher) saving() time.Duration { return max(p.presence/4, p.presence/2-30*time.Second) }
 
 // returning is the time over which nodes come back that have lost etcd or their presence. A node that was never published does not wait so
 // long: it is not one of many that have lost the same.
 func (p *Publisher) returning() time.Duration {
-	if p.Stats().Sessions == 0 && !p.known {
+	n := len(p.instances)
+	if known := n > 0 && p.instances[n-1] != p.instance; !known && p.Stats().Sessions == 0 {
 		return p.config.Spread
 	}
 	return max(p.config.Spread, p.saving())
