@@ -187,7 +187,7 @@ func (p *AdmissionPlugin) expire() {
 	var hung supervise.Process
 	for _, pending := range []promises{p.sent, p.waiting} {
 		for first := pending.first(); first != nil && !first.deadline.After(now); first = pending.first() {
-			if s := p.session; s != nil && now.Sub(s.heard) >= p.spec.Timeout/2 {
+			if s := p.session; s != nil && s.process != nil && now.Sub(s.heard) >= p.spec.Timeout/2 {
 				s.hangs, hung = true, s.process
 			}
 			p.fail(pending, first, ErrTimeout)

@@ -21,7 +21,6 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -39,8 +38,9 @@ type Spec struct {
 	Controller *Controller
 	// Protocol is the protocol between the plugin and its host; [ProtocolPatchbay] if it is empty.
 	Protocol Protocol
-	// PluginSocket is the path at which the plugin should serve. Only the handshake of [ProtocolPatchbay] can convey it. It is removed when
-	// the plugin has ended. Two plugins of a host cannot have the same one at the same time.
+	// PluginSocket is the path at which the plugin should serve. Only the handshake of [ProtocolPatchbay] can convey it. The plugin inherits a
+	// socket for it, after the ExtraFiles, or makes its own. It is removed when the plugin has ended. Two plugins of a host cannot have the
+	// same one at the same time.
 	PluginSocket string
 	// Logs takes what the plugin prints and logs, instead of a log of its own and of the context's logger. The caller closes it.
 	Logs *Log
@@ -263,20 +263,11 @@ func (p *PluginProcess) processSpec(program string) (process.Spec, error) {
 		Name: spec.Name, Path: program, Args: spec.Args, Dir: spec.Dir, ExtraFiles: slices.Clip(spec.ExtraFiles),
 		Env: environment(spec.Env, p.spec.Protocol), Survive: spec.Survive, Limits: spec.Limits, NoNewPrivs: spec.NoNewPrivs,
 	}
+	if !spec.Survive {
+		return s, nil
+	}
 	var err error
-	if spec.PluginSocket != "" {
-		socket, err := process.Resolve(spec.PluginSocket)
-		if err != nil {
-			return process.Spec{}, err
-		}
-		if spec.Foreign == nil { // else the host itself serves there
-			s.Remove = sock.Traces(socket)
-		}
-		s.Remove = append(s.Remove, socket)
-	}
-	if spec.Survive {
-		s.Data, err = json.Marshal(survivor{PluginSocket: spec.PluginSocket, Tag: spec.Tag})
-	}
+	s.Data, err = json.Marshal(survivor{PluginSocket: spec.PluginSocket, Tag: spec.Tag})
 	return s, err
 }
 

@@ -18,36 +18,40 @@ type place struct {
 	made   string   // where that is until the plugin listens
 }
 
-// makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it. The directory is given
-// away last: in somebody else's, what is at a path need not be what was made there. A foreign plugin is given nothing: its socket is this
-// process's.
+// makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it, and has what is left
+// of them removed with the process. The directory is given away last: in somebody else's, what is at a path need not be what was made there.
+// A foreign plugin is given nothing: its socket is this process's.
 func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 	if spec.PluginSocket == "" {
 		return place{}, nil
 	}
-	socket, err := process.Resolve(spec.PluginSocket)
+	path, err := process.Resolve(spec.PluginSocket)
 	if err != nil {
 		return place{}, err
 	}
-	foreignDir := false
+	defer func() {
+		if err != nil {
+			at.remove()
+		}
+	}()
+	theirs := false // the directory
 	if spec.User != "" || spec.Group != "" {
-		at.room, err = makeRoom(filepath.Dir(socket))
-		foreignDir = at.room == ""
+		at.room, err = makeRoom(filepath.Dir(path))
+		theirs = at.room == ""
 	}
-	if at.room != "" {
-		s.Remove = append(s.Remove, at.room)
-	}
-	if err == nil && spec.Foreign == nil && !foreignDir {
-		err = at.makeSocket(s, socket)
+	if err == nil && spec.Foreign == nil {
+		s.Remove = sock.Traces(path)
+		if !theirs {
+			err = at.makeSocket(s, path)
+		}
 	}
 	if err == nil && at.room != "" && reaches(s.User, spec) {
 		err = at.give(s.User)
 	}
-	if err != nil {
-		at.remove()
-		return place{}, err
+	if s.Remove = append(s.Remove, path); at.room != "" {
+		s.Remove = append(s.Remove, at.room)
 	}
-	return at, nil
+	return at, err
 }
 
 // makeRoom makes a directory; room is empty if there was one, which the caller has made as he wants it.

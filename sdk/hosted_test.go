@@ -54,6 +54,7 @@ func TestLaunchedByHost(t *testing.T) {
 		logs   string
 	}{
 		{role{Type: "Greeter", Name: "hello", Version: "1"}, pipeline.Socket("given.sock"), ""},
+		{role{Type: "Greeter", Name: "hello", Version: "1", Again: true}, pipeline.Socket("again.sock"), ""},
 		{role{RunOnly: true}, "", `"last words"`},
 	} {
 		text, err := json.Marshal(tc.role)

@@ -40,6 +40,7 @@ type role struct {
 	HandOver, Drain             time.Duration
 	Activated                   []string // the names of inherited sockets
 	RunOnly                     bool     // log and wait for the end
+	Again                       bool     // serve a second time, after a first that ended at once
 }
 
 func TestMain(m *testing.M) {
@@ -73,10 +74,20 @@ func (r role) run() error {
 			return nil
 		})
 	}
-	return sdk.Serve(ctx, sdk.Plugin{
+	p := sdk.Plugin{
 		Type: r.Type, Name: r.Name, Versions: []string{r.Version}, Socket: r.Socket,
 		TakeOver: r.TakeOver, ExitOnRefusal: r.ExitOnRefusal, HandOver: r.HandOver, Drain: r.Drain,
 		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, example{version: r.Version}) },
+	}
+	return sdk.Run(ctx, func(ctx context.Context) error {
+		if r.Again {
+			ended, end := context.WithCancel(ctx)
+			end()
+			if err := sdk.Serve(ended, p); err != nil {
+				return err
+			}
+		}
+		return sdk.Serve(ctx, p)
 	})
 }
 

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 
-	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
@@ -24,16 +22,21 @@ type place struct {
 
 // listen makes the plugin's socket, or finds the one that it inherited.
 func listen(ctx context.Context, p Plugin) (*place, error) {
-	path, made, err := socketPath(ctx, p)
+	session, err := launched.From(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if made != nil {
-		placed, err := sock.TakeMade(os.NewFile(uintptr(made.FD), path), made.Path, path, p.Mode)
+	if made := session.TakeListener(); made != nil {
+		shake, _ := session.Handshake()
+		placed, err := sock.TakeMade(made, shake.Listener.Path, shake.PluginSocket, p.Mode)
 		if err != nil {
 			return nil, err
 		}
 		return &place{Listener: placed, placed: placed}, nil
+	}
+	path, err := socketPath(session, p)
+	if err != nil {
+		return nil, err
 	}
 	if path == "" {
 		l, err := inherited(p.Name)
@@ -65,27 +68,23 @@ func listen(ctx context.Context, p Plugin) (*place, error) {
 	return &place{Listener: placed, placed: placed, predecessor: old}, nil
 }
 
-// socketPath says where the plugin serves, and on what if the host that launched it has made its socket. No path: systemd has.
-func socketPath(ctx context.Context, p Plugin) (path string, made *handshake.Listener, err error) {
-	session, err := launched.From(ctx)
-	if err != nil {
-		return "", nil, err
-	}
+// socketPath says where the plugin makes its socket. Empty: it inherited one of systemd's.
+func socketPath(session *launched.Session, p Plugin) (string, error) {
 	if shake, ok := session.Handshake(); ok {
 		if shake.PluginSocket == "" {
-			return "", nil, errors.New("the host that launched it named no socket to serve on; have the host launch it as a plugin that serves, " +
+			return "", errors.New("the host that launched it named no socket to serve on; have the host launch it as a plugin that serves, " +
 				"or use sdk.Run if it serves nothing")
 		}
-		return shake.PluginSocket, shake.Listener, nil
+		return shake.PluginSocket, nil
 	}
 	if len(systemd.Inherited().Names()) > 0 {
-		return "", nil, nil
+		return "", nil
 	}
 	if p.Socket == "" {
-		return "", nil, errors.New("Plugin.Socket is empty, no host launched it and systemd passed no socket; " +
+		return "", errors.New("Plugin.Socket is empty, no host launched it and systemd passed no socket; " +
 			"name a path in the host's plugin directory")
 	}
-	return p.Socket, nil, nil
+	return p.Socket, nil
 }
 
 // commit ends the older instance: this one is in service.

@@ -10,7 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
+	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
 // maxMade is the length in bytes of the longest name that [Make] can give a socket, beside the directory as bind names it.
@@ -48,9 +48,13 @@ func RemoveMade(path string) error {
 
 // TakeMade listens on a socket of [Make], gives it its mode and brings it from where it was made to path. The file is closed.
 func TakeMade(file *os.File, made, path string, mode fs.FileMode) (*Placed, error) {
-	l, err := listenOn(file)
+	l, err := systemd.Listen(file)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on the socket that the host made for %s: %w", path, err)
+	}
+	listener, is := l.(*net.UnixListener)
+	if !is {
+		return nil, errors.Join(fmt.Errorf("the socket that the host made for %s is one of %s", path, l.Addr().Network()), l.Close())
 	}
 	info := Info{}
 	if err = os.Chmod(made, mode); err == nil {
@@ -62,23 +66,5 @@ func TakeMade(file *os.File, made, path string, mode fs.FileMode) (*Placed, erro
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot bring the socket that the host made to its place: %w", err), l.Close())
 	}
-	return &Placed{UnixListener: l, path: path, id: info.ID}, nil
-}
-
-// listenOn listens on a bound socket. The kernel names whoever called listen(2) last as the peer of new connections.
-func listenOn(file *os.File) (*net.UnixListener, error) {
-	err := unix.Listen(int(file.Fd()), unix.SOMAXCONN)
-	var l net.Listener
-	if err == nil {
-		l, err = net.FileListener(file) // a duplicate
-	}
-	if err := errors.Join(err, file.Close()); err != nil {
-		return nil, err
-	}
-	listener, ok := l.(*net.UnixListener)
-	if !ok {
-		return nil, errors.Join(fmt.Errorf("it is a socket of %s", l.Addr().Network()), l.Close())
-	}
-	listener.SetUnlinkOnClose(false)
-	return listener, nil
+	return &Placed{UnixListener: listener, path: path, id: info.ID}, nil
 }

@@ -88,11 +88,20 @@ func (s *Sockets) take(i int) (net.Listener, error) {
 		return nil, fmt.Errorf("the socket %q that systemd passed was taken already", s.names[i])
 	}
 	s.files[i] = nil
-	// The kernel names whoever listened last as the peer of new connections: this process, and not the manager that made the socket.
+	l, err := Listen(file)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on the socket %q that systemd passed: %w", s.names[i], err)
+	}
+	return l, nil
+}
+
+// Listen returns a listener on a socket that this process inherited, and closes the file. Closing the listener removes no socket file. The
+// kernel names whoever called listen(2) last as the peer of new connections: this process, and not the one that made the socket.
+func Listen(file *os.File) (net.Listener, error) {
 	_ = listen(int(file.Fd()))       // a socket that cannot listen fails next
 	l, err := net.FileListener(file) // a duplicate
 	if err = errors.Join(err, file.Close()); err != nil {
-		return nil, fmt.Errorf("cannot listen on the socket %q that systemd passed: %w", s.names[i], err)
+		return nil, err
 	}
 	if unix, ok := l.(*net.UnixListener); ok {
 		unix.SetUnlinkOnClose(false)

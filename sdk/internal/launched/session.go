@@ -31,6 +31,8 @@ type Session struct {
 	stderr io.Writer
 	log    *logQueue
 	conn   func() (*grpc.ClientConn, error) // once, on first use
+	// listener is the socket that the host has made, until it is taken.
+	listener atomic.Pointer[os.File]
 
 	ran atomic.Bool
 }
@@ -43,7 +45,11 @@ func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
 	conn := sync.OnceValues(func() (*grpc.ClientConn, error) {
 		return grpcsock.Dial(shake.HostSocket, grpc.WithPerRPCCredentials(ticket(shake.Ticket)))
 	})
-	return &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr), conn: conn}
+	s := &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr), conn: conn}
+	if l := shake.Listener; l != nil {
+		s.listener.Store(inherited(l.FD, shake.PluginSocket))
+	}
+	return s
 }
 
 // process is the session of this process. The first call reads the handshake, if the environment says that there is one, and takes that out
@@ -75,6 +81,10 @@ func (s *Session) Handshake() (handshake.Handshake, bool) {
 	}
 	return *s.shake, true
 }
+
+// TakeListener returns the socket that the host has made for the plugin, once: nil if there is none, or if it was taken and the plugin has
+// to make another one.
+func (s *Session) TakeListener() *os.File { return s.listener.Swap(nil) }
 
 // OfProcess reports whether the session is that of the process, which needs no context to be found.
 func (s *Session) OfProcess() bool { own, _ := process(); return own == s }

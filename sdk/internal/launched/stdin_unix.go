@@ -22,3 +22,9 @@ func openStdin() (*os.File, error) {
 	}
 	return os.NewFile(uintptr(fd), "stdin"), nil
 }
+
+// inherited returns a file that this process inherited, and that no other will.
+func inherited(fd int, name string) *os.File {
+	unix.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), name)
+}
