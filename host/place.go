@@ -19,7 +19,7 @@ type place struct {
 }
 
 // makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it, and has what is left
-// of them removed with the process. The directory is given away last: in somebody else's, what is at a path need not be what was made there.
+// of them removed with the process. The directory is given away last: what is at a path in somebody else's need not be what was made there.
 // A foreign plugin is given nothing: its socket is this process's.
 func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 	if spec.PluginSocket == "" {

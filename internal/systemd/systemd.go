@@ -100,7 +100,7 @@ func (s *Sockets) take(i int) (net.Listener, error) {
 func Listen(file *os.File) (net.Listener, error) {
 	_ = listen(int(file.Fd()))       // a socket that cannot listen fails next
 	l, err := net.FileListener(file) // a duplicate
-	if err = errors.Join(err, file.Close()); err != nil {
+	if err := errors.Join(err, file.Close()); err != nil {
 		return nil, err
 	}
 	if unix, ok := l.(*net.UnixListener); ok {
