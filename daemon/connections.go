@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// maxUserConns and maxConns bound the open connections at the control socket, and those at the stable sockets: of each user, and of all
-	// but root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, and a quarter in all at the
+	// maxUserConns bounds the open connections at the control socket, and those at the stable sockets, of each user; maxControlConns, which
+	// 10,000 subscribers do not meet, and maxStableConns those of all but root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, and a quarter in all at the
 	// control socket and at the stable sockets each. Three eighths are for plugins, see boundPlugins, and a thirty-second for connections to
 	// plugins that only have calls to end; of the rest, callers on other nodes leave two thirds at least for root.
-	maxUserConns, maxConns = 1024, 4096
+	maxUserConns, maxControlConns, maxStableConns = 1024, 10 << 10, 4096
 	// maxAddressConns and maxNodeConns bound the connections for calls from other nodes, of each address and of all. Where few files may be
 	// open, the bounds are a sixty-fourth of them and what the others leave but for an eighth, at least a thirty-second.
 	maxAddressConns, maxNodeConns = 256, 16 << 10
@@ -59,16 +59,16 @@ type connections struct {
 func newConnections(self uint32, files int, refused *prometheus.CounterVec, log *slog.Logger) *connections {
 	return &connections{
 		self: self, log: log, refused: refused,
-		control:   share.New(min(maxUserConns, files/8), min(maxConns, files/4), nil),
+		control:   share.New(min(maxUserConns, files/8), min(maxControlConns, files/4), nil),
 		strangers: share.New(maxStrangerConns, maxStrangersConns, nil),
-		stable:    share.New(min(maxUserConns, files/8), min(maxConns, files/4), nil),
+		stable:    share.New(min(maxUserConns, files/8), min(maxStableConns, files/4), nil),
 		nodes:     share.New(min(maxAddressConns, max(files/64, 1)), maxNodes(files), nil),
 	}
 }
 
 // maxNodes returns how many connections there may be for calls from other nodes, if so many files may be open.
 func maxNodes(files int) int {
-	others := 2*min(maxConns, files/4) + 3*(files/8) + files/32 + files/8
+	others := min(maxControlConns, files/4) + min(maxStableConns, files/4) + 3*(files/8) + files/32 + files/8
 	return min(maxNodeConns, max(files/32, files-others, 1))
 }
 

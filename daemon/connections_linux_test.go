@@ -123,11 +123,28 @@ func TestPoolsAreApart(t *testing.T) {
 			c.stable.Take(uid, 1)
 		}
 	}
-	if got := c.stable.Sum(); got != maxConns {
-		t.Errorf("%d connections are open, want %d", got, maxConns)
+	if got := c.stable.Sum(); got != maxStableConns {
+		t.Errorf("%d connections are open, want %d", got, maxStableConns)
 	}
 	if ok, _ := c.control.Take(9, 1); !ok {
 		t.Error("another user is kept from the control socket")
+	}
+}
+
+// TestManySubscribers: 10,000 subscribers of some users, each with a connection, keep nobody out where as many files may be open as the unit
+// says.
+func TestManySubscribers(t *testing.T) {
+	const users, each = 10, 1000
+	c := newConnections(0, 64<<10, nil, discard)
+	for uid := range uint32(users + 1) {
+		for range each {
+			if ok, why := c.control.Take(uid+1, 1); !ok && uid < users {
+				t.Fatalf("a connection of user %d is refused: %v; %d are open", uid+1, why, c.control.Sum())
+			}
+		}
+	}
+	if _, most := c.control.Limits(); c.control.Sum() != most {
+		t.Errorf("%d are open, want no more than %d", c.control.Sum(), most)
 	}
 }
 

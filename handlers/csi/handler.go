@@ -114,7 +114,7 @@ func (h *Handler) register(
 	if err != nil {
 		return cache.Registration{}, err
 	}
-	conn, err := endpoint.Dial(ctx, path, grpc.WaitForReady(true))
+	conn, err := endpoint.Dial(ctx, path, grpc.WaitForReady(true), grpc.MaxCallRecvMsgSize(maxAnswer))
 	if err != nil {
 		return cache.Registration{}, err
 	}

@@ -137,8 +137,8 @@ func TestRefused(t *testing.T) {
 	}{
 		"another name":   {named("other.example.com"), `own name is "other.example.com", and it was registered as fake.csi.example.com; register`},
 		"no name":        {named(""), `own name is "", `},
-		"a long name":    {named(strings.Repeat("x", 1<<20)), `own name is "x{256}"…, `},
-		"a huge answer":  {named(strings.Repeat("x", 5<<20)), `GetPluginInfo: ResourceExhausted: `},
+		"a long name":    {named(strings.Repeat("x", 15<<10)), `own name is "x{256}"…, `},
+		"a huge answer":  {named(strings.Repeat("x", 16<<10)), `GetPluginInfo: ResourceExhausted: `},
 		"control in it":  {named("a\x1b[2J\n"), `own name is "a\\x1b\[2J\\n", `},
 		"long version":   {version(strings.Repeat("1", 129)), `vendor_version has 129 bytes; 128 are allowed`},
 		"escape version": {version("1\x1b[31m"), `vendor_version "1\\x1b\[31m" has characters that cannot be printed`},
@@ -176,9 +176,9 @@ func TestRefused(t *testing.T) {
 			node("n", 0, map[string]string{"k": strings.Repeat("v", 64)}), `"v{64}", the value of topology key k, is no topology segment`,
 		},
 		"equal keys":  {node("n", 0, map[string]string{"zone": "a", "Zone": "b"}), `topology key (zone|Zone) is there twice`},
-		"many keys":   {node("n", 0, manySegments(1000)), `the topology is larger than the 4096 bytes that are allowed`},
-		"a flood":     {node("n", 0, manySegments(1e5)), `the topology is larger than`},
-		"a large key": {node("n", 0, map[string]string{strings.Repeat("k", 1<<20): "v"}), `the topology is larger than`},
+		"many keys":   {node("n", 0, manySegments(850)), `the topology is larger than the 4096 bytes that are allowed`},
+		"a flood":     {node("n", 0, manySegments(1e5)), `NodeGetInfo: ResourceExhausted: `},
+		"a large key": {node("n", 0, map[string]string{strings.Repeat("k", 15<<10): "v"}), `the topology is larger than`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFake()

@@ -31,6 +31,8 @@ const (
 	maxString = 128
 	maxMap    = 4 << 10
 	maxNodeID = 256
+	// maxAnswer bounds one answer: at these limits, the largest, with a map, is half of it.
+	maxAnswer = 16 << 10
 )
 
 // NodeInfo is what a driver says about the node that it runs on.

@@ -34,7 +34,7 @@ func Example() {
 
 // What plugins can make a host hold and wait for is bounded. Here there is room for one resource.
 func ExampleConfig() {
-	if err := registerTwo(device.Config{CallTimeout: time.Second, ListTimeout: time.Second, MaxDevices: 64, MaxResources: 1}); err != nil {
+	if err := registerTwo(device.Config{CallTimeout: time.Second, ListTimeout: time.Second, MaxDevices: 64, MaxTotalDevices: 256, MaxResources: 1}); err != nil {
 		fmt.Println(err)
 	}
 	// Output:

@@ -40,6 +40,9 @@ type Config struct {
 	ListTimeout time.Duration
 	// MaxDevices bounds the devices of one resource (default 16,384). A list with more is refused.
 	MaxDevices int
+	// MaxTotalDevices bounds the devices of all resources together (default 65,536); those of resources without a plugin and without
+	// allocations make room for new ones. A list beyond it is refused.
+	MaxTotalDevices int
 	// MaxResources bounds the known resources (default 256); those without a plugin and without allocations make room for new ones.
 	MaxResources int
 	// Logger logs what happens to plugins; nil for no log.
@@ -47,10 +50,11 @@ type Config struct {
 }
 
 const (
-	defaultCallTimeout  = 30 * time.Second // the kubelet's for PreStartContainer; its Allocate has none
-	defaultListTimeout  = 5 * time.Second
-	defaultMaxDevices   = 16_384
-	defaultMaxResources = 256
+	defaultCallTimeout     = 30 * time.Second // the kubelet's for PreStartContainer; its Allocate has none
+	defaultListTimeout     = 5 * time.Second
+	defaultMaxDevices      = 16_384
+	defaultMaxTotalDevices = 65_536
+	defaultMaxResources    = 256
 )
 
 // Handler starts using device plugins and allocates their devices. Its methods are safe for concurrent use, and none holds a lock while
@@ -84,6 +88,7 @@ func New(config Config) (*Handler, error) {
 	config.CallTimeout = cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout)
 	config.ListTimeout = cmp.Or(max(config.ListTimeout, 0), defaultListTimeout)
 	config.MaxDevices = cmp.Or(max(config.MaxDevices, 0), defaultMaxDevices)
+	config.MaxTotalDevices = cmp.Or(max(config.MaxTotalDevices, 0), defaultMaxTotalDevices)
 	config.MaxResources = cmp.Or(max(config.MaxResources, 0), defaultMaxResources)
 	h := &Handler{
 		config: config, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), store: config.Store,
@@ -263,6 +268,9 @@ func (h *Handler) install(p *plugin) error {
 			return err
 		}
 	}
+	if err := h.makeRoomFor(p.resource, len(p.devices)); err != nil {
+		return err
+	}
 	r := h.resource(p.resource)
 	if r.plugin != nil {
 		h.release(r.plugin)
@@ -280,18 +288,45 @@ func (h *Handler) makeRoom() error {
 	if len(h.resources) < h.config.MaxResources {
 		return nil
 	}
-	var oldest *resource
-	for _, r := range h.resources {
-		if r.plugin == nil && len(r.allocations) == 0 && (oldest == nil || r.gone.Before(oldest.gone)) {
-			oldest = r
-		}
-	}
-	if oldest == nil {
+	idle := h.oldestIdle("")
+	if idle == nil {
 		return fmt.Errorf("%d resources are known already, and more are not allowed; end a device plugin or release its allocations",
 			len(h.resources))
 	}
-	delete(h.resources, oldest.name)
+	delete(h.resources, idle.name)
 	return nil
+}
+
+// makeRoomFor makes sure that a resource can have so many devices. The caller holds h.mu.
+func (h *Handler) makeRoomFor(name string, devices int) error {
+	others := 0
+	for _, r := range h.resources {
+		if r.name != name {
+			others += len(r.devices)
+		}
+	}
+	for others+devices > h.config.MaxTotalDevices {
+		idle := h.oldestIdle(name)
+		if idle == nil {
+			return fmt.Errorf("the list has %d devices, other resources have %d, and more than %d in total are not allowed; "+
+				"end a device plugin or release its allocations", devices, others, h.config.MaxTotalDevices)
+		}
+		others -= len(idle.devices)
+		delete(h.resources, idle.name)
+	}
+	return nil
+}
+
+// oldestIdle returns the resource, except one, that has been without a plugin and without allocations for longest; nil if there is none.
+// The caller holds h.mu.
+func (h *Handler) oldestIdle(except string) *resource {
+	var oldest *resource
+	for _, r := range h.resources {
+		if r.name != except && r.plugin == nil && len(r.allocations) == 0 && (oldest == nil || r.gone.Before(oldest.gone)) {
+			oldest = r
+		}
+	}
+	return oldest
 }
 
 // DeRegisterPlugin releases the plugin of a resource. Its devices are unavailable until it is back; allocations stay.

@@ -2,6 +2,7 @@ package device_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/device"
 )
 
@@ -91,5 +93,30 @@ func TestEndlessLists(t *testing.T) {
 	}
 	if n := len(r.Devices()); n != 1000 {
 		t.Errorf("%d devices are known, want those of one list", n)
+	}
+}
+
+// All resources together have no more devices than allowed: a list beyond that is refused, and what a plugin left that nobody has makes room.
+func TestTotalOfDevices(t *testing.T) {
+	first := newFake("a", "b")
+	r := newRig(t, first, device.Config{MaxTotalDevices: 3})
+	register := func(name string, ids ...string) error {
+		socket := filepath.Join(tempDir(t), "plugin.sock")
+		serveAt(t, socket, newFake(ids...).register)
+		return r.RegisterPlugin("example.com/"+name, socket, []string{"v1beta1"}, nil)
+	}
+	if err := register("two", "c", "d"); err == nil || errors.Is(err, cache.ErrRetry) || !strings.Contains(err.Error(), "more than 3 in total") {
+		t.Errorf("got %v, want that it is refused", err)
+	}
+	r.must(register("one", "c"))
+	eventually(t, r.Handler, "a:healthy b:healthy c:healthy")
+	first.set("d", "Healthy")
+	eventually(t, r.Handler, "a:unavailable b:unavailable c:healthy")
+	r.DeRegisterPlugin("example.com/one")
+	eventually(t, r.Handler, "a:healthy b:healthy d:healthy")
+	r.give("somebody", 1)
+	r.DeRegisterPlugin(resource)
+	if err := register("two", "c", "d"); err == nil {
+		t.Error("devices that somebody has made room")
 	}
 }

@@ -80,7 +80,9 @@ func (h *Handler) stream(ctx context.Context, p *plugin) error {
 		if err != nil {
 			return fmt.Errorf("ListAndWatch: %w", err)
 		}
-		h.listed(p, devices)
+		if err := h.listed(p, devices); err != nil {
+			return fmt.Errorf("ListAndWatch: %w", err)
+		}
 		now := time.Now()
 		if earliest := now.Add(-listBurst * listPause); due.Before(earliest) {
 			due = earliest
@@ -116,10 +118,13 @@ func devicesOf(list *pluginapi.ListAndWatchResponse, limit int) (map[string]devi
 	return devices, nil
 }
 
-// listed takes a list of devices over.
-func (h *Handler) listed(p *plugin, devices map[string]device) {
+// listed takes a list of devices over, unless all resources together would have too many.
+func (h *Handler) listed(p *plugin, devices map[string]device) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if err := h.makeRoomFor(p.resource, len(devices)); err != nil {
+		return err
+	}
 	p.watched, p.wrong = true, ""
 	if r := h.resources[p.resource]; r != nil && r.plugin == p {
 		r.devices = devices
@@ -128,6 +133,7 @@ func (h *Handler) listed(p *plugin, devices map[string]device) {
 		p.devices = devices
 	}
 	p.answerFirst(nil)
+	return nil
 }
 
 // lost records that the list of a plugin's devices is not up to date any more, or still is not. The log says so once for each reason in a

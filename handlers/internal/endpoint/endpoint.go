@@ -16,7 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// maxAnswer bounds one answer of a plugin in bytes.
+// maxAnswer bounds one answer of a plugin in bytes, unless the handler knows better.
 const maxAnswer = 4 << 20
 
 // Conn is a connection to an endpoint that can be let go of while calls use it. Its methods are safe for concurrent use.
@@ -37,7 +37,7 @@ func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, er
 			Backoff:           backoff.Backoff{Min: 50 * time.Millisecond, Max: time.Second}.GRPC(),
 			MinConnectTimeout: 5 * time.Second, // a plugin on a busy machine may need that for the handshake; each call has its own timeout
 		}),
-		grpc.WithDefaultCallOptions(append(calls, grpc.MaxCallRecvMsgSize(maxAnswer))...),
+		grpc.WithDefaultCallOptions(append([]grpc.CallOption{grpc.MaxCallRecvMsgSize(maxAnswer)}, calls...)...),
 	}
 	if dial := cache.EndpointDialer(ctx); dial != nil {
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, path) }))
