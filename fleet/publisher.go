@@ -65,8 +65,8 @@ type PublisherConfig struct {
 	InstanceFile string
 	// Exclusive are those of [Settings].
 	Exclusive []string
-	// Locked, if it is not nil, is called when a node competes for locks, as far as the publisher looks: when it begins, soon after that,
-	// and then three times in each retention. It must not block.
+	// Locked, if it is not nil, is called when a node competes for locks: when the publisher begins, or else as soon as one does. It may be
+	// called again after etcd was away. It must not block.
 	Locked func()
 	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none. Local tells when they
 	// change.

@@ -38,22 +38,7 @@ func (s *session) fit(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	return PresenceFor(int(found.Count), s.config.Presence, s.config.Retention), s.lookForLocks(ctx)
-}
-
-// lookForLocks tells if any node competes for locks, unless this one may not know.
-func (s *session) lookForLocks(ctx context.Context) error {
-	if s.config.Locked == nil {
-		return nil
-	}
-	found, err := s.store.get(ctx, s.config.Space.contenders(), clientv3.WithPrefix(), clientv3.WithLimit(1), clientv3.WithKeysOnly())
-	switch {
-	case isDenied(err):
-		return nil
-	case err == nil && len(found.Kvs) > 0:
-		s.config.Locked()
-	}
-	return err
+	return PresenceFor(int(found.Count), s.config.Presence, s.config.Retention), nil
 }
 
 // resized says whether the fleet has a size for which another presence fits. What differs by less than half is not worth a change.

@@ -59,6 +59,7 @@ func (s *session) run(ctx context.Context) (stood bool, err error) {
 		s.count(func(st *Stats) { st.Sessions++ })
 		look := make(chan struct{}, 1)
 		keeping.Go(func() { cancel(s.keep(living, look)) })
+		keeping.Go(func() { s.awaitLocks(living) })
 		err = s.follow(living, look)
 	}
 	if ctx.Err() != nil && s.stream != nil {

@@ -91,3 +91,28 @@ func TestSettings(t *testing.T) {
 	b.start()
 	eventually(t, "a says that all have the same", func() bool { return says() == "" })
 }
+
+// TestSettingsLate: a node that does not list a type, and that ran before any other competed for locks, is told when one begins to.
+func TestSettingsLate(t *testing.T) {
+	t.Parallel()
+	etcd, patchbay, ca := startOne(t), program(t, "patchbay"), newAuthority(t)
+	b := newCaller(t, patchbay, "b", etcd.client, ca, allowNodes, "")
+	b.configure("retention: 1m", "retention: 24h") // it looks at the fleet three times in each
+	b.start()
+	b.echo(nil)
+	b.inFleet(1)
+	local, err := client.New(filepath.Join(b.dir, "control.sock")).Conn("Echo", "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer local.Close()
+	answersFrom(t, grpc_testing.NewTestServiceClient(local), "b")
+	a := newCaller(t, patchbay, "a", etcd.client, ca, allowNodes, "  exclusive: [Echo]\n")
+	a.start()
+	a.echo(nil)
+	eventually(t, "b calls its own no more", func() bool {
+		_, err := answers(t, grpc_testing.NewTestServiceClient(local))
+		return grpcstatus.Code(err) == codes.FailedPrecondition
+	})
+	eventually(t, "b says that it does not list the type", func() bool { return strings.Contains(b.says("fleet-settings"), "Echo, node a") })
+}
