@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/entrance"
@@ -58,7 +59,7 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		AwaitRegistered: func(ctx context.Context, socketPath string) error {
 			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered)
 		},
-		Observe: rt.journal.ObserveLauncher,
+		Observe: rt.observeLauncher,
 		Output:  cfg.Logger.Handler(),
 	})
 	return mayRegister, nil
@@ -70,6 +71,25 @@ func (rt *Runtime) observe(e reconciler.Event) {
 	if e.Kind == reconciler.EventUnlinked {
 		rt.launched.Launcher.SocketRemoved(e.SocketPath)
 	}
+}
+
+// replaceTimeout is how long callers of a plugin wait while its process is replaced.
+const replaceTimeout = 30 * time.Second
+
+// observeLauncher is told what happens to launched plugins. Callers of one whose process is replaced wait until there is news of the next.
+func (rt *Runtime) observeLauncher(e launcher.Event) {
+	rt.mu.Lock()
+	if end := rt.replacing[e.Name]; end != nil {
+		end()
+		delete(rt.replacing, e.Name)
+	}
+	if ptype, name, known := rt.journal.LaunchedAs(e.Name); known && e.Kind == launcher.EventReplacing {
+		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
+		rt.replacing[e.Name] = end
+		rt.registry.Replacing(ctx, ptype, name)
+	}
+	rt.mu.Unlock()
+	rt.journal.ObserveLauncher(e)
 }
 
 // discovered describes the plugins that the pipeline knows.

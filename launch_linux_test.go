@@ -8,16 +8,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
-	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
-	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -203,60 +200,6 @@ func TestRefusedPluginSaysWhy(t *testing.T) {
 	if s := h.running("registration"); s.LastError != "" {
 		t.Errorf("it is %+v, want no error any more", s)
 	}
-}
-
-// callThrough calls the launched plugin through the registry until stop is closed, and counts.
-func (h *host) callThrough(stop <-chan struct{}, calls, failed *atomic.Int64) {
-	client, err := dynamicplugins.Dispense[v1beta1.ExampleClient](h.rt.Registry(), "T", "launched")
-	if err != nil {
-		h.t.Error(err)
-		return
-	}
-	for {
-		select {
-		case <-stop:
-			return
-		default:
-		}
-		calls.Add(1)
-		if _, err := client.GetExampleInfo(h.t.Context(), &v1beta1.ExampleRequest{}); err != nil {
-			h.t.Errorf("call %d failed: %v", calls.Load(), err)
-			failed.Add(1)
-			return
-		}
-	}
-}
-
-func TestRestartFailsNoCall(t *testing.T) {
-	h := newHost(t)
-	h.set(launchable("serve"))
-	before := h.running("registration")
-	stop := make(chan struct{})
-	var calls, failed atomic.Int64
-	callers := make(chan struct{}, 16)
-	for range cap(callers) {
-		go func() {
-			h.callThrough(stop, &calls, &failed)
-			callers <- struct{}{}
-		}()
-	}
-	for range 3 {
-		if err := h.rt.Launcher().Restart(t.Context(), "unit"); err != nil {
-			t.Error(err)
-		}
-	}
-	close(stop)
-	for range cap(callers) {
-		<-callers
-	}
-	if calls.Load() == 0 || failed.Load() > 0 {
-		t.Errorf("%d of %d calls failed", failed.Load(), calls.Load())
-	}
-	if after := h.unit(); after.PID == before.PID || alive(before.PID) {
-		t.Errorf("process %d was not replaced: %+v", before.PID, after)
-	}
-	// The socket of the old one is gone; that has to be noticed.
-	h.until("the end of the old registration", func() bool { return len(h.rt.Registry().Instances("T", "launched")) == 1 })
 }
 
 func TestBadReplacementLeavesTheOldOne(t *testing.T) {

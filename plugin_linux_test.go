@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -41,6 +42,16 @@ func servePlugin(behaviour string) int {
 		return 3
 	case "quit":
 		return 0
+	case "alone": // no other process may run
+		own, err := os.OpenFile("alone", os.O_CREATE|os.O_RDWR, 0o600)
+		if err == nil {
+			err = syscall.Flock(int(own.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "it is not alone:", err)
+			return 1
+		}
+		defer own.Close()
 	case "mute": // launched, and never serves
 		ended := make([]byte, 1)
 		for {

@@ -98,8 +98,9 @@ type Runtime struct {
 	journal  *journal.Journal
 	ready    chan struct{}
 
-	mu  sync.Mutex
-	ran bool
+	mu        sync.Mutex
+	ran       bool
+	replacing map[string]context.CancelFunc // launched plugins whose process is replaced; the end of that
 }
 
 // New returns a Runtime and loads its state. It returns an error if the state or the configuration is unusable. Nothing is watched before
@@ -128,6 +129,8 @@ func New(cfg Config) (*Runtime, error) {
 		registry: registry,
 		journal:  journal.New(cfg.Logger, cfg.EventsPath, cfg.Observer.Event, cfg.Observer.Resync),
 		ready:    make(chan struct{}),
+
+		replacing: map[string]context.CancelFunc{},
 	}
 	mayRegister, err := rt.newLaunching(cfg)
 	if err != nil {

@@ -42,6 +42,8 @@ type Plugin struct {
 	Group string `json:"group"`
 	// Restart says what to do when the process ends by itself.
 	Restart Restart `json:"restart"`
+	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, or before it is started.
+	Upgrade Upgrade `json:"upgrade" enum:"side-by-side,recreate"`
 	// StopTimeout is how long the process may take to stop when asked to, before it is killed.
 	StopTimeout time.Duration `json:"stopTimeout"`
 	// Survive lets the process outlive the daemon, to be adopted by the next one.
@@ -101,12 +103,24 @@ const (
 	RestartNever Policy = "never"
 )
 
+// Upgrade says how a new process takes the place of an old one.
+type Upgrade string
+
+// The kinds of upgrades.
+const (
+	// UpgradeSideBySide: the old process ends when the new one is registered. One that does not serve ends first all the same.
+	UpgradeSideBySide Upgrade = "side-by-side"
+	// UpgradeRecreate: the old process ends before the new one is started, because only one can have what both need.
+	UpgradeRecreate Upgrade = "recreate"
+)
+
 // SetDefaults sets every field whose default is not zero. Call it before setting the configured fields.
 func (p *Plugin) SetDefaults() {
 	p.Autostart = true
 	p.Serve = true
 	p.Protocol = ProtocolPatchbay
 	p.GoPlugin.AutoMTLS = true
+	p.Upgrade = UpgradeSideBySide
 	p.StopTimeout = 5 * time.Second
 	p.Restart = Restart{
 		Policy:  RestartOnFailure,

@@ -83,6 +83,8 @@ func (p *Plugin) problems(index int) []error {
 	check(r.Backoff.Max >= r.Backoff.Min, "restart.backoff.max", "%v must not be shorter than min, which is %v", r.Backoff.Max, r.Backoff.Min)
 	check(r.Limit > 0, "restart.limit", "it must be above zero")
 	check(r.Window > 0, "restart.window", "it must be above zero")
+	check(p.Upgrade == UpgradeSideBySide || p.Upgrade == UpgradeRecreate, "upgrade", "%q must be one of %s, %s", p.Upgrade,
+		UpgradeSideBySide, UpgradeRecreate)
 	check(p.StopTimeout > 0, "stopTimeout", "it must be above zero")
 	check(p.LogRate >= 0, "logRate", "it must be above zero")
 	return found

@@ -70,11 +70,17 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			Protocol:    protocolOf(p, connections),
 			Manual:      !p.Autostart,
 			Restart:     policy,
+			Upgrade:     upgrades[p.Upgrade],
 			StopTimeout: p.StopTimeout,
 			LogRate:     p.LogRate,
 		})
 	}
 	return plugins
+}
+
+var upgrades = map[catalogue.Upgrade]launcher.Upgrade{
+	catalogue.UpgradeSideBySide: launcher.UpgradeSideBySide,
+	catalogue.UpgradeRecreate:   launcher.UpgradeRecreate,
 }
 
 // protocolOf returns what launches a plugin of a foreign protocol; nil for all others.

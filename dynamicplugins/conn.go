@@ -71,7 +71,7 @@ func (r *Store) dispenseConn(k key, dispenser ConnDispenser) (any, error) {
 }
 
 // sharedInstance returns the instance that shared connections to k use now. If there are only restored ones, it waits for one to
-// be confirmed.
+// be confirmed; while its process is replaced, it waits for the new one.
 func (r *Store) sharedInstance(ctx context.Context, k key) (*instance, error) {
 	for {
 		if err := r.usable(); err != nil {
@@ -79,6 +79,11 @@ func (r *Store) sharedInstance(ctx context.Context, k key) (*instance, error) {
 		}
 		v := r.view(k)
 		switch {
+		case r.replacement(k).goes(v):
+			if err := r.awaitReplacement(ctx, k); err != nil {
+				return nil, err
+			}
+			continue
 		case v == nil:
 			return nil, r.missing(k)
 		case v.shared != nil:
@@ -193,5 +198,9 @@ func replaced(ctx context.Context, k key, err error) error {
 // missed says of a call that was never sent whether it belongs to another instance now: its own stopped to take calls between the moment in
 // which the call began and the one in which it was to be sent. It is then made on the other one.
 func (c *sharedConn) missed(l *link, err error) bool {
-	return status.Code(err) == codes.Unavailable && c.registry.view(c.key).link() != l
+	if status.Code(err) != codes.Unavailable {
+		return false
+	}
+	v := c.registry.view(c.key)
+	return v.link() != l || c.registry.replacement(c.key).goes(v)
 }

@@ -39,6 +39,9 @@ type Store struct {
 	entry   sync.RWMutex   // for reading by changes that begin, so that they do not wait for each other
 	changes sync.WaitGroup // those that may use the storage; added to with entry held, while down is false
 
+	// replacing are the plugins whose process is being replaced; nil for none. It is written with mu held.
+	replacing atomic.Pointer[map[key]*replacement]
+
 	mu    sync.Mutex
 	names map[string]int // of a type that have a view; without those that have none
 	waits map[key]*wait

@@ -21,7 +21,7 @@ var (
 	ErrNotFound = errors.New("plugin not found")
 	// ErrUnreachable: instances are registered, and all are marked as unreachable. The error is an *UnreachableError.
 	ErrUnreachable = errors.New("plugin unreachable")
-	// ErrNotConfirmed: the instance was restored from the storage and is not confirmed to be alive yet.
+	// ErrNotConfirmed: the instance was restored from the storage and is not confirmed to be alive yet, or its process is being replaced.
 	ErrNotConfirmed = errors.New("restored plugin not confirmed")
 	// ErrWrongClient: a dispenser created a client of another type than requested.
 	ErrWrongClient = errors.New("wrong type of plugin client")
@@ -123,6 +123,14 @@ func notConfirmed(k key, cause error) error {
 	return &failure{
 		text: fmt.Sprintf("plugin %s for type %s was restored from the saved state and is not confirmed to be alive yet",
 			k.name, k.ptype),
+		sentinel: ErrNotConfirmed,
+		cause:    cause,
+	}
+}
+
+func replacementMissing(k key, cause error) error {
+	return &failure{
+		text:     fmt.Sprintf("the process of plugin %s for type %s is being replaced, and the new one is not registered yet", k.name, k.ptype),
 		sentinel: ErrNotConfirmed,
 		cause:    cause,
 	}

@@ -160,10 +160,10 @@ func (l *Launcher) Stop(name string) error {
 	return l.on(context.Background(), name, "stop", (*unit).Stop)
 }
 
-// Restart replaces the process of a running plugin, without downtime if it serves; one that does not serve is stopped first, since two
-// processes may conflict. It starts a plugin that is not running, even one that has failed. It blocks until the new process is ready, at
-// most for the plugin's ReadyTimeout or until ctx ends. If the new process does not become ready, the old one keeps running and the error
-// wraps [ErrReplacement].
+// Restart replaces the process of a running plugin as its Upgrade says; one that does not serve is stopped first, since two processes may
+// conflict. It starts a plugin that is not running, even one that has failed. It blocks until the new process is ready, at most for the
+// plugin's ReadyTimeout or until ctx ends. If the new process does not become ready, the error wraps [ErrReplacement], and with
+// [UpgradeSideBySide] the old one keeps running.
 func (l *Launcher) Restart(ctx context.Context, name string) error {
 	return l.on(ctx, name, "restart", (*unit).Replace)
 }

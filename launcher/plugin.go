@@ -27,7 +27,7 @@ var (
 	ErrProgram = errors.New("its program cannot be executed")
 	// ErrClosed: the launcher is closed.
 	ErrClosed = machine.ErrClosed
-	// ErrReplacement: a replacement did not become ready. The old process keeps running.
+	// ErrReplacement: a replacement did not become ready. The old process keeps running, unless it had to end first.
 	ErrReplacement = machine.ErrReplacement
 )
 
@@ -39,6 +39,18 @@ const (
 	RestartAlways    = machine.Always
 	RestartOnFailure = machine.OnFailure
 	RestartNever     = machine.Never
+)
+
+// Upgrade says how a new process of a plugin takes the place of an old one.
+type Upgrade = machine.Upgrade
+
+// How a new process takes the place of an old one.
+const (
+	// UpgradeSideBySide: the old one is stopped when the new one is ready, so callers never notice.
+	UpgradeSideBySide = machine.SideBySide
+	// UpgradeRecreate: the new one is started when the old one has ended. It is for plugins that own something which only one process can have,
+	// and the only way for those that do not serve.
+	UpgradeRecreate = machine.Recreate
 )
 
 // State is what a launched plugin does.
@@ -75,6 +87,7 @@ const (
 	EventBackoff      = machine.EventBackoff
 	EventFailed       = machine.EventFailed
 	EventStopped      = machine.EventStopped
+	EventReplacing    = machine.EventReplacing
 	EventReplaced     = machine.EventReplaced
 	EventAdopted      = machine.EventAdopted
 	EventUnresponsive = machine.EventUnresponsive
@@ -98,6 +111,8 @@ type Plugin struct {
 	Manual bool
 	// Restart says when it is started again.
 	Restart RestartPolicy
+	// Upgrade says how a new process takes the place of an old one.
+	Upgrade Upgrade
 	// StopTimeout is how long it may take to stop before it is killed (default 5 s).
 	StopTimeout time.Duration
 	// ReadyTimeout is how long a replacement may take to become ready (default 30 s).
@@ -126,13 +141,14 @@ func (p Plugin) identity() string {
 // about is what the machine has to know of it.
 func (p Plugin) about() machine.Description {
 	return machine.Description{
-		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Restart: p.Restart, ReadyTimeout: p.ReadyTimeout,
+		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Upgrade: p.Upgrade, Restart: p.Restart,
+		ReadyTimeout: p.ReadyTimeout,
 	}
 }
 
-// same says whether a process of the other one need not be replaced. The process notices nothing of the LogRate.
+// same says whether a process of the other one need not be replaced. The process notices nothing of the LogRate and the Upgrade.
 func (p Plugin) same(other Plugin) bool {
-	p.LogRate = other.LogRate
+	p.LogRate, p.Upgrade = other.LogRate, other.Upgrade
 	return reflect.DeepEqual(p, other)
 }
 

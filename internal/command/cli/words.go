@@ -29,6 +29,7 @@ var eventKinds = []string{
 	"reload-failed",
 	"reloaded",
 	"replaced",
+	"replacing",
 	"responsive",
 	"restored",
 	"resync",

@@ -57,6 +57,7 @@ func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
 		m.replace()
 		return
 	}
+	m.stopTimer(g, ReadyBy)
 	m.answerAll(&g.ready, nil)
 }
 
@@ -74,6 +75,16 @@ func (m *Machine) replace() {
 	old.ends, m.current.ready = append(old.ends, m.current.ready...), nil
 	m.leaving = append(m.leaving, old)
 	m.end(old, Replaced, ByReplacement)
+}
+
+// unfulfilled says why a generation is not ready that somebody waits for.
+func (m *Machine) unfulfilled(g *generation, err error) {
+	if g == m.next {
+		m.failNext(g, err)
+		return
+	}
+	m.stopTimer(g, ReadyBy)
+	m.answerAll(&g.ready, fmt.Errorf("%w: %w", ErrReplacement, err))
 }
 
 // failNext gives a replacement up. The old one goes on.
@@ -157,6 +168,7 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	}
 	repeated := cause == ByLaunch && m.history.repeats(err)
 	m.answerAll(&g.starts, err)
+	m.unfulfilled(g, cmp.Or(err, errEndedEarly))
 	policy := g.desc.Restart
 	if !policy.restarts(err) {
 		if cause == ByLaunch {
@@ -170,7 +182,6 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 		g.err = fmt.Errorf("given up after %d restarts within %v: %w", policy.Limit, policy.Window, cmp.Or(err, errClean))
 		m.enter(g, GivenUp, cause)
 		m.emit(EventFailed, g, g.err.Error())
-		m.answerAll(&g.ready, g.err)
 		return
 	}
 	m.enter(g, BackingOff, cause)
@@ -186,7 +197,7 @@ func (m *Machine) fired(g *generation, in Fired) {
 	case kind == Settle && (g.phase == Started || g.phase == Adopted):
 		m.becomeReady(g, Ready, ByTimer)
 	case kind == ReadyBy:
-		m.failNext(g, cmp.Or(g.unready, fmt.Errorf("it was not registered within %v", cmp.Or(g.desc.ReadyTimeout, defaultReadyTimeout))))
+		m.unfulfilled(g, cmp.Or(g.unready, fmt.Errorf("it was not registered within %v", cmp.Or(g.desc.ReadyTimeout, defaultReadyTimeout))))
 	case kind != Pause || g.phase != BackingOff:
 	case g.desc.Restart.Restart == OnDemand && !in.Needed:
 		m.over(g, ByTimer)
@@ -208,7 +219,6 @@ func (m *Machine) over(g *generation, cause Cause) {
 	m.leaving = slices.DeleteFunc(m.leaving, func(o *generation) bool { return o == g })
 	switch {
 	case g == m.current && m.next != nil: // it is no replacement any more
-		m.stopTimer(m.next, ReadyBy)
 		m.current, m.next = m.next, nil
 	case len(m.leaving) == 0 && m.current != nil && m.current.phase == Wanted:
 		m.launch(m.current, ByTurn)

@@ -96,7 +96,7 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 			}
 		}
 	}
-	for len(m.queue) > 0 && m.next == nil && len(m.leaving) == 0 {
+	for len(m.queue) > 0 && !m.replacing() {
 		first := m.queue[0]
 		m.queue = m.queue[1:]
 		m.restart(first)
@@ -125,7 +125,7 @@ func (m *Machine) heard(g *generation, input Input) {
 	case Refused:
 		if unready {
 			g.unready = in.Err
-			m.failNext(g, in.Err)
+			m.unfulfilled(g, in.Err)
 		}
 	case Exited:
 		m.exited(g, in.Err)
@@ -189,11 +189,17 @@ func (m *Machine) start(r Request) {
 func (m *Machine) restart(r Request) {
 	old := m.current
 	switch {
-	case m.next != nil || len(m.leaving) > 0:
+	case m.replacing():
 		m.queue = append(m.queue, r)
 	case old == nil || old.phase.rests() || old.phase == Stopping || !old.desc.Serves:
 		m.wanted = running
 		m.begin(ByRestart, r)
+	case m.desc.Upgrade == Recreate:
+		m.wanted = running
+		m.emit(EventReplacing, old, "the old process is told to go, a new one is started when it has ended")
+		m.begin(ByRestart, 0)
+		m.current.ready = []Request{r}
+		m.setTimer(m.current, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))
 	default:
 		m.wanted = running
 		m.next = m.generation()
@@ -201,6 +207,11 @@ func (m *Machine) restart(r Request) {
 		m.setTimer(m.next, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))
 		m.launch(m.next, ByRestart)
 	}
+}
+
+// replacing says whether an old process has yet to make way for a new one, or the new one to become ready.
+func (m *Machine) replacing() bool {
+	return m.next != nil || len(m.leaving) > 0 || m.current != nil && len(m.current.ready) > 0
 }
 
 // begin makes a new generation the current one, and waits for the end of the one before.
@@ -257,9 +268,15 @@ func (m *Machine) withdraw(in Withdraw) {
 		m.failNext(m.next, in.Err)
 		return
 	}
-	if i := slices.Index(m.queue, in.Request); i >= 0 {
-		m.queue = slices.Delete(m.queue, i, i+1)
-		m.answer(in.Request, in.Err)
+	waiting := []*[]Request{&m.queue}
+	if m.current != nil {
+		waiting = append(waiting, &m.current.ready)
+	}
+	for _, list := range waiting {
+		if i := slices.Index(*list, in.Request); i >= 0 {
+			*list = slices.Delete(*list, i, i+1)
+			m.answer(in.Request, in.Err)
+		}
 	}
 }
 

@@ -118,7 +118,7 @@ var Table = []Row{
 	{nil, ByStart, "an earlier process of it has not ended", Wanted},
 	{nil, ByDemand, "", Starting},
 	{nil, ByRestart, "the old one keeps running meanwhile, or there is none", Starting},
-	{nil, ByRestart, "it does not serve, and the old one must end first", Wanted},
+	{nil, ByRestart, "the old one must end first: it does not serve, or is recreated", Wanted},
 	{nil, BySurvivor, "", Adopted},
 	{one(Wanted), ByTurn, "", Starting},
 
@@ -146,7 +146,7 @@ var Table = []Row{
 	{append(exiting[:len(exiting):len(exiting)], Starting), ByStop, "", Stopping},
 	{[]Phase{Starting, Started, Ready, Serving, Lost, Failing}, ByClose, "it does not survive, or is not up", Stopping},
 	{up, ByClose, "it survives", Surviving},
-	{[]Phase{Starting, Started, Adopted, Ready}, ByRestart, "it does not serve, and ends before the new one", Stopping},
+	{append(exiting[:len(exiting):len(exiting)], Starting), ByRestart, "it ends before the new one: it does not serve, or is recreated", Stopping},
 	{idle, ByStop, "", Over},
 	{idle, ByClose, "", Over},
 	{[]Phase{BackingOff, GivenUp}, ByRestart, "a new one begins", Over},

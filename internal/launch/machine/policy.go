@@ -18,6 +18,15 @@ const (
 	OnDemand                 // after every end, but only when somebody needs it
 )
 
+// Upgrade says how a new process of a plugin takes the place of an old one.
+type Upgrade int
+
+// The kinds of upgrades. Of a plugin that does not serve, the old process always ends first.
+const (
+	SideBySide Upgrade = iota // the old one is stopped when the new one is ready
+	Recreate                  // the new one is started when the old one has ended
+)
+
 // Policy says when a plugin is started again. Zero durations and counts stand for the defaults.
 type Policy struct {
 	Restart    Restart

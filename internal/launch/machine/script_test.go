@@ -86,8 +86,10 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	switch d.Cmd {
 	case "configure":
 		policy := Policy{Restart: restarts[word("restart")], Limit: int(number("limit")), RestartUnresponsive: d.HasArg("unresponsive")}
+		upgrades := map[string]Upgrade{"": SideBySide, "recreate": Recreate}
 		return Configure{Changed: d.HasArg("changed"), Description: Description{
 			Identity: word("identity"), Serves: d.HasArg("serves"), Survives: d.HasArg("survives"), Restart: policy,
+			Upgrade: upgrades[word("upgrade")],
 		}}
 	case "start":
 		return Start{r}

@@ -76,6 +76,8 @@ const (
 	EventStopped EventKind = "stopped"
 	// EventReplaced: a new process of a launched plugin is ready, and the old one is being stopped.
 	EventReplaced EventKind = "replaced"
+	// EventReplacing: the process of a launched plugin is being stopped, and a new one takes its place after that.
+	EventReplacing EventKind = "replacing"
 	// EventAdopted: a process that survived an earlier host was taken over.
 	EventAdopted EventKind = "adopted"
 	// EventUnresponsive: a launched plugin does not answer health checks. EventResponsive: a launched plugin answers health checks again.
@@ -112,8 +114,10 @@ var (
 type Description struct {
 	// Identity is the same for two descriptions of which a process can be the same.
 	Identity string
-	// Serves says that it is ready when it is registered, and that an old and a new process of it get along.
+	// Serves says that it is ready when it is registered.
 	Serves bool
+	// Upgrade says how a newer process takes the place of an older one.
+	Upgrade Upgrade
 	// Survives says that its process goes on when its host ends.
 	Survives bool
 	Restart  Policy

@@ -56,8 +56,12 @@ type config struct {
 	number   int
 	serves   bool
 	survives bool
+	upgrade  machine.Upgrade
 	policy   machine.Policy
 }
+
+// alone says that no two of its processes may run at once.
+func (c config) alone() bool { return !c.serves || c.upgrade == machine.Recreate }
 
 // world is a plugin and what is around it.
 type world struct {
@@ -152,8 +156,8 @@ func (w *world) launch(ctx context.Context, cfg config) (supervise.Process, erro
 func (w *world) noteStart(cfg config) {
 	up := w.alive()
 	for _, p := range up {
-		if !cfg.serves && !p.cfg.serves {
-			w.fail("a second process of one that does not serve beside %d", p.pid)
+		if cfg.alone() && p.cfg.alone() {
+			w.fail("a second process of one that runs alone beside %d", p.pid)
 		}
 	}
 	if len(up) > 1 {
@@ -221,7 +225,7 @@ func (p *proc) Terminate(ctx context.Context) {
 		w.fail("process %d is told to end twice", p.pid)
 	}
 	p.told = true
-	if p.registered && !w.stopped && !w.closed && !p.unfit && !p.survivor && p.cfg.serves && w.cfg.serves {
+	if p.registered && !w.stopped && !w.closed && !p.unfit && !p.survivor && !p.cfg.alone() && !w.cfg.alone() {
 		if !slices.ContainsFunc(w.alive(), func(o *proc) bool { return o != p && o.registered }) && !p.lost {
 			w.fail("process %d is ended, and nobody serves", p.pid)
 		}

@@ -43,12 +43,15 @@ func (w *world) configure(changed bool) {
 		}}
 		if w.cfg.policy.Restart == machine.OnDemand {
 			w.cfg.policy.Limit, w.cfg.survives, w.cfg.serves = -1, false, true
+		} else if w.OneIn(4) {
+			w.cfg.upgrade = machine.Recreate
 		}
 	}
 	w.cfg.number = number
 	w.say("configuration %+v", w.cfg)
 	w.unit.Configure(w.cfg, machine.Description{
-		Identity: w.cfg.identity(), Serves: w.cfg.serves, Survives: w.cfg.survives, Restart: w.cfg.policy, ReadyTimeout: 10 * time.Second,
+		Identity: w.cfg.identity(), Serves: w.cfg.serves, Survives: w.cfg.survives, Upgrade: w.cfg.upgrade, Restart: w.cfg.policy,
+		ReadyTimeout: 10 * time.Second,
 	}, changed)
 }
 
@@ -89,7 +92,7 @@ func (w *world) act() {
 	case n == 7 && !onDemand:
 		w.configure(true)
 	case n == 8 && !onDemand:
-		p := w.begin(config{number: w.cfg.number - w.IntN(2), serves: w.cfg.serves, survives: true})
+		p := w.begin(config{number: w.cfg.number - w.IntN(2), serves: w.cfg.serves, survives: true, upgrade: w.cfg.upgrade})
 		p.survivor = true
 		w.say("process %d survived", p.pid)
 		w.unit.Survivor(p)

@@ -2,4 +2,4 @@
 
 package supervise_test
 
-const defaultSeeds = 5000
+const defaultSeeds = 20_000

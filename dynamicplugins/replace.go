@@ -1,0 +1,66 @@
+package dynamicplugins
+
+import (
+	"context"
+	"maps"
+)
+
+// replacement has callers of a plugin wait for another instance than the one that goes.
+type replacement struct{ allocID string }
+
+// Replacing says that the process of a plugin ends, and that another one takes its place: calls on shared connections that begin before ctx
+// ends wait for an instance other than the present one. Calls in progress end where they are. Nothing happens if the plugin has no instance
+// that is in use. It does not block.
+func (r *Store) Replacing(ctx context.Context, ptype, name string) {
+	k := key{ptype, name}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.view(k)
+	if v == nil || v.shared == nil {
+		return
+	}
+	own := &replacement{v.shared.info.AllocID}
+	r.setReplacement(k, own)
+	context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.replacement(k) == own { // else there is a later one
+			r.setReplacement(k, nil)
+			r.wake(k)
+		}
+	})
+}
+
+// setReplacement sets the replacement of a plugin; nil for none. The caller holds r.mu.
+func (r *Store) setReplacement(k key, to *replacement) {
+	all := map[key]*replacement{}
+	if before := r.replacing.Load(); before != nil {
+		all = maps.Clone(*before)
+	}
+	if all[k] = to; to == nil {
+		delete(all, k)
+	}
+	r.replacing.Store(&all)
+}
+
+// replacement returns that of a plugin; nil for none.
+func (r *Store) replacement(k key) *replacement {
+	if all := r.replacing.Load(); all != nil {
+		return (*all)[k]
+	}
+	return nil
+}
+
+// awaitReplacement waits until callers of a plugin need not wait for another instance.
+func (r *Store) awaitReplacement(ctx context.Context, k key) error {
+	err := r.await(ctx, k, func(v *view) bool { return !r.replacement(k).goes(v) })
+	if err != nil && ctx.Err() != nil {
+		return replacementMissing(k, ctx.Err())
+	}
+	return err
+}
+
+// goes says whether the instance that a view has for callers, if it has one, is the one that goes.
+func (p *replacement) goes(v *view) bool {
+	return p != nil && (v == nil || v.shared == nil || v.shared.info.AllocID == p.allocID)
+}
