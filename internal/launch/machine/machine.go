@@ -198,7 +198,7 @@ func (m *Machine) restart(r Request) {
 		m.wanted = running
 		m.emit(EventReplacing, old, "the old process is told to go, a new one is started when it has ended")
 		m.begin(ByRestart, 0)
-		m.current.ready = []Request{r}
+		m.current.ready = append(m.current.ready, r)
 		m.setTimer(m.current, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))
 	default:
 		m.wanted = running
@@ -226,6 +226,10 @@ func (m *Machine) begin(cause Cause, r Request) {
 	m.current = m.generation()
 	m.current.starts = []Request{r}
 	if old != nil {
+		if old.phase != Stopping { // who waits for it waits for the new one now
+			m.current.starts, m.current.ready = append(old.starts, r), old.ready
+			old.starts, old.ready = nil, nil
+		}
 		m.end(old, Stopping, cause)
 	}
 	if len(m.leaving) > 0 {
@@ -269,8 +273,10 @@ func (m *Machine) withdraw(in Withdraw) {
 		return
 	}
 	waiting := []*[]Request{&m.queue}
-	if m.current != nil {
-		waiting = append(waiting, &m.current.ready)
+	for _, g := range append(m.leaving[:len(m.leaving):len(m.leaving)], m.current) {
+		if g != nil {
+			waiting = append(waiting, &g.starts, &g.ready, &g.ends)
+		}
 	}
 	for _, list := range waiting {
 		if i := slices.Index(*list, in.Request); i >= 0 {

@@ -75,6 +75,7 @@ type world struct {
 	// asked and answered count requests; stopped is when it was stopped last, and nothing asked for since.
 	asked, answered int
 	stopped         bool
+	halts           int  // how often it was stopped or removed
 	halted          bool // it was stopped, and is not to run before it is started
 	closed          bool
 	acted           time.Time

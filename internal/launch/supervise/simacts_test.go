@@ -2,6 +2,7 @@ package supervise_test
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
@@ -78,6 +79,7 @@ func (w *world) act() {
 		}
 	case n == 5 && !onDemand:
 		w.stopped = true
+		w.halts++
 		w.ask("stop", func(done func(error)) func(error) {
 			return w.unit.Stop(func(err error) {
 				w.checkStopped()
@@ -87,6 +89,7 @@ func (w *world) act() {
 		})
 	case n == 6:
 		w.stopped, w.halted = true, false
+		w.halts++
 		w.ask("remove", w.unit.Remove)
 		w.configure(false) // it comes back
 	case n == 7 && !onDemand:
@@ -110,20 +113,29 @@ func (w *world) act() {
 	}
 }
 
-// ask asks for something, and sees that there is one answer.
+// ask asks for something, and sees that there is one answer, which is there when nobody waits any more. Nobody is told that the plugin was
+// stopped unless it was.
 func (w *world) ask(what string, ask func(done func(error)) func(error)) func(error) {
 	w.say("%s", what)
 	w.asked++
 	w.acted = w.Now()
-	once := false
-	return ask(func(err error) {
+	once, halts := false, w.halts
+	withdraw := ask(func(err error) {
 		w.say("%s is answered: %v", what, err)
 		if once {
 			w.fail("%s is answered twice", what)
 		}
+		if err != nil && strings.HasSuffix(err.Error(), "it was stopped meanwhile") && w.halts == halts && !w.closed && w.cfg.upgrade == machine.Recreate {
+			w.fail("%s is answered as if it was stopped", what)
+		}
 		once = true
 		w.answered++
 	})
+	return func(err error) {
+		if withdraw(err); !once {
+			w.fail("%s is not answered although nobody waits any more", what)
+		}
+	}
 }
 
 // checkStopped: when a stop is answered, nothing runs that ran when it was asked for.
