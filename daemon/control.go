@@ -95,23 +95,38 @@ func (c *control) version() *patchbayv1.GetVersionResponse {
 }
 
 func (c *control) GetPlugin(
-	_ context.Context, request *connect.Request[patchbayv1.GetPluginRequest],
+	ctx context.Context, request *connect.Request[patchbayv1.GetPluginRequest],
 ) (*connect.Response[patchbayv1.GetPluginResponse], error) {
 	asked, err := c.askedFor(request.Msg)
 	if err != nil {
 		return nil, err
 	}
-	response := &patchbayv1.GetPluginResponse{Plugins: each(c.instances(asked), c.describer())}
+	plugins := c.get(asked)
+	if len(plugins) == 0 && c.awaitReplaced != nil { // calls wait for the new process, and begin with this
+		if s, is := c.launchedBefore(asked); is {
+			was, _ := c.source.LaunchedAs(s.Name)
+			if err := c.awaitReplaced(ctx, was.Type, was.Name); err != nil {
+				return nil, connect.NewError(connect.CodeUnavailable, err)
+			}
+			plugins = c.get(asked)
+		}
+	}
+	if len(plugins) == 0 {
+		return nil, c.unknown(asked)
+	}
+	return connect.NewResponse(&patchbayv1.GetPluginResponse{Plugins: plugins}), nil
+}
+
+// get returns the instances and refusals of a plugin.
+func (c *control) get(asked patchbay.PluginName) []*patchbayv1.Plugin {
+	plugins := each(c.instances(asked), c.describer())
 	announced := c.announced(asked)
 	for _, refusal := range c.source.Refusals() {
 		if nameOf(refusal) == announced {
-			response.Plugins = append(response.Plugins, refusalMessage(refusal))
+			plugins = append(plugins, refusalMessage(refusal))
 		}
 	}
-	if len(response.Plugins) == 0 {
-		return nil, c.unknown(asked)
-	}
-	return connect.NewResponse(response), nil
+	return plugins
 }
 
 // unknown is the error of a call about a plugin that is not known.

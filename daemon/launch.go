@@ -143,7 +143,8 @@ func (c *control) launchedName(name string) (string, error) {
 // launchedBefore finds the launched plugin that was registered last as one that is asked for and is not registered now.
 func (c *control) launchedBefore(asked patchbay.PluginName) (launcher.Status, bool) {
 	for _, s := range c.launched.Plugins() {
-		if was, known := c.source.LaunchedAs(s.Name); known && was.Name == asked.Name && c.isOf(asked.Type, was.Type, nil) {
+		was, known := c.source.LaunchedAs(s.Name)
+		if asked.Type == "" && s.Name == asked.Name || known && was.Name == asked.Name && c.isOf(asked.Type, was.Type, nil) {
 			return s, true
 		}
 	}

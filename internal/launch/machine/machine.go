@@ -196,7 +196,9 @@ func (m *Machine) restart(r Request) {
 		m.begin(ByRestart, r)
 	case m.desc.Upgrade == Recreate:
 		m.wanted = running
-		m.emit(EventReplacing, old, "the old process is told to go, a new one is started when it has ended")
+		if old.phase != BackingOff {
+			m.emit(EventReplacing, old, "the old process is told to go, a new one is started when it has ended")
+		}
 		m.begin(ByRestart, 0)
 		m.current.ready = append(m.current.ready, r)
 		m.setTimer(m.current, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))

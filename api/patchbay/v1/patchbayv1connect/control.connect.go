@@ -105,7 +105,7 @@ type ControlServiceClient interface {
 	// StreamPlugins returns the same as ListPlugins, also as one consistent view, in messages of at most about 1 MiB.
 	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest]) (*connect.ServerStreamForClient[v1.StreamPluginsResponse], error)
 	// GetPlugin returns every known instance of one plugin, newest first. An unknown plugin fails with NOT_FOUND; if its name is reserved for a
-	// user, the message says so.
+	// user, the message says so. While the only process of a launched plugin is being replaced, it waits for the new one, as calls do.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
 	// ListRefusals returns the last refusal of each name whose plugin is gone and that has not been registered since. They are instances in the
 	// state "refused": last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
@@ -418,7 +418,7 @@ type ControlServiceHandler interface {
 	// StreamPlugins returns the same as ListPlugins, also as one consistent view, in messages of at most about 1 MiB.
 	StreamPlugins(context.Context, *connect.Request[v1.StreamPluginsRequest], *connect.ServerStream[v1.StreamPluginsResponse]) error
 	// GetPlugin returns every known instance of one plugin, newest first. An unknown plugin fails with NOT_FOUND; if its name is reserved for a
-	// user, the message says so.
+	// user, the message says so. While the only process of a launched plugin is being replaced, it waits for the new one, as calls do.
 	GetPlugin(context.Context, *connect.Request[v1.GetPluginRequest]) (*connect.Response[v1.GetPluginResponse], error)
 	// ListRefusals returns the last refusal of each name whose plugin is gone and that has not been registered since. They are instances in the
 	// state "refused": last_error is the reason, and since the time. They are ordered by type, name, and newest first within a name. The daemon
