@@ -31,13 +31,13 @@ type launcherHost struct {
 	shutdown func() error
 }
 
-func openLauncher(durable bool) launch.Opener {
+func openLauncher(durable bool, more ...dynamicplugins.Option) launch.Opener {
 	return func(dir string) (launch.Host, error) {
-		cfg := patchbay.Config{PluginDirs: []string{filepath.Join(dir, "plugins")}, RegistryOptions: []dynamicplugins.Option{
+		cfg := patchbay.Config{PluginDirs: []string{filepath.Join(dir, "plugins")}, RegistryOptions: append(more,
 			dynamicplugins.WithConnDispenser(launchedType, func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil
 			}),
-		}}
+		)}
 		closeState := func() error { return nil }
 		if durable {
 			state, err := boltstate.Open(filepath.Join(dir, "state.db"))

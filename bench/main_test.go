@@ -65,6 +65,7 @@ var rows = []struct {
 	{"P12", benchP12},
 	{"P13", benchP13},
 	{"P14", benchP14},
+	{"P16", benchP16},
 	{"List", benchList},
 	{"Restore", benchRestore},
 	{"Proxy", benchProxy},

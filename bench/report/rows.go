@@ -41,11 +41,11 @@ type growth struct {
 var (
 	ours = []string{
 		"watcher", "runtime", "patchbay", "patchbay-stuck", "host", "host-ticket", "host-socketpair", "launcher", "launcher-state",
-		"stable", "control",
+		"stable", "control", "side-by-side", "recreate", "side-by-side-goplugin", "recreate-goplugin",
 	}
 	floors = []string{
 		"floor", "floor-http2", "floor-raw", "idle", "bare", "bare-socketpair", "memory", "bbolt", "bbolt-group", "bbolt-batch50µs",
-		"bbolt-batch200µs", "bbolt-batch1ms", "direct",
+		"bbolt-batch200µs", "bbolt-batch1ms", "direct", "steady", "steady-goplugin",
 	}
 )
 
@@ -64,10 +64,11 @@ func rank(contestant string) int {
 func list(words string) []string { return strings.Fields(words) }
 
 var (
-	managers = list("watcher runtime")
-	p1Sizes  = list("appear=listen/registered=0 appear=rename/registered=0 appear=listen/registered=5000 appear=rename/registered=5000")
-	bulks    = list("plugins=1000 plugins=5000")
-	bulkGoal = []goal{
+	managers                  = list("watcher runtime")
+	upgrades, foreignUpgrades = list("side-by-side recreate"), list("side-by-side-goplugin recreate-goplugin")
+	p1Sizes                   = list("appear=listen/registered=0 appear=rename/registered=0 appear=listen/registered=5000 appear=rename/registered=5000")
+	bulks                     = list("plugins=1000 plugins=5000")
+	bulkGoal                  = []goal{
 		{Params: bulks, Unit: "wall-ms", Ours: list("watcher"), Base: list("floor"), Limit: 0.65},
 		{Params: bulks, Unit: "wall-ms", Ours: list("runtime"), Base: list("floor"), Limit: 0.8},
 		{Params: bulks, Unit: "cpu-ms", Ours: list("watcher"), Base: list("floor"), Limit: 0.45},
@@ -172,6 +173,13 @@ var rows = []row{
 				Params: list("launched=50"), Unit: "live-kB/plugin", Ours: list("host launcher launcher-state"), Base: list("go-plugin"), Limit: 1,
 			},
 			{Params: list("admission-idle=10000"), Unit: "live-kB/plugin", Ours: list("host"), Limit: 10},
+		},
+	},
+	{
+		File: "p16", Name: "P16", Title: "An upgrade under load", Base: "steady", Units: list("call-µs call-p99-µs call-max-µs failed"), Goals: []goal{
+			{Params: list("callers=64"), Unit: "failed", Ours: slices.Concat(upgrades, foreignUpgrades), Limit: 0},
+			{Params: list("callers=64"), Unit: "call-p99-µs", Ours: upgrades, Base: list("steady"), Limit: 3},
+			{Params: list("callers=64"), Unit: "call-p99-µs", Ours: foreignUpgrades, Base: list("steady-goplugin"), Limit: 3},
 		},
 	},
 	{File: "list", Name: "List", Title: "List all plugins", Base: "memory", Units: list("list-µs list-p99-µs")},
