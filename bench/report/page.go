@@ -164,7 +164,8 @@ func (r *result) judge(g goal, k key) (verdict, bool) {
 		v.goal, v.measured = fmt.Sprintf("%s %s + %s %s", relation, name, number(g.Limit), g.Unit), measured.String()
 	default:
 		measured, _ = r.ratio(k, base)
-		v.goal = fmt.Sprintf("%s %s × %s, %s", relation, number(g.Limit), name, g.Unit)
+		units := strings.Join(slices.Compact([]string{g.Unit, base.unit}), " ÷ ")
+		v.goal = fmt.Sprintf("%s %s × %s, %s", relation, number(g.Limit), name, units)
 		v.measured = measured.String() + " ×"
 	}
 	v.share = estimate{measured.Median / allowed, measured.Low / allowed, measured.High / allowed}
@@ -185,7 +186,7 @@ func (r *result) judge(g goal, k key) (verdict, bool) {
 func (r *result) best(g goal, k key) (base key, name string, ok bool) {
 	var most float64
 	for _, contestant := range g.Base {
-		candidate := key{cmp.Or(g.BaseParams, k.params), contestant, g.Unit}
+		candidate := key{cmp.Or(g.BaseParams, k.params), contestant, cmp.Or(g.BaseUnit, g.Unit)}
 		m, measured := r.median(candidate)
 		if measured && (!ok || g.AtLeast == (m.Median > most)) {
 			base, name, most, ok = candidate, contestant, m.Median, true
