@@ -83,10 +83,10 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 		end()
 		delete(rt.replacing, e.Name)
 	}
-	if ptype, name, known := rt.journal.LaunchedAs(e.Name); known && e.Kind == launcher.EventReplacing {
+	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == launcher.EventReplacing {
 		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
 		rt.replacing[e.Name] = end
-		rt.registry.Replacing(ctx, ptype, name)
+		rt.registry.Replacing(ctx, ptype, name, instance)
 	}
 	rt.mu.Unlock()
 	rt.journal.ObserveLauncher(e)

@@ -42,7 +42,7 @@ func Dispense[T any](r interface {
 //
 // An instance that was restored is not used until it is confirmed or registered. Conn, and every call, waits for that until ctx
 // ends and at most as long as WithConfirmTimeout says, and then fails with ErrNotConfirmed. It does not wait for plugins that
-// are not registered or not reachable.
+// are not registered or not reachable, except while their process is replaced; see [Store.Replacing].
 func (r *Store) Conn(ctx context.Context, ptype, name string) (grpc.ClientConnInterface, error) {
 	conn, err := r.conn(ctx, ptype, name)
 	if r.observer.Dispense != nil {

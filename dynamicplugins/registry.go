@@ -28,8 +28,8 @@ type Registry interface {
 	// DispensePlugin makes a client for the current instance with the dispenser of the type. Instances that are unreachable are
 	// passed over; if no other is left, the error is an *UnreachableError.
 	//
-	// A PluginDispenser gets restored instances at once. For a ConnDispenser, DispensePlugin waits until an instance is
-	// confirmed, as Conn does.
+	// A PluginDispenser gets restored instances at once. For a ConnDispenser, DispensePlugin waits as Conn does: until an instance is
+	// confirmed, or until the process that replaces another one is registered.
 	DispensePlugin(ptype, name string) (any, error)
 
 	// PluginsUpdatedCh returns a channel of the events of one type, or of all types if it is empty, from now on and in order. It

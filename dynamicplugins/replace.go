@@ -8,18 +8,16 @@ import (
 // replacement has callers of a plugin wait for another instance than the one that goes.
 type replacement struct{ allocID string }
 
-// Replacing says that the process of a plugin ends, and that another one takes its place: calls on shared connections that begin before ctx
-// ends wait for an instance other than the present one. Calls in progress end where they are. Nothing happens if the plugin has no instance
-// that is in use. It does not block.
-func (r *Store) Replacing(ctx context.Context, ptype, name string) {
+// Replacing says that an instance of a plugin goes, and that another one takes its place: calls on shared connections that begin before ctx
+// ends wait for another instance. Calls in progress end where they are. Nothing happens if calls go to another one already. It does not block.
+func (r *Store) Replacing(ctx context.Context, ptype, name, allocID string) {
 	k := key{ptype, name}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	v := r.view(k)
-	if v == nil || v.shared == nil {
+	if v := r.view(k); v == nil || v.shared == nil || v.shared.info.AllocID != allocID {
 		return
 	}
-	own := &replacement{v.shared.info.AllocID}
+	own := &replacement{allocID}
 	r.setReplacement(k, own)
 	context.AfterFunc(ctx, func() {
 		r.mu.Lock()

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
@@ -92,7 +93,11 @@ func newSoak(dir string, o options) (*soak, error) {
 	}
 	s.entries = append(s.entries, s.anchors...)
 	for i := range 4 {
-		s.launched = append(s.launched, &launched{name: fmt.Sprint("launched-", i), pinned: i%2 == 0, survives: i >= 2})
+		l := &launched{name: fmt.Sprint("launched-", i), pinned: i%2 == 0, survives: i >= 2, upgrade: catalogue.UpgradeSideBySide}
+		if i%3 > 0 {
+			l.upgrade = catalogue.UpgradeRecreate
+		}
+		s.launched = append(s.launched, l)
 	}
 	return s, nil
 }
@@ -189,7 +194,7 @@ func (s *soak) configure(broken bool) error {
 	b.WriteString("plugins:\n")
 	for _, l := range s.launched {
 		fmt.Fprintf(&b, "  - name: %s\n    command: [%s, serve, %s, %[1]s, \"-\"]\n", l.name, l.path, launchedType)
-		fmt.Fprintf(&b, "    survive: %t\n    env: {GORACE: atexit_sleep_ms=0}\n", l.survives)
+		fmt.Fprintf(&b, "    survive: %t\n    upgrade: %s\n    env: {GORACE: atexit_sleep_ms=0}\n", l.survives, l.upgrade)
 		b.WriteString("    restart: {policy: always, limit: 100000, backoff: {min: 50ms, max: 500ms}}\n")
 		if l.pinned {
 			program, err := os.ReadFile(l.path)

@@ -15,6 +15,7 @@ import (
 	devicepb "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
@@ -183,6 +184,7 @@ type launched struct {
 	pinned        bool
 	// survives says that its process outlives the daemon.
 	survives bool
+	upgrade  catalogue.Upgrade
 	made     int
 	// stale says that its program was replaced since it was started, and nobody has told the daemon.
 	stale bool

@@ -216,6 +216,14 @@ func (j *Journal) LaunchedAs(name string) (ptype, registered string, known bool)
 	return was.ptype, was.name, known
 }
 
+// InstanceOf returns as what a launched plugin is registered with the socket of its process, if it is.
+func (j *Journal) InstanceOf(name, socket string) (ptype, registered, instance string, known bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	was := j.launched[name]
+	return was.ptype, was.name, was.instance, was.socket == socket && socket != ""
+}
+
 // Pass adds an event for a state in passing, and logs it in one line at level Debug. It implements [reconciler.Config].Passed.
 func (j *Journal) Pass(e reconciler.Event) {
 	e.Message = cmp.Or(passing[e.Kind], e.Message)
