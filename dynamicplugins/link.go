@@ -202,13 +202,15 @@ func (c *intercepted) NewStream(
 // dialFor connects to the socket of l, if who serves it passes judgement.
 func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
 	conn, err := p.dial(ctx, l.path)
-	if err != nil || p.judge == nil {
-		return conn, err
+	if err != nil {
+		return nil, err
 	}
-	if err := p.judge(l.info, conn); err != nil {
-		return nil, errors.Join(err, conn.Close())
+	if p.judge != nil {
+		if err := p.judge(l.info, conn); err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
 	}
-	return conn, nil
+	return sock.Plain(conn), nil
 }
 
 // optionsFor returns the options of the connection to a socket.

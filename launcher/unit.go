@@ -125,7 +125,7 @@ func (u *unit) followHealth(ctx context.Context, p Plugin, proc supervise.Proces
 	dial, err := healthDialer(p, socket)
 	var conn *grpc.ClientConn
 	if err == nil {
-		conn, err = grpcsock.DialQuiet(socket, grpc.WithContextDialer(dial))
+		conn, err = grpcsock.Dial(socket, grpc.WithContextDialer(dial))
 	}
 	if err != nil {
 		u.launcher.cfg.Observe(Event{

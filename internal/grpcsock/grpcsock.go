@@ -27,11 +27,3 @@ func Dial(path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	}
 	return conn, nil
 }
-
-// quietBuffer is for a connection that stays open and carries few and small messages, of which a host has one for each plugin.
-const quietBuffer = 4 << 10
-
-// DialQuiet is Dial for a connection that stays open and on which little is said: its buffers take an eighth of the memory.
-func DialQuiet(path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
-	return Dial(path, append([]grpc.DialOption{grpc.WithReadBufferSize(quietBuffer), grpc.WithWriteBufferSize(quietBuffer)}, options...)...)
-}

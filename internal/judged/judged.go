@@ -30,7 +30,7 @@ func Dial(ctx context.Context, judge *trust.Judge, p Plugin, path string) (net.C
 	if err := Check(judge, p, path, conn); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return conn, nil
+	return sock.Plain(conn), nil
 }
 
 // ByUser connects to a socket at which nobody but a user is to listen.

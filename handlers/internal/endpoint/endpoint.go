@@ -42,7 +42,7 @@ func Dial(ctx context.Context, path string, calls ...grpc.CallOption) (*Conn, er
 	if dial := cache.EndpointDialer(ctx); dial != nil {
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, path) }))
 	}
-	conn, err := grpcsock.DialQuiet(path, options...)
+	conn, err := grpcsock.Dial(path, options...)
 	return &Conn{ClientConn: conn}, err
 }
 
