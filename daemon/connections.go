@@ -20,9 +20,10 @@ import (
 
 const (
 	// maxUserConns bounds the open connections at the control socket, and those at the stable sockets, of each user; maxControlConns, which
-	// 10,000 subscribers do not meet, and maxStableConns those of all but root and the daemon's user. Where few files may be open, the bounds are an eighth of those for a user, and a quarter in all at the
-	// control socket and at the stable sockets each. Three eighths are for plugins, see boundPlugins, and a thirty-second for connections to
-	// plugins that only have calls to end; of the rest, callers on other nodes leave two thirds at least for root.
+	// 10,000 subscribers do not meet, and maxStableConns those of all but root and the daemon's user. Where few files may be open, the bounds
+	// are an eighth of those for a user, and a quarter in all at the control socket and at the stable sockets each. Three eighths are for
+	// plugins, see boundPlugins, and a thirty-second for connections to plugins that only have calls to end; of the rest, callers on other
+	// nodes leave two thirds at least for root.
 	maxUserConns, maxControlConns, maxStableConns = 1024, 10 << 10, 4096
 	// maxAddressConns and maxNodeConns bound the connections for calls from other nodes, of each address and of all. Where few files may be
 	// open, the bounds are a sixty-fourth of them and what the others leave but for an eighth, at least a thirty-second.

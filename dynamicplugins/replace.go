@@ -8,8 +8,9 @@ import (
 // replacement has callers of a plugin wait for another instance than the one that goes.
 type replacement struct{ allocID string }
 
-// Replacing says that an instance of a plugin goes, and that another one takes its place: calls on shared connections that begin before ctx
-// ends wait for another instance. Calls in progress end where they are. Nothing happens if calls go to another one already. It does not block.
+// Replacing says that an instance of a plugin goes, and that another one takes its place: calls on shared connections that begin before
+// ctx ends wait for another instance. Calls in progress end where they are. Nothing happens if calls go to another one already. It does not
+// block.
 func (r *Store) Replacing(ctx context.Context, ptype, name, allocID string) {
 	k := key{ptype, name}
 	r.mu.Lock()
@@ -49,8 +50,8 @@ func (r *Store) replacement(k key) *replacement {
 	return nil
 }
 
-// AwaitReplaced blocks as long as callers of a plugin wait for another instance; see [Store.Replacing]. It fails when ctx ends, with an error
-// that wraps [ErrNotConfirmed] and ctx.Err(), and when the registry is shut down.
+// AwaitReplaced blocks as long as callers of a plugin wait for another instance; see [Store.Replacing]. It fails when ctx ends, with an
+// error that wraps [ErrNotConfirmed] and ctx.Err(), and when the registry is shut down.
 func (r *Store) AwaitReplaced(ctx context.Context, ptype, name string) error {
 	return r.awaitReplacement(ctx, key{ptype, name})
 }

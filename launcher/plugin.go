@@ -48,8 +48,8 @@ type Upgrade = machine.Upgrade
 const (
 	// UpgradeSideBySide: the old one is stopped when the new one is ready, so callers never notice.
 	UpgradeSideBySide = machine.SideBySide
-	// UpgradeRecreate: the new one is started when the old one has ended. It is for plugins that own something which only one process can have,
-	// and the only way for those that do not serve.
+	// UpgradeRecreate: the new one is started when the old one has ended. It is for plugins that own something which only one process can
+	// have, and the only way for those that do not serve.
 	UpgradeRecreate = machine.Recreate
 )
 

@@ -229,7 +229,7 @@ func (m *Machine) begin(cause Cause, r Request) {
 	m.current.starts = []Request{r}
 	if old != nil {
 		if old.phase != Stopping { // who waits for it waits for the new one now
-			m.current.starts, m.current.ready = append(old.starts, r), old.ready
+			m.current.starts, m.current.ready = slices.Concat(old.starts, m.current.starts), old.ready
 			old.starts, old.ready = nil, nil
 		}
 		m.end(old, Stopping, cause)

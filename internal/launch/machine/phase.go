@@ -146,7 +146,10 @@ var Table = []Row{
 	{append(exiting[:len(exiting):len(exiting)], Starting), ByStop, "", Stopping},
 	{[]Phase{Starting, Started, Ready, Serving, Lost, Failing}, ByClose, "it does not survive, or is not up", Stopping},
 	{up, ByClose, "it survives", Surviving},
-	{append(exiting[:len(exiting):len(exiting)], Starting), ByRestart, "it ends before the new one: it does not serve, or is recreated", Stopping},
+	{
+		append(exiting[:len(exiting):len(exiting)], Starting), ByRestart, "it ends before the new one: it does not serve, or is recreated",
+		Stopping,
+	},
 	{idle, ByStop, "", Over},
 	{idle, ByClose, "", Over},
 	{[]Phase{BackingOff, GivenUp}, ByRestart, "a new one begins", Over},
