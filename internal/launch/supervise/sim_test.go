@@ -77,6 +77,9 @@ type world struct {
 	stopped         bool
 	halts           int  // how often it was stopped or removed
 	halted          bool // it was stopped, and is not to run before it is started
+	barred          bool // it was stopped, and nobody asked for anything since
+	phases          map[machine.Ref]machine.Phase
+	launching       map[context.Context]bool
 	closed          bool
 	acted           time.Time
 	restarts        []time.Time
@@ -94,6 +97,8 @@ type proc struct {
 	registered     bool
 	ended, told    bool
 	unfit, lost    bool
+	hangs          bool               // it is not to be asked to end
+	unwanted       bool               // it survived, and the plugin was stopped
 	until          context.CancelFunc // ends its life
 	over           context.Context    //nolint:containedctx // it is over when this is
 	began          time.Time
@@ -102,7 +107,10 @@ type proc struct {
 }
 
 func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
-	w := &world{Sim: simulate.New(seed), events: map[machine.EventKind]int{}}
+	w := &world{
+		Sim: simulate.New(seed), events: map[machine.EventKind]int{}, phases: map[machine.Ref]machine.Phase{},
+		launching: map[context.Context]bool{},
+	}
 	w.unit = supervise.New(supervise.Config[config]{
 		Launch: w.launch, Ready: w.awaitReady, Follow: w.follow,
 		Needed: func() bool { return w.needed },
@@ -114,6 +122,7 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 	})
 	w.unit.ObserveTransitions(func(ref machine.Ref, step machine.Transition) {
 		taken[step] = true
+		w.phases[ref] = step.To
 		w.say("%d: %s → %s, %s", ref, step.From, step.To, step.On)
 		if !slices.ContainsFunc(machine.Table, func(r machine.Row) bool { return r.Has(step) }) {
 			w.fail("%s → %s, %s is not in the table", step.From, step.To, step.On)
@@ -144,6 +153,8 @@ var errFault = errors.New("fault")
 
 func (w *world) launch(ctx context.Context, cfg config) (supervise.Process, error) {
 	w.noteStart(cfg)
+	w.launching[ctx] = true
+	defer delete(w.launching, ctx)
 	if err := w.Sleep(ctx, w.Between(0, 2*time.Second)); err != nil && !w.OneIn(3) { // it may be too late to end the start
 		return nil, err
 	}
@@ -226,6 +237,9 @@ func (p *proc) Terminate(ctx context.Context) {
 		w.fail("process %d is told to end twice", p.pid)
 	}
 	p.told = true
+	if p.hangs && ctx.Err() == nil {
+		w.fail("process %d hangs, and is asked to end", p.pid)
+	}
 	if p.registered && !w.stopped && !w.closed && !p.unfit && !p.survivor && !p.cfg.alone() && !w.cfg.alone() {
 		if !slices.ContainsFunc(w.alive(), func(o *proc) bool { return o != p && o.registered }) && !p.lost {
 			w.fail("process %d is ended, and nobody serves", p.pid)
@@ -242,7 +256,9 @@ func (w *world) awaitReady(ctx context.Context, process supervise.Process) error
 	}
 	if !w.calm && w.OneIn(12) {
 		p.unfit = true
-		w.unit.Unfit(p, errFault, false)
+		hangs := w.OneIn(2)
+		p.hangs = hangs && !p.survivor && w.unit.Process() == supervise.Process(p)
+		w.unit.Unfit(p, errFault, hangs)
 		return errFault
 	}
 	switch {

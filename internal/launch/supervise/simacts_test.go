@@ -70,15 +70,15 @@ func (w *world) act() {
 		w.unit.Tell(machine.Demand{})
 	case n < 3:
 		w.ask("start", w.unit.Start)
-		w.stopped = false
+		w.stopped, w.barred = false, false
 	case n < 5 && !onDemand:
-		w.stopped = false
+		w.stopped, w.barred = false, false
 		withdraw := w.ask("replace", w.unit.Replace)
 		if w.OneIn(3) {
 			w.AfterFunc(w.Between(0, 5*time.Second), func() { withdraw(errors.New("nobody waits")) })
 		}
 	case n == 5 && !onDemand:
-		w.stopped = true
+		w.stopped, w.barred = true, true
 		w.halts++
 		w.ask("stop", func(done func(error)) func(error) {
 			return w.unit.Stop(func(err error) {
@@ -88,7 +88,7 @@ func (w *world) act() {
 			})
 		})
 	case n == 6:
-		w.stopped, w.halted = true, false
+		w.stopped, w.halted, w.barred = true, false, false
 		w.halts++
 		w.ask("remove", w.unit.Remove)
 		w.configure(false) // it comes back
@@ -96,7 +96,7 @@ func (w *world) act() {
 		w.configure(true)
 	case n == 8 && !onDemand:
 		p := w.begin(config{number: w.cfg.number - w.IntN(2), serves: w.cfg.serves, survives: true, upgrade: w.cfg.upgrade})
-		p.survivor = true
+		p.survivor, p.unwanted = true, w.barred
 		w.say("process %d survived", p.pid)
 		w.unit.Survivor(p)
 	case (n == 9 || n == 12) && !onDemand:
@@ -155,6 +155,7 @@ func (w *world) check() {
 	if w.halted {
 		w.checkStopped()
 	}
+	w.checkProcesses()
 	s := w.unit.Status()
 	if (s.State == machine.StateBackoff) == s.NextStart.IsZero() {
 		w.fail("it is %+v", s)
@@ -171,6 +172,29 @@ func (w *world) check() {
 	}
 	if w.events[machine.EventReady] > w.ready && w.cfg.serves {
 		w.fail("%d times ready, and %d processes were registered", w.events[machine.EventReady], w.ready)
+	}
+}
+
+// checkProcesses: no start goes on that was given up, and nothing of a plugin that was stopped is taken over.
+func (w *world) checkProcesses() {
+	starting, started := 0, 0
+	for _, phase := range w.phases {
+		if phase == machine.Starting {
+			starting++
+		}
+	}
+	for ctx := range w.launching {
+		if ctx.Err() == nil {
+			started++
+		}
+	}
+	if started > starting {
+		w.fail("%d starts go on, and %d are wanted", started, starting)
+	}
+	for _, p := range w.procs {
+		if p.unwanted && p.adopted {
+			w.fail("process %d is taken over, and the plugin was stopped", p.pid)
+		}
 	}
 }
 
@@ -214,6 +238,11 @@ func (w *world) end() {
 	for _, p := range w.alive() {
 		if !p.cfg.survives || !p.left {
 			w.fail("process %d outlives the host", p.pid)
+		}
+	}
+	for _, p := range w.procs {
+		if p.survivor && !p.adopted && !p.told {
+			w.fail("nobody cares for process %d, which survived", p.pid)
 		}
 	}
 	if w.calm && w.cfg.survives && s.State == machine.StateRunning && len(w.alive()) != 1 {
