@@ -65,6 +65,8 @@ type control struct {
 	picture
 	naming
 
+	// awaitReplaced blocks as long as callers of a plugin wait for its new process; nil if nobody ever does.
+	awaitReplaced func(ctx context.Context, ptype, name string) error
 	// calls takes what is not for the control API; nil refuses it.
 	calls    http.Handler
 	requests *requests

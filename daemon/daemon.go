@@ -258,10 +258,8 @@ func (d *Daemon) serve(ctx context.Context, l *listening, a *assembly, parts *cl
 	shown := newPicture(a.seen, a.runtime.Launcher(), a.fleet, &d.metadata)
 	c := &control{
 		picture: shown, calls: newForwarder(a.guard, a.registry, a.fleet, a.conns.budget),
-		naming: naming{
-			a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 },
-			a.runtime.Registry().AwaitReplaced,
-		},
+		naming:        naming{a.handlers.all, func(ptype, name string) bool { return len(a.runtime.Registry().Instances(ptype, name)) > 0 }},
+		awaitReplaced: a.runtime.Registry().AwaitReplaced,
 		requests: &requests{
 			newBudget("requests to the control API", requestLimits, a.conns.self, a.metrics.callsLimited, d.log), a.conns.budget,
 		},

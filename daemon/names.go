@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,8 +22,6 @@ type naming struct {
 	handlers func() map[string]cache.PluginHandler
 	// registered says whether a plugin is in the registry under a type or role; nil if that is not known.
 	registered func(ptype, name string) bool
-	// awaitReplaced blocks as long as callers of a plugin wait for its new process; nil if nobody ever does.
-	awaitReplaced func(ctx context.Context, ptype, name string) error
 }
 
 // isOf says whether a plugin is of a type or has it as a role. Its roles are empty if it was never registered, or if that is not known.

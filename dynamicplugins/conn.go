@@ -80,7 +80,7 @@ func (r *Store) sharedInstance(ctx context.Context, k key) (*instance, error) {
 		v := r.view(k)
 		switch {
 		case r.replacement(k).goes(v):
-			if err := r.awaitReplacement(ctx, k); err != nil {
+			if err := r.AwaitReplaced(ctx, k.ptype, k.name); err != nil {
 				return nil, err
 			}
 			continue

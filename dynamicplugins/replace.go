@@ -53,11 +53,7 @@ func (r *Store) replacement(k key) *replacement {
 // AwaitReplaced blocks as long as callers of a plugin wait for another instance; see [Store.Replacing]. It fails when ctx ends, with an
 // error that wraps [ErrNotConfirmed] and ctx.Err(), and when the registry is shut down.
 func (r *Store) AwaitReplaced(ctx context.Context, ptype, name string) error {
-	return r.awaitReplacement(ctx, key{ptype, name})
-}
-
-// awaitReplacement is AwaitReplaced.
-func (r *Store) awaitReplacement(ctx context.Context, k key) error {
+	k := key{ptype, name}
 	err := r.await(ctx, k, func(v *view) bool { return !r.replacement(k).goes(v) })
 	if err != nil && ctx.Err() != nil {
 		return replacementMissing(k, ctx.Err())

@@ -23,7 +23,13 @@ func (s *session) awaitLocks(ctx context.Context) {
 			s.config.Locked()
 			return
 		case isDenied(err):
+			s.config.Logger.Info("fleet: this node may not read who competes for locks, and calls its own plugins of types that fleet.exclusive "+
+				"does not list, whoever else has them; if the fleet has exclusive plugins, grant its user read on the range in etcd",
+				"node", s.config.Node, "range", s.config.Space.contenders())
 			return
+		case failures == 1 && ctx.Err() == nil:
+			s.config.Logger.Warn("fleet: cannot be told of nodes that compete for locks, and tries again", "node", s.config.Node,
+				"error", explain(err))
 		}
 		if !backoff.Pause(ctx, retry.After(failures)) {
 			return

@@ -297,20 +297,23 @@ func (h *Handler) makeRoom() error {
 	return nil
 }
 
-// makeRoomFor makes sure that a resource can have so many devices. The caller holds h.mu.
+// makeRoomFor makes sure that a resource can have so many devices. Nothing is forgotten for one that cannot. The caller holds h.mu.
 func (h *Handler) makeRoomFor(name string, devices int) error {
-	others := 0
+	others, kept := 0, 0
 	for _, r := range h.resources {
 		if r.name != name {
 			others += len(r.devices)
+			if !r.idle() {
+				kept += len(r.devices)
+			}
 		}
+	}
+	if kept+devices > h.config.MaxTotalDevices {
+		return fmt.Errorf("the list has %d devices, resources in use have %d, and more than %d in total are not allowed; "+
+			"end a device plugin or release its allocations", devices, kept, h.config.MaxTotalDevices)
 	}
 	for others+devices > h.config.MaxTotalDevices {
 		idle := h.oldestIdle(name)
-		if idle == nil {
-			return fmt.Errorf("the list has %d devices, other resources have %d, and more than %d in total are not allowed; "+
-				"end a device plugin or release its allocations", devices, others, h.config.MaxTotalDevices)
-		}
 		others -= len(idle.devices)
 		delete(h.resources, idle.name)
 	}
@@ -322,7 +325,7 @@ func (h *Handler) makeRoomFor(name string, devices int) error {
 func (h *Handler) oldestIdle(except string) *resource {
 	var oldest *resource
 	for _, r := range h.resources {
-		if r.name != except && r.plugin == nil && len(r.allocations) == 0 && (oldest == nil || r.gone.Before(oldest.gone)) {
+		if r.name != except && r.idle() && (oldest == nil || r.gone.Before(oldest.gone)) {
 			oldest = r
 		}
 	}
@@ -363,7 +366,7 @@ func (h *Handler) depart(r *resource) {
 
 // tidy forgets a resource of which nothing is left to show. The caller holds h.mu.
 func (h *Handler) tidy(r *resource) {
-	if r.plugin == nil && len(r.devices) == 0 && len(r.allocations) == 0 {
+	if r.idle() && len(r.devices) == 0 {
 		delete(h.resources, r.name)
 	}
 }

@@ -120,3 +120,15 @@ func TestTotalOfDevices(t *testing.T) {
 		t.Error("devices that somebody has made room")
 	}
 }
+
+// Nothing is forgotten for a list that is refused all the same.
+func TestTotalForgetsNothingInVain(t *testing.T) {
+	r := newRig(t, newFake("a"), device.Config{MaxTotalDevices: 3})
+	r.DeRegisterPlugin(resource)
+	socket := filepath.Join(tempDir(t), "plugin.sock")
+	serveAt(t, socket, newFake("b", "c", "d", "e").register)
+	if err := r.RegisterPlugin("example.com/many", socket, []string{"v1beta1"}, nil); err == nil {
+		t.Error("more devices than allowed are taken")
+	}
+	eventually(t, r.Handler, "a:unavailable")
+}

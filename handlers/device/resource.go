@@ -71,6 +71,9 @@ type resource struct {
 	holders     map[string]*allocation // by device
 }
 
+// idle says whether the resource has neither a plugin nor allocations.
+func (r *resource) idle() bool { return r.plugin == nil && len(r.allocations) == 0 }
+
 // resource returns the resource of a name, which is a new one if there is none. The caller holds h.mu.
 func (h *Handler) resource(name string) *resource {
 	r := h.resources[name]
