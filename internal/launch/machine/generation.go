@@ -125,7 +125,7 @@ func (m *Machine) end(g *generation, phase Phase, cause Cause) {
 		m.do(Terminate{Ref: g.ref})
 	case g.phase == Failing:
 		m.enter(g, phase, cause) // it is being ended already
-	case g.phase == Wanted || g.phase == BackingOff || g.phase == GivenUp:
+	case slices.Contains(waiting, g.phase):
 		m.over(g, cause)
 	}
 }
@@ -199,8 +199,11 @@ func (m *Machine) fired(g *generation, in Fired) {
 	case kind == ReadyBy:
 		m.unfulfilled(g, cmp.Or(g.unready, fmt.Errorf("it was not registered within %v", cmp.Or(g.desc.ReadyTimeout, defaultReadyTimeout))))
 	case kind != Pause || g.phase != BackingOff:
-	case g.desc.Restart.Restart == OnDemand && !in.Needed:
-		m.over(g, ByTimer)
+	case g.desc.onDemand() && !in.Needed && len(g.starts) == 0:
+		if m.over(g, ByTimer); g == m.current {
+			m.rest()
+			m.emit(EventIdle, m.current, "nobody needs it, so it is not restarted")
+		}
 	default:
 		m.launch(g, ByTimer)
 	}

@@ -82,8 +82,10 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 		m.withdraw(in)
 	case Survivor:
 		m.survivor(in.Process)
+	case Offer:
+		m.offer()
 	case Demand:
-		m.demand()
+		m.demand(in.Request)
 	case SocketLost:
 		if g := m.current; g != nil && g.phase == Serving && g.process.Socket == in.Socket {
 			m.enter(g, Lost, BySocketLoss)
@@ -131,6 +133,8 @@ func (m *Machine) heard(g *generation, input Input) {
 		m.exited(g, in.Err)
 	case HealthFound:
 		m.healthFound(g, in)
+	case Unneeded:
+		m.unneeded(g)
 	case Unfit:
 		switch {
 		case g == m.next:
@@ -162,6 +166,9 @@ func (m *Machine) configure(in Configure) {
 	switch {
 	case m.wanted == removed:
 		m.wanted = nothing // it came back
+	case in.Changed && m.current != nil && m.current.phase == Idle && m.desc.onDemand():
+		m.over(m.current, ByRestart)
+		m.rest()
 	case in.Changed && m.wanted == running:
 		m.restart(0)
 	}
@@ -177,11 +184,23 @@ func (m *Machine) start(r Request) {
 		m.history = history{}
 		g.starts = append(g.starts, r)
 		m.launch(g, ByStart)
+	case g.phase == Idle:
+		m.wake(g, r)
 	case g.phase == Wanted || g.phase == Starting:
 		g.starts = append(g.starts, r)
 	default:
 		m.answer(r, nil)
 	}
+}
+
+// wake has one that is idle started, when what ran before it has ended.
+func (m *Machine) wake(g *generation, r Request) {
+	g.starts = append(g.starts, r)
+	if len(m.leaving) > 0 {
+		m.enter(g, Wanted, ByDemand)
+		return
+	}
+	m.launch(g, ByDemand)
 }
 
 // restart replaces what runs, if it serves: first the new one becomes ready, then the old one ends. Of one that does not serve there is
@@ -218,9 +237,7 @@ func (m *Machine) replacing() bool {
 
 // begin makes a new generation the current one, and waits for the end of the one before.
 func (m *Machine) begin(cause Cause, r Request) {
-	if cause != ByDemand { // a person acted
-		m.history, m.failed = history{}, nil
-	}
+	m.history, m.failed = history{}, nil // a person acted
 	old := m.current
 	if old != nil && !old.phase.rests() {
 		m.leaving = append(m.leaving, old)
@@ -260,7 +277,7 @@ func (m *Machine) halt(r Request, w want, cause Cause, err error, reason string)
 		m.do(Unwatch{g.ref}, Release{g.ref})
 		m.finish(g, err)
 	default:
-		if !g.phase.rests() && g.phase != Wanted && g.phase != Stopping {
+		if (!g.phase.rests() || g.phase == Idle) && g.phase != Wanted && g.phase != Stopping {
 			g.reason = reason
 		}
 		m.end(g, Stopping, cause)
@@ -291,7 +308,7 @@ func (m *Machine) withdraw(in Withdraw) {
 // survivor takes a process over if nothing runs that it may not get along with, and somebody may want it.
 func (m *Machine) survivor(p Process) {
 	g := m.current
-	resting := g == nil || g.phase.rests() || g.phase == BackingOff
+	resting := g == nil || g.phase.rests() && g.phase != Idle || g.phase == BackingOff
 	if !m.desc.Survives || m.wanted >= stopped || m.next != nil || len(m.leaving) > 0 || !resting {
 		m.do(Discard{})
 		return
@@ -311,11 +328,61 @@ func (m *Machine) survivor(p Process) {
 	}
 }
 
-func (m *Machine) demand() {
-	if g := m.current; m.wanted <= running && (g == nil || g.phase == Over) {
-		m.wanted = running
-		m.begin(ByDemand, 0)
+// offer has it wait for who needs it.
+func (m *Machine) offer() {
+	if g := m.current; g == nil || g.phase == Over || g.phase == Stopping {
+		m.lay()
+		m.emit(EventIdle, m.current, "it is started when somebody needs it")
 	}
+}
+
+// lay makes one idle of which nothing runs, or not for long.
+func (m *Machine) lay() {
+	if g := m.current; g != nil && g.phase == Stopping {
+		m.leaving = append(m.leaving, g)
+	}
+	m.wanted = running
+	m.rest()
+}
+
+// rest makes it one that is started when somebody needs it. A start is of a new generation, which has the newest description.
+func (m *Machine) rest() {
+	old := m.current
+	m.current = m.generation()
+	if old != nil {
+		m.current.err = old.err
+	}
+	m.enter(m.current, Idle, ByOffer)
+}
+
+func (m *Machine) demand(r Request) {
+	g := m.current
+	switch {
+	case m.wanted > running:
+		m.answer(r, errNotStarted)
+	case g == nil || g.phase == Over || g.phase == Stopping:
+		m.lay()
+		m.wake(m.current, r)
+	case g.phase == Idle:
+		m.wake(g, r)
+	case g.phase == Wanted || g.phase == Starting || g.phase == BackingOff || g.phase == Failing:
+		g.starts = append(g.starts, r)
+	case g.phase == GivenUp:
+		m.answer(r, g.err)
+	default:
+		m.answer(r, nil)
+	}
+}
+
+// unneeded ends a process that nobody needs, unless another one is about to replace it.
+func (m *Machine) unneeded(g *generation) {
+	if g != m.current || !g.desc.onDemand() || m.replacing() || g.phase != Started && g.phase != Serving {
+		return
+	}
+	m.leaving = append(m.leaving, g)
+	m.rest()
+	m.emit(EventIdle, g, "nobody needs it, so its process is told to go")
+	m.end(g, Stopping, ByIdleness)
 }
 
 // Status describes the plugin.

@@ -31,6 +31,8 @@ const (
 	BackingOff
 	// GivenUp: its processes have ended too often. It rests until somebody starts it.
 	GivenUp
+	// Idle: nothing of it runs, and it is started when somebody needs it.
+	Idle
 	// Surviving: its host has ended and let it go on.
 	Surviving
 	// Over: nothing of it runs, and nothing will.
@@ -45,7 +47,7 @@ var phases = [...]struct {
 	{"new", StateStarting}, {"wanted", StateStarting}, {"starting", StateStarting}, {"started", StateStarting}, {"adopted", StateStarting},
 	{"ready", StateRunning}, {"serving", StateRunning}, {"lost", StateUnlinked},
 	{"failing", StateStopping}, {"replaced", StateStopping}, {"stopping", StateStopping},
-	{"backing off", StateBackoff}, {"given up", StateFailed}, {"surviving", StateStopped}, {"over", StateStopped},
+	{"backing off", StateBackoff}, {"given up", StateFailed}, {"idle", StateIdle}, {"surviving", StateStopped}, {"over", StateStopped},
 }
 
 func (p Phase) String() string { return phases[p].name }
@@ -75,11 +77,13 @@ const (
 	ByTimer                        // a timer of its own fired
 	ByUnfitness                    // it does not answer
 	BySocketLoss                   // its socket was removed
+	ByOffer                        // it is there for who needs it
+	ByIdleness                     // nobody has needed it for a while
 )
 
 var causeNames = [...]string{
 	"", "start", "demand", "restart", "stop", "host's end", "survivor", "turn", "launch returned", "registered", "replacement", "exit",
-	"timer", "unfit", "socket removed",
+	"timer", "unfit", "socket removed", "offer", "idleness",
 }
 
 func (c Cause) String() string { return causeNames[c] }
@@ -108,7 +112,7 @@ var (
 	unready = []Phase{Started, Adopted}
 	up      = []Phase{Started, Adopted, Ready, Serving, Lost}
 	exiting = append(up[:len(up):len(up)], Failing)
-	idle    = []Phase{Wanted, BackingOff, GivenUp}
+	waiting = []Phase{Wanted, BackingOff, GivenUp, Idle}
 	one     = func(p Phase) []Phase { return []Phase{p} }
 )
 
@@ -116,10 +120,13 @@ var (
 var Table = []Row{
 	{nil, ByStart, "", Starting},
 	{nil, ByStart, "an earlier process of it has not ended", Wanted},
-	{nil, ByDemand, "", Starting},
 	{nil, ByRestart, "the old one keeps running meanwhile, or there is none", Starting},
 	{nil, ByRestart, "the old one must end first: it does not serve, or is recreated", Wanted},
 	{nil, BySurvivor, "", Adopted},
+	{nil, ByOffer, "", Idle},
+	{one(Idle), ByDemand, "", Starting},
+	{one(Idle), ByDemand, "an earlier process of it has not ended", Wanted},
+	{[]Phase{Started, Serving}, ByIdleness, "", Stopping},
 	{one(Wanted), ByTurn, "", Starting},
 
 	{one(Starting), ByLaunch, "its process runs", Started},
@@ -150,9 +157,9 @@ var Table = []Row{
 		append(exiting[:len(exiting):len(exiting)], Starting), ByRestart, "it ends before the new one: it does not serve, or is recreated",
 		Stopping,
 	},
-	{idle, ByStop, "", Over},
-	{idle, ByClose, "", Over},
-	{[]Phase{BackingOff, GivenUp}, ByRestart, "a new one begins", Over},
+	{waiting, ByStop, "", Over},
+	{waiting, ByClose, "", Over},
+	{[]Phase{BackingOff, GivenUp, Idle}, ByRestart, "a new one begins", Over},
 
 	{[]Phase{Replaced, Stopping}, ByExit, "", Over},
 	{[]Phase{Replaced, Stopping}, ByLaunch, "it could not be started", Over},

@@ -104,7 +104,11 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	case "close":
 		return Close{}
 	case "demand":
-		return Demand{}
+		return Demand{r}
+	case "offer":
+		return Offer{}
+	case "unneeded":
+		return Unneeded{ref}
 	case "survivor":
 		return Survivor{Process{Identity: word("identity"), PID: int(number("pid")), Socket: word("socket")}}
 	case "launched":

@@ -51,7 +51,7 @@ on demand.
 	}
 	b.WriteString("\nA ready or serving one that does not answer health checks is shown as unresponsive.\n\n" +
 		"## The causes\n\n| cause | what has happened |\n|---|---|\n")
-	for c := ByStart; c <= BySocketLoss; c++ {
+	for c := ByStart; c <= ByIdleness; c++ {
 		fmt.Fprintf(&b, "| %s | %s |\n", c, causeMeanings[c])
 	}
 	b.WriteString("\n## The transitions\n\n| from | on | if | to |\n|---|---|---|---|\n")
@@ -81,13 +81,14 @@ var phaseMeanings = map[Phase]string{
 	Stopping:   "It is being stopped for good.",
 	BackingOff: "Its process has ended, and the next start is scheduled.",
 	GivenUp:    "Its processes have ended too often. It waits until somebody starts it.",
+	Idle:       "It has no process, and is started when somebody needs it.",
 	Surviving:  "Its host has ended and left it running.",
 	Over:       "Nothing of it runs or will run.",
 }
 
 var causeMeanings = map[Cause]string{
 	ByStart:       "It was started, by a person or because the catalogue says so.",
-	ByDemand:      "It is needed: there are checks for an admission plugin.",
+	ByDemand:      "Somebody needs it: a caller, or a check for an admission plugin.",
 	ByRestart:     "Somebody asked for another process, or its configuration changed.",
 	ByStop:        "It was stopped, or is no longer in the catalogue.",
 	ByClose:       "Its host ends.",
@@ -100,6 +101,8 @@ var causeMeanings = map[Cause]string{
 	ByTimer:       "Its timer fired.",
 	ByUnfitness:   "It does not answer, or breaks its protocol.",
 	BySocketLoss:  "Its socket was removed while it serves.",
+	ByOffer:       "It is to wait until somebody needs it.",
+	ByIdleness:    "Nobody has needed it for as long as its `idle` says.",
 }
 
 // TestTable: the table stays within what can be read at once, and has each transition once.

@@ -24,6 +24,8 @@ const (
 	StateBackoff State = "backoff"
 	// StateFailed: it ended too often; Restart and Start start over.
 	StateFailed State = "failed"
+	// StateIdle: it has no process, and is started when somebody needs it.
+	StateIdle State = "idle"
 	// StateStopped: it was stopped, ended by itself and is not to be started again, or was never started.
 	StateStopped State = "stopped"
 )
@@ -78,6 +80,8 @@ const (
 	EventReplaced EventKind = "replaced"
 	// EventReplacing: the process of a launched plugin is being stopped, and a new one takes its place after that.
 	EventReplacing EventKind = "replacing"
+	// EventIdle: a launched plugin has no process until somebody needs it: nobody has for a while, or it has just been configured.
+	EventIdle EventKind = "idle"
 	// EventAdopted: a process that survived an earlier host was taken over.
 	EventAdopted EventKind = "adopted"
 	// EventUnresponsive: a launched plugin does not answer health checks. EventResponsive: a launched plugin answers health checks again.
@@ -105,6 +109,7 @@ var (
 	ErrReplacement = errors.New("the replacement did not become ready")
 	ErrClosed      = errors.New("the launcher is closed")
 	errStopped     = errors.New("it was stopped meanwhile")
+	errNotStarted  = errors.New("it was stopped, and is not started on demand until somebody starts it")
 	errEndedEarly  = errors.New("it ended by itself before it was ready")
 	errClean       = errors.New("it ended by itself, without an error")
 	errUnlinked    = errors.New("its socket was removed, and it could not be replaced")
@@ -124,6 +129,9 @@ type Description struct {
 	// ReadyTimeout is how long a replacement may take to become ready.
 	ReadyTimeout time.Duration
 }
+
+// onDemand says whether it is started when somebody needs it.
+func (d Description) onDemand() bool { return d.Restart.Restart == OnDemand }
 
 type (
 	// Ref names a generation.
@@ -177,8 +185,12 @@ type (
 	Remove struct{ Request }
 	// Close says that its host ends.
 	Close struct{}
-	// Demand says that somebody needs it who did not before.
-	Demand struct{}
+	// Offer has one that is started on demand wait for that, unless it does already or runs.
+	Offer struct{}
+	// Demand says that somebody needs it who did not before. The answer is there when its process runs, or says why none does.
+	Demand struct{ Request }
+	// Unneeded says that nobody has needed it for a while.
+	Unneeded struct{ Ref }
 	// Survivor says that a process of it was reached that survived an earlier host. The effect is Adopt or Discard.
 	Survivor struct{ Process }
 	// Launched says that its process runs, or why it could not be started.

@@ -58,6 +58,7 @@ type config struct {
 	survives bool
 	upgrade  machine.Upgrade
 	policy   machine.Policy
+	offered  bool // it is started on demand, and waits for that
 }
 
 // alone says that no two of its processes may run at once.
@@ -84,6 +85,7 @@ type world struct {
 	acted           time.Time
 	restarts        []time.Time
 	needed          bool
+	demands         int // that are not answered
 	events          map[machine.EventKind]int
 	ready           int // processes that became ready for the first time
 }
@@ -124,6 +126,10 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 		taken[step] = true
 		w.phases[ref] = step.To
 		w.say("%d: %s → %s, %s", ref, step.From, step.To, step.On)
+		woken := step.From == machine.Idle && step.On == machine.ByDemand || step.From == machine.BackingOff && step.On == machine.ByTimer
+		if woken && step.To == machine.Starting && w.cfg.policy.Restart == machine.OnDemand && !w.needed && w.demands == 0 {
+			w.fail("a start that nobody needs")
+		}
 		if !slices.ContainsFunc(machine.Table, func(r machine.Row) bool { return r.Has(step) }) {
 			w.fail("%s → %s, %s is not in the table", step.From, step.To, step.On)
 		}
@@ -177,9 +183,6 @@ func (w *world) noteStart(cfg config) {
 	}
 	if w.closed {
 		w.fail("a start after the end of the host")
-	}
-	if cfg.policy.Restart == machine.OnDemand && !w.needed {
-		w.fail("a start that nobody needs")
 	}
 	w.restarts = append(w.restarts, w.Now())
 }
@@ -264,6 +267,10 @@ func (w *world) awaitReady(ctx context.Context, process supervise.Process) error
 	switch {
 	case w.calm || !w.OneIn(4):
 	case w.OneIn(2):
+		if p.cfg.offered && !w.needed {
+			p.unfit = true
+			w.unit.Unneeded(p)
+		}
 		return errFault // refused; it is asked again
 	default: // it takes its time
 		for !w.calm {
@@ -281,6 +288,13 @@ func (w *world) follow(ctx context.Context, _ config, process supervise.Process,
 	p, _ := process.(*proc)
 	states := []machine.HealthState{machine.Healthy, machine.NotServing, machine.Unresponsive}
 	for w.Sleep(ctx, w.Between(time.Second, 20*time.Second)) == nil {
+		if p.cfg.offered && !w.needed && w.OneIn(2) {
+			p.unfit = true
+			w.unit.Unneeded(p)
+			if w.unit.Status().State != machine.StateIdle && !p.told && len(w.alive()) == 1 && len(w.launching) == 0 {
+				w.fail("nobody needs process %d, and it is not told to end", p.pid)
+			}
+		}
 		state := states[w.IntN(len(states))]
 		if w.calm {
 			state = machine.Healthy

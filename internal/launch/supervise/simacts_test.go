@@ -2,6 +2,7 @@ package supervise_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,7 +44,12 @@ func (w *world) configure(changed bool) {
 			Restart: restarts[w.IntN(4)], Limit: 1 + w.IntN(4), RestartUnresponsive: w.OneIn(2),
 		}}
 		if w.cfg.policy.Restart == machine.OnDemand {
-			w.cfg.policy.Limit, w.cfg.survives, w.cfg.serves = -1, false, true
+			w.cfg.survives, w.cfg.serves, w.cfg.offered = false, true, w.OneIn(2)
+			if !w.cfg.offered {
+				w.cfg.policy.Limit = -1
+			} else if w.OneIn(4) {
+				w.cfg.upgrade = machine.Recreate
+			}
 		} else if w.OneIn(4) {
 			w.cfg.upgrade = machine.Recreate
 		}
@@ -54,6 +60,12 @@ func (w *world) configure(changed bool) {
 		Identity: w.cfg.identity(), Serves: w.cfg.serves, Survives: w.cfg.survives, Upgrade: w.cfg.upgrade, Restart: w.cfg.policy,
 		ReadyTimeout: 10 * time.Second,
 	}, changed)
+	if w.cfg.offered && number != 1 && w.stopped {
+		return // which is not for who configures it to end
+	}
+	if w.cfg.offered {
+		w.unit.Tell(machine.Offer{})
+	}
 }
 
 func (c config) identity() string { return (&proc{cfg: c}).About().Identity }
@@ -62,17 +74,17 @@ func (c config) identity() string { return (&proc{cfg: c}).About().Identity }
 func (w *world) act() {
 	before := len(w.procs)
 	defer func() { w.halted = w.halted && w.stopped && len(w.procs) == before }()
-	onDemand := w.cfg.policy.Restart == machine.OnDemand
+	onDemand := w.cfg.policy.Restart == machine.OnDemand && !w.cfg.offered
 	switch n := w.IntN(13); {
-	case n < 3 && onDemand:
+	case n < 3 && onDemand, n < 2 && w.cfg.offered:
 		w.needed = true
-		w.say("it is needed")
-		w.unit.Tell(machine.Demand{})
+		w.demand()
 	case n < 3:
+		w.needed = true
 		w.ask("start", w.unit.Start)
 		w.stopped, w.barred = false, false
 	case n < 5 && !onDemand:
-		w.stopped, w.barred = false, false
+		w.stopped, w.barred, w.needed = false, false, true
 		withdraw := w.ask("replace", w.unit.Replace)
 		if w.OneIn(3) {
 			w.AfterFunc(w.Between(0, 5*time.Second), func() { withdraw(errors.New("nobody waits")) })
@@ -92,14 +104,22 @@ func (w *world) act() {
 		w.halts++
 		w.ask("remove", w.unit.Remove)
 		w.configure(false) // it comes back
+		if w.cfg.offered {
+			w.stopped = false
+			for _, p := range w.alive() {
+				p.unfit = true // it is ended with what was removed
+			}
+			w.unit.Tell(machine.Offer{})
+		}
 	case n == 7 && !onDemand:
+		w.needed = w.needed || w.unit.Status().State != machine.StateIdle
 		w.configure(true)
-	case n == 8 && !onDemand:
+	case n == 8 && !onDemand && !w.cfg.offered:
 		p := w.begin(config{number: w.cfg.number - w.IntN(2), serves: w.cfg.serves, survives: true, upgrade: w.cfg.upgrade})
 		p.survivor, p.unwanted = true, w.barred
 		w.say("process %d survived", p.pid)
 		w.unit.Survivor(p)
-	case (n == 9 || n == 12) && !onDemand:
+	case (n == 9 || n == 12) && !onDemand && !w.cfg.offered:
 		for _, p := range w.alive() {
 			if p.registered {
 				p.lost = true
@@ -111,6 +131,16 @@ func (w *world) act() {
 	case n == 11 && w.OneIn(4):
 		w.unit.Kill()
 	}
+}
+
+func (w *world) demand() {
+	w.demands++
+	w.ask("demand", func(done func(error)) func(error) {
+		return w.unit.Demand(func(err error) {
+			w.demands--
+			done(err)
+		})
+	})
 }
 
 // ask asks for something, and sees that there is one answer, which is there when nobody waits any more. Nobody is told that the plugin was
@@ -157,6 +187,9 @@ func (w *world) check() {
 	}
 	w.checkProcesses()
 	s := w.unit.Status()
+	if s.State == machine.StateIdle && slices.ContainsFunc(w.alive(), func(p *proc) bool { return !p.told }) {
+		w.fail("a process that is not told to end is there while it is %+v", s)
+	}
 	if (s.State == machine.StateBackoff) == s.NextStart.IsZero() {
 		w.fail("it is %+v", s)
 	}
@@ -206,11 +239,10 @@ func (w *world) settle() {
 	if w.asked != w.answered {
 		w.fail("%d asked, and %d were answered", w.asked, w.answered)
 	}
-	onDemand := w.cfg.policy.Restart == machine.OnDemand
-	if onDemand {
-		w.unit.Tell(machine.Demand{})
+	if w.cfg.policy.Restart == machine.OnDemand {
+		w.demand()
 	}
-	if !onDemand {
+	if s := w.unit.Status().State; w.cfg.policy.Restart != machine.OnDemand || s == machine.StateStopped || s == machine.StateFailed {
 		w.ask("start", w.unit.Start)
 	}
 	w.stopped = false

@@ -130,6 +130,11 @@ func (u *Unit[D]) Remove(done func(error)) (withdraw func(error)) {
 	return u.ask(done, func(r machine.Request) machine.Input { return machine.Remove{Request: r} })
 }
 
+// Demand says that somebody needs the plugin. It is like Start.
+func (u *Unit[D]) Demand(done func(error)) (withdraw func(error)) {
+	return u.ask(done, func(r machine.Request) machine.Input { return machine.Demand{Request: r} })
+}
+
 func (u *Unit[D]) ask(done func(error), input func(machine.Request) machine.Input) (withdraw func(error)) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -150,11 +155,21 @@ func (u *Unit[D]) Survivor(p Process) {
 
 // Unfit says that a process is not fit to go on: it is ended, at once if it would not heed being asked, and started again.
 func (u *Unit[D]) Unfit(p Process, err error, atOnce bool) {
+	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unfit{Ref: ref, Err: err, AtOnce: atOnce} })
+}
+
+// Unneeded says that nobody has needed a process for a while.
+func (u *Unit[D]) Unneeded(p Process) {
+	u.about(p, func(ref machine.Ref) machine.Input { return machine.Unneeded{Ref: ref} })
+}
+
+// about gives the machine an input about a process that has not ended.
+func (u *Unit[D]) about(p Process, input func(machine.Ref) machine.Input) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for ref, h := range u.held {
 		if h.process == p {
-			u.step(machine.Unfit{Ref: ref, Err: err, AtOnce: atOnce})
+			u.step(input(ref))
 			return
 		}
 	}
