@@ -47,7 +47,7 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		}
 		rt.launched.Admission = admission
 	}
-	if e := entrance.New(h, rt.launched.Admission, cfg.LaunchedOnly); rt.launched.Admission != nil {
+	if e := entrance.New(h, rt.launched.Admission, cfg.LaunchedOnly, rt.answers); rt.launched.Admission != nil {
 		mayRun, mayRegister = e.MayRun, e.MayRegister
 	} else if cfg.LaunchedOnly {
 		mayRegister = e.MayRegister
@@ -59,10 +59,27 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		AwaitRegistered: func(ctx context.Context, socketPath string) error {
 			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered)
 		},
-		Observe: rt.observeLauncher,
-		Output:  cfg.Logger.Handler(),
+		Announced: rt.announced,
+		Observe:   rt.observeLauncher,
+		Output:    cfg.Logger.Handler(),
 	})
 	return mayRegister, nil
+}
+
+// answers says whether this process answers at a socket for a launched plugin, whose callers then do not notice which process serves.
+func (rt *Runtime) answers(socket string) bool {
+	_, is := rt.launched.Launcher.FrontAt(socket)
+	return is
+}
+
+// announced says as what the plugin behind a socket is registered, or was when its host ended.
+func (rt *Runtime) announced(socket string) (launcher.Announcement, bool) {
+	for _, in := range slices.Concat(rt.registry.ListPlugins(""), rt.registry.RestoredPlugins()) {
+		if r := in.Record; r != nil && r.RoleOf == "" && r.SocketPath == socket {
+			return launcher.Announcement{Type: in.Type, Name: in.Name, Versions: r.Versions}, true
+		}
+	}
+	return launcher.Announcement{}, false
 }
 
 // observe is told what happens to plugins. Where the socket of a launched one was removed nobody finds it any more.
@@ -83,7 +100,7 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 		end()
 		delete(rt.replacing, e.Name)
 	}
-	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == launcher.EventReplacing {
+	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == launcher.EventReplacing && !rt.answers(e.Socket) {
 		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
 		rt.replacing[e.Name] = end
 		rt.registry.Replacing(ctx, ptype, name, instance)
@@ -114,5 +131,6 @@ func (rt *Runtime) runUntil(ctx context.Context) error {
 		closing() // the pipeline ended first
 	}
 	<-ended
+	rt.launched.Launcher.Withdraw()
 	return err
 }

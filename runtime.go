@@ -255,12 +255,14 @@ func (rt *Runtime) Check(ctx context.Context) error { return rt.watcher.Check(ct
 func (rt *Runtime) Plugins() []PluginStatus {
 	statuses, running := rt.watcher.Plugins()
 	statuses = append(statuses, enrol.Statuses(rt.registry, "", running)...)
+	rt.launched.Behind(statuses)
 	return inOrder(append(statuses, rt.launched.Statuses(statuses)...))
 }
 
 // PluginsNamed is Plugins of those that announced one name, of any type. It costs little, however many other plugins there are.
 func (rt *Runtime) PluginsNamed(name string) []PluginStatus {
 	statuses, running := rt.watcher.PluginsNamed(name)
+	rt.launched.Behind(statuses)
 	return inOrder(append(statuses, enrol.Statuses(rt.registry, name, running)...))
 }
 

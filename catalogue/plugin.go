@@ -42,14 +42,22 @@ type Plugin struct {
 	Group string `json:"group"`
 	// Restart says what to do when the process ends by itself.
 	Restart Restart `json:"restart"`
-	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, or before it is started.
-	Upgrade Upgrade `json:"upgrade" enum:"side-by-side,recreate"`
+	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, when the new one serves
+	// behind a socket that stays, or before the new one is started.
+	Upgrade Upgrade `json:"upgrade" enum:"side-by-side,handover,recreate"`
 	// StopTimeout is how long the process may take to stop when asked to, before it is killed.
 	StopTimeout time.Duration `json:"stopTimeout"`
 	// Survive lets the process outlive the daemon, to be adopted by the next one.
 	Survive bool `json:"survive"`
-	// Autostart starts the plugin together with the daemon.
+	// Autostart starts the plugin together with the daemon. Without it, somebody has to start it by hand.
 	Autostart bool `json:"autostart"`
+	// Start says what a plugin is started by: the daemon at once, or the first call.
+	Start Start `json:"start" enum:"auto,onDemand"`
+	// Idle is how long a plugin that is started by the first call keeps running without a call.
+	Idle time.Duration `json:"idle"`
+	// Announce is what a plugin that is started by the first call is registered as before it has run (default: what it said last; if nobody
+	// knows that, it is started once to say so).
+	Announce Announce `json:"announce"`
 	// Serve gives the plugin the path for a socket in a plugin directory, where it is discovered and registered.
 	Serve bool `json:"serve"`
 	// LogRate is how many lines of output are logged per second (default: the host's limit). Excess lines are dropped and counted.
@@ -82,6 +90,29 @@ type Restart struct {
 	Unresponsive bool `json:"unresponsive"`
 }
 
+// Start says what a plugin is started by.
+type Start string
+
+// What a plugin is started by.
+const (
+	// StartAuto: by the daemon, at once.
+	StartAuto Start = "auto"
+	// StartOnDemand: by the first call. The daemon answers at its socket, and forwards calls.
+	StartOnDemand Start = "onDemand"
+)
+
+// Announce is what a plugin is registered as.
+type Announce struct {
+	// Type is the plugin's type, for example csi.
+	Type string `json:"type"`
+	// Name is the plugin's name.
+	Name string `json:"name"`
+	// Versions are those that it supports.
+	Versions []string `json:"versions"`
+}
+
+func (a Announce) isSet() bool { return a.Type+a.Name != "" || len(a.Versions) > 0 }
+
 // Backoff bounds a pause.
 type Backoff struct {
 	// Min is the first pause.
@@ -110,6 +141,8 @@ type Upgrade string
 const (
 	// UpgradeSideBySide: the old process ends when the new one is registered. One that does not serve ends first all the same.
 	UpgradeSideBySide Upgrade = "side-by-side"
+	// UpgradeHandover: as side by side, and the daemon answers at the plugin's socket all the time, and forwards calls.
+	UpgradeHandover Upgrade = "handover"
 	// UpgradeRecreate: the old process ends before the new one is started, because only one can have what both need.
 	UpgradeRecreate Upgrade = "recreate"
 )
@@ -121,6 +154,8 @@ func (p *Plugin) SetDefaults() {
 	p.Protocol = ProtocolPatchbay
 	p.GoPlugin.AutoMTLS = true
 	p.Upgrade = UpgradeSideBySide
+	p.Start = StartAuto
+	p.Idle = 5 * time.Minute
 	p.StopTimeout = 5 * time.Second
 	p.Restart = Restart{
 		Policy:  RestartOnFailure,

@@ -83,11 +83,37 @@ func (p *Plugin) problems(index int) []error {
 	check(r.Backoff.Max >= r.Backoff.Min, "restart.backoff.max", "%v must not be shorter than min, which is %v", r.Backoff.Max, r.Backoff.Min)
 	check(r.Limit > 0, "restart.limit", "it must be above zero")
 	check(r.Window > 0, "restart.window", "it must be above zero")
-	check(p.Upgrade == UpgradeSideBySide || p.Upgrade == UpgradeRecreate, "upgrade", "%q must be one of %s, %s", p.Upgrade,
-		UpgradeSideBySide, UpgradeRecreate)
+	p.checkStart(check)
 	check(p.StopTimeout > 0, "stopTimeout", "it must be above zero")
 	check(p.LogRate >= 0, "logRate", "it must be above zero")
 	return found
+}
+
+// checkStart checks how processes begin, and how one follows another.
+func (p *Plugin) checkStart(check func(ok bool, field, format string, args ...any)) {
+	upgrades := []Upgrade{UpgradeSideBySide, UpgradeHandover, UpgradeRecreate}
+	check(slices.Contains(upgrades, p.Upgrade), "upgrade", "%q must be one of %s, %s, %s", p.Upgrade, upgrades[0], upgrades[1], upgrades[2])
+	check(p.Upgrade != UpgradeHandover || p.Serve, "upgrade", "a plugin that does not serve has no socket to hand over")
+	check(p.Upgrade != UpgradeHandover || !p.Survive, "survive", "a plugin with upgrade: handover cannot: the daemon answers for it")
+	check(p.Start == StartAuto || p.Start == StartOnDemand, "start", "%q must be one of %s, %s", p.Start, StartAuto, StartOnDemand)
+	check(p.Idle > 0, "idle", "it must be above zero")
+	a := p.Announce
+	if p.Start != StartOnDemand {
+		check(!a.isSet(), "announce", "it is for start: onDemand only")
+		return
+	}
+	check(p.Serve, "serve", "a plugin with start: onDemand must serve, so that somebody can call it")
+	check(!p.Survive, "survive", "a plugin with start: onDemand cannot: the daemon answers for it")
+	check(!a.isSet() || p.Protocol == ProtocolPatchbay, "announce", "what a go-plugin plugin is registered as is in type and goPlugin")
+	check(!a.isSet() || foreign.IsType(a.Type) && foreign.Printable(a.Type), "announce.type",
+		"%q is not a plugin type: it must have printable characters, at least one, and no slash", a.Type)
+	if a.isSet() {
+		check(foreign.Printable(a.Name) && a.Name != "", "announce.name", "%q must have printable characters, at least one", a.Name)
+		check(len(a.Versions) > 0, "announce.versions", "it must name at least one")
+	}
+	for i, v := range a.Versions {
+		check(foreign.Printable(v) && v != "", fmt.Sprintf("announce.versions[%d]", i), "%q must have printable characters, at least one", v)
+	}
 }
 
 func checkCommand(command []string) error {

@@ -69,6 +69,9 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			Serve:       p.Serve,
 			Protocol:    protocolOf(p, connections),
 			Manual:      !p.Autostart,
+			OnDemand:    p.Start == catalogue.StartOnDemand,
+			Idle:        p.Idle,
+			Announce:    launcher.Announcement(p.Announce),
 			Restart:     policy,
 			Upgrade:     upgrades[p.Upgrade],
 			StopTimeout: p.StopTimeout,
@@ -80,6 +83,7 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 
 var upgrades = map[catalogue.Upgrade]launcher.Upgrade{
 	catalogue.UpgradeSideBySide: launcher.UpgradeSideBySide,
+	catalogue.UpgradeHandover:   launcher.UpgradeHandover,
 	catalogue.UpgradeRecreate:   launcher.UpgradeRecreate,
 }
 

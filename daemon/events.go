@@ -73,7 +73,9 @@ func (c *control) nextEvent(ctx context.Context, events <-chan patchbay.Event, a
 
 // registered returns the instance that is current and registered.
 func registered(instances []patchbay.PluginStatus) (*patchbay.PluginStatus, bool) {
-	i := slices.IndexFunc(instances, func(s patchbay.PluginStatus) bool { return s.State == reconciler.StateRegistered })
+	i := slices.IndexFunc(instances, func(s patchbay.PluginStatus) bool {
+		return s.State == reconciler.StateRegistered || s.State == reconciler.StateIdle
+	})
 	if i < 0 {
 		return nil, false
 	}

@@ -43,13 +43,7 @@ type link struct {
 	inUse bool
 	calls int // under way
 	// conns are those of messages (false) and of fragments (true), nil until the first call, and when they were closed.
-	conns map[bool]conn
-}
-
-// conn is a connection to an instance.
-type conn interface {
-	grpc.ClientConnInterface
-	Close() error
+	conns map[bool]frames.Conn
 }
 
 // begin begins a call of fragments or of messages. It returns no connection if the link is not in use; otherwise the caller calls end when
@@ -67,7 +61,7 @@ func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
 			return nil, err
 		}
 		if l.conns == nil {
-			l.conns = map[bool]conn{}
+			l.conns = map[bool]frames.Conn{}
 		}
 		l.conns[fragments] = c
 	}
@@ -119,21 +113,21 @@ type pool struct {
 	closing   sync.WaitGroup                              // added to with mu held, while down is false
 
 	mu   sync.Mutex
-	open map[conn]bool
+	open map[frames.Conn]bool
 	down bool
 }
 
 func newPool() *pool {
 	return &pool{
 		dial: func(ctx context.Context, socketPath string) (net.Conn, error) { return sock.DialKnown(ctx, socketPath) },
-		open: make(map[conn]bool),
+		open: make(map[frames.Conn]bool),
 	}
 }
 
 // connect makes a connection of l, of fragments or of messages, which is established when it is used.
 //
 // The path is given to the dialer and not to gRPC as a target, which is a URL and could not hold every path.
-func (p *pool) connect(l *link, fragments bool) (conn, error) {
+func (p *pool) connect(l *link, fragments bool) (frames.Conn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
@@ -157,7 +151,7 @@ func (p *pool) connect(l *link, fragments bool) (conn, error) {
 }
 
 // connectFragments makes a connection of l of fragments.
-func (p *pool) connectFragments(l *link) conn {
+func (p *pool) connectFragments(l *link) frames.Conn {
 	c := frames.NewClient(frames.ClientConfig{
 		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
 		Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats,
@@ -166,11 +160,7 @@ func (p *pool) connectFragments(l *link) conn {
 	if p.intercept == nil {
 		return c
 	}
-	by := p.intercept(l.path)
-	if by == nil {
-		return c
-	}
-	return &intercepted{c, by}
+	return frames.Intercept(c, p.intercept(l.path))
 }
 
 // ownerOf returns the user to whom counts what an instance causes: the one who answers for it, or the number that no user has.
@@ -179,24 +169,6 @@ func ownerOf(info *PluginInfo) uint32 {
 		return info.Record.Account.UID
 	}
 	return math.MaxUint32
-}
-
-// intercepted is a connection of fragments with an interceptor.
-type intercepted struct {
-	*frames.Client
-	by grpc.StreamClientInterceptor
-}
-
-// NewStream implements [grpc.ClientConnInterface].
-func (c *intercepted) NewStream(
-	ctx context.Context, desc *grpc.StreamDesc, method string, options ...grpc.CallOption,
-) (grpc.ClientStream, error) {
-	open := func(
-		ctx context.Context, desc *grpc.StreamDesc, _ *grpc.ClientConn, method string, options ...grpc.CallOption,
-	) (grpc.ClientStream, error) {
-		return c.Client.NewStream(ctx, desc, method, options...)
-	}
-	return c.by(ctx, desc, nil, method, open, options...)
 }
 
 // dialFor connects to the socket of l, if who serves it passes judgement.
@@ -227,7 +199,7 @@ func (p *pool) optionsFor(path string) []grpc.DialOption {
 
 // close closes connections, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false if shutdown closes
 // them already.
-func (p *pool) close(conns map[bool]conn) bool {
+func (p *pool) close(conns map[bool]frames.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {

@@ -300,6 +300,9 @@ func pluginRecords(statuses []reconciler.Status, unhealthy map[string]bool) []*f
 		if s.Type == "" || s.Name == "" || s.State == reconciler.StateUnlinked { // the last is for its own node to see, and gone for others
 			continue
 		}
+		if s.State == reconciler.StateIdle { // which is its own node's business: who calls it notices nothing
+			s.State = reconciler.StateRegistered
+		}
 		p := &fleetv1.PluginRecord{
 			Type: valid(s.Type), Name: valid(s.Name), Version: valid(s.Version), State: valid(string(s.State)), Instance: valid(s.Instance),
 			Endpoint: valid(s.Endpoint), Source: valid(string(s.Source)), RegisteredAt: timestamp(s.RegisteredAt), Current: s.Current,

@@ -129,6 +129,16 @@ func UserID(name string) (uint32, error) {
 	return uint32(uid), err
 }
 
+// AccountID returns the numbers of a user and a group, which is the user's for an empty name. It returns an error if there is no such user
+// or group.
+func AccountID(user, group string) (uid, gid uint32, err error) {
+	u, g, err := lookUpUser(user, group != "")
+	if err == nil && group != "" {
+		g, err = lookUpGroup(group)
+	}
+	return uint32(u), uint32(g), err
+}
+
 // CheckGroup returns an error if there is no such group on this machine.
 func CheckGroup(group string) error {
 	if group == "" {

@@ -62,7 +62,8 @@ func ExampleLauncher() {
 // good says whether there is nothing to do about what happened.
 func good(kind launcher.EventKind) bool {
 	switch kind {
-	case launcher.EventReady, launcher.EventAdopted, launcher.EventReplaced, launcher.EventStopped, launcher.EventResponsive, launcher.EventHealthy:
+	case launcher.EventReady, launcher.EventAdopted, launcher.EventReplaced, launcher.EventStopped, launcher.EventResponsive, launcher.EventHealthy,
+		launcher.EventIdle:
 		return true
 	default:
 		return false

@@ -10,12 +10,15 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
@@ -29,6 +32,8 @@ type Config struct {
 	Admit func(ctx context.Context, pin plugin.Pin) error
 	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or an error if it was refused or ctx ended.
 	AwaitRegistered func(ctx context.Context, socket string) error
+	// Announced says as what the plugin behind a socket was registered last. May be nil.
+	Announced func(socket string) (said Announcement, known bool)
 	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
 	Observe func(Event)
 	// Output gets the output of plugins in addition to their bounded logs. May be nil.
@@ -37,7 +42,9 @@ type Config struct {
 
 // Launcher keeps plugins running. Its methods are safe for concurrent use.
 type Launcher struct {
-	cfg Config
+	cfg    Config
+	budget *frames.Budget // of the calls to plugins for which the host answers
+	bell   bell
 	// adopting ends with Close, and with it the tries to reach survivors.
 	adopting     context.Context //nolint:containedctx // that of what the launcher does by itself
 	stopAdopting context.CancelFunc
@@ -59,7 +66,16 @@ func New(cfg Config) *Launcher {
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}
-	l := &Launcher{cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{}}
+	if cfg.Announced == nil {
+		cfg.Announced = func(string) (Announcement, bool) { return Announcement{}, false }
+	}
+	if dir, err := filepath.Abs(cfg.Dir); err == nil { // else it is as relative as what finds the plugins has it
+		cfg.Dir = dir
+	}
+	l := &Launcher{
+		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{},
+		budget: frames.NewBudget(frames.DefaultLimits, uint32(max(os.Geteuid(), 0)), func(uint32, frames.Reason, bool) {}), //nolint:gosec // an ID
+	}
 	l.adopting, l.stopAdopting = context.WithCancel(context.Background())
 	return l
 }
@@ -107,7 +123,10 @@ func (l *Launcher) Set(plugins []Plugin) error {
 		l.work.Go(l.adoptRest)
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		if u := l.units[name]; fresh[name] && !wanted[name].Manual {
+		switch u := l.units[name]; {
+		case wanted[name].OnDemand && (fresh[name] && !wanted[name].Manual || u.Status().State == StateIdle):
+			u.offer(wanted[name])
+		case fresh[name] && !wanted[name].Manual:
 			u.Tell(machine.Start{}) // its outcome shows in the status and in the events
 		}
 	}
@@ -144,6 +163,7 @@ func (l *Launcher) forget(u *unit) {
 	}
 	l.mu.Unlock()
 	if gone {
+		u.shut(u.front.Load())
 		u.closeLog()
 	}
 }
@@ -157,7 +177,11 @@ func (l *Launcher) Start(name string) error {
 // Stop ends a plugin and waits until it has ended. It stays down until Start or Restart. The error wraps [ErrUnknown] if there is no such
 // plugin, and [ErrClosed] after Close.
 func (l *Launcher) Stop(name string) error {
-	return l.on(context.Background(), name, "stop", (*unit).Stop)
+	err := l.on(context.Background(), name, "stop", (*unit).Stop)
+	if u, unknown := l.unit(name); err == nil && unknown == nil && u.Status().State == StateStopped {
+		u.shut(u.front.Load())
+	}
+	return err
 }
 
 // Restart replaces the process of a running plugin as its Upgrade says; one that does not serve is stopped first, since two processes may
@@ -171,8 +195,13 @@ func (l *Launcher) Restart(ctx context.Context, name string) error {
 // SocketRemoved reports that the socket of a plugin was removed while its process still serves, so nobody can find it: the launcher
 // replaces the process. It does not block.
 func (l *Launcher) SocketRemoved(socket string) {
+	u := l.fronting(socket)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if u != nil && !l.closed {
+		l.work.Go(func() { u.reopen() })
+		return
+	}
 	for _, u := range l.units {
 		u.Tell(machine.SocketLost{Socket: socket})
 	}
@@ -196,13 +225,17 @@ func (l *Launcher) Plugins() []Status {
 	for i, u := range units {
 		statuses[i] = u.Status()
 		statuses[i].Name = u.name
+		if f := u.front.Load(); f != nil && statuses[i].State == StateIdle {
+			statuses[i].Socket = f.Path()
+		}
 	}
 	slices.SortFunc(statuses, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
 	return statuses
 }
 
 // Close stops all plugins except those that survive, concurrently, and returns when everything the launcher started has ended. Each has
-// its own StopTimeout; closing the host cuts that short.
+// its own StopTimeout; closing the host cuts that short. Sockets at which the launcher answers for plugins stay, so that nobody takes those for
+// gone, until Withdraw.
 func (l *Launcher) Close() {
 	l.mu.Lock()
 	l.closed = true
@@ -213,8 +246,20 @@ func (l *Launcher) Close() {
 	}
 	l.mu.Unlock()
 	l.work.Wait()
+	l.bell.close()
 	for _, u := range units {
 		u.closeLog()
+	}
+}
+
+// Withdraw removes the sockets at which the launcher answers for plugins, and ends the calls there. Call it after Close, when nothing
+// discovers plugins any more.
+func (l *Launcher) Withdraw() {
+	l.mu.Lock()
+	units := slices.Collect(maps.Values(l.units))
+	l.mu.Unlock()
+	for _, u := range units {
+		u.shut(u.front.Load())
 	}
 }
 
@@ -252,9 +297,9 @@ func (l *Launcher) offer(found []*host.PluginProcess) {
 		switch {
 		case l.closed: // the host lets it go on
 		case u == nil:
-			l.work.Go(func() { (&process{PluginProcess: p, stopTimeout: defaultStopTimeout}).Terminate(context.Background()) })
+			l.work.Go(func() { (&process{PluginProcess: p}).Terminate(context.Background()) })
 		default:
-			u.Survivor(&process{p, u.plugin.stopTimeout()})
+			u.Survivor(&process{PluginProcess: p, plugin: u.plugin})
 		}
 	}
 }

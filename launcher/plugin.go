@@ -48,6 +48,9 @@ type Upgrade = machine.Upgrade
 const (
 	// UpgradeSideBySide: the old one is stopped when the new one is ready, so callers never notice.
 	UpgradeSideBySide = machine.SideBySide
+	// UpgradeHandover: as side by side, and the socket at which callers find the plugin stays: the host answers there, and forwards calls.
+	// Connections last over the upgrade.
+	UpgradeHandover = machine.Handover
 	// UpgradeRecreate: the new one is started when the old one has ended. It is for plugins that own something which only one process can
 	// have, and the only way for those that do not serve.
 	UpgradeRecreate = machine.Recreate
@@ -65,6 +68,7 @@ const (
 	StateStopping     = machine.StateStopping
 	StateBackoff      = machine.StateBackoff
 	StateFailed       = machine.StateFailed
+	StateIdle         = machine.StateIdle
 	StateStopped      = machine.StateStopped
 )
 
@@ -89,6 +93,7 @@ const (
 	EventStopped      = machine.EventStopped
 	EventReplacing    = machine.EventReplacing
 	EventReplaced     = machine.EventReplaced
+	EventIdle         = machine.EventIdle
 	EventAdopted      = machine.EventAdopted
 	EventUnresponsive = machine.EventUnresponsive
 	EventResponsive   = machine.EventResponsive
@@ -109,6 +114,14 @@ type Plugin struct {
 	Protocol Protocol
 	// Manual plugins are started by [Launcher.Start] only.
 	Manual bool
+	// OnDemand has the plugin started by the first call, and ended when no call has been under way for Idle (default 5 min). It must serve.
+	// The host answers at its socket in its place, and forwards calls; so it is registered whether it runs or not. The plugin is called by
+	// the host then. It is started again after a failure when somebody needs it, whatever Restart.Restart says.
+	OnDemand bool
+	Idle     time.Duration
+	// Announce is what the plugin says of itself, with which it is registered before it has run. Without a Type it is what the plugin said
+	// last; if nobody knows that, it is started once to say so.
+	Announce Announcement
 	// Restart says when it is started again.
 	Restart RestartPolicy
 	// Upgrade says how a new process takes the place of an old one.
@@ -127,7 +140,11 @@ type Protocol interface {
 	Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error)
 }
 
-const defaultStopTimeout = 5 * time.Second
+const (
+	defaultStopTimeout  = 5 * time.Second
+	defaultReadyTimeout = 30 * time.Second
+	defaultIdle         = 5 * time.Minute
+)
 
 // identity tells whether a process that survived is of this plugin as it is configured now: all that its processes notice of it, but for
 // what two hosts cannot compare.
@@ -140,16 +157,20 @@ func (p Plugin) identity() string {
 
 // about is what the machine has to know of it.
 func (p Plugin) about() machine.Description {
+	restart := p.Restart
+	if p.OnDemand {
+		restart.Restart = machine.OnDemand
+	}
 	return machine.Description{
-		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Upgrade: p.Upgrade, Restart: p.Restart,
-		ReadyTimeout: p.ReadyTimeout,
+		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Upgrade: p.Upgrade, Restart: restart, ReadyTimeout: p.readyTimeout(),
 	}
 }
 
-// same says whether a process of the other one need not be replaced. The process notices nothing of the LogRate and the Upgrade.
+// same says whether a process of the other one need not be replaced. The process notices nothing of what is not compared.
 func (p Plugin) same(other Plugin) bool {
-	p.LogRate, p.Upgrade = other.LogRate, other.Upgrade
-	return reflect.DeepEqual(p, other)
+	fronted := p.fronted() == other.fronted()
+	p.LogRate, p.Upgrade, p.Idle, p.Announce = other.LogRate, other.Upgrade, other.Idle, other.Announce
+	return fronted && reflect.DeepEqual(p, other)
 }
 
 func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, defaultStopTimeout) }
@@ -171,6 +192,11 @@ func (l *Launcher) check(p Plugin) error {
 			p.Name)
 	case p.Protocol != nil && (!p.Serve || p.Survive):
 		return fmt.Errorf("cannot launch plugin %s: with its protocol it must serve and cannot survive its host", p.Name)
+	case p.OnDemand && !p.Serve:
+		return fmt.Errorf("cannot launch plugin %s: one that is started on demand must serve, so that somebody can call it", p.Name)
+	case p.fronted() && p.Survive:
+		return fmt.Errorf("cannot launch plugin %s: one that is started on demand or handed over cannot survive its host, which answers for it",
+			p.Name)
 	case len(p.Args) == 0 || p.Args[0] == "":
 		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
 	case p.Survive && l.cfg.Host.StateDir == "":
@@ -202,6 +228,9 @@ func (p Plugin) CheckSocket(dir string) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return err
+	}
+	if p.fronted() {
+		dir = filepath.Join(dir, behindName)
 	}
 	if path, _ := socketPath(dir, p.Name, manyLives, p.needsRoom()); len(path) > sock.MaxPath {
 		return fmt.Errorf("its sockets in plugin directory %s have paths of up to %d bytes, such as %s, and the path of a socket may have %d: "+

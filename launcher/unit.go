@@ -15,6 +15,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 	"github.com/patchbay-dev/patchbay/internal/judged"
+	"github.com/patchbay-dev/patchbay/internal/launch/front"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
@@ -31,7 +32,8 @@ type unit struct {
 	launcher *Launcher
 	log      *output.Log
 	lives    atomic.Int64 // that were begun, to name their sockets
-	plugin   Plugin       // as it is configured now; guarded by Launcher.mu
+	front    atomic.Pointer[front.Front]
+	plugin   Plugin // as it is configured now; guarded by Launcher.mu
 }
 
 func newUnit(l *Launcher, p Plugin) *unit {
@@ -40,21 +42,34 @@ func newUnit(l *Launcher, p Plugin) *unit {
 	}
 	u.Unit = supervise.New(supervise.Config[Plugin]{
 		Launch: u.launch,
-		Ready: func(ctx context.Context, proc supervise.Process) error {
-			err := l.cfg.AwaitRegistered(ctx, proc.About().Socket)
-			if p, is := proc.(*process); is && err == nil {
-				p.Settled()
-			}
-			return err
-		},
+		Ready:  u.ready,
 		Follow: u.followHealth,
+		Needed: func() bool {
+			f := u.front.Load()
+			return f != nil && f.Needed()
+		},
 		Observe: func(e Event) {
 			e.Name = p.Name
+			u.tellFront(&e)
 			l.cfg.Observe(e)
 		},
 		Pace: supervise.Real{WaitGroup: &l.work},
 	})
 	return u
+}
+
+// tellFront has those who wait for a process hear why there is none. Who is idle has a socket, too.
+func (u *unit) tellFront(e *Event) {
+	f := u.front.Load()
+	if f == nil {
+		return
+	}
+	switch e.Kind {
+	case EventBackoff, EventFailed, EventStopped:
+		f.Fail(errors.New(e.Message))
+	case EventIdle:
+		e.Socket = f.Path()
+	}
 }
 
 // configure gives the unit other details. Launcher.mu is held.
@@ -64,7 +79,27 @@ func (u *unit) configure(p Plugin) {
 	}
 	changed := !u.plugin.same(p)
 	u.plugin = p
+	u.setFront(p)
 	u.Configure(p, p.about(), changed)
+}
+
+// ready blocks until a process is registered, or what answers for it.
+func (u *unit) ready(ctx context.Context, proc supervise.Process) error {
+	p, is := proc.(*process)
+	if is && p.front != nil && p.target.Load() == nil {
+		if err := u.meet(ctx, p); err != nil {
+			if ctx.Err() == nil {
+				u.Unfit(p, err, false)
+			}
+			<-ctx.Done() // it is being ended
+			return ctx.Err()
+		}
+	}
+	err := u.launcher.cfg.AwaitRegistered(ctx, proc.About().Socket)
+	if is && err == nil {
+		p.Settled()
+	}
+	return err
 }
 
 // launch starts one process of a plugin.
@@ -73,11 +108,12 @@ func (u *unit) launch(ctx context.Context, p Plugin) (supervise.Process, error) 
 	spec := p.Spec
 	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
 	if p.Serve {
-		if err := os.MkdirAll(l.cfg.Dir, dirMode); err != nil {
-			return nil, fmt.Errorf("create the plugin directory for its socket: %w", err)
+		dir, err := l.makeDir(p.fronted())
+		if err != nil {
+			return nil, err
 		}
 		// One of a foreign protocol does not make the socket itself: the host does.
-		spec.PluginSocket = u.nextSocket(p.needsRoom())
+		spec.PluginSocket = u.nextSocket(dir, p.needsRoom())
 	}
 	began := time.Now()
 	launch := l.cfg.Host.Launch
@@ -90,14 +126,18 @@ func (u *unit) launch(ctx context.Context, p Plugin) (supervise.Process, error) 
 	if err != nil {
 		return nil, host.WithLastWords(err, u.log.LastWords(began))
 	}
-	return &process{launched, p.stopTimeout()}, nil
+	proc := &process{PluginProcess: launched, plugin: p}
+	if p.fronted() {
+		proc.front = u.front.Load()
+	}
+	return proc, nil
 }
 
 // nextSocket returns the path at which the next life serves. Each has its own, so that an old and a new process never share one.
 // One that survived an earlier launcher may still have its own.
-func (u *unit) nextSocket(needsRoom bool) string {
+func (u *unit) nextSocket(dir string, needsRoom bool) string {
 	for {
-		path, room := socketPath(u.launcher.cfg.Dir, u.name, int(u.lives.Add(1)), needsRoom)
+		path, room := socketPath(dir, u.name, int(u.lives.Add(1)), needsRoom)
 		if _, err := os.Lstat(cmp.Or(room, path)); err != nil {
 			return path
 		}
@@ -122,10 +162,14 @@ func (u *unit) closeLog() {
 // followHealth tells whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
 func (u *unit) followHealth(ctx context.Context, p Plugin, proc supervise.Process, found func(machine.HealthFound)) {
 	socket := proc.About().Socket
-	dial, err := healthDialer(p, socket)
+	at := socket
+	if behind, is := proc.(*process); is {
+		at = behind.PluginSocket()
+	}
+	dial, err := healthDialer(p, at)
 	var conn *grpc.ClientConn
 	if err == nil {
-		conn, err = grpcsock.Dial(socket, grpc.WithContextDialer(dial))
+		conn, err = grpcsock.Dial(at, grpc.WithContextDialer(dial))
 	}
 	if err != nil {
 		u.launcher.cfg.Observe(Event{
@@ -153,18 +197,31 @@ func healthDialer(p Plugin, socket string) (func(context.Context, string) (net.C
 // process is a process of a plugin as what keeps it running sees it.
 type process struct {
 	*host.PluginProcess
-	stopTimeout time.Duration
+	plugin Plugin
+	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
+	front  *front.Front
+	target atomic.Pointer[front.Target]
 }
 
 // About implements [supervise.Process].
 func (p *process) About() machine.Process {
-	return machine.Process{Identity: p.Tag(), PID: p.PID(), Socket: p.PluginSocket()}
+	about := machine.Process{Identity: p.Tag(), PID: p.PID(), Socket: p.PluginSocket()}
+	if p.front != nil {
+		about.Socket = p.front.Path()
+	}
+	return about
 }
 
 // Wait implements [supervise.Process].
 func (p *process) Wait(ctx context.Context) error {
 	select {
 	case <-p.Done():
+		now, cancel := context.WithCancel(ctx)
+		cancel()
+		p.leave(now)
+		if p.front != nil && !p.plugin.OnDemand {
+			_ = p.front.ShutUnserved(context.WithoutCancel(ctx)) // the socket that cannot be removed is refused as a stale one is
+		}
 		if errors.Is(p.Err(), host.ErrTerminated) {
 			return nil
 		}
@@ -176,8 +233,11 @@ func (p *process) Wait(ctx context.Context) error {
 
 // Terminate implements [supervise.Process].
 func (p *process) Terminate(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, p.stopTimeout)
+	ctx, cancel := context.WithTimeout(ctx, p.plugin.stopTimeout())
 	defer cancel()
+	calls, done := context.WithTimeout(ctx, p.plugin.stopTimeout()/2)
+	p.leave(calls)
+	done()
 	// How a process ends that was told to is no news.
 	_ = p.PluginProcess.Terminate(ctx)
 }

@@ -2,27 +2,24 @@ package reconciler_test
 
 import (
 	"flag"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/tools/txtar"
 )
 
 var scenarioSeeds = flag.Uint64("simulate.each", perScenario, "the number of seeds with which each named scenario is run")
 
-// TestSimulationScenarios runs every fault that the core ever had as a script of its own, each in many interleavings. The files say which
-// fault it was.
+// TestSimulationScenarios runs every fault that the core ever had as a script of its own, each in many interleavings. The first line says which fault
+// it was.
 func TestSimulationScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/scenarios/*.txt")
-	if err != nil || len(files) == 0 {
+	scenarios, err := txtar.ParseFile("testdata/scenarios.txtar")
+	if err != nil || len(scenarios.Files) == 0 {
 		t.Fatalf("there are no scenarios: %v", err)
 	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+	for _, scenario := range scenarios.Files {
+		t.Run(scenario.Name, func(t *testing.T) {
+			text := scenario.Data
 			s, err := parseScript(string(text))
 			if err != nil {
 				t.Fatal(err)

@@ -114,7 +114,7 @@ func explain(s script, options ...func(*model)) string {
 	if at := slices.IndexFunc(lines, func(line string) bool { return strings.Contains(line, "WRONG: ") }); at >= 0 {
 		lines = lines[:at+1]
 	}
-	return fmt.Sprintf("seed %d (%s) fails: %s\n\nThe shortest script that was found, for reconciler/testdata/scenarios:\n\n%s\n%s\n\n%s",
+	return fmt.Sprintf("seed %d (%s) fails: %s\n\nThe shortest script that was found, for reconciler/testdata/scenarios.txtar:\n\n%s\n%s\n\n%s",
 		s.seed, s.mix,
 		strings.Join(wrong, "\n"), short, strings.Join(shortly, "\n"), strings.Join(lines[max(0, len(lines)-150):], "\n"))
 }

@@ -39,6 +39,7 @@ const (
 	StateRegistering   State = machine.StateRegistering
 	StateNotifying     State = machine.StateNotifying
 	StateRegistered    State = machine.StateRegistered
+	StateIdle          State = machine.StateIdle
 	StateDeregistering State = machine.StateDeregistering
 	StateSuperseded    State = machine.StateSuperseded
 	StateBackoff       State = machine.StateBackoff

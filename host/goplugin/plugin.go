@@ -113,6 +113,16 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	return nil, err
 }
 
+// Dial connects to an endpoint of the plugin. It fails as [Connections.Dial] does.
+func (p *Plugin) Dial(ctx context.Context, endpoint string) (net.Conn, error) {
+	return p.Connections.Dial(ctx, endpoint)
+}
+
+// Interceptor is that of the [Connections].
+func (p *Plugin) Interceptor(endpoint string) grpc.StreamClientInterceptor {
+	return p.Connections.Interceptor(endpoint)
+}
+
 // config is what the library is to do for one launch, but for the runner.
 func (p *Plugin) config(l *life, private string) *goplugin.ClientConfig {
 	var c goplugin.ClientConfig

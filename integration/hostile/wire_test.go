@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Bounds of internal/discover/registration, as the documentation says them.
+// Bounds of internal/registration, as the documentation says them.
 const (
 	deadline  = "the deadline of the call; the next attempt backs off"
 	callBytes = "128 KiB are read in one call"

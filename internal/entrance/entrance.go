@@ -25,13 +25,17 @@ type Entrance struct {
 	host         *host.Host
 	plugin       plugin.AdmissionPlugin
 	launchedOnly bool
+	answers      func(socket string) bool
 	programs     exe.Programs
 }
 
 // New returns the entrance to a host, at which an admission plugin decides; nil admits everything. With launchedOnly nothing may be
 // registered that the host did not launch.
-func New(h *host.Host, admission plugin.AdmissionPlugin, launchedOnly bool) *Entrance {
-	return &Entrance{host: h, plugin: admission, launchedOnly: launchedOnly}
+//
+// Answers says at which sockets this process answers for a plugin that it launches when somebody needs it. Such a plugin may be registered:
+// the admission plugin is asked at each start.
+func New(h *host.Host, admission plugin.AdmissionPlugin, launchedOnly bool, answers func(socket string) bool) *Entrance {
+	return &Entrance{host: h, plugin: admission, launchedOnly: launchedOnly, answers: answers}
 }
 
 // MayRun implements [launcher.Config].Admit.
@@ -41,6 +45,9 @@ func (e *Entrance) MayRun(ctx context.Context, pin plugin.Pin) error {
 
 // MayRegister implements [reconciler.Config].Admit.
 func (e *Entrance) MayRegister(ctx context.Context, in reconciler.Instance) error {
+	if in.Peer.PID == os.Getpid() && e.answers(in.SocketPath) {
+		return nil
+	}
 	launched := e.launched(in)
 	if launched == nil && e.launchedOnly {
 		return &trust.Refusal{

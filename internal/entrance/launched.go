@@ -2,6 +2,8 @@ package entrance
 
 import (
 	"context"
+	"math"
+	"os"
 	"slices"
 	"time"
 
@@ -26,6 +28,9 @@ func (l *Launched) Source(socketPath string) reconciler.Source {
 	if p := l.Host.PluginAt(socketPath); p != nil && p.PluginSocket() == socketPath {
 		return reconciler.SourceLaunched
 	}
+	if _, is := l.Launcher.FrontAt(socketPath); is {
+		return reconciler.SourceLaunched
+	}
 	return reconciler.SourceDiscovered
 }
 
@@ -34,11 +39,38 @@ func (l *Launched) At(path string) pipeline.Launch {
 	if p := l.Host.PluginAt(path); p != nil {
 		return process{p}
 	}
+	if p, is := l.Launcher.FrontAt(path); is {
+		return front{p}
+	}
 	return nil
+}
+
+// front is a launched plugin for which this process answers, as discovery sees it.
+type front struct{ launcher.Plugin }
+
+// Owns implements [pipeline.Launch].
+func (front) Owns(_ context.Context, pid int) bool { return pid == os.Getpid() }
+
+// Name implements [pipeline.Launch].
+func (f front) Name() string { return f.Plugin.Name }
+
+// User implements [pipeline.Launch]: what the plugin says of itself counts as its user's word.
+func (f front) User() (uid, gid uint32, is bool) {
+	if f.Plugin.User == "" {
+		return 0, 0, false
+	}
+	uid, gid, err := host.AccountID(f.Plugin.User, f.Plugin.Group)
+	if err != nil {
+		return math.MaxUint32, math.MaxUint32, true // nobody's
+	}
+	return uid, gid, true
 }
 
 // process is a launched plugin as discovery sees it.
 type process struct{ *host.PluginProcess }
+
+// User implements [pipeline.Launch].
+func (process) User() (uid, gid uint32, is bool) { return 0, 0, false }
 
 // Owns implements [pipeline.Launch].
 func (p process) Owns(ctx context.Context, pid int) bool {
@@ -47,6 +79,16 @@ func (p process) Owns(ctx context.Context, pid int) bool {
 		return p.PluginProcess.Owns(pid)
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// Behind has the statuses of registered plugins say which are idle.
+func (l *Launched) Behind(statuses []reconciler.Status) {
+	for i, s := range statuses {
+		if s.Source == reconciler.SourceLaunched && s.State == reconciler.StateRegistered &&
+			l.Launcher.BehindFront(s.SocketPath) == launcher.StateIdle {
+			statuses[i].State = reconciler.StateIdle
+		}
 	}
 }
 

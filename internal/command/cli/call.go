@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/internal/command/dyncall"
+	"github.com/patchbay-dev/patchbay/proxy"
 )
 
 // callTimeout bounds a call with one answer by default. Streams go on until one side ends them.
@@ -250,6 +251,9 @@ func (c *callCommand) schema(
 ) (*dyncall.Schema, error) {
 	if !c.given.Empty() {
 		return c.given.Load(ctx)
+	}
+	if !c.list && c.describe == "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, proxy.NeedKey, "1")
 	}
 	return learn(ctx, conn, selector, p)
 }

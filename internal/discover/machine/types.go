@@ -32,6 +32,8 @@ const (
 	StateDeregistering State = "deregistering"
 	// StateSuperseded: a newer instance of the same type and name is current; this one takes over when that one goes.
 	StateSuperseded State = "superseded"
+	// StateIdle: it is registered, and its process is started when somebody needs it. The machine does not know it: who launches it does.
+	StateIdle State = "idle"
 	// StateBackoff: the last attempt failed without a refusal; the next one is due at NextRetry.
 	StateBackoff State = "backoff"
 	// StateUnreachable: its socket exists and nobody accepts on it, or on its endpoint.

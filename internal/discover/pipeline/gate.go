@@ -21,8 +21,10 @@ import (
 
 // Launch is a plugin that the host itself launched, or is about to launch.
 type Launch interface {
-	// Owns says whether a process is the plugin's. It waits until the plugin has been started, or ctx ends.
+	// Owns says whether a process is the plugin's, or answers for it. It waits until the plugin has been started, or ctx ends.
 	Owns(ctx context.Context, pid int) bool
+	// User is who answers for the plugin, if that is not the one who listens.
+	User() (uid, gid uint32, is bool)
 	// Name is the one under which it was launched.
 	Name() string
 }
@@ -74,7 +76,11 @@ func explainDenied(err error, path string, info sock.Info) error {
 // account says who answers for a plugin: who owns the socket or, if that is root or the host's user, who listens on it.
 func (g *gate) account(ctx context.Context, path string, owner uint32, peer sock.Peer) (trust.Account, error) {
 	if launch := g.launched(path); launch != nil && launch.Owns(ctx, peer.PID) {
-		return trust.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}, nil
+		account := trust.Account{UID: peer.UID, GID: peer.GID, Known: true, Launched: true, Name: launch.Name()}
+		if uid, gid, is := launch.User(); is {
+			account.UID, account.GID = uid, gid
+		}
+		return account, nil
 	}
 	if err := g.trust.Listener(path, peer.UID, peer.GID); err != nil {
 		return trust.Account{}, err

@@ -25,6 +25,7 @@ type Upgrade int
 const (
 	SideBySide Upgrade = iota // the old one is stopped when the new one is ready
 	Recreate                  // the new one is started when the old one has ended
+	Handover                  // as side by side; the socket stays, which is the host's business
 )
 
 // Policy says when a plugin is started again. Zero durations and counts stand for the defaults.

@@ -1,0 +1,307 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/judged"
+	"github.com/patchbay-dev/patchbay/internal/launch/front"
+	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// Announcement is what a plugin says of itself when it registers.
+type Announcement struct {
+	Type, Name string
+	Versions   []string
+}
+
+// connector is what a [Protocol] may also be: it connects to where its plugins serve.
+type connector interface {
+	// Dial connects to an endpoint.
+	Dial(ctx context.Context, endpoint string) (net.Conn, error)
+	// Interceptor is told of the calls there; nil for none.
+	Interceptor(endpoint string) grpc.StreamClientInterceptor
+}
+
+const (
+	// behindName is the directory, in the plugin directory, of the sockets of processes behind a front. It is hidden, so that nobody takes
+	// them for plugins.
+	behindName = ".launched"
+	// frontLife is the number of a front among the sockets of a plugin, the first of whose lives is 1.
+	frontLife   = 0
+	frontSuffix = ".0.sock"
+	// connectTimeout is how long a process may take to accept a connection and speak HTTP/2 on it, idleTimeout how long one that nobody uses
+	// stays, and reconnectPause the time after a failure without another attempt.
+	connectTimeout, idleTimeout, reconnectPause = 5 * time.Second, time.Minute, 20 * time.Millisecond
+)
+
+// fronted says whether the host stays at the plugin's socket while processes come and go behind it.
+func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && p.Serve }
+
+func (p Plugin) readyTimeout() time.Duration { return cmp.Or(p.ReadyTimeout, defaultReadyTimeout) }
+
+// settings are those of the plugin's front.
+func (p Plugin) settings() front.Settings {
+	return front.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, defaultIdle), Patience: p.readyTimeout()}
+}
+
+// newFront returns the front of a plugin, which does not answer yet.
+func (u *unit) newFront(p Plugin) *front.Front {
+	path, _ := socketPath(u.launcher.cfg.Dir, u.name, frontLife, false)
+	return front.New(front.Config{
+		Name: u.name, Path: path, Budget: u.launcher.budget, Settings: p.settings(), Demand: u.Demand,
+		Unneeded: func(t *front.Target) {
+			if p, is := u.Process().(*process); is && p.target.Load() == t {
+				u.Unneeded(p)
+			}
+		},
+	})
+}
+
+// setFront gives the unit the front that it needs, if it does. Launcher.mu is held.
+func (u *unit) setFront(p Plugin) {
+	f := u.front.Load()
+	switch {
+	case p.fronted() && f == nil:
+		u.front.Store(u.newFront(p))
+	case p.fronted():
+		f.Set(p.settings())
+	case f != nil:
+		u.front.Store(nil)
+		u.launcher.work.Go(func() { u.shut(f) })
+	}
+}
+
+// offer has the plugin wait until somebody needs it. Of whom nobody knows what it is, that is started once to say so. Launcher.mu is held.
+func (u *unit) offer(p Plugin) {
+	f := u.front.Load()
+	said := p.Announce
+	if said.Type == "" {
+		said, _ = u.launcher.cfg.Announced(f.Path())
+	}
+	if said.Type != "" {
+		_, err := u.launcher.makeDir(false)
+		if err == nil {
+			err = f.Open(context.Background(), front.Info(said))
+		}
+		if err == nil {
+			u.Tell(machine.Offer{})
+			return
+		}
+		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
+	}
+	u.Tell(machine.Start{}) // its outcome shows in the status and in the events
+}
+
+// shut has a front answer no more.
+func (u *unit) shut(f *front.Front) {
+	if f == nil {
+		return
+	}
+	if err := f.Shut(context.Background()); err != nil {
+		u.launcher.cfg.Observe(Event{
+			Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: f.Path(), Message: fmt.Sprintf("its socket cannot be removed: %v", err),
+		})
+	}
+	f.Wait()
+}
+
+// meet finds out whether a process is what the plugin is announced as, and has the calls go there.
+func (u *unit) meet(ctx context.Context, p *process) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.plugin.readyTimeout(),
+		fmt.Errorf("it did not serve its registration within %v", p.plugin.readyTimeout()))
+	defer cancel()
+	conn, err := u.reach(ctx, p)
+	if err != nil {
+		return err
+	}
+	client := registration.New(conn)
+	defer client.Close()
+	said, err := client.GetInfo(ctx, 0)
+	if err != nil {
+		return fmt.Errorf("it does not say who it is: %w", err)
+	}
+	info := front.Info{Type: said.Type, Name: said.Name, Versions: said.Versions}
+	if err := p.front.Check(info); err != nil {
+		return err
+	}
+	target, err := p.newTarget(said.Endpoint)
+	if err != nil {
+		return err
+	}
+	p.target.Store(target)
+	p.front.Serve(target)
+	if err := p.front.Open(ctx, info); err != nil {
+		return err
+	}
+	if registered, reason, told := p.front.Status(); told {
+		_ = client.Notify(ctx, 0, registered, reason) // who does not want to know need not
+	}
+	return nil
+}
+
+// reach connects to the registration of a process as soon as it serves.
+func (u *unit) reach(ctx context.Context, p *process) (conn *net.UnixConn, err error) {
+	path := p.PluginSocket()
+	news, stop, err := u.launcher.bell.watch(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("watch for its socket: %w", err)
+	}
+	defer stop()
+	soon := backoff.Backoff{Min: time.Millisecond, Max: 100 * time.Millisecond}
+	for refused := 0; ; {
+		if conn, err = p.dial(ctx, path); err == nil {
+			return conn, nil
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case sock.IsRefused(err): // nobody tells when it listens
+			refused++
+			if !backoff.Pause(ctx, soon.After(refused)) {
+				return nil, context.Cause(ctx)
+			}
+			continue
+		case !sock.IsGone(err):
+			return nil, err
+		}
+		select {
+		case <-news:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// dial connects to a socket at which nobody but the plugin is to listen. Where it runs as the host's own user, that is whoever listens.
+func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	if p.plugin.User+p.plugin.Group == "" || p.plugin.Protocol != nil {
+		return sock.Dial(ctx, path)
+	}
+	uid, err := host.UserID(p.plugin.User)
+	if err != nil {
+		return nil, err
+	}
+	conn, _, err := judged.ByUser(ctx, path, uid)
+	return conn, err
+}
+
+// newTarget returns what calls to the process take.
+func (p *process) newTarget(endpoint string) (*front.Target, error) {
+	endpoint = cmp.Or(endpoint, p.PluginSocket())
+	if !filepath.IsAbs(endpoint) {
+		return nil, fmt.Errorf("it announces endpoint %q, which is not an absolute path", endpoint)
+	}
+	owner := uint32(math.MaxUint32)
+	if p.plugin.User != "" {
+		uid, err := host.UserID(p.plugin.User)
+		if err != nil {
+			return nil, err
+		}
+		owner = uid
+	}
+	dial := func(ctx context.Context) (net.Conn, error) { return p.dial(ctx, endpoint) }
+	var by grpc.StreamClientInterceptor
+	if c, is := p.plugin.Protocol.(connector); is {
+		dial = func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, endpoint) }
+		by = c.Interceptor(endpoint)
+	}
+	services := frames.NewClient(frames.ClientConfig{
+		Dial: dial, Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Owner: owner,
+	})
+	return &front.Target{
+		Services: frames.Intercept(services, by),
+		Notify:   p.notify,
+		Close:    func() { _ = services.Close() }, // it never fails
+	}, nil
+}
+
+// notify tells the process whether it is registered.
+func (p *process) notify(ctx context.Context, registered bool, reason string) error {
+	conn, err := p.dial(ctx, p.PluginSocket())
+	if err != nil {
+		return err
+	}
+	client := registration.New(conn)
+	return errors.Join(client.Notify(ctx, connectTimeout, registered, reason), client.Close())
+}
+
+// leave has no more calls go to the process, which has ended or is to end. Those under way have until ctx ends.
+func (p *process) leave(ctx context.Context) {
+	if t := p.target.Load(); t != nil {
+		p.front.Retire(ctx, t)
+	}
+}
+
+// FrontAt returns the plugin for which this launcher answers at a socket.
+func (l *Launcher) FrontAt(socket string) (p Plugin, is bool) {
+	u := l.fronting(socket)
+	if u == nil {
+		return Plugin{}, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return u.plugin, true
+}
+
+// BehindFront returns the state of the plugin for which this launcher answers at a socket; it is empty for other sockets.
+func (l *Launcher) BehindFront(socket string) State {
+	if u := l.fronting(socket); u != nil {
+		return u.Status().State
+	}
+	return ""
+}
+
+func (l *Launcher) fronting(socket string) *unit {
+	dir, file := filepath.Split(socket)
+	name, is := strings.CutSuffix(file, frontSuffix)
+	if !is || filepath.Clean(dir) != l.cfg.Dir {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u := cmp.Or(l.units[name], l.leaving[name])
+	if u == nil || u.front.Load() == nil {
+		return nil
+	}
+	return u
+}
+
+// makeDir makes the plugin directory, or in it that of the sockets behind fronts.
+func (l *Launcher) makeDir(behind bool) (dir string, err error) {
+	dir = l.cfg.Dir
+	if err = os.MkdirAll(dir, dirMode); err == nil && behind {
+		dir = filepath.Join(dir, behindName)
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
+		err = fmt.Errorf("create the plugin directory for its socket: %w", err)
+	}
+	return dir, err
+}
+
+// reopen has the front answer again, whose socket somebody removed.
+func (u *unit) reopen() {
+	f := u.front.Load()
+	if f == nil {
+		return
+	}
+	if err := f.Reopen(context.Background()); err != nil {
+		u.launcher.cfg.Observe(Event{Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: f.Path(), Message: err.Error()})
+	}
+}
