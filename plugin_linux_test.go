@@ -1,6 +1,7 @@
 package patchbay_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -16,6 +17,9 @@ import (
 
 // pluginEnv makes the test binary a plugin that behaves as its value says.
 const pluginEnv = "PATCHBAY_TEST_PLUGIN"
+
+// nameEnv and versionEnv are what it announces.
+const nameEnv, versionEnv = "PATCHBAY_TEST_NAME", "PATCHBAY_TEST_VERSION"
 
 // echoer is the service of the launched plugin. It tells which process answered.
 type echoer struct {
@@ -62,7 +66,7 @@ func servePlugin(behaviour string) int {
 	}
 	fmt.Println("hello from the plugin")
 	err := sdk.Serve(context.Background(), sdk.Plugin{
-		Type: "T", Name: "launched", Versions: []string{"v1beta1"},
+		Type: "T", Name: cmp.Or(os.Getenv(nameEnv), "launched"), Versions: []string{cmp.Or(os.Getenv(versionEnv), "v1beta1")},
 		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, echoer{}) },
 	})
 	if err != nil {
