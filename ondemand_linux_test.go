@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +30,7 @@ import (
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/reconciler"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // onDemand is a plugin that is started by the first call, and known before.
@@ -439,6 +442,84 @@ func TestHandover(t *testing.T) {
 	close(stop)
 	work.Wait()
 	t.Logf("%d connects and %d calls over %d upgrades, %d failed", connected.Load(), called.Load(), upgrades, failed.Load())
+	if want := "validate v1beta1; register"; handler.seen() != want {
+		t.Errorf("the handler saw %q, want %q", handler.seen(), want)
+	}
+}
+
+// TestOnDemandOfAnotherUser: what is said of a plugin that runs as another user counts as that user's word, whoever listens for it, and its
+// process is that user's.
+func TestOnDemandOfAnotherUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can run a plugin as somebody else")
+	}
+	for user, may := range map[string]bool{"12345": true, "54321": false} {
+		t.Run(user, func(t *testing.T) {
+			h := &host{t: t, dir: t.TempDir(), state: filepath.Join(t.TempDir(), "state.db")}
+			h.trust.Types = map[string]trust.Type{"T": {Users: []string{"12345"}, Groups: []string{}}}
+			h.start()
+			t.Cleanup(func() { h.end() })
+			for dir := h.dir; dir != "/" && dir != os.TempDir(); dir = filepath.Dir(dir) {
+				if info, err := os.Stat(dir); err != nil || os.Chmod(dir, info.Mode().Perm()|0o011) != nil { // as /run is
+					t.Fatal(err)
+				}
+			}
+			p := onDemand("serve")
+			p.User, p.Group, p.Dir, p.SHA256 = user, "23456", "/", checked(t).SHA256 // a copy, which anybody may execute
+			h.set(p)
+			if !may {
+				h.until("a refusal", func() bool {
+					return slices.ContainsFunc(h.rt.Plugins(), func(s patchbay.PluginStatus) bool {
+						return s.State == reconciler.StateRefused && strings.Contains(s.LastError, "user 54321 may not register plugins of type T")
+					})
+				})
+				return
+			}
+			h.idle()
+			h.mustGreet()
+			ran, err := os.Stat(fmt.Sprintf("/proc/%d", h.running("a process").PID))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if of, is := ran.Sys().(*syscall.Stat_t); !is || of.Uid != 12345 {
+				t.Errorf("the process is of %+v", ran.Sys())
+			}
+		})
+	}
+}
+
+// TestRecreationOnDemand: while the process of a plugin that must be alone is replaced, callers wait at its socket.
+func TestRecreationOnDemand(t *testing.T) {
+	h, handler := newCounting(t)
+	p := onDemand("alone")
+	p.Upgrade, p.Dir = launcher.UpgradeRecreate, t.TempDir()
+	h.set(p)
+	h.idle()
+	h.mustGreet()
+	stop := make(chan struct{})
+	var calls sync.WaitGroup
+	for range 8 {
+		calls.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := h.greet(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for range 3 {
+		if err := h.rt.Launcher().Restart(t.Context(), "unit"); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	calls.Wait()
 	if want := "validate v1beta1; register"; handler.seen() != want {
 		t.Errorf("the handler saw %q, want %q", handler.seen(), want)
 	}

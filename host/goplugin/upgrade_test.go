@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/patchbay-dev/patchbay/host/goplugin"
@@ -106,14 +107,20 @@ func TestUpgradesUnderLoad(t *testing.T) {
 	for name, config := range map[string]*library.ClientConfig{"plain": nil, "multiplexed": {GRPCBrokerMultiplex: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return conn })
+			upgradeUnderLoad(t, config, launcher.UpgradeSideBySide, directly)
+		})
+		t.Run(name+" by handover", func(t *testing.T) {
+			t.Parallel()
+			upgradeUnderLoad(t, config, launcher.UpgradeHandover, directly)
 		})
 		t.Run(name+" through a stable socket", func(t *testing.T) {
 			t.Parallel()
-			upgradeUnderLoad(t, config, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return stable(t, conn) })
+			upgradeUnderLoad(t, config, launcher.UpgradeSideBySide, func(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return stable(t, conn) })
 		})
 	}
 }
+
+func directly(conn grpc.ClientConnInterface) grpc.ClientConnInterface { return conn }
 
 // stable returns a connection to what forwards calls to conn as a stable socket does.
 func stable(t *testing.T, conn grpc.ClientConnInterface) grpc.ClientConnInterface {
@@ -146,10 +153,12 @@ func stable(t *testing.T, conn grpc.ClientConnInterface) grpc.ClientConnInterfac
 	return c
 }
 
-func upgradeUnderLoad(t *testing.T, config *library.ClientConfig, through func(grpc.ClientConnInterface) grpc.ClientConnInterface) {
+func upgradeUnderLoad(
+	t *testing.T, config *library.ClientConfig, upgrade launcher.Upgrade, through func(grpc.ClientConnInterface) grpc.ClientConnInterface,
+) {
 	m := newMachine(t)
 	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Config = config })
-	unit.StopTimeout, unit.ReadyTimeout = 4*time.Second, patience
+	unit.StopTimeout, unit.ReadyTimeout, unit.Upgrade = 4*time.Second, patience, upgrade
 	m.set(unit)
 	m.running()
 	conn, err := m.Registry().Conn(t.Context(), ptype, "example")
@@ -201,6 +210,36 @@ func upgradeUnderLoad(t *testing.T, config *library.ClientConfig, through func(g
 	}
 	if l.cut.Load() == 0 || l.streams.Load() == 0 {
 		t.Error("no stream was cut, or none came to its end")
+	}
+}
+
+// TestOnDemand: a plugin is started once to say its version, again by the first call, and not by who only looks. The services by which its
+// host ends it are nobody's.
+func TestOnDemand(t *testing.T) {
+	m := newMachine(t)
+	unit := m.unit("serve", nil)
+	unit.OnDemand, unit.Idle = true, 50*time.Millisecond
+	m.set(unit)
+	idle := func() {
+		t.Helper()
+		m.until("idleness", func() bool {
+			return m.status().State == launcher.StateIdle && len(m.Registry().Instances(ptype, "example")) == 1
+		})
+	}
+	idle()
+	conn, err := m.Registry().Conn(t.Context(), ptype, "example")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := v1beta1.NewExampleClient(conn).GetExampleInfo(t.Context(), &v1beta1.ExampleRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		err := conn.Invoke(t.Context(), "/plugin.GRPCController/Shutdown", &emptypb.Empty{}, &emptypb.Empty{})
+		if status.Code(err) != codes.PermissionDenied {
+			t.Errorf("it can be shut down: %v", err)
+		}
+		idle()
 	}
 }
 
