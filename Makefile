@@ -66,6 +66,10 @@ test: ## run the tests of all modules with the race detector
 crash: ## kill the daemon 1,000 times at random instants, and its plugins, and see that it loses nothing
 	$(GO) test -run TestKillNineLosesNothing -timeout 60m -count 1 -v ./internal/command/cli -kills 1000
 
+.PHONY: handover
+handover: ## hand a plugin over 100 times, while 1,000,000 connections are made to it, and see that none is refused
+	$(GO) test -run '^TestHandover$$' -timeout 30m -count 1 -v . -handover.upgrades 100 -handover.connects 1000000
+
 .PHONY: failpoints
 failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test" does so too
 	cd integration && $(GO) test -race -count 1 -v ./failpoints

@@ -33,7 +33,7 @@ func TestToLaunch(t *testing.T) {
 		}},
 		{Serve: true, Spec: host.Spec{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", NoNewPrivs: true}},
 	}
-	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StopTimeout", "LogRate")
+	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StopTimeout", "LogRate", "Idle")
 	if diff := cmp.Diff(want, toLaunch(c, nil), unrelated); diff != "" {
 		t.Error(diff)
 	}
