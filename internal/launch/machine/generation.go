@@ -68,6 +68,7 @@ func (m *Machine) replace() {
 	m.history, m.failed = history{}, nil
 	m.stopTimer(m.current, ReadyBy)
 	m.emit(EventReplaced, m.current, "a new process is ready, the old one is told to go")
+	m.answerAll(&old.starts, nil) // a process runs
 	if old.phase.rests() && old.phase != GivenUp {
 		m.answerAll(&m.current.ready, nil)
 		return

@@ -167,8 +167,7 @@ func (m *Machine) configure(in Configure) {
 	case m.wanted == removed:
 		m.wanted = nothing // it came back
 	case in.Changed && m.current != nil && m.current.phase == Idle && m.desc.onDemand():
-		m.over(m.current, ByRestart)
-		m.rest()
+		m.current.desc = m.desc
 	case in.Changed && m.wanted == running:
 		m.restart(0)
 	}

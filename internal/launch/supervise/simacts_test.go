@@ -112,8 +112,11 @@ func (w *world) act() {
 			w.unit.Tell(machine.Offer{})
 		}
 	case n == 7 && !onDemand:
-		w.needed = w.needed || w.unit.Status().State != machine.StateIdle
-		w.configure(true)
+		idle := w.unit.Status().State == machine.StateIdle
+		w.needed = w.needed || !idle
+		if w.configure(true); idle && w.unit.Status().State != machine.StateIdle {
+			w.fail("another configuration starts what is idle")
+		}
 	case n == 8 && !onDemand && !w.cfg.offered:
 		p := w.begin(config{number: w.cfg.number - w.IntN(2), serves: w.cfg.serves, survives: true, upgrade: w.cfg.upgrade})
 		p.survivor, p.unwanted = true, w.barred
@@ -138,6 +141,9 @@ func (w *world) demand() {
 	w.ask("demand", func(done func(error)) func(error) {
 		return w.unit.Demand(func(err error) {
 			w.demands--
+			if err == nil && !slices.ContainsFunc(w.alive(), func(p *proc) bool { return !p.told }) {
+				w.fail("a demand is answered, and no process runs")
+			}
 			done(err)
 		})
 	})
@@ -155,7 +161,8 @@ func (w *world) ask(what string, ask func(done func(error)) func(error)) func(er
 		if once {
 			w.fail("%s is answered twice", what)
 		}
-		if err != nil && strings.HasSuffix(err.Error(), "it was stopped meanwhile") && w.halts == halts && !w.closed && w.cfg.upgrade == machine.Recreate {
+		if err != nil && strings.HasSuffix(err.Error(), "it was stopped meanwhile") && w.halts == halts && !w.closed &&
+			(what == "demand" || w.cfg.upgrade == machine.Recreate) {
 			w.fail("%s is answered as if it was stopped", what)
 		}
 		once = true
