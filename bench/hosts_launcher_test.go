@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -29,6 +30,21 @@ type launcherHost struct {
 	rt       *patchbay.Runtime
 	units    map[string]launcher.Plugin
 	shutdown func() error
+	// configured is how many plugins there are when the first is launched, which are all started by the first call; zero for plugins that
+	// are started at once.
+	configured int
+}
+
+// openOnDemand is for plugins that are started by the first call, of which n are configured.
+func openOnDemand(n int) launch.Opener {
+	open := openLauncher(false)
+	return func(dir string) (launch.Host, error) {
+		opened, err := open(dir)
+		if h, is := opened.(*launcherHost); is {
+			h.configured = n
+		}
+		return opened, err
+	}
 }
 
 func openLauncher(durable bool, more ...dynamicplugins.Option) launch.Opener {
@@ -69,18 +85,39 @@ func openLauncher(durable bool, more ...dynamicplugins.Option) launch.Opener {
 
 // Launch implements [launch.Host].
 func (h *launcherHost) Launch(program, name string) (launch.Plugin, error) {
-	h.units[name] = launcher.Plugin{Spec: host.Spec{Name: name, Args: []string{program, name}}, Serve: true}
-	if err := h.set(); err != nil {
+	if err := h.configure(program, name); err != nil {
 		return nil, err
 	}
-	if _, err := h.rt.Registry().WaitForPlugin(context.Background(), launchedType, name); err != nil {
-		return nil, err
+	for configured := range h.units {
+		if _, err := h.rt.Registry().WaitForPlugin(context.Background(), launchedType, configured); err != nil {
+			return nil, err
+		}
 	}
 	client, err := dynamicplugins.Dispense[v1beta1.ExampleClient](h.rt.Registry(), launchedType, name)
 	if err != nil {
 		return nil, err
 	}
 	return launchedPlugin{client, h, name}, call(context.Background(), client)
+}
+
+// configure has the host launch a program.
+func (h *launcherHost) configure(program, name string) error {
+	first := len(h.units) == 0
+	h.units[name] = h.unit(program, name)
+	for i := 1; first && i < h.configured; i++ {
+		idle := fmt.Sprintf("plugin-%d", i+1)
+		h.units[idle] = h.unit(program, idle)
+	}
+	return h.set()
+}
+
+func (h *launcherHost) unit(program, name string) launcher.Plugin {
+	p := launcher.Plugin{Spec: host.Spec{Name: name, Args: []string{program, name}}, Serve: true}
+	if h.configured > 0 {
+		p.OnDemand = true
+		p.Announce = launcher.Announcement{Type: launchedType, Name: name, Versions: []string{"1"}}
+	}
+	return p
 }
 
 func (h *launcherHost) set() error {

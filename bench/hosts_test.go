@@ -24,6 +24,8 @@ var hosts = map[string]launch.Opener{
 	"host-socketpair": openHostSocketpair,
 	"launcher":        openLauncher(false),
 	"launcher-state":  openLauncher(true),
+	"configured-5":    openOnDemand(5),
+	"configured-500":  openOnDemand(500),
 }
 
 // pluginOf is the folder of the program that a contestant launches.
@@ -34,6 +36,8 @@ var pluginOf = map[string]string{
 	"host-ticket":     "plugins/ticket",
 	"host-socketpair": "plugins/socketpair",
 	"launcher":        "plugins/sdk",
+	"configured-5":    "plugins/sdk",
+	"configured-500":  "plugins/sdk",
 	"launcher-state":  "plugins/sdk",
 	goPlugin:          "goplugin/plugin",
 	goPluginMTLS:      "goplugin/plugin",

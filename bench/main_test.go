@@ -66,6 +66,7 @@ var rows = []struct {
 	{"P13", benchP13},
 	{"P14", benchP14},
 	{"P16", benchP16},
+	{"P17", benchP17},
 	{"List", benchList},
 	{"Restore", benchRestore},
 	{"Proxy", benchProxy},

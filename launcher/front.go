@@ -256,7 +256,7 @@ func (l *Launcher) FrontAt(socket string) (p Plugin, is bool) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return u.plugin, true
+	return *u.plugin, true
 }
 
 // BehindFront returns the state of the plugin for which this launcher answers at a socket; it is empty for other sockets.

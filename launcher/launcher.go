@@ -297,7 +297,7 @@ func (l *Launcher) offer(found []*host.PluginProcess) {
 		switch {
 		case l.closed: // the host lets it go on
 		case u == nil:
-			l.work.Go(func() { (&process{PluginProcess: p}).Terminate(context.Background()) })
+			l.work.Go(func() { (&process{PluginProcess: p, plugin: &Plugin{}}).Terminate(context.Background()) })
 		default:
 			u.Survivor(&process{PluginProcess: p, plugin: u.plugin})
 		}

@@ -27,20 +27,20 @@ const dirMode = 0o750
 
 // unit is one plugin to launch, with what keeps it running.
 type unit struct {
-	*supervise.Unit[Plugin]
+	*supervise.Unit[*Plugin]
 	name     string
 	launcher *Launcher
 	log      *output.Log
 	lives    atomic.Int64 // that were begun, to name their sockets
 	front    atomic.Pointer[front.Front]
-	plugin   Plugin // as it is configured now; guarded by Launcher.mu
+	plugin   *Plugin // as it is configured now; guarded by Launcher.mu
 }
 
 func newUnit(l *Launcher, p Plugin) *unit {
 	u := &unit{
-		launcher: l, name: p.Name, plugin: p, log: output.New(output.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
+		launcher: l, name: p.Name, plugin: &p, log: output.New(output.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
 	}
-	u.Unit = supervise.New(supervise.Config[Plugin]{
+	u.Unit = supervise.New(supervise.Config[*Plugin]{
 		Launch: u.launch,
 		Ready:  u.ready,
 		Follow: u.followHealth,
@@ -78,9 +78,9 @@ func (u *unit) configure(p Plugin) {
 		u.log.SetRate(p.LogRate)
 	}
 	changed := !u.plugin.same(p)
-	u.plugin = p
+	u.plugin = &p
 	u.setFront(p)
-	u.Configure(p, p.about(), changed)
+	u.Configure(&p, p.about(), changed)
 }
 
 // ready blocks until a process is registered, or what answers for it.
@@ -103,7 +103,7 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process) error {
 }
 
 // launch starts one process of a plugin.
-func (u *unit) launch(ctx context.Context, p Plugin) (supervise.Process, error) {
+func (u *unit) launch(ctx context.Context, p *Plugin) (supervise.Process, error) {
 	l := u.launcher
 	spec := p.Spec
 	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
@@ -160,7 +160,7 @@ func (u *unit) closeLog() {
 }
 
 // followHealth tells whether a plugin that is ready answers, until ctx ends. One that does not offer grpc.health.v1 is left in peace.
-func (u *unit) followHealth(ctx context.Context, p Plugin, proc supervise.Process, found func(machine.HealthFound)) {
+func (u *unit) followHealth(ctx context.Context, p *Plugin, proc supervise.Process, found func(machine.HealthFound)) {
 	socket := proc.About().Socket
 	at := socket
 	if behind, is := proc.(*process); is {
@@ -183,7 +183,7 @@ func (u *unit) followHealth(ctx context.Context, p Plugin, proc supervise.Proces
 
 // healthDialer returns what connects to the plugin. Of one that makes its socket itself, as another user, that user has to listen: it can
 // have a link to somebody else's socket in its place, where it may have no right to call.
-func healthDialer(p Plugin, socket string) (func(context.Context, string) (net.Conn, error), error) {
+func healthDialer(p *Plugin, socket string) (func(context.Context, string) (net.Conn, error), error) {
 	if p.User == "" || p.Protocol != nil {
 		return func(ctx context.Context, _ string) (net.Conn, error) { return sock.Dial(ctx, socket) }, nil
 	}
@@ -197,7 +197,7 @@ func healthDialer(p Plugin, socket string) (func(context.Context, string) (net.C
 // process is a process of a plugin as what keeps it running sees it.
 type process struct {
 	*host.PluginProcess
-	plugin Plugin
+	plugin *Plugin // as it was when it was started
 	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
 	front  *front.Front
 	target atomic.Pointer[front.Target]

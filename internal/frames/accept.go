@@ -25,25 +25,13 @@ const silentTime = time.Second
 
 // take serves a connection, after its caller has been introduced.
 func (s *Server) take(nc net.Conn) {
-	if s.config.Introduce == nil {
-		from := Introduced{nc, ^uint32(0), context.Background()}
-		if known, ok := nc.(interface{ UID() uint32 }); ok {
-			from.UID = known.UID()
-		}
-		if c := s.begin(from); c != nil {
-			go s.serve(c)
-		}
-		return
-	}
 	if !s.enter(nc) {
 		_ = nc.Close()
 		return
 	}
 	go func() {
 		defer s.leave(nc)
-		ctx, cancel := context.WithTimeout(context.Background(), s.config.Timeout)
-		from, err := s.config.Introduce(ctx, nc)
-		cancel()
+		from, err := s.introduce(nc)
 		if err != nil {
 			_ = nc.Close()
 		} else if c := s.begin(from); c != nil {
@@ -51,6 +39,20 @@ func (s *Server) take(nc net.Conn) {
 			s.serve(c)
 		}
 	}()
+}
+
+// introduce finds out whose a connection is.
+func (s *Server) introduce(nc net.Conn) (Introduced, error) {
+	if s.config.Introduce != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), s.config.Timeout)
+		defer cancel()
+		return s.config.Introduce(ctx, nc)
+	}
+	from := Introduced{nc, ^uint32(0), context.Background()}
+	if known, ok := nc.(interface{ UID() uint32 }); ok {
+		from.UID = known.UID()
+	}
+	return from, nil
 }
 
 // enter counts a connection whose caller is not known, unless the server is draining.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -81,6 +82,59 @@ func ReadFootprint() (Footprint, error) {
 	return Footprint{
 		Resident: resident, Live: int64(m.HeapAlloc + m.StackInuse), Goroutines: runtime.NumGoroutine(), Descriptors: len(descriptors),
 	}, nil
+}
+
+// Tree is what a process and all that descend from it hold.
+type Tree struct {
+	// Resident is what the system counts for each, in bytes, and Shared the same with its part only of what several have in common.
+	Resident, Shared int64
+	Processes        int
+}
+
+// ReadTree says what a process and its descendants hold.
+func ReadTree(pid int) (t Tree, err error) {
+	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		return Tree{}, err
+	}
+	for l := range strings.Lines(string(rollup)) {
+		for key, size := range map[string]*int64{"Rss:": &t.Resident, "Pss:": &t.Shared} {
+			rest, ok := strings.CutPrefix(l, key)
+			if !ok {
+				continue
+			}
+			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err != nil {
+				return Tree{}, err
+			}
+			*size = kib << 10
+		}
+	}
+	t.Processes = 1
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	if err != nil {
+		return Tree{}, err
+	}
+	for _, of := range threads {
+		children, err := os.ReadFile(of)
+		if err != nil {
+			return Tree{}, err
+		}
+		for _, child := range strings.Fields(string(children)) {
+			number, err := strconv.Atoi(child)
+			if err != nil {
+				return Tree{}, err
+			}
+			below, err := ReadTree(number)
+			if err != nil {
+				return Tree{}, err
+			}
+			t.Resident += below.Resident
+			t.Shared += below.Shared
+			t.Processes += below.Processes
+		}
+	}
+	return t, nil
 }
 
 // memory reads a size of this process in bytes.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -213,9 +214,12 @@ func (c *conn) Close() error {
 }
 
 // Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
-// process is watched.
+// process is watched. Of a launched plugin for which this process answers there is nothing to watch: it removes the socket when it ends that.
 func (c *conn) Watch(hint func()) (stop func(), err error) {
 	defer c.settled() // from here on it counts among the plugins
+	if c.account.Launched && c.peer.PID == os.Getpid() {
+		return func() {}, c.Close()
+	}
 	stop, err = c.Hold(c.transport.peers, hint)
 	if err != nil {
 		stop, err = c.WatchExit(c.transport.peers, hint)

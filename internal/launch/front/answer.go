@@ -143,23 +143,21 @@ func (c caller) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	of := peer{conn, ^uint32(0)}
-	if local, is := conn.(*net.UnixConn); is {
-		if who, err := sock.PeerOf(local); err == nil {
-			of.uid = who.UID
-		}
-	}
-	return of, nil
+	return peer{conn}, nil
 }
 
 // peer is a connection of a user.
-type peer struct {
-	net.Conn
-	uid uint32
-}
+type peer struct{ net.Conn }
 
 // UID implements what [proxy.LocalServer] asks for.
-func (p peer) UID() uint32 { return p.uid }
+func (p peer) UID() uint32 {
+	if local, is := p.Conn.(*net.UnixConn); is {
+		if who, err := sock.PeerOf(local); err == nil {
+			return who.UID
+		}
+	}
+	return ^uint32(0)
+}
 
 // handle answers a call. It implements [proxy.Handler].
 func (f *Front) handle(ctx context.Context, caller grpc.ServerStream) error {
