@@ -40,9 +40,11 @@ func benchP16(b testing.TB) {
 	contestants := []upgrading{
 		{name: "steady", program: ours},
 		{name: "side-by-side", replace: true, program: ours},
+		{name: "handover", replace: true, how: launcher.UpgradeHandover, program: ours},
 		{name: "recreate", replace: true, how: launcher.UpgradeRecreate, program: ours},
 		{name: "steady-goplugin", program: theirs, protocol: foreign},
 		{name: "side-by-side-goplugin", replace: true, program: theirs, protocol: foreign},
+		{name: "handover-goplugin", replace: true, how: launcher.UpgradeHandover, program: theirs, protocol: foreign},
 		{name: "recreate-goplugin", replace: true, how: launcher.UpgradeRecreate, program: theirs, protocol: foreign},
 	}
 	for round := range rounds {

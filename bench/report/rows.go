@@ -43,11 +43,12 @@ type growth struct {
 var (
 	ours = []string{
 		"watcher", "runtime", "patchbay", "patchbay-stuck", "host", "host-ticket", "host-socketpair", "launcher", "launcher-state",
-		"stable", "control", "side-by-side", "recreate", "side-by-side-goplugin", "recreate-goplugin",
+		"stable", "control", "side-by-side", "handover", "recreate", "side-by-side-goplugin", "handover-goplugin", "recreate-goplugin",
+		"configured-500",
 	}
 	floors = []string{
 		"floor", "floor-http2", "floor-raw", "idle", "bare", "bare-socketpair", "memory", "bbolt", "bbolt-group", "bbolt-batch50µs",
-		"bbolt-batch200µs", "bbolt-batch1ms", "direct", "steady", "steady-goplugin",
+		"bbolt-batch200µs", "bbolt-batch1ms", "direct", "steady", "steady-goplugin", "configured-5",
 	}
 )
 
@@ -66,7 +67,8 @@ func rank(contestant string) int {
 func list(words string) []string { return strings.Fields(words) }
 
 var (
-	upgrades, foreignUpgrades = list("side-by-side recreate"), list("side-by-side-goplugin recreate-goplugin")
+	upgrades, foreignUpgrades = list("side-by-side handover recreate"),
+		list("side-by-side-goplugin handover-goplugin recreate-goplugin")
 
 	managers = list("watcher runtime")
 	p1Sizes  = list("appear=listen/registered=0 appear=rename/registered=0 appear=listen/registered=5000 appear=rename/registered=5000")
@@ -187,6 +189,13 @@ var rows = []row{
 			{Params: list("callers=64"), Unit: "failed", Ours: slices.Concat(upgrades, foreignUpgrades), Limit: 0},
 			{Params: list("callers=64"), Unit: "call-p99-µs", Ours: upgrades, Base: list("steady"), Limit: 3},
 			{Params: list("callers=64"), Unit: "call-p99-µs", Ours: foreignUpgrades, Base: list("steady-goplugin"), Limit: 3},
+		},
+	},
+	{
+		File: "p17", Name: "P17", Title: "Plugins on demand", Base: "configured-5",
+		Units: list("resident-MB shared-MB processes host-MB host-live-MB goroutines descriptors"), Goals: []goal{
+			{Params: list("used=5"), Unit: "resident-MB", Ours: list("configured-500"), Base: list("configured-5"), Limit: 1.1},
+			{Params: list("used=5"), Unit: "processes", Ours: list("configured-500"), Base: list("configured-5"), Limit: 1.1},
 		},
 	},
 	{File: "list", Name: "List", Title: "List all plugins", Base: "memory", Units: list("list-µs list-p99-µs")},
