@@ -2,7 +2,9 @@ package patchbay_test
 
 import (
 	"flag"
+	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -76,4 +78,45 @@ func TestHandover(t *testing.T) {
 	if want := "validate v1beta1; register"; handler.seen() != want {
 		t.Errorf("the handler saw %q, want %q", handler.seen(), want)
 	}
+}
+
+// TestChangesOfKind: a plugin that is handed over, on demand or neither is made another of these while it is called, and no call fails.
+func TestChangesOfKind(t *testing.T) {
+	h, _ := newCounting(t)
+	auto := launchable("serve")
+	handed := launchable("serve")
+	handed.Upgrade = launcher.UpgradeHandover
+	recreated := launchable("serve")
+	recreated.Upgrade = launcher.UpgradeRecreate
+	h.set(auto)
+	h.running("a process")
+	stop := make(chan struct{})
+	var calls sync.WaitGroup
+	for range 4 {
+		calls.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := h.greet(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	kinds := []launcher.Plugin{auto, handed, onDemand("serve"), recreated, handed, auto, onDemand("serve"), auto, recreated, onDemand("serve"), handed}
+	for i, p := range kinds[1:] {
+		h.set(p)
+		h.until(fmt.Sprintf("change %d", i), func() bool {
+			s := h.unit()
+			fronted := strings.HasSuffix(s.Socket, ".0.sock")
+			return s.State == launcher.StateRunning && fronted == (p.OnDemand || p.Upgrade == launcher.UpgradeHandover) &&
+				len(h.rt.Registry().Instances("T", "launched")) == 1
+		})
+	}
+	close(stop)
+	calls.Wait()
 }

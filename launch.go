@@ -100,7 +100,7 @@ func (rt *Runtime) observeLauncher(e launcher.Event) {
 		end()
 		delete(rt.replacing, e.Name)
 	}
-	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == launcher.EventReplacing && !rt.answers(e.Socket) {
+	if ptype, name, instance, known := rt.journal.InstanceOf(e.Name, e.Socket); known && e.Kind == launcher.EventReplacing {
 		ctx, end := context.WithTimeout(context.Background(), replaceTimeout)
 		rt.replacing[e.Name] = end
 		rt.registry.Replacing(ctx, ptype, name, instance)

@@ -448,6 +448,13 @@ func TestRecreationOnDemand(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	before := h.unit().PID
+	p.Env = append(p.Env, "CONFIGURED=otherwise")
+	h.set(p)
+	h.until("the process of another configuration", func() bool {
+		s := h.unit()
+		return s.State == launcher.StateRunning && s.PID != before
+	})
 	close(stop)
 	calls.Wait()
 	if want := "validate v1beta1; register"; handler.seen() != want {

@@ -73,7 +73,8 @@ func (u *unit) newFront(p Plugin) *front.Front {
 	})
 }
 
-// setFront gives the unit the front that it needs, if it does. Launcher.mu is held.
+// setFront gives the unit the front that it needs, if it does. One that is not needed any more goes with its last process, or when the plugin
+// is registered without. Launcher.mu is held.
 func (u *unit) setFront(p Plugin) {
 	f := u.front.Load()
 	switch {
@@ -82,8 +83,7 @@ func (u *unit) setFront(p Plugin) {
 	case p.fronted():
 		f.Set(p.settings())
 	case f != nil:
-		u.front.Store(nil)
-		u.launcher.work.Go(func() { u.shut(f) })
+		f.Set(front.Settings{})
 	}
 }
 

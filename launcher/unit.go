@@ -33,12 +33,12 @@ type unit struct {
 	log      *output.Log
 	lives    atomic.Int64 // that were begun, to name their sockets
 	front    atomic.Pointer[front.Front]
-	plugin   *Plugin // as it is configured now; guarded by Launcher.mu
+	plugin   *Plugin // as it is configured now; nil before it is; guarded by Launcher.mu
 }
 
 func newUnit(l *Launcher, p Plugin) *unit {
 	u := &unit{
-		launcher: l, name: p.Name, plugin: &p, log: output.New(output.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
+		launcher: l, name: p.Name, log: output.New(output.Config{Name: p.Name, Handler: l.cfg.Output, Rate: p.LogRate}),
 	}
 	u.Unit = supervise.New(supervise.Config[*Plugin]{
 		Launch: u.launch,
@@ -49,7 +49,7 @@ func newUnit(l *Launcher, p Plugin) *unit {
 			return f != nil && f.Needed()
 		},
 		Observe: func(e Event) {
-			e.Name = p.Name
+			e.Name = u.name
 			u.tellFront(&e)
 			l.cfg.Observe(e)
 		},
@@ -74,10 +74,10 @@ func (u *unit) tellFront(e *Event) {
 
 // configure gives the unit other details. Launcher.mu is held.
 func (u *unit) configure(p Plugin) {
-	if u.plugin.LogRate != p.LogRate {
+	changed := u.plugin != nil && !u.plugin.same(p)
+	if u.plugin != nil && u.plugin.LogRate != p.LogRate {
 		u.log.SetRate(p.LogRate)
 	}
-	changed := !u.plugin.same(p)
 	u.plugin = &p
 	u.setFront(p)
 	u.Configure(&p, p.about(), changed)
@@ -98,6 +98,9 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process) error {
 	err := u.launcher.cfg.AwaitRegistered(ctx, proc.About().Socket)
 	if is && err == nil {
 		p.Settled()
+		if f := u.front.Load(); f != nil && p.front == nil {
+			_ = f.ShutUnserved(ctx) // what is left at the path is refused as stale
+		}
 	}
 	return err
 }
@@ -219,9 +222,6 @@ func (p *process) Wait(ctx context.Context) error {
 		now, cancel := context.WithCancel(ctx)
 		cancel()
 		p.leave(now)
-		if p.front != nil && !p.plugin.OnDemand {
-			_ = p.front.ShutUnserved(context.WithoutCancel(ctx)) // the socket that cannot be removed is refused as a stale one is
-		}
 		if errors.Is(p.Err(), host.ErrTerminated) {
 			return nil
 		}

@@ -63,6 +63,9 @@ func (s *Server) enter(nc net.Conn) bool {
 		return false
 	}
 	s.left++
+	if s.entering == nil {
+		s.entering = map[net.Conn]bool{}
+	}
 	s.entering[nc] = true
 	return true
 }
@@ -72,7 +75,9 @@ func (s *Server) leave(nc net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.entering[nc] {
-		delete(s.entering, nc)
+		if delete(s.entering, nc); len(s.entering) == 0 {
+			s.entering = nil
+		}
 		s.left--
 		s.finish()
 	}
@@ -91,6 +96,9 @@ func (s *Server) begin(from Introduced) *conn {
 		return nil
 	}
 	s.left++
+	if s.conns == nil {
+		s.conns = map[*conn]bool{}
+	}
 	s.conns[c] = true
 	return c
 }

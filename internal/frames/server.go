@@ -48,8 +48,8 @@ type Server struct {
 	config ServerConfig
 
 	mu        sync.Mutex
-	listeners map[net.Listener]bool
-	entering  map[net.Conn]bool // whose callers are not known yet
+	listeners []net.Listener
+	entering  map[net.Conn]bool // whose callers are not known yet; nil while there is none, as conns is: a host has many idle servers
 	conns     map[*conn]bool
 	draining  bool
 	left      int           // goroutines: connections and calls
@@ -58,9 +58,7 @@ type Server struct {
 
 // NewServer returns a server.
 func NewServer(config ServerConfig) *Server {
-	return &Server{
-		config: config, listeners: map[net.Listener]bool{}, entering: map[net.Conn]bool{}, conns: map[*conn]bool{}, done: make(chan struct{}),
-	}
+	return &Server{config: config, done: make(chan struct{})}
 }
 
 // Serve takes connections until the listener fails or the server ends, which is no error. It closes the listener.
@@ -68,7 +66,7 @@ func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	draining := s.draining
 	if !draining {
-		s.listeners[l] = true
+		s.listeners = append(s.listeners, l)
 	}
 	s.mu.Unlock()
 	if draining {
@@ -77,7 +75,7 @@ func (s *Server) Serve(l net.Listener) error {
 	defer func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.listeners, l)
+		s.listeners = slices.DeleteFunc(s.listeners, func(other net.Listener) bool { return other == l })
 		_ = l.Close()
 	}()
 	pause := time.Duration(0)
@@ -113,7 +111,9 @@ func (s *Server) end(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c != nil {
-		delete(s.conns, c)
+		if delete(s.conns, c); len(s.conns) == 0 {
+			s.conns = nil
+		}
 	}
 	s.left--
 	s.finish()
@@ -134,7 +134,7 @@ func (s *Server) finish() {
 func (s *Server) Drain() {
 	s.mu.Lock()
 	s.draining = true
-	for l := range s.listeners {
+	for _, l := range s.listeners {
 		_ = l.Close()
 	}
 	entering, conns := slices.Collect(maps.Keys(s.entering)), slices.Collect(maps.Keys(s.conns))

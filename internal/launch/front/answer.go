@@ -91,13 +91,16 @@ func (f *Front) Reopen(ctx context.Context) error {
 	return f.place(ctx, info, o)
 }
 
-// leave ends an opening whose calls may end first.
-func (f *Front) leave(o *opening) {
+// leave ends an opening whose calls may end first, and tells when they have.
+func (f *Front) leave(o *opening) (left <-chan struct{}) {
 	_ = o.listener.Close() // what is at the path stays
+	ended := make(chan struct{})
 	f.serving.Go(func() {
+		defer close(ended)
 		o.server.Drain()
 		o.end(nil)
 	})
+	return ended
 }
 
 // Shut has it answer no more, and ends all calls. It may open again.
@@ -105,30 +108,48 @@ func (f *Front) Shut(ctx context.Context) error {
 	return f.shut(ctx, func() bool { return true })
 }
 
-// ShutUnserved is Shut, unless a process serves.
+// ShutUnserved is Shut, unless a process serves or is started on demand.
 func (f *Front) ShutUnserved(ctx context.Context) error {
-	return f.shut(ctx, func() bool { return f.target == nil })
+	return f.shut(ctx, func() bool { return f.target == nil && !f.set.OnDemand })
 }
 
 // shut ends the opening if that may be, which is asked with mu.
 func (f *Front) shut(ctx context.Context, may func() bool) error {
+	o, err := f.withdraw(ctx, may)
+	if o != nil {
+		o.end(errClosed)
+		f.leave(o)
+	}
+	return err
+}
+
+// drain has it answer no more if a process is the last that serves, and returns when the calls have ended, or with ctx, which ends them.
+func (f *Front) drain(ctx context.Context, t *Target) {
+	o, _ := f.withdraw(ctx, func() bool { return f.target == t && !f.set.OnDemand }) // what is left at the path is refused as stale
+	if o == nil {
+		return
+	}
+	select {
+	case <-f.leave(o):
+	case <-ctx.Done():
+		o.end(errClosed)
+	}
+}
+
+// withdraw ends an opening if that may be, which is asked with mu, but not its calls; nil if there is none.
+func (f *Front) withdraw(ctx context.Context, may func() bool) (*opening, error) {
 	f.placing.Lock()
 	defer f.placing.Unlock()
 	f.mu.Lock()
 	o := f.at
-	if o != nil && may() {
-		f.at = nil
-	} else {
-		o = nil
+	if o == nil || !may() {
+		f.mu.Unlock()
+		return nil, nil
 	}
+	f.at = nil
 	f.mu.Unlock()
-	if o == nil {
-		return nil
-	}
-	_, err := o.listener.Withdraw(ctx)
-	o.end(errClosed)
-	f.leave(o)
-	return err
+	_, err := o.listener.Withdraw(context.WithoutCancel(ctx))
+	return o, err
 }
 
 // Wait returns when nothing is left of what was shut.

@@ -154,8 +154,10 @@ func (f *Front) Serve(t *Target) {
 	end()
 }
 
-// Retire has no further call go to a process, and returns when none is under way or ctx ends.
+// Retire has no further call go to a process, and returns when none is under way or ctx ends. If no other serves, nor is started on demand,
+// it answers no more: callers are told to make their calls elsewhere before the process is taken from them.
 func (f *Front) Retire(ctx context.Context, t *Target) {
+	f.drain(ctx, t)
 	f.mu.Lock()
 	if f.target == t {
 		f.target = nil
