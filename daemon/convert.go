@@ -17,6 +17,7 @@ var reasons = map[reconciler.State]string{
 	reconciler.StateConnecting:  "Its socket is being asked who it is.",
 	reconciler.StateWaiting:     "It waits until the call that runs for another instance of the same name has returned.",
 	reconciler.StateSuperseded:  "A newer instance of the same type and name is current.",
+	reconciler.StateIdle:        "It has no process; the first call starts one.",
 	reconciler.StateBackoff:     "The last attempt failed, and another one is planned.",
 	reconciler.StateUnreachable: "It no longer accepts connections; the last error says where.",
 	reconciler.StateUnlinked:    "Its socket was removed while it serves; restart it, so that it makes a new one.",

@@ -3,7 +3,7 @@
 const perPage = matchMedia("(max-width: 45em)").matches ? 50 : 100; // as much as one scrolls through
 const keptEvents = 500;
 const keptRecords = 500;
-const good = new Set(["registered", "running", "serving", "ok", "ready"]);
+const good = new Set(["registered", "running", "serving", "ok", "ready", "idle"]);
 const bad = new Set(["unreachable", "failed", "refused", "unknown", "backoff", "unresponsive", "not-serving", "unlinked", "degraded"]);
 
 const known = new Map(); // what was sent, by key
