@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/fleet"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
@@ -138,9 +139,9 @@ func (s *soak) listed(ctx context.Context) []string {
 		if p.Source == "launched" {
 			path = ""
 		}
-		text := show(p.Type, p.Name, p.Version, path, p.State, p.Current)
+		text := show(p.Type, p.Name, p.Version, path, stateOf(p), p.Current)
 		switch {
-		case p.State == "registered", p.State == "superseded":
+		case stateOf(p) == "registered", p.State == "superseded":
 			kept[p.SocketPath+" "+p.Version] = p.Instance
 		case stale[p.SocketPath]:
 			continue
@@ -191,6 +192,9 @@ func (s *soak) oneProcess(context.Context) []string {
 	want := map[string]int{forbidden: 0}
 	for _, l := range s.launched {
 		want[l.name] = 1
+		if l.start == catalogue.StartOnDemand && count[l.name] == 0 {
+			delete(want, l.name) // nobody calls it
+		}
 	}
 	if !maps.Equal(count, want) {
 		return []string{fmt.Sprintf("processes: %v, want %v: %v", count, want, s.processes())}
@@ -296,8 +300,8 @@ func (s *soak) inFleet(ctx context.Context) []string {
 	}
 	var want []string
 	for _, p := range listing.Plugins {
-		if p.State == "registered" || p.State == "superseded" {
-			want = append(want, fmt.Sprintf("%s/%s %s %s %v", p.Type, p.Name, p.Version, p.State, p.Current))
+		if stateOf(p) == "registered" || p.State == "superseded" {
+			want = append(want, fmt.Sprintf("%s/%s %s %s %v", p.Type, p.Name, p.Version, stateOf(p), p.Current))
 		}
 	}
 	return difference(want, got)
@@ -339,7 +343,7 @@ func (s *soak) followed(ctx context.Context) []string {
 	want := []string{}
 	for _, p := range listing.Plugins {
 		// One that was found when a newer one was registered already has never been, and has no ID.
-		if p.Instance != "" && (p.State == "registered" || p.State == "superseded") {
+		if p.Instance != "" && (stateOf(p) == "registered" || p.State == "superseded") {
 			want = append(want, p.Type+"/"+p.Name+" "+p.Instance)
 		}
 	}

@@ -92,12 +92,15 @@ func newSoak(dir string, o options) (*soak, error) {
 		s.anchors = append(s.anchors, &entry{ptype: anchorType, name: fmt.Sprint("n", i)})
 	}
 	s.entries = append(s.entries, s.anchors...)
-	for i := range 4 {
-		l := &launched{name: fmt.Sprint("launched-", i), pinned: i%2 == 0, survives: i >= 2, upgrade: catalogue.UpgradeSideBySide}
-		if i%3 > 0 {
-			l.upgrade = catalogue.UpgradeRecreate
-		}
-		s.launched = append(s.launched, l)
+	sideBySide, handover, recreate := catalogue.UpgradeSideBySide, catalogue.UpgradeHandover, catalogue.UpgradeRecreate
+	auto, onDemand := catalogue.StartAuto, catalogue.StartOnDemand
+	s.launched = []*launched{
+		{pinned: true, upgrade: sideBySide, start: auto}, {upgrade: recreate, start: auto},
+		{pinned: true, survives: true, upgrade: recreate, start: auto}, {survives: true, upgrade: sideBySide, start: auto},
+		{pinned: true, upgrade: handover, start: auto}, {upgrade: handover, start: onDemand}, {pinned: true, upgrade: recreate, start: onDemand},
+	}
+	for i, l := range s.launched {
+		l.name = fmt.Sprint("launched-", i)
 	}
 	return s, nil
 }
@@ -195,6 +198,7 @@ func (s *soak) configure(broken bool) error {
 	for _, l := range s.launched {
 		fmt.Fprintf(&b, "  - name: %s\n    command: [%s, serve, %s, %[1]s, \"-\"]\n", l.name, l.path, launchedType)
 		fmt.Fprintf(&b, "    survive: %t\n    upgrade: %s\n    env: {GORACE: atexit_sleep_ms=0}\n", l.survives, l.upgrade)
+		fmt.Fprintf(&b, "    start: %s\n    idle: 1s\n", l.start)
 		b.WriteString("    restart: {policy: always, limit: 100000, backoff: {min: 50ms, max: 500ms}}\n")
 		if l.pinned {
 			program, err := os.ReadFile(l.path)

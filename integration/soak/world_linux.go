@@ -16,6 +16,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
 )
 
@@ -185,9 +186,18 @@ type launched struct {
 	// survives says that its process outlives the daemon.
 	survives bool
 	upgrade  catalogue.Upgrade
+	start    catalogue.Start
 	made     int
 	// stale says that its program was replaced since it was started, and nobody has told the daemon.
 	stale bool
+}
+
+// stateOf is the state of a plugin in a list, in which one that is idle is registered as others are.
+func stateOf(p client.Plugin) string {
+	if p.State == "idle" {
+		return "registered"
+	}
+	return p.State
 }
 
 // show is how an instance shows in a list.

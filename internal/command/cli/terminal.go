@@ -199,7 +199,7 @@ func toneOf(text string) tone {
 		word = text[:end]
 	}
 	switch word {
-	case "registered", "running", "added", "serving", "ok", "ready", "passed", "responsive", "healthy", "reloaded":
+	case "registered", "running", "added", "serving", "ok", "ready", "passed", "responsive", "healthy", "reloaded", "idle":
 		return good
 	case "unreachable", "unhealthy", "failed", "refused", "backoff", "unresponsive", "not-serving", "degraded", "deregistered",
 		"reload-failed", "unlinked", "fail":
