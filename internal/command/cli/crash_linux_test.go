@@ -14,17 +14,24 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
 var kills = flag.Int("kills", 20, "how often TestKillNineLosesNothing kills the daemon")
 
 const (
-	crashType     = "T"
-	crashLaunched = 2 // plugins that the daemon launches
+	crashType = "T"
 )
+
+// crashLaunched are the plugins that the daemon launches, by what the catalogue says of their starts. The last is started on demand.
+var crashLaunched = []string{"autostart: true", "upgrade: recreate", "upgrade: handover", "start: onDemand, idle: 20ms"}
 
 // TestKillNineLosesNothing kills a daemon again and again, at random instants, and its plugins too, while plugins come, go, and supersede each
 // other, and launched ones are restarted. What it had said was registered, to the plugin or in its events, the next daemon knows at once,
@@ -106,9 +113,9 @@ handlers: {%[2]s: accept, ExamplePlugin: accept}
 log: {level: error}
 plugins:
 `, dir, crashType)
-	for i := range crashLaunched {
-		fmt.Fprintf(&config, "- {name: l%[1]d, command: [hello], env: {HELLO_NAME: l%[1]d}, "+
-			"restart: {limit: 1000000, backoff: {min: 1ms, max: 10ms}}}\n", i)
+	for i, start := range crashLaunched {
+		fmt.Fprintf(&config, "- {name: l%[1]d, command: [hello], env: {HELLO_NAME: l%[1]d}, %[2]s, "+
+			"restart: {limit: 1000000, backoff: {min: 1ms, max: 10ms}}}\n", i, start)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "patchbay.yaml"), []byte(config.String()), 0o600); err != nil {
 		t.Fatal(err)
@@ -278,9 +285,11 @@ func (c *crash) churn(ctx context.Context, cl *client.Client, running *sync.Wait
 	case n == 1:
 		c.counts.generations++
 		// It may fail: the daemon is killed, or the plugin ends meanwhile.
-		running.Go(func() { _, _ = cl.Restart(ctx, fmt.Sprint("l", rand.N(crashLaunched))) })
+		running.Go(func() { _, _ = cl.Restart(ctx, fmt.Sprint("l", rand.N(len(crashLaunched)))) })
 	case n == 2:
 		c.serveProcess()
+	case n < 6:
+		running.Go(func() { _ = c.call(ctx) }) // it may fail for the same reasons
 	case len(c.serving) > 20:
 		c.stopOne()
 	case n < 20:
@@ -288,6 +297,23 @@ func (c *crash) churn(ctx context.Context, cl *client.Client, running *sync.Wait
 	default:
 		c.serve(fmt.Sprint("p", c.next))
 	}
+}
+
+// call calls the plugin that is started on demand.
+func (c *crash) call(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+filepath.Join(c.dir, "stable", "ExamplePlugin", fmt.Sprintf("l%d.sock", len(crashLaunched)-1)),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = v1beta1.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
+	if status.Code(err) == codes.Unimplemented && strings.Contains(err.Error(), "method GetExampleInfo not implemented") {
+		return nil // says the plugin
+	}
+	return err
 }
 
 func (c *crash) socket() string {

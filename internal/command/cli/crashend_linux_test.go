@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,10 +18,11 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 )
 
-// ours says whether a process runs the program that is tested.
+// ours says whether a process runs the program that is tested, under any of its names.
 func (c *crash) ours(pid int) bool {
-	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
-	return err == nil && exe == c.program
+	program, err := os.Stat(c.program)
+	exe, gone := os.Stat(fmt.Sprintf("/proc/%d/exe", pid))
+	return errors.Join(err, gone) == nil && os.SameFile(program, exe)
 }
 
 // awaitNoOrphan waits until nothing is left of a daemon that has ended but the plugins that the test started itself.
@@ -76,6 +78,9 @@ func (c *crash) finish() {
 		if _, err := cl.Wait(ctx, "ExamplePlugin", fmt.Sprint("l", i), client.GoalRegistered); err != nil {
 			c.t.Error(err)
 		}
+	}
+	if err := c.call(ctx); err != nil {
+		c.t.Error(err)
 	}
 	c.stopAll()
 	listing, err := cl.List(ctx)
