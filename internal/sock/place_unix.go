@@ -57,6 +57,21 @@ func Place(ctx context.Context, path string, mode fs.FileMode, replace func(livi
 	return p, err
 }
 
+// Flush blocks until all who had connected to the socket that was replaced are accepted there, by a server that speaks first, or ctx ends. It
+// comes before Commit: it connects by the name that nobody else knows, and so as the last.
+func (p *Placed) Flush(ctx context.Context) error {
+	if p.replaced.IsZero() {
+		return nil
+	}
+	conn, err := Dial(ctx, beside(p.path, "previous"))
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
+	_, err = conn.Read(make([]byte, 1))
+	return errors.Join(err, conn.Close())
+}
+
 // Commit forgets the socket that was replaced: there is no way back to it.
 func (p *Placed) Commit(ctx context.Context) error {
 	if p.replaced.IsZero() {

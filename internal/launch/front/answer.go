@@ -2,9 +2,11 @@ package front
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -26,6 +28,8 @@ const (
 	mode = 0o600
 	// maxRequest bounds the requests that are answered here.
 	maxRequest = 16 << 10
+	// flushTimeout is how long those may take to be accepted who connected to a socket that was replaced.
+	flushTimeout = time.Second
 )
 
 // errClosed is what calls end with when the plugin is stopped.
@@ -61,7 +65,13 @@ func (f *Front) place(ctx context.Context, info Info, before *opening) error {
 		return nil
 	})
 	if err == nil {
-		err = listener.Commit(ctx)
+		flushing, cancel := context.WithTimeout(ctx, flushTimeout)
+		_ = listener.Flush(flushing) // who is not accepted by then connects again
+		cancel()
+		if err = listener.Commit(ctx); err != nil {
+			_, failed := listener.Withdraw(context.WithoutCancel(ctx))
+			err = errors.Join(err, failed, listener.Close())
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("cannot answer for plugin %s at its socket: %w", f.cfg.Name, err)
