@@ -39,14 +39,14 @@ func run(ctx context.Context, dir string, j *manager.Journal) error {
 // to close the connection; the benchmark waits until the plugin is told.
 type handler struct{ journal *manager.Journal }
 
-func (handler) ValidatePlugin(string, string, []string) error { return nil }
+func (handler) ValidatePlugin(context.Context, string, string, []string) error { return nil }
 
-func (h handler) RegisterPlugin(name, _ string, _ []string, _ *time.Duration) error {
+func (h handler) RegisterPlugin(_ context.Context, name, _ string, _ []string, _ *time.Duration) error {
 	defer h.journal.Settled(name, "")
 	return h.journal.Registered(name)
 }
 
-func (h handler) DeRegisterPlugin(name, _ string) {
+func (h handler) DeRegisterPlugin(_ context.Context, name, _ string) {
 	if err := h.journal.Deregistered(name); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
