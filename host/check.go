@@ -131,8 +131,8 @@ func UserID(name string) (uint32, error) {
 
 // AccountID returns the numbers of a user and a group, which is the user's for an empty name. It returns an error if there is no such user
 // or group.
-func AccountID(user, group string) (uid, gid uint32, err error) {
-	u, g, err := lookUpUser(user, group != "")
+func AccountID(name, group string) (uid, gid uint32, err error) {
+	u, g, err := lookUpUser(name, group != "")
 	if err == nil && group != "" {
 		g, err = lookUpGroup(group)
 	}

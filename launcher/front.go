@@ -73,8 +73,8 @@ func (u *unit) newFront(p Plugin) *front.Front {
 	})
 }
 
-// setFront gives the unit the front that it needs, if it does. One that is not needed any more goes with its last process, or when the plugin
-// is registered without. Launcher.mu is held.
+// setFront gives the unit the front that it needs, if it does. One that is not needed any more goes with its last process, or when the
+// plugin is registered without. Launcher.mu is held.
 func (u *unit) setFront(p Plugin) {
 	f := u.front.Load()
 	switch {

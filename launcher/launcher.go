@@ -74,7 +74,7 @@ func New(cfg Config) *Launcher {
 	}
 	l := &Launcher{
 		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{},
-		budget: frames.NewBudget(frames.DefaultLimits, uint32(max(os.Geteuid(), 0)), func(uint32, frames.Reason, bool) {}), //nolint:gosec // an ID
+		budget: frames.NewBudget(frames.DefaultLimits, uint32(max(os.Geteuid(), 0)), func(uint32, frames.Reason, bool) {}),
 	}
 	l.adopting, l.stopAdopting = context.WithCancel(context.Background())
 	return l
@@ -234,8 +234,8 @@ func (l *Launcher) Plugins() []Status {
 }
 
 // Close stops all plugins except those that survive, concurrently, and returns when everything the launcher started has ended. Each has
-// its own StopTimeout; closing the host cuts that short. Sockets at which the launcher answers for plugins stay, so that nobody takes those for
-// gone, until Withdraw.
+// its own StopTimeout; closing the host cuts that short. Sockets at which the launcher answers for plugins stay until Withdraw, so that
+// nobody takes those for gone.
 func (l *Launcher) Close() {
 	l.mu.Lock()
 	l.closed = true

@@ -69,6 +69,7 @@ func (u *unit) tellFront(e *Event) {
 		f.Fail(errors.New(e.Message))
 	case EventIdle:
 		e.Socket = f.Path()
+	default: // no news for them
 	}
 }
 

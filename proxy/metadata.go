@@ -28,8 +28,8 @@ var encodings = []string{"grpc-encoding", "grpc-accept-encoding"}
 // rights.
 const HopsKey = "patchbay-hops"
 
-// NeedKey is a metadata key of calls of grpc.reflection by which the caller says that he is about to call what he asks for. A plugin that is
-// started on demand is started by such a call, and not by others that only look.
+// NeedKey is a metadata key of calls of grpc.reflection by which the caller says that he is about to call what he asks for. A plugin that
+// is started on demand is started by such a call, and not by others that only look.
 const NeedKey = "patchbay-need"
 
 // forwarded takes from md, which it changes, what is not for the other end of a call of such units, and adds this hop.

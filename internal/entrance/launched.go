@@ -59,7 +59,7 @@ func (f front) User() (uid, gid uint32, is bool) {
 	if f.Plugin.User == "" {
 		return 0, 0, false
 	}
-	uid, gid, err := host.AccountID(f.Plugin.User, f.Plugin.Group)
+	uid, gid, err := host.AccountID(f.Plugin.User, f.Group)
 	if err != nil {
 		return math.MaxUint32, math.MaxUint32, true // nobody's
 	}

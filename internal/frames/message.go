@@ -42,6 +42,6 @@ func ReadMessage(caller grpc.ServerStream, limit int) ([]byte, error) {
 
 // WriteMessage sends a message of a call that is answered here.
 func WriteMessage(caller grpc.ServerStream, message []byte) error {
-	data := binary.BigEndian.AppendUint32(make([]byte, 1, prefixLen+len(message)), uint32(len(message))) //nolint:gosec // short
+	data := binary.BigEndian.AppendUint32(make([]byte, 1, prefixLen+len(message)), uint32(len(message)))
 	return caller.SendMsg(&Fragment{data: append(data, message...)})
 }

@@ -57,8 +57,8 @@ func Place(ctx context.Context, path string, mode fs.FileMode, replace func(livi
 	return p, err
 }
 
-// Flush blocks until all who had connected to the socket that was replaced are accepted there, by a server that speaks first, or ctx ends. It
-// comes before Commit: it connects by the name that nobody else knows, and so as the last.
+// Flush blocks until all who had connected to the socket that was replaced are accepted there, by a server that speaks first, or ctx ends.
+// It comes before Commit: it connects by the name that nobody else knows, and so as the last.
 func (p *Placed) Flush(ctx context.Context) error {
 	if p.replaced.IsZero() {
 		return nil

@@ -56,6 +56,9 @@ func Place(_ context.Context, path string, _ fs.FileMode, _ func(*net.UnixConn) 
 // Traces returns none.
 func Traces(string) []string { return nil }
 
+// Flush does nothing.
+func (*Placed) Flush(context.Context) error { return nil }
+
 // Commit does nothing.
 func (*Placed) Commit(context.Context) error { return nil }
 

@@ -231,8 +231,8 @@ func (c *crash) hear() {
 	for socket, p := range c.serving {
 		for told := true; told; {
 			select {
-			case status := <-p.Statuses():
-				if delete(c.knows, socket); status.PluginRegistered {
+			case said := <-p.Statuses():
+				if delete(c.knows, socket); said.PluginRegistered {
 					c.knows[socket] = true
 				}
 			default:

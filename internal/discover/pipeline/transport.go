@@ -214,7 +214,7 @@ func (c *conn) Close() error {
 }
 
 // Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
-// process is watched. Of a launched plugin for which this process answers there is nothing to watch: it removes the socket when it ends that.
+// process is watched. Of a launched plugin for which this process answers there is nothing to watch: its socket goes when that ends.
 func (c *conn) Watch(hint func()) (stop func(), err error) {
 	defer c.settled() // from here on it counts among the plugins
 	if c.account.Launched && c.peer.PID == os.Getpid() {

@@ -2,8 +2,8 @@
 // and go behind it. It says who the plugin is, forwards calls to the process that serves, and has one started for a call that finds none.
 // What starts and ends processes, it asks; which of them serves, it is told.
 //
-// What only looks at a plugin is no need of it: the registration, grpc.health.v1 and the reflection of an idle plugin are answered here, and
-// connections without calls do not count.
+// What only looks at a plugin is no need of it: the registration, grpc.health.v1 and the reflection of an idle plugin are answered here,
+// and connections without calls do not count.
 package front
 
 import (
