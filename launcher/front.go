@@ -50,6 +50,13 @@ const (
 	connectTimeout, idleTimeout, reconnectPause = 5 * time.Second, time.Minute, 20 * time.Millisecond
 )
 
+// ended is a context that has ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
 // fronted says whether the host stays at the plugin's socket while processes come and go behind it.
 func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && p.Serve }
 
@@ -108,17 +115,25 @@ func (u *unit) offer(p Plugin) {
 	u.Tell(machine.Start{}) // its outcome shows in the status and in the events
 }
 
-// shut has a front answer no more.
-func (u *unit) shut(f *front.Front) {
+// shut has the unit's front answer no more, if it has one, and returns it.
+func (u *unit) shut() *front.Front {
+	f := u.front.Load()
 	if f == nil {
-		return
+		return nil
 	}
 	if err := f.Shut(context.Background()); err != nil {
 		u.launcher.cfg.Observe(Event{
 			Time: time.Now(), Kind: EventFailed, Name: u.name, Socket: f.Path(), Message: fmt.Sprintf("its socket cannot be removed: %v", err),
 		})
 	}
-	f.Wait()
+	return f
+}
+
+// endFront ends the unit's front. The unit does not launch any more.
+func (u *unit) endFront() {
+	if f := u.shut(); f != nil {
+		f.Wait()
+	}
 }
 
 // meet finds out whether a process is what the plugin is announced as, and has the calls go there.
@@ -146,6 +161,12 @@ func (u *unit) meet(ctx context.Context, p *process) error {
 	}
 	p.target.Store(target)
 	p.front.Serve(target)
+	select {
+	case <-p.Done(): // who waited for that may not have known the target
+		p.leave(ended)
+		return errors.New("it ended while it was asked who it is")
+	default:
+	}
 	if err := p.front.Open(ctx, info); err != nil {
 		return err
 	}

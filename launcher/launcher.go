@@ -163,7 +163,7 @@ func (l *Launcher) forget(u *unit) {
 	}
 	l.mu.Unlock()
 	if gone {
-		u.shut(u.front.Load())
+		u.endFront()
 		u.closeLog()
 	}
 }
@@ -179,7 +179,7 @@ func (l *Launcher) Start(name string) error {
 func (l *Launcher) Stop(name string) error {
 	err := l.on(context.Background(), name, "stop", (*unit).Stop)
 	if u, unknown := l.unit(name); err == nil && unknown == nil && u.Status().State == StateStopped {
-		u.shut(u.front.Load())
+		u.shut()
 	}
 	return err
 }
@@ -259,7 +259,7 @@ func (l *Launcher) Withdraw() {
 	units := slices.Collect(maps.Values(l.units))
 	l.mu.Unlock()
 	for _, u := range units {
-		u.shut(u.front.Load())
+		u.endFront()
 	}
 }
 

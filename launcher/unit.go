@@ -220,9 +220,7 @@ func (p *process) About() machine.Process {
 func (p *process) Wait(ctx context.Context) error {
 	select {
 	case <-p.Done():
-		now, cancel := context.WithCancel(ctx)
-		cancel()
-		p.leave(now)
+		p.leave(ended)
 		if errors.Is(p.Err(), host.ErrTerminated) {
 			return nil
 		}

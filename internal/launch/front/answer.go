@@ -113,7 +113,7 @@ func (f *Front) leave(o *opening) (left <-chan struct{}) {
 	return ended
 }
 
-// Shut has it answer no more, and ends all calls. It may open again.
+// Shut has it answer no more, ends all calls and returns when they have ended. It may open again.
 func (f *Front) Shut(ctx context.Context) error {
 	return f.shut(ctx, func() bool { return true })
 }
@@ -128,7 +128,7 @@ func (f *Front) shut(ctx context.Context, may func() bool) error {
 	o, err := f.withdraw(ctx, may)
 	if o != nil {
 		o.end(errClosed)
-		f.leave(o)
+		<-f.leave(o)
 	}
 	return err
 }
@@ -162,7 +162,7 @@ func (f *Front) withdraw(ctx context.Context, may func() bool) (*opening, error)
 	return o, err
 }
 
-// Wait returns when nothing is left of what was shut.
+// Wait returns when nothing is left of what was shut or replaced. It comes after the last Open.
 func (f *Front) Wait() { f.serving.Wait() }
 
 // caller gives each connection the user who made it.

@@ -66,9 +66,10 @@ type Target struct {
 	// Close closes what it has. It is called once, when no call is under way.
 	Close func()
 
-	calls   int           // guarded by Front.mu
-	retired bool          // it gets no more calls; guarded by Front.mu
-	unused  chan struct{} // closed when it is retired and no call is under way
+	// Guarded by Front.mu: calls under way; whether it gets no more; and what is closed when it does not and none is, nil before it is retired.
+	calls   int
+	retired bool
+	unused  chan struct{}
 }
 
 // Front stands before a plugin. Its methods are safe for concurrent use.
@@ -141,10 +142,13 @@ func (f *Front) Check(info Info) error {
 	return nil
 }
 
-// Serve has calls go to a process from now on, and not to the one before any more.
+// Serve has calls go to a process from now on, and not to the one before any more; unless the process was retired already.
 func (f *Front) Serve(t *Target) {
-	t.unused = make(chan struct{})
 	f.mu.Lock()
+	if t.retired {
+		f.mu.Unlock()
+		return
+	}
 	before := f.target
 	f.target = t
 	f.rest()
@@ -164,10 +168,11 @@ func (f *Front) Retire(ctx context.Context, t *Target) {
 		f.rest()
 	}
 	end := f.retire(t)
+	unused := t.unused
 	f.mu.Unlock()
 	end()
 	select {
-	case <-t.unused:
+	case <-unused:
 	case <-ctx.Done():
 	}
 }
@@ -192,7 +197,7 @@ func (f *Front) retire(t *Target) (end func()) {
 	if t == nil || t.retired {
 		return func() {}
 	}
-	t.retired = true
+	t.retired, t.unused = true, make(chan struct{})
 	return f.unused(t)
 }
 

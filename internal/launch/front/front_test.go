@@ -195,7 +195,7 @@ func errorText(err error) string {
 // TestWaiting: who waits for a process hears of the failure that came while he waited, of none before, and waits no longer than he may.
 func TestWaiting(t *testing.T) {
 	s := newStage(t, front.Settings{OnDemand: true, Idle: time.Hour, Patience: 50 * time.Millisecond})
-	s.front.Fail(errors.New("of before"))
+	s.front.Fail(errors.New("an earlier one"))
 	if _, err := s.call("/test/Word"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "not ready within 50ms") {
 		t.Errorf("got %v", err)
 	}

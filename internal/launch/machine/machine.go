@@ -357,7 +357,9 @@ func (m *Machine) rest() {
 func (m *Machine) demand(r Request) {
 	g := m.current
 	switch {
-	case m.wanted > running:
+	case m.wanted == removed:
+		m.answer(r, errRemoved)
+	case m.wanted == stopped:
 		m.answer(r, errNotStarted)
 	case g == nil || g.phase == Over || g.phase == Stopping:
 		m.lay()

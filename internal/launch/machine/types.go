@@ -110,6 +110,7 @@ var (
 	ErrClosed      = errors.New("the launcher is closed")
 	errStopped     = errors.New("it was stopped meanwhile")
 	errNotStarted  = errors.New("it was stopped, and is not started on demand until somebody starts it")
+	errRemoved     = errors.New("it is not launched any more")
 	errEndedEarly  = errors.New("it ended by itself before it was ready")
 	errClean       = errors.New("it ended by itself, without an error")
 	errUnlinked    = errors.New("its socket was removed, and it could not be replaced")
