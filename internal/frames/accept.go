@@ -25,13 +25,26 @@ const silentTime = time.Second
 
 // take serves a connection, after its caller has been introduced.
 func (s *Server) take(nc net.Conn) {
+	if s.config.Introduce == nil {
+		from := Introduced{nc, ^uint32(0), context.Background()}
+		if known, ok := nc.(interface{ UID() uint32 }); ok {
+			from.UID = known.UID()
+		}
+		// Before the next one is accepted, so that who is served knows that all are who came before.
+		if c := s.begin(from); c != nil {
+			go s.serve(c)
+		}
+		return
+	}
 	if !s.enter(nc) {
 		_ = nc.Close()
 		return
 	}
 	go func() {
 		defer s.leave(nc)
-		from, err := s.introduce(nc)
+		ctx, cancel := context.WithTimeout(context.Background(), s.config.Timeout)
+		from, err := s.config.Introduce(ctx, nc)
+		cancel()
 		if err != nil {
 			_ = nc.Close()
 		} else if c := s.begin(from); c != nil {
@@ -39,20 +52,6 @@ func (s *Server) take(nc net.Conn) {
 			s.serve(c)
 		}
 	}()
-}
-
-// introduce finds out whose a connection is.
-func (s *Server) introduce(nc net.Conn) (Introduced, error) {
-	if s.config.Introduce != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), s.config.Timeout)
-		defer cancel()
-		return s.config.Introduce(ctx, nc)
-	}
-	from := Introduced{nc, ^uint32(0), context.Background()}
-	if known, ok := nc.(interface{ UID() uint32 }); ok {
-		from.UID = known.UID()
-	}
-	return from, nil
 }
 
 // enter counts a connection whose caller is not known, unless the server is draining.
@@ -89,6 +88,11 @@ func (s *Server) begin(from Introduced) *conn {
 	c.timeout = s.config.Timeout
 	c.changed = c.closeUnused
 	c.opened = func(f *http2.MetaHeadersFrame, st *stream) { s.opened(from.Context, f, st) }
+	settings := []http2.Setting{{ID: http2.SettingMaxHeaderListSize, Val: MaxMetadata}}
+	if s.config.Streams > 0 {
+		settings = append(settings, http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: s.config.Streams})
+	}
+	c.start(settings...) // they come before all that may be said to it, even that it is to go
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.draining {
@@ -109,11 +113,6 @@ func (s *Server) serve(c *conn) {
 	_ = c.SetReadDeadline(time.Now().Add(s.config.Timeout))
 	var running sync.WaitGroup
 	running.Go(c.write)
-	settings := []http2.Setting{{ID: http2.SettingMaxHeaderListSize, Val: MaxMetadata}}
-	if s.config.Streams > 0 {
-		settings = append(settings, http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: s.config.Streams})
-	}
-	c.start(settings...)
 	if s.config.Silence > 0 {
 		running.Go(func() { c.watch(s.config.Silence, s.config.Answer) })
 	}

@@ -146,6 +146,8 @@ func (c *clientCall) recv(m any) error {
 	case err != nil && !isEnd(err):
 		if ended := c.ctx.Err(); ended != nil {
 			err = ended
+		} else if deadline, has := c.ctx.Deadline(); has && !time.Now().Before(deadline) {
+			err = context.DeadlineExceeded // which the other end saw first
 		}
 		return statusOfEnd(err)
 	case notGRPC(headers) != nil:

@@ -37,6 +37,7 @@ type stage struct {
 	conn     *grpc.ClientConn
 	demands  atomic.Int64
 	unneeded chan *front.Target
+	begun    chan struct{} // calls of /test/Held
 	// answer is what a demand is answered; nil if it is not.
 	answer func(done func(error))
 }
@@ -44,7 +45,7 @@ type stage struct {
 var info = front.Info{Type: "T", Name: "one", Versions: []string{"v1"}}
 
 func newStage(t *testing.T, settings front.Settings) *stage {
-	s := &stage{t: t, unneeded: make(chan *front.Target, 10), answer: func(func(error)) {}}
+	s := &stage{t: t, unneeded: make(chan *front.Target, 10), begun: make(chan struct{}, 10), answer: func(func(error)) {}}
 	s.front = front.New(front.Config{
 		Name: "one", Path: filepath.Join(t.TempDir(), "s"), Settings: settings,
 		Budget: frames.NewBudget(frames.DefaultLimits, 0, func(uint32, frames.Reason, bool) {}),
@@ -82,6 +83,7 @@ func (s *stage) behind(word string, held <-chan struct{}) *front.Target {
 	}
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		if method, _ := grpc.MethodFromServerStream(stream); method == "/test/Held" {
+			s.begun <- struct{}{}
 			<-held
 		}
 		if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != nil {
@@ -154,26 +156,20 @@ func TestRetire(t *testing.T) {
 		word, err := s.call("/test/Held")
 		first <- word + errorText(err)
 	}()
-	for { // until it is under way
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-		s.front.Retire(ctx, old)
-		if ctx.Err() != nil {
-			cancel()
-			break
-		}
-		cancel()
-		old = s.behind("old", held)
-		s.front.Serve(old)
+	<-s.begun
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.front.Retire(ctx, old)
+	second, demanded := make(chan string, 1), make(chan struct{})
+	s.answer = func(done func(error)) {
+		done(nil)
+		close(demanded)
 	}
-	second := make(chan string, 1)
-	s.answer = func(done func(error)) { done(nil) }
 	go func() {
 		word, err := s.call("/test/Word")
 		second <- word + errorText(err)
 	}()
-	for s.demands.Load() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	<-demanded
 	s.front.Serve(s.behind("new", nil))
 	if got := <-second; got != "new" {
 		t.Errorf("got %s", got)
@@ -329,10 +325,10 @@ func TestLastProcess(t *testing.T) {
 		answered <- err
 	}()
 	retired := make(chan struct{})
+	<-s.begun
+	time.AfterFunc(50*time.Millisecond, func() { close(held) })
 	go func() {
 		defer close(retired)
-		time.AfterFunc(50*time.Millisecond, func() { close(held) })
-		time.Sleep(10 * time.Millisecond)
 		s.front.Retire(t.Context(), target)
 	}()
 	if err := <-answered; err != nil {
