@@ -66,7 +66,7 @@ type Target struct {
 	// Close closes what it has. It is called once, when no call is under way.
 	Close func()
 
-	// Guarded by Front.mu: calls under way; whether it gets no more; and what is closed when it does not and none is, nil before it is retired.
+	// Guarded by Front.mu: calls under way; whether it gets no more; what is closed when it does not and none is, nil before it is retired.
 	calls   int
 	retired bool
 	unused  chan struct{}
