@@ -246,6 +246,9 @@ type heldConn struct {
 func (c heldConn) begin(ctx context.Context) (calling context.Context, end func()) {
 	calling, cancel := context.WithCancel(withMetadata(ctx, proxy.FencingTokenKey, strconv.FormatInt(c.hold.Token, 10)))
 	forget := context.AfterFunc(c.hold.ended, cancel)
+	if c.hold.ended.Err() != nil {
+		cancel() // at once: AfterFunc takes its time
+	}
 	c.hold.calls.Add(1)
 	return calling, sync.OnceFunc(func() {
 		forget()

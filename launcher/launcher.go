@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -50,7 +52,8 @@ type Launcher struct {
 	stopAdopting context.CancelFunc
 
 	setting sync.Mutex // one Set at a time, which may wait for survivors; taken before mu
-	asked   bool       // the host was asked for survivors; guarded by setting
+	asked   bool       // the host was asked for survivors; guarded by setting, as is whether tidy was called
+	tidied  bool
 
 	mu    sync.Mutex // guards what follows; held for short steps
 	units map[string]*unit
@@ -103,6 +106,7 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
+	l.tidy(wanted)
 	survivors, err := l.adopt()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -146,6 +150,26 @@ func (l *Launcher) configure(p Plugin) (fresh bool) {
 	}
 	u.configure(p)
 	return fresh
+}
+
+// tidy removes the sockets that a host made which was killed before it had started the plugins, once. A process that survived it may still
+// need its own. setting is held.
+func (l *Launcher) tidy(wanted map[string]Plugin) {
+	if l.tidied {
+		return
+	}
+	l.tidied = true
+	for _, dir := range []string{l.cfg.Dir, filepath.Join(l.cfg.Dir, behindName)} {
+		files, _ := os.ReadDir(dir) // what cannot be read is left
+		for _, file := range files {
+			socket, made := sock.MadeFor(file.Name())
+			life := strings.TrimSuffix(socket, ".sock")
+			name := strings.TrimSuffix(life, filepath.Ext(life))
+			if p, ours := wanted[name]; made && ours && !p.Survive {
+				_ = os.Remove(filepath.Join(dir, file.Name())) // else the next host tries
+			}
+		}
+	}
 }
 
 // remove ends a unit for good, unless it comes back before it is gone. mu is held.

@@ -281,3 +281,22 @@ func TestWrongProgram(t *testing.T) {
 	f.must(os.Symlink(os.Args[0], p.Args[0]))
 	f.in("sleep", launcher.StateRunning)
 }
+
+// TestMadeAndNotTaken: what a host left that was killed before it had started a plugin is removed with the first configuration, and no more.
+func TestMadeAndNotTaken(t *testing.T) {
+	f := newFixture(t)
+	left := []string{".serve.7.sock.made", ".other.7.sock.made", "serve.7.sock.made", ".serve.8.sock"}
+	for _, name := range left {
+		f.must(os.WriteFile(filepath.Join(f.dir, name), nil, 0o600))
+	}
+	f.set(manual(self("serve")))
+	var there []string
+	for _, name := range left {
+		if _, err := os.Lstat(filepath.Join(f.dir, name)); err == nil {
+			there = append(there, name)
+		}
+	}
+	if !slices.Equal(there, left[1:]) {
+		t.Errorf("%q are left, want %q", there, left[1:])
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"path/filepath"
+	"strings"
 	"syscall"
 )
 
@@ -79,3 +80,10 @@ func IsGone(err error) bool {
 
 // IsBusy reports whether err says that somebody listens on the socket and has a full backlog. Worth another try soon.
 func IsBusy(err error) bool { return errors.Is(err, syscall.EAGAIN) }
+
+// MadeFor returns the name of the socket for which a file of [Make] is there, both without the directory.
+func MadeFor(file string) (name string, is bool) {
+	hidden, made := strings.CutSuffix(file, ".made")
+	name, is = strings.CutPrefix(hidden, ".")
+	return name, is && made
+}
