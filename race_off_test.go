@@ -1,0 +1,5 @@
+//go:build !race
+
+package patchbay_test
+
+const underRace = false

@@ -1,0 +1,6 @@
+//go:build race
+
+package patchbay_test
+
+// underRace says that the race detector makes everything ten times as slow.
+const underRace = true
