@@ -141,10 +141,11 @@ func TestOnDemand(t *testing.T) {
 	if all := slices.Compact(pids[:]); len(all) != 1 {
 		t.Errorf("processes %v answered", all)
 	}
-	h.running("a process")
+	first := h.running("a process").PID
 	p.Idle = 20 * time.Millisecond
 	h.set(p) // another idle time replaces nothing
 	h.idle()
+	h.until("the end of the process", func() bool { return !alive(first) }) // until then it answers calls
 	if again := h.mustGreet(); again == pids[0] {
 		t.Errorf("process %s answers after its end", again)
 	}
