@@ -86,23 +86,7 @@ func TestChangesOfKind(t *testing.T) {
 	recreated.Upgrade = launcher.UpgradeRecreate
 	h.set(auto)
 	h.running("a process")
-	stop := make(chan struct{})
-	var calls sync.WaitGroup
-	for range 4 {
-		calls.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if _, err := h.greet(t.Context()); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
+	stop := h.greetAlways(4)
 	kinds := []launcher.Plugin{auto, handed, onDemand("serve"), recreated, handed, auto, onDemand("serve"), auto, recreated, onDemand("serve"), handed}
 	for i, p := range kinds[1:] {
 		h.set(p)
@@ -113,6 +97,5 @@ func TestChangesOfKind(t *testing.T) {
 				len(h.rt.Registry().Instances("T", "launched")) == 1
 		})
 	}
-	close(stop)
-	calls.Wait()
+	stop()
 }

@@ -113,6 +113,31 @@ func (h *host) greet(ctx context.Context) (pid string, err error) {
 	return answer.GetError(), err
 }
 
+// greetAlways has callers greet the plugin all the time, of whom none may fail, until stop is called.
+func (h *host) greetAlways(callers int) (stop func()) {
+	stopped := make(chan struct{})
+	var calls sync.WaitGroup
+	for range callers {
+		calls.Go(func() {
+			for {
+				select {
+				case <-stopped:
+					return
+				default:
+				}
+				if _, err := h.greet(h.t.Context()); err != nil {
+					h.t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	return func() {
+		close(stopped)
+		calls.Wait()
+	}
+}
+
 func (h *host) mustGreet() string {
 	h.t.Helper()
 	pid, err := h.greet(h.t.Context())
@@ -427,23 +452,7 @@ func TestRecreationOnDemand(t *testing.T) {
 	h.set(p)
 	h.idle()
 	h.mustGreet()
-	stop := make(chan struct{})
-	var calls sync.WaitGroup
-	for range 8 {
-		calls.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if _, err := h.greet(t.Context()); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
+	stop := h.greetAlways(8)
 	for range 3 {
 		if err := h.rt.Launcher().Restart(t.Context(), "unit"); err != nil {
 			t.Error(err)
@@ -456,8 +465,7 @@ func TestRecreationOnDemand(t *testing.T) {
 		s := h.unit()
 		return s.State == launcher.StateRunning && s.PID != before
 	})
-	close(stop)
-	calls.Wait()
+	stop()
 	if want := "validate v1beta1; register"; handler.seen() != want {
 		t.Errorf("the handler saw %q, want %q", handler.seen(), want)
 	}

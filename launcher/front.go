@@ -25,10 +25,7 @@ import (
 )
 
 // Announcement is what a plugin says of itself when it registers.
-type Announcement struct {
-	Type, Name string
-	Versions   []string
-}
+type Announcement = front.Info
 
 // connector is what a [Protocol] may also be: it connects to where its plugins serve.
 type connector interface {
@@ -104,7 +101,7 @@ func (u *unit) offer(p Plugin) {
 	if said.Type != "" {
 		_, err := u.launcher.makeDir(false)
 		if err == nil {
-			err = f.Open(context.Background(), front.Info(said))
+			err = f.Open(context.Background(), said)
 		}
 		if err == nil {
 			u.Tell(machine.Offer{})

@@ -175,10 +175,14 @@ func (p Plugin) same(other Plugin) bool {
 
 func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, defaultStopTimeout) }
 
-// grace divides the StopTimeout: a plugin that does not heed the end of its standard input has the second half for SIGTERM.
+// grace divides the StopTimeout: a plugin that does not heed the end of its standard input has the second half for SIGTERM. Calls through a
+// front may take the first half, so a plugin behind one gets SIGTERM sooner: else it would be killed without.
 func (p Plugin) grace() host.Grace {
-	half := p.stopTimeout() / 2
-	return host.Grace{Stdin: half, Term: p.stopTimeout() - half}
+	stdin := p.stopTimeout() / 2
+	if p.fronted() {
+		stdin /= 2
+	}
+	return host.Grace{Stdin: stdin, Term: p.stopTimeout() - stdin}
 }
 
 // check says why a plugin could never be launched.
