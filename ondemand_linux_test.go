@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -238,7 +239,7 @@ func reflected(ctx context.Context, conn *grpc.ClientConn) (*reflectionv1.Server
 		return nil, err
 	}
 	request := &reflectionv1.ServerReflectionRequest{MessageRequest: &reflectionv1.ServerReflectionRequest_ListServices{}}
-	if err := stream.Send(request); err != nil && !errors.Is(err, context.Canceled) {
+	if err := stream.Send(request); err != nil && !errors.Is(err, io.EOF) { // EOF: it has ended, and Recv says why
 		return nil, err
 	}
 	return stream.Recv()

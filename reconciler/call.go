@@ -20,30 +20,47 @@ import (
 func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 	for j.effect != nil {
 		e, _ := j.effect.(machine.Call)
-		if e.Kind == machine.CallSave && r.keeps && r.waitForDisk(ctx, j, s) {
+		waits := e.Kind == machine.CallSave && r.keeps
+		if waits && r.waitForDisk(ctx, j, s) {
 			return
 		}
 		r.done(ctx, j, r.perform(j, &e), nil)
+		if waits {
+			r.leaveDisk(ctx)
+		}
 	}
 }
 
 // maxSaves is how many instances are saved together at most: as long as they are, no other change of their names can begin.
 const maxSaves = 64
 
-// waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. If others wait for the
-// slot, they go on in this goroutine, and one goroutine saves all jobs that come to that.
+// waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. A job saves by itself if
+// nobody else saves and nobody waits for its slot. Otherwise those that wait go on in this goroutine, and one goroutine saves all jobs that
+// come to that, so the disk has at most one caller.
 func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue)+len(r.again)+len(r.saved) == 0 {
+	nobody := r.saves == nil
+	if nobody && len(r.queue)+len(r.again)+len(r.saved) == 0 {
+		r.saves = []*job{}
 		r.leave(s)
 		return false
 	}
-	idle := r.saves == nil
-	if r.saves = append(r.saves, j); idle {
+	if r.saves = append(r.saves, j); nobody {
 		r.spawn(func() { r.saveTogether(ctx) })
 	}
 	return true
+}
+
+// leaveDisk ends the save of a job by itself: those that came meanwhile are saved together.
+func (r *Reconciler) leaveDisk(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.saves) == 0 {
+		r.saves = nil
+		return
+	}
+	r.spawn(func() { r.saveTogether(ctx) })
 }
 
 // saveTogether saves what waits for that, until nothing does. A job that is saved goes on when it has a slot again.
