@@ -1,6 +1,7 @@
 package launched
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"io"
@@ -66,7 +67,7 @@ var process = sync.OnceValues(func() (*Session, error) {
 	if err != nil {
 		return alone, err
 	}
-	shake, err := handshake.Read(stdin)
+	shake, err := handshake.Read(bufio.NewReader(stdin)) // in one piece: what follows the line is nothing to a plugin
 	if err != nil {
 		_ = stdin.Close()
 		return alone, err
