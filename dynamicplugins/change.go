@@ -13,6 +13,8 @@ type stage struct {
 	roster   *roster
 	info     *PluginInfo
 	leaving  bool // Discard is saving
+	// instance is that which is shown when it is published, with a connection that is made meanwhile; nil if nobody waits for the plugin.
+	instance *instance
 }
 
 // RegisterPlugin implements [Registry].
@@ -85,7 +87,7 @@ func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, stag
 			all = all[1:]
 		}
 		st := &stage{registry: r, roster: rosters[n], info: infos[i]}
-		if errs[i] = r.take(rosters[n], places[n], infos[i], err, func(_ *roster, s *slot) { s.staged = st }); errs[i] == nil {
+		if errs[i] = r.take(rosters[n], places[n], infos[i], err, st.enter); errs[i] == nil {
 			staged[i] = st
 		}
 	}
@@ -189,11 +191,31 @@ func (st *stage) discardIn(l *roster) (err error) {
 	}
 	s := l.slots[i]
 	l.slots = slices.Delete(l.slots, i, i+1)
+	s.void()
 	if s.shown != nil {
-		s.staged, s.rank = nil, s.shown.rank
+		s.rank = s.shown.rank
 		l.slots = slices.Insert(l.slots, to, s)
 	}
 	return nil
+}
+
+// enter takes its place in a slot of l. If somebody waits for the plugin, who will call it next, its connection is made while the plugin is
+// told that it is registered. The caller holds r.mu.
+func (st *stage) enter(l *roster, s *slot) {
+	s.void()
+	s.staged = st
+	if st.registry.waits[l.key] != nil && s.shown == nil && (*st.registry.dispensers.Load())[l.key.ptype].conn != nil {
+		st.instance = newInstance(st.registry.pool, st.info)
+		st.instance.link.warm()
+	}
+}
+
+// void has what is staged in s not published any more. The caller holds r.mu.
+func (s *slot) void() {
+	if s.staged != nil && s.staged.instance != nil {
+		s.staged.instance.link.retire()
+	}
+	s.staged = nil
 }
 
 // leave has nobody publish st any more. It returns the index of its slot in l, or -1 if it is void, and what is shown in that and where it
@@ -220,7 +242,11 @@ func (st *stage) find(l *roster) int {
 // publish makes info visible in s, a slot of l, and sends its event. What is staged in s is void then. The caller holds r.mu.
 func (r *Store) publish(l *roster, s *slot, info *PluginInfo) {
 	was := s.shown
-	s.staged = nil
+	var made *instance
+	if s.staged != nil && s.staged.info == info {
+		made, s.staged.instance = s.staged.instance, nil
+	}
+	s.void()
 	event := EventTypeRegistered
 	if was != nil {
 		event = EventTypeUpdated
@@ -234,9 +260,12 @@ func (r *Store) publish(l *roster, s *slot, info *PluginInfo) {
 			}
 		}
 	}
-	if was != nil && was.dead == nil && *was.info.ConnectionInfo == *info.ConnectionInfo {
+	switch {
+	case was != nil && was.dead == nil && *was.info.ConnectionInfo == *info.ConnectionInfo:
 		s.shown = &instance{info: info, link: was.link}
-	} else {
+	case made != nil:
+		s.shown = made
+	default:
 		s.shown = newInstance(r.pool, info)
 	}
 	s.shown.rank = s.rank

@@ -5,3 +5,10 @@ func (r *Store) StagePlugin(info *PluginInfo) (Staged, error) {
 	staged, errs := r.StagePlugins([]*PluginInfo{info})
 	return staged[0], errs[0]
 }
+
+// Awaited says whether somebody waits for a plugin.
+func (r *Store) Awaited(ptype, name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waits[key{ptype, name}] != nil
+}

@@ -31,9 +31,9 @@ var reconnect = backoff.Backoff{Min: reconnectPause, Max: time.Second}.GRPC()
 
 const reconnectPause = 20 * time.Millisecond
 
-// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call. While the link is in use
-// calls may begin on it; when it is retired, calls that have begun go on, and the last one closes the connection. A nil link is never in
-// use.
+// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call, or before if somebody waits
+// for the plugin. While the link is in use calls may begin on it; when it is retired, calls that have begun go on, and the last one closes
+// the connection. A nil link is never in use.
 type link struct {
 	pool *pool
 	path string
@@ -54,19 +54,39 @@ func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
 	if !l.inUse {
 		return nil, nil
 	}
-	c := l.conns[fragments]
-	if c == nil {
-		var err error
-		if c, err = l.pool.connect(l, fragments); err != nil {
-			return nil, err
-		}
-		if l.conns == nil {
-			l.conns = map[bool]frames.Conn{}
-		}
-		l.conns[fragments] = c
+	c, err := l.conn(fragments)
+	if err != nil {
+		return nil, err
 	}
 	l.calls++
 	return c, nil
+}
+
+// conn returns the connection of fragments or of messages. The caller holds l.mu.
+func (l *link) conn(fragments bool) (frames.Conn, error) {
+	if c := l.conns[fragments]; c != nil {
+		return c, nil
+	}
+	c, err := l.pool.connect(l, fragments)
+	if err != nil {
+		return nil, err
+	}
+	if l.conns == nil {
+		l.conns = map[bool]frames.Conn{}
+	}
+	l.conns[fragments] = c
+	return c, nil
+}
+
+// warm establishes the connection of messages before there is a call. It does not block. A link that comes not to be used is retired.
+func (l *link) warm() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c, err := l.conn(false); err == nil {
+		if c, is := c.(*grpc.ClientConn); is {
+			c.Connect()
+		}
+	}
 }
 
 // end ends a call.

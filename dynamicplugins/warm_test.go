@@ -1,0 +1,68 @@
+package dynamicplugins_test
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
+)
+
+// TestConnectedWhileStaged: the connection to a plugin for which somebody waits is made before the plugin is published, once, and closed if
+// it never is. For one for which nobody waits none is made.
+func TestConnectedWhileStaged(t *testing.T) {
+	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
+	s := serve(t, "awaited")
+	found := make(chan *dynamicplugins.PluginInfo, 1)
+	go func() {
+		p, err := r.WaitForPlugin(t.Context(), "t", "n")
+		if err != nil {
+			t.Error(err)
+		}
+		found <- p
+	}()
+	for !r.Awaited("t", "n") {
+		runtime.Gosched()
+	}
+
+	staged, err := r.StagePlugin(s.info("1"))
+	check(t, err)
+	s.awaitOpen(t, 1)
+	check(t, staged.Discard())
+	s.awaitOpen(t, 0)
+
+	_, err = r.StagePlugin(s.info("1"))
+	check(t, err)
+	s.awaitOpen(t, 1)
+	staged, err = r.StagePlugin(s.info("1")) // which makes the one before void
+	check(t, err)
+	for s.connections() != 3 {
+		runtime.Gosched()
+	}
+	s.awaitOpen(t, 1)
+	staged.Publish()
+	if p := <-found; p == nil || p.AllocID != "1" {
+		t.Fatalf("found %v", p)
+	}
+	client, err := dynamicplugins.Dispense[healthClient](r, "t", "n")
+	check(t, err)
+	expectWho(t, client, "awaited")
+	if n := s.connections(); n != 3 {
+		t.Errorf("%d connections were made, want no more than the 3 for the 3 times it was staged", n)
+	}
+
+	other := serve(t, "other")
+	info := other.info("1")
+	info.Name = "other"
+	staged, err = r.StagePlugin(info)
+	check(t, err)
+	staged.Publish()
+	if _, err := dynamicplugins.Dispense[healthClient](r, "t", "other"); err != nil || other.connections() != 0 {
+		t.Errorf("%v, %d connections were made before a call", err, other.connections())
+	}
+}
+
+func (s *server) connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.accepted
+}
