@@ -215,12 +215,17 @@ func (p *PluginProcess) start(program string, image *exe.Image, user *process.Us
 		return err
 	}
 	defer at.close()
-	if what.Stdin, err = p.handshakeLine(at.listener(&what)); err == nil {
-		execute(&what, image)
-		p.host.server.add(p)
-		p.proc, err = p.host.group.Start(what)
-		// gofail: var hostStarted struct{}
+	listener := at.listener(&what)
+	what.Stdin = func() ([]byte, error) {
+		if err := at.bind(); err != nil {
+			return nil, err
+		}
+		return p.handshakeLine(listener)
 	}
+	execute(&what, image)
+	p.host.server.add(p)
+	p.proc, err = p.host.group.Start(what)
+	// gofail: var hostStarted struct{}
 	if err != nil {
 		at.remove()
 	}

@@ -13,9 +13,9 @@ import (
 
 // place is what a host makes for a plugin that serves before it is started. The zero place is that of one that needs nothing.
 type place struct {
-	room   string   // the directory of its socket, if there was none
-	socket *os.File // which it inherits; nil if it has to make its own
-	made   string   // where that is until the plugin listens
+	room   string     // the directory of its socket, if there was none
+	socket *sock.Made // which it inherits; nil if it has to make its own
+	bound  bool       // the socket has its name
 }
 
 // makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it, and has what is left
@@ -70,19 +70,27 @@ func makeRoom(dir string) (room string, err error) {
 func (p *place) makeSocket(s *process.Spec, path string) (err error) {
 	// gofail: var hostSocket string
 	// return errors.New(hostSocket)
-	p.socket, p.made, err = sock.Make(path)
-	if p.socket != nil {
-		s.ExtraFiles = append(s.ExtraFiles, p.socket)
+	if p.socket, err = sock.Make(path); p.socket != nil {
+		s.ExtraFiles = append(s.ExtraFiles, p.socket.File)
 	}
 	return err
+}
+
+// bind gives the socket its name, unless it has it. In a directory of this user's that is done when the process begins, which takes as long.
+func (p *place) bind() error {
+	if p.socket == nil || p.bound {
+		return nil
+	}
+	p.bound = true
+	return p.socket.Bind()
 }
 
 // give makes the place a user's.
 func (p *place) give(to *process.User) error {
 	uid, gid := int(to.UID), int(to.GID)
-	var err error
-	if p.socket != nil {
-		err = os.Lchown(p.made, uid, gid)
+	err := p.bind()
+	if err == nil && p.socket != nil {
+		err = os.Lchown(p.socket.Path, uid, gid)
 	}
 	if err == nil {
 		err = os.Lchown(p.room, uid, gid)
@@ -101,13 +109,13 @@ func (p *place) listener(s *process.Spec) *handshake.Listener {
 	if p.socket == nil {
 		return nil
 	}
-	return &handshake.Listener{FD: firstExtra + len(s.ExtraFiles) - 1, Path: p.made}
+	return &handshake.Listener{FD: firstExtra + len(s.ExtraFiles) - 1, Path: p.socket.Path}
 }
 
 // close closes what the plugin has inherited by now.
 func (p *place) close() {
 	if p.socket != nil {
-		_ = p.socket.Close()
+		_ = p.socket.File.Close()
 	}
 }
 
@@ -121,9 +129,10 @@ func (p *PluginProcess) Settled() {
 // remove removes what was made for a plugin that is not started.
 func (p *place) remove() {
 	p.close()
-	for _, path := range []string{p.made, p.room} {
-		if path != "" {
-			_ = os.Remove(path)
-		}
+	if p.bound {
+		_ = os.Remove(p.socket.Path)
+	}
+	if p.room != "" {
+		_ = os.Remove(p.room)
 	}
 }

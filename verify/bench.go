@@ -177,7 +177,8 @@ func (b *bench) launchOne(program string, command []string, stdin []byte) (*inst
 		args[i] = place.Replace(arg)
 	}
 	proc, err := b.group.Start(process.Spec{
-		Name: filepath.Base(program), Path: program, Args: args, Env: b.environment(place, stdin != nil), Stdin: stdin,
+		Name: filepath.Base(program), Path: program, Args: args, Env: b.environment(place, stdin != nil),
+		Stdin: func() ([]byte, error) { return stdin, nil },
 	})
 	if err != nil {
 		return nil, err

@@ -87,3 +87,16 @@ func MadeFor(file string) (name string, is bool) {
 	name, is = strings.CutPrefix(hidden, ".")
 	return name, is && made
 }
+
+// Control runs f on the descriptor of what has one, which stays open meanwhile, and returns its error.
+func Control(conn syscall.Conn, f func(fd int) error) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
+		return err
+	}
+	return ferr
+}

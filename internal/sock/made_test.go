@@ -16,26 +16,20 @@ import (
 func TestMade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.sock")
 	for range 2 { // the second finds what a host that was killed has left
-		file, made, err := Make(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if conn, err := Dial(context.Background(), made); err == nil || !IsRefused(err) {
+		made := bound(t, path)
+		if conn, err := Dial(context.Background(), made.Path); err == nil || !IsRefused(err) {
 			t.Errorf("before it listens, connect says %v, want refused; %v", err, conn)
 		}
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("before it listens, %s is there: %v", path, err)
 		}
-		t.Cleanup(func() { _ = file.Close() })
+		t.Cleanup(func() { _ = made.File.Close() })
 	}
 	if err := RemoveMade(path); err != nil {
 		t.Fatal(err)
 	}
-	file, made, err := Make(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := TakeMade(file, made, path, 0o640)
+	made := bound(t, path)
+	l, err := TakeMade(made.File, made.Path, path, 0o640)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,20 +54,29 @@ func TestMade(t *testing.T) {
 	}
 }
 
-// TestMadeGoneOrLong: a program whose socket has vanished gets an error, and one whose name is too long makes its own.
-func TestMadeGoneOrLong(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "p.sock")
-	file, made, err := Make(path)
+func bound(t *testing.T, path string) *Made {
+	t.Helper()
+	made, err := Make(path)
+	if err == nil {
+		err = made.Bind()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	return made
+}
+
+// TestMadeGoneOrLong: a program whose socket has vanished gets an error, and one whose name is too long makes its own.
+func TestMadeGoneOrLong(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.sock")
+	made := bound(t, path)
 	if err := RemoveMade(path); err != nil {
 		t.Fatal(err)
 	}
-	if l, err := TakeMade(file, made, path, 0o600); !errors.Is(err, fs.ErrNotExist) {
+	if l, err := TakeMade(made.File, made.Path, path, 0o600); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, %v", l, err)
 	}
-	if file, _, err := Make(filepath.Join(t.TempDir(), strings.Repeat("x", MaxPath))); file != nil || err != nil {
-		t.Errorf("got %v, %v", file, err)
+	if made, err := Make(filepath.Join(t.TempDir(), strings.Repeat("x", MaxPath))); made != nil || err != nil {
+		t.Errorf("got %v, %v", made, err)
 	}
 }

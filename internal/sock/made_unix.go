@@ -16,26 +16,41 @@ import (
 // maxMade is the length in bytes of the longest name that [Make] can give a socket, beside the directory as bind names it.
 const maxMade = MaxPath - len("/proc/self/fd/9999999/")
 
-// Make makes the stream socket of a program that is about to be started, which inherits it and calls [TakeMade]. Until then it is hidden
-// beside path, as made says, and nobody can connect: who listens is the peer of those who do, and that has to be the program. Where the
-// name of path is too long for a hidden one beside it, there is none: file is nil, and the program has to make its own.
-func Make(path string) (file *os.File, made string, err error) {
-	made = beside(path, "made")
-	if len(filepath.Base(made)) > maxMade {
-		return nil, "", nil
-	}
-	if err := RemoveMade(path); err != nil { // of a host that was killed
-		return nil, "", fmt.Errorf("cannot make socket %s: %w", path, err)
+// A Made is the stream socket of a program that is about to be started, which inherits it and calls [TakeMade]. Until then its name is a
+// hidden one beside that at which the program serves, and nobody can connect: who listens is the peer of those who do, and that has to be
+// the program.
+type Made struct {
+	// File is what the program inherits. The caller closes it.
+	File *os.File
+	// Path is where [Made.Bind] has it.
+	Path string
+	path string // where the program serves
+}
+
+// Make makes the socket of a program that is to serve at path, without a name. Where the name of path is too long for a hidden one beside
+// it, there is none: made is nil, and the program has to make its own.
+func Make(path string) (made *Made, err error) {
+	hidden := beside(path, "made")
+	if len(filepath.Base(hidden)) > maxMade {
+		return nil, nil
 	}
 	fd, err := socket()
 	if err != nil {
-		return nil, "", fmt.Errorf("cannot make socket %s: %w", path, err)
+		return nil, fmt.Errorf("cannot make socket %s: %w", path, err)
 	}
-	file = os.NewFile(uintptr(fd), path)
-	if err := bindTo(fd, made); err != nil {
-		return nil, "", errors.Join(fmt.Errorf("cannot make socket %s: %w", path, err), file.Close())
+	return &Made{File: os.NewFile(uintptr(fd), path), Path: hidden, path: path}, nil
+}
+
+// Bind gives the socket its name. A program may be started already that inherits it.
+func (m *Made) Bind() error {
+	err := RemoveMade(m.path) // of a host that was killed
+	if err == nil {
+		err = Control(m.File, func(fd int) error { return bindTo(fd, m.Path) })
 	}
-	return file, made, nil
+	if err != nil {
+		return fmt.Errorf("cannot make socket %s: %w", m.path, err)
+	}
+	return nil
 }
 
 // RemoveMade removes a socket of [Make] that no program has taken.

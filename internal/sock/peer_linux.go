@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,19 +39,6 @@ var bootID = sync.OnceValue(func() string {
 	}
 	return strings.TrimSpace(string(b))
 })
-
-// Control runs f on the descriptor of what has one, which stays open meanwhile, and returns its error.
-func Control(conn syscall.Conn, f func(fd int) error) error {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var ferr error
-	if err := raw.Control(func(fd uintptr) { ferr = f(int(fd)) }); err != nil {
-		return err
-	}
-	return ferr
-}
 
 // maxStat is more than the fields of a line of proc_pid_stat(5) up to the start time can take: 21 numbers and a command of 64 bytes.
 const maxStat = 1 << 10

@@ -65,8 +65,17 @@ func (*Placed) Commit(context.Context) error { return nil }
 // Withdraw does nothing.
 func (*Placed) Withdraw(context.Context) (restored bool, err error) { return false, nil }
 
+// Made is the socket of a program that is about to be started, of which there is none on this system.
+type Made struct {
+	File *os.File
+	Path string
+}
+
 // Make makes no socket: the program has to make its own.
-func Make(string) (file *os.File, made string, err error) { return nil, "", nil }
+func Make(string) (*Made, error) { return nil, nil }
+
+// Bind does nothing.
+func (*Made) Bind() error { return nil }
 
 // RemoveMade has nothing to remove.
 func RemoveMade(string) error { return nil }

@@ -46,9 +46,6 @@ func (c *child) start() (err error) {
 		}
 	}()
 	if err == nil {
-		err = feed(in.write, spec.Stdin)
-	}
-	if err == nil {
 		err = c.confine()
 	}
 	if err != nil {
@@ -67,6 +64,11 @@ func (c *child) start() (err error) {
 		c.leaf = nil
 		if _, err = c.fork(files); err == nil {
 			c.group.cfg.Logger.Warn("a process could not enter its cgroup and runs without one", "name", spec.Name, "error", refused)
+		}
+	}
+	if err == nil {
+		if err = feed(in.write, spec.input); err != nil {
+			c.undoFork()
 		}
 	}
 	in.closeRead()
@@ -418,15 +420,16 @@ func newPipe(own int) (pipe, error) {
 	return pipe{read: os.NewFile(uintptr(fds[0]), "pipe"), write: os.NewFile(uintptr(fds[1]), "pipe")}, nil
 }
 
-// feed writes what a process will read first. There is nobody yet to read it, so it has to fit into the pipe.
-func feed(w *os.File, b []byte) error {
-	if len(b) == 0 {
-		return nil
+// feed writes what a process reads first. It may not read yet, or never, so it has to fit into the pipe.
+func feed(w *os.File, input func() ([]byte, error)) error {
+	b, err := input()
+	if err != nil || len(b) == 0 {
+		return err
 	}
 	// gofail: var processFeed string
 	// return fmt.Errorf("write %d bytes for standard input: %s", len(b), processFeed)
 	n := 0
-	err := sock.Control(w, func(fd int) (err error) {
+	err = sock.Control(w, func(fd int) (err error) {
 		n, err = unix.Write(fd, b)
 		return err
 	})

@@ -101,6 +101,14 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
+// input returns what the program reads first.
+func (s *Spec) input() ([]byte, error) {
+	if s.Stdin == nil {
+		return nil, nil
+	}
+	return s.Stdin()
+}
+
 // Adopt returns the processes that survived an earlier host with the same [Config].StateDir, and that are from now on this group's. Those
 // that have ended since are forgotten. An error names the survivors that another host holds still, and those that
 // could not be reached within 3 s; the others are returned with it, and another call tries again.
@@ -329,9 +337,10 @@ type Spec struct {
 	Env []string
 	// Dir is the working directory; that of the host if empty.
 	Dir string
-	// Stdin is what the program reads first, at most 64 KiB. Its standard input then stays open until [Process.Terminate] or until the end
-	// of the host.
-	Stdin []byte
+	// Stdin returns what the program reads first, at most 64 KiB; nil for nothing. It is called once, when the program is already being
+	// executed, so that both get ready at the same time; for one that survives, before. Its error ends the program. Standard input then
+	// stays open until [Process.Terminate] or until the end of the host.
+	Stdin func() ([]byte, error) `json:"-"`
 	// ExtraFiles become descriptors 3 and up. They remain the caller's.
 	ExtraFiles []*os.File
 	// Remove lists files and directories, as absolute paths, that are removed in this order when the process has ended, even if the host is

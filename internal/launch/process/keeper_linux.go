@@ -63,6 +63,7 @@ func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
 	}
 	listener.SetUnlinkOnClose(false)
 	order.Start.Survive = false
+	order.Start.Stdin = func() ([]byte, error) { return order.Input, nil }
 	order.Start.Remove = append(order.Start.Remove, order.Socket, hidden)
 	group := NewGroup(Config{Cgroup: order.Cgroup})
 	p, err := group.Start(*order.Start)
@@ -252,6 +253,7 @@ func (o *outlet) flush(patience time.Duration) {
 // towards the end.
 type toKeeper struct {
 	Start  *Spec  `json:"start,omitempty"` // its ExtraFiles come with the message
+	Input  []byte `json:"input,omitempty"` // which it reads first
 	Cgroup string `json:"cgroup,omitempty"`
 	Socket string `json:"socket,omitempty"`
 

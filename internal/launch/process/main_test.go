@@ -381,3 +381,6 @@ func watchdogOf(t testing.TB, host int) procID {
 	})
 	return found
 }
+
+// reads is the input of a process that is known before it starts.
+func reads(input []byte) func() ([]byte, error) { return func() ([]byte, error) { return input, nil } }

@@ -74,8 +74,11 @@ func startPlain(p *Process) (*plain, error) {
 	_, _, _ = files[inRead].Close(), files[outWrite].Close(), files[errWrite].Close()
 	c := &plain{process: p, proc: proc, stdin: files[inWrite]}
 	p.stdout, p.stderr = files[outRead], files[errRead]
-	// A process that does not read its input ends the write by its end.
-	if _, err := c.stdin.Write(p.spec.Stdin); err != nil {
+	input, err := p.spec.input()
+	if err == nil { // a process that does not read its input ends the write by its end
+		_, err = c.stdin.Write(input)
+	}
+	if err != nil {
 		c.end(kill)
 		_, _ = proc.Wait()
 		closeAll()

@@ -25,7 +25,7 @@ func TestLife(t *testing.T) {
 	kernels(t, func(t *testing.T, cgroup string, prepare func(*Group)) {
 		g := newGroup(t, Config{Cgroup: cgroup})
 		prepare(g)
-		p := start(t, g, &role{Echo: true, Exit: 7}, func(s *Spec) { s.Stdin = []byte("first line\n") })
+		p := start(t, g, &role{Echo: true, Exit: 7}, func(s *Spec) { s.Stdin = reads([]byte("first line\n")) })
 		if p.Text != "first line\n" || p.said.PID != p.Process.PID() || p.Err() != nil {
 			t.Errorf("it says %+v, Err is %v", p.said, p.Err())
 		}
@@ -76,8 +76,13 @@ func TestStartFails(t *testing.T) {
 				t.Errorf("start of %s: %v, want %v", path, err, want)
 			}
 		}
-		if _, err := g.Start(Spec{Path: "/bin/true", Stdin: make([]byte, 1<<17)}); !errors.Is(err, unix.EAGAIN) {
+		if _, err := g.Start(Spec{Path: "/bin/true", Stdin: reads(make([]byte, 1<<17))}); !errors.Is(err, unix.EAGAIN) {
 			t.Errorf("too much for standard input: %v", err)
+		}
+		late := errors.New("it is not to be had")
+		input := func() ([]byte, error) { return nil, late }
+		if _, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "1000"}, Stdin: input}); !errors.Is(err, late) {
+			t.Errorf("an input that fails: %v", err)
 		}
 		if after := descriptors(t); after != before {
 			t.Errorf("%d descriptors, %d before", after, before)

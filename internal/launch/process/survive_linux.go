@@ -49,11 +49,15 @@ func startKept(g *Group, p *Process) error {
 	if spec.Dir, err = filepath.Abs(spec.Dir); err != nil { // the keeper has another working directory
 		return err
 	}
+	input, err := spec.input()
+	if err != nil {
+		return err
+	}
 	files := spec.ExtraFiles
 	spec.ExtraFiles = nil
 
 	socket := filepath.Join(dir, rand.Text()[:10]+socketSuffix)
-	w, about, err := summon(launchKeeper, toKeeper{Start: &spec, Cgroup: g.cfg.Cgroup, Socket: socket}, files, 2)
+	w, about, err := summon(launchKeeper, toKeeper{Start: &spec, Input: input, Cgroup: g.cfg.Cgroup, Socket: socket}, files, 2)
 	if err != nil {
 		return err
 	}

@@ -152,7 +152,7 @@ func TestOutputWithoutHost(t *testing.T) {
 	g := newGroup(t, Config{StateDir: dir})
 	p, err := g.Start(Spec{
 		Path: "/bin/sh", Args: []string{"sh", "-c", "read go; head -c 1000000 /dev/zero; echo; echo the end; exec cat"},
-		Env: []string{"PATH=" + os.Getenv("PATH")}, Survive: true, Stdin: []byte("go\n"),
+		Env: []string{"PATH=" + os.Getenv("PATH")}, Survive: true, Stdin: reads([]byte("go\n")),
 	})
 	if err != nil {
 		t.Fatal(err)
