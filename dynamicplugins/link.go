@@ -31,9 +31,9 @@ var reconnect = backoff.Backoff{Min: reconnectPause, Max: time.Second}.GRPC()
 
 const reconnectPause = 20 * time.Millisecond
 
-// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call, or before if somebody waits
-// for the plugin. While the link is in use calls may begin on it; when it is retired, calls that have begun go on, and the last one closes
-// the connection. A nil link is never in use.
+// A link is the shared connection to one instance, of messages and of fragments. Each is made at the first call, or before if somebody
+// waits for the plugin. While the link is in use calls may begin on it; when it is retired, calls that have begun go on, and the last one
+// closes the connection. A nil link is never in use.
 type link struct {
 	pool *pool
 	path string

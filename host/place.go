@@ -76,7 +76,8 @@ func (p *place) makeSocket(s *process.Spec, path string) (err error) {
 	return err
 }
 
-// bind gives the socket its name, unless it has it. In a directory of this user's that is done when the process begins, which takes as long.
+// bind gives the socket its name, unless it has it. In a directory of this user's that is done while the process begins, which takes as
+// long.
 func (p *place) bind() error {
 	if p.socket == nil || p.bound {
 		return nil

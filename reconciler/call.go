@@ -34,9 +34,9 @@ func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 // maxSaves is how many instances are saved together at most: as long as they are, no other change of their names can begin.
 const maxSaves = 64
 
-// waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. A job saves by itself if
-// nobody else saves and nobody waits for its slot. Otherwise those that wait go on in this goroutine, and one goroutine saves all jobs that
-// come to that, so the disk has at most one caller.
+// waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. A job saves by itself
+// if nobody else saves and nobody waits for its slot. Otherwise those that wait go on in this goroutine, and one goroutine saves all jobs
+// that come to that, so the disk has at most one caller.
 func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewhere bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,11 +13,10 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/reflection"
-	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
+	"github.com/patchbay-dev/patchbay/sdk/internal/reflection"
 )
 
 // server is the gRPC server of a plugin with what the SDK adds to it.
@@ -55,8 +54,8 @@ func newServer(ctx context.Context, p Plugin, registration registerapi.Registrat
 			s.health.SetServingStatus(service, healthpb.HealthCheckResponse_SERVING)
 		}
 	}
-	if _, ok := own[reflectionv1.ServerReflection_ServiceDesc.ServiceName]; !ok {
-		reflection.Register(s)
+	if _, ok := own[reflection.Service]; !ok {
+		reflection.Register(s.Server)
 	}
 	return s, nil
 }

@@ -101,14 +101,6 @@ func (g *Group) Start(spec Spec) (*Process, error) {
 	return p, nil
 }
 
-// input returns what the program reads first.
-func (s *Spec) input() ([]byte, error) {
-	if s.Stdin == nil {
-		return nil, nil
-	}
-	return s.Stdin()
-}
-
 // Adopt returns the processes that survived an earlier host with the same [Config].StateDir, and that are from now on this group's. Those
 // that have ended since are forgotten. An error names the survivors that another host holds still, and those that
 // could not be reached within 3 s; the others are returned with it, and another call tries again.
@@ -357,6 +349,14 @@ type Spec struct {
 	Survive bool
 	// Data is kept for a host that adopts the surviving process; see [Process.Data]. Without Survive it has no effect.
 	Data []byte
+}
+
+// input returns what the program reads first.
+func (s *Spec) input() ([]byte, error) {
+	if s.Stdin == nil {
+		return nil, nil
+	}
+	return s.Stdin()
 }
 
 // User is whom a process runs as. It has no supplementary groups.

@@ -79,7 +79,7 @@ func TestStartFails(t *testing.T) {
 		if _, err := g.Start(Spec{Path: "/bin/true", Stdin: reads(make([]byte, 1<<17))}); !errors.Is(err, unix.EAGAIN) {
 			t.Errorf("too much for standard input: %v", err)
 		}
-		late := errors.New("it is not to be had")
+		late := errors.New("it does not exist")
 		input := func() ([]byte, error) { return nil, late }
 		if _, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "1000"}, Stdin: input}); !errors.Is(err, late) {
 			t.Errorf("an input that fails: %v", err)
