@@ -39,9 +39,10 @@ type link struct {
 	path string
 	info *PluginInfo
 
-	mu    sync.Mutex
-	inUse bool
-	calls int // under way
+	mu     sync.Mutex
+	inUse  bool
+	awaits bool // to be in use, with a connection
+	calls  int  // under way
 	// conns are those of messages (false) and of fragments (true), nil until the first call, and when they were closed.
 	conns map[bool]frames.Conn
 }
@@ -82,11 +83,19 @@ func (l *link) conn(fragments bool) (frames.Conn, error) {
 func (l *link) warm() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c, err := l.conn(false); err == nil {
-		if c, is := c.(*grpc.ClientConn); is {
-			c.Connect()
+	l.awaits = true
+	l.pool.work(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !l.awaits {
+			return
 		}
-	}
+		if c, err := l.conn(false); err == nil {
+			if c, is := c.(*grpc.ClientConn); is {
+				c.Connect()
+			}
+		}
+	})
 }
 
 // end ends a call.
@@ -109,7 +118,7 @@ func (l *link) retire() {
 	if l != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.inUse = false
+		l.inUse, l.awaits = false, false
 		l.closeUnused()
 	}
 }
@@ -121,7 +130,7 @@ func (l *link) closeUnused() {
 	}
 }
 
-// A pool owns the connections of all links and the goroutines that close them.
+// A pool owns the connections of all links and the goroutines that make and close them.
 type pool struct {
 	dial    func(ctx context.Context, socketPath string) (net.Conn, error)
 	options []grpc.DialOption
@@ -130,7 +139,7 @@ type pool struct {
 	// intercept gives the interceptor of the connections of fragments to a socket. It, and what it gives, may be nil.
 	intercept func(socketPath string) grpc.StreamClientInterceptor
 	judge     func(info *PluginInfo, conn net.Conn) error // may be nil
-	closing   sync.WaitGroup                              // added to with mu held, while down is false
+	working   sync.WaitGroup                              // added to with mu held, while down is false
 
 	mu   sync.Mutex
 	open map[frames.Conn]bool
@@ -217,6 +226,15 @@ func (p *pool) optionsFor(path string) []grpc.DialOption {
 	return options
 }
 
+// work does something on a goroutine of the pool, unless that is shut down.
+func (p *pool) work(do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.down {
+		p.working.Go(do)
+	}
+}
+
 // close closes connections, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false if shutdown closes
 // them already.
 func (p *pool) close(conns map[bool]frames.Conn) bool {
@@ -227,7 +245,7 @@ func (p *pool) close(conns map[bool]frames.Conn) bool {
 	}
 	for _, c := range conns {
 		delete(p.open, c)
-		p.closing.Go(func() { _ = c.Close() }) // fails only if it is closed
+		p.working.Go(func() { _ = c.Close() }) // fails only if it is closed
 	}
 	return true
 }
@@ -237,7 +255,7 @@ func (p *pool) shutdown() {
 	p.mu.Lock()
 	p.down = true
 	p.mu.Unlock()
-	p.closing.Wait()
+	p.working.Wait()
 	for c := range p.open {
 		_ = c.Close() // fails only if it is closed
 	}
