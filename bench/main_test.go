@@ -61,6 +61,7 @@ var rows = []struct {
 	{"P8", benchP8},
 	{"P9", benchP9},
 	{"P10", benchP10},
+	{"Steps", benchSteps},
 	{"P11", benchP11},
 	{"P12", benchP12},
 	{"P13", benchP13},
