@@ -46,22 +46,22 @@ func Serve(ctx context.Context, p Plugin) error {
 	if err != nil {
 		return err
 	}
-	return Run(ctx, func(ctx context.Context) error {
-		if err := serve(ctx, p, Logger(ctx, nil)); err != nil {
+	return runArmed(ctx, func(ctx context.Context, armed func()) error {
+		if err := serve(ctx, p, armed, Logger(ctx, nil)); err != nil {
 			return fmt.Errorf("cannot serve plugin %s: %w", p, err)
 		}
 		return nil
 	})
 }
 
-func serve(ctx context.Context, p Plugin, log *slog.Logger) error {
+func serve(ctx context.Context, p Plugin, armed func(), log *slog.Logger) error {
 	status := &registration{plugin: p, log: log, registered: make(chan struct{}, 1), refused: make(chan string, 1)}
 	server, err := newServer(ctx, p, status)
 	if err != nil {
 		return err
 	}
 	defer server.Stop()
-	place, err := listen(ctx, p)
+	place, err := listen(ctx, p, armed)
 	if err != nil {
 		return err
 	}

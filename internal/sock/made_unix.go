@@ -10,11 +10,16 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 )
 
 // maxMade is the length in bytes of the longest name that [Make] can give a socket, beside the directory as bind names it.
 const maxMade = MaxPath - len("/proc/self/fd/9999999/")
+
+// usualMode is the mode that most programs give their socket.
+const usualMode = 0o600
 
 // A Made is the stream socket of a program that is about to be started, which inherits it and calls [TakeMade]. Until then its name is a
 // hidden one beside that at which the program serves, and nobody can connect: who listens is the peer of those who do, and that has to be
@@ -38,6 +43,7 @@ func Make(path string) (made *Made, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("cannot make socket %s: %w", path, err)
 	}
+	_ = unix.Fchmod(fd, usualMode) // which its name gets on Linux; TakeMade sees what it is
 	return &Made{File: os.NewFile(uintptr(fd), path), Path: hidden, path: path}, nil
 }
 
@@ -71,12 +77,12 @@ func TakeMade(file *os.File, made, path string, mode fs.FileMode) (*Placed, erro
 	if !is {
 		return nil, errors.Join(fmt.Errorf("the socket that the host made for %s is one of %s", path, l.Addr().Network()), l.Close())
 	}
-	info := Info{}
-	if err = os.Chmod(made, mode); err == nil {
-		err = os.Rename(made, path)
+	info, err := Stat(made)
+	if err == nil && info.Mode.Perm() != mode { // who watches the directory hears of each change
+		err = os.Chmod(made, mode)
 	}
 	if err == nil {
-		info, err = Stat(path)
+		err = os.Rename(made, path)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cannot bring the socket that the host made to its place: %w", err), l.Close())
