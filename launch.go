@@ -9,6 +9,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/entrance"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -61,7 +62,15 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		},
 		Announced: rt.announced,
 		Observe:   rt.observeLauncher,
-		Output:    cfg.Logger.Handler(),
+		Limited: func(uid uint32, reason string, first bool) {
+			if cfg.Observer.CallsLimited != nil {
+				cfg.Observer.CallsLimited(reason)
+			}
+			if first {
+				cfg.Logger.Warn("calls of plugins that this process answers for "+frames.Reason(reason).Consequence(), "uid", uid, "reason", reason)
+			}
+		},
+		Output: cfg.Logger.Handler(),
 	})
 	return mayRegister, nil
 }

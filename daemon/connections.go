@@ -102,13 +102,8 @@ func leaving(files int) int { return max(files/64, 1) }
 func newBudget(what string, limits frames.Limits, self uint32, limited *prometheus.CounterVec, log *slog.Logger) *frames.Budget {
 	return frames.NewBudget(limits, self, func(uid uint32, why frames.Reason, first bool) {
 		limited.WithLabelValues(string(why)).Inc()
-		switch {
-		case !first:
-		case why == frames.UserCalls || why == frames.Calls:
-			log.Warn(what+" are refused: too many are in progress; end what holds them", "uid", uid, "reason", string(why))
-		default:
-			log.Warn(what+" are slowed down: too much waits for callers or plugins that do not read",
-				"uid", uid, "reason", string(why))
+		if first {
+			log.Warn(what+" "+why.Consequence(), "uid", uid, "reason", string(why))
 		}
 	})
 }

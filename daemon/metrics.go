@@ -122,6 +122,7 @@ func (m *metrics) observer() patchbay.Observer {
 		Refused:        func(reason trust.Reason) { m.refusals.WithLabelValues(string(reason)).Inc() },
 		FileEventsLost: m.fileEventsLost.Inc,
 		Resync:         m.resyncs.Inc,
+		CallsLimited:   func(reason string) { m.callsLimited.WithLabelValues(reason).Inc() },
 		Dispense: func(ptype string, err error) {
 			if err != nil {
 				ptype = m.typeLabel(ptype) // maybe the caller's own word; else it is a type or role that is registered

@@ -38,6 +38,9 @@ type Config struct {
 	Announced func(socket string) (said Announcement, known bool)
 	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
 	Observe func(Event)
+	// Limited is told when calls to plugins for which this process answers are slowed down or refused, because there are too many or too
+	// much of them waits in memory: of which user, why, and whether that is news. It must not block. May be nil.
+	Limited func(uid uint32, reason string, first bool)
 	// Output gets the output of plugins in addition to their bounded logs. May be nil.
 	Output slog.Handler
 }
@@ -72,12 +75,16 @@ func New(cfg Config) *Launcher {
 	if cfg.Announced == nil {
 		cfg.Announced = func(string) (Announcement, bool) { return Announcement{}, false }
 	}
+	if cfg.Limited == nil {
+		cfg.Limited = func(uint32, string, bool) {}
+	}
 	if dir, err := filepath.Abs(cfg.Dir); err == nil { // else it is as relative as what finds the plugins has it
 		cfg.Dir = dir
 	}
+	limited := func(uid uint32, why frames.Reason, first bool) { cfg.Limited(uid, string(why), first) }
 	l := &Launcher{
 		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{},
-		budget: frames.NewBudget(frames.DefaultLimits, uint32(max(os.Geteuid(), 0)), func(uint32, frames.Reason, bool) {}),
+		budget: frames.NewBudget(frames.DefaultLimits, uint32(max(os.Geteuid(), 0)), limited),
 	}
 	l.adopting, l.stopAdopting = context.WithCancel(context.Background())
 	return l

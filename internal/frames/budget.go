@@ -15,6 +15,14 @@ const (
 	Calls     Reason = "calls"
 )
 
+// Consequence says what it means for the calls, and what to do.
+func (r Reason) Consequence() string {
+	if r == UserCalls || r == Calls {
+		return "are refused: too many are in progress; end what holds them"
+	}
+	return "are slowed down: too much waits for callers or plugins that do not read"
+}
+
 // Limits are what a [Budget] gives at most.
 type Limits struct {
 	// UserBytes and Bytes bound what waits in memory beyond the base windows, for each user and in all.
