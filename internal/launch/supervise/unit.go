@@ -294,6 +294,7 @@ func (u *Unit[D]) guarded(ctx context.Context, description D) (p Process, err er
 func (u *Unit[D]) adopt(ref machine.Ref) {
 	h := u.hold(ref)
 	h.description, h.process, u.survivor = u.description, u.survivor, nil
+	h.cancel = func() {} // until it is waited for, which looks whether it was released
 	p := h.process
 	u.cfg.Pace.Go(func() {
 		u.await(context.Background(), ref, h, p)

@@ -432,3 +432,38 @@ func bubble(t *testing.T, f func(t *testing.T)) {
 		panic(failure)
 	}
 }
+
+// later is a pace whose goroutines begin when they are told to.
+type later struct {
+	supervise.Real
+
+	begun []func()
+}
+
+func (l *later) Go(f func()) { l.begun = append(l.begun, f) }
+
+// TestReleasedBeforeItIsWaitedFor: a process that was taken over may be let go on before anybody waits for its end.
+func TestReleasedBeforeItIsWaitedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pace := &later{Real: supervise.Real{WaitGroup: new(sync.WaitGroup)}}
+		p := &plugin{ends: []end{{}}}
+		u := supervise.New(supervise.Config[string]{Launch: p.launch, Observe: func(machine.Event) {}, Pace: pace})
+		u.Configure("", machine.Description{Survives: true}, false)
+		survivor, err := p.launch(t.Context(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Survivor(survivor)
+		u.Tell(machine.Start{})
+		if u.Process() != survivor {
+			t.Fatal("it was not taken over")
+		}
+		u.Tell(machine.Close{})
+		for _, f := range pace.begun {
+			f()
+		}
+		if _, alive := p.count(); alive != 1 {
+			t.Errorf("%d are alive", alive)
+		}
+	})
+}
