@@ -122,7 +122,7 @@ func recordSteps(b testing.TB, name, prefix string, reached []moment, stepOf map
 	order := slices.SortedFunc(maps.Keys(at), func(p, q string) int { return int(median(p)*1000) - int(median(q)*1000) })
 	for i, step := range order {
 		next := median(order[min(i+1, len(order)-1)])
-		record(b, fmt.Sprintf("Steps/step=%s/%s", step, name), len(at[step]), metrics{"at-µs", median(step), "next-µs", next - median(step)})
+		record(b, fmt.Sprintf("Steps/of=%s/%s", name, step), len(at[step]), metrics{"at-µs", median(step), "next-µs", next - median(step)})
 	}
 }
 

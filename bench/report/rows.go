@@ -147,6 +147,7 @@ var rows = []row{
 			{Params: []string{""}, Unit: "first-call-µs", Ours: launches, Base: list("go-plugin"), Limit: 1},
 		},
 	},
+	{File: "steps", Name: "Steps", Title: "From the launch to the first call, step by step", Base: "end", Units: list("at-µs next-µs")},
 	{
 		File: "p11", Name: "P11", Title: "Calls", Base: "bare", Units: list("µs/call calls/s"), Goals: []goal{{
 			Params: list("callers=1 callers=64"), Unit: "µs/call", Ours: list("host launcher"), Base: list("bare"), Limit: 1.05,
