@@ -26,7 +26,8 @@ type Observer struct {
 	// Dispense receives the outcome of every DispensePlugin and Conn of the registry.
 	Dispense func(pluginType string, err error)
 	// CallsLimited is called when calls to plugins for which this process answers, those on demand and with a hand-over, are slowed down
-	// because too much of them waits in memory (reasons "user" and "total"), or refused because too many are in progress ("userCalls", "calls").
+	// because too much of them waits in memory (reasons "user" and "total"), or refused because too many are in progress ("userCalls" and
+	// "calls").
 	CallsLimited func(reason string)
 	// Tracer traces attempts to register plugins; nil for none.
 	Tracer trace.Tracer

@@ -28,9 +28,9 @@ func Run(ctx context.Context, run func(ctx context.Context) error) error {
 	})
 }
 
-// runArmed is Run for a function that begins before signals count. To take them over from the system takes a thread, and as long as all else
-// before a plugin serves. A signal ends the process until armed has returned, as it does before its main function; who has something to lose
-// by that calls it first.
+// runArmed is Run for a function that begins before signals count. To take them over from the system takes a thread, and as long as all
+// else before a plugin serves. A signal ends the process until armed has returned, as it does before its main function; who has something
+// to lose by that calls it first.
 func runArmed(ctx context.Context, run func(ctx context.Context, armed func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
