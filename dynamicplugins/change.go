@@ -270,6 +270,9 @@ func (r *Store) publish(l *roster, s *slot, info *PluginInfo) {
 	}
 	s.shown.rank = s.rank
 	r.show(l)
+	if made != nil && made.link != l.view.Load().link() { // a newer one was published before it
+		made.link.retire()
+	}
 	if event != "" {
 		r.feed.Publish(info.Type, &PluginUpdateEvent{EventType: event, Info: info})
 	}

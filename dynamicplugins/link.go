@@ -39,10 +39,9 @@ type link struct {
 	path string
 	info *PluginInfo
 
-	mu     sync.Mutex
-	inUse  bool
-	awaits bool // to be in use, with a connection
-	calls  int  // under way
+	mu    sync.Mutex
+	inUse bool
+	calls int // under way
 	// conns are those of messages (false) and of fragments (true), nil until the first call, and when they were closed.
 	conns map[bool]frames.Conn
 }
@@ -79,15 +78,15 @@ func (l *link) conn(fragments bool) (frames.Conn, error) {
 	return c, nil
 }
 
-// warm establishes the connection of messages before there is a call. It does not block. A link that comes not to be used is retired.
+// warm begins the use of the link, and establishes the connection of messages before there is a call. It does not block.
 func (l *link) warm() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.awaits = true
+	l.inUse = true
 	l.pool.work(func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if !l.awaits {
+		if !l.inUse {
 			return
 		}
 		if c, err := l.conn(false); err == nil {
@@ -118,7 +117,7 @@ func (l *link) retire() {
 	if l != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.inUse, l.awaits = false, false
+		l.inUse = false
 		l.closeUnused()
 	}
 }

@@ -1,6 +1,7 @@
 package dynamicplugins_test
 
 import (
+	"fmt"
 	"runtime"
 	"testing"
 
@@ -12,17 +13,7 @@ import (
 func TestConnectedWhileStaged(t *testing.T) {
 	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health))
 	s := serve(t, "awaited")
-	found := make(chan *dynamicplugins.PluginInfo, 1)
-	go func() {
-		p, err := r.WaitForPlugin(t.Context(), "t", "n")
-		if err != nil {
-			t.Error(err)
-		}
-		found <- p
-	}()
-	for !r.Awaited("t", "n") {
-		runtime.Gosched()
-	}
+	found := await(t, r, "n")
 
 	staged, err := r.StagePlugin(s.info("1"))
 	check(t, err)
@@ -50,6 +41,24 @@ func TestConnectedWhileStaged(t *testing.T) {
 		t.Errorf("%d connections were made, want no more than the 3 for the 3 times it was staged", n)
 	}
 
+	// Two that are staged while somebody waits are published in the other order: only the newer one's connection stays.
+	older, newer := serve(t, "older"), serve(t, "newer")
+	two := await(t, r, "two")
+	var both []dynamicplugins.Staged
+	for i, server := range []*server{older, newer} {
+		info := server.info(fmt.Sprint(i))
+		info.Name = "two"
+		st, err := r.StagePlugin(info)
+		check(t, err)
+		both = append(both, st)
+		server.awaitOpen(t, 1)
+	}
+	both[1].Publish()
+	<-two
+	both[0].Publish()
+	older.awaitOpen(t, 0)
+	newer.awaitOpen(t, 1)
+
 	other := serve(t, "other")
 	info := other.info("1")
 	info.Name = "other"
@@ -59,6 +68,23 @@ func TestConnectedWhileStaged(t *testing.T) {
 	if _, err := dynamicplugins.Dispense[healthClient](r, "t", "other"); err != nil || other.connections() != 0 {
 		t.Errorf("%v, %d connections were made before a call", err, other.connections())
 	}
+}
+
+// await waits for a plugin, and returns when it does.
+func await(t *testing.T, r *dynamicplugins.Store, name string) <-chan *dynamicplugins.PluginInfo {
+	t.Helper()
+	found := make(chan *dynamicplugins.PluginInfo, 1)
+	go func() {
+		p, err := r.WaitForPlugin(t.Context(), "t", name)
+		if err != nil {
+			t.Error(err)
+		}
+		found <- p
+	}()
+	for !r.Awaited("t", name) {
+		runtime.Gosched()
+	}
+	return found
 }
 
 func (s *server) connections() int {

@@ -192,7 +192,7 @@ func (c *child) undo(pipes ...pipe) {
 		p.close()
 	}
 	if c.leaf != nil {
-		_ = c.leaf.remove()
+		_ = c.leaf.clear(time.Second) // a program that was not given its input may have started others
 	}
 	_ = removeAll(c.v1, 0)
 }

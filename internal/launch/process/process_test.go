@@ -5,6 +5,7 @@ package process
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -79,10 +80,24 @@ func TestStartFails(t *testing.T) {
 		if _, err := g.Start(Spec{Path: "/bin/true", Stdin: reads(make([]byte, 1<<17))}); !errors.Is(err, unix.EAGAIN) {
 			t.Errorf("too much for standard input: %v", err)
 		}
+		child := filepath.Join(t.TempDir(), "child")
 		late := errors.New("it does not exist")
-		input := func() ([]byte, error) { return nil, late }
-		if _, err := g.Start(Spec{Path: "/bin/sleep", Args: []string{"sleep", "1000"}, Stdin: input}); !errors.Is(err, late) {
+		var started procID
+		input := func() ([]byte, error) {
+			for pid := 0; pid == 0; {
+				raw, _ := os.ReadFile(child)
+				if _, err := fmt.Sscanf(string(raw), "%d\n", &pid); err == nil {
+					started = process(t, pid)
+				}
+			}
+			return nil, late
+		}
+		script := "sleep 1000 & echo $! >" + child + "; sleep 1000"
+		if _, err := g.Start(Spec{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: os.Environ(), Stdin: input}); !errors.Is(err, late) {
 			t.Errorf("an input that fails: %v", err)
+		}
+		if started.there() {
+			t.Error("what the program had started goes on")
 		}
 		if after := descriptors(t); after != before {
 			t.Errorf("%d descriptors, %d before", after, before)

@@ -42,7 +42,7 @@ type list[T any] interface {
 	Get(i int) T
 }
 
-// each adds a message for each element of a list.
+// each adds a message, or a text, for each element of a list.
 func each[T any](m *message, field protowire.Number, l list[T], encode func(T) message) {
 	for i := range l.Len() {
 		m.text(field, string(encode(l.Get(i))))
@@ -104,10 +104,7 @@ func (e encoder) message(d protoreflect.MessageDescriptor) message {
 	each(&m, 2, d.Fields(), e.field)
 	each(&m, 3, d.Messages(), e.message)
 	each(&m, 4, d.Enums(), e.enum)
-	for i := range d.ExtensionRanges().Len() {
-		span := d.ExtensionRanges().Get(i)
-		m.text(5, string(between(int(span[0]), int(span[1]))))
-	}
+	each(&m, 5, d.ExtensionRanges(), between)
 	each(&m, 6, d.Extensions(), e.field)
 	m.within(7, e.optionsOf(d))
 	each(&m, 8, d.Oneofs(), func(d protoreflect.OneofDescriptor) (m message) {
@@ -115,19 +112,14 @@ func (e encoder) message(d protoreflect.MessageDescriptor) message {
 		m.within(2, e.optionsOf(d))
 		return m
 	})
-	for i := range d.ReservedRanges().Len() {
-		span := d.ReservedRanges().Get(i)
-		m.text(9, string(between(int(span[0]), int(span[1]))))
-	}
-	for i := range d.ReservedNames().Len() {
-		m.text(10, string(d.ReservedNames().Get(i)))
-	}
+	each(&m, 9, d.ReservedRanges(), between)
+	each(&m, 10, d.ReservedNames(), func(name protoreflect.Name) message { return message(name) })
 	return m
 }
 
-func between(start, end int) (m message) {
-	m.number(1, start)
-	m.number(2, end)
+func between[N ~int32](span [2]N) (m message) {
+	m.number(1, int(span[0]))
+	m.number(2, int(span[1]))
 	return m
 }
 
@@ -220,13 +212,8 @@ func (e encoder) enum(d protoreflect.EnumDescriptor) message {
 		return m
 	})
 	m.within(3, e.optionsOf(d))
-	for i := range d.ReservedRanges().Len() {
-		span := d.ReservedRanges().Get(i)
-		m.text(4, string(between(int(span[0]), int(span[1]))))
-	}
-	for i := range d.ReservedNames().Len() {
-		m.text(5, string(d.ReservedNames().Get(i)))
-	}
+	each(&m, 4, d.ReservedRanges(), between)
+	each(&m, 5, d.ReservedNames(), func(name protoreflect.Name) message { return message(name) })
 	return m
 }
 
