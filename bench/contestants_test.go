@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -9,19 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 )
-
-// managers are the contestants that find and register plugins, except the peers.
-var managers = map[string]manager.Contestant{
-	"floor":       floor(registerGRPC),
-	"floor-http2": floor(registerHTTP2),
-	floorRaw:      floor(registerRaw),
-	"watcher":     runWatcher,
-	"runtime":     runRuntime,
-	"idle":        runIdle,
-}
 
 // fast are the managers that take turns where the kubelet would take the processor from the others or keep them waiting.
 var fast = []string{"floor", "watcher", "runtime"}
@@ -34,13 +22,6 @@ const (
 	kubelet       = "kubelet"
 	kubeletPeriod = time.Second
 )
-
-// runIdle is a Go process that does nothing.
-func runIdle(ctx context.Context, _ string, j *manager.Journal) error {
-	j.Ready()
-	<-ctx.Done()
-	return nil
-}
 
 // contender is a contestant with plugins of its own.
 type contender struct {

@@ -7,13 +7,12 @@ import (
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/bench/internal/launch"
-	"github.com/patchbay-dev/patchbay/bench/internal/manager"
 	"github.com/patchbay-dev/patchbay/bench/internal/proc"
 	"github.com/patchbay-dev/patchbay/bench/internal/registry"
 )
 
 // roleVariable is the environment variable that makes the test binary one of the processes of a benchmark. Its value is one of the roles
-// below, or the name of a contestant in managers, registries or hosts.
+// below, or the name of a contestant in registries, hosts or proxied.
 const roleVariable = "PATCHBAY_BENCH_ROLE"
 
 const (
@@ -100,9 +99,6 @@ func play(role string) error {
 	}
 	if role == roleAdmissions {
 		return serveAdmissions(os.Args[1])
-	}
-	if run, ok := managers[role]; ok {
-		return manager.Serve(run, os.Args[1])
 	}
 	if open, ok := registries[role]; ok {
 		return registry.Serve(open, os.Args[1])

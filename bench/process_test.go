@@ -26,12 +26,12 @@ type process struct {
 	client *rpc.Client
 }
 
-// start starts a process, with the directory that it works in and the role as arguments: a program of its own if the role is a peer, or
-// else the test binary in that role. It ends with the benchmark at the latest.
+// start starts a process, with the directory that it works in and the role as arguments: a program of its own, or else the
+// test binary in that role. It ends with the benchmark at the latest.
 func start(b testing.TB, role, dir string) *process {
 	b.Helper()
 	exe, err := os.Executable()
-	if folder, ok := peers[role]; ok {
+	if folder, ok := standalone[role]; ok {
 		exe, err = program(folder)
 	}
 	if err != nil {
@@ -98,10 +98,17 @@ func (p *process) kill() {
 	_ = p.client.Close()
 }
 
-// peers are the contestants that are programs of their own, by the folders of their modules.
-var peers = map[string]string{"kubelet": "kubelet", "nomad": "nomad", goPlugin: "goplugin", goPluginMTLS: "goplugin", "ttrpc": "ttrpc"}
+// standalone are the contestants that are programs of their own, by their folders: the peers, whose modules are their own too, and all that
+// find plugins.
+var standalone = map[string]string{
+	kubelet: "kubelet", "nomad": "nomad", goPlugin: "goplugin", goPluginMTLS: "goplugin", "ttrpc": "ttrpc",
+	"floor": floors, "floor-http2": floors, floorRaw: floors, "idle": floors,
+	"watcher": "managers/patchbay", "runtime": "managers/patchbay",
+}
 
-// programs are the peers and the plugins that have been built, in a directory that is made for the first one.
+const floors = "managers/floor"
+
+// programs are the contestants and the plugins that have been built, in a directory that is made for the first one.
 var programs struct {
 	sync.Mutex
 	dir string

@@ -9,6 +9,13 @@ import (
 // PluginType is the type that the plugins announce.
 const PluginType = "BenchPlugin"
 
+// The lines of a raw plugin: it is asked RawWho and answers with its name, and is told RawTold and answers RawDone.
+const (
+	RawWho  = "who"
+	RawTold = "registered"
+	RawDone = "done"
+)
+
 // Journal notes what a contestant does. Its methods are safe for concurrent use.
 type Journal struct {
 	began   int64      // when the contestant was started, in nanoseconds of proc.Now

@@ -18,6 +18,19 @@ type Contestant func(ctx context.Context, dir string, j *Journal) error
 // unset for none.
 const ProfileVariable = "PATCHBAY_BENCH_PROFILE"
 
+// Play serves the contestant that the last argument names, on the directory that the first one does. See [Serve].
+func Play(contestants map[string]Contestant) error {
+	name := os.Args[len(os.Args)-1]
+	run, ok := contestants[name]
+	if !ok {
+		return fmt.Errorf("there is no contestant %q", name)
+	}
+	if err := Serve(run, os.Args[1]); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
 // Serve runs a contestant on a directory, and serves a [Manager], until standard input ends.
 func Serve(run Contestant, dir string) error {
 	stop, err := profile(os.Getenv(ProfileVariable))

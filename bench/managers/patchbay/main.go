@@ -1,4 +1,5 @@
-package bench
+// Patchbay is each of the contestants that find plugins with Patchbay.
+package main
 
 import (
 	"context"
@@ -14,6 +15,13 @@ import (
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
+
+func main() {
+	if err := manager.Play(map[string]manager.Contestant{"watcher": runWatcher, "runtime": runRuntime}); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
 
 // runWatcher is Patchbay's discovery alone, without registry and state.
 func runWatcher(ctx context.Context, dir string, j *manager.Journal) error {
