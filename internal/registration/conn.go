@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,6 +31,9 @@ const (
 	// readBuffer holds all that a plugin usually sends in one call, and writeBuffer all that is sent to it.
 	readBuffer  = 512
 	writeBuffer = 256
+	// ackDelay is how long an acknowledgement waits for a request to go with. One that goes alone wakes the plugin once more, which costs
+	// both sides more than the call; a plugin that is in no hurry to see it notices nothing.
+	ackDelay = 50 * time.Millisecond
 
 	// initialWindow is the flow-control window at the start of a connection and of a stream (RFC 9113 section 6.9.2).
 	initialWindow = 1<<16 - 1
@@ -43,17 +47,26 @@ var (
 )
 
 // conn is the client's side of one HTTP/2 connection (RFC 9113) on which calls follow one another: there is one open stream or none.
-// Nothing runs between calls. What it owes the peer, like an acknowledgement, is written before it waits for the peer and when a call ends.
+// Nothing is read between calls. What it owes the peer, the acknowledgements, goes with the next request, or after ackDelay.
 type conn struct {
 	net    net.Conn
 	now    syscall.RawConn // if set, reads and writes do not wait
 	in     *bufio.Reader
-	out    bytes.Buffer // frames to be written
 	framer *http2.Framer
 	budget int   // how many bytes the peer may still send in this call
 	failed error // why no further call is possible; a status error
+
+	ends  time.Time // when the call ends at the latest; zero if nothing says so
+	early bool      // the deadline that is set is that of the acknowledgements, which is before ends
 	// interrupting is done when nothing sets a deadline any more.
 	interrupting sync.WaitGroup
+	interrupted  atomic.Bool
+
+	mu      sync.Mutex   // held by a call, and by what writes the acknowledgements between calls; guards what follows
+	out     bytes.Buffer // frames to be written
+	urgent  bool         // they are more than acknowledgements
+	resting bool         // no call is under way
+	rest    *time.Timer  // ends with the acknowledgements; nil until it is needed
 
 	greeted bool   // the peer's first SETTINGS have come
 	stream  uint32 // the latest stream
@@ -94,12 +107,15 @@ func deadline(ctx context.Context, timeout time.Duration) time.Time {
 // call sends a request, headers and body, and returns the message of the answer. The deadline is the connection's: a timer in a context
 // costs a plugin as much as all that is sent to it.
 func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byte) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wake()
 	if c.failed != nil {
 		return nil, c.failed
 	}
 	err := done(ctx, deadline)
 	if err == nil {
-		err = c.net.SetDeadline(deadline)
+		err = c.limit(deadline)
 	}
 	if err != nil {
 		c.failed = callError(ctx, deadline, err)
@@ -108,7 +124,8 @@ func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byt
 	c.interrupting.Add(1)
 	stop := context.AfterFunc(ctx, func() {
 		defer c.interrupting.Done()
-		_ = c.net.SetDeadline(time.Unix(1, 0))
+		c.interrupted.Store(true)
+		_ = c.net.SetDeadline(past)
 	})
 	a := answer{}
 	err = c.exchange(deadline, headers, body, &a)
@@ -121,6 +138,7 @@ func (c *conn) call(ctx context.Context, deadline time.Time, headers, body []byt
 		c.failed = callError(ctx, deadline, err)
 		return nil, c.failed
 	}
+	c.pause()
 	return a.result()
 }
 
@@ -177,8 +195,8 @@ func (c *conn) exchange(deadline time.Time, headers, body []byte, a *answer) err
 		if a.ended {
 			if len(body) > 0 { // answered before all of the request was there
 				err = c.framer.WriteRSTStream(c.stream, http2.ErrCodeCancel)
+				c.flush()
 			}
-			c.flush()
 			return err
 		}
 	}
@@ -209,6 +227,7 @@ func (c *conn) open(deadline time.Time, headers []byte) error {
 		c.recvWindow = initialWindow
 	}
 	c.streamWindow = c.peerInitial
+	c.urgent = true
 	return c.framer.WriteHeaders(http2.HeadersFrameParam{
 		StreamID: c.stream, BlockFragment: appendTimeout(deadline, headers), EndHeaders: true,
 	})
@@ -223,6 +242,7 @@ func (c *conn) send(body []byte) (rest []byte, err error) {
 	}
 	c.sendWindow -= n
 	c.streamWindow -= n
+	c.urgent = true
 	return body[n:], c.framer.WriteData(c.stream, n == int64(len(body)), body[:n])
 }
 

@@ -3,6 +3,7 @@ package registration
 import (
 	"context"
 	"errors"
+	"os"
 	"syscall"
 	"time"
 
@@ -13,9 +14,81 @@ import (
 // errNotNow says that a read would have to wait.
 var errNotNow = errors.New("nothing to read")
 
+// past is a deadline that ends what is waiting.
+var past = time.Unix(1, 0)
+
+// limit sets the deadline of a call. The first one may be that of the acknowledgements: see resume.
+func (c *conn) limit(deadline time.Time) error {
+	c.interrupted.Store(false)
+	c.ends = deadline
+	acks := time.Now().Add(ackDelay)
+	if c.early = deadline.IsZero() || acks.Before(deadline); c.early {
+		deadline = acks
+	}
+	return c.net.SetDeadline(deadline)
+}
+
+// resume reports whether a call goes on after an error: it does if that was the deadline of the acknowledgements, which are written then.
+func (c *conn) resume(err error) bool {
+	if !c.early || !errors.Is(err, os.ErrDeadlineExceeded) {
+		return false
+	}
+	c.early = false
+	_ = c.net.SetDeadline(c.ends)
+	if c.interrupted.Load() { // before the call's own deadline was set
+		_ = c.net.SetDeadline(past)
+	}
+	c.flush()
+	return true
+}
+
+// pause begins the time between two calls. The caller holds c.mu.
+func (c *conn) pause() {
+	if c.out.Len() == 0 {
+		return
+	}
+	c.resting = true
+	if c.rest == nil {
+		c.rest = time.AfterFunc(ackDelay, c.acknowledge)
+	} else {
+		c.rest.Reset(ackDelay)
+	}
+}
+
+// wake ends the time between two calls. The caller holds c.mu.
+func (c *conn) wake() {
+	if c.resting {
+		c.resting = false
+		c.rest.Stop()
+	}
+}
+
+// acknowledge writes the acknowledgements between two calls.
+func (c *conn) acknowledge() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	socket, ok := c.net.(syscall.Conn)
+	if !c.resting || !ok {
+		return
+	}
+	raw, err := socket.SyscallConn()
+	if err == nil {
+		err = c.net.SetDeadline(time.Time{}) // that of the last call
+	}
+	if err != nil {
+		return // it is closed
+	}
+	c.now = raw
+	c.flush()
+	c.now = nil
+}
+
 // settle reads what the peer has sent, writes what is owed to it, and waits for nothing. A nil error means that nothing is left on
 // either side and that the connection may rest.
 func (c *conn) settle(raw syscall.RawConn) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wake()
 	switch {
 	case c.failed != nil:
 		return c.failed
@@ -60,9 +133,13 @@ func (c *conn) flush() {
 		n, _ := writeNow(c.now, c.out.Bytes())
 		c.out.Next(n)
 	default:
-		_, _ = c.net.Write(c.out.Bytes())
-		c.out.Reset()
+		n, err := c.net.Write(c.out.Bytes())
+		c.out.Next(n)
+		if err != nil && !c.early {
+			c.out.Reset()
+		}
 	}
+	c.urgent = c.urgent && c.out.Len() > 0
 }
 
 // frameReader is what the framer of a conn reads from.
@@ -76,14 +153,18 @@ func (r frameReader) Read(p []byte) (n int, err error) {
 	}
 	p = p[:min(len(p), r.budget)]
 	if r.in.Buffered() == 0 {
-		r.flush()
+		if r.urgent || r.now != nil || r.out.Len() > writeBuffer {
+			r.flush()
+		}
 		if r.now != nil {
 			n, err = readNow(r.now, p)
 			r.budget -= n
 			return n, err
 		}
 	}
-	n, err = r.in.Read(p)
+	if n, err = r.in.Read(p); n == 0 && r.resume(err) {
+		n, err = r.in.Read(p)
+	}
 	r.budget -= n
 	return n, err
 }

@@ -1,0 +1,110 @@
+package registration
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// frames reads n frames of a client and returns their types, with "ack" for what acknowledges one.
+func (p *peer) frames(n int) (types []string) {
+	for range n {
+		f, err := p.ReadFrame()
+		if err != nil {
+			return append(types, err.Error())
+		}
+		kind := f.Header().Type.String()
+		if f.Header().Flags.Has(http2.FlagSettingsAck) && (f.Header().Type == http2.FrameSettings || f.Header().Type == http2.FramePing) {
+			kind += " ack"
+		}
+		types = append(types, kind)
+	}
+	return types
+}
+
+// TestAcknowledgementsWait: what acknowledges the settings and a ping of the plugin goes with the next request, so that it does not wake the
+// plugin once more. One read gives all of it.
+func TestAcknowledgementsWait(t *testing.T) {
+	read := make(chan int, 1)
+	client := pair(t, func(p *peer) {
+		p.request()
+		p.start()
+		_ = p.WritePing(false, [8]byte{1})
+		p.finish(infoMessage())
+		together := make([]byte, 1024)
+		n, _ := p.Read(together)
+		read <- n
+		p.stream = 3
+		p.headers(false, ":status", "200", "content-type", "application/grpc")
+		p.finish(message(&registerapi.RegistrationStatusResponse{}))
+	})
+	if _, err := client.GetInfo(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Notify(t.Context(), time.Minute, true, ""); err != nil {
+		t.Fatal(err)
+	}
+	const settingsAck, pingAck, smallest = 9, 17, 60
+	if n := <-read; n < settingsAck+pingAck+smallest {
+		t.Errorf("the plugin read %d bytes at once, which cannot be two acknowledgements and a request", n)
+	}
+}
+
+// TestAcknowledgementsComeAlone: a plugin that waits for an acknowledgement gets it, during a call and after one, before any other call is
+// made; and after that, the end of the call's context still counts.
+func TestAcknowledgementsComeAlone(t *testing.T) {
+	got, answered := make(chan []string, 1), make(chan struct{})
+	client := pair(t, func(p *peer) {
+		p.request()
+		_ = p.WriteSettings()
+		during := p.frames(1)
+		p.headers(false, ":status", "200", "content-type", "application/grpc")
+		p.finish(infoMessage())
+		<-answered
+		_ = p.WritePing(false, [8]byte{1})
+		got <- during
+		p.request()
+		_ = p.WriteSettings()
+		got <- p.frames(1)
+		p.untilClosed()
+	})
+	if _, err := client.GetInfo(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	close(answered)
+	if during := <-got; len(during) != 1 || during[0] != "SETTINGS ack" {
+		t.Errorf("during a call came %v", during)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	canceled := make(chan error, 1)
+	go func() { canceled <- client.Notify(ctx, 0, true, "") }()
+	if during := <-got; len(during) != 1 || during[0] != "SETTINGS ack" && during[0] != "PING ack" {
+		t.Errorf("during a call came %v", during)
+	}
+	cancel()
+	if err := <-canceled; err == nil || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a call that was canceled returned %v", err)
+	}
+}
+
+// TestAcknowledgementsBetweenCalls: those that are owed when a call ends are written though no other call follows.
+func TestAcknowledgementsBetweenCalls(t *testing.T) {
+	got := make(chan []string, 1)
+	client := pair(t, func(p *peer) {
+		p.request()
+		p.start()
+		_ = p.WritePing(false, [8]byte{1})
+		p.finish(infoMessage())
+		got <- p.frames(2)
+	})
+	if _, err := client.GetInfo(t.Context(), time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if after := <-got; len(after) != 2 || after[0] != "SETTINGS ack" || after[1] != "PING ack" {
+		t.Errorf("after a call came %v", after)
+	}
+}
