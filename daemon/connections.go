@@ -35,8 +35,13 @@ const (
 )
 
 // callerBuffer is how much the kernel keeps for a caller on this machine who does not read, nodeBuffer for one on another, which may be far
-// away. It counts to the memory of the daemon's control group, and is twice as much as is asked for.
-const callerBuffer, nodeBuffer = 32 << 10, 256 << 10
+// away. It counts to the memory of the daemon's control group, and is twice as much as is asked for. While there are no more than maxUserLarge
+// connections of a user and maxLarge in all that have it, a connection has largeBuffer: with a small one a long stream is a third slower,
+// because the daemon and its caller wait for each other.
+const (
+	callerBuffer, largeBuffer, nodeBuffer = 32 << 10, 208 << 10, 256 << 10
+	maxUserLarge, maxLarge                = 32, 128
+)
 
 // unknownUser counts callers of whom the system says nothing. No user has this number.
 const unknownUser = math.MaxUint32
@@ -55,6 +60,8 @@ type connections struct {
 	mu sync.Mutex
 	// They are apart: whoever may call plugins keeps nobody from the control socket.
 	control, strangers, stable, nodes *share.Pool
+	// large counts the connections with a large buffer, those of root and the daemon's user too.
+	large *share.Pool
 }
 
 func newConnections(self uint32, files int, refused *prometheus.CounterVec, log *slog.Logger) *connections {
@@ -64,6 +71,7 @@ func newConnections(self uint32, files int, refused *prometheus.CounterVec, log 
 		strangers: share.New(maxStrangerConns, maxStrangersConns, nil),
 		stable:    share.New(min(maxUserConns, files/8), min(maxStableConns, files/4), nil),
 		nodes:     share.New(min(maxAddressConns, max(files/64, 1)), maxNodes(files), nil),
+		large:     share.New(maxUserLarge, maxLarge, func(uid uint32) bool { return uid == 0 || uid == self }),
 	}
 }
 
@@ -129,25 +137,42 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		if held := l.hold(conn); held != nil {
-			boundBuffer(conn)
+			l.conns.boundBuffer(held)
 			return held, nil
 		}
 		_ = conn.Close() // nothing was said
 	}
 }
 
-// boundBuffer bounds what the kernel keeps for a caller. One with a larger buffer is as fast.
-func boundBuffer(conn net.Conn) {
-	switch conn := conn.(type) {
+// boundBuffer bounds what the kernel keeps for a caller.
+func (c *connections) boundBuffer(held *heldConn) {
+	switch conn := held.Conn.(type) {
 	case *net.UnixConn:
-		_ = conn.SetWriteBuffer(callerBuffer)
+		_ = conn.SetWriteBuffer(c.bufferOf(held))
 	case *net.TCPConn:
 		_ = conn.SetWriteBuffer(nodeBuffer)
 	}
 }
 
+// bufferOf returns the size of the buffer of a caller on this machine, which counts until the connection is closed.
+func (c *connections) bufferOf(held *heldConn) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ok, _ := c.large.Take(held.uid, 1); !ok {
+		return callerBuffer
+	}
+	release := held.release
+	held.release = sync.OnceFunc(func() {
+		release()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.large.Give(held.uid, 1)
+	})
+	return largeBuffer
+}
+
 // hold takes a connection in; nil if it is beyond a bound.
-func (l *boundedListener) hold(conn net.Conn) net.Conn {
+func (l *boundedListener) hold(conn net.Conn) *heldConn {
 	c, stranger, held := l.conns, false, &heldConn{Conn: conn, uid: unknownUser, release: func() {}}
 	pool := c.stable
 	unixConn, local := conn.(*net.UnixConn)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,12 +14,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/internal/discover/share"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -243,5 +246,52 @@ func TestAddressUser(t *testing.T) {
 	}
 	if of("192.0.2.1:1") < 1<<31 {
 		t.Error("an address is a user")
+	}
+}
+
+// TestLargeBuffers: so many connections of a user have a large buffer, and others again when one of those is closed; each counts once.
+func TestLargeBuffers(t *testing.T) {
+	c := newConnections(0, 1<<20, nil, discard)
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	bounded := c.limit(l, "stable", nil)
+	accepted := func() net.Conn {
+		conn, err := net.Dial("unix", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		held, err := bounded.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = held.Close() })
+		return held
+	}
+	isLarge := func(conn net.Conn) bool {
+		size := 0
+		if err := sock.Control(conn.(*heldConn).Conn.(*net.UnixConn), func(fd int) (err error) {
+			size, err = unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return size > 2*callerBuffer
+	}
+	var conns []net.Conn
+	for n := range maxUserLarge + 2 {
+		conns = append(conns, accepted())
+		if got, want := isLarge(conns[n]), n < maxUserLarge; got != want {
+			t.Fatalf("connection %d has a large buffer: %v, want %v", n, got, want)
+		}
+	}
+	_ = conns[0].Close()
+	_ = conns[0].Close()
+	_ = conns[maxUserLarge].Close()
+	if !isLarge(accepted()) || isLarge(accepted()) {
+		t.Error("want one more large buffer after one was given back")
 	}
 }
