@@ -136,7 +136,7 @@ func BenchmarkParse(b *testing.B) {
 			b.SetBytes(int64(len(e.data)))
 			var r Record
 			for b.Loop() {
-				r = e.record(1)
+				r = e.record(1, nil)
 			}
 			runtime.KeepAlive(r)
 		})

@@ -173,7 +173,7 @@ func (l *Log) Tail(n int) []Record {
 			seq := c.seq
 			var e entry
 			e, data = c.advance(data)
-			records = append(records, e.record(seq))
+			records = append(records, e.record(seq, nil))
 		}
 	}
 	return records
@@ -221,7 +221,7 @@ func (l *Log) Follow(ctx context.Context, n int) iter.Seq[Record] {
 				seq := c.seq
 				var e entry
 				e, data = c.advance(data)
-				if !yield(e.record(seq)) {
+				if !yield(e.record(seq, nil)) {
 					return
 				}
 			}
@@ -331,6 +331,7 @@ type Stats struct {
 
 // forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
 func (l *Log) forward() {
+	room := make([]slog.Attr, 0, usualAttrs) // one line after the other has it, so that they do not make it anew
 	l.mu.Lock()
 	c := l.position
 	for {
@@ -348,7 +349,9 @@ func (l *Log) forward() {
 		for len(data) > 0 {
 			var e entry
 			e, data = c.advance(data)
-			l.hand(e.flags&sourceMask, e.record(0))
+			r := e.record(0, room)
+			l.hand(e.flags&sourceMask, r)
+			room = r.Attrs[:0]
 		}
 		l.mu.Lock()
 	}

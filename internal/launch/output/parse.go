@@ -11,8 +11,12 @@ import (
 	"unicode/utf8"
 )
 
-func (e entry) record(seq uint64) Record {
-	r := Record{Seq: seq, Time: e.at, Source: sources[e.flags&sourceMask]}
+// usualAttrs is how many attributes a line has at most, as a rule.
+const usualAttrs = 6
+
+// record takes an entry apart. Room is empty, or nil, and may become the memory of the attributes.
+func (e entry) record(seq uint64, room []slog.Attr) Record {
+	r := Record{Seq: seq, Time: e.at, Source: sources[e.flags&sourceMask], Attrs: room}
 	switch {
 	case e.flags&flagRecord != 0:
 		r.Level, r.Message, r.Attrs = decode(e.data)

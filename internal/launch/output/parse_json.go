@@ -3,6 +3,7 @@ package output
 import (
 	"encoding/json"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -19,8 +20,8 @@ const (
 func parseJSON(line string, r *Record) bool {
 	var f fields
 	blank := *r
-	p := jsonParser{rest: line, attrs: make([]slog.Attr, 0, 6), record: r, fields: &f}
-	if !p.object("", 0) || strings.TrimRight(p.rest, " \t\r\n") != "" || !f.recognised() {
+	p := jsonParser{line: line, attrs: slices.Grow(r.Attrs, usualAttrs), record: r, fields: &f}
+	if !p.object("", 0) || !p.ended() || !f.recognised() {
 		*r = blank
 		return false
 	}
@@ -33,16 +34,17 @@ func parseJSON(line string, r *Record) bool {
 // jsonParser reads the members of an object in one pass. It accepts what encoding/json accepts, which it leaves everything to that is
 // not common: escapes, arrays, deep objects.
 type jsonParser struct {
-	rest   string
+	line   string
+	at     int // the index of what comes next
 	attrs  []slog.Attr
 	record *Record
 	fields *fields
 }
 
 func (p *jsonParser) object(prefix string, depth int) bool {
-	p.rest = p.rest[1:]
+	p.at++
 	if p.next() == '}' {
-		p.rest = p.rest[1:]
+		p.at++
 		return true
 	}
 	for {
@@ -53,7 +55,7 @@ func (p *jsonParser) object(prefix string, depth int) bool {
 		if !ok || p.next() != ':' {
 			return false
 		}
-		p.rest = p.rest[1:]
+		p.at++
 		if prefix != "" {
 			key = prefix + "." + key
 		}
@@ -62,9 +64,9 @@ func (p *jsonParser) object(prefix string, depth int) bool {
 		}
 		switch p.next() {
 		case ',':
-			p.rest = p.rest[1:]
+			p.at++
 		case '}':
-			p.rest = p.rest[1:]
+			p.at++
 			return true
 		default:
 			return false
@@ -112,31 +114,35 @@ func (p *jsonParser) member(key string, depth int) bool {
 
 // next skips space and returns the byte behind it, 0 at the end.
 func (p *jsonParser) next() byte {
-	for i := range len(p.rest) {
-		switch c := p.rest[i]; c {
+	for ; p.at < len(p.line); p.at++ {
+		switch c := p.line[p.at]; c {
 		case ' ', '\t', '\r', '\n':
 		default:
-			p.rest = p.rest[i:]
 			return c
 		}
 	}
-	p.rest = ""
 	return 0
+}
+
+// ended says whether nothing but space is left.
+func (p *jsonParser) ended() bool {
+	p.next()
+	return p.at == len(p.line)
 }
 
 // empty says whether the object or array that begins here has no members.
 func (p *jsonParser) empty() bool {
-	inner := strings.TrimLeft(p.rest[1:], " \t\r\n")
+	inner := strings.TrimLeft(p.line[p.at+1:], " \t\r\n")
 	return inner != "" && inner[0] == '}'
 }
 
 // text reads a string and makes it harmless.
 func (p *jsonParser) text() (string, bool) {
-	for i := 1; i < len(p.rest); i++ {
-		switch c := p.rest[i]; {
+	for i := p.at + 1; i < len(p.line); i++ {
+		switch c := p.line[i]; {
 		case c == '"':
-			s := p.rest[1:i]
-			p.rest = p.rest[i+1:]
+			s := p.line[p.at+1 : i]
+			p.at = i + 1
 			return s, true
 		case c < ' ':
 			return "", false
@@ -147,22 +153,22 @@ func (p *jsonParser) text() (string, bool) {
 	return "", false
 }
 
-// rareText is text for a string with escapes or with more than ASCII from its byte i on.
+// rareText is text for a string with escapes or with more than ASCII from byte i of the line on.
 func (p *jsonParser) rareText(i int) (string, bool) {
 	escaped := false
-	for ; i < len(p.rest) && p.rest[i] != '"'; i++ {
-		if p.rest[i] == '\\' {
+	for ; i < len(p.line) && p.line[i] != '"'; i++ {
+		if p.line[i] == '\\' {
 			escaped = true
 			i++
 		}
 	}
-	if i >= len(p.rest) {
+	if i >= len(p.line) {
 		return "", false
 	}
-	quoted := p.rest[:i+1]
-	p.rest = p.rest[i+1:]
+	quoted := p.line[p.at : i+1]
+	p.at = i + 1
 	if !escaped {
-		s := quoted[1:i]
+		s := quoted[1 : len(quoted)-1]
 		for j := range len(s) {
 			if s[j] < ' ' {
 				return "", false
@@ -178,19 +184,19 @@ func (p *jsonParser) rareText(i int) (string, bool) {
 }
 
 func (p *jsonParser) number() (slog.Value, bool) {
-	i, integer := 0, true
+	i, integer := p.at, true
 scan:
-	for ; i < len(p.rest); i++ {
-		switch c := p.rest[i]; {
-		case c >= '0' && c <= '9', c == '-' && i == 0:
+	for ; i < len(p.line); i++ {
+		switch c := p.line[i]; {
+		case c >= '0' && c <= '9', c == '-' && i == p.at:
 		case c == '.' || c == 'e' || c == 'E' || c == '+' || c == '-':
 			integer = false
 		default:
 			break scan
 		}
 	}
-	s := p.rest[:i]
-	p.rest = p.rest[i:]
+	s := p.line[p.at:i]
+	p.at = i
 	unsigned := strings.TrimPrefix(s, "-")
 	if integer && len(unsigned) > 0 && len(unsigned) < 19 && (unsigned[0] != '0' || unsigned == "0") && s != "-0" {
 		n, err := strconv.ParseInt(s, 10, 64)
@@ -209,8 +215,8 @@ scan:
 
 func (p *jsonParser) composite() (string, bool) {
 	depth, quoted := 0, false
-	for i := 0; i < len(p.rest); i++ {
-		switch c := p.rest[i]; {
+	for i := p.at; i < len(p.line); i++ {
+		switch c := p.line[i]; {
 		case quoted && c == '\\':
 			i++
 		case quoted:
@@ -221,8 +227,8 @@ func (p *jsonParser) composite() (string, bool) {
 			depth++
 		case c == '}' || c == ']':
 			if depth--; depth == 0 {
-				text := p.rest[:i+1]
-				p.rest = p.rest[i+1:]
+				text := p.line[p.at : i+1]
+				p.at = i + 1
 				return text, json.Valid([]byte(text))
 			}
 		}
@@ -231,9 +237,9 @@ func (p *jsonParser) composite() (string, bool) {
 }
 
 func (p *jsonParser) literal(word string) bool {
-	if !strings.HasPrefix(p.rest, word) {
+	if !strings.HasPrefix(p.line[p.at:], word) {
 		return false
 	}
-	p.rest = p.rest[len(word):]
+	p.at += len(word)
 	return true
 }
