@@ -153,7 +153,7 @@ func (r frameReader) Read(p []byte) (n int, err error) {
 	}
 	p = p[:min(len(p), r.budget)]
 	if r.in.Buffered() == 0 {
-		if r.urgent || r.now != nil || r.out.Len() > writeBuffer {
+		if r.urgent || r.now != nil || !r.early || r.out.Len() > writeBuffer {
 			r.flush()
 		}
 		if r.now != nil {
