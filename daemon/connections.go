@@ -35,8 +35,8 @@ const (
 )
 
 // callerBuffer is how much the kernel keeps for a caller on this machine who does not read, nodeBuffer for one on another, which may be far
-// away. It counts to the memory of the daemon's control group, and is twice as much as is asked for. While there are no more than maxUserLarge
-// connections of a user and maxLarge in all that have it, a connection has largeBuffer: with a small one a long stream is a third slower,
+// away. It counts to the memory of the daemon's control group, and is twice as much as is asked for. As long as no more than maxUserLarge
+// connections of a user have it, and maxLarge in all, a connection has largeBuffer: with a small one a long stream is a third slower,
 // because the daemon and its caller wait for each other.
 const (
 	callerBuffer, largeBuffer, nodeBuffer = 32 << 10, 208 << 10, 256 << 10
