@@ -64,8 +64,9 @@ func newInstance(p *pool, info *PluginInfo) *instance {
 	in := &struct {
 		instance
 		own link
-	}{instance{info: info}, link{pool: p, path: info.ConnectionInfo.SocketPath, info: info}}
+	}{instance: instance{info: info}}
 	in.link = &in.own
+	in.own.init(p, info)
 	return &in.instance
 }
 

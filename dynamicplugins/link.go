@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -39,93 +40,109 @@ type link struct {
 	path string
 	info *PluginInfo
 
-	mu    sync.Mutex
-	inUse bool
-	calls int // under way
-	// conns are those of messages (false) and of fragments (true), nil until the first call, and when they were closed.
-	conns map[bool]frames.Conn
+	// use is the number of calls under way, times oneCall, and retired while the link is not in use. Calls from many goroutines contend for
+	// it, and would wait for each other at a lock.
+	use atomic.Int64
+	// messages and fragments are nil until the first call, and when they were closed. They are set with mu held, and closed with mu held and
+	// no more than retired in use, which is taken out with mu held: so whoever has begun a call finds no connection that is being closed.
+	messages, fragments atomic.Pointer[frames.Conn]
+	mu                  sync.Mutex
+}
+
+const retired, oneCall = 1, 2
+
+// init makes l a link that is not in use.
+func (l *link) init(p *pool, info *PluginInfo) {
+	l.pool, l.path, l.info = p, info.ConnectionInfo.SocketPath, info
+	l.use.Store(retired)
 }
 
 // begin begins a call of fragments or of messages. It returns no connection if the link is not in use; otherwise the caller calls end when
 // the call has ended.
 func (l *link) begin(fragments bool) (grpc.ClientConnInterface, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if !l.inUse {
+	if l.use.Add(oneCall)&retired != 0 {
+		l.end()
 		return nil, nil
 	}
 	c, err := l.conn(fragments)
 	if err != nil {
+		l.end()
 		return nil, err
 	}
-	l.calls++
 	return c, nil
 }
 
-// conn returns the connection of fragments or of messages. The caller holds l.mu.
+// conn returns the connection of fragments or of messages. The caller has begun a call.
 func (l *link) conn(fragments bool) (frames.Conn, error) {
-	if c := l.conns[fragments]; c != nil {
-		return c, nil
+	at := &l.messages
+	if fragments {
+		at = &l.fragments
+	}
+	if c := at.Load(); c != nil {
+		return *c, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := at.Load(); c != nil {
+		return *c, nil
 	}
 	c, err := l.pool.connect(l, fragments)
 	if err != nil {
 		return nil, err
 	}
-	if l.conns == nil {
-		l.conns = map[bool]frames.Conn{}
-	}
-	l.conns[fragments] = c
+	at.Store(&c)
 	return c, nil
 }
 
 // warm begins the use of the link, and establishes the connection of messages before there is a call. It does not block.
 func (l *link) warm() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.inUse = true
+	l.revive()
 	l.pool.work(func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if !l.inUse {
+		c, err := l.begin(false)
+		if c == nil || err != nil {
 			return
 		}
-		if c, err := l.conn(false); err == nil {
-			if c, is := c.(*grpc.ClientConn); is {
-				c.Connect()
-			}
+		defer l.end()
+		if c, is := c.(*grpc.ClientConn); is {
+			c.Connect()
 		}
 	})
 }
 
 // end ends a call.
 func (l *link) end() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.calls--
-	l.closeUnused()
+	if l.use.Add(-oneCall) == retired {
+		l.closeUnused()
+	}
 }
 
 func (l *link) revive() {
 	if l != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.inUse = true
+		l.use.And(^retired)
 	}
 }
 
 func (l *link) retire() {
 	if l != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.inUse = false
+		l.use.Or(retired)
 		l.closeUnused()
 	}
 }
 
-// closeUnused closes the connections if they will not be used any more. The caller holds l.mu.
+// closeUnused closes the connections if they will not be used any more. A call that is about to see that the link is not in use does it
+// itself.
 func (l *link) closeUnused() {
-	if !l.inUse && l.calls == 0 && len(l.conns) > 0 && l.pool.close(l.conns) {
-		l.conns = nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.use.Load() != retired {
+		return
+	}
+	for _, at := range []*atomic.Pointer[frames.Conn]{&l.messages, &l.fragments} {
+		if c := at.Load(); c != nil && l.pool.close(*c) {
+			at.Store(nil)
+		}
 	}
 }
 
@@ -234,18 +251,16 @@ func (p *pool) work(do func()) {
 	}
 }
 
-// close closes connections, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false if shutdown closes
-// them already.
-func (p *pool) close(conns map[bool]frames.Conn) bool {
+// close closes a connection, on a goroutine: gRPC waits for its own, and the caller may be one of them. It reports false if shutdown closes
+// it already.
+func (p *pool) close(c frames.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.down {
 		return false
 	}
-	for _, c := range conns {
-		delete(p.open, c)
-		p.working.Go(func() { _ = c.Close() }) // fails only if it is closed
-	}
+	delete(p.open, c)
+	p.working.Go(func() { _ = c.Close() }) // fails only if it is closed
 	return true
 }
 
