@@ -56,8 +56,9 @@ type conn struct {
 	budget int   // how many bytes the peer may still send in this call
 	failed error // why no further call is possible; a status error
 
-	ends  time.Time // when the call ends at the latest; zero if nothing says so
-	early bool      // the deadline that is set is that of the acknowledgements, which is before ends
+	delay time.Duration // of acknowledgements
+	ends  time.Time     // when the call ends at the latest; zero if nothing says so
+	early bool          // the deadline that is set is that of the acknowledgements, which is before ends
 	// interrupting is done when nothing sets a deadline any more.
 	interrupting sync.WaitGroup
 	interrupted  atomic.Bool
@@ -81,7 +82,7 @@ type conn struct {
 
 func (c *conn) init(nc net.Conn) {
 	*c = conn{
-		net: nc, in: bufio.NewReaderSize(nc, readBuffer),
+		net: nc, in: bufio.NewReaderSize(nc, readBuffer), delay: ackDelay,
 		maxStreams: 1, peerInitial: initialWindow, sendWindow: initialWindow, recvWindow: initialWindow,
 	}
 	c.out.Grow(writeBuffer)

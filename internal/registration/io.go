@@ -21,7 +21,7 @@ var past = time.Unix(1, 0)
 func (c *conn) limit(deadline time.Time) error {
 	c.interrupted.Store(false)
 	c.ends = deadline
-	acks := time.Now().Add(ackDelay)
+	acks := time.Now().Add(c.delay)
 	if c.early = deadline.IsZero() || acks.Before(deadline); c.early {
 		deadline = acks
 	}
@@ -49,9 +49,9 @@ func (c *conn) pause() {
 	}
 	c.resting = true
 	if c.rest == nil {
-		c.rest = time.AfterFunc(ackDelay, c.acknowledge)
+		c.rest = time.AfterFunc(c.delay, c.acknowledge)
 	} else {
-		c.rest.Reset(ackDelay)
+		c.rest.Reset(c.delay)
 	}
 }
 
