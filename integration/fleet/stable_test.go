@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -19,7 +20,10 @@ func TestStableSocket(t *testing.T) {
 	a.configure("handlers:", "dispenseDir: "+filepath.Join(a.dir, "stable")+"\nhandlers:")
 	nodes := map[string]*daemon{"b": nil, "c": nil}
 	a.start()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(a.dir, "stable", "Echo", "one.sock"),
+	socket := filepath.Join(a.dir, "stable", "Echo", "one.sock")
+	// A connection that was refused is not tried again for a second.
+	eventually(t, "the stable socket is there", func() bool { _, err := os.Lstat(socket); return err == nil })
+	conn, err := grpc.NewClient("unix:"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 
 // frames reads n frames of a client and returns their types, with "ack" for what acknowledges one.
 func (p *peer) frames(n int) (types []string) {
-	_ = p.SetReadDeadline(time.Now().Add(20 * time.Second)) // no test waits for ever for what does not come
+	_ = p.SetReadDeadline(time.Now().Add(20 * time.Second)) // a test that fails ends
 	for range n {
 		f, err := p.ReadFrame()
 		if err != nil {
