@@ -300,7 +300,7 @@ func (c *crash) churn(ctx context.Context, cl *client.Client, running *sync.Wait
 }
 
 // call calls the plugin that is started on demand.
-func (c *crash) call(ctx context.Context) error {
+func (c *crash) call(ctx context.Context, options ...grpc.CallOption) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	conn, err := grpc.NewClient("unix:"+filepath.Join(c.dir, "stable", "ExamplePlugin", fmt.Sprintf("l%d.sock", len(crashLaunched)-1)),
@@ -309,7 +309,7 @@ func (c *crash) call(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	_, err = v1beta1.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
+	_, err = v1beta1.NewExampleClient(conn).GetExampleInfo(ctx, &v1beta1.ExampleRequest{}, options...)
 	if status.Code(err) == codes.Unimplemented && strings.Contains(err.Error(), "method GetExampleInfo not implemented") {
 		return nil // says the plugin
 	}

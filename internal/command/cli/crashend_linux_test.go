@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 )
@@ -79,7 +81,8 @@ func (c *crash) finish() {
 			c.t.Error(err)
 		}
 	}
-	if err := c.call(ctx); err != nil {
+	// Its stable socket may come a moment after it is registered.
+	if err := c.call(ctx, grpc.WaitForReady(true)); err != nil {
 		c.t.Error(err)
 	}
 	c.stopAll()
