@@ -43,8 +43,8 @@ type link struct {
 	// use is the number of calls under way, times oneCall, and retired while the link is not in use. Calls from many goroutines contend for
 	// it, and would wait for each other at a lock.
 	use atomic.Int64
-	// messages and fragments are nil until the first call, and when they were closed. They are set with mu held, and closed with mu held and
-	// no more than retired in use, which is taken out with mu held: so whoever has begun a call finds no connection that is being closed.
+	// messages and fragments are nil until the first call, and when they were closed. To make them, to close them and to take retired out of
+	// use, mu is held, and they are closed only while no call counts. So a call that has begun finds none that is being closed.
 	messages, fragments atomic.Pointer[frames.Conn]
 	mu                  sync.Mutex
 }

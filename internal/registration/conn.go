@@ -31,8 +31,8 @@ const (
 	// readBuffer holds all that a plugin usually sends in one call, and writeBuffer all that is sent to it.
 	readBuffer  = 512
 	writeBuffer = 256
-	// ackDelay is how long an acknowledgement waits for a request to go with. One that goes alone wakes the plugin once more, which costs
-	// both sides more than the call; a plugin that is in no hurry to see it notices nothing.
+	// ackDelay is how long an acknowledgement waits for a request to go with. One that goes alone is a system call of its own, and wakes the
+	// plugin once more.
 	ackDelay = 50 * time.Millisecond
 
 	// initialWindow is the flow-control window at the start of a connection and of a stream (RFC 9113 section 6.9.2).
@@ -49,7 +49,7 @@ var (
 // conn is the client's side of one HTTP/2 connection (RFC 9113) on which calls follow one another: there is one open stream or none.
 // Nothing is read between calls. What it owes the peer, the acknowledgements, goes with the next request, or after ackDelay.
 type conn struct {
-	net    net.Conn
+	net    *net.UnixConn
 	now    syscall.RawConn // if set, reads and writes do not wait
 	in     *bufio.Reader
 	framer *http2.Framer
@@ -63,11 +63,10 @@ type conn struct {
 	interrupting sync.WaitGroup
 	interrupted  atomic.Bool
 
-	mu      sync.Mutex   // held by a call, and by what writes the acknowledgements between calls; guards what follows
-	out     bytes.Buffer // frames to be written
-	urgent  bool         // they are more than acknowledgements
-	resting bool         // no call is under way
-	rest    *time.Timer  // ends with the acknowledgements; nil until it is needed
+	mu     sync.Mutex   // held by a call, and by what writes the acknowledgements between calls
+	out    bytes.Buffer // frames to be written
+	urgent bool         // they are more than acknowledgements
+	rest   *time.Timer  // writes them between calls; nil until it is needed
 
 	greeted bool   // the peer's first SETTINGS have come
 	stream  uint32 // the latest stream
@@ -80,7 +79,7 @@ type conn struct {
 	recvWindow   int64  // what the peer may send on the connection
 }
 
-func (c *conn) init(nc net.Conn) {
+func (c *conn) init(nc *net.UnixConn) {
 	*c = conn{
 		net: nc, in: bufio.NewReaderSize(nc, readBuffer), delay: ackDelay,
 		maxStreams: 1, peerInitial: initialWindow, sendWindow: initialWindow, recvWindow: initialWindow,

@@ -47,7 +47,6 @@ func (c *conn) pause() {
 	if c.out.Len() == 0 {
 		return
 	}
-	c.resting = true
 	if c.rest == nil {
 		c.rest = time.AfterFunc(c.delay, c.acknowledge)
 	} else {
@@ -57,8 +56,7 @@ func (c *conn) pause() {
 
 // wake ends the time between two calls. The caller holds c.mu.
 func (c *conn) wake() {
-	if c.resting {
-		c.resting = false
+	if c.rest != nil {
 		c.rest.Stop()
 	}
 }
@@ -67,11 +65,10 @@ func (c *conn) wake() {
 func (c *conn) acknowledge() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	socket, ok := c.net.(syscall.Conn)
-	if !c.resting || !ok {
+	if c.out.Len() == 0 || c.failed != nil {
 		return
 	}
-	raw, err := socket.SyscallConn()
+	raw, err := c.net.SyscallConn()
 	if err == nil {
 		err = c.net.SetDeadline(time.Time{}) // that of the last call
 	}

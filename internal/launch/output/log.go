@@ -331,7 +331,7 @@ type Stats struct {
 
 // forward hands records to the Handler until there are none left. There is at most one such goroutine per Log.
 func (l *Log) forward() {
-	room := make([]slog.Attr, 0, usualAttrs) // one line after the other has it, so that they do not make it anew
+	room := make([]slog.Attr, 0, usualAttrs) // one line after the other has it; one with more attributes makes its own
 	l.mu.Lock()
 	c := l.position
 	for {
@@ -349,9 +349,7 @@ func (l *Log) forward() {
 		for len(data) > 0 {
 			var e entry
 			e, data = c.advance(data)
-			r := e.record(0, room)
-			l.hand(e.flags&sourceMask, r)
-			room = r.Attrs[:0]
+			l.hand(e.flags&sourceMask, e.record(0, room))
 		}
 		l.mu.Lock()
 	}

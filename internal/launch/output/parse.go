@@ -12,7 +12,7 @@ import (
 )
 
 // usualAttrs is how many attributes a line has at most, as a rule.
-const usualAttrs = 6
+const usualAttrs = 8
 
 // record takes an entry apart. Room is empty, or nil, and may become the memory of the attributes.
 func (e entry) record(seq uint64, room []slog.Attr) Record {
