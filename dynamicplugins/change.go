@@ -75,7 +75,7 @@ func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, stag
 	}
 	var unsaved []error
 	if len(all) > 0 { // a storage of whole states would write one
-		unsaved = r.save(all)
+		unsaved = r.save.all(all)
 	}
 	for n, i := range some {
 		var err error

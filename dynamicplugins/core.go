@@ -141,6 +141,9 @@ func (r *Store) view(k key) *view {
 
 // newView sorts out which of the instances in slots is used for what. It returns nil if none is visible.
 func newView(slots []slot) *view {
+	if !slices.ContainsFunc(slots, func(s slot) bool { return s.shown != nil }) {
+		return nil
+	}
 	v := &view{}
 	v.instances = v.single[:0]
 	for _, s := range slots {
@@ -159,9 +162,6 @@ func newView(slots []slot) *view {
 		if v.shared == nil && !in.restored {
 			v.shared = in
 		}
-	}
-	if len(v.instances) == 0 {
-		return nil
 	}
 	return v
 }

@@ -32,6 +32,13 @@ func (b *breakable) PutDynamicPluginChange(change *dynamicplugins.PluginChange) 
 	return b.Store.PutDynamicPluginChange(change)
 }
 
+func (b *breakable) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) []error {
+	if b.fail != nil {
+		return slices.Repeat([]error{b.fail}, len(changes))
+	}
+	return b.Store.PutDynamicPluginChanges(changes)
+}
+
 type modelStorage interface {
 	dynamicplugins.StateStorage
 	setFail(err error)

@@ -114,11 +114,8 @@ func (l *roster) find(allocID string) int {
 
 // put saves plugins as the new state of l. The caller holds l.changing.
 func (r *Store) put(l *roster, plugins []*PluginInfo) error {
-	all := []saving{r.saving(l, plugins)}
-	if errs := r.save(all); errs != nil {
-		return r.saved(l, all[0], errs[0])
-	}
-	return r.saved(l, all[0], nil)
+	s := r.saving(l, plugins)
+	return r.saved(l, s, r.save.one(s))
 }
 
 // saving returns what is to be saved so that plugins are the state of l.

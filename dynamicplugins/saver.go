@@ -18,52 +18,46 @@ func (s saving) change() *PluginChange {
 	return &PluginChange{Type: s.key.ptype, Name: s.key.name, Plugins: storedAll(s.plugins), Kept: s.kept}
 }
 
-// saver makes changes of different plugins durable. It returns nil if all are, and otherwise an error for each that is not, at its index.
-// Several may run at once for different plugins.
-type saver func([]saving) []error
+// saver makes changes durable. Its functions may run at once for different plugins.
+type saver struct {
+	// one saves a change.
+	one func(saving) error
+	// all saves changes of different plugins. It returns nil if all are durable, and otherwise an error for each that is not, at its index.
+	all func([]saving) []error
+}
 
 // newSaver returns the saver for a storage that holds the lists of loaded.
 func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
-	switch state := state.(type) {
-	case nil:
-		return func([]saving) []error { return nil }
-	case BatchStorage:
-		return func(all []saving) []error {
-			if len(all) == 1 {
-				return oneError(state.PutDynamicPluginChange(all[0].change()))
-			}
+	if state == nil {
+		return saver{func(saving) error { return nil }, func([]saving) []error { return nil }}
+	}
+	changes, ok := state.(ChangeStorage)
+	if !ok {
+		w := &wholeSaver{state: state, lists: make(map[key]*list.List, len(loaded))}
+		for k, plugins := range loaded {
+			w.lists[k] = listOf(plugins)
+		}
+		return saver{w.saveOne, w.save}
+	}
+	one := func(s saving) error { return changes.PutDynamicPluginChange(s.change()) }
+	if batches, ok := state.(BatchStorage); ok {
+		return saver{one, func(all []saving) []error {
 			changes := make([]*PluginChange, len(all))
 			for i, s := range all {
 				changes[i] = s.change()
 			}
-			return state.PutDynamicPluginChanges(changes)
+			return batches.PutDynamicPluginChanges(changes)
+		}}
+	}
+	return saver{one, func(all []saving) []error {
+		errs := make([]error, len(all))
+		var saving sync.WaitGroup
+		for i, s := range all {
+			saving.Go(func() { errs[i] = one(s) })
 		}
-	case ChangeStorage:
-		return func(all []saving) []error {
-			if len(all) == 1 {
-				return oneError(state.PutDynamicPluginChange(all[0].change()))
-			}
-			errs := make([]error, len(all))
-			var saving sync.WaitGroup
-			for i, s := range all {
-				saving.Go(func() { errs[i] = state.PutDynamicPluginChange(s.change()) })
-			}
-			saving.Wait()
-			return errs
-		}
-	}
-	w := &wholeSaver{state: state, lists: make(map[key]*list.List, len(loaded))}
-	for k, plugins := range loaded {
-		w.lists[k] = listOf(plugins)
-	}
-	return w.save
-}
-
-func oneError(err error) []error {
-	if err == nil {
-		return nil
-	}
-	return []error{err}
+		saving.Wait()
+		return errs
+	}}
 }
 
 // wholeSaver saves into a storage that takes nothing but whole states. While one state is being saved, the changes that arrive are
@@ -84,6 +78,8 @@ type group struct {
 	done  chan struct{}
 	err   error // set before done is closed
 }
+
+func (w *wholeSaver) saveOne(s saving) error { return w.saveTogether([]saving{s}) }
 
 func (w *wholeSaver) save(all []saving) []error {
 	if err := w.saveTogether(all); err != nil {

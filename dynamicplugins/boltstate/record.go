@@ -23,13 +23,12 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 var errTruncated = errors.New("it ends too early")
 
-func encodeKey(ptype, name string) []byte {
-	b := make([]byte, 0, len(ptype)+len(name)+2*binary.MaxVarintLen32)
+func appendKey(b []byte, ptype, name string) []byte {
 	return appendString(appendString(b, ptype), name)
 }
 
-func encodeValue(key []byte, plugins []*dynamicplugins.PluginInfo) []byte {
-	b := make([]byte, 0, valueSize(plugins))
+func appendValue(b, key []byte, plugins []*dynamicplugins.PluginInfo) []byte {
+	start := len(b)
 	b = binary.AppendUvarint(b, uint64(len(plugins)))
 	for _, p := range plugins {
 		b = appendString(b, p.Version)
@@ -53,23 +52,7 @@ func encodeValue(key []byte, plugins []*dynamicplugins.PluginInfo) []byte {
 			b = appendString(appendString(b, name), p.Options[name])
 		}
 	}
-	return binary.BigEndian.AppendUint32(b, checksum(key, b))
-}
-
-// valueSize estimates the size of a value, so that it is made in one piece: numbers are mostly of one or two bytes.
-func valueSize(plugins []*dynamicplugins.PluginInfo) int {
-	const number = 2
-	size := number + crc32.Size
-	for _, p := range plugins {
-		size += len(p.Version) + len(p.AllocID) + 5*number
-		if p.ConnectionInfo != nil {
-			size += len(p.ConnectionInfo.SocketPath)
-		}
-		for k, v := range p.Options {
-			size += len(k) + len(v) + 2*number
-		}
-	}
-	return size
+	return binary.BigEndian.AppendUint32(b, checksum(key, b[start:]))
 }
 
 func appendString(b []byte, s string) []byte {

@@ -10,7 +10,7 @@ import (
 )
 
 func TestRecord(t *testing.T) {
-	key := encodeKey("csi-node", "hostpath.csi.k8s.io")
+	key := appendKey(nil, "csi-node", "hostpath.csi.k8s.io")
 	want := []*dynamicplugins.PluginInfo{
 		{
 			Type: "csi-node", Name: "hostpath.csi.k8s.io", Version: "1", AllocID: "b",
@@ -20,7 +20,7 @@ func TestRecord(t *testing.T) {
 		{Type: "csi-node", Name: "hostpath.csi.k8s.io", Options: map[string]string{}},
 		{Type: "csi-node", Name: "hostpath.csi.k8s.io", ConnectionInfo: &dynamicplugins.PluginConnectionInfo{}},
 	}
-	value := encodeValue(key, want)
+	value := appendValue(nil, key, want)
 	got, err := decode(key, value)
 	if err != nil {
 		t.Fatal(err)
@@ -38,15 +38,15 @@ func TestRecord(t *testing.T) {
 			t.Errorf("truncation to %d bytes went unnoticed", i)
 		}
 	}
-	if _, err := decode(encodeKey("csi-node", "other"), value); err == nil {
+	if _, err := decode(appendKey(nil, "csi-node", "other"), value); err == nil {
 		t.Error("the value of another key was accepted")
 	}
 }
 
 // FuzzRecord: a record with a correct checksum is decoded to what encodes to the same meaning, or is an error.
 func FuzzRecord(f *testing.F) {
-	key := encodeKey("t", "n")
-	f.Add(key, encodeValue(key, []*dynamicplugins.PluginInfo{{Type: "t", Name: "n", Options: map[string]string{"a": "b"}}}))
+	key := appendKey(nil, "t", "n")
+	f.Add(key, appendValue(nil, key, []*dynamicplugins.PluginInfo{{Type: "t", Name: "n", Options: map[string]string{"a": "b"}}}))
 	f.Add([]byte{}, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1})
 	f.Fuzz(func(t *testing.T, key, body []byte) {
 		sum := checksum(key, body)
@@ -55,8 +55,8 @@ func FuzzRecord(f *testing.F) {
 		if err != nil || len(plugins) == 0 {
 			return
 		}
-		key = encodeKey(plugins[0].Type, plugins[0].Name)
-		again, err := decode(key, encodeValue(key, plugins))
+		key = appendKey(nil, plugins[0].Type, plugins[0].Name)
+		again, err := decode(key, appendValue(nil, key, plugins))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ type Store struct {
 
 	mu     sync.Mutex
 	next   *group        // the records that wait for writing; nil if there are none
-	wrote  int           // records of the last group, as many as the next one will have in a storm
+	spare  []record      // empty, the memory of the group that was written last; the next one has as many records in a storm
 	told   chan struct{} // that of the last group
 	users  sync.WaitGroup
 	closed bool
@@ -121,7 +121,9 @@ func (s *Store) replace(records []record) error {
 
 // PutDynamicPluginChange replaces what is stored for one plugin. It returns when that is durable, or an error if it is not.
 func (s *Store) PutDynamicPluginChange(change *dynamicplugins.PluginChange) error {
-	r, err := recordOf(change)
+	e := newEncoder()
+	defer e.free()
+	r, err := e.change(change)
 	if err != nil {
 		return s.cannotWrite(err)
 	}
@@ -133,8 +135,10 @@ func (s *Store) PutDynamicPluginChanges(changes []*dynamicplugins.PluginChange) 
 	errs := make([]error, len(changes))
 	records := make([]record, 0, len(changes))
 	failed := false
+	e := newEncoder()
+	defer e.free()
 	for i, change := range changes {
-		r, err := recordOf(change)
+		r, err := e.change(change)
 		if err != nil {
 			errs[i], failed = s.cannotWrite(err), true
 			continue
@@ -245,9 +249,9 @@ func (s *Store) join(records []record) (g *group, first bool, err error) {
 	first = s.next == nil
 	if first {
 		s.next = &group{
-			records: make([]record, 0, s.wrote), before: s.told, done: make(chan struct{}), told: make(chan struct{}),
+			records: s.spare, before: s.told, done: make(chan struct{}), told: make(chan struct{}),
 		}
-		s.told = s.next.told
+		s.told, s.spare = s.next.told, nil
 	}
 	s.next.records = append(s.next.records, records...)
 	s.next.callers++
@@ -283,11 +287,16 @@ func (s *Store) write(g *group) {
 	if err != nil {
 		s.unsaved(g.records)
 	}
-	s.wrote = len(g.records)
+	if clear(g.records); cap(g.records) <= maxSpare {
+		s.spare = g.records[:0]
+	}
 	g.untold.Store(int64(g.callers))
 	s.mu.Unlock()
 	close(g.done)
 }
+
+// maxSpare is how many records the memory that is kept for the next group has room for, at most.
+const maxSpare = 4096
 
 // take returns the records of g after the first n. If there are none, it closes g to further records.
 func (s *Store) take(g *group, n int) []record {
@@ -306,28 +315,51 @@ type record struct {
 	name       *record // that goes with it; nil for none
 }
 
-// recordOf returns the record of a change.
-func recordOf(change *dynamicplugins.PluginChange) (record, error) {
-	r, err := newRecord(change.Type, change.Name, change.Plugins)
+// encoder makes records that are used until it is freed: their memory is used again then.
+type encoder struct{ text []byte }
+
+var encoders = sync.Pool{New: func() any { return &encoder{make([]byte, 0, 1024)} }}
+
+func newEncoder() *encoder {
+	e, _ := encoders.Get().(*encoder)
+	return e
+}
+
+// free gives the memory of all records of e away.
+func (e *encoder) free() {
+	const most = 1 << 20 // bytes, so that a great change leaves nothing great behind
+	if cap(e.text) <= most {
+		e.text = e.text[:0]
+		encoders.Put(e)
+	}
+}
+
+// change returns the record of a change.
+func (e *encoder) change(change *dynamicplugins.PluginChange) (record, error) {
+	r, err := e.record(change.Type, change.Name, change.Plugins)
 	if err == nil && change.Kept != nil {
 		r.name = &record{bucket: namesBucket, key: r.key, value: encodeName(r.key, *change.Kept)}
 	}
 	return r, err
 }
 
-// newRecord checks that the record can be stored, so that it cannot make others fail in the same transaction.
-func newRecord(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record, error) {
-	r := record{key: encodeKey(ptype, name)}
-	if len(r.key) > bbolt.MaxKeySize {
-		return record{}, fmt.Errorf("the type and name of a plugin are longer than %d bytes: %.40q…", bbolt.MaxKeySize, name)
-	}
+// record checks that the record can be stored, so that it cannot make others fail in the same transaction.
+func (e *encoder) record(ptype, name string, plugins []*dynamicplugins.PluginInfo) (record, error) {
 	for _, p := range plugins {
 		if p == nil || p.Type != ptype || p.Name != name {
 			return record{}, fmt.Errorf("plugin %q for type %q has an instance of another plugin: %+v", name, ptype, p)
 		}
 	}
+	begin := len(e.text)
+	e.text = appendKey(e.text, ptype, name)
+	r := record{key: e.text[begin:len(e.text):len(e.text)]}
+	if len(r.key) > bbolt.MaxKeySize {
+		return record{}, fmt.Errorf("the type and name of a plugin are longer than %d bytes: %.40q…", bbolt.MaxKeySize, name)
+	}
 	if len(plugins) > 0 {
-		r.value = encodeValue(r.key, plugins)
+		begin = len(e.text)
+		e.text = appendValue(e.text, r.key, plugins)
+		r.value = e.text[begin:len(e.text):len(e.text)]
 	}
 	if len(r.value) > bbolt.MaxValueSize {
 		return record{}, fmt.Errorf("the instances of plugin %q for type %q take more than %d bytes", name, ptype, bbolt.MaxValueSize)
@@ -361,6 +393,7 @@ func recordsOf(state *dynamicplugins.RegistryState) ([]record, error) {
 	if state == nil {
 		return nil, nil
 	}
+	var e encoder
 	var records []record
 	for ptype, names := range state.Plugins {
 		for name, instances := range names {
@@ -375,7 +408,7 @@ func recordsOf(state *dynamicplugins.RegistryState) ([]record, error) {
 				}
 				plugins = append(plugins, p)
 			}
-			r, err := newRecord(ptype, name, plugins)
+			r, err := e.record(ptype, name, plugins)
 			if err != nil {
 				return nil, err
 			}
