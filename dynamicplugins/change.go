@@ -13,7 +13,7 @@ type stage struct {
 	roster   *roster
 	info     *PluginInfo
 	leaving  bool // Discard is saving
-	// instance is that which is shown when it is published, with a connection that is made meanwhile; nil if nobody waits for the plugin.
+	// instance is that which is shown when it is published, with a connection that is made meanwhile; nil if nobody waited for the plugin.
 	instance *instance
 }
 
@@ -66,9 +66,11 @@ func (r *Store) StagePlugins(infos []*PluginInfo) (staged []Staged, errs []error
 
 // stageIn stages some of infos, each in its roster. The caller holds changing of all of them.
 func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, staged []Staged, errs []error) {
-	places := make([]place, len(some))
+	places, stages := make([]place, len(some)), make([]*stage, len(some))
 	var all []saving
 	for n, i := range some {
+		stages[n] = &stage{registry: r, roster: rosters[n], info: infos[i]}
+		stages[n].warm()
 		if places[n] = rosters[n].placeOf(infos[i], true); places[n].plugins != nil {
 			all = append(all, r.saving(rosters[n], places[n].plugins))
 		}
@@ -86,9 +88,10 @@ func (r *Store) stageIn(rosters []*roster, some []int, infos []*PluginInfo, stag
 			err = r.saved(rosters[n], all[0], err)
 			all = all[1:]
 		}
-		st := &stage{registry: r, roster: rosters[n], info: infos[i]}
-		if errs[i] = r.take(rosters[n], places[n], infos[i], err, st.enter); errs[i] == nil {
-			staged[i] = st
+		if errs[i] = r.take(rosters[n], places[n], infos[i], err, stages[n].enter); errs[i] == nil {
+			staged[i] = stages[n]
+		} else {
+			stages[n].cool()
 		}
 	}
 }
@@ -199,21 +202,36 @@ func (st *stage) discardIn(l *roster) (err error) {
 	return nil
 }
 
-// enter takes its place in a slot of l. If somebody waits for the plugin, who will call it next, its connection is made while the plugin is
-// told that it is registered. The caller holds r.mu.
-func (st *stage) enter(l *roster, s *slot) {
-	s.void()
-	s.staged = st
-	if st.registry.waits[l.key] != nil && s.shown == nil && (*st.registry.dispensers.Load())[l.key.ptype].conn != nil {
-		st.instance = newInstance(st.registry.pool, st.info)
+// warm makes the connection of an instance that is not there yet and for whose plugin somebody waits, who will call it next: it is made
+// while the instance is saved and told that it is registered.
+func (st *stage) warm() {
+	r := st.registry
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.waits[st.roster.key] != nil && st.roster.view.Load().find(st.info.AllocID) == nil &&
+		(*r.dispensers.Load())[st.roster.key.ptype].conn != nil {
+		st.instance = newInstance(r.pool, st.info)
 		st.instance.link.warm()
 	}
 }
 
+// cool closes the connection that warm made, unless st has been published.
+func (st *stage) cool() {
+	if st.instance != nil {
+		st.instance.link.retire()
+	}
+}
+
+// enter takes its place in a slot. The caller holds r.mu.
+func (st *stage) enter(_ *roster, s *slot) {
+	s.void()
+	s.staged = st
+}
+
 // void has what is staged in s not published any more. The caller holds r.mu.
 func (s *slot) void() {
-	if s.staged != nil && s.staged.instance != nil {
-		s.staged.instance.link.retire()
+	if s.staged != nil {
+		s.staged.cool()
 	}
 	s.staged = nil
 }

@@ -1,6 +1,7 @@
 package dynamicplugins_test
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"testing"
@@ -91,4 +92,44 @@ func (s *server) connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.accepted
+}
+
+// hanging is a storage whose changes wait until the test says how they end.
+type hanging struct {
+	changesOnly
+
+	ends chan error
+}
+
+func (s hanging) PutDynamicPluginChange(*dynamicplugins.PluginChange) error { return <-s.ends }
+
+// TestConnectedWhileSaved: the connection to a plugin for which somebody waits is made while it is saved, and closed if that fails.
+func TestConnectedWhileSaved(t *testing.T) {
+	state := hanging{ends: make(chan error)}
+	r := open(t, state, nil, dynamicplugins.WithConnDispenser("t", health))
+	s := serve(t, "awaited")
+	found := await(t, r, "n")
+	for _, fails := range []error{errBroken, nil} {
+		done := make(chan error)
+		go func() {
+			staged, err := r.StagePlugin(s.info("1"))
+			if err == nil {
+				staged.Publish()
+			}
+			done <- err
+		}()
+		s.awaitOpen(t, 1)
+		state.ends <- fails
+		if err := <-done; !errors.Is(err, fails) {
+			t.Fatalf("staged with %v, want %v", err, fails)
+		}
+		if fails != nil {
+			s.awaitOpen(t, 0)
+		}
+	}
+	<-found
+	s.awaitOpen(t, 1)
+	if n := s.connections(); n != 2 {
+		t.Errorf("%d connections were made, want one for each time it was staged", n)
+	}
 }
