@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -426,5 +430,29 @@ func TestWatchPID(t *testing.T) {
 	_ = cmd.Wait()
 	if _, err := w.WatchPID(pid, started, func() {}); !errors.Is(err, ErrNotVisible) {
 		t.Errorf("one that has ended is watched: %v", err)
+	}
+}
+
+// TestRoom: a process that watches has room for its descriptors, before it has them.
+func TestRoom(t *testing.T) {
+	runWatcher(t)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	size := regexp.MustCompile(`(?m)^FDSize:\s+(\d+)$`)
+	for want := min(room, limit.Cur); ; {
+		status, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := size.FindSubmatch(status)
+		if found == nil {
+			t.Fatalf("no size of the table in\n%s", status)
+		}
+		if n, err := strconv.ParseUint(string(found[1]), 10, 64); err != nil || n >= want {
+			return
+		}
+		runtime.Gosched()
 	}
 }
