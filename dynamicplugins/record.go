@@ -42,12 +42,12 @@ type PluginRecord struct {
 	Damage error
 }
 
-// PluginPeer identifies a process by its ID, its start time in clock ticks since boot, and the boot. The zero value stands for a process
-// that cannot be seen.
+// PluginPeer identifies a process by its ID, by which of the processes that get the ID it is, and by the boot. The zero value stands for a
+// process that cannot be seen.
 type PluginPeer struct {
-	PID       int
-	StartTime uint64
-	Boot      string
+	PID   int
+	Start uint64
+	Boot  string
 }
 
 // PluginAccount is a user and a group.
@@ -257,7 +257,7 @@ func appendPeer(b []byte, p PluginPeer) []byte {
 		return b
 	}
 	b = append(strconv.AppendInt(b, int64(p.PID), 10), ' ')
-	b = append(strconv.AppendUint(b, p.StartTime, 10), ' ')
+	b = append(strconv.AppendUint(b, p.Start, 10), ' ')
 	return append(b, p.Boot...)
 }
 
@@ -266,7 +266,7 @@ func parsePeer(s string) (PluginPeer, error) {
 		return PluginPeer{}, nil
 	}
 	var p PluginPeer
-	_, err := fmt.Sscanf(s, "%d %d ", &p.PID, &p.StartTime)
+	_, err := fmt.Sscanf(s, "%d %d ", &p.PID, &p.Start)
 	p.Boot = s[strings.LastIndexByte(s, ' ')+1:] // empty where a boot has no name
 	if err != nil || string(appendPeer(nil, p)) != s {
 		return PluginPeer{}, fmt.Errorf("peer %q is not of the form PID START BOOT", s)

@@ -18,7 +18,7 @@ func TestStoredRecord(t *testing.T) {
 		Type: "T", Name: "foo", ConnectionInfo: &PluginConnectionInfo{}, Options: map[string]string{"node": "n"},
 		Record: &PluginRecord{
 			Roles: []string{"role"}, SocketPath: "/foo.sock", Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3},
-			Peer: PluginPeer{PID: 4, StartTime: 5, Boot: "boot"}, Account: &PluginAccount{UID: 8, GID: 9}, Versions: []string{"v1", "v2"},
+			Peer: PluginPeer{PID: 4, Start: 5, Boot: "boot"}, Account: &PluginAccount{UID: 8, GID: 9}, Versions: []string{"v1", "v2"},
 			Source: "launched", Rank: math.MaxInt64, RegisteredAt: time.Unix(6, 7).UTC(), EndpointWatched: true,
 		},
 	}

@@ -52,7 +52,7 @@ func TestAdmit(t *testing.T) {
 	}
 	const validated, registered = "validate foo /a.api", "register foo /a.api"
 	const asked = "admit T/foo /a /a.api discovered pid 7 id false"
-	p := func() *plugin { return &plugin{peer: reconciler.Peer{PID: 7, StartTime: 1, Boot: "b"}} }
+	p := func() *plugin { return &plugin{peer: reconciler.Peer{PID: 7, Start: 1, Boot: "b"}} }
 
 	run("admitted", func(_ *testing.T, w *world, _ *gatekeeper) {
 		w.serve("/a", "foo", p())

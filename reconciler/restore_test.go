@@ -12,7 +12,7 @@ import (
 )
 
 func TestRestore(t *testing.T) {
-	peer := reconciler.Peer{PID: 7, StartTime: 8, Boot: "b"}
+	peer := reconciler.Peer{PID: 7, Start: 8, Boot: "b"}
 	socket := func(n uint64) cache.SocketID { return cache.SocketID{Device: 1, Inode: n, Birth: 1} }
 	remembered := func(path, id string, n uint64) reconciler.Instance {
 		return reconciler.Instance{ID: id, Type: "T", Name: "foo", Versions: []string{"v1"}, Endpoint: path + ".api", SocketPath: path,
@@ -113,7 +113,7 @@ func TestRestore(t *testing.T) {
 		})
 	bubble(t, "another process behind its socket", reconciler.Config{Restored: []reconciler.Instance{remembered("/a", "old", 1)}},
 		func(t *testing.T, w *world) {
-			found(w, "/a", 1, &plugin{peer: reconciler.Peer{PID: 7, StartTime: 9, Boot: "b"}})
+			found(w, "/a", 1, &plugin{peer: reconciler.Peer{PID: 7, Start: 9, Boot: "b"}})
 			w.r.Synced()
 			w.expectCalls(up...)
 			if s := w.status("/a"); s.Instance == "old" || len(w.registry["foo"]) != 1 {
@@ -197,7 +197,7 @@ func TestRestore(t *testing.T) {
 		reconciler.Config{Restored: []reconciler.Instance{ranked("/b", "new", 2, 2), ranked("/a", "old", 1, 1)}},
 		func(t *testing.T, w *world) {
 			found(w, "/b", 2, &plugin{peer: peer})
-			found(w, "/a", 1, &plugin{peer: reconciler.Peer{PID: 7, StartTime: 9, Boot: "b"}})
+			found(w, "/a", 1, &plugin{peer: reconciler.Peer{PID: 7, Start: 9, Boot: "b"}})
 			outcome(w, "/b", "/a")
 		})
 	bubble(t, "two that are found in the same place keep their order",

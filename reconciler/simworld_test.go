@@ -134,7 +134,7 @@ func (m *model) make(s step, how, endpoint string) {
 	m.programs = append(m.programs, p)
 	p.socket = cache.SocketID{Device: 1, Inode: uint64(p.number), Birth: m.sim.Now().UnixNano()}
 	if !p.strange {
-		p.peer = reconciler.Peer{PID: p.number, StartTime: 1, Boot: "b"}
+		p.peer = reconciler.Peer{PID: p.number, Start: 1, Boot: "b"}
 	} else {
 		p.account = trust.Account{}
 	}

@@ -159,7 +159,7 @@ func (w *world) serve(path, name string, p *plugin) *plugin {
 	w.mu.Lock()
 	w.sockets++
 	if p.peer == (reconciler.Peer{}) && !p.strange {
-		p.peer = reconciler.Peer{PID: int(w.sockets), StartTime: 1, Boot: "b"}
+		p.peer = reconciler.Peer{PID: int(w.sockets), Start: 1, Boot: "b"}
 	}
 	p.socket = cache.SocketID{Device: 1, Inode: w.sockets, Birth: time.Now().UnixNano()}
 	w.plugins[path], w.processes[p.peer], w.owners[p.socket] = p, p, p

@@ -33,7 +33,7 @@ func identify(ctx context.Context, living *net.UnixConn, p Plugin) (*predecessor
 	if err != nil {
 		return nil, err
 	}
-	if before.PID == 0 || before.StartTime == 0 {
+	if before.PID == 0 || before.Start == 0 {
 		return nil, errors.New("its process cannot be seen from here; stop it first")
 	}
 	info, pid, err := ask(ctx, living)

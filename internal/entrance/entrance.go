@@ -81,7 +81,7 @@ func (e *Entrance) pin(ctx context.Context, in reconciler.Instance, p *host.Plug
 		}
 		pin.PackageName = p.Name()
 	}
-	digest, err := e.programs.Digest(ctx, in.Peer.PID, in.Peer.StartTime)
+	digest, err := e.programs.Digest(ctx, in.Peer.PID, in.Peer.Start)
 	// gofail: var admissionDigest string
 	// err = errors.New(admissionDigest)
 	switch {

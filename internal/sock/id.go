@@ -57,8 +57,8 @@ func (i Info) IsSocket() bool { return i.Mode&fs.ModeSocket != 0 }
 type Peer struct {
 	// PID is zero if the process cannot be seen from here: it lives in another PID namespace, or the system does not say.
 	PID int
-	// StartTime is the start of the process in clock ticks after boot (field 22 of proc_pid_stat(5)). Together with PID and [BootID] it names
-	// a process for good. It is zero if PID is, or if the process is gone already.
-	StartTime uint64
-	UID, GID  uint32
+	// Start says which of the processes that get the number PID it is: together with [BootID] they name a process for good. It is zero if PID
+	// is, or if the process is gone already. See [Start].
+	Start    uint64
+	UID, GID uint32
 }

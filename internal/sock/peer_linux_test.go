@@ -24,10 +24,10 @@ func TestStartTimeOfStrangeCommands(t *testing.T) {
 			t.Errorf("parseStartTime(%q) = %d, want %d", stat, got, want)
 		}
 	}
-	if StartTime(os.Getpid()) == 0 {
+	if startTime(os.Getpid()) == 0 {
 		t.Error("this process has no start time")
 	}
-	if StartTime(1<<22+1) != 0 {
+	if startTime(1<<22+1) != 0 {
 		t.Error("a process that cannot exist has a start time")
 	}
 }
@@ -62,8 +62,8 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Peer{PID: cmd.Process.Pid, StartTime: StartTime(cmd.Process.Pid), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
-	if peer != want || peer.StartTime == 0 {
+	want := Peer{PID: cmd.Process.Pid, Start: Start(cmd.Process.Pid), UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	if peer != want || peer.Start == 0 {
 		t.Errorf("peer %+v, want %+v", peer, want)
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -78,5 +78,62 @@ func TestProbe(t *testing.T) {
 	fillBacklog(t, full)
 	if peer, err := Probe(t.Context(), full); err != nil || peer != (Peer{}) {
 		t.Errorf("probe of a busy socket: %+v, %v", peer, err)
+	}
+}
+
+// TestStart: a process has one start, whoever asks, which is nobody else's, and keeps it when it was noted in the older form.
+func TestStart(t *testing.T) {
+	t.Run("Numbered", func(t *testing.T) {
+		if !numbered() {
+			t.Skip("the kernel does not number processes")
+		}
+		testStart(t)
+	})
+	t.Run("Times", func(t *testing.T) {
+		before := numbered
+		defer func() { numbered = before }()
+		numbered = func() bool { return false }
+		testStart(t)
+	})
+}
+
+func testStart(t *testing.T) {
+	path := filepath.Join(tempDir(t), "s")
+	cmd, said := startChild(t, "serve", path)
+	if said != "listening" {
+		t.Fatal(said)
+	}
+	pid := cmd.Process.Pid
+	conn := dial(t, path)
+	peer, err := PeerOf(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start, ticks := Start(pid), startTime(pid)
+	for what, is := range map[string]bool{
+		"has a start":                   start != 0,
+		"is the peer":                   peer.PID == pid && peer.Start == start,
+		"has the same one again":        start == Start(pid),
+		"is it":                         Is(pid, start),
+		"is it by its start time":       Is(pid, ticks),
+		"is another one":                Start(os.Getpid()) != start && !Is(os.Getpid(), start) && !Is(os.Getpid(), ticks+1),
+		"is not none":                   !Is(pid, 0),
+		"has a new start for the old":   Renew(pid, ticks) == start && Renew(pid, start) == start,
+		"has none for that of another":  Renew(pid, ticks+1) == ticks+1,
+		"is numbered if the kernel can": start&ofPidfs != 0 == numbered(),
+	} {
+		if !is {
+			t.Errorf("process %d with start %d: not %q", pid, start, what)
+		}
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if peer, err := PeerOf(conn); err != nil || peer.PID != pid || peer.Start != 0 {
+		t.Errorf("the peer that has ended is %+v, %v", peer, err)
+	}
+	if Start(pid) != 0 || Is(pid, start) || Is(pid, ticks) || Renew(pid, ticks) != ticks {
+		t.Error("a process that has ended has a start")
 	}
 }

@@ -42,29 +42,29 @@ func hasEnded(conn *net.UnixConn) bool {
 
 // pidfdByPID opens the process by the PID in the peer's credentials. That PID may have passed on to another process since it was recorded;
 // it has not if the peer's end of the connection is still open afterwards, because the end of the process would have closed it. The start
-// time also catches the rare case in which a third process holds the connection open.
+// also catches the rare case in which a third process holds the connection open.
 func pidfdByPID(fd int) (int, error) {
 	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return -1, err
 	}
-	pidfd, err := openProcess(int(cred.Pid), StartTime(int(cred.Pid)))
+	pidfd, err := openProcess(int(cred.Pid), Start(int(cred.Pid)))
 	if err == nil && ready(fd, unix.POLLRDHUP) {
 		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
 	}
 	return pidfd, err
 }
 
-// openProcess returns a pidfd of the process that has a number and a start time.
-func openProcess(pid int, startTime uint64) (int, error) {
-	if pid <= 0 || startTime == 0 {
+// openProcess returns a pidfd of the process that has a number and a start.
+func openProcess(pid int, start uint64) (int, error) {
+	if pid <= 0 || start == 0 {
 		return -1, errors.New("it lives in another PID namespace, or has ended")
 	}
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return -1, err
 	}
-	if StartTime(pid) != startTime || ready(pidfd, unix.POLLIN) { // the number is another one's by now, or it has just ended
+	if !Is(pid, start) || ready(pidfd, unix.POLLIN) { // the number is another one's by now, or it has just ended
 		return -1, errors.Join(unix.ESRCH, unix.Close(pidfd))
 	}
 	return pidfd, nil

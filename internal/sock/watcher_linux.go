@@ -63,10 +63,10 @@ func (w *Watcher) WatchProcess(conn *net.UnixConn, fn func()) (stop func(), err 
 	return w.add(pidfd, unix.EPOLLIN, fn)
 }
 
-// WatchPID has fn called when a process ends, which is named by its number and start time; see [Peer]. If it has ended already, or is not
+// WatchPID has fn called when a process ends, which is named by its number and start; see [Peer]. If it has ended already, or is not
 // known, the error wraps [ErrNotVisible].
-func (w *Watcher) WatchPID(pid int, startTime uint64, fn func()) (stop func(), err error) {
-	pidfd, err := openProcess(pid, startTime)
+func (w *Watcher) WatchPID(pid int, start uint64, fn func()) (stop func(), err error) {
+	pidfd, err := openProcess(pid, start)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotVisible, err)
 	}

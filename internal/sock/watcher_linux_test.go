@@ -413,13 +413,13 @@ func TestWatchPID(t *testing.T) {
 	cmd, _ := startChild(t, "serve", filepath.Join(tempDir(t), "s"))
 	pid := cmd.Process.Pid
 	w, _ := runWatcher(t)
-	for what, started := range map[string]uint64{"another process of the number": StartTime(pid) + 1, "an unknown one": 0} {
+	for what, started := range map[string]uint64{"another process of the number": Start(pid) + 1, "an unknown one": 0} {
 		if _, err := w.WatchPID(pid, started, func() {}); !errors.Is(err, ErrNotVisible) {
 			t.Errorf("%s is watched: %v", what, err)
 		}
 	}
 	told := make(chan struct{})
-	started := StartTime(pid)
+	started := Start(pid)
 	if _, err := w.WatchPID(pid, started, func() { close(told) }); err != nil {
 		t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func BenchmarkStage(b *testing.B) {
 	registry := In(store)
 	in := reconciler.Instance{
 		Type: "T", Versions: []string{"v1"}, Endpoint: "/run/plugins/foo.sock", SocketPath: "/run/plugins/foo.sock",
-		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, StartTime: 5, Boot: "b5f0d1d4"},
+		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, Start: 5, Boot: "b5f0d1d4"},
 		Source: reconciler.SourceDiscovered, Rank: 1 << 40, RegisteredAt: time.Now(), Account: trust.Account{UID: 8, GID: 9, Known: true},
 	}
 	b.ReportAllocs()

@@ -275,7 +275,7 @@ func instanceOf(info *dynamicplugins.PluginInfo) reconciler.Instance {
 	r := info.Record
 	in := reconciler.Instance{
 		ID: info.AllocID, Type: info.Type, Name: info.Name, Versions: r.Versions,
-		Endpoint: info.ConnectionInfo.SocketPath, SocketPath: r.SocketPath, Socket: r.Socket, Peer: reconciler.Peer(r.Peer),
+		Endpoint: info.ConnectionInfo.SocketPath, SocketPath: r.SocketPath, Socket: r.Socket, Peer: peerOf(r.Peer),
 		Source: reconciler.Source(r.Source), Rank: r.Rank, RegisteredAt: r.RegisteredAt, Account: accountOf(info),
 		Registration: cache.Registration{Roles: r.Roles, Details: info.Options, WatchEndpoint: r.EndpointWatched},
 	}
@@ -283,6 +283,14 @@ func instanceOf(info *dynamicplugins.PluginInfo) reconciler.Instance {
 		in.Registration.Version = info.Version
 	}
 	return in
+}
+
+// peerOf returns a peer as connections name it, also one that was saved by a host that had other names for processes.
+func peerOf(p dynamicplugins.PluginPeer) reconciler.Peer {
+	if p.Boot == sock.BootID() {
+		p.Start = sock.Renew(p.PID, p.Start)
+	}
+	return reconciler.Peer(p)
 }
 
 // accountOf says whose plugin an entry is, as far as is known.

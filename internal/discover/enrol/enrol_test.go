@@ -23,7 +23,7 @@ import (
 func example() reconciler.Instance {
 	return reconciler.Instance{
 		ID: "older", Type: "CSIPlugin", Name: "foo", Versions: []string{"v1", "v2"}, Endpoint: "/foo.api", SocketPath: "/foo.sock",
-		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, StartTime: 5, Boot: "boot"},
+		Socket: cache.SocketID{Device: 1, Inode: 2, Birth: 3}, Peer: reconciler.Peer{PID: 4, Start: 5, Boot: "boot"},
 		Source: reconciler.SourceLaunched, Rank: 6, RegisteredAt: time.Unix(7, 8).UTC(),
 		Account:      trust.Account{UID: 9, GID: 10, Known: true},
 		Registration: cache.Registration{Version: "1.2", Roles: []string{"csi-node"}, WatchEndpoint: true, Details: map[string]string{"node": "n"}},

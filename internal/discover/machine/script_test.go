@@ -82,7 +82,7 @@ func (s *script) configure(d *datadriven.TestData) {
 	if d.HasArg("restored") {
 		cfg.Restored = []machine.Instance{{
 			ID: "old", Type: "T", Name: "foo", Versions: []string{"v1"}, Endpoint: "/a", SocketPath: "/a",
-			Socket: cache.SocketID{Device: 1, Inode: 1}, Peer: machine.Peer{PID: 1, StartTime: 1, Boot: "b"}, Rank: 1 << 26,
+			Socket: cache.SocketID{Device: 1, Inode: 1}, Peer: machine.Peer{PID: 1, Start: 1, Boot: "b"}, Rank: 1 << 26,
 		}}
 	}
 	s.start(cfg)
@@ -110,7 +110,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) machine.Input {
 		r := ref()
 		return machine.Answered{
 			Ref: r, Path: s.asked[r], Info: machine.Info{Type: ptype, Name: name, Endpoint: arg("endpoint"), Versions: []string{"v1"}},
-			Failure: failure(arg("error")), Peer: machine.Peer{PID: int(s.paths[s.asked[r]]), StartTime: 1, Boot: "b"},
+			Failure: failure(arg("error")), Peer: machine.Peer{PID: int(s.paths[s.asked[r]]), Start: 1, Boot: "b"},
 		}
 	case "return":
 		s.ids++

@@ -133,10 +133,10 @@ type Event struct {
 // cannot be seen.
 type Peer struct {
 	PID int
-	// StartTime is the start time of the process in clock ticks since boot; Boot identifies the boot. Together with PID they
-	// name one process, however often its number is used again.
-	StartTime uint64
-	Boot      string
+	// Start says which of the processes that get the number it is, and Boot identifies the boot: together they name one process, however
+	// often its number is used again.
+	Start uint64
+	Boot  string
 }
 
 // Instance is the record of one registered instance of a plugin.

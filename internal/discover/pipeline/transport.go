@@ -164,7 +164,7 @@ func (t *transport) Refused(err error) bool {
 }
 
 func (t *transport) WatchProcess(peer reconciler.Peer, hint func()) (stop func(), err error) {
-	return t.peers.WatchPID(peer.PID, peer.StartTime, hint)
+	return t.peers.WatchPID(peer.PID, peer.Start, hint)
 }
 
 func (t *transport) Listens(socket cache.SocketID, peer reconciler.Peer) bool {
@@ -199,10 +199,10 @@ func (c *conn) Notify(ctx context.Context, timeout time.Duration, registered boo
 }
 
 func (c *conn) Peer() reconciler.Peer {
-	if c.peer.PID == 0 || c.peer.StartTime == 0 || c.transport.boot == "" {
+	if c.peer.PID == 0 || c.peer.Start == 0 || c.transport.boot == "" {
 		return reconciler.Peer{}
 	}
-	return reconciler.Peer{PID: c.peer.PID, StartTime: c.peer.StartTime, Boot: c.transport.boot}
+	return reconciler.Peer{PID: c.peer.PID, Start: c.peer.Start, Boot: c.transport.boot}
 }
 
 func (c *conn) Account() trust.Account { return c.account }

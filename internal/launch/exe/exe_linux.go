@@ -214,16 +214,16 @@ func trusted(path string, st *unix.Stat_t) error {
 // without a difference in its times.
 const settled = 2 * time.Second
 
-// Digest returns the digest of the program that a process runs. The start time is that of [sock.Peer]: together with the PID it names the
+// Digest returns the digest of the program that a process runs. The start is that of [sock.Peer]: together with the PID it names the
 // process. Reading takes as long as the program is large, unless it is remembered; ctx ends it. The error wraps [ErrEnded],
 // [errUnreadable] or that of ctx.
-func (p *Programs) Digest(ctx context.Context, pid int, startTime uint64) (Digest, error) {
-	if pid <= 0 || startTime == 0 {
+func (p *Programs) Digest(ctx context.Context, pid int, start uint64) (Digest, error) {
+	if pid <= 0 || start == 0 {
 		return Digest{}, fmt.Errorf("%w: the process cannot be seen from here, it lives in another PID namespace", errUnreadable)
 	}
 	opened, err := os.Open("/proc/" + strconv.Itoa(pid) + "/exe")
 	// It was this process when the file was opened if it is this process still.
-	if sock.StartTime(pid) != startTime {
+	if !sock.Is(pid, start) {
 		if err == nil {
 			_ = opened.Close()
 		}

@@ -43,7 +43,7 @@ func start(t *testing.T, path string) (pid int, startTime uint64) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return cmd.Process.Pid, sock.StartTime(cmd.Process.Pid)
+	return cmd.Process.Pid, sock.Start(cmd.Process.Pid)
 }
 
 func fileDigest(t *testing.T, path string) Digest {

@@ -464,7 +464,7 @@ func TestUnlimitedIsNotStarted(t *testing.T) {
 		if _, err := g.Start(Spec{Path: "/bin/true", Limits: Limits{OpenFiles: tooMany, CPU: 1000}}); err == nil || !strings.Contains(err.Error(), "open files") {
 			t.Errorf("error %v", err)
 		}
-		if after := descriptors(t); after != before {
+		if after := descriptors(t); after > before { // one of the process before it may close meanwhile
 			t.Errorf("%d descriptors, %d before", after, before)
 		}
 		for controller, place := range system(t).V1 {
