@@ -102,7 +102,11 @@ func (c *Client) Hold(w *sock.Watcher, fn func()) (stop func(), err error) {
 	if err := c.conn.settle(raw); err != nil {
 		return nil, err
 	}
-	return w.WatchConn(c.socket, fn)
+	stop, err = w.WatchConn(c.socket, fn)
+	if err == nil {
+		c.conn.release()
+	}
+	return stop, err
 }
 
 // WatchExit has fn called once when the process at the other end exits. The watch outlives the connection. See

@@ -31,6 +31,9 @@ const (
 	// readBuffer holds all that a plugin usually sends in one call, and writeBuffer all that is sent to it.
 	readBuffer  = 512
 	writeBuffer = 256
+	maxWire     = 4 << 10 // of a buffer for writing that is used again
+	// headerTable is SETTINGS_HEADER_TABLE_SIZE as it is unless announced otherwise.
+	headerTable = 4 << 10
 	// ackDelay is how long an acknowledgement waits for a request to go with. One that goes alone is a system call of its own, and wakes the
 	// plugin once more.
 	ackDelay = 50 * time.Millisecond
@@ -44,17 +47,17 @@ const (
 var (
 	errTooMuch  = fmt.Errorf("more than %d bytes in one call", maxCall)
 	errProtocol = errors.New("HTTP/2 protocol violated")
+	errHeld     = status.Error(codes.Unavailable, "the connection is held and makes no calls")
 )
 
 // conn is the client's side of one HTTP/2 connection (RFC 9113) on which calls follow one another: there is one open stream or none.
 // Nothing is read between calls. What it owes the peer, the acknowledgements, goes with the next request, or after ackDelay.
 type conn struct {
+	*wire  // nil if failed is errHeld
 	net    *net.UnixConn
 	now    syscall.RawConn // if set, reads and writes do not wait
-	in     *bufio.Reader
-	framer *http2.Framer
-	budget int   // how many bytes the peer may still send in this call
-	failed error // why no further call is possible; a status error
+	budget int             // how many bytes the peer may still send in this call
+	failed error           // why no further call is possible; a status error
 
 	delay time.Duration // of acknowledgements
 	ends  time.Time     // when the call ends at the latest; zero if nothing says so
@@ -63,10 +66,9 @@ type conn struct {
 	interrupting sync.WaitGroup
 	interrupted  atomic.Bool
 
-	mu     sync.Mutex   // held by a call, and by what writes the acknowledgements between calls
-	out    bytes.Buffer // frames to be written
-	urgent bool         // they are more than acknowledgements
-	rest   *time.Timer  // writes them between calls; nil until it is needed
+	mu     sync.Mutex  // held by a call, and by what writes the acknowledgements between calls
+	urgent bool        // what is to be written is more than acknowledgements
+	rest   *time.Timer // writes them between calls; nil until it is needed
 
 	greeted bool   // the peer's first SETTINGS have come
 	stream  uint32 // the latest stream
@@ -81,16 +83,50 @@ type conn struct {
 
 func (c *conn) init(nc *net.UnixConn) {
 	*c = conn{
-		net: nc, in: bufio.NewReaderSize(nc, readBuffer), delay: ackDelay,
+		net: nc, delay: ackDelay,
 		maxStreams: 1, peerInitial: initialWindow, sendWindow: initialWindow, recvWindow: initialWindow,
 	}
-	c.out.Grow(writeBuffer)
-	c.framer = http2.NewFramer(&c.out, frameReader{c})
-	c.framer.SetReuseFrames()
-	c.framer.SetMaxReadFrameSize(16 << 10) // SETTINGS_MAX_FRAME_SIZE as it is unless announced otherwise
-	c.framer.ReadMetaHeaders = hpack.NewDecoder(4<<10, nil)
-	c.framer.MaxHeaderListSize = maxHeaders
+	c.wire, _ = wires.Get().(*wire)
+	c.reader.conn = c
+	c.in.Reset(nc)
 }
+
+// release gives the wire of a connection that rests to the next one.
+func (c *conn) release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.wire
+	c.wire, c.failed = nil, errHeld
+	if w.out.Cap() > maxWire {
+		return
+	}
+	w.reader.conn = nil
+	w.in.Reset(nil)
+	w.framer.ReadMetaHeaders.SetMaxDynamicTableSize(0) // which empties it
+	w.framer.ReadMetaHeaders.SetMaxDynamicTableSize(headerTable)
+	wires.Put(w)
+}
+
+// wire is what a connection needs for calls. It is most of a connection's memory, and used again when that has been made all its calls and all
+// has gone well.
+type wire struct {
+	reader frameReader
+	in     bufio.Reader
+	out    bytes.Buffer // frames to be written
+	block  []byte       // the headers of the last request
+	framer *http2.Framer
+}
+
+var wires = sync.Pool{New: func() any {
+	w := &wire{in: *bufio.NewReaderSize(nil, readBuffer)}
+	w.out.Grow(writeBuffer)
+	w.framer = http2.NewFramer(&w.out, &w.reader)
+	w.framer.SetReuseFrames()
+	w.framer.SetMaxReadFrameSize(16 << 10) // SETTINGS_MAX_FRAME_SIZE as it is unless announced otherwise
+	w.framer.ReadMetaHeaders = hpack.NewDecoder(headerTable, nil)
+	w.framer.MaxHeaderListSize = maxHeaders
+	return w
+}}
 
 // deadline is when a call ends at the latest; zero if nothing says so.
 func deadline(ctx context.Context, timeout time.Duration) time.Time {
@@ -228,9 +264,8 @@ func (c *conn) open(deadline time.Time, headers []byte) error {
 	}
 	c.streamWindow = c.peerInitial
 	c.urgent = true
-	return c.framer.WriteHeaders(http2.HeadersFrameParam{
-		StreamID: c.stream, BlockFragment: appendTimeout(deadline, headers), EndHeaders: true,
-	})
+	c.block = appendTimeout(deadline, append(c.block[:0], headers...))
+	return c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: c.block, EndHeaders: true})
 }
 
 // send adds as much of the body as the peer's windows allow to what is to be written, and returns the rest. A body is far smaller than

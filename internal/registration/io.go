@@ -65,7 +65,7 @@ func (c *conn) wake() {
 func (c *conn) acknowledge() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.out.Len() == 0 || c.failed != nil {
+	if c.failed != nil || c.out.Len() == 0 {
 		return
 	}
 	raw, err := c.net.SyscallConn()
@@ -142,7 +142,7 @@ func (c *conn) flush() {
 // frameReader is what the framer of a conn reads from.
 type frameReader struct{ *conn }
 
-func (r frameReader) Read(p []byte) (n int, err error) {
+func (r *frameReader) Read(p []byte) (n int, err error) {
 	// gofail: var registrationRead string
 	// return 0, errors.New(registrationRead)
 	if r.budget <= 0 {
