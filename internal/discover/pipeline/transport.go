@@ -42,9 +42,6 @@ func newTransport(gate *gate, dirs []string, bounds reconciler.Bounds) (*transpo
 }
 
 func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string, id cache.SocketID) (reconciler.Conn, error) {
-	if err := still(path, id); err != nil {
-		return nil, err
-	}
 	settled, err := t.begin(ctx, timeout, path)
 	if err != nil {
 		return nil, err
@@ -71,10 +68,8 @@ func (t *transport) begin(ctx context.Context, timeout time.Duration, path strin
 }
 
 func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*conn, error) {
-	socket, owner, err := t.connect(ctx, path)
-	// Sockets may change places at any time: only if it was there before and is there afterwards, it is the one that was reached, or on which
-	// nobody accepts.
-	if moved := still(path, id); moved != nil {
+	socket, reached, err := t.connect(ctx, path)
+	if moved := still(path, id, reached); moved != nil {
 		if err == nil {
 			moved = errors.Join(moved, socket.Close())
 		}
@@ -83,12 +78,12 @@ func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*
 	if err != nil {
 		return nil, err
 	}
-	account := trust.Account{UID: owner, Known: true}
+	account := trust.Account{UID: reached.UID, Known: true}
 	peer, err := sock.PeerOf(socket)
 	// gofail: var transportPeer string
 	// err = errors.New(transportPeer)
 	if err == nil {
-		account, err = t.gate.account(ctx, path, owner, peer)
+		account, err = t.gate.account(ctx, path, reached.UID, peer)
 	}
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, errors.Join(err, socket.Close())
@@ -96,37 +91,42 @@ func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*
 	return &conn{registration.New(socket), t, account, peer, nil}, nil
 }
 
-// still says whether a socket is where it was found. The zero identity is that of any.
-func still(path string, id cache.SocketID) error {
+// still says whether the socket that was reached, or on which nobody accepts, is the one that was found. Where it is not known which one was
+// reached, sockets may change places meanwhile: it is the one that was found if that is at the path afterwards, too. The zero identity is
+// that of any.
+func still(path string, id cache.SocketID, reached sock.Info) (err error) {
 	if id == (cache.SocketID{}) {
 		return nil
 	}
-	info, err := sock.Stat(path)
+	info := reached
+	if info == (sock.Info{}) {
+		info, err = sock.Stat(path)
+	}
 	if err == nil && (info.ID.Device != id.Device || info.ID.Inode != id.Inode) {
 		err = fmt.Errorf("%s is no longer the socket that was found there: %w", path, cache.ErrRetry)
 	}
 	return err
 }
 
-// connect connects to a socket and says whose it is. Where nobody but root and the host's user can make files, what was judged when it was
-// found is what is there now.
-func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixConn, owner uint32, err error) {
+// connect connects to a socket and says which one it reached. Where nobody but root and the host's user can make files, what was judged when
+// it was found is what is there now, and the zero Info is returned.
+func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixConn, reached sock.Info, err error) {
 	// gofail: var transportConnect string
-	// return nil, 0, errors.New(transportConnect)
+	// return nil, sock.Info{}, errors.New(transportConnect)
 	launched := t.gate.launched(path) != nil
 	if t.gate.trust.Alone() && !launched {
 		socket, err = sock.Dial(ctx, path)
-		return socket, 0, t.explain(err, path)
+		return socket, sock.Info{}, t.explain(err, path)
 	}
 	root := slices.IndexFunc(t.roots, func(root string) bool { return strings.HasPrefix(path, root+string(filepath.Separator)) })
-	socket, info, err := sock.DialBelow(ctx, t.roots[max(root, 0)], path)
+	socket, reached, err = sock.DialBelow(ctx, t.roots[max(root, 0)], path)
 	if err != nil {
-		return nil, 0, t.explain(err, path)
+		return nil, sock.Info{}, t.explain(err, path)
 	}
-	if err := t.gate.trust.Socket(path, info.UID, info.GID); err != nil && !launched {
-		return nil, 0, errors.Join(err, socket.Close())
+	if err := t.gate.trust.Socket(path, reached.UID, reached.GID); err != nil && !launched {
+		return nil, reached, errors.Join(err, socket.Close())
 	}
-	return socket, info.UID, nil
+	return socket, reached, nil
 }
 
 // explain says of an error of permission what to do.
@@ -147,7 +147,7 @@ func (t *transport) Probe(ctx context.Context, path string, id cache.SocketID, h
 	// gofail: var transportProbe string
 	// return nil, errors.New(transportProbe)
 	stop, err = t.peers.ProbeWatch(ctx, path, hint)
-	if moved := still(path, id); moved != nil {
+	if moved := still(path, id, sock.Info{}); moved != nil {
 		if stop != nil {
 			stop()
 		}
