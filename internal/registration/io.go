@@ -69,9 +69,6 @@ func (c *conn) acknowledge() {
 		return
 	}
 	raw, err := c.net.SyscallConn()
-	if err == nil {
-		err = c.net.SetDeadline(time.Time{}) // that of the last call
-	}
 	if err != nil {
 		return // it is closed
 	}
@@ -91,9 +88,6 @@ func (c *conn) settle(raw syscall.RawConn) error {
 		return c.failed
 	case !c.greeted:
 		return status.Error(codes.FailedPrecondition, "no call has been made on the connection")
-	}
-	if err := c.net.SetDeadline(time.Time{}); err != nil { // that of the last call
-		return err
 	}
 	c.now = raw
 	defer func() { c.now = nil }()

@@ -10,7 +10,7 @@ import (
 
 // readNow reads what is there, or returns errNotNow.
 func readNow(raw syscall.RawConn, p []byte) (int, error) {
-	n, err := now(raw.Read, func(fd int) (int, error) { return syscall.Read(fd, p) })
+	n, err := now(raw, func(fd int) (int, error) { return syscall.Read(fd, p) })
 	switch {
 	case errors.Is(err, syscall.EAGAIN):
 		return 0, errNotNow
@@ -23,17 +23,18 @@ func readNow(raw syscall.RawConn, p []byte) (int, error) {
 
 // writeNow writes as much as the kernel takes.
 func writeNow(raw syscall.RawConn, p []byte) (int, error) {
-	return now(raw.Write, func(fd int) (int, error) { return syscall.Write(fd, p) })
+	return now(raw, func(fd int) (int, error) { return syscall.Write(fd, p) })
 }
 
-// now makes a system call once, whether or not it can do its work.
-func now(with func(func(uintptr) bool) error, call func(fd int) (int, error)) (n int, err error) {
-	werr := with(func(fd uintptr) bool {
-		for {
-			if n, err = call(int(fd)); !errors.Is(err, syscall.EINTR) {
-				return true
-			}
+// now makes a system call once, whether or not it can do its work. The deadline of the connection means nothing to it.
+func now(raw syscall.RawConn, call func(fd int) (int, error)) (n int, err error) {
+	closed := raw.Control(func(fd uintptr) {
+		for n, err = call(int(fd)); errors.Is(err, syscall.EINTR); {
+			n, err = call(int(fd))
 		}
 	})
-	return max(n, 0), errors.Join(werr, err)
+	if closed != nil {
+		return 0, closed
+	}
+	return max(n, 0), err
 }
