@@ -101,7 +101,9 @@ func (r *Reconciler) setAsks(s *slot, asks bool) {
 func (r *Reconciler) leave(s *slot) {
 	if !s.given {
 		s.given = true
-		r.free++
+		if r.free++; r.free == r.slots {
+			r.gathered()
+		}
 	}
 }
 

@@ -31,8 +31,14 @@ func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 	}
 }
 
-// maxSaves is how many instances are saved together at most: as long as they are, no other change of their names can begin.
-const maxSaves = 64
+const (
+	// maxSaves is how many instances are saved together at most: as long as they are, no other change of their names can begin.
+	maxSaves = 64
+	// manySaves are a sign that more are to come: the next transaction waits for them, but no longer than gatherTime. It costs as much as forty
+	// plugins that share it.
+	manySaves  = 8
+	gatherTime = 10 * time.Millisecond
+)
 
 // waitForDisk has a job that saves hold no slot meanwhile: the more plugins are saved at once, the less each costs. A job saves by itself
 // if nobody else saves and nobody waits for its slot. Otherwise those that wait go on in this goroutine, and one goroutine saves all jobs
@@ -46,8 +52,11 @@ func (r *Reconciler) waitForDisk(ctx context.Context, j *job, s *slot) (elsewher
 		r.leave(s)
 		return false
 	}
-	if r.saves = append(r.saves, j); nobody {
+	switch r.saves = append(r.saves, j); {
+	case nobody:
 		r.spawn(func() { r.saveTogether(ctx) })
+	case len(r.saves) >= maxSaves:
+		r.gathered()
 	}
 	return true
 }
@@ -65,7 +74,7 @@ func (r *Reconciler) leaveDisk(ctx context.Context) {
 
 // saveTogether saves what waits for that, until nothing does. A job that is saved goes on when it has a slot again.
 func (r *Reconciler) saveTogether(ctx context.Context) {
-	for jobs := r.nextSaves(); len(jobs) > 0; jobs = r.nextSaves() {
+	for jobs := r.nextSaves(ctx); len(jobs) > 0; jobs = r.nextSaves(ctx) {
 		for i, result := range r.save(jobs) {
 			r.done(ctx, jobs[i], result, nil)
 		}
@@ -74,8 +83,12 @@ func (r *Reconciler) saveTogether(ctx context.Context) {
 }
 
 // nextSaves takes the jobs that are to be saved next. Without any, the next one that comes needs another goroutine.
-func (r *Reconciler) nextSaves() (jobs []*job) {
+func (r *Reconciler) nextSaves(ctx context.Context) (jobs []*job) {
 	r.pace.Yield() // those that are about to come should not have to wait for the next transaction
+	if wait, done := r.gather(ctx); wait != nil {
+		_ = r.pace.Sleep(wait, gatherTime)
+		done()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.saves) == 0 {
@@ -85,6 +98,17 @@ func (r *Reconciler) nextSaves() (jobs []*job) {
 	n := min(len(r.saves), maxSaves)
 	jobs, r.saves = r.saves[:n:n], r.saves[n:]
 	return jobs
+}
+
+// gather returns what ends when enough wait for being saved; nil if that is so already, or nothing says that more come.
+func (r *Reconciler) gather(ctx context.Context) (wait context.Context, done func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.saves); n < manySaves || n >= maxSaves || r.free == r.slots {
+		return nil, nil
+	}
+	wait, r.gathered = context.WithCancel(ctx)
+	return wait, r.gathered
 }
 
 // goOnSaved has jobs that are saved go on where there is more to do.

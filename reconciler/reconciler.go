@@ -47,12 +47,13 @@ type Reconciler struct {
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
 	unsaved     map[machine.Key]*unsaved
-	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts the slots, and
-	// taken how often one was free.
+	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts those of all slots
+	// that nobody has, and taken how often one was free.
 	queue, again, saved []*job
-	free, taken         int
-	// saves are the jobs that wait for the one that is about to save or saves; nil if nobody does.
-	saves []*job
+	slots, free, taken  int
+	// saves are the jobs that wait for the one that is about to save or saves; nil if nobody does. Gathered tells it not to wait for more.
+	saves    []*job
+	gathered func()
 	// unanswered counts the attempts that wait for an answer and have given their slots back. It changes with mu held.
 	unanswered atomic.Int64
 }
@@ -91,8 +92,10 @@ func newAt(cfg Config, at pace.Pace) *Reconciler {
 		resources: map[machine.Ref]*resources{},
 		timers:    map[machine.Timer]*timer{},
 		unsaved:   map[machine.Key]*unsaved{},
-		free:      cmp.Or(cfg.Walks, defaultWalks),
+		slots:     cmp.Or(cfg.Walks, defaultWalks),
+		gathered:  func() {},
 	}
+	r.free = r.slots
 	r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts)
 	var effects []machine.Effect
 	r.machine, effects = machine.New(machine.Config{
