@@ -34,8 +34,8 @@ func (r *Reconciler) work(ctx context.Context, j *job, s *slot) {
 const (
 	// maxSaves is how many instances are saved together at most: as long as they are, no other change of their names can begin.
 	maxSaves = 64
-	// manySaves are a sign that more are to come: the next transaction waits for them, but no longer than gatherTime. It costs as much as forty
-	// plugins that share it.
+	// manySaves are a sign that more are to come: the next transaction waits for them, but no longer than gatherTime. It costs as much as
+	// forty plugins that share it.
 	manySaves  = 8
 	gatherTime = 10 * time.Millisecond
 )

@@ -47,8 +47,8 @@ type Reconciler struct {
 	resources   map[machine.Ref]*resources
 	timers      map[machine.Timer]*timer
 	unsaved     map[machine.Key]*unsaved
-	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts those of all slots
-	// that nobody has, and taken how often one was free.
+	// queue, again and saved hold what waits for a slot: to begin with, to be tried again, or after it was saved; free counts the slots that
+	// nobody has, and taken how often one was free.
 	queue, again, saved []*job
 	slots, free, taken  int
 	// saves are the jobs that wait for the one that is about to save or saves; nil if nobody does. Gathered tells it not to wait for more.

@@ -107,8 +107,8 @@ func (c *conn) release() {
 	wires.Put(w)
 }
 
-// wire is what a connection needs for calls. It is most of a connection's memory, and used again when that has been made all its calls and all
-// has gone well.
+// wire is what a connection needs for calls: most of its memory. When all its calls have been made, and none has broken it, the next
+// connection uses it.
 type wire struct {
 	reader frameReader
 	in     bufio.Reader

@@ -91,9 +91,9 @@ func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*
 	return &conn{registration.New(socket), t, account, peer, nil}, nil
 }
 
-// still says whether the socket that was reached, or on which nobody accepts, is the one that was found. Where it is not known which one was
-// reached, sockets may change places meanwhile: it is the one that was found if that is at the path afterwards, too. The zero identity is
-// that of any.
+// still says whether the socket that was reached, or on which nobody accepts, is the one that was found. Where it is not known which one
+// was reached, sockets may change places meanwhile: it is the one that was found if that is at the path afterwards, too. The zero identity
+// is that of any.
 func still(path string, id cache.SocketID, reached sock.Info) (err error) {
 	if id == (cache.SocketID{}) {
 		return nil
@@ -108,8 +108,8 @@ func still(path string, id cache.SocketID, reached sock.Info) (err error) {
 	return err
 }
 
-// connect connects to a socket and says which one it reached. Where nobody but root and the host's user can make files, what was judged when
-// it was found is what is there now, and the zero Info is returned.
+// connect connects to a socket and says which one it reached. Where nobody but root and the host's user can make files, what was judged
+// when it was found is what is there now, and the zero Info is returned.
 func (t *transport) connect(ctx context.Context, path string) (socket *net.UnixConn, reached sock.Info, err error) {
 	// gofail: var transportConnect string
 	// return nil, sock.Info{}, errors.New(transportConnect)
