@@ -198,9 +198,12 @@ func (t *tree) flush() {
 		return
 	}
 	t.told = true
-	facts := t.facts
-	t.facts = nil
-	t.cfg.Notify(Update{Facts: facts, Scanned: t.scanned, Degraded: t.degraded, Refused: t.refused})
+	t.cfg.Notify(Update{Facts: t.facts, Scanned: t.scanned, Degraded: t.degraded, Refused: t.refused})
+	if clear(t.facts); cap(t.facts) <= 2*drainLimit {
+		t.facts = t.facts[:0]
+	} else { // of a scan
+		t.facts = nil
+	}
 }
 
 // join appends a name to the path of a directory.

@@ -61,8 +61,9 @@ type Refusal struct {
 // Config configures a Watcher. Roots and Notify are required; zero means the default elsewhere.
 type Config struct {
 	Roots []Root
-	// Notify is told everything, from Run's goroutine and in order. While it runs nothing is watched, so it should be quick. The first
-	// update, which may have no facts, comes when the first scan is complete. Later ones have facts, or a change of Degraded.
+	// Notify is told everything, from Run's goroutine and in order. While it runs nothing is watched, so it should be quick. The facts are its
+	// own until it returns. The first update, which may have no facts, comes when the first scan is complete. Later ones have facts, or a
+	// change of Degraded.
 	Notify func(Update)
 
 	// Trust says why a directory, socket or symbolic link is not to be used; nil if it is. There are no facts about a socket that is refused,
