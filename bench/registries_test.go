@@ -49,7 +49,7 @@ func openPatchbay(dir string) (registry.Subject, error) {
 
 func (r patchbayRegistry) Register(i int) error {
 	return r.RegisterPlugin(&dynamicplugins.PluginInfo{
-		Type: registry.Type, Name: registry.Name(i), Version: registry.Version, AllocID: registry.AllocID(i), Options: registry.Options(),
+		Type: registry.Type, Name: registry.Name(i), Version: registry.Version, AllocID: registry.AllocID(i), Options: registry.Options,
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: registry.SocketPath(i)},
 	})
 }

@@ -3,6 +3,7 @@ package dynamicplugins
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 )
@@ -22,8 +23,24 @@ func (r *Store) RegisterPlugin(info *PluginInfo) error {
 	if err := info.check(); err != nil {
 		return err
 	}
-	info = info.clone()
+	info = r.own(info)
 	return r.register(info, func(l *roster, s *slot) { r.publish(l, s, info) })
+}
+
+// own returns the registry's copy of info. Plugins of one type mostly have the same options: those that are registered one after the other
+// share them then, since nobody changes what the registry returns.
+func (r *Store) own(info *PluginInfo) *PluginInfo {
+	last := r.options.Load()
+	if last == nil || len(info.Options) == 0 || !maps.Equal(*last, info.Options) {
+		c := info.clone()
+		r.options.Store(&c.Options)
+		return c
+	}
+	bare := *info
+	bare.Options = nil
+	c := bare.clone()
+	c.Options = *last
+	return c
 }
 
 // StagePlugins does the first half of a registration of several instances: each is saved, and nobody sees it. They are saved together as

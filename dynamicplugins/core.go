@@ -32,8 +32,9 @@ type Store struct {
 
 	rosters    sync.Map // key → *roster
 	dispensers atomic.Pointer[map[string]dispenserOf]
-	down       atomic.Bool   // written with mu and entry held
-	stopping   chan struct{} // closed when down is set
+	options    atomic.Pointer[map[string]string] // of the plugin that was registered last: see own
+	down       atomic.Bool                       // written with mu and entry held
+	stopping   chan struct{}                     // closed when down is set
 	shutdown   sync.Once
 
 	entry   sync.RWMutex   // for reading by changes that begin, so that they do not wait for each other

@@ -43,7 +43,7 @@ func open(dir string) (registry.Subject, error) {
 
 func (s subject) Register(i int) error {
 	return s.RegisterPlugin(&dynamicplugins.PluginInfo{
-		Type: registry.Type, Name: registry.Name(i), Version: registry.Version, AllocID: registry.AllocID(i), Options: registry.Options(),
+		Type: registry.Type, Name: registry.Name(i), Version: registry.Version, AllocID: registry.AllocID(i), Options: registry.Options,
 		ConnectionInfo: &dynamicplugins.PluginConnectionInfo{SocketPath: registry.SocketPath(i)},
 	})
 }
