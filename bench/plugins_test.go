@@ -42,7 +42,7 @@ type Appearance struct {
 // Prepare makes plugins serve on staged sockets. With Staging the same as Dir, they are there without having appeared.
 func (p *Plugins) Prepare(sockets Sockets, _ *proc.None) error {
 	// A table of descriptors that has to grow for connections stops its process for 10 ms. Plugins that are processes have no such table.
-	last, err := unix.FcntlInt(uintptr(syscall.Stderr), unix.F_DUPFD_CLOEXEC, 2*len(sockets.Names)+1<<10)
+	last, err := unix.FcntlInt(uintptr(syscall.Stderr), unix.F_DUPFD_CLOEXEC, 2*len(sockets.Names)+1<<6)
 	if err == nil {
 		err = unix.Close(last)
 	}

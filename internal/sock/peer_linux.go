@@ -64,7 +64,7 @@ func startOf(pidfd int) uint64 {
 }
 
 // Start says which process has a number, as [Peer.Start] does, or returns zero if none has. That is the number which the kernel gave the
-// process, or before Linux 6.9 its start time, which costs four times as much to find out.
+// process, or before Linux 6.9 its start time, which costs more to find out.
 func Start(pid int) uint64 {
 	if !numbered() {
 		return startTime(pid)

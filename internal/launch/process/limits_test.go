@@ -459,13 +459,15 @@ func TestUnlimitedIsNotStarted(t *testing.T) {
 	modes(t, func(t *testing.T, cgroup string) {
 		g := newGroup(t, Config{Cgroup: cgroup})
 		start(t, g, &role{}) // so that the watchdog is there
-		before := descriptors(t)
+		before := openFiles(t)
 		const tooMany = 1 << 40 // more than fs.nr_open
 		if _, err := g.Start(Spec{Path: "/bin/true", Limits: Limits{OpenFiles: tooMany, CPU: 1000}}); err == nil || !strings.Contains(err.Error(), "open files") {
 			t.Errorf("error %v", err)
 		}
-		if after := descriptors(t); after > before { // one of the process before it may close meanwhile
-			t.Errorf("%d descriptors, %d before", after, before)
+		for fd, file := range openFiles(t) {
+			if before[fd] != file {
+				t.Errorf("descriptor %s is left, of %s", fd, file)
+			}
 		}
 		for controller, place := range system(t).V1 {
 			own, _ := place.Dir()

@@ -3,6 +3,8 @@
 package process
 
 import (
+	"os"
+	"path/filepath"
 	"strconv"
 	"testing"
 )
@@ -17,6 +19,23 @@ func descriptors(t testing.TB) int {
 		t.Fatal("no descriptors can be seen")
 	}
 	return len(list)
+}
+
+// openFiles returns what the descriptors of this process are of, without the one that finds out.
+func openFiles(t testing.TB) map[string]string {
+	t.Helper()
+	const dir = "/proc/self/fd"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, e := range entries {
+		if file, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil {
+			files[e.Name()] = file
+		}
+	}
+	return files
 }
 
 // notTested skips a test for which this machine is not the right one. .ci/test shows what was skipped with its reason.
