@@ -155,7 +155,13 @@ func retires(s *scene, f *failure) {
 	s.launchable(nil)
 	s.reload()
 	s.registered(guest)
-	its := slices.DeleteFunc(cgroups(s), func(dir string) bool { return slices.Contains(before, dir) })
+	its := slices.DeleteFunc(cgroups(s), func(dir string) bool { // the spare one of the next process is empty
+		procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		return slices.Contains(before, dir) || err == nil && len(procs) == 0
+	})
+	if len(its) != 1 {
+		s.Errorf("the guest has the cgroups %q", its)
+	}
 	s.arm()
 	s.setup.Launched = slices.DeleteFunc(s.setup.Launched, func(p catalogue.Plugin) bool { return p.Name == guest })
 	s.reload()

@@ -90,11 +90,14 @@ func delegated(dir string) string {
 	return dir
 }
 
-func (c cgroup) leaf(name string) (cgroup, error) {
-	l := cgroup{dir: c.dir + "/" + name, path: c.path + "/" + name}
+func (c cgroup) leaf(name string) (*cgroup, error) {
+	l := &cgroup{dir: c.dir + "/" + name, path: c.path + "/" + name}
 	// gofail: var processLeaf string
-	// return l, errors.New(processLeaf)
-	return l, os.Mkdir(l.dir, 0o755)
+	// return nil, errors.New(processLeaf)
+	if err := os.Mkdir(l.dir, 0o755); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 func (c cgroup) holds(pid int) bool {

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -187,4 +189,71 @@ func inDelegatedCgroup(t *testing.T) (string, *syscall.SysProcAttr) {
 	})
 	as.UseCgroupFD, as.CgroupFD = true, int(opened.Fd())
 	return dir, as
+}
+
+// TestSpareLeaf: the cgroup of a process is made before the process is known, and a stranger may have removed it by then.
+func TestSpareLeaf(t *testing.T) {
+	g := newGroup(t, Config{})
+	leafOf := func(p started) string {
+		t.Helper()
+		leaf := p.body.(*child).leaf
+		if leaf == nil || !leaf.holds(p.Process.PID()) {
+			t.Fatalf("process %d is not in its cgroup %v", p.Process.PID(), leaf)
+		}
+		return leaf.dir
+	}
+	spare := func() string {
+		t.Helper()
+		g.platform.leaves.Wait()
+		leaf := g.platform.spare.Load()
+		if leaf == nil || unix.Access(leaf.dir, unix.F_OK) != nil {
+			t.Fatalf("the spare cgroup is %v", leaf)
+		}
+		return leaf.dir
+	}
+	first := start(t, g, &role{})
+	if g.platform.cgroup == nil {
+		t.Skip("no cgroup for processes")
+	}
+	had := map[string]bool{leafOf(first): true}
+	next := spare()
+	if second := leafOf(start(t, g, &role{})); second != next {
+		t.Errorf("the second process is in %s, want the spare %s", second, next)
+	}
+	had[next] = true
+
+	next = spare()
+	if err := os.Remove(next); err != nil {
+		t.Fatal(err)
+	}
+	if third := leafOf(start(t, g, &role{})); had[third] || third == next {
+		t.Errorf("the third process is in %s, which was removed or is another's", third)
+	} else {
+		had[third] = true
+	}
+
+	var starting sync.WaitGroup
+	var procs [8]*Process
+	var errs [len(procs)]error
+	for i := range procs {
+		starting.Go(func() { procs[i], errs[i] = g.Start((&role{}).spec()) })
+	}
+	starting.Wait()
+	for i, p := range procs {
+		if errs[i] != nil {
+			t.Fatal(errs[i])
+		}
+		leaf := leafOf(listen(t, p))
+		if had[leaf] {
+			t.Errorf("two processes are in %s", leaf)
+		}
+		had[leaf] = true
+	}
+	spare()
+	if err := g.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(g.platform.cgroup.dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the cgroup of the host is left: %v", err)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,7 +29,9 @@ type platform struct {
 
 	noGroups bool // tests see to it that groups are not signalled through a pidfd, as before Linux 6.9
 
-	leaves sync.WaitGroup // goroutines that remove cgroups that were not empty when their process had ended
+	leafs  atomic.Uint64          // the name of the last leaf
+	spare  atomic.Pointer[cgroup] // the leaf of the next process
+	leaves sync.WaitGroup         // goroutines that make the spare leaf, and remove leaves that were not empty when their process had ended
 }
 
 func (pl *platform) open(cfg Config) error {
@@ -78,18 +81,37 @@ func (pl *platform) start(g *Group, p *Process) error {
 	}
 	c := &child{group: g, process: p, id: pl.guard.last.Add(1)}
 	if pl.cgroup != nil {
-		leaf, err := pl.cgroup.leaf(strconv.FormatUint(c.id, 10))
-		if err == nil {
-			c.leaf = &leaf
-		} else {
+		var err error
+		if c.leaf, err = pl.leaf(); err != nil {
 			g.cfg.Logger.Warn("no cgroup for a process", "name", p.spec.Name, "error", err)
 		}
 	}
 	if err := c.start(); err != nil {
 		return err
 	}
+	pl.leaves.Go(pl.makeSpare)
 	p.pid, p.body = c.pid, c
 	return nil
+}
+
+// leaf returns a cgroup for a process: the spare one, unless there is none or a stranger removed it.
+func (pl *platform) leaf() (*cgroup, error) {
+	if leaf := pl.spare.Swap(nil); leaf != nil && unix.Access(leaf.dir, unix.F_OK) == nil {
+		return leaf, nil
+	}
+	return pl.cgroup.leaf(strconv.FormatUint(pl.leafs.Add(1), 10))
+}
+
+// makeSpare makes the cgroup of the next process, which would hold that up for longer than all else before it is forked. An error is left to
+// the next process.
+func (pl *platform) makeSpare() {
+	if pl.cgroup == nil || pl.spare.Load() != nil {
+		return
+	}
+	leaf, err := pl.cgroup.leaf(strconv.FormatUint(pl.leafs.Add(1), 10))
+	if err == nil && !pl.spare.CompareAndSwap(nil, leaf) {
+		_ = leaf.remove()
+	}
 }
 
 // thread returns the thread that forks. Whether privileges can be gained is inherited from it, and cannot be taken back.
