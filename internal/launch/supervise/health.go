@@ -20,6 +20,7 @@ import (
 // How a plugin is asked. One that hangs is Unresponsive after at most 2.5 s: checkInterval, and maxMisses times checkTimeout.
 const (
 	checkInterval = time.Second            // between two checks that are answered, less up to a tenth, by chance
+	firstCheck    = time.Second / 10       // at the latest; a plugin has just answered when it is ready, and its first callers go first
 	checkTimeout  = 500 * time.Millisecond // within which a check must be answered
 	maxMisses     = 3                      // checks in a row without an answer. To be slow once is not to be dead
 )
@@ -43,6 +44,9 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, observe fu
 	var watching sync.WaitGroup
 	defer watching.Wait()
 	defer cancel()
+	if !backoff.Pause(ctx, firstCheck/2+rand.N(firstCheck/2)) {
+		return
+	}
 	watching.Go(func() { h.watch(ctx) })
 
 	for misses := 0; ; {

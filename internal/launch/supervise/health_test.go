@@ -120,6 +120,8 @@ func watchHealth(t *testing.T, conn *fakeConn) *watched {
 		following.Wait()
 	})
 	t.Cleanup(w.end)
+	w.expect(t) // it is not asked at once
+	time.Sleep(firstCheck)
 	synctest.Wait()
 	return w
 }

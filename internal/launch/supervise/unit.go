@@ -257,6 +257,7 @@ func (u *Unit[D]) launch(ref machine.Ref) {
 	h.cancel = cancel
 	u.cfg.Pace.Go(func() {
 		defer cancel()
+		growStack(0)
 		p, err := u.guarded(ctx, h.description)
 		started := machine.Launched{Ref: ref, Err: err}
 		if err == nil {
@@ -271,6 +272,15 @@ func (u *Unit[D]) launch(ref machine.Ref) {
 		}
 		u.tidy(ref)
 	})
+}
+
+// growStack makes a goroutine's stack at once as large as a launch needs it. Else it is doubled and copied several times on the way to the
+// fork, with all that is on it by then.
+//
+//go:noinline
+func growStack(i int) byte { // the index keeps the compiler from doing without the room
+	var room [14 << 10]byte
+	return room[i]
 }
 
 // hold returns what is held for a generation, which begins with the present description.
