@@ -147,8 +147,11 @@ const (
 )
 
 // identity tells whether a process that survived is of this plugin as it is configured now: all that its processes notice of it, but for
-// what two hosts cannot compare.
+// what two hosts cannot compare. It is empty if none may survive.
 func (p Plugin) identity() string {
+	if !p.Survive {
+		return ""
+	}
 	spec := p.Spec
 	spec.Controller, spec.ExtraFiles = nil, nil
 	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %t", spec, p.Serve))

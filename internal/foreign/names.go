@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // The types of the kubelet, whose names have rules. The constants of its module would bring that into every program that checks a text.
@@ -23,15 +24,20 @@ const (
 )
 
 var (
-	domain  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	segment = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
+	domain  = pattern(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	segment = pattern(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
 )
+
+// pattern compiles a pattern when it is first needed: a plugin is built with this package, and may never need one.
+func pattern(text string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
+}
 
 // IsType says whether a text has the syntax of a plugin type. In TYPE/NAME the type ends at the first slash.
 func IsType(text string) bool { return text != "" && !strings.Contains(text, "/") }
 
 // IsSegment says whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
-func IsSegment(text string) bool { return len(text) <= maxSegment && segment.MatchString(text) }
+func IsSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }
 
 // PluginName returns what is wrong with the name of a plugin, by the rules for its type. Types other than those of the kubelet have none.
 func PluginName(ptype, name string) error {
@@ -40,7 +46,7 @@ func PluginName(ptype, name string) error {
 		return driverName("CSI", name, IsSegment(name) && !strings.Contains(name, "_"),
 			"letters, digits, dashes and dots are allowed, and it begins and ends with a letter or digit, for example hostpath.csi.k8s.io")
 	case typeDRA:
-		return driverName("DRA", name, domain.MatchString(name), "it must be a DNS subdomain, for example gpu.example.com")
+		return driverName("DRA", name, domain().MatchString(name), "it must be a DNS subdomain, for example gpu.example.com")
 	case typeDevice:
 		return resourceName(name)
 	}
@@ -68,7 +74,7 @@ func resourceName(resource string) error {
 		wrong = "has a domain of Kubernetes; use a domain of your own"
 	case strings.HasPrefix(resource, quotaPrefix):
 		wrong = "begins with " + quotaPrefix + ", which is reserved; use a domain of your own"
-	case len(prefix) > maxDomain || !domain.MatchString(prefix):
+	case len(prefix) > maxDomain || !domain().MatchString(prefix):
 		wrong = fmt.Sprintf("has a domain that is not a lower-case DNS name of up to %d bytes; name it like example.com/gpu", maxDomain)
 	case !IsSegment(name):
 		wrong = fmt.Sprintf("has a name behind the domain that is not made of up to %d letters, digits, -, _ and . that begins and ends with "+
