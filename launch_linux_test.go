@@ -115,6 +115,26 @@ func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
 	h.running("second start")
 }
 
+// TestIntroducedPluginIsNotAsked: a plugin of the SDK says who it is before it serves, and is only told that it is registered.
+func TestIntroducedPluginIsNotAsked(t *testing.T) {
+	h := newHost(t)
+	h.set(launchable("serve"))
+	h.running("registration")
+	log, err := h.rt.Launcher().Log("unit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed := func(what string) func() bool {
+		return func() bool {
+			return slices.ContainsFunc(log.Tail(0), func(r launcher.Record) bool { return r.Message == what })
+		}
+	}
+	h.until("the line about the call", printed("called: NotifyRegistrationStatus"))
+	if printed("called: GetInfo")() {
+		t.Errorf("it was asked who it is: %+v", log.Tail(0))
+	}
+}
+
 func TestLaunchedPluginIsStartedAgain(t *testing.T) {
 	h := newHost(t)
 	h.set(launchable("serve"))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"syscall"
 	"testing"
 
@@ -68,6 +69,12 @@ func servePlugin(behaviour string) int {
 	err := sdk.Serve(context.Background(), sdk.Plugin{
 		Type: "T", Name: cmp.Or(os.Getenv(nameEnv), "launched"), Versions: []string{cmp.Or(os.Getenv(versionEnv), "v1beta1")},
 		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, echoer{}) },
+		ServerOptions: []grpc.ServerOption{grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				fmt.Println("called:", path.Base(info.FullMethod))
+				return handler(ctx, request)
+			},
+		)},
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -36,13 +36,13 @@ var steps = map[string]struct{ host, plugin []step }{
 	"launcher": {[]step{
 		{"begin", own + "bench.(*launcherHost).Launch"}, {"launch", own + "host.(*Host).launch"}, {"fork", "syscall.forkExec"},
 		{"bind", own + "internal/sock.(*Made).Bind"}, {"dial", own + "internal/discover/pipeline.(*transport).dial"},
-		{"ask", own + "internal/registration.(*Client).GetInfo"}, {"validate", own + "reconciler.(*Reconciler).validate"},
+		{"validate", own + "reconciler.(*Reconciler).validate"},
 		{"stage", own + "dynamicplugins.(*Store).StagePlugins"}, {"tell", own + "internal/registration.(*Client).Notify"},
 		{"publish", own + "dynamicplugins.(*stage).Publish"}, {"dispense", own + "dynamicplugins.(*Store).DispensePlugin"},
 		{"call", own + "pluginwatcher/example_plugin_apis/v1beta1.(*exampleClient).GetExampleInfo"}, {"end", own + "bench.launchedPlugin.Stop"},
 	}, []step{
 		{"main", "main.main"}, {"listen", own + "internal/sock.TakeMade"}, {"serve", "google.golang.org/grpc.(*Server).Serve"},
-		{"asked", own + "sdk.(*registration).GetInfo"}, {"told", own + "sdk.(*registration).NotifyRegistrationStatus"},
+		{"told", own + "sdk.(*registration).NotifyRegistrationStatus"},
 	}},
 }
 

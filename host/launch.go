@@ -223,6 +223,7 @@ func (p *PluginProcess) start(program string, image *exe.Image, user *process.Us
 		return p.handshakeLine(listener)
 	}
 	execute(&what, image)
+	p.introduction = at.introduction
 	p.host.server.add(p)
 	p.proc, err = p.host.group.Start(what)
 	// gofail: var hostStarted struct{}

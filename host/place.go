@@ -16,6 +16,9 @@ type place struct {
 	room   string     // the directory of its socket, if there was none
 	socket *sock.Made // which it inherits; nil if it has to make its own
 	bound  bool       // the socket has its name
+	// introduction is how the plugin can say who it is before it serves on the socket, and pen what it inherits for that; nil if it cannot.
+	introduction *handshake.Introduction
+	pen          *os.File
 }
 
 // makePlace makes a directory for a plugin that runs as somebody else, and the socket of one that can be told of it, and has what is left
@@ -72,6 +75,9 @@ func (p *place) makeSocket(s *process.Spec, path string) (err error) {
 	// return errors.New(hostSocket)
 	if p.socket, err = sock.Make(path); p.socket != nil {
 		s.ExtraFiles = append(s.ExtraFiles, p.socket.File)
+		if p.introduction, p.pen, _ = handshake.NewIntroduction(); p.pen != nil { // without one it is asked
+			s.ExtraFiles = append(s.ExtraFiles, p.pen)
+		}
 	}
 	return err
 }
@@ -110,7 +116,11 @@ func (p *place) listener(s *process.Spec) *handshake.Listener {
 	if p.socket == nil {
 		return nil
 	}
-	return &handshake.Listener{FD: firstExtra + len(s.ExtraFiles) - 1, Path: p.socket.Path}
+	last := firstExtra + len(s.ExtraFiles) - 1
+	if p.pen == nil {
+		return &handshake.Listener{FD: last, Path: p.socket.Path}
+	}
+	return &handshake.Listener{FD: last - 1, Path: p.socket.Path, Introduction: last}
 }
 
 // close closes what the plugin has inherited by now.
@@ -118,10 +128,14 @@ func (p *place) close() {
 	if p.socket != nil {
 		_ = p.socket.File.Close()
 	}
+	if p.pen != nil {
+		_ = p.pen.Close()
+	}
 }
 
-// Settled says that the plugin serves. A socket that was made for it and that it has not taken is removed: it has made its own.
+// Settled says that the plugin serves and is known. A socket that was made for it and that it has not taken is removed: it has made its own.
 func (p *PluginProcess) Settled() {
+	p.introduction.Take() // of one that a front has asked
 	if p.spec.PluginSocket != "" && p.spec.Foreign == nil {
 		_ = sock.RemoveMade(p.spec.PluginSocket)
 	}
@@ -130,6 +144,7 @@ func (p *PluginProcess) Settled() {
 // remove removes what was made for a plugin that is not started.
 func (p *place) remove() {
 	p.close()
+	p.introduction.Take()
 	if p.bound {
 		_ = os.Remove(p.socket.Path)
 	}

@@ -19,6 +19,7 @@ import (
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/cipd"
+	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -43,6 +44,8 @@ type PluginProcess struct {
 	started chan struct{}
 	proc    *process.Process // set before started is closed; nil if it could not be started
 	pin     plugin.Pin       // zero if what is executed was not checked
+	// introduction is set before started is closed; nil if there is none.
+	introduction *handshake.Introduction
 
 	calls calls
 
@@ -102,6 +105,17 @@ func (p *PluginProcess) PID() int {
 
 // Owns reports whether a process is the plugin's or descends from it.
 func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
+
+// Introduction returns what a plugin that the SDK serves has said of itself before it served: its answer to GetInfo, encoded. It returns that
+// once, and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block.
+func (p *PluginProcess) Introduction() []byte {
+	select {
+	case <-p.started:
+		return p.introduction.Take()
+	default:
+		return nil
+	}
+}
 
 // PluginSocket returns the path at which the plugin should serve; empty if it should not.
 func (p *PluginProcess) PluginSocket() string { return p.spec.PluginSocket }
@@ -190,6 +204,7 @@ func (p *PluginProcess) watch() {
 		ended = true
 	case <-p.left:
 	}
+	p.introduction.Take() // nobody asks any more
 	p.host.server.remove(p)
 	p.calls.finish(patience)
 	drain()

@@ -8,6 +8,8 @@ import (
 	"net"
 	"path/filepath"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/sdk/internal/launched"
@@ -28,8 +30,13 @@ func listen(ctx context.Context, p Plugin, armed func()) (*place, error) {
 		return nil, err
 	}
 	if made := session.TakeListener(); made != nil {
+		info, err := proto.Marshal(p.info())
+		if err != nil {
+			return nil, err
+		}
+		made.Introduce(info)
 		shake, _ := session.Handshake()
-		placed, err := sock.TakeMade(made, shake.Listener.Path, shake.PluginSocket, p.Mode)
+		placed, err := sock.TakeMade(made.Socket, shake.Listener.Path, shake.PluginSocket, p.Mode)
 		if err != nil {
 			return nil, err
 		}

@@ -117,9 +117,14 @@ func (r *registration) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) 
 	if r.itsOwn { // an older instance is known by it to the one that takes over; a host does not look
 		_ = grpc.SetHeader(ctx, metadata.Pairs(pidHeader, strconv.Itoa(os.Getpid())))
 	}
+	return r.plugin.info(), nil
+}
+
+// info is what the plugin says of itself.
+func (p Plugin) info() *registerapi.PluginInfo {
 	return &registerapi.PluginInfo{
-		Type: r.plugin.Type, Name: r.plugin.Name, Endpoint: r.plugin.Endpoint, SupportedVersions: slices.Clone(r.plugin.Versions),
-	}, nil
+		Type: p.Type, Name: p.Name, Endpoint: p.Endpoint, SupportedVersions: slices.Clone(p.Versions),
+	}
 }
 
 // NotifyRegistrationStatus hears whether the plugin is registered. It does not block.

@@ -66,6 +66,9 @@ func (f front) User() (uid, gid uint32, is bool) {
 	return uid, gid, true
 }
 
+// Introduction implements [pipeline.Launch]: the front is asked, and says what it knows.
+func (front) Introduction() []byte { return nil }
+
 // process is a launched plugin as discovery sees it.
 type process struct{ *host.PluginProcess }
 

@@ -55,7 +55,20 @@ func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (Info, erro
 	if err := c.invoke(ctx, timeout, getInfoHeaders, &registerapi.InfoRequest{}, &info); err != nil {
 		return Info{}, err
 	}
-	return Info{Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, Versions: info.SupportedVersions}, nil
+	return infoOf(&info), nil
+}
+
+// ParseInfo decodes an answer to GetInfo that came on another way.
+func ParseInfo(answer []byte) (Info, error) {
+	var info registerapi.PluginInfo
+	if err := proto.Unmarshal(answer, &info); err != nil {
+		return Info{}, err
+	}
+	return infoOf(&info), nil
+}
+
+func infoOf(info *registerapi.PluginInfo) Info {
+	return Info{Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, Versions: info.SupportedVersions}
 }
 
 // Notify tells the plugin whether it is registered and, if not, why. It blocks as GetInfo does.

@@ -27,6 +27,9 @@ type Launch interface {
 	User() (uid, gid uint32, is bool)
 	// Name is the one under which it was launched.
 	Name() string
+	// Introduction is what the plugin has said of itself before it served, encoded as its answer to GetInfo would be; nil if nothing, or if
+	// it was returned before. It does not block.
+	Introduction() []byte
 }
 
 // gate applies the rule of trust to what is found, and remembers what it refuses.

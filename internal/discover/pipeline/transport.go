@@ -88,7 +88,11 @@ func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*
 	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, errors.Join(err, socket.Close())
 	}
-	return &conn{registration.New(socket), t, account, peer, nil}, nil
+	c := &conn{Client: registration.New(socket), transport: t, account: account, peer: peer}
+	if account.Launched {
+		c.launch = t.gate.launched(path)
+	}
+	return c, nil
 }
 
 // still says whether the socket that was reached, or on which nobody accepts, is the one that was found. Where it is not known which one
@@ -177,16 +181,29 @@ type conn struct {
 	*registration.Client
 	transport *transport
 	account   trust.Account
+	launch    Launch    // nil unless it was launched
 	peer      sock.Peer // zero if the system does not say
 	settled   func()    // says that it is kept or closed
 }
 
 func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
-	info, err := c.Client.GetInfo(ctx, timeout)
+	info, err := c.info(ctx, timeout)
 	if err == nil {
 		err = c.transport.gate.endpoint(info.Type, info.Endpoint, c.account) // beside what it announces
 	}
 	return reconciler.Info(info), err
+}
+
+// info is who the plugin is. One that the host launched may have said so.
+func (c *conn) info(ctx context.Context, timeout time.Duration) (registration.Info, error) {
+	if c.launch != nil {
+		if said := c.launch.Introduction(); said != nil {
+			if info, err := registration.ParseInfo(said); err == nil {
+				return info, nil
+			}
+		}
+	}
+	return c.Client.GetInfo(ctx, timeout)
 }
 
 // Notify counts a plugin that does not implement the method as told: it does not want to know.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 )
 
 const (
@@ -23,6 +24,8 @@ const (
 
 	// maxLine bounds what is read while no newline comes.
 	maxLine = 64 << 10
+	// maxIntroduction is how much Linux writes to a pipe as a whole or not at all.
+	maxIntroduction = 4 << 10
 )
 
 // Handshake is what the host tells.
@@ -43,6 +46,16 @@ type Handshake struct {
 type Listener struct {
 	FD   int    `json:"fd"`
 	Path string `json:"path"`
+	// Introduction is the descriptor of a pipe to which the plugin may write who it is before it serves; 0 if there is none.
+	Introduction int `json:"introduction,omitempty"`
+}
+
+// Introduce says who the plugin is, with its encoded answer to GetInfo. What is too long for that is not said: the host will ask.
+func Introduce(pipe *os.File, info []byte) {
+	if len(info) <= maxIntroduction {
+		_, _ = pipe.Write(info) // a host that does not hear it asks
+	}
+	_ = pipe.Close()
 }
 
 // Write writes the handshake as one line of JSON.

@@ -32,10 +32,25 @@ type Session struct {
 	stderr io.Writer
 	log    *logQueue
 	conn   func() (*grpc.ClientConn, error) // once, on first use
-	// listener is the socket that the host has made, until it is taken.
-	listener atomic.Pointer[os.File]
+	// listener is what the host has made for a plugin that serves, until it is taken.
+	listener atomic.Pointer[Listener]
 
 	ran atomic.Bool
+}
+
+// Listener is the socket that a host has made for a plugin.
+type Listener struct {
+	Socket *os.File
+	// introduction is nil if the host has to ask who the plugin is.
+	introduction *os.File
+}
+
+// Introduce tells the host who the plugin is, with its encoded answer to GetInfo, so that it need not ask. It is called before the plugin
+// serves.
+func (l *Listener) Introduce(info []byte) {
+	if l.introduction != nil {
+		handshake.Introduce(l.introduction, info)
+	}
 }
 
 // Alone returns the session of a plugin that no host launched.
@@ -48,7 +63,11 @@ func New(shake handshake.Handshake, stdin *os.File, stderr io.Writer) *Session {
 	})
 	s := &Session{shake: &shake, stdin: stdin, stderr: stderr, log: newLogQueue(stderr), conn: conn}
 	if l := shake.Listener; l != nil {
-		s.listener.Store(inherited(l.FD, shake.PluginSocket))
+		made := &Listener{Socket: inherited(l.FD, shake.PluginSocket)}
+		if l.Introduction > 0 {
+			made.introduction = inherited(l.Introduction, "introduction")
+		}
+		s.listener.Store(made)
 	}
 	return s
 }
@@ -85,7 +104,7 @@ func (s *Session) Handshake() (handshake.Handshake, bool) {
 
 // TakeListener returns the socket that the host has made for the plugin, once: nil if there is none, or if it was taken and the plugin has
 // to make another one.
-func (s *Session) TakeListener() *os.File { return s.listener.Swap(nil) }
+func (s *Session) TakeListener() *Listener { return s.listener.Swap(nil) }
 
 // OfProcess reports whether the session is that of the process, which needs no context to be found.
 func (s *Session) OfProcess() bool { own, _ := process(); return own == s }

@@ -1,0 +1,83 @@
+package pipeline
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/patchbay-dev/patchbay/internal/registration"
+)
+
+// introduced is a launched plugin that has said something of itself.
+type introduced struct {
+	Launch
+	said []byte
+}
+
+func (i *introduced) Introduction() []byte {
+	said := i.said
+	i.said = nil
+	return said
+}
+
+type asked struct {
+	registerapi.UnimplementedRegistrationServer
+}
+
+func (asked) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Type: "T", Name: "asked", SupportedVersions: []string{"2"}}, nil
+}
+
+// TestWhoIsAsked: a launched plugin that has said who it is is not asked, once; one that has said nothing, or what cannot be read, is.
+func TestWhoIsAsked(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	registerapi.RegisterRegistrationServer(server, asked{})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	defer func() {
+		server.Stop()
+		<-served
+	}()
+	said, err := proto.Marshal(&registerapi.PluginInfo{Type: "T", Name: "introduced", SupportedVersions: []string{"1", "2"}, Endpoint: "/e"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		launch Launch
+		want   string
+	}{
+		"not launched":       {nil, "asked"},
+		"said who it is":     {&introduced{said: said}, "introduced"},
+		"said nothing":       {&introduced{}, "asked"},
+		"said a part":        {&introduced{said: said[:len(said)-1]}, "asked"},
+		"said something odd": {&introduced{said: []byte("it is me")}, "asked"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket, err := net.Dial("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := &conn{Client: registration.New(socket.(*net.UnixConn)), launch: tc.launch}
+			defer c.Client.Close()
+			for _, want := range []string{tc.want, "asked"} {
+				info, err := c.info(t.Context(), 0)
+				if err != nil || info.Name != want {
+					t.Errorf("it is %+v, %v; want %s", info, err, want)
+				}
+				if want == "introduced" && (info.Type != "T" || len(info.Versions) != 2 || info.Endpoint != "/e") {
+					t.Errorf("it is %+v", info)
+				}
+			}
+		})
+	}
+}
