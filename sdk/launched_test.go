@@ -12,12 +12,16 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // fakeHost takes the log of launched processes.
@@ -94,6 +98,55 @@ func TestLaunched(t *testing.T) {
 	plugin.endsWith("<nil>")
 	if _, err := os.Lstat(path); err == nil {
 		t.Error("the socket is left")
+	}
+}
+
+// TestMadeListener: on a socket that its host has made a plugin says who it is before it serves, and heeds signals soon after.
+func TestMadeListener(t *testing.T) {
+	host := newFakeHost(t)
+	for wait := 100 * time.Millisecond; ; wait *= 2 { // that at which it heeds them
+		path := filepath.Join(tempDir(t), "given.sock")
+		made, err := sock.Make(path)
+		if err == nil {
+			err = made.Bind()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		introduction, pen, err := handshake.NewIntroduction()
+		if err != nil {
+			t.Fatal(err)
+		}
+		shake := handshake.Handshake{
+			HostSocket: host.path, Ticket: "secret", PluginSocket: path, Listener: &handshake.Listener{FD: 3, Path: made.Path},
+		}
+		plugin := start(t, role{ServeOnly: true}, func(cmd *exec.Cmd) {
+			cmd.Env = append(cmd.Env, handshake.Env+"="+handshake.EnvValue)
+			if cmd.ExtraFiles = []*os.File{made.File}; pen != nil {
+				cmd.ExtraFiles, shake.Listener.Introduction = append(cmd.ExtraFiles, pen), 4
+			}
+		})
+		_ = made.File.Close()
+		if pen != nil {
+			_ = pen.Close()
+		}
+		if err := handshake.Write(plugin.stdin, shake); err != nil {
+			t.Fatal(err)
+		}
+		plugin.serves(path, "1")
+		var info registerapi.PluginInfo
+		if err := proto.Unmarshal(introduction.Take(), &info); err != nil || pen != nil && info.Name != "hello" {
+			t.Errorf("it has said that it is %v, %v", &info, err)
+		}
+		time.Sleep(wait)
+		plugin.signal(syscall.SIGTERM)
+		plugin.wait()
+		if strings.Contains(plugin.said(), "end <nil>") {
+			return
+		}
+		if wait > patience {
+			t.Fatalf("after %v a signal ends it, not Serve:\n%s", wait, plugin.said())
+		}
 	}
 }
 

@@ -40,6 +40,7 @@ type role struct {
 	HandOver, Drain             time.Duration
 	Activated                   []string // the names of inherited sockets
 	RunOnly                     bool     // log and wait for the end
+	ServeOnly                   bool     // not within Run
 	Again                       bool     // serve a second time, after a first that ended at once
 }
 
@@ -78,6 +79,9 @@ func (r role) run() error {
 		Type: r.Type, Name: r.Name, Versions: []string{r.Version}, Socket: r.Socket,
 		TakeOver: r.TakeOver, ExitOnRefusal: r.ExitOnRefusal, HandOver: r.HandOver, Drain: r.Drain,
 		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, example{version: r.Version}) },
+	}
+	if r.ServeOnly {
+		return sdk.Serve(ctx, p)
 	}
 	return sdk.Run(ctx, func(ctx context.Context) error {
 		if r.Again {

@@ -22,9 +22,9 @@ type place struct {
 	predecessor *predecessor // until it was told to end
 }
 
-// listen makes the plugin's socket, or finds the one that it inherited. What the plugin makes itself would be left by a signal before armed
-// has returned; what its host has made, that removes.
-func listen(ctx context.Context, p Plugin, armed func()) (*place, error) {
+// listen makes the plugin's socket, or finds the one that it inherited. What the plugin makes itself would be left by a signal before arm has
+// returned; what its host has made, that removes.
+func listen(ctx context.Context, p Plugin, arm func()) (*place, error) {
 	session, err := launched.From(ctx)
 	if err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func listen(ctx context.Context, p Plugin, armed func()) (*place, error) {
 		}
 		return &place{Listener: placed, placed: placed}, nil
 	}
-	armed()
+	arm()
 	path, err := socketPath(session, p)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"google.golang.org/grpc"
@@ -22,35 +23,30 @@ import (
 // [Serve] does this on its own. Wrap it in Run if something else must end with the plugin, such as long-lived streams; use Run alone for
 // launched plugins that serve nothing.
 func Run(ctx context.Context, run func(ctx context.Context) error) error {
-	return runArmed(ctx, func(ctx context.Context, armed func()) error {
-		armed()
+	return runArmed(ctx, func(ctx context.Context, arm func()) error {
+		arm()
 		return run(ctx)
 	})
 }
 
-// runArmed is Run for a function that begins before signals count. To take them over from the system takes a thread, and as long as all
-// else before a plugin serves. A signal ends the process until armed has returned, as it does before its main function; who has something
-// to lose by that calls it first.
-func runArmed(ctx context.Context, run func(ctx context.Context, armed func()) error) error {
+// runArmed is Run for a function that begins before signals count: one ends the process until arm is called, as it does before the main
+// function. To take them over from the system takes two threads, and as long as all else before a plugin serves. Who has something to lose
+// by that calls arm first. It is not safe for concurrent use.
+func runArmed(ctx context.Context, run func(ctx context.Context, arm func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var stop context.CancelFunc
-	taken := make(chan struct{})
-	go func() {
-		defer close(taken)
+	stop := func() {}
+	defer func() { stop() }()
+	arm := sync.OnceFunc(func() {
 		var signalled context.Context
 		signalled, stop = signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 		context.AfterFunc(signalled, func() { cancel(context.Cause(signalled)) })
-	}()
-	defer func() {
-		<-taken
-		stop()
-	}()
+	})
 	session, err := launched.From(ctx)
 	if err != nil {
 		return err
 	}
-	return session.Run(ctx, func(ctx context.Context) error { return run(ctx, func() { <-taken }) })
+	return session.Run(ctx, func(ctx context.Context) error { return run(ctx, arm) })
 }
 
 // Logger returns a logger of the given level (nil: info) whose records go to the host that launched the plugin, or as JSON to standard

@@ -31,7 +31,8 @@ func (e *RefusedError) Error() string { return "the host refused it: " + e.Reaso
 
 // Serve serves the plugin until ctx ends, the process gets SIGTERM or SIGINT, or the host that launched it closes standard input. Then
 // health turns NOT_SERVING, the socket is removed (if it is the one that Serve made), and calls in progress have [Plugin.Drain] to end. A
-// requested stop is not an error.
+// requested stop is not an error. In the first tenth of a second a signal ends a launched plugin at once, as it does before Serve; inside
+// [Run] it does not.
 //
 // A stale socket at the plugin's path, left by a crash, is replaced. If somebody serves there, the error wraps [ErrInUse], unless it is an
 // older instance and [Plugin.TakeOver] is set. A take-over leaves no gap: the new instance serves, takes the path and, once the host has
@@ -46,22 +47,26 @@ func Serve(ctx context.Context, p Plugin) error {
 	if err != nil {
 		return err
 	}
-	return runArmed(ctx, func(ctx context.Context, armed func()) error {
-		if err := serve(ctx, p, armed, Logger(ctx, nil)); err != nil {
+	return runArmed(ctx, func(ctx context.Context, arm func()) error {
+		if err := serve(ctx, p, arm, Logger(ctx, nil)); err != nil {
 			return fmt.Errorf("cannot serve plugin %s: %w", p, err)
 		}
 		return nil
 	})
 }
 
-func serve(ctx context.Context, p Plugin, armed func(), log *slog.Logger) error {
+// armsAfter is how long signals may still end a launched plugin that has begun to serve. Its host asks it to stop by other means, and waits
+// for it to be registered.
+const armsAfter = 100 * time.Millisecond
+
+func serve(ctx context.Context, p Plugin, arm func(), log *slog.Logger) error {
 	status := &registration{plugin: p, log: log, registered: make(chan struct{}, 1), refused: make(chan string, 1)}
 	server, err := newServer(ctx, p, status)
 	if err != nil {
 		return err
 	}
 	defer server.Stop()
-	place, err := listen(ctx, p, armed)
+	place, err := listen(ctx, p, arm)
 	if err != nil {
 		return err
 	}
@@ -71,7 +76,7 @@ func serve(ctx context.Context, p Plugin, armed func(), log *slog.Logger) error 
 	served := make(chan error, 1)
 	serving.Go(func() { served <- server.Serve(place) })
 
-	reason := await(ctx, p, status, place, served, log)
+	reason := await(ctx, p, status, place, served, arm, log)
 	// The end of ctx is what brought the plugin here, and it still has to clean up.
 	ctx = context.WithoutCancel(ctx)
 	server.health.Shutdown()
@@ -86,8 +91,10 @@ func serve(ctx context.Context, p Plugin, armed func(), log *slog.Logger) error 
 
 // await returns when the plugin has to stop, and why; nil if it was asked to.
 func await(
-	ctx context.Context, p Plugin, status *registration, place *place, served <-chan error, log *slog.Logger,
+	ctx context.Context, p Plugin, status *registration, place *place, served <-chan error, arm func(), log *slog.Logger,
 ) error {
+	arming := time.NewTimer(armsAfter)
+	defer arming.Stop()
 	var registered <-chan struct{} // both matter only to who takes over
 	var handOver <-chan time.Time
 	if place.predecessor != nil {
@@ -99,6 +106,8 @@ func await(
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-arming.C:
+			arm()
 		case err := <-served:
 			if err == nil {
 				err = grpc.ErrServerStopped
