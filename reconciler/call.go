@@ -104,7 +104,7 @@ func (r *Reconciler) nextSaves(ctx context.Context) (jobs []*job) {
 func (r *Reconciler) gather(ctx context.Context) (wait context.Context, done func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := len(r.saves); n < manySaves || n >= maxSaves || r.free == r.slots {
+	if n := len(r.saves); n < r.manySaves || n >= maxSaves || r.free == r.slots {
 		return nil, nil
 	}
 	wait, r.gathered = context.WithCancel(ctx)

@@ -25,6 +25,9 @@ func (r *Reconciler) Drive(ctx context.Context) (turn func() bool, stop func()) 
 	}
 }
 
+// GatherFrom has as few as many that wait for being saved wait for others. It is called before Drive.
+func (r *Reconciler) GatherFrom(many int) { r.manySaves = many }
+
 func received(from <-chan struct{}) bool {
 	select {
 	case <-from:

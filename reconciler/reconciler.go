@@ -51,9 +51,11 @@ type Reconciler struct {
 	// nobody has, and taken how often one was free.
 	queue, again, saved []*job
 	slots, free, taken  int
-	// saves are the jobs that wait for the one that is about to save or saves; nil if nobody does. Gathered tells it not to wait for more.
-	saves    []*job
-	gathered func()
+	// saves are the jobs that wait for the one that is about to save or saves; nil if nobody does. It waits for more if they are manySaves;
+	// gathered tells it not to.
+	saves     []*job
+	manySaves int
+	gathered  func()
 	// unanswered counts the attempts that wait for an answer and have given their slots back. It changes with mu held.
 	unanswered atomic.Int64
 }
@@ -94,6 +96,7 @@ func newAt(cfg Config, at pace.Pace) *Reconciler {
 		unsaved:   map[machine.Key]*unsaved{},
 		slots:     cmp.Or(cfg.Walks, defaultWalks),
 		gathered:  func() {},
+		manySaves: manySaves,
 	}
 	r.free = r.slots
 	r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts)

@@ -107,6 +107,9 @@ func (m *model) boot(types []string) {
 	l.desired.Clock = l.pace.Now
 	l.r = reconciler.NewAt(l.config(restored), l.pace)
 	l.r.Audit(l.entered, m.traceStep)
+	if m.set.has("gathers") {
+		l.r.GatherFrom(1)
+	}
 	for _, ptype := range types {
 		l.setHandler(ptype)
 	}

@@ -186,7 +186,7 @@ func draw(seed uint64) script {
 	}{
 		{3, "grace=1s"}, {2, "handlertimeout=1s"}, {2, "keeps"}, {2, "contexts"}, {2, "stays"}, {2, "changes"}, {4, "roles"}, {6, "plain"},
 		{3, "trust"}, {4, "ignores"}, {3, "dirs"}, {5, "modern"}, {6, "traced"}, {3, "jumpy"},
-		{3, "slowdisk"}, {3, "slowscan"}, {3, "choosy"}, {8, "patient"}, {2, "namegrace=1m"},
+		{3, "slowdisk"}, {3, "slowscan"}, {3, "choosy"}, {8, "patient"}, {2, "namegrace=1m"}, {3, "gathers"},
 	} {
 		if r.IntN(one.of) == 0 {
 			name, value, _ := strings.Cut(one.word, "=")
