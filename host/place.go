@@ -133,7 +133,8 @@ func (p *place) close() {
 	}
 }
 
-// Settled says that the plugin serves and is known. A socket that was made for it and that it has not taken is removed: it has made its own.
+// Settled says that the plugin serves and is known. A socket that was made for it and that it has not taken is removed: it has made its
+// own.
 func (p *PluginProcess) Settled() {
 	p.introduction.Take() // of one that a front has asked
 	if p.spec.PluginSocket != "" && p.spec.Foreign == nil {

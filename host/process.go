@@ -106,8 +106,8 @@ func (p *PluginProcess) PID() int {
 // Owns reports whether a process is the plugin's or descends from it.
 func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
 
-// Introduction returns what a plugin that the SDK serves has said of itself before it served: its answer to GetInfo, encoded. It returns that
-// once, and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block.
+// Introduction returns what a plugin of the SDK has said of itself before it served: its answer to GetInfo, encoded. It returns that once,
+// and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block.
 func (p *PluginProcess) Introduction() []byte {
 	select {
 	case <-p.started:

@@ -22,8 +22,8 @@ type place struct {
 	predecessor *predecessor // until it was told to end
 }
 
-// listen makes the plugin's socket, or finds the one that it inherited. What the plugin makes itself would be left by a signal before arm has
-// returned; what its host has made, that removes.
+// listen makes the plugin's socket, or finds the one that it inherited. What the plugin makes itself would be left by a signal before arm
+// has returned; what its host has made, that removes.
 func listen(ctx context.Context, p Plugin, arm func()) (*place, error) {
 	session, err := launched.From(ctx)
 	if err != nil {

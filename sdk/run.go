@@ -35,8 +35,12 @@ func Run(ctx context.Context, run func(ctx context.Context) error) error {
 func runArmed(ctx context.Context, run func(ctx context.Context, arm func()) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	stop := func() {}
-	defer func() { stop() }()
+	var stop context.CancelFunc
+	defer func() {
+		if stop != nil {
+			stop()
+		}
+	}()
 	arm := sync.OnceFunc(func() {
 		var signalled context.Context
 		signalled, stop = signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)

@@ -102,8 +102,8 @@ func (pl *platform) leaf() (*cgroup, error) {
 	return pl.cgroup.leaf(strconv.FormatUint(pl.leafs.Add(1), 10))
 }
 
-// makeSpare makes the cgroup of the next process, which would hold that up for longer than all else before it is forked. An error is left to
-// the next process.
+// makeSpare makes the cgroup of the next process, which would hold that up for longer than all else before it is forked. An error is left
+// to that.
 func (pl *platform) makeSpare() {
 	if pl.cgroup == nil || pl.spare.Load() != nil {
 		return
