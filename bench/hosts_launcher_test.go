@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -122,6 +123,16 @@ func (h *launcherHost) unit(program, name string) launcher.Plugin {
 
 func (h *launcherHost) set() error {
 	return h.rt.Launcher().Set(slices.Collect(maps.Values(h.units)))
+}
+
+// Rest implements [launch.Host]. The health of a plugin is asked for soon after its first call.
+func (h *launcherHost) Rest() error {
+	for slices.ContainsFunc(h.rt.Launcher().Plugins(), func(s launcher.Status) bool {
+		return s.State == launcher.StateRunning && s.Health == "unknown"
+	}) {
+		time.Sleep(10 * time.Millisecond) // no event tells that a plugin is healthy from its beginning
+	}
+	return nil
 }
 
 // Close implements [launch.Host].

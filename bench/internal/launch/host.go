@@ -12,6 +12,8 @@ type Host interface {
 	Launch(program, name string) (Plugin, error)
 	// Print starts a program that prints. Limited says whether the host limits how much is kept of that, if it can.
 	Print(program, control string, limited bool) (Output, error)
+	// Rest returns when the host has nothing more to begin for the plugins that run.
+	Rest() error
 	// Close returns when nothing is left of the host and its plugins.
 	Close() error
 }
@@ -41,6 +43,9 @@ func (Incomplete) Launch(string, string) (Plugin, error) { return nil, errCannot
 
 // Print implements [Host].
 func (Incomplete) Print(string, string, bool) (Output, error) { return nil, errCannot }
+
+// Rest implements [Host].
+func (Incomplete) Rest() error { return nil }
 
 // Close implements [Host].
 func (Incomplete) Close() error { return nil }

@@ -87,8 +87,11 @@ func (l *Launcher) Calls(load Load, each *float64) error {
 	return errors.Join(errs...)
 }
 
-// Footprint says what the process holds.
+// Footprint says what the process holds when it is at rest.
 func (l *Launcher) Footprint(_ proc.None, f *proc.Footprint) (err error) {
+	if err := l.host.Rest(); err != nil {
+		return err
+	}
 	*f, err = proc.ReadFootprint()
 	return err
 }
