@@ -29,7 +29,7 @@ type platform struct {
 
 	noGroups bool // tests see to it that groups are not signalled through a pidfd, as before Linux 6.9
 
-	leafs  atomic.Uint64          // the name of the last leaf
+	last   atomic.Uint64          // the name of the last leaf
 	spare  atomic.Pointer[cgroup] // the leaf of the next process
 	leaves sync.WaitGroup         // goroutines that make the spare leaf, and remove leaves that were not empty when their process had ended
 }
@@ -99,7 +99,7 @@ func (pl *platform) leaf() (*cgroup, error) {
 	if leaf := pl.spare.Swap(nil); leaf != nil && unix.Access(leaf.dir, unix.F_OK) == nil {
 		return leaf, nil
 	}
-	return pl.cgroup.leaf(strconv.FormatUint(pl.leafs.Add(1), 10))
+	return pl.cgroup.leaf(strconv.FormatUint(pl.last.Add(1), 10))
 }
 
 // makeSpare makes the cgroup of the next process, which would hold that up for longer than all else before it is forked. An error is left
@@ -108,7 +108,7 @@ func (pl *platform) makeSpare() {
 	if pl.cgroup == nil || pl.spare.Load() != nil {
 		return
 	}
-	leaf, err := pl.cgroup.leaf(strconv.FormatUint(pl.leafs.Add(1), 10))
+	leaf, err := pl.cgroup.leaf(strconv.FormatUint(pl.last.Add(1), 10))
 	if err == nil && !pl.spare.CompareAndSwap(nil, leaf) {
 		_ = leaf.remove()
 	}
