@@ -112,6 +112,7 @@ var broken = map[string]breach{
 		f.conns = func(f *fake, conn net.Conn) net.Conn {
 			return &sniffer{Conn: conn, seen: func(b []byte) {
 				if strings.HasPrefix(string(b), "GET") {
+					_ = f.listener.Close() // before the server ends this connection
 					go f.server.Stop()
 				}
 			}}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"path"
 	"time"
@@ -133,7 +134,10 @@ func checkGarbage(ctx context.Context, s *subject) outcome {
 			return fail("cannot connect: %v", err)
 		}
 		s.speak(conn, garbage)
-		_ = conn.Close() // nothing is expected of it
+		// Nothing is expected of it but that it ends: then the plugin has read what was sent. To one that waits for more this is the end.
+		_ = conn.CloseWrite()
+		_, _ = io.Copy(io.Discard, conn)
+		_ = conn.Close()
 	}
 	return s.others(ctx, "others have sent what is no gRPC")
 }

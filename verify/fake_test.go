@@ -60,7 +60,8 @@ type fake struct {
 	useless  bool   // has no service of its own
 	broken   string // the methods that are not implemented
 	conns    func(f *fake, conn net.Conn) net.Conn
-	limit    int // of connections
+	listener net.Listener // of the server
+	limit    int          // of connections
 	eager    bool
 
 	mu       sync.Mutex
@@ -111,6 +112,7 @@ func (f *fake) serve(dir string) (socket string, stop func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
+	f.listener = listener
 	if err := errors.Join(os.Chmod(socket, f.mode), os.Chmod(dir, f.dirMode)); err != nil {
 		return "", nil, err
 	}
