@@ -344,7 +344,9 @@ func (m *model) afflict(p *program, op, how string) {
 	case "change":
 		m.sim.settle() // Whoever has just answered is who is asked for its peer.
 		m.peers++
-		p.peer = reconciler.Peer{PID: 1000 + m.peers, Start: 2, Boot: "b"}
+		if !p.strange { // whose process nobody sees, before and after
+			p.peer = reconciler.Peer{PID: 1000 + m.peers, Start: 2, Boot: "b"}
+		}
 	case "heal":
 		p.heal()
 	case "unavailable":
