@@ -107,7 +107,8 @@ func (p *PluginProcess) PID() int {
 func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
 
 // Introduction returns what a plugin of the SDK has said of itself before it served: its answer to GetInfo, encoded. It returns that once,
-// and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block.
+// and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block. Until it is
+// called, or [PluginProcess.Settled], or the plugin has ended, the host holds a descriptor for it.
 func (p *PluginProcess) Introduction() []byte {
 	select {
 	case <-p.started:
