@@ -33,11 +33,11 @@ type Registry interface {
 	DispensePlugin(ptype, name string) (any, error)
 
 	// PluginsUpdatedCh returns a channel of the events of one type, or of all types if it is empty, from now on and in order. It
-	// is closed when ctx ends and on Shutdown. A subscriber may take its time; only if it leaves more than 8,192 events unread are
-	// they replaced by one EventTypeResync.
+	// is closed when ctx ends, and behind the last event after Shutdown. A subscriber may take its time; only if it leaves more than
+	// 8,192 events unread are they replaced by one EventTypeResync.
 	PluginsUpdatedCh(ctx context.Context, ptype string) <-chan *PluginUpdateEvent
 
-	// Shutdown ends the registry: it waits for changes that are being saved, closes all event channels and shared connections,
+	// Shutdown ends the registry: it waits for changes that are being saved, ends all event channels, closes the shared connections,
 	// and ends calls on them. When it returns, the storage is not used any more. Calling it again has no effect.
 	Shutdown()
 
@@ -82,7 +82,7 @@ const (
 
 // NewRegistry makes a registry with the state in the storage, which may be nil, and a dispenser for each plugin type. If the state
 // cannot be loaded, every method that can fail returns that error, nothing is saved, and the channels of subscribers are closed; Open
-// returns the error, and the Store itself.
+// returns the error instead.
 func NewRegistry(state StateStorage, dispensers map[string]PluginDispenser) Registry {
 	r := newRegistry(dispensers, nil)
 	if r.unusable = r.load(state); r.unusable != nil {

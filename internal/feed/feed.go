@@ -11,6 +11,7 @@ package feed
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
@@ -38,7 +39,6 @@ type Config[T any] struct {
 // called at once from several goroutines; values are delivered in the order in which the calls of Publish took effect.
 type Feed[T any] struct {
 	config Config[T]
-	pumps  sync.WaitGroup
 
 	mu     sync.Mutex
 	topics map[string]*topic[T] // those that have subscribers, and always the empty one
@@ -64,8 +64,8 @@ func (f *Feed[T]) Publish(t string, v T) {
 	}
 }
 
-// Subscribe returns a channel of the values of topic t that are published from now on. The channel is closed when ctx ends and
-// when the feed is closed; values that were not read by then may be lost.
+// Subscribe returns a channel of the values of topic t that are published from now on. The channel is closed when ctx ends, and
+// values that were not read by then may be lost. After Close it is closed behind the last value.
 //
 // An owner that publishes under a lock, and under the same lock subscribes and takes a picture of its present state, has the
 // picture and the values meet without gap and without repeat.
@@ -89,20 +89,19 @@ func (f *Feed[T]) Last(n int) []T {
 	return values
 }
 
-// Close closes the channel of every subscriber and returns when no goroutine of the feed is left. What is published afterwards
-// goes nowhere. It must not be called with a lock held that Config.Resync takes.
+// Close ends the feed: what is published afterwards goes nowhere, and the channel of every subscriber is closed behind the last value.
+// The goroutine of a subscriber that is behind ends when all is read or its context ends.
 func (f *Feed[T]) Close() {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.closed = true
 	for _, topic := range f.topics {
-		for _, s := range topic.subscribers {
-			s.stop()
-			f.end(s)
+		for _, s := range slices.Clone(topic.subscribers) {
+			if s.done == nil {
+				f.end(s)
+			}
 		}
-		topic.subscribers = nil
 	}
-	f.mu.Unlock()
-	f.pumps.Wait()
 }
 
 // subscribe adds a subscriber that has the last n values of the history to read.
@@ -124,8 +123,7 @@ func (f *Feed[T]) subscribe(ctx context.Context, name string, n int) <-chan T {
 	s.stop = context.AfterFunc(ctx, func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if !f.closed {
-			f.remove(s)
+		if s.index >= 0 {
 			f.end(s)
 		}
 	})
@@ -143,13 +141,16 @@ func (f *Feed[T]) remove(s *subscriber[T]) {
 	t.subscribers[s.index].index = s.index
 	t.subscribers[last] = nil
 	t.subscribers = t.subscribers[:last]
+	s.index = -1
 	if last == 0 && t.name != "" {
 		delete(f.topics, t.name)
 	}
 }
 
-// end closes the channel of s, or lets its pump do so. The caller holds f.mu.
+// end ends the subscription of s and closes its channel, or lets its pump do so. The caller holds f.mu.
 func (f *Feed[T]) end(s *subscriber[T]) {
+	s.stop()
+	f.remove(s)
 	if s.done != nil {
 		close(s.done)
 	} else {

@@ -220,6 +220,33 @@ func TestClose(t *testing.T) {
 	}
 }
 
+// TestCloseBehind checks that Close loses nothing: a subscriber that is behind reads the rest, or a resync.
+func TestCloseBehind(t *testing.T) {
+	for name, unread := range map[string]int{"Behind": 1000, "Lost": 2 * minUnread} {
+		t.Run(name, func(t *testing.T) {
+			o := newOwner(0)
+			_, ch := o.watch(t.Context(), "t")
+			ctx, cancel := context.WithCancel(t.Context())
+			_, left := o.watch(ctx, "t")
+			o.publish(unread)
+			o.feed.Close()
+			last := 0
+			for v := range ch {
+				if v != last+1 && v != -unread {
+					t.Fatalf("after %d came %d", last, v)
+				}
+				last = max(v, -v)
+			}
+			if last != unread {
+				t.Errorf("the last value is %d, want %d", last, unread)
+			}
+			cancel()
+			for range left { // until it is closed
+			}
+		})
+	}
+}
+
 // TestNothingIsLeft: a topic goes with its last subscriber, and what slow subscribers have read is not kept.
 func TestNothingIsLeft(t *testing.T) {
 	o := newOwner(0)

@@ -9,7 +9,7 @@ const batch = 64
 // Everything is guarded by the feed's lock, except that the pump sends without it.
 type subscriber[T any] struct {
 	topic *topic[T]
-	index int // in topic.subscribers
+	index int // in topic.subscribers; negative when the subscription has ended
 	ch    chan T
 	stop  func() bool // stops waiting for the end of the context
 
@@ -58,7 +58,7 @@ func (f *Feed[T]) deliver(t *topic[T], v T) {
 func (f *Feed[T]) start(s *subscriber[T]) {
 	if s.done == nil {
 		s.done = make(chan struct{})
-		f.pumps.Go(func() { f.pump(s, s.done) })
+		go f.pump(s, s.done)
 	}
 }
 
@@ -104,18 +104,21 @@ func (f *Feed[T]) take(s *subscriber[T], values *[batch]T) int {
 		s.next = s.next.next
 	}
 	if n == 0 {
-		s.release()
+		f.release(s)
 	}
 	return n
 }
 
-// release ends the pump's turn: the channel is Publish's again, or closed if that was asked for meanwhile.
-func (s *subscriber[T]) release() {
-	select {
-	case <-s.done:
+// release ends the pump of s, which has sent everything: Publish sends to the channel again, or it is closed with the subscription or
+// the feed. The caller holds f.mu.
+func (f *Feed[T]) release(s *subscriber[T]) {
+	ended := s.index < 0
+	s.done = nil
+	switch {
+	case ended:
 		close(s.ch)
-	default:
-		s.done = nil
+	case f.closed:
+		f.end(s)
 	}
 }
 
