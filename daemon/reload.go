@@ -28,8 +28,8 @@ const (
 
 // reloads is the state of [Daemon.Reload].
 type reloads struct {
-	// begun is closed when there is something to reload, ended when there is nothing any more.
-	begun, ended chan struct{}
+	// ended is closed when there is nothing to reload any more.
+	ended chan struct{}
 
 	// turn makes reloads, and the end of the daemon, take turns. It is held over Config.Load, and guards what follows.
 	turn    sync.Mutex
@@ -49,7 +49,7 @@ const configuration = "configuration"
 
 func newReloads(config Config) *reloads {
 	r := &reloads{
-		begun: make(chan struct{}), ended: make(chan struct{}),
+		ended:   make(chan struct{}),
 		current: config,
 		failure: patchbay.Condition{Name: configuration, OK: true},
 	}
@@ -62,7 +62,6 @@ func (r *reloads) begin(running *assembly) {
 	r.turn.Lock()
 	defer r.turn.Unlock()
 	r.running = running
-	close(r.begun)
 }
 
 // end waits for a reload that runs and refuses further ones. A second call does nothing.
@@ -82,7 +81,7 @@ func (r *reloads) end() {
 // for their next attempt are tried at once. If anything else has changed, or the configuration is wrong, Reload changes nothing and
 // returns an error; until a reload succeeds, the condition "configuration" is then degraded.
 //
-// Reload may be called at any time, concurrently too. It blocks until the daemon is up or ctx ends. The result is also logged and
+// Reload may be called at any time, concurrently too. It blocks until the daemon is ready or ctx ends. The result is also logged and
 // published as an event.
 func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 	if d.config.Load == nil {
@@ -90,7 +89,7 @@ func (d *Daemon) Reload(ctx context.Context) (changed []string, err error) {
 	}
 	r := d.reloads
 	select {
-	case <-r.begun:
+	case <-d.ready:
 	case <-r.ended:
 	case <-ctx.Done():
 		return nil, ctx.Err()

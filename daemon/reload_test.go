@@ -376,6 +376,11 @@ func TestReloadBeforeAndAfter(t *testing.T) {
 	early := make(chan error, 1)
 	go func() {
 		_, err := d.Reload(t.Context())
+		select {
+		case <-d.Ready():
+		default:
+			err = errors.Join(err, errors.New("it has reloaded before it was ready"))
+		}
 		early <- err
 	}()
 	ctx, stop := context.WithCancel(t.Context())

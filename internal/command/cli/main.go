@@ -14,13 +14,13 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/command/hangup"
 )
 
 // Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT or SIGTERM
@@ -46,9 +46,10 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // grace is what a second signal leaves a command to clean up, which mostly takes some milliseconds.
 const grace = time.Second
 
-// hangups passes SIGHUP on to the command that claims it. For any other it is a signal to end.
+// hangups passes SIGHUP on to the command that claims it. For any other it is a signal to end. Until the command is known, it waits.
 type hangups struct {
-	claimed atomic.Bool
+	known   chan struct{} // closed when claimed has its value
+	claimed bool
 	c       chan struct{}
 }
 
@@ -60,50 +61,65 @@ func claimHangups(ctx context.Context) <-chan struct{} {
 	if !ok {
 		return nil
 	}
-	h.claimed.Store(true)
+	h.claimed = true
+	close(h.known)
 	return h.c
 }
 
+// endOnHangup has SIGHUP end ctx.
+func endOnHangup(ctx context.Context) {
+	if h, ok := ctx.Value(hangupsKey{}).(*hangups); ok {
+		close(h.known)
+	}
+}
+
 // untilSignal returns a context that ends with the first signal to terminate. A second one calls abandon, a grace later. After stop,
-// signals have their usual effect again and nothing is left running.
+// SIGINT and SIGTERM have their usual effect again and nothing is left running.
 func untilSignal(parent context.Context, abandon func()) (_ context.Context, stop func()) {
-	h := &hangups{c: make(chan struct{}, 1)}
+	h := &hangups{known: make(chan struct{}), c: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(context.WithValue(parent, hangupsKey{}, h))
-	// Two channels, so that no number of the one keeps the other out.
-	terminate, hangup := make(chan os.Signal, 2), make(chan os.Signal, 1)
+	// Not the channel of SIGHUP, so that no number of the one keeps the other out.
+	terminate := make(chan os.Signal, 2)
 	signal.Notify(terminate, os.Interrupt, syscall.SIGTERM)
-	signal.Notify(hangup, syscall.SIGHUP)
 	done := make(chan struct{})
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		for ended := 0; ended < 2; {
-			select {
-			case <-terminate:
-				ended++
-			case <-hangup:
-				if h.claimed.Load() {
-					select {
-					case h.c <- struct{}{}:
-					default:
-					}
-					continue
-				}
-				ended++
-			case <-done:
-				return
-			}
-			cancel()
-		}
+		h.watch(terminate, done, cancel)
 		deadline := time.AfterFunc(grace, abandon)
 		<-done
 		deadline.Stop()
 	})
 	return ctx, func() {
 		signal.Stop(terminate)
-		signal.Stop(hangup)
 		close(done)
 		watching.Wait()
 		cancel()
+	}
+}
+
+// watch calls end at each of the first two signals to terminate, and returns after the second, or when done is closed.
+func (h *hangups) watch(terminate <-chan os.Signal, done <-chan struct{}, end func()) {
+	known := h.known
+	var hangups <-chan os.Signal // nil until the command is known
+	for ended := 0; ended < 2; {
+		select {
+		case <-known:
+			known, hangups = nil, hangup.Signals
+			continue
+		case <-hangups:
+			if h.claimed {
+				select {
+				case h.c <- struct{}{}:
+				default:
+				}
+				continue
+			}
+		case <-terminate:
+		case <-done:
+			return
+		}
+		ended++
+		end()
 	}
 }
 

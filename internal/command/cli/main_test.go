@@ -76,6 +76,7 @@ func TestHangups(t *testing.T) {
 
 	ctx, stop = untilSignal(t.Context(), func() { t.Error("abandoned") })
 	send(syscall.SIGHUP)
+	endOnHangup(ctx)
 	<-ctx.Done()
 	stop()
 	if claimHangups(t.Context()) != nil {

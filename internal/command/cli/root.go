@@ -36,6 +36,7 @@ on failure, and with 2 if the command line is wrong.`,
 		SuggestionsMinimumDistance: 2,
 		CompletionOptions:          cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
+	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { endOnHangup(cmd.Context()) }
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return wrongUsage(cmd, "%w", err) })
 	root.SetHelpCommand(newHelpCommand())
 	root.SetVersionTemplate("{{.Version}}\n")

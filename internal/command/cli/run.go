@@ -52,6 +52,7 @@ file remembers them.`,
   patchbay run --plugin-dir /var/lib/kubelet/plugins_registry --accept-type ExamplePlugin`,
 	}
 	flags := addConfigFlags(cmd, paths)
+	cmd.PersistentPreRun = func(*cobra.Command, []string) {} // instead of the one of all commands: SIGHUP does not end this one
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		hangups := claimHangups(cmd.Context()) // before the files are read, so that no change to them is missed
 		sources, err := flags.sources(cmd)
