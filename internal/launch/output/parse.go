@@ -23,6 +23,9 @@ func (e entry) record(seq uint64, room []slog.Attr) Record {
 	case e.flags&flagTrace != 0:
 		r.Level, r.Message = slog.LevelError, clean(string(e.data))
 	default:
+		if r.Source == Stderr {
+			r.Level = slog.LevelWarn
+		}
 		parse(string(e.data), &r)
 	}
 	if e.flags&flagCut != 0 {
@@ -58,7 +61,7 @@ func parseText(text string, r *Record) {
 		return
 	}
 	if i := strings.IndexByte(text[:min(len(text), len("critical:"))], ':'); i > 0 {
-		if level, ok := levelOf(text[:i]); ok && level >= slog.LevelWarn {
+		if level, ok := levelOf(text[:i]); ok && level >= slog.LevelInfo {
 			r.Level = level
 		}
 	}

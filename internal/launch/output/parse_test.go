@@ -94,6 +94,27 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestLevelOfStderr: a line on standard error is a warning unless the line says otherwise.
+func TestLevelOfStderr(t *testing.T) {
+	for line, want := range map[string]slog.Level{
+		"cannot find the flux":                      slog.LevelWarn,
+		"2009/11/10 23:00:00 hello":                 slog.LevelWarn,
+		`{"msg":"m"}`:                               slog.LevelWarn,
+		"time=2026-01-02T15:04:05Z msg=m":           slog.LevelWarn,
+		"[core] it broke":                           slog.LevelWarn,
+		"info: listening":                           slog.LevelInfo,
+		"[INFO] listening":                          slog.LevelInfo,
+		`{"level":"debug","msg":"m"}`:               slog.LevelDebug,
+		"I0102 15:04:05.123456 1 a.go:5] listening": slog.LevelInfo,
+		"error: no flux":                            slog.LevelError,
+	} {
+		got := entry{flags: sourceFlags(Stderr), at: time.Now(), data: []byte(line)}.record(3, nil)
+		if got.Level != want || got.Source != Stderr {
+			t.Errorf("%q on %s is logged as %s, want %s", line, got.Source, got.Level, want)
+		}
+	}
+}
+
 // seeds are lines of all kinds.
 var seeds = []string{
 	"plain", "{", `{"a":[1,]}`, `{"a":01}`, `{"a":-}`, `{"a":[}]}`, `{"a":1 2}`, `{"a":"\t"}`, `{"a":{}}x`, `{"msg":"a\ud83d\ude00","n":-1.5e3,"o":{"x":[{}]},"b":true,"z":null}`, `{"level":30,"time":1e300,"msg":"\xff"}`,

@@ -229,7 +229,7 @@ func TestCrash(t *testing.T) {
 	ended()
 	records := l.Tail(0)
 	last := len(records) - 1
-	if records[0].Level != slog.LevelInfo || records[last].Level != slog.LevelInfo || last < 10 {
+	if records[0].Level != slog.LevelWarn || records[last].Level != slog.LevelWarn || last < 10 {
 		t.Errorf("%v", records)
 	}
 	var text strings.Builder
