@@ -3,6 +3,7 @@ package patchbay_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	hosting "github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -328,6 +330,33 @@ func TestHungPluginIsSeenAndStartedAgain(t *testing.T) {
 	h.until("another life", func() bool { s := h.unit(); return s.PID != hung.PID && s.State == launcher.StateRunning })
 	if alive(hung.PID) {
 		t.Errorf("process %d, which hung, is alive", hung.PID)
+	}
+}
+
+// TestBusyPluginIsNotHung: a plugin that handles one call at a time answers no health check during a call, and is not restarted for that.
+func TestBusyPluginIsNotHung(t *testing.T) {
+	for name, upgrade := range map[string]launcher.Upgrade{"itself": launcher.UpgradeSideBySide, "behind a front": launcher.UpgradeHandover} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			p := launchable("single")
+			p.Restart.RestartUnresponsive = true
+			p.Upgrade = upgrade
+			h.set(p)
+			before := h.running("registration")
+			conn, err := h.rt.Registry().Conn(t.Context(), "T", "launched")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				answer, err := v1beta1.NewExampleClient(conn).GetExampleInfo(t.Context(), &v1beta1.ExampleRequest{})
+				if err != nil || answer.GetError() != fmt.Sprint(before.PID) {
+					t.Errorf("a call that outlasts eight health checks: %v, %v, want the answer of process %d", answer, err, before.PID)
+				}
+			}
+			if s := h.unit(); s.PID != before.PID || s.State != launcher.StateRunning {
+				t.Errorf("after the calls it is %+v, want process %d as before", s, before.PID)
+			}
+		})
 	}
 }
 

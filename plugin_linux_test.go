@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -57,6 +58,8 @@ func servePlugin(behaviour string) int {
 			return 1
 		}
 		defer own.Close()
+	case "single": // one worker, as of some servers in Python
+		return serveSingle()
 	case "mute": // launched, and never serves
 		ended := make([]byte, 1)
 		for {
@@ -72,6 +75,36 @@ func servePlugin(behaviour string) int {
 		ServerOptions: []grpc.ServerOption{grpc.ChainUnaryInterceptor(
 			func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 				fmt.Println("called:", path.Base(info.FullMethod))
+				return handler(ctx, request)
+			},
+		)},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// serveSingle is the main function of a plugin that handles one call at a time. GetExampleInfo takes until eight health checks wait for it.
+func serveSingle() int {
+	var worker sync.Mutex
+	checks := make(chan bool, 1000)
+	err := sdk.Serve(context.Background(), sdk.Plugin{
+		Type: "T", Name: "launched", Versions: []string{"v1beta1"},
+		Register: func(s grpc.ServiceRegistrar) { v1beta1.RegisterExampleServer(s, echoer{}) },
+		ServerOptions: []grpc.ServerOption{grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if path.Base(info.FullMethod) == "Check" {
+					checks <- true
+				}
+				worker.Lock()
+				defer worker.Unlock()
+				if path.Base(info.FullMethod) == "GetExampleInfo" {
+					for range 8 + len(checks) {
+						<-checks
+					}
+				}
 				return handler(ctx, request)
 			},
 		)},

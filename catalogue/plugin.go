@@ -42,6 +42,8 @@ type Plugin struct {
 	Group string `json:"group"`
 	// Restart says what to do when the process ends by itself.
 	Restart Restart `json:"restart"`
+	// Health says how a plugin that offers grpc.health.v1 is checked.
+	Health Health `json:"health"`
 	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, when the new one serves
 	// behind a socket that stays, or before the new one is started.
 	Upgrade Upgrade `json:"upgrade" enum:"side-by-side,handover,recreate"`
@@ -88,6 +90,16 @@ type Restart struct {
 	Window time.Duration `json:"window"`
 	// Unresponsive also restarts the plugin when it stops answering health checks (grpc.health.v1).
 	Unresponsive bool `json:"unresponsive"`
+}
+
+// Health says how a plugin is checked. One that works on a call of the daemon is not taken for unresponsive.
+type Health struct {
+	// Interval is the time between two checks.
+	Interval time.Duration `json:"interval"`
+	// Timeout is how long an answer to a check may take.
+	Timeout time.Duration `json:"timeout"`
+	// Misses is after how many checks in a row without an answer the plugin is unresponsive.
+	Misses int `json:"misses"`
 }
 
 // Start says what a plugin is started by.
@@ -157,6 +169,7 @@ func (p *Plugin) SetDefaults() {
 	p.Start = StartAuto
 	p.Idle = 5 * time.Minute
 	p.StopTimeout = 5 * time.Second
+	p.Health = Health{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3}
 	p.Restart = Restart{
 		Policy:  RestartOnFailure,
 		Backoff: Backoff{Min: 500 * time.Millisecond, Max: time.Minute},

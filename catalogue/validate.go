@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
@@ -25,6 +26,9 @@ var (
 	nameText   = regexp.MustCompile(NamePattern)
 	sha256Text = regexp.MustCompile(SHA256Pattern)
 )
+
+// minCheck is the least time between two health checks: more of them would keep a plugin busy.
+const minCheck = 10 * time.Millisecond
 
 // FieldError says what is wrong with one field of a plugin.
 type FieldError struct {
@@ -83,6 +87,9 @@ func (p *Plugin) problems(index int) []error {
 	check(r.Backoff.Max >= r.Backoff.Min, "restart.backoff.max", "%v must not be shorter than min, which is %v", r.Backoff.Max, r.Backoff.Min)
 	check(r.Limit > 0, "restart.limit", "it must be above zero")
 	check(r.Window > 0, "restart.window", "it must be above zero")
+	check(p.Health.Interval >= minCheck, "health.interval", "it must not be shorter than %v", minCheck)
+	check(p.Health.Timeout >= minCheck, "health.timeout", "it must not be shorter than %v", minCheck)
+	check(p.Health.Misses > 0, "health.misses", "it must be above zero")
 	p.checkStart(check)
 	check(p.StopTimeout > 0, "stopTimeout", "it must be above zero")
 	check(p.LogRate >= 0, "logRate", "it must be above zero")

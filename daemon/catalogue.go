@@ -73,6 +73,7 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			Idle:        p.Idle,
 			Announce:    launcher.Announcement(p.Announce),
 			Restart:     policy,
+			Health:      launcher.Health(p.Health),
 			Upgrade:     upgrades[p.Upgrade],
 			StopTimeout: p.StopTimeout,
 			LogRate:     p.LogRate,

@@ -3,6 +3,7 @@ package daemon
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -18,6 +19,7 @@ func TestToLaunch(t *testing.T) {
 	p.SetDefaults()
 	p.Name, p.Command, p.SHA256, p.Interpreter = "name", []string{"/bin/x", "arg"}, strings.Repeat("ab", 32), "/bin/sh"
 	p.User, p.Group, p.Env = "user", "group", map[string]string{"B": "2", "A": "1"}
+	p.Health = catalogue.Health{Interval: time.Minute, Timeout: 10 * time.Second, Misses: 2}
 	p.Limits = catalogue.Limits{Memory: 1 << 20, CPU: 500, OpenFiles: 64}
 	var bare catalogue.Plugin
 	bare.SetDefaults()
@@ -27,11 +29,14 @@ func TestToLaunch(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []launcher.Plugin{
-		{Serve: true, Spec: host.Spec{
+		{Serve: true, Health: launcher.Health{Interval: time.Minute, Timeout: 10 * time.Second, Misses: 2}, Spec: host.Spec{
 			Name: "name", Args: []string{"/bin/x", "arg"}, Env: []string{"A=1", "B=2"}, Dir: "/", SHA256: strings.Repeat("ab", 32),
 			Interpreter: "/bin/sh", User: "user", Group: "group", Limits: host.Limits{Memory: 1 << 20, CPU: 500, OpenFiles: 64}, NoNewPrivs: true,
 		}},
-		{Serve: true, Spec: host.Spec{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", NoNewPrivs: true}},
+		{
+			Serve: true, Health: launcher.Health{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3},
+			Spec: host.Spec{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", NoNewPrivs: true},
+		},
 	}
 	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StopTimeout", "LogRate", "Idle")
 	if diff := cmp.Diff(want, toLaunch(c, nil), unrelated); diff != "" {

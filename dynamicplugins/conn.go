@@ -138,7 +138,10 @@ func (c *sharedConn) Invoke(ctx context.Context, method string, args, reply any,
 		if err != nil {
 			return err
 		}
-		err = replaced(ctx, c.key, conn.Invoke(ctx, method, args, reply, opts...))
+		call := l.pending.Begin()
+		err = conn.Invoke(ctx, method, args, reply, opts...)
+		call.End(err)
+		err = replaced(ctx, c.key, err)
 		l.end()
 		if sentTo.Addr != nil || !c.missed(l, err) {
 			return err

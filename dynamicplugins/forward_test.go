@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -51,6 +52,7 @@ func TestForwardedCalls(t *testing.T) {
 			}
 		}))
 	first, second := serve(t, "first"), serve(t, "second")
+	pending := frames.PendingAt(first.path)
 	register(t, r, first.info("1"))
 	conn, err := r.Conn(t.Context(), "t", "n")
 	check(t, err)
@@ -60,6 +62,10 @@ func TestForwardedCalls(t *testing.T) {
 	check(t, err)
 	_, err = stream.Recv()
 	check(t, err)
+	if pending.Mark(); pending.Answers() != 2 || pending.Marked() {
+		t.Errorf("%d calls are counted as answered, want the check and the watch, which goes on; and one waits: %t", pending.Answers(),
+			pending.Marked())
+	}
 	register(t, r, second.info("2"))
 	expectWho(t, client, "second")
 	first.awaitOpen(t, 1)

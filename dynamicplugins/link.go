@@ -47,6 +47,7 @@ type link struct {
 	// use, mu is held, and they are closed only while no call counts. So a call that has begun finds none that is being closed.
 	messages, fragments atomic.Pointer[frames.Conn]
 	mu                  sync.Mutex
+	pending             *frames.Pending // set with the first connection
 }
 
 const retired, oneCall = 1, 2
@@ -85,6 +86,9 @@ func (l *link) conn(fragments bool) (frames.Conn, error) {
 	defer l.mu.Unlock()
 	if c := at.Load(); c != nil {
 		return *c, nil
+	}
+	if l.pending == nil {
+		l.pending = frames.PendingAt(l.path)
 	}
 	c, err := l.pool.connect(l, fragments)
 	if err != nil {
@@ -199,7 +203,7 @@ func (p *pool) connect(l *link, fragments bool) (frames.Conn, error) {
 func (p *pool) connectFragments(l *link) frames.Conn {
 	c := frames.NewClient(frames.ClientConfig{
 		Dial:    func(ctx context.Context) (net.Conn, error) { return p.dialFor(ctx, l) },
-		Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats,
+		Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats, Pending: l.pending,
 		Owner: ownerOf(l.info),
 	})
 	if p.intercept == nil {

@@ -241,6 +241,7 @@ func (p *process) newTarget(endpoint string) (*front.Target, error) {
 	}
 	services := frames.NewClient(frames.ClientConfig{
 		Dial: dial, Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Owner: owner,
+		Pending: frames.PendingAt(endpoint),
 	})
 	return &front.Target{
 		Services: frames.Intercept(services, by),

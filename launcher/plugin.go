@@ -14,8 +14,10 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -128,10 +130,21 @@ type Plugin struct {
 	Upgrade Upgrade
 	// StopTimeout is how long it may take to stop before it is killed (default 5 s).
 	StopTimeout time.Duration
+	// Health says how its health is checked.
+	Health Health
 	// ReadyTimeout is how long a replacement may take to become ready (default 30 s).
 	ReadyTimeout time.Duration
 	// LogRate is how many lines of output per second are kept (default 1,000; negative for no limit).
 	LogRate int
+}
+
+// Health says how a plugin that offers grpc.health.v1 is checked. Zero stands for the default.
+type Health struct {
+	// Interval is the time between two checks (default 1 s), and Timeout how long an answer may take (default 500 ms).
+	Interval, Timeout time.Duration
+	// Misses is after how many checks in a row without an answer the plugin is unresponsive (default 3). It is not while a call of this
+	// process waits for its answer that was made before these checks, and an answer to a call counts as one to a check.
+	Misses int
 }
 
 // Protocol launches a plugin with a host, in the place of [host.Host.Launch]. It may take its time until the plugin is met; the end of ctx
@@ -144,6 +157,8 @@ const (
 	defaultStopTimeout  = 5 * time.Second
 	defaultReadyTimeout = 30 * time.Second
 	defaultIdle         = 5 * time.Minute
+
+	defaultHealthInterval, defaultHealthTimeout, defaultHealthMisses = time.Second, 500 * time.Millisecond, 3
 )
 
 // identity tells whether a process that survived is of this plugin as it is configured now: all that its processes notice of it, but for
@@ -176,6 +191,14 @@ func (p Plugin) same(other Plugin) bool {
 	return fronted && reflect.DeepEqual(p, other)
 }
 
+// checks is how the health of a process that serves at a socket is checked.
+func (p Plugin) checks(socket string) supervise.Checks {
+	return supervise.Checks{
+		Interval: cmp.Or(p.Health.Interval, defaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, defaultHealthTimeout),
+		Misses: cmp.Or(p.Health.Misses, defaultHealthMisses), Pending: frames.PendingAt(socket),
+	}
+}
+
 func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, defaultStopTimeout) }
 
 // grace divides the StopTimeout: a plugin that does not heed the end of its standard input has the second half for SIGTERM. Calls through a
@@ -206,6 +229,8 @@ func (l *Launcher) check(p Plugin) error {
 			p.Name)
 	case len(p.Args) == 0 || p.Args[0] == "":
 		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
+	case min(p.Health.Interval, p.Health.Timeout) < 0 || p.Health.Misses < 0:
+		return fmt.Errorf("cannot launch plugin %s: the Interval, Timeout and Misses of its Health must not be below zero", p.Name)
 	case p.Survive && l.cfg.Host.StateDir == "":
 		return fmt.Errorf("cannot launch plugin %s: it must survive its host, which has no directory to remember it in: set the "+
 			"StateDir of the host", p.Name)

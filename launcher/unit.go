@@ -181,7 +181,7 @@ func (u *unit) followHealth(ctx context.Context, p *Plugin, proc supervise.Proce
 		})
 		return
 	}
-	supervise.FollowHealth(ctx, conn, found)
+	supervise.FollowHealth(ctx, conn, p.checks(at), found)
 	_ = conn.Close() // once, which cannot fail
 }
 

@@ -22,6 +22,8 @@ type clientCall struct {
 	onFinish []func(error)
 	unwatch  func() bool
 	finished sync.Once
+	waits    PendingCall
+	answered sync.Once // ends waits
 
 	held    []byte // by the last fragment
 	checked bool   // whether the headers are gRPC's
@@ -31,6 +33,7 @@ var _ grpc.ClientStream = (*clientCall)(nil)
 
 // told tells those who want to know that the call has ended.
 func (c *clientCall) told(err error) {
+	c.answered.Do(func() { c.waits.End(err) })
 	for _, h := range c.client.config.Stats {
 		h.HandleRPC(c.ctx, &stats.End{Client: true, BeginTime: c.began, EndTime: time.Now(), Error: err})
 	}
@@ -153,6 +156,7 @@ func (c *clientCall) recv(m any) error {
 	case notGRPC(headers) != nil:
 		return notGRPC(headers)
 	case err == nil:
+		c.answered.Do(func() { c.waits.End(nil) })
 		return nil
 	}
 	if failed := statusOf(trailers); failed != nil {

@@ -61,6 +61,8 @@ type ClientConfig struct {
 	Owner uint32
 	// TLS says that the connections are encrypted.
 	TLS bool
+	// Pending counts the calls until their first answer; nil to count none.
+	Pending *Pending
 	// Stats are told of each call: Begin and End.
 	Stats []stats.Handler
 }
@@ -408,7 +410,7 @@ func (c *Client) Invoke(context.Context, string, any, any, ...grpc.CallOption) e
 // NewStream implements [grpc.ClientConnInterface]. The options must have a [CallOption]; of others the content subtype and OnFinish count.
 // The messages of the stream are [Fragment]s.
 func (c *Client) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
-	call := &clientCall{client: c, began: time.Now()}
+	call := &clientCall{client: c, began: time.Now(), waits: c.config.Pending.Begin()}
 	kind := contentType
 	var budget *Budget
 	var uid uint32

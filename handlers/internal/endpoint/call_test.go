@@ -13,9 +13,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/internal/endpoint"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 )
 
 func TestCall(t *testing.T) {
@@ -65,6 +67,33 @@ func TestProbeIsJudged(t *testing.T) {
 	ctx := cache.WithEndpointDialer(t.Context(), func(context.Context, string) (net.Conn, error) { return nil, refused })
 	if err := endpoint.Probe(ctx, path); !errors.Is(err, refused) {
 		t.Errorf("refused by the judge: %v", err)
+	}
+}
+
+// TestCallsAreCounted: a plugin that works on a call of a handler is not taken for one that hangs.
+func TestCallsAreCounted(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pending := frames.PendingAt(path)
+	server := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error {
+		if pending.Mark(); !pending.Marked() {
+			t.Error("the call is not counted")
+		}
+		return status.Error(codes.NotFound, "no")
+	}))
+	go server.Serve(listener) //nolint:errcheck // ends with Stop
+	defer server.Stop()
+	conn, err := endpoint.Dial(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	err = conn.Invoke(t.Context(), "/s/m", &emptypb.Empty{}, &emptypb.Empty{})
+	if status.Code(err) != codes.NotFound || pending.Marked() || pending.Answers() != 1 {
+		t.Errorf("after %v: %d answers, and one waits: %t", err, pending.Answers(), pending.Marked())
 	}
 }
 

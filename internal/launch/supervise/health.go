@@ -14,20 +14,33 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
-// How a plugin is asked. One that hangs is Unresponsive after at most 2.5 s: checkInterval, and maxMisses times checkTimeout.
-const (
-	checkInterval = time.Second            // between two checks that are answered, less up to a tenth, by chance
-	firstCheck    = time.Second / 10       // at the latest; a plugin has just answered when it is ready, and its first callers go first
-	checkTimeout  = 500 * time.Millisecond // within which a check must be answered
-	maxMisses     = 3                      // checks in a row without an answer. To be slow once is not to be dead
-)
+// Checks says how the health of a plugin is checked. A plugin that hangs is Unresponsive after at most Interval and Misses times Timeout.
+type Checks struct {
+	// Interval is the time between two checks that are answered, less up to a tenth, by chance.
+	Interval time.Duration
+	// Timeout is the time within which a check must be answered.
+	Timeout time.Duration
+	// Misses is after how many checks in a row without an answer a plugin is Unresponsive.
+	Misses int
+	// Pending are the calls to the plugin, which may have one worker: while it works on a call that was made before these checks, it is not
+	// Unresponsive, and an answer to a call counts as one to a check. Nil if there are none.
+	Pending *frames.Pending
+}
+
+// firstCheck is when the first check is made, at the latest: a plugin has just answered when it is ready, and its first callers go first.
+const firstCheck = time.Second / 10
 
 type follower struct {
+	Checks
 	client  healthpb.HealthClient
 	observe func(machine.HealthFound)
+
+	misses  int    // in a row
+	answers uint64 // to calls, as of the last check
 
 	mu      sync.Mutex // held while observe runs, which puts the calls in order
 	current machine.HealthState
@@ -38,8 +51,8 @@ var errNotOffered = errors.New("health is not offered")
 // FollowHealth finds out how a running plugin is, until ctx ends or it is clear that the plugin does not offer health. It checks at an
 // interval whether the plugin answers, which nobody can tell but by asking, and where the plugin offers Watch it learns at once what it
 // answers. observe is called with each new state, in order; it must not block.
-func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, observe func(machine.HealthFound)) {
-	h := &follower{client: healthpb.NewHealthClient(conn), observe: observe, current: machine.Unknown}
+func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Checks, observe func(machine.HealthFound)) {
+	h := &follower{Checks: checks, client: healthpb.NewHealthClient(conn), observe: observe, current: machine.Unknown}
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	defer watching.Wait()
@@ -49,10 +62,10 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, observe fu
 	}
 	watching.Go(func() { h.watch(ctx) })
 
-	for misses := 0; ; {
+	for {
 		begun := time.Now()
 		err := h.check(ctx)
-		wait := checkInterval - rand.N(checkInterval/10)
+		wait := h.Interval - rand.N(h.Interval/10+1)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -60,13 +73,14 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, observe fu
 			h.set(machine.NotOffered, nil)
 			return
 		case err != nil:
-			if misses++; misses >= maxMisses {
+			if h.missed() {
 				h.set(machine.Unresponsive, err)
-			} else {
-				wait = checkTimeout
+			}
+			if h.misses < h.Misses {
+				wait = h.Timeout
 			}
 		default:
-			misses = 0
+			h.misses = 0
 		}
 		if !backoff.Pause(ctx, wait-time.Since(begun)) {
 			return
@@ -74,9 +88,21 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, observe fu
 	}
 }
 
+// missed counts a check without an answer, and reports whether the plugin hangs.
+func (h *follower) missed() bool {
+	if answers := h.Pending.Answers(); answers != h.answers {
+		h.answers, h.misses = answers, 0
+	}
+	if h.misses == 0 {
+		h.Pending.Mark()
+	}
+	h.misses++
+	return h.misses >= h.Misses && !h.Pending.Marked()
+}
+
 // check asks once. An error other than errNotOffered says that there was no answer.
 func (h *follower) check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
 	defer cancel()
 	response, err := h.client.Check(ctx, &healthpb.HealthCheckRequest{})
 	switch status.Code(err) {
@@ -86,7 +112,7 @@ func (h *follower) check(ctx context.Context) error {
 	case codes.Unimplemented, codes.NotFound:
 		return errNotOffered
 	case codes.DeadlineExceeded, codes.Unavailable, codes.Canceled:
-		return fmt.Errorf("no answer to a health check within %v: %w", checkTimeout, err)
+		return fmt.Errorf("no answer to a health check within %v: %w", h.Timeout, err)
 	default:
 		h.set(machine.NotServing, fmt.Errorf("the health check was answered with an error: %w", err))
 		return nil
@@ -104,7 +130,7 @@ func (h *follower) watch(ctx context.Context) {
 				h.answered(response)
 			}
 		}
-		if status.Code(err) == codes.Unimplemented || !backoff.Pause(ctx, checkInterval) {
+		if status.Code(err) == codes.Unimplemented || !backoff.Pause(ctx, h.Interval) {
 			return
 		}
 	}

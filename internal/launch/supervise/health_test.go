@@ -14,6 +14,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
@@ -32,6 +33,9 @@ type fakeConn struct {
 	changed  chan struct{} // closed with the next change of the status
 	checks   int
 }
+
+// checks are those of a plugin without a configuration of its own.
+var checks = Checks{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3}
 
 func newFakeConn() *fakeConn { return &fakeConn{status: healthServing, changed: make(chan struct{})} }
 
@@ -104,7 +108,9 @@ type watched struct {
 	end  func()
 }
 
-func watchHealth(t *testing.T, conn *fakeConn) *watched {
+func watchHealth(t *testing.T, conn *fakeConn) *watched { return watchChecks(t, conn, checks) }
+
+func watchChecks(t *testing.T, conn *fakeConn, checks Checks) *watched {
 	w := &watched{conn: conn}
 	observe := func(s machine.HealthFound) {
 		w.mu.Lock()
@@ -114,7 +120,7 @@ func watchHealth(t *testing.T, conn *fakeConn) *watched {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
-	following.Go(func() { FollowHealth(ctx, conn, observe) })
+	following.Go(func() { FollowHealth(ctx, conn, checks, observe) })
 	w.end = sync.OnceFunc(func() {
 		cancel()
 		following.Wait()
@@ -230,6 +236,69 @@ func TestHealthSlowOnce(t *testing.T) {
 			conn.set(func() { conn.delay = 400 * time.Millisecond })
 		}
 		w.expect(t, machine.Healthy)
+	})
+}
+
+// TestHealthBusy: a plugin that works on calls is not unresponsive, however long they take.
+func TestHealthBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn, checks := newFakeConn(), checks
+		checks.Pending = new(frames.Pending)
+		w := watchChecks(t, conn, checks)
+		w.expect(t, machine.Healthy)
+		conn.set(func() { conn.delay = time.Hour })
+		call := checks.Pending.Begin()
+		for range 10 { // there is always another call that waits
+			time.Sleep(10 * second)
+			next := checks.Pending.Begin()
+			time.Sleep(10 * second)
+			call.End(nil)
+			call = next
+			w.expect(t)
+		}
+		call.End(status.Error(codes.DeadlineExceeded, "")) // this one was not answered
+		time.Sleep(2500 * time.Millisecond)
+		w.expect(t, machine.Unresponsive)
+	})
+}
+
+// TestHealthHangsUnderLoad: calls that a plugin does not answer are no sign of life, however many there are.
+func TestHealthHangsUnderLoad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn, checks := newFakeConn(), checks
+		checks.Pending = new(frames.Pending)
+		w := watchChecks(t, conn, checks)
+		w.expect(t, machine.Healthy)
+		conn.set(func() { conn.delay = time.Hour })
+		var calls []frames.PendingCall
+		for range 15 { // one begins each second, and has 10 s
+			calls = append(calls, checks.Pending.Begin())
+			time.Sleep(second)
+			if len(calls) > 10 {
+				calls[len(calls)-11].End(status.Error(codes.DeadlineExceeded, ""))
+			}
+		}
+		w.expect(t, machine.Unresponsive)
+	})
+}
+
+// TestHealthConfigured: interval, timeout and misses are those of the plugin.
+func TestHealthConfigured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := newFakeConn()
+		w := watchChecks(t, conn, Checks{Interval: time.Minute, Timeout: 20 * second, Misses: 5})
+		w.expect(t, machine.Healthy)
+		conn.set(func() { conn.delay = 19 * second })
+		time.Sleep(10 * time.Minute)
+		w.expect(t)
+		if conn.checks > 14 {
+			t.Errorf("%d checks in ten minutes, want one a minute", conn.checks)
+		}
+		conn.set(func() { conn.delay = time.Hour })
+		time.Sleep(100 * second)
+		w.expect(t)
+		time.Sleep(80 * second)
+		w.expect(t, machine.Unresponsive)
 	})
 }
 

@@ -62,7 +62,7 @@ func TestHealthOfProcess(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		FollowHealth(ctx, conn, func(s machine.HealthFound) { told <- s })
+		FollowHealth(ctx, conn, checks, func(s machine.HealthFound) { told <- s })
 	}()
 	until := func(state machine.HealthState) {
 		t.Helper()
