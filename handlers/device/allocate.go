@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // Request says which devices to allocate, and to whom.
@@ -66,7 +67,8 @@ func checkNames(resource, owner string) error {
 // it returns, the allocation is durable; it ends with [Handler.Release] only. With an error nothing was allocated.
 //
 // An owner has at most one allocation of a resource. The same request again returns it, also after a restart, so that a caller who got no
-// answer can ask again; a request for something else is [ErrConflict]. A plugin that wants to prepare devices before each start of their
+// answer can ask again; a request for something else is [ErrConflict]. After a reboot the plugin is asked again for the same devices, since
+// what it made ready before may be gone. A plugin that wants to prepare devices before each start of their
 // owner (PreStartContainer) is asked to whenever Allocate is called, so call it before each start.
 //
 // It blocks for up to three calls to the plugin, and for another call for the same owner. ctx ends that.
@@ -191,21 +193,61 @@ func (h *Handler) remove(a *allocation) {
 	h.tidy(r)
 }
 
+// adviceTimeout bounds what advice may cost an allocation: a plugin that does not give it in time has none.
+const adviceTimeout = time.Second
+
 // again returns an allocation that exists.
 func (h *Handler) again(ctx context.Context, a *allocation, p *plugin, wanted wish) (Allocation, error) {
 	if !a.equal(wanted) {
 		return Allocation{}, fmt.Errorf("it has %d devices since %s, and was asked for otherwise: %w; release it first", len(a.Devices),
 			a.Time.Format(time.RFC3339), ErrConflict)
 	}
-	if a.PreStart {
-		if p == nil {
-			return Allocation{}, fmt.Errorf("the plugin is to prepare the devices again: %w", ErrUnavailable)
+	rebooted := a.Boot != sock.BootID()
+	if p == nil && (rebooted || a.PreStart) {
+		return Allocation{}, fmt.Errorf("the plugin is to prepare the devices again: %w", ErrUnavailable)
+	}
+	if rebooted {
+		if err := h.makeReady(ctx, a, p); err != nil {
+			return Allocation{}, err
 		}
+	} else if a.PreStart {
 		if err := p.prepare(ctx, a.Devices); err != nil {
 			return Allocation{}, refused(ctx, err)
 		}
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	return a.public(), nil
+}
+
+// makeReady has the plugin make the devices of an allocation ready, and saves its answer. After an error the allocation is as before, except
+// that the store may have the answer.
+func (h *Handler) makeReady(ctx context.Context, a *allocation, p *plugin) error {
+	answer, err := p.allocate(ctx, a.Devices)
+	if err == nil && p.preStart {
+		err = p.prepare(ctx, a.Devices)
+	}
+	if err != nil {
+		return refused(ctx, err)
+	}
+	h.mu.Lock()
+	if a.Time.IsZero() {
+		a.Time = time.Now().UTC()
+	}
+	ready := &allocation{Allocation: a.Allocation, wish: a.wish, PreStart: p.preStart, Boot: sock.BootID()}
+	h.mu.Unlock()
+	ready.Answer = answer
+	record, err := json.Marshal(ready)
+	if err != nil {
+		return err
+	}
+	if err := h.store.Put(a.key(), record); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a.Answer, a.PreStart, a.Boot = ready.Answer, ready.PreStart, ready.Boot
+	return nil
 }
 
 // give chooses devices for a new allocation, has the plugin make them ready, and saves it.
@@ -224,26 +266,13 @@ func (h *Handler) give(ctx context.Context, a *allocation, p *plugin) error {
 	if p == nil {
 		return ErrUnavailable
 	}
-	if err := h.reserve(a, h.preference(ctx, p, a.wish)); err != nil {
+	advised, cancel := context.WithTimeout(ctx, adviceTimeout)
+	preferred := h.preference(advised, p, a.wish)
+	cancel()
+	if err := h.reserve(a, preferred); err != nil {
 		return err
 	}
-	answer, err := p.allocate(ctx, a.Devices)
-	if err != nil {
-		return refused(ctx, err)
-	}
-	if p.preStart {
-		if err := p.prepare(ctx, a.Devices); err != nil {
-			return refused(ctx, err)
-		}
-	}
-	h.mu.Lock()
-	a.Answer, a.PreStart, a.Time = answer, p.preStart, time.Now().UTC()
-	h.mu.Unlock()
-	record, err := json.Marshal(a)
-	if err != nil {
-		return err
-	}
-	return h.store.Put(a.key(), record)
+	return h.makeReady(ctx, a, p)
 }
 
 // refused is the error for a call to a plugin that failed.

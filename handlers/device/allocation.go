@@ -19,7 +19,7 @@ type Allocation struct {
 	Devices []string `json:"devices"`
 	// Time is when they were allocated.
 	Time time.Time `json:"time"`
-	// Answer is what the plugin answered then.
+	// Answer is what the plugin answered then, or when it was asked again after a reboot.
 	Answer Answer `json:"answer"`
 }
 
@@ -38,7 +38,8 @@ func (w wish) equal(other wish) bool {
 type allocation struct {
 	Allocation // its devices are held in resource.holders
 	wish
-	PreStart bool `json:"preStart,omitempty"` // the plugin wants to prepare the devices before each start
+	PreStart bool   `json:"preStart,omitempty"` // the plugin wants to prepare the devices before each start
+	Boot     string `json:"boot,omitempty"`     // the ID of the boot in which the plugin answered
 
 	// The state. An allocation that is neither given nor busy is one that the store may have, although it was not made.
 	given bool          // it is in the store

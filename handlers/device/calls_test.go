@@ -84,6 +84,37 @@ func TestCallOutlivesItsPlugin(t *testing.T) {
 	giving.Wait()
 }
 
+// TestAdviceIsNotWaitedFor: a plugin that does not say what it prefers costs an allocation a second, not the timeout of a call.
+func TestAdviceIsNotWaitedFor(t *testing.T) {
+	f := newFake("a", "b")
+	f.options = &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
+	f.prefer = func(*pluginapi.ContainerPreferredAllocationRequest) ([]string, error) { return []string{"b"}, nil }
+	had := make(chan time.Duration, 1)
+	f.asked = func(ctx context.Context) {
+		deadline, _ := ctx.Deadline()
+		had <- time.Until(deadline)
+		<-ctx.Done()
+	}
+	r := newRig(t, f, device.Config{})
+	if got := r.give("one", 1).Devices; got[0] != "a" {
+		t.Errorf("allocated are %v, want those of a plugin without preferences", got)
+	}
+	if d := <-had; d > time.Second {
+		t.Errorf("GetPreferredAllocation may take %v of an allocation, want a second", d)
+	}
+	// Who asks for nothing else waits for the answer.
+	f.asked = func(ctx context.Context) {
+		deadline, _ := ctx.Deadline()
+		had <- time.Until(deadline)
+	}
+	if got, err := r.Preferred(t.Context(), device.Request{Resource: resource}); err != nil || len(got) != 1 || got[0] != "b" {
+		t.Errorf("preferred are %v, %v", got, err)
+	}
+	if d := <-had; d <= time.Second {
+		t.Errorf("GetPreferredAllocation may take %v, want the timeout of a call", d)
+	}
+}
+
 func TestCloseTells(t *testing.T) {
 	r := newRig(t, newFake("a"), device.Config{})
 	changed := r.Changed()

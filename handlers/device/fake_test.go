@@ -36,6 +36,7 @@ type fake struct {
 	list     func(pluginapi.DevicePlugin_ListAndWatchServer) error
 	allocate func(context.Context, []string) (*pluginapi.AllocateResponse, error)
 	prefer   func(*pluginapi.ContainerPreferredAllocationRequest) ([]string, error)
+	asked    func(ctx context.Context) // before prefer
 	prepare  func([]string) error
 
 	mu      sync.Mutex
@@ -139,9 +140,12 @@ func answer(ids []string) *pluginapi.AllocateResponse {
 }
 
 func (f *fake) GetPreferredAllocation(
-	_ context.Context, r *pluginapi.PreferredAllocationRequest,
+	ctx context.Context, r *pluginapi.PreferredAllocationRequest,
 ) (*pluginapi.PreferredAllocationResponse, error) {
 	f.record("GetPreferredAllocation")
+	if f.asked != nil {
+		f.asked(ctx)
+	}
 	ids, err := f.prefer(r.GetContainerRequests()[0])
 	return &pluginapi.PreferredAllocationResponse{
 		ContainerResponses: []*pluginapi.ContainerPreferredAllocationResponse{{DeviceIDs: ids}},

@@ -1,6 +1,8 @@
 package device_test
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
 	"github.com/patchbay-dev/patchbay/handlers/device"
@@ -49,6 +53,52 @@ func TestAllocationsOutliveTheProcess(t *testing.T) {
 	s = openState(t, state)
 	if got := newHandler(t, device.Config{Store: s.Bucket("device")}).Allocations(); len(got) != 0 {
 		t.Errorf("what was released is back: %v", got)
+	}
+}
+
+// TestAllocationOfAnEarlierBoot: what a plugin made ready before a reboot may be gone, such as the files of CDI in /run, so the plugin is
+// asked again, with the same devices.
+func TestAllocationOfAnEarlierBoot(t *testing.T) {
+	m := newMemory()
+	r := newRig(t, newFake("a", "b"), device.Config{Store: m})
+	first := r.give("one", 0, "b")
+	r.must(r.Close())
+	const key = "allocation/" + resource + " one"
+	var record map[string]any
+	r.must(json.Unmarshal(m.values[key], &record))
+	record["boot"] = "5f0e5b3c-0000-4000-8000-000000000000"
+	rebooted, err := json.Marshal(record)
+	r.must(err)
+	m.values[key] = rebooted
+
+	r.Handler = newHandler(t, device.Config{Store: m})
+	r.refuses(device.ErrUnavailable, "one", 0, "b")
+	r.must(r.reg())
+	f := r.fake
+	f.allocate = func(context.Context, []string) (*pluginapi.AllocateResponse, error) {
+		return nil, errors.New("not ready")
+	}
+	r.refuses(device.ErrRefused, "one", 0, "b")
+	f.allocate = func(_ context.Context, ids []string) (*pluginapi.AllocateResponse, error) {
+		a := answer(ids)
+		a.ContainerResponses[0].Envs["BOOT"] = "2"
+		return a, nil
+	}
+	m.fail(true, false)
+	r.refuses(errDisk, "one", 0, "b")
+	m.fail(false, false)
+	again := r.give("one", 0, "b")
+	if again.Answer.Envs["BOOT"] != "2" || !slices.Equal(again.Devices, first.Devices) || !again.Time.Equal(first.Time) {
+		t.Errorf("after a reboot the allocation is %+v, want the devices of %+v and a new answer", again, first)
+	}
+	if third := r.give("one", 0, "b"); f.called("Allocate b") != 4 || fmt.Sprint(third) != fmt.Sprint(again) {
+		t.Errorf("the plugin was asked %d times, want 4: once before the reboot, and after it until it answered and that was saved; then "+
+			"the allocation is %+v", f.called("Allocate b"), third)
+	}
+	r.must(r.Close())
+	r.Handler = newHandler(t, device.Config{Store: m})
+	if kept := r.give("one", 0, "b"); fmt.Sprint(kept) != fmt.Sprint(again) {
+		t.Errorf("after a restart the allocation is %+v, want %+v", kept, again)
 	}
 }
 
