@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"cmp"
+	"regexp"
 	"runtime/debug"
 )
 
@@ -33,6 +34,11 @@ func buildOf(version, commit string, info *debug.BuildInfo) Build {
 	return build
 }
 
+// pseudoVersion matches a version that the go command made of a commit. The part after the base version is the time and the commit's first
+// twelve digits; "make module" adds "dirty" if the tree had changes. See https://go.dev/ref/mod#pseudo-versions.
+var pseudoVersion = regexp.MustCompile(`^v[^-]+-(dirty\.)?.*\d{14}-([0-9a-f]{12})$`)
+
+// commitOf returns the commit of a build: what the go command recorded of the checkout or, outside one, the commit in the pseudo-version.
 func commitOf(info *debug.BuildInfo) string {
 	var revision, suffix string
 	for _, setting := range info.Settings {
@@ -40,6 +46,12 @@ func commitOf(info *debug.BuildInfo) string {
 		case setting.Key == "vcs.revision":
 			revision = setting.Value
 		case setting.Key == "vcs.modified" && setting.Value == "true":
+			suffix = "-dirty"
+		}
+	}
+	if parts := pseudoVersion.FindStringSubmatch(info.Main.Version); revision == "" && parts != nil {
+		revision = parts[2]
+		if parts[1] != "" {
 			suffix = "-dirty"
 		}
 	}

@@ -4,7 +4,8 @@
 //	go run ./module -source .. -out ../dist/module [-version v1.2.3]
 //	GOPROXY=file://$PWD/../dist/module,$(go env GOPROXY) GONOSUMDB=github.com/patchbay-dev/patchbay go get github.com/patchbay-dev/patchbay
 //
-// Without a version it is a pseudo-version whose last part is the digest of the content. It prints the version.
+// Without a version it is the pseudo-version of the commit, to which a changed tree adds the digest of its content, so that the module cache
+// never serves an earlier state. It prints the version.
 package main
 
 import (
@@ -51,7 +52,7 @@ func write(root, out, version string, at time.Time) (string, error) {
 	}
 	path := modfile.ModulePath(goMod)
 	if !semver.IsValid(version) || semver.Canonical(version) != version {
-		if version, err = pseudo(files, at); err != nil {
+		if version, err = pseudo(root, files, at); err != nil {
 			return "", err
 		}
 	}
@@ -90,14 +91,12 @@ func (s source) Open() (io.ReadCloser, error) { return os.Open(filepath.Join(s.r
 
 // sources lists what is in the repository, or would be if all were committed.
 func sources(root string) ([]zip.File, error) {
-	list := exec.CommandContext(context.Background(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
-	list.Dir = root
-	out, err := list.Output()
+	out, err := git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
 	if err != nil {
-		return nil, fmt.Errorf("git cannot list the files: %w", err)
+		return nil, err
 	}
 	var files []zip.File
-	for name := range strings.SplitSeq(strings.TrimSuffix(string(out), "\x00"), "\x00") {
+	for name := range strings.SplitSeq(strings.TrimSuffix(out, "\x00"), "\x00") {
 		s := source{root, name}
 		if _, err := s.Lstat(); err == nil { // else it was removed, and that is not committed yet
 			files = append(files, s)
@@ -119,8 +118,21 @@ func pack(files []zip.File, m module.Version, archive string) error {
 	return file.Close()
 }
 
-// pseudo returns a version that is different for each content.
-func pseudo(files []zip.File, at time.Time) (string, error) {
+// pseudo returns the pseudo-version of the commit that is checked out at root. If the tree differs from the commit, the version also has the
+// digest of the files.
+func pseudo(root string, files []zip.File, at time.Time) (string, error) {
+	commit, err := git(root, "rev-parse", "HEAD")
+	if err != nil {
+		return "", err
+	}
+	changes, err := git(root, "status", "--porcelain")
+	if err != nil {
+		return "", err
+	}
+	revision := strings.TrimSpace(commit)[:12]
+	if changes == "" {
+		return module.PseudoVersion("v0", "", at, revision), nil
+	}
 	checked, err := zip.CheckFiles(files)
 	if err != nil {
 		return "", err
@@ -134,5 +146,16 @@ func pseudo(files []zip.File, at time.Time) (string, error) {
 		return "", err
 	}
 	digest := fmt.Sprintf("%x", strings.TrimPrefix(hash, "h1:"))
-	return module.PseudoVersion("v0", "", at, digest[:12]), nil
+	return module.PseudoVersion("v0", "v0.0.0-dirty."+digest[:12], at, revision), nil
+}
+
+// git returns what a git command prints at root.
+func git(root string, args ...string) (string, error) {
+	cmd := exec.CommandContext(context.Background(), "git", args...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w", strings.Join(args, " "), err)
+	}
+	return string(out), nil
 }

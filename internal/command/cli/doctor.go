@@ -38,7 +38,7 @@ the clock. If no daemon answers, a finding says so, and the paths are taken from
 
 Each finding is ok, warn or fail, and says what to do. Nothing is changed.
 
-Run it as the daemon's user. The exit code is 1 if a finding is fail.`,
+Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a control socket exists and no daemon answers there.`,
 		Example: `  patchbay doctor
 
   # What has to be done?
@@ -175,9 +175,13 @@ func askDaemon(
 	defer cancel()
 	running, err := asked.Configuration(ctx)
 	if err != nil {
-		return nil, []doctor.Finding{finding("daemon", doctor.Warn,
-			"no daemon could be asked, and what follows is about the configuration: "+err.Error(),
-			"start the daemon, or name the socket of one that runs with --control-socket; then its plugins are looked at too")}
+		from := config.Default
+		if loaded != nil {
+			from = loaded.Origin("controlSocket")
+		}
+		return nil, []doctor.Finding{finding("daemon", doctor.Warn, fmt.Sprintf(
+			"no daemon answered at control socket %s (%s), so the other findings are about the configuration: %v", c.ControlSocket, from, err),
+			"start the daemon, or name its socket with --control-socket; then doctor checks its plugins too")}
 	}
 	findings := []doctor.Finding{finding("daemon", doctor.OK,
 		fmt.Sprintf("the daemon answers; it uses plugin directories %q and state file %s", running.PluginDirs, running.State), "")}

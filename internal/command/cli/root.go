@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -160,7 +161,7 @@ func thisVersion() versionInfo {
 }
 
 func (v versionInfo) String() string {
-	return fmt.Sprintf("patchbay %s (commit %s, %s, %s/%s)", v.Version, cell(v.Commit), v.GoVersion, v.OS, v.Arch)
+	return fmt.Sprintf("patchbay %s (commit %s, %s, %s/%s)", v.Version, cmp.Or(v.Commit, "unknown"), v.GoVersion, v.OS, v.Arch)
 }
 
 func newVersionCommand() *cobra.Command {

@@ -99,7 +99,7 @@ func TestFaultsAreFound(t *testing.T) {
 		},
 		"stale control socket": {
 			provoke: func(t *testing.T, s *Subject) { staleSocket(t, s.ControlSocket) },
-			check:   "control-socket", status: Warn, says: "is stale", remedy: "start the daemon",
+			check:   "control-socket", status: Fail, says: "is stale: its daemon has exited", remedy: "start the daemon",
 		},
 		"full disk: state": {
 			provoke: func(t *testing.T, s *Subject) {

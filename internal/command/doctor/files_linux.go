@@ -308,8 +308,8 @@ func checkControlSocket(ctx context.Context, s Subject) []Finding {
 		return []Finding{fail(fmt.Sprintf("process %d accepts on control socket %s and does not answer as a daemon: %v", pid, path, err),
 			"look at the log of that process; end it if it hangs, or choose another path with --control-socket")}
 	case sock.IsRefused(err):
-		return []Finding{warn(fmt.Sprintf("control socket %s is stale: no daemon serves it", path),
-			"start the daemon: it takes the socket's place")}
+		return []Finding{fail(fmt.Sprintf("control socket %s is stale: its daemon has exited without removing it", path),
+			"read the end of the daemon's log, then start the daemon: it replaces the socket")}
 	}
 	return []Finding{fail(fmt.Sprintf("control socket %s cannot be reached: %v", path, err),
 		"run this as root, as the daemon's user, or as a member of the socket's group")}
