@@ -42,8 +42,9 @@ func newConfigCheckCommand(paths paths) *cobra.Command {
 		Long: `Check the configuration that "patchbay run" would use, or that it would use with --config FILE: the file, its drop-ins and the
 environment. Each error is printed as FILE:LINE:COLUMN: MESSAGE, and the exit code is 1 if there are any. Nothing is started or changed.
 
-The daemon refuses to start with, or reload, a configuration that fails this check. The check covers the machine too: users, groups, and the
-programs of plugins that start with the daemon. So run it on the target machine, as the daemon's user.`,
+The daemon refuses a configuration with errors, at the start and on reload. The exceptions are plugins that this machine cannot launch now,
+because a program, directory or user is missing: the daemon runs without them and tries again, and "patchbay status" shows them. So run the
+check on the target machine, as the daemon's user.`,
 		Example: `  patchbay config check
   patchbay config check ./patchbay.yaml && sudo cp patchbay.yaml /etc/patchbay/ && sudo patchbay reload`,
 		Args: func(cmd *cobra.Command, args []string) error {

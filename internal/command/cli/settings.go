@@ -192,7 +192,7 @@ func (f *configFlags) check(cmd *cobra.Command) (*config.Loaded, error) {
 	}
 	loaded, c, err := load(sources)
 	wrong, ok := errors.AsType[config.Errors](err)
-	if err != nil && !ok || c.Catalogue == nil {
+	if err != nil && !ok || loaded == nil {
 		return loaded, err
 	}
 	// A daemon would run with such plugins, and not launch them.
@@ -248,8 +248,8 @@ func checkPaths(c daemon.Config) error {
 	return errors.Join(wrong...)
 }
 
-// load reads a configuration that a daemon can work with. The error is of type [config.Errors] if it is the content that is wrong. With
-// one whose form is right, which the daemon cannot work with, comes the configuration too.
+// load reads a configuration that a daemon can work with. The error is of type [config.Errors] if the content is wrong: then it has all
+// errors, and what could be read of the configuration is returned with it.
 func load(sources config.Sources) (*config.Loaded, daemon.Config, error) {
 	loaded, err := config.Load(sources)
 	if loaded == nil {

@@ -41,8 +41,9 @@ type Loaded struct {
 	origins map[string]Origin // of every value that is not a default, by path
 }
 
-// Load reads the files and merges everything. An error is of type [Errors], with all that is wrong with the files, unless one
-// cannot be read. If only plugins are wrong, the rest of the configuration comes with it.
+// Load reads the files and merges everything. An error is of type [Errors], with everything that is wrong, unless a file cannot be read.
+// If a file is not YAML, no configuration is returned with it. If a value has the wrong form, the configuration has a default there and no
+// Catalogue. If only plugins are wrong, the configuration has the others.
 func Load(s Sources) (*Loaded, error) {
 	paths, err := s.paths()
 	if err != nil {
@@ -50,6 +51,7 @@ func Load(s Sources) (*Loaded, error) {
 	}
 	l := &Loaded{Config: s.Defaults, files: newMap(Default)}
 	var errs Errors
+	unreadable := false
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		if s.Optional && path == s.File && isMissing(err) {
@@ -60,18 +62,16 @@ func Load(s Sources) (*Loaded, error) {
 		}
 		tree, wrong := parse(path, text)
 		errs = append(errs, wrong...)
-		if len(errs) == 0 {
+		if unreadable = unreadable || tree == nil; !unreadable {
 			l.files = merge(l.files, tree)
 			l.Files = append(l.Files, path)
 		}
 	}
-	if len(errs) > 0 {
+	if unreadable {
 		return nil, errs
 	}
-	if err := l.finish(s.Over); err != nil && l.Catalogue == nil {
-		return nil, err
-	} else if err != nil {
-		return l, err
+	if errs = errs.with(l.finish(s.Over)); len(errs) > 0 {
+		return l, errs
 	}
 	return l, nil
 }
@@ -83,14 +83,14 @@ func Parse(name string, text []byte, defaults Config) (*Loaded, error) {
 		return nil, wrong
 	}
 	l := &Loaded{Config: defaults, files: merge(newMap(Default), tree)}
-	if err := l.finish(nil); err != nil {
-		return nil, err
+	if wrong := l.finish(nil); len(wrong) > 0 {
+		return nil, wrong
 	}
 	return l, nil
 }
 
-// finish puts the settings over the files and decodes the result.
-func (l *Loaded) finish(over []Setting) error {
+// finish puts the settings over the files, decodes the result and returns everything that is wrong with it.
+func (l *Loaded) finish(over []Setting) Errors {
 	tree := newMap(Default)
 	tree.set("apiVersion", Default, newScalar(apiVersion, Default))
 	tree.set("kind", Default, newScalar(configKind, Default))
@@ -102,12 +102,11 @@ func (l *Loaded) finish(over []Setting) error {
 	tree.collect("", l.origins)
 	d := decoder{}
 	d.decode(tree, reflect.ValueOf(&l.Config).Elem(), "", "")
-	if len(d.errs) > 0 {
-		return d.errs
+	usable, err := catalogue.Usable(l.Config.Plugins)
+	if len(d.errs) == 0 {
+		l.Catalogue = usable
 	}
-	var err error
-	l.Catalogue, err = catalogue.Usable(l.Config.Plugins)
-	return l.locateAll(err)
+	return append(d.errs, l.locateAll(err)...)
 }
 
 // parse reads the text of one file and checks it on its own.
@@ -179,12 +178,11 @@ func (l *Loaded) Locate(path string, err error) *Error {
 }
 
 // locateAll does so for the errors of the catalogue.
-func (l *Loaded) locateAll(err error) error {
+func (l *Loaded) locateAll(err error) (errs Errors) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
-		return err
+		return nil // err is nil
 	}
-	var errs Errors
 	for _, err := range joined.Unwrap() {
 		field, _ := errors.AsType[*catalogue.FieldError](err) // each is one
 		errs = append(errs, l.Locate(fmt.Sprintf("plugins[%d].%s", field.Index, field.Field), field.Err))

@@ -61,6 +61,17 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
+// with returns e and those of others that it does not have, sorted: a file is checked on its own and again as a part of the whole.
+func (e Errors) with(others Errors) Errors {
+	for _, other := range others {
+		if !slices.ContainsFunc(e, func(err *Error) bool { return err.Error() == other.Error() }) {
+			e = append(e, other)
+		}
+	}
+	e.Sort()
+	return e
+}
+
 // Sort puts the errors of each file in the order of their positions; files stay in the order in which they occur first.
 func (e Errors) Sort() {
 	rank := map[string]int{}

@@ -21,8 +21,10 @@ func fromText(t *testing.T, text string) (*Loaded, error) {
 		return nil, errs
 	}
 	l := &Loaded{files: tree}
-	err := l.finish(nil)
-	return l, err
+	if wrong := l.finish(nil); len(wrong) > 0 {
+		return l, wrong
+	}
+	return l, nil
 }
 
 func TestValues(t *testing.T) {
