@@ -28,8 +28,9 @@ func (rt *Runtime) LaunchedAs(name string) (registered PluginName, known bool) {
 }
 
 // Events returns a channel with the last tail events, as far as they are kept, followed by new ones in order. The channel is closed when
-// ctx ends, or behind the last event once the Runtime has stopped. A reader that leaves more than 8,192 events unread gets one event of
-// kind [EventResync] instead of them.
+// ctx ends, or after the last event once the Runtime has stopped. A reader that leaves more than 8,192 events unread gets one event of
+// kind [EventResync] instead of them. The Runtime also logs each event to Config.Logger: a host that logs what it receives here logs it
+// twice.
 func (rt *Runtime) Events(ctx context.Context, tail int) <-chan Event {
 	return rt.journal.Events(ctx, tail)
 }

@@ -82,7 +82,8 @@ type Config struct {
 	EventsPath string
 	// Observer sees what the Runtime does.
 	Observer Observer
-	// Logger receives what an operator should know, and the output of launched plugins. If nil, nothing is logged.
+	// Logger receives what an operator should know: each event, which [Runtime.Events] delivers too, and the output of launched plugins.
+	// If nil, nothing is logged.
 	Logger *slog.Logger
 }
 

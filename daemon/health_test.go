@@ -21,6 +21,7 @@ func TestHealth(t *testing.T) {
 		scanMissing = "[-]scan: the plugin directories have not been searched yet\n"
 		broken      = "[-]discovery: /a\uFFFDb\uFFFD: no watches left\n"
 		notFound    = "404 page not found\n"
+		healthz     = "use /livez, which answers while the daemon runs, or /readyz, which answers whether it can register plugins\n"
 		foreign     = "the Host header does not name a loopback host: use localhost or a loopback address\n"
 	)
 	for name, test := range map[string]struct {
@@ -42,6 +43,7 @@ func TestHealth(t *testing.T) {
 		"degraded, verbose":      {target: "/readyz?verbose", condition: degraded, status: 503, body: "[+]scan ok\n" + broken},
 		"neither":                {target: "/readyz", scanned: pending, condition: degraded, status: 503, body: scanMissing + broken},
 		"root":                   {target: "/", status: 404, body: notFound},
+		"another system's":       {target: "/healthz", status: 404, body: healthz},
 		"below":                  {target: "/livez/", status: 404, body: notFound},
 		"unclean":                {target: "//livez", status: 404, body: notFound},
 		"elsewhere":              {method: "POST", target: "/metric", status: 405, body: "use GET\n"},

@@ -141,6 +141,11 @@ func (p pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "use GET", http.StatusMethodNotAllowed)
 		return
 	}
+	if r.URL.Path == "/healthz" {
+		http.Error(w, "use /livez, which answers while the daemon runs, or /readyz, which answers whether it can register plugins",
+			http.StatusNotFound)
+		return
+	}
 	page.ServeHTTP(w, r)
 }
 

@@ -57,11 +57,11 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 	b := &bench{
 		target: target, options: options, dir: target.Dir, socket: target.Socket, output: &serialWriter{w: options.Output}, number: 1,
 	}
-	if b.program, err = find(target.Command[0]); err != nil {
+	if b.program, err = find("the plugin's program", target.Command[0]); err != nil {
 		return nil, err
 	}
 	if len(target.Driver) > 0 {
-		if b.driver, err = find(target.Driver[0]); err != nil {
+		if b.driver, err = find("the driver", target.Driver[0]); err != nil {
 			return nil, err
 		}
 	}
@@ -106,11 +106,17 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 	return b, nil
 }
 
-// find returns the absolute path of a program.
-func find(program string) (string, error) {
+// find returns the absolute path of a program, which the error describes as role.
+func find(role, program string) (string, error) {
 	path, err := exec.LookPath(program)
+	if failed := new(exec.Error); errors.As(err, &failed) {
+		err = failed.Err
+	}
+	if failed := new(fs.PathError); errors.As(err, &failed) {
+		err = failed.Err
+	}
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("cannot find %s %s: %w", role, program, err)
 	}
 	return filepath.Abs(path)
 }

@@ -104,7 +104,7 @@ func Run(ctx context.Context, target Target, options Options) (Report, error) {
 	s := &subject{target: target, options: options, claims: claims, path: target.Socket}
 	if len(target.Command) > 0 {
 		if s.bench, err = newBench(target, options); err != nil {
-			return report, fmt.Errorf("cannot verify %s: %w", target, err)
+			return report, err
 		}
 	}
 	report.Programs = s.programs(ctx)

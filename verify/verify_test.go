@@ -40,8 +40,14 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", tc.target, err, tc.want)
 		}
 	}
-	if _, err := Run(t.Context(), Target{Command: []string{"/no/such/program"}}, Options{}); err == nil || errors.Is(err, ErrUsage) {
-		t.Errorf("a program that is not there: %v", err)
+	for want, target := range map[string]Target{
+		"cannot find the plugin's program /no/such/program: no such file or directory": {Command: []string{"/no/such/program"}},
+		"cannot find the driver /no/such/driver: no such file or directory": {
+			Command: []string{"/bin/true"}, Driver: []string{"/no/such/driver"}},
+	} {
+		if _, err := Run(t.Context(), target, Options{}); err == nil || errors.Is(err, ErrUsage) || err.Error() != want {
+			t.Errorf("%+v: got %v, want %s", target, err, want)
+		}
 	}
 }
 

@@ -17,7 +17,14 @@ upgraded under load; one is killed; the daemon is killed, and remembers them whe
 The demo takes a few seconds and has no requirements. It leaves no process or file behind, even if you interrupt it.`,
 		Example: "  patchbay demo",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return demo.Run(cmd.Context(), cmd.OutOrStdout())
+			if err := demo.Run(cmd.Context(), cmd.OutOrStdout()); err != nil {
+				return err
+			}
+			next := invocation() + " init plugin hello.example.com --type Greeter"
+			if invocation() != "patchbay" {
+				next += " --replace . --dir /tmp/hello"
+			}
+			return writeLines(cmd.OutOrStdout(), []string{"", "next, write a plugin of your own:", "  " + next})
 		},
 	}
 }

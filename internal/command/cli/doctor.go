@@ -68,8 +68,8 @@ Run it as the daemon's user. The exit code is 1 if a finding is fail: also if a 
 func examine(ctx context.Context, sources config.Sources) []doctor.Finding {
 	loaded, c, err := load(sources)
 	first := ofConfiguration(c, err)
-	if loaded == nil {
-		c = withoutFiles(sources)
+	if loaded == nil || loaded.Catalogue == nil {
+		loaded, c = nil, withoutFiles(sources)
 	}
 	asked := client.New(c.ControlSocket)
 	defer asked.Close()

@@ -104,15 +104,28 @@ func writePlugin(cmd *cobra.Command, dir string, options scaffold.Options) error
 	return sayWritten(cmd, dir, options, files)
 }
 
-// sayWritten lists the files and says what to do next.
+// sayWritten lists the files and the commands to type next.
 func sayWritten(cmd *cobra.Command, dir string, options scaffold.Options, files []scaffold.File) error {
 	lines := []string{fmt.Sprintf("plugin %s/%s is written to %s:", options.Type, options.Name, dir)}
 	for _, f := range files {
 		lines = append(lines, "  "+filepath.Join(dir, f.Path))
 	}
-	next := "build and test it with \"make\""
+	build := "make"
 	if dir != "." {
-		next = fmt.Sprintf("build and test it with \"make -C %s\"", dir)
+		build += " -C " + dir
 	}
-	return writeLines(cmd.OutOrStdout(), append(lines, next+", and read README.md"))
+	lines = append(lines, "next, build and test it, run a daemon, and start the plugin, which registers with the daemon:",
+		"  "+build,
+		fmt.Sprintf("  %s run --plugin-dir /tmp/plugins --accept-type %s &", invocation(), options.Type),
+		"  "+build+" run PLUGIN_DIR=/tmp/plugins",
+		filepath.Join(dir, "README.md")+" shows how to call it")
+	return writeLines(cmd.OutOrStdout(), lines)
+}
+
+// invocation returns how to run this program: only "go run" and a plain "go build" in a clone leave it without a version.
+func invocation() string {
+	if daemon.ThisBuild().Version == "devel" {
+		return "go run ./cmd/patchbay"
+	}
+	return "patchbay"
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,7 +27,8 @@ configuration in force, plugins and launched plugins, what needs attention, refu
 goroutines and memory. Possible secrets in the configuration are left out. Names, paths and error texts are not, so read the archive
 before you send it.
 
-The file errors.txt lists what was not available. Metrics, goroutines and memory need the role admin.`,
+README.txt in the archive describes its files, and errors.txt lists what was not available. Metrics, goroutines and memory need the role
+admin.`,
 		Example: `  patchbay support-dump report.tar.gz && tar tzf report.tar.gz`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -78,6 +80,26 @@ type dumped struct {
 	content []byte
 }
 
+// dumpContents is the README.txt of the archive.
+const dumpContents = `What "patchbay support-dump" collected from a daemon. Possible secrets in the configuration are left out.
+Names, paths and error texts are not: read the files before you send them. A file that could not be collected
+is missing, and errors.txt has the reason.
+
+command.json            the version of the command that wrote this archive
+daemon.json             the version, process and uptime of the daemon
+plugins.json            the registered plugins, their instances and states
+launched.json           the plugins that the daemon launches
+refusals.json           sockets and directories that were refused, with reasons
+needs.json              what needs attention, with remedies
+events.json             past events, oldest first
+configuration.json      the configuration in force
+process/metrics.txt     the daemon's metrics, in the text format of Prometheus
+process/goroutines.txt  the stacks of the daemon's goroutines
+process/heap.pprof      the daemon's memory, for "go tool pprof"
+process/memory.txt      the totals of the Go runtime
+errors.txt              what could not be collected; empty if nothing
+`
+
 // dump writes the archive.
 func dump(ctx context.Context, c *client.Client, w io.Writer) error {
 	ctx, cancel := answerInTime(ctx)
@@ -85,7 +107,8 @@ func dump(ctx context.Context, c *client.Client, w io.Writer) error {
 	packed := gzip.NewWriter(w)
 	archive := tar.NewWriter(packed)
 	files, wrong := known(ctx, c)
-	for _, file := range append(append(files, ofProcess(ctx, c, &wrong)...), dumped{"errors.txt", wrong.Bytes()}) {
+	files = slices.Concat([]dumped{{"README.txt", []byte(dumpContents)}}, files, ofProcess(ctx, c, &wrong), []dumped{{"errors.txt", wrong.Bytes()}})
+	for _, file := range files {
 		header := &tar.Header{Name: "patchbay/" + file.name, Mode: 0o600, Size: int64(len(file.content)), ModTime: time.Now()}
 		if err := archive.WriteHeader(header); err != nil {
 			return err
