@@ -105,7 +105,7 @@ func TestLookup(t *testing.T) {
 	for _, kv := range indexed(t, etcd.admin(), 3).Kvs { // with the plugins, not after them: else a call may find nobody
 		node := path.Base(string(kv.Key))
 		said, err := etcd.admin().Get(t.Context(), fleet.Space{}.NodeRange(node)+"plugins/0/0000")
-		if err != nil || said.Kvs[0].ModRevision != kv.ModRevision {
+		if err != nil || len(said.Kvs) != 1 || said.Kvs[0].ModRevision != kv.ModRevision {
 			t.Errorf("%s was written at %d, the plugins at %v, %v", kv.Key, kv.ModRevision, said, err)
 		}
 	}
@@ -250,8 +250,8 @@ func TestLookupMixed(t *testing.T) {
 	}
 	key := fleet.Space{}.NodeRange("old") + "record"
 	said, err := admin.Get(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
+	if err != nil || len(said.Kvs) != 1 {
+		t.Fatal(said, err)
 	}
 	var record fleetv1.NodeRecord
 	if err := proto.Unmarshal(said.Kvs[0].Value, &record); err != nil || !record.GetIndexed() {

@@ -1,13 +1,10 @@
 package fleet_test
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/fleet"
 )
@@ -22,14 +19,9 @@ func TestCallWithoutPresence(t *testing.T) {
 	a.echo(nil)
 	caller.inFleet(1)
 	answersFrom(t, caller.caller(""), "a")
-	do(t, "end the presence", func(ctx context.Context) error {
-		presence, err := etcd.admin().Get(ctx, fleet.Space{}.NodeRange("a")+"presence")
-		if err == nil && len(presence.Kvs) > 0 {
-			_, err = etcd.admin().Revoke(ctx, clientv3.LeaseID(presence.Kvs[0].Lease))
-		}
-		return err
-	})
+	admin := etcd.admin()
 	eventually(t, "the node is unreachable", func() bool {
+		revokeLeaseOf(t, admin, "a", "presence") // each time: the node may be back before a command has looked
 		output, err := caller.try("fleet", "nodes", "--state", "unreachable", "-o", "name")
 		return err == nil && strings.TrimSpace(output) == "a"
 	})
