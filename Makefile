@@ -59,8 +59,12 @@ man: ## make the man pages and completion scripts in dist/man and dist/completio
 	SOURCE_DATE_EPOCH=$(EPOCH) $(GO) run ./internal/command/mangen dist
 
 .PHONY: test
-test: ## run the tests of all modules with the race detector
-	@.ci/test $(TEST_FLAGS)
+test: ## run the tests with the race detector; NO_INSTALL=1 does not install Chromium
+	@.ci/test most $(TEST_FLAGS)
+
+.PHONY: test-all
+test-all: ## run the other tests: those that compile the kubelet, Nomad and other peers, build releases, or follow README
+	@.ci/test rest $(TEST_FLAGS)
 
 .PHONY: crash
 crash: ## kill the daemon 1,000 times at random instants, and its plugins, and see that it loses nothing

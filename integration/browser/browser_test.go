@@ -186,7 +186,7 @@ func find() (string, error) {
 			return path, nil
 		}
 	}
-	return "", errors.New("cannot test the status page: there is no Chromium; install it, which make test does as root on Debian")
+	return "", errors.New("NOT TESTED: Chromium is missing; install it, as make test does as root on Debian")
 }
 
 func (b *browser) do(actions ...chromedp.Action[chromedp.Void]) {

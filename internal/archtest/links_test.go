@@ -1,6 +1,7 @@
 package archtest
 
 import (
+	"errors"
 	"io/fs"
 	"os"
 	"path"
@@ -177,5 +178,35 @@ func TestOneCanJoin(t *testing.T) {
 	}
 	if !regexp.MustCompile(`(?m)^ +run: .*\.ci/run$`).MatchString(read(t, ".github/workflows/ci.yml")) {
 		t.Error(".github/workflows/ci.yml does not run .ci/run")
+	}
+}
+
+// TestEveryModuleIsTested checks that .ci/test runs the tests of every module that has any.
+func TestEveryModuleIsTested(t *testing.T) {
+	script, tested := read(t, ".ci/test"), 0
+	modules, err := filepath.Glob(filepath.Join(root, "*", "go.mod"))
+	nested, nestedErr := filepath.Glob(filepath.Join(root, "*", "*", "go.mod"))
+	if err := errors.Join(err, nestedErr); err != nil {
+		t.Fatal(err)
+	}
+	for _, module := range append(modules, nested...) {
+		dir := filepath.Dir(module)
+		tests, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		name, err := filepath.Rel(root, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(tests) > 0 {
+			tested++
+		}
+		if len(tests) > 0 && !regexp.MustCompile(`\bcd `+regexp.QuoteMeta(name)+`(\s|$)`).MatchString(script) {
+			t.Errorf(".ci/test does not run the tests of the module %s", name)
+		}
+	}
+	if tested < 5 {
+		t.Fatalf("%d modules with tests were found: the test is broken", tested)
 	}
 }
