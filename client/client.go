@@ -19,7 +19,6 @@ import (
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
-	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // Client calls the daemon behind one control socket. All methods are safe for concurrent use. Each blocks until the daemon has answered or
@@ -41,7 +40,7 @@ type Client struct {
 func New(socketPath string) *Client {
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return sock.Dial(ctx, socketPath)
+			return dial(ctx, socketPath)
 		},
 		DisableCompression: true,
 	}

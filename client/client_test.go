@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -211,6 +213,7 @@ func TestErrors(t *testing.T) {
 	}
 	refusing, _ := serve(t, &service{err: connect.NewError(connect.CodePermissionDenied, errors.New("user 7 may not"))})
 	stopping, _ := serve(t, &service{err: connect.NewError(connect.CodeUnavailable, errors.New("the daemon is stopping"))})
+	nowhere := connectTo(t, "")
 	failing, _ := serve(t, &service{err: connect.NewError(connect.CodeInternal, errors.New("broken"))})
 	empty, _ := serve(t, &service{})
 	interrupted, cancel := context.WithCancel(t.Context())
@@ -230,6 +233,7 @@ func TestErrors(t *testing.T) {
 	}{
 		"no socket":    {list(t.Context(), absent), client.ErrNotRunning, "cannot list the plugins: no daemon is running at control socket /"},
 		"stale":        {list(t.Context(), connectTo(t, stale)), client.ErrNotRunning, "no daemon is running at control socket " + stale},
+		"nowhere":      {list(t.Context(), nowhere), client.ErrNotRunning, "no daemon is running: the path of the control socket is empty"},
 		"refused":      {list(t.Context(), refusing), fs.ErrPermission, "user 7 may not"},
 		"stopping":     {list(t.Context(), stopping), client.ErrNotRunning, "the daemon is stopping"},
 		"failing":      {list(t.Context(), failing), nil, "cannot list the plugins: broken"},
@@ -269,8 +273,9 @@ func TestWaitTimeout(t *testing.T) {
 		"deregistered": {client.GoalDeregistered, []*patchbayv1.Plugin{{State: "backoff"}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c, _ := serve(t, &service{plugins: test.plugins})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			_, err := c.Wait(ctx, "T", "n", test.goal)
 			if test.want == "" {
@@ -283,6 +288,35 @@ func TestWaitTimeout(t *testing.T) {
 				t.Errorf("got %v, want %s", err, test.want)
 			}
 		})
+	}
+}
+
+// TestWaitMute checks that Wait ends with its context if the daemon accepts connections and answers nothing, and calls nothing after it.
+func TestWaitMute(t *testing.T) {
+	listener, err := net.Listen("unix", socketPath(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	var late atomic.Int32
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if ctx.Err() != nil {
+			late.Add(1)
+		}
+		_, _ = io.Copy(io.Discard, r.Body) // so that the server notices the end of the connection
+		<-r.Context().Done()
+	})}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	_, err = connectTo(t, listener.Addr().String()).Wait(ctx, "T", "n", client.GoalRegistered)
+	if _, ok := errors.AsType[*client.TimeoutError](err); !ok || !strings.HasSuffix(err.Error(), "does not answer") {
+		t.Errorf("the error is %v", err)
+	}
+	_ = server.Close()
+	<-served
+	if n := late.Load(); n != 0 {
+		t.Errorf("%d calls were made after the context had ended", n)
 	}
 }
 

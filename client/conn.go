@@ -74,9 +74,17 @@ func (c *Client) conn(ptype, name string, onward ...string) (*grpc.ClientConn, e
 
 // dial connects to the control socket, with an error that says what is wrong with it.
 func (c *Client) dial(ctx context.Context) (net.Conn, error) {
-	conn, err := sock.Dial(ctx, c.socketPath)
+	conn, err := dial(ctx, c.socketPath)
 	if unreached := c.unreached(err); unreached != nil {
 		return nil, unreached
 	}
 	return conn, err
+}
+
+// dial connects to a control socket.
+func dial(ctx context.Context, path string) (net.Conn, error) {
+	if path == "" {
+		return nil, errNoPath
+	}
+	return sock.Dial(ctx, path)
 }

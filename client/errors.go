@@ -28,6 +28,9 @@ var (
 	ErrBehind = errors.New("events were lost because they were read too slowly")
 )
 
+// errNoPath is the error of a connection of a client that was made without a path.
+var errNoPath = fmt.Errorf("%w: the path of the control socket is empty", ErrNotRunning)
+
 // inWords matches one of the errors above, in the words of the daemon.
 type inWords struct {
 	error
@@ -75,6 +78,8 @@ func (c *Client) meaning(err error) error {
 // unreached says why there is no connection to the control socket, and returns nil if that is not the error.
 func (c *Client) unreached(err error) error {
 	switch {
+	case errors.Is(err, errNoPath):
+		return errNoPath
 	case sock.IsGone(err) || sock.IsRefused(err):
 		return fmt.Errorf("%w at control socket %s", ErrNotRunning, c.socketPath)
 	case errors.Is(err, fs.ErrPermission):

@@ -7,8 +7,6 @@ import (
 	"iter"
 	"time"
 
-	"connectrpc.com/connect"
-
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
@@ -175,21 +173,22 @@ func (c *Client) WatchFleet(ctx context.Context, f FleetFilter, nodes bool, list
 // deadline of ctx passes first, the error matches [context.DeadlineExceeded] and says how many there are.
 func (c *Client) WaitFleet(ctx context.Context, f FleetFilter, count int) ([]FleetPlugin, error) {
 	request := &patchbayv1.WaitForFleetPluginRequest{Filter: f.message(), Count: uint32(max(count, 0))}
-	response, err := c.fleet.WaitForFleetPlugin(ctx, connect.NewRequest(request))
-	if err == nil {
-		return each(response.Msg.GetPlugins(), fleetPluginOf), nil
-	}
 	const task = "wait for plugins of the fleet"
-	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || errors.Is(ctx.Err(), context.Canceled) {
-		return nil, c.explain(task, err)
-	}
-	// The deadline ends the call on both sides at the same moment, so the daemon's own word rarely arrives.
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
-	defer cancel()
-	plugins, health, err := c.FleetPlugins(look, f)
+	var plugins []FleetPlugin
+	var health FleetHealth
+	unseen := context.DeadlineExceeded
+	answer, late, err := waitOrLook(ctx, c.fleet.WaitForFleetPlugin, request, func(ctx context.Context) {
+		plugins, health, unseen = c.FleetPlugins(ctx, f)
+	})
 	switch {
-	case err != nil:
-		return nil, err
+	case err == nil:
+		return each(answer.GetPlugins(), fleetPluginOf), nil
+	case !late:
+		return nil, c.explain(task, err)
+	case errors.Is(unseen, context.DeadlineExceeded):
+		return nil, fmt.Errorf("cannot %s: the time is over and the daemon does not answer: %w", task, context.DeadlineExceeded)
+	case unseen != nil:
+		return nil, unseen
 	case count == 0 && len(plugins) == 0, count > 0 && len(plugins) >= count:
 		return plugins, nil
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -13,8 +14,39 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 )
 
-// lookTimeout bounds the one call that finds out the state of a plugin for which waiting was in vain.
-const lookTimeout = 2 * time.Second
+// lookBefore is how long before its deadline a call that waits looks at the present state; the daemon has that long to answer.
+const lookBefore = time.Second
+
+// waitOrLook makes a call that waits, and looks at what it waits for lookBefore the deadline of ctx. It reports whether the deadline has
+// ended the call; look has returned then. The deadline ends the call on both sides at the same moment, so that the daemon's own word on the
+// state rarely arrives.
+func waitOrLook[Q, A any](
+	ctx context.Context, call func(context.Context, *connect.Request[Q]) (*connect.Response[A], error), request *Q, look func(context.Context),
+) (answer *A, late bool, err error) {
+	deadline, limited := ctx.Deadline()
+	looking, cancel := context.WithCancel(ctx)
+	var looked sync.WaitGroup
+	defer looked.Wait()
+	defer cancel()
+	if limited {
+		looked.Go(func() {
+			select {
+			case <-time.After(time.Until(deadline) - lookBefore):
+				look(looking)
+			case <-looking.Done():
+			}
+		})
+	}
+	response, err := call(ctx, connect.NewRequest(request))
+	if err == nil {
+		return response.Msg, false, nil
+	}
+	late = limited && connect.CodeOf(err) == connect.CodeDeadlineExceeded && !errors.Is(ctx.Err(), context.Canceled)
+	if late {
+		looked.Wait()
+	}
+	return nil, late, err
+}
 
 // Wait blocks until the plugin is registered or deregistered, and returns at once if it already is. It returns the current instance
 // for [GoalRegistered], and nil or the newest known instance for [GoalDeregistered].
@@ -29,38 +61,55 @@ func (c *Client) Wait(ctx context.Context, ptype, name string, goal Goal) (*Plug
 		return nil, fmt.Errorf("cannot %s: unknown goal %q, known are %q and %q", task, goal, GoalRegistered, GoalDeregistered)
 	}
 	request := &patchbayv1.WaitForPluginRequest{Type: ptype, Name: name, For: goals[goal]}
-	response, err := c.control.WaitForPlugin(ctx, connect.NewRequest(request))
-	if err == nil {
-		if response.Msg.GetPlugin() == nil {
-			return nil, nil
-		}
-		return new(pluginOf(response.Msg.GetPlugin())), nil
-	}
-	if connect.CodeOf(err) != connect.CodeDeadlineExceeded || errors.Is(ctx.Err(), context.Canceled) {
+	seen := look{err: context.DeadlineExceeded}
+	answer, late, err := waitOrLook(ctx, c.control.WaitForPlugin, request, func(ctx context.Context) { seen = c.look(ctx, ptype, name) })
+	switch {
+	case late:
+		return seen.judge(goal, &TimeoutError{Type: ptype, Name: name, Goal: goal})
+	case err != nil:
 		return nil, c.explain(task, err)
+	case answer.GetPlugin() == nil:
+		return nil, nil
 	}
+	return new(pluginOf(answer.GetPlugin())), nil
+}
 
-	// The deadline ends the call on both sides at the same moment, so the daemon's own word on the state rarely arrives.
-	look, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
-	defer cancel()
-	instances, err := c.Get(look, ptype, name)
-	if err != nil && !errors.Is(err, ErrNotFound) {
-		return nil, err
+// look is what the daemon says of a plugin.
+type look struct {
+	instances []Plugin
+	launched  *Launched
+	err       error
+}
+
+func (c *Client) look(ctx context.Context, ptype, name string) (seen look) {
+	seen.instances, seen.err = c.Get(ctx, ptype, name)
+	if ptype == "" && len(seen.instances) == 0 {
+		launched, _ := c.ListLaunched(ctx) // without it the error says less
+		if i := slices.IndexFunc(launched, func(p Launched) bool { return p.Name == name }); i >= 0 {
+			seen.launched = &launched[i]
+		}
 	}
-	if plugin, ok := reached(goal, instances); ok {
+	return seen
+}
+
+// judge returns the plugin if the goal is reached, and otherwise completes the error of the timeout.
+func (l *look) judge(goal Goal, timeout *TimeoutError) (*Plugin, error) {
+	unknown, isUnknown := errors.AsType[inWords](l.err)
+	switch {
+	case errors.Is(l.err, context.DeadlineExceeded):
+		timeout.reason = "the daemon does not answer"
+		return nil, timeout
+	case l.err != nil && !errors.Is(l.err, ErrNotFound):
+		return nil, l.err
+	}
+	if plugin, ok := reached(goal, l.instances); ok {
 		return plugin, nil
 	}
-	timeout := &TimeoutError{Type: ptype, Name: name, Goal: goal}
-	if said, unknown := errors.AsType[inWords](err); unknown {
-		timeout.unknown = said.Error()
+	if len(l.instances) > 0 {
+		timeout.Plugin = &l.instances[0]
 	}
-	if len(instances) > 0 {
-		timeout.Plugin = &instances[0]
-	} else if ptype == "" {
-		launched, _ := c.ListLaunched(look) // without it the error says less
-		if i := slices.IndexFunc(launched, func(p Launched) bool { return p.Name == name }); i >= 0 {
-			timeout.Launched = &launched[i]
-		}
+	if timeout.Launched = l.launched; isUnknown && timeout.Type != "" {
+		timeout.reason = unknown.Error()
 	}
 	return nil, timeout
 }
@@ -87,12 +136,12 @@ func reached(goal Goal, instances []Plugin) (*Plugin, bool) {
 type TimeoutError struct {
 	Type, Name string // what was waited for; Type is empty for a launched plugin named by the catalogue
 	Goal       Goal
-	// Plugin is the newest instance at the timeout; nil if none was known.
+	// Plugin is the newest instance shortly before the timeout; nil if none was known.
 	Plugin *Plugin
-	// Launched is the launched plugin at the timeout, if it was named as in the catalogue and had not registered; else nil.
+	// Launched is the launched plugin shortly before the timeout, if it was named as in the catalogue and had not registered; else nil.
 	Launched *Launched
 
-	unknown string // what the daemon said of a plugin that is not known
+	reason string // what the daemon said of a plugin that is not known, or that it said nothing
 }
 
 func (e *TimeoutError) Error() string {
@@ -104,10 +153,10 @@ func (e *TimeoutError) Error() string {
 	case e.Launched != nil:
 		message += "it has not registered, and "
 		state, last = e.Launched.State, e.Launched.LastError
-	case e.Type == "":
+	case e.reason == "" && e.Type == "":
 		return message + "it has not registered"
 	default:
-		return message + cmp.Or(e.unknown, ErrNotFound.Error())
+		return message + cmp.Or(e.reason, ErrNotFound.Error())
 	}
 	message += "it is in state " + state
 	if last != "" {
