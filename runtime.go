@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/entrance"
 	"github.com/patchbay-dev/patchbay/internal/journal"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -78,7 +79,7 @@ type Config struct {
 	SurvivorDir string
 	// EventsPath is a file that keeps events beyond the Runtime, one line of JSON each; older ones move to EventsPath + ".1". Each file
 	// holds about 4 MiB at most. After a crash, a torn line is skipped and the very last events may be missing. If empty, events end with
-	// the Runtime.
+	// the Runtime. It must be a regular file, or not exist yet.
 	EventsPath string
 	// Observer sees what the Runtime does.
 	Observer Observer
@@ -113,7 +114,7 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if err := cfg.absolute(); err != nil {
+	if err := cmp.Or(cfg.absolute(), regular.Check(cfg.EventsPath)); err != nil {
 		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
 	trusted, err := trust.New(cfg.Trust)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -358,9 +359,9 @@ func checkDigest(program, want string) error {
 	if err != nil {
 		return err
 	}
-	file, err := os.Open(path)
+	file, err := regular.Open(path)
 	if err != nil {
-		return fmt.Errorf("cannot tell whether program %q has this digest: %w; let this user read it", program, err)
+		return fmt.Errorf("cannot tell whether program %q has this digest: %w; name a program that this user can read", program, err)
 	}
 	defer file.Close()
 	hash := sha256.New()

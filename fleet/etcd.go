@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // Etcd says how to reach etcd.
@@ -125,7 +125,7 @@ func (c *Cluster) client(options ...grpc.DialOption) (*clientv3.Client, error) {
 }
 
 func (e Etcd) password() (string, error) {
-	text, err := os.ReadFile(e.PasswordFile)
+	text, err := regular.Read(e.PasswordFile)
 	if err != nil {
 		return "", fmt.Errorf("cannot read the password: %w", err)
 	}

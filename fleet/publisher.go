@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -138,7 +139,7 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	config.Spread = cmp.Or(config.Spread, defaultSpread)
 	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
 	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
-		ValidateLabels(config.Labels))
+		ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}

@@ -3,13 +3,14 @@ package fleet
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 const (
@@ -61,7 +62,7 @@ const presencePrefix = "presence="
 
 // readMemory returns what is in a file, as far as that can be read.
 func readMemory(file string) (m memory) {
-	text, err := os.ReadFile(file)
+	text, err := regular.Read(file)
 	if err != nil {
 		return memory{}
 	}

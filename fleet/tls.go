@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // TLS says which certificate a node presents to other nodes, and which it trusts. Changed files are read again, for every connection made
@@ -287,7 +289,7 @@ func (c *clientCredentials) Clone() credentials.TransportCredentials {
 
 // readCA reads certificates in PEM.
 func readCA(file string) (*x509.CertPool, error) {
-	text, err := os.ReadFile(file)
+	text, err := regular.Read(file)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read the certificates of the CA: %w", err)
 	}
@@ -301,8 +303,10 @@ func readCA(file string) (*x509.CertPool, error) {
 // keyPair is a certificate and its key.
 func keyPair(cert, key string) *loaded[*tls.Certificate] {
 	return &loaded[*tls.Certificate]{files: []string{cert, key}, load: func() (*tls.Certificate, error) {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
+		certText, certErr := regular.Read(cert)
+		keyText, keyErr := regular.Read(key)
+		pair, err := tls.X509KeyPair(certText, keyText)
+		if err = cmp.Or(certErr, keyErr, err); err != nil {
 			return nil, fmt.Errorf("cannot read certificate %s and its key: %w", cert, err)
 		}
 		return &pair, nil

@@ -14,6 +14,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/stats"
+
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // errWentBack says that etcd has revisions again that it had before.
@@ -68,7 +70,7 @@ func openLedger(file string) (*ledger, error) {
 	if file == "" {
 		return l, nil
 	}
-	text, err := os.ReadFile(file)
+	text, err := regular.Read(file)
 	if errors.Is(err, os.ErrNotExist) {
 		return l, nil
 	}

@@ -13,9 +13,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -251,12 +253,15 @@ func (k *keeper) append(text []byte) error {
 	if err != nil {
 		return err
 	}
-	flags, name := os.O_WRONLY|os.O_APPEND, filepath.Base(k.path)
+	flags, name := os.O_WRONLY|os.O_APPEND|syscall.O_NONBLOCK, filepath.Base(k.path)
 	if k.dir == nil || os.SameFile(at, k.dir) {
 		flags |= os.O_CREATE
 	}
 	file, err := dir.OpenFile(name, flags, 0o600)
 	if err != nil {
+		return err
+	}
+	if err := regular.CheckFile(file); err != nil {
 		return err
 	}
 	k.dir = at
@@ -275,7 +280,7 @@ func older(path string) string { return path + ".1" }
 func load(path string) ([]Event, error) {
 	var events []Event
 	for _, file := range []string{older(path), path} {
-		text, err := os.ReadFile(file)
+		text, err := regular.Read(file)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}

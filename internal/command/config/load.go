@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // dropInDir is the directory, beside the configuration file, whose files *.yaml are read after it.
@@ -53,7 +54,7 @@ func Load(s Sources) (*Loaded, error) {
 	var errs Errors
 	unreadable := false
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
+		text, err := regular.Read(path)
 		if s.Optional && path == s.File && isMissing(err) {
 			continue
 		}

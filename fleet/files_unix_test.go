@@ -1,0 +1,32 @@
+//go:build unix
+
+package fleet
+
+import (
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestPipes checks that a pipe in place of a file is an error. A pipe without a writer would block a reader for ever.
+func TestPipes(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	publisher := PublisherConfig{Node: "a", Local: newFakeLocal(), InstanceFile: pipe}
+	for name, read := range map[string]func() error{
+		"password": func() error { _, err := Etcd{PasswordFile: pipe}.password(); return err },
+		"token":    func() error { _, err := openLedger(pipe); return err },
+		"instance": func() error { _, err := newPublisher(nil, 0, publisher); return err },
+		"CA":       func() error { _, err := readCA(pipe); return err },
+		"pair":     func() error { _, err := keyPair(pipe, pipe).get(); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := read(); err == nil || !strings.Contains(err.Error(), "pipe: it is not a regular file") {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,77 @@
+// Package regular reads files whose paths others configure. It refuses whatever is not a regular file, such as a pipe or a device: to open
+// it can block or have effects, and to read it may never end.
+package regular
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// MaxSize is the size in bytes of the largest file that Read returns.
+const MaxSize = 64 << 20
+
+// errNotRegular is what is wrong with a pipe, a device or a socket.
+var errNotRegular = errors.New("it is not a regular file")
+
+// Check returns an error if there is something at the path that is not a regular file.
+func Check(path string) error {
+	if info, err := os.Stat(path); err == nil {
+		return check(path, info)
+	}
+	return nil
+}
+
+func check(path string, info fs.FileInfo) error {
+	switch {
+	case info.Mode().IsRegular():
+		return nil
+	case info.IsDir():
+		return &fs.PathError{Op: "open", Path: path, Err: syscall.EISDIR}
+	}
+	return &fs.PathError{Op: "open", Path: path, Err: errNotRegular}
+}
+
+// Open opens a regular file for reading, without blocking.
+func Open(path string) (*os.File, error) {
+	if err := Check(path); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe may have replaced it
+	if err != nil {
+		return nil, err
+	}
+	return file, CheckFile(file)
+}
+
+// CheckFile closes an open file that is not regular, and returns an error.
+func CheckFile(file *os.File) error {
+	info, err := file.Stat()
+	if err == nil {
+		err = check(file.Name(), info)
+	}
+	if err != nil {
+		_ = file.Close() // nothing was written
+	}
+	return err
+}
+
+// Read returns the content of a regular file of at most MaxSize bytes.
+func Read(path string) ([]byte, error) {
+	file, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, MaxSize+1))
+	if err == nil && len(text) > MaxSize {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", MaxSize)}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return text, nil
+}
