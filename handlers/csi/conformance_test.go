@@ -24,7 +24,7 @@ func TestConformance(t *testing.T) {
 	}
 	handlertest.Test(t, handlertest.Config{
 		NewHandler: func(string) (cache.PluginHandler, error) {
-			return csi.NewHandler(csi.Options{CallTimeout: 4 * time.Second, ReadyTimeout: 4 * time.Second}), nil
+			return csi.NewHandler(csi.Options{CallTimeout: 4 * time.Second, ReadyTimeout: time.Second}), nil
 		},
 		Versions:      []string{"1.0.0"},
 		Serve:         serving(func(*fake) {}),

@@ -19,8 +19,8 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
-// retry is how long to wait before another probe of a driver that is not ready. A probe may be costly for the driver.
-var retry = backoff.Backoff{Min: 100 * time.Millisecond, Max: 5 * time.Second}
+// retry is how long to wait before a driver that is not ready is asked again. It is in use within a second of being ready.
+var retry = backoff.Backoff{Min: 100 * time.Millisecond, Max: 800 * time.Millisecond}
 
 // driver is a CSI driver that is being asked.
 type driver struct {
@@ -29,31 +29,42 @@ type driver struct {
 	callTimeout time.Duration
 }
 
-// awaitReady probes the driver until it says that it is ready, for a bounded time.
-func (d driver) awaitReady(ctx context.Context, timeout time.Duration) error {
-	bounded, cancel := context.WithTimeout(ctx, timeout)
+// await asks the driver what it is until it is ready and answers, for a bounded time. An answer that is wrong ends that.
+func (d driver) await(ctx context.Context, timeout time.Duration, name, version string) (cache.Registration, error) {
+	bounded, cancel := context.WithTimeout(ctx, timeout) // the last round of calls is not cut short: it says what is wrong
 	defer cancel()
-	var before error
 	for failures := 1; ; failures++ {
-		ready, err := d.probe(bounded)
-		if ready || err != nil && !errors.Is(err, cache.ErrRetry) {
-			return err
+		found, err := d.ask(ctx, name, version)
+		if err == nil || !mayPass(err) {
+			return found, err
 		}
-		if err == nil {
-			err = fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
+		switch {
+		case backoff.Pause(bounded, retry.After(failures)):
+		case ctx.Err() != nil:
+			return cache.Registration{}, fmt.Errorf("given up before it was ready: %w: %w", context.Cause(ctx), err)
+		default:
+			return cache.Registration{}, fmt.Errorf("not ready within %v: %w", timeout, err)
 		}
-		if before != nil && bounded.Err() != nil {
-			err = before // what was said, and not that the last call was cut short
-		}
-		before = err
-		if backoff.Pause(bounded, retry.After(failures)) {
-			continue
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("given up before it was ready: %w: %w", context.Cause(ctx), err)
-		}
-		return fmt.Errorf("not ready within %v: %w", timeout, err)
 	}
+}
+
+// mayPass reports whether an error may be that of a driver which has just begun: it is not ready, or a call has failed, such as NodeGetInfo
+// during a boot.
+func mayPass(err error) bool {
+	failed, isCall := status.FromError(err)
+	return errors.Is(err, cache.ErrRetry) || isCall && failed.Code() != codes.Unimplemented
+}
+
+// ask makes the calls of one registration.
+func (d driver) ask(ctx context.Context, name, version string) (cache.Registration, error) {
+	ready, err := d.probe(ctx)
+	switch {
+	case err != nil:
+		return cache.Registration{}, err
+	case !ready:
+		return cache.Registration{}, fmt.Errorf("it says that it is not ready: %w", cache.ErrRetry)
+	}
+	return d.examine(ctx, name, version)
 }
 
 // probe reports whether the driver is ready.

@@ -21,8 +21,8 @@ import (
 type Options struct {
 	// CallTimeout bounds one call to a driver for which no client timeout is configured (default 15 s).
 	CallTimeout time.Duration
-	// ReadyTimeout bounds how long one registration waits for a driver to become ready (default 30 s). After that it fails with an error that
-	// wraps [cache.ErrRetry], and the pipeline retries later.
+	// ReadyTimeout is how long one registration asks a driver that is not ready, or whose calls fail, again (default 30 s). After that it
+	// fails, with an error that wraps [cache.ErrRetry] if the driver is not ready, and then the pipeline retries later.
 	ReadyTimeout time.Duration
 }
 
@@ -90,7 +90,7 @@ func (h *Handler) RegisterPlugin(pluginName, endpointPath string, versions []str
 }
 
 // RegisterPluginContext waits until the driver is ready and finds out what it is. It blocks until then, at most for
-// [Options].ReadyTimeout and four calls. pluginClientTimeout, or else [Options].CallTimeout, bounds each call.
+// [Options].ReadyTimeout and five calls. pluginClientTimeout, or else [Options].CallTimeout, bounds each call.
 //
 // The error wraps [cache.ErrRetry] if the driver does not answer, is not ready, or cannot answer yet. Any other error says what is wrong
 // with the driver.
@@ -122,17 +122,14 @@ func (h *Handler) register(
 	d := driver{
 		identity: csipb.NewIdentityClient(conn), node: csipb.NewNodeClient(conn), callTimeout: endpoint.Timeout(clientTimeout, h.callTimeout),
 	}
-	err = d.awaitReady(ctx, h.readyTimeout)
+	registration, err = d.await(ctx, h.readyTimeout, name, version)
 	if errors.Is(err, cache.ErrRetry) {
 		// A call that waits for a connection does not always say why there is none.
 		if connectErr := endpoint.Probe(ctx, path); connectErr != nil {
 			err = fmt.Errorf("%w; %w", err, connectErr)
 		}
 	}
-	if err != nil {
-		return cache.Registration{}, err
-	}
-	return d.examine(ctx, name, version)
+	return registration, err
 }
 
 // DeRegisterPlugin does nothing: the handler keeps nothing of a registered driver.

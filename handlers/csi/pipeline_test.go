@@ -53,6 +53,7 @@ func (r *registrar) NotifyRegistrationStatus(
 // host is a runtime with the handler.
 type host struct {
 	t          *testing.T
+	ready      time.Duration // the handler's ReadyTimeout
 	dir, state string
 	rt         *patchbay.Runtime
 	events     <-chan patchbay.Event
@@ -60,7 +61,12 @@ type host struct {
 }
 
 func newHost(t *testing.T) *host {
-	h := &host{t: t, dir: t.TempDir(), state: filepath.Join(t.TempDir(), "state.db")}
+	return newPatientHost(t, time.Second)
+}
+
+// newPatientHost returns a host whose handler waits for a driver to become ready.
+func newPatientHost(t *testing.T, ready time.Duration) *host {
+	h := &host{t: t, ready: ready, dir: t.TempDir(), state: filepath.Join(t.TempDir(), "state.db")}
 	h.start()
 	t.Cleanup(func() { h.end() })
 	return h
@@ -76,7 +82,7 @@ func (h *host) start() {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.rt.AddHandler(registerapi.CSIPlugin, csi.NewHandler(csi.Options{ReadyTimeout: time.Second}))
+	h.rt.AddHandler(registerapi.CSIPlugin, csi.NewHandler(csi.Options{ReadyTimeout: h.ready}))
 	ctx, cancel := context.WithCancel(context.Background())
 	h.events = h.rt.Events(ctx, 0)
 	ended := make(chan error, 1)
@@ -312,6 +318,28 @@ func TestNotToldOff(t *testing.T) {
 	}
 	ready.Store(true)
 	h.registered(r)
+}
+
+// TestNotToldOffForItsNode: a driver that cannot say at first what its node is, as during a boot, is waited for as one that is not ready.
+func TestNotToldOffForItsNode(t *testing.T) {
+	h := newPatientHost(t, patience)
+	f := newFake()
+	answer := f.nodeInfo
+	var asked atomic.Int32
+	f.nodeInfo = func(ctx context.Context) (*csipb.NodeGetInfoResponse, error) {
+		switch asked.Add(1) {
+		case 1:
+			return nil, status.Error(codes.Internal, "the node is not known to the controller yet")
+		case 2:
+			return nil, errors.New("no such host")
+		}
+		return answer(ctx)
+	}
+	r, _ := h.register("reg.sock", serve(t, f))
+	h.registered(r)
+	if n := asked.Load(); n != 3 {
+		t.Errorf("the driver was asked %d times, want 3", n)
+	}
 }
 
 // TestToldWhy: a driver that is wrong is told what is wrong, and is not registered.
