@@ -136,6 +136,9 @@ func callerIn(request context.Context) *caller {
 // connContext finds out who calls, once for each connection. It is a ConnContext of [http.Server].
 func (g *guard) connContext(ctx context.Context, conn net.Conn) context.Context {
 	if held, ok := conn.(*heldConn); ok && held.caller != nil {
+		if held.brake != nil {
+			ctx = held.brake.Attach(ctx)
+		}
 		return context.WithValue(ctx, callerKey{}, held.caller)
 	}
 	return context.WithValue(ctx, callerKey{}, g.identify(conn))

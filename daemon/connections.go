@@ -84,7 +84,11 @@ func maxNodes(files int) int {
 // nodeLimits bound the calls from other nodes. One node has no more than the streams of one connection, see fleetStreams, if it keeps to
 // what it is told.
 func nodeLimits(files int) frames.Limits {
-	return frames.Limits{UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 8192, Leaving: leaving(files)}
+	ofNode := frames.DefaultLimits.Cancels.All // its users share a connection
+	return frames.Limits{
+		UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 8192, Leaving: leaving(files),
+		Cancels: frames.CancelRates{Conn: ofNode, User: ofNode, All: 2 * ofNode},
+	}
 }
 
 // boundPlugins bounds how many plugins users may have, and all but root and the daemon's user: a plugin takes one descriptor for its
@@ -138,6 +142,10 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		}
 		if held := l.hold(conn); held != nil {
 			l.conns.boundBuffer(held)
+			if l.guard != nil && l.conns.budget != nil {
+				held.brake = l.conns.budget.Brake(held.Conn, held.uid)
+				held.Conn = held.brake
+			}
 			return held, nil
 		}
 		_ = conn.Close() // nothing was said
@@ -246,7 +254,8 @@ func notAUser(n uint32) uint32 { return n | 1<<31 }
 type heldConn struct {
 	net.Conn
 	uid     uint32
-	caller  *caller // nil if nobody looked
+	caller  *caller       // nil if nobody looked
+	brake   *frames.Brake // nil if the server that reads it knows itself when to pause
 	release func()
 }
 

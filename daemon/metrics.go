@@ -93,7 +93,8 @@ func newMetrics(build Build, handled func(ptype string) bool) *metrics {
 			"Answers of the control API that were refused because the user, or all users together, had too many unread ones.").WithLabelValues(),
 		callsLimited: counter("patchbay_calls_limited_total",
 			"How often a call of a plugin, or a request to the control API, got no more memory for what waits in it, so that it is slower or "+
-				"refused (user, total), or was refused because too many were in progress (userCalls, calls).", "reason"),
+				"refused (user, total), was refused because too many were in progress (userCalls, calls), or was canceled by a caller that "+
+				"cancels too many, which is read from more slowly (connCancels, userCancels, cancels).", "reason"),
 		rpcs: &rpcMetrics{
 			methods:   map[string]bool{},
 			calls:     counter("patchbay_plugin_rpcs_total", "Completed calls to plugins, by method and gRPC status code.", "method", "code"),

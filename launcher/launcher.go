@@ -82,9 +82,11 @@ func New(cfg Config) *Launcher {
 		cfg.Dir = dir
 	}
 	limited := func(uid uint32, why frames.Reason, first bool) { cfg.Limited(uid, string(why), first) }
+	limits := frames.DefaultLimits
+	limits.Cancels = frames.CancelRates{} // the callers are connections of this program, shared by users who are limited where they call
 	l := &Launcher{
 		cfg: cfg, units: map[string]*unit{}, leaving: map[string]*unit{},
-		budget: frames.NewBudget(frames.DefaultLimits, uint32(max(os.Geteuid(), 0)), limited),
+		budget: frames.NewBudget(limits, uint32(max(os.Geteuid(), 0)), limited),
 	}
 	l.adopting, l.stopAdopting = context.WithCancel(context.Background())
 	return l

@@ -110,6 +110,7 @@ func (s *Server) begin(from Introduced) *conn {
 // serve serves a connection until it has ended.
 func (s *Server) serve(c *conn) {
 	defer s.end(c)
+	c.pause(c.budget.owed(c.uid))
 	_ = c.SetReadDeadline(time.Now().Add(s.config.Timeout))
 	var running sync.WaitGroup
 	running.Go(c.write)

@@ -13,12 +13,20 @@ const (
 	// UserCalls and Calls say that they have as many calls in progress as they may; further ones are refused.
 	UserCalls Reason = "userCalls"
 	Calls     Reason = "calls"
+	// ConnCancels, UserCancels and Cancels say that more calls were canceled on one connection, by the user, or by all together, than may be
+	// in a second; reading from the connection pauses.
+	ConnCancels Reason = "connCancels"
+	UserCancels Reason = "userCancels"
+	Cancels     Reason = "cancels"
 )
 
 // Consequence says what it means for the calls, and what to do.
 func (r Reason) Consequence() string {
-	if r == UserCalls || r == Calls {
+	switch r {
+	case UserCalls, Calls:
 		return "are refused: too many are in progress; end what holds them"
+	case ConnCancels, UserCancels, Cancels:
+		return "are slowed down: a caller cancels too many before they are answered; stop it, or give its calls more time"
 	}
 	return "are slowed down: too much waits for callers or plugins that do not read"
 }
@@ -31,10 +39,14 @@ type Limits struct {
 	UserCalls, Calls int
 	// Leaving bounds the connections to plugins that only have calls to end, of all but plugins of the privileged; zero for no bound.
 	Leaving int
+	// Cancels bounds the calls that are canceled; the zero value does not.
+	Cancels CancelRates
 }
 
 // DefaultLimits let a user's calls have base windows of 64 MiB together, in chunks of 128 MiB (see baseWindow), and 16 MiB beside them.
-var DefaultLimits = Limits{UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 4096}
+var DefaultLimits = Limits{
+	UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 4096, Cancels: CancelRates{Conn: 500, User: 1000, All: 2000},
+}
 
 // Budget is what the calls of all connections share. It is safe for concurrent use.
 type Budget struct {
@@ -47,6 +59,9 @@ type Budget struct {
 	all    use
 	// leaving is how many connections only have calls to end.
 	leaving int
+	// canceled has the users who canceled calls a short time ago.
+	canceled   map[uint32]*cancels
+	allCancels cancels
 }
 
 // use is what one user has, or all.
@@ -59,7 +74,7 @@ type use struct {
 // NewBudget returns a budget of a program that runs as user self. That one and root are privileged. Refused is called for everything that
 // it does not give, with whether that is news; it must not block.
 func NewBudget(limits Limits, self uint32, refused func(uid uint32, why Reason, first bool)) *Budget {
-	return &Budget{limits: limits, self: self, refused: refused, byUser: map[uint32]*use{}, all: use{told: map[Reason]bool{}}}
+	return &Budget{limits: limits, self: self, refused: refused, byUser: map[uint32]*use{}, all: use{told: map[Reason]bool{}}, canceled: map[uint32]*cancels{}}
 }
 
 func (b *Budget) privileged(uid uint32) bool { return uid == 0 || uid == b.self }

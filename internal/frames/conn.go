@@ -64,8 +64,11 @@ type conn struct {
 	acked            bool
 	asked            *time.Timer // the peer was told to open no more streams, and has so long to take notice
 	goingAway        bool        // there will be no new streams
-	closing          bool        // once all is written
-	err              error
+	// cancels are the calls that were canceled, because of which nothing is read before resume.
+	cancels cancels
+	resume  time.Time
+	closing bool // once all is written
+	err     error
 }
 
 // newConn returns a connection to which its settings are to be written. The caller runs read and write.
@@ -103,6 +106,9 @@ func (c *conn) fail(err error) {
 		close(c.ended)
 		if c.asked != nil {
 			c.asked.Stop()
+		}
+		if !errors.Is(err, errClosed) {
+			c.canceled(c.unanswered())
 		}
 		for _, s := range c.streams {
 			s.end(&lostError{err})
@@ -152,12 +158,16 @@ func (c *conn) read() {
 	}
 }
 
-// awaitAnswers waits while the peer does not read what it has caused.
+// awaitAnswers waits while the peer does not read what it has caused, or has canceled too many calls.
 func (c *conn) awaitAnswers() {
 	for {
 		c.mu.Lock()
-		answers := c.answers
+		answers, resume := c.answers, c.resume
+		c.resume = time.Time{}
 		c.mu.Unlock()
+		if !resume.IsZero() {
+			c.pause(time.Until(resume))
+		}
 		if answers < maxAnswers {
 			return
 		}
@@ -181,7 +191,7 @@ func (c *conn) refuse(broken http2.StreamError) error {
 		if !errors.Is(why, errNoRoom) {
 			why = &resetError{broken.Code}
 		}
-		s.reset(broken.Code, why)
+		s.refuse(broken.Code, why)
 		return nil
 	}
 	if c.client && broken.StreamID < c.nextID {
@@ -217,6 +227,7 @@ func (c *conn) handle(f http2.Frame) error {
 		return c.onData(f)
 	case *http2.RSTStreamFrame:
 		if s := c.streams[f.StreamID]; s != nil {
+			s.charge()
 			s.end(&resetError{f.ErrCode})
 		}
 	case *http2.PingFrame:
@@ -369,7 +380,7 @@ func (c *conn) onWindow(f *http2.WindowUpdateFrame) error {
 	}
 	if s := c.streams[f.StreamID]; s != nil {
 		if s.sendWindow += int64(f.Increment); s.sendWindow > 1<<31-1 {
-			s.reset(http2.ErrCodeFlowControl, &resetError{http2.ErrCodeFlowControl})
+			s.refuse(http2.ErrCodeFlowControl, &resetError{http2.ErrCodeFlowControl})
 			return nil
 		}
 		signal(s.writable)

@@ -70,7 +70,11 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	ctx = grpcpeer.NewContext(metadata.NewIncomingContext(ctx, toMetadata(fields)), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)})
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*httpTransport)(call))
-	call.end(h.Handle(call))
+	err = h.Handle(call)
+	if ctx.Err() != nil && !call.answered() {
+		h.Budget.braked(ctx, call.uid)
+	}
+	call.end(err)
 }
 
 // fieldsOf returns the headers of a request as HTTP/2 has them.
@@ -144,6 +148,13 @@ func (c *httpCall) SendHeader(md metadata.MD) error {
 	}
 	c.w.WriteHeader(http.StatusOK)
 	return c.flush()
+}
+
+// answered reports whether the header was sent.
+func (c *httpCall) answered() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent
 }
 
 // flush sends what was written.

@@ -332,6 +332,8 @@ func (c *serverCall) end(err error) {
 	c.mu.Unlock()
 	if c.sent {
 		header = nil
+	} else if errors.Is(c.ctx.Err(), context.DeadlineExceeded) {
+		c.stream.late()
 	}
 	if errors.Is(err, ErrNotBegun) && !c.sent {
 		c.stream.close(http2.ErrCodeRefusedStream)

@@ -30,6 +30,7 @@ type stream struct {
 	metadata                 int // what the budget has given for headers
 
 	sendWindow int64
+	answered   bool // headers were sent
 	sentEnd    bool
 	queued     bool // in c.blocked
 
@@ -68,6 +69,26 @@ func (s *stream) end(err error) {
 	signal(s.readable)
 	signal(s.writable)
 	s.onEnd(err)
+}
+
+// charge counts a stream that the peer is about to end early as a canceled call, unless it was answered; c.mu is held.
+func (s *stream) charge() {
+	if s.err == nil && !s.gone && !s.answered {
+		s.c.canceled(1)
+	}
+}
+
+// late counts a stream whose deadline has passed, which cancels it as well.
+func (s *stream) late() {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.charge()
+}
+
+// refuse resets a stream because of what the peer has sent; c.mu is held.
+func (s *stream) refuse(code http2.ErrCode, err error) {
+	s.charge()
+	s.reset(code, err)
 }
 
 // reset ends a stream early and tells the peer; c.mu is held.
@@ -116,13 +137,13 @@ func (s *stream) onHeaders(f *http2.MetaHeadersFrame) {
 	size := sizeOf(f.Fields)
 	switch {
 	case s.recvEnded && s.gotHeaders, s.gotHeaders && !f.StreamEnded(): // there are no others in between, or after the end
-		s.reset(http2.ErrCodeProtocol, &resetError{http2.ErrCodeProtocol})
+		s.refuse(http2.ErrCodeProtocol, &resetError{http2.ErrCodeProtocol})
 		return
 	case f.Truncated:
-		s.reset(http2.ErrCodeCancel, errTooLarge)
+		s.refuse(http2.ErrCodeCancel, errTooLarge)
 		return
 	case size > freeMetadata && !s.budget.take(s.uid, size):
-		s.reset(http2.ErrCodeEnhanceYourCalm, errNoRoom)
+		s.refuse(http2.ErrCodeEnhanceYourCalm, errNoRoom)
 		return
 	case size > freeMetadata:
 		s.metadata += size
@@ -158,7 +179,7 @@ func (s *stream) onData(f *http2.DataFrame) error {
 		if s.recvWindow >= 0 {
 			code = http2.ErrCodeProtocol
 		}
-		s.reset(code, &resetError{code})
+		s.refuse(code, &resetError{code})
 		return nil
 	}
 	data := f.Data()
@@ -362,7 +383,7 @@ func (s *stream) trySendFields(fields []hpack.HeaderField, end bool) (sent bool,
 	if size := sizeOf(fields); size > freeMetadata && !s.c.borrow(s.budget, s.uid, size) {
 		return false, errNoRoom
 	}
-	s.sentEnd = end
+	s.answered, s.sentEnd = true, end
 	s.c.writeFields(s.id, fields, end)
 	return true, nil
 }
