@@ -27,20 +27,13 @@ import (
 
 // proxied are the roles of the processes of benchProxy. Each is given a directory, in which its sockets are.
 var proxied = map[string]func(ctx context.Context, dir string) error{
-	"proxied-plugin": func(ctx context.Context, dir string) error {
-		server := grpc.NewServer(grpc.ForceServerCodec(bytesCodec{}), grpc.UnknownServiceHandler(answerBytes))
-		server.RegisterService(&registrationDesc, nil)
-		return serveOn(ctx, filepath.Join(dir, "plugins", "plugin.sock"), server)
-	},
+	"proxied-plugin": func(ctx context.Context, dir string) error { return serveBytes(ctx, dir, "plugin") },
+	"proxied-other":  func(ctx context.Context, dir string) error { return serveBytes(ctx, dir, "other") },
 	"proxied-floor": func(ctx context.Context, dir string) error {
-		plugin, err := dialBytes(filepath.Join(dir, "plugins", "plugin.sock"))
-		if err != nil {
-			return err
-		}
-		defer plugin.Close()
-		return serveOn(ctx, filepath.Join(dir, "floor.sock"), grpc.NewServer(grpc.ForceServerCodec(bytesCodec{}),
-			grpc.UnknownServiceHandler(func(_ any, caller grpc.ServerStream) error { return relayBytes(caller, plugin) })))
+		return errors.Join(inParallel(
+			func() error { return serveFloor(ctx, dir, "plugin") }, func() error { return serveFloor(ctx, dir, "other") })...)
 	},
+	"proxied-flood": flood,
 	"proxied-daemon": func(ctx context.Context, dir string) error {
 		d, err := daemon.New(daemon.Config{
 			PluginDirs: []string{filepath.Join(dir, "plugins")}, StatePath: filepath.Join(dir, "state.db"),
@@ -52,6 +45,35 @@ var proxied = map[string]func(ctx context.Context, dir string) error{
 		}
 		return d.Run(ctx)
 	},
+}
+
+// inParallel runs functions at the same time and returns their errors.
+func inParallel(functions ...func() error) []error {
+	errs := make([]error, len(functions))
+	var running sync.WaitGroup
+	for i, f := range functions {
+		running.Go(func() { errs[i] = f() })
+	}
+	running.Wait()
+	return errs
+}
+
+// serveBytes is a plugin.
+func serveBytes(ctx context.Context, dir, name string) error {
+	server := grpc.NewServer(grpc.ForceServerCodec(bytesCodec{}), grpc.UnknownServiceHandler(answerBytes))
+	server.RegisterService(registrationDesc(name), nil)
+	return serveOn(ctx, filepath.Join(dir, "plugins", name+".sock"), server)
+}
+
+// serveFloor is a proxy for a plugin.
+func serveFloor(ctx context.Context, dir, name string) error {
+	plugin, err := dialBytes(filepath.Join(dir, "plugins", name+".sock"))
+	if err != nil {
+		return err
+	}
+	defer plugin.Close()
+	return serveOn(ctx, filepath.Join(dir, "floor-"+name+".sock"), grpc.NewServer(grpc.ForceServerCodec(bytesCodec{}),
+		grpc.UnknownServiceHandler(func(_ any, caller grpc.ServerStream) error { return relayBytes(caller, plugin) })))
 }
 
 // playProxied plays one of the roles until standard input ends.
@@ -118,15 +140,16 @@ func answerBytes(_ any, s grpc.ServerStream) error {
 }
 
 // registrationDesc registers the plugin without generated code, whose codec the server does not have.
-var registrationDesc = grpc.ServiceDesc{
-	ServiceName: "pluginregistration.Registration", HandlerType: (*any)(nil),
-	Methods: []grpc.MethodDesc{
-		{MethodName: "GetInfo", Handler: bytesMethod(func() ([]byte, error) {
-			info := &registerapi.PluginInfo{Type: "Bench", Name: "plugin", SupportedVersions: []string{"v1"}}
-			return proto.Marshal(info)
-		})},
-		{MethodName: "NotifyRegistrationStatus", Handler: bytesMethod(func() ([]byte, error) { return nil, nil })},
-	},
+func registrationDesc(name string) *grpc.ServiceDesc {
+	return &grpc.ServiceDesc{
+		ServiceName: "pluginregistration.Registration", HandlerType: (*any)(nil),
+		Methods: []grpc.MethodDesc{
+			{MethodName: "GetInfo", Handler: bytesMethod(func() ([]byte, error) {
+				return proto.Marshal(&registerapi.PluginInfo{Type: "Bench", Name: name, SupportedVersions: []string{"v1"}})
+			})},
+			{MethodName: "NotifyRegistrationStatus", Handler: bytesMethod(func() ([]byte, error) { return nil, nil })},
+		},
+	}
 }
 
 func bytesMethod(answer func() ([]byte, error)) grpc.MethodHandler {
@@ -196,14 +219,14 @@ func benchProxy(b testing.TB) {
 	}
 	stable := filepath.Join(dir, "d", "Bench", "plugin.sock")
 	for _, p := range []struct{ role, socket string }{
-		{"proxied-plugin", filepath.Join(dir, "plugins", "plugin.sock")}, {"proxied-floor", filepath.Join(dir, "floor.sock")},
+		{"proxied-plugin", filepath.Join(dir, "plugins", "plugin.sock")}, {"proxied-floor", filepath.Join(dir, "floor-plugin.sock")},
 		{"proxied-daemon", stable},
 	} {
 		defer startProxied(b, p.role, dir, p.socket)()
 	}
 	var roads []road
 	for _, r := range []struct{ name, socket string }{
-		{"direct", filepath.Join(dir, "plugins", "plugin.sock")}, {"floor", filepath.Join(dir, "floor.sock")}, {"stable", stable},
+		{"direct", filepath.Join(dir, "plugins", "plugin.sock")}, {"floor", filepath.Join(dir, "floor-plugin.sock")}, {"stable", stable},
 	} {
 		conn, err := dialBytes(r.socket)
 		if err != nil {

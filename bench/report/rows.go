@@ -199,6 +199,11 @@ var rows = []row{
 			{Params: list("used=5"), Unit: "processes", Ours: list("configured-500"), Base: list("configured-5"), Limit: 1.1},
 		},
 	},
+	{
+		File: "p20", Name: "P20", Title: "A flood of canceled calls", Base: "floor", Units: list("of-quiet calls/s quiet-calls/s"), Goals: []goal{
+			{Params: list("callers=same callers=other"), Unit: "of-quiet", Ours: list("stable control"), Limit: 0.5, AtLeast: true},
+		},
+	},
 	{File: "list", Name: "List", Title: "List all plugins", Base: "memory", Units: list("list-µs list-p99-µs")},
 	{File: "restore", Name: "Restore", Title: "Start again with plugins in the state file", Base: "bbolt-group", Units: list("restore-ms")},
 	{
