@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/integration/internal/programs"
@@ -30,7 +29,7 @@ type verificationResult struct {
 
 // blamesMachine tells whether the machine was too busy to say.
 func (r verificationResult) blamesMachine() bool {
-	return strings.HasSuffix(r.Reason, "verify again when the machine is less busy")
+	return r.Status == "inconclusive"
 }
 
 // verified returns what "verify -o json" with these arguments says.

@@ -16,7 +16,8 @@ type Status string
 const (
 	Passed        Status = "passed"
 	Failed        Status = "failed"
-	Warned        Status = "warned" // it works, and some host or moment will find it wanting
+	Warned        Status = "warned"       // it works, and some host or moment will find it wanting
+	Inconclusive  Status = "inconclusive" // it failed, and the machine was so busy that this may not be the plugin's fault
 	NotApplicable Status = "not-applicable"
 )
 
@@ -26,11 +27,14 @@ type Result struct {
 	Title    string  `json:"title"`
 	Status   Status  `json:"status"`
 	Reason   string  `json:"reason"`             // what was seen, or why the rule does not apply
-	Sent     string  `json:"sent,omitempty"`     // what the plugin was sent or made to do, if it failed or warned
-	Received string  `json:"received,omitempty"` // what came back, if it failed or warned
-	Remedy   string  `json:"remedy,omitempty"`   // what to change, if it failed or warned
+	Sent     string  `json:"sent,omitempty"`     // what the plugin was sent or made to do, if it did not pass
+	Received string  `json:"received,omitempty"` // what came back, if it did not pass
+	Remedy   string  `json:"remedy,omitempty"`   // what to change, if it did not pass
 	Seconds  float64 `json:"seconds"`
 }
+
+// hasFinding reports whether the rule applied and did not pass.
+func (r Result) hasFinding() bool { return r.Status != Passed && r.Status != NotApplicable }
 
 // Report is the whole of a verification.
 type Report struct {
@@ -75,10 +79,10 @@ func (r Report) Count(status Status) int {
 	return n
 }
 
-// OK reports whether all rules were checked and none failed nor, if strict, warned.
+// OK reports whether all rules were checked and none failed, was inconclusive or, if strict, warned.
 func (r Report) OK(strict bool) bool {
 	return !r.Incomplete && !slices.ContainsFunc(r.Results, func(result Result) bool {
-		return result.Status == Failed || strict && result.Status == Warned
+		return result.Status == Failed || result.Status == Inconclusive || strict && result.Status == Warned
 	})
 }
 
@@ -151,13 +155,14 @@ func (r Report) properties() *junitProperties {
 }
 
 // WriteJUnit writes the report as JUnit XML: one suite, with what was verified as its properties, and one case a rule. A rule that does not
-// apply is skipped; one that warned is a failure if strict, and else has its text in system-out. An incomplete report has one more case,
-// which is an error. Characters that XML cannot hold are replaced.
+// apply is skipped; one that was inconclusive is an error; one that warned is a failure if strict, and else has its text in system-out. An
+// incomplete report has one more case, which is an error. Characters that XML cannot hold are replaced.
 func (r Report) WriteJUnit(w io.Writer, strict bool) error {
 	suite := junitSuite{
 		Name: "patchbay verify " + r.Target, Timestamp: r.Started.Format(time.RFC3339), Properties: r.properties(),
 		junitCounts: junitCounts{
-			Tests: len(r.Results), Skipped: r.Count(NotApplicable), Failures: r.Count(Failed), Time: junitTime(r.Seconds),
+			Tests: len(r.Results), Skipped: r.Count(NotApplicable), Failures: r.Count(Failed), Errors: r.Count(Inconclusive),
+			Time: junitTime(r.Seconds),
 		},
 	}
 	if strict {
@@ -171,6 +176,8 @@ func (r Report) WriteJUnit(w io.Writer, strict bool) error {
 			c.Skipped = &junitMessage{Message: result.Reason}
 		case result.Status == Failed, result.Status == Warned && strict:
 			c.Failure = &junitMessage{Message: result.Reason, Type: string(result.Status), Text: text}
+		case result.Status == Inconclusive:
+			c.Error = &junitMessage{Message: result.Reason, Type: string(result.Status), Text: text}
 		case result.Status == Warned:
 			c.SystemOut = "warned: " + text
 		}

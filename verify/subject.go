@@ -65,9 +65,12 @@ func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	before := s.waited()
 	o := busy(s.check(ctx, rule), func() time.Duration { return s.waited() - before })
 	result := Result{Rule: rule.ID, Title: rule.Title, Status: o.status, Reason: o.reason, Seconds: time.Since(began).Seconds()}
-	if o.status == Failed || o.status == Warned {
+	if result.hasFinding() {
 		result.Sent, result.Received = s.trace.texts()
 		result.Remedy = cmp.Or(o.remedy, rule.Remedy)
+	}
+	if o.status == Inconclusive {
+		result.Remedy = busyRemedy + "; if it fails then too: " + result.Remedy
 	}
 	return result
 }
@@ -83,24 +86,23 @@ func (s *subject) inTime(ctx context.Context, ask func() (final bool, o outcome)
 	}
 }
 
-// starved is how long a plugin's processes may wait for a processor before a failure is not blamed on them: most time limits of rules are
+// starved is how long a plugin's processes may wait for a processor before a failure says nothing of them: most time limits of rules are
 // not much longer.
 const starved = 2 * time.Second
 
-// busy makes a failure a warning if the plugin's processes, or the one that verifies it, waited long for a processor meanwhile.
+// busy makes a failure inconclusive if the plugin's processes, or the one that verifies it, waited long for a processor during the check.
 func busy(o outcome, waited func() time.Duration) outcome {
 	if o.status != Failed {
 		return o
 	}
 	if d := waited(); d >= starved {
-		o.status = Warned
-		o.reason += fmt.Sprintf("; there was no processor for its processes, or for this one, for %v meanwhile: "+busyRemedy,
-			d.Round(time.Second))
+		o.status = Inconclusive
+		o.reason += fmt.Sprintf("; there was no processor for its processes, or for this one, for %v meanwhile", d.Round(time.Second))
 	}
 	return o
 }
 
-// busyRemedy ends the reason of what a busy machine may be to blame for.
+// busyRemedy is what to do about a rule that is inconclusive.
 const busyRemedy = "verify again when the machine is less busy"
 
 // waited returns how long the processes that were started have waited for a processor, and this one. Of this one, whose threads often wait

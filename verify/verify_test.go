@@ -196,6 +196,7 @@ func TestJUnit(t *testing.T) {
 		{Rule: "REG002", Title: "b", Status: Failed, Reason: "<\x1b>&", Remedy: "x"},
 		{Rule: "CSI001", Title: "c", Status: Warned, Reason: "w"},
 		{Rule: "PRC001", Title: "d", Status: NotApplicable, Reason: "n"},
+		{Rule: "PRC002", Title: "e", Status: Inconclusive, Reason: "i"},
 	}}
 	for strict, failures := range map[bool]int{false: 1, true: 2} {
 		var out bytes.Buffer
@@ -207,7 +208,7 @@ func TestJUnit(t *testing.T) {
 			t.Fatalf("%v\n%s", err, &out)
 		}
 		cases := got.Suites[0].Cases
-		if got.Tests != 4 || got.Failures != failures || got.Skipped != 1 || len(cases) != 4 || cases[1].Failure == nil ||
+		if got.Tests != 5 || got.Failures != failures || got.Skipped != 1 || got.Errors != 1 || len(cases) != 5 || cases[4].Error == nil || cases[1].Failure == nil ||
 			cases[3].Skipped == nil || (cases[2].Failure != nil) != strict || cases[1].ClassName != "verify.REG" {
 			t.Errorf("strict %v:\n%s", strict, &out)
 		}

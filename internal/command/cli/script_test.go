@@ -39,6 +39,7 @@ var programs = map[string]func(){
 	"plugin":   servePlugin,
 	"hello":    serveHello,
 	"gadgets":  serveGadgets,
+	"burns":    burn,
 }
 
 func TestMain(m *testing.M) { testscript.Main(m, programs) }
@@ -131,6 +132,20 @@ func serveHello() {
 	if err := sdk.Serve(context.Background(), p); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
+	}
+}
+
+// burn is the program burns, which has more threads run than there are processors, and serves nothing.
+func burn() {
+	threads := 8 * runtime.NumCPU()
+	runtime.GOMAXPROCS(threads)
+	for range threads - 1 {
+		go func() {
+			for { //nolint:revive // it burns
+			}
+		}()
+	}
+	for { //nolint:revive // it burns
 	}
 }
 

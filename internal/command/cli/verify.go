@@ -19,6 +19,9 @@ import (
 // errNonconforming ends a verify command that found a broken rule.
 var errNonconforming = errors.New("the plugin breaks rules: see the results that are marked")
 
+// errInconclusive ends a verify command that found no broken rule and could not judge all.
+var errInconclusive = errors.New("the machine was too busy to judge the plugin by all rules: verify again when it is less busy")
+
 // errNothingChecked ends a verification of which no rule applied.
 var errNothingChecked = errors.New("nothing was checked: no rule that was chosen applies to this plugin; the reasons stand in the list")
 
@@ -51,7 +54,7 @@ creating a registration socket, use --kubelet-sock.
 
 Name the program itself, not "go run" or a script that does not exec it: signals go to the process that is started.
 
-The exit code is 1 if a rule failed or, with --strict, warned, and if no rule applied.`,
+The exit code is 1 if a rule failed, could not be judged because the machine was busy or, with --strict, warned, and if no rule applied.`,
 		Example: `  patchbay verify /run/patchbay/plugins/hello.sock
   patchbay verify -- ./my-plugin {socket}
   patchbay verify -o junit --skip PRC007 -- ./dra-driver --registrar-dir {dir} --data-dir {tmp} > verify.xml
@@ -128,6 +131,8 @@ func (f *verifyFlags) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	switch {
 	case err != nil:
+	case report.Count(verify.Inconclusive) > 0 && report.Count(verify.Failed) == 0 && (!f.strict || report.Count(verify.Warned) == 0):
+		err = errInconclusive
 	case !report.OK(f.strict):
 		err = errNonconforming
 	case report.Count(verify.NotApplicable) == len(report.Results):
@@ -180,7 +185,7 @@ func writeVerification(w io.Writer, report verify.Report) error {
 		fmt.Fprintln(&text, line)
 	}
 	for _, r := range report.Results {
-		if r.Status != verify.Failed && r.Status != verify.Warned {
+		if r.Status == verify.Passed || r.Status == verify.NotApplicable {
 			continue
 		}
 		fmt.Fprintf(&text, "\n%s %s: %s\n", r.Rule, r.Status, r.Title)
@@ -198,6 +203,9 @@ func writeVerification(w io.Writer, report verify.Report) error {
 	}
 	fmt.Fprintf(&text, "\n%s: %d passed, %d failed, %d warned, %d not applicable", escape(name), report.Count(verify.Passed),
 		report.Count(verify.Failed), report.Count(verify.Warned), report.Count(verify.NotApplicable))
+	if n := report.Count(verify.Inconclusive); n > 0 {
+		fmt.Fprintf(&text, ", %d inconclusive", n)
+	}
 	if report.Incomplete {
 		text.WriteString(", the others not checked")
 	}
