@@ -247,7 +247,7 @@ func (p *AdmissionPlugin) needed() bool {
 }
 
 // launch starts a process of the plugin, with a session of its own.
-func (p *AdmissionPlugin) launch(ctx context.Context, _ string) (supervise.Process, error) {
+func (p *AdmissionPlugin) launch(ctx context.Context, _ machine.Ref, _ string) (supervise.Process, error) {
 	s := newSession(p)
 	if p.logger != nil {
 		ctx = WithLogger(ctx, p.logger)

@@ -206,9 +206,10 @@ func (u *unit) reach(ctx context.Context, p *process) (conn *net.UnixConn, err e
 	}
 }
 
-// dial connects to a socket at which nobody but the plugin is to listen. Where it runs as the host's own user, that is whoever listens.
+// dial connects to a socket at which nobody but the plugin is to listen. Where it runs as the host's own user, that is whoever listens. The
+// registration of a plugin of a foreign protocol is the host's own.
 func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) {
-	if p.plugin.User+p.plugin.Group == "" || p.plugin.Protocol != nil {
+	if p.plugin.User+p.plugin.Group == "" || p.plugin.Protocol != nil && path == p.PluginSocket() {
 		return sock.Dial(ctx, path)
 	}
 	uid, err := host.UserID(p.plugin.User)
@@ -244,9 +245,10 @@ func (p *process) newTarget(endpoint string) (*front.Target, error) {
 		Pending: frames.PendingAt(endpoint),
 	})
 	return &front.Target{
-		Services: frames.Intercept(services, by),
-		Notify:   p.notify,
-		Close:    func() { _ = services.Close() }, // it never fails
+		Services:   frames.Intercept(services, by),
+		Notify:     p.notify,
+		Close:      func() { _ = services.Close() }, // it never fails
+		Generation: uint64(p.generation),
 	}, nil
 }
 

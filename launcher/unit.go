@@ -107,7 +107,7 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process) error {
 }
 
 // launch starts one process of a plugin.
-func (u *unit) launch(ctx context.Context, p *Plugin) (supervise.Process, error) {
+func (u *unit) launch(ctx context.Context, generation machine.Ref, p *Plugin) (supervise.Process, error) {
 	l := u.launcher
 	spec := p.Spec
 	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
@@ -130,7 +130,7 @@ func (u *unit) launch(ctx context.Context, p *Plugin) (supervise.Process, error)
 	if err != nil {
 		return nil, host.WithLastWords(err, u.log.LastWords(began))
 	}
-	proc := &process{PluginProcess: launched, plugin: p}
+	proc := &process{PluginProcess: launched, plugin: p, generation: generation}
 	if p.fronted() {
 		proc.front = u.front.Load()
 	}
@@ -201,7 +201,8 @@ func healthDialer(p *Plugin, socket string) (func(context.Context, string) (net.
 // process is a process of a plugin as what keeps it running sees it.
 type process struct {
 	*host.PluginProcess
-	plugin *Plugin // as it was when it was started
+	plugin     *Plugin // as it was when it was started
+	generation machine.Ref
 	// front answers in its place; nil if nobody does. target is what it knows of the process, when it has been met.
 	front  *front.Front
 	target atomic.Pointer[front.Target]

@@ -65,6 +65,8 @@ type Target struct {
 	Notify func(ctx context.Context, registered bool, reason string) error
 	// Close closes what it has. It is called once, when no call is under way.
 	Close func()
+	// Generation grows with each replacement of the plugin. The processes of a replaced one may be met late.
+	Generation uint64
 
 	// Guarded by Front.mu: calls under way; whether it gets no more; what is closed when it does not and none is, nil before it is retired.
 	calls   int
@@ -142,10 +144,11 @@ func (f *Front) Check(info Info) error {
 	return nil
 }
 
-// Serve has calls go to a process from now on, and not to the one before any more; unless the process was retired already.
+// Serve has calls go to a process from now on, and not to the one before any more; unless the process was retired already, or its successor
+// serves.
 func (f *Front) Serve(t *Target) {
 	f.mu.Lock()
-	if t.retired {
+	if t.retired || f.target != nil && f.target.Generation > t.Generation {
 		f.mu.Unlock()
 		return
 	}

@@ -181,6 +181,20 @@ func TestRetire(t *testing.T) {
 	s.front.Retire(t.Context(), old)
 }
 
+// TestLateProcess: a process that is met when its successor serves already gets no calls, and its end ends nothing.
+func TestLateProcess(t *testing.T) {
+	s := newStage(t, front.Settings{})
+	late, successor := s.behind("late", nil), s.behind("successor", nil)
+	late.Generation, successor.Generation = 1, 2
+	s.front.Serve(successor)
+	s.front.Serve(late)
+	s.front.Retire(t.Context(), late)
+	if got, err := s.call("/test/Word"); got != "successor" || err != nil {
+		t.Errorf("%q answers, %v, want the successor", got, err)
+	}
+	s.front.Retire(t.Context(), successor)
+}
+
 func errorText(err error) string {
 	if err == nil {
 		return ""

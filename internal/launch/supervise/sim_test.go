@@ -157,7 +157,7 @@ func (w *world) alive() (list []*proc) {
 
 var errFault = errors.New("fault")
 
-func (w *world) launch(ctx context.Context, cfg config) (supervise.Process, error) {
+func (w *world) launch(ctx context.Context, _ machine.Ref, cfg config) (supervise.Process, error) {
 	w.noteStart(cfg)
 	w.launching[ctx] = true
 	defer delete(w.launching, ctx)

@@ -26,8 +26,8 @@ type Process interface {
 
 // Config says what a [Unit] keeps running. D is what describes the plugin.
 type Config[D any] struct {
-	// Launch starts a process. It may take its time; the end of ctx ends that, and the process.
-	Launch func(ctx context.Context, description D) (Process, error)
+	// Launch starts a process of a generation. It may take its time; the end of ctx ends that, and the process.
+	Launch func(ctx context.Context, generation machine.Ref, description D) (Process, error)
 	// Ready blocks until a process is ready and returns nil, or an error if it was refused or ctx ended; and Follow, after that, tells of its
 	// health until ctx ends. They are called for plugins that serve.
 	Ready  func(ctx context.Context, p Process) error
@@ -258,7 +258,7 @@ func (u *Unit[D]) launch(ref machine.Ref) {
 	u.cfg.Pace.Go(func() {
 		defer cancel()
 		growStack(0)
-		p, err := u.guarded(ctx, h.description)
+		p, err := u.guarded(ctx, ref, h.description)
 		started := machine.Launched{Ref: ref, Err: err}
 		if err == nil {
 			started.Process = p.About()
@@ -292,13 +292,13 @@ func (u *Unit[D]) hold(ref machine.Ref) *held[D] {
 }
 
 // guarded is Launch, whose panic is an error.
-func (u *Unit[D]) guarded(ctx context.Context, description D) (p Process, err error) {
+func (u *Unit[D]) guarded(ctx context.Context, ref machine.Ref, description D) (p Process, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("what launches the plugin panicked: %v\n%s", v, debug.Stack())
 		}
 	}()
-	return u.cfg.Launch(ctx, description)
+	return u.cfg.Launch(ctx, ref, description)
 }
 
 func (u *Unit[D]) adopt(ref machine.Ref) {

@@ -48,7 +48,7 @@ type life struct {
 	once sync.Once
 }
 
-func (p *plugin) launch(context.Context, string) (supervise.Process, error) {
+func (p *plugin) launch(context.Context, machine.Ref, string) (supervise.Process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	how := p.ends[min(p.lives, len(p.ends)-1)]
@@ -449,7 +449,7 @@ func TestReleasedBeforeItIsWaitedFor(t *testing.T) {
 		p := &plugin{ends: []end{{}}}
 		u := supervise.New(supervise.Config[string]{Launch: p.launch, Observe: func(machine.Event) {}, Pace: pace})
 		u.Configure("", machine.Description{Survives: true}, false)
-		survivor, err := p.launch(t.Context(), "")
+		survivor, err := p.launch(t.Context(), 0, "")
 		if err != nil {
 			t.Fatal(err)
 		}
