@@ -82,6 +82,11 @@ failpoints: ## have the daemon fail at each failpoint, and see what becomes of t
 hostile: ## attack the daemon with each hostile plugin, and print what it used before and meanwhile; "make test" does so too
 	cd integration && $(GO) test -count 1 -v -run '^TestHostilePlugins$$' ./hostile | grep -e '^ *| ' -e '^ *--- FAIL' -e '^ok' -e '^FAIL'
 
+.PHONY: hostile-links
+hostile-links: ## end 10,000 processes of plugins that leave links to root's socket behind, and see that no call gets there
+	cd integration && $(GO) test -count 1 -timeout 120m -v -run '^TestLinksLeftByEndedPlugins$$' ./hostile -args -rounds 1667 | \
+	grep -e 'root.s socket' -e '^ *--- ' -e '^ok' -e '^FAIL'
+
 # The last commit before endpoints were judged and totals bounded.
 BEFORE ?= 5719ac579a22c8f07829b9b77c6f304858dd8f00
 

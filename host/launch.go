@@ -174,7 +174,7 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	}
 	defer image.Release()
 	p := newPlugin(ctx, h, spec)
-	p.advice = advice
+	p.advice, p.user = advice, user
 	if image != nil {
 		p.pin = pinOf(spec, image)
 	}

@@ -41,6 +41,8 @@ type PluginProcess struct {
 	logs     *Log
 	advice   string // for who launched it, if it fails before it has called its host; empty for none
 
+	user *process.User // as which it runs; nil for that of this process, and for one that was adopted
+
 	started chan struct{}
 	proc    *process.Process // set before started is closed; nil if it could not be started
 	pin     plugin.Pin       // zero if what is executed was not checked
@@ -105,6 +107,15 @@ func (p *PluginProcess) PID() int {
 
 // Owns reports whether a process is the plugin's or descends from it.
 func (p *PluginProcess) Owns(pid int) bool { return p.proc != nil && p.proc.Owns(pid) }
+
+// RegisteredFor returns the user and group of a plugin of a foreign protocol, whose registration this process serves. It reports false for
+// a plugin that serves its registration itself, and for one that runs as the user and group of this process.
+func (p *PluginProcess) RegisteredFor() (uid, gid uint32, ok bool) {
+	if p.spec.Foreign == nil || p.user == nil {
+		return 0, 0, false
+	}
+	return p.user.UID, p.user.GID, true
+}
 
 // Introduction returns what a plugin of the SDK has said of itself before it served: its answer to GetInfo, encoded. It returns that once,
 // and nil if there is none, as from plugins that make their own socket; then the plugin has to be asked. It does not block. Until it is
@@ -195,6 +206,7 @@ func (p *PluginProcess) leave(ctx context.Context) {
 func (p *PluginProcess) abandon() { p.leftOnce.Do(func() { close(p.left) }) }
 
 func (p *PluginProcess) watch() {
+	defer p.host.forget(p) // after Ended: until the registration is closed, PluginAt has to find the plugin whose it is
 	if p.spec.Foreign != nil {
 		defer p.spec.Foreign.Ended()
 	}
@@ -209,7 +221,9 @@ func (p *PluginProcess) watch() {
 	p.host.server.remove(p)
 	p.calls.finish(patience)
 	drain()
-	p.host.forget(p)
+	if p.spec.Foreign == nil {
+		p.host.forget(p)
+	}
 	if ended {
 		p.end()
 		close(p.done)

@@ -118,7 +118,8 @@ func TestHostServicesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	for _, method := range []string{"/plugin.GRPCController/Shutdown", "/plugin.GRPCBroker/StartStream", "/plugin.GRPCStdio/StreamStdio"} {
+	for _, method := range []string{"/plugin.GRPCController/Shutdown", "/plugin.GRPCBroker/StartStream", "/plugin.GRPCStdio/StreamStdio",
+		"/pluginregistration.Registration/GetInfo", "/pluginregistration.Registration/NotifyRegistrationStatus"} {
 		err := conn.Invoke(t.Context(), method, &testpb.Empty{}, &testpb.Empty{})
 		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "is not forwarded") {
 			t.Errorf("%s: %v", method, err)

@@ -31,9 +31,8 @@ func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 	if !ok {
 		return status.Error(codes.Internal, "the call has no method")
 	}
-	if isHostService(method) {
-		return status.Errorf(codes.PermissionDenied, "the services of the protobuf package \"plugin\" belong to a go-plugin plugin and its "+
-			"own host, which alone may end it: %s is not forwarded", strings.TrimPrefix(method, "/"))
+	if err := checkMethod(method); err != nil {
+		return err
 	}
 	conn, err := d(ctx, method)
 	if err == nil {
@@ -45,12 +44,24 @@ func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 	return unavailableUnlessStatus(err)
 }
 
-// isHostService says whether a method is of the protobuf package "plugin": by such ones the host of a go-plugin plugin ends it, takes its
-// output and brokers connections.
-func isHostService(method string) bool {
-	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	rest, ok := strings.CutPrefix(service, "plugin.")
-	return ok && !strings.Contains(rest, ".")
+// registrationService is the service by which a host asks a plugin who it is, and notifies it that it is registered or refused.
+const registrationService = "pluginregistration.Registration"
+
+// checkMethod returns an error for a method that only the host of a plugin may call: that of the registration, and those of the protobuf
+// package "plugin", by which the host of a go-plugin plugin ends it, takes its output and brokers connections.
+func checkMethod(method string) error {
+	method = strings.TrimPrefix(method, "/")
+	service, _, _ := strings.Cut(method, "/")
+	rest, ofGoPlugin := strings.CutPrefix(service, "plugin.")
+	switch {
+	case service == registrationService:
+		return status.Errorf(codes.PermissionDenied, "%s is not forwarded: only the host of a plugin may call it; "+
+			"\"patchbay status\" shows what the plugin announced", method)
+	case ofGoPlugin && !strings.Contains(rest, "."):
+		return status.Errorf(codes.PermissionDenied, "the services of the protobuf package \"plugin\" belong to a go-plugin plugin and its "+
+			"own host, which alone may end it: %s is not forwarded", method)
+	}
+	return nil
 }
 
 // everyStream describes a call of any kind: a unary one is a stream with one message each way.

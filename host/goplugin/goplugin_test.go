@@ -235,6 +235,17 @@ func TestLargeAnswer(t *testing.T) {
 	}
 }
 
+// TestNoConnections: a plugin that could not be reached is not launched.
+func TestNoConnections(t *testing.T) {
+	m := newMachine(t)
+	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Connections = nil })
+	unit.Manual = true
+	m.set(unit)
+	if err := m.Launcher().Start("unit"); err == nil || !strings.Contains(err.Error(), "it has no Connections") {
+		t.Errorf("got %v, want that it has no Connections", err)
+	}
+}
+
 func TestProgramThatIsNotThere(t *testing.T) {
 	m := newMachine(t)
 	unit := m.unit("serve", nil)

@@ -24,6 +24,7 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/judged"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -154,13 +155,21 @@ func (l *life) meet(ctx context.Context) error {
 	return ctx.Err()
 }
 
+// isJudged reports whether the plugin runs as another user or group than this process, and so may name what this process can reach and the
+// plugin cannot.
+func (l *life) isJudged() bool { return l.spec.User+l.spec.Group != "" }
+
 // dial connects to where the plugin says that it serves. A plugin of another user may name a socket that this process can reach and that
 // user cannot, so one of its own processes has to serve there.
 func (l *life) dial(ctx context.Context) (net.Conn, error) {
-	if l.address.Network() != "unix" {
-		return new(net.Dialer).DialContext(ctx, l.address.Network(), l.address.String())
+	if network := l.address.Network(); network != "unix" {
+		if l.isJudged() {
+			return nil, fmt.Errorf("nobody can tell whose process listens on %s address %s; have the plugin serve on a Unix socket, or leave user "+
+				"and group out", network, l.address)
+		}
+		return new(net.Dialer).DialContext(ctx, network, l.address.String())
 	}
-	if l.spec.User+l.spec.Group == "" {
+	if !l.isJudged() {
 		return sock.Dial(ctx, l.endpoint)
 	}
 	uid, err := host.UserID(l.spec.User)
@@ -255,7 +264,7 @@ func (l *life) Ended() {
 func (l *life) close() {
 	l.unhook()
 	l.unserve()
-	l.plugin.Connections.remove(l.endpoint)
+	l.plugin.Connections.remove(l.endpoint, l.traffic)
 	if l.bridge != nil {
 		l.bridge.close()
 	}
@@ -309,8 +318,13 @@ func (p *process) ID() string {
 	return strconv.Itoa(p.process.PID())
 }
 
-// PluginToHost says that the plugin sees the addresses that its host sees, as HostToPlugin does.
-func (*process) PluginToHost(network, address string) (string, string, error) {
+// PluginToHost returns the address as it is: the plugin sees the addresses that its host sees. Those that a plugin of another user brokers
+// are refused: the library connects there itself.
+func (p *process) PluginToHost(network, address string) (string, string, error) {
+	if p.address != nil && p.isJudged() { // the first one is where it serves
+		return "", "", fmt.Errorf("cannot connect to %s address %s, which the plugin brokers: nobody can tell whose process listens there; "+
+			"leave user and group out", network, foreign.Quote(address))
+	}
 	return network, address, nil
 }
 

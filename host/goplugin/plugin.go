@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"net"
 	"os"
@@ -79,6 +80,9 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	if spec.PluginSocket == "" {
 		return nil, errors.New("it has no path for its registration; set PluginSocket")
 	}
+	if p.Connections == nil {
+		return nil, errors.New("it has no Connections, by which it is reached; set them, and give them to the registry")
+	}
 	if p.Config != nil && p.Config.GRPCBrokerMultiplex && spec.User+spec.Group != "" {
 		return nil, errors.New("who serves a multiplexed connection cannot be judged; leave user and group out, or GRPCBrokerMultiplex")
 	}
@@ -113,9 +117,14 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	return nil, err
 }
 
-// Dial connects to an endpoint of the plugin. It fails as [Connections.Dial] does.
+// Dial connects to an endpoint of the plugin, and fails as [Connections.Dial] does. It also fails if no process of the plugin serves there:
+// whatever is at the path of one that has ended is not the plugin's.
 func (p *Plugin) Dial(ctx context.Context, endpoint string) (net.Conn, error) {
-	return p.Connections.Dial(ctx, endpoint)
+	to, known := p.Connections.get(endpoint)
+	if !known {
+		return nil, fmt.Errorf("no plugin of go-plugin runs at %s any more: %w", endpoint, fs.ErrNotExist)
+	}
+	return to.connect(ctx, endpoint)
 }
 
 // Interceptor is that of the [Connections].
@@ -307,10 +316,13 @@ func (c *Connections) Interceptor(endpoint string) grpc.StreamClientInterceptor 
 	return to.traffic.stream
 }
 
-func (c *Connections) remove(endpoint string) {
+// remove removes an endpoint, unless another process serves there by now. A plugin that was never met may have named that of another one.
+func (c *Connections) remove(endpoint string, of *traffic) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.at, endpoint)
+	if c.at[endpoint].traffic == of {
+		delete(c.at, endpoint)
+	}
 }
 
 // Dial connects to an endpoint: with TLS to a running go-plugin plugin that uses it, and to everything else as the registry does by
@@ -320,6 +332,11 @@ func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, erro
 	if !known {
 		return sock.DialKnown(ctx, endpoint)
 	}
+	return to.connect(ctx, endpoint)
+}
+
+// connect connects to a running plugin, which serves at an endpoint.
+func (to target) connect(ctx context.Context, endpoint string) (net.Conn, error) {
 	raw, err := to.dial(ctx)
 	if err != nil || to.tls == nil {
 		return raw, err

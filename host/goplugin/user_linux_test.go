@@ -82,6 +82,53 @@ func TestSocketOfRootIsNotTheirs(t *testing.T) {
 	}
 }
 
+// TestEndedPluginOfAnotherUser: a plugin of another user answers for what it announces, whoever serves its registration, and what is at its
+// path when it has ended is not the plugin's.
+func TestEndedPluginOfAnotherUser(t *testing.T) {
+	for _, mtls := range []bool{true, false} {
+		t.Run(fmt.Sprintf("AutoMTLS=%t", mtls), func(t *testing.T) {
+			m := newMachine(t)
+			unit := asAnother(t, m.unit("serve", func(p *goplugin.Plugin) { p.AutoMTLS = mtls }))
+			m.set(unit)
+			m.running()
+			registered := m.Registry().Instances(ptype, "example")
+			if len(registered) != 1 || registered[0].Info.Record == nil || registered[0].Info.Record.Account == nil {
+				t.Fatalf("registered are %+v", registered)
+			}
+			if got := registered[0].Info.Record.Account.UID; got != 12345 {
+				t.Errorf("user %d answers for the plugin, want 12345", got)
+			}
+			endpoint := registered[0].Info.ConnectionInfo.SocketPath
+			if err := m.Launcher().Stop("unit"); err != nil {
+				t.Fatal(err)
+			}
+			m.until("that nothing is left of it", func() bool { return m.connections.Client(endpoint) == nil && !isThere(filepath.Dir(endpoint)) })
+			if err := os.MkdirAll(filepath.Dir(endpoint), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			listener, err := sock.Listen(endpoint, 0o600)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer listener.Close()
+			conn, err := unit.Protocol.(*goplugin.Plugin).Dial(t.Context(), endpoint)
+			if err == nil {
+				t.Errorf("root's service at the path of an ended plugin is reached: %v", conn.Close())
+			}
+		})
+	}
+}
+
+// TestTCPOfAnotherUser: nobody can tell whose process listens at an address of TCP.
+func TestTCPOfAnotherUser(t *testing.T) {
+	m := newMachine(t)
+	m.set(asAnother(t, m.unit("bare", func(p *goplugin.Plugin) { p.AutoMTLS = false })))
+	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+	if got, want := m.status().LastError, "nobody can tell whose process listens on tcp address 127.0.0.1:"; !strings.Contains(got, want) {
+		t.Errorf("the last error is %q, want %q", got, want)
+	}
+}
+
 // TestSocketOfAnotherPluginIsNotTheirs: a plugin says that it serves where another one of the same user does.
 func TestSocketOfAnotherPluginIsNotTheirs(t *testing.T) {
 	other := newMachine(t)
@@ -92,11 +139,18 @@ func TestSocketOfAnotherPluginIsNotTheirs(t *testing.T) {
 		t.Fatalf("the other plugin has the sockets %q, %v", sockets, err)
 	}
 	m := newMachine(t)
-	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS = false })
+	liar := m.unit("liar", func(p *goplugin.Plugin) { p.AutoMTLS, p.Connections = false, other.connections })
 	liar.Env = append(liar.Env, socketEnv+"="+sockets[0])
 	m.set(asAnother(t, liar))
 	m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
 	if got, want := m.status().LastError, fmt.Sprintf("process %d of user 12345 serves at %s", running.PID, sockets[0]); !strings.Contains(got, want) {
 		t.Errorf("the last error is %q, want %q", got, want)
+	}
+	m.until("that nothing is left", func() bool {
+		left, err := os.ReadDir(filepath.Join(m.dir, ".go-plugin"))
+		return err == nil && len(left) == 0
+	})
+	if other.connections.Client(sockets[0]) == nil {
+		t.Error("the other plugin cannot be reached any more")
 	}
 }

@@ -104,6 +104,9 @@ func play(role string) int {
 		}
 		return 0
 	}
+	if role == roleLinks {
+		leavesLinks(&attacker{dir: os.Getenv(dirEnv)})
+	}
 	for _, a := range catalogue() {
 		if a.name == role {
 			a.play(&attacker{dir: os.Getenv(dirEnv), socket: os.Getenv(socketEnv)})

@@ -73,13 +73,14 @@ func (front) Introduction() []byte { return nil }
 type process struct{ *host.PluginProcess }
 
 // User implements [pipeline.Launch].
-func (process) User() (uid, gid uint32, is bool) { return 0, 0, false }
+func (p process) User() (uid, gid uint32, is bool) { return p.RegisteredFor() }
 
 // Owns implements [pipeline.Launch].
 func (p process) Owns(ctx context.Context, pid int) bool {
 	select {
 	case <-p.Started():
-		return p.PluginProcess.Owns(pid)
+		_, _, registered := p.RegisteredFor()
+		return p.PluginProcess.Owns(pid) || registered && pid == os.Getpid()
 	case <-ctx.Done():
 		return false
 	}

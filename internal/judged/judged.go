@@ -58,7 +58,7 @@ func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
 	if judge == nil || !p.Account.Known {
 		return nil
 	}
-	known, ok := conn.(sock.Conn)
+	known, ok := socketOf(conn)
 	if !ok {
 		return judge.Own(p.Type, path, p.Account)
 	}
@@ -70,8 +70,22 @@ func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
 		return err
 	}
 	err = judge.Endpoint(p.Type, path, p.Account, peer.UID)
-	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == p.Socket {
+	if err != nil && judge.Privileged(peer.UID) && known.Socket.ID == p.Socket && p.Socket != (sock.ID{}) {
 		return nil // root listens on the plugin's registration socket for it, as with socket activation
 	}
 	return err
+}
+
+// socketOf returns the connection to a Unix socket that a connection is, or that TLS is spoken on. Only a [sock.Conn] knows the socket.
+func socketOf(conn net.Conn) (known sock.Conn, ok bool) {
+	if over, is := conn.(interface{ NetConn() net.Conn }); is {
+		conn = over.NetConn()
+	}
+	switch conn := conn.(type) {
+	case sock.Conn:
+		return conn, true
+	case *net.UnixConn:
+		return sock.Conn{UnixConn: conn}, true
+	}
+	return sock.Conn{}, false
 }
