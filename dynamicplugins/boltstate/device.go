@@ -195,7 +195,7 @@ func (d *database) settle(transaction uint64) error {
 	if _, err := d.file.WriteAt(page[:], to*pageSize); err != nil {
 		return err
 	}
-	return d.file.Sync()
+	return syncFile(d.file)
 }
 
 // checkKey is in the bucket of the format while [Store.Check] is at work.

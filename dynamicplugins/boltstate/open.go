@@ -27,7 +27,7 @@ var (
 	namesBucket   = []byte("names")
 )
 
-// lockTimeout is how long Open waits for another process to let go of the file, which may be about to end.
+// lockTimeout is how long Open waits for whoever has the file open, such as a process that is about to end.
 const lockTimeout = time.Second
 
 var (
@@ -35,7 +35,7 @@ var (
 	ErrCorrupt = errors.New("not a sound state file")
 	// ErrNewer says that the file has a format that a newer version of the software made.
 	ErrNewer = errors.New("state file of a newer format")
-	// ErrLocked says that another process has the file open.
+	// ErrLocked says that the file is open already, in another process or in this one.
 	ErrLocked = errors.New("state file in use")
 	// ErrReplaced says that, when the file had to be opened again after a failure, another one was in its place.
 	ErrReplaced = errors.New("state file was replaced")
@@ -70,8 +70,8 @@ func unsound(path, format string, err error) error {
 }
 
 // Open opens the state file at path. If there is none, it makes an empty one with mode 0600, and its directory with mode 0750.
-// Open fails if the file is not a sound state file (ErrCorrupt), has a newer format (ErrNewer), or is still in use by another
-// process after a second (ErrLocked). In each of these cases the file stays as it is.
+// Open fails if the file is not a sound state file (ErrCorrupt), has a newer format (ErrNewer), or is still in use, by another
+// process or by this one, after a second (ErrLocked). In each of these cases the file stays as it is.
 func Open(path string) (*Store, error) {
 	if err := create(path); err != nil {
 		return nil, fmt.Errorf("cannot create state file %s: %w", path, err)
@@ -146,6 +146,9 @@ func format(path string) error {
 	return errors.Join(err, db.Close())
 }
 
+// syncFile makes what was written to a file durable. Tests replace it.
+var syncFile = (*os.File).Sync
+
 // syncDir makes the entries of a directory durable. Windows has no such operation and does it by itself.
 func syncDir(dir string) error {
 	// gofail: var boltstateSyncDir string
@@ -157,7 +160,7 @@ func syncDir(dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(syncFile(d), d.Close())
 }
 
 // openDB opens an existing file with bbolt.
@@ -181,7 +184,7 @@ func openDB(path string, readOnly bool) (db *database, err error) {
 	})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, &fileError{path, ErrLocked, "another process holds it", "stop that process or use another state file"}
+		return nil, &fileError{path, ErrLocked, "it is open already, in another process or in this one", "close it there or use another state file"}
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
 		return nil, corrupt(path, "it is damaged (%v)", err)
 	case err != nil:

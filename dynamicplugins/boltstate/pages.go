@@ -84,14 +84,17 @@ func newerMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	if err != nil {
 		for pageSize := int64(minPageSize); pageSize <= maxPageSize && pageSize < size; pageSize *= 2 {
 			if second, err := readMetaAt(file, pageSize); err == nil && second.pageSize == uint64(pageSize) {
-				return second, nil
+				return second, checkFlip(file, 0, second)
 			}
 		}
 		return first, err
 	}
 	second, err := readMetaAt(file, int64(first.pageSize))
-	if err != nil || second.transaction <= first.transaction {
-		return first, nil //nolint:nilerr // The second copy is damaged; the first one counts.
+	switch {
+	case err != nil:
+		return first, checkFlip(file, int64(first.pageSize), first) // the first one counts
+	case second.transaction <= first.transaction:
+		return first, nil
 	}
 	if second.pageSize != first.pageSize {
 		return first, errors.New("its first pages do not agree")
@@ -99,12 +102,35 @@ func newerMeta(file io.ReaderAt, size int64) (boltMeta, error) {
 	return second, nil
 }
 
+// checkFlip reports that the meta page at offset, which is damaged, is the newer one with a bit flipped: such a page was written, so its
+// transaction may have been acknowledged. One that was torn by a crash, before its transaction was acknowledged, has more wrong with it.
+func checkFlip(file io.ReaderAt, offset int64, other boltMeta) error {
+	var page [pageHeaderSize + metaSize]byte
+	if _, err := file.ReadAt(page[:], offset); err != nil {
+		return nil //nolint:nilerr // there is no such page
+	}
+	b := page[pageHeaderSize:]
+	for bit := range metaSize * 8 {
+		b[bit/8] ^= 1 << (bit % 8)
+		if meta, err := decodeMeta(b); err == nil && meta.transaction > other.transaction {
+			return fmt.Errorf("it is damaged: bit %d of byte %d is flipped, and without that page the last change would be lost", bit%8,
+				offset+pageHeaderSize+int64(bit/8))
+		}
+		b[bit/8] ^= 1 << (bit % 8)
+	}
+	return nil
+}
+
 func readMetaAt(file io.ReaderAt, offset int64) (boltMeta, error) {
 	var page [pageHeaderSize + metaSize]byte
 	if _, err := file.ReadAt(page[:], offset); err != nil {
 		return boltMeta{}, fmt.Errorf("its first pages cannot be read: %w", err)
 	}
-	b := page[pageHeaderSize:]
+	return decodeMeta(page[pageHeaderSize:])
+}
+
+// decodeMeta returns what the 64 bytes of a meta page say.
+func decodeMeta(b []byte) (boltMeta, error) {
 	if order.Uint32(b) != boltMagic || order.Uint32(b[4:]) != boltVersion {
 		return boltMeta{}, errors.New("it is not a bbolt file")
 	}

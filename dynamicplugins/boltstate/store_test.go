@@ -88,7 +88,7 @@ func TestSecondOpener(t *testing.T) {
 	if !errors.Is(err, boltstate.ErrLocked) {
 		t.Fatalf("second Open: %v", err)
 	}
-	want := "cannot open state file " + path + ": another process holds it; stop that process or use another state file"
+	want := "cannot open state file " + path + ": it is open already, in another process or in this one; close it there or use another state file"
 	if err.Error() != want {
 		t.Errorf("error is %q, want %q", err, want)
 	}

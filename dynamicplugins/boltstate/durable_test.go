@@ -1,0 +1,40 @@
+package boltstate
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestSyncs: a new file is there after a crash because its directory is synced, and what an earlier process wrote last because the file is
+// before the first change.
+func TestSyncs(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.db")
+	real, broken := syncFile, errors.New("the device is gone")
+	defer func() { syncFile = real }()
+	failing := dir
+	syncFile = func(f *os.File) error {
+		if f.Name() == failing {
+			return broken
+		}
+		return real(f)
+	}
+	if _, err := Open(path); !errors.Is(err, broken) {
+		t.Errorf("making a file in a directory that cannot be synced: %v", err)
+	}
+	failing = path
+	store, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	if err := store.Bucket("b").Put("1", nil); !errors.Is(err, broken) {
+		t.Errorf("the first change of a file that cannot be synced: %v", err)
+	}
+	failing = ""
+	if err := store.Bucket("b").Put("1", nil); err != nil {
+		t.Error(err)
+	}
+}
