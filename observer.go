@@ -1,17 +1,20 @@
 package patchbay
 
 import (
+	"log/slog"
+
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // Observer watches a [Runtime] for metrics and traces. Its functions may be nil. They are called concurrently and with locks held, so they
-// must not block or call the Runtime.
+// must not block or call the Runtime. A panic is logged and goes no further.
 type Observer struct {
 	// Event receives every event, before subscribers do.
 	Event func(reconciler.Event)
@@ -35,6 +38,27 @@ type Observer struct {
 	StatsHandlers []stats.Handler
 	// DialOptions apply to the registry's shared connections to plugins, for example for interceptors.
 	DialOptions []grpc.DialOption
+}
+
+// guarded returns an observer whose functions may panic, or end their goroutine. Dispense is called by those who dispense plugins, and
+// nothing waits for it.
+func (o Observer) guarded(log *slog.Logger) Observer {
+	o.Event = callback.Observer(log, "Event", o.Event)
+	o.Attempt = callback.Observer(log, "Attempt", o.Attempt)
+	o.Refused = callback.Observer(log, "Refused", o.Refused)
+	o.CallsLimited = callback.Observer(log, "CallsLimited", o.CallsLimited)
+	o.FileEventsLost = guardedCall(log, "FileEventsLost", o.FileEventsLost)
+	o.Resync = guardedCall(log, "Resync", o.Resync)
+	return o
+}
+
+// guardedCall is [callback.Observer] of a function without a value.
+func guardedCall(log *slog.Logger, name string, call func()) func() {
+	if call == nil {
+		return nil
+	}
+	observe := callback.Observer(log, name, func(struct{}) { call() })
+	return func() { observe(struct{}{}) }
 }
 
 // registryOptions returns the options of a registry that is observed.

@@ -114,6 +114,7 @@ func New(cfg Config) (*Runtime, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Observer = cfg.Observer.guarded(cfg.Logger)
 	if err := cmp.Or(cfg.absolute(), regular.Check(cfg.EventsPath)); err != nil {
 		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}

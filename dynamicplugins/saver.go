@@ -2,9 +2,13 @@ package dynamicplugins
 
 import (
 	"container/list"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/patchbay-dev/patchbay/internal/callback"
 )
 
 // saving is what is to be made durable of one plugin: its instances, newest first, and whose its name is, unless kept is nil.
@@ -39,14 +43,23 @@ func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
 		}
 		return saver{w.saveOne, w.save}
 	}
-	one := func(s saving) error { return changes.PutDynamicPluginChange(s.change()) }
+	one := func(s saving) error {
+		return callStorage(func() error { return changes.PutDynamicPluginChange(s.change()) })
+	}
 	if batches, ok := state.(BatchStorage); ok {
-		return saver{one, func(all []saving) []error {
+		return saver{one, func(all []saving) (errs []error) {
 			changes := make([]*PluginChange, len(all))
 			for i, s := range all {
 				changes[i] = s.change()
 			}
-			return batches.PutDynamicPluginChanges(changes)
+			err := callStorage(func() error {
+				errs = batches.PutDynamicPluginChanges(changes)
+				return nil
+			})
+			if err != nil {
+				return slices.Repeat([]error{err}, len(all))
+			}
+			return errs
 		}}
 	}
 	return saver{one, func(all []saving) []error {
@@ -58,6 +71,15 @@ func newSaver(state StateStorage, loaded map[key][]*PluginInfo) saver {
 		saving.Wait()
 		return errs
 	}}
+}
+
+// callStorage calls the storage, which must return: if it does not, nothing is known to be durable.
+func callStorage(put func() error) error {
+	err := callback.Call(put)
+	if failed, ok := errors.AsType[*callback.Error](err); ok {
+		return fmt.Errorf("the state storage failed: %w", failed)
+	}
+	return err
 }
 
 // wholeSaver saves into a storage that takes nothing but whole states. While one state is being saved, the changes that arrive are
@@ -132,7 +154,7 @@ func (w *wholeSaver) put(changes map[key]*list.List) error {
 		}
 		state.Plugins[k.ptype][k.name] = l
 	}
-	if err := w.state.PutDynamicPluginRegistryState(state); err != nil {
+	if err := callStorage(func() error { return w.state.PutDynamicPluginRegistryState(state) }); err != nil {
 		return err
 	}
 	w.lists = lists

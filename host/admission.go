@@ -100,16 +100,11 @@ func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *Admissio
 // NewAdmissionPlugin is the function of this name for this host. An empty command line is an error; before Initialize the error wraps
 // [ErrNotInitialized], after Close [ErrClosed].
 func (h *Host) NewAdmissionPlugin(cmdLine []string) (plugin.AdmissionPlugin, error) {
-	h.mu.Lock()
-	closed, initialized := h.closed, h.initialized
-	h.mu.Unlock()
-	switch {
-	case len(cmdLine) == 0 || cmdLine[0] == "":
+	if err := h.usable(); err != nil {
+		return nil, fmt.Errorf("cannot create an admission plugin: %w", err)
+	}
+	if len(cmdLine) == 0 || cmdLine[0] == "" {
 		return nil, errors.New("cannot create an admission plugin: its command line is empty")
-	case closed:
-		return nil, fmt.Errorf("cannot create an admission plugin: %w", ErrClosed)
-	case !initialized:
-		return nil, fmt.Errorf("cannot create an admission plugin: %w", ErrNotInitialized)
 	}
 	return NewAdmissionPlugin(context.Background(), h, cmdLine), nil
 }

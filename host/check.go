@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -37,7 +38,10 @@ func (h *Host) check(ctx context.Context, spec Spec, program string) (*exe.Image
 	}
 	err = checkInterpreter(image, spec.Interpreter)
 	if err == nil && spec.Admit != nil {
-		err = spec.Admit(ctx, pinOf(spec, image))
+		err = callback.Call(func() error { return spec.Admit(ctx, pinOf(spec, image)) })
+	}
+	if failed, ok := errors.AsType[*callback.Error](err); ok {
+		err = fmt.Errorf("nobody knows whether it may run: Admit failed: %w", failed)
 	}
 	if err != nil {
 		image.Release()

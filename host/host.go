@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
@@ -43,7 +44,8 @@ type Host struct {
 	// [WithLogger] put into it. Without one they go to no log; [PluginProcess.Logs] has the last ones anyway.
 	PluginsContext context.Context //nolint:containedctx // the documented field; only its logger is used
 
-	// Events is called for each [Event], from several goroutines and while a call or a launch waits for it: it must not block.
+	// Events is called for each [Event], from several goroutines and while a call or a launch waits for it: it must not block. A panic is
+	// logged and goes no further.
 	Events func(Event)
 	// Logger gets faults of the host itself. Nil: no log.
 	Logger *slog.Logger
@@ -82,6 +84,8 @@ func (h *Host) Initialize(cfg plugin.Config) error {
 		return fmt.Errorf("initialize: %w", ErrClosed)
 	case h.initialized:
 		return errors.New("the plugin host is initialized already")
+	case h.AdmissionTimeout < 0:
+		return fmt.Errorf("the AdmissionTimeout of the plugin host is %v: use 0 for the default", h.AdmissionTimeout)
 	case !utf8.ValidString(cfg.ServiceURL):
 		return fmt.Errorf("the service URL %q is not valid UTF-8", cfg.ServiceURL)
 	}
@@ -157,12 +161,27 @@ func (h *Host) cleanUp(ctx context.Context) {
 	}
 }
 
-func (h *Host) open() error {
+// usable returns why the host launches nothing, or nil.
+func (h *Host) usable() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state()
+}
+
+// state is usable for callers that hold mu.
+func (h *Host) state() error {
 	switch {
 	case h.closed:
 		return ErrClosed
 	case !h.initialized:
 		return ErrNotInitialized
+	}
+	return nil
+}
+
+func (h *Host) open() error {
+	if err := h.state(); err != nil {
+		return err
 	}
 	if h.server == nil {
 		s, err := serve(h.emit)
@@ -190,8 +209,15 @@ func (h *Host) leftover(p *process.Process, pids []int) {
 }
 
 func (h *Host) emit(e Event) {
-	if h.Events != nil {
+	if h.Events == nil {
+		return
+	}
+	err := callback.Call(func() error {
 		h.Events(e)
+		return nil
+	})
+	if err != nil && h.Logger != nil {
+		h.Logger.Error("an observer of events did not return", "event", e.Kind, "plugin", e.Plugin, "error", err)
 	}
 }
 

@@ -113,6 +113,9 @@ func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 
 // launchWith has advice for who launches a plugin that fails before it has called its host; empty for none.
 func (h *Host) launchWith(ctx context.Context, spec Spec, advice string) (*PluginProcess, error) {
+	if err := h.usable(); err != nil {
+		return nil, fmt.Errorf("cannot launch a plugin: %w", err)
+	}
 	if len(spec.Args) == 0 || spec.Args[0] == "" {
 		return nil, errors.New("cannot launch a plugin: its command line is empty")
 	}
@@ -147,6 +150,10 @@ func (s *Spec) check() (granted grants, err error) {
 		err = fmt.Errorf("the path of its socket has more than %d bytes: %s", maxPath, s.PluginSocket)
 	case slices.ContainsFunc(s.Env, func(entry string) bool { return strings.ContainsRune(entry, 0) }):
 		err = errors.New("a variable of its environment has a NUL byte; remove it")
+	case slices.Contains(s.ExtraFiles, nil):
+		err = errors.New("one of its ExtraFiles is nil")
+	case min(s.Limits.Memory, s.Limits.CPU, int64(s.Limits.Processes), int64(s.Limits.OpenFiles)) < 0:
+		err = fmt.Errorf("a limit is negative: %+v; use 0 for no limit", s.Limits)
 	case s.Foreign != nil && s.Survive:
 		err = errors.New("it must survive its host, which a plugin of a foreign protocol cannot")
 	case s.PluginSocket != "" && s.Protocol == ProtocolCIPD:
@@ -156,11 +163,11 @@ func (s *Spec) check() (granted grants, err error) {
 }
 
 func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginProcess, error) {
-	program, err := exec.LookPath(spec.Args[0])
+	granted, err := spec.check()
 	if err != nil {
 		return nil, err
 	}
-	granted, err := spec.check()
+	program, err := exec.LookPath(spec.Args[0])
 	if err != nil {
 		return nil, err
 	}
@@ -190,6 +197,7 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 		h.forget(p)
 		return nil, err
 	}
+	defer h.watching.Go(p.watch) // after the event of its launch
 	message := "launched " + program
 	if image != nil {
 		message += fmt.Sprintf(", sha256 %s", image.Digest)
@@ -197,7 +205,6 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	h.emit(Event{
 		Time: time.Now(), Kind: EventLaunched, Plugin: p.spec.Name, Socket: p.spec.PluginSocket, PID: p.PID(), Message: message,
 	})
-	h.watching.Go(p.watch)
 	return p, nil
 }
 

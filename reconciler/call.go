@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/judged"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -173,15 +173,19 @@ func (r *Reconciler) handler(number int) cache.PluginHandler {
 	return r.handlers[number]
 }
 
-// call runs one call of a handler and turns a panic into an error.
-func (r *Reconciler) call(what string, do func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			r.log.Error("handler panicked", "call", what, "panic", v, "stack", string(debug.Stack()))
-			err = fmt.Errorf("the handler panicked in %s: %v", what, v)
-		}
-	}()
-	return do()
+// call runs one call of a handler, which must return: its panic and its runtime.Goexit are errors.
+func (r *Reconciler) call(what string, do func() error) error {
+	err := r.pace.Call(do)
+	switch failed, ok := errors.AsType[*callback.Error](err); {
+	case !ok:
+		return err
+	case failed.Panic == nil:
+		r.log.Error("handler ended its goroutine", "call", what)
+		return fmt.Errorf("the handler ended its goroutine in %s instead of returning", what)
+	default:
+		r.log.Error("handler panicked", "call", what, "panic", failed.Panic, "stack", failed.Stack)
+		return fmt.Errorf("the handler panicked in %s: %v", what, failed.Panic)
+	}
 }
 
 func (r *Reconciler) logError(err error) {
@@ -224,7 +228,13 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	plugin := &e.Instance
 	var clientTimeout *time.Duration
 	if r.cfg.ClientTimeout != nil {
-		clientTimeout = r.cfg.ClientTimeout(plugin.Type, plugin.Name)
+		err := r.call("ClientTimeout", func() error {
+			clientTimeout = r.cfg.ClientTimeout(plugin.Type, plugin.Name)
+			return nil
+		})
+		if err != nil {
+			return registration, err
+		}
 	}
 	ctx, done := r.trace(ctx, "register")
 	defer func() { done(err) }()

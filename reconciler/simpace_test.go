@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/discover/pace"
 )
 
@@ -283,6 +284,8 @@ func (p *simPace) Wait() {
 		}
 	}
 }
+
+func (p *simPace) Call(do func() error) error { return callback.Recover(do) }
 
 func (p *simPace) Chance() float64 { return p.random.Float64() }
 

@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"sync"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/callback"
 )
 
 // Pace is safe for concurrent use.
@@ -27,6 +29,8 @@ type Pace interface {
 	// Go runs f in a goroutine, and Wait blocks until all of those have ended.
 	Go(f func())
 	Wait()
+	// Call calls a function of others; see [callback.Call].
+	Call(do func() error) error
 	// Chance is a number from 0 to 1 that is not 1, and ID a word that nobody can guess.
 	Chance() float64
 	ID() string
@@ -68,6 +72,8 @@ func (*ofMachine) WithTimeout(ctx context.Context, d time.Duration) (context.Con
 func (r *ofMachine) Go(f func()) { r.running.Go(f) }
 
 func (r *ofMachine) Wait() { r.running.Wait() }
+
+func (*ofMachine) Call(do func() error) error { return callback.Call(do) }
 
 func (*ofMachine) Chance() float64 { return mathrand.Float64() }
 

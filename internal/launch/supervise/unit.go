@@ -5,12 +5,13 @@ package supervise
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime/debug"
 	"sync"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 )
 
@@ -257,7 +258,6 @@ func (u *Unit[D]) launch(ref machine.Ref) {
 	h.cancel = cancel
 	u.cfg.Pace.Go(func() {
 		defer cancel()
-		growStack(0)
 		p, err := u.guarded(ctx, ref, h.description)
 		started := machine.Launched{Ref: ref, Err: err}
 		if err == nil {
@@ -291,14 +291,17 @@ func (u *Unit[D]) hold(ref machine.Ref) *held[D] {
 	return u.held[ref]
 }
 
-// guarded is Launch, whose panic is an error.
+// guarded is Launch, whose panic and runtime.Goexit are errors.
 func (u *Unit[D]) guarded(ctx context.Context, ref machine.Ref, description D) (p Process, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = fmt.Errorf("what launches the plugin panicked: %v\n%s", v, debug.Stack())
-		}
-	}()
-	return u.cfg.Launch(ctx, ref, description)
+	err = callback.Call(func() (err error) {
+		growStack(0)
+		p, err = u.cfg.Launch(ctx, ref, description)
+		return err
+	})
+	if failed, ok := errors.AsType[*callback.Error](err); ok {
+		err = fmt.Errorf("what launches the plugin did not return: %w\n%s", failed, failed.Stack)
+	}
+	return p, err
 }
 
 func (u *Unit[D]) adopt(ref machine.Ref) {

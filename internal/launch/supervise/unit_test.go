@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -36,6 +37,7 @@ type end struct {
 	after time.Duration
 	err   error
 	panic bool
+	exit  bool // it ends the goroutine that starts it
 	never bool // it is not started, for err
 }
 
@@ -56,6 +58,9 @@ func (p *plugin) launch(context.Context, machine.Ref, string) (supervise.Process
 	p.begins = append(p.begins, time.Now())
 	if how.panic {
 		panic("at the plugin")
+	}
+	if how.exit {
+		runtime.Goexit()
 	}
 	if how.never {
 		return nil, how.err
@@ -194,13 +199,15 @@ func TestPolicies(t *testing.T) {
 }
 
 func TestPanic(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := start(t, machine.Policy{Restart: machine.OnFailure}, &plugin{ends: []end{{panic: true}, {}}})
-		s.expect(t, machine.StateBackoff, 1, 0)
-		if err := s.Status().LastError; !strings.Contains(err, "panicked: at the plugin") {
-			t.Error(err)
-		}
-	})
+	for want, how := range map[string]end{"panicked: at the plugin": {panic: true}, "ended its goroutine": {exit: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			s := start(t, machine.Policy{Restart: machine.OnFailure}, &plugin{ends: []end{how, {}}})
+			s.expect(t, machine.StateBackoff, 1, 0)
+			if err := s.Status().LastError; !strings.Contains(err, want) {
+				t.Error(err)
+			}
+		})
+	}
 }
 
 // TestRepeatedFailure: a start that fails as the one before is no news, unless something ran in between.
