@@ -2,15 +2,19 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"net"
+	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/registration"
+	"github.com/patchbay-dev/patchbay/trust"
 )
 
 // introduced is a launched plugin that has said something of itself.
@@ -79,5 +83,34 @@ func TestWhoIsAsked(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAnnouncedEndpointIsJudged: a plugin may announce an endpoint of its own user, and not one of somebody else's.
+func TestAnnouncedEndpointIsJudged(t *testing.T) {
+	judge, err := trust.New(trust.Policy{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := filepath.Join(t.TempDir(), "e.sock")
+	l, err := net.Listen("unix", endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	said, err := proto.Marshal(&registerapi.PluginInfo{Type: "T", Name: "one", SupportedVersions: []string{"1"}, Endpoint: endpoint})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := uint32(os.Geteuid())
+	for uid, refused := range map[uint32]bool{own: false, own + 60001: true} {
+		c := &conn{
+			transport: &transport{gate: &gate{trust: judge}}, launch: &introduced{said: said}, account: trust.Account{UID: uid, Known: true},
+		}
+		_, err := c.GetInfo(t.Context(), time.Second)
+		refusal, is := errors.AsType[*trust.Refusal](err)
+		if is != refused || is && refusal.Reason != trust.Endpoint || !is && err != nil {
+			t.Errorf("a plugin of user %d announces a socket of user %d: %v", uid, own, err)
+		}
 	}
 }

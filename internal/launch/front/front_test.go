@@ -5,7 +5,9 @@ package front_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -179,6 +181,18 @@ func TestRetire(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	s.front.Retire(t.Context(), old)
+}
+
+// TestMode: nobody but root and the host's user may call, in whose name the calls go on.
+func TestMode(t *testing.T) {
+	s := newStage(t, front.Settings{})
+	info, err := os.Lstat(s.front.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := info.Mode(); got != fs.ModeSocket|0o600 {
+		t.Errorf("the socket has mode %v", got)
+	}
 }
 
 // TestLateProcess: a process that is met when its successor serves already gets no calls, and its end ends nothing.

@@ -1,0 +1,40 @@
+package machine
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/trust"
+)
+
+// TestBoundsOfNames: of one user the oldest name goes for a new one, and when all users together have too many, nobody's goes for another
+// user's.
+func TestBoundsOfNames(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	name := func(uid uint32, i int) KeptName {
+		return KeptName{Type: "T", Name: fmt.Sprintf("%d-%d", uid, i), By: trust.Account{UID: uid, Known: true}, Until: now.Add(time.Minute)}
+	}
+	var names keptNames
+	add := func(what string, n KeptName, want ...KeptName) {
+		t.Helper()
+		if dropped := names.add(n, now); !slices.Equal(dropped, want) {
+			t.Fatalf("for %s, %s, %v are dropped, want %v", what, n.Name, dropped, want)
+		}
+	}
+	last := uint32(namesInTotal / namesPerUser)
+	for uid := uint32(1); uid <= last; uid++ {
+		for i := range namesPerUser {
+			add("a name", name(uid, i))
+		}
+		if uid == 1 {
+			add("one more of a user", name(uid, namesPerUser), name(uid, 0))
+		}
+	}
+	add("one more of a user when there is no room", name(2, namesPerUser), name(2, 0))
+	add("the first of another user", name(last+1, 0), name(last+1, 0))
+	if got := len(names.byUser[1]); got != namesPerUser || len(names.byKey) != namesInTotal {
+		t.Errorf("a user has %d names, all have %d", got, len(names.byKey))
+	}
+}
