@@ -73,11 +73,11 @@ func TestHealthIsBounded(t *testing.T) {
 func TestLocksAreForgotten(t *testing.T) {
 	var l claimLocks
 	for i := range 10 {
-		unlock, err := l.lock(t.Context(), "d", []string{fmt.Sprint(i), "x"})
+		locked, err := l.lock(t.Context(), "d", []string{fmt.Sprint(i), "x"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		unlock()
+		locked.release()
 	}
 	if len(l.held) != 0 {
 		t.Errorf("%d locks are left", len(l.held))

@@ -49,6 +49,9 @@ type Handler struct {
 	log     *slog.Logger
 	claims  claimLocks
 	streams sync.WaitGroup // of health
+	calls   sync.WaitGroup // that are under way; counted with mu held, while the handler is not closed
+	end     context.CancelFunc
+	life    context.Context //nolint:containedctx // ends with Close, and ends the calls
 
 	// mu is held for short steps only, never over a call.
 	mu            sync.Mutex
@@ -73,7 +76,9 @@ var ErrNotRegistered = errors.New("no DRA driver of that name is registered")
 
 // New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended.
 func New(config Config) *Handler {
+	life, end := context.WithCancel(context.Background())
 	return &Handler{
+		life: life, end: end,
 		callTimeout:    cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout),
 		timeout:        cmp.Or(max(config.Timeout, 0), defaultTimeout),
 		connectTimeout: cmp.Or(max(config.ConnectTimeout, 0), defaultConnectTimeout),
@@ -207,6 +212,7 @@ func (h *Handler) Close() error {
 		}
 	}
 	h.mu.Unlock()
+	h.end()
 	var errs []error
 	for _, instances := range drivers {
 		for _, in := range instances {
@@ -214,11 +220,12 @@ func (h *Handler) Close() error {
 		}
 	}
 	h.streams.Wait()
+	h.calls.Wait()
 	return errors.Join(errs...)
 }
 
-// newest returns the newest instance of a driver, whose connection is in use. If there is none, it returns what is closed when there may be
-// one.
+// newest returns the newest instance of a driver for a call, which it counts, and whose connection is in use. If there is none, it returns
+// what is closed when there may be one.
 func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -232,7 +239,14 @@ func (h *Handler) newest(driver string) (in *instance, changed <-chan struct{}, 
 	}
 	in = instances[len(instances)-1]
 	in.conn.Use()
+	h.calls.Add(1)
 	return in, h.changed, nil
+}
+
+func (h *Handler) isClosed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.closed
 }
 
 // isNewest reports whether calls to the driver go to an instance.

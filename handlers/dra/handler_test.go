@@ -11,6 +11,8 @@ import (
 
 	"google.golang.org/grpc"
 
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/handlers/dra"
 	"github.com/patchbay-dev/patchbay/handlers/handlertest"
@@ -128,6 +130,18 @@ func TestClosed(t *testing.T) {
 	}
 	if _, err := h.Prepare(t.Context(), driverName, claim("1")); !errors.Is(err, dra.ErrClosed) {
 		t.Errorf("Prepare: %v", err)
+	}
+	s.kill()
+	if _, err := h.RegisterPluginContext(t.Context(), driverName, s.socket, onlyV1, nil); !errors.Is(err, dra.ErrClosed) {
+		t.Errorf("Register without a driver: %v", err)
+	}
+	for _, claims := range [][]*drav1.Claim{nil, {nil}, {claim("1")}} {
+		if _, err := h.Prepare(t.Context(), driverName, claims...); !errors.Is(err, dra.ErrClosed) {
+			t.Errorf("Prepare of %v: %v", claims, err)
+		}
+		if _, err := h.Unprepare(t.Context(), driverName, claims...); !errors.Is(err, dra.ErrClosed) {
+			t.Errorf("Unprepare of %v: %v", claims, err)
+		}
 	}
 	for range h.WatchHealth(t.Context(), driverName) {
 		t.Error("WatchHealth yields something")

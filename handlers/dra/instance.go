@@ -27,6 +27,9 @@ type instance struct {
 
 // connect waits until there is a connection to a driver.
 func (h *Handler) connect(ctx context.Context, driver, path string, versions []string, configured *time.Duration) (*instance, error) {
+	if h.isClosed() {
+		return nil, ErrClosed
+	}
 	service, err := negotiate(versions)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 )
 
 // claimLocks keeps calls for the same claim of a driver apart. The zero value is ready.
@@ -13,12 +14,29 @@ type claimLocks struct {
 
 type claimKey struct{ driver, uid string }
 
-// lock waits until nobody else holds one of the claims. It takes all or none, so that nobody waits for each other.
-func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (unlock func(), err error) {
+// lockedClaims are claims that are locked until all who hold them have released them.
+type lockedClaims struct {
+	holders atomic.Int32
+	unlock  func()
+}
+
+// hold adds a holder. The caller is one.
+func (c *lockedClaims) hold() { c.holders.Add(1) }
+
+func (c *lockedClaims) release() {
+	if c.holders.Add(-1) == 0 {
+		c.unlock()
+	}
+}
+
+// lock waits until nobody else holds one of the claims. It takes all or none, so that nobody waits for each other. The caller holds them.
+func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (*lockedClaims, error) {
 	for {
 		busy := l.tryLock(driver, uids)
 		if busy == nil {
-			return func() { l.unlock(driver, uids) }, nil
+			locked := &lockedClaims{unlock: func() { l.unlock(driver, uids) }}
+			locked.hold()
+			return locked, nil
 		}
 		select {
 		case <-busy:

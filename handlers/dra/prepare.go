@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -30,16 +31,12 @@ type Prepared struct {
 //
 // It blocks until the driver has answered. A call that did not come through is repeated, with back-off and on the instance that is newest
 // then, also after the driver went away in the middle of it, until ctx ends or [Config].Timeout has passed. Calls for the same claim of a
-// driver, those of Unprepare too, follow each other.
+// driver, those of Unprepare too, follow each other: one that its caller has given up, or that timed out, continues until the driver has
+// answered or gone away, for at most [Config].Timeout, because a driver may ignore a cancellation and still be at work.
 //
 // The error says that there is no answer: it wraps [ErrNotRegistered] if the driver was not there to begin with.
 func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]Prepared, error) {
-	var answer *drav1.NodePrepareResourcesResponse
-	err := h.call(ctx, driver, claims, "prepare", func(ctx context.Context, in *instance) (err error) {
-		request := &drav1.NodePrepareResourcesRequest{Claims: claims}
-		answer, err = endpoint.Call(ctx, in.callTimeout, "NodePrepareResources", in.client.NodePrepareResources, request)
-		return err
-	})
+	answer, err := prepare.call(ctx, h, driver, claims, &drav1.NodePrepareResourcesRequest{Claims: claims})
 	if err != nil {
 		return nil, err
 	}
@@ -57,12 +54,7 @@ func (h *Handler) Prepare(ctx context.Context, driver string, claims ...*drav1.C
 // Unprepare reverts Prepare. It returns an error, or nil, for each claim, by UID. Unpreparing a claim that is not prepared is allowed.
 // Otherwise it behaves like Prepare.
 func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1.Claim) (map[string]error, error) {
-	var answer *drav1.NodeUnprepareResourcesResponse
-	err := h.call(ctx, driver, claims, "unprepare", func(ctx context.Context, in *instance) (err error) {
-		request := &drav1.NodeUnprepareResourcesRequest{Claims: claims}
-		answer, err = endpoint.Call(ctx, in.callTimeout, "NodeUnprepareResources", in.client.NodeUnprepareResources, request)
-		return err
-	})
+	answer, err := unprepare.call(ctx, h, driver, claims, &drav1.NodeUnprepareResourcesRequest{Claims: claims})
 	if err != nil {
 		return nil, err
 	}
@@ -82,35 +74,53 @@ func (h *Handler) Unprepare(ctx context.Context, driver string, claims ...*drav1
 // retry is how long to wait before another attempt.
 var retry = backoff.Backoff{Min: 50 * time.Millisecond, Max: 5 * time.Second}
 
-// call makes a call for claims, and again where that may help.
-func (h *Handler) call(
-	ctx context.Context, driver string, claims []*drav1.Claim, what string, once func(context.Context, *instance) error,
-) error {
+// method is a method of drivers that takes claims: what it does to them, and its name.
+type method[Request, Response any] struct {
+	what, name string
+	invoke     func(drav1.DRAPluginClient, context.Context, Request, ...grpc.CallOption) (Response, error)
+}
+
+var (
+	prepare = method[*drav1.NodePrepareResourcesRequest, *drav1.NodePrepareResourcesResponse]{
+		"prepare", "NodePrepareResources", drav1.DRAPluginClient.NodePrepareResources,
+	}
+	unprepare = method[*drav1.NodeUnprepareResourcesRequest, *drav1.NodeUnprepareResourcesResponse]{
+		"unprepare", "NodeUnprepareResources", drav1.DRAPluginClient.NodeUnprepareResources,
+	}
+)
+
+// call calls the method for claims, and again where that may help.
+func (m method[Request, Response]) call(
+	ctx context.Context, h *Handler, driver string, claims []*drav1.Claim, request Request,
+) (none Response, err error) {
+	if h.isClosed() {
+		return none, ErrClosed
+	}
 	uids, err := claimUIDs(claims)
 	if err != nil || len(uids) == 0 {
-		return err
+		return none, err
 	}
 	bounded, cancel := context.WithTimeoutCause(ctx, h.timeout, fmt.Errorf("not done within %v: %w", h.timeout, context.DeadlineExceeded))
 	defer cancel()
-	unlock, err := h.claims.lock(bounded, driver, uids)
+	locked, err := h.claims.lock(bounded, driver, uids)
 	if err != nil {
-		return fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w", what, foreign.Clip(driver), err)
+		return none, fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w",
+			m.what, foreign.Clip(driver), err)
 	}
-	defer unlock()
+	defer locked.release()
 	var last error
 	for failures := 1; ; failures++ {
 		in, changed, err := h.newest(driver)
 		switch {
 		case err != nil && (last == nil || errors.Is(err, ErrClosed)):
-			return err
+			return none, err
 		case err == nil:
-			last = once(bounded, in)
-			in.conn.Done()
-			if last == nil {
-				return nil
+			var answer Response
+			if answer, last = m.attempt(bounded, h, in, locked, request); last == nil {
+				return answer, nil
 			}
 			if bounded.Err() == nil && !h.repeatable(last, in) {
-				return fmt.Errorf("cannot %s claims with DRA driver %s at %s: %w", what, driver, in.endpoint, last)
+				return none, fmt.Errorf("cannot %s claims with DRA driver %s at %s: %w", m.what, driver, in.endpoint, last)
 			}
 		}
 		timer := time.NewTimer(retry.After(failures))
@@ -120,8 +130,43 @@ func (h *Handler) call(
 			timer.Stop()
 		case <-bounded.Done():
 			timer.Stop()
-			return fmt.Errorf("cannot %s claims with DRA driver %s: %w; the last attempt: %w", what, driver, context.Cause(bounded), last)
+			return none, fmt.Errorf("cannot %s claims with DRA driver %s: %w; the last attempt: %w", m.what, driver, context.Cause(bounded), last)
 		}
+	}
+}
+
+// attempt makes one call on an instance, whose use it ends, and returns when it has ended, or ctx, or the time for a call. In the latter
+// cases the call continues, and holds its claims.
+func (m method[Request, Response]) attempt(
+	ctx context.Context, h *Handler, in *instance, locked *lockedClaims, request Request,
+) (Response, error) {
+	type result struct {
+		answer Response
+		err    error
+	}
+	ended := make(chan result, 1)
+	locked.hold()
+	go func() {
+		defer h.calls.Done() // newest has counted it
+		defer locked.release()
+		defer in.conn.Done()
+		invoke := func(ctx context.Context, request Request, options ...grpc.CallOption) (Response, error) {
+			return m.invoke(in.client, ctx, request, options...)
+		}
+		continuing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+		defer cancel()
+		defer context.AfterFunc(h.life, cancel)()
+		answer, err := endpoint.Call(continuing, max(h.timeout, in.callTimeout), m.name, invoke, request)
+		ended <- result{answer, err}
+	}()
+	waiting, cancel := context.WithTimeout(ctx, in.callTimeout)
+	defer cancel()
+	select {
+	case r := <-ended:
+		return r.answer, r.err
+	case <-waiting.Done():
+		var none Response
+		return none, endpoint.CallError(m.name, status.FromContextError(waiting.Err()).Err())
 	}
 }
 
