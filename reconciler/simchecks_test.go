@@ -335,7 +335,9 @@ func (l *life) expectUrged(ptype, name string) {
 			}
 			for _, now := range l.r.Plugins() {
 				waits := now.State == reconciler.StateBackoff || now.State == reconciler.StateRefused
-				if now.SocketPath == s.SocketPath && waits && now.NextRetry.After(l.pace.Now()) && p.dials == dials {
+				// Another instance may be at the path by then: the one that was listed had not been notified yet that its socket moved.
+				same := now.SocketPath == s.SocketPath && now.Type == s.Type && now.Name == s.Name && now.FirstSeen.Equal(s.FirstSeen)
+				if same && waits && now.NextRetry.After(l.pace.Now()) && p.dials == dials {
 					m.complain("program %d was not tried again when somebody asked for that: %+v", p.number, now)
 				}
 			}
