@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strconv"
+	"time"
 )
 
 // ID tells one socket from another, whatever their paths are. It is comparable. A change of mode or owner, or a rename, leaves it as it
@@ -47,6 +48,16 @@ type Info struct {
 	Mode fs.FileMode // type and permission bits
 	UID  uint32
 	GID  uint32
+}
+
+// Entry is what [StatEntry] returns.
+type Entry struct {
+	Info
+	ModTime time.Time
+	// Mount is the number of the mount, which tells it from one that was there before; zero if the system has none.
+	Mount uint64
+	// IsMountPoint reports whether a file system is mounted there, as far as the system says.
+	IsMountPoint bool
 }
 
 // IsSocket reports whether the path is a socket.

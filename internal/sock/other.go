@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -112,4 +113,17 @@ func (w *Watcher) WatchConn(*net.UnixConn, func()) (stop func(), err error) {
 func (w *Watcher) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil
+}
+
+// StatEntry is Stat that returns more.
+func StatEntry(path string, _ bool) (Entry, error) {
+	info, err := Stat(path)
+	if err != nil {
+		return Entry{}, err
+	}
+	fi, err := os.Lstat(path)
+	if err != nil {
+		return Entry{}, err
+	}
+	return Entry{Info: info, ModTime: fi.ModTime()}, nil
 }

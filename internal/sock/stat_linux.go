@@ -2,9 +2,12 @@ package sock
 
 import (
 	"io/fs"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+const entryMask = statxMask | unix.STATX_MTIME | unix.STATX_MNT_ID | unix.STATX_MNT_ID_UNIQUE
 
 const statxMask = unix.STATX_TYPE | unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID | unix.STATX_INO | unix.STATX_CTIME | unix.STATX_BTIME
 
@@ -18,12 +21,43 @@ func Stat(path string) (Info, error) {
 	return info, nil
 }
 
+// StatEntry is Stat that returns more. With cached it does not ask the file system of path: what is mounted at path may not answer, and
+// what it returns of that may be out of date.
+func StatEntry(path string, cached bool) (Entry, error) {
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	if cached {
+		flags |= unix.AT_STATX_DONT_SYNC
+	}
+	return entryAt(unix.AT_FDCWD, path, flags)
+}
+
+// StatFile is StatEntry of an open file.
+func StatFile(fd int) (Entry, error) {
+	return entryAt(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC)
+}
+
+func entryAt(dir int, path string, flags int) (Entry, error) {
+	var st unix.Statx_t
+	_, err := uninterrupted(func() (int, error) { return 0, unix.Statx(dir, path, flags, entryMask, &st) })
+	if err != nil {
+		return Entry{}, &fs.PathError{Op: "statx", Path: path, Err: err}
+	}
+	return Entry{
+		Info: infoOf(&st), ModTime: time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)), Mount: st.Mnt_id,
+		IsMountPoint: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+	}, nil
+}
+
 func statAt(dir int, path string, flags int) (Info, error) {
 	var st unix.Statx_t
 	_, err := uninterrupted(func() (int, error) { return 0, unix.Statx(dir, path, flags, statxMask, &st) })
 	if err != nil {
 		return Info{}, err
 	}
+	return infoOf(&st), nil
+}
+
+func infoOf(st *unix.Statx_t) Info {
 	birth := st.Ctime
 	if st.Mask&unix.STATX_BTIME != 0 {
 		birth = st.Btime
@@ -37,7 +71,7 @@ func statAt(dir int, path string, flags int) (Info, error) {
 		Mode: fileMode(uint32(st.Mode)),
 		UID:  st.Uid,
 		GID:  st.Gid,
-	}, nil
+	}
 }
 
 // fileTypes are the types of files as the kernel gives them, and special is what else it gives beside the permissions.

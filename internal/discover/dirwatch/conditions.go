@@ -49,7 +49,7 @@ func (t *tree) refreshConditions() bool {
 			}
 		}
 	}
-	list = t.cut(list)
+	list = t.cut(append(list, t.conditionsOfMounted()...))
 	if slices.Equal(list, t.degraded) {
 		return false
 	}

@@ -1,6 +1,7 @@
 package dirwatch
 
 import (
+	"errors"
 	"path/filepath"
 	"strings"
 
@@ -60,7 +61,7 @@ func (t *tree) handleDir(d *dir, ev event) {
 	switch {
 	case ev.Has(fsnotify.Remove), ev.Has(fsnotify.Rename):
 		// The watch has ended, or it follows the directory to where it went. What is at the path is something else.
-		if _, _, err := t.stat(d); err == nil {
+		if _, err := t.stat(d); err == nil || errors.Is(err, errMountPoint) {
 			t.visit(d, deep)
 			break
 		}
@@ -74,7 +75,7 @@ func (t *tree) handleDir(d *dir, ev event) {
 		}
 	case ev.Has(fsnotify.Create):
 		// Usually its parent was read before this event came.
-		if info, _, err := t.stat(d); err != nil || info.ID != d.info.ID || !d.watched || d.readErr != nil {
+		if e, err := t.stat(d); err != nil || e.ID != d.info.ID || !d.watched || d.readErr != nil {
 			t.visit(d, deep)
 		}
 	default:

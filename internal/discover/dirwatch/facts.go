@@ -31,9 +31,15 @@ func (t *tree) look(d *dir, name string, why cause) {
 // glance is look, but for what is in a directory that was not known, which is returned. It costs one system call.
 func (t *tree) glance(d *dir, name string, why cause) (found *dir) {
 	path := join(d.path, name)
-	info, err := sock.Stat(path)
+	e, err := t.lookUp(d, path)
 	// gofail: var dirwatchLook string
-	// info, err = sock.Info{}, errors.New(dirwatchLook)
+	// e, err = sock.Entry{}, errors.New(dirwatchLook)
+	if err == nil && t.isForeign(path, e) {
+		t.enter(d, name, e)
+		return nil
+	}
+	t.leave(path)
+	info := e.Info
 	if err == nil {
 		if refused := t.judge(path, info); refused != nil {
 			t.turnAway(d, name, info, refused, why)
@@ -111,7 +117,7 @@ func (t *tree) movedHere(id sock.ID) *entry {
 	if old == nil {
 		return nil
 	}
-	if there, err := sock.Stat(old.path); err == nil && there.ID == id {
+	if there, err := sock.StatEntry(old.path, true); err == nil && there.ID == id {
 		return nil
 	}
 	return old

@@ -3,6 +3,8 @@ package dirwatch
 import (
 	"errors"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -68,14 +70,26 @@ func (m *mounts) woke(uintptr) (done bool) {
 	}
 }
 
-// mountOf returns the number of the mount at a path, which tells it from one that was there before; zero if the system has none.
-func mountOf(path string) uint64 {
+// fileSystemAt returns the type of the file system that is mounted at a path, without asking it; empty if it is not known.
+func fileSystemAt(path string) string {
 	var st unix.Statx_t
-	// The unique number, which does not come again, is that of Linux 6.8 and later.
-	if err := unix.Statx(unix.AT_FDCWD, path, 0, unix.STATX_MNT_ID|unix.STATX_MNT_ID_UNIQUE, &st); err != nil {
-		return 0
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
+	if err := unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_MNT_ID, &st); err != nil {
+		return ""
 	}
-	return st.Mnt_id
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return ""
+	}
+	number := strconv.FormatUint(st.Mnt_id, 10)
+	for line := range strings.Lines(string(table)) {
+		if id, rest, _ := strings.Cut(line, " "); id == number {
+			_, rest, _ = strings.Cut(rest, " - ")
+			kind, _, _ := strings.Cut(rest, " ")
+			return kind
+		}
+	}
+	return ""
 }
 
 func (m *mounts) close() {
@@ -87,9 +101,9 @@ func (m *mounts) close() {
 
 // tells reports whether the file system of a directory is one that nobody but this kernel changes, so that inotify tells of every change.
 // Network file systems and those in user space are changed by others without a word.
-func tells(path string) bool {
+func tells(dir *os.File) bool {
 	var fs unix.Statfs_t
-	if err := unix.Statfs(path, &fs); err != nil {
+	if err := unix.Fstatfs(int(dir.Fd()), &fs); err != nil {
 		return false
 	}
 	switch uint32(fs.Type) { // signed on some architectures

@@ -2,14 +2,17 @@
 
 package dirwatch
 
-import "errors"
+import (
+	"errors"
+	"os"
+)
 
 type mounts struct{ changed chan struct{} }
 
 func openMounts() (*mounts, error) { return nil, errors.ErrUnsupported }
 
-func mountOf(string) uint64 { return 0 }
+func fileSystemAt(string) string { return "" }
 
 func (*mounts) close() {}
 
-func tells(string) bool { return false }
+func tells(*os.File) bool { return false }

@@ -4,4 +4,4 @@ package dirwatch
 
 import "os"
 
-func openDir(path string, _ bool) (*os.File, error) { return os.Open(path) }
+func openDir(path string, _ bool, _ uint64) (*os.File, error) { return os.Open(path) }

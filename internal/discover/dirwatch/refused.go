@@ -89,11 +89,14 @@ func (t *tree) refreshRefused() bool {
 		return false
 	}
 	t.newRefused = false
-	list := make([]Refusal, 0, t.refusals.Sum())
+	var list []Refusal
 	for _, d := range t.dirs {
 		for _, r := range d.refused {
 			list = append(list, r.Refusal)
 		}
+	}
+	for _, m := range t.mounted {
+		list = append(list, m.refused...)
 	}
 	slices.SortFunc(list, func(a, b Refusal) int { return strings.Compare(a.Path, b.Path) })
 	t.refused = list

@@ -64,7 +64,7 @@ func (t *tree) checkRoots() {
 	t.rootsAt = time.Now().Add(t.scanAfter)
 	start := len(t.facts)
 	for _, d := range t.roots {
-		if info, _, err := t.stat(d); err != nil || info.ID != d.info.ID || mountOf(d.path) != d.mount {
+		if e, err := t.stat(d); err != nil || e.ID != d.info.ID || e.Mount != d.mount {
 			t.visit(d, deep)
 		}
 	}
@@ -92,6 +92,11 @@ func (t *tree) safetyScan() {
 		}
 	}
 	start := len(t.facts)
+	for _, path := range slices.Sorted(maps.Keys(t.mounted)) {
+		if m := t.mounted[path]; m != nil {
+			t.look(m.dir, m.name, scanned)
+		}
+	}
 	for _, path := range slices.Sorted(maps.Keys(t.dirs)) {
 		if d := t.dirs[path]; d != nil {
 			t.inspect(d)
@@ -103,11 +108,11 @@ func (t *tree) safetyScan() {
 
 // inspect visits a directory if it is not what it was when it was read.
 func (t *tree) inspect(d *dir) {
-	info, mtime, err := t.stat(d)
+	now, err := t.stat(d)
 	switch {
-	case err != nil, info.ID != d.info.ID, mountOf(d.path) != d.mount:
+	case err != nil, now.ID != d.info.ID, now.Mount != d.mount:
 		t.visit(d, deep)
-	case d.readErr != nil, info != d.info, !d.watched && t.tryWatch(d), d.unsure, t.mayHaveRoom(d), !mtime.Equal(d.mtime):
+	case d.readErr != nil, now.Info != d.info, !d.watched && t.tryWatch(d), d.unsure, t.mayHaveRoom(d), !now.ModTime.Equal(d.mtime):
 		news := len(t.facts) + len(t.holds)
 		t.visit(d, shallow)
 		if d.watched && len(t.facts)+len(t.holds) > news && t.known(d) {
@@ -126,7 +131,12 @@ func (t *tree) inspect(d *dir) {
 // visit makes the watcher right about a directory: watches it, reads it, and does the same for subdirectories. The watch comes before the
 // reading, so that nothing can appear between the two.
 func (t *tree) visit(d *dir, how reach) {
-	info, mtime, err := t.stat(d)
+	e, err := t.stat(d)
+	if errors.Is(err, errMountPoint) {
+		t.enter(d.parent, d.name, e)
+		return
+	}
+	info := e.Info
 	if err != nil {
 		if gone(err) {
 			t.drop(d, scanned)
@@ -148,21 +158,17 @@ func (t *tree) visit(d *dir, how reach) {
 		t.drop(d, removed)
 		return
 	}
-	mount := mountOf(d.path)
-	if how == deep || info.ID != d.info.ID || mount != d.mount {
+	if how == deep || info.ID != d.info.ID || e.Mount != d.mount {
 		t.unwatch(d)
 	}
-	d.info, d.mtime, d.mount = info, mtime, mount
+	d.info, d.mtime, d.mount = info, e.ModTime, e.Mount
 	if refused != nil {
 		t.turnAwayRoot(d, refused)
 		return
 	}
 	t.pardon(d, "")
 	t.tryWatch(d)
-	d.silent = d.parent == nil && isLink(d.path) || !tells(d.path)
-
-	now := time.Now()
-	d.unsure = now.Sub(mtime).Abs() < clockGrain
+	d.unsure = time.Since(d.mtime).Abs() < clockGrain
 	t.round++
 	round := t.round
 	tooDeep, tooMany, leftOut := d.tooDeep, d.tooMany, d.leftOut
@@ -187,11 +193,12 @@ func (t *tree) visit(d *dir, how reach) {
 // read looks at every name in d. Subdirectories that were not known are recorded, and not visited.
 func (t *tree) read(d *dir) error {
 	round := t.round
-	f, err := openDir(d.path, d.parent == nil)
+	f, err := openDir(d.path, t.isFollowed(d), d.mount)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	d.silent = t.isFollowed(d) && isLink(d.path) || !tells(f)
 	for {
 		// gofail: var dirwatchRead string
 		// return errors.New(dirwatchRead)
@@ -235,35 +242,40 @@ func (t *tree) missing(d *dir, round uint64) {
 		if sub.seen == round {
 			continue
 		}
-		if _, _, err := t.stat(sub); err != nil {
+		if _, err := t.stat(sub); err != nil {
 			t.drop(sub, scanned)
 		}
 	}
 }
 
-// stat describes a directory and returns the time of its last change. Only a root may be a symbolic link.
-func (t *tree) stat(d *dir) (sock.Info, time.Time, error) {
+// stat describes a directory. Only a root may be a symbolic link.
+func (t *tree) stat(d *dir) (e sock.Entry, err error) {
 	// gofail: var dirwatchStat string
-	// return sock.Info{}, time.Time{}, errors.New(dirwatchStat)
-	path := d.path
-	info, err := sock.Stat(path)
-	if err == nil && d.parent == nil && info.Mode&fs.ModeSymlink != 0 {
-		if path, err = filepath.EvalSymlinks(path); err == nil {
-			info, err = sock.Stat(path)
+	// return sock.Entry{}, errors.New(dirwatchStat)
+	if d.parent != nil {
+		e, err = t.lookUp(d.parent, d.path)
+	} else if e, err = sock.StatEntry(d.path, false); err == nil && t.isFollowed(d) && e.Mode&fs.ModeSymlink != 0 {
+		var path string
+		if path, err = filepath.EvalSymlinks(d.path); err == nil {
+			e, err = sock.StatEntry(path, false)
 		}
 	}
-	if err != nil {
-		return sock.Info{}, time.Time{}, err
+	t.progress.Add(1)
+	switch {
+	case err != nil:
+		return sock.Entry{}, err
+	case d.parent != nil && t.isForeign(d.path, e):
+		return e, errMountPoint
+	case !e.Mode.IsDir():
+		return sock.Entry{}, &fs.PathError{Op: "read", Path: d.path, Err: syscall.ENOTDIR}
+	case d.parent == nil && t.cfg.Roots[d.root].mount != 0 && e.Mount != t.cfg.Roots[d.root].mount:
+		return sock.Entry{}, &fs.PathError{Op: "read", Path: d.path, Err: errRemounted}
 	}
-	if !info.Mode.IsDir() {
-		return sock.Info{}, time.Time{}, &fs.PathError{Op: "read", Path: d.path, Err: syscall.ENOTDIR}
-	}
-	fi, err := os.Lstat(path)
-	if err != nil {
-		return sock.Info{}, time.Time{}, err
-	}
-	return info, fi.ModTime(), nil
+	return e, nil
 }
+
+// isFollowed reports whether a directory may be a symbolic link.
+func (t *tree) isFollowed(d *dir) bool { return d.parent == nil && t.cfg.Roots[d.root].mount == 0 }
 
 // isLink reports whether a path is a symbolic link, or may be: no event tells where it leads from now on.
 func isLink(path string) bool {

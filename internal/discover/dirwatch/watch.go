@@ -75,7 +75,7 @@ func (t *tree) takeOver(d *dir) error {
 	if other == nil || other == d {
 		return nil
 	}
-	if info, _, err := t.stat(other); err == nil && info.ID == d.info.ID {
+	if e, err := t.stat(other); err == nil && e.ID == d.info.ID {
 		return errMountedTwice
 	}
 	t.unwatch(other)
@@ -154,6 +154,9 @@ func (t *tree) deadline() time.Time {
 	if len(t.polled) > 0 {
 		sooner(t.pollAt)
 	}
+	if len(t.mounted) > 0 {
+		sooner(t.askAt)
+	}
 	return at
 }
 
@@ -162,6 +165,9 @@ func (t *tree) retry() {
 	now := time.Now()
 	if !t.lostAt.IsZero() && !t.syncAt.After(now) {
 		t.resync()
+	}
+	if len(t.mounted) > 0 && !t.askAt.After(now) {
+		t.askMounted(now)
 	}
 	if len(t.polled) == 0 || t.pollAt.After(now) {
 		return

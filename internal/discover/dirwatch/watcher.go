@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -19,6 +20,8 @@ type Root struct {
 	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. It is called from Run's
 	// goroutine and must depend on its argument only. Nil leaves out nothing.
 	Skip func(rel string) bool
+	// mount is the number of the mount that has to be there; zero for any.
+	mount uint64
 }
 
 // Fact is the present state of one path.
@@ -67,11 +70,11 @@ type Config struct {
 	Notify func(Update)
 
 	// Trust says why a directory, socket or symbolic link is not to be used; nil if it is. There are no facts about a socket that is refused,
-	// nor about any below a directory that is; what is mended is found at once. It is called from Run's goroutine whenever something was
-	// found or its mode or owner changed. Nil: everything is used but symbolic links, which never are.
+	// nor about any below a directory that is; what is mended is found at once. It is called whenever something was found or its mode or
+	// owner changed, concurrently for what is mounted below a root. Nil: everything is used but symbolic links, which never are.
 	Trust func(path string, info sock.Info) error
 
-	// Lost is called, from Run's goroutine, whenever file events were lost. May be nil.
+	// Lost is called, maybe concurrently, whenever file events were lost. May be nil.
 	Lost func()
 
 	MaxDepth   int // directories below a root on the way to a socket; default 16
@@ -91,6 +94,8 @@ type Config struct {
 	pollInterval time.Duration
 	// renameHold is how long a socket that was renamed may take to show up elsewhere before it counts as gone. The default is 10 ms.
 	renameHold time.Duration
+	// pools count what the bounds are about. Watchers of what is mounted below a root share them. Nil: the watcher makes its own.
+	pools *pools
 }
 
 // Watcher watches directory trees for sockets.
@@ -98,6 +103,8 @@ type Watcher struct {
 	cfg   Config
 	open  func() (*notifier, error)
 	check chan struct{}
+	// progress counts calls of the system that have returned.
+	progress atomic.Uint64
 }
 
 // New checks the configuration. It touches no file.
@@ -142,19 +149,23 @@ func New(cfg Config) (*Watcher, error) {
 // second Run after the first one has returned states all facts anew.
 func (w *Watcher) Run(ctx context.Context) error {
 	t := newTree(w.cfg, w.open)
+	t.progress = &w.progress
+	defer t.giveBack()
 	defer t.closeNotifier()
 	defer t.closeMounts()
+	defer t.closeMounted()
 
 	t.mounts, _ = openMounts() // without them more is scanned
 	t.openNotifier()
 	t.scanAll()
-	t.scanned = true
+	t.searched = true
 	t.planScan()
 	t.flush()
 
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
+		w.progress.Add(1)
 		timer.Reset(time.Until(t.deadline()))
 		var events <-chan event
 		var doubt <-chan struct{}
@@ -176,6 +187,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			t.handle(ev)
 			t.drain(events)
 		case <-w.check:
+		case n := <-t.news:
+			t.take(n)
 		case <-doubt:
 			t.doubt()
 		case _, ok := <-mounted:

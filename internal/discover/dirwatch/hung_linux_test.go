@@ -1,0 +1,51 @@
+package dirwatch
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/mounttest"
+)
+
+// TestHungMount reproduces PAINS 110: a file system below a root that does not answer hides no other socket, whether it was mounted before
+// or after the start, also over a directory that is known.
+func TestHungMount(t *testing.T) {
+	if !mounttest.Isolated(t) {
+		return
+	}
+	r := newRig(t, "r")
+	r.do("mkdir r/before; mkdir r/after; sock r/x; sock r/after/y")
+	healBefore := mounttest.Hang(t, filepath.Join(r.dir, "r/before"))
+	r.start()
+	r.settleHung("r/x", "r/after/y")
+	r.degraded("r/before", "does not answer")
+
+	healAfter := mounttest.Hang(t, filepath.Join(r.dir, "r/after"))
+	r.settleHung("r/x")
+	r.do("sock r/z; mkdir r/d; sock r/d/s")
+	r.settleHung("r/x", "r/z", "r/d/s")
+	r.degraded("r/after", "does not answer")
+
+	healBefore()
+	healAfter()
+	r.settleHung("r/x", "r/z", "r/d/s", "r/after/y")
+	r.degraded("r/before", "")
+	r.degraded("r/after", "")
+	r.do("sock r/before/w")
+	r.settleHung("r/x", "r/z", "r/d/s", "r/after/y", "r/before/w")
+	r.quiet()
+}
+
+// settleHung waits until exactly these sockets are known, without a look at the tree, which would hang too.
+func (r *rig) settleHung(paths ...string) {
+	r.t.Helper()
+	r.await("the sockets to be known", func() bool {
+		r.facts = nil
+		for _, p := range paths {
+			if _, ok := r.state[filepath.Join(r.dir, p)]; !ok {
+				return false
+			}
+		}
+		return len(r.state) == len(paths)
+	})
+}

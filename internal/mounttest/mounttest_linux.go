@@ -1,0 +1,73 @@
+// Package mounttest mounts file systems that do not answer; for tests.
+package mounttest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// inNamespace is the environment variable that marks the process in which a test may mount.
+const inNamespace = "PATCHBAY_MOUNTTEST"
+
+// Isolated runs the calling test in another process, which has a mount namespace of its own, so that nobody else meets its mounts. It
+// reports whether this is that process; if not, the test has been run and returns. It skips the test where a file system that does not
+// answer cannot be mounted.
+func Isolated(t *testing.T) bool {
+	t.Helper()
+	if os.Getenv(inNamespace) == t.Name() {
+		return true
+	}
+	fuse, err := openFUSE()
+	if err != nil {
+		t.Skip(err)
+	}
+	_ = unix.Close(fuse)
+	if os.Geteuid() != 0 {
+		t.Skip("mounting takes CAP_SYS_ADMIN")
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), inNamespace+"="+t.Name())
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
+
+func openFUSE() (int, error) {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("a file system that does not answer needs /dev/fuse: %w", err)
+	}
+	return fd, nil
+}
+
+// Hang mounts a file system at a directory that does not answer, until the end of the test or until heal is called: then whoever waits for
+// an answer gets an error.
+func Hang(t testing.TB, dir string) (heal func()) {
+	t.Helper()
+	fd, err := openFUSE()
+	if err != nil {
+		t.Skip(err)
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other", fd)
+	if err := unix.Mount("silent", dir, "fuse", 0, options); err != nil {
+		_ = unix.Close(fd)
+		t.Fatalf("mount a file system at %s: %v", dir, err)
+	}
+	heal = sync.OnceFunc(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+		_ = unix.Close(fd) // ends the calls that wait
+	})
+	t.Cleanup(heal)
+	return heal
+}
