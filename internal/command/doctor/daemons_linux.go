@@ -15,11 +15,12 @@ import (
 
 // inodeAt returns what /proc writes for the inode at a path, in the list of locks and in that of inotify watches.
 func inodeAt(path string) (inLocks, inWatches string, err error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
+	var st unix.Statx_t
+	flags := unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC // what is mounted there may not answer
+	if err := unix.Statx(unix.AT_FDCWD, path, flags, unix.STATX_INO, &st); err != nil {
 		return "", "", err
 	}
-	major, minor := unix.Major(st.Dev), unix.Minor(st.Dev)
+	major, minor := st.Dev_major, st.Dev_minor
 	device := uint64(major)<<20 | uint64(minor) // the kernel's own dev_t
 	return fmt.Sprintf("%02x:%02x:%d", major, minor, st.Ino), fmt.Sprintf(" ino:%x sdev:%x ", st.Ino, device), nil
 }

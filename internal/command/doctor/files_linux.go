@@ -48,9 +48,13 @@ func hasCapability(number int) bool {
 	return data[number/32].Effective&(1<<(number%32)) != 0
 }
 
-func checkPluginDirs(_ context.Context, s Subject) []Finding {
+func checkPluginDirs(ctx context.Context, s Subject) []Finding {
 	findings := make([]Finding, len(s.PluginDirs))
 	for i, dir := range s.PluginDirs {
+		if !answers(ctx, dir) {
+			findings[i] = fail(fmt.Sprintf("plugin directory %s is on a file system that does not answer", dir), hungRemedy)
+			continue
+		}
 		findings[i] = lookAtPluginDir(dir, s.Trust)
 		if space, known := lookAtSpace(dir, "no plugin can make a socket in it"); known && space.Status == Fail && findings[i].Status == OK {
 			findings[i] = space
@@ -117,13 +121,44 @@ func checkSockets(ctx context.Context, s Subject) []Finding {
 
 // survey is what is found in plugin directories.
 type survey struct {
-	subject       Subject
-	sockets       int
-	stale, denied []string
-	refused       map[trust.Reason][]string
+	subject             Subject
+	sockets             int
+	stale, denied, hung []string
+	refused             map[trust.Reason][]string
+}
+
+// hungRemedy is what to do about a file system that does not answer.
+const hungRemedy = "restore its server, or unmount it: umount --lazy PATH"
+
+// answers reports whether the file system at path answers within askTimeout, if one is mounted there. A goroutine whose call does not
+// return is left behind.
+func answers(ctx context.Context, path string) bool {
+	if e, err := sock.StatEntry(path, true); err != nil || !e.IsMountPoint {
+		return true
+	}
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		if dir, err := os.Open(path); err == nil {
+			_, _ = dir.Stat()
+			_, _ = dir.Readdirnames(1)
+			_ = dir.Close()
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	select {
+	case <-answered:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (v *survey) walk(ctx context.Context, dir string) {
+	if !answers(ctx, dir) {
+		return // the check of the directories says so
+	}
 	// What cannot be read is said by the check of the directories.
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -133,6 +168,9 @@ func (v *survey) walk(ctx context.Context, dir string) {
 			return fs.SkipDir
 		case path == dir || entry.Name()[0] == '.':
 			return nil
+		case entry.IsDir() && !answers(ctx, path):
+			v.hung = append(v.hung, path)
+			return fs.SkipDir
 		}
 		if refusal := judged(v.subject.Trust, path); refusal != nil {
 			v.refused[refusal.Reason] = append(v.refused[refusal.Reason], path)
@@ -167,6 +205,10 @@ func (v *survey) findings() []Finding {
 			message := fmt.Sprintf("%d of %d sockets %s: %q", len(paths), v.sockets, what, paths[:min(len(paths), shown)])
 			findings = append(findings, f(message, remedy))
 		}
+	}
+	if len(v.hung) > 0 {
+		findings = append(findings, fail(fmt.Sprintf("%d file systems below the plugin directories do not answer, sockets in them are not "+
+			"found: %q", len(v.hung), v.hung[:min(len(v.hung), shown)]), hungRemedy))
 	}
 	report(warn, v.stale, "are stale, nobody accepts on them",
 		"remove those whose plugins will not come back; a plugin that comes back makes a new socket")
