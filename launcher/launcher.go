@@ -57,6 +57,7 @@ type Launcher struct {
 	setting sync.Mutex // one Set at a time, which may wait for survivors; taken before mu
 	asked   bool       // the host was asked for survivors; guarded by setting, as is whether tidy was called
 	tidied  bool
+	unclaim func() error // ends the claim on the directory; nil without one
 
 	mu    sync.Mutex // guards what follows; held for short steps
 	units map[string]*unit
@@ -115,6 +116,9 @@ func (l *Launcher) Set(plugins []Plugin) error {
 	}
 	l.setting.Lock()
 	defer l.setting.Unlock()
+	if err := l.claim(wanted); err != nil {
+		return err
+	}
 	l.tidy(wanted)
 	survivors, err := l.adopt()
 	l.mu.Lock()
@@ -159,6 +163,31 @@ func (l *Launcher) configure(p Plugin) (fresh bool) {
 	}
 	u.configure(p)
 	return fresh
+}
+
+// claim makes the launcher the only one that launches plugins into its directory: two would give their plugins the same sockets, and the end
+// of either plugin would remove that of the other. setting is held.
+func (l *Launcher) claim(wanted map[string]Plugin) error {
+	serves := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(p Plugin) bool { return p.Serve })
+	l.mu.Lock()
+	closed := l.closed
+	l.mu.Unlock()
+	if !serves || closed || l.unclaim != nil {
+		return nil
+	}
+	dir, err := l.makeDir(false)
+	if err != nil {
+		return nil //nolint:nilerr // each launch fails with this error
+	}
+	unclaim, err := sock.Lock(filepath.Join(dir, "launcher"))
+	switch {
+	case errors.Is(err, sock.ErrInUse):
+		return fmt.Errorf("cannot launch plugins in %s: another daemon or host launches plugins there; give this one another plugin directory: %w",
+			dir, sock.ErrInUse)
+	case err == nil:
+		l.unclaim = unclaim
+	}
+	return nil // what cannot be locked cannot be written to, which each launch reports
 }
 
 // tidy removes the sockets that a host made which was killed before it had started the plugins, once. A process that survived it may still
@@ -280,6 +309,12 @@ func (l *Launcher) Close() {
 	l.mu.Unlock()
 	l.work.Wait()
 	l.bell.close()
+	l.setting.Lock()
+	if l.unclaim != nil {
+		_ = l.unclaim() // the lock ends with the process at the latest
+		l.unclaim = nil
+	}
+	l.setting.Unlock()
 	for _, u := range units {
 		u.closeLog()
 	}

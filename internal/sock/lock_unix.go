@@ -41,6 +41,16 @@ func acquire(path string) (*os.File, error) {
 	}
 }
 
+// Lock takes the lock that the owner of a path holds, and does not wait. An error wraps [ErrInUse] if another process, or another owner in
+// this one, has it. It is held in a hidden file beside path, which only this user can open.
+func Lock(path string) (unlock func() error, err error) {
+	f, err := acquire(path)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return release(f) }, nil
+}
+
 // there returns fs.ErrNotExist if a file is not, or not any more, what is at a path.
 func there(f *os.File, path string) error {
 	opened, err := f.Stat()

@@ -40,6 +40,11 @@ func Listen(path string, _ fs.FileMode) (*Listener, error) {
 // IsServed reports true: nobody can tell.
 func IsServed(string) bool { return true }
 
+// Lock is not supported on this system: the error wraps [errors.ErrUnsupported].
+func Lock(path string) (unlock func() error, err error) {
+	return nil, fmt.Errorf("cannot lock %s: %w", path, errors.ErrUnsupported)
+}
+
 // HoldDir is not supported on this system: the error wraps [errors.ErrUnsupported].
 func HoldDir(path string) (*os.File, error) {
 	return nil, fmt.Errorf("cannot lock %s: %w", path, errors.ErrUnsupported)
