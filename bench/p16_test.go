@@ -72,8 +72,7 @@ func upgradeUnderLoad(b testing.TB, u upgrading, callers int, window time.Durati
 	var options []dynamicplugins.Option
 	if u.protocol != nil {
 		plugin.Protocol = u.protocol
-		options = append(options, dynamicplugins.WithDialer(u.protocol.Connections.Dial),
-			dynamicplugins.WithDialOptionsFor(u.protocol.Connections.DialOptions))
+		options = append(options, dynamicplugins.WithConnections(u.protocol.Connections))
 	}
 	opened, err := openLauncher(false, options...)(b.TempDir())
 	if err != nil {

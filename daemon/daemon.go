@@ -308,8 +308,7 @@ func (d *Daemon) newRuntime(state *boltstate.Store, metrics *metrics, traced pat
 		Admission:           admission(d.config.Admission, d.log),
 		LaunchedOnly:        d.config.LaunchedOnly,
 		RegistryOptions: []dynamicplugins.Option{
-			dynamicplugins.WithDialer(d.goPlugins.Dial), dynamicplugins.WithDialOptionsFor(d.goPlugins.DialOptions),
-			dynamicplugins.WithForwardingFor(d.goPlugins.Interceptor),
+			dynamicplugins.WithConnections(&d.goPlugins),
 		},
 		Host:        plugin.Config{Repository: &d.metadata},
 		SurvivorDir: d.config.StatePath + ".survivors",

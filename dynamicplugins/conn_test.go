@@ -166,10 +166,10 @@ func TestRestoredConn(t *testing.T) {
 	dial := make(chan string, 1)
 	r := open(t, store, map[string]dynamicplugins.PluginDispenser{"plain": dispenseInfo}, dynamicplugins.WithConnDispenser("t", health),
 		dynamicplugins.WithConfirmTimeout(time.Millisecond),
-		dynamicplugins.WithDialer(func(ctx context.Context, path string) (net.Conn, error) {
+		dynamicplugins.WithConnections(dialing(func(ctx context.Context, path string) (net.Conn, error) {
 			dial <- path
 			return new(net.Dialer).DialContext(ctx, "unix", path)
-		}))
+		})))
 	_, dispenseErr := r.DispensePlugin("t", "n")
 	_, connErr := r.Conn(t.Context(), "t", "n")
 	ended, cancel := context.WithCancel(t.Context())
@@ -327,14 +327,14 @@ func TestCallThatMissesItsInstance(t *testing.T) {
 	dialling, dial := make(chan struct{}), make(chan struct{})
 	gone := filepath.Join(t.TempDir(), "gone")
 	r := open(t, nil, nil, dynamicplugins.WithConnDispenser("t", health),
-		dynamicplugins.WithDialer(func(ctx context.Context, path string) (net.Conn, error) {
+		dynamicplugins.WithConnections(dialing(func(ctx context.Context, path string) (net.Conn, error) {
 			if path == gone {
 				dialling <- struct{}{}
 				<-dial
 			}
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", path)
-		}))
+		})))
 	for name, call := range map[string]func(healthClient) error{
 		"unary": func(c healthClient) error {
 			_, err := c.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
@@ -377,3 +377,12 @@ func readToEnd(stream grpc.ServerStreamingClient[grpc_health_v1.HealthCheckRespo
 		}
 	}
 }
+
+// dialing are connections that only dial as they like.
+type dialing func(ctx context.Context, path string) (net.Conn, error)
+
+func (d dialing) Dial(ctx context.Context, path string) (net.Conn, error) { return d(ctx, path) }
+
+func (dialing) DialOptions(string) []grpc.DialOption { return nil }
+
+func (dialing) Interceptor(string) grpc.StreamClientInterceptor { return nil }

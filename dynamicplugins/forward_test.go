@@ -38,11 +38,25 @@ func (h *teller) HandleRPC(_ context.Context, s stats.RPCStats) {
 	}
 }
 
+// intercepting are connections with an interceptor.
+type intercepting struct {
+	dialing
+	interceptor func(socketPath string) grpc.StreamClientInterceptor
+}
+
+func (i intercepting) Interceptor(socketPath string) grpc.StreamClientInterceptor {
+	return i.interceptor(socketPath)
+}
+
+func dialPlain(ctx context.Context, path string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "unix", path)
+}
+
 // TestForwardedCalls: what goes through a stable socket is told to the stats handlers, intercepted, and waited for by its instance.
 func TestForwardedCalls(t *testing.T) {
 	told := &teller{}
 	var intercepted []string
-	r := open(t, nil, nil, dynamicplugins.WithStatsHandlers(told), dynamicplugins.WithForwardingFor(
+	r := open(t, nil, nil, dynamicplugins.WithStatsHandlers(told), dynamicplugins.WithConnections(intercepting{dialPlain,
 		func(socketPath string) grpc.StreamClientInterceptor {
 			return func(
 				ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, open grpc.Streamer, options ...grpc.CallOption,
@@ -50,7 +64,7 @@ func TestForwardedCalls(t *testing.T) {
 				intercepted = append(intercepted, filepath.Base(socketPath)+method)
 				return open(ctx, desc, conn, method, options...)
 			}
-		}))
+		}}))
 	first, second := serve(t, "first"), serve(t, "second")
 	pending := frames.PendingAt(first.path)
 	register(t, r, first.info("1"))

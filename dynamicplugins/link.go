@@ -152,24 +152,32 @@ func (l *link) closeUnused() {
 
 // A pool owns the connections of all links and the goroutines that make and close them.
 type pool struct {
-	dial    func(ctx context.Context, socketPath string) (net.Conn, error)
-	options []grpc.DialOption
-	stats   []stats.Handler
-	more    func(socketPath string) []grpc.DialOption // may be nil
-	// intercept gives the interceptor of the connections of fragments to a socket. It, and what it gives, may be nil.
-	intercept func(socketPath string) grpc.StreamClientInterceptor
-	judge     func(info *PluginInfo, conn net.Conn) error // may be nil
-	working   sync.WaitGroup                              // added to with mu held, while down is false
+	connections Connections
+	options     []grpc.DialOption
+	stats       []stats.Handler
+	judge       func(info *PluginInfo, conn net.Conn) error // may be nil
+	working     sync.WaitGroup                              // added to with mu held, while down is false
 
 	mu   sync.Mutex
 	open map[frames.Conn]bool
 	down bool
 }
 
+// unixSockets are the default [Connections].
+type unixSockets struct{}
+
+func (unixSockets) Dial(ctx context.Context, socketPath string) (net.Conn, error) {
+	return sock.DialKnown(ctx, socketPath)
+}
+
+func (unixSockets) DialOptions(string) []grpc.DialOption { return nil }
+
+func (unixSockets) Interceptor(string) grpc.StreamClientInterceptor { return nil }
+
 func newPool() *pool {
 	return &pool{
-		dial: func(ctx context.Context, socketPath string) (net.Conn, error) { return sock.DialKnown(ctx, socketPath) },
-		open: make(map[frames.Conn]bool),
+		connections: unixSockets{},
+		open:        make(map[frames.Conn]bool),
 	}
 }
 
@@ -206,10 +214,7 @@ func (p *pool) connectFragments(l *link) frames.Conn {
 		Timeout: connectTimeout, Idle: idleTimeout, Pause: reconnectPause, Stats: p.stats, Pending: l.pending,
 		Owner: ownerOf(l.info),
 	})
-	if p.intercept == nil {
-		return c
-	}
-	return frames.Intercept(c, p.intercept(l.path))
+	return frames.Intercept(c, p.connections.Interceptor(l.path))
 }
 
 // ownerOf returns the user to whom counts what an instance causes: the one who answers for it, or the number that no user has.
@@ -222,7 +227,7 @@ func ownerOf(info *PluginInfo) uint32 {
 
 // dialFor connects to the socket of l, if who serves it passes judgement.
 func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
-	conn, err := p.dial(ctx, l.path)
+	conn, err := p.connections.Dial(ctx, l.path)
 	if err != nil {
 		return nil, err
 	}
@@ -240,10 +245,7 @@ func (p *pool) optionsFor(path string) []grpc.DialOption {
 	for _, h := range p.stats {
 		options = append(options, grpc.WithStatsHandler(h))
 	}
-	if p.more != nil {
-		options = append(options, p.more(path)...)
-	}
-	return options
+	return append(options, p.connections.DialOptions(path)...)
 }
 
 // work does something on a goroutine of the pool, unless that is shut down.

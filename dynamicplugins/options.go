@@ -32,10 +32,22 @@ func WithConfirmTimeout(d time.Duration) Option {
 	return func(r *Store) { r.confirmTimeout = d }
 }
 
-// WithDialer sets how shared connections connect to a socket. The default connects to a Unix socket, whose path may on Linux be longer
-// than a socket address can hold.
-func WithDialer(dial func(ctx context.Context, socketPath string) (net.Conn, error)) Option {
-	return func(r *Store) { r.pool.dial = dial }
+// Connections make the shared connections of plugins that have a protocol or limits of their own, as goplugin.Connections do. Their methods
+// are called by several goroutines at once.
+type Connections interface {
+	// Dial connects to a socket.
+	Dial(ctx context.Context, socketPath string) (net.Conn, error)
+	// DialOptions returns the options of the connection to a socket, in addition to those of [WithDialOptions].
+	DialOptions(socketPath string) []grpc.DialOption
+	// Interceptor returns what intercepts the calls to a socket that package proxy forwards by fragments of messages, for which dial options
+	// do not count; nil for none. It gets no connection, and returns the stream that it was given.
+	Interceptor(socketPath string) grpc.StreamClientInterceptor
+}
+
+// WithConnections sets what makes the shared connections. The default connects to a Unix socket, whose path may on Linux be longer than a
+// socket address can hold.
+func WithConnections(connections Connections) Option {
+	return func(r *Store) { r.pool.connections = connections }
 }
 
 // WithConnJudge checks each new shared connection before anything is sent on it. If judge returns an error, the connection is closed and
@@ -45,7 +57,7 @@ func WithConnJudge(judge func(info *PluginInfo, conn net.Conn) error) Option {
 }
 
 // WithDialOptions adds options to those with which shared connections are made, for example interceptors. They go before the registry's
-// own. They do not apply to calls that package proxy forwards by fragments of messages; see [WithStatsHandlers] and [WithForwardingFor].
+// own. They do not apply to calls that package proxy forwards by fragments of messages; see [WithStatsHandlers] and [Connections].
 func WithDialOptions(options ...grpc.DialOption) Option {
 	return func(r *Store) { r.pool.options = append(r.pool.options, options...) }
 }
@@ -54,18 +66,6 @@ func WithDialOptions(options ...grpc.DialOption) Option {
 // they are told the beginning and the end.
 func WithStatsHandlers(handlers ...stats.Handler) Option {
 	return func(r *Store) { r.pool.stats = append(r.pool.stats, handlers...) }
-}
-
-// WithForwardingFor has interceptors intercept the calls that package proxy forwards by fragments of messages to one socket, for which dial
-// options do not count; nil for none. Such an interceptor gets no connection, and returns the stream that it was given.
-func WithForwardingFor(interceptor func(socketPath string) grpc.StreamClientInterceptor) Option {
-	return func(r *Store) { r.pool.intercept = interceptor }
-}
-
-// WithDialOptionsFor adds options to the connection to one socket, after those of WithDialOptions: for plugins that have a protocol or
-// limits of their own.
-func WithDialOptionsFor(options func(socketPath string) []grpc.DialOption) Option {
-	return func(r *Store) { r.pool.more = options }
 }
 
 // Observer sees what a registry does, for metrics. Its functions may be nil. They are called by several goroutines at once and

@@ -28,7 +28,7 @@ func ExamplePlugin() {
 	rt, err := patchbay.New(patchbay.Config{
 		PluginDirs: []string{dir},
 		RegistryOptions: []dynamicplugins.Option{
-			dynamicplugins.WithDialer(connections.Dial), dynamicplugins.WithDialOptionsFor(connections.DialOptions),
+			dynamicplugins.WithConnections(&connections),
 			dynamicplugins.WithConnDispenser("Example", func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil
 			}),

@@ -50,8 +50,7 @@ func newMachine(t *testing.T) *machine {
 	m.Runtime, err = patchbay.New(patchbay.Config{
 		PluginDirs: []string{dir},
 		RegistryOptions: []dynamicplugins.Option{
-			dynamicplugins.WithDialer(m.connections.Dial), dynamicplugins.WithDialOptionsFor(m.connections.DialOptions),
-			dynamicplugins.WithForwardingFor(m.connections.Interceptor),
+			dynamicplugins.WithConnections(m.connections),
 			dynamicplugins.WithConnDispenser(ptype, func(_ *dynamicplugins.PluginInfo, conn grpc.ClientConnInterface) (any, error) {
 				return v1beta1.NewExampleClient(conn), nil
 			}),

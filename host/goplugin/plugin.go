@@ -3,7 +3,7 @@
 // plugin knows nothing about registration, so the package serves a registration socket for it in the plugin directory, where it is
 // discovered like any other.
 //
-// Clients reach the plugin's services through the registry, whose dialer must be [Connections.Dial]. [Connections.Dispense] returns what
+// Clients reach the plugin's services through the registry, which must have been made with dynamicplugins.WithConnections. [Connections.Dispense] returns what
 // the plugin serves through the library's own interfaces, including brokered connections. Plugins that speak net/rpc are refused. A host
 // written for the library migrates with package pluginclient.
 package goplugin
@@ -258,7 +258,8 @@ func served(dir string) bool {
 	})
 }
 
-// Connections knows how to reach the running plugins. The zero value has none; its methods are safe for concurrent use.
+// Connections knows how to reach the running plugins. It implements dynamicplugins.Connections. The zero value has none; its methods are safe
+// for concurrent use.
 type Connections struct {
 	mu sync.Mutex
 	at map[string]target // by endpoint
@@ -295,8 +296,7 @@ func (c *Connections) get(endpoint string) (target, bool) {
 }
 
 // DialOptions returns the options for a connection to an endpoint: a go-plugin plugin may send and receive messages of any size, as with
-// the library's own host, and is not stopped while calls on the connection are in flight. It is meant for
-// dynamicplugins.WithDialOptionsFor.
+// the library's own host, and is not stopped while calls on the connection are in flight.
 func (c *Connections) DialOptions(endpoint string) []grpc.DialOption {
 	to, known := c.get(endpoint)
 	if !known {
@@ -307,7 +307,7 @@ func (c *Connections) DialOptions(endpoint string) []grpc.DialOption {
 }
 
 // Interceptor counts the calls that are forwarded to an endpoint as [Connections.DialOptions] does those of the host itself; nil for what
-// is no plugin of go-plugin. It is meant for dynamicplugins.WithForwardingFor.
+// is no plugin of go-plugin.
 func (c *Connections) Interceptor(endpoint string) grpc.StreamClientInterceptor {
 	to, known := c.get(endpoint)
 	if !known {
@@ -326,7 +326,7 @@ func (c *Connections) remove(endpoint string, of *traffic) {
 }
 
 // Dial connects to an endpoint: with TLS to a running go-plugin plugin that uses it, and to everything else as the registry does by
-// default. It fails if nothing accepts there, if the TLS handshake fails, or if ctx ends first. It is meant for dynamicplugins.WithDialer.
+// default. It fails if nothing accepts there, if the TLS handshake fails, or if ctx ends first.
 func (c *Connections) Dial(ctx context.Context, endpoint string) (net.Conn, error) {
 	to, known := c.get(endpoint)
 	if !known {

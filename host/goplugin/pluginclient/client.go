@@ -121,12 +121,8 @@ func (c *Client) start() error {
 		return err
 	}
 	c.runtime, err = patchbay.New(patchbay.Config{
-		PluginDirs: []string{c.dir},
-		RegistryOptions: []dynamicplugins.Option{
-			dynamicplugins.WithDialer(c.connections.Dial), dynamicplugins.WithDialOptionsFor(func(endpoint string) []grpc.DialOption {
-				return append(c.connections.DialOptions(endpoint), c.config.GRPCDialOptions...)
-			}),
-		},
+		PluginDirs:      []string{c.dir},
+		RegistryOptions: []dynamicplugins.Option{dynamicplugins.WithConnections(configured{&c.connections, c.config.GRPCDialOptions})},
 	})
 	if err != nil {
 		return err
@@ -145,6 +141,17 @@ func (c *Client) start() error {
 	defer cancelWait()
 	_, err = c.runtime.Registry().WaitForPlugin(waiting, pluginType, name)
 	return err
+}
+
+// configured are connections with the options of the host's configuration, which come last.
+type configured struct {
+	*goplugin.Connections
+	options []grpc.DialOption
+}
+
+// DialOptions implements [dynamicplugins.Connections].
+func (c configured) DialOptions(endpoint string) []grpc.DialOption {
+	return append(c.Connections.DialOptions(endpoint), c.options...)
 }
 
 // startTimeout is how long a life of the plugin may take until it is registered.
