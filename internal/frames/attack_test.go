@@ -109,6 +109,10 @@ func (p *peer) status(id uint32) string {
 			if f.StreamID == id && f.StreamEnded() {
 				return valueOf(f.Fields, ":status") + " " + valueOf(f.Fields, statusKey) + " " + valueOf(f.Fields, messageKey)
 			}
+		case *http2.DataFrame:
+			if f.StreamID == id && f.StreamEnded() {
+				return "no trailers"
+			}
 		case *http2.RSTStreamFrame:
 			if f.StreamID == id {
 				return f.ErrCode.String()

@@ -74,7 +74,10 @@ type use struct {
 // NewBudget returns a budget of a program that runs as user self. That one and root are privileged. Refused is called for everything that
 // it does not give, with whether that is news; it must not block.
 func NewBudget(limits Limits, self uint32, refused func(uid uint32, why Reason, first bool)) *Budget {
-	return &Budget{limits: limits, self: self, refused: refused, byUser: map[uint32]*use{}, all: use{told: map[Reason]bool{}}, canceled: map[uint32]*cancels{}}
+	return &Budget{
+		limits: limits, self: self, refused: refused, byUser: map[uint32]*use{}, all: use{told: map[Reason]bool{}},
+		canceled: map[uint32]*cancels{},
+	}
 }
 
 func (b *Budget) privileged(uid uint32) bool { return uid == 0 || uid == b.self }

@@ -57,17 +57,17 @@ func TestTimeouts(t *testing.T) {
 		-time.Second: "1n", 1: "1n", 99_999_999: "99999999n", time.Second: "1000000u", time.Hour: "3600000m", 1 << 62: "76861433M",
 	} {
 		text := encodeTimeout(d)
-		back, ok := decodeTimeout(text)
-		if text != want || !ok || back > max(d, 1) || back < d-d/1000 {
+		back, err := decodeTimeout(text)
+		if text != want || err != nil || back > max(d, 1) || back < d-d/1000 {
 			t.Errorf("%v is %s, want %s, and back %v", d, text, want, back)
 		}
 	}
 	for _, text := range []string{"", "1", "n", "1x", "123456789n", "-1n", "1.5S"} {
-		if d, ok := decodeTimeout(text); ok {
+		if d, err := decodeTimeout(text); err == nil {
 			t.Errorf("%q is %v", text, d)
 		}
 	}
-	if d, ok := decodeTimeout("99999999H"); !ok || d <= 0 {
+	if d, err := decodeTimeout("99999999H"); err != nil || d <= 0 {
 		t.Errorf("the longest is %v", d)
 	}
 }

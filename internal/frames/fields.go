@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,11 +47,11 @@ const (
 
 // reserved are headers that are no metadata. Those of compression are: who forwards calls forwards them with the data.
 var reserved = []string{
-	"user-agent", "te", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "content-length", "trailer",
+	"host", "user-agent", "te", "connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade", "content-length", "trailer",
 	"grpc-message-type", timeoutKey, statusKey, messageKey, detailsKey,
 }
 
-// toMetadata returns the metadata among headers.
+// toMetadata returns the metadata among headers that checkBinary has checked.
 func toMetadata(fields []hpack.HeaderField) metadata.MD {
 	md := make(metadata.MD, len(fields))
 	for _, f := range fields {
@@ -61,7 +60,7 @@ func toMetadata(fields []hpack.HeaderField) metadata.MD {
 		}
 		value := f.Value
 		if strings.HasSuffix(f.Name, "-bin") {
-			decoded, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(value, "="))
+			decoded, err := decodeBinary(value)
 			if err != nil {
 				continue
 			}
@@ -70,6 +69,26 @@ func toMetadata(fields []hpack.HeaderField) metadata.MD {
 		md[f.Name] = append(md[f.Name], value)
 	}
 	return md
+}
+
+// checkBinary returns an error if a binary header cannot be decoded.
+func checkBinary(fields []hpack.HeaderField) error {
+	for _, f := range fields {
+		if strings.HasSuffix(f.Name, "-bin") {
+			if _, err := decodeBinary(f.Value); err != nil {
+				return status.Errorf(codes.Internal, "the header %s is malformed: %v", f.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// decodeBinary decodes a binary header, which may be padded.
+func decodeBinary(value string) ([]byte, error) {
+	if len(value)%4 == 0 {
+		return base64.StdEncoding.DecodeString(value)
+	}
+	return base64.RawStdEncoding.DecodeString(value)
 }
 
 // addMetadata appends metadata to headers.
@@ -113,17 +132,25 @@ func statusFields(fields []hpack.HeaderField, s *status.Status) []hpack.HeaderFi
 
 // statusOf returns the status that trailers say, nil for success.
 func statusOf(fields []hpack.HeaderField) error {
-	code, err := strconv.ParseUint(valueOf(fields, statusKey), 10, 32)
-	if err != nil {
-		return status.Error(codes.Internal, "the other end ended the call without a status")
+	if err := checkBinary(fields); err != nil {
+		return err
 	}
-	if code == 0 {
-		return nil
+	text := valueOf(fields, statusKey)
+	code, err := strconv.ParseInt(text, 10, 32)
+	switch {
+	case text == "":
+		return status.Error(codes.Unknown, "the other end ended the call without a status")
+	case err != nil:
+		return status.Errorf(codes.Unknown, "the other end ended the call with the status %.20q", text)
 	}
 	if details := valueOf(fields, detailsKey); details != "" {
 		var p spb.Status
-		b, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(details, "="))
-		if err == nil && proto.Unmarshal(b, &p) == nil && p.GetCode() == int32(code) {
+		b, _ := decodeBinary(details)
+		switch {
+		case proto.Unmarshal(b, &p) != nil:
+		case p.GetCode() != int32(code):
+			return status.Errorf(codes.Internal, "the headers %s and %s contradict each other: %d and %d", statusKey, detailsKey, code, p.GetCode())
+		default:
 			return status.FromProto(&p).Err()
 		}
 	}
@@ -143,22 +170,35 @@ func encodeMessage(text string) string {
 	return b.String()
 }
 
+// decodeMessage undoes encodeMessage. What is not percent-encoded stays as it is.
 func decodeMessage(text string) string {
-	if decoded, err := url.PathUnescape(text); err == nil {
-		return decoded
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] == '%' && i+2 < len(text) {
+			if c, err := strconv.ParseUint(text[i+1:i+3], 16, 8); err == nil {
+				b.WriteByte(byte(c))
+				i += 2
+				continue
+			}
+		}
+		b.WriteByte(text[i])
 	}
-	return text
+	return b.String()
 }
 
 // notGRPC says why the headers of a response are none of gRPC, nil if they are.
 func notGRPC(fields []hpack.HeaderField) error {
-	code, _ := strconv.Atoi(valueOf(fields, ":status"))
+	kind := valueOf(fields, contentTypeKey)
+	if isGRPC(kind) {
+		return checkBinary(fields)
+	}
+	code, err := strconv.Atoi(valueOf(fields, ":status"))
+	if err != nil {
+		return status.Errorf(codes.Internal, "the answer is no gRPC: its HTTP status is %.20q", valueOf(fields, ":status"))
+	}
 	switch code {
 	case http.StatusOK:
-		if kind := valueOf(fields, contentTypeKey); !isGRPC(kind) {
-			return status.Errorf(codes.Unknown, "the answer is no gRPC: its content type is %.100q", kind)
-		}
-		return nil
+		return status.Errorf(codes.Unknown, "the answer is no gRPC: its content type is %.100q", kind)
 	case http.StatusBadRequest:
 		return wrongStatus(codes.Internal, code)
 	case http.StatusUnauthorized:
@@ -238,21 +278,21 @@ func encodeTimeout(d time.Duration) string {
 	return strconv.FormatInt(int64(d/time.Hour), 10) + "H"
 }
 
-// decodeTimeout returns the time that a caller gives, false if that cannot be read.
-func decodeTimeout(text string) (time.Duration, bool) {
+// decodeTimeout returns the time that a caller gives.
+func decodeTimeout(text string) (time.Duration, error) {
 	units := map[byte]time.Duration{
 		'n': time.Nanosecond, 'u': time.Microsecond, 'm': time.Millisecond, 'S': time.Second, 'M': time.Minute, 'H': time.Hour,
 	}
 	if len(text) < 2 || len(text) > 9 {
-		return 0, false
+		return 0, errTimeout(text)
 	}
 	n, err := strconv.ParseUint(text[:len(text)-1], 10, 32)
 	each := units[text[len(text)-1]]
 	if err != nil || each == 0 {
-		return 0, false
+		return 0, errTimeout(text)
 	}
 	if n > uint64(math.MaxInt64/each) {
-		return math.MaxInt64, true
+		return math.MaxInt64, nil
 	}
-	return time.Duration(n) * each, true
+	return time.Duration(n) * each, nil
 }

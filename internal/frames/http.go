@@ -50,6 +50,11 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	call := &httpCall{w: w, r: r, uid: h.UID(r), budget: h.Budget, kind: kind}
 	fields := fieldsOf(r)
+	asked, err := parseRequest(fields)
+	if wrong, ok := errors.AsType[*malformed](err); ok {
+		call.end(wrong.status.Err())
+		return
+	}
 	size := sizeOf(fields)
 	if size <= freeMetadata {
 		size = 0
@@ -66,9 +71,8 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		call.end(err)
 		return
 	}
-	ctx, cancel := withTimeoutOf(r.Context(), fields)
+	ctx, cancel := asked.context(grpcpeer.NewContext(r.Context(), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)}))
 	defer cancel()
-	ctx = grpcpeer.NewContext(metadata.NewIncomingContext(ctx, toMetadata(fields)), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)})
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*httpTransport)(call))
 	err = h.Handle(call)
 	if ctx.Err() != nil && !call.answered() {
@@ -79,7 +83,9 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // fieldsOf returns the headers of a request as HTTP/2 has them.
 func fieldsOf(r *http.Request) []hpack.HeaderField {
-	fields := []hpack.HeaderField{{Name: ":authority", Value: r.Host}}
+	fields := []hpack.HeaderField{
+		{Name: ":method", Value: r.Method}, {Name: ":path", Value: r.URL.Path}, {Name: ":authority", Value: r.Host},
+	}
 	for name, values := range r.Header {
 		for _, value := range values {
 			fields = append(fields, hpack.HeaderField{Name: strings.ToLower(name), Value: value})

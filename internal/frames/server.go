@@ -7,8 +7,9 @@ import (
 	"io"
 	"maps"
 	"net"
+	"net/http"
 	"slices"
-	"strings"
+	"strconv"
 	"sync"
 	"time"
 
@@ -168,28 +169,26 @@ func (s *Server) Stop() {
 // opened begins a call over a connection that has a context; its mu is held.
 func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *stream) {
 	c := st.c
-	method, kind := f.PseudoValue("path"), valueOf(f.Fields, contentTypeKey)
-	switch {
-	case f.PseudoValue("method") != "POST" || !isGRPC(kind) || !strings.HasPrefix(method, "/"):
-		c.writeFields(st.id, []hpack.HeaderField{{Name: ":status", Value: "415"}}, true)
-		st.refused()
+	if f.Truncated {
+		st.answer(http.StatusOK, status.Newf(codes.ResourceExhausted, "the metadata of the call have more than %d bytes", MaxMetadata))
 		return
-	case f.Truncated:
-		st.answer(status.Newf(codes.ResourceExhausted, "the metadata of the call have more than %d bytes", MaxMetadata))
+	}
+	r, err := parseRequest(f.Fields)
+	if wrong, ok := errors.AsType[*malformed](err); ok {
+		st.answerMalformed(wrong)
 		return
 	}
 	if why, ok := c.budget.begin(c.uid); !ok {
-		st.answer(status.Convert(tooManyCalls(why)))
+		st.answer(http.StatusOK, status.Convert(tooManyCalls(why)))
 		return
 	}
 	if st.onHeaders(f); st.err != nil {
 		c.budget.end(c.uid)
 		return
 	}
-	call := &serverCall{stream: st, method: method, kind: kind}
-	ctx, cancel := withTimeoutOf(from, f.Fields)
+	call := &serverCall{stream: st, method: r.method, kind: r.kind}
+	ctx, cancel := r.context(from)
 	call.cancel = cancel
-	ctx = metadata.NewIncomingContext(ctx, toMetadata(f.Fields))
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*transport)(call))
 	st.headers, st.trailers = nil, nil
 	st.onEnd = func(error) { cancel() }
@@ -208,24 +207,12 @@ func tooManyCalls(why Reason) error {
 	return status.Errorf(codes.ResourceExhausted, "too many calls are in progress (%s); call again later", why)
 }
 
-// withTimeoutOf returns a context that ends when the caller whose headers these are wants it to.
-func withTimeoutOf(ctx context.Context, fields []hpack.HeaderField) (context.Context, context.CancelFunc) {
-	if timeout, ok := decodeTimeout(valueOf(fields, timeoutKey)); ok {
-		return context.WithTimeout(ctx, timeout)
-	}
-	return context.WithCancel(ctx)
-}
-
-// answer ends a stream that is no call with a status; c.mu is held.
-func (s *stream) answer(st *status.Status) {
+// answer ends a stream that does not become a call, with an HTTP status and that of gRPC; c.mu is held.
+func (s *stream) answer(answer int, st *status.Status) {
 	s.c.writeFields(s.id, statusFields([]hpack.HeaderField{
-		{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: contentType},
+		{Name: ":status", Value: strconv.Itoa(answer)}, {Name: contentTypeKey, Value: contentType},
 	}, st), true)
-	s.refused()
-}
-
-func (s *stream) refused() {
-	s.sentEnd = true
+	s.answered, s.sentEnd = true, true
 	s.c.flushAnswer()
 	if !s.recvEnded {
 		s.reset(http2.ErrCodeNo, &resetError{http2.ErrCodeNo})

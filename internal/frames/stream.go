@@ -28,6 +28,8 @@ type stream struct {
 	// recvWindow is what the peer may send yet, window what it may have sent that is not read, owed what was read and not given back.
 	recvWindow, window, owed int64
 	metadata                 int // what the budget has given for headers
+	// declared is how much data a caller has announced, -1 if it has not, received how much has come.
+	declared, received int64
 
 	sendWindow int64
 	answered   bool // headers were sent
@@ -44,7 +46,7 @@ type stream struct {
 func newStream(c *conn, id uint32) *stream {
 	return &stream{
 		c: c, id: id, uid: c.uid, budget: c.budget, readable: make(chan struct{}, 1), writable: make(chan struct{}, 1),
-		recvWindow: baseWindow, window: baseWindow, sendWindow: c.peerWindow, onEnd: func(error) {},
+		recvWindow: baseWindow, window: baseWindow, declared: -1, sendWindow: c.peerWindow, onEnd: func(error) {},
 	}
 }
 
@@ -135,8 +137,13 @@ func (s *stream) onHeaders(f *http2.MetaHeadersFrame) {
 		return // informational
 	}
 	size := sizeOf(f.Fields)
+	announced := true
+	if !s.c.client && !s.gotHeaders {
+		s.declared, announced = declaredLength(f.Fields)
+	}
 	switch {
-	case s.recvEnded && s.gotHeaders, s.gotHeaders && !f.StreamEnded(): // there are no others in between, or after the end
+	case s.recvEnded && s.gotHeaders, s.gotHeaders && !f.StreamEnded(), // there are no others in between, or after the end
+		!announced, s.isContradictory(f.StreamEnded()):
 		s.refuse(http2.ErrCodeProtocol, &resetError{http2.ErrCodeProtocol})
 		return
 	case f.Truncated:
@@ -183,6 +190,10 @@ func (s *stream) onData(f *http2.DataFrame) error {
 		return nil
 	}
 	data := f.Data()
+	if s.received += int64(len(data)); s.isContradictory(f.StreamEnded()) {
+		s.refuse(http2.ErrCodeProtocol, &resetError{http2.ErrCodeProtocol})
+		return nil
+	}
 	s.data.add(data)
 	s.giveBack(int64(f.Length) - int64(len(data)))
 	if f.StreamEnded() {
