@@ -35,6 +35,9 @@ func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 		return err
 	}
 	conn, err := d(ctx, method)
+	if err == nil && isNil(conn) {
+		err = status.Errorf(codes.Internal, "the director has returned no connection for %s, and no error", method)
+	}
 	if err == nil {
 		err = forward(ctx, caller, conn, method)
 	}
@@ -180,6 +183,14 @@ type named struct {
 }
 
 func (n named) String() string { return n.name }
+
+// isNil reports whether there is no connection, with or without a name.
+func isNil(conn grpc.ClientConnInterface) bool {
+	if n, ok := conn.(named); ok {
+		conn = n.ClientConnInterface
+	}
+	return conn == nil
+}
 
 func nameOf(conn grpc.ClientConnInterface) string {
 	if n, ok := conn.(fmt.Stringer); ok {

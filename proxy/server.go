@@ -5,8 +5,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	_ "google.golang.org/grpc/encoding/gzip" // the one encoding that every gRPC implementation has
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/frames"
 )
@@ -29,7 +31,8 @@ const (
 )
 
 // Handler handles one call of a [Server] or [LocalServer], mostly by [Director.Forward]. ctx ends with the call or with the server's
-// context.
+// context. The caller receives its error: a gRPC status as it is, the end of a context with the code for that, any other error with
+// codes.Unknown. A call whose handler panics or ends its goroutine fails with codes.Internal.
 type Handler func(ctx context.Context, caller grpc.ServerStream) error
 
 // Server accepts calls of any service, and passes each to its [Handler]. It holds whole messages, and nothing bounds those of all calls
@@ -43,7 +46,14 @@ type Server struct {
 // NewServer returns a server whose calls end when the context end does, with its cause.
 func NewServer(end context.Context, handle Handler, options ...grpc.ServerOption) *Server {
 	handler := func(_ any, caller grpc.ServerStream) error {
-		return endsWith(end, caller, handle)
+		// A goroutine of its own, because grpc-go would not end the call of a handler that ends its goroutine.
+		handled := make(chan error, 1)
+		go func() {
+			err := status.Error(codes.Internal, "the handler of the call has ended without a status")
+			defer func() { handled <- err }()
+			err = endsWith(end, caller, handle)
+		}()
+		return <-handled
 	}
 	return &Server{grpc.NewServer(append([]grpc.ServerOption{
 		grpc.UnknownServiceHandler(handler),
@@ -56,10 +66,15 @@ func NewServer(end context.Context, handle Handler, options ...grpc.ServerOption
 	}, options...)...), end}
 }
 
-// endsWith has a call handled that ends with end too.
-func endsWith(end context.Context, caller grpc.ServerStream, handle Handler) error {
+// endsWith handles a call that ends with end too. A panic of the handler is its error.
+func endsWith(end context.Context, caller grpc.ServerStream, handle Handler) (err error) {
 	ctx, cancel := context.WithCancelCause(caller.Context())
 	defer cancel(nil)
+	defer func() {
+		if p := recover(); p != nil {
+			err = status.Errorf(codes.Internal, "the handler of the call panicked: %v", p)
+		}
+	}()
 	defer context.AfterFunc(end, func() { cancel(context.Cause(end)) })()
 	return handle(ctx, caller)
 }

@@ -228,6 +228,17 @@ var (
 	errTooLarge = status.Errorf(codes.ResourceExhausted, "the metadata have more than the %d bytes that are forwarded", MaxMetadata)
 )
 
+// errNoReturn is the error of a call whose handler has ended its goroutine instead of returning.
+var errNoReturn = status.Error(codes.Internal, "the handler of the call has ended without a status")
+
+// convert returns the status of an error as grpc-go does, which is not Unknown if a context has ended.
+func convert(err error) *status.Status {
+	if s, ok := status.FromError(err); ok {
+		return s
+	}
+	return status.FromContextError(err)
+}
+
 // statusOfEnd returns the status of a call whose stream ended early.
 func statusOfEnd(err error) error {
 	if reset, ok := errors.AsType[*resetError](err); ok {

@@ -74,11 +74,14 @@ func (h HTTPHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := asked.context(grpcpeer.NewContext(r.Context(), &grpcpeer.Peer{Addr: httpAddr(r.RemoteAddr)}))
 	defer cancel()
 	call.ctx = grpc.NewContextWithServerTransportStream(ctx, (*httpTransport)(call))
+	err = errNoReturn
+	defer func() {
+		if ctx.Err() != nil && !call.answered() {
+			h.Budget.braked(ctx, call.uid)
+		}
+		call.end(err)
+	}()
 	err = h.Handle(call)
-	if ctx.Err() != nil && !call.answered() {
-		h.Budget.braked(ctx, call.uid)
-	}
-	call.end(err)
 }
 
 // fieldsOf returns the headers of a request as HTTP/2 has them.
@@ -238,7 +241,7 @@ func (c *httpCall) end(err error) {
 	if !sent && c.SendHeader(nil) != nil {
 		return // nobody is there to be told
 	}
-	for _, f := range addMetadata(statusFields(nil, status.Convert(err)), trailer) {
+	for _, f := range addMetadata(statusFields(nil, convert(err)), trailer) {
 		c.w.Header().Add(http.TrailerPrefix+f.Name, f.Value)
 	}
 }

@@ -198,7 +198,9 @@ func (s *Server) opened(from context.Context, f *http2.MetaHeadersFrame, st *str
 	go func() {
 		defer s.end(nil)
 		defer c.budget.end(c.uid)
-		call.end(s.config.Handle(call))
+		err := errNoReturn
+		defer func() { call.end(err) }()
+		err = s.config.Handle(call)
 	}()
 }
 
@@ -343,7 +345,7 @@ func (c *serverCall) sendEnd(err error, md metadata.MD) error {
 	if !c.sent {
 		fields = []hpack.HeaderField{{Name: ":status", Value: "200"}, {Name: contentTypeKey, Value: c.kind}}
 	}
-	return c.stream.sendFields(c.ctx, addMetadata(statusFields(fields, status.Convert(err)), md), true)
+	return c.stream.sendFields(c.ctx, addMetadata(statusFields(fields, convert(err)), md), true)
 }
 
 // transport is a call as [grpc.ServerTransportStream].
