@@ -1,9 +1,12 @@
 package handshake
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestIntroduction(t *testing.T) {
@@ -24,11 +27,18 @@ func TestIntroduction(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer pen.Close()
+			late, err := unix.Dup(int(pen.Fd())) // for what is written after the plugin has closed its own
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(late)
 			tc.say(pen)
 			if got := string(i.Take()); got != tc.want {
 				t.Errorf("it has said %d bytes, want %d", len(got), len(tc.want))
 			}
-			_, _ = pen.WriteString("late")
+			if _, err := unix.Write(late, []byte("late")); !errors.Is(err, unix.EPIPE) {
+				t.Errorf("a write after it was taken: error %v, want %v: the end that is read is still open", err, unix.EPIPE)
+			}
 			if again := i.Take(); again != nil {
 				t.Errorf("taken again, it is %q", again)
 			}
