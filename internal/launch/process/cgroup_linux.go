@@ -2,23 +2,17 @@ package process
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -383,116 +377,4 @@ func (c *child) limitProcesses() error {
 		}
 	}
 	return fmt.Errorf("limit pids: no %s in %q", file, groups)
-}
-
-// bounded starts a program whose descriptors are bounded: as this program, which bounds itself and then executes the other. Only a process
-// itself can do that before the first instruction of its program, and it needs no right for it.
-type bounded struct {
-	path  string // of the other
-	limit int
-	wire  *wire    // to the program that bounds itself; it ends when the other is executed
-	peer  *os.File // the other end of it
-}
-
-// boundedThreads is how many threads this program may need to bound itself, beyond the processes that the other may have.
-const boundedThreads = 1000
-
-// What a program that bounds itself says: that it has done so, and then waits for a byte; or in what it failed, and the error's number.
-const boundedReady, boundedLimit, boundedExecute = "ready", "limit", "execute"
-
-// newBounded has the description of the other program be that of this one, which gets the other end of the wire after so many files.
-func newBounded(spec *Spec, files int) (*bounded, error) {
-	own, peer, err := newWires()
-	if err != nil {
-		return nil, err
-	}
-	b := &bounded{path: spec.Path, limit: spec.Limits.OpenFiles, wire: own, peer: peer}
-	spec.Path, spec.Env = "/proc/self/exe", slices.Concat([]string{helperEnv + "=" + roleBounded}, spec.Env)
-	first := []string{helperName + roleBounded, strconv.Itoa(b.limit), strconv.Itoa(files), b.path}
-	spec.Args = slices.Concat(first, spec.Args)
-	return b, nil
-}
-
-func (b *bounded) close() {
-	_ = b.wire.conn.Close()
-	_ = b.peer.Close()
-}
-
-// execute waits until the program has bounded itself, calls limit, and has it execute the other.
-func (b *bounded) execute(limit func() error) error {
-	// gofail: var processLimit string
-	// return errors.New(processLimit)
-	_ = b.peer.Close()
-	what, err := b.hear()
-	switch {
-	case errors.Is(err, io.EOF):
-		err = errors.New("the program that limits its open files ended before that; give it more memory if that is limited")
-	case err == nil && what != boundedReady:
-		err = fmt.Errorf("%q instead of a confirmation that the open files are limited", what)
-	}
-	if err == nil {
-		err = limit()
-	}
-	if err == nil {
-		_, err = b.wire.conn.Write([]byte{0})
-	}
-	if err != nil {
-		return err
-	}
-	if _, err = b.hear(); errors.Is(err, io.EOF) {
-		return nil
-	}
-	return cmp.Or(err, errors.New("the program that limits its open files says more than it should"))
-}
-
-// hear returns what the program says, or the error that it met. Other processes of its user may stop it, or speak for it.
-func (b *bounded) hear() (string, error) {
-	const patience, most = 10 * time.Second, 64
-	_ = b.wire.conn.SetReadDeadline(time.Now().Add(patience))
-	said := make([]byte, most)
-	n, err := b.wire.conn.Read(said)
-	if err != nil {
-		return "", fmt.Errorf("wait for the program that limits its open files: %w", err)
-	}
-	what, number, _ := strings.Cut(string(said[:n]), " ")
-	switch errno, _ := strconv.ParseUint(number, 10, 16); {
-	case errno == 0:
-		return what, nil
-	case what == boundedLimit:
-		return "", fmt.Errorf("limit the open files to %d: %w", b.limit, syscall.Errno(errno))
-	default:
-		return "", &os.PathError{Op: "fork/exec", Path: b.path, Err: syscall.Errno(errno)}
-	}
-}
-
-// runBounded becomes the program in args, which follows the bound and the descriptor by which the host is told.
-func runBounded(args []string) {
-	n, _ := strconv.ParseUint(args[0], 10, 64)
-	host, _ := strconv.Atoi(args[1])
-	syscall.CloseOnExec(host)
-	tell := func(what string, err error) {
-		var errno syscall.Errno
-		_ = errors.As(err, &errno)
-		b := fmt.Appendf(nil, "%s %d", what, errno)
-		_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, uintptr(host), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
-	}
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
-		tell(boundedLimit, err)
-		return
-	}
-	// It was lost if this program has capabilities of its own. Whoever is gone already does not answer.
-	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
-	_ = os.Unsetenv(helperEnv)
-	// As soon as the host is told there may be no room for another thread, which the collector wants, the runtime for a call that blocks, and
-	// for another processor when this goroutine was preempted.
-	debug.SetGCPercent(-1)
-	runtime.GOMAXPROCS(1)
-	tell(boundedReady, nil)
-	answer, got, errno := [1]byte{}, uintptr(0), unix.EINTR
-	for errno == unix.EINTR {
-		got, _, errno = syscall.RawSyscall(unix.SYS_READ, uintptr(host), uintptr(unsafe.Pointer(&answer)), uintptr(len(answer)))
-	}
-	if errno == 0 && got == 1 {
-		tell(boundedExecute, syscall.Exec(args[2], args[3:], os.Environ())) //nolint:gosec // the host says what
-	}
 }

@@ -92,7 +92,7 @@ func (c *child) confine() error {
 		return fmt.Errorf("look for cgroups to limit the process: %w", err)
 	}
 	if limits.Processes > 0 && limits.OpenFiles > 0 {
-		limits.Processes += boundedThreads // until limitProcesses
+		limits.Processes += shimThreads // until limitProcesses
 	}
 	c.v1, err = confine(system, c.leaf, cgroupName(), limits)
 	return err
@@ -105,13 +105,13 @@ func (c *child) fork(files []*os.File) (ran bool, err error) {
 	// gofail: var processFork string
 	// return false, errors.New(processFork)
 	what := c.process.spec
-	var b *bounded
+	var before *shim
 	if what.Limits.OpenFiles > 0 {
-		if b, err = newBounded(&what, len(files)); err != nil {
+		if before, err = newShim(&what, len(files)); err != nil {
 			return false, err
 		}
-		defer b.close()
-		files = slices.Concat(files, []*os.File{b.peer})
+		defer before.close()
+		files = slices.Concat(files, []*os.File{before.peer})
 	}
 	if c.leaf == nil {
 		err = c.forkReaped(what, files)
@@ -120,11 +120,11 @@ func (c *child) fork(files []*os.File) (ran bool, err error) {
 	}
 	ran = err == nil
 	switch {
-	case !ran && b != nil:
+	case !ran && before != nil:
 		err = fmt.Errorf("execute this program again, as the user of the process, to limit the open files: %w", err)
 	case !ran:
-	case b != nil:
-		err = b.execute(c.limitProcesses)
+	case before != nil:
+		err = before.execute(c.limitProcesses)
 	default:
 		err = c.limitProcesses()
 	}

@@ -219,7 +219,7 @@ const (
 	roleLauncher    = "launcher" // starts a keeper and ends, so that the keeper is nobody's child
 	roleReaper      = "reaper"
 	roleOuterReaper = "reapers"
-	roleBounded     = "bounded" // limits its own open files and becomes the program of a process
+	roleShim        = "shim" // limits its own open files and becomes the program of a process
 )
 
 // Before main: that of the host must not run again, and not even its flags be parsed.
@@ -231,8 +231,8 @@ func init() { //nolint:gochecknoinits // docs/adr/0007
 	if !ok || os.Getenv(helperEnv) != role {
 		return
 	}
-	if role == roleBounded { // which keeps its descriptors
-		runBounded(os.Args[1:])
+	if role == roleShim { // which keeps its descriptors
+		runShim(os.Args[1:])
 		syscall.Exit(1)
 	}
 	settle(role)
