@@ -26,8 +26,9 @@ import (
 // Main runs the command that the arguments of the process name and returns the exit code of the process. The first SIGINT or SIGTERM
 // asks the command to end; after a second one the process ends within a second. So does SIGHUP, but for the daemon.
 func Main() int {
-	// A write to a pipe that nobody reads is an error of the write, so that whoever has to clean up can.
-	signal.Ignore(syscall.SIGPIPE)
+	// A write to a pipe that nobody reads is an error of the write, so that whoever has to clean up can. It is not ignored, because
+	// launched plugins would inherit that.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, stop := untilSignal(context.Background(), func() { os.Exit(exitFailed) })
 	defer stop()
 	return Run(ctx, os.Args[1:], os.Stdout, os.Stderr)

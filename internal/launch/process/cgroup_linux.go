@@ -362,7 +362,7 @@ func within(groups []string, f func() error) error {
 // groups next, and the threads of the program that bounds itself, which end when the other is executed.
 func (c *child) limitProcesses() error {
 	limits := c.process.spec.Limits
-	if limits.Processes <= 0 || len(c.v1) == 0 && limits.OpenFiles == 0 {
+	if limits.Processes <= 0 || len(c.v1) == 0 && c.purpose == "" {
 		return nil
 	}
 	groups := c.v1

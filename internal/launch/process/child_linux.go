@@ -19,12 +19,13 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
-// child is a process that this one started: a process group of its own and, where one can be had, a cgroup of its own.
+// child is a process that this one started: a session of its own and, where one can be had, a cgroup of its own.
 type child struct {
 	group   *Group
 	process *Process
 	id      uint64   // for the watchdog
 	leaf    *cgroup  // nil if it has none
+	purpose string   // of its shim; empty if it needs none
 	since   uint64   // no process of its tree is older
 	wire    *wire    // to its reaper; nil if it has a cgroup
 	v1      []string // its cgroups of version 1, which only limit it
@@ -91,7 +92,7 @@ func (c *child) confine() error {
 	if err != nil {
 		return fmt.Errorf("look for cgroups to limit the process: %w", err)
 	}
-	if limits.Processes > 0 && limits.OpenFiles > 0 {
+	if limits.Processes > 0 && c.purpose != "" {
 		limits.Processes += shimThreads // until limitProcesses
 	}
 	c.v1, err = confine(system, c.leaf, cgroupName(), limits)
@@ -106,7 +107,7 @@ func (c *child) fork(files []*os.File) (ran bool, err error) {
 	// return false, errors.New(processFork)
 	what := c.process.spec
 	var before *shim
-	if what.Limits.OpenFiles > 0 {
+	if c.purpose != "" {
 		if before, err = newShim(&what, len(files)); err != nil {
 			return false, err
 		}
@@ -121,7 +122,7 @@ func (c *child) fork(files []*os.File) (ran bool, err error) {
 	ran = err == nil
 	switch {
 	case !ran && before != nil:
-		err = fmt.Errorf("execute this program again, as the user of the process, to limit the open files: %w", err)
+		err = fmt.Errorf("execute this program again, as the user of the process, %s: %w", c.purpose, err)
 	case !ran:
 	case before != nil:
 		err = before.execute(c.limitProcesses)
@@ -166,21 +167,17 @@ func (c *child) forkInto(what Spec, files []*os.File) error {
 	pidfd := -1
 	attr := what.attributes(files)
 	attr.Sys.PidFD, attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = &pidfd, true, dir
-	forker.do(func() {
-		err = within(c.v1, func() (err error) {
-			c.proc, err = os.StartProcess(what.Path, what.Args, attr)
-			return err
-		})
-	})
+	forker.do(func() { c.proc, err = startProgram(&what, c.v1, attr) })
 	if c.proc != nil {
 		c.pid, c.exit = c.proc.Pid, newExit(c.proc.Pid, pidfd)
 	}
 	return err
 }
 
-// attributes are those of a program that is started with these files.
+// attributes are those of a program that is started with these files: in a session of its own, which is also a process group of its own
+// and has no terminal.
 func (s *Spec) attributes(files []*os.File) *os.ProcAttr {
-	sys := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if s.User != nil {
 		sys.Credential = &syscall.Credential{Uid: s.User.UID, Gid: s.User.GID}
 	}
@@ -374,9 +371,7 @@ func (t *thread) run() {
 // that was changed about it.
 func (t *thread) serve() {
 	defer close(t.ended)
-	// What this thread starts does not inherit the capabilities that the process was given for itself, as by AmbientCapabilities= of systemd.
-	// This process keeps them. It fails only on systems that have none.
-	_ = unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+	resetThread()
 	for f := range t.work {
 		f()
 	}

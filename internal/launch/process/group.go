@@ -1,7 +1,7 @@
 // Package process starts programs for a host and makes sure that none of them outlives it: not when the program ends and leaves children
 // behind, not when the host is killed with SIGKILL, and not when a descendant left the process group (where a cgroup can be had).
 //
-// A [Group] belongs to one host. Each [Process] of it is a process group of its own and, where one can be had, a cgroup of its own. The end
+// A [Group] belongs to one host. Each [Process] of it is a session of its own and, where one can be had, a cgroup of its own. The end
 // of a process ends everything that it started. A process may also be told to survive its host ([Spec].Survive); a later host adopts it
 // ([Group.Adopt]).
 //

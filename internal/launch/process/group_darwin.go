@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+// ownGroup returns the attributes of a process in a session of its own, which is a process group too and has no terminal.
+func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
 // signalOwnGroup sends SIGKILL or SIGTERM to the group of a process that has not been waited for.
 func signalOwnGroup(proc *os.Process, force bool) {

@@ -38,6 +38,7 @@ type role struct {
 	Silent   bool     // has no descriptors of its parent
 	Leave    bool     // ends at once, and leaves its children
 	Create   string   // a file that it makes
+	Secret   bool     // says whether it finds a key of its host
 	Host     *hosting // is a host
 }
 
@@ -48,6 +49,7 @@ type hosting struct {
 	Remove           []string
 	Close            bool // closes the group at the end of its standard input, and ends
 	Adopt            bool
+	Odd              string // how an unusual parent has started it
 }
 
 // said is what a child says in one line.
@@ -81,6 +83,9 @@ func (r *role) play() {
 	}
 	if r.Create != "" {
 		_ = os.WriteFile(r.Create, nil, 0o600)
+	}
+	if r.Secret {
+		line.Text = lookForSecret()
 	}
 	for _, child := range r.Children {
 		line.Children = append(line.Children, child.startAsGrandchild())
@@ -137,6 +142,12 @@ func (r *role) startAsGrandchild() said {
 }
 
 func (h *hosting) start(line *said) *Group {
+	switch h.Odd {
+	case oddly, realtime:
+		h.become()
+	case odd:
+		beOdd()
+	}
 	g := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir, Remove: h.Remove})
 	say := func(p *Process, adopted bool) {
 		go func() { _, _ = io.Copy(os.Stderr, p.Stderr()) }()

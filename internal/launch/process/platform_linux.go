@@ -27,6 +27,8 @@ type platform struct {
 	guard  *guard
 	cgroup *cgroup // nil if there is none
 
+	heirlooms heirlooms
+
 	noGroups bool // tests see to it that groups are not signalled through a pidfd, as before Linux 6.9
 
 	last   atomic.Uint64          // the name of the last leaf
@@ -63,7 +65,7 @@ func (pl *platform) open(cfg Config) error {
 	if len(cfg.Remove) > 0 {
 		guard.start(hostID, cfg.Remove)
 	}
-	pl.guard, pl.forker, pl.opened = guard, newThread(), true
+	pl.guard, pl.forker, pl.heirlooms, pl.opened = guard, newThread(), readHeirlooms(), true
 	return nil
 }
 
@@ -79,7 +81,7 @@ func (pl *platform) start(g *Group, p *Process) error {
 	if err := pl.open(g.cfg); err != nil {
 		return err
 	}
-	c := &child{group: g, process: p, id: pl.guard.last.Add(1)}
+	c := &child{group: g, process: p, id: pl.guard.last.Add(1), purpose: pl.heirlooms.purpose(p.spec.Limits)}
 	if pl.cgroup != nil {
 		var err error
 		if c.leaf, err = pl.leaf(); err != nil {
@@ -219,7 +221,7 @@ const (
 	roleLauncher    = "launcher" // starts a keeper and ends, so that the keeper is nobody's child
 	roleReaper      = "reaper"
 	roleOuterReaper = "reapers"
-	roleShim        = "shim" // limits its own open files and becomes the program of a process
+	roleShim        = "shim" // prepares itself and becomes the program of a process
 )
 
 // Before main: that of the host must not run again, and not even its flags be parsed.

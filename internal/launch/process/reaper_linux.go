@@ -8,7 +8,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -79,13 +78,10 @@ func startReaped(order toKeeper, files []*os.File) (pid int, err error) {
 				return
 			}
 		}
-		err = within(order.V1, func() error {
-			proc, err := os.StartProcess(order.Start.Path, order.Start.Args, order.Start.attributes(files))
-			if err == nil {
-				pid = proc.Pid
-			}
-			return err
-		})
+		var proc *os.Process
+		if proc, err = startProgram(order.Start, order.V1, order.Start.attributes(files)); err == nil {
+			pid = proc.Pid
+		}
 	})
 	return pid, err
 }
@@ -160,8 +156,7 @@ func endAs(status unix.WaitStatus) {
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	sig := status.Signal()
 	// The runtime handles many signals, and takes some of them for its own faults.
-	var byDefault [4]uintptr // struct sigaction of the kernel, with SIG_DFL and an empty mask
-	_, _, _ = syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+	sigactionOf(sig, &sigaction{}, nil)
 	_ = unix.Kill(os.Getpid(), sig)
 	<-time.After(time.Second) //nolint:forbidigo // it does not last so long
 	syscall.Exit(128 + int(sig))

@@ -18,19 +18,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shim starts a program whose descriptors are bounded: as this program, which bounds itself and then executes the other. Only a process
-// itself can do that before the first instruction of its program, and it needs no right for it.
+// shim starts a program whose process has to be prepared: as this program, which limits its own open files and changes what else it must
+// not inherit, and then executes the other. Only a process itself can do that before the first instruction of its program, and it needs no
+// right for it.
 type shim struct {
-	path  string // of the other
-	limit int
-	wire  *wire    // to the program that bounds itself; it ends when the other is executed
+	path  string   // of the other
+	limit int      // of open files; 0 for none
+	wire  *wire    // to the program that prepares itself; it ends when the other is executed
 	peer  *os.File // the other end of it
 }
 
-// shimThreads is how many threads this program may need to bound itself, beyond the processes that the other may have.
+// shimThreads is how many threads this program may need to prepare itself, beyond the processes that the other may have.
 const shimThreads = 1000
 
-// What a program that bounds itself says: that it has done so, and then waits for a byte; or in what it failed, and the error's number.
+// What a program that prepares itself says: that it has done so, and then waits for a byte; or in what it failed, and the error's number.
 const shimReady, shimLimit, shimExecute = "ready", "limit", "execute"
 
 // newShim has the description of the other program be that of this one, which gets the other end of the wire after so many files.
@@ -51,7 +52,7 @@ func (s *shim) close() {
 	_ = s.peer.Close()
 }
 
-// execute waits until the program has bounded itself, calls limit, and has it execute the other.
+// execute waits until the program has prepared itself, calls limit, and has it execute the other.
 func (s *shim) execute(limit func() error) error {
 	// gofail: var processLimit string
 	// return errors.New(processLimit)
@@ -59,9 +60,9 @@ func (s *shim) execute(limit func() error) error {
 	what, err := s.hear()
 	switch {
 	case errors.Is(err, io.EOF):
-		err = errors.New("the program that limits its open files ended before that; give it more memory if that is limited")
+		err = errors.New("the program that prepares the process ended before that; give it more memory if that is limited")
 	case err == nil && what != shimReady:
-		err = fmt.Errorf("%q instead of a confirmation that the open files are limited", what)
+		err = fmt.Errorf("%q instead of a confirmation that the process is prepared", what)
 	}
 	if err == nil {
 		err = limit()
@@ -75,7 +76,7 @@ func (s *shim) execute(limit func() error) error {
 	if _, err = s.hear(); errors.Is(err, io.EOF) {
 		return nil
 	}
-	return cmp.Or(err, errors.New("the program that limits its open files says more than it should"))
+	return cmp.Or(err, errors.New("the program that prepares the process says more than it should"))
 }
 
 // hear returns what the program says, or the error that it met. Other processes of its user may stop it, or speak for it.
@@ -85,7 +86,7 @@ func (s *shim) hear() (string, error) {
 	said := make([]byte, most)
 	n, err := s.wire.conn.Read(said)
 	if err != nil {
-		return "", fmt.Errorf("wait for the program that limits its open files: %w", err)
+		return "", fmt.Errorf("wait for the program that prepares the process: %w", err)
 	}
 	what, number, _ := strings.Cut(string(said[:n]), " ")
 	switch errno, _ := strconv.ParseUint(number, 10, 16); {
@@ -98,7 +99,7 @@ func (s *shim) hear() (string, error) {
 	}
 }
 
-// runShim becomes the program in args, which follows the bound and the descriptor by which the host is told.
+// runShim becomes the program in args, which follows the limit of open files and the descriptor by which the host is told.
 func runShim(args []string) {
 	n, _ := strconv.ParseUint(args[0], 10, 64)
 	host, _ := strconv.Atoi(args[1])
@@ -109,10 +110,13 @@ func runShim(args []string) {
 		b := fmt.Appendf(nil, "%s %d", what, errno)
 		_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, uintptr(host), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	}
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
-		tell(shimLimit, err)
-		return
+	if n > 0 {
+		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
+			tell(shimLimit, err)
+			return
+		}
 	}
+	shed()
 	// It was lost if this program has capabilities of its own. Whoever is gone already does not answer.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	_ = os.Unsetenv(helperEnv)

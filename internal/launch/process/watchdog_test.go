@@ -49,7 +49,7 @@ func startHostAs(t testing.TB, h hosting, as *syscall.SysProcAttr) *host {
 	spec := (&role{Host: &h}).spec()
 	cmd := exec.Command(spec.Path)
 	cmd.Env, cmd.Stderr = spec.Env, os.Stderr
-	as.Setpgid = true
+	as.Setpgid = !as.Setsid
 	cmd.SysProcAttr = as
 	stdin, err := cmd.StdinPipe() // open until Wait
 	if err != nil {
