@@ -20,6 +20,7 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/regular"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/internal/systemd"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -343,7 +344,10 @@ func (c Config) Warn() string {
 }
 
 func checkProgram(program string) error {
-	_, err := exec.LookPath(program)
+	path, err := exec.LookPath(program)
+	if err == nil {
+		err = exe.Check(path)
+	}
 	if err == nil {
 		return nil
 	}

@@ -73,7 +73,19 @@ func launching(name int, change func(*catalogue.Plugin)) func(*Config, string) {
 	}
 }
 
-// TestPrograms says of each program whether it is there, under the index that it has in the configuration.
+// otherMachine returns the beginning of a program that is changed to be for S/390.
+func otherMachine(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const machine, s390 = 18, 22
+	b[machine], b[machine+1] = s390, 0
+	return b
+}
+
+// TestPrograms says of each program whether it is there and can be executed, under the index that it has in the configuration.
 func TestPrograms(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -96,6 +108,16 @@ func TestPrograms(t *testing.T) {
 	add(self+".none", "", false)
 	add(plain, "", true)
 	add(self, plain+".none", true)
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/no/such/interpreter\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	add(script, "", true)
+	foreign := filepath.Join(t.TempDir(), "foreign")
+	if err := os.WriteFile(foreign, otherMachine(t, self), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	add(foreign, "", true)
 	all, err := catalogue.New(plugins)
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +129,7 @@ func TestPrograms(t *testing.T) {
 		found = append(found, field.Field+" "+why)
 	}
 	want := []string{
+		fmt.Sprintf("plugins[6].command program %q", foreign), fmt.Sprintf("plugins[5].command program %q", script),
 		fmt.Sprintf("plugins[4].interpreter program %q", plain+".none"), fmt.Sprintf("plugins[3].command program %q", plain),
 		fmt.Sprintf("plugins[1].command program %q", self+".none"),
 	}

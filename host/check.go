@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/launch/exe"
@@ -66,6 +68,26 @@ func checkInterpreter(image *exe.Image, listed string) error {
 		return fmt.Errorf("%s is a script for %s, and the interpreter that is listed for it is %s", image.Path, script.Interpreter, listed)
 	}
 	return exe.TrustInterpreter(script.Interpreter)
+}
+
+// explain returns the error with what it is about, if the system did not say: a working directory that is missing, or what a program needs.
+func explain(err error, spec Spec, program string) error {
+	if spec.Dir != "" {
+		switch info, missing := os.Stat(spec.Dir); {
+		case missing != nil:
+			return fmt.Errorf("its working directory: %w: create it, or choose another", missing)
+		case !info.IsDir():
+			return fmt.Errorf("its working directory: %w: choose another", &os.PathError{Op: "chdir", Path: spec.Dir, Err: syscall.ENOTDIR})
+		case errors.Is(err, fs.ErrPermission):
+			return fmt.Errorf("%w: check that the plugin's user may execute the program and enter the working directory %s", err, spec.Dir)
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOEXEC) {
+		if why := exe.Explain(program); why != nil {
+			return fmt.Errorf("%w: %w", why, err)
+		}
+	}
+	return err
 }
 
 // execute has the image executed in place of the file. The copy is the first descriptor after the ExtraFiles, and stays open in the plugin:

@@ -28,7 +28,7 @@ import (
 type Spec struct {
 	// Name is the plugin's name in logs and events; that of the program's file if it is empty.
 	Name string
-	// Args are the program and its arguments. A program without a slash is looked up in PATH.
+	// Args are the program and its arguments. A program without a slash is looked up in PATH, any other relative one in Dir.
 	Args []string
 	// Env is the environment; that of this process if it is nil. The host adds the variable that announces the handshake.
 	Env []string
@@ -167,9 +167,9 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	if err != nil {
 		return nil, err
 	}
-	program, err := exec.LookPath(spec.Args[0])
+	program, err := exe.Find(spec.Args[0], spec.Dir)
 	if err != nil {
-		return nil, err
+		return nil, explain(err, spec, spec.Args[0])
 	}
 	user, err := identify(spec.User, spec.Group)
 	if err != nil {
@@ -195,7 +195,7 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	if err != nil {
 		h.server.remove(p)
 		h.forget(p)
-		return nil, err
+		return nil, explain(err, spec, program)
 	}
 	defer h.watching.Go(p.watch) // after the event of its launch
 	message := "launched " + program

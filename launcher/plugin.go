@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
@@ -240,7 +240,11 @@ func (l *Launcher) check(p Plugin) error {
 
 // checkProgram says why a plugin cannot be launched at present, which the next hour may mend.
 func (p Plugin) checkProgram() error {
-	if _, err := exec.LookPath(p.Args[0]); err != nil {
+	program, err := exe.Find(p.Args[0], p.Dir)
+	if err == nil {
+		err = exe.Check(program)
+	}
+	if err != nil {
 		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is retried as its restart policy says",
 			p.Name, ErrProgram, err)
 	}

@@ -180,7 +180,11 @@ func (c *Client) unit() (launcher.Plugin, error) {
 		unit.Env = append(slices.Clone(unit.Env), os.Environ()...)
 	}
 	if strings.ContainsRune(cmd.Path, filepath.Separator) {
-		path, err := filepath.Abs(cmd.Path)
+		path := cmd.Path
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(cmd.Dir, path)
+		}
+		path, err := filepath.Abs(path)
 		if err != nil {
 			return unit, err
 		}

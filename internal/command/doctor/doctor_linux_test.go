@@ -226,6 +226,15 @@ func TestFaultsAreFound(t *testing.T) {
 			provoke: func(t *testing.T, s *Subject) { program(t, s, 0o644) },
 			check:   "catalogue", status: Fail, says: "cannot be executed by user", remedy: "chmod 0755 ",
 		},
+		"unreadable catalogue: no interpreter": {
+			provoke: func(t *testing.T, s *Subject) {
+				program(t, s, 0o755)
+				if err := os.WriteFile(s.Programs[0].Path, []byte("#!/no/such/interpreter\n"), 0); err != nil {
+					t.Fatal(err)
+				}
+			},
+			check: "catalogue", status: Fail, says: "the interpreter /no/such/interpreter", remedy: "install what is missing",
+		},
 		"unreadable catalogue: a directory": {
 			provoke: func(_ *testing.T, s *Subject) { s.Programs = []Program{{Plugin: "p", Path: s.PluginDirs[0]}} },
 			check:   "catalogue", status: Fail, says: "cannot be run: is a directory", remedy: "first word",

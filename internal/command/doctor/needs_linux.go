@@ -12,6 +12,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 )
 
 // digestStep is how many bytes are read before it is looked whether there is still time.
@@ -43,6 +45,9 @@ func lookAtProgram(ctx context.Context, p Program) Finding {
 			"chmod 0755 "+p.Path+", make its directories accessible, or move it to a file system that is mounted without noexec")
 	case err != nil:
 		return fail(fmt.Sprintf("%s cannot be run: %v", what, errors.Unwrap(err)), "correct the first word of the plugin's command")
+	}
+	if err := exe.Check(path); err != nil {
+		return fail(fmt.Sprintf("%s cannot be run: %v", what, err), "install what is missing, or the program for this machine")
 	}
 	info, err := os.Stat(path)
 	if p.SHA256 == "" {

@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 )
@@ -238,6 +240,19 @@ func (s *Script) CommandLine(script string, args []string) []string {
 		line = append(line, s.argument)
 	}
 	return append(append(line, script), args...)
+}
+
+// Find returns the path of the program that a command executes whose first word is name and whose working directory is dir, by the rule of
+// package [os/exec]: a name without a slash is looked up in PATH, and any other relative name is relative to dir, or to the directory of
+// this process if dir is empty.
+func Find(name, dir string) (string, error) {
+	if dir != "" && filepath.Base(name) != name && !filepath.IsAbs(name) {
+		var err error
+		if name, err = filepath.Abs(filepath.Join(dir, name)); err != nil {
+			return "", err
+		}
+	}
+	return exec.LookPath(name)
 }
 
 var (

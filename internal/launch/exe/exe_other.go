@@ -20,6 +20,12 @@ func TrustInterpreter(path string) error {
 	return fmt.Errorf("the interpreter %s: %w", path, errors.ErrUnsupported)
 }
 
+// Check returns nil: the programs of this system are not known.
+func Check(string) error { return nil }
+
+// Explain is like [Check].
+func Explain(string) error { return nil }
+
 // Digest fails: this system does not say what a process runs.
 func (p *Programs) Digest(_ context.Context, pid int, _ uint64) (Digest, error) {
 	return Digest{}, fmt.Errorf("%w: process %d: %w", errUnreadable, pid, errors.ErrUnsupported)
