@@ -300,3 +300,27 @@ func TestMadeAndNotTaken(t *testing.T) {
 		t.Errorf("%q are left, want %q", there, left[1:])
 	}
 }
+
+// TestBusyProgram: a program that is still open for writing is started when it is closed. Whoever starts it waits, and nothing is counted.
+func TestBusyProgram(t *testing.T) {
+	f := newFixture(t)
+	p := self("sleep")
+	p.Args = []string{filepath.Join(t.TempDir(), "program")}
+	p.Restart.Limit = 1
+	content, err := os.ReadFile(os.Args[0])
+	f.must(err)
+	f.must(os.WriteFile(p.Args[0], content, 0o755))
+	installing, err := os.OpenFile(p.Args[0], os.O_WRONLY, 0)
+	f.must(err)
+	f.set(manual(p))
+	started := aside(func() error { return f.Start("sleep") })
+	f.until("the program is busy", func() bool { return len(f.told("sleep")) > 0 })
+	if got := f.told("sleep"); !slices.Equal(got, []launcher.EventKind{launcher.EventBusy}) {
+		t.Errorf("events %v, want %v", got, launcher.EventBusy)
+	}
+	f.must(installing.Close())
+	f.must(take(t, "the start", started))
+	if s := f.in("sleep", launcher.StateRunning); s.Restarts != 0 {
+		t.Errorf("it is %+v, want no restart", s)
+	}
+}

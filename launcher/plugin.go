@@ -91,6 +91,7 @@ type (
 const (
 	EventReady        = machine.EventReady
 	EventBackoff      = machine.EventBackoff
+	EventBusy         = machine.EventBusy
 	EventFailed       = machine.EventFailed
 	EventStopped      = machine.EventStopped
 	EventReplacing    = machine.EventReplacing

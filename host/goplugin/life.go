@@ -202,7 +202,7 @@ func answers(ctx context.Context, conn grpc.ClientConnInterface) error {
 // explain says why the plugin could not be met. The process has ended afterwards.
 func (l *life) explain(ctx context.Context, err error) error {
 	if l.process == nil {
-		return errors.New(oneLine(err))
+		return err // no plugin has printed any of it
 	}
 	l.kill()
 	switch {

@@ -321,6 +321,7 @@ var troubling = map[reconciler.EventKind]bool{
 	reconciler.EventKind(host.EventDenied):           true,
 	reconciler.EventKind(host.EventLeftover):         true,
 	reconciler.EventKind(launcher.EventBackoff):      true,
+	reconciler.EventKind(launcher.EventBusy):         true,
 	reconciler.EventKind(launcher.EventUnresponsive): true,
 	reconciler.EventKind(launcher.EventUnhealthy):    true,
 }

@@ -29,7 +29,7 @@ var kinds = map[string]map[string][2]string{
 	"../launch/machine/types.go": {
 		"failed": {"WARN", "failed"}, "stopped": {"INFO", "stopped"}, "replaced": {"INFO", "running"}, "replacing": {"INFO", "starting"},
 		"ready": {"INFO", "running"}, "adopted": {"INFO", "running"}, "backoff": {"WARN", "backoff"},
-		"unresponsive": {"WARN", "unresponsive"}, "responsive": {"INFO", "running"}, "unhealthy": {"WARN", "running"},
+		"busy": {"WARN", "backoff"}, "unresponsive": {"WARN", "unresponsive"}, "responsive": {"INFO", "running"}, "unhealthy": {"WARN", "running"},
 		"healthy": {"INFO", "running"}, "idle": {"INFO", "idle"},
 	},
 }

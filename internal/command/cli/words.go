@@ -8,6 +8,7 @@ var eventKinds = []string{
 	"adopted",
 	"audit",
 	"backoff",
+	"busy",
 	"connecting",
 	"degraded",
 	"denied",

@@ -2,8 +2,10 @@ package machine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
+	"syscall"
 	"time"
 )
 
@@ -26,10 +28,26 @@ func (m *Machine) launched(g *generation, in Launched) {
 		m.history.told = ""
 		m.enter(g, Started, ByLaunch)
 		m.started(g)
+	case g.phase == Starting && errors.Is(in.Err, syscall.ETXTBSY):
+		m.postpone(g, in.Err)
 	case g.phase == Starting:
 		m.ended(g, ByLaunch, in.Err)
 	default:
 		m.over(g, ByLaunch)
+	}
+}
+
+// busyPause is how long a program that is open for writing is left alone: there is no notification of its being closed by the last writer.
+const busyPause = 100 * time.Millisecond
+
+// postpone repeats a start that failed because the program is still open for writing, as while it is being installed. That is no restart,
+// and those who wait for the start keep waiting.
+func (m *Machine) postpone(g *generation, err error) {
+	m.enter(g, BackingOff, ByLaunch)
+	g.unready, g.next = err, m.Now.Add(busyPause)
+	m.setTimer(g, Pause, busyPause)
+	if !m.history.repeats(err) {
+		m.emit(EventBusy, g, fmt.Sprintf("its program is open for writing, and is started when it is closed: %v", err))
 	}
 }
 
@@ -200,7 +218,7 @@ func (m *Machine) fired(g *generation, in Fired) {
 	case kind == ReadyBy:
 		m.unfulfilled(g, cmp.Or(g.unready, fmt.Errorf("it was not registered within %v", cmp.Or(g.desc.ReadyTimeout, defaultReadyTimeout))))
 	case kind != Pause || g.phase != BackingOff:
-	case g.desc.onDemand() && !in.Needed && len(g.starts) == 0:
+	case g.desc.onDemand() && !in.Needed && !g.isAwaited() && g != m.next:
 		if m.over(g, ByTimer); g == m.current {
 			m.rest()
 			m.emit(EventIdle, m.current, "nobody needs it, so it is not restarted")
@@ -208,6 +226,11 @@ func (m *Machine) fired(g *generation, in Fired) {
 	default:
 		m.launch(g, ByTimer)
 	}
+}
+
+// isAwaited reports whether somebody waits for a process of the generation.
+func (g *generation) isAwaited() bool {
+	return slices.ContainsFunc(slices.Concat(g.starts, g.ready), func(r Request) bool { return r != 0 })
 }
 
 // over says that nothing of a generation runs, nor will.

@@ -27,7 +27,7 @@ const (
 	Replaced
 	// Stopping: it is being ended and does not come back.
 	Stopping
-	// BackingOff: its process has ended, and the next one is due.
+	// BackingOff: its process has ended or could not be started, and the next one is due.
 	BackingOff
 	// GivenUp: its processes have ended too often. It rests until somebody starts it.
 	GivenUp
@@ -130,7 +130,7 @@ var Table = []Row{
 	{one(Wanted), ByTurn, "", Starting},
 
 	{one(Starting), ByLaunch, "its process runs", Started},
-	{one(Starting), ByLaunch, "it could not be started, and is tried again", BackingOff},
+	{one(Starting), ByLaunch, "it could not be started, and is tried again; or its program is still open for writing", BackingOff},
 	{one(Starting), ByLaunch, "it could not be started too often", GivenUp},
 	{one(Starting), ByLaunch, "it could not be started, and its policy rules out another start, or it is a replacement", Over},
 	{unready, ByReadiness, "", Serving},
@@ -148,7 +148,7 @@ var Table = []Row{
 	{[]Phase{Starting, Started, Adopted, Serving, Lost, Failing}, ByReplacement, "the newer one is ready", Replaced},
 	{[]Phase{Starting, Started}, ByReplacement, "it is the newer one, and was refused or took too long", Stopping},
 	{one(Lost), ByReplacement, "the newer one did not become ready", Failing},
-	{[]Phase{BackingOff, GivenUp}, ByReplacement, "the newer one is ready", Over},
+	{[]Phase{BackingOff, GivenUp}, ByReplacement, "the newer one is ready, or it is the newer one and took too long", Over},
 
 	{append(exiting[:len(exiting):len(exiting)], Starting), ByStop, "", Stopping},
 	{[]Phase{Starting, Started, Ready, Serving, Lost, Failing}, ByClose, "it does not survive, or is not up", Stopping},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -79,6 +80,9 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	var err error
 	if text := word("error"); text != "" {
 		err = errors.New(strings.ReplaceAll(text, "-", " "))
+	}
+	if word("error") == "busy" {
+		err = syscall.ETXTBSY
 	}
 	ref, r := Ref(number("of")), Request(number("for"))
 	kinds := map[string]TimerKind{"pause": Pause, "settle": Settle, "ready-by": ReadyBy}

@@ -79,7 +79,7 @@ var phaseMeanings = map[Phase]string{
 	Failing:    "It is unfit, and is being stopped for a restart.",
 	Replaced:   "A newer one has replaced it, and it is being stopped.",
 	Stopping:   "It is being stopped for good.",
-	BackingOff: "Its process has ended, and the next start is scheduled.",
+	BackingOff: "Its process has ended or could not be started, and the next start is scheduled.",
 	GivenUp:    "Its processes have ended too often. It waits until somebody starts it.",
 	Idle:       "It has no process, and is started when somebody needs it.",
 	Surviving:  "Its host has ended and left it running.",

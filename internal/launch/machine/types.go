@@ -71,6 +71,8 @@ const (
 	EventReady EventKind = "ready"
 	// EventBackoff: the process of a launched plugin has ended or could not be started; it is restarted after a pause.
 	EventBackoff EventKind = "backoff"
+	// EventBusy: the program of a launched plugin is open for writing; it is started when it is closed.
+	EventBusy EventKind = "busy"
 	// EventFailed: a launched plugin could not be started and is not retried, exited too often and is given up, or its replacement did not
 	// become ready.
 	EventFailed EventKind = "failed"

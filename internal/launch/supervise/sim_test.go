@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -85,7 +86,7 @@ type world struct {
 	acted           time.Time
 	restarts        []time.Time
 	needed          bool
-	demands         int // that are not answered
+	awaited         int // starts, replacements and demands that are not answered
 	events          map[machine.EventKind]int
 	ready           int // processes that became ready for the first time
 }
@@ -127,7 +128,7 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 		w.phases[ref] = step.To
 		w.say("%d: %s → %s, %s", ref, step.From, step.To, step.On)
 		woken := step.From == machine.Idle && step.On == machine.ByDemand || step.From == machine.BackingOff && step.On == machine.ByTimer
-		if woken && step.To == machine.Starting && w.cfg.policy.Restart == machine.OnDemand && !w.needed && w.demands == 0 {
+		if woken && step.To == machine.Starting && w.cfg.policy.Restart == machine.OnDemand && !w.needed && w.awaited == 0 && !w.replaces(ref) {
 			w.fail("a start that nobody needs")
 		}
 		if !slices.ContainsFunc(machine.Table, func(r machine.Row) bool { return r.Has(step) }) {
@@ -135,6 +136,16 @@ func newWorld(seed uint64, taken map[machine.Transition]bool) *world {
 		}
 	})
 	return w
+}
+
+// replaces reports whether a generation is to replace one that runs or is to run.
+func (w *world) replaces(ref machine.Ref) bool {
+	for other, phase := range w.phases {
+		if other < ref && (phase <= machine.Lost || phase == machine.BackingOff) {
+			return true
+		}
+	}
+	return false
 }
 
 func (w *world) say(format string, args ...any) {
@@ -166,6 +177,9 @@ func (w *world) launch(ctx context.Context, _ machine.Ref, cfg config) (supervis
 	}
 	if !w.calm && w.OneIn(6) {
 		return nil, errFault
+	}
+	if !w.calm && w.OneIn(6) {
+		return nil, syscall.ETXTBSY
 	}
 	return w.begin(cfg), nil
 }

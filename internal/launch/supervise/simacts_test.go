@@ -137,10 +137,8 @@ func (w *world) act() {
 }
 
 func (w *world) demand() {
-	w.demands++
 	w.ask("demand", func(done func(error)) func(error) {
 		return w.unit.Demand(func(err error) {
-			w.demands--
 			if err == nil && !slices.ContainsFunc(w.alive(), func(p *proc) bool { return !p.told }) {
 				w.fail("a demand is answered, and no process runs")
 			}
@@ -155,6 +153,9 @@ func (w *world) ask(what string, ask func(done func(error)) func(error)) func(er
 	w.say("%s", what)
 	w.asked++
 	w.acted = w.Now()
+	if what != "stop" && what != "remove" {
+		w.awaited++
+	}
 	once, halts := false, w.halts
 	withdraw := ask(func(err error) {
 		w.say("%s is answered: %v", what, err)
@@ -167,6 +168,9 @@ func (w *world) ask(what string, ask func(done func(error)) func(error)) func(er
 		}
 		once = true
 		w.answered++
+		if what != "stop" && what != "remove" {
+			w.awaited--
+		}
 	})
 	return func(err error) {
 		if withdraw(err); !once {
