@@ -317,7 +317,8 @@ type privateDir struct {
 }
 
 func makePrivateDir() (privateDir, error) {
-	parent := tempDir()
+	const random = "4294967295"
+	parent := sock.TempDir(len("/" + dirPrefix + random + "/" + socketName))
 	removeStale(parent)
 	for {
 		// gofail: var hostPrivateDir struct{}
@@ -339,14 +340,6 @@ func makePrivateDir() (privateDir, error) {
 }
 
 func (d privateDir) remove() error { return errors.Join(os.RemoveAll(d.path), d.lock.Close()) }
-
-func tempDir() string {
-	const random = "4294967295"
-	if dir := os.TempDir(); len(filepath.Join(dir, dirPrefix+random, socketName)) <= maxPath {
-		return dir
-	}
-	return "/tmp"
-}
 
 func removeStale(parent string) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*")) // the pattern is well-formed

@@ -65,7 +65,8 @@ func newBench(target Target, options Options) (_ *bench, err error) {
 			return nil, err
 		}
 	}
-	if b.base, err = os.MkdirTemp("", "pbverify"); err != nil {
+	const room = 64 // for the longest path of a socket in it
+	if b.base, err = os.MkdirTemp(sock.TempDir(room), "pbverify"); err != nil {
 		return nil, err
 	}
 	defer func() {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 const defaultPatience = 20 * time.Second
@@ -40,7 +41,8 @@ type session struct {
 // run runs one case on a handler of its own, and then makes sure that nothing is left of it.
 func run(config Config, c testCase) error {
 	// The directory of a test may be too deep for the path of a socket.
-	dir, err := os.MkdirTemp("", "handlertest")
+	const room = 64
+	dir, err := os.MkdirTemp(sock.TempDir(room), "handlertest")
 	if err != nil {
 		return err
 	}

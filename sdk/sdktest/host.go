@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins/boltstate"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -44,7 +45,8 @@ type running struct {
 // started.
 func NewHost(t testing.TB, types ...string) *Host {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "sdk") // t.TempDir is too long for sockets
+	const room = 64                                     // for the longest path of a socket in it
+	dir, err := os.MkdirTemp(sock.TempDir(room), "sdk") // t.TempDir is too long for sockets
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,6 +27,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/host/goplugin"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
 )
 
@@ -117,7 +118,7 @@ func (c *Client) start() error {
 	if err != nil {
 		return err
 	}
-	if c.dir, err = os.MkdirTemp("", "pbplugin"); err != nil {
+	if c.dir, err = os.MkdirTemp(sock.TempDir(room), "pbplugin"); err != nil {
 		return err
 	}
 	c.runtime, err = patchbay.New(patchbay.Config{
@@ -153,6 +154,9 @@ type configured struct {
 func (c configured) DialOptions(endpoint string) []grpc.DialOption {
 	return append(c.Connections.DialOptions(endpoint), c.options...)
 }
+
+// room is how much longer than the path of the temporary directory those of the plugin's sockets are, at most.
+const room = 70
 
 // startTimeout is how long a life of the plugin may take until it is registered.
 func (c *Client) startTimeout() time.Duration { return max(c.config.StartTimeout, defaultStart) }

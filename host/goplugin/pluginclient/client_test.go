@@ -437,3 +437,15 @@ func TestManaged(t *testing.T) {
 		t.Error("it starts after Kill")
 	}
 }
+
+// TestLongTempDir: a plugin is reached however long the path of the directory for temporary files is.
+func TestLongTempDir(t *testing.T) {
+	const length = 150
+	dir := t.TempDir()
+	dir = filepath.Join(dir, strings.Repeat("d", length-len(dir)-1))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", dir)
+	dispense(t, newClient(t, config("serve")))
+}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // The commands of this program that run [Host], with the arguments PLUGIN-DIR STATE CONTROL-SOCKET, and [Plugin], with its own.
@@ -32,7 +33,8 @@ const timeout = time.Minute
 // Run shows the demo and writes what happens to out. It ends early, with an error, if ctx ends or a step fails. When it returns, no
 // process that it started runs and no file that it made exists.
 func Run(ctx context.Context, out io.Writer) (err error) {
-	dir, err := os.MkdirTemp("", "patchbay-demo-")
+	const room = 64 // for the longest path of a socket in it
+	dir, err := os.MkdirTemp(sock.TempDir(room), "patchbay-demo-")
 	if err == nil {
 		dir, err = filepath.Abs(dir) // TMPDIR may be relative, and plugins announce where they serve
 	}
