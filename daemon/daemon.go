@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
+	"github.com/patchbay-dev/patchbay/internal/launch/process"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -90,6 +91,7 @@ func (d *Daemon) Run(ctx context.Context) (err error) {
 		"handlers", d.config.handlers())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	go process.ReapAdopted(ctx)
 	d.reloads.begin(a)
 	leaveFleet := a.fleet.join(ctx, a.seen.publisher, a.runtime.Registry(), a.seen, d.fleetRules.judgeAgain)
 	control := d.serve(ctx, l, a, &parts, cancel)

@@ -56,7 +56,7 @@ func startProgram(what *Spec, v1 []string, attr *os.ProcAttr) (proc *os.Process,
 	}
 	// All other errors mean that there are no keyrings here: a filter of system calls that refuses them refuses them to the program, too.
 	err = within(v1, func() (err error) {
-		proc, err = os.StartProcess(what.Path, what.Args, attr)
+		proc, err = startChild(func() (*os.Process, error) { return os.StartProcess(what.Path, what.Args, attr) })
 		return err
 	})
 	return proc, err

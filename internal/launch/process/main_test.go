@@ -50,6 +50,7 @@ type hosting struct {
 	Close            bool // closes the group at the end of its standard input, and ends
 	Adopt            bool
 	Odd              string // how an unusual parent has started it
+	First            bool   // it is the first process of a namespace, for which the daemon's reaping is on
 }
 
 // said is what a child says in one line.
@@ -147,6 +148,9 @@ func (h *hosting) start(line *said) *Group {
 		h.become()
 	case odd:
 		beOdd()
+	}
+	if h.First {
+		beFirst()
 	}
 	g := NewGroup(Config{Cgroup: h.Cgroup, StateDir: h.StateDir, Remove: h.Remove})
 	say := func(p *Process, adopted bool) {

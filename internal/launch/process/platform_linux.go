@@ -276,11 +276,14 @@ func startHelper(role string, stdin *os.File) (*os.Process, exit, error) {
 	// gofail: var processWatchdog string
 	// return nil, exit{}, fmt.Errorf("execute this program again as %s: %s", helperName+role, processWatchdog)
 	pidfd := -1
-	proc, err := os.StartProcess("/proc/self/exe", []string{helperName + role}, &os.ProcAttr{
+	attr := &os.ProcAttr{
 		// The collector runs often, which is cheap on so little.
 		Env:   []string{helperEnv + "=" + role, "GOMAXPROCS=1", "GOGC=20"},
 		Files: []*os.File{stdin, nil, nil},
 		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
+	}
+	proc, err := startChild(func() (*os.Process, error) {
+		return os.StartProcess("/proc/self/exe", []string{helperName + role}, attr)
 	})
 	if err != nil {
 		return nil, exit{}, fmt.Errorf("execute this program again as %s: %w", helperName+role, err)

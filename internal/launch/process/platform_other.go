@@ -125,5 +125,8 @@ func (c *plain) wait() error {
 	return err
 }
 
+// ReapAdopted does nothing: this process is never the parent of those that it did not start.
+func ReapAdopted(context.Context) {}
+
 // MayChangeUser says whether processes can be started as other users, and ended, which only root can.
 func MayChangeUser() bool { return os.Geteuid() == 0 }

@@ -163,7 +163,9 @@ func (e exit) await() {
 // wait waits for a child that has ended. The mode of the descriptor is shared with the one in its os.Process, which blocks.
 func (e exit) wait(proc *os.Process) (*os.ProcessState, error) {
 	_ = sock.Control(e.pidfd, func(fd int) error { return unix.SetNonblock(fd, false) })
-	return proc.Wait()
+	state, err := proc.Wait()
+	forgetChild(proc.Pid)
+	return state, err
 }
 
 // signalGroup is PIDFD_SIGNAL_PROCESS_GROUP: the signal goes to the group that has the process' ID, even if the process itself is gone.
