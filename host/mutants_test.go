@@ -96,3 +96,58 @@ func TestCloseWhileLaunching(t *testing.T) {
 		}
 	}
 }
+
+// TestWaitingChecksOutliveAPlugin: what a plugin was not asked yet waits for its next process when this one ends, unless this one has not even
+// said hello.
+func TestWaitingChecksOutliveAPlugin(t *testing.T) {
+	for name, test := range map[string]struct{ greeted, waits bool }{
+		"greeted": {greeted: true, waits: true}, "never greeted": {},
+	} {
+		p := NewAdmissionPlugin(t.Context(), newHost(t), []string{"/bin/true"})
+		s := newSession(p)
+		s.greeted = test.greeted
+		sent, waiting := &Promise{pin: pin("sent"), id: 1}, &Promise{pin: pin("waiting")}
+		p.mu.Lock()
+		p.session, s.open[sent.id] = s, sent
+		p.sent.push(sent)
+		p.waiting.push(waiting)
+		p.mu.Unlock()
+		p.finish(s, ErrCrashed)
+		if err := sent.Wait(t.Context()); !errors.Is(err, ErrCrashed) {
+			t.Errorf("%s: what was sent: %v", name, err)
+		}
+		p.mu.Lock()
+		waits := p.waiting.Len() == 1 && p.waiting.first() == waiting && !waiting.resolved
+		p.mu.Unlock()
+		if waits != test.waits {
+			t.Errorf("%s: the check that was not sent waits: %t", name, waits)
+		}
+	}
+}
+
+// TestUnneededPluginIsForgotten: a host knows the admission plugins that are in use, and no others.
+func TestUnneededPluginIsForgotten(t *testing.T) {
+	h := newHost(t)
+	p := NewAdmissionPlugin(t.Context(), h, []string{"/bin/true"})
+	known := func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		_, is := h.admissions[p]
+		return is
+	}
+	if !h.admits(p) || !known() {
+		t.Fatal("the host does not know a plugin that is in use")
+	}
+	p.mu.Lock()
+	p.waiting.push(&Promise{pin: pin("waiting")})
+	p.mu.Unlock()
+	if !p.needed() || !known() {
+		t.Error("a plugin for which a check waits is not needed, or not known")
+	}
+	p.mu.Lock()
+	p.waiting.Remove(p.waiting.Front())
+	p.mu.Unlock()
+	if p.needed() || known() {
+		t.Error("a plugin for which no check waits is needed, or known")
+	}
+}
