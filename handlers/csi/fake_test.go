@@ -17,8 +17,10 @@ import (
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/patchbay-dev/patchbay/internal/leaktest"
+	"github.com/patchbay-dev/patchbay/sdk"
 )
 
 // patience is how long a test waits for what should happen at once before it fails.
@@ -27,7 +29,13 @@ const patience = 2 * time.Minute
 // socketEnv makes the test binary a driver on the socket that is its value.
 const socketEnv = "PATCHBAY_TEST_CSI_SOCKET"
 
+// readyEnv makes the test binary a launched driver, which is ready when there is a file with the name that is its value.
+const readyEnv = "PATCHBAY_TEST_CSI_READY"
+
 func TestMain(m *testing.M) {
+	if file := os.Getenv(readyEnv); file != "" {
+		os.Exit(beLaunched(file))
+	}
 	if socket := os.Getenv(socketEnv); socket != "" {
 		os.Exit(beDriver(socket))
 	}
@@ -49,6 +57,22 @@ func beDriver(socket string) int {
 	}()
 	fmt.Println("serving")
 	_ = g.Serve(listener) // ends with Stop
+	return 0
+}
+
+// beLaunched is the main function of a driver that a host launches.
+func beLaunched(ready string) int {
+	f := newFake()
+	f.probe = func(context.Context) (*csipb.ProbeResponse, error) {
+		_, err := os.Stat(ready)
+		return &csipb.ProbeResponse{Ready: wrapperspb.Bool(err == nil)}, nil
+	}
+	if err := sdk.Serve(context.Background(), sdk.Plugin{
+		Type: registerapi.CSIPlugin, Name: driverName, Versions: versions, Register: f.register,
+	}); err != nil {
+		fmt.Println(err)
+		return 1
+	}
 	return 0
 }
 
