@@ -4,16 +4,136 @@ import (
 	"context"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
+	hosting "github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/pluginwatcher"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
+
+// TestRefuses checks that New refuses what could only fail later.
+func TestRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for name, change := range map[string]func(*patchbay.Config){
+		"no directory":         func(c *patchbay.Config) { c.PluginDirs = nil },
+		"an empty directory":   func(c *patchbay.Config) { c.PluginDirs = append(c.PluginDirs, "") },
+		"a directory twice":    func(c *patchbay.Config) { c.PluginDirs = append(c.PluginDirs, dir) },
+		"a nested directory":   func(c *patchbay.Config) { c.PluginDirs = append(c.PluginDirs, dir+"/a") },
+		"a deprecated one":     func(c *patchbay.Config) { c.DeprecatedPluginDir = dir + "/a" },
+		"MaxDepth":             func(c *patchbay.Config) { c.MaxDepth = -1 },
+		"MaxSockets":           func(c *patchbay.Config) { c.MaxSockets = -1 },
+		"MaxUserDirs":          func(c *patchbay.Config) { c.MaxUserDirs = -1 },
+		"MaxDirs":              func(c *patchbay.Config) { c.MaxDirs = -1 },
+		"UnreachableGrace":     func(c *patchbay.Config) { c.UnreachableGrace = -1 },
+		"a timeout":            func(c *patchbay.Config) { c.Timeouts.Dial = -1 },
+		"a timeout of a type":  func(c *patchbay.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"T": {Handler: -1}} },
+		"a timeout of no type": func(c *patchbay.Config) { c.TypeTimeouts = map[string]reconciler.Timeouts{"T/x": {}} },
+		"a bound of text":      func(c *patchbay.Config) { c.Bounds.Text = -1 },
+		"a bound of plugins":   func(c *patchbay.Config) { c.Bounds.TotalPlugins = -1 },
+		"a dispenser":          func(c *patchbay.Config) { c.Dispensers = map[string]dynamicplugins.PluginDispenser{"T": nil} },
+		"a dispenser of a type": func(c *patchbay.Config) {
+			c.RegistryOptions = []dynamicplugins.Option{dynamicplugins.WithConnDispenser("T", nil)}
+		},
+		"a service URL":   func(c *patchbay.Config) { c.Host.ServiceURL = "\xff" },
+		"an unknown user": func(c *patchbay.Config) { c.Trust.Owners.Users = []string{"no such user"} },
+		"an admission of nobody": func(c *patchbay.Config) {
+			c.Admission = func(*hosting.Host) (plugin.AdmissionPlugin, error) { return nil, nil } //nolint:nilnil // the case itself
+		},
+	} {
+		cfg := patchbay.Config{PluginDirs: []string{dir}}
+		change(&cfg)
+		if _, err := patchbay.New(cfg); err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+	}
+	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{dir}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rt.SetTimeouts(reconciler.Timeouts{Notify: -1}, nil); err == nil {
+		t.Error("SetTimeouts accepted a negative timeout")
+	}
+	for name, add := range map[string]func(){
+		"a nil handler": func() { rt.AddHandler("T", nil) },
+		"no type":       func() { rt.AddHandler("", patchbay.AcceptHandler()) },
+		"a slash":       func() { rt.AddHandler("T/x", patchbay.AcceptHandler()) },
+	} {
+		if !panics(add) {
+			t.Errorf("AddHandler accepted %s", name)
+		}
+	}
+}
+
+func panics(do func()) (did bool) {
+	defer func() { did = recover() != nil }()
+	do()
+	return false
+}
+
+// TestOrder calls every method before Run, in use and after it, and with contexts that have ended: each returns.
+func TestOrder(t *testing.T) {
+	rt, err := patchbay.New(patchbay.Config{PluginDirs: []string{t.TempDir()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	name := patchbay.PluginName{Type: "T", Name: "foo"}
+	all := func() {
+		rt.AddHandler("T", patchbay.AcceptHandler())
+		rt.RemoveHandler("T")
+		rt.RemoveHandler("none")
+		rt.Reconsider()
+		rt.Publish(reconciler.Event{})
+		rt.Plugins()
+		rt.PluginsNamed("")
+		rt.Refusals()
+		rt.Conditions()
+		rt.LastEvents(-1)
+		rt.LaunchedAs("")
+		for range rt.Events(ended, -1) {
+		}
+		if _, err := rt.PastEvents(); err != nil {
+			t.Error(err)
+		}
+		if err := rt.SetTimeouts(reconciler.Timeouts{}, nil); err != nil {
+			t.Error(err)
+		}
+		for call, err := range map[string]error{
+			"WaitForPlugins": rt.WaitForPlugins(ended, name), "WaitForPlugins without a name": rt.WaitForPlugins(t.Context(), patchbay.PluginName{}),
+			"Retry": rt.Retry("T", "foo"), "ReleaseName": rt.ReleaseName(ended, "T", "foo"), "Set": rt.Launcher().Set([]launcher.Plugin{{}}),
+		} {
+			if err == nil {
+				t.Errorf("%s: no error", call)
+			}
+		}
+	}
+	all()
+	ctx, stop := context.WithCancel(t.Context())
+	ran := make(chan error, 1)
+	go func() { ran <- rt.Run(ctx) }()
+	<-rt.Ready()
+	all()
+	if err := rt.Run(ctx); err == nil {
+		t.Error("a second Run was accepted")
+	}
+	stop()
+	if err := <-ran; err != nil {
+		t.Error(err)
+	}
+	all()
+	if err := rt.Check(t.Context()); err == nil {
+		t.Error("a runtime that does not run answers")
+	}
+}
 
 // failing is a storage whose first save does not return.
 type failing struct {
@@ -38,7 +158,9 @@ func TestCallbacks(t *testing.T) {
 				PluginDirs:    []string{dir},
 				State:         &failing{fail: fail},
 				ClientTimeout: func(string, string) *time.Duration { return nil },
-				Dispensers:    map[string]dynamicplugins.PluginDispenser{"T": func(*dynamicplugins.PluginInfo) (any, error) { fail(); return nil, nil }},
+				Dispensers: map[string]dynamicplugins.PluginDispenser{
+					"T": func(*dynamicplugins.PluginInfo) (any, error) { fail(); return "", nil },
+				},
 				Observer: patchbay.Observer{
 					Event: func(reconciler.Event) { fail() }, Attempt: func(reconciler.Attempt) { fail() }, Refused: func(trust.Reason) { fail() },
 					Dispense: func(string, error) { fail() }, FileEventsLost: fail, Resync: fail, CallsLimited: func(string) { fail() },

@@ -115,7 +115,7 @@ func New(cfg Config) (*Runtime, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	cfg.Observer = cfg.Observer.guarded(cfg.Logger)
-	if err := cmp.Or(cfg.absolute(), regular.Check(cfg.EventsPath)); err != nil {
+	if err := cmp.Or(cfg.absolute(), cfg.validate()); err != nil {
 		return nil, fmt.Errorf("cannot create a plugin runtime: %w", err)
 	}
 	trusted, err := trust.New(cfg.Trust)
@@ -199,9 +199,26 @@ func (c *Config) absolute() error {
 	return nil
 }
 
+// validate checks what is not checked by those who get it.
+func (c *Config) validate() error {
+	if slices.Contains(c.PluginDirs, "") {
+		return errors.New("one of Config.PluginDirs is empty")
+	}
+	if err := regular.Check(c.EventsPath); err != nil {
+		return err
+	}
+	return pipeline.Config{
+		Dirs: c.PluginDirs, DeprecatedDir: c.DeprecatedPluginDir,
+		MaxDepth: c.MaxDepth, MaxSockets: c.MaxSockets, MaxUserDirs: c.MaxUserDirs, MaxDirs: c.MaxDirs,
+		Reconciler: reconciler.Config{
+			Timeouts: c.Timeouts, TypeTimeouts: c.TypeTimeouts, Bounds: c.Bounds, UnreachableGrace: c.UnreachableGrace,
+		},
+	}.Validate()
+}
+
 // AddHandler makes h the handler of a plugin type. It may be called at any time; plugins waiting for the handler are registered at once. A
 // plugin without a handler is refused (or ignored, with Config.IgnoreUnhandled), and if it is remembered from before a restart it is
-// forgotten. So add handlers before Run where possible.
+// forgotten. So add handlers before Run where possible. AddHandler panics if h is nil or pluginType is empty or has a slash.
 func (rt *Runtime) AddHandler(pluginType string, h cache.PluginHandler) {
 	rt.watcher.AddHandler(pluginType, h)
 }
@@ -211,10 +228,10 @@ func (rt *Runtime) RemoveHandler(pluginType string) {
 	rt.watcher.RemoveHandler(pluginType)
 }
 
-// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. It may be called at any time. The
-// Runtime owns the map afterwards.
-func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) {
-	rt.watcher.SetTimeouts(all, byType)
+// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. It may be called at any time. If a
+// timeout is negative it returns an error and changes nothing.
+func (rt *Runtime) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) error {
+	return rt.watcher.SetTimeouts(all, byType)
 }
 
 // Reconsider immediately retries every plugin that was refused or failed. Call it after the rules have changed, for example those of a

@@ -27,6 +27,9 @@ func TestDesiredStateOfWorld(t *testing.T) {
 	if err := dsw.AddOrUpdatePlugin(""); err == nil || err.Error() != "socket path is empty" {
 		t.Errorf("an empty path: %v", err)
 	}
+	if dsw.MoveSocket("", cache.Socket{Path: "/a"}) == nil || dsw.MoveSocket("/a", cache.Socket{}) == nil {
+		t.Error("MoveSocket accepted an empty path")
+	}
 	for _, path := range []string{"/c", "/a", "/b"} {
 		if err := dsw.AddOrUpdatePlugin(path); err != nil {
 			t.Fatal(err)

@@ -106,19 +106,23 @@ func (d *Desired) now() time.Time {
 }
 
 // MoveSocket states that the socket at one path is now at another: the same appearance in a new place. It is a no-op if there is none at
-// from.
-func (d *Desired) MoveSocket(from string, to Socket) {
+// from. An empty path is an error.
+func (d *Desired) MoveSocket(from string, to Socket) error {
+	if from == "" || to.Path == "" {
+		return errSocketPathEmpty
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	info, ok := d.sockets[from]
 	if !ok || from == to.Path {
-		return
+		return nil
 	}
 	delete(d.sockets, from)
 	moved := *info
 	moved.SocketPath, moved.FoundInDeprecatedDir = to.Path, to.Deprecated
 	d.sockets[to.Path] = &moved
 	d.notify(from, to.Path)
+	return nil
 }
 
 // RemovePlugin implements [DesiredStateOfWorld].

@@ -71,7 +71,12 @@ func (c *Catalogue) Lookup(name string) (p Plugin, found bool) {
 }
 
 // Index returns where the plugin with a name stood in the list that [New] was given, for those who say what is wrong with it.
-func (c *Catalogue) Index(name string) int { return c.plugins[name].index }
+func (c *Catalogue) Index(name string) int {
+	if c == nil {
+		return 0
+	}
+	return c.plugins[name].index
+}
 
 // List returns all plugins, sorted by name.
 func (c *Catalogue) List() []Plugin {

@@ -254,6 +254,17 @@ func FuzzQuantities(f *testing.F) {
 	})
 }
 
+// TestNil checks that the nil catalogue is one without plugins, for every method.
+func TestNil(t *testing.T) {
+	var none *Catalogue
+	if _, found := none.Lookup("a"); found || none.Index("a") != 0 || none.List() != nil {
+		t.Error("the nil catalogue has a plugin")
+	}
+	if c := Diff(none, none); len(c.Added)+len(c.Removed)+len(c.Changed) > 0 {
+		t.Errorf("the nil catalogue differs from itself: %v", c)
+	}
+}
+
 func TestUsable(t *testing.T) {
 	var plugins []Plugin
 	for _, name := range []string{"a", "b", "a", "c"} {

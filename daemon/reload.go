@@ -152,7 +152,7 @@ func (d *Daemon) reload() (changed []string, err error) {
 	d.fleetRules.use(next.Fleet.Serve.Allow)
 	r.running.fleet.reload(next.Fleet.Offers)
 	d.timeouts.set(next.ClientTimeouts)
-	runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)
+	d.warn(runtime.SetTimeouts(next.Timeouts, next.TypeTimeouts)) // Validate has checked them
 	// Their plugins are still being deregistered: they have to bear that.
 	if err := closeHandlers(r.running.exchange(added, removed)); err != nil {
 		d.log.Error("cannot close a plugin handler", "error", err)

@@ -2,6 +2,8 @@ package dynamicplugins
 
 import (
 	"cmp"
+	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -98,11 +100,29 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *Store
 		r.originals[ptype] = dispenserOf{plain: dispenser}
 	}
 	for _, option := range options {
-		option(r)
+		if option != nil {
+			option(r)
+		}
 	}
 	r.dispensers.Store(&r.originals)
 	r.feed = feed.New(feed.Config[*PluginUpdateEvent]{Resync: r.resync})
 	return r
+}
+
+// checkConfig returns an error if a dispenser is nil, has no plugin type, or the timeout is negative.
+func (r *Store) checkConfig() error {
+	for ptype, dispenser := range r.originals {
+		switch {
+		case ptype == "":
+			return errors.New("there is a plugin dispenser without a plugin type")
+		case dispenser.plain == nil && dispenser.conn == nil:
+			return fmt.Errorf("the plugin dispenser for type %s is nil", ptype)
+		}
+	}
+	if r.confirmTimeout < 0 {
+		return fmt.Errorf("the time to wait for a confirmation is negative: %v", r.confirmTimeout)
+	}
+	return nil
 }
 
 // Shutdown implements [Registry].

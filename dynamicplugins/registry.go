@@ -1,6 +1,7 @@
 package dynamicplugins
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -81,11 +82,11 @@ const (
 )
 
 // NewRegistry makes a registry with the state in the storage, which may be nil, and a dispenser for each plugin type. If the state
-// cannot be loaded, every method that can fail returns that error, nothing is saved, and the channels of subscribers are closed; Open
+// cannot be loaded or a dispenser is nil, every method that can fail returns that error, nothing is saved, and the channels of subscribers are closed; Open
 // returns the error instead.
 func NewRegistry(state StateStorage, dispensers map[string]PluginDispenser) Registry {
 	r := newRegistry(dispensers, nil)
-	if r.unusable = r.load(state); r.unusable != nil {
+	if r.unusable = cmp.Or(r.checkConfig(), r.load(state)); r.unusable != nil {
 		r.feed.Close() // no event will ever come
 	}
 	return r
@@ -94,7 +95,7 @@ func NewRegistry(state StateStorage, dispensers map[string]PluginDispenser) Regi
 // Open is NewRegistry with options and an error.
 func Open(state StateStorage, dispensers map[string]PluginDispenser, options ...Option) (*Store, error) {
 	r := newRegistry(dispensers, options)
-	if err := r.load(state); err != nil {
+	if err := cmp.Or(r.checkConfig(), r.load(state)); err != nil {
 		return nil, err
 	}
 	return r, nil

@@ -78,8 +78,11 @@ type Dialer struct {
 	pool   *pool
 }
 
-// NewDialer returns a dialer, which connects to nothing yet. The caller calls Close.
+// NewDialer returns a dialer, which connects to nothing yet. The caller calls Close. It panics if the configuration has no Find.
 func NewDialer(config DialerConfig) *Dialer {
+	if config.Find == nil {
+		panic("fleet: DialerConfig.Find is nil")
+	}
 	return &Dialer{config: config, pool: newPool(config.Credentials, config.Called)}
 }
 

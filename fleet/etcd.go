@@ -61,6 +61,8 @@ func (e Etcd) Validate() error {
 		}
 	}
 	switch {
+	case e.Timeout < 0:
+		return fmt.Errorf("the timeout of requests to etcd is negative: %v", e.Timeout)
 	case secure > 0 && secure < len(e.Endpoints):
 		return errors.New("some etcd endpoints have TLS and others do not: use https:// for all")
 	case secure == 0 && cmp.Or(e.CA, e.Cert, e.Key, e.ServerName) != "":

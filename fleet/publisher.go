@@ -138,6 +138,12 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	config.MinInterval = cmp.Or(config.MinInterval, defaultMinInterval)
 	config.Spread = cmp.Or(config.Spread, defaultSpread)
 	config.Logger = cmp.Or(config.Logger, slog.New(slog.DiscardHandler))
+	if config.Local == nil {
+		return nil, errors.New("cannot publish the node: PublisherConfig.Local is nil")
+	}
+	if min(config.MinInterval, config.Spread) < 0 {
+		return nil, errors.New("cannot publish the node: MinInterval or Spread is negative; use 0 for the default")
+	}
 	err := errors.Join(config.Space.Validate(), ValidateNode(config.Node), ValidateTimes(config.Presence, config.Retention),
 		ValidateLabels(config.Labels), regular.Check(config.InstanceFile))
 	if err != nil {

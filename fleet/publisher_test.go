@@ -188,12 +188,17 @@ func TestRefuses(t *testing.T) {
 		"use at most 253":       {Node: strings.Repeat("a", 254)},
 		"namespace \"a b\"":     {Node: "a", Space: Space{Namespace: "a b"}},
 		"at least 2s":           {Node: "a", Presence: time.Second},
+		"MinInterval or Spread": {Node: "a", MinInterval: -1},
+		"or Spread is negative": {Node: "a", Spread: -1},
 		"longer than presence,": {Node: "a", Presence: time.Minute, Retention: time.Minute},
 	} {
 		config.Local = newFakeLocal()
 		if _, err := newPublisher(newFake(), defaultTimeout, config); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want %q", config, err, want)
 		}
+	}
+	if _, err := newPublisher(newFake(), defaultTimeout, PublisherConfig{Node: "a"}); err == nil {
+		t.Error("a publisher of nothing was accepted")
 	}
 	for want, e := range map[string]Etcd{
 		"no etcd endpoint":      {},
@@ -204,6 +209,7 @@ func TestRefuses(t *testing.T) {
 		"settings for TLS":      {Endpoints: []string{"http://a:1"}, CA: "ca.crt"},
 		"needs its key":         {Endpoints: []string{"https://a:1"}, Cert: "a.crt"},
 		"needs a password":      {Endpoints: []string{"https://a:1"}, User: "a"},
+		"is negative: -1ns":     {Endpoints: []string{"https://a:1"}, Timeout: -1},
 		"no such file":          {Endpoints: []string{"https://a:1"}, CA: "/nowhere/ca.crt"},
 	} {
 		if _, err := Connect(e); err == nil || !strings.Contains(err.Error(), want) {

@@ -129,6 +129,12 @@ func (h *Host) launchWith(ctx context.Context, spec Spec, advice string) (*Plugi
 	return p, nil
 }
 
+// Validate returns an error if [Host.Launch] would refuse the description whatever is on this machine.
+func (s Spec) Validate() error {
+	_, err := s.check()
+	return err
+}
+
 // check says what is wrong with a description, and gives its path and protocol the one form.
 func (s *Spec) check() (granted grants, err error) {
 	if s.Protocol, err = s.Protocol.orDefault(); err != nil {
@@ -142,6 +148,11 @@ func (s *Spec) check() (granted grants, err error) {
 	}
 	if s.PluginSocket != "" {
 		if s.PluginSocket, err = filepath.Abs(s.PluginSocket); err != nil {
+			return nil, err
+		}
+	}
+	if s.SHA256 != "" {
+		if _, err = exe.ParseDigest(s.SHA256); err != nil {
 			return nil, err
 		}
 	}

@@ -3,6 +3,8 @@ package launcher
 import (
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/host"
 )
 
 // TestGrace: a plugin gets SIGTERM before it is killed, whatever its calls behind a front take of the time that it has.
@@ -25,7 +27,7 @@ func TestGrace(t *testing.T) {
 // TestLimited: what is not given to calls through fronts is told.
 func TestLimited(t *testing.T) {
 	var told []string
-	l := New(Config{Limited: func(uid uint32, reason string, first bool) {
+	l := New(Config{Host: &host.Host{}, Limited: func(uid uint32, reason string, first bool) {
 		if first && uid == 60001 {
 			told = append(told, reason)
 		}

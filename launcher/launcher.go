@@ -27,12 +27,14 @@ import (
 
 // Config is what a [Launcher] works with.
 type Config struct {
+	// Host starts the processes. It is required.
 	Host *host.Host
 	// Dir is the plugin directory in which plugins that serve get their sockets. It is recreated if it is removed.
 	Dir string
 	// Admit is asked before each start whether the program may run; see [host.Spec]. Nil: every program may.
 	Admit func(ctx context.Context, pin plugin.Pin) error
 	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or an error if it was refused or ctx ended.
+	// It is required for plugins that serve.
 	AwaitRegistered func(ctx context.Context, socket string) error
 	// Announced says as what the plugin behind a socket was registered last. May be nil.
 	Announced func(socket string) (said Announcement, known bool)
@@ -68,8 +70,11 @@ type Launcher struct {
 	work sync.WaitGroup
 }
 
-// New returns a launcher that launches nothing yet.
+// New returns a launcher that launches nothing yet. It panics if the Config has no Host.
 func New(cfg Config) *Launcher {
+	if cfg.Host == nil {
+		panic("launcher: Config.Host is nil")
+	}
 	if cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}

@@ -230,11 +230,21 @@ func (l *Launcher) check(p Plugin) error {
 			p.Name)
 	case len(p.Args) == 0 || p.Args[0] == "":
 		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
+	case p.Upgrade < UpgradeSideBySide || p.Upgrade > UpgradeHandover || p.Restart.Restart < RestartAlways || p.Restart.Restart > RestartNever:
+		return fmt.Errorf("cannot launch plugin %s: its Upgrade (%d) or its Restart (%d) is none of the constants of package launcher",
+			p.Name, p.Upgrade, p.Restart.Restart)
+	case p.Serve && l.cfg.AwaitRegistered == nil:
+		return fmt.Errorf("cannot launch plugin %s: it must serve, and the launcher has no AwaitRegistered", p.Name)
+	case min(p.StopTimeout, p.Idle, p.Restart.MinBackoff, p.Restart.MaxBackoff, p.Restart.Window, p.Restart.Healthy) < 0:
+		return fmt.Errorf("cannot launch plugin %s: its StopTimeout, its Idle or a duration of its Restart is negative", p.Name)
 	case min(p.Health.Interval, p.Health.Timeout) < 0 || p.Health.Misses < 0:
 		return fmt.Errorf("cannot launch plugin %s: the Interval, Timeout and Misses of its Health must not be below zero", p.Name)
 	case p.Survive && l.cfg.Host.StateDir == "":
 		return fmt.Errorf("cannot launch plugin %s: it must survive its host, which has no directory to remember it in: set the "+
 			"StateDir of the host", p.Name)
+	}
+	if err := p.Spec.Validate(); err != nil {
+		return fmt.Errorf("cannot launch plugin %s: %w", p.Name, err)
 	}
 	return nil
 }

@@ -53,8 +53,11 @@ func absolute(path string) string {
 }
 
 // AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
-// registered at once.
+// registered at once. It panics if the handler is nil or the type is not one.
 func (w *Watcher) AddHandler(pluginType string, handler PluginHandler) {
+	if handler == nil {
+		w.AddCacheHandler(pluginType, nil)
+	}
 	w.AddCacheHandler(pluginType, adapt(handler))
 }
 

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"errors"
 	"net/url"
 	"strings"
 
@@ -110,7 +109,7 @@ func routed(md metadata.MD, key string) (string, error) {
 	}
 	value, err := url.PathUnescape(values[0])
 	if err != nil {
-		return "", status.Errorf(codes.Unimplemented, "the metadata key %s is not percent-encoded: %v", key, errors.Unwrap(err))
+		return "", status.Errorf(codes.Unimplemented, "the metadata key %s is not percent-encoded: %v", key, err)
 	}
 	return value, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/judged"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/trust"
@@ -263,7 +264,22 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 	if refusal := d.refusal.Load(); err != nil && refusal != nil {
 		return registration, refusal
 	}
+	if err == nil {
+		if err = checkRoles(registration.Roles); err != nil {
+			r.logError(r.call("DeRegisterPlugin", func() error { h.DeRegisterPlugin(plugin.Name); return nil }))
+		}
+	}
 	return registration, err
+}
+
+// checkRoles returns an error if a handler has named a role that cannot be the type of a plugin. An empty role is none.
+func checkRoles(roles []string) error {
+	for _, role := range roles {
+		if role != "" && (!foreign.IsType(role) || !foreign.Printable(role)) {
+			return fmt.Errorf("its handler gave it the role %q: a role must have printable characters and no slash", role)
+		}
+	}
+	return nil
 }
 
 // endpointDialer connects a handler to the endpoint of a plugin.

@@ -2,10 +2,12 @@ package reconciler_test
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
@@ -27,6 +29,16 @@ func TestCallbacks(t *testing.T) {
 		w.serve("/b", "foo", nil)
 		w.expectCalls("validate foo /b.api", "register foo /b.api")
 	})
+	for _, role := range []string{"a/b", "a\x1b"} {
+		bubble(t, fmt.Sprintf("the role %q", role), reconciler.Config{}, func(t *testing.T, w *world) {
+			w.r.SetHandler("T", finder{w.handler, cache.Registration{Roles: []string{role}}})
+			w.serve("/a", "foo", nil)
+			w.expectCalls("validate foo /a.api", "register foo /a.api", "deregister foo")
+			if s := w.status("/a"); s.State != reconciler.StateRefused {
+				t.Errorf("the plugin is %+v", s)
+			}
+		})
+	}
 	for name, callback := range map[string]func(){"panics": func() { panic("oops") }, "ends its goroutine": runtime.Goexit} {
 		bubble(t, "Admit "+name, reconciler.Config{Admit: func(context.Context, reconciler.Instance) error {
 			callback()

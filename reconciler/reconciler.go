@@ -134,10 +134,10 @@ func (r *Reconciler) timeouts(ptype string) Timeouts {
 	return longest
 }
 
-// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. The caller must not change the map
-// afterwards.
+// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. [CheckTimeouts] says
+// what they may be.
 func (r *Reconciler) SetTimeouts(all Timeouts, byType map[string]Timeouts) {
-	r.limits.Store(&timeoutTable{all: all.or(defaultTimeouts), byType: byType})
+	r.limits.Store(&timeoutTable{all: all.or(defaultTimeouts), byType: maps.Clone(byType)})
 }
 
 // SetHandler makes h the handler for a plugin type. Plugins of that type which wait for one register at once; those of a

@@ -3,12 +3,14 @@ package reconciler
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -102,6 +104,44 @@ var defaultTimeouts = Timeouts{Dial: time.Second, GetInfo: 5 * time.Second, Noti
 type timeoutTable struct {
 	all    Timeouts
 	byType map[string]Timeouts
+}
+
+// check returns an error if a timeout is negative.
+func (t Timeouts) check() error {
+	if min(t.Dial, t.GetInfo, t.Notify, t.Handler) < 0 {
+		return fmt.Errorf("a timeout is negative: %+v; use 0 for the default", t)
+	}
+	return nil
+}
+
+// CheckTimeouts returns an error if a timeout is negative, or a text is not a plugin type.
+func CheckTimeouts(all Timeouts, byType map[string]Timeouts) error {
+	if err := all.check(); err != nil {
+		return err
+	}
+	for ptype, t := range byType {
+		if !foreign.IsType(ptype) || !foreign.Printable(ptype) {
+			return fmt.Errorf("%q is not a plugin type: it must have printable characters, at least one, and no slash", ptype)
+		}
+		if err := t.check(); err != nil {
+			return fmt.Errorf("type %s: %w", ptype, err)
+		}
+	}
+	return nil
+}
+
+// Validate returns an error if a timeout, a bound or a period is negative.
+func (c Config) Validate() error {
+	b := c.Bounds
+	switch {
+	case min(b.Text, b.Versions, b.UserBytes, b.TotalBytes, b.UserPlugins, b.TotalPlugins) < 0:
+		return fmt.Errorf("one of the Bounds is negative: %+v; use 0 for the default", b)
+	case c.UnreachableGrace < 0:
+		return fmt.Errorf("UnreachableGrace is negative: %v", c.UnreachableGrace)
+	case c.Walks < 0:
+		return fmt.Errorf("Walks is negative: %d; use 0 for the default", c.Walks)
+	}
+	return CheckTimeouts(c.Timeouts, c.TypeTimeouts)
 }
 
 // or fills zero values from other.

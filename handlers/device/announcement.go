@@ -26,14 +26,21 @@ const (
 )
 
 // CheckDirs says whether there can be sockets where a handler with these directories makes some, both of which it needs for plugins that
-// register the older way: their paths must not be too long for those who connect. The error names the path that is.
+// register the older way: neither directory contains the other, and the paths are not too long for those who connect. The error names what
+// is wrong.
 func CheckDirs(socketDir, pluginDir string) error {
+	socketDir, socketErr := filepath.Abs(socketDir)
+	pluginDir, pluginErr := filepath.Abs(pluginDir)
+	if err := cmp.Or(socketErr, pluginErr); err != nil {
+		return err
+	}
+	for _, dirs := range [][2]string{{socketDir, pluginDir}, {pluginDir, socketDir}} {
+		if rel, err := filepath.Rel(dirs[0], dirs[1]); err == nil && filepath.IsLocal(rel) {
+			return fmt.Errorf("directory %s contains directory %s: name two that lie apart", dirs[0], dirs[1])
+		}
+	}
 	const many = "zzzzzz.sock" // the name of a later announcement than any handler makes
 	for _, path := range []string{filepath.Join(socketDir, kubeletSocket), filepath.Join(pluginDir, boardDir, many)} {
-		path, err := filepath.Abs(path)
-		if err != nil {
-			return err
-		}
 		if len(path) > sock.MaxPath {
 			return fmt.Errorf("the socket %s has %d bytes, and the path of a socket may have %d: choose a shorter directory", path, len(path),
 				sock.MaxPath)

@@ -85,11 +85,14 @@ var (
 // New returns a handler that has loaded the allocations of its store, and serves kubelet.sock if it has a SocketDir. The caller closes it.
 // An error says that the store cannot be read or that kubelet.sock cannot be served; it wraps sock.ErrInUse if another process serves it.
 func New(config Config) (*Handler, error) {
-	config.CallTimeout = cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout)
-	config.ListTimeout = cmp.Or(max(config.ListTimeout, 0), defaultListTimeout)
-	config.MaxDevices = cmp.Or(max(config.MaxDevices, 0), defaultMaxDevices)
-	config.MaxTotalDevices = cmp.Or(max(config.MaxTotalDevices, 0), defaultMaxTotalDevices)
-	config.MaxResources = cmp.Or(max(config.MaxResources, 0), defaultMaxResources)
+	if err := config.check(); err != nil {
+		return nil, fmt.Errorf("cannot create a handler for device plugins: %w", err)
+	}
+	config.CallTimeout = cmp.Or(config.CallTimeout, defaultCallTimeout)
+	config.ListTimeout = cmp.Or(config.ListTimeout, defaultListTimeout)
+	config.MaxDevices = cmp.Or(config.MaxDevices, defaultMaxDevices)
+	config.MaxTotalDevices = cmp.Or(config.MaxTotalDevices, defaultMaxTotalDevices)
+	config.MaxResources = cmp.Or(config.MaxResources, defaultMaxResources)
 	h := &Handler{
 		config: config, log: cmp.Or(config.Logger, slog.New(slog.DiscardHandler)), store: config.Store,
 		resources: map[string]*resource{}, changed: make(chan struct{}),
@@ -113,6 +116,19 @@ func New(config Config) (*Handler, error) {
 		return nil, fmt.Errorf("cannot create a handler for device plugins: %w", err)
 	}
 	return h, nil
+}
+
+func (c Config) check() error {
+	if min(c.CallTimeout, c.ListTimeout) < 0 || min(c.MaxDevices, c.MaxTotalDevices, c.MaxResources) < 0 {
+		return errors.New("a timeout or a bound is negative: use 0 for the default")
+	}
+	if c.SocketDir == "" {
+		return nil
+	}
+	if c.PluginDir == "" {
+		return errors.New("plugins that register the older way have to be announced in a plugin directory; set PluginDir")
+	}
+	return CheckDirs(c.SocketDir, c.PluginDir)
 }
 
 // Close ends calls in flight and releases all plugins. Allocations stay in the store. The pipeline may still call the handler afterwards.

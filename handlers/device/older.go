@@ -77,9 +77,6 @@ type older struct {
 // serveOlder begins to serve, and announces those plugins again that were in use before and are still there. kubelet.sock is made again, so
 // that plugins notice that somebody else is listening now and register again.
 func (h *Handler) serveOlder(known map[string]endpointRecord) (*older, error) {
-	if h.config.PluginDir == "" {
-		return nil, errors.New("plugins that register the older way have to be announced in a plugin directory; set PluginDir")
-	}
 	dir, err := filepath.Abs(h.config.SocketDir)
 	if err != nil {
 		return nil, err

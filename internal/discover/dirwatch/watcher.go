@@ -107,6 +107,21 @@ type Watcher struct {
 	progress atomic.Uint64
 }
 
+// CheckRoots returns an error if a path is not absolute and clean, or contains another.
+func CheckRoots(paths []string) error {
+	for i, path := range paths {
+		if !filepath.IsAbs(path) || path != filepath.Clean(path) {
+			return fmt.Errorf("the path of a root is not absolute and clean: %q", path)
+		}
+		for _, other := range paths[:i] {
+			if within(path, other) || within(other, path) {
+				return fmt.Errorf("roots %s and %s contain each other: name only the outer one", other, path)
+			}
+		}
+	}
+	return nil
+}
+
 // New checks the configuration. It touches no file.
 func New(cfg Config) (*Watcher, error) {
 	if len(cfg.Roots) == 0 {
@@ -115,16 +130,12 @@ func New(cfg Config) (*Watcher, error) {
 	if cfg.Notify == nil {
 		return nil, errors.New("nobody to tell: Notify is nil")
 	}
+	paths := make([]string, len(cfg.Roots))
 	for i, r := range cfg.Roots {
-		path := r.Path
-		if !filepath.IsAbs(path) || path != filepath.Clean(path) {
-			return nil, fmt.Errorf("the path of a root is not absolute and clean: %q", path)
-		}
-		for _, other := range cfg.Roots[:i] {
-			if within(path, other.Path) || within(other.Path, path) {
-				return nil, fmt.Errorf("roots %s and %s contain each other: name only the outer one", other.Path, path)
-			}
-		}
+		paths[i] = r.Path
+	}
+	if err := CheckRoots(paths); err != nil {
+		return nil, err
 	}
 	if cfg.Trust == nil {
 		cfg.Trust = trusted

@@ -17,6 +17,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -82,7 +83,27 @@ const (
 	EventRecovered reconciler.EventKind = "recovered"
 )
 
-// New returns a Watcher. It does nothing before [Watcher.Run].
+// Validate returns an error if a directory is empty, relative, or contains another, or a bound or a timeout is negative.
+func (c Config) Validate() error {
+	if min(c.MaxDepth, c.MaxSockets, c.MaxUserDirs, c.MaxDirs) < 0 {
+		return errors.New("one of MaxDepth, MaxSockets, MaxUserDirs and MaxDirs is negative: use 0 for the default")
+	}
+	if err := dirwatch.CheckRoots(c.roots()); err != nil {
+		return err
+	}
+	return c.Reconciler.Validate()
+}
+
+// roots returns all directories, the deprecated one last.
+func (c Config) roots() []string {
+	dirs := slices.Clone(c.Dirs)
+	if c.DeprecatedDir != "" {
+		dirs = append(dirs, c.DeprecatedDir)
+	}
+	return dirs
+}
+
+// New returns a Watcher. It does nothing before [Watcher.Run], which fails if the configuration is not valid.
 func New(cfg Config) *Watcher {
 	if cfg.Reconciler.Logger == nil {
 		cfg.Reconciler.Logger = slog.New(slog.DiscardHandler)
@@ -97,18 +118,22 @@ func New(cfg Config) *Watcher {
 		cfg.Launched = func(string) Launch { return nil }
 	}
 	w := &Watcher{
-		cfg: cfg, dirs: slices.Clone(cfg.Dirs), gate: &gate{trust: cfg.Trust, launched: cfg.Launched},
+		cfg: cfg, dirs: cfg.roots(), gate: &gate{trust: cfg.Trust, launched: cfg.Launched},
 		handlers: map[string]cache.PluginHandler{},
 	}
-	if cfg.DeprecatedDir != "" {
-		w.dirs = append(w.dirs, cfg.DeprecatedDir)
-	}
+	w.cfg.Reconciler.TypeTimeouts = maps.Clone(cfg.Reconciler.TypeTimeouts)
 	return w
 }
 
 // AddHandler makes handler the consumer of the plugins of a type. It may be called at any time: plugins that are waiting for it are
-// registered at once.
+// registered at once. It panics if the handler is nil or the type is not one.
 func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
+	if handler == nil {
+		panic("AddHandler: the handler of plugin type " + pluginType + " is nil")
+	}
+	if !foreign.IsType(pluginType) {
+		panic(fmt.Sprintf("AddHandler: %q is not a plugin type", pluginType))
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.handlers[pluginType] = handler
@@ -127,15 +152,19 @@ func (w *Watcher) RemoveHandler(pluginType string) {
 	}
 }
 
-// SetTimeouts takes the place of Timeouts and TypeTimeouts of Config.Reconciler, for every step that begins from now on. Neither is
-// changed afterwards.
-func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) {
+// SetTimeouts takes the place of Timeouts and TypeTimeouts of Config.Reconciler, for every step that begins from now on. With an
+// error nothing changes; see [reconciler.CheckTimeouts].
+func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconciler.Timeouts) error {
+	if err := reconciler.CheckTimeouts(all, byType); err != nil {
+		return err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.cfg.Reconciler.Timeouts, w.cfg.Reconciler.TypeTimeouts = all, byType
+	w.cfg.Reconciler.Timeouts, w.cfg.Reconciler.TypeTimeouts = all, maps.Clone(byType)
 	if w.running != nil {
 		w.running.reconciler.SetTimeouts(all, byType)
 	}
+	return nil
 }
 
 // Reconsider tries at once what waits for its next attempt: what judges plugins has changed.
@@ -282,6 +311,9 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	if w.running != nil {
 		return nil, errors.New("cannot start the plugin watcher: it is already running")
 	}
+	if err := w.cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
+	}
 	p := &pipeline{}
 	var roots []dirwatch.Root
 	for _, dir := range w.dirs {
@@ -338,7 +370,7 @@ func (w *Watcher) take(p *pipeline, u dirwatch.Update) {
 		case !fact.Present:
 			p.desired.RemovePlugin(fact.Path)
 		case fact.MovedFrom != "":
-			p.desired.MoveSocket(fact.MovedFrom, socket)
+			_ = p.desired.MoveSocket(fact.MovedFrom, socket) // neither path is empty
 		default:
 			if err := p.desired.SetSocket(socket); err != nil {
 				w.cfg.Reconciler.Logger.Error("cannot enter a socket into the desired state of the world", "socket", fact.Path, "error", err)

@@ -1,0 +1,69 @@
+package launcher_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/launcher"
+)
+
+// TestRefuses checks that Set refuses what could only fail at a launch, or never would, in use and after Close, and that every method
+// returns when its context has ended.
+func TestRefuses(t *testing.T) {
+	f := newFixture(t)
+	plugin := func(change func(*launcher.Plugin)) launcher.Plugin {
+		p := launcher.Plugin{Spec: host.Spec{Name: "a", Args: []string{"true"}}, Manual: true}
+		change(&p)
+		return p
+	}
+	wrong := map[string]launcher.Plugin{
+		"no name":              plugin(func(p *launcher.Plugin) { p.Name = "" }),
+		"a name with a slash":  plugin(func(p *launcher.Plugin) { p.Name = "a/b" }),
+		"no command":           plugin(func(p *launcher.Plugin) { p.Args = nil }),
+		"Upgrade 99":           plugin(func(p *launcher.Plugin) { p.Upgrade = 99 }),
+		"Upgrade -1":           plugin(func(p *launcher.Plugin) { p.Upgrade = -1 }),
+		"Restart 99":           plugin(func(p *launcher.Plugin) { p.Restart.Restart = 99 }),
+		"Restart -1":           plugin(func(p *launcher.Plugin) { p.Restart.Restart = -1 }),
+		"a negative backoff":   plugin(func(p *launcher.Plugin) { p.Restart.MinBackoff = -1 }),
+		"a negative window":    plugin(func(p *launcher.Plugin) { p.Restart.Window = -1 }),
+		"a negative stop":      plugin(func(p *launcher.Plugin) { p.StopTimeout = -1 }),
+		"a negative idle":      plugin(func(p *launcher.Plugin) { p.Idle = -1 }),
+		"a negative interval":  plugin(func(p *launcher.Plugin) { p.Health.Interval = -1 }),
+		"a negative limit":     plugin(func(p *launcher.Plugin) { p.Limits.Memory = -1 }),
+		"a nil file":           plugin(func(p *launcher.Plugin) { p.ExtraFiles = []*os.File{nil} }),
+		"an unknown protocol":  plugin(func(p *launcher.Plugin) { p.Spec.Protocol = "x" }),
+		"a malformed digest":   plugin(func(p *launcher.Plugin) { p.SHA256 = "x" }),
+		"a NUL in a variable":  plugin(func(p *launcher.Plugin) { p.Env = []string{"A=\x00"} }),
+		"a socket of its own":  plugin(func(p *launcher.Plugin) { p.PluginSocket = "/a" }),
+		"on demand, no server": plugin(func(p *launcher.Plugin) { p.OnDemand = true }),
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, state := range []string{"in use", "after Close"} {
+		for name, p := range wrong {
+			if err := f.Set([]launcher.Plugin{p}); err == nil || errors.Is(err, launcher.ErrProgram) {
+				t.Errorf("%s, %s: the error is %v", state, name, err)
+			}
+		}
+		for call, err := range map[string]error{
+			"Start": f.Start("none"), "Stop": f.Stop("none"), "Restart": f.Restart(ended, "none"),
+		} {
+			if err == nil {
+				t.Errorf("%s, %s of an unknown plugin: no error", state, call)
+			}
+		}
+		f.Close()
+	}
+	if plugins := f.Plugins(); len(plugins) > 0 {
+		t.Errorf("the launcher has %v", plugins)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("New accepted a Config without a Host")
+		}
+	}()
+	launcher.New(launcher.Config{})
+}
