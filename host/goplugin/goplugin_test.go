@@ -234,6 +234,30 @@ func TestLargeAnswer(t *testing.T) {
 	}
 }
 
+// TestRemovedEndpoint: a plugin whose socket a cleaner removes before the first call is called as before.
+func TestRemovedEndpoint(t *testing.T) {
+	for name, upgrade := range map[string]launcher.Upgrade{"side by side": launcher.UpgradeSideBySide, "handover": launcher.UpgradeHandover} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			unit := m.unit("serve", nil)
+			unit.Upgrade = upgrade
+			m.set(unit)
+			s := m.running()
+			dir := filepath.Join(m.dir, map[launcher.Upgrade]string{launcher.UpgradeHandover: ".launched"}[upgrade])
+			sockets, err := filepath.Glob(filepath.Join(dir, ".go-plugin", "*", "plugin*"))
+			if err != nil || len(sockets) != 1 {
+				t.Fatalf("the plugin has the sockets %q, %v", sockets, err)
+			}
+			if err := os.Remove(sockets[0]); err != nil {
+				t.Fatal(err)
+			}
+			if got := m.ask(""); got != fmt.Sprint(s.PID) {
+				t.Errorf("process %s answers, want %d", got, s.PID)
+			}
+		})
+	}
+}
+
 // TestNoConnections: a plugin that could not be reached is not launched.
 func TestNoConnections(t *testing.T) {
 	m := newMachine(t)

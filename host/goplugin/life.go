@@ -63,6 +63,8 @@ type life struct {
 	address  net.Addr // where the plugin says that it serves
 	endpoint string
 	unserve  func()
+	pinning  sync.Mutex // guards pinned
+	pinned   *sock.Pinned
 	// multiplexed and bridge are for a plugin with one multiplexed connection; nil for others.
 	multiplexed *multiplexed
 	bridge      *bridge
@@ -169,23 +171,64 @@ func (l *life) dial(ctx context.Context) (net.Conn, error) {
 		}
 		return new(net.Dialer).DialContext(ctx, network, l.address.String())
 	}
-	if !l.isJudged() {
-		return sock.Dial(ctx, l.endpoint)
-	}
-	uid, err := host.UserID(l.spec.User)
+	socket, err := l.pin()
 	if err != nil {
 		return nil, err
 	}
-	// The number of a process that has ended may be one of the plugin's by now, so the user counts too.
-	conn, peer, err := judged.ByUser(ctx, l.endpoint, uid)
+	conn, err := socket.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if !l.process.Owns(peer.PID) {
-		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
+	if err := l.judge(conn.UnixConn); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return conn, nil
+}
+
+// pin returns the socket that was at the endpoint when it was connected to first. Somebody may remove it afterwards, such as a cleaner of old
+// files, or put something else there.
+func (l *life) pin() (*sock.Pinned, error) {
+	l.pinning.Lock()
+	defer l.pinning.Unlock()
+	select {
+	case <-l.gone:
+		return nil, errEnded
+	default:
+	}
+	if l.pinned == nil {
+		pinned, err := sock.Pin(l.endpoint)
+		if err != nil {
+			return nil, err
+		}
+		l.pinned = pinned
+	}
+	return l.pinned, nil
+}
+
+// unpin releases the socket. The plugin has ended.
+func (l *life) unpin() {
+	l.pinning.Lock()
+	defer l.pinning.Unlock()
+	if l.pinned != nil {
+		_ = l.pinned.Close()
+	}
+}
+
+// judge returns an error for a connection to somebody else's process, if the plugin runs as another user.
+func (l *life) judge(conn *net.UnixConn) error {
+	if !l.isJudged() {
+		return nil
+	}
+	uid, err := host.UserID(l.spec.User)
+	if err != nil {
+		return err
+	}
+	// The number of a process that has ended may be one of the plugin's by now, so the user counts too.
+	peer, err := judged.OfUser(conn, l.endpoint, uid)
+	if err == nil && !l.process.Owns(peer.PID) {
+		err = fmt.Errorf("process %d of user %d serves at %s, where the plugin says that it serves itself", peer.PID, peer.UID, l.endpoint)
+	}
+	return err
 }
 
 // answers asks for the health of the plugin, which the protocol demands to be offered.
@@ -270,6 +313,7 @@ func (l *life) close() {
 	}
 	_ = l.hello.Close()
 	l.client.Kill()
+	l.unpin()
 	l.stdout.close()
 	l.stderr.close()
 	l.uncopy()

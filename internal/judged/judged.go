@@ -39,17 +39,23 @@ func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.P
 	if err != nil {
 		return nil, sock.Peer{}, err
 	}
-	peer, err := sock.PeerOf(conn)
-	switch {
-	case errors.Is(err, errors.ErrUnsupported):
-		return conn, peer, nil
-	case err == nil && peer.UID != uid:
-		err = fmt.Errorf("user %d listens on %s, and the plugin runs as user %d: it must serve its socket itself", peer.UID, path, uid)
-	}
+	peer, err := OfUser(conn, path, uid)
 	if err != nil {
 		return nil, sock.Peer{}, errors.Join(err, conn.Close())
 	}
 	return conn, peer, nil
+}
+
+// OfUser returns who listens at the other end of a connection to a socket, or an error if that is not the user.
+func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Peer, error) {
+	peer, err := sock.PeerOf(conn)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		err = nil
+	case err == nil && peer.UID != uid:
+		err = fmt.Errorf("user %d listens on %s, and the plugin runs as user %d: it must serve its socket itself", peer.UID, path, uid)
+	}
+	return peer, err
 }
 
 // Check says why a connection may not be used. One to something other than a socket whose peer the system knows is the host's own business,

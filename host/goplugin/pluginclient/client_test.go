@@ -131,6 +131,19 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// TestRemovedSocket: a plugin whose socket a cleaner removes is dispensed and called as before.
+func TestRemovedSocket(t *testing.T) {
+	client := newClient(t, config("serve"))
+	address, err := client.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(address.String()); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, client.ID(), func() (string, error) { return dispense(t, client).ask("") })
+}
+
 // kill ends a process with SIGKILL.
 func kill(t *testing.T, pid string) {
 	t.Helper()
