@@ -21,10 +21,10 @@ var (
 )
 
 // mutant is a fault that the product might have.
-type mutant struct{ name, file, old, new string }
+type mutant struct{ name, file, test, old, new string }
 
 // TestMutants has the simulation find each fault of testdata/mutants.txt. The file is read as: a line "== NAME | FILE", lines that say why,
-// "-- old", the text as it is, "-- new", the text as it is in the mutant.
+// "-- old", the text as it is, "-- new", the text as it is in the mutant. With "== NAME | FILE | PACKAGE TEST" that test finds it instead.
 func TestMutants(t *testing.T) {
 	root, err := filepath.Abs("..")
 	if err != nil {
@@ -59,11 +59,23 @@ func TestMutants(t *testing.T) {
 				}
 			}
 			program := filepath.Join(dir, "simulation")
-			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, ".")
+			pkg, test, isTested := strings.Cut(m.test, " ")
+			if !isTested {
+				pkg = "./reconciler"
+			}
+			build := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, pkg)
+			build.Dir = root
 			if out, err := build.CombinedOutput(); err != nil {
 				t.Fatalf("it cannot be built: %v\n%s", err, out)
 			}
-			t.Log(hunt(t, program))
+			if !isTested {
+				t.Log(hunt(t, program))
+				return
+			}
+			out, err := exec.CommandContext(t.Context(), program, "-test.run", "^"+test+"$").CombinedOutput()
+			if err == nil || !strings.Contains(string(out), "--- FAIL: "+test) {
+				t.Errorf("%s does not find it: %v\n%s", test, err, out)
+			}
 		})
 	}
 }
@@ -119,11 +131,12 @@ func readMutants(t *testing.T) (all []mutant) {
 		}
 		title, _, _ := strings.Cut(head, "\n")
 		name, file, _ := strings.Cut(title, " | ")
+		file, test, _ := strings.Cut(file, " | ")
 		before, after, found := strings.Cut(rest, "\n-- new\n")
 		if !found || file == "" {
 			t.Fatalf("%q is no mutant", title)
 		}
-		all = append(all, mutant{name, file, before, strings.TrimRight(after, "\n")})
+		all = append(all, mutant{name, file, test, before, strings.TrimRight(after, "\n")})
 	}
 	return all
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/discover/pace"
 	"github.com/patchbay-dev/patchbay/reconciler"
 	"github.com/patchbay-dev/patchbay/trust"
 )
@@ -29,6 +30,7 @@ type world struct {
 	cfg     reconciler.Config
 	stop    func()
 	handler *recorder
+	pace    pace.Pace // nil for the real one
 
 	mu      sync.Mutex
 	plugins map[string]*plugin // by the path of the socket
@@ -121,7 +123,11 @@ func (w *world) start() {
 			w.note("event %s %s", e.Kind, e.Name)
 		}
 	}
-	r := reconciler.New(cfg)
+	at := w.pace
+	if at == nil {
+		at = pace.Real()
+	}
+	r := reconciler.NewAt(cfg, at)
 	w.r = r
 	r.Audit(func(_ machine.Ref, row machine.Row) {
 		if !inTable(row) {
