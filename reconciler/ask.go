@@ -9,6 +9,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
+	"github.com/patchbay-dev/patchbay/internal/registration"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -264,6 +265,9 @@ func judge(err error) *machine.Failure {
 	}
 	if errors.Is(err, cache.ErrRetry) {
 		return &machine.Failure{Err: err, Kind: machine.Patience}
+	}
+	if _, is := errors.AsType[*registration.NotServedError](err); is {
+		return &machine.Failure{Err: err, Kind: machine.Unserved}
 	}
 	if refusal, is := errors.AsType[*trust.Refusal](err); is {
 		return &machine.Failure{Err: err, Kind: machine.Distrusted, Reason: refusal.Reason}

@@ -3,7 +3,10 @@ package registration
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,10 +55,51 @@ func (c *Client) GetInfo(ctx context.Context, timeout time.Duration) (Info, erro
 	// gofail: var registrationGetInfo string
 	// return Info{}, status.Error(codes.Unavailable, registrationGetInfo)
 	var info registerapi.PluginInfo
-	if err := c.invoke(ctx, timeout, getInfoHeaders, &registerapi.InfoRequest{}, &info); err != nil {
+	err := c.invoke(ctx, timeout, getInfoHeaders, &registerapi.InfoRequest{}, &info)
+	if status.Code(err) == codes.Unimplemented {
+		return Info{}, &NotServedError{Serves: c.serves(ctx, timeout), err: err}
+	}
+	if err != nil {
 		return Info{}, err
 	}
 	return infoOf(&info), nil
+}
+
+// NotServedError is the error of GetInfo if the plugin answers that it has no such method.
+type NotServedError struct {
+	Serves string // a service that it has, if it is a known one
+	err    error
+}
+
+func (e *NotServedError) Error() string {
+	if e.Serves == "" {
+		return fmt.Sprintf("it serves no registration: %v", e.err)
+	}
+	return fmt.Sprintf("it serves %s and no registration; a registrar has to register it", e.Serves)
+}
+
+// Unwrap returns what the plugin answered.
+func (e *NotServedError) Unwrap() error { return e.err }
+
+// others are methods without effects of services that another program, a registrar, registers.
+var others = map[string][]byte{
+	"csi.v1.Identity":      requestHeaders("/csi.v1.Identity/GetPluginInfo"),
+	"v1beta1.DevicePlugin": requestHeaders("/v1beta1.DevicePlugin/GetDevicePluginOptions"),
+}
+
+// serves returns which of the known services that a registrar registers the plugin has; empty for none.
+func (c *Client) serves(ctx context.Context, timeout time.Duration) string {
+	for _, service := range slices.Sorted(maps.Keys(others)) {
+		err := c.invoke(ctx, timeout, others[service], &registerapi.InfoRequest{}, &registerapi.InfoRequest{})
+		switch status.Code(err) {
+		case codes.Unimplemented:
+		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.ResourceExhausted:
+			return "" // it may be the connection that has failed
+		default:
+			return service
+		}
+	}
+	return ""
 }
 
 // ParseInfo decodes an answer to GetInfo that came on another way.

@@ -317,6 +317,8 @@ func (m *Machine) retryLater(in *instance, cause Cause) {
 		wait = min(wait, probeInterval)
 	case in.failure.Kind == Fault && cause == ByDelivery && m.servedBehind(in):
 		wait = behindAnother.At(in.tries, m.Chance)
+	case in.failure.Kind == Unserved:
+		wait = unserved.At(in.tries, m.Chance)
 	}
 	if in.again {
 		in.tries, in.again, wait = 0, false, 0

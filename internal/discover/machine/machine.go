@@ -49,10 +49,11 @@ type Config struct {
 }
 
 // The pauses between attempts. A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the
-// older one its registration.
+// older one its registration. Nor is a program that does not serve the registration: another one of it makes another socket.
 var (
 	usual         = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
 	behindAnother = backoff.Backoff{Min: 30 * time.Second, Max: time.Hour}
+	unserved      = backoff.Backoff{Min: 2 * time.Minute, Max: time.Hour}
 )
 
 // Machine is all instances and lanes, and what is under way. The zero value is of no use; see [New]. It is not safe for concurrent use.
