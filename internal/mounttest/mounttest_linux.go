@@ -1,4 +1,5 @@
-// Package mounttest mounts file systems that do not answer; for tests.
+// Package mounttest mounts file systems that do not answer, for tests: the kernel waits for them forever. It knows nothing of what a test
+// expects of its code then.
 package mounttest
 
 import (

@@ -176,7 +176,6 @@ func (w *Watcher) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		w.progress.Add(1)
 		timer.Reset(time.Until(t.deadline()))
 		var events <-chan event
 		var doubt <-chan struct{}
