@@ -6,13 +6,17 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"runtime/metrics"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
 // maxFuzz is how many bytes a peer sends that reads nothing, so that the acknowledgements still fit into the buffer of its socket.
@@ -175,4 +179,39 @@ func realAnswers(t testing.TB) (first, second []byte) {
 		t.Fatal(err)
 	}
 	return first, r.read
+}
+
+// FuzzParseInfo has a launched plugin introduce itself with anything. What is accepted is what GetInfo would have returned, and no larger
+// than what was said.
+func FuzzParseInfo(f *testing.F) {
+	answer, err := proto.Marshal(&registerapi.PluginInfo{Type: "T", Name: "n", Endpoint: "/e", SupportedVersions: []string{"v1", "v2"}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(answer)
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, said []byte) {
+		info, err := ParseInfo(said)
+		if err != nil {
+			return
+		}
+		size := len(info.Type) + len(info.Name) + len(info.Endpoint) + len(info.Versions)
+		for _, text := range append([]string{info.Type, info.Name, info.Endpoint}, info.Versions...) {
+			if !utf8.ValidString(text) {
+				t.Errorf("%q is accepted as text", text)
+			}
+		}
+		if size > len(said) {
+			t.Errorf("%d bytes became %d", len(said), size)
+		}
+		again, err := proto.Marshal(&registerapi.PluginInfo{
+			Type: info.Type, Name: info.Name, Endpoint: info.Endpoint, SupportedVersions: info.Versions,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if back, err := ParseInfo(again); err != nil || !reflect.DeepEqual(back, info) {
+			t.Errorf("%+v became %+v, %v", info, back, err)
+		}
+	})
 }
