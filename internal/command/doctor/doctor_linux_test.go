@@ -229,9 +229,7 @@ func TestFaultsAreFound(t *testing.T) {
 		"unreadable catalogue: no interpreter": {
 			provoke: func(t *testing.T, s *Subject) {
 				program(t, s, 0o755)
-				if err := os.WriteFile(s.Programs[0].Path, []byte("#!/no/such/interpreter\n"), 0); err != nil {
-					t.Fatal(err)
-				}
+				try(t, os.WriteFile(s.Programs[0].Path, []byte("#!/no/such/interpreter\n"), 0))
 			},
 			check: "catalogue", status: Fail, says: "the interpreter /no/such/interpreter", remedy: "install what is missing",
 		},
@@ -496,13 +494,4 @@ func lock(t *testing.T, path string) {
 	try(t, err)
 	t.Cleanup(func() { f.Close() })
 	try(t, unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB))
-}
-
-// program makes a program of plugin p.
-func program(t *testing.T, s *Subject, mode os.FileMode) {
-	t.Helper()
-	path := filepath.Join(filepath.Dir(s.StatePath), "program")
-	try(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o600))
-	try(t, os.Chmod(path, mode))
-	s.Programs = []Program{{Plugin: "p", Path: path}}
 }

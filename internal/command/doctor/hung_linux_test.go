@@ -31,3 +31,12 @@ func TestHungMount(t *testing.T) {
 		t.Errorf("got %q", wrong)
 	}
 }
+
+// program makes a program of plugin p.
+func program(t *testing.T, s *Subject, mode os.FileMode) {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(s.StatePath), "program")
+	try(t, os.WriteFile(path, []byte("#!/bin/sh\n"), 0o600))
+	try(t, os.Chmod(path, mode))
+	s.Programs = []Program{{Plugin: "p", Path: path}}
+}

@@ -1,10 +1,19 @@
 package process
 
 import (
+	"fmt"
 	"io"
+	"maps"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"unsafe"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
@@ -57,3 +66,242 @@ func TestGraceIsFiveSeconds(t *testing.T) {
 		t.Errorf("SIGKILL is sent after %v, want 5 s", g.Stdin+g.Term)
 	}
 }
+
+const (
+	// oddly has a host started by an unusual parent: it changes what it can of this process and executes the same host again.
+	oddly = "oddly"
+	// realtime is the same with a real-time policy instead of a nice value.
+	realtime = "realtime"
+	// odd is what the host then is.
+	odd = "odd"
+
+	secret = "patchbay-test-secret"
+)
+
+// become makes this process an unusual parent, and never returns.
+func (h *hosting) become() {
+	runtime.LockOSThread()
+	must := func(err error) {
+		if err != nil {
+			panic(err)
+		}
+	}
+	must(takeTerminal())
+	root := os.Geteuid() == 0
+	ignored := [4]uintptr{1} // SIG_IGN
+	for _, sig := range []syscall.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGTSTP} {
+		_, _, errno := syscall.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&ignored)), 0, 8, 0, 0)
+		if errno != 0 {
+			panic(errno)
+		}
+	}
+	var blocked unix.Sigset_t
+	blocked.Val[0] = 1<<(unix.SIGTERM-1) | 1<<(unix.SIGUSR2-1)
+	must(unix.PthreadSigmask(unix.SIG_BLOCK, &blocked, nil))
+	unix.Umask(0)
+	must(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 512, Max: 1024}))
+	must(unix.Prctl(unix.PR_SET_TIMERSLACK, 70_000, 0, 0, 0))
+	_, _, errno := unix.Syscall(unix.SYS_PERSONALITY, 0x0040000, 0, 0) // ADDR_NO_RANDOMIZE
+	if errno != 0 {
+		panic(errno)
+	}
+	var first unix.CPUSet
+	first.Set(0)
+	must(unix.SchedSetaffinity(0, &first))
+	if _, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0); err == nil {
+		_, err = unix.AddKey("user", secret, []byte("of the host"), unix.KEY_SPEC_SESSION_KEYRING)
+		must(err)
+	}
+	nice := 5
+	if root {
+		nice = -5
+		_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-300"), 0) // takes CAP_SYS_RESOURCE, which root may not have
+		_, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, 1, 0, 1<<13|4) // IOPRIO_CLASS_RT
+		if errno != 0 {
+			panic(errno)
+		}
+		must(unix.Setgroups([]int{12321}))
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var sets [2]unix.CapUserData
+		must(unix.Capget(&header, &sets[0]))
+		sets[0].Inheritable |= 1 << unix.CAP_NET_RAW
+		must(unix.Capset(&header, &sets[0]))
+		must(unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_RAISE, unix.CAP_NET_RAW, 0, 0))
+	}
+	switch attr, err := unix.SchedGetAttr(0, 0); {
+	case err != nil:
+		panic(err)
+	case h.Odd == realtime:
+		attr.Policy, attr.Priority = unix.SCHED_RR, 1
+		must(unix.SchedSetAttr(0, attr, 0))
+	default:
+		must(unix.Setpriority(unix.PRIO_PROCESS, 0, nice))
+	}
+	again := *h
+	again.Odd = odd
+	spec := (&role{Host: &again}).spec()
+	panic(syscall.Exec(spec.Path, spec.Args, spec.Env))
+}
+
+// takeTerminal gives this process, which is the leader of a session, a controlling terminal. Both of its ends stay open.
+func takeTerminal() error {
+	terminal, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlSetPointerInt(terminal, unix.TIOCSPTLCK, 0); err != nil {
+		return err
+	}
+	number, err := unix.IoctlGetInt(terminal, unix.TIOCGPTN)
+	if err == nil {
+		_, err = unix.Open(fmt.Sprintf("/dev/pts/%d", number), unix.O_RDWR, 0)
+	}
+	return err
+}
+
+// shows is a process that prints what it has inherited, as a shell sees it, which changes none of it.
+func shows() Spec {
+	const script = `
+exec 2>/dev/null
+of() { while read key value; do [ "$key" = "$1:" ] && echo $value; done </proc/$$/status; }
+read slack </proc/$$/timerslack_ns
+stat=$(cat /proc/$$/stat)
+set -- ${stat#*) }
+tty=none
+(: </dev/tty) && tty=some
+session=its-own
+[ $4 = $$ ] || session=another
+group=its-own
+[ $3 = $$ ] || group=another
+printf '{"PID":%d,"Text":"' $$
+for name in SigIgn SigBlk Umask CapInh CapAmb Groups Cpus_allowed; do
+	printf '%s=%s;' $name "$(of $name)"
+done
+printf 'session=%s;group=%s;terminal=%s;tty=%s;nice=%s;policy=%s;' $session $group $5 $tty ${17} ${39}
+printf 'oom=%s;personality=%s;slack=%s;files=%s/%s;' \
+	$(cat /proc/$$/oom_score_adj) $(cat /proc/$$/personality) $slack $(ulimit -Sn) $(ulimit -Hn)
+printf 'io=%s;dir=%s"}\n' "$(ionice -p $$)" $(pwd -P)
+read end
+`
+	return Spec{Name: "shows", Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}}
+}
+
+// lookForSecret is the part of a process that looks for a key of its host.
+func lookForSecret() string {
+	_, err := unix.KeyctlSearch(unix.KEY_SPEC_SESSION_KEYRING, "user", secret, 0)
+	return "key=" + text(err)
+}
+
+// TestInherited is the list of docs/reference/inheritance.md, with a host that an unusual parent has started.
+func TestInherited(t *testing.T) {
+	usual := map[string]string{
+		"SigIgn": "0000000000000000", "SigBlk": "0000000000000000", "Umask": "0002", "CapInh": "0000000000000000", "CapAmb": "0000000000000000",
+		"Groups": "", "Cpus_allowed": "1", "session": "its-own", "group": "its-own", "terminal": "0", "tty": "none", "nice": "0", "policy": "0",
+		"oom": "0", "personality": "00000000", "slack": "70000", "files": "512/1024", "io": "none: prio 0", "dir": "/",
+	}
+	users := map[string]func(*testing.T) (*syscall.SysProcAttr, map[string]string){
+		"root": func(t *testing.T) (*syscall.SysProcAttr, map[string]string) {
+			needRoot(t)
+			return &syscall.SysProcAttr{}, map[string]string{"Groups": "12321"}
+		},
+		"user": func(t *testing.T) (*syscall.SysProcAttr, map[string]string) {
+			as := asNobody(t)
+			return as, map[string]string{"nice": "5"}
+		},
+	}
+	for name, of := range users {
+		for _, how := range []string{oddly, realtime} {
+			modes(t, func(t *testing.T, cgroup string) {
+				t.Run(name+", "+how, func(t *testing.T) {
+					as, differs := of(t)
+					if how == realtime && (name != "root" || !mayRealtime()) {
+						t.Skip("this user may have no real-time policy here")
+					}
+					want := maps.Clone(usual)
+					maps.Copy(want, differs)
+					if how == realtime {
+						want["slack"] = "0" // of a thread with such a policy
+					}
+					checkInherited(t, hosting{Cgroup: cgroup, Odd: how, Close: true}, as, want)
+				})
+			})
+		}
+	}
+}
+
+func mayRealtime() bool {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := unix.SchedGetAttr(0, 0)
+	if err != nil {
+		return false
+	}
+	attr := *before
+	attr.Policy, attr.Priority = unix.SCHED_RR, 1
+	if unix.SchedSetAttr(0, &attr, 0) != nil {
+		return false
+	}
+	return unix.SchedSetAttr(0, before, 0) == nil
+}
+
+func checkInherited(t *testing.T, h hosting, as *syscall.SysProcAttr, want map[string]string) {
+	t.Helper()
+	as.Setsid = true
+	h.StateDir = t.TempDir()
+	root := as.Credential == nil
+	if !root {
+		for dir := h.StateDir; dir != os.TempDir() && dir != "/"; dir = dir[:strings.LastIndexByte(dir, '/')] {
+			if err := os.Chmod(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	other := func(s *Spec) { s.User = &User{UID: 12345, GID: 23456} }
+	kinds := map[string][]func(*Spec){
+		"own user": nil, "own user, survives": {survives}, "own user, limited": {func(s *Spec) { s.Limits.OpenFiles = 100 }},
+		"other user": {other}, "other user, survives": {other, survives},
+	}
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(kinds)), func(name string) bool { return !root && strings.HasPrefix(name, "other") })
+	for _, name := range names {
+		for _, spec := range []Spec{shows(), (&role{Secret: true}).spec()} {
+			spec.Dir = "/"
+			for _, change := range kinds[name] {
+				change(&spec)
+			}
+			h.Procs = append(h.Procs, spec)
+		}
+	}
+	host := startHostAs(t, h, as)
+	for i, name := range names {
+		want := maps.Clone(want)
+		if strings.HasPrefix(name, "other") {
+			want["Groups"] = ""
+		}
+		if strings.HasSuffix(name, "limited") {
+			want["files"] = "100/100"
+		}
+		shown := map[string]string{}
+		for field := range strings.SplitSeq(host.procs[2*i].Text, ";") {
+			key, value, _ := strings.Cut(field, "=")
+			shown[key] = value
+		}
+		if diff := cmp.Diff(want, shown); diff != "" {
+			t.Errorf("%s: what the process has inherited (-want +got):\n%s", name, diff)
+		}
+		if key := host.procs[2*i+1].Text; key != "key=required key not available" {
+			t.Errorf("%s: the process finds a key of its host: %s", name, key)
+		}
+	}
+	for i := range names {
+		for _, p := range host.procs[2*i : 2*i+2] {
+			if strings.HasSuffix(names[i], "survives") {
+				process(t, p.PID).kill()
+			}
+		}
+	}
+}
+
+func survives(s *Spec) { s.Survive = true }
+
+// beOdd is what a host does to itself.
+func beOdd() { signal.Ignore(unix.SIGPIPE, unix.SIGUSR1) }
