@@ -249,9 +249,11 @@ func reflected(ctx context.Context, conn *grpc.ClientConn) (*reflectionv1.Server
 func TestStartedToSayWhatItIs(t *testing.T) {
 	h, handler := newCounting(t)
 	p := onDemand("serve")
-	p.Announce, p.Idle = launcher.Announcement{}, 20*time.Millisecond
+	p.Announce = launcher.Announcement{}
 	h.set(p)
-	h.until("a registration", func() bool { return h.listed().State != "" })
+	h.until("a registration", func() bool { return h.listed().State == reconciler.StateRegistered })
+	p.Idle = 20 * time.Millisecond // not before: the process would be ended while it is being registered
+	h.set(p)
 	h.idle()
 	h.end()
 	if want := "validate v1beta1; register"; handler.seen() != want {
