@@ -132,6 +132,9 @@ func (b block) runCommands(t *testing.T, in *shell) {
 			}
 			time.Sleep(200 * time.Millisecond) // each look is a process
 		}
+		if strings.Contains(s.command, "--for deregistered") {
+			time.Sleep(time.Second) // as a reader does, who takes longer than this shell: the socket that a dead plugin leaves is tried again
+		}
 	}
 }
 
