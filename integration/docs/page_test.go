@@ -31,6 +31,7 @@ var needs = map[string]string{
 	"machine":          "a machine of its own: its system paths, users or devices",
 	"etcd":             "etcd with its users and certificates",
 	"node":             "Node.js with its packages",
+	"minutes":          "minutes: .ci/run runs the commands",
 }
 
 // pages are the pages for users.

@@ -22,7 +22,7 @@ type shell struct {
 	end   string // precedes the exit code of each command
 }
 
-func newShell(t *testing.T, dir string) *shell {
+func newShell(t *testing.T, dir string, environment []string) *shell {
 	t.Helper()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
@@ -30,7 +30,7 @@ func newShell(t *testing.T, dir string) *shell {
 	}
 	s := &shell{t: t, cmd: exec.Command(bash, "--norc", "--noprofile"), lines: make(chan string), end: "the-exit-code-is:"}
 	s.cmd.Dir = dir
-	s.cmd.Env = userOf(t)
+	s.cmd.Env = environment
 	// What the page starts in the background is in the same process group.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	reader, writer, err := os.Pipe()
