@@ -3,11 +3,14 @@ package csi_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	csipb "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/handlers/csi"
@@ -139,3 +142,64 @@ func TestAnnouncedType(t *testing.T) {
 type nowhere struct{ grpc.ClientConnInterface }
 
 func (nowhere) Invoke(context.Context, string, any, any, ...grpc.CallOption) error { return nil }
+
+// TestAnswersSoon: whatever call of a driver fails at first, and how, the handler waits for it. A wrong answer is final.
+func TestAnswersSoon(t *testing.T) {
+	failures := []error{
+		errors.New("plain"), status.Error(codes.Internal, "i"), status.Error(codes.NotFound, "n"), status.Error(codes.Aborted, "a"),
+	}
+	for name, change := range map[string]func(f *fake, fail func() error){
+		"probe": func(f *fake, fail func() error) {
+			probe := f.probe
+			f.probe = func(ctx context.Context) (*csipb.ProbeResponse, error) { return first(ctx, fail, probe) }
+		},
+		"info": func(f *fake, fail func() error) {
+			info := f.info
+			f.info = func(ctx context.Context) (*csipb.GetPluginInfoResponse, error) { return first(ctx, fail, info) }
+		},
+		"capabilities": func(f *fake, fail func() error) {
+			capabilities := f.capabilities
+			f.capabilities = func(ctx context.Context) (*csipb.GetPluginCapabilitiesResponse, error) {
+				return first(ctx, fail, capabilities)
+			}
+		},
+		"node capabilities": func(f *fake, fail func() error) {
+			nodeCaps := f.nodeCaps
+			nodeError(codes.Unimplemented)(f)
+			f.nodeCaps = func(ctx context.Context) (*csipb.NodeGetCapabilitiesResponse, error) {
+				return first(ctx, fail, nodeCaps)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake()
+			var calls atomic.Int32
+			change(f, func() error {
+				if n := int(calls.Add(1)); n <= len(failures) {
+					return failures[n-1]
+				}
+				return nil
+			})
+			if _, err := register(t, serve(t, f)); err != nil || int(calls.Load()) != len(failures)+1 {
+				t.Errorf("%v after %d calls", err, calls.Load())
+			}
+		})
+	}
+	t.Run("wrong", func(t *testing.T) {
+		t.Parallel()
+		f := newFake()
+		node("", 0, nil)(f)
+		if _, err := register(t, serve(t, f)); err == nil || f.probes.Load() != 1 {
+			t.Errorf("%v after %d probes, want one", err, f.probes.Load())
+		}
+	})
+}
+
+// first calls answer unless the call is to fail.
+func first[T any](ctx context.Context, fail func() error, answer func(context.Context) (*T, error)) (*T, error) {
+	if err := fail(); err != nil {
+		return nil, err
+	}
+	return answer(ctx)
+}

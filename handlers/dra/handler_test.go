@@ -6,11 +6,11 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
-
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/patchbay-dev/patchbay/cache"
@@ -147,4 +147,91 @@ func TestClosed(t *testing.T) {
 	for range h.WatchHealth(t.Context(), driverName) {
 		t.Error("WatchHealth yields something")
 	}
+}
+
+// TestUnprepareFollowsPrepare: a driver that ignores that nobody waits for its answer any more is done with a claim before it is asked to
+// unprepare it. Otherwise the claim stays prepared for nobody.
+func TestUnprepareFollowsPrepare(t *testing.T) {
+	for name, timeout := range map[string]time.Duration{"canceled": patience, "timed out": 50 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			h := newHandler(t, dra.Config{Timeout: 2 * patience})
+			f := newFake("a")
+			called, finish := make(chan struct{}), make(chan struct{})
+			var prepared atomic.Bool
+			f.prepare = func(_ context.Context, r *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
+				close(called)
+				<-finish
+				prepared.Store(true)
+				return f.answer(r), nil
+			}
+			f.unprepare = func(context.Context, *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse, error) {
+				prepared.Store(false)
+				return &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{"1": {}}}, nil
+			}
+			if _, err := h.RegisterPluginContext(t.Context(), driverName, serve(t, f.register).socket, onlyV1, &timeout); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := h.Prepare(ctx, driverName, claim("1"))
+				ended <- err
+			}()
+			receive(t, called)
+			if name == "canceled" {
+				cancel()
+			}
+			if err := receive(t, ended); err == nil {
+				t.Error("Prepare returns nothing wrong")
+			}
+			short, end := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			defer end()
+			_, err := h.Unprepare(short, driverName, claim("1"))
+			close(finish)
+			if err == nil || !strings.Contains(err.Error(), "another call for one of them is running") {
+				t.Errorf("Unprepare while the driver still prepares: %v", err)
+			}
+			for err != nil { // its own timeout is short too
+				_, err = h.Unprepare(t.Context(), driverName, claim("1"))
+			}
+			eventually(t, "the driver has ended", func() bool { return f.calls.Load() >= 2 })
+			if prepared.Load() {
+				t.Error("the claim was unprepared, and is prepared")
+			}
+		})
+	}
+}
+
+// TestCloseEndsAbandonedCalls: a call that nobody waits for, to an instance that is gone, does not outlive the handler.
+func TestCloseEndsAbandonedCalls(t *testing.T) {
+	h := dra.New(dra.Config{Timeout: time.Hour})
+	f := newFake("a")
+	called := make(chan struct{})
+	f.prepare = func(ctx context.Context, _ *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
+		close(called)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	s := serve(t, f.register)
+	register(t, h, s, onlyV1)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := h.Prepare(ctx, driverName, claim("1"))
+		ended <- err
+	}()
+	receive(t, called)
+	cancel()
+	if err := receive(t, ended); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	h.InstanceGone(driverName, s.socket)
+	if s.open.Load() != 1 {
+		t.Error("the call was cut off with its caller")
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the connection is closed", func() bool { return s.open.Load() == 0 })
 }
