@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestDigestOfPipe checks that a pipe in place of a program is an error. Without a writer it would block the daemon for ever.
+// TestDigestOfPipe checks that a pipe in place of a program is an error. Without a writer it would block the daemon.
 func TestDigestOfPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "program")
 	if err := syscall.Mkfifo(path, 0o700); err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestPipes checks that a pipe in place of a file is an error. A pipe without a writer would block a reader for ever.
+// TestPipes checks that a pipe in place of a file is an error. A pipe without a writer would block a reader.
 func TestPipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {

@@ -11,8 +11,8 @@ import (
 	"syscall"
 )
 
-// MaxSize is the size in bytes of the largest file that Read returns.
-const MaxSize = 64 << 20
+// maxSize is the size in bytes of the largest file that Read returns.
+const maxSize = 64 << 20
 
 // errNotRegular is what is wrong with a pipe, a device or a socket.
 var errNotRegular = errors.New("it is not a regular file")
@@ -59,16 +59,16 @@ func CheckFile(file *os.File) error {
 	return err
 }
 
-// Read returns the content of a regular file of at most MaxSize bytes.
+// Read returns the content of a regular file of at most maxSize bytes.
 func Read(path string) ([]byte, error) {
 	file, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, MaxSize+1))
-	if err == nil && len(text) > MaxSize {
-		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", MaxSize)}
+	text, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	if err == nil && len(text) > maxSize {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has more than %d bytes", maxSize)}
 	}
 	if err != nil {
 		return nil, err

@@ -21,8 +21,8 @@ func TestRead(t *testing.T) {
 	defer listener.Close()
 	err = errors.Join(
 		os.WriteFile("file", []byte("text"), 0o600), os.Symlink("file", "link"), os.Mkdir("directory", 0o700), syscall.Mkfifo("pipe", 0o600),
-		os.WriteFile("largest", nil, 0o600), os.Truncate("largest", MaxSize),
-		os.WriteFile("larger", nil, 0o600), os.Truncate("larger", MaxSize+1),
+		os.WriteFile("largest", nil, 0o600), os.Truncate("largest", maxSize),
+		os.WriteFile("larger", nil, 0o600), os.Truncate("larger", maxSize+1),
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestPipe checks that a pipe in place of the file is an error: without a writer it would block the daemon for ever.
+// TestPipe checks that a pipe in place of the file is an error: without a writer it would block the daemon.
 func TestPipe(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "patchbay.yaml")
 	if err := syscall.Mkfifo(file, 0o600); err != nil {
