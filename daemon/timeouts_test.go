@@ -25,6 +25,7 @@ func TestReloadedClientTimeouts(t *testing.T) {
 	}
 	defer runtime.Registry().Shutdown()
 	d.reloads.begin(&assembly{runtime: runtime, guard: testGuard("c"), handlers: newHandlerSet(handlerNeeds{})})
+	close(d.ready)
 	for want := range time.Duration(2) {
 		if got := d.timeouts.of("T", "n"); got == nil || *got != want+1 {
 			t.Errorf("got %v, want %v", got, want+1)
