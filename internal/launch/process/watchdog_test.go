@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -129,6 +130,9 @@ func TestHostIsKilled(t *testing.T) {
 func TestHostsGroupIsSignalled(t *testing.T) {
 	for _, sig := range []syscall.Signal{unix.SIGINT, unix.SIGHUP, unix.SIGTERM, unix.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
+			if signal.Ignored(sig) {
+				notTested(t, "a host that this signal ends", "this process was started to ignore it, as by nohup")
+			}
 			h := startHost(t, hosting{}, &role{Stay: true, Deaf: true, Children: []*role{{Stay: true, Setsid: true}}})
 			all, watchdog := h.everyone(t), watchdogOf(t, h.pid())
 			if err := unix.Kill(-h.pid(), sig); err != nil {
