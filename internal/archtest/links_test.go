@@ -192,9 +192,11 @@ func TestEveryModuleIsTested(t *testing.T) {
 	for _, module := range append(modules, nested...) {
 		dir := filepath.Dir(module)
 		tests, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
-		if err != nil {
+		below, belowErr := filepath.Glob(filepath.Join(dir, "*", "*_test.go"))
+		if err := errors.Join(err, belowErr); err != nil {
 			t.Fatal(err)
 		}
+		tests = append(tests, below...)
 		name, err := filepath.Rel(root, dir)
 		if err != nil {
 			t.Fatal(err)
