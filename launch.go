@@ -57,8 +57,8 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		Host:  h,
 		Admit: mayRun,
 		Dir:   cmp.Or(append(slices.Clone(cfg.PluginDirs), cfg.DeprecatedPluginDir)...),
-		AwaitRegistered: func(ctx context.Context, socketPath string) error {
-			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered)
+		AwaitRegistered: func(ctx context.Context, socketPath string, refused func(error)) error {
+			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered, refused)
 		},
 		Announced: rt.announced,
 		Observe:   rt.observeLauncher,

@@ -73,7 +73,7 @@ func TestChangedProgramIsNotLaunched(t *testing.T) {
 	was := p.SHA256
 	p.SHA256 = strings.Repeat("0", 64)
 	h.set(p)
-	h.until("giving up", func() bool { return h.unit().State == launcher.StateFailed })
+	h.until("the wait for another program", func() bool { return h.unit().State == launcher.StateBlocked })
 	if s := h.unit(); s.PID != 0 || !strings.Contains(s.LastError, was) || !strings.Contains(s.LastError, p.SHA256) {
 		t.Errorf("it is %+v, want an error with both digests", s)
 	}

@@ -122,13 +122,13 @@ func TestReplacementThatEndsSaysWhy(t *testing.T) {
 	before := h.running("registration")
 	for behaviour, why := range map[string]string{"crash": "the flux is empty", "quit": "ended by itself", "": "no such file"} {
 		bad := launchable(behaviour)
-		bad.ReadyTimeout = 10 * patience
+		bad.StartTimeout = 10 * patience
 		bad.Restart = launcher.RestartPolicy{MinBackoff: 10 * patience}
 		if behaviour == "" {
 			bad.Args = []string{filepath.Join(t.TempDir(), "nothing")}
 		}
 		h.set(bad)
-		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().LastError, why) })
+		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().ReplacementError, why) })
 		if s := h.unit(); s.PID != before.PID {
 			t.Errorf("it is %+v, want process %d as before", s, before.PID)
 		}

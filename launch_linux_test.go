@@ -230,9 +230,9 @@ func TestBadReplacementLeavesTheOldOne(t *testing.T) {
 	before := h.running("registration")
 	for _, behaviour := range []string{"crash", "mute"} {
 		bad := launchable(behaviour)
-		bad.ReadyTimeout = time.Second
+		bad.StartTimeout = time.Second
 		h.set(bad)
-		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().LastError, launcher.ErrReplacement.Error()) })
+		h.until("the failure of the replacement", func() bool { return strings.Contains(h.unit().ReplacementError, launcher.ErrReplacement.Error()) })
 		if s := h.unit(); s.PID != before.PID || s.State != launcher.StateRunning {
 			t.Errorf("after a replacement that is %s it is %+v, want process %d as before", behaviour, s, before.PID)
 		}

@@ -286,7 +286,7 @@ func TestFailedStartIsTheCallersError(t *testing.T) {
 	other := onDemand("serve")
 	other.Env = append(other.Env, nameEnv+"=other")
 	mute := onDemand("mute")
-	mute.ReadyTimeout = 200 * time.Millisecond
+	mute.StartTimeout = 200 * time.Millisecond
 	for name, test := range map[string]struct {
 		plugin launcher.Plugin
 		why    string
@@ -309,7 +309,7 @@ func TestFailedStartIsTheCallersError(t *testing.T) {
 			}
 			h.until("rest", func() bool { // nobody needs it
 				s := h.unit().State
-				return s == launcher.StateIdle || s == launcher.StateFailed
+				return s == launcher.StateIdle || s == launcher.StateFailed || s == launcher.StateBlocked
 			})
 		})
 	}

@@ -98,7 +98,7 @@ func TestRecreationThatFails(t *testing.T) {
 		t.Error(err)
 	}
 	mute := launchable("mute")
-	mute.Upgrade, mute.ReadyTimeout = p.Upgrade, time.Second // then it is the turn of the next
+	mute.Upgrade, mute.StartTimeout = p.Upgrade, time.Second // then it is the turn of the next
 	h.set(mute)                                              // the replacement begins
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

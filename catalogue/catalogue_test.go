@@ -129,6 +129,7 @@ func TestRefused(t *testing.T) {
 		`health.misses: it must be above zero`:                                    func(p *Plugin) { p.Health.Misses = 0 },
 		`restart.limit: it must be above zero`:                                    func(p *Plugin) { p.Restart.Limit = 0 },
 		`restart.window: it must be above zero`:                                   func(p *Plugin) { p.Restart.Window = 0 },
+		`startTimeout: it must be above zero`:                                     func(p *Plugin) { p.StartTimeout = 0 },
 		`stopTimeout: it must be above zero`:                                      func(p *Plugin) { p.StopTimeout = 0 },
 		`logRate: it must be above zero`:                                          func(p *Plugin) { p.LogRate = -1 },
 	} {

@@ -47,6 +47,9 @@ type Plugin struct {
 	// Upgrade says how a new process takes the place of an old one: the old one ends when the new one is registered, when the new one serves
 	// behind a socket that stays, or before the new one is started.
 	Upgrade Upgrade `json:"upgrade" enum:"side-by-side,handover,recreate"`
+	// StartTimeout is how long a process that serves may take from its start until it is registered. One that takes longer is stopped, which
+	// counts as a failure; if it is to replace another one, that keeps running.
+	StartTimeout time.Duration `json:"startTimeout"`
 	// StopTimeout is how long the process may take to stop when asked to, before it is killed.
 	StopTimeout time.Duration `json:"stopTimeout"`
 	// Survive lets the process outlive the daemon, to be adopted by the next one.
@@ -168,6 +171,7 @@ func (p *Plugin) SetDefaults() {
 	p.Upgrade = UpgradeSideBySide
 	p.Start = StartAuto
 	p.Idle = 5 * time.Minute
+	p.StartTimeout = time.Minute
 	p.StopTimeout = 5 * time.Second
 	p.Health = Health{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3}
 	p.Restart = Restart{

@@ -91,6 +91,7 @@ func (p *Plugin) problems(index int) []error {
 	check(p.Health.Timeout >= minCheck, "health.timeout", "it must not be shorter than %v", minCheck)
 	check(p.Health.Misses > 0, "health.misses", "it must be above zero")
 	p.checkStart(check)
+	check(p.StartTimeout > 0, "startTimeout", "it must be above zero")
 	check(p.StopTimeout > 0, "stopTimeout", "it must be above zero")
 	check(p.LogRate >= 0, "logRate", "it must be above zero")
 	return found

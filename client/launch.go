@@ -24,8 +24,10 @@ type Launched struct {
 	// Restarts counts the automatic restarts since its last deliberate start or restart.
 	Restarts  int        `json:"restarts"`
 	NextStart *time.Time `json:"nextStart"`
-	// LastError says how its last process ended, or why its last replacement failed.
+	// LastError says how its last process ended, or why its process is not ready.
 	LastError string `json:"lastError"`
+	// ReplacementError says why its last replacement failed, until another one succeeds or somebody starts or stops it.
+	ReplacementError string `json:"replacementError"`
 	// Metadata are those of its entry in the catalogue.
 	Metadata map[string]string `json:"metadata"`
 }
@@ -96,7 +98,7 @@ func launchedOf(p *patchbayv1.LaunchedPlugin) Launched {
 	return Launched{
 		Name: p.GetName(), State: p.GetState(), Since: timeOf(p.GetSince()), PID: int(p.GetPid()), SocketPath: p.GetSocketPath(),
 		Health: p.GetHealth(), Restarts: int(p.GetRestarts()), NextStart: timeOf(p.GetNextStart()), LastError: p.GetLastError(),
-		Metadata: p.GetMetadata(),
+		Metadata: p.GetMetadata(), ReplacementError: p.GetReplacementError(),
 	}
 }
 

@@ -135,6 +135,8 @@ type Configuration struct {
 type Reloaded struct {
 	// Changed are the keys whose values changed, in order, for example "log.level"; empty if nothing did.
 	Changed []string `json:"changed"`
+	// NotReplaced says why processes of changed plugins could not be replaced; empty if all were. The configuration is in force nevertheless.
+	NotReplaced []string `json:"notReplaced"`
 }
 
 // Goal is what [Client.Wait] waits for.

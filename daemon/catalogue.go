@@ -75,8 +75,8 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 			Restart:     policy,
 			Health:      launcher.Health(p.Health),
 			Upgrade:     upgrades[p.Upgrade],
-			StopTimeout: p.StopTimeout,
-			LogRate:     p.LogRate,
+			StopTimeout: p.StopTimeout, StartTimeout: p.StartTimeout,
+			LogRate: p.LogRate,
 		})
 	}
 	return plugins

@@ -38,7 +38,7 @@ func TestToLaunch(t *testing.T) {
 			Spec: host.Spec{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", NoNewPrivs: true},
 		},
 	}
-	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StopTimeout", "LogRate", "Idle")
+	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StartTimeout", "StopTimeout", "LogRate", "Idle")
 	if diff := cmp.Diff(want, toLaunch(c, nil), unrelated); diff != "" {
 		t.Error(diff)
 	}

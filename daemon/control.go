@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -17,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/internal/nearest"
+	"github.com/patchbay-dev/patchbay/launcher"
 )
 
 // source is the part of a [patchbay.Runtime] that the control API shows.
@@ -185,13 +187,28 @@ func (c *control) Reload(
 	changed, err := c.reload(ctx)
 	switch {
 	case err == nil:
-		return connect.NewResponse(&patchbayv1.ReloadResponse{Changed: validAll(changed)}), nil
+		failed := c.awaitReplacements(ctx, changed)
+		return connect.NewResponse(&patchbayv1.ReloadResponse{Changed: validAll(changed), NotReplaced: validAll(failed)}), nil
 	case errors.Is(err, errStopping):
 		return nil, connect.NewError(connect.CodeUnavailable, errStopping)
 	case ctx.Err() != nil:
 		return nil, ended(ctx)
 	}
 	return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New(valid(err.Error())))
+}
+
+// awaitReplacements waits until the processes are replaced whose plugins a reload has changed, and returns why any could not be.
+func (c *control) awaitReplacements(ctx context.Context, changed []string) (failed []string) {
+	for _, key := range changed {
+		name, isPlugin := strings.CutPrefix(key, "plugins.")
+		if !isPlugin {
+			continue
+		}
+		if err := c.launched.AwaitReplacement(ctx, name); err != nil && !errors.Is(err, launcher.ErrUnknown) { // or it was removed
+			failed = append(failed, err.Error())
+		}
+	}
+	return failed
 }
 
 // instances returns what is known of one plugin, newest first.

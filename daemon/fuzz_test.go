@@ -24,11 +24,12 @@ import (
 // noneLaunched launches nothing.
 type noneLaunched struct{}
 
-func (noneLaunched) Plugins() []launcher.Status            { return nil }
-func (noneLaunched) Start(string) error                    { return launcher.ErrUnknown }
-func (noneLaunched) Stop(string) error                     { return launcher.ErrUnknown }
-func (noneLaunched) Restart(context.Context, string) error { return launcher.ErrUnknown }
-func (noneLaunched) Log(string) (*launcher.Log, error)     { return nil, launcher.ErrUnknown }
+func (noneLaunched) Plugins() []launcher.Status                     { return nil }
+func (noneLaunched) Start(string) error                             { return launcher.ErrUnknown }
+func (noneLaunched) Stop(string) error                              { return launcher.ErrUnknown }
+func (noneLaunched) Restart(context.Context, string) error          { return launcher.ErrUnknown }
+func (noneLaunched) AwaitReplacement(context.Context, string) error { return launcher.ErrUnknown }
+func (noneLaunched) Log(string) (*launcher.Log, error)              { return nil, launcher.ErrUnknown }
 
 // FuzzControl sends anything to the control API, by each protocol that it speaks. It answers, it does not panic, and what it refuses it
 // refuses with a reason.

@@ -20,6 +20,7 @@ type launched interface {
 	Start(name string) error
 	Stop(name string) error
 	Restart(ctx context.Context, name string) error
+	AwaitReplacement(ctx context.Context, name string) error
 	Log(name string) (*launcher.Log, error)
 }
 
@@ -177,7 +178,7 @@ func (p picture) launchedMessage(s launcher.Status) *patchbayv1.LaunchedPlugin {
 	return &patchbayv1.LaunchedPlugin{
 		Name: valid(s.Name), State: string(s.State), Since: timestamp(s.Since), Pid: int64(s.PID), SocketPath: valid(s.Socket),
 		Health: s.Health, Restarts: uint32(max(s.Restarts, 0)), NextStart: timestamp(s.NextStart), LastError: valid(s.LastError),
-		Metadata: p.catalogue.of(s.Name),
+		Metadata: p.catalogue.of(s.Name), ReplacementError: valid(s.ReplacementError),
 	}
 }
 

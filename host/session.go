@@ -200,7 +200,9 @@ func (s *session) resolve(r *pluginv1.Resolution) {
 func (p *AdmissionPlugin) newUnit() *supervise.Unit[string] {
 	u := supervise.New(supervise.Config[string]{
 		Launch: p.launch,
-		Ready:  func(ctx context.Context, proc supervise.Process) error { return p.follow(ctx, proc, true) },
+		Ready: func(ctx context.Context, proc supervise.Process, _ func(error)) error {
+			return p.follow(ctx, proc, true)
+		},
 		Follow: func(ctx context.Context, _ string, proc supervise.Process, _ func(machine.HealthFound)) {
 			_ = p.follow(ctx, proc, false) // it ends with ctx
 		},
@@ -215,7 +217,7 @@ func (p *AdmissionPlugin) newUnit() *supervise.Unit[string] {
 	})
 	u.Configure(p.executable, machine.Description{Serves: true, Restart: machine.Policy{
 		Restart: machine.OnDemand, MinBackoff: 100 * time.Millisecond, MaxBackoff: 10 * time.Second, Limit: -1, Healthy: 10 * time.Second,
-	}}, false)
+	}}, false, func(error) {})
 	return u
 }
 

@@ -57,11 +57,9 @@ var ended = func() context.Context {
 // fronted says whether the host stays at the plugin's socket while processes come and go behind it.
 func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && p.Serve }
 
-func (p Plugin) readyTimeout() time.Duration { return cmp.Or(p.ReadyTimeout, defaultReadyTimeout) }
-
 // settings are those of the plugin's front.
 func (p Plugin) settings() front.Settings {
-	return front.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, defaultIdle), Patience: p.readyTimeout()}
+	return front.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, defaultIdle), Patience: p.startTimeout()}
 }
 
 // newFront returns the front of a plugin, which does not answer yet.
@@ -135,9 +133,6 @@ func (u *unit) endFront() {
 
 // meet finds out whether a process is what the plugin is announced as, and has the calls go there.
 func (u *unit) meet(ctx context.Context, p *process) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, p.plugin.readyTimeout(),
-		fmt.Errorf("it did not serve its registration within %v", p.plugin.readyTimeout()))
-	defer cancel()
 	conn, err := u.reach(ctx, p)
 	if err != nil {
 		return err

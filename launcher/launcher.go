@@ -33,9 +33,10 @@ type Config struct {
 	Dir string
 	// Admit is asked before each start whether the program may run; see [host.Spec]. Nil: every program may.
 	Admit func(ctx context.Context, pin plugin.Pin) error
-	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or an error if it was refused or ctx ended.
-	// It is required for plugins that serve.
-	AwaitRegistered func(ctx context.Context, socket string) error
+	// AwaitRegistered blocks until the plugin behind a socket is registered and returns nil, or an error if ctx ended. It calls refused with
+	// the reason if the plugin was refused before, and each time that it is refused after that: it may still be registered. It is
+	// required for plugins that serve.
+	AwaitRegistered func(ctx context.Context, socket string, refused func(error)) error
 	// Announced says as what the plugin behind a socket was registered last. May be nil.
 	Announced func(socket string) (said Announcement, known bool)
 	// Observe is told what happens, in order for each plugin. It must not block, nor call the launcher. May be nil.
@@ -253,10 +254,31 @@ func (l *Launcher) Stop(name string) error {
 
 // Restart replaces the process of a running plugin as its Upgrade says; one that does not serve is stopped first, since two processes may
 // conflict. It starts a plugin that is not running, even one that has failed. It blocks until the new process is ready, at most for the
-// plugin's ReadyTimeout or until ctx ends. If the new process does not become ready, the error wraps [ErrReplacement], and with
+// plugin's StartTimeout or until ctx ends. If the new process does not become ready it is stopped, the error wraps [ErrReplacement], and with
 // [UpgradeSideBySide] the old one keeps running.
 func (l *Launcher) Restart(ctx context.Context, name string) error {
 	return l.on(ctx, name, "restart", (*unit).Replace)
+}
+
+// AwaitReplacement waits until the process that the last Set had to replace has been replaced, and returns nil, or why it was not; see
+// [Launcher.Restart]. It returns immediately if there is none. The error wraps [ErrReplacement], [ErrUnknown] if there is no such plugin,
+// [ErrClosed] after Close, or the cause of the end of ctx.
+func (l *Launcher) AwaitReplacement(ctx context.Context, name string) error {
+	u, err := l.unit(name)
+	if err != nil {
+		return fmt.Errorf("cannot replace %s: %w", name, err)
+	}
+	r := u.replacement.Load()
+	select {
+	case <-r.ended:
+		err = r.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot replace %s: %w", name, err)
+	}
+	return nil
 }
 
 // SocketRemoved reports that the socket of a plugin was removed while its process still serves, so nobody can find it: the launcher

@@ -2,7 +2,9 @@ package launcher_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -132,10 +134,10 @@ func TestReplace(t *testing.T) {
 	old := f.in("serve", launcher.StateRunning)
 	asked := make(chan string, 1)
 	let := make(chan struct{})
-	f.registered(func(ctx context.Context, socket string) error {
+	f.registered(func(ctx context.Context, socket string, refused func(error)) error {
 		asked <- socket
 		<-let
-		return awaitSocket(ctx, socket)
+		return awaitSocket(ctx, socket, refused)
 	})
 	restarted := aside(func() error { return f.Restart(t.Context(), "serve") })
 	socket := take(t, "a new process", asked)
@@ -157,7 +159,11 @@ func TestReplacementThatFails(t *testing.T) {
 	f := newFixture(t)
 	f.set(self("serve"))
 	old := f.in("serve", launcher.StateRunning)
-	f.registered(func(context.Context, string) error { return errors.New("no taste") })
+	f.registered(func(ctx context.Context, _ string, refused func(error)) error {
+		refused(errors.New("no taste"))
+		<-ctx.Done()
+		return ctx.Err()
+	})
 	f.failsToReplace(t.Context(), old, "no taste")
 	asked := make(chan string, 1)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -170,11 +176,15 @@ func TestReplacementThatFails(t *testing.T) {
 func TestReplacementTooLate(t *testing.T) {
 	f := newFixture(t)
 	p := self("serve")
-	p.ReadyTimeout = 100 * time.Millisecond
 	f.set(p)
 	old := f.in("serve", launcher.StateRunning)
-	f.registered(never(make(chan string, 1)))
-	f.failsToReplace(t.Context(), old, "not registered within 100ms")
+	f.registered(never(make(chan string, 9)))
+	p.StartTimeout = 100 * time.Millisecond
+	f.set(p)
+	if err := f.AwaitReplacement(t.Context(), "serve"); !errors.Is(err, launcher.ErrReplacement) {
+		t.Errorf("got %v", err)
+	}
+	f.failsToReplace(t.Context(), old, "not registered within its startTimeout, 100ms")
 }
 
 // failsToReplace restarts a plugin, which must fail in a certain way and leave the old process as it was.
@@ -184,7 +194,7 @@ func (f *fixture) failsToReplace(ctx context.Context, old launcher.Status, how s
 	if !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), how) {
 		f.t.Errorf("%s: %v", how, err)
 	}
-	if s := f.status(old.Name); s.PID != old.PID || s.State != launcher.StateRunning || !strings.Contains(s.LastError, how) {
+	if s := f.status(old.Name); s.PID != old.PID || s.State != launcher.StateRunning || !strings.Contains(s.ReplacementError, how) {
 		f.t.Errorf("%s: it is %+v", how, s)
 	}
 	f.until("the end of the replacement", func() bool { return len(f.host.Plugins()) == 1 })
@@ -262,24 +272,124 @@ func TestStartInPause(t *testing.T) {
 	}
 }
 
-// TestWrongProgram: whoever sets it is told, others are launched, and it runs when it is there.
+// TestWrongProgram: whoever sets it is told, others are launched, and it runs when it is there. Nothing is restarted until then.
 func TestWrongProgram(t *testing.T) {
 	f := newFixture(t)
 	p := self("sleep")
 	p.Args = []string{filepath.Join(t.TempDir(), "program")}
-	p.Restart.Limit = -1
 	err := f.Set([]launcher.Plugin{p, self("serve")})
 	if !errors.Is(err, launcher.ErrProgram) || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 	f.in("serve", launcher.StateRunning)
-	f.until("restarts", func() bool { return f.status("sleep").Restarts > 3 })
-	want := []launcher.EventKind{launcher.EventBackoff}
+	if s := f.in("sleep", launcher.StateBlocked); s.Restarts != 0 || !s.NextStart.IsZero() || !strings.Contains(s.LastError, "install it") {
+		t.Errorf("it is %+v", s)
+	}
+	want := []launcher.EventKind{launcher.EventFailed}
 	if got := f.told("sleep"); !slices.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
 	}
 	f.must(os.Symlink(os.Args[0], p.Args[0]))
 	f.in("sleep", launcher.StateRunning)
+}
+
+// TestWrongDigest: a program with another digest is started when it is replaced by the right one.
+func TestWrongDigest(t *testing.T) {
+	f := newFixture(t)
+	right, err := os.ReadFile(os.Args[0])
+	f.must(err)
+	p := self("sleep")
+	p.Args = []string{filepath.Join(t.TempDir(), "program")}
+	p.SHA256 = fmt.Sprintf("%x", sha256.Sum256(right))
+	f.must(os.WriteFile(p.Args[0], []byte("#!/bin/sh\n"), 0o700))
+	f.set(p)
+	if s := f.in("sleep", launcher.StateBlocked); s.Restarts != 0 || !strings.Contains(s.LastError, "another digest") {
+		t.Errorf("it is %+v", s)
+	}
+	f.must(os.WriteFile(p.Args[0]+".new", right, 0o700))
+	f.must(os.Rename(p.Args[0]+".new", p.Args[0]))
+	f.in("sleep", launcher.StateRunning)
+	if got := f.told("sleep"); !slices.Equal(got, []launcher.EventKind{launcher.EventFailed, launcher.EventReady}) {
+		t.Errorf("events %v", got)
+	}
+}
+
+// TestNeverReady: a process that is not ready within the StartTimeout is ended as a failure, and counts as one however long it has run.
+func TestNeverReady(t *testing.T) {
+	f := newFixture(t)
+	p := self("serve")
+	p.StartTimeout, p.Restart.Healthy, p.Restart.Window = 100*time.Millisecond, time.Millisecond, time.Millisecond
+	f.registered(never(make(chan string, 9)))
+	f.set(p)
+	s := f.in("serve", launcher.StateFailed)
+	want := "given up after 3 starts in a row, none of which became ready: it was not registered within its startTimeout, 100ms"
+	if s.Restarts != 2 || s.LastError != want || len(f.host.Plugins()) != 0 {
+		t.Errorf("it is %+v, want the error %q; %d processes are left", s, want, len(f.host.Plugins()))
+	}
+}
+
+// TestRecreationTooLate: a restart that has failed leaves no process that becomes ready after all.
+func TestRecreationTooLate(t *testing.T) {
+	f := newFixture(t)
+	p := self("serve")
+	p.Upgrade, p.Restart.Limit = launcher.UpgradeRecreate, 1
+	asked := make(chan string, 9)
+	f.set(p)
+	old := f.in("serve", launcher.StateRunning)
+	f.registered(never(asked))
+	p.StartTimeout = 100 * time.Millisecond
+	f.set(p)
+	err := f.AwaitReplacement(t.Context(), "serve")
+	if !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), "restarting in 1ms") || alive(old.PID) {
+		t.Errorf("the restart ended with %v; the old one is alive: %t", err, alive(old.PID))
+	}
+	if len(asked) > 0 { // a busy machine may not have come so far
+		if _, err := os.Lstat(<-asked); err == nil {
+			t.Error("the process that was late is still there")
+		}
+	}
+	f.in("serve", launcher.StateFailed)
+}
+
+// TestNeverRan: of a plugin that has no process nobody says that it keeps running.
+func TestNeverRan(t *testing.T) {
+	f := newFixture(t)
+	p := self("serve")
+	p.Dir, p.Restart.MinBackoff, p.Restart.MaxBackoff = filepath.Join(t.TempDir(), "missing"), time.Hour, time.Hour
+	f.set(p)
+	f.in("serve", launcher.StateBackoff)
+	err := f.Restart(t.Context(), "serve")
+	if !errors.Is(err, launcher.ErrReplacement) || strings.Contains(err.Error(), "keeps running") {
+		t.Errorf("the restart ended with %v", err)
+	}
+	for _, e := range f.all() {
+		if strings.Contains(e.Message, "keeps running") {
+			t.Errorf("the event %+v", e)
+		}
+	}
+}
+
+// TestAwaitReplacement: whoever changes a plugin can learn that the change has failed.
+func TestAwaitReplacement(t *testing.T) {
+	f := newFixture(t)
+	p := self("serve")
+	f.set(p)
+	f.must(f.AwaitReplacement(t.Context(), "serve")) // nothing ran
+	old := f.in("serve", launcher.StateRunning)
+	bad := self("crash")
+	bad.Name, bad.Serve = p.Name, true
+	f.set(bad)
+	if err := f.AwaitReplacement(t.Context(), "serve"); !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), "flux") {
+		t.Errorf("got %v", err)
+	}
+	if s := f.status("serve"); s.PID != old.PID || s.ReplacementError == "" {
+		t.Errorf("it is %+v", s)
+	}
+	f.set(p)
+	f.must(f.AwaitReplacement(t.Context(), "serve"))
+	if s := f.status("serve"); s.ReplacementError != "" || s.PID == old.PID {
+		t.Errorf("it is %+v", s)
+	}
 }
 
 // TestMadeAndNotTaken: what a host left that was killed before it had started a plugin is removed with the first configuration, and no more.

@@ -70,7 +70,7 @@ type fixture struct {
 	dir  string
 
 	mu       sync.Mutex // guards what follows
-	register func(ctx context.Context, socket string) error
+	register func(ctx context.Context, socket string, refused func(error)) error
 	events   []launcher.Event
 }
 
@@ -84,11 +84,11 @@ func newFixture(t *testing.T, options ...func(*fixture, *launcher.Config)) *fixt
 	f := &fixture{t: t, host: &host.Host{}, dir: t.TempDir(), register: awaitSocket}
 	cfg := launcher.Config{
 		Host: f.host, Dir: f.dir,
-		AwaitRegistered: func(ctx context.Context, socket string) error {
+		AwaitRegistered: func(ctx context.Context, socket string, refused func(error)) error {
 			f.mu.Lock()
 			register := f.register
 			f.mu.Unlock()
-			return register(ctx, socket)
+			return register(ctx, socket, refused)
 		},
 		Observe: func(e launcher.Event) {
 			f.mu.Lock()
@@ -111,7 +111,7 @@ func newFixture(t *testing.T, options ...func(*fixture, *launcher.Config)) *fixt
 }
 
 // registered says how plugins are registered from now on.
-func (f *fixture) registered(how func(ctx context.Context, socket string) error) {
+func (f *fixture) registered(how func(ctx context.Context, socket string, refused func(error)) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.register = how
@@ -125,7 +125,7 @@ func surviving(state string) func(*fixture, *launcher.Config) {
 // tick is how often a test looks that nobody tells: of sockets, files and states that are no event.
 const tick = 5 * time.Millisecond
 
-func awaitSocket(ctx context.Context, socket string) error {
+func awaitSocket(ctx context.Context, socket string, _ func(error)) error {
 	ticker := time.NewTicker(tick)
 	defer ticker.Stop()
 	for {
@@ -141,8 +141,8 @@ func awaitSocket(ctx context.Context, socket string) error {
 }
 
 // never is of a plugin that nobody registers. It tells of each that asks.
-func never(asked chan<- string) func(ctx context.Context, socket string) error {
-	return func(ctx context.Context, socket string) error {
+func never(asked chan<- string) func(ctx context.Context, socket string, refused func(error)) error {
+	return func(ctx context.Context, socket string, _ func(error)) error {
 		asked <- socket
 		<-ctx.Done()
 		return ctx.Err()
@@ -218,6 +218,13 @@ func (f *fixture) told(name string) (kinds []launcher.EventKind) {
 		}
 	}
 	return kinds
+}
+
+// all returns the events of all plugins.
+func (f *fixture) all() []launcher.Event {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.events)
 }
 
 // aside runs what may block, and returns what happens to it.

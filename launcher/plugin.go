@@ -14,7 +14,6 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/frames"
-	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
@@ -70,6 +69,7 @@ const (
 	StateStopping     = machine.StateStopping
 	StateBackoff      = machine.StateBackoff
 	StateFailed       = machine.StateFailed
+	StateBlocked      = machine.StateBlocked
 	StateIdle         = machine.StateIdle
 	StateStopped      = machine.StateStopped
 )
@@ -133,8 +133,9 @@ type Plugin struct {
 	StopTimeout time.Duration
 	// Health says how its health is checked.
 	Health Health
-	// ReadyTimeout is how long a replacement may take to become ready (default 30 s).
-	ReadyTimeout time.Duration
+	// StartTimeout is how long a process that serves may take from its start until it is ready (default 1 min). One that takes longer is
+	// stopped, as a failure.
+	StartTimeout time.Duration
 	// LogRate is how many lines of output per second are kept (default 1,000; negative for no limit).
 	LogRate int
 }
@@ -149,15 +150,14 @@ type Health struct {
 }
 
 // Protocol launches a plugin with a host, in the place of [host.Host.Launch]. It may take its time until the plugin is met; the end of ctx
-// ends that, and the process.
+// ends that, and the process. Ctx has the deadline of the plugin's StartTimeout, and ends when Launch has returned.
 type Protocol interface {
 	Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error)
 }
 
 const (
-	defaultStopTimeout  = 5 * time.Second
-	defaultReadyTimeout = 30 * time.Second
-	defaultIdle         = 5 * time.Minute
+	defaultStopTimeout = 5 * time.Second
+	defaultIdle        = 5 * time.Minute
 
 	defaultHealthInterval, defaultHealthTimeout, defaultHealthMisses = time.Second, 500 * time.Millisecond, 3
 )
@@ -181,7 +181,7 @@ func (p Plugin) about() machine.Description {
 		restart.Restart = machine.OnDemand
 	}
 	return machine.Description{
-		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Upgrade: p.Upgrade, Restart: restart, ReadyTimeout: p.readyTimeout(),
+		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Upgrade: p.Upgrade, Restart: restart, StartTimeout: p.startTimeout(),
 	}
 }
 
@@ -198,6 +198,10 @@ func (p Plugin) checks(socket string) supervise.Checks {
 		Interval: cmp.Or(p.Health.Interval, defaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, defaultHealthTimeout),
 		Misses: cmp.Or(p.Health.Misses, defaultHealthMisses), Pending: frames.PendingAt(socket),
 	}
+}
+
+func (p Plugin) startTimeout() time.Duration {
+	return cmp.Or(p.StartTimeout, machine.DefaultStartTimeout)
 }
 
 func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, defaultStopTimeout) }
@@ -245,19 +249,6 @@ func (l *Launcher) check(p Plugin) error {
 	}
 	if err := p.Spec.Validate(); err != nil {
 		return fmt.Errorf("cannot launch plugin %s: %w", p.Name, err)
-	}
-	return nil
-}
-
-// checkProgram says why a plugin cannot be launched at present, which the next hour may mend.
-func (p Plugin) checkProgram() error {
-	program, err := exe.Find(p.Args[0], p.Dir)
-	if err == nil {
-		err = exe.Check(program)
-	}
-	if err != nil {
-		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is retried as its restart policy says",
-			p.Name, ErrProgram, err)
 	}
 	return nil
 }

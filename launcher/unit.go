@@ -34,6 +34,14 @@ type unit struct {
 	lives    atomic.Int64 // that were begun, to name their sockets
 	front    atomic.Pointer[front.Front]
 	plugin   *Plugin // as it is configured now; nil before it is; guarded by Launcher.mu
+	// replacement is that which the last configuration made necessary, if it did.
+	replacement atomic.Pointer[replacement]
+}
+
+// replacement is one of a process.
+type replacement struct {
+	ended chan struct{} // closed when err has its value
+	err   error
 }
 
 func newUnit(l *Launcher, p Plugin) *unit {
@@ -81,11 +89,16 @@ func (u *unit) configure(p Plugin) {
 	}
 	u.plugin = &p
 	u.setFront(p)
-	u.Configure(&p, p.about(), changed)
+	r := &replacement{ended: make(chan struct{})}
+	u.replacement.Store(r)
+	u.Configure(&p, p.about(), changed, func(err error) {
+		r.err = err
+		close(r.ended)
+	})
 }
 
 // ready blocks until a process is registered, or what answers for it.
-func (u *unit) ready(ctx context.Context, proc supervise.Process) error {
+func (u *unit) ready(ctx context.Context, proc supervise.Process, refused func(error)) error {
 	p, is := proc.(*process)
 	if is && p.front != nil && p.target.Load() == nil {
 		if err := u.meet(ctx, p); err != nil {
@@ -96,7 +109,7 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process) error {
 			return ctx.Err()
 		}
 	}
-	err := u.launcher.cfg.AwaitRegistered(ctx, proc.About().Socket)
+	err := u.launcher.cfg.AwaitRegistered(ctx, proc.About().Socket, refused)
 	if is && err == nil {
 		p.Settled()
 		if f := u.front.Load(); f != nil && p.front == nil {
@@ -126,8 +139,15 @@ func (u *unit) launch(ctx context.Context, generation machine.Ref, p *Plugin) (s
 			return p.Protocol.Launch(ctx, l.cfg.Host, spec)
 		}
 	}
+	tried := p.tried()
+	late := fmt.Errorf("it was not started within its startTimeout, %v", p.startTimeout())
+	ctx, cancel := context.WithTimeoutCause(ctx, p.startTimeout(), late)
+	defer cancel()
 	launched, err := launch(ctx, spec)
 	if err != nil {
+		if err = p.blocked(err, tried); errors.Is(context.Cause(ctx), late) && !errors.Is(err, late) {
+			err = fmt.Errorf("%w: %w", late, err)
+		}
 		return nil, host.WithLastWords(err, u.log.LastWords(began))
 	}
 	proc := &process{PluginProcess: launched, plugin: p, generation: generation}

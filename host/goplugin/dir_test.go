@@ -20,7 +20,7 @@ func TestPrivateDirForgetsTheDead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"alive", "dead", "empty", "link", "young"} {
+	for _, name := range []string{"alive", "dead", "empty", "link", "starting", "young"} {
 		launch := filepath.Join(dir, name)
 		if err := os.Mkdir(launch, 0o700); err != nil {
 			t.Fatal(err)
@@ -43,6 +43,9 @@ func TestPrivateDirForgetsTheDead(t *testing.T) {
 		}
 		if name != "young" {
 			old := time.Now().Add(-time.Hour)
+			if name == "empty" {
+				old = old.Add(-minEmpty)
+			}
 			if err := os.Chtimes(launch, old, old); err != nil {
 				t.Fatal(err)
 			}
@@ -59,7 +62,7 @@ func TestPrivateDirForgetsTheDead(t *testing.T) {
 	for _, entry := range left {
 		names = append(names, entry.Name())
 	}
-	if want := []string{"alive", "young"}; !slices.Equal(names, want) {
+	if want := []string{"alive", "starting", "young"}; !slices.Equal(names, want) {
 		t.Errorf("%q are left, want %q", names, want)
 	}
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {

@@ -67,7 +67,8 @@ const (
 )
 
 // Launch launches the plugin with a host and serves its registration at spec.PluginSocket for as long as it runs. It blocks until the
-// plugin has said where it serves, for which it has a minute, and answers there; the end of ctx, or an error, ends the process.
+// plugin has said where it serves, for which it has until the deadline of ctx or a minute, and answers there; the end of ctx, or an error,
+// ends the process.
 func (p *Plugin) Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error) {
 	process, err := p.launch(ctx, h, spec)
 	if err != nil {
@@ -104,6 +105,9 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	l.config.RunnerFunc = func(_ hclog.Logger, cmd *exec.Cmd, dir string) (runner.Runner, error) {
 		l.dir, l.spec.OwnDir, l.spec.Env = dir, dir, slices.Concat(spec.Env, cmd.Env)
 		return &process{life: l, start: func() error { return l.start(ctx, h) }}, nil
+	}
+	if deadline, ok := ctx.Deadline(); ok && (p.Config == nil || p.Config.StartTimeout == 0) {
+		l.config.StartTimeout = time.Until(deadline) + time.Minute // ctx ends before that, and says why
 	}
 	l.client = goplugin.NewClient(l.config)
 	switch err = l.meet(ctx); {
@@ -205,8 +209,10 @@ const (
 	// socketLength is how much longer than that directory's path the paths of sockets in it are: /plugin-dir and /plugin, each with a
 	// number of up to 10 digits.
 	socketLength = 38
-	// minStale is the age below which a directory may be one in which no socket is yet.
-	minStale = startTimeout + time.Minute
+	// minStale is the age below which a socket may be one on which nobody listens yet, and minEmpty that of a directory without a socket,
+	// whose plugin may still be starting.
+	minStale = time.Minute
+	minEmpty = 24 * time.Hour
 )
 
 // CheckDir returns an error if the path of a plugin directory is too long for the sockets of plugins in it.
@@ -229,17 +235,21 @@ func privateDir(parent string) (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("cannot create the directory for its socket: %w", err)
 	}
-	removeStale(dir, time.Now().Add(-minStale))
+	removeStale(dir, time.Now())
 	return dir, nil
 }
 
-func removeStale(dir string, before time.Time) {
+func removeStale(dir string, now time.Time) {
 	launches, _ := os.ReadDir(dir) // what cannot be read is not removed
 	for _, launch := range launches {
-		if info, err := launch.Info(); err != nil || info.ModTime().After(before) {
+		path, stale := filepath.Join(dir, launch.Name()), minStale
+		if sockets, _ := os.ReadDir(path); len(sockets) == 0 {
+			stale = minEmpty
+		}
+		if info, err := launch.Info(); err != nil || now.Sub(info.ModTime()) < stale {
 			continue
 		}
-		if path := filepath.Join(dir, launch.Name()); !served(path) {
+		if !served(path) {
 			_ = os.RemoveAll(path) // what cannot be removed is somebody else's
 		}
 	}

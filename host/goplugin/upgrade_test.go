@@ -158,7 +158,7 @@ func upgradeUnderLoad(
 ) {
 	m := newMachine(t)
 	unit := m.unit("serve", func(p *goplugin.Plugin) { p.Config = config })
-	unit.StopTimeout, unit.ReadyTimeout, unit.Upgrade = 4*time.Second, patience, upgrade
+	unit.StopTimeout, unit.StartTimeout, unit.Upgrade = 4*time.Second, patience, upgrade
 	m.set(unit)
 	m.running()
 	conn, err := m.Registry().Conn(t.Context(), ptype, "example")

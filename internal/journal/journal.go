@@ -326,17 +326,32 @@ var troubling = map[reconciler.EventKind]bool{
 	reconciler.EventKind(launcher.EventUnhealthy):    true,
 }
 
-// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It fails if the plugin is refused meanwhile,
-// when ctx ends, and when the Journal is closed.
-func (j *Journal) AwaitRegistered(ctx context.Context, socketPath string, plugins func() []reconciler.Status) error {
+// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It calls refused with the reason if the plugin is
+// refused, or was, and fails when ctx ends and when the Journal is closed.
+func (j *Journal) AwaitRegistered(
+	ctx context.Context, socketPath string, plugins func() []reconciler.Status, refused func(error),
+) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events := j.Events(watching, 0)
-	registered := func(s reconciler.Status) bool {
-		// A newer instance may have come before anybody looked here.
-		return s.SocketPath == socketPath && (s.State == reconciler.StateRegistered || s.State == reconciler.StateSuperseded)
+	turnedDown := func(ptype, name, how, why string) {
+		if ptype != "" {
+			how = fmt.Sprintf("its registration as %s/%s was %s", ptype, name, how)
+		} else {
+			how = "it was " + how
+		}
+		refused(fmt.Errorf("%s: %s", how, why))
 	}
-	for !slices.ContainsFunc(plugins(), registered) {
+	for first := true; ; first = false {
+		for _, s := range plugins() {
+			switch {
+			case s.SocketPath != socketPath:
+			case s.State == reconciler.StateRegistered || s.State == reconciler.StateSuperseded:
+				return nil // a newer instance may have come before anybody looked here
+			case first && (s.State == reconciler.StateRefused || s.State == reconciler.StateIgnored): // before the first event
+				turnedDown(s.Type, s.Name, string(s.State), cmp.Or(s.LastError, "no handler is registered for its type"))
+			}
+		}
 		for concerned := false; !concerned; {
 			select {
 			case <-ctx.Done():
@@ -345,12 +360,13 @@ func (j *Journal) AwaitRegistered(ctx context.Context, socketPath string, plugin
 				if !open {
 					return cmp.Or(ctx.Err(), dynamicplugins.ErrShutdown)
 				}
-				if e.SocketPath == socketPath && (e.Kind == reconciler.EventRefused || e.Kind == reconciler.EventIgnored) {
-					return fmt.Errorf("it was %s: %s", e.Kind, e.Message)
+				if concerned = e.SocketPath == socketPath || e.Kind == Resync; !concerned {
+					continue
 				}
-				concerned = e.SocketPath == socketPath || e.Kind == Resync
+				if e.Kind == reconciler.EventRefused || e.Kind == reconciler.EventIgnored {
+					turnedDown(e.Type, e.Name, string(e.Kind), e.Message)
+				}
 			}
 		}
 	}
-	return nil
 }

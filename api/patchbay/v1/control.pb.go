@@ -1851,12 +1851,14 @@ type LaunchedPlugin struct {
 	Restarts uint32 `protobuf:"varint,7,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	// When it will be restarted. It is absent if no restart is planned.
 	NextStart *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=next_start,json=nextStart,proto3" json:"next_start,omitempty"`
-	// How its last process ended, with the last lines that it wrote to standard error, or why its last replacement failed.
+	// How its last process ended, with the last lines that it wrote to standard error, or why its process is not ready.
 	LastError string `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	// The metadata of its entry in the catalogue.
-	Metadata      map[string]string `protobuf:"bytes,10,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Metadata map[string]string `protobuf:"bytes,10,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Why its last replacement failed. It is empty when another one has succeeded, and when somebody has started or stopped it since.
+	ReplacementError string `protobuf:"bytes,11,opt,name=replacement_error,json=replacementError,proto3" json:"replacement_error,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *LaunchedPlugin) Reset() {
@@ -1957,6 +1959,13 @@ func (x *LaunchedPlugin) GetMetadata() map[string]string {
 		return x.Metadata
 	}
 	return nil
+}
+
+func (x *LaunchedPlugin) GetReplacementError() string {
+	if x != nil {
+		return x.ReplacementError
+	}
+	return ""
 }
 
 // LogRecord is one record of what a launched plugin printed or logged.
@@ -2143,7 +2152,9 @@ type ReloadResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The keys of the configuration whose values changed, in order, for example "log.level", "handlers.MyPlugin" or "plugins.NAME" for
 	// the entry of that name. It is empty if nothing changed.
-	Changed       []string `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"`
+	Changed []string `protobuf:"bytes,1,rep,name=changed,proto3" json:"changed,omitempty"`
+	// Why processes of changed plugins could not be replaced, one sentence for each. The configuration is in force nevertheless.
+	NotReplaced   []string `protobuf:"bytes,2,rep,name=not_replaced,json=notReplaced,proto3" json:"not_replaced,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2181,6 +2192,13 @@ func (*ReloadResponse) Descriptor() ([]byte, []int) {
 func (x *ReloadResponse) GetChanged() []string {
 	if x != nil {
 		return x.Changed
+	}
+	return nil
+}
+
+func (x *ReloadResponse) GetNotReplaced() []string {
+	if x != nil {
+		return x.NotReplaced
 	}
 	return nil
 }
@@ -2717,7 +2735,7 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\x04tail\x18\x03 \x01(\rH\x00R\x04tail\x88\x01\x01B\a\n" +
 	"\x05_tail\"B\n" +
 	"\x10ReadLogsResponse\x12.\n" +
-	"\x06record\x18\x01 \x01(\v2\x16.patchbay.v1.LogRecordR\x06record\"\xb1\x03\n" +
+	"\x06record\x18\x01 \x01(\v2\x16.patchbay.v1.LogRecordR\x06record\"\xde\x03\n" +
 	"\x0eLaunchedPlugin\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x120\n" +
@@ -2732,7 +2750,8 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\n" +
 	"last_error\x18\t \x01(\tR\tlastError\x12E\n" +
 	"\bmetadata\x18\n" +
-	" \x03(\v2).patchbay.v1.LaunchedPlugin.MetadataEntryR\bmetadata\x1a;\n" +
+	" \x03(\v2).patchbay.v1.LaunchedPlugin.MetadataEntryR\bmetadata\x12+\n" +
+	"\x11replacement_error\x18\v \x01(\tR\x10replacementError\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x01\n" +
@@ -2748,9 +2767,10 @@ const file_patchbay_v1_control_proto_rawDesc = "" +
 	"\fLogAttribute\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"\x0f\n" +
-	"\rReloadRequest\"*\n" +
+	"\rReloadRequest\"M\n" +
 	"\x0eReloadResponse\x12\x18\n" +
-	"\achanged\x18\x01 \x03(\tR\achanged\"\xcd\x06\n" +
+	"\achanged\x18\x01 \x03(\tR\achanged\x12!\n" +
+	"\fnot_replaced\x18\x02 \x03(\tR\vnotReplaced\"\xcd\x06\n" +
 	"\x06Plugin\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +

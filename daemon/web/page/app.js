@@ -4,7 +4,7 @@ const perPage = matchMedia("(max-width: 45em)").matches ? 50 : 100; // as much a
 const keptEvents = 500;
 const keptRecords = 500;
 const good = new Set(["registered", "running", "serving", "ok", "ready", "idle"]);
-const bad = new Set(["unreachable", "failed", "refused", "unknown", "backoff", "unresponsive", "not-serving", "unlinked", "degraded"]);
+const bad = new Set(["unreachable", "failed", "blocked", "refused", "unknown", "backoff", "unresponsive", "not-serving", "unlinked", "degraded"]);
 
 const known = new Map(); // what was sent, by key
 let events = [];         // newest first
@@ -216,7 +216,7 @@ function showAbout() {
 function describeProcess(l) {
   return describe([
     ["Launched as", l.name], ["Process", make("span", {}, stateOf(l.state), l.pid && l.pid !== "0" ? `, pid ${l.pid}` : "")], ["Health", l.health],
-    ["Restarts", l.restarts ? String(l.restarts) : ""], ["Next start", moment(l.nextStart)], ["Process error", l.lastError],
+    ["Restarts", l.restarts ? String(l.restarts) : ""], ["Next start", moment(l.nextStart)], ["Process error", l.lastError], ["Replacement error", l.replacementError],
     ["Labels", Object.entries(l.metadata ?? {}).sort().map(([k, v]) => `${k}=${v}`).join(", ")],
   ]);
 }
@@ -228,7 +228,7 @@ function showLaunched() {
   redraw($("launched-title"), processes.length, () => [`Launched plugins (${processes.length})`]);
   keepFocus($("processes").tBodies[0], paged($("process-pager"), processes).map((l) => make("tr", { "data-key": l.key },
     make("td", { "data-label": "Name" }, make("a", { href: hashOf("", l.name ?? "") }, l.name ?? "")),
-    make("td", { "data-label": "State" }, stateOf(l.state), l.lastError ? make("div", { class: "why" }, l.lastError) : ""),
+    make("td", { "data-label": "State" }, stateOf(l.state), ...[l.lastError, l.replacementError].filter(Boolean).map((why) => make("div", { class: "why" }, why))),
     make("td", { "data-label": "Health" }, l.health ?? ""), make("td", { "data-label": "PID" }, l.pid && l.pid !== "0" ? String(l.pid) : ""),
     make("td", { "data-label": "Restarts" }, l.restarts ? String(l.restarts) : ""),
     make("td", { "data-label": "Since", class: "age" }, moment(l.since)))));

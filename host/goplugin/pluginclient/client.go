@@ -174,7 +174,7 @@ func (c *Client) unit() (launcher.Plugin, error) {
 	}
 	unit := launcher.Plugin{
 		Spec:  host.Spec{Name: name, Args: append([]string{cmd.Path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: cmd.Dir, Env: cmd.Env},
-		Serve: true, Manual: true,
+		Serve: true, Manual: true, StartTimeout: c.startTimeout(),
 		Protocol: &goplugin.Plugin{
 			CookieKey: c.config.MagicCookieKey, CookieValue: c.config.MagicCookieValue, ProtocolVersions: c.versions(),
 			Type: pluginType, Name: name, AutoMTLS: c.config.AutoMTLS, Connections: &c.connections, Config: c.config,
@@ -324,7 +324,7 @@ func (c *Client) Exited() bool {
 		return false
 	}
 	all := c.runtime.Launcher().Plugins()
-	return len(all) == 0 || slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateStopped}, all[0].State)
+	return len(all) == 0 || slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateBlocked, launcher.StateStopped}, all[0].State)
 }
 
 // of asks the present life something, and returns the zero value if there is none.

@@ -177,21 +177,28 @@ func newReloadCommand(paths paths) *cobra.Command {
 
 Handlers, timeouts, the log and the catalogue of plugins can change. If anything else has changed, or a file has an error, nothing is
 applied: the command says why and exits with 1, and the previous configuration stays in force. Plugins that a change does not concern are
-not disturbed. The daemon's flags and environment still override the files.`,
+not disturbed. The daemon's flags and environment still override the files.
+
+The command waits until the processes of changed plugins have been replaced. If one could not be, the configuration is in force all the same,
+and the command says why and exits with 1.`,
 		Example: `  patchbay reload
   patchbay reload -o json | jq -r '.changed[]'`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "text")
-	cmd.RunE = socket.ask(answerTimeout, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
 		reloaded, err := c.Reload(ctx)
 		if err != nil {
 			return err
 		}
-		return output.print(cmd, reloaded, func(w io.Writer) error {
+		err = output.print(cmd, reloaded, func(w io.Writer) error {
 			changed := cmp.Or(strings.Join(reloaded.Changed, ", "), "nothing changed")
 			return writeLines(w, []string{"configuration reloaded: " + changed})
 		})
+		if err == nil && len(reloaded.NotReplaced) > 0 {
+			err = fmt.Errorf("the configuration is in force, but %s", strings.Join(reloaded.NotReplaced, "; "))
+		}
+		return err
 	})
 	return cmd
 }

@@ -223,7 +223,7 @@ func askForPlugins(ctx context.Context, asked *client.Client) ([]doctor.Finding,
 			continue
 		}
 		status := doctor.Warn
-		if n.State == "failed" {
+		if n.State == "failed" || n.State == "blocked" {
 			status = doctor.Fail
 		}
 		findings = append(findings, finding("plugins", status, n.sentence(), n.Remedy))

@@ -46,7 +46,8 @@ The command returns when it has ended.`,
 		use:   "restart NAME",
 		short: "Replace the process of a launched plugin, without downtime.",
 		long: `Start a new process of a launched plugin and stop the old one when the new one is ready. A plugin that serves is ready when it is
-registered, so there is no gap. If the new process does not become ready, the old one keeps running and the command fails.
+registered, so there is no gap. If the new process does not become ready within its startTimeout, it is stopped, the old one keeps running
+and the command fails.
 With "upgrade: recreate" in the catalogue, the old process ends first, and calls wait for the new one.
 
 A plugin that is not running is started, even one that has failed; its restart count is reset.`,
@@ -104,6 +105,7 @@ func describeLaunched(p client.Launched, now time.Time) []line {
 		{"Restarts", positive(p.Restarts)},
 		{"Next start", moment(p.NextStart, now)},
 		{"Last error", escape(p.LastError)},
+		{"Replacement", escape(p.ReplacementError)},
 	}
 	return append(lines, labelLines(p.Metadata)...)
 }

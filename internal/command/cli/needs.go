@@ -82,18 +82,25 @@ func askNeeds(ctx context.Context, c *client.Client) (needy, error) {
 	}, nil
 }
 
-// launchedInNeed are the launched plugins that do not run though they are to.
+// launchedInNeed are the launched plugins that do not run though they are to, or not as they are configured.
 func launchedInNeed(launched []client.Launched, now time.Time) []need {
 	var needs []need
 	for _, p := range launched {
-		if !slices.Contains([]string{"failed", "backoff", "unresponsive", "unlinked"}, p.State) {
+		reason := cmp.Or(p.LastError, unknownReason)
+		remedy := fmt.Sprintf(`"patchbay logs %s" shows what it printed, if it ran; fix that, then "patchbay restart %s"`, p.Name, p.Name)
+		switch {
+		case p.State == "blocked":
+			remedy = "fix what it says; the plugin is started when its program or its configuration has changed"
+		case slices.Contains([]string{"failed", "backoff", "unresponsive", "unlinked"}, p.State):
+		case p.ReplacementError != "":
+			reason = p.ReplacementError
+		default:
 			continue
 		}
 		needs = append(needs, need{
-			Plugin: p.Name, State: p.State, Since: p.Since, Reason: cmp.Or(p.LastError, unknownReason),
-			Remedy: fmt.Sprintf(`"patchbay logs %s" shows what it printed, if it ran; fix that, then "patchbay restart %s"`, p.Name, p.Name),
-			Soon:   p.State == "backoff" && !isLong(p.Since, p.NextStart, now),
-			what:   "launched plugin " + p.Name, all: "patchbay status NAME",
+			Plugin: p.Name, State: p.State, Since: p.Since, Reason: reason, Remedy: remedy,
+			Soon: p.State == "backoff" && !isLong(p.Since, p.NextStart, now),
+			what: "launched plugin " + p.Name, all: "patchbay status NAME",
 		})
 	}
 	return needs

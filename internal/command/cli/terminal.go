@@ -202,7 +202,7 @@ func toneOf(text string) tone {
 	case "registered", "running", "added", "serving", "ok", "ready", "passed", "responsive", "healthy", "reloaded", "idle":
 		return good
 	case "unreachable", "unhealthy", "failed", "refused", "backoff", "unresponsive", "not-serving", "degraded", "deregistered",
-		"reload-failed", "unlinked", "fail":
+		"reload-failed", "unlinked", "fail", "blocked":
 		return bad
 	case "superseded", "ignored", "stopped", "restored", "not-offered", "not-applicable":
 		return faint

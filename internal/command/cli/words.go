@@ -51,6 +51,7 @@ var eventKinds = []string{
 var pluginStates = []string{
 	"admitting",
 	"backoff",
+	"blocked",
 	"connecting",
 	"deregistering",
 	"failed",

@@ -130,7 +130,7 @@ func TestRefused(t *testing.T) {
 		header + "log: {level: info, colour: red}":    `f:3:20: unknown key "log.colour": the keys here are level, format`,
 		header + "typeTimeouts: {T: {getinfo: 1s}}":   `f:3:20: unknown key "typeTimeouts.T.getinfo": did you mean "typeTimeouts.T.getInfo"?`,
 		plugins + "autostrat: true":                   `f:6:3: unknown key "plugins[0].autostrat": did you mean "plugins[0].autostart"?`,
-		plugins + "sha: x":                            `f:6:3: unknown key "plugins[0].sha": the keys here are name, version, command, sha256, interpreter, metadata, env, dir, protocol, type, goPlugin, limits, user, group, restart, health, upgrade, stopTimeout, survive, autostart, start, idle, announce, serve, logRate`,
+		plugins + "sha: x":                            `f:6:3: unknown key "plugins[0].sha": the keys here are name, version, command, sha256, interpreter, metadata, env, dir, protocol, type, goPlugin, limits, user, group, restart, health, upgrade, startTimeout, stopTimeout, survive, autostart, start, idle, announce, serve, logRate`,
 		header + "log: {}\nlog: {}":                   `f:4:1: duplicate key "log": it is in line 3 already`,
 		header + "log:\n  level: info\n  level: info": `f:5:3: duplicate key "level": it is in line 4 already`,
 		header + "5: x":                               `f:3:1: a key must be a text: put it in quotes`,

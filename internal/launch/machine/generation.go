@@ -12,7 +12,7 @@ import (
 // launch has a process of a generation started.
 func (m *Machine) launch(g *generation, cause Cause) {
 	m.stopTimer(g, Pause)
-	g.begun, g.next, g.unready, g.unfit, g.health = m.Now, time.Time{}, nil, nil, ""
+	g.begun, g.readySince, g.next, g.unready, g.unfit, g.health = m.Now, time.Time{}, time.Time{}, nil, nil, ""
 	m.enter(g, Starting, cause)
 	m.do(Launch{g.ref})
 }
@@ -28,8 +28,13 @@ func (m *Machine) launched(g *generation, in Launched) {
 		m.history.told = ""
 		m.enter(g, Started, ByLaunch)
 		m.started(g)
+		if g.desc.Serves {
+			m.setTimer(g, StartBy, max(0, g.desc.startTimeout()-m.Now.Sub(g.begun)))
+		}
 	case g.phase == Starting && errors.Is(in.Err, syscall.ETXTBSY):
 		m.postpone(g, in.Err)
+	case g.phase == Starting && in.Blocked && g != m.next && g.desc.Restart.restarts(in.Err):
+		m.blocked(g, in.Err)
 	case g.phase == Starting:
 		m.ended(g, ByLaunch, in.Err)
 	default:
@@ -46,6 +51,9 @@ func (m *Machine) postpone(g *generation, err error) {
 	m.enter(g, BackingOff, ByLaunch)
 	g.unready, g.next = err, m.Now.Add(busyPause)
 	m.setTimer(g, Pause, busyPause)
+	if g == m.next && !m.timers[Timer{g.ref, StartBy}] {
+		m.setTimer(g, StartBy, g.desc.startTimeout())
+	}
 	if !m.history.repeats(err) {
 		m.emit(EventBusy, g, fmt.Sprintf("its program is open for writing, and is started when it is closed: %v", err))
 	}
@@ -64,7 +72,7 @@ func (m *Machine) started(g *generation) {
 }
 
 func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
-	g.unready = nil
+	g.unready, g.readySince = nil, m.Now
 	m.enter(g, phase, cause)
 	how := "it is registered"
 	if phase == Ready {
@@ -75,7 +83,6 @@ func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
 		m.replace()
 		return
 	}
-	m.stopTimer(g, ReadyBy)
 	m.answerAll(&g.ready, nil)
 }
 
@@ -84,10 +91,9 @@ func (m *Machine) replace() {
 	old := m.current
 	m.current, m.next = m.next, nil
 	m.history, m.failed = history{}, nil
-	m.stopTimer(m.current, ReadyBy)
 	m.emit(EventReplaced, m.current, "a new process is ready, the old one is told to go")
 	m.answerAll(&old.starts, nil) // a process runs
-	if old.phase.rests() && old.phase != GivenUp {
+	if old.phase >= Idle {
 		m.answerAll(&m.current.ready, nil)
 		return
 	}
@@ -96,24 +102,23 @@ func (m *Machine) replace() {
 	m.end(old, Replaced, ByReplacement)
 }
 
-// unfulfilled says why a generation is not ready that somebody waits for.
+// unfulfilled answers those who wait until the current generation is ready, which its process did not become.
 func (m *Machine) unfulfilled(g *generation, err error) {
-	if g == m.next {
-		m.failNext(g, err)
-		return
-	}
-	m.stopTimer(g, ReadyBy)
 	m.answerAll(&g.ready, fmt.Errorf("%w: %w", ErrReplacement, err))
 }
 
-// failNext gives a replacement up. The old one goes on.
+// failNext gives up a generation that is to replace the current one, which stays as it is.
 func (m *Machine) failNext(g *generation, err error) {
 	if g != m.next {
 		return
 	}
-	m.failed = fmt.Errorf("%w, the old one keeps running: %w", ErrReplacement, err)
-	m.do(Emit{Event{Time: m.Now, Kind: EventFailed, Message: m.failed.Error()}})
-	m.drop(m.failed, ByReplacement)
+	m.failed = fmt.Errorf("%w: %w", ErrReplacement, err)
+	outcome := m.failed
+	if old := m.current.phase; old.runs() && old != Lost {
+		outcome = fmt.Errorf("%w, the old one keeps running: %w", ErrReplacement, err)
+	}
+	m.do(Emit{Event{Time: m.Now, Kind: EventFailed, Message: outcome.Error()}})
+	m.drop(outcome, ByReplacement)
 	if old := m.current; old.phase == Lost {
 		m.fail(old, fmt.Errorf("%w: %w", errUnlinked, err), ByReplacement, false)
 	}
@@ -123,7 +128,6 @@ func (m *Machine) failNext(g *generation, err error) {
 func (m *Machine) drop(err error, cause Cause) {
 	g := m.next
 	m.next = nil
-	m.stopTimer(g, ReadyBy)
 	m.answerAll(&g.ready, err)
 	if g.phase != Over {
 		m.leaving = append(m.leaving, g)
@@ -187,22 +191,24 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	}
 	repeated := cause == ByLaunch && m.history.repeats(err)
 	m.answerAll(&g.starts, err)
-	m.unfulfilled(g, cmp.Or(err, errEndedEarly))
 	policy := g.desc.Restart
 	if !policy.restarts(err) {
+		m.unfulfilled(g, cmp.Or(err, errEndedEarly))
 		if cause == ByLaunch {
 			m.emit(EventFailed, g, err.Error())
 		}
 		m.over(g, cause)
 		return
 	}
-	pause, tooMany := m.history.ended(policy, m.Moment, m.Now.Sub(g.begun))
-	if tooMany {
-		g.err = fmt.Errorf("given up after %d restarts within %v: %w", policy.Limit, policy.Window, cmp.Or(err, errClean))
+	pause, tooMany := m.history.ended(policy, m.Moment, g.lasted(m.Now))
+	if tooMany != "" {
+		g.err = fmt.Errorf("%s: %w", tooMany, cmp.Or(err, errClean))
+		m.unfulfilled(g, g.err)
 		m.enter(g, GivenUp, cause)
 		m.emit(EventFailed, g, g.err.Error())
 		return
 	}
+	m.unfulfilled(g, fmt.Errorf("%w; restarting in %v", cmp.Or(err, errEndedEarly), pause.Round(time.Millisecond)))
 	m.enter(g, BackingOff, cause)
 	g.next = m.Now.Add(pause)
 	m.setTimer(g, Pause, pause)
@@ -211,12 +217,30 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 	}
 }
 
+// lasted returns how long the process of a generation has run; zero if it was never ready.
+func (g *generation) lasted(now time.Time) time.Duration {
+	if g.readySince.IsZero() {
+		return 0
+	}
+	return max(1, now.Sub(g.begun))
+}
+
+// blocked has a generation wait until its program changes, without which no start can succeed.
+func (m *Machine) blocked(g *generation, err error) {
+	g.err = err
+	m.answerAll(&g.starts, err)
+	m.unfulfilled(g, err)
+	m.enter(g, Blocked, ByLaunch)
+	m.do(AwaitChange{g.ref})
+	m.emit(EventFailed, g, err.Error())
+}
+
 func (m *Machine) fired(g *generation, in Fired) {
 	switch kind := in.Kind; {
 	case kind == Settle && (g.phase == Started || g.phase == Adopted):
 		m.becomeReady(g, Ready, ByTimer)
-	case kind == ReadyBy:
-		m.unfulfilled(g, cmp.Or(g.unready, fmt.Errorf("it was not registered within %v", cmp.Or(g.desc.ReadyTimeout, defaultReadyTimeout))))
+	case kind == StartBy && (g.phase == Started || g == m.next):
+		m.late(g)
 	case kind != Pause || g.phase != BackingOff:
 	case g.desc.onDemand() && !in.Needed && !g.isAwaited() && g != m.next:
 		if m.over(g, ByTimer); g == m.current {
@@ -233,10 +257,23 @@ func (g *generation) isAwaited() bool {
 	return slices.ContainsFunc(slices.Concat(g.starts, g.ready), func(r Request) bool { return r != 0 })
 }
 
+// late ends a process that is not ready in time.
+func (m *Machine) late(g *generation) {
+	err := fmt.Errorf("it was not registered within its startTimeout, %v", g.desc.startTimeout())
+	if g.unready != nil {
+		err = fmt.Errorf("%w: %w", err, g.unready)
+	}
+	if g == m.next {
+		m.failNext(g, err)
+		return
+	}
+	m.fail(g, err, ByUnfitness, false)
+}
+
 // over says that nothing of a generation runs, nor will.
 func (m *Machine) over(g *generation, cause Cause) {
 	m.stopTimer(g, Pause)
-	m.stopTimer(g, ReadyBy)
+	m.stopTimer(g, StartBy)
 	g.next = time.Time{}
 	m.enter(g, Over, cause)
 	if g.reason != "" {

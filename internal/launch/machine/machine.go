@@ -14,7 +14,8 @@ const (
 	// settled is how long a plugin that does not serve has to run to be ready: nothing else tells that it came up.
 	settled = time.Second
 
-	defaultReadyTimeout = 30 * time.Second
+	// DefaultStartTimeout is how long a process may take to become ready if nobody says otherwise.
+	DefaultStartTimeout = time.Minute
 )
 
 // want is what is wanted of a plugin.
@@ -60,6 +61,7 @@ type generation struct {
 	health  HealthState
 	// err is how its last process ended, or why it was not started; unready why it was not registered; unfit why it is being ended.
 	err, unready, unfit error
+	readySince          time.Time // when its process became ready; zero if it has not
 	next                time.Time // when it is started again
 	reason              string    // why it is being stopped, if that is reported
 	starts, ready, ends []Request // those who wait for its start, until it is ready, and for its end
@@ -129,8 +131,8 @@ func (m *Machine) heard(g *generation, input Input) {
 		}
 	case Refused:
 		if unready {
-			g.unready = in.Err
-			m.unfulfilled(g, in.Err)
+			g.unready = in.Err // it may still be registered
+			m.failNext(g, in.Err)
 		}
 	case Exited:
 		m.exited(g, in.Err)
@@ -144,6 +146,10 @@ func (m *Machine) heard(g *generation, input Input) {
 			m.failNext(g, in.Err)
 		case g.phase == Started || g.phase == Serving:
 			m.fail(g, in.Err, ByUnfitness, in.AtOnce)
+		}
+	case Changed:
+		if g.phase == Blocked {
+			m.launch(g, ByChange)
 		}
 	case Fired:
 		if m.timers[in.Timer] {
@@ -172,8 +178,10 @@ func (m *Machine) configure(in Configure) {
 	case in.Changed && m.current != nil && m.current.phase == Idle && m.desc.onDemand():
 		m.current.desc = m.desc
 	case in.Changed && m.wanted == running:
-		m.restart(0)
+		m.restart(in.Request)
+		return
 	}
+	m.answer(in.Request, nil)
 }
 
 func (m *Machine) start(r Request) {
@@ -182,7 +190,7 @@ func (m *Machine) start(r Request) {
 	switch {
 	case g == nil || g.phase == Stopping || g.phase == Over || g.phase == Surviving:
 		m.begin(ByStart, r)
-	case g.phase == BackingOff || g.phase == GivenUp:
+	case g.phase == BackingOff || g.phase == GivenUp || g.phase == Blocked:
 		m.history = history{}
 		g.starts = append(g.starts, r)
 		m.launch(g, ByStart)
@@ -222,12 +230,10 @@ func (m *Machine) restart(r Request) {
 		}
 		m.begin(ByRestart, 0)
 		m.current.ready = append(m.current.ready, r)
-		m.setTimer(m.current, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))
 	default:
 		m.wanted = running
 		m.next = m.generation()
 		m.next.ready = []Request{r}
-		m.setTimer(m.next, ReadyBy, cmp.Or(m.desc.ReadyTimeout, defaultReadyTimeout))
 		m.launch(m.next, ByRestart)
 	}
 }
@@ -267,7 +273,7 @@ func (m *Machine) generation() *generation {
 
 // halt ends all that runs, but what survives if its host ends.
 func (m *Machine) halt(r Request, w want, cause Cause, err error, reason string) {
-	m.wanted = w
+	m.wanted, m.failed = w, nil
 	m.answerAll(&m.queue, err)
 	if m.next != nil {
 		m.drop(err, cause)
@@ -320,7 +326,7 @@ func (m *Machine) survivor(p Process) {
 		m.current = g
 	}
 	m.wanted = running
-	g.desc, g.begun, g.process = m.desc, m.Now, p
+	g.desc, g.begun, g.readySince, g.process = m.desc, m.Now, time.Time{}, p
 	m.enter(g, Adopted, BySurvivor)
 	m.do(Adopt{g.ref})
 	m.emit(EventAdopted, g, fmt.Sprintf("process %d, which an earlier host had started, was taken over", p.PID))
@@ -371,7 +377,7 @@ func (m *Machine) demand(r Request) {
 		m.wake(g, r)
 	case g.phase == Wanted || g.phase == Starting || g.phase == BackingOff || g.phase == Failing:
 		g.starts = append(g.starts, r)
-	case g.phase == GivenUp:
+	case g.phase == GivenUp || g.phase == Blocked:
 		m.answer(r, g.err)
 	default:
 		m.answer(r, nil)
@@ -401,8 +407,8 @@ func (m *Machine) Status() Status {
 			s.LastError = err.Error()
 		}
 	}
-	if m.failed != nil && s.LastError == "" {
-		s.LastError = m.failed.Error()
+	if m.failed != nil {
+		s.ReplacementError = m.failed.Error()
 	}
 	return s
 }
@@ -419,6 +425,13 @@ func (m *Machine) enter(g *generation, phase Phase, cause Cause) {
 	before := g.state()
 	taken := Transition{From: g.phase, On: cause, To: phase}
 	g.phase = phase
+	switch taken.From {
+	case Started:
+		m.stopTimer(g, StartBy)
+	case Blocked:
+		m.do(Unwatch{g.ref})
+	default: // nothing is under way for the phase alone
+	}
 	if g.state() != before || taken.From == 0 {
 		g.since = m.Now
 	}

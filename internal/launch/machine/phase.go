@@ -31,6 +31,8 @@ const (
 	BackingOff
 	// GivenUp: its processes have ended too often. It rests until somebody starts it.
 	GivenUp
+	// Blocked: it could not be started, and cannot be before its program changes.
+	Blocked
 	// Idle: nothing of it runs, and it is started when somebody needs it.
 	Idle
 	// Surviving: its host has ended and let it go on.
@@ -47,7 +49,7 @@ var phases = [...]struct {
 	{"new", StateStarting}, {"wanted", StateStarting}, {"starting", StateStarting}, {"started", StateStarting}, {"adopted", StateStarting},
 	{"ready", StateRunning}, {"serving", StateRunning}, {"lost", StateUnlinked},
 	{"failing", StateStopping}, {"replaced", StateStopping}, {"stopping", StateStopping},
-	{"backing off", StateBackoff}, {"given up", StateFailed}, {"idle", StateIdle}, {"surviving", StateStopped}, {"over", StateStopped},
+	{"backing off", StateBackoff}, {"given up", StateFailed}, {"blocked", StateBlocked}, {"idle", StateIdle}, {"surviving", StateStopped}, {"over", StateStopped},
 }
 
 func (p Phase) String() string { return phases[p].name }
@@ -79,11 +81,12 @@ const (
 	BySocketLoss                   // its socket was removed
 	ByOffer                        // it is there for who needs it
 	ByIdleness                     // nobody has needed it for a while
+	ByChange                       // its program has changed
 )
 
 var causeNames = [...]string{
 	"", "start", "demand", "restart", "stop", "host's end", "survivor", "turn", "launch returned", "registered", "replacement", "exit",
-	"timer", "unfit", "socket removed", "offer", "idleness",
+	"timer", "unfit", "socket removed", "offer", "idleness", "change",
 }
 
 func (c Cause) String() string { return causeNames[c] }
@@ -112,7 +115,7 @@ var (
 	unready = []Phase{Started, Adopted}
 	up      = []Phase{Started, Adopted, Ready, Serving, Lost}
 	exiting = append(up[:len(up):len(up)], Failing)
-	waiting = []Phase{Wanted, BackingOff, GivenUp, Idle}
+	waiting = []Phase{Wanted, BackingOff, GivenUp, Blocked, Idle}
 	one     = func(p Phase) []Phase { return []Phase{p} }
 )
 
@@ -132,6 +135,7 @@ var Table = []Row{
 	{one(Starting), ByLaunch, "its process runs", Started},
 	{one(Starting), ByLaunch, "it could not be started, and is tried again; or its program is still open for writing", BackingOff},
 	{one(Starting), ByLaunch, "it could not be started too often", GivenUp},
+	{one(Starting), ByLaunch, "it cannot be started before its program changes", Blocked},
 	{one(Starting), ByLaunch, "it could not be started, and its policy rules out another start, or it is a replacement", Over},
 	{unready, ByReadiness, "", Serving},
 	{unready, ByTimer, "it does not serve", Ready},
@@ -142,13 +146,14 @@ var Table = []Row{
 	{[]Phase{Started, Serving}, ByUnfitness, "", Failing},
 	{one(BackingOff), ByTimer, "", Starting},
 	{one(BackingOff), ByTimer, "nobody needs it", Over},
-	{[]Phase{BackingOff, GivenUp}, ByStart, "", Starting},
-	{[]Phase{BackingOff, GivenUp}, BySurvivor, "", Adopted},
+	{one(Blocked), ByChange, "", Starting},
+	{[]Phase{BackingOff, GivenUp, Blocked}, ByStart, "", Starting},
+	{[]Phase{BackingOff, GivenUp, Blocked}, BySurvivor, "", Adopted},
 
 	{[]Phase{Starting, Started, Adopted, Serving, Lost, Failing}, ByReplacement, "the newer one is ready", Replaced},
 	{[]Phase{Starting, Started}, ByReplacement, "it is the newer one, and was refused or took too long", Stopping},
 	{one(Lost), ByReplacement, "the newer one did not become ready", Failing},
-	{[]Phase{BackingOff, GivenUp}, ByReplacement, "the newer one is ready, or it is the newer one and took too long", Over},
+	{[]Phase{BackingOff, GivenUp, Blocked}, ByReplacement, "the newer one is ready, or it is the newer one and took too long", Over},
 
 	{append(exiting[:len(exiting):len(exiting)], Starting), ByStop, "", Stopping},
 	{[]Phase{Starting, Started, Ready, Serving, Lost, Failing}, ByClose, "it does not survive, or is not up", Stopping},
@@ -159,7 +164,7 @@ var Table = []Row{
 	},
 	{waiting, ByStop, "", Over},
 	{waiting, ByClose, "", Over},
-	{[]Phase{BackingOff, GivenUp, Idle}, ByRestart, "a new one begins", Over},
+	{[]Phase{BackingOff, GivenUp, Blocked, Idle}, ByRestart, "a new one begins", Over},
 
 	{[]Phase{Replaced, Stopping}, ByExit, "", Over},
 	{[]Phase{Replaced, Stopping}, ByLaunch, "it could not be started", Over},

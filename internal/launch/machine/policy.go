@@ -2,6 +2,7 @@ package machine
 
 import (
 	"cmp"
+	"fmt"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
@@ -35,7 +36,7 @@ type Policy struct {
 	MaxBackoff time.Duration // none is longer; default 1 min
 	Limit      int           // so many restarts within Window, and the next one makes it failed; default 10, negative: no limit
 	Window     time.Duration // it slides; default 10 min
-	Healthy    time.Duration // a process that lasted so long starts the back-off anew; default 1 min
+	Healthy    time.Duration // a process that was ready and lasted so long starts the back-off over; default 1 min
 
 	// RestartUnresponsive ends a process, as a failure, when it does not answer health checks any more.
 	RestartUnresponsive bool
@@ -69,6 +70,7 @@ type history struct {
 	restarts  int         // all of them
 	recent    []time.Time // those that may lie within the window, oldest first
 	unhealthy int         // processes in a row that were not healthy
+	unready   int         // processes in a row that were never ready
 	told      string      // why the last start failed, which is told once; empty after one that did not
 }
 
@@ -79,24 +81,31 @@ func (h *history) repeats(err error) bool {
 	return h.told == before
 }
 
-// ended takes the end of a process that is to be followed by another one. It returns the pause before it, or that there were too many.
-func (h *history) ended(p Policy, at Moment, lasted time.Duration) (pause time.Duration, tooMany bool) {
+// ended takes the end of a process that is to be followed by another one; lasted is zero if the process was never ready. It returns the
+// pause before the next one, or why there is none.
+func (h *history) ended(p Policy, at Moment, lasted time.Duration) (pause time.Duration, tooMany string) {
 	for len(h.recent) > 0 && at.Now.Sub(h.recent[0]) >= p.Window {
 		h.recent = h.recent[1:]
 	}
-	if p.Limit > 0 && len(h.recent) >= p.Limit {
-		return 0, true
+	h.unready++
+	if lasted > 0 {
+		h.unready = 0
 	}
-	if p.Limit > 0 {
+	switch {
+	case p.Limit > 0 && len(h.recent) >= p.Limit:
+		return 0, fmt.Sprintf("given up after %d restarts within %v", p.Limit, p.Window)
+	case p.Limit > 0 && h.unready > p.Limit: // slow starts are more than a window long
+		return 0, fmt.Sprintf("given up after %d starts in a row, none of which became ready", h.unready)
+	case p.Limit > 0:
 		h.recent = append(h.recent, at.Now)
 	}
 	h.restarts++
 	if lasted >= p.Healthy {
 		h.unhealthy = 0
 		if p.Restart == OnDemand { // whoever needs it waits
-			return 0, false
+			return 0, ""
 		}
 	}
 	h.unhealthy++
-	return p.pause(h.unhealthy, at.Chance), false
+	return p.pause(h.unhealthy, at.Chance), ""
 }

@@ -59,6 +59,9 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	if status.LastError != "" {
 		fmt.Fprintf(&b, ": %s", status.LastError)
 	}
+	if status.ReplacementError != "" {
+		fmt.Fprintf(&b, "; %s", status.ReplacementError)
+	}
 	return b.String() + "\n"
 }
 
@@ -85,7 +88,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 		err = syscall.ETXTBSY
 	}
 	ref, r := Ref(number("of")), Request(number("for"))
-	kinds := map[string]TimerKind{"pause": Pause, "settle": Settle, "ready-by": ReadyBy}
+	kinds := map[string]TimerKind{"pause": Pause, "settle": Settle, "start-by": StartBy}
 	restarts := map[string]Restart{"": OnFailure, "always": Always, "never": Never, "on-demand": OnDemand}
 	switch d.Cmd {
 	case "configure":
@@ -94,7 +97,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 		return Configure{Changed: d.HasArg("changed"), Description: Description{
 			Identity: word("identity"), Serves: d.HasArg("serves"), Survives: d.HasArg("survives"), Restart: policy,
 			Upgrade: upgrades[word("upgrade")],
-		}}
+		}, Request: r}
 	case "start":
 		return Start{r}
 	case "replace":
@@ -117,7 +120,9 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 		return Survivor{Process{Identity: word("identity"), PID: int(number("pid")), Socket: word("socket")}}
 	case "launched":
 		s.pids++
-		return Launched{ref, Process{PID: s.pids, Socket: fmt.Sprintf("/s%d", s.pids)}, err}
+		return Launched{ref, Process{PID: s.pids, Socket: fmt.Sprintf("/s%d", s.pids)}, err, d.HasArg("blocked")}
+	case "changed":
+		return Changed{ref}
 	case "registered":
 		return Registered{ref}
 	case "refused":

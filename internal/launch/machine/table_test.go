@@ -51,7 +51,7 @@ on demand.
 	}
 	b.WriteString("\nA ready or serving one that does not answer health checks is shown as unresponsive.\n\n" +
 		"## The causes\n\n| cause | what has happened |\n|---|---|\n")
-	for c := ByStart; c <= ByIdleness; c++ {
+	for c := ByStart; c <= ByChange; c++ {
 		fmt.Fprintf(&b, "| %s | %s |\n", c, causeMeanings[c])
 	}
 	b.WriteString("\n## The transitions\n\n| from | on | if | to |\n|---|---|---|---|\n")
@@ -81,6 +81,7 @@ var phaseMeanings = map[Phase]string{
 	Stopping:   "It is being stopped for good.",
 	BackingOff: "Its process has ended or could not be started, and the next start is scheduled.",
 	GivenUp:    "Its processes have ended too often. It waits until somebody starts it.",
+	Blocked:    "It cannot be started before its program changes; then it is started.",
 	Idle:       "It has no process, and is started when somebody needs it.",
 	Surviving:  "Its host has ended and left it running.",
 	Over:       "Nothing of it runs or will run.",
@@ -99,10 +100,11 @@ var causeMeanings = map[Cause]string{
 	ByReplacement: "The newer one is ready, or did not become ready.",
 	ByExit:        "Its process has ended, with everything it had started.",
 	ByTimer:       "Its timer fired.",
-	ByUnfitness:   "It does not answer, or breaks its protocol.",
+	ByUnfitness:   "It does not answer, breaks its protocol, or is not ready within `startTimeout`.",
 	BySocketLoss:  "Its socket was removed while it serves.",
 	ByOffer:       "It is to wait until somebody needs it.",
 	ByIdleness:    "Nobody has needed it for as long as its `idle` says.",
+	ByChange:      "Its program has changed.",
 }
 
 // TestTable: the table stays within what can be read at once, and has each transition once.

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"time"
 )
@@ -24,6 +25,8 @@ const (
 	StateBackoff State = "backoff"
 	// StateFailed: it ended too often; Restart and Start start over.
 	StateFailed State = "failed"
+	// StateBlocked: it cannot be started before its program changes; then it is started.
+	StateBlocked State = "blocked"
 	// StateIdle: it has no process, and is started when somebody needs it.
 	StateIdle State = "idle"
 	// StateStopped: it was stopped, ended by itself and is not to be started again, or was never started.
@@ -58,8 +61,10 @@ type Status struct {
 	Restarts int
 	// NextStart is when it is started again; zero if that is not planned.
 	NextStart time.Time
-	// LastError says how its last process ended, or why its last replacement failed, with the last lines that it wrote to standard error.
+	// LastError says how its last process ended, with the last lines that it wrote to standard error, or why its process is not ready.
 	LastError string
+	// ReplacementError says why its last replacement failed, until another one succeeds or a person starts it.
+	ReplacementError string
 }
 
 // EventKind names what happened to a launched plugin. That a process was started or has ended is told by the host.
@@ -129,9 +134,12 @@ type Description struct {
 	// Survives says that its process goes on when its host ends.
 	Survives bool
 	Restart  Policy
-	// ReadyTimeout is how long a replacement may take to become ready.
-	ReadyTimeout time.Duration
+	// StartTimeout is how long a process that serves may take from its start until it is ready.
+	StartTimeout time.Duration
 }
+
+// startTimeout is how long a process that serves may take from its start until it is ready.
+func (d Description) startTimeout() time.Duration { return cmp.Or(d.StartTimeout, DefaultStartTimeout) }
 
 // onDemand says whether it is started when somebody needs it.
 func (d Description) onDemand() bool { return d.Restart.Restart == OnDemand }
@@ -159,7 +167,7 @@ type (
 const (
 	Pause   TimerKind = iota // before another start
 	Settle                   // after which one that does not serve is ready
-	ReadyBy                  // within which a replacement has to be ready
+	StartBy                  // within which a process that serves has to be ready
 )
 
 func (r Ref) of() Ref { return r }
@@ -168,10 +176,11 @@ func (r Ref) of() Ref { return r }
 type Input any
 
 type (
-	// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced.
+	// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced, which the answer is about.
 	Configure struct {
 		Description
 		Changed bool
+		Request
 	}
 	// Start is what somebody asks for, like Replace and Stop; see package launcher.
 	Start struct{ Request }
@@ -196,12 +205,15 @@ type (
 	Unneeded struct{ Ref }
 	// Survivor says that a process of it was reached that survived an earlier host. The effect is Adopt or Discard.
 	Survivor struct{ Process }
-	// Launched says that its process runs, or why it could not be started.
+	// Launched says that its process runs, or why it could not be started. Blocked says that no attempt can succeed before its program changes.
 	Launched struct {
 		Ref
 		Process
-		Err error
+		Err     error
+		Blocked bool
 	}
+	// Changed says that the program of a generation that is Blocked has changed.
+	Changed struct{ Ref }
 	// Registered says that it was registered.
 	Registered struct{ Ref }
 	// Refused says why it was not.
@@ -250,6 +262,8 @@ type (
 	Launch struct{ Ref }
 	// Cancel asks for the end of that attempt.
 	Cancel struct{ Ref }
+	// AwaitChange asks for Changed. Unwatch ends that.
+	AwaitChange struct{ Ref }
 	// Adopt takes the process over with which Survivor came.
 	Adopt struct{ Ref }
 	// Discard ends it.

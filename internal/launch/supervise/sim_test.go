@@ -175,7 +175,11 @@ func (w *world) launch(ctx context.Context, _ machine.Ref, cfg config) (supervis
 	if err := w.Sleep(ctx, w.Between(0, 2*time.Second)); err != nil && !w.OneIn(3) { // it may be too late to end the start
 		return nil, err
 	}
-	if !w.calm && w.OneIn(6) {
+	switch {
+	case w.calm || !w.OneIn(6):
+	case w.OneIn(2):
+		return nil, &supervise.BlockedError{Err: errFault, AwaitChange: func(ctx context.Context) { _ = w.Sleep(ctx, w.Between(0, time.Minute)) }}
+	default:
 		return nil, errFault
 	}
 	if !w.calm && w.OneIn(6) {
@@ -266,7 +270,7 @@ func (p *proc) Terminate(ctx context.Context) {
 	p.until()
 }
 
-func (w *world) awaitReady(ctx context.Context, process supervise.Process) error {
+func (w *world) awaitReady(ctx context.Context, process supervise.Process, refused func(error)) error {
 	p, _ := process.(*proc)
 	if err := w.Sleep(ctx, w.Between(0, 3*time.Second)); err != nil {
 		return err
@@ -275,8 +279,9 @@ func (w *world) awaitReady(ctx context.Context, process supervise.Process) error
 		p.unfit = true
 		hangs := w.OneIn(2)
 		p.hangs = hangs && !p.survivor && w.unit.Process() == supervise.Process(p)
-		w.unit.Unfit(p, errFault, hangs)
-		return errFault
+		if w.unit.Unfit(p, errFault, hangs); !p.survivor { // one that was taken over is left alone
+			return errFault
+		}
 	}
 	switch {
 	case w.calm || !w.OneIn(4):
@@ -285,7 +290,10 @@ func (w *world) awaitReady(ctx context.Context, process supervise.Process) error
 			p.unfit = true
 			w.unit.Unneeded(p)
 		}
-		return errFault // refused; it is asked again
+		refused(errFault) // it may still be registered
+		if err := w.Sleep(ctx, w.Between(0, 20*time.Second)); err != nil {
+			return err
+		}
 	default: // it takes its time
 		for !w.calm {
 			if err := w.Sleep(ctx, time.Minute); err != nil {

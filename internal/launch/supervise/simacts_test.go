@@ -56,10 +56,11 @@ func (w *world) configure(changed bool) {
 	}
 	w.cfg.number = number
 	w.say("configuration %+v", w.cfg)
+	w.awaited++
 	w.unit.Configure(w.cfg, machine.Description{
 		Identity: w.cfg.identity(), Serves: w.cfg.serves, Survives: w.cfg.survives, Upgrade: w.cfg.upgrade, Restart: w.cfg.policy,
-		ReadyTimeout: 10 * time.Second,
-	}, changed)
+		StartTimeout: 10 * time.Second,
+	}, changed, func(error) { w.awaited-- })
 	if w.cfg.offered && number != 1 && w.stopped {
 		return // which is not for who configures it to end
 	}

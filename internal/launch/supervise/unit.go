@@ -27,11 +27,12 @@ type Process interface {
 
 // Config says what a [Unit] keeps running. D is what describes the plugin.
 type Config[D any] struct {
-	// Launch starts a process of a generation. It may take its time; the end of ctx ends that, and the process.
+	// Launch starts a process of a generation. It may take its time; the end of ctx ends that, and the process. After an error that wraps a [BlockedError] it
+	// is called again when the program has changed.
 	Launch func(ctx context.Context, generation machine.Ref, description D) (Process, error)
-	// Ready blocks until a process is ready and returns nil, or an error if it was refused or ctx ended; and Follow, after that, tells of its
-	// health until ctx ends. They are called for plugins that serve.
-	Ready  func(ctx context.Context, p Process) error
+	// Ready blocks until a process is ready and returns nil, or an error if ctx ended, and calls refused each time that the process is
+	// refused; and Follow, after that, tells of its health until ctx ends. They are called for plugins that serve.
+	Ready  func(ctx context.Context, p Process, refused func(error)) error
 	Follow func(ctx context.Context, description D, p Process, found func(machine.HealthFound))
 	// Needed says whether somebody needs the plugin, for one that is started on demand. It is called with a lock of the Unit.
 	Needed func() bool
@@ -40,6 +41,17 @@ type Config[D any] struct {
 	// Pace is what it runs on.
 	Pace Pace
 }
+
+// BlockedError is the error of a launch that fails in the same way until the program changes.
+type BlockedError struct {
+	Err error
+	// AwaitChange blocks until the program has changed since the launch, or ctx ends.
+	AwaitChange func(ctx context.Context)
+}
+
+func (e *BlockedError) Error() string { return e.Err.Error() }
+
+func (e *BlockedError) Unwrap() error { return e.Err }
 
 // Pace is time, goroutines and chance. A simulation has its own.
 type Pace interface {
@@ -84,7 +96,8 @@ type held[D any] struct {
 	description D
 	process     Process            // nil if none runs
 	cancel      context.CancelFunc // of the launch, and then of the wait for the end
-	unwatch     context.CancelFunc // nil if it is not watched
+	unwatch     context.CancelFunc // nil if neither it nor its program is watched
+	blocked     *BlockedError      // that of the last launch; nil if it had none
 	kill        context.CancelFunc // nil if it is not being terminated
 }
 
@@ -95,12 +108,13 @@ func New[D any](cfg Config[D]) *Unit[D] {
 	}
 }
 
-// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced.
-func (u *Unit[D]) Configure(description D, about machine.Description, changed bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.description = description
-	u.step(machine.Configure{Description: about, Changed: changed})
+// Configure gives the plugin a description. Changed says that a process of the one before has to be replaced. Done is called as by Start,
+// with what became of that.
+func (u *Unit[D]) Configure(description D, about machine.Description, changed bool, done func(error)) {
+	u.ask(done, func(r machine.Request) machine.Input {
+		u.description = description
+		return machine.Configure{Description: about, Changed: changed, Request: r}
+	})
 }
 
 // Tell gives the machine an input that nobody waits for.
@@ -225,6 +239,8 @@ func (u *Unit[D]) execute(effect machine.Effect) {
 		p := u.survivor
 		u.survivor = nil
 		u.cfg.Pace.Go(func() { p.Terminate(context.Background()) })
+	case machine.AwaitChange:
+		u.awaitChange(e.Ref)
 	case machine.Watch:
 		u.watch(e.Ref)
 	case machine.Unwatch:
@@ -259,12 +275,13 @@ func (u *Unit[D]) launch(ref machine.Ref) {
 	u.cfg.Pace.Go(func() {
 		defer cancel()
 		p, err := u.guarded(ctx, ref, h.description)
-		started := machine.Launched{Ref: ref, Err: err}
+		blocked, isBlocked := errors.AsType[*BlockedError](err)
+		started := machine.Launched{Ref: ref, Err: err, Blocked: isBlocked}
 		if err == nil {
 			started.Process = p.About()
 		}
 		u.mu.Lock()
-		h.process = p
+		h.process, h.blocked = p, blocked
 		u.step(started)
 		u.mu.Unlock()
 		if err == nil {
@@ -345,21 +362,33 @@ func (u *Unit[D]) tidy(ref machine.Ref) {
 	}
 }
 
+// awaitChange gives the machine the news that the program of a generation has changed.
+func (u *Unit[D]) awaitChange(ref machine.Ref) {
+	h := u.held[ref]
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each AwaitChange
+	h.unwatch = cancel
+	blocked := h.blocked
+	u.cfg.Pace.Go(func() {
+		if blocked.AwaitChange(ctx); ctx.Err() == nil {
+			u.Tell(machine.Changed{Ref: ref})
+		}
+		u.tidy(ref)
+	})
+}
+
 func (u *Unit[D]) watch(ref machine.Ref) {
 	h := u.held[ref]
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each Watch
 	h.unwatch = cancel
 	p := h.process
 	u.cfg.Pace.Go(func() {
-		for {
-			err := u.cfg.Ready(ctx, p)
-			if ctx.Err() != nil {
-				return
+		err := u.cfg.Ready(ctx, p, func(why error) {
+			if ctx.Err() == nil {
+				u.Tell(machine.Refused{Ref: ref, Err: why})
 			}
-			if err == nil {
-				break
-			}
-			u.Tell(machine.Refused{Ref: ref, Err: err}) // it may still be registered: its handler may change its mind or be another one
+		})
+		if err != nil {
+			return
 		}
 		u.Tell(machine.Registered{Ref: ref})
 		u.cfg.Follow(ctx, h.description, p, func(found machine.HealthFound) {

@@ -124,7 +124,7 @@ func start(t *testing.T, policy machine.Policy, p *plugin) *supervised {
 		},
 		Pace: supervise.Real{WaitGroup: &s.work},
 	})
-	s.Configure("", machine.Description{Restart: policy}, false)
+	s.Configure("", machine.Description{Restart: policy}, false, func(error) {})
 	s.again()
 	t.Cleanup(func() { s.end() })
 	return s
@@ -384,7 +384,7 @@ func TestNeededAgain(t *testing.T) {
 		s.Unit = supervise.New(supervise.Config[string]{
 			Launch: p.launch, Observe: func(machine.Event) {}, Needed: func() bool { return true }, Pace: supervise.Real{WaitGroup: &s.work},
 		})
-		s.Configure("", machine.Description{Restart: machine.Policy{Restart: machine.OnDemand, Limit: -1}}, false)
+		s.Configure("", machine.Description{Restart: machine.Policy{Restart: machine.OnDemand, Limit: -1}}, false, func(error) {})
 		s.Tell(machine.Demand{})
 		t.Cleanup(s.end)
 		time.Sleep(time.Hour)
@@ -455,7 +455,7 @@ func TestReleasedBeforeItIsWaitedFor(t *testing.T) {
 		pace := &later{Real: supervise.Real{WaitGroup: new(sync.WaitGroup)}}
 		p := &plugin{ends: []end{{}}}
 		u := supervise.New(supervise.Config[string]{Launch: p.launch, Observe: func(machine.Event) {}, Pace: pace})
-		u.Configure("", machine.Description{Survives: true}, false)
+		u.Configure("", machine.Description{Survives: true}, false, func(error) {})
 		survivor, err := p.launch(t.Context(), 0, "")
 		if err != nil {
 			t.Fatal(err)

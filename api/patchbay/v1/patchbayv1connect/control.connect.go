@@ -149,7 +149,8 @@ type ControlServiceClient interface {
 	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest]) (*connect.ServerStreamForClient[v1.ReadLogsResponse], error)
 	// Reload makes the daemon read its configuration again and apply it, completely or not at all: a configuration with an error, or one that
 	// needs a restart, fails with FAILED_PRECONDITION and a message that says what is wrong, and where; the old one stays in force. Plugins
-	// that the change does not concern are not affected.
+	// that the change does not concern are not affected. The call returns when the processes of changed plugins have been replaced, or could
+	// not be.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 
@@ -462,7 +463,8 @@ type ControlServiceHandler interface {
 	ReadLogs(context.Context, *connect.Request[v1.ReadLogsRequest], *connect.ServerStream[v1.ReadLogsResponse]) error
 	// Reload makes the daemon read its configuration again and apply it, completely or not at all: a configuration with an error, or one that
 	// needs a restart, fails with FAILED_PRECONDITION and a message that says what is wrong, and where; the old one stays in force. Plugins
-	// that the change does not concern are not affected.
+	// that the change does not concern are not affected. The call returns when the processes of changed plugins have been replaced, or could
+	// not be.
 	Reload(context.Context, *connect.Request[v1.ReloadRequest]) (*connect.Response[v1.ReloadResponse], error)
 }
 

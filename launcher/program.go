@@ -1,0 +1,82 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
+)
+
+// programInterval is how often a program is looked at that has to change before its plugin can be started.
+const programInterval = time.Second
+
+// program identifies the program of a plugin, as far as a change shows without reading it. The zero value stands for a missing one.
+type program struct {
+	path string
+	info os.FileInfo
+}
+
+// program returns what the plugin would run now.
+func (p Plugin) program() program {
+	path, err := exe.Find(p.Args[0], p.Dir)
+	if err != nil {
+		return program{}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return program{}
+	}
+	return program{path, info}
+}
+
+// tried returns what a launch is about to try, if its digest will be checked: otherwise nothing is compared with it.
+func (p Plugin) tried() program {
+	if p.SHA256 == "" {
+		return program{}
+	}
+	return p.program()
+}
+
+func (a program) isSame(b program) bool {
+	if a.info == nil || b.info == nil {
+		return a.info == nil && b.info == nil
+	}
+	return a.path == b.path && os.SameFile(a.info, b.info) && a.info.Size() == b.info.Size() && a.info.Mode() == b.info.Mode() &&
+		a.info.ModTime().Equal(b.info.ModTime())
+}
+
+// checkProgram returns an error if the plugin has no program that can be executed.
+func (p Plugin) checkProgram() error {
+	path, err := exe.Find(p.Args[0], p.Dir)
+	if err == nil {
+		err = exe.Check(path)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot launch plugin %s: %w: %w; install it or correct the command: it is started when the program is there",
+			p.Name, ErrProgram, err)
+	}
+	return nil
+}
+
+// blocked returns the error of a launch, as a [supervise.BlockedError] if every launch fails until the program changes.
+func (p Plugin) blocked(err error, tried program) error {
+	hasChanged := func() bool { return !p.program().isSame(tried) }
+	switch missing := p.checkProgram(); {
+	case missing != nil:
+		err, hasChanged = missing, func() bool { return p.checkProgram() == nil }
+	case errors.Is(err, host.ErrDigest):
+		err = fmt.Errorf("%w; it is started when the program changes", err)
+	default:
+		return err
+	}
+	return &supervise.BlockedError{Err: err, AwaitChange: func(ctx context.Context) {
+		for backoff.Pause(ctx, programInterval) && !hasChanged() { // a file system of another machine does not tell
+		}
+	}}
+}
