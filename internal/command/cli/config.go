@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -179,14 +180,19 @@ Handlers, timeouts, the log and the catalogue of plugins can change. If anything
 applied: the command says why and exits with 1, and the previous configuration stays in force. Plugins that a change does not concern are
 not disturbed. The daemon's flags and environment still override the files.
 
-The command waits until the processes of changed plugins have been replaced. If one could not be, the configuration is in force all the same,
-and the command says why and exits with 1.`,
+The command waits until the daemon is ready and the processes of changed plugins have been replaced. If one could not be, the configuration is
+in force all the same, and the command says why and exits with 1. If the daemon has not answered after the timeout, the command exits with 1,
+and it is not known whether the configuration is in force: "patchbay config show --running" shows it.`,
 		Example: `  patchbay reload
   patchbay reload -o json | jq -r '.changed[]'`,
 	}
 	socket := addControlSocket(cmd, paths)
 	output := addOutput(cmd, "text")
+	timeout := cmd.Flags().Duration("timeout", 5*time.Minute, "how long to wait for the daemon, and for replacements")
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return above0(cmd, *timeout) }
 	cmd.RunE = socket.ask(0, func(ctx context.Context, c *client.Client, cmd *cobra.Command, _ []string) error {
+		ctx, cancel := context.WithTimeout(ctx, *timeout)
+		defer cancel()
 		reloaded, err := c.Reload(ctx)
 		if err != nil {
 			return err
