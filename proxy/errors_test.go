@@ -119,7 +119,8 @@ func TestHostServicesAreRefused(t *testing.T) {
 	}
 	defer conn.Close()
 	for _, method := range []string{"/plugin.GRPCController/Shutdown", "/plugin.GRPCBroker/StartStream", "/plugin.GRPCStdio/StreamStdio",
-		"/pluginregistration.Registration/GetInfo", "/pluginregistration.Registration/NotifyRegistrationStatus"} {
+		"/pluginregistration.Registration/GetInfo", "/pluginregistration.Registration/NotifyRegistrationStatus", "/pluginregistration%2ERegistration/NotifyRegistrationStatus",
+		"/pluginregistration.Registration%2FNotifyRegistrationStatus/", "/%70lugin.GRPCController/Shutdown"} {
 		err := conn.Invoke(t.Context(), method, &testpb.Empty{}, &testpb.Empty{})
 		if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "is not forwarded") {
 			t.Errorf("%s: %v", method, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -51,9 +52,13 @@ func (d Director) Forward(ctx context.Context, caller grpc.ServerStream) error {
 const registrationService = "pluginregistration.Registration"
 
 // checkMethod returns an error for a method that only the host of a plugin may call: that of the registration, and those of the protobuf
-// package "plugin", by which the host of a go-plugin plugin ends it, takes its output and brokers connections.
+// package "plugin", by which the host of a go-plugin plugin ends it, takes its output and brokers connections. A plugin whose server is
+// that of package net/http decodes the path of a call, so the decoded path is checked.
 func checkMethod(method string) error {
 	method = strings.TrimPrefix(method, "/")
+	if decoded, err := url.PathUnescape(method); err == nil {
+		method = decoded
+	}
 	service, _, _ := strings.Cut(method, "/")
 	rest, ofGoPlugin := strings.CutPrefix(service, "plugin.")
 	switch {
