@@ -125,6 +125,17 @@ func TestUnfit(t *testing.T) {
 	}
 }
 
+// TestCheckOpensRegularFilesOnly: to open a pipe would wait for a writer.
+func TestCheckOpensRegularFilesOnly(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(pipe); err != nil {
+		t.Errorf("what is not a program's file is judged: %v", err)
+	}
+}
+
 func TestParseScript(t *testing.T) {
 	tests := map[string]struct {
 		program string

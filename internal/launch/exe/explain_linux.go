@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // errForeign is wrapped by errors about programs of another kind than this system executes by itself.
@@ -27,14 +29,11 @@ func Check(path string) error {
 
 // Explain is like [Check] for a program that the system has refused to execute.
 func Explain(path string) error {
-	program, err := os.Open(path)
+	program, err := regular.Open(path)
 	if err != nil {
-		return nil //nolint:nilerr // a program need not be readable to be executed
+		return nil //nolint:nilerr // a program need not be readable to be executed, and a pipe or a device is not read
 	}
 	defer program.Close()
-	if info, err := program.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil //nolint:nilerr // nor be a file of which this knows
-	}
 	begin := make([]byte, maxFirstLine)
 	n, _ := io.ReadFull(program, begin) // what is missing is not a program
 	begin = begin[:n]
