@@ -60,8 +60,7 @@ type Budget struct {
 	// leaving is how many connections only have calls to end.
 	leaving int
 	// canceled has the users who canceled calls a short time ago.
-	canceled   map[uint32]*cancels
-	allCancels cancels
+	canceled map[uint32]*cancels
 }
 
 // use is what one user has, or all.

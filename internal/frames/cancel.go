@@ -3,6 +3,7 @@ package frames
 import (
 	"context"
 	"maps"
+	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -10,8 +11,8 @@ import (
 )
 
 // CancelRates are how many calls that have no answer yet may be canceled in a second: on one connection, by one user, and by all users
-// together, except the privileged. In the first second it may be twice as many. A connection on which a rate is exceeded is not read from
-// until the rate allows it.
+// together, except the privileged. Users who cancel calls at the same time have equal shares of All. In the first second it may be twice as
+// many. A connection on which a rate is exceeded is not read from until the rate allows it.
 //
 // Two small frames make a call and cancel it, and cost the proxy and the plugin much more than their sender. A caller that waits for
 // answers cannot make more calls than are answered; one that cancels them can.
@@ -50,14 +51,13 @@ func (b *Budget) cancel(on *cancels, uid uint32, n int) time.Duration {
 		of = new(cancels)
 		b.canceled[uid] = of
 	}
+	rate, whose := rates.User, UserCancels
+	if share := b.cancelShare(uid, now); share < rate {
+		rate, whose = share, Cancels
+	}
 	pause, why := on.add(now, n, rates.Conn), ConnCancels
-	if ofUser := of.add(now, n, rates.User); ofUser > 0 {
-		pause, why = max(pause, ofUser), UserCancels
-		if !b.privileged(uid) { // a user within its own rate is not affected by others
-			if ofAll := b.allCancels.add(now, n, rates.All); ofAll > pause {
-				pause, why = ofAll, Cancels
-			}
-		}
+	if ofUser := of.add(now, n, rate); ofUser > 0 {
+		pause, why = max(pause, ofUser), whose
 	}
 	if pause <= 0 {
 		return 0
@@ -65,6 +65,20 @@ func (b *Budget) cancel(on *cancels, uid uint32, n int) time.Duration {
 	b.refused(uid, why, now.Sub(of.paused) > calm)
 	of.paused = now
 	return pause
+}
+
+// cancelShare returns the share of a user in the rate of all; b.mu is held.
+func (b *Budget) cancelShare(uid uint32, now time.Time) int {
+	if b.privileged(uid) {
+		return math.MaxInt
+	}
+	users := 1
+	for other, c := range b.canceled {
+		if other != uid && !b.privileged(other) && c.until.After(now) {
+			users++
+		}
+	}
+	return max(b.limits.Cancels.All/users, 1)
 }
 
 // owed returns for how long a new connection of a user is not to be read from, because of calls on earlier ones.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
@@ -127,5 +128,48 @@ func (b *bed) flood(stop chan struct{}, cancel func(p *peer, id uint32) error) {
 			return
 		default:
 		}
+	}
+}
+
+// TestCancelsOfManyUsers checks that users who each stay within their own rate do not cancel more calls together than all may, that who
+// cancels few is not slowed down by them, and that the privileged have no share in that.
+func TestCancelsOfManyUsers(t *testing.T) {
+	const self, users, ofUser, ofAll = 1, 10, 1000, 2000
+	reasons := map[Reason]int{}
+	limits := Limits{Cancels: CancelRates{Conn: ofUser, User: ofUser, All: ofAll}}
+	b := NewBudget(limits, self, func(_ uint32, why Reason, _ bool) { reasons[why]++ })
+	begun := time.Now()
+	flood := func(uid uint32, on *cancels, most int) (n int, paused bool) {
+		for range most {
+			if n++; b.cancel(on, uid, 1) > 0 {
+				return n, true
+			}
+		}
+		return n, false
+	}
+	total, calming := 0, map[uint32]*cancels{}
+	for uid := range uint32(users) {
+		calming[1000+uid] = new(cancels)
+	}
+	for len(calming) > 0 {
+		for uid, on := range calming {
+			n, paused := flood(uid, on, 10)
+			if total += n; paused {
+				delete(calming, uid)
+			}
+		}
+	}
+	// As much at once as in a second, and what the time allows, while users were fewer too.
+	if most := ofAll * (2 + time.Since(begun).Seconds()); float64(total) > most {
+		t.Errorf("%d calls were canceled before all users were slowed down, want at most %.0f", total, most)
+	}
+	if reasons[Cancels] == 0 {
+		t.Errorf("the reasons are %v, want that all cancel too many", reasons)
+	}
+	if _, paused := flood(2000, new(cancels), 10); paused {
+		t.Error("a user who cancels few calls is slowed down")
+	}
+	if n, _ := flood(self, new(cancels), 3*ofUser); n < ofUser {
+		t.Errorf("the privileged user is slowed down after %d calls, want its own rate", n)
 	}
 }
