@@ -141,8 +141,9 @@ func shed() {
 	}
 }
 
-// sigaction is struct sigaction of the kernel: a handler, flags, a restorer and a mask. The zero one stands for the default.
-type sigaction [4]uintptr
+// sigaction is struct sigaction of the kernel: a handler, flags, a restorer and a mask of 64 bits, which are two words on a machine of 32
+// bits. The zero value stands for the default.
+type sigaction [5]uintptr
 
 // sigactionOf is sigaction(2), which the runtime does not know of.
 func sigactionOf(sig syscall.Signal, set, was *sigaction) syscall.Errno {
