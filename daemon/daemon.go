@@ -83,6 +83,9 @@ func (d *Daemon) Ready() <-chan struct{} { return d.ready }
 // use. One that fails later, because a handler or the catalogue cannot be used, may leave a new, empty state file.
 //
 // Plugins stay registered in the state when Run ends: the next daemon restores them.
+//
+// In process 1, as in a container, Run also waits for the processes that lose their parents. Such a program must not start processes by
+// itself while Run runs, for example with package os/exec: their exit status would be lost.
 func (d *Daemon) Run(ctx context.Context) (err error) {
 	defer d.reloads.end()
 	var parts closers

@@ -290,6 +290,30 @@ func TestAdoptedAreReaped(t *testing.T) {
 	})
 }
 
+// TestChildWithAReusedID: the process that gets the ID of one that was just waited for is not reaped as an adopted one.
+func TestChildWithAReusedID(t *testing.T) {
+	const id = 1 << 30 // of no process
+	start := func() {
+		if _, err := startChild(func() (*os.Process, error) { return &os.Process{Pid: id}, nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	isKnown := func() bool {
+		children.mu.Lock()
+		defer children.mu.Unlock()
+		_, known := children.started[id]
+		return known
+	}
+	start()
+	start() // the first one was waited for, and is not forgotten yet
+	if forgetChild(id); !isKnown() {
+		t.Error("the second process is forgotten with the first")
+	}
+	if forgetChild(id); isKnown() {
+		t.Error("a process that was waited for is not forgotten")
+	}
+}
+
 // countChildren returns how many processes have this parent, zombies included.
 func countChildren(parent int) (n int) {
 	for _, s := range allStats() {

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -204,12 +205,13 @@ func (c *child) waitReaped() (left []int, err error) {
 	return left, fmt.Errorf("the process that was its parent was ended: %w", err)
 }
 
-// children are the processes that this process has started and not waited for, by their IDs. Like the processes they belong to the program.
+// children are the processes that this process has started and not waited for. Like the processes they belong to the program.
 var children = struct { //nolint:gochecknoglobals // see above
 	starting sync.RWMutex // held while a process is started and not yet in started
 	mu       sync.Mutex   // guards started
-	started  map[int]struct{}
-}{started: map[int]struct{}{}}
+	// started counts them by process ID: the kernel can give the ID of one that was waited for to the next before forgetChild is called.
+	started map[int]int
+}{started: map[int]int{}}
 
 // startChild calls start and remembers the process that it starts.
 func startChild(start func() (*os.Process, error)) (*os.Process, error) {
@@ -218,7 +220,7 @@ func startChild(start func() (*os.Process, error)) (*os.Process, error) {
 	proc, err := start()
 	if err == nil {
 		children.mu.Lock()
-		children.started[proc.Pid] = struct{}{}
+		children.started[proc.Pid]++
 		children.mu.Unlock()
 	}
 	return proc, err
@@ -228,8 +230,13 @@ func startChild(start func() (*os.Process, error)) (*os.Process, error) {
 func forgetChild(pid int) {
 	children.mu.Lock()
 	defer children.mu.Unlock()
-	delete(children.started, pid)
+	if children.started[pid]--; children.started[pid] == 0 {
+		delete(children.started, pid)
+	}
 }
+
+// reapPause is the time between two searches for adopted processes: each reads all of /proc, and plugins decide how many they leave behind.
+const reapPause = 100 * time.Millisecond
 
 // ReapAdopted waits for processes that this process did not start, until ctx ends: if it is the first one of a container, it becomes the
 // parent of all that lose theirs. In every other process it does nothing.
@@ -243,6 +250,9 @@ func ReapAdopted(ctx context.Context) {
 	defer signal.Stop(ended)
 	for {
 		reapAdopted()
+		if !backoff.Pause(ctx, reapPause) {
+			return
+		}
 		select {
 		case <-ended:
 		case <-ctx.Done():
