@@ -42,6 +42,9 @@ func TestRefuses(t *testing.T) {
 		"a dispenser of a type": func(c *patchbay.Config) {
 			c.RegistryOptions = []dynamicplugins.Option{dynamicplugins.WithConnDispenser("T", nil)}
 		},
+		"connections": func(c *patchbay.Config) {
+			c.RegistryOptions = []dynamicplugins.Option{dynamicplugins.WithConnections(nil)}
+		},
 		"a service URL":   func(c *patchbay.Config) { c.Host.ServiceURL = "\xff" },
 		"an unknown user": func(c *patchbay.Config) { c.Trust.Owners.Users = []string{"no such user"} },
 		"an admission of nobody": func(c *patchbay.Config) {

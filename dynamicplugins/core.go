@@ -119,6 +119,9 @@ func (r *Store) checkConfig() error {
 			return fmt.Errorf("the plugin dispenser for type %s is nil", ptype)
 		}
 	}
+	if r.pool.connections == nil {
+		return errors.New("the connections of WithConnections are nil")
+	}
 	if r.confirmTimeout < 0 {
 		return fmt.Errorf("the time to wait for a confirmation is negative: %v", r.confirmTimeout)
 	}

@@ -91,8 +91,8 @@ const (
 )
 
 // NewRegistry makes a registry with the state in the storage, which may be nil, and a dispenser for each plugin type. If the state
-// cannot be loaded or a dispenser is nil, every method that can fail returns that error, nothing is saved, and the channels of subscribers are closed; Open
-// returns the error instead.
+// cannot be loaded or a dispenser is nil, every method that can fail returns that error, nothing is saved, and the channels of subscribers
+// are closed; Open returns the error instead.
 func NewRegistry(state StateStorage, dispensers map[string]PluginDispenser) Registry {
 	r := newRegistry(dispensers, nil)
 	if r.unusable = cmp.Or(r.checkConfig(), r.load(state)); r.unusable != nil {

@@ -3,9 +3,9 @@
 // plugin knows nothing about registration, so the package serves a registration socket for it in the plugin directory, where it is
 // discovered like any other.
 //
-// Clients reach the plugin's services through the registry, which must have been made with dynamicplugins.WithConnections. [Connections.Dispense] returns what
-// the plugin serves through the library's own interfaces, including brokered connections. Plugins that speak net/rpc are refused. A host
-// written for the library migrates with package pluginclient.
+// Clients reach the plugin's services through the registry, which must have been made with dynamicplugins.WithConnections.
+// [Connections.Dispense] returns what the plugin serves through the library's own interfaces, including brokered connections. Plugins that
+// speak net/rpc are refused. A host written for the library migrates with package pluginclient.
 package goplugin
 
 import (
