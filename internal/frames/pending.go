@@ -2,6 +2,7 @@ package frames
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,15 +15,25 @@ import (
 // Pending counts the calls of this process to one socket that have no answer yet. It tells a plugin that works on a call from one that
 // hangs. Its methods are safe for concurrent use, and a nil Pending counts nothing.
 type Pending struct {
-	current atomic.Uint32 // index in waiting of the calls that begin now
-	waiting [2]atomic.Int64
+	current atomic.Pointer[waiting] // the calls that begin now; nil for first
+	first   waiting
 	answers atomic.Uint64
+
+	mu     sync.Mutex // guards marked
+	marked []*waiting
+}
+
+// waiting is how many calls of those that began between two marks have no answer yet.
+type waiting struct {
+	atomic.Int64
+
+	passed int // how often the plugin has answered a health check since they were marked
 }
 
 // PendingCall is one call that is counted. The zero PendingCall is not.
 type PendingCall struct {
 	calls *Pending
-	index uint32
+	among *waiting
 }
 
 // sockets has the Pending that are in use, by the path of the socket.
@@ -61,9 +72,17 @@ func (c *Pending) Begin() PendingCall {
 	if c == nil {
 		return PendingCall{}
 	}
-	index := c.current.Load()
-	c.waiting[index].Add(1)
-	return PendingCall{c, index}
+	among := c.begins()
+	among.Add(1)
+	return PendingCall{c, among}
+}
+
+// begins returns what counts the calls that begin now.
+func (c *Pending) begins() *waiting {
+	if w := c.current.Load(); w != nil {
+		return w
+	}
+	return &c.first
 }
 
 // End ends the call, with its first answer or with err. An error that may not be the plugin's is not an answer.
@@ -76,7 +95,7 @@ func (c PendingCall) End(err error) {
 	default:
 		c.calls.answers.Add(1)
 	}
-	c.calls.waiting[c.index].Add(-1)
+	c.among.Add(-1)
 }
 
 // Answers returns how many calls have been answered.
@@ -87,12 +106,44 @@ func (c *Pending) Answers() uint64 {
 	return c.answers.Load()
 }
 
-// Mark marks the calls that have begun until now; or those of the Mark before, if any of these still waits. Only one goroutine calls it.
+// Mark marks the calls that have begun until now and wait.
 func (c *Pending) Mark() {
-	if c != nil && !c.Marked() {
-		c.current.Store(1 - c.current.Load())
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.marked = slices.DeleteFunc(c.marked, func(w *waiting) bool { return w.Load() == 0 })
+	if begun := c.begins(); begun.Load() > 0 {
+		c.current.Store(new(waiting))
+		c.marked = append(c.marked, begun)
 	}
 }
 
+// maxPassed is how many health checks a plugin answers while a marked call waits until the mark is removed. After one check, the call may
+// only have waited for its turn behind the check.
+const maxPassed = 2
+
+// Passed is called when the plugin has answered a health check that was sent after the last Mark. It removes the marks of calls that keep
+// the plugin from answering no check, such as streams on which there is nothing to say.
+func (c *Pending) Passed() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.marked = slices.DeleteFunc(c.marked, func(w *waiting) bool {
+		w.passed++
+		return w.passed >= maxPassed
+	})
+}
+
 // Marked reports whether one of the marked calls has no answer yet.
-func (c *Pending) Marked() bool { return c != nil && c.waiting[1-c.current.Load()].Load() > 0 }
+func (c *Pending) Marked() bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.marked, func(w *waiting) bool { return w.Load() > 0 })
+}

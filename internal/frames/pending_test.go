@@ -12,6 +12,7 @@ import (
 func TestPending(t *testing.T) {
 	var none *Pending
 	none.Mark()
+	none.Passed()
 	none.Begin().End(nil)
 	if none.Marked() || none.Answers() != 0 {
 		t.Error("a nil Pending counts")
@@ -39,6 +40,29 @@ func TestPending(t *testing.T) {
 	third := c.Begin()
 	third.End(errors.New("broken"))
 	if c.Marked() || c.Answers() != 2 {
+		t.Errorf("marked: %t, %d answers, want 2", c.Marked(), c.Answers())
+	}
+}
+
+// TestPendingPassed: a call that waits while the plugin answers checks does not keep it from that.
+func TestPendingPassed(t *testing.T) {
+	c := new(Pending)
+	stream := c.Begin()
+	for i := range maxPassed {
+		if c.Mark(); !c.Marked() {
+			t.Errorf("the call is not marked after %d checks", i)
+		}
+		c.Passed()
+	}
+	if c.Mark(); c.Marked() {
+		t.Errorf("the call is marked after %d checks", maxPassed)
+	}
+	next := c.Begin()
+	if c.Mark(); !c.Marked() {
+		t.Error("a later call is not marked")
+	}
+	stream.End(nil)
+	if next.End(nil); c.Marked() || c.Answers() != 2 {
 		t.Errorf("marked: %t, %d answers, want 2", c.Marked(), c.Answers())
 	}
 }

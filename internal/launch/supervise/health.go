@@ -27,7 +27,8 @@ type Checks struct {
 	// Misses is after how many checks in a row without an answer a plugin is Unresponsive.
 	Misses int
 	// Pending are the calls to the plugin, which may have one worker: while it works on a call that was made before these checks, it is not
-	// Unresponsive, and an answer to a call counts as one to a check. Nil if there are none.
+	// Unresponsive, and an answer to a call counts as one to a check. A call during which it has answered checks does not count. Nil if there
+	// are none.
 	Pending *frames.Pending
 }
 
@@ -64,6 +65,9 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 
 	for {
 		begun := time.Now()
+		if h.misses == 0 {
+			h.Pending.Mark()
+		}
 		err := h.check(ctx)
 		wait := h.Interval - rand.N(h.Interval/10+1)
 		switch {
@@ -81,6 +85,7 @@ func FollowHealth(ctx context.Context, conn grpc.ClientConnInterface, checks Che
 			}
 		default:
 			h.misses = 0
+			h.Pending.Passed()
 		}
 		if !backoff.Pause(ctx, wait-time.Since(begun)) {
 			return

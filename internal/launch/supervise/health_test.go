@@ -282,6 +282,21 @@ func TestHealthHangsUnderLoad(t *testing.T) {
 	})
 }
 
+// TestHealthHangsWithIdleStream: a plugin that answers checks while a call waits can answer them, so the call does not excuse it later.
+func TestHealthHangsWithIdleStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn, checks := newFakeConn(), checks
+		checks.Pending = new(frames.Pending)
+		checks.Pending.Begin()
+		w := watchChecks(t, conn, checks)
+		time.Sleep(5 * second)
+		w.expect(t, machine.Healthy)
+		conn.set(func() { conn.delay = time.Hour })
+		time.Sleep(3 * second)
+		w.expect(t, machine.Unresponsive)
+	})
+}
+
 // TestHealthConfigured: interval, timeout and misses are those of the plugin.
 func TestHealthConfigured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
