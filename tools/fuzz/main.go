@@ -158,6 +158,8 @@ var progress = regexp.MustCompile(`execs: (\d+) .*\(total: (\d+)\)`)
 func (t *target) fuzz(ctx context.Context, binary, dir, fn string, slice time.Duration) error {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), binary,
 		"-test.run", "^$", "-test.fuzz", "^"+fn+"$", "-test.fuzztime", slice.String(),
+		// By default each input that reaches new code is minimized for up to a minute, in which few executions count.
+		"-test.fuzzminimizetime", "100x",
 		"-test.fuzzcachedir", filepath.Join("testdata", "fuzz"), "-test.parallel", strconv.Itoa(runtime.NumCPU()))
 	cmd.Dir = dir
 	var output bytes.Buffer
