@@ -30,8 +30,10 @@ func waitOrLook[Q, A any](
 	defer cancel()
 	if limited {
 		looked.Go(func() {
+			timer := time.NewTimer(time.Until(deadline) - lookBefore)
+			defer timer.Stop()
 			select {
-			case <-time.After(time.Until(deadline) - lookBefore):
+			case <-timer.C:
 				look(looking)
 			case <-looking.Done():
 			}

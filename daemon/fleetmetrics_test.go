@@ -21,7 +21,7 @@ func TestFleetMetrics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publisher, err := fleet.NewPublisher(cluster, fleet.PublisherConfig{Node: "a"})
+	publisher, err := fleet.NewPublisher(cluster, fleet.PublisherConfig{Node: "a", Local: fleetLocal{}})
 	if err != nil {
 		t.Fatal(err)
 	}

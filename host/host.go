@@ -105,7 +105,8 @@ func (h *Host) Plugins() []*PluginProcess {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	byAge := func(a, b *PluginProcess) int { return cmp.Compare(a.ticket.number, b.ticket.number) }
-	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(h.plugins), byAge), func(p *PluginProcess) bool { return !p.isStarted() || p.ended() })
+	isNotRunning := func(p *PluginProcess) bool { return !p.isStarted() || p.ended() }
+	return slices.DeleteFunc(slices.SortedFunc(maps.Keys(h.plugins), byAge), isNotRunning)
 }
 
 // PluginAt returns the plugin that serves, or is about to serve, at a path, or in the directory at a path; nil if there is none. It may not

@@ -130,8 +130,9 @@ func (h *Host) launchWith(ctx context.Context, spec Spec, advice string) (*Plugi
 }
 
 // Validate returns an error if [Host.Launch] would refuse the description whatever is on this machine.
-func (s Spec) Validate() error {
-	_, err := s.check()
+func (s *Spec) Validate() error {
+	checked := *s
+	_, err := checked.check()
 	return err
 }
 

@@ -130,20 +130,6 @@ func CheckTimeouts(all Timeouts, byType map[string]Timeouts) error {
 	return nil
 }
 
-// Validate returns an error if a timeout, a bound or a period is negative.
-func (c Config) Validate() error {
-	b := c.Bounds
-	switch {
-	case min(b.Text, b.Versions, b.UserBytes, b.TotalBytes, b.UserPlugins, b.TotalPlugins) < 0:
-		return fmt.Errorf("one of the Bounds is negative: %+v; use 0 for the default", b)
-	case c.UnreachableGrace < 0:
-		return fmt.Errorf("UnreachableGrace is negative: %v", c.UnreachableGrace)
-	case c.Walks < 0:
-		return fmt.Errorf("Walks is negative: %d; use 0 for the default", c.Walks)
-	}
-	return CheckTimeouts(c.Timeouts, c.TypeTimeouts)
-}
-
 // or fills zero values from other.
 func (t Timeouts) or(other Timeouts) Timeouts {
 	return Timeouts{
@@ -221,4 +207,18 @@ type Config struct {
 	// for longer than a moment, and one that waits for the Registry not at all.
 	Walks  int
 	Logger *slog.Logger
+}
+
+// Validate returns an error if a timeout, a bound or a period is negative.
+func (c Config) Validate() error {
+	b := c.Bounds
+	switch {
+	case min(b.Text, b.Versions, b.UserBytes, b.TotalBytes, b.UserPlugins, b.TotalPlugins) < 0:
+		return fmt.Errorf("negative Bounds: %+v; use 0 for the default", b)
+	case c.UnreachableGrace < 0:
+		return fmt.Errorf("negative UnreachableGrace: %v", c.UnreachableGrace)
+	case c.Walks < 0:
+		return fmt.Errorf("negative Walks: %d; use 0 for the default", c.Walks)
+	}
+	return CheckTimeouts(c.Timeouts, c.TypeTimeouts)
 }

@@ -12,14 +12,14 @@ import (
 func TestSyncs(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
-	real, broken := syncFile, errors.New("the device is gone")
-	defer func() { syncFile = real }()
+	syncs, broken := syncFile, errors.New("the device is gone")
+	defer func() { syncFile = syncs }()
 	failing := dir
 	syncFile = func(f *os.File) error {
 		if f.Name() == failing {
 			return broken
 		}
-		return real(f)
+		return syncs(f)
 	}
 	if _, err := Open(path); !errors.Is(err, broken) {
 		t.Errorf("making a file in a directory that cannot be synced: %v", err)

@@ -184,7 +184,9 @@ func openDB(path string, readOnly bool) (db *database, err error) {
 	})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, &fileError{path, ErrLocked, "it is open already, in another process or in this one", "close it there or use another state file"}
+		return nil, &fileError{
+			path, ErrLocked, "it is open already, in another process or in this one", "close it there or use another state file",
+		}
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
 		return nil, corrupt(path, "it is damaged (%v)", err)
 	case err != nil:

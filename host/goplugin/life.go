@@ -185,8 +185,8 @@ func (l *life) dial(ctx context.Context) (net.Conn, error) {
 	return conn, nil
 }
 
-// pin returns the socket that was at the endpoint when it was connected to first. Somebody may remove it afterwards, such as a cleaner of old
-// files, or put something else there.
+// pin returns the socket that was at the endpoint at the first connection. A cleaner of old files may remove it later, or another process
+// may put something else there.
 func (l *life) pin() (*sock.Pinned, error) {
 	l.pinning.Lock()
 	defer l.pinning.Unlock()

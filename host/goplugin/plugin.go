@@ -268,7 +268,7 @@ func served(dir string) bool {
 	})
 }
 
-// Connections knows how to reach the running plugins. It implements dynamicplugins.Connections. The zero value has none; its methods are safe
+// Connections knows how to reach the running plugins. It implements dynamicplugins.Connections. The zero value has none. Its methods are safe
 // for concurrent use.
 type Connections struct {
 	mu sync.Mutex

@@ -27,6 +27,7 @@ func (r Reason) Consequence() string {
 		return "are refused: too many are in progress; end what holds them"
 	case ConnCancels, UserCancels, Cancels:
 		return "are slowed down: a caller cancels too many before they are answered; stop it, or give its calls more time"
+	case UserFull, Full:
 	}
 	return "are slowed down: too much waits for callers or plugins that do not read"
 }

@@ -119,7 +119,7 @@ func (b *bed) flood(stop chan struct{}, cancel func(p *peer, id uint32) error) {
 			err = cancel(p, id)
 		}
 		if errors.Is(err, errAgain) {
-			_ = conn.(*net.UnixConn).CloseWrite() //nolint:errcheck,forcetypeassert // it is one
+			_ = conn.(*net.UnixConn).CloseWrite() //nolint:forcetypeassert // it is one
 			<-read                                // until the server has noticed
 		}
 		close(ended)

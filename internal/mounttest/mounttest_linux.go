@@ -32,7 +32,7 @@ func Isolated(t *testing.T) bool {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting takes CAP_SYS_ADMIN")
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v")
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^"+t.Name()+"$", "-test.v") //nolint:gosec // this test program
 	cmd.Env = append(os.Environ(), inNamespace+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()

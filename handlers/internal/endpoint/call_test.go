@@ -84,7 +84,7 @@ func TestCallsAreCounted(t *testing.T) {
 		}
 		return status.Error(codes.NotFound, "no")
 	}))
-	go server.Serve(listener) //nolint:errcheck // ends with Stop
+	go server.Serve(listener)
 	defer server.Stop()
 	conn, err := endpoint.Dial(t.Context(), path)
 	if err != nil {

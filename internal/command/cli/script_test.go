@@ -141,11 +141,11 @@ func burn() {
 	runtime.GOMAXPROCS(threads)
 	for range threads - 1 {
 		go func() {
-			for { //nolint:revive // it burns
+			for { //nolint:revive,staticcheck // to spin is what it does
 			}
 		}()
 	}
-	for { //nolint:revive // it burns
+	for { //nolint:revive,staticcheck // to spin is what it does
 	}
 }
 

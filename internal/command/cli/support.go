@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -107,7 +106,9 @@ func dump(ctx context.Context, c *client.Client, w io.Writer) error {
 	packed := gzip.NewWriter(w)
 	archive := tar.NewWriter(packed)
 	files, wrong := known(ctx, c)
-	files = slices.Concat([]dumped{{"README.txt", []byte(dumpContents)}}, files, ofProcess(ctx, c, &wrong), []dumped{{"errors.txt", wrong.Bytes()}})
+	files = append([]dumped{{"README.txt", []byte(dumpContents)}}, files...)
+	files = append(files, ofProcess(ctx, c, &wrong)...)
+	files = append(files, dumped{"errors.txt", wrong.Bytes()})
 	for _, file := range files {
 		header := &tar.Header{Name: "patchbay/" + file.name, Mode: 0o600, Size: int64(len(file.content)), ModTime: time.Now()}
 		if err := archive.WriteHeader(header); err != nil {

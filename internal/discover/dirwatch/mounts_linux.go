@@ -143,7 +143,7 @@ func openDir(path string, follow bool, mount uint64) (*os.File, error) {
 // openAt opens a file, however often a signal interrupts that.
 func openAt(dir int, path string, flags int) (int, error) {
 	for {
-		if fd, err := unix.Openat(dir, path, flags, 0); err != unix.EINTR { //nolint:errorlint // it is never wrapped
+		if fd, err := unix.Openat(dir, path, flags, 0); err != unix.EINTR {
 			return fd, err
 		}
 	}

@@ -31,7 +31,7 @@ func Check(path string) error {
 func Explain(path string) error {
 	program, err := regular.Open(path)
 	if err != nil {
-		return nil //nolint:nilerr // a program need not be readable to be executed, and a pipe or a device is not read
+		return nil // a program need not be readable to be executed, and a pipe or a device is not read
 	}
 	defer program.Close()
 	begin := make([]byte, maxFirstLine)
@@ -39,13 +39,13 @@ func Explain(path string) error {
 	begin = begin[:n]
 	switch script, err := parseScript(begin); {
 	case err != nil:
-		return nil //nolint:nilerr // the kernel may take it
+		return nil // the kernel may accept it
 	case script != nil:
 		return explainScript(path, script)
 	case bytes.HasPrefix(begin, []byte(elf.ELFMAG)):
 		return explainELF(path, program)
 	}
-	return fmt.Errorf("%w: %s is neither a program of this system nor a script, whose first line begins with #!", errForeign, path)
+	return fmt.Errorf("%w: %s is neither a program of this system nor a script, which begins with \"#!\"", errForeign, path)
 }
 
 func explainScript(path string, script *Script) error {

@@ -9,8 +9,7 @@
 //
 // Recognised are JSON lines with the keys of slog, zap, zerolog, logrus and hclog, the text of hclog and of slog (logfmt), the headers of
 // klog, the prefix of Go's log package, and the dumps of the Go runtime. Everything else is a message as it stands. Unless a line says
-// otherwise, its level is Info on standard output and Warn on standard error. Control characters and invalid UTF-8 are escaped wherever they
-// are.
+// otherwise, its level is Info on standard output and Warn on standard error. Control characters and invalid UTF-8 are always escaped.
 //
 // It starts no processes and writes no files: the pipes are those of package host, and where records end up is for the slog.Handler to
 // say.

@@ -136,7 +136,7 @@ func shed() {
 		var now, byDefault sigaction
 		const ignore = 1
 		if sigactionOf(sig, nil, &now) == 0 && now[0] == ignore {
-			sigactionOf(sig, &byDefault, nil)
+			_ = sigactionOf(sig, &byDefault, nil) // possible for all that can be ignored
 		}
 	}
 }

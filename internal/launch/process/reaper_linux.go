@@ -158,7 +158,7 @@ func endAs(status unix.WaitStatus) {
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	sig := status.Signal()
 	// The runtime handles many signals, and takes some of them for its own faults.
-	sigactionOf(sig, &sigaction{}, nil)
+	_ = sigactionOf(sig, &sigaction{}, nil)
 	_ = unix.Kill(os.Getpid(), sig)
 	<-time.After(time.Second) //nolint:forbidigo // it does not last so long
 	syscall.Exit(128 + int(sig))
