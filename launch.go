@@ -10,6 +10,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/entrance"
 	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
 	"github.com/patchbay-dev/patchbay/launcher"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/reconciler"
@@ -58,7 +59,7 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		Admit: mayRun,
 		Dir:   cmp.Or(append(slices.Clone(cfg.PluginDirs), cfg.DeprecatedPluginDir)...),
 		AwaitRegistered: func(ctx context.Context, socketPath string, refused func(error)) error {
-			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered, refused)
+			return rt.journal.AwaitRegistered(ctx, socketPath, rt.discovered, func(ptype string, why error) { refused(rt.blocked(ptype, why)) })
 		},
 		Announced: rt.announced,
 		Observe:   rt.observeLauncher,
@@ -73,6 +74,21 @@ func (rt *Runtime) newLaunching(cfg Config) (mayRegister func(context.Context, r
 		Output: cfg.Logger.Handler(),
 	})
 	return mayRegister, nil
+}
+
+// ended is a context that has ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// blocked returns why a launched plugin was refused, as a [supervise.BlockedError] if its type has no handler.
+func (rt *Runtime) blocked(ptype string, why error) error {
+	if ptype == "" || rt.watcher.AwaitHandler(ended, ptype) {
+		return why
+	}
+	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { rt.watcher.AwaitHandler(ctx, ptype) }}
 }
 
 // answers says whether this process answers at a socket for a launched plugin, whose callers then do not notice which process serves.

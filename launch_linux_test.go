@@ -117,6 +117,28 @@ func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
 	h.running("second start")
 }
 
+// TestLateHandlerStartsBlockedPlugin: a plugin whose type has no handler ends, and is started when there is one.
+func TestLateHandlerStartsBlockedPlugin(t *testing.T) {
+	h := newHost(t)
+	h.rt.RemoveHandler("T")
+	h.set(launchable("serve"))
+	h.until("the refusal", func() bool { return h.unit().LastError != "" })
+	if s := h.unit(); !strings.Contains(s.LastError, "registration as T/launched was refused: no handler registered for plugin type: T") {
+		t.Errorf("it is %+v, want the registration it waits for, and why that was refused", s)
+	}
+	for resting := []launcher.State{launcher.StateFailed, launcher.StateBlocked}; !slices.Contains(resting, h.unit().State); {
+		if pid := h.unit().PID; pid != 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+		h.until("an end", func() bool { return h.unit().State != launcher.StateStarting || h.unit().LastError != "" })
+	}
+	if s := h.unit(); s.State != launcher.StateBlocked || s.Restarts != 0 || !strings.Contains(s.LastError, "T/launched") {
+		t.Errorf("it is %+v, want it blocked by the registration of T/launched, without a restart", s)
+	}
+	h.rt.AddHandler("T", patchbay.AcceptHandler())
+	h.running("a start when there is a handler")
+}
+
 // TestIntroducedPluginIsNotAsked: a plugin of the SDK says who it is before it serves, and is only told that it is registered.
 func TestIntroducedPluginIsNotAsked(t *testing.T) {
 	h := newHost(t)

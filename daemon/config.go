@@ -190,6 +190,7 @@ func (c Config) Validate() error {
 	checkKeys(&wrong, "handlers", c.Handlers, func(ptype string) error { return validateHandler(ptype, c.Handlers[ptype]) })
 	checkKeys(&wrong, "typeTimeouts", c.TypeTimeouts, validateType)
 	checkKeys(&wrong, "clientTimeouts", c.ClientTimeouts, validateTypeOrPlugin)
+	c.checkTypes(check)
 	c.checkMachine(check)
 	return errors.Join(wrong...)
 }
@@ -277,6 +278,23 @@ func nested(dirs []string) (outer, inner string, found bool) {
 func within(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
+}
+
+// checkTypes checks that there is a handler for each type as which a launched plugin is known to register.
+func (c Config) checkTypes(check func(field string, err error)) {
+	handlers := c.handlers()
+	for _, p := range c.Catalogue.List() {
+		field, ptype := "type", p.Type
+		if p.Protocol != catalogue.ProtocolGoPlugin {
+			field, ptype = "announce.type", p.Announce.Type
+		}
+		if _, handled := handlers[ptype]; ptype == "" || handled {
+			continue
+		}
+		check(fmt.Sprintf("plugins[%d].%s", c.Catalogue.Index(p.Name), field), fmt.Errorf(
+			"there is no handler for plugin type %s, so the plugin cannot be registered: add the type to handlers, for example as %s: accept%s",
+			ptype, ptype, didYouMean(ptype, slices.Collect(maps.Keys(handlers)))))
+	}
 }
 
 // checkMachine says what of the configuration cannot be done on this machine, and concerns all: users and groups who are to have rights and

@@ -39,7 +39,9 @@ func TestSocketsThatCannotBe(t *testing.T) {
 		}), "/.go-plugin/plugin-dir0123456789/plugin0123456789"},
 	} {
 		for _, more := range []int{0, 1} {
-			config := Config{PluginDirs: []string{"/run/plugins"}, StatePath: "/s", ControlSocket: "/run/c.sock"}
+			config := Config{
+				PluginDirs: []string{"/run/plugins"}, StatePath: "/s", ControlSocket: "/run/c.sock", Handlers: map[string]HandlerKind{"T": HandlerAccept},
+			}
 			dir := pad("/", sock.MaxPath-len(c.rest)+more)
 			c.use(&config, dir)
 			err := errors.Join(append(joined(config.Validate()), joined(config.CheckPlugins())...)...)

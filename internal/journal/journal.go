@@ -326,10 +326,10 @@ var troubling = map[reconciler.EventKind]bool{
 	reconciler.EventKind(launcher.EventUnhealthy):    true,
 }
 
-// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It calls refused with the reason if the plugin is
-// refused, or was, and fails when ctx ends and when the Journal is closed.
+// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It calls refused with the plugin's type, empty if it
+// is not known, and the reason if the plugin is refused, or was, and fails when ctx ends and when the Journal is closed.
 func (j *Journal) AwaitRegistered(
-	ctx context.Context, socketPath string, plugins func() []reconciler.Status, refused func(error),
+	ctx context.Context, socketPath string, plugins func() []reconciler.Status, refused func(ptype string, why error),
 ) error {
 	watching, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -340,7 +340,7 @@ func (j *Journal) AwaitRegistered(
 		} else {
 			how = "it was " + how
 		}
-		refused(fmt.Errorf("%s: %s", how, why))
+		refused(ptype, fmt.Errorf("%s: %s", how, why))
 	}
 	for first := true; ; first = false {
 		for _, s := range plugins() {

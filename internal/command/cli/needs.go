@@ -90,7 +90,7 @@ func launchedInNeed(launched []client.Launched, now time.Time) []need {
 		remedy := fmt.Sprintf(`"patchbay logs %s" shows what it printed, if it ran; fix that, then "patchbay restart %s"`, p.Name, p.Name)
 		switch {
 		case p.State == "blocked":
-			remedy = "fix what it says; the plugin is started when its program or its configuration has changed"
+			remedy = "fix what it says; the plugin is started when its program, its configuration or the handlers have changed"
 		case slices.Contains([]string{"failed", "backoff", "unresponsive", "unlinked"}, p.State):
 		case p.ReplacementError != "":
 			reason = p.ReplacementError

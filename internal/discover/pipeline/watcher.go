@@ -43,7 +43,8 @@ type Watcher struct {
 	// mu guards what follows.
 	mu         sync.Mutex
 	handlers   map[string]cache.PluginHandler
-	running    *pipeline // nil while the watcher does not run
+	added      chan struct{} // closed and replaced when a handler is added
+	running    *pipeline     // nil while the watcher does not run
 	conditions []Condition
 }
 
@@ -125,7 +126,7 @@ func New(cfg Config) *Watcher {
 	}
 	w := &Watcher{
 		cfg: cfg, dirs: cfg.roots(), gate: &gate{trust: cfg.Trust, launched: cfg.Launched},
-		handlers: map[string]cache.PluginHandler{},
+		handlers: map[string]cache.PluginHandler{}, added: make(chan struct{}),
 	}
 	w.cfg.Reconciler.TypeTimeouts = maps.Clone(cfg.Reconciler.TypeTimeouts)
 	return w
@@ -143,8 +144,26 @@ func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.handlers[pluginType] = handler
+	close(w.added)
+	w.added = make(chan struct{})
 	if w.running != nil {
 		w.running.reconciler.SetHandler(pluginType, handler)
+	}
+}
+
+// AwaitHandler blocks until a plugin type has a handler, or ctx ends. It reports whether the type has one.
+func (w *Watcher) AwaitHandler(ctx context.Context, pluginType string) bool {
+	for {
+		w.mu.Lock()
+		has, added := w.handlers[pluginType] != nil, w.added
+		w.mu.Unlock()
+		if has || ctx.Err() != nil {
+			return has
+		}
+		select {
+		case <-added:
+		case <-ctx.Done():
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ func (m *Machine) launched(g *generation, in Launched) {
 	case g.phase == Starting && errors.Is(in.Err, syscall.ETXTBSY):
 		m.postpone(g, in.Err)
 	case g.phase == Starting && in.Blocked && g != m.next && g.desc.Restart.restarts(in.Err):
-		m.blocked(g, in.Err)
+		m.blocked(g, ByLaunch, in.Err)
 	case g.phase == Starting:
 		m.ended(g, ByLaunch, in.Err)
 	default:
@@ -72,7 +72,7 @@ func (m *Machine) started(g *generation) {
 }
 
 func (m *Machine) becomeReady(g *generation, phase Phase, cause Cause) {
-	g.unready, g.readySince = nil, m.Now
+	g.unready, g.blocking, g.readySince = nil, false, m.Now
 	m.enter(g, phase, cause)
 	how := "it is registered"
 	if phase == Ready {
@@ -171,6 +171,8 @@ func (m *Machine) exited(g *generation, err error) {
 	switch {
 	case g.phase == Failing:
 		m.ended(g, ByExit, g.unfit)
+	case g.phase.runs() && g.blocking:
+		m.ended(g, ByExit, fmt.Errorf("%w; then its process ended: %w", g.unready, cmp.Or(err, errClean)))
 	case g.phase.runs():
 		m.ended(g, ByExit, err)
 	case g.phase == Stopping || g.phase == Replaced:
@@ -180,7 +182,8 @@ func (m *Machine) exited(g *generation, err error) {
 
 // ended decides what follows a process that ended by itself, or a start that failed.
 func (m *Machine) ended(g *generation, cause Cause, err error) {
-	g.err, g.unready = err, nil
+	blocked := g.blocking
+	g.err, g.unready, g.blocking = err, nil, false
 	if g == m.next {
 		ready := g.ready
 		g.ready = nil
@@ -198,6 +201,10 @@ func (m *Machine) ended(g *generation, cause Cause, err error) {
 			m.emit(EventFailed, g, err.Error())
 		}
 		m.over(g, cause)
+		return
+	}
+	if blocked {
+		m.blocked(g, cause, err)
 		return
 	}
 	pause, tooMany := m.history.ended(policy, m.Moment, g.lasted(m.Now))
@@ -225,12 +232,12 @@ func (g *generation) lasted(now time.Time) time.Duration {
 	return max(1, now.Sub(g.begun))
 }
 
-// blocked has a generation wait until its program changes, without which no start can succeed.
-func (m *Machine) blocked(g *generation, err error) {
+// blocked makes a generation wait for the change without which no start can succeed.
+func (m *Machine) blocked(g *generation, cause Cause, err error) {
 	g.err = err
 	m.answerAll(&g.starts, err)
 	m.unfulfilled(g, err)
-	m.enter(g, Blocked, ByLaunch)
+	m.enter(g, Blocked, cause)
 	m.do(AwaitChange{g.ref})
 	m.emit(EventFailed, g, err.Error())
 }

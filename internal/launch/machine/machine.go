@@ -61,6 +61,7 @@ type generation struct {
 	health  HealthState
 	// err is how its last process ended, or why it was not started; unready why it was not registered; unfit why it is being ended.
 	err, unready, unfit error
+	blocking            bool      // no process is registered before something changes, as unready says
 	readySince          time.Time // when its process became ready; zero if it has not
 	next                time.Time // when it is started again
 	reason              string    // why it is being stopped, if that is reported
@@ -131,7 +132,7 @@ func (m *Machine) heard(g *generation, input Input) {
 		}
 	case Refused:
 		if unready {
-			g.unready = in.Err // it may still be registered
+			g.unready, g.blocking = in.Err, in.Blocked // it may still be registered
 			m.failNext(g, in.Err)
 		}
 	case Exited:

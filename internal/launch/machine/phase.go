@@ -31,7 +31,7 @@ const (
 	BackingOff
 	// GivenUp: its processes have ended too often. It rests until somebody starts it.
 	GivenUp
-	// Blocked: it could not be started, and cannot be before its program changes.
+	// Blocked: it could not be started or registered, and cannot be before its program changes, or its type has a handler.
 	Blocked
 	// Idle: nothing of it runs, and it is started when somebody needs it.
 	Idle
@@ -81,7 +81,7 @@ const (
 	BySocketLoss                   // its socket was removed
 	ByOffer                        // it is there for who needs it
 	ByIdleness                     // nobody has needed it for a while
-	ByChange                       // its program has changed
+	ByChange                       // what blocked it has changed
 )
 
 var causeNames = [...]string{
@@ -141,7 +141,11 @@ var Table = []Row{
 	{unready, ByTimer, "it does not serve", Ready},
 	{exiting, ByExit, "it will be restarted", BackingOff},
 	{exiting, ByExit, "it ended too often", GivenUp},
-	{exiting, ByExit, "its policy rules out another start, or it is a replacement", Over},
+	{append(unready[:len(unready):len(unready)], Failing), ByExit, "it cannot be registered before its type has a handler", Blocked},
+	{
+		append(exiting[:len(exiting):len(exiting)], Replaced, Stopping), ByExit,
+		"it was being stopped, its policy rules out another start, or it is a replacement", Over,
+	},
 	{one(Serving), BySocketLoss, "", Lost},
 	{[]Phase{Started, Serving}, ByUnfitness, "", Failing},
 	{one(BackingOff), ByTimer, "", Starting},
@@ -166,6 +170,5 @@ var Table = []Row{
 	{waiting, ByClose, "", Over},
 	{[]Phase{BackingOff, GivenUp, Blocked, Idle}, ByRestart, "a new one begins", Over},
 
-	{[]Phase{Replaced, Stopping}, ByExit, "", Over},
 	{[]Phase{Replaced, Stopping}, ByLaunch, "it could not be started", Over},
 }

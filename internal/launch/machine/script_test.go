@@ -126,7 +126,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	case "registered":
 		return Registered{ref}
 	case "refused":
-		return Refused{ref, err}
+		return Refused{ref, err, d.HasArg("blocked")}
 	case "exited":
 		return Exited{ref, err}
 	case "fired":

@@ -81,7 +81,7 @@ var phaseMeanings = map[Phase]string{
 	Stopping:   "It is being stopped for good.",
 	BackingOff: "Its process has ended or could not be started, and the next start is scheduled.",
 	GivenUp:    "Its processes have ended too often. It waits until somebody starts it.",
-	Blocked:    "It cannot be started before its program changes; then it is started.",
+	Blocked:    "It cannot be started before its program changes, or registered before its type has a handler; then it is started.",
 	Idle:       "It has no process, and is started when somebody needs it.",
 	Surviving:  "Its host has ended and left it running.",
 	Over:       "Nothing of it runs or will run.",
@@ -104,7 +104,7 @@ var causeMeanings = map[Cause]string{
 	BySocketLoss:  "Its socket was removed while it serves.",
 	ByOffer:       "It is to wait until somebody needs it.",
 	ByIdleness:    "Nobody has needed it for as long as its `idle` says.",
-	ByChange:      "Its program has changed.",
+	ByChange:      "Its program has changed, or its type has a handler.",
 }
 
 // TestTable: the table stays within what can be read at once, and has each transition once.

@@ -25,7 +25,7 @@ const (
 	StateBackoff State = "backoff"
 	// StateFailed: it ended too often; Restart and Start start over.
 	StateFailed State = "failed"
-	// StateBlocked: it cannot be started before its program changes; then it is started.
+	// StateBlocked: it cannot be started before its program changes, or its type has a handler; then it is started.
 	StateBlocked State = "blocked"
 	// StateIdle: it has no process, and is started when somebody needs it.
 	StateIdle State = "idle"
@@ -212,14 +212,15 @@ type (
 		Err     error
 		Blocked bool
 	}
-	// Changed says that the program of a generation that is Blocked has changed.
+	// Changed says that what blocked a generation has changed.
 	Changed struct{ Ref }
 	// Registered says that it was registered.
 	Registered struct{ Ref }
-	// Refused says why it was not.
+	// Refused says why it was not. Blocked says that no process can be registered before something changes.
 	Refused struct {
 		Ref
-		Err error
+		Err     error
+		Blocked bool
 	}
 	// Exited says that its process has ended and nothing is left of it; the error is nil after a clean end.
 	Exited struct {

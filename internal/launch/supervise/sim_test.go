@@ -178,7 +178,7 @@ func (w *world) launch(ctx context.Context, _ machine.Ref, cfg config) (supervis
 	switch {
 	case w.calm || !w.OneIn(6):
 	case w.OneIn(2):
-		return nil, &supervise.BlockedError{Err: errFault, AwaitChange: func(ctx context.Context) { _ = w.Sleep(ctx, w.Between(0, time.Minute)) }}
+		return nil, w.blocked()
 	default:
 		return nil, errFault
 	}
@@ -186,6 +186,11 @@ func (w *world) launch(ctx context.Context, _ machine.Ref, cfg config) (supervis
 		return nil, syscall.ETXTBSY
 	}
 	return w.begin(cfg), nil
+}
+
+// blocked returns what fails until something changes, which it does soon.
+func (w *world) blocked() error {
+	return &supervise.BlockedError{Err: errFault, AwaitChange: func(ctx context.Context) { _ = w.Sleep(ctx, w.Between(0, time.Minute)) }}
 }
 
 // noteStart checks that no process is started that may not be.
@@ -290,7 +295,11 @@ func (w *world) awaitReady(ctx context.Context, process supervise.Process, refus
 			p.unfit = true
 			w.unit.Unneeded(p)
 		}
-		refused(errFault) // it may still be registered
+		why := errFault
+		if w.OneIn(2) {
+			why = w.blocked()
+		}
+		refused(why) // it may still be registered
 		if err := w.Sleep(ctx, w.Between(0, 20*time.Second)); err != nil {
 			return err
 		}

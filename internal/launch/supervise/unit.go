@@ -27,11 +27,11 @@ type Process interface {
 
 // Config says what a [Unit] keeps running. D is what describes the plugin.
 type Config[D any] struct {
-	// Launch starts a process of a generation. It may take its time; the end of ctx ends that, and the process. After an error that wraps a [BlockedError] it
-	// is called again when the program has changed.
+	// Launch starts a process of a generation. It may take its time; the end of ctx ends that, and the process. After an error that wraps a
+	// [BlockedError] it is called again after the change.
 	Launch func(ctx context.Context, generation machine.Ref, description D) (Process, error)
 	// Ready blocks until a process is ready and returns nil, or an error if ctx ended, and calls refused each time that the process is
-	// refused; and Follow, after that, tells of its health until ctx ends. They are called for plugins that serve.
+	// refused, with a [BlockedError] if every process is until something changes; and Follow, after that, tells of its health until ctx ends. They are called for plugins that serve.
 	Ready  func(ctx context.Context, p Process, refused func(error)) error
 	Follow func(ctx context.Context, description D, p Process, found func(machine.HealthFound))
 	// Needed says whether somebody needs the plugin, for one that is started on demand. It is called with a lock of the Unit.
@@ -42,10 +42,10 @@ type Config[D any] struct {
 	Pace Pace
 }
 
-// BlockedError is the error of a launch that fails in the same way until the program changes.
+// BlockedError is the error of a launch that fails in the same way, or of a process that is refused, until something changes.
 type BlockedError struct {
 	Err error
-	// AwaitChange blocks until the program has changed since the launch, or ctx ends.
+	// AwaitChange blocks until that has changed since the launch or the refusal, or ctx ends.
 	AwaitChange func(ctx context.Context)
 }
 
@@ -96,8 +96,8 @@ type held[D any] struct {
 	description D
 	process     Process            // nil if none runs
 	cancel      context.CancelFunc // of the launch, and then of the wait for the end
-	unwatch     context.CancelFunc // nil if neither it nor its program is watched
-	blocked     *BlockedError      // that of the last launch; nil if it had none
+	unwatch     context.CancelFunc // nil if neither it nor what blocks it is watched
+	blocked     *BlockedError      // that of the last launch, or of the last refusal after it; nil if it had none
 	kill        context.CancelFunc // nil if it is not being terminated
 }
 
@@ -362,7 +362,7 @@ func (u *Unit[D]) tidy(ref machine.Ref) {
 	}
 }
 
-// awaitChange gives the machine the news that the program of a generation has changed.
+// awaitChange notifies the machine when what blocks a generation has changed.
 func (u *Unit[D]) awaitChange(ref machine.Ref) {
 	h := u.held[ref]
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // Unwatch calls it, which comes for each AwaitChange
@@ -383,8 +383,12 @@ func (u *Unit[D]) watch(ref machine.Ref) {
 	p := h.process
 	u.cfg.Pace.Go(func() {
 		err := u.cfg.Ready(ctx, p, func(why error) {
+			blocked, isBlocked := errors.AsType[*BlockedError](why)
+			u.mu.Lock()
+			defer u.mu.Unlock()
 			if ctx.Err() == nil {
-				u.Tell(machine.Refused{Ref: ref, Err: why})
+				h.blocked = blocked
+				u.step(machine.Refused{Ref: ref, Err: why, Blocked: isBlocked})
 			}
 		})
 		if err != nil {
