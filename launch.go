@@ -99,9 +99,9 @@ func (rt *Runtime) answers(socket string) bool {
 
 // announced says as what the plugin behind a socket is registered, or was when its host ended.
 func (rt *Runtime) announced(socket string) (launcher.Announcement, bool) {
-	for _, in := range slices.Concat(rt.registry.ListPlugins(""), rt.registry.RestoredPlugins()) {
-		if r := in.Record; r != nil && r.RoleOf == "" && r.SocketPath == socket {
-			return launcher.Announcement{Type: in.Type, Name: in.Name, Versions: r.Versions}, true
+	for _, in := range rt.registry.Instances("", "") {
+		if r := in.Info.Record; r != nil && r.RoleOf == "" && r.SocketPath == socket {
+			return launcher.Announcement{Type: in.Info.Type, Name: in.Info.Name, Versions: r.Versions}, true
 		}
 	}
 	return launcher.Announcement{}, false

@@ -255,6 +255,11 @@ func TestStartedToSayWhatItIs(t *testing.T) {
 	p.Idle = 20 * time.Millisecond // not before: the process would be ended while it is being registered
 	h.set(p)
 	h.idle()
+	h.set(p)
+	if s := h.unit(); s.State != launcher.StateIdle {
+		t.Errorf("when it is configured again it is %+v, want it idle: it has said what it is", s)
+	}
+	h.idle()
 	h.end()
 	if want := "validate v1beta1; register"; handler.seen() != want {
 		t.Errorf("the handler saw %q, want %q", handler.seen(), want)
