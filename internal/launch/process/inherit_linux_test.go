@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -112,7 +113,7 @@ func (h *hosting) become() {
 		_, err = unix.AddKey("user", secret, []byte("of the host"), unix.KEY_SPEC_SESSION_KEYRING)
 		must(err)
 	}
-	nice := 5
+	nice := niceValue()
 	if root {
 		nice = -5
 		_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-300"), 0) // takes CAP_SYS_RESOURCE, which root may not have
@@ -206,7 +207,7 @@ func TestInherited(t *testing.T) {
 		},
 		"user": func(t *testing.T) (*syscall.SysProcAttr, map[string]string) {
 			as := asNobody(t)
-			return as, map[string]string{"nice": "5"}
+			return as, map[string]string{"nice": strconv.Itoa(niceValue())}
 		},
 	}
 	for name, of := range users {
@@ -227,6 +228,16 @@ func TestInherited(t *testing.T) {
 			})
 		}
 	}
+}
+
+// niceValue returns a positive nice value that a process without rights can have: not less than that of this one.
+func niceValue() int {
+	const least, zero = 5, 20 // what the system call returns for a nice value of 0
+	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		panic(err)
+	}
+	return max(least, zero-priority)
 }
 
 func mayRealtime() bool {
