@@ -13,7 +13,7 @@ import (
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
-// Plugin is on whose behalf a host connects.
+// Plugin is the plugin for which a host connects.
 type Plugin struct {
 	Type    string
 	Account trust.Account
@@ -33,7 +33,7 @@ func Dial(ctx context.Context, judge *trust.Judge, p Plugin, path string) (net.C
 	return sock.Plain(conn), nil
 }
 
-// ByUser connects to a socket at which nobody but a user is to listen.
+// ByUser connects to a socket, and returns the process that listens there. It returns an error if that is a process of another user.
 func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.Peer, error) {
 	conn, err := sock.Dial(ctx, path)
 	if err != nil {
@@ -46,7 +46,8 @@ func ByUser(ctx context.Context, path string, uid uint32) (*net.UnixConn, sock.P
 	return conn, peer, nil
 }
 
-// OfUser returns who listens at the other end of a connection to a socket, or an error if that is not the user.
+// OfUser returns the process that listens on the socket at path, to which conn leads. It returns an error if that is a process of another
+// user.
 func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Peer, error) {
 	peer, err := sock.PeerOf(conn)
 	switch {
@@ -58,8 +59,8 @@ func OfUser(conn *net.UnixConn, path string, uid uint32) (sock.Peer, error) {
 	return peer, err
 }
 
-// Check says why a connection may not be used. One to something other than a socket whose peer the system knows is the host's own business,
-// as those to plugins of foreign protocols are, and only for plugins that the host itself announces.
+// Check returns an error if a connection may not be used for the plugin. A connection that does not lead to a Unix socket was made by the
+// host itself, as for plugins of foreign protocols, and may be used only for plugins of root and of the host's user.
 func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
 	if judge == nil || !p.Account.Known {
 		return nil
@@ -82,7 +83,8 @@ func Check(judge *trust.Judge, p Plugin, path string, conn net.Conn) error {
 	return err
 }
 
-// socketOf returns the connection to a Unix socket that a connection is, or that TLS is spoken on. Only a [sock.Conn] knows the socket.
+// socketOf returns the connection to a Unix socket that conn is, or that is below a connection of TLS. Only a [sock.Conn] has the identity
+// of the socket.
 func socketOf(conn net.Conn) (known sock.Conn, ok bool) {
 	if over, is := conn.(interface{ NetConn() net.Conn }); is {
 		conn = over.NetConn()

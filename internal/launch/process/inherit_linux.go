@@ -69,17 +69,18 @@ func startProgram(what *Spec, v1 []string, attr *os.ProcAttr) (proc *os.Process,
 	return proc, err
 }
 
-// heirlooms are those attributes of this process that a program inherits and that only its own process can change. They are read once.
-type heirlooms struct {
-	ignored   []syscall.Signal // that are ignored although Go knows nothing of it
+// inherited are the attributes of this process that a program inherits and that only the process of the program can change. They are read
+// once.
+type inherited struct {
+	ignored   []syscall.Signal // ignored signals that package signal does not report
 	umask     uint64
 	protected bool // from being killed when there is no memory
 }
 
-// othersWrite is the bit of a umask without which files are made that everybody may write to.
+// othersWrite is the bit of a umask without which everybody may write to the files that a process makes.
 const othersWrite = 0o002
 
-func readHeirlooms() (h heirlooms) {
+func readInherited() (h inherited) {
 	h.umask = othersWrite
 	status, _ := os.ReadFile("/proc/self/status") // always there
 	for line := range bytes.Lines(status) {
@@ -106,8 +107,8 @@ const (
 	oomScore   = "/proc/self/oom_score_adj"
 )
 
-// purpose returns what a shim is needed for to start a process; empty if it needs none.
-func (h *heirlooms) purpose(limits Limits) string {
+// purpose returns why a process needs a shim, as a part of error messages. It is empty if the process needs none.
+func (h *inherited) purpose(limits Limits) string {
 	switch {
 	case limits.OpenFiles > 0:
 		return "to limit the open files"
@@ -126,7 +127,7 @@ func (h *heirlooms) purpose(limits Limits) string {
 	return ""
 }
 
-// shed changes what this process, which is a shim, has inherited.
+// shed resets the attributes of this process, a shim, that the next program must not inherit.
 func shed() {
 	syscall.Umask(syscall.Umask(othersWrite) | othersWrite)
 	if score, _ := os.ReadFile(oomScore); bytes.HasPrefix(score, []byte("-")) {
@@ -153,23 +154,22 @@ func sigactionOf(sig syscall.Signal, set, was *sigaction) syscall.Errno {
 	return errno
 }
 
-// shim starts a program whose process has to be prepared: as this program, which limits its own open files and changes what else it must
-// not inherit, and then executes the other. Only a process itself can do that before the first instruction of its program, and it needs no
-// right for it.
+// A shim is a process that executes this program first and another one next. In between it limits its open files and resets the attributes
+// that the other program must not inherit: only a process itself can change these, and it needs no rights for it.
 type shim struct {
-	path  string   // of the other
+	path  string   // of the other program
 	limit int      // of open files; 0 for none
-	wire  *wire    // to the program that prepares itself; it ends when the other is executed
-	peer  *os.File // the other end of it
+	wire  *wire    // to the shim; it is closed when the shim executes the other program
+	peer  *os.File // the shim's end of the wire
 }
 
-// shimThreads is how many threads this program may need to prepare itself, beyond the processes that the other may have.
+// shimThreads is how many threads a shim may have, in addition to the processes that the other program may have.
 const shimThreads = 1000
 
-// What a program that prepares itself says: that it has done so, and then waits for a byte; or in what it failed, and the error's number.
+// The messages of a shim: shimReady, after which it waits for one byte; or the step that failed, followed by the number of the error.
 const shimReady, shimLimit, shimExecute = "ready", "limit", "execute"
 
-// newShim has the description of the other program be that of this one, which gets the other end of the wire after so many files.
+// newShim changes spec so that it starts a shim, which executes the program of spec. The end of the wire will be its descriptor number files.
 func newShim(spec *Spec, files int) (*shim, error) {
 	own, peer, err := newWires()
 	if err != nil {
@@ -187,12 +187,12 @@ func (s *shim) close() {
 	_ = s.peer.Close()
 }
 
-// execute waits until the program has prepared itself, calls limit, and has it execute the other.
+// execute waits until the shim is ready, calls limit, and makes the shim execute the other program.
 func (s *shim) execute(limit func() error) error {
 	// gofail: var processLimit string
 	// return errors.New(processLimit)
 	_ = s.peer.Close()
-	what, err := s.hear()
+	what, err := s.receive()
 	switch {
 	case errors.Is(err, io.EOF):
 		err = errors.New("the program that prepares the process ended before that; give it more memory if that is limited")
@@ -208,14 +208,15 @@ func (s *shim) execute(limit func() error) error {
 	if err != nil {
 		return err
 	}
-	if _, err = s.hear(); errors.Is(err, io.EOF) {
+	if _, err = s.receive(); errors.Is(err, io.EOF) {
 		return nil
 	}
 	return cmp.Or(err, errors.New("the program that prepares the process says more than it should"))
 }
 
-// hear returns what the program says, or the error that it met. Other processes of its user may stop it, or speak for it.
-func (s *shim) hear() (string, error) {
+// receive returns the next message of the shim, or the error that it reports. Other processes of the same user may stop the shim, or write
+// in its place.
+func (s *shim) receive() (string, error) {
 	const patience, most = 10 * time.Second, 64
 	_ = s.wire.conn.SetReadDeadline(time.Now().Add(patience))
 	said := make([]byte, most)
@@ -234,12 +235,13 @@ func (s *shim) hear() (string, error) {
 	}
 }
 
-// runShim becomes the program in args, which follows the limit of open files and the descriptor by which the host is told.
+// runShim prepares this process and executes a program. Args are the limit of open files, the descriptor of the wire to the host, the path
+// of the program, and its arguments.
 func runShim(args []string) {
 	n, _ := strconv.ParseUint(args[0], 10, 64)
 	host, _ := strconv.Atoi(args[1])
 	syscall.CloseOnExec(host)
-	tell := func(what string, err error) {
+	report := func(what string, err error) {
 		var errno syscall.Errno
 		_ = errors.As(err, &errno)
 		b := fmt.Appendf(nil, "%s %d", what, errno)
@@ -247,24 +249,24 @@ func runShim(args []string) {
 	}
 	if n > 0 {
 		if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: n, Max: n}); err != nil {
-			tell(shimLimit, err)
+			report(shimLimit, err)
 			return
 		}
 	}
 	shed()
-	// It was lost if this program has capabilities of its own. Whoever is gone already does not answer.
+	// The kernel clears the signal when it executes a program that has capabilities. If the host has ended already, the read below fails.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	_ = os.Unsetenv(helperEnv)
-	// As soon as the host is told there may be no room for another thread, which the collector wants, the runtime for a call that blocks, and
-	// for another processor when this goroutine was preempted.
+	// After the message, the limit of processes may leave no room for another thread, which the runtime would start for the garbage collector,
+	// for a call that blocks, and for another processor when this goroutine is preempted.
 	debug.SetGCPercent(-1)
 	runtime.GOMAXPROCS(1)
-	tell(shimReady, nil)
+	report(shimReady, nil)
 	answer, got, errno := [1]byte{}, uintptr(0), unix.EINTR
 	for errno == unix.EINTR {
 		got, _, errno = syscall.RawSyscall(unix.SYS_READ, uintptr(host), uintptr(unsafe.Pointer(&answer)), uintptr(len(answer)))
 	}
 	if errno == 0 && got == 1 {
-		tell(shimExecute, syscall.Exec(args[2], args[3:], os.Environ())) //nolint:gosec // the host says what
+		report(shimExecute, syscall.Exec(args[2], args[3:], os.Environ())) //nolint:gosec // the host says what
 	}
 }

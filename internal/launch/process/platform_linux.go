@@ -27,7 +27,7 @@ type platform struct {
 	guard  *guard
 	cgroup *cgroup // nil if there is none
 
-	heirlooms heirlooms
+	inherited inherited
 
 	noGroups bool // tests see to it that groups are not signalled through a pidfd, as before Linux 6.9
 
@@ -65,7 +65,7 @@ func (pl *platform) open(cfg Config) error {
 	if len(cfg.Remove) > 0 {
 		guard.start(hostID, cfg.Remove)
 	}
-	pl.guard, pl.forker, pl.heirlooms, pl.opened = guard, newThread(), readHeirlooms(), true
+	pl.guard, pl.forker, pl.inherited, pl.opened = guard, newThread(), readInherited(), true
 	return nil
 }
 
@@ -81,7 +81,7 @@ func (pl *platform) start(g *Group, p *Process) error {
 	if err := pl.open(g.cfg); err != nil {
 		return err
 	}
-	c := &child{group: g, process: p, id: pl.guard.last.Add(1), purpose: pl.heirlooms.purpose(p.spec.Limits)}
+	c := &child{group: g, process: p, id: pl.guard.last.Add(1), purpose: pl.inherited.purpose(p.spec.Limits)}
 	if pl.cgroup != nil {
 		var err error
 		if c.leaf, err = pl.leaf(); err != nil {
