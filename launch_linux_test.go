@@ -428,16 +428,15 @@ func TestProgramThatCannotBeExecuted(t *testing.T) {
 	if !errors.Is(err, launcher.ErrProgram) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "cannot launch plugin unit: ") {
 		t.Errorf("without the program: %v", err)
 	}
-	h.until("the failure", func() bool { return h.unit().State == launcher.StateFailed })
+	h.until("the failure", func() bool { return h.unit().State == launcher.StateBlocked })
 	counts := map[reconciler.EventKind]int{}
 	for _, e := range h.rt.LastEvents(1000) {
 		if e.Name == "unit" {
 			counts[e.Kind]++
 		}
 	}
-	// Four starts fail alike, which is told once, and that it is given up.
-	backoff, failed := reconciler.EventKind(launcher.EventBackoff), reconciler.EventKind(launcher.EventFailed)
-	if want := map[reconciler.EventKind]int{backoff: 1, failed: 1}; !maps.Equal(counts, want) {
+	// It is reported once, and not tried again.
+	if want := map[reconciler.EventKind]int{reconciler.EventKind(launcher.EventFailed): 1}; !maps.Equal(counts, want) {
 		t.Errorf("events %v, want %v", counts, want)
 	}
 	if err := os.WriteFile(program, nil, 0o600); err != nil {
@@ -450,9 +449,6 @@ func TestProgramThatCannotBeExecuted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := h.rt.Launcher().Set([]launcher.Plugin{p, other}); err != nil {
-		t.Error(err)
-	}
-	if err := h.rt.Launcher().Start("unit"); err != nil {
 		t.Error(err)
 	}
 	h.running("its start")
