@@ -14,7 +14,8 @@ import (
 )
 
 // Observer watches a [Runtime] for metrics and traces. Its functions may be nil. They are called concurrently and with locks held, so they
-// must not block or call the Runtime. A panic is logged and goes no further.
+// must not block or call the Runtime. A panic is logged and goes no further, except that one of Dispense reaches the caller of
+// DispensePlugin.
 type Observer struct {
 	// Event receives every event, before subscribers do.
 	Event func(reconciler.Event)

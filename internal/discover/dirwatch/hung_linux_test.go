@@ -1,10 +1,12 @@
 package dirwatch
 
 import (
+	"errors"
 	"path/filepath"
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/internal/mounttest"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // TestHungMount reproduces PAINS 110: a file system below a root that does not answer hides no other socket, whether it was mounted before
@@ -34,6 +36,28 @@ func TestHungMount(t *testing.T) {
 	r.do("sock r/before/w")
 	r.settleHung("r/x", "r/z", "r/d/s", "r/after/y", "r/before/w")
 	r.quiet()
+}
+
+// TestMountOverRefused checks that a refused directory is not listed as long as a file system that does not answer hides it.
+func TestMountOverRefused(t *testing.T) {
+	if !mounttest.Isolated(t) {
+		return
+	}
+	r := newRig(t, "r")
+	r.do("mkdir r/d")
+	path := filepath.Join(r.dir, "r/d")
+	r.cfg.Trust = func(p string, _ sock.Info) error {
+		if p == path {
+			return errors.New("refused")
+		}
+		return nil
+	}
+	r.start()
+	r.await("the directory to be refused", func() bool { return len(r.update.Refused) == 1 })
+	heal := mounttest.Hang(t, path)
+	r.await("the refusal to be forgotten", func() bool { return len(r.update.Refused) == 0 })
+	heal()
+	r.await("the directory to be refused again", func() bool { return len(r.update.Refused) == 1 })
 }
 
 // settleHung waits until exactly these sockets are known, without a look at the tree, which would hang too.

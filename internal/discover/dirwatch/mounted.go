@@ -121,7 +121,7 @@ var localTypes = map[string]bool{
 	"devtmpfs": true, "squashfs": true, "erofs": true, "proc": true, "sysfs": true, "cgroup2": true,
 }
 
-// enter has the file system that is mounted under a name in parent watched, if it is not already.
+// enter starts a watcher for the file system that is mounted under a name in parent, unless it has one.
 func (t *tree) enter(parent *dir, name string, e sock.Entry) {
 	path := join(parent.path, name)
 	m := t.mounted[path]
@@ -135,6 +135,7 @@ func (t *tree) enter(parent *dir, name string, e sock.Entry) {
 	if d := t.dirs[path]; d != nil {
 		t.drop(d, removed)
 	}
+	t.pardon(parent, name) // the directory that was refused is hidden
 	if parent.depth >= t.cfg.MaxDepth {
 		t.exceed(parent, &parent.tooDeep)
 		return

@@ -10,6 +10,8 @@
 // What counts:
 //   - A socket in a root or in any directory below it. Names that start with a dot are ignored, files and directories, and so is
 //     whatever is no socket. Symbolic links are not followed; only a root may be one.
+//   - A file system that is mounted below a root and may not answer, such as one over the network, has a watcher of its own. Until it
+//     answers, only the sockets in it are not found.
 //   - What Config.Trust refuses is not used, with everything below it, until it is mended.
 //   - The same tree gives the same facts whenever the watcher starts.
 package dirwatch
@@ -31,8 +33,8 @@ import (
 type Root struct {
 	// Path of the directory, absolute and clean. It need not exist yet. Roots must not contain each other.
 	Path string
-	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. It is called from Run's
-	// goroutine and must depend on its argument only. Nil leaves out nothing.
+	// Skip says which directories and sockets to leave out. rel is relative to the root and separated by slashes. It is called concurrently
+	// for what is mounted below the root, and must depend on its argument only. Nil leaves out nothing.
 	Skip func(rel string) bool
 	// mount is the number of the mount that has to be there; zero for any.
 	mount uint64
