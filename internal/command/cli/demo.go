@@ -20,8 +20,9 @@ The demo takes a few seconds and has no requirements. It leaves no process or fi
 			if err := demo.Run(cmd.Context(), cmd.OutOrStdout()); err != nil {
 				return err
 			}
-			next := invocation() + " init plugin hello.example.com --type Greeter"
-			if invocation() != "patchbay" {
+			program, inClone := invocation()
+			next := program + " init plugin hello.example.com --type Greeter"
+			if inClone {
 				next += " --replace . --dir /tmp/hello"
 			}
 			return writeLines(cmd.OutOrStdout(), []string{"", "next, write a plugin of your own:", "  " + next})

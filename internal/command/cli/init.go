@@ -1,9 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -114,18 +118,28 @@ func sayWritten(cmd *cobra.Command, dir string, options scaffold.Options, files 
 	if dir != "." {
 		build += " -C " + dir
 	}
+	program, _ := invocation()
 	lines = append(lines, "next, build and test it, run a daemon, and start the plugin, which registers with the daemon:",
 		"  "+build,
-		fmt.Sprintf("  %s run --plugin-dir /tmp/plugins --accept-type %s &", invocation(), options.Type),
+		fmt.Sprintf("  %s run --plugin-dir /tmp/plugins --accept-type %s &", program, options.Type),
 		"  "+build+" run PLUGIN_DIR=/tmp/plugins",
 		filepath.Join(dir, "README.md")+" shows how to call it")
 	return writeLines(cmd.OutOrStdout(), lines)
 }
 
-// invocation returns how to run this program: only "go run" and a plain "go build" in a clone leave it without a version.
-func invocation() string {
-	if daemon.ThisBuild().Version == "devel" {
-		return "go run ./cmd/patchbay"
+// invocation returns how to run this program, and whether it was built in a clone, whose version may not be published.
+func invocation() (program string, inClone bool) {
+	info, _ := debug.ReadBuildInfo()
+	return invocationOf(os.Args[0], daemon.ThisBuild().Version, cmp.Or(info, &debug.BuildInfo{}))
+}
+
+func invocationOf(name, version string, info *debug.BuildInfo) (program string, inClone bool) {
+	stamped := slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool { return s.Key == "vcs" })
+	switch {
+	case version == "devel": // as "go run" leaves it
+		return "go run ./cmd/patchbay", true
+	case stamped && version == info.Main.Version: // by "go build", and not set by the linker
+		return name, true
 	}
-	return "patchbay"
+	return "patchbay", false
 }
