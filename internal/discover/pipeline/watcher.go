@@ -291,16 +291,37 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return run(ctx)
 }
 
+// answerTime is how long the file system of a plugin directory may take to answer before [MakeDirs] fails.
+const answerTime = 10 * time.Second
+
 // MakeDirs makes the plugin directories that do not exist, with mode 0750, and finds out whether all can be read. A watcher does this when
-// it begins; who has something else to begin with can do it before.
+// it begins; who has something else to begin with can do it before. If a file system does not answer, MakeDirs returns an error and leaves
+// a goroutine behind, which ends with the call that does not return.
 func MakeDirs(dirs []string) error {
 	for _, dir := range dirs {
-		if err := os.MkdirAll(dir, dirMode); err != nil {
-			return fmt.Errorf("cannot create plugin directory %s: %w; choose another directory", dir, err)
+		made := make(chan error, 1)
+		go func() { made <- makeDir(dir) }()
+		limit := time.NewTimer(answerTime)
+		select {
+		case err := <-made:
+			limit.Stop()
+			if err != nil {
+				return err
+			}
+		case <-limit.C:
+			return fmt.Errorf("cannot read plugin directory %s: its file system does not answer; restore its server, or unmount it: "+
+				"umount --lazy PATH", dir)
 		}
-		if err := readable(dir); err != nil {
-			return fmt.Errorf("cannot read plugin directory %s: %w; let user %d read it or choose another directory", dir, err, os.Geteuid())
-		}
+	}
+	return nil
+}
+
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, dirMode); err != nil {
+		return fmt.Errorf("cannot create plugin directory %s: %w; choose another directory", dir, err)
+	}
+	if err := readable(dir); err != nil {
+		return fmt.Errorf("cannot read plugin directory %s: %w; let user %d read it or choose another directory", dir, err, os.Geteuid())
 	}
 	return nil
 }
