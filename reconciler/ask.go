@@ -194,6 +194,9 @@ func (r *Reconciler) interview(ctx context.Context, e machine.Ask, waits func())
 func (r *Reconciler) reach(ctx context.Context, e machine.Ask, timeout time.Duration, waits func()) (_ Conn, err error) {
 	ctx, done := r.trace(ctx, "connect")
 	defer func() { done(err) }()
+	if e.First {
+		ctx = context.WithValue(ctx, firstKey{}, true)
+	}
 	began := r.pace.Now()
 	fresh := e.First && isFresh(e.Socket, began)
 	conn, err := r.cfg.Transport.Dial(ctx, timeout, e.Path, e.Socket)

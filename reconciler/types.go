@@ -57,7 +57,7 @@ type Staged interface {
 type Transport interface {
 	// Dial connects to the socket at a path, if that is still the one with this identity; the zero one is any. What happens to another
 	// socket, or that nobody accepts on it, says nothing about this one. An error that wraps a [trust.Refusal] says that it is not trusted.
-	// It blocks no longer than ctx and timeout allow.
+	// It blocks no longer than ctx and timeout allow. See also [IsFirst].
 	Dial(ctx context.Context, timeout time.Duration, path string, socket cache.SocketID) (Conn, error)
 	// Probe says whether anybody accepts on the socket at a path, if that is still the one with this identity, as for Dial: no error if so. It
 	// then also watches the plugin, as Conn.Watch does, in a way that the plugin does not notice; a nil stop says that it cannot.
@@ -88,6 +88,12 @@ type Conn interface {
 	// Close ends the connection. It does not block.
 	Close() error
 }
+
+type firstKey struct{}
+
+// IsFirst reports whether a Transport dials a plugin with ctx for the first time: no attempt has failed since its socket appeared, it was
+// registered or [Reconciler.Retry] was called. If not all plugins can be asked, these go before those that have failed.
+func IsFirst(ctx context.Context) bool { return ctx.Value(firstKey{}) != nil }
 
 // Timeouts bound the steps of a registration. Zero values stand for the defaults.
 type Timeouts struct {

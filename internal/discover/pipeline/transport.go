@@ -42,29 +42,31 @@ func newTransport(gate *gate, dirs []string, bounds reconciler.Bounds) (*transpo
 }
 
 func (t *transport) Dial(ctx context.Context, timeout time.Duration, path string, id cache.SocketID) (reconciler.Conn, error) {
-	settled, err := t.begin(ctx, timeout, path)
+	place, err := t.begin(ctx, timeout, path)
 	if err != nil {
 		return nil, err
 	}
 	c, err := t.dial(ctx, path, id)
 	if err != nil {
-		settled()
+		place.end()
 		return nil, err
 	}
-	c.settled = settled
+	c.place = place
 	return c, nil
 }
 
 // begin waits until one more plugin of the owner of a socket may be asked what it is. Root's and the host's need not wait.
-func (t *transport) begin(ctx context.Context, timeout time.Duration, path string) (settled func(), err error) {
+func (t *transport) begin(ctx context.Context, timeout time.Duration, path string) (*place, error) {
 	if t.gate.trust.Alone() {
-		return func() {}, nil
+		return nil, nil
 	}
 	info, err := sock.Stat(path)
 	if err != nil || t.gate.trust.Privileged(info.UID) {
-		return func() {}, nil //nolint:nilerr // that it has gone is seen when it is connected to
+		return nil, nil //nolint:nilerr // that it has gone is seen when it is connected to
 	}
-	return t.asking.begin(ctx, timeout, info.UID)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return t.asking.begin(ctx, info.UID, reconciler.IsFirst(ctx))
 }
 
 func (t *transport) dial(ctx context.Context, path string, id cache.SocketID) (*conn, error) {
@@ -183,7 +185,7 @@ type conn struct {
 	account   trust.Account
 	launch    Launch    // nil unless it was launched
 	peer      sock.Peer // zero if the system does not say
-	settled   func()    // says that it is kept or closed
+	place     *place    // until it is kept or closed
 }
 
 func (c *conn) GetInfo(ctx context.Context, timeout time.Duration) (reconciler.Info, error) {
@@ -199,11 +201,18 @@ func (c *conn) info(ctx context.Context, timeout time.Duration) (registration.In
 	if c.launch != nil {
 		if said := c.launch.Introduction(); said != nil {
 			if info, err := registration.ParseInfo(said); err == nil {
+				c.place.answers()
 				return info, nil
 			}
 		}
 	}
-	return c.Client.GetInfo(ctx, timeout)
+	asked, answered := c.place.ask(ctx)
+	info, err := c.Client.GetInfo(asked, timeout)
+	if err != nil && errors.Is(context.Cause(asked), errPutOff) {
+		err = c.transport.asking.unasked(c.account.UID, errPutOff)
+	}
+	answered(err)
+	return info, err
 }
 
 // Notify counts a plugin that does not implement the method as told: it does not want to know.
@@ -226,14 +235,14 @@ func (c *conn) Account() trust.Account { return c.account }
 
 // Close ends the connection.
 func (c *conn) Close() error {
-	defer c.settled()
+	defer c.place.end()
 	return c.Client.Close()
 }
 
 // Watch keeps the connection, whose end also tells of a plugin that stops to serve while its process lives on. Where it cannot be kept, the
 // process is watched. Of a launched plugin for which this process answers there is nothing to watch: its socket goes when that ends.
 func (c *conn) Watch(hint func()) (stop func(), err error) {
-	defer c.settled() // from here on it counts among the plugins
+	defer c.place.end() // from here on it counts among the plugins
 	if c.account.Launched && c.peer.PID == os.Getpid() {
 		return func() {}, c.Close()
 	}
