@@ -210,6 +210,7 @@ func (c *conn) info(ctx context.Context, timeout time.Duration) (registration.In
 	info, err := c.Client.GetInfo(asked, timeout)
 	if err != nil && errors.Is(context.Cause(asked), errPutOff) {
 		err = c.transport.asking.unasked(c.account.UID, errPutOff)
+		_ = c.Close() // the other plugin waits for that
 	}
 	answered(err)
 	return info, err
