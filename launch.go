@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/internal/entrance"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
@@ -85,10 +86,10 @@ var ended = func() context.Context {
 
 // blocked returns why a launched plugin was refused, as a [supervise.BlockedError] if its type has no handler.
 func (rt *Runtime) blocked(ptype string, why error) error {
-	if ptype == "" || rt.watcher.AwaitHandler(ended, ptype) {
+	if ptype == "" || pipeline.AwaitHandler(ended, rt.watcher, ptype) {
 		return why
 	}
-	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { rt.watcher.AwaitHandler(ctx, ptype) }}
+	return &supervise.BlockedError{Err: why, AwaitChange: func(ctx context.Context) { pipeline.AwaitHandler(ctx, rt.watcher, ptype) }}
 }
 
 // answers says whether this process answers at a socket for a launched plugin, whose callers then do not notice which process serves.

@@ -151,8 +151,8 @@ func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
 	}
 }
 
-// AwaitHandler blocks until a plugin type has a handler, or ctx ends. It reports whether the type has one.
-func (w *Watcher) AwaitHandler(ctx context.Context, pluginType string) bool {
+// AwaitHandler blocks until a plugin type has a handler in a Watcher, or ctx ends. It reports whether the type has one.
+func AwaitHandler(ctx context.Context, w *Watcher, pluginType string) bool {
 	for {
 		w.mu.Lock()
 		has, added := w.handlers[pluginType] != nil, w.added
