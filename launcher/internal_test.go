@@ -1,6 +1,9 @@
 package launcher
 
 import (
+	"context"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -39,5 +42,88 @@ func TestLimited(t *testing.T) {
 	}
 	if _, err := l.budget.Begin(60001); err == nil || len(told) != 1 || told[0] != "userCalls" {
 		t.Errorf("%v; told %v", err, told)
+	}
+}
+
+// newIdle returns a launcher of a plugin that is started on demand, has announced itself, and has no process; and the path of its front.
+func newIdle(t *testing.T) (l *Launcher, p Plugin, socket string) {
+	dir := t.TempDir()
+	l = New(Config{Host: &host.Host{}, Dir: dir, AwaitRegistered: func(ctx context.Context, _ string, _ func(error)) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}})
+	t.Cleanup(func() { l.Close(); l.Withdraw() })
+	p = Plugin{
+		Spec: host.Spec{Name: "p", Args: []string{"true"}}, Serve: true, OnDemand: true,
+		Announce: Announcement{Type: "T", Name: "p", Versions: []string{"v1"}},
+	}
+	if err := l.Set([]Plugin{p}); err != nil {
+		t.Fatal(err)
+	}
+	socket = l.Plugins()[0].Socket
+	if !isSocket(socket) {
+		t.Fatalf("the launcher does not answer at %q", socket)
+	}
+	return l, p, socket
+}
+
+func isSocket(path string) bool {
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().Type() == os.ModeSocket
+}
+
+// TestUnitThatReturns: a plugin that comes back before it was forgotten is the same unit, whose front stays open.
+func TestUnitThatReturns(t *testing.T) {
+	l, p, socket := newIdle(t)
+	l.mu.Lock()
+	u := l.units["p"]
+	l.remove(u) // forget waits for mu
+	l.configure(p)
+	returned, leaving := l.units["p"] == u, len(l.leaving)
+	l.mu.Unlock()
+	l.work.Wait()
+	if !returned || leaving != 0 {
+		t.Errorf("it is the same unit: %t, and %d are leaving, want it back", returned, leaving)
+	}
+	if !isSocket(socket) {
+		t.Errorf("the front at %s was closed, and its plugin is back", socket)
+	}
+}
+
+// TestUnitThatLeaves: what was removed is forgotten, with its front.
+func TestUnitThatLeaves(t *testing.T) {
+	l, _, socket := newIdle(t)
+	if err := l.Set(nil); err != nil {
+		t.Fatal(err)
+	}
+	l.work.Wait()
+	if n := len(l.units) + len(l.leaving); n != 0 || isSocket(socket) {
+		t.Errorf("%d units are left; the front is left: %t", n, isSocket(socket))
+	}
+}
+
+// TestStopClosesFront: at the socket of a plugin that was stopped nobody answers.
+func TestStopClosesFront(t *testing.T) {
+	l, _, socket := newIdle(t)
+	if err := l.Stop("p"); err != nil {
+		t.Fatal(err)
+	}
+	if isSocket(socket) {
+		t.Errorf("the front at %s is open after Stop", socket)
+	}
+}
+
+// TestTidyLeavesSurvivors: what a host that was killed made for its plugins is removed, except for those that may have survived it.
+func TestTidyLeavesSurvivors(t *testing.T) {
+	l := New(Config{Host: &host.Host{}, Dir: t.TempDir()})
+	for _, name := range []string{"survives", "ends"} {
+		if err := os.WriteFile(filepath.Join(l.cfg.Dir, "."+name+".1.sock.made"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.tidy(map[string]Plugin{"survives": {Spec: host.Spec{Survive: true}}, "ends": {}})
+	left, err := os.ReadDir(l.cfg.Dir)
+	if err != nil || len(left) != 1 || left[0].Name() != ".survives.1.sock.made" {
+		t.Errorf("left are %v (%v), want the socket of the plugin that survives", left, err)
 	}
 }
