@@ -1,5 +1,5 @@
-// Package callback calls functions of others so that their panics and their ends by [runtime.Goexit] become errors. A caller that goes on
-// afterwards leaves nothing half done: no lock held, no process unwatched, no plugin waited for.
+// Package callback calls functions that users of a package supply, and turns a panic or a [runtime.Goexit] in them into an error. The
+// caller can continue, so no lock stays held, and no process or plugin is forgotten.
 package callback
 
 import (

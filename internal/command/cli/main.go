@@ -67,7 +67,7 @@ func claimHangups(ctx context.Context) <-chan struct{} {
 	return h.c
 }
 
-// endOnHangup has SIGHUP end ctx.
+// endOnHangup makes SIGHUP cancel ctx.
 func endOnHangup(ctx context.Context) {
 	if h, ok := ctx.Value(hangupsKey{}).(*hangups); ok {
 		close(h.known)

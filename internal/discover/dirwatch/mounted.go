@@ -180,7 +180,7 @@ func (t *tree) follow(m *mounted) {
 func (t *tree) take(n news) {
 	m := n.m
 	if t.mounted[m.path] != m {
-		return // it was left meanwhile
+		return // it was left before the update arrived
 	}
 	for _, f := range n.Facts {
 		f.Root = m.dir.root
@@ -195,7 +195,7 @@ func (t *tree) take(n news) {
 	_, own := t.owned(m.dir)
 	m.degraded = nil
 	for _, c := range n.Degraded {
-		c.Minor = c.Minor || !own // whoever has a directory may mount something there
+		c.Minor = c.Minor || !own // the owner of a directory may mount something there
 		if !slices.ContainsFunc(n.Refused, func(r Refusal) bool { return r.Path == c.Path && r.Err.Error() == c.Key }) {
 			m.degraded = append(m.degraded, c)
 		}
