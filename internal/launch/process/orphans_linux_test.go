@@ -270,8 +270,37 @@ func beFirst() {
 	go ReapAdopted(context.Background())
 }
 
-// TestAdoptedAreReaped: as the first process of a container a host keeps no zombie of what its processes leave behind, and still learns how
-// its own processes end.
+// TestOnlyAdoptedAreReaped: the exit status of a process that this one has started is kept for who waits for that, and no other is.
+func TestOnlyAdoptedAreReaped(t *testing.T) {
+	start := func() (*os.Process, error) {
+		return os.StartProcess("/bin/sh", []string{"sh", "-c", "exit 3"}, &os.ProcAttr{})
+	}
+	own, err := startChild(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	adopted, err := start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer adopted.Release()
+	await(t, "both are zombies", func() bool {
+		a, okA := readStat(own.Pid)
+		b, okB := readStat(adopted.Pid)
+		return okA && okB && !a.alive() && !b.alive()
+	})
+	reapAdopted()
+	if _, ok := readStat(adopted.Pid); ok {
+		t.Error("a process that was not started here is still a zombie")
+	}
+	state, err := own.Wait()
+	forgetChild(own.Pid)
+	if err != nil || state.ExitCode() != 3 {
+		t.Errorf("the process that was started here ended with %v, %v, want status 3", state, err)
+	}
+}
+
+// TestAdoptedAreReaped: as the first process of a container a host keeps no zombie of what its processes leave behind.
 func TestAdoptedAreReaped(t *testing.T) {
 	needRoot(t)
 	modes(t, func(t *testing.T, cgroup string) {
