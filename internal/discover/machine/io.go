@@ -36,7 +36,7 @@ const (
 	Distrusted                    // it is not trusted
 	Silent                        // nobody accepts on a socket
 	Absent                        // there is no socket
-	Unserved                      // who accepts there does not serve the registration
+	Unserved                      // the program that accepts there does not serve the registration
 )
 
 // Failure is an error and what follows from it.

@@ -54,7 +54,7 @@ type Config struct {
 }
 
 // The pauses between attempts. A newcomer that is refused while an older instance serves is not tried often: each attempt may cost the
-// older one its registration. Nor is a program that does not serve the registration: another one of it makes another socket.
+// older one its registration. Nor is a program that does not serve the registration: one that does makes a new socket.
 var (
 	usual         = backoff.Backoff{Min: 100 * time.Millisecond, Max: 2 * time.Minute}
 	behindAnother = backoff.Backoff{Min: 30 * time.Second, Max: time.Hour}
