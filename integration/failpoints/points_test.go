@@ -158,8 +158,7 @@ func groups() []group {
 			},
 			{
 				point: "endpointCall", arms: []Arm{{"endpointCall", `1*off->1*return("injected")`}},
-				fails: "asking a CSI driver for its name", happens: retried,
-				said: in(inEvent, "GetPluginInfo: Unavailable"), play: csi(appears),
+				fails: "asking a CSI driver for its name", happens: "the driver is asked again, and registered", play: csi(appears),
 			},
 			{
 				point: "registrationNotify", fails: "notifying the plugin that it is registered", happens: "the registration is rolled back; " + retried,

@@ -13,6 +13,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 	grpcstatus "google.golang.org/grpc/status"
@@ -73,6 +75,7 @@ func (d *daemon) echo(during func(ctx context.Context, token string)) (stop func
 	}}}
 	registerapi.RegisterRegistrationServer(server, e)
 	grpc_testing.RegisterTestServiceServer(server, e)
+	healthpb.RegisterHealthServer(server, health.NewServer())
 	go func() { _ = server.Serve(l) }()
 	d.t.Cleanup(server.Stop)
 	d.run("wait", "Echo/one")

@@ -32,7 +32,7 @@ func TestOffers(t *testing.T) {
 	if _, err := answers(t, caller.caller("bad")); grpcstatus.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "fleet.offers") {
 		t.Errorf("a node that may not offer it, by name: %v", err)
 	}
-	if out, err := caller.try("call", "--node", "good-1", "Echo/one", "pluginregistration.Registration/GetInfo"); err != nil {
+	if out, err := caller.try("call", "--node", "good-1", "Echo/one", "grpc.health.v1.Health/Check"); err != nil {
 		t.Errorf("a node that may offer it, by name: %s, %v", out, err)
 	}
 	caller.configure(`node: "good-*"`, `node: "bad"`)

@@ -46,7 +46,7 @@ type Limits struct {
 
 // DefaultLimits let a user's calls have base windows of 64 MiB together, in chunks of 128 MiB (see baseWindow), and 16 MiB beside them.
 var DefaultLimits = Limits{
-	UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 4096, Cancels: CancelRates{Conn: 500, User: 1000, All: 2000},
+	UserBytes: 16 << 20, Bytes: 48 << 20, UserCalls: 2048, Calls: 4096, Cancels: CancelRates{Conn: 200, User: 200, All: 400},
 }
 
 // Budget is what the calls of all connections share. It is safe for concurrent use.

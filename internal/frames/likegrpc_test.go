@@ -325,7 +325,11 @@ func answerWith(t *testing.T, conn net.Conn, headers, trailers []string) {
 	if _, err := conn.Read(preface); err != nil {
 		return
 	}
-	go func() { _ = p.WriteSettings() }()
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		_ = p.WriteSettings()
+	}()
 	for {
 		f, err := p.ReadFrame()
 		if err != nil {
@@ -333,6 +337,7 @@ func answerWith(t *testing.T, conn net.Conn, headers, trailers []string) {
 		}
 		if f, ok := f.(*http2.MetaHeadersFrame); ok {
 			go func() {
+				<-settled
 				if headers != nil {
 					_ = p.WriteHeaders(http2.HeadersFrameParam{StreamID: f.StreamID, BlockFragment: p.fields(headers...), EndHeaders: true})
 				}
