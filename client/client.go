@@ -198,8 +198,8 @@ func (c *Client) Diagnose(ctx context.Context) iter.Seq2[Part, error] {
 }
 
 // Reload makes the daemon read and apply its configuration again, and returns the keys whose values changed. If the configuration is
-// invalid, the error says what is wrong and where, and nothing changes. It waits until the processes of changed plugins have been replaced, or
-// could not be.
+// invalid, the error says what is wrong and where, and nothing changes. It waits until the processes of changed plugins have been
+// replaced, or could not be.
 func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
 	answer, err := ask(ctx, c.explain, "reload the configuration", c.control.Reload, &patchbayv1.ReloadRequest{})
 	return Reloaded{Changed: present(answer.GetChanged()), NotReplaced: present(answer.GetNotReplaced())}, err

@@ -171,8 +171,8 @@ func (l *Launcher) configure(p Plugin) (fresh bool) {
 	return fresh
 }
 
-// claim makes the launcher the only one that launches plugins into its directory: two would give their plugins the same sockets, and the end
-// of either plugin would remove that of the other. setting is held.
+// claim makes the launcher the only one that launches plugins into its directory: two would give their plugins the same sockets, and the
+// end of either plugin would remove that of the other. setting is held.
 func (l *Launcher) claim(wanted map[string]Plugin) error {
 	serves := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(p Plugin) bool { return p.Serve })
 	l.mu.Lock()
@@ -188,8 +188,8 @@ func (l *Launcher) claim(wanted map[string]Plugin) error {
 	unclaim, err := sock.Lock(filepath.Join(dir, "launcher"))
 	switch {
 	case errors.Is(err, sock.ErrInUse):
-		return fmt.Errorf("cannot launch plugins in %s: another daemon or host launches plugins there; give this one another plugin directory: %w",
-			dir, sock.ErrInUse)
+		return fmt.Errorf("cannot launch plugins in %s: another daemon or host launches plugins there; give this one another plugin "+
+			"directory: %w", dir, sock.ErrInUse)
 	case err == nil:
 		l.unclaim = unclaim
 	}
@@ -254,8 +254,8 @@ func (l *Launcher) Stop(name string) error {
 
 // Restart replaces the process of a running plugin as its Upgrade says; one that does not serve is stopped first, since two processes may
 // conflict. It starts a plugin that is not running, even one that has failed. It blocks until the new process is ready, at most for the
-// plugin's StartTimeout or until ctx ends. If the new process does not become ready it is stopped, the error wraps [ErrReplacement], and with
-// [UpgradeSideBySide] the old one keeps running.
+// plugin's StartTimeout or until ctx ends. If the new process does not become ready it is stopped, the error wraps [ErrReplacement], and
+// with [UpgradeSideBySide] the old one keeps running.
 func (l *Launcher) Restart(ctx context.Context, name string) error {
 	return l.on(ctx, name, "restart", (*unit).Replace)
 }

@@ -247,7 +247,7 @@ func (l *Launcher) check(p Plugin) error {
 		return fmt.Errorf("cannot launch plugin %s: it must survive its host, which has no directory to remember it in: set the "+
 			"StateDir of the host", p.Name)
 	}
-	if err := p.Spec.Validate(); err != nil {
+	if err := p.Spec.Validate(); err != nil { //nolint:staticcheck // of the Spec alone
 		return fmt.Errorf("cannot launch plugin %s: %w", p.Name, err)
 	}
 	return nil

@@ -76,7 +76,8 @@ func (p Plugin) blocked(err error, tried program) error {
 		return err
 	}
 	return &supervise.BlockedError{Err: err, AwaitChange: func(ctx context.Context) {
-		for backoff.Pause(ctx, programInterval) && !hasChanged() { // a file system of another machine does not tell
+		for !hasChanged() && backoff.Pause(ctx, programInterval) {
+			continue // nothing tells of changes on the file system of another machine
 		}
 	}}
 }

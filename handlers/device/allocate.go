@@ -220,8 +220,8 @@ func (h *Handler) again(ctx context.Context, a *allocation, p *plugin, wanted wi
 	return a.public(), nil
 }
 
-// makeReady asks the plugin to prepare the devices of an allocation, and saves its answer. After an error the allocation is as before, except
-// that the answer may be in the store.
+// makeReady asks the plugin to prepare the devices of an allocation, and saves its answer. After an error the allocation is as before,
+// except that the answer may be in the store.
 func (h *Handler) makeReady(ctx context.Context, a *allocation, p *plugin) error {
 	answer, err := p.allocate(ctx, a.Devices)
 	if err == nil && p.preStart {

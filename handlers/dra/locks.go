@@ -29,7 +29,8 @@ func (c *lockedClaims) release() {
 	}
 }
 
-// lock waits until nobody else holds one of the claims. It takes all or none, so that two callers never wait for each other. The caller holds them.
+// lock waits until nobody else holds one of the claims. It takes all or none, so that two callers never wait for each other. The caller
+// holds them.
 func (l *claimLocks) lock(ctx context.Context, driver string, uids []string) (*lockedClaims, error) {
 	for {
 		busy := l.tryLock(driver, uids)

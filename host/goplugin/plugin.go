@@ -268,8 +268,8 @@ func served(dir string) bool {
 	})
 }
 
-// Connections knows how to reach the running plugins. It implements dynamicplugins.Connections. The zero value has none. Its methods are safe
-// for concurrent use.
+// Connections knows how to reach the running plugins. It implements dynamicplugins.Connections. The zero value has none. Its methods are
+// safe for concurrent use.
 type Connections struct {
 	mu sync.Mutex
 	at map[string]target // by endpoint

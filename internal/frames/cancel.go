@@ -15,8 +15,8 @@ import (
 // many. A connection on which a rate is exceeded is not read from until the rate allows it.
 //
 // Two small frames make a call and cancel it, and cost the proxy and the plugin much more than their sender. A caller that waits for
-// answers cannot make more calls than are answered; one that cancels them can. The rates are low enough for a machine ten times slower than one
-// on which such a call costs 0.3 ms of a processor.
+// answers cannot make more calls than are answered; one that cancels them can. The rates are low enough for a machine ten times slower
+// than one on which such a call costs 0.3 ms of a processor.
 type CancelRates struct{ Conn, User, All int }
 
 // longestPause bounds what calls that are canceled together, such as by their deadlines while a plugin hangs, cost their caller.

@@ -148,7 +148,7 @@ func statusOf(fields []hpack.HeaderField) error {
 		b, _ := decodeBinary(details)
 		switch {
 		case proto.Unmarshal(b, &p) != nil:
-		case int64(p.GetCode()) != int64(code):
+		case int64(p.GetCode()) != code:
 			return status.Errorf(codes.Internal, "the headers %s and %s contradict each other: %d and %d", statusKey, detailsKey, code, p.GetCode())
 		default:
 			return status.FromProto(&p).Err()

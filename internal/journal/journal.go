@@ -326,8 +326,8 @@ var troubling = map[reconciler.EventKind]bool{
 	reconciler.EventKind(launcher.EventUnhealthy):    true,
 }
 
-// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It calls refused with the plugin's type, empty if it
-// is not known, and the reason if the plugin is refused, or was, and fails when ctx ends and when the Journal is closed.
+// AwaitRegistered blocks until the plugin behind a socket is registered, as plugins tells. It calls refused with the plugin's type, empty
+// if it is not known, and the reason if the plugin is refused, or was, and fails when ctx ends and when the Journal is closed.
 func (j *Journal) AwaitRegistered(
 	ctx context.Context, socketPath string, plugins func() []reconciler.Status, refused func(ptype string, why error),
 ) error {

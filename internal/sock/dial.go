@@ -102,8 +102,8 @@ func Control(conn syscall.Conn, f func(fd int) error) error {
 	return ferr
 }
 
-// TempDir returns the directory in which to create a temporary directory for sockets: [os.TempDir], or /tmp if the sockets' paths, which are
-// longer than the directory's by room bytes, would be too long.
+// TempDir returns the directory in which to create a temporary directory for sockets: [os.TempDir], or /tmp if the sockets' paths, which
+// are longer than the directory's by room bytes, would be too long.
 func TempDir(room int) string {
 	const longest = 103 // that programs of all systems can connect to
 	if dir := os.TempDir(); len(dir)+room <= longest {

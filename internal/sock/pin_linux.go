@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pinned is a socket that can be connected to even if its path was removed or leads to something else. It holds a descriptor. Its methods are
-// safe for concurrent use.
+// Pinned is a socket that can be connected to even if its path was removed or leads to something else. It holds a descriptor. Its methods
+// are safe for concurrent use.
 type Pinned struct {
 	file *os.File
 }

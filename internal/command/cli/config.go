@@ -180,9 +180,9 @@ Handlers, timeouts, the log and the catalogue of plugins can change. If anything
 applied: the command says why and exits with 1, and the previous configuration stays in force. Plugins that a change does not concern are
 not disturbed. The daemon's flags and environment still override the files.
 
-The command waits until the daemon is ready and the processes of changed plugins have been replaced. If one could not be, the configuration is
-in force all the same, and the command says why and exits with 1. If the daemon has not answered after the timeout, the command exits with 1,
-and it is not known whether the configuration is in force: "patchbay config show --running" shows it.`,
+The command waits until the daemon is ready and the processes of changed plugins have been replaced. If one could not be, the configuration
+is in force nevertheless, and the command prints the reason and exits with 1. If the daemon has not answered after the timeout, the command
+exits with 1, and "patchbay config show --running" shows which configuration is in force.`,
 		Example: `  patchbay reload
   patchbay reload -o json | jq -r '.changed[]'`,
 	}

@@ -92,7 +92,7 @@ func TestNewcomerIsAskedNext(t *testing.T) {
 			time.Sleep(overdueMost)
 			synctest.Wait()
 			for i := range places {
-				if got, want := context.Cause(asked[i]) == errPutOff, i == tc.yields; got != want {
+				if got, want := errors.Is(context.Cause(asked[i]), errPutOff), i == tc.yields; got != want {
 					t.Errorf("%s: plugin %d gives way: %v; want %v", name, i, got, want)
 				}
 			}
@@ -183,7 +183,7 @@ func testPlaceIsNotLost(t *testing.T) {
 	if waits.isGiven() {
 		t.Error("two have the place")
 	}
-	if asked, _ := places[0].ask(t.Context()); context.Cause(asked) != errPutOff {
+	if asked, _ := places[0].ask(t.Context()); !errors.Is(context.Cause(asked), errPutOff) {
 		t.Errorf("a plugin that gave way before it was asked is asked, %v", context.Cause(asked))
 	}
 	places[0].end()

@@ -62,7 +62,7 @@ func (t *transport) begin(ctx context.Context, timeout time.Duration, path strin
 	}
 	info, err := sock.Stat(path)
 	if err != nil || t.gate.trust.Privileged(info.UID) {
-		return nil, nil //nolint:nilerr // that it has gone is seen when it is connected to
+		return nil, nil // that it has gone is seen when it is connected to
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -49,7 +49,8 @@ var phases = [...]struct {
 	{"new", StateStarting}, {"wanted", StateStarting}, {"starting", StateStarting}, {"started", StateStarting}, {"adopted", StateStarting},
 	{"ready", StateRunning}, {"serving", StateRunning}, {"lost", StateUnlinked},
 	{"failing", StateStopping}, {"replaced", StateStopping}, {"stopping", StateStopping},
-	{"backing off", StateBackoff}, {"given up", StateFailed}, {"blocked", StateBlocked}, {"idle", StateIdle}, {"surviving", StateStopped}, {"over", StateStopped},
+	{"backing off", StateBackoff}, {"given up", StateFailed}, {"blocked", StateBlocked},
+	{"idle", StateIdle}, {"surviving", StateStopped}, {"over", StateStopped},
 }
 
 func (p Phase) String() string { return phases[p].name }

@@ -205,7 +205,8 @@ type (
 	Unneeded struct{ Ref }
 	// Survivor says that a process of it was reached that survived an earlier host. The effect is Adopt or Discard.
 	Survivor struct{ Process }
-	// Launched says that its process runs, or why it could not be started. Blocked says that no attempt can succeed before its program changes.
+	// Launched says that its process runs, or why it could not be started. Blocked says that no attempt can succeed before its program
+	// changes.
 	Launched struct {
 		Ref
 		Process

@@ -169,7 +169,8 @@ const shimThreads = 1000
 // The messages of a shim: shimReady, after which it waits for one byte; or the step that failed, followed by the number of the error.
 const shimReady, shimLimit, shimExecute = "ready", "limit", "execute"
 
-// newShim changes spec so that it starts a shim, which executes the program of spec. The end of the wire will be its descriptor number files.
+// newShim changes spec so that it starts a shim, which executes the program of spec. The end of the wire will be its descriptor number
+// files.
 func newShim(spec *Spec, files int) (*shim, error) {
 	own, peer, err := newWires()
 	if err != nil {

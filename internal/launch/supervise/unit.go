@@ -31,7 +31,8 @@ type Config[D any] struct {
 	// [BlockedError] it is called again after the change.
 	Launch func(ctx context.Context, generation machine.Ref, description D) (Process, error)
 	// Ready blocks until a process is ready and returns nil, or an error if ctx ended, and calls refused each time that the process is
-	// refused, with a [BlockedError] if every process is until something changes; and Follow, after that, tells of its health until ctx ends. They are called for plugins that serve.
+	// refused, with a [BlockedError] if every process is until something changes; and Follow, after that, tells of its health until ctx ends.
+	// They are called for plugins that serve.
 	Ready  func(ctx context.Context, p Process, refused func(error)) error
 	Follow func(ctx context.Context, description D, p Process, found func(machine.HealthFound))
 	// Needed says whether somebody needs the plugin, for one that is started on demand. It is called with a lock of the Unit.
