@@ -4,8 +4,8 @@
 //	go run ./module -source .. -out ../dist/module [-version v1.2.3]
 //	GOPROXY=file://$PWD/../dist/module,$(go env GOPROXY) GONOSUMDB=github.com/patchbay-dev/patchbay go get github.com/patchbay-dev/patchbay
 //
-// Without a version it is the pseudo-version of the commit, to which a changed tree adds the digest of its content, so that the module cache
-// never serves an earlier state. It prints the version.
+// Without a version it is the pseudo-version of the commit, to which a changed tree adds the digest of its content, so that the module
+// cache never serves an earlier state. It prints the version.
 package main
 
 import (
@@ -118,8 +118,8 @@ func pack(files []zip.File, m module.Version, archive string) error {
 	return file.Close()
 }
 
-// pseudo returns the pseudo-version of the commit that is checked out at root. If the tree differs from the commit, the version also has the
-// digest of the files.
+// pseudo returns the pseudo-version of the commit that is checked out at root. If the tree differs from the commit, the version also has
+// the digest of the files.
 func pseudo(root string, files []zip.File, at time.Time) (string, error) {
 	commit, err := git(root, "rev-parse", "HEAD")
 	if err != nil {
