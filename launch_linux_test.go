@@ -202,13 +202,16 @@ func TestStartDuringPause(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "program")
 	p.Args = []string{program}
 	p.Restart = launcher.RestartPolicy{MinBackoff: patience, MaxBackoff: patience}
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 3\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	h.set(p)
 	h.until("a pause", func() bool { return h.unit().State == launcher.StateBackoff })
-	if err := h.rt.Launcher().Start("unit"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("without the program: %v", err)
+	if err := h.rt.Launcher().Start("unit"); err != nil {
+		t.Errorf("with a program that fails: %v", err)
 	}
 	h.until("a pause", func() bool { return h.unit().State == launcher.StateBackoff })
-	if err := os.Symlink(os.Args[0], program); err != nil {
+	if err := errors.Join(os.Remove(program), os.Symlink(os.Args[0], program)); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.rt.Launcher().Start("unit"); err != nil {
