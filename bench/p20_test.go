@@ -166,7 +166,7 @@ func (w flooded) rate(took time.Duration) (same, other float64) {
 	return rateOf(w.same, took), rateOf(w.other, took)
 }
 
-// rateOf returns how many calls a second some callers make.
+// rateOf returns the calls per second that the callers complete.
 func rateOf(conn *grpc.ClientConn, took time.Duration) float64 {
 	const callers = 8
 	ctx, cancel := context.WithTimeout(context.Background(), took)

@@ -29,7 +29,7 @@ func TestDiscardIsRepeated(t *testing.T) {
 	})
 }
 
-// diskFails has every write fail from now on; nil ends that.
+// diskFails makes every later write fail with the error; after nil, writes succeed again.
 func (w *world) diskFails(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -14,7 +14,7 @@ func newDemoCommand() *cobra.Command {
 		Long: `Run a daemon and two plugins in a temporary directory and show what happens: they are discovered, registered and called; one is
 upgraded under load; one is killed; the daemon is killed, and remembers them when it starts again.
 
-The demo takes a few seconds and has no requirements. It leaves no process or file behind, even if you interrupt it.`,
+The demo takes about a second and has no requirements. It leaves no process or file behind, even if you interrupt it.`,
 		Example: "  patchbay demo",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := demo.Run(cmd.Context(), cmd.OutOrStdout()); err != nil {

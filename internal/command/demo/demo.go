@@ -27,7 +27,7 @@ const (
 	PluginCommand = "demo-plugin"
 )
 
-// timeout bounds the demo. It takes a few seconds unless something failed, and ten times as long on a slow machine.
+// timeout bounds the demo, which takes about a second, or ten times as long on a slow machine.
 const timeout = time.Minute
 
 // Run shows the demo and writes what happens to out. It ends early, with an error, if ctx ends or a step fails. When it returns, no

@@ -176,7 +176,7 @@ func (t *tree) follow(m *mounted) {
 	}()
 }
 
-// take takes over what the watcher of something mounted has found.
+// take adds to the watcher's facts those that the watcher of a mount reports.
 func (t *tree) take(n news) {
 	m := n.m
 	if t.mounted[m.path] != m {

@@ -232,7 +232,7 @@ func (g *generation) lasted(now time.Time) time.Duration {
 	return max(1, now.Sub(g.begun))
 }
 
-// blocked makes a generation wait for the change without which no start can succeed.
+// blocked moves a generation to the phase Blocked, in which it waits for the change without which no start can succeed.
 func (m *Machine) blocked(g *generation, cause Cause, err error) {
 	g.err = err
 	m.answerAll(&g.starts, err)

@@ -144,7 +144,7 @@ func (h *hosting) become() {
 	panic(syscall.Exec(spec.Path, spec.Args, spec.Env))
 }
 
-// takeTerminal gives this process, which is the leader of a session, a controlling terminal. Both of its ends stay open.
+// takeTerminal gives this process, a session leader, a controlling terminal: a new pty, whose two ends stay open until the process exits.
 func takeTerminal() error {
 	terminal, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
