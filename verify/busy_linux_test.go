@@ -3,6 +3,7 @@ package verify
 import (
 	"os"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 )
@@ -32,5 +33,45 @@ func TestWaitedFor(t *testing.T) {
 	}
 	if d := waitedFor(0); d != 0 {
 		t.Errorf("no process waited for %v", d)
+	}
+}
+
+// TestThreadsThatEnded ends threads that have waited: what they waited is not known any more then.
+func TestThreadsThatEnded(t *testing.T) {
+	if _, err := os.Stat("/proc/self/schedstat"); err != nil {
+		t.Skip("NOT TESTED: how long processes wait for a processor: ", err)
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8 * runtime.NumCPU()))
+	start := time.Now()
+	var threads sync.WaitGroup
+	release := make(chan struct{})
+	for range 8 * runtime.NumCPU() {
+		threads.Go(func() {
+			runtime.LockOSThread() // without being unlocked: the thread ends with this goroutine
+			for time.Since(start) < 200*time.Millisecond {
+				continue
+			}
+			<-release
+		})
+	}
+	for waitedFor(os.Getpid()) < time.Duration(runtime.GOMAXPROCS(0))*50*time.Millisecond {
+		if time.Since(start) > time.Minute {
+			t.Fatalf("the threads have waited for %v only", waitedFor(os.Getpid()))
+		}
+		runtime.Gosched()
+	}
+	s := &subject{}
+	before := s.waited()
+	waiting := s.waiting()
+	close(release)
+	threads.Wait()
+	for s.waited() >= before {
+		if time.Since(start) > time.Minute {
+			t.Fatal("the threads did not end")
+		}
+		runtime.Gosched()
+	}
+	if d := waiting(); d < 0 {
+		t.Errorf("it has waited for %v since", d)
 	}
 }

@@ -151,7 +151,7 @@ func checkDirectory(_ context.Context, s *subject) outcome {
 }
 func checkGetInfo(ctx context.Context, s *subject) outcome {
 	s.asked = nil // ask now, so that the call is in the trace
-	before := s.waited()
+	waited := s.waiting()
 	a := s.ask(ctx)
 	switch {
 	case status.Code(a.err) == codes.Unimplemented:
@@ -165,7 +165,7 @@ func checkGetInfo(ctx context.Context, s *subject) outcome {
 	case a.err != nil:
 		s.told = true
 		return fail("GetInfo %s", clip(brief(a.err)))
-	case a.after-(s.waited()-before) > kubeletPatience:
+	case a.after-waited() > kubeletPatience:
 		return warn("GetInfo took %v; the kubelet waits %v", a.after.Round(time.Millisecond), kubeletPatience)
 	}
 	return pass("type %s, name %s", foreign.Quote(a.info.Type), foreign.Quote(a.info.Name))

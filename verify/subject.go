@@ -62,8 +62,8 @@ func (s *subject) describe(r *Report) {
 func (s *subject) apply(ctx context.Context, rule Rule) Result {
 	began := time.Now()
 	s.trace.reset()
-	before := s.waited()
-	o := busy(s.check(ctx, rule), func() time.Duration { return s.waited() - before })
+	waited := s.waiting()
+	o := busy(s.check(ctx, rule), waited)
 	result := Result{Rule: rule.ID, Title: rule.Title, Status: o.status, Reason: o.reason, Seconds: time.Since(began).Seconds()}
 	if result.hasFinding() {
 		result.Sent, result.Received = s.trace.texts()
@@ -104,6 +104,13 @@ func busy(o outcome, waited func() time.Duration) outcome {
 
 // busyRemedy is what to do about a rule that is inconclusive.
 const busyRemedy = "verify again when the machine is less busy"
+
+// waiting returns a function that says how long the processes have waited for a processor since. It is never negative: what a thread has
+// waited is not counted when the thread has ended.
+func (s *subject) waiting() func() time.Duration {
+	before := s.waited()
+	return func() time.Duration { return max(s.waited()-before, 0) }
+}
 
 // waited returns how long the processes that were started have waited for a processor, and this one. Of this one, whose threads often wait
 // beside each other, that is no more than has passed.
