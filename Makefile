@@ -100,9 +100,13 @@ hostile-compare: ## attack the daemon of a commit (BEFORE=...) and this one, and
 pairs: ## have the daemon fail at each failpoint together with each of ten other faults; a run that was stopped goes on where it was
 	.ci/pairs
 
+# How make repeat runs the tests, cold, warm or loaded, and how often.
+KIND ?= warm
+RUNS ?= 10
+
 .PHONY: repeat
-repeat: ## run the tests of the main module 20 times under load; a run that was stopped goes on where it was
-	.ci/repeat
+repeat: ## run "make test" RUNS (10) times in fresh clones, KIND=cold, warm or loaded; a series that was stopped goes on where it was
+	@.ci/repeat $(KIND) $(RUNS)
 
 # How often make verify-upstream verifies each plugin.
 REPEAT ?= 50
