@@ -220,8 +220,7 @@ func (p *Plugin) checkProtocol(check func(ok bool, field, format string, args ..
 		return
 	}
 	g := p.GoPlugin
-	check(foreign.IsType(p.Type) && foreign.Printable(p.Type), "type",
-		"%q is not a plugin type: it must have printable characters, at least one, and no slash", p.Type)
+	check(foreign.IsType(p.Type), "type", "%q %s", p.Type, foreign.TypeSyntax)
 	check(g.CookieKey != "" && !strings.ContainsAny(g.CookieKey, "=\x00"), "goPlugin.cookieKey",
 		"%q is not a variable name: it must not be empty or have = in it", g.CookieKey)
 	check(g.CookieValue != "" && !strings.Contains(g.CookieValue, "\x00"), "goPlugin.cookieValue",

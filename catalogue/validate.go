@@ -113,8 +113,7 @@ func (p *Plugin) checkStart(check func(ok bool, field, format string, args ...an
 	check(p.Serve, "serve", "a plugin with start: onDemand must serve, so that somebody can call it")
 	check(!p.Survive, "survive", "a plugin with start: onDemand cannot: the daemon answers for it")
 	check(!a.isSet() || p.Protocol == ProtocolPatchbay, "announce", "what a go-plugin plugin is registered as is in type and goPlugin")
-	check(!a.isSet() || foreign.IsType(a.Type) && foreign.Printable(a.Type), "announce.type",
-		"%q is not a plugin type: it must have printable characters, at least one, and no slash", a.Type)
+	check(!a.isSet() || foreign.IsType(a.Type), "announce.type", "%q %s", a.Type, foreign.TypeSyntax)
 	if a.isSet() {
 		check(foreign.Printable(a.Name) && a.Name != "", "announce.name", "%q must have printable characters, at least one", a.Name)
 		check(len(a.Versions) > 0, "announce.versions", "it must name at least one")

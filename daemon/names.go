@@ -192,7 +192,7 @@ func nameOf(s patchbay.PluginStatus) patchbay.PluginName {
 // validateType checks what the configuration calls a plugin type.
 func validateType(ptype string) error {
 	if !foreign.IsType(ptype) {
-		return fmt.Errorf("%q is not a plugin type: a type is not empty and has no slash, for example MyPlugin", ptype)
+		return fmt.Errorf("%q %s, for example MyPlugin", ptype, foreign.TypeSyntax)
 	}
 	return nil
 }

@@ -275,7 +275,7 @@ func (r *Reconciler) register(ctx context.Context, e *machine.Call, h cache.Plug
 // checkRoles returns an error if a handler has named a role that cannot be the type of a plugin. An empty role is none.
 func checkRoles(roles []string) error {
 	for _, role := range roles {
-		if role != "" && (!foreign.IsType(role) || !foreign.Printable(role)) {
+		if role != "" && !foreign.IsType(role) {
 			return fmt.Errorf("its handler gave it the role %q: a role must have printable characters and no slash", role)
 		}
 	}

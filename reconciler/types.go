@@ -126,8 +126,8 @@ func CheckTimeouts(all Timeouts, byType map[string]Timeouts) error {
 		return err
 	}
 	for ptype, t := range byType {
-		if !foreign.IsType(ptype) || !foreign.Printable(ptype) {
-			return fmt.Errorf("%q is not a plugin type: it must have printable characters, at least one, and no slash", ptype)
+		if !foreign.IsType(ptype) {
+			return fmt.Errorf("%q %s", ptype, foreign.TypeSyntax)
 		}
 		if err := t.check(); err != nil {
 			return fmt.Errorf("type %s: %w", ptype, err)

@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 const (
@@ -49,7 +51,8 @@ type Account struct {
 	Name string
 }
 
-// New returns a Judge for a policy, after looking up its users and groups. The error joins one [FieldError] for each unknown one.
+// New returns a Judge for a policy, after looking up its users and groups. The error joins one [FieldError] for each that is not known, and
+// for each key of Types that is not a plugin type.
 func New(p Policy) (*Judge, error) {
 	j := &Judge{
 		uid: uint32(os.Geteuid()), gid: uint32(os.Getegid()), blind: runtime.GOOS == "windows",
@@ -61,6 +64,9 @@ func New(p Policy) (*Judge, error) {
 	j.all.add(j.owners)
 	for _, ptype := range slices.Sorted(maps.Keys(p.Types)) {
 		t := p.Types[ptype]
+		if !foreign.IsType(ptype) {
+			wrong = append(wrong, &FieldError{"types." + ptype, fmt.Errorf("%q %s", ptype, foreign.TypeSyntax)})
+		}
 		who, unknown := resolve("types."+ptype, t.Users, t.Groups)
 		wrong = append(wrong, unknown...)
 		endpoints, strangers := numbers("types."+ptype+".endpoints", t.Endpoints, uidOf)

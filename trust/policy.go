@@ -63,9 +63,9 @@ func (a accounts) add(other accounts) {
 	maps.Copy(a.groups, other.groups)
 }
 
-// FieldError reports an unknown user or group in a [Policy].
+// FieldError reports an unknown user or group in a [Policy], or a key of its types that is not a plugin type.
 type FieldError struct {
-	// Field is the path of the list that names it, below the policy: "owners.users" or "types.CSIPlugin.groups".
+	// Field is the path of the list that names it, below the policy: "owners.users" or "types.CSIPlugin.groups"; or that of the type.
 	Field string
 	Err   error
 }

@@ -33,8 +33,12 @@ func pattern(text string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
 }
 
-// IsType says whether a text has the syntax of a plugin type. In TYPE/NAME the type ends at the first slash.
-func IsType(text string) bool { return text != "" && !strings.Contains(text, "/") }
+// IsType reports whether a text has the syntax of a plugin type, as [TypeSyntax] describes it. In TYPE/NAME the type ends at the first
+// slash.
+func IsType(text string) bool { return text != "" && !strings.Contains(text, "/") && Printable(text) }
+
+// TypeSyntax is what messages say about a text that is not a plugin type.
+const TypeSyntax = "is not a plugin type: it must have printable characters, at least one, and no slash"
 
 // IsSegment says whether a text is 1 to 63 letters, digits, dashes, underscores and dots, with a letter or digit at both ends.
 func IsSegment(text string) bool { return len(text) <= maxSegment && segment().MatchString(text) }

@@ -139,7 +139,7 @@ func (w *Watcher) AddHandler(pluginType string, handler cache.PluginHandler) {
 		panic("AddHandler: the handler of plugin type " + pluginType + " is nil")
 	}
 	if !foreign.IsType(pluginType) {
-		panic(fmt.Sprintf("AddHandler: %q is not a plugin type", pluginType))
+		panic(fmt.Sprintf("AddHandler: %q %s", pluginType, foreign.TypeSyntax))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
