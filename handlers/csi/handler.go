@@ -55,11 +55,14 @@ var (
 	_ cache.DeprecatedDirValidator = (*Handler)(nil)
 )
 
-// NewHandler returns a handler for the plugin type CSIPlugin.
+// NewHandler returns a handler for the plugin type CSIPlugin. It panics if a timeout is negative.
 func NewHandler(options Options) *Handler {
+	if min(options.CallTimeout, options.ReadyTimeout) < 0 {
+		panic("csi: a timeout of Options is negative; use 0 for the default")
+	}
 	return &Handler{
-		callTimeout:  cmp.Or(max(options.CallTimeout, 0), defaultCallTimeout),
-		readyTimeout: cmp.Or(max(options.ReadyTimeout, 0), defaultReadyTimeout),
+		callTimeout:  cmp.Or(options.CallTimeout, defaultCallTimeout),
+		readyTimeout: cmp.Or(options.ReadyTimeout, defaultReadyTimeout),
 	}
 }
 

@@ -87,14 +87,17 @@ var ErrClosed = errors.New("the DRA handler is closed")
 // ErrNotRegistered is wrapped by the errors of Prepare and Unprepare when there is no driver of that name.
 var ErrNotRegistered = errors.New("no DRA driver of that name is registered")
 
-// New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended.
+// New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended. It panics if a timeout is negative.
 func New(config Config) *Handler {
+	if min(config.CallTimeout, config.Timeout, config.ConnectTimeout) < 0 {
+		panic("dra: a timeout of Config is negative; use 0 for the default")
+	}
 	life, end := context.WithCancel(context.Background())
 	return &Handler{
 		life: life, end: end,
-		callTimeout:    cmp.Or(max(config.CallTimeout, 0), defaultCallTimeout),
-		timeout:        cmp.Or(max(config.Timeout, 0), defaultTimeout),
-		connectTimeout: cmp.Or(max(config.ConnectTimeout, 0), defaultConnectTimeout),
+		callTimeout:    cmp.Or(config.CallTimeout, defaultCallTimeout),
+		timeout:        cmp.Or(config.Timeout, defaultTimeout),
+		connectTimeout: cmp.Or(config.ConnectTimeout, defaultConnectTimeout),
 		log:            cmp.Or(config.Log, slog.New(slog.DiscardHandler)),
 		drivers:        map[string][]*instance{},
 		changed:        make(chan struct{}),

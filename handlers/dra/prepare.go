@@ -102,6 +102,9 @@ func (m method[Request, Response]) call(
 	}
 	bounded, cancel := context.WithTimeoutCause(ctx, h.timeout, fmt.Errorf("not done within %v: %w", h.timeout, context.DeadlineExceeded))
 	defer cancel()
+	if bounded.Err() != nil { // the call would continue after it was given up
+		return none, fmt.Errorf("cannot %s claims with DRA driver %s: %w", m.what, foreign.Clip(driver), context.Cause(bounded))
+	}
 	locked, err := h.claims.lock(bounded, driver, uids)
 	if err != nil {
 		return none, fmt.Errorf("cannot %s claims with DRA driver %s: another call for one of them is running: %w",
