@@ -36,17 +36,21 @@ type fakePlugin struct {
 	stuck        atomic.Bool // whether calls hang from now on
 }
 
-// startPlugin serves on a new socket. A plugin that cannot listen is like one that is absent, and the case fails.
-func startPlugin(socket, name string, b behaviour, services Services) *fakePlugin {
-	p := &fakePlugin{name: name, socket: socket, listener: new(countingListener), stop: func() {}}
+// newPlugin returns a plugin that does not serve yet.
+func newPlugin(socket, name string) *fakePlugin {
+	return &fakePlugin{name: name, socket: socket, listener: new(countingListener), stop: func() {}}
+}
+
+// start serves on a new socket. A plugin that cannot listen is like one that is absent, and the case fails.
+func (p *fakePlugin) start(b behaviour, services Services) {
 	if b == absent {
-		return p
+		return
 	}
-	l, err := new(net.ListenConfig).Listen(context.Background(), "unix", socket)
+	l, err := new(net.ListenConfig).Listen(context.Background(), "unix", p.socket)
 	if err != nil {
-		return p
+		return
 	}
-	p.listener.Listener = l
+	p.listener.Listener, p.stop = l, func() { _ = l.Close() }
 	p.stuck.Store(b == stuck)
 	switch b {
 	case hangsUp, silent:
@@ -54,7 +58,6 @@ func startPlugin(socket, name string, b behaviour, services Services) *fakePlugi
 	default:
 		p.stop = sync.OnceFunc(p.serve(b, services))
 	}
-	return p
 }
 
 func (p *fakePlugin) serve(b behaviour, services Services) (stop func()) {

@@ -8,12 +8,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/patchbay-dev/patchbay/cache"
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -22,7 +22,7 @@ const defaultPatience = 20 * time.Second
 
 var (
 	errNotApplicable = errors.New("not applicable to this handler")
-	errPanicked      = errors.New("panicked")
+	errUnreturned    = errors.New("did not return")
 )
 
 // session is a handler under test. Its steps end the case when they fail; see failureOf.
@@ -40,6 +40,9 @@ type session struct {
 
 // run runs one case on a handler of its own, and then makes sure that nothing is left of it.
 func run(config Config, c testCase) error {
+	if config.NewHandler == nil || len(config.Versions) == 0 || config.Patience < 0 {
+		return errors.New("the Config cannot be used: it needs NewHandler, Versions, and a Patience that is not negative")
+	}
 	// The directory of a test may be too deep for the path of a socket.
 	const room = 64
 	dir, err := os.MkdirTemp(sock.TempDir(room), "handlertest")
@@ -76,18 +79,15 @@ func (s *session) fail(format string, args ...any) {
 }
 
 // failureOf takes steps until one fails, and returns why that did.
-func failureOf(steps func()) (err error) {
-	defer func() {
-		switch r := recover().(type) {
-		case nil:
-		case failure:
-			err = r.error
-		default:
-			panic(r)
+func failureOf(steps func()) error {
+	err := callback.Call(func() error { steps(); return nil })
+	if unreturned, ok := errors.AsType[*callback.Error](err); ok {
+		if failed, ok := unreturned.Panic.(failure); ok {
+			return failed.error
 		}
-	}()
-	steps()
-	return nil
+		return fmt.Errorf("a function of the Config did not return: %w\n%s", err, unreturned.Stack)
+	}
+	return err
 }
 
 // open makes the handler anew, over the same state.
@@ -96,6 +96,9 @@ func (s *session) open() {
 	err := os.MkdirAll(state, 0o700)
 	if err == nil {
 		s.PluginHandler, err = s.config.NewHandler(state)
+	}
+	if err == nil && s.PluginHandler == nil {
+		err = errors.New("NewHandler returned neither a handler nor an error")
 	}
 	if err != nil {
 		s.PluginHandler = nil // not a nil pointer, which is there to be closed
@@ -151,8 +154,9 @@ func (s *session) instance(name string, b behaviour) *fakePlugin {
 }
 
 func (s *session) start(name string, b behaviour, services Services) *fakePlugin {
-	p := startPlugin(filepath.Join(s.dir, fmt.Sprintf("%d.sock", len(s.plugins))), name, b, services)
+	p := newPlugin(filepath.Join(s.dir, fmt.Sprintf("%d.sock", len(s.plugins))), name)
 	s.plugins = append(s.plugins, p)
+	p.start(b, services)
 	return p
 }
 
@@ -178,19 +182,18 @@ func (s *session) await(what string, result <-chan error) (err error) {
 	case <-timer.C:
 		s.fail("%s did not return within %v", what, s.patience)
 	}
-	if errors.Is(err, errPanicked) {
+	if errors.Is(err, errUnreturned) {
 		s.fail("%w", err)
 	}
 	return err
 }
 
-func guarded(what string, f func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%s %w: %v\n%s", what, errPanicked, r, debug.Stack())
-		}
-	}()
-	return f()
+func guarded(what string, f func() error) error {
+	err := callback.Call(f)
+	if unreturned, ok := errors.AsType[*callback.Error](err); ok {
+		return fmt.Errorf("%s %w: %w\n%s", what, errUnreturned, err, unreturned.Stack)
+	}
+	return err
 }
 
 func (s *session) validate(name, endpoint string, versions []string) error {
