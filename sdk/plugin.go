@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -73,7 +75,7 @@ func (p Plugin) withDefaults() (Plugin, error) {
 func (p Plugin) check() error {
 	var wrong []error
 	wrong = append(wrong, foreign.Name("Plugin.Type", p.Type, maxText), foreign.Name("Plugin.Name", p.Name, maxText))
-	if p.Type != "" && !foreign.IsType(p.Type) {
+	if strings.Contains(p.Type, "/") {
 		wrong = append(wrong, fmt.Errorf("Plugin.Type %q has a slash, which ends the type in TYPE/NAME", p.Type))
 	}
 	if n := len(p.Versions); n == 0 || n > maxVersions {
@@ -85,6 +87,7 @@ func (p Plugin) check() error {
 	if p.Register == nil && p.Endpoint == "" {
 		wrong = append(wrong, errors.New("Plugin.Register is nil, so the plugin would offer nothing"))
 	}
+	wrong = append(wrong, foreign.Check("Plugin.Endpoint", p.Endpoint, maxText))
 	if p.Endpoint != "" && !filepath.IsAbs(p.Endpoint) {
 		wrong = append(wrong, fmt.Errorf("Plugin.Endpoint %q is not absolute, and hosts run in other directories", p.Endpoint))
 	}
@@ -93,6 +96,9 @@ func (p Plugin) check() error {
 	}
 	if p.Drain < 0 || p.HandOver < 0 {
 		wrong = append(wrong, errors.New("Plugin.Drain or Plugin.HandOver is negative"))
+	}
+	if i := slices.Index(p.ServerOptions, nil); i >= 0 {
+		wrong = append(wrong, fmt.Errorf("Plugin.ServerOptions[%d] is nil", i))
 	}
 	return errors.Join(wrong...)
 }

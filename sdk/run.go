@@ -23,6 +23,9 @@ import (
 // [Serve] does this on its own. Wrap it in Run if something else must end with the plugin, such as long-lived streams; use Run alone for
 // launched plugins that serve nothing.
 func Run(ctx context.Context, run func(ctx context.Context) error) error {
+	if run == nil {
+		return errors.New("cannot run a plugin: the function of Run is nil")
+	}
 	return runArmed(ctx, func(ctx context.Context, arm func()) error {
 		arm()
 		return run(ctx)

@@ -18,13 +18,14 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
-	"runtime/debug"
 	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/callback"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/plugin"
 	"github.com/patchbay-dev/patchbay/sdk"
 )
@@ -71,10 +72,16 @@ func WithVersion(version string) Option { return func(s *settings) { s.version =
 func Serve(ctx context.Context, check Check, options ...Option) error {
 	s := settings{concurrency: 8 * runtime.GOMAXPROCS(0)}
 	for _, option := range options {
+		if option == nil {
+			return errors.New("cannot serve admissions: an option is nil; leave it out")
+		}
 		option(&s)
 	}
 	if check == nil || s.concurrency < 1 {
 		return errors.New("cannot serve admissions: want a check and a concurrency of at least 1")
+	}
+	if err := foreign.Check("the version", s.version, maxMessage); err != nil {
+		return fmt.Errorf("cannot serve admissions: %w", err)
 	}
 	return sdk.Run(ctx, func(ctx context.Context) error {
 		if err := serve(ctx, check, s); err != nil {
@@ -129,27 +136,21 @@ func ended(stopped <-chan struct{}, err error) error {
 func resolve(ctx context.Context, check Check, a *pluginv1.Admission) *pluginv1.Resolution {
 	r := &pluginv1.Resolution{Id: a.Id}
 	pin := plugin.Pin{PackageName: a.GetPin().GetPackageName(), InstanceID: a.GetPin().GetInstanceId()}
-	if err := guarded(ctx, check, pin); err != nil {
-		code, message := refusal(err)
-		r.Code = int32(code)
-		r.Message = message
+	err := callback.Call(func() error {
+		if err := check(ctx, pin, Metadata{pin: pin}); err != nil {
+			r.Code, r.Message = refusal(err)
+		}
+		return nil
+	})
+	if unreturned, ok := errors.AsType[*callback.Error](err); ok {
+		sdk.Logger(ctx, nil).Error("the admission check did not return", "pin", pin, "error", err.Error(), "stack", unreturned.Stack)
+		r.Code, r.Message = refusal(status.Errorf(codes.Internal, "the admission check did not return: %v", err))
 	}
 	return r
 }
 
-// guarded runs the check and makes its panic a refusal.
-func guarded(ctx context.Context, check Check, pin plugin.Pin) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			sdk.Logger(ctx, nil).Error("the admission check panicked", "pin", pin, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-			err = status.Errorf(codes.Internal, "the admission check panicked: %v", p)
-		}
-	}()
-	return check(ctx, pin, Metadata{pin: pin})
-}
-
 // refusal says how an error is told to the host. The code is never OK.
-func refusal(err error) (codes.Code, string) {
+func refusal(err error) (int32, string) {
 	s, ok := status.FromError(err)
 	if !ok {
 		s = status.FromContextError(err)
@@ -161,5 +162,5 @@ func refusal(err error) (codes.Code, string) {
 	if len(message) > maxMessage {
 		message = message[:maxMessage] + "…"
 	}
-	return code, strings.ToValidUTF8(message, "\uFFFD") // which protobuf asks for
+	return int32(code), strings.ToValidUTF8(message, "\uFFFD") // which protobuf asks for
 }
