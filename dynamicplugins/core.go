@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/feed"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 )
 
 // Store is the [Registry] that [Open] makes, with what its users need beyond that interface. Its methods may be called at once from several
@@ -100,29 +101,33 @@ func newRegistry(dispensers map[string]PluginDispenser, options []Option) *Store
 		r.originals[ptype] = dispenserOf{plain: dispenser}
 	}
 	for _, option := range options {
-		if option != nil {
-			option(r)
-		}
+		option(r)
 	}
 	r.dispensers.Store(&r.originals)
 	r.feed = feed.New(feed.Config[*PluginUpdateEvent]{Resync: r.resync})
 	return r
 }
 
-// checkConfig returns an error if a dispenser is nil, has no plugin type, or the timeout is negative.
+// checkConfig returns an error if a dispenser has no plugin type, something is nil, or the timeout is negative.
 func (r *Store) checkConfig() error {
 	for ptype, dispenser := range r.originals {
 		switch {
-		case ptype == "":
-			return errors.New("there is a plugin dispenser without a plugin type")
+		case !foreign.IsType(ptype):
+			return fmt.Errorf("a plugin dispenser is for %q, which %s", ptype, foreign.TypeSyntax)
 		case dispenser.plain == nil && dispenser.conn == nil:
 			return fmt.Errorf("the plugin dispenser for type %s is nil", ptype)
 		}
 	}
-	if r.pool.connections == nil {
+	switch {
+	case r.pool.connections == nil:
 		return errors.New("the connections of WithConnections are nil")
-	}
-	if r.confirmTimeout < 0 {
+	case r.pool.judge == nil:
+		return errors.New("the judge of WithConnJudge is nil")
+	case slices.Contains(r.pool.options, nil):
+		return errors.New("an option of WithDialOptions is nil")
+	case slices.Contains(r.pool.stats, nil):
+		return errors.New("a handler of WithStatsHandlers is nil")
+	case r.confirmTimeout < 0:
 		return fmt.Errorf("the time to wait for a confirmation is negative: %v", r.confirmTimeout)
 	}
 	return nil

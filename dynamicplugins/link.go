@@ -3,6 +3,7 @@ package dynamicplugins
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"net"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/stats"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
@@ -155,8 +157,8 @@ type pool struct {
 	connections Connections
 	options     []grpc.DialOption
 	stats       []stats.Handler
-	judge       func(info *PluginInfo, conn net.Conn) error // may be nil
-	working     sync.WaitGroup                              // added to with mu held, while down is false
+	judge       func(info *PluginInfo, conn net.Conn) error
+	working     sync.WaitGroup // added to with mu held, while down is false
 
 	mu   sync.Mutex
 	open map[frames.Conn]bool
@@ -177,6 +179,7 @@ func (unixSockets) Interceptor(string) grpc.StreamClientInterceptor { return nil
 func newPool() *pool {
 	return &pool{
 		connections: unixSockets{},
+		judge:       func(*PluginInfo, net.Conn) error { return nil },
 		open:        make(map[frames.Conn]bool),
 	}
 }
@@ -227,14 +230,23 @@ func ownerOf(info *PluginInfo) uint32 {
 
 // dialFor connects to the socket of l, if who serves it passes judgement.
 func (p *pool) dialFor(ctx context.Context, l *link) (net.Conn, error) {
-	conn, err := p.connections.Dial(ctx, l.path)
+	var conn net.Conn
+	err := callback.Call(func() error {
+		dialled, err := p.connections.Dial(ctx, l.path)
+		if err != nil {
+			return err
+		}
+		conn = dialled
+		return p.judge(l.info, conn)
+	})
+	if unreturned, ok := errors.AsType[*callback.Error](err); ok {
+		err = fmt.Errorf("what makes or judges the connections did not return: %w", unreturned)
+	}
+	if err != nil && conn != nil {
+		err = errors.Join(err, conn.Close())
+	}
 	if err != nil {
 		return nil, err
-	}
-	if p.judge != nil {
-		if err := p.judge(l.info, conn); err != nil {
-			return nil, errors.Join(err, conn.Close())
-		}
 	}
 	return sock.Plain(conn), nil
 }

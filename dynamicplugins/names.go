@@ -20,7 +20,11 @@ func (r *Store) KeepName(name KeptName) {
 // SaveName saves what KeepName said of a name, unless that is saved. A storage that does not keep names does nothing. The error
 // matches [ErrNotSaved] if it could not be written.
 func (r *Store) SaveName(ptype, name string) error {
-	return r.change(key{ptype, name}, func(l *roster) error {
+	k, err := named(ptype, name, "save the name of")
+	if err != nil {
+		return err
+	}
+	return r.change(k, func(l *roster) error {
 		if r.kept.unsaved(l.key) == nil {
 			return nil
 		}

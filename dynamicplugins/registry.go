@@ -12,6 +12,8 @@ package dynamicplugins
 import (
 	"cmp"
 	"context"
+	"errors"
+	"slices"
 	"time"
 )
 
@@ -101,8 +103,11 @@ func NewRegistry(state StateStorage, dispensers map[string]PluginDispenser) Regi
 	return r
 }
 
-// Open is NewRegistry with options and an error.
+// Open is NewRegistry with options and an error. A nil option is an error.
 func Open(state StateStorage, dispensers map[string]PluginDispenser, options ...Option) (*Store, error) {
+	if slices.ContainsFunc(options, func(option Option) bool { return option == nil }) {
+		return nil, errors.New("cannot open a registry: an option is nil; leave it out")
+	}
 	r := newRegistry(dispensers, options)
 	if err := cmp.Or(r.checkConfig(), r.load(state)); err != nil {
 		return nil, err
