@@ -3,10 +3,13 @@ package main
 import (
 	"flag"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/patchbay-dev/patchbay/integration/internal/rig/etcd"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 var (
@@ -19,6 +22,26 @@ func TestMain(m *testing.M) {
 		exit(err)
 	}
 	os.Exit(m.Run())
+}
+
+// TestCleanAfterKill: what a process leaves that is killed while it makes its socket is removed with the socket.
+func TestCleanAfterKill(t *testing.T) {
+	dir := t.TempDir()
+	in := &instance{path: filepath.Join(dir, "p.sock"), process: exec.CommandContext(t.Context(), "sleep", "1000")}
+	if err := in.process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sock.Lock(in.path); err != nil { // as the process holds it
+		t.Fatal(err)
+	}
+	e := &entry{living: []*instance{in}}
+	e.kill()
+	if err := e.clean(); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
 }
 
 // TestSoak is a short soak, on a machine that may be busy.

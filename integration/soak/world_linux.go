@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/client"
 	"github.com/patchbay-dev/patchbay/integration/internal/rig"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // The types of the plugins. Those of all but toggledType have a handler all the time.
@@ -45,7 +46,7 @@ type instance struct {
 type entry struct {
 	ptype, name string
 	living      []*instance // newest last
-	stale       []string    // the sockets of those that were killed
+	stale       []string    // the sockets of those that were killed, and what else they may have left
 	made        int
 }
 
@@ -109,16 +110,26 @@ func (e *entry) leave(i int) error {
 	}
 	_ = in.process.Process.Signal(syscall.SIGCONT)
 	_ = in.process.Process.Signal(syscall.SIGTERM)
-	return exited(in.process)
+	if byItself, err := exited(in.process); byItself || err != nil {
+		return err
+	}
+	e.left(in)
+	return nil
 }
 
-// exited waits for the end of a process that was asked to end, and may have been before it could understand.
-func exited(cmd *exec.Cmd) error {
+// left notes what a process may have left that a signal has ended, perhaps while it was making its socket.
+func (e *entry) left(in *instance) {
+	e.stale = append(append(e.stale, in.path), sock.Traces(in.path)...)
+}
+
+// exited waits for the end of a process that was asked to end, and reports whether it ended by itself: the signal ends one that does not
+// catch it yet.
+func exited(cmd *exec.Cmd) (bool, error) {
 	err := cmd.Wait()
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGTERM {
-		return nil
+		return false, nil
 	}
-	return err
+	return true, err
 }
 
 // kill kills the newest instance, which is a process, and leaves its socket behind.
@@ -127,10 +138,10 @@ func (e *entry) kill() {
 	e.living = e.living[:len(e.living)-1]
 	_ = in.process.Process.Kill()
 	_ = in.process.Wait()
-	e.stale = append(e.stale, in.path)
+	e.left(in)
 }
 
-// clean removes the sockets of those that were killed.
+// clean removes what those that were killed have left.
 func (e *entry) clean() error {
 	var all error
 	for _, path := range e.stale {
