@@ -249,10 +249,7 @@ func reflected(ctx context.Context, conn *grpc.ClientConn) (*reflectionv1.Server
 func TestStartedToSayWhatItIs(t *testing.T) {
 	h, handler := newCounting(t)
 	p := onDemand("serve")
-	p.Announce = launcher.Announcement{}
-	h.set(p)
-	h.until("a registration", func() bool { return h.listed().State == reconciler.StateRegistered })
-	p.Idle = 20 * time.Millisecond // not before: the process would be ended while it is being registered
+	p.Announce, p.Idle = launcher.Announcement{}, time.Millisecond
 	h.set(p)
 	h.idle()
 	h.set(p)
@@ -270,6 +267,43 @@ func TestStartedToSayWhatItIs(t *testing.T) {
 	if s := h.unit(); s.State != launcher.StateIdle {
 		t.Errorf("it is %+v", s)
 	}
+	h.mustGreet()
+}
+
+// TestNotIdleBeforeItIsRegistered: a process that is started once to say what it is does not end as idle before the host answers at the
+// plugin's socket: nobody could call the plugin then, nor start it by a call.
+func TestNotIdleBeforeItIsRegistered(t *testing.T) {
+	h, _ := newCounting(t)
+	unlock, err := sock.Lock(filepath.Join(h.dir, "unit.0.sock")) // keeps the host from making the socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := onDemand("serve")
+	p.Announce, p.Idle = launcher.Announcement{}, time.Millisecond
+	h.set(p)
+	h.until("a process", func() bool { return h.unit().PID != 0 })
+	first := h.unit().PID
+	for deadline := time.Now().Add(300 * time.Millisecond); time.Now().Before(deadline) && h.unit().State == launcher.StateStarting; {
+		<-time.After(time.Millisecond)
+	}
+	if s := h.unit(); s.State != launcher.StateStarting || s.PID != first {
+		t.Errorf("before it is registered it is %+v, want process %d", s, first)
+	}
+	if err := unlock(); err != nil {
+		t.Fatal(err)
+	}
+	h.idle()
+	h.mustGreet()
+}
+
+// TestStartedAgainToSayWhatItIs: a plugin of which nobody knows what it is, and whose first process fails, is started again: no call could.
+func TestStartedAgainToSayWhatItIs(t *testing.T) {
+	h, _ := newCounting(t)
+	p := onDemand("serve")
+	p.Announce = launcher.Announcement{}
+	p.Args = []string{"/bin/sh", "-c", `[ -e "$0" ] && exec "$1"; : >"$0"; exit 1`, filepath.Join(t.TempDir(), "tried"), p.Args[0]}
+	h.set(p)
+	h.until("a registration", func() bool { return h.listed().State == reconciler.StateRegistered })
 	h.mustGreet()
 }
 

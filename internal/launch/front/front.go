@@ -119,11 +119,11 @@ func (f *Front) Set(s Settings) {
 // Path is where it answers.
 func (f *Front) Path() string { return f.cfg.Path }
 
-// Needed says whether a call waits for a process.
+// Needed reports whether a call waits for a process, or one is needed to say what the plugin is: until then nobody can call it.
 func (f *Front) Needed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.waiting > 0
+	return f.waiting > 0 || !f.info.known()
 }
 
 // Status returns what the host has said of the registration; said is false if it has not.
@@ -226,6 +226,9 @@ func (f *Front) rest() {
 	f.idle = time.AfterFunc(f.set.Idle, func() {
 		f.mu.Lock()
 		unneeded := f.target == t && t.calls == 0
+		if unneeded {
+			f.rest() // The process may be kept: it is not registered yet, or another one is about to replace it.
+		}
 		f.mu.Unlock()
 		if unneeded {
 			f.cfg.Unneeded(t)

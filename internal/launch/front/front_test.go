@@ -56,7 +56,12 @@ func newStage(t *testing.T, settings front.Settings) *stage {
 			s.answer(done)
 			return func(error) {}
 		},
-		Unneeded: func(target *front.Target) { s.unneeded <- target },
+		Unneeded: func(target *front.Target) {
+			select {
+			case s.unneeded <- target:
+			default: // told often enough
+			}
+		},
 	})
 	if err := s.front.Open(t.Context(), info); err != nil {
 		t.Fatal(err)
@@ -118,30 +123,38 @@ func (s *stage) call(method string, options ...grpc.CallOption) (string, error) 
 	return word.GetValue(), err
 }
 
-// TestIdleness: a process is idle when no call has been under way for a while, and not before, however short the pauses between calls.
+// TestIdleness: a process is idle when no call has been under way for a while, and not before, however short the pauses between calls. One
+// that is kept is reported again.
 func TestIdleness(t *testing.T) {
 	s := newStage(t, front.Settings{OnDemand: true, Idle: 20 * time.Millisecond, Patience: time.Minute})
 	held := make(chan struct{})
 	target := s.behind("a", held)
 	s.front.Serve(target)
-	if got := <-s.unneeded; got != target {
-		t.Error("another process is idle")
+	for range 2 {
+		if got := <-s.unneeded; got != target {
+			t.Error("another process is idle")
+		}
 	}
 	answered := make(chan error, 1)
 	go func() {
 		_, err := s.call("/test/Held")
 		answered <- err
 	}()
-	select {
-	case <-s.unneeded:
+	<-s.begun
+	for len(s.unneeded) > 0 {
+		<-s.unneeded
+	}
+	<-time.After(100 * time.Millisecond)
+	if len(s.unneeded) > 1 { // one report may have been on its way when the call began
 		t.Error("it is idle in a call")
-	case <-time.After(100 * time.Millisecond):
 	}
 	close(held)
 	if err := <-answered; err != nil {
 		t.Error(err)
 	}
-	<-s.unneeded
+	for range 2 {
+		<-s.unneeded
+	}
 	if s.demands.Load() > 0 {
 		t.Error("a process was demanded, and one serves")
 	}

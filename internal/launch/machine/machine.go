@@ -385,9 +385,10 @@ func (m *Machine) demand(r Request) {
 	}
 }
 
-// unneeded ends a process that nobody needs, unless another one is about to replace it.
+// unneeded ends a process that nobody needs, unless another one is about to replace it. A process that is not registered yet may be the one
+// that was started to say what the plugin is.
 func (m *Machine) unneeded(g *generation) {
-	if g != m.current || !g.desc.onDemand() || m.replacing() || g.phase != Started && g.phase != Serving {
+	if g != m.current || !g.desc.onDemand() || m.replacing() || g.phase != Serving {
 		return
 	}
 	m.leaving = append(m.leaving, g)

@@ -130,7 +130,7 @@ var Table = []Row{
 	{nil, ByOffer, "", Idle},
 	{one(Idle), ByDemand, "", Starting},
 	{one(Idle), ByDemand, "an earlier process of it has not ended", Wanted},
-	{[]Phase{Started, Serving}, ByIdleness, "", Stopping},
+	{one(Serving), ByIdleness, "", Stopping},
 	{one(Wanted), ByTurn, "", Starting},
 
 	{one(Starting), ByLaunch, "its process runs", Started},
