@@ -4,4 +4,4 @@ package reconciler_test
 
 // One goroutine at a time runs in a simulation, so the race detector has little to find there, and takes ten times as long: the seeds are
 // the first of those that are run without it, which "make test" does too.
-const simulations, perScenario, repeated = 2_000, 4, 30
+const simulations, perScenario, repeated = 200, 1, 10
