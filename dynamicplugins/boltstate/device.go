@@ -8,6 +8,8 @@ import (
 	"runtime/debug"
 
 	"go.etcd.io/bbolt"
+
+	"github.com/patchbay-dev/patchbay/internal/callback"
 )
 
 // database is a state file that is open with bbolt.
@@ -99,7 +101,10 @@ func (s *Store) update(fn func(*bbolt.Tx) error) error {
 	s.access.Unlock()
 	_ = s.reopen() // or before the next transaction
 	if s.onFailure != nil {
-		s.onFailure(err)
+		told := callback.Call(func() error { s.onFailure(err); return nil })
+		if told != nil {
+			err = fmt.Errorf("%w; the function of OnFailure did not return: %w", err, told)
+		}
 	}
 	return err
 }

@@ -73,6 +73,13 @@ func unsound(path, format string, err error) error {
 // Open fails if the file is not a sound state file (ErrCorrupt), has a newer format (ErrNewer), or is still in use, by another
 // process or by this one, after a second (ErrLocked). In each of these cases the file stays as it is.
 func Open(path string) (*Store, error) {
+	if path == "" {
+		return nil, errors.New("cannot open a state file: its path is empty")
+	}
+	path, err := filepath.Abs(path) // it is opened again after a failure
+	if err != nil {
+		return nil, fmt.Errorf("cannot open state file: %w", err)
+	}
 	if err := create(path); err != nil {
 		return nil, fmt.Errorf("cannot create state file %s: %w", path, err)
 	}

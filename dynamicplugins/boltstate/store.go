@@ -12,6 +12,7 @@ package boltstate
 import (
 	"cmp"
 	"container/list"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -345,6 +346,9 @@ func (e *encoder) free() {
 
 // change returns the record of a change.
 func (e *encoder) change(change *dynamicplugins.PluginChange) (record, error) {
+	if change == nil {
+		return record{}, errors.New("a change is nil")
+	}
 	r, err := e.record(change.Type, change.Name, change.Plugins)
 	if err == nil && change.Kept != nil {
 		r.name = &record{bucket: namesBucket, key: r.key, value: encodeName(r.key, *change.Kept)}
