@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"time"
 
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
@@ -172,8 +173,11 @@ func (c *Client) WatchFleet(ctx context.Context, f FleetFilter, nodes bool, list
 // WaitFleet blocks until at least count plugins of the fleet match, or none does if count is zero, and returns those that match. If the
 // deadline of ctx passes first, the error matches [context.DeadlineExceeded] and says how many there are.
 func (c *Client) WaitFleet(ctx context.Context, f FleetFilter, count int) ([]FleetPlugin, error) {
-	request := &patchbayv1.WaitForFleetPluginRequest{Filter: f.message(), Count: uint32(max(count, 0))}
 	const task = "wait for plugins of the fleet"
+	if uint64(count) > math.MaxUint32 {
+		return nil, fmt.Errorf("cannot %s: the count %d is negative or too large", task, count)
+	}
+	request := &patchbayv1.WaitForFleetPluginRequest{Filter: f.message(), Count: uint32(count)}
 	var plugins []FleetPlugin
 	var health FleetHealth
 	unseen := context.DeadlineExceeded
