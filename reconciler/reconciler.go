@@ -11,6 +11,7 @@ package reconciler
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -21,6 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/cache"
 	"github.com/patchbay-dev/patchbay/internal/discover/machine"
 	"github.com/patchbay-dev/patchbay/internal/discover/pace"
+	"github.com/patchbay-dev/patchbay/internal/foreign"
 	"github.com/patchbay-dev/patchbay/trust"
 )
 
@@ -68,11 +70,18 @@ type Reconciler struct {
 	unanswered atomic.Int64
 }
 
-// New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored.
+// New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored. It panics if the Config has no Desired or no
+// Transport, or is not valid.
 func New(cfg Config) *Reconciler { return newAt(cfg, pace.Real()) }
 
 // newAt is New for a simulation, which has a pace of its own.
 func newAt(cfg Config, at pace.Pace) *Reconciler {
+	if cfg.Desired == nil || cfg.Transport == nil {
+		panic("reconciler: Config.Desired or Config.Transport is nil")
+	}
+	if err := cfg.Validate(); err != nil {
+		panic("reconciler: " + err.Error())
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -107,7 +116,7 @@ func newAt(cfg Config, at pace.Pace) *Reconciler {
 		manySaves: manySaves,
 	}
 	r.free = r.slots
-	r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts)
+	_ = r.SetTimeouts(cfg.Timeouts, cfg.TypeTimeouts) // which are valid
 	var effects []machine.Effect
 	r.machine, effects = machine.New(machine.Config{
 		Restored: cfg.Restored, Admits: cfg.Admit != nil, Trust: cfg.Trust, IgnoreUnhandled: cfg.IgnoreUnhandled, Bounds: cfg.Bounds,
@@ -142,15 +151,22 @@ func (r *Reconciler) timeouts(ptype string) Timeouts {
 	return longest
 }
 
-// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. [CheckTimeouts] says
-// what they may be.
-func (r *Reconciler) SetTimeouts(all Timeouts, byType map[string]Timeouts) {
+// SetTimeouts replaces Config.Timeouts and Config.TypeTimeouts for every step that begins from now on. With an error nothing changes; see
+// [CheckTimeouts].
+func (r *Reconciler) SetTimeouts(all Timeouts, byType map[string]Timeouts) error {
+	if err := CheckTimeouts(all, byType); err != nil {
+		return err
+	}
 	r.limits.Store(&timeoutTable{all: all.or(defaultTimeouts), byType: maps.Clone(byType)})
+	return nil
 }
 
 // SetHandler makes h the handler for a plugin type. Plugins of that type which wait for one register at once; those of a
-// previous handler are deregistered there and registered with h.
+// previous handler are deregistered there and registered with h. It panics if h is nil or ptype is not a plugin type.
 func (r *Reconciler) SetHandler(ptype string, h cache.PluginHandler) {
+	if h == nil || !foreign.IsType(ptype) {
+		panic(fmt.Sprintf("reconciler: the handler of type %q is nil, or the type %s", ptype, foreign.TypeSyntax))
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lastHandler++
@@ -244,9 +260,12 @@ func (r *Reconciler) Check(ctx context.Context) error {
 }
 
 // Run reconciles until ctx ends. It returns when everything it started has ended, which includes handler calls that are
-// running. Plugins are not deregistered. Its error is always nil. Run may be called once.
+// running. Plugins are not deregistered. Run may be called once: an error says that it was called before.
 func (r *Reconciler) Run(ctx context.Context) error {
 	changes := r.begin(ctx)
+	if changes == nil {
+		return errors.New("cannot run the reconciler: Run was called before; create another Reconciler")
+	}
 	defer changes.Close()
 	for {
 		select {
@@ -260,10 +279,13 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	}
 }
 
-// begin executes what the machine began with, and returns the changes of the desired state.
+// begin executes what the machine began with, and returns the changes of the desired state; nil if it was called before.
 func (r *Reconciler) begin(ctx context.Context) *cache.Changes {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.changes != nil {
+		return nil
+	}
 	r.changes = r.cfg.Desired.Changes()
 	r.execute(ctx, r.early, nil)
 	r.early = nil

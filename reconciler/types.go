@@ -215,7 +215,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Validate returns an error if a timeout, a bound or a period is negative.
+// Validate returns an error if a timeout, a bound or a period is negative. It does not check Desired and Transport, which [New] requires.
 func (c Config) Validate() error {
 	b := c.Bounds
 	switch {

@@ -187,7 +187,7 @@ func (w *Watcher) SetTimeouts(all reconciler.Timeouts, byType map[string]reconci
 	defer w.mu.Unlock()
 	w.cfg.Reconciler.Timeouts, w.cfg.Reconciler.TypeTimeouts = all, maps.Clone(byType)
 	if w.running != nil {
-		w.running.reconciler.SetTimeouts(all, byType)
+		return w.running.reconciler.SetTimeouts(all, byType)
 	}
 	return nil
 }
@@ -349,6 +349,12 @@ type pipeline struct {
 
 // Begin does the part of [Watcher.Run] that can fail at once, and returns the rest, which is to be called.
 func (w *Watcher) Begin() (run func(context.Context) error, err error) {
+	w.mu.Lock()
+	err = w.cfg.Validate()
+	w.mu.Unlock()
+	if err != nil {
+		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
+	}
 	if err := MakeDirs(w.dirs); err != nil {
 		return nil, err
 	}
@@ -356,9 +362,6 @@ func (w *Watcher) Begin() (run func(context.Context) error, err error) {
 	defer w.mu.Unlock()
 	if w.running != nil {
 		return nil, errors.New("cannot start the plugin watcher: it is already running")
-	}
-	if err := w.cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("cannot watch the plugin directories: %w", err)
 	}
 	p := &pipeline{}
 	var roots []dirwatch.Root
