@@ -236,13 +236,13 @@ func (p *PluginProcess) start(program string, image *exe.Image, user *process.Us
 	defer at.close()
 	listener := at.listener(&what)
 	what.Stdin = func() ([]byte, error) {
-		if err := at.bind(); err != nil {
+		if err := at.bind(&what); err != nil {
 			return nil, err
 		}
 		return p.handshakeLine(listener)
 	}
 	execute(&what, image)
-	p.introduction = at.introduction
+	p.introduction, p.made = at.introduction, at.socket
 	p.host.server.add(p)
 	p.proc, err = p.host.group.Start(what)
 	// gofail: var hostStarted struct{}

@@ -15,7 +15,6 @@ import (
 type place struct {
 	room   string     // the directory of its socket, if there was none
 	socket *sock.Made // which it inherits; nil if it has to make its own
-	bound  bool       // the socket has its name
 	// introduction is how the plugin can say who it is before it serves on the socket, and pen what it inherits for that; nil if it cannot.
 	introduction *handshake.Introduction
 	pen          *os.File
@@ -37,6 +36,7 @@ func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 			at.remove()
 		}
 	}()
+	s.Sockets = map[string]sock.ID{}
 	theirs := false // the directory
 	if spec.User != "" || spec.Group != "" {
 		at.room, err = makeRoom(filepath.Dir(path))
@@ -49,7 +49,7 @@ func makePlace(s *process.Spec, spec Spec) (at place, err error) {
 		}
 	}
 	if err == nil && at.room != "" && reaches(s.User, spec) {
-		err = at.give(s.User)
+		err = at.give(s)
 	}
 	if s.Remove = append(s.Remove, path); at.room != "" {
 		s.Remove = append(s.Remove, at.room)
@@ -84,18 +84,19 @@ func (p *place) makeSocket(s *process.Spec, path string) (err error) {
 
 // bind gives the socket its name, unless it has it. In a directory of this user's that is done while the process begins, which takes as
 // long.
-func (p *place) bind() error {
-	if p.socket == nil || p.bound {
+func (p *place) bind(s *process.Spec) error {
+	if p.socket == nil || !p.socket.ID().IsZero() {
 		return nil
 	}
-	p.bound = true
-	return p.socket.Bind()
+	err := p.socket.Bind()
+	s.Sockets[p.socket.Path] = p.socket.ID() // at its own path the plugin may serve on another one
+	return err
 }
 
 // give makes the place a user's.
-func (p *place) give(to *process.User) error {
-	uid, gid := int(to.UID), int(to.GID)
-	err := p.bind()
+func (p *place) give(s *process.Spec) error {
+	uid, gid := int(s.User.UID), int(s.User.GID)
+	err := p.bind(s)
 	if err == nil && p.socket != nil {
 		err = os.Lchown(p.socket.Path, uid, gid)
 	}
@@ -137,8 +138,8 @@ func (p *place) close() {
 // own.
 func (p *PluginProcess) Settled() {
 	p.introduction.Take() // of one that a front has asked
-	if p.spec.PluginSocket != "" && p.spec.Foreign == nil {
-		_ = sock.RemoveMade(p.spec.PluginSocket)
+	if p.made != nil {
+		_ = p.made.Remove()
 	}
 }
 
@@ -146,8 +147,8 @@ func (p *PluginProcess) Settled() {
 func (p *place) remove() {
 	p.close()
 	p.introduction.Take()
-	if p.bound {
-		_ = os.Remove(p.socket.Path)
+	if p.socket != nil {
+		_ = p.socket.Remove()
 	}
 	if p.room != "" {
 		_ = os.Remove(p.room)

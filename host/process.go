@@ -22,6 +22,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/plugin"
 )
 
@@ -48,6 +49,7 @@ type PluginProcess struct {
 	pin     plugin.Pin       // zero if what is executed was not checked
 	// introduction is set before started is closed; nil if there is none.
 	introduction *handshake.Introduction
+	made         *sock.Made // likewise
 
 	calls calls
 

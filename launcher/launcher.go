@@ -210,7 +210,7 @@ func (l *Launcher) tidy(wanted map[string]Plugin) {
 			life := strings.TrimSuffix(socket, ".sock")
 			name := strings.TrimSuffix(life, filepath.Ext(life))
 			if p, ours := wanted[name]; made && ours && !p.Survive {
-				_ = os.Remove(filepath.Join(dir, file.Name())) // else the next host tries
+				_ = sock.RemoveMade(filepath.Join(dir, socket)) // else the next host tries
 			}
 		}
 	}

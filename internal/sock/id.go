@@ -55,6 +55,7 @@ type Info struct {
 	Mode fs.FileMode // type and permission bits
 	UID  uint32
 	GID  uint32
+	born bool // ID.Birth is the time of birth, which nothing moves
 }
 
 // Entry is what [StatEntry] returns.

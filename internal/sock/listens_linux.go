@@ -20,7 +20,7 @@ import (
 // socket with the number of the file counts. It costs a system call for each few hundred sockets on which anybody listens.
 func Listens(id ID, pid int) (bool, error) {
 	for range 2 { // those that come and go meanwhile may have one passed over
-		listens, err := isListener(id, pid)
+		listens, err := hasSocket(id, pid, diagListens)
 		if listens || err != nil {
 			return listens, err
 		}
@@ -51,6 +51,7 @@ type (
 
 const (
 	diagListens  = 1 << 10 // TCP_LISTEN, of Unix sockets too
+	diagBound    = 1 << 7  // TCP_CLOSE: not listening yet, nor connected
 	diagShowName = 1 << 0
 	diagShowFile = 1 << 1
 	diagName     = 0 // attributes
@@ -59,14 +60,22 @@ const (
 	diagFixed    = 16 // bytes of an answer before its attributes
 )
 
-// isListener says whether id is among the sockets on which pid listens.
-func isListener(id ID, pid int) (found bool, err error) {
+// isHeld reports whether any process has a socket, on which it listens or is about to. It knows of one network namespace, and reports
+// false if the kernel does not answer.
+func isHeld(id ID) bool {
+	const anyProcess = 0
+	held, err := hasSocket(id, anyProcess, diagListens|diagBound)
+	return held && err == nil
+}
+
+// hasSocket reports whether id is among the sockets of pid in these states.
+func hasSocket(id ID, pid int, states uint32) (found bool, err error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return false, fmt.Errorf("ask the kernel for sockets: %w", err)
 	}
 	defer unix.Close(fd)
-	request := diagRequest{Family: unix.AF_UNIX, States: diagListens, Show: diagShowName | diagShowFile}
+	request := diagRequest{Family: unix.AF_UNIX, States: states, Show: diagShowName | diagShowFile}
 	request.Header = unix.NlMsghdr{
 		Len: uint32(binary.Size(request)), Type: unix.SOCK_DIAG_BY_FAMILY, Flags: unix.NLM_F_REQUEST | unix.NLM_F_DUMP,
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,7 +24,7 @@ func TestMade(t *testing.T) {
 		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("before it listens, %s is there: %v", path, err)
 		}
-		t.Cleanup(func() { _ = made.File.Close() })
+		_ = made.File.Close()
 	}
 	if err := RemoveMade(path); err != nil {
 		t.Fatal(err)
@@ -70,7 +71,7 @@ func bound(t *testing.T, path string) *Made {
 func TestMadeGoneOrLong(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "p.sock")
 	made := bound(t, path)
-	if err := RemoveMade(path); err != nil {
+	if err := made.Remove(); err != nil {
 		t.Fatal(err)
 	}
 	if l, err := TakeMade(made.File, made.Path, path, 0o600); !errors.Is(err, fs.ErrNotExist) {
@@ -78,5 +79,77 @@ func TestMadeGoneOrLong(t *testing.T) {
 	}
 	if made, err := Make(filepath.Join(t.TempDir(), strings.Repeat("x", MaxPath))); made != nil || err != nil {
 		t.Errorf("got %v, %v", made, err)
+	}
+}
+
+// TestMadeByAnother: the socket that another host has made for the same path stays, and works; see PAINS 193.
+func TestMadeByAnother(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "p.sock")
+	first := bound(t, path)
+	second, err := Make(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.File.Close()
+	if err := second.Bind(); canTellHolder && !errors.Is(err, ErrInUse) {
+		t.Errorf("the second host gets %v, want %v", err, ErrInUse)
+	}
+	if err := second.Remove(); err != nil {
+		t.Error(err)
+	}
+	if err := RemoveMade(path); canTellHolder && !errors.Is(err, ErrInUse) {
+		t.Errorf("to remove the socket gives %v, want %v", err, ErrInUse)
+	}
+	_ = first.File.Close()
+	third := bound(t, path)
+	if err := first.Remove(); err != nil {
+		t.Error(err)
+	}
+	l, err := TakeMade(third.File, third.Path, path, 0o600)
+	if err != nil {
+		t.Fatalf("the third host's socket: %v", err)
+	}
+	_ = l.Close()
+}
+
+// TestIsAnothers covers what the owner of a path, whose process has ended, may find there.
+func TestIsAnothers(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	made := bound(t, path("p"))
+	defer made.File.Close()
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path("dead"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	_ = dead.Close()
+	own, err := Listen(path("own"), 0o600)
+	if err == nil {
+		err = os.WriteFile(path("file"), nil, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	other := ID{Device: 1, Inode: 1}
+	for _, c := range []struct {
+		path string
+		id   ID
+		want bool
+	}{
+		{made.Path, made.id, false},
+		{made.Path, other, true},
+		{made.Path, ID{}, false}, // nobody accepts
+		{path("dead"), ID{}, false},
+		{path("dead"), other, true},
+		{path("own"), ID{}, false}, // this process accepts
+		{path("own"), other, true},
+		{path("file"), other, false},
+		{path("none"), other, false},
+	} {
+		if got := IsAnothers(c.path, c.id); got != c.want {
+			t.Errorf("%s, bound %v: got %v", c.path, c.id, got)
+		}
 	}
 }

@@ -3,6 +3,7 @@
 package sock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,6 +31,7 @@ type Made struct {
 	// Path is where [Made.Bind] has it.
 	Path string
 	path string // where the program serves
+	id   ID     // zero until Bind
 }
 
 // Make makes the socket of a program that is to serve at path, without a name. Where the name of path is too long for a hidden one beside
@@ -47,24 +49,57 @@ func Make(path string) (made *Made, err error) {
 	return &Made{File: os.NewFile(uintptr(fd), path), Path: hidden, path: path}, nil
 }
 
-// Bind gives the socket its name. A program may be started already that inherits it.
+// Bind gives the socket its name. A program may be started already that inherits it. The error wraps [ErrInUse] if another process has a
+// socket of that name.
 func (m *Made) Bind() error {
-	err := RemoveMade(m.path) // of a host that was killed
+	bind := func(fd int) error { return bindTo(fd, m.Path) }
+	err := Control(m.File, bind)
+	if errors.Is(err, unix.EADDRINUSE) {
+		if err = RemoveMade(m.path); err == nil { // of a host that was killed
+			err = Control(m.File, bind)
+		}
+	}
+	var info Info
 	if err == nil {
-		err = Control(m.File, func(fd int) error { return bindTo(fd, m.Path) })
+		info, err = Stat(m.Path)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot make socket %s: %w", m.path, err)
 	}
+	m.id = info.ID
 	return nil
 }
 
-// RemoveMade removes a socket of [Make] that no program has taken.
+// ID returns the identity of the socket, zero before Bind.
+func (m *Made) ID() ID { return m.id }
+
+// Remove removes the socket if no program has taken it. Another process's socket stays.
+func (m *Made) Remove() error {
+	if m.id.IsZero() {
+		return nil
+	}
+	return removeSame(m.Path, m.id)
+}
+
+// RemoveMade removes a socket of [Make] for path that no program has taken, and that no process of this network namespace has any more. The
+// error wraps [ErrInUse] if one does.
 func RemoveMade(path string) error {
-	if err := os.Remove(beside(path, "made")); !errors.Is(err, fs.ErrNotExist) {
+	made := beside(path, "made")
+	lock, err := acquireSoon(context.Background(), path)
+	if err != nil {
 		return err
 	}
-	return nil
+	defer func() { _ = release(lock) }()
+	info, err := Stat(made)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case isHeld(info.ID):
+		return fmt.Errorf("%w on %s, or is about to: stop it or choose another path", ErrInUse, path)
+	}
+	return removeSame(made, info.ID)
 }
 
 // TakeMade listens on a socket of [Make], gives it its mode and brings it from where it was made to path. The file is closed.

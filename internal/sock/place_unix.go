@@ -260,14 +260,33 @@ func beside(path, purpose string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+purpose)
 }
 
-// isAt reports whether a socket that is open is at path. Its inode number tells it from all others as long as it is open, which a birth
-// time would not everywhere: where there is none, a new name changes the time that stands for it.
+// isAt reports whether a socket is at path. Its inode number tells it from all others as long as it is open, and its birth time after
+// that. Where there is none, a new name changes the time that stands for it, so that is not compared.
 func isAt(path string, id ID) bool {
 	info, err := Stat(path)
-	return err == nil && info.ID.Device == id.Device && info.ID.Inode == id.Inode
+	return err == nil && info.ID.Device == id.Device && info.ID.Inode == id.Inode && (info.ID.Birth == id.Birth || !info.born)
 }
 
-// removeSame removes the file at path if it is the given socket, which is open.
+// IsAnothers reports whether the socket at path is one that others have: for the owner of the path, whose process has ended, before it is
+// removed. That is so of every socket except the one that was bound; where that is not known, and zero, of one on which another process
+// accepts. A file that is not a socket is nobody's.
+func IsAnothers(path string, bound ID) bool {
+	if info, err := Stat(path); err != nil || !info.IsSocket() {
+		return false
+	}
+	if !bound.IsZero() {
+		return !isAt(path, bound)
+	}
+	conn, err := DialKnown(context.Background(), path)
+	if err != nil {
+		return !IsRefused(err) && !IsGone(err)
+	}
+	defer conn.Close()
+	peer, err := PeerOf(conn.UnixConn)
+	return (err != nil || peer.PID != os.Getpid()) && !hasEnded(conn.UnixConn)
+}
+
+// removeSame removes the file at path if it is the given socket.
 func removeSame(path string, id ID) error {
 	if !isAt(path, id) {
 		return nil

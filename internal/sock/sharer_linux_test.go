@@ -35,3 +35,6 @@ func TestDescriptorsOfTheDead(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// canTellHolder reports whether this system tells which process has a socket.
+const canTellHolder = true

@@ -44,7 +44,7 @@ func Stat(path string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	info := Info{Mode: fi.Mode()}
+	info := Info{Mode: fi.Mode(), born: true}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		info.ID = ID{Device: uint64(st.Dev), Inode: st.Ino, Birth: st.Birthtimespec.Nano()}
 		info.UID, info.GID = st.Uid, st.Gid

@@ -71,6 +71,7 @@ func infoOf(st *unix.Statx_t) Info {
 		Mode: fileMode(uint32(st.Mode)),
 		UID:  st.Uid,
 		GID:  st.Gid,
+		born: st.Mask&unix.STATX_BTIME != 0,
 	}
 }
 

@@ -82,8 +82,17 @@ func Make(string) (*Made, error) { return nil, nil }
 // Bind does nothing.
 func (*Made) Bind() error { return nil }
 
+// ID returns zero.
+func (*Made) ID() ID { return ID{} }
+
+// Remove has nothing to remove.
+func (*Made) Remove() error { return nil }
+
 // RemoveMade has nothing to remove.
 func RemoveMade(string) error { return nil }
+
+// IsAnothers reports false: nothing is known of the sockets of others.
+func IsAnothers(string, ID) bool { return false }
 
 // TakeMade is not supported on this system: the error wraps [errors.ErrUnsupported].
 func TakeMade(file *os.File, _, path string, _ fs.FileMode) (*Placed, error) {

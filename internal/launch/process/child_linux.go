@@ -54,7 +54,7 @@ func (c *child) start() (err error) {
 	}
 	c.since = now()
 	if len(c.remains()) > 0 {
-		guard.start(c.id, c.remains())
+		guard.start(c.id, c.remains(), spec.Sockets)
 	}
 	files := slices.Concat([]*os.File{in.read, out.write, errs.write}, spec.ExtraFiles)
 	ran, err := c.fork(files)
@@ -70,6 +70,8 @@ func (c *child) start() (err error) {
 	if err == nil {
 		if err = feed(in.write, spec.input); err != nil {
 			c.undoFork()
+		} else if len(spec.Sockets) > 0 {
+			guard.start(c.id, c.remains(), spec.Sockets)
 		}
 	}
 	in.closeRead()
@@ -191,7 +193,7 @@ func (c *child) undo(pipes ...pipe) {
 	if c.leaf != nil {
 		_ = c.leaf.clear(time.Second) // a program that was not given its input may have started others
 	}
-	_ = removeAll(c.v1, 0)
+	_ = removeAll(c.v1, nil, 0)
 }
 
 func (c *child) end(s step) {
@@ -280,14 +282,16 @@ func (c *child) waitInto() (left []int, err error) {
 	return left, err
 }
 
-// clean removes what the process had. A cgroup of version 1 in which something has not quite ended takes a moment.
+// clean removes what the process had. A cgroup of version 1 in which something has not quite ended, and its socket, take a moment.
 func (c *child) clean() {
-	if removeAll(c.remains(), 0) {
+	remains, sockets := c.remains(), c.process.spec.Sockets
+	if removeAll(remains, sockets, 0) {
 		return
 	}
 	c.group.platform.leaves.Go(func() {
-		if !removeAll(c.v1, leafGrace) {
-			c.group.cfg.Logger.Warn("a process in its cgroups does not end", "name", c.process.spec.Name, "cgroups", c.v1)
+		if !removeAll(remains, sockets, leafGrace) {
+			c.group.cfg.Logger.Warn("a process is left in the cgroups of one that has ended, or serves on its socket",
+				"name", c.process.spec.Name, "files", remains)
 		}
 	})
 }

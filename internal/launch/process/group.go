@@ -26,6 +26,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // errClosed is returned by [Group.Start] and [Group.Adopt] after [Group.Close] was called.
@@ -339,6 +341,9 @@ type Spec struct {
 	// gone. A missing one is not an error. A directory with something else in it stays. No symbolic link is followed on the way (on Linux),
 	// so the paths must have none in their directories; see [Resolve].
 	Remove []string
+	// Sockets tells the sockets that were bound for the process, by their paths in Remove: another socket that is found there stays. Where it
+	// has none, a socket stays on which another process accepts. Stdin may add to it.
+	Sockets map[string]sock.ID
 	// User is whom the process runs as; nil for the user of the host.
 	User *User
 	// Limits bound what the process and its descendants may use. What cannot be limited on this system is an error of Start.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -65,6 +66,11 @@ func newKeeper(order toKeeper) (*keeper, *net.UnixListener, error) {
 	order.Start.Survive = false
 	order.Start.Stdin = func() ([]byte, error) { return order.Input, nil }
 	order.Start.Remove = append(order.Start.Remove, order.Socket, hidden)
+	if own, err := sock.Stat(hidden); err == nil {
+		sockets := map[string]sock.ID{order.Socket: own.ID, hidden: own.ID}
+		maps.Copy(sockets, order.Start.Sockets)
+		order.Start.Sockets = sockets
+	}
 	group := NewGroup(Config{Cgroup: order.Cgroup})
 	p, err := group.Start(*order.Start)
 	if err != nil {

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // platform is what a [Group] has on this system. It comes to be with the first process.
@@ -63,7 +65,7 @@ func (pl *platform) open(cfg Config) error {
 		return fmt.Errorf("start the watchdog of the processes: %w", err)
 	}
 	if len(cfg.Remove) > 0 {
-		guard.start(hostID, cfg.Remove)
+		guard.start(hostID, cfg.Remove, nil)
 	}
 	pl.guard, pl.forker, pl.inherited, pl.opened = guard, newThread(), readInherited(), true
 	return nil
@@ -176,10 +178,10 @@ func MayChangeUser() bool {
 }
 
 // removeAll removes what [Spec].Remove lists, in this order, and reports whether no busy one is left. A busy one is a cgroup of version 1
-// with processes in it, for whose ends it waits at most so long.
-func removeAll(paths []string, atMost time.Duration) bool {
+// with processes in it, or a socket on which one accepts, for whose ends it waits at most so long.
+func removeAll(paths []string, sockets map[string]sock.ID, atMost time.Duration) bool {
 	for deadline := time.Now().Add(atMost); ; {
-		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path), unix.EBUSY) })
+		paths = slices.DeleteFunc(slices.Clone(paths), func(path string) bool { return !errors.Is(removeOne(path, sockets[path]), unix.EBUSY) })
 		if len(paths) == 0 {
 			return true
 		}
@@ -187,12 +189,13 @@ func removeAll(paths []string, atMost time.Duration) bool {
 			return false
 		}
 		const pause = 10 * time.Millisecond
-		<-time.After(pause) //nolint:forbidigo // nothing tells when a cgroup of version 1 becomes empty
+		<-time.After(pause) //nolint:forbidigo // nothing tells when a process has ended that is not a child
 	}
 }
 
-// removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files.
-func removeOne(path string) error {
+// removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files. What another
+// process has bound at the path stays.
+func removeOne(path string, socket sock.ID) error {
 	dir, name := filepath.Split(path)
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	at, err := unix.Openat2(unix.AT_FDCWD, dir, &how)
@@ -200,6 +203,12 @@ func removeOne(path string) error {
 		return err
 	}
 	defer unix.Close(at)
+	if sock.IsAnothers(fmt.Sprintf("/proc/self/fd/%d/%s", at, name), socket) {
+		if socket.IsZero() {
+			return unix.EBUSY // it may be that of a process that is being killed
+		}
+		return nil
+	}
 	err = unix.Unlinkat(at, name, 0)
 	if errors.Is(err, unix.EISDIR) || errors.Is(err, unix.EPERM) { // which of them depends on the file system
 		err = unix.Unlinkat(at, name, unix.AT_REMOVEDIR)

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // platform is what a [Group] has on this system: nothing but its processes.
@@ -114,7 +116,9 @@ func (c *plain) wait() error {
 	c.mu.Unlock()
 	_ = c.stdin.Close()
 	for _, file := range c.process.spec.Remove {
-		_ = os.Remove(file)
+		if !sock.IsAnothers(file, c.process.spec.Sockets[file]) {
+			_ = os.Remove(file)
+		}
 	}
 	deadline := time.Now().Add(outputGrace)
 	_ = c.process.stdout.SetReadDeadline(deadline)

@@ -25,7 +25,7 @@ func TestRemoveFollowsNoLinks(t *testing.T) {
 	if err := os.Symlink(elsewhere, link); err != nil {
 		t.Fatal(err)
 	}
-	removeAll([]string{filepath.Join(link, "sub", "s"), filepath.Join(link, "sub"), own, sub, link}, 0)
+	removeAll([]string{filepath.Join(link, "sub", "s"), filepath.Join(link, "sub"), own, sub, link}, nil, 0)
 	if _, err := os.Stat(precious); err != nil {
 		t.Errorf("a link was followed: %v", err)
 	}

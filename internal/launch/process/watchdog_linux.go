@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 // guard is the host's side of the watchdog: it tells it what to end when the host has gone, and starts another one if it ends.
@@ -108,11 +110,16 @@ func (g *guard) run(ctx context.Context) {
 	}
 }
 
-func (g *guard) start(id uint64, remove []string) {
+// start is called again when more of the sockets are known.
+func (g *guard) start(id uint64, remove []string, sockets map[string]sock.ID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.told[id] = append(record{recordStart, strconv.FormatUint(id, 10)}, remove...)
-	g.tell(g.told[id])
+	r := record{recordStart, strconv.FormatUint(id, 10)}
+	for _, path := range remove {
+		r = append(r, path, sockets[path].String())
+	}
+	g.told[id] = r
+	g.tell(r)
 }
 
 func (g *guard) end(id uint64) {
@@ -156,9 +163,9 @@ func (g *guard) close() {
 // A record is what a host tells its watchdog: words, none of them empty, each of which ends with the byte that no path contains. An empty
 // word ends the record.
 //
-//	cgroup DIR     the processes that have a cgroup are in this cgroup or below it
-//	start ID FILE… a process is about to start: the files to remove after it
-//	end ID         it has ended and nothing is left of it
+//	cgroup DIR              the processes that have a cgroup are in this cgroup or below it
+//	start ID [FILE SOCKET]… a process is about to start: the files to remove after it, each with the identity of its socket
+//	end ID                  it has ended and nothing is left of it
 type record []string
 
 const (
@@ -171,13 +178,14 @@ func (r record) encode() []byte { return []byte(strings.Join(r, "\x00") + "\x00\
 
 // ward is what a watchdog ends when its host has gone. A process without a cgroup has a reaper, which does so itself.
 type ward struct {
-	cgroup string
-	remove map[string][]string // the files of each process
+	cgroup  string
+	remove  map[string][]string // the files of each process
+	sockets map[string]sock.ID  // by file
 }
 
 // runWatchdog is the whole life of the watchdog: it listens to the host until that has gone, and then ends what the host has left.
 func runWatchdog() {
-	w := ward{remove: map[string][]string{}}
+	w := ward{remove: map[string][]string{}, sockets: map[string]sock.ID{}}
 	w.listen(os.Stdin)
 	w.endAll()
 }
@@ -206,8 +214,15 @@ func (w *ward) apply(r record) {
 	case recordCgroup:
 		w.cgroup = r[1]
 	case recordStart:
-		w.remove[r[1]] = r[2:]
+		w.remove[r[1]] = nil
+		for file := range slices.Chunk(r[2:], 2) {
+			w.remove[r[1]] = append(w.remove[r[1]], file[0])
+			w.sockets[file[0]], _ = sock.ParseID(file[len(file)-1])
+		}
 	case recordEnd:
+		for _, file := range w.remove[r[1]] {
+			delete(w.sockets, file)
+		}
 		delete(w.remove, r[1])
 	}
 }
@@ -221,11 +236,11 @@ func (w *ward) endAll() {
 	const patience = 10 * time.Second // for a process that hangs in the kernel; what can end has ended long before
 	var remains []string
 	for _, files := range w.remove {
-		_ = removeAll(files, 0)
+		_ = removeAll(files, w.sockets, 0)
 		remains = append(remains, files...)
 	}
 	if w.cgroup != "" {
 		_ = group.clear(patience)
 	}
-	_ = removeAll(remains, patience)
+	_ = removeAll(remains, w.sockets, patience)
 }

@@ -205,7 +205,7 @@ func TestStoppedWatchdogIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := uint64(1000); first.there(); i++ { // fills the pipe
-		g.platform.guard.start(i, []string{"/" + strings.Repeat("x", 4000)})
+		g.platform.guard.start(i, []string{"/" + strings.Repeat("x", 4000)}, nil)
 		g.platform.guard.end(i)
 	}
 	if second := watchdogOf(t, os.Getpid()); second == first {
