@@ -210,15 +210,8 @@ func (h *Host) leftover(p *process.Process, pids []int) {
 }
 
 func (h *Host) emit(e Event) {
-	if h.Events == nil {
-		return
-	}
-	err := callback.Call(func() error {
-		h.Events(e)
-		return nil
-	})
-	if err != nil && h.Logger != nil {
-		h.Logger.Error("an observer of events did not return", "event", e.Kind, "plugin", e.Plugin, "error", err)
+	if observe := callback.Observer(h.Logger, "Events", h.Events); observe != nil {
+		observe(e)
 	}
 }
 

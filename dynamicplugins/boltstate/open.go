@@ -8,10 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // formatVersion is the format that this package writes, and the newest that it reads. Version 1: the bucket "patchbay" has the
@@ -204,22 +207,23 @@ func openDB(path string, readOnly bool) (db *database, err error) {
 
 // inspect reports what is wrong with the file at path, without changing it.
 func inspect(path string) (err error) {
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return fmt.Errorf("cannot open state file: %w", err)
-	case !info.Mode().IsRegular():
-		return corrupt(path, "it is not a regular file")
-	case info.Size() == 0:
-		return corrupt(path, "it is empty")
-	}
 	// gofail: var boltstateInspect string
 	// return fmt.Errorf("cannot open state file: %s", boltstateInspect)
-	f, err := os.Open(path)
+	f, err := regular.Open(path)
+	if errors.Is(err, regular.ErrNotRegular) || errors.Is(err, syscall.EISDIR) {
+		return corrupt(path, "it is not a regular file")
+	}
 	if err != nil {
 		return fmt.Errorf("cannot open state file: %w", err)
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("cannot open state file: %w", err)
+	}
+	if info.Size() == 0 {
+		return corrupt(path, "it is empty")
+	}
 	if _, err := readMeta(f, info.Size()); err != nil {
 		return unsound(path, "%v", err)
 	}

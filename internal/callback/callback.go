@@ -45,7 +45,7 @@ func Recover(do func() error) (err error) {
 	return do()
 }
 
-// Observer returns a function that calls an observer and logs if that does not return. It is nil if the observer is.
+// Observer returns a function that calls an observer and logs, unless log is nil, if that does not return. It is nil if the observer is.
 func Observer[T any](log *slog.Logger, name string, observe func(T)) func(T) {
 	if observe == nil {
 		return nil
@@ -55,7 +55,7 @@ func Observer[T any](log *slog.Logger, name string, observe func(T)) func(T) {
 			observe(value)
 			return nil
 		})
-		if err != nil {
+		if err != nil && log != nil {
 			log.Error("an observer did not return", "observer", name, "error", err)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 // maxSize is the size in bytes of the largest file that Read returns.
 const maxSize = 64 << 20
 
-// errNotRegular is what is wrong with a pipe, a device or a socket.
-var errNotRegular = errors.New("it is not a regular file")
+// ErrNotRegular is the error of a pipe, a device and a socket. That of a directory is [syscall.EISDIR].
+var ErrNotRegular = errors.New("it is not a regular file")
 
 // Check returns an error if there is something at the path that is not a regular file.
 func Check(path string) error {
@@ -32,7 +32,7 @@ func check(path string, info fs.FileInfo) error {
 	case info.IsDir():
 		return &fs.PathError{Op: "open", Path: path, Err: syscall.EISDIR}
 	}
-	return &fs.PathError{Op: "open", Path: path, Err: errNotRegular}
+	return &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
 }
 
 // Open opens a regular file for reading, without blocking.

@@ -59,7 +59,7 @@ func TestReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := CheckFile(file); !errors.Is(err, errNotRegular) {
+	if err := CheckFile(file); !errors.Is(err, ErrNotRegular) {
 		t.Errorf("the error is %v", err)
 	}
 	if err := file.Close(); !errors.Is(err, os.ErrClosed) {
