@@ -205,3 +205,36 @@ func TestCallbacks(t *testing.T) {
 		})
 	}
 }
+
+// TestTypeTimeoutsAreCopied reproduces PAINS 212: the caller may write to the timeouts that it passed to New or SetTimeouts. Where a runtime
+// reads them later, the race detector reports it.
+func TestTypeTimeoutsAreCopied(t *testing.T) {
+	for _, setting := range []bool{false, true} {
+		passed := map[string]reconciler.Timeouts{"T": {Handler: time.Minute}}
+		cfg := patchbay.Config{PluginDirs: []string{t.TempDir()}}
+		if !setting {
+			cfg.TypeTimeouts = passed
+		}
+		rt, err := patchbay.New(cfg)
+		if err == nil && setting {
+			err = rt.SetTimeouts(reconciler.Timeouts{}, passed)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ran := make(chan error, 1)
+		go func() { ran <- rt.Run(ctx) }()
+		passed["T"] = reconciler.Timeouts{Handler: -time.Minute}
+		select {
+		case <-rt.Ready():
+			stop()
+			err = <-ran
+		case err = <-ran:
+		}
+		stop()
+		if err != nil {
+			t.Errorf("Run uses what the caller has written since: %v", err)
+		}
+	}
+}

@@ -145,8 +145,9 @@ func (g *guard) tell(r record) {
 	}
 }
 
-// close ends the watchdog. Nothing is left to guard.
+// close ends the watchdog. Nothing is left to guard, and the host still has its own files.
 func (g *guard) close() {
+	g.end(hostID)
 	g.mu.Lock()
 	g.closed = true
 	if g.pipe != nil {
