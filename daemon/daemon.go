@@ -19,6 +19,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/patchbay-dev/patchbay"
@@ -383,10 +384,13 @@ func (d *Daemon) makeDirs() error {
 	return pipeline.MakeDirs(d.config.pluginDirs())
 }
 
-// advise adds to an error of permission what to do about it.
+// advise adds to the error of a path that cannot be written what to do about it.
 func advise(err error, what string) error {
-	if !errors.Is(err, fs.ErrPermission) {
-		return err
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; let user %d write there or choose another %s", err, os.Geteuid(), what)
+	case errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ENOSPC):
+		return fmt.Errorf("%w; choose another %s", err, what)
 	}
-	return fmt.Errorf("%w; let user %d write there or choose another %s", err, os.Geteuid(), what)
+	return err
 }
