@@ -48,14 +48,21 @@ func TestRefuses(t *testing.T) {
 				t.Errorf("%s, %s: the error is %v", state, name, err)
 			}
 		}
+		_, logErr := f.Log("")
 		for call, err := range map[string]error{
-			"Start": f.Start("none"), "Stop": f.Stop("none"), "Restart": f.Restart(ended, "none"),
+			"Start": f.Start("none"), "Stop": f.Stop("none"), "Restart": f.Restart(ended, "none"), "Start without a name": f.Start(""),
+			"AwaitReplacement": f.AwaitReplacement(ended, "none"), "Log": logErr,
 		} {
 			if err == nil {
 				t.Errorf("%s, %s of an unknown plugin: no error", state, call)
 			}
 		}
+		f.SocketRemoved("")
+		if _, is := f.FrontAt(""); is || f.BehindFront("none") != "" {
+			t.Errorf("%s there is a front", state)
+		}
 		f.Close()
+		f.Withdraw()
 	}
 	if plugins := f.Plugins(); len(plugins) > 0 {
 		t.Errorf("the launcher has %v", plugins)

@@ -20,6 +20,7 @@ import (
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/discover/dirwatch"
 	"github.com/patchbay-dev/patchbay/internal/launch/handshake"
 	"github.com/patchbay-dev/patchbay/internal/launch/process"
@@ -460,7 +461,7 @@ type serialWriter struct {
 func (s *serialWriter) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, _ = s.w.Write(p)
+	_ = callback.Call(func() error { _, err := s.w.Write(p); return err })
 	return len(p), nil
 }
 

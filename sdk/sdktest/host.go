@@ -61,7 +61,7 @@ func NewHost(t testing.TB, types ...string) *Host {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	h := &Host{t: t, types: types, dir: dir, metadata: map[plugin.Pin][]plugin.Metadata{}}
+	h := &Host{t: t, types: slices.Clone(types), dir: dir, metadata: map[plugin.Pin][]plugin.Metadata{}}
 	if err := os.Mkdir(filepath.Join(dir, "plugins"), 0o750); err != nil {
 		t.Fatal(err)
 	}

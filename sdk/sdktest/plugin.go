@@ -69,6 +69,11 @@ func (h *Host) Launch(run func(ctx context.Context) error) *Plugin {
 
 // begin runs the plugin; done is called when it has ended.
 func (h *Host) begin(ctx context.Context, p *Plugin, done func(), run func(context.Context) error) *Plugin {
+	h.t.Helper()
+	if run == nil {
+		done()
+		h.t.Fatal("the function of Start or Launch is nil")
+	}
 	p.ended = make(chan struct{})
 	go func() {
 		defer close(p.ended)
