@@ -283,3 +283,34 @@ func TestUsable(t *testing.T) {
 		t.Errorf("usable are %v", list)
 	}
 }
+
+// TestRefuses checks that New refuses what cannot be a plugin, and names the plugin and the field; the nil Catalogue works.
+func TestRefuses(t *testing.T) {
+	for name, change := range map[string]func(*Plugin){
+		"name":    func(p *Plugin) { p.Name = "a/b" },
+		"command": func(p *Plugin) { p.Command = nil },
+		"start":   func(p *Plugin) { p.Start = "x" },
+		"upgrade": func(p *Plugin) { p.Upgrade = "x" },
+		"sha256":  func(p *Plugin) { p.SHA256 = strings.Repeat("g", 64) },
+	} {
+		p := Plugin{Name: "a", Command: []string{"/bin/true"}}
+		p.SetDefaults()
+		change(&p)
+		c, err := New([]Plugin{p})
+		if wrong, ok := errors.AsType[*FieldError](err); !ok || c != nil || !strings.HasPrefix(wrong.Field, name) {
+			t.Errorf("%s: %v, %v", name, c, err)
+		}
+		if c, err := Usable([]Plugin{p}); err == nil || len(c.List()) > 0 {
+			t.Errorf("%s is usable", name)
+		}
+	}
+	var none *Catalogue
+	if _, found := none.Lookup(""); found || len(none.List())+none.Index("") > 0 || len(Diff(none, none).Added) > 0 {
+		t.Error("the nil Catalogue has plugins")
+	}
+	for _, text := range []string{"", "-1", "1x", strings.Repeat("9", 40), "1\x00"} {
+		if new(Bytes).UnmarshalText([]byte(text)) == nil || new(CPU).UnmarshalText([]byte(text)) == nil {
+			t.Errorf("%q is a quantity", text)
+		}
+	}
+}

@@ -1,9 +1,22 @@
 package dynamicplugins_test
 
 import (
+	"context"
+	"errors"
 	"maps"
+	"net"
 	"reflect"
+	"runtime"
+	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
 // TestOptionsAreCopied: what a caller does with its options afterwards changes those of no plugin, whether others have the same or not, and
@@ -33,5 +46,95 @@ func TestOptionsAreCopied(t *testing.T) {
 		return reflect.ValueOf(got[a]).Pointer() == reflect.ValueOf(got[b]).Pointer()
 	}; !same("1", "2") || same("1", "4") {
 		t.Error("1 and 2 should share their options, and 4 have its own")
+	}
+}
+
+// TestRefuses checks that Open refuses what cannot work, and that methods refuse what cannot be a plugin: before, in use, and after Shutdown.
+func TestRefuses(t *testing.T) {
+	plain := func(*dynamicplugins.PluginInfo) (any, error) { return "", nil }
+	for name, option := range map[string]dynamicplugins.Option{
+		"a nil option":               nil,
+		"nil connections":            dynamicplugins.WithConnections(nil),
+		"a nil judge":                dynamicplugins.WithConnJudge(nil),
+		"a nil dial option":          dynamicplugins.WithDialOptions(nil),
+		"a nil stats handler":        dynamicplugins.WithStatsHandlers(nil),
+		"a nil dispenser":            dynamicplugins.WithConnDispenser("T", nil),
+		"a dispenser of no type":     dynamicplugins.WithConnDispenser("", func(*dynamicplugins.PluginInfo, grpc.ClientConnInterface) (any, error) { return "", nil }),
+		"a negative confirm timeout": dynamicplugins.WithConfirmTimeout(-1),
+	} {
+		if r, err := dynamicplugins.Open(nil, nil, option); err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: the error is %v", name, err)
+			r.Shutdown()
+		}
+	}
+	for name, ptype := range map[string]string{"no type": "", "a slash": "a/b", "a control character": "a\x1b"} {
+		if _, err := dynamicplugins.Open(nil, map[string]dynamicplugins.PluginDispenser{ptype: plain}); err == nil {
+			t.Errorf("a dispenser for %s was accepted", name)
+		}
+	}
+	r := open(t, nil, map[string]dynamicplugins.PluginDispenser{"T": plain})
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, state := range []string{"in use", "after Shutdown", "after the second"} {
+		for call, do := range map[string]func() error{
+			"RegisterPlugin":          func() error { return r.RegisterPlugin(nil) },
+			"RegisterPlugin of none":  func() error { return r.RegisterPlugin(&dynamicplugins.PluginInfo{}) },
+			"DeregisterPlugin":        func() error { return r.DeregisterPlugin("", "", "") },
+			"DispensePlugin":          func() error { _, err := r.DispensePlugin("T", ""); return err },
+			"PluginForAlloc":          func() error { _, err := r.PluginForAlloc("", "", ""); return err },
+			"ConfirmPlugin":           func() error { return r.ConfirmPlugin("", "", "") },
+			"MarkUnreachable":         func() error { return r.MarkUnreachable("", "", "", nil) },
+			"SaveName":                func() error { return r.SaveName("", "foo") },
+			"Conn":                    func() error { _, err := r.Conn(ended, "T", "foo"); return err },
+			"WaitForPlugin":           func() error { _, err := r.WaitForPlugin(ended, "T", "foo"); return err },
+			"WaitForPlugin of none":   func() error { _, err := r.WaitForPlugin(t.Context(), "", "foo"); return err },
+			"WaitForConfirmedPlugin":  func() error { _, err := r.WaitForConfirmedPlugin(ended, "T", "foo"); return err },
+			"StagePlugins of nothing": func() error { _, errs := r.StagePlugins([]*dynamicplugins.PluginInfo{nil}); return errs[0] },
+		} {
+			if err := do(); err == nil {
+				t.Errorf("%s, %s: no error", state, call)
+			}
+		}
+		for range r.PluginsUpdatedCh(ended, "") {
+		}
+		r.KeepName(dynamicplugins.KeptName{})
+		r.Replacing(ended, "", "", "")
+		if plugins, _ := r.Watch(ended, ""); len(plugins)+len(r.ListPlugins(""))+len(r.Instances("", ""))+len(r.RestoredPlugins()) > 0 {
+			t.Errorf("%s there are plugins", state)
+		}
+		r.StubDispenserForType("T", nil)
+		r.Shutdown()
+	}
+}
+
+// TestCallbacks checks that callbacks which panic or end their goroutine fail the calls that need them, and that the store stays usable.
+func TestCallbacks(t *testing.T) {
+	for name, fail := range map[string]func(){"panics": func() { panic("oops") }, "ends its goroutine": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, "v1")
+			for what, option := range map[string]dynamicplugins.Option{
+				"the judge": dynamicplugins.WithConnJudge(func(*dynamicplugins.PluginInfo, net.Conn) error { fail(); return nil }),
+				"Dial": dynamicplugins.WithConnections(intercepting{func(context.Context, string) (net.Conn, error) {
+					fail()
+					return nil, errors.New("unreachable")
+				}, nil}),
+			} {
+				r := open(t, nil, nil, option)
+				if err := r.RegisterPlugin(s.info("a")); err != nil {
+					t.Fatal(err)
+				}
+				conn, err := r.Conn(t.Context(), s.info("a").Type, s.info("a").Name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				_, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{})
+				cancel()
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "did not return") {
+					t.Errorf("%s %s: %v", what, name, err)
+				}
+				r.Shutdown()
+			}
+		})
 	}
 }

@@ -70,8 +70,8 @@ type Reconciler struct {
 	unanswered atomic.Int64
 }
 
-// New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored. It panics if the Config has no Desired or no
-// Transport, or is not valid.
+// New returns a Reconciler. It does nothing before [Reconciler.Run], but knows what is restored. It panics if the Config has no Desired or
+// no Transport, or is not valid.
 func New(cfg Config) *Reconciler { return newAt(cfg, pace.Real()) }
 
 // newAt is New for a simulation, which has a pace of its own.

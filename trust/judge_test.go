@@ -184,3 +184,29 @@ func TestUnknownNames(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestRefuses checks that New refuses keys of Types that are no plugin types, and users and groups that cannot exist, with the field.
+func TestRefuses(t *testing.T) {
+	types := func(key string) Policy { return Policy{Types: map[string]Type{key: {}}} }
+	for name, c := range map[string]struct {
+		policy Policy
+		field  string
+	}{
+		"an empty type":          {types(""), "types."},
+		"a type with a slash":    {types("a/b"), "types.a/b"},
+		"a control character":    {types("a\x1b"), "types.a\x1b"},
+		"a type that is no text": {types("a\xff"), "types.a\xff"},
+		"an empty user":          {Policy{Owners: Accounts{Users: []string{""}}}, "owners.users"},
+		"nobody's number":        {Policy{Owners: Accounts{Users: []string{"4294967295"}}}, "owners.users"},
+		"a negative number":      {Policy{Owners: Accounts{Groups: []string{"-1"}}}, "owners.groups"},
+		"a NUL in a name":        {Policy{Types: map[string]Type{"T": {Endpoints: []string{"a\x00"}}}}, "types.T.endpoints"},
+	} {
+		_, err := New(c.policy)
+		if wrong, ok := errors.AsType[*FieldError](err); !ok || wrong.Field != c.field {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+	}
+	if _, err := New(Policy{Types: map[string]Type{"my Type.v1": {}}}); err != nil {
+		t.Error(err)
+	}
+}

@@ -87,7 +87,8 @@ var ErrClosed = errors.New("the DRA handler is closed")
 // ErrNotRegistered is wrapped by the errors of Prepare and Unprepare when there is no driver of that name.
 var ErrNotRegistered = errors.New("no DRA driver of that name is registered")
 
-// New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended. It panics if a timeout is negative.
+// New returns a handler for the plugin type DRAPlugin. The caller closes it when the pipeline has ended. It panics if a timeout is
+// negative.
 func New(config Config) *Handler {
 	if min(config.CallTimeout, config.Timeout, config.ConnectTimeout) < 0 {
 		panic("dra: a timeout of Config is negative; use 0 for the default")
