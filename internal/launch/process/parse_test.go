@@ -8,22 +8,32 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
 func FuzzRecord(f *testing.F) {
 	f.Add("start", "1", "/run/x y", "a\nb\"\\\xff")
 	f.Add("", "", "", "")
 	f.Fuzz(func(t *testing.T, a, b, c, d string) {
-		want := record{recordStart, "1"}
+		var files []string
+		socket := sock.ID{Device: 1, Inode: uint64(len(a)), Birth: 1}
+		said := record{recordStart, "1"}
 		for _, word := range []string{a, b, c, d} {
 			if word = strings.ReplaceAll(word, "\x00", ""); word != "" { // as no path has or is
-				want = append(want, word)
+				files, said = append(files, word), append(said, word, socket.String())
 			}
 		}
-		w := ward{remove: map[string][]string{}}
-		w.listen(bytes.NewReader(append(want.encode(), record{recordCgroup, "/x"}.encode()...)))
-		if got := w.remove["1"]; !slices.Equal(got, want[2:]) || w.cgroup != "/x" {
-			t.Errorf("%q came back as %q, and the next record as %q", want, got, w.cgroup)
+		w := newWard()
+		w.listen(bytes.NewReader(append(said.encode(), record{recordCgroup, "/x"}.encode()...)))
+		got := w.remove["1"]
+		if !slices.Equal(got, files) || w.cgroup != "/x" {
+			t.Errorf("%q came back as %q, and the next record as %q", said, got, w.cgroup)
+		}
+		for _, file := range got {
+			if w.sockets[file] != socket {
+				t.Errorf("the socket %v of %q came back as %v", socket, file, w.sockets[file])
+			}
 		}
 	})
 }
@@ -33,7 +43,7 @@ func FuzzWard(f *testing.F) {
 	f.Add("start\x001\x00/f\x00\x00end\x001\x00\x00")
 	f.Add("start\x00\x00cgroup\x00/x\x00\x00end\x007\x00\x00sta")
 	f.Fuzz(func(_ *testing.T, text string) {
-		w := ward{remove: map[string][]string{}}
+		w := newWard()
 		w.listen(strings.NewReader(text))
 	})
 }

@@ -184,9 +184,11 @@ type ward struct {
 	sockets map[string]sock.ID  // by file
 }
 
+func newWard() ward { return ward{remove: map[string][]string{}, sockets: map[string]sock.ID{}} }
+
 // runWatchdog is the whole life of the watchdog: it listens to the host until that has gone, and then ends what the host has left.
 func runWatchdog() {
-	w := ward{remove: map[string][]string{}, sockets: map[string]sock.ID{}}
+	w := newWard()
 	w.listen(os.Stdin)
 	w.endAll()
 }
