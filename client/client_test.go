@@ -24,6 +24,7 @@ import (
 	patchbayv1 "github.com/patchbay-dev/patchbay/api/patchbay/v1"
 	"github.com/patchbay-dev/patchbay/api/patchbay/v1/patchbayv1connect"
 	"github.com/patchbay-dev/patchbay/client"
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // service answers as a test wants it; the real daemon is tested in package daemon.
@@ -400,3 +401,5 @@ func TestEventsEnd(t *testing.T) {
 		}
 	})
 }
+
+func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -451,3 +452,5 @@ func TestContentSubtype(t *testing.T) {
 		}
 	}
 }
+
+func TestMain(m *testing.M) { leaktest.Main(m) }

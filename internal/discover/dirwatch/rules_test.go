@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/leaktest"
 )
 
 // TestRules has a script for each rule of discovery. The safety scan is out of reach, so that events alone have to do.
@@ -175,3 +177,5 @@ func TestRules(t *testing.T) {
 		})
 	}
 }
+
+func TestMain(m *testing.M) { leaktest.Main(m) }
