@@ -31,6 +31,10 @@ type Registry interface {
 	// are left is current in the same step. What is not registered gives an error that matches ErrNotFound and no event.
 	DeregisterPlugin(ptype, name, allocID string) error
 
+	// WaitForPlugin returns the current instance of a plugin as soon as there is one that is not unreachable. It fails when ctx
+	// ends, with an error that wraps ctx.Err().
+	WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error)
+
 	// ListPlugins returns the newest instance of every plugin of the type, sorted by name.
 	ListPlugins(ptype string) []*PluginInfo
 

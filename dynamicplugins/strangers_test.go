@@ -6,7 +6,7 @@ import (
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 )
 
-// theirs is a fake of Nomad's registry as its users write it: it has the documented methods and no others.
+// theirs is a fake of Nomad's registry as its users write it: it has the methods of Nomad 1.11 and no others.
 type theirs struct{}
 
 func (theirs) RegisterPlugin(*dynamicplugins.PluginInfo) error             { return nil }
@@ -20,6 +20,10 @@ func (theirs) PluginForAlloc(_, _, _ string) (*dynamicplugins.PluginInfo, error)
 	return &dynamicplugins.PluginInfo{}, nil
 }
 
+func (theirs) WaitForPlugin(context.Context, string, string) (*dynamicplugins.PluginInfo, error) {
+	return &dynamicplugins.PluginInfo{}, nil
+}
+
 func (theirs) PluginsUpdatedCh(context.Context, string) <-chan *dynamicplugins.PluginUpdateEvent {
 	return nil
 }
@@ -27,6 +31,7 @@ func (theirs) PluginsUpdatedCh(context.Context, string) <-chan *dynamicplugins.P
 var (
 	_ dynamicplugins.Registry = theirs{}
 	_ dynamicplugins.Registry = (*dynamicplugins.Store)(nil)
+	_                         = dynamicplugins.Registry.WaitForPlugin
 	// What helps to use a registry takes theirs too.
 	_, _ = dynamicplugins.Dispense[theirs](theirs{}, "", "")
 )

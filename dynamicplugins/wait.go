@@ -60,8 +60,7 @@ func (r *Store) wake(k key) {
 	}
 }
 
-// WaitForPlugin returns the current instance of a plugin as soon as there is one that is not unreachable. It fails when ctx
-// ends, with an error that wraps ctx.Err().
+// WaitForPlugin implements [Registry].
 func (r *Store) WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error) {
 	return r.waitFor(ctx, ptype, name, func(v *view) *instance { return v.current })
 }
