@@ -22,7 +22,8 @@ func script(text string, args ...string) launcher.Plugin {
 		Spec: hosting.Spec{
 			Name: "unit", Args: append([]string{"/bin/sh", "-c", text, "sh"}, args...), Env: []string{"PATH=" + os.Getenv("PATH")},
 		},
-		Restart: launcher.RestartPolicy{Restart: launcher.RestartNever},
+		NoSocket: true,
+		Restart:  launcher.RestartPolicy{Restart: launcher.RestartNever},
 	}
 }
 
@@ -123,7 +124,7 @@ func TestReplacementThatEndsSaysWhy(t *testing.T) {
 	for behaviour, why := range map[string]string{"crash": "the flux is empty", "quit": "ended by itself", "": "no such file"} {
 		bad := launchable(behaviour)
 		bad.StartTimeout = 10 * patience
-		bad.Restart = launcher.RestartPolicy{MinBackoff: 10 * patience}
+		bad.Restart = launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: 10 * patience}
 		if behaviour == "" {
 			bad.Args = []string{filepath.Join(t.TempDir(), "nothing")}
 		}
@@ -196,7 +197,7 @@ func TestSurvivorThatCannotBeReached(t *testing.T) {
 			surviving := launchable("serve")
 			if name == crashes {
 				surviving = script(`mkdir "$1/alone" || exit 9; while :; do sleep 0.1; done`, t.TempDir())
-				surviving.Restart = launcher.RestartPolicy{MinBackoff: 10 * patience}
+				surviving.Restart = launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: 10 * patience}
 			}
 			surviving.Survive, surviving.Manual = true, name == notStarted
 			h.set(surviving)

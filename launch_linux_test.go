@@ -22,8 +22,10 @@ import (
 
 func launchable(behaviour string) launcher.Plugin {
 	return launcher.Plugin{
-		Spec:  hosting.Spec{Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}},
-		Serve: true, Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 3},
+		Spec: hosting.Spec{Name: "unit", Args: []string{os.Args[0]}, Env: []string{pluginEnv + "=" + behaviour}},
+		Restart: launcher.RestartPolicy{
+			Restart: launcher.RestartAlways, MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 3,
+		},
 	}
 }
 
@@ -117,6 +119,17 @@ func TestLaunchedPluginTakesTheOneRoad(t *testing.T) {
 	h.running("second start")
 }
 
+// TestZeroPluginIsRegistered: of a plugin no more has to be said than what to execute.
+func TestZeroPluginIsRegistered(t *testing.T) {
+	h := newHost(t)
+	p := launcher.Plugin{Spec: launchable("serve").Spec}
+	h.set(p)
+	h.running("registration")
+	if s := h.listed(); s.State != reconciler.StateRegistered || s.Source != reconciler.SourceLaunched {
+		t.Errorf("the plugin is %+v, want it registered", s)
+	}
+}
+
 // TestLateHandlerStartsBlockedPlugin: a plugin whose type has no handler ends, and is started when there is one.
 func TestLateHandlerStartsBlockedPlugin(t *testing.T) {
 	h := newHost(t)
@@ -201,7 +214,7 @@ func TestStartDuringPause(t *testing.T) {
 	p := launchable("serve")
 	program := filepath.Join(t.TempDir(), "program")
 	p.Args = []string{program}
-	p.Restart = launcher.RestartPolicy{MinBackoff: patience, MaxBackoff: patience}
+	p.Restart = launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: patience, MaxBackoff: patience}
 	if err := os.WriteFile(program, []byte("#!/bin/sh\nexit 3\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +288,7 @@ func TestBadReplacementLeavesTheOldOne(t *testing.T) {
 func TestLaunchedPluginsEndWithTheRuntime(t *testing.T) {
 	h := newHost(t)
 	silent := launchable("mute")
-	silent.Name, silent.Serve = "silent", false
+	silent.Name, silent.NoSocket = "silent", true
 	h.set(launchable("serve"), silent)
 	pid := h.running("registration").PID
 	var other int
@@ -408,7 +421,7 @@ func TestOutdatedSurvivorIsReplaced(t *testing.T) {
 func TestRestartOfWhatDoesNotServe(t *testing.T) {
 	h := newHost(t)
 	alone := launchable("mute")
-	alone.Serve = false
+	alone.NoSocket = true
 	h.set(alone)
 	before := h.running("start")
 	if err := h.rt.Launcher().Restart(t.Context(), "unit"); err != nil {

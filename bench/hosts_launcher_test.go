@@ -113,7 +113,7 @@ func (h *launcherHost) configure(program, name string) error {
 }
 
 func (h *launcherHost) unit(program, name string) launcher.Plugin {
-	p := launcher.Plugin{Spec: host.Spec{Name: name, Args: []string{program, name}}, Serve: true}
+	p := launcher.Plugin{Spec: host.Spec{Name: name, Args: []string{program, name}}}
 	if h.configured > 0 {
 		p.OnDemand = true
 		p.Announce = launcher.Announcement{Type: launchedType, Name: name, Versions: []string{"1"}}

@@ -68,7 +68,7 @@ const upgraded = "upgraded"
 // microseconds, and how many failed.
 func upgradeUnderLoad(b testing.TB, u upgrading, callers int, window time.Duration) (latencies []float64, failed int64) {
 	b.Helper()
-	plugin := launcher.Plugin{Spec: host.Spec{Name: upgraded, Args: []string{u.program, upgraded}}, Serve: true, Upgrade: u.how}
+	plugin := launcher.Plugin{Spec: host.Spec{Name: upgraded, Args: []string{u.program, upgraded}}, Upgrade: u.how}
 	var options []dynamicplugins.Option
 	if u.protocol != nil {
 		plugin.Protocol = u.protocol

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/foreign"
+	"github.com/patchbay-dev/patchbay/internal/launch"
 )
 
 // Plugin is one plugin that the daemon may launch.
@@ -170,15 +171,17 @@ func (p *Plugin) SetDefaults() {
 	p.GoPlugin.AutoMTLS = true
 	p.Upgrade = UpgradeSideBySide
 	p.Start = StartAuto
-	p.Idle = 5 * time.Minute
-	p.StartTimeout = time.Minute
-	p.StopTimeout = 5 * time.Second
-	p.Health = Health{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3}
+	p.Idle = launch.DefaultIdle
+	p.StartTimeout = launch.DefaultStartTimeout
+	p.StopTimeout = launch.DefaultStopTimeout
+	p.Health = Health{
+		Interval: launch.DefaultHealthInterval, Timeout: launch.DefaultHealthTimeout, Misses: launch.DefaultHealthMisses,
+	}
 	p.Restart = Restart{
 		Policy:  RestartOnFailure,
-		Backoff: Backoff{Min: 500 * time.Millisecond, Max: time.Minute},
-		Limit:   10,
-		Window:  10 * time.Minute,
+		Backoff: Backoff{Min: launch.DefaultMinBackoff, Max: launch.DefaultMaxBackoff},
+		Limit:   launch.DefaultRestartLimit,
+		Window:  launch.DefaultRestartWindow,
 	}
 }
 

@@ -66,7 +66,7 @@ func toLaunch(c *catalogue.Catalogue, connections *goplugin.Connections) []launc
 					Memory: int64(p.Limits.Memory), CPU: int64(p.Limits.CPU), Processes: p.Limits.Processes, OpenFiles: p.Limits.OpenFiles,
 				},
 			},
-			Serve:       p.Serve,
+			NoSocket:    !p.Serve,
 			Protocol:    protocolOf(p, connections),
 			Manual:      !p.Autostart,
 			OnDemand:    p.Start == catalogue.StartOnDemand,

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
@@ -29,17 +28,22 @@ func TestToLaunch(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []launcher.Plugin{
-		{Serve: true, Health: launcher.Health{Interval: time.Minute, Timeout: 10 * time.Second, Misses: 2}, Spec: host.Spec{
+		{Health: launcher.Health{Interval: time.Minute, Timeout: 10 * time.Second, Misses: 2}, Spec: host.Spec{
 			Name: "name", Args: []string{"/bin/x", "arg"}, Env: []string{"A=1", "B=2"}, Dir: "/", SHA256: strings.Repeat("ab", 32),
 			Interpreter: "/bin/sh", User: "user", Group: "group", Limits: host.Limits{Memory: 1 << 20, CPU: 500, OpenFiles: 64}, NoNewPrivs: true,
 		}},
 		{
-			Serve: true, Health: launcher.Health{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3},
-			Spec: host.Spec{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", NoNewPrivs: true},
+			Health: launcher.Health{Interval: time.Second, Timeout: 500 * time.Millisecond, Misses: 3},
+			Spec:   host.Spec{Name: "other", Args: []string{"x"}, Env: []string{}, Dir: "/", NoNewPrivs: true},
 		},
 	}
-	unrelated := cmpopts.IgnoreFields(launcher.Plugin{}, "Restart", "StartTimeout", "StopTimeout", "LogRate", "Idle")
-	if diff := cmp.Diff(want, toLaunch(c, nil), unrelated); diff != "" {
+	for i := range want {
+		want[i].Idle, want[i].StartTimeout, want[i].StopTimeout = 5*time.Minute, time.Minute, 5*time.Second
+		want[i].Restart = launcher.RestartPolicy{
+			Restart: launcher.RestartOnFailure, MinBackoff: 500 * time.Millisecond, MaxBackoff: time.Minute, Limit: 10, Window: 10 * time.Minute,
+		}
+	}
+	if diff := cmp.Diff(want, toLaunch(c, nil)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -29,9 +29,10 @@ func ExampleLauncher() {
 	}})
 	defer l.Close()
 	err := l.Set([]launcher.Plugin{{
-		Spec:    host.Spec{Name: "sleeper", Args: []string{"sleep", "60"}},
-		Manual:  true,
-		Restart: launcher.RestartPolicy{Restart: launcher.RestartOnFailure, Limit: 5},
+		Spec:     host.Spec{Name: "sleeper", Args: []string{"sleep", "60"}},
+		NoSocket: true,
+		Manual:   true,
+		Restart:  launcher.RestartPolicy{Limit: 5},
 	}})
 	if err != nil {
 		fmt.Println(err)

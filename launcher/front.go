@@ -18,6 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/judged"
+	"github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/launch/front"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/registration"
@@ -55,11 +56,11 @@ var ended = func() context.Context {
 }()
 
 // fronted says whether the host stays at the plugin's socket while processes come and go behind it.
-func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && p.Serve }
+func (p Plugin) fronted() bool { return p.OnDemand || p.Upgrade == UpgradeHandover && !p.NoSocket }
 
 // settings are those of the plugin's front.
 func (p Plugin) settings() front.Settings {
-	return front.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, defaultIdle), Patience: p.startTimeout()}
+	return front.Settings{OnDemand: p.OnDemand, Idle: cmp.Or(p.Idle, launch.DefaultIdle), Patience: p.startTimeout()}
 }
 
 // newFront returns the front of a plugin, which does not answer yet.

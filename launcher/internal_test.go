@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/patchbay-dev/patchbay/catalogue"
 	"github.com/patchbay-dev/patchbay/host"
 )
 
@@ -54,7 +57,7 @@ func newIdle(t *testing.T) (l *Launcher, p Plugin, socket string) {
 	}})
 	t.Cleanup(func() { l.Close(); l.Withdraw() })
 	p = Plugin{
-		Spec: host.Spec{Name: "p", Args: []string{"true"}}, Serve: true, OnDemand: true,
+		Spec: host.Spec{Name: "p", Args: []string{"true"}}, OnDemand: true,
 		Announce: Announcement{Type: "T", Name: "p", Versions: []string{"v1"}},
 	}
 	if err := l.Set([]Plugin{p}); err != nil {
@@ -125,5 +128,32 @@ func TestTidyLeavesSurvivors(t *testing.T) {
 	left, err := os.ReadDir(l.cfg.Dir)
 	if err != nil || len(left) != 1 || left[0].Name() != ".survives.1.sock.made" {
 		t.Errorf("left are %v (%v), want the socket of the plugin that survives", left, err)
+	}
+}
+
+// TestZeroPlugin: a plugin of which only the program is said is what one in the configuration is of which no more is said.
+func TestZeroPlugin(t *testing.T) {
+	var configured catalogue.Plugin
+	configured.SetDefaults()
+	if !configured.Serve || !configured.Autostart || configured.Start != catalogue.StartAuto || configured.Upgrade != catalogue.UpgradeSideBySide ||
+		configured.Restart.Policy != catalogue.RestartOnFailure || configured.Survive || configured.LogRate != 0 {
+		t.Errorf("the defaults of the configuration are %+v, which this test does not know", configured)
+	}
+	var zero Plugin
+	want := Plugin{
+		Health: Health(configured.Health), StopTimeout: configured.StopTimeout, StartTimeout: configured.StartTimeout, Idle: configured.Idle,
+		Restart: RestartPolicy{
+			Restart: RestartOnFailure, MinBackoff: configured.Restart.Backoff.Min, MaxBackoff: configured.Restart.Backoff.Max,
+			Limit: configured.Restart.Limit, Window: configured.Restart.Window, Healthy: time.Minute,
+		},
+	}
+	checks, about := zero.checks("socket"), zero.about()
+	got := Plugin{
+		Health:      Health{Interval: checks.Interval, Timeout: checks.Timeout, Misses: checks.Misses},
+		StopTimeout: zero.stopTimeout(), StartTimeout: zero.startTimeout(), Idle: zero.settings().Idle,
+		Restart: about.Restart.WithDefaults(), Upgrade: about.Upgrade, NoSocket: !about.Serves,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the configuration (-), package launcher (+):\n%s", diff)
 	}
 }

@@ -174,7 +174,7 @@ func (l *Launcher) configure(p Plugin) (fresh bool) {
 // claim makes the launcher the only one that launches plugins into its directory: two would give their plugins the same sockets, and the
 // end of either plugin would remove that of the other. setting is held.
 func (l *Launcher) claim(wanted map[string]Plugin) error {
-	serves := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(p Plugin) bool { return p.Serve })
+	serves := slices.ContainsFunc(slices.Collect(maps.Values(wanted)), func(p Plugin) bool { return !p.NoSocket })
 	l.mu.Lock()
 	closed := l.closed
 	l.mu.Unlock()

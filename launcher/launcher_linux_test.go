@@ -377,7 +377,7 @@ func TestAwaitReplacement(t *testing.T) {
 	f.must(f.AwaitReplacement(t.Context(), "serve")) // nothing ran
 	old := f.in("serve", launcher.StateRunning)
 	bad := self("crash")
-	bad.Name, bad.Serve = p.Name, true
+	bad.Name, bad.NoSocket = p.Name, false
 	f.set(bad)
 	if err := f.AwaitReplacement(t.Context(), "serve"); !errors.Is(err, launcher.ErrReplacement) || !strings.Contains(err.Error(), "flux") {
 		t.Errorf("got %v", err)

@@ -152,8 +152,8 @@ func never(asked chan<- string) func(ctx context.Context, socket string, refused
 // self is the test binary as a plugin, which is its name.
 func self(mode string) launcher.Plugin {
 	return launcher.Plugin{
-		Spec:  host.Spec{Name: mode, Args: []string{os.Args[0]}, Env: []string{modeEnv + "=" + mode, "GORACE=atexit_sleep_ms=0"}},
-		Serve: mode == "serve" || mode == "die",
+		Spec:     host.Spec{Name: mode, Args: []string{os.Args[0]}, Env: []string{modeEnv + "=" + mode, "GORACE=atexit_sleep_ms=0"}},
+		NoSocket: mode != "serve" && mode != "die",
 		Restart: launcher.RestartPolicy{
 			Restart: launcher.RestartOnFailure, MinBackoff: time.Millisecond, MaxBackoff: time.Millisecond, Limit: 2,
 		},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/frames"
+	"github.com/patchbay-dev/patchbay/internal/launch"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/internal/launch/supervise"
@@ -37,8 +38,8 @@ type RestartPolicy = machine.Policy
 
 // When a plugin is started again.
 const (
+	RestartOnFailure = machine.OnFailure // the default
 	RestartAlways    = machine.Always
-	RestartOnFailure = machine.OnFailure
 	RestartNever     = machine.Never
 )
 
@@ -104,14 +105,15 @@ const (
 	EventHealthy      = machine.EventHealthy
 )
 
-// Plugin is a plugin to launch.
+// Plugin is a plugin to launch. The fields that are not set have the defaults of the configuration, except in Spec, where Env, Dir and
+// NoNewPrivs are as in package host.
 type Plugin struct {
 	// Spec describes its processes. Its Name is unique among the launched plugins and has the syntax of a file name; its Env is the whole
 	// environment unless it is nil. The launcher sets PluginSocket, Logs, Admit, Tag, Grace and Foreign.
 	host.Spec
-	// Serve gives the plugin a socket path in the plugin directory: it is ready when it is registered. One that does not serve is
-	// ready when it has run for a moment. One that serves and has a user or group gets a directory of its own in the plugin directory.
-	Serve bool
+	// NoSocket is for a program that does not serve: it is ready when it has run for a moment. All others get a socket path in the plugin
+	// directory, and are ready when they are registered. One with a user or group gets a directory of its own there.
+	NoSocket bool
 	// Protocol launches a plugin that speaks a protocol unknown to the host, and must serve; nil for all others. It is compared with that of
 	// an earlier configuration by [reflect.DeepEqual].
 	Protocol Protocol
@@ -155,13 +157,6 @@ type Protocol interface {
 	Launch(ctx context.Context, h *host.Host, spec host.Spec) (*host.PluginProcess, error)
 }
 
-const (
-	defaultStopTimeout = 5 * time.Second
-	defaultIdle        = 5 * time.Minute
-
-	defaultHealthInterval, defaultHealthTimeout, defaultHealthMisses = time.Second, 500 * time.Millisecond, 3
-)
-
 // identity tells whether a process that survived is of this plugin as it is configured now: all that its processes notice of it, but for
 // what two hosts cannot compare. It is empty if none may survive.
 func (p Plugin) identity() string {
@@ -170,7 +165,7 @@ func (p Plugin) identity() string {
 	}
 	spec := p.Spec
 	spec.Controller, spec.ExtraFiles = nil, nil
-	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %t", spec, p.Serve))
+	digest := sha256.Sum256(fmt.Appendf(nil, "%#v %t", spec, !p.NoSocket))
 	return hex.EncodeToString(digest[:8])
 }
 
@@ -181,7 +176,7 @@ func (p Plugin) about() machine.Description {
 		restart.Restart = machine.OnDemand
 	}
 	return machine.Description{
-		Identity: p.identity(), Serves: p.Serve, Survives: p.Survive, Upgrade: p.Upgrade, Restart: restart, StartTimeout: p.startTimeout(),
+		Identity: p.identity(), Serves: !p.NoSocket, Survives: p.Survive, Upgrade: p.Upgrade, Restart: restart, StartTimeout: p.startTimeout(),
 	}
 }
 
@@ -195,16 +190,16 @@ func (p Plugin) same(other Plugin) bool {
 // checks is how the health of a process that serves at a socket is checked.
 func (p Plugin) checks(socket string) supervise.Checks {
 	return supervise.Checks{
-		Interval: cmp.Or(p.Health.Interval, defaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, defaultHealthTimeout),
-		Misses: cmp.Or(p.Health.Misses, defaultHealthMisses), Pending: frames.PendingAt(socket),
+		Interval: cmp.Or(p.Health.Interval, launch.DefaultHealthInterval), Timeout: cmp.Or(p.Health.Timeout, launch.DefaultHealthTimeout),
+		Misses: cmp.Or(p.Health.Misses, launch.DefaultHealthMisses), Pending: frames.PendingAt(socket),
 	}
 }
 
 func (p Plugin) startTimeout() time.Duration {
-	return cmp.Or(p.StartTimeout, machine.DefaultStartTimeout)
+	return cmp.Or(p.StartTimeout, launch.DefaultStartTimeout)
 }
 
-func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, defaultStopTimeout) }
+func (p Plugin) stopTimeout() time.Duration { return cmp.Or(p.StopTimeout, launch.DefaultStopTimeout) }
 
 // grace divides the StopTimeout: a plugin that does not heed the end of its standard input has the second half for SIGTERM. Calls through a
 // front may take the first half, so a plugin behind one gets SIGTERM sooner: else it would be killed without.
@@ -225,19 +220,20 @@ func (l *Launcher) check(p Plugin) error {
 	case p.PluginSocket != "" || p.Logs != nil || p.Admit != nil || p.Tag != "" || p.Grace != (host.Grace{}) || p.Foreign != nil:
 		return fmt.Errorf("cannot launch plugin %s: the launcher itself sets the PluginSocket, Logs, Admit, Tag, Grace and Foreign of its Spec",
 			p.Name)
-	case p.Protocol != nil && (!p.Serve || p.Survive):
+	case p.Protocol != nil && (p.NoSocket || p.Survive):
 		return fmt.Errorf("cannot launch plugin %s: with its protocol it must serve and cannot survive its host", p.Name)
-	case p.OnDemand && !p.Serve:
+	case p.OnDemand && p.NoSocket:
 		return fmt.Errorf("cannot launch plugin %s: one that is started on demand must serve, so that somebody can call it", p.Name)
 	case p.fronted() && p.Survive:
 		return fmt.Errorf("cannot launch plugin %s: one that is started on demand or handed over cannot survive its host, which answers for it",
 			p.Name)
 	case len(p.Args) == 0 || p.Args[0] == "":
 		return fmt.Errorf("cannot launch plugin %s: it has no command", p.Name)
-	case p.Upgrade < UpgradeSideBySide || p.Upgrade > UpgradeHandover || p.Restart.Restart < RestartAlways || p.Restart.Restart > RestartNever:
+	case p.Upgrade < UpgradeSideBySide || p.Upgrade > UpgradeHandover,
+		p.Restart.Restart < RestartOnFailure || p.Restart.Restart > RestartNever:
 		return fmt.Errorf("cannot launch plugin %s: its Upgrade (%d) or its Restart (%d) is none of the constants of package launcher",
 			p.Name, p.Upgrade, p.Restart.Restart)
-	case p.Serve && l.cfg.AwaitRegistered == nil:
+	case !p.NoSocket && l.cfg.AwaitRegistered == nil:
 		return fmt.Errorf("cannot launch plugin %s: it must serve, and the launcher has no AwaitRegistered", p.Name)
 	case min(p.StopTimeout, p.Idle, p.Restart.MinBackoff, p.Restart.MaxBackoff, p.Restart.Window, p.Restart.Healthy) < 0:
 		return fmt.Errorf("cannot launch plugin %s: its StopTimeout, its Idle or a duration of its Restart is negative", p.Name)
@@ -260,7 +256,7 @@ const manyLives = 999_999
 
 // CheckSocket returns an error if the paths of a plugin's sockets in a plugin directory would be too long for a Unix socket.
 func (p Plugin) CheckSocket(dir string) error {
-	if !p.Serve {
+	if p.NoSocket {
 		return nil
 	}
 	dir, err := filepath.Abs(dir)

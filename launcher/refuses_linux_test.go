@@ -15,7 +15,7 @@ import (
 func TestRefuses(t *testing.T) {
 	f := newFixture(t)
 	plugin := func(change func(*launcher.Plugin)) launcher.Plugin {
-		p := launcher.Plugin{Spec: host.Spec{Name: "a", Args: []string{"true"}}, Manual: true}
+		p := launcher.Plugin{Spec: host.Spec{Name: "a", Args: []string{"true"}}, Manual: true, NoSocket: true}
 		change(&p)
 		return p
 	}

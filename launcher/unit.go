@@ -124,7 +124,7 @@ func (u *unit) launch(ctx context.Context, generation machine.Ref, p *Plugin) (s
 	l := u.launcher
 	spec := p.Spec
 	spec.Tag, spec.Grace, spec.Logs, spec.Admit = p.identity(), p.grace(), u.log, l.cfg.Admit
-	if p.Serve {
+	if !p.NoSocket {
 		dir, err := l.makeDir(p.fronted())
 		if err != nil {
 			return nil, err

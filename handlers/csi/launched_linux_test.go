@@ -18,7 +18,7 @@ func TestLaunchedDriverThatIsNotReady(t *testing.T) {
 	h := newPatientHost(t, 10*time.Millisecond)
 	ready := filepath.Join(t.TempDir(), "ready")
 	if err := h.rt.Launcher().Set([]launcher.Plugin{{
-		Spec: hosting.Spec{Name: "driver", Args: []string{os.Args[0]}, Env: []string{readyEnv + "=" + ready}}, Serve: true,
+		Spec: hosting.Spec{Name: "driver", Args: []string{os.Args[0]}, Env: []string{readyEnv + "=" + ready}},
 	}}); err != nil {
 		t.Fatal(err)
 	}

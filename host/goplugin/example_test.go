@@ -43,8 +43,7 @@ func ExamplePlugin() {
 	go func() { ended <- rt.Run(ctx) }()
 
 	err = rt.Launcher().Set([]launcher.Plugin{{
-		Spec:  host.Spec{Name: "example", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=serve"}},
-		Serve: true,
+		Spec: host.Spec{Name: "example", Args: []string{os.Args[0]}, Env: []string{modeEnv + "=serve"}},
 		Protocol: &goplugin.Plugin{
 			CookieKey: cookieKey, CookieValue: cookieValue, ProtocolVersions: []int{3, 4},
 			Type: "Example", Name: "example", AutoMTLS: true, Connections: &connections,

@@ -88,8 +88,8 @@ func (m *machine) unit(mode string, change func(*goplugin.Plugin)) launcher.Plug
 			Name: "unit", Args: []string{os.Args[0]},
 			Env: []string{modeEnv + "=" + mode, socketEnv + "=/nonexistent/socket", "GORACE=atexit_sleep_ms=0"},
 		},
-		Serve: true, Protocol: p,
-		Restart: launcher.RestartPolicy{MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 2},
+		Protocol: p,
+		Restart:  launcher.RestartPolicy{Restart: launcher.RestartAlways, MinBackoff: 10 * time.Millisecond, MaxBackoff: 10 * time.Millisecond, Limit: 2},
 	}
 }
 

@@ -173,8 +173,8 @@ func (c *Client) unit() (launcher.Plugin, error) {
 		return launcher.Plugin{}, errors.New("a runner, further files and process attributes are not offered; use the launcher for them")
 	}
 	unit := launcher.Plugin{
-		Spec:  host.Spec{Name: name, Args: append([]string{cmd.Path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: cmd.Dir, Env: cmd.Env},
-		Serve: true, Manual: true, StartTimeout: c.startTimeout(),
+		Spec:   host.Spec{Name: name, Args: append([]string{cmd.Path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: cmd.Dir, Env: cmd.Env},
+		Manual: true, StartTimeout: c.startTimeout(), Restart: launcher.RestartPolicy{Restart: launcher.RestartAlways},
 		Protocol: &goplugin.Plugin{
 			CookieKey: c.config.MagicCookieKey, CookieValue: c.config.MagicCookieValue, ProtocolVersions: c.versions(),
 			Type: pluginType, Name: name, AutoMTLS: c.config.AutoMTLS, Connections: &c.connections, Config: c.config,

@@ -10,13 +10,8 @@ import (
 	"time"
 )
 
-const (
-	// settled is how long a plugin that does not serve has to run to be ready: nothing else tells that it came up.
-	settled = time.Second
-
-	// DefaultStartTimeout is how long a process may take to become ready if nobody says otherwise.
-	DefaultStartTimeout = time.Minute
-)
+// settled is how long a plugin that does not serve has to run to be ready: nothing else tells that it came up.
+const settled = time.Second
 
 // want is what is wanted of a plugin.
 type want uint8
@@ -172,7 +167,7 @@ func (m *Machine) find(ref Ref) *generation {
 
 func (m *Machine) configure(in Configure) {
 	m.desc = in.Description
-	m.desc.Restart = m.desc.Restart.withDefaults()
+	m.desc.Restart = m.desc.Restart.WithDefaults()
 	switch {
 	case m.wanted == removed:
 		m.wanted = nothing // it came back

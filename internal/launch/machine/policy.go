@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/launch"
 )
 
 // Restart says after which ends of its process a plugin is started again.
@@ -13,8 +14,8 @@ type Restart int
 
 // The restart policies.
 const (
-	Always    Restart = iota // after every end
-	OnFailure                // after an end with an error
+	OnFailure Restart = iota // after an end with an error
+	Always                   // after every end
 	Never                    // after none
 	OnDemand                 // after every end, but only when somebody needs it
 )
@@ -32,7 +33,7 @@ const (
 // Policy says when a plugin is started again. Zero durations and counts stand for the defaults.
 type Policy struct {
 	Restart    Restart
-	MinBackoff time.Duration // no pause between two processes is shorter; default 1 s
+	MinBackoff time.Duration // no pause between two processes is shorter; default 500 ms
 	MaxBackoff time.Duration // none is longer; default 1 min
 	Limit      int           // so many restarts within Window, and the next one makes it failed; default 10, negative: no limit
 	Window     time.Duration // it slides; default 10 min
@@ -42,11 +43,12 @@ type Policy struct {
 	RestartUnresponsive bool
 }
 
-func (p Policy) withDefaults() Policy {
-	p.MinBackoff = cmp.Or(max(p.MinBackoff, 0), time.Second)
-	p.MaxBackoff = max(cmp.Or(max(p.MaxBackoff, 0), time.Minute), p.MinBackoff)
-	p.Limit = cmp.Or(p.Limit, 10)
-	p.Window = cmp.Or(max(p.Window, 0), 10*time.Minute)
+// WithDefaults returns the policy with the defaults in the fields that are not set.
+func (p Policy) WithDefaults() Policy {
+	p.MinBackoff = cmp.Or(max(p.MinBackoff, 0), launch.DefaultMinBackoff)
+	p.MaxBackoff = max(cmp.Or(max(p.MaxBackoff, 0), launch.DefaultMaxBackoff), p.MinBackoff)
+	p.Limit = cmp.Or(p.Limit, launch.DefaultRestartLimit)
+	p.Window = cmp.Or(max(p.Window, 0), launch.DefaultRestartWindow)
 	p.Healthy = cmp.Or(max(p.Healthy, 0), time.Minute)
 	return p
 }

@@ -92,7 +92,9 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	restarts := map[string]Restart{"": OnFailure, "always": Always, "never": Never, "on-demand": OnDemand}
 	switch d.Cmd {
 	case "configure":
-		policy := Policy{Restart: restarts[word("restart")], Limit: int(number("limit")), RestartUnresponsive: d.HasArg("unresponsive")}
+		policy := Policy{
+			Restart: restarts[word("restart")], MinBackoff: time.Second, Limit: int(number("limit")), RestartUnresponsive: d.HasArg("unresponsive"),
+		}
 		upgrades := map[string]Upgrade{"": SideBySide, "recreate": Recreate}
 		return Configure{Changed: d.HasArg("changed"), Description: Description{
 			Identity: word("identity"), Serves: d.HasArg("serves"), Survives: d.HasArg("survives"), Restart: policy,

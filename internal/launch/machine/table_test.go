@@ -141,7 +141,7 @@ func TestPauses(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := Policy{
 			MinBackoff: time.Duration(rapid.Int64Range(0, 1<<40).Draw(t, "min")), MaxBackoff: time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "max")),
-		}.withDefaults()
+		}.WithDefaults()
 		n := rapid.IntRange(1, 1000).Draw(t, "n")
 		pause := p.pause(n, rapid.Float64Range(0, 0.999).Draw(t, "chance"))
 		if pause < p.MinBackoff || pause > p.MaxBackoff {
@@ -150,7 +150,7 @@ func TestPauses(t *testing.T) {
 	})
 	seen := map[time.Duration]bool{}
 	for i := range 100 {
-		seen[Policy{}.withDefaults().pause(20, float64(i)/100)] = true
+		seen[Policy{}.WithDefaults().pause(20, float64(i)/100)] = true
 	}
 	if len(seen) < 90 {
 		t.Errorf("%d pauses of 100 differ", len(seen))

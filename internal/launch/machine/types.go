@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"time"
+
+	"github.com/patchbay-dev/patchbay/internal/launch"
 )
 
 // State is what a launched plugin does, as operators read it.
@@ -139,7 +141,9 @@ type Description struct {
 }
 
 // startTimeout is how long a process that serves may take from its start until it is ready.
-func (d Description) startTimeout() time.Duration { return cmp.Or(d.StartTimeout, DefaultStartTimeout) }
+func (d Description) startTimeout() time.Duration {
+	return cmp.Or(d.StartTimeout, launch.DefaultStartTimeout)
+}
 
 // onDemand says whether it is started when somebody needs it.
 func (d Description) onDemand() bool { return d.Restart.Restart == OnDemand }

@@ -1,6 +1,7 @@
 package supervise_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,6 +116,7 @@ type supervised struct {
 
 func start(t *testing.T, policy machine.Policy, p *plugin) *supervised {
 	s := &supervised{plugin: p}
+	policy.MinBackoff = cmp.Or(policy.MinBackoff, second)
 	s.Unit = supervise.New(supervise.Config[string]{
 		Launch: p.launch,
 		Observe: func(e machine.Event) {
@@ -214,7 +216,7 @@ func TestPanic(t *testing.T) {
 func TestRepeatedFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		absent := end{err: errors.New("no such file"), never: true}
-		s := start(t, machine.Policy{Limit: -1}, &plugin{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
+		s := start(t, machine.Policy{Restart: machine.Always, Limit: -1}, &plugin{ends: []end{absent, absent, absent, {after: second / 2, err: errCrash}, absent, absent, {}}})
 		time.Sleep(time.Hour)
 		s.expect(t, machine.StateRunning, 7, 1)
 		want := append(slices.Repeat([]machine.EventKind{machine.EventBackoff}, 3), machine.EventReady)
@@ -227,7 +229,7 @@ func TestRepeatedFailure(t *testing.T) {
 func TestFailed(t *testing.T) {
 	for _, err := range []error{errCrash, nil} {
 		synctest.Test(t, func(t *testing.T) {
-			s := start(t, machine.Policy{Limit: 3, MaxBackoff: second}, &plugin{ends: []end{{after: second / 2, err: err}}})
+			s := start(t, machine.Policy{Restart: machine.Always, Limit: 3, MaxBackoff: second}, &plugin{ends: []end{{after: second / 2, err: err}}})
 			time.Sleep(time.Minute)
 			s.expect(t, machine.StateFailed, 4, 0)
 			want := errCrash.Error()
@@ -263,7 +265,7 @@ func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ends := slices.Repeat([]end{{after: second, err: errCrash}}, 8)
 		ends = append(ends, end{after: time.Minute, err: errCrash}, end{after: second, err: errCrash}, end{})
-		s := start(t, machine.Policy{Limit: -1}, &plugin{ends: ends})
+		s := start(t, machine.Policy{Restart: machine.Always, Limit: -1}, &plugin{ends: ends})
 		time.Sleep(time.Hour)
 		s.expect(t, machine.StateRunning, 11, 1)
 		for i, bound := range []int{2, 4, 8, 16, 32, 60, 60, 60, 2, 4} {
@@ -289,7 +291,7 @@ func TestWindow(t *testing.T) {
 				p.ends = append(p.ends, end{after: length, err: errCrash})
 			}
 			p.ends = append(p.ends, end{})
-			s := start(t, machine.Policy{Limit: limit, Window: time.Minute, MaxBackoff: second}, p)
+			s := start(t, machine.Policy{Restart: machine.Always, Limit: limit, Window: time.Minute, MaxBackoff: second}, p)
 			time.Sleep(time.Hour)
 			synctest.Wait()
 
@@ -358,7 +360,7 @@ func TestClose(t *testing.T) {
 	} {
 		t.Run(string(state), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				policy := machine.Policy{Limit: 1, MinBackoff: 10 * second}
+				policy := machine.Policy{Restart: machine.Always, Limit: 1, MinBackoff: 10 * second}
 				if state == machine.StateFailed {
 					policy.MinBackoff, policy.MaxBackoff = 1, 1
 				}
@@ -384,7 +386,7 @@ func TestNeededAgain(t *testing.T) {
 		s.Unit = supervise.New(supervise.Config[string]{
 			Launch: p.launch, Observe: func(machine.Event) {}, Needed: func() bool { return true }, Pace: supervise.Real{WaitGroup: &s.work},
 		})
-		s.Configure("", machine.Description{Restart: machine.Policy{Restart: machine.OnDemand, Limit: -1}}, false, func(error) {})
+		s.Configure("", machine.Description{Restart: machine.Policy{Restart: machine.OnDemand, MinBackoff: second, Limit: -1}}, false, func(error) {})
 		s.Tell(machine.Demand{})
 		t.Cleanup(s.end)
 		time.Sleep(time.Hour)
@@ -406,7 +408,7 @@ func TestAnyOrder(t *testing.T) {
 				p.ends = append(p.ends, end{after: after, err: errCrash})
 			}
 			p.ends = append(p.ends, end{})
-			s := start(t, machine.Policy{Limit: 2, MaxBackoff: 2 * second}, p)
+			s := start(t, machine.Policy{Restart: machine.Always, Limit: 2, MaxBackoff: 2 * second}, p)
 			for range rapid.IntRange(1, 30).Draw(rt, "steps") {
 				s.again()
 				time.Sleep(rapid.SampledFrom([]time.Duration{0, 1, second, 5 * second, time.Hour}).Draw(rt, "pause"))
