@@ -245,68 +245,6 @@ func reflected(ctx context.Context, conn *grpc.ClientConn) (*reflectionv1.Server
 	return stream.Recv()
 }
 
-// TestStartedToSayWhatItIs: a plugin of which nobody knows what it is, is started once; what it said is remembered over a restart.
-func TestStartedToSayWhatItIs(t *testing.T) {
-	h, handler := newCounting(t)
-	p := onDemand("serve")
-	p.Announce, p.Idle = launcher.Announcement{}, time.Millisecond
-	h.set(p)
-	h.idle()
-	h.set(p)
-	if s := h.unit(); s.State != launcher.StateIdle {
-		t.Errorf("when it is configured again it is %+v, want it idle: it has said what it is", s)
-	}
-	h.idle()
-	h.end()
-	if want := "validate v1beta1; register"; handler.seen() != want {
-		t.Errorf("the handler saw %q, want %q", handler.seen(), want)
-	}
-	h.start()
-	h.set(p)
-	h.idle()
-	if s := h.unit(); s.State != launcher.StateIdle {
-		t.Errorf("it is %+v", s)
-	}
-	h.mustGreet()
-}
-
-// TestNotIdleBeforeItIsRegistered: a process that is started once to say what it is does not end as idle before the host answers at the
-// plugin's socket: nobody could call the plugin then, nor start it by a call.
-func TestNotIdleBeforeItIsRegistered(t *testing.T) {
-	h, _ := newCounting(t)
-	unlock, err := sock.Lock(filepath.Join(h.dir, "unit.0.sock")) // keeps the host from making the socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := onDemand("serve")
-	p.Announce, p.Idle = launcher.Announcement{}, time.Millisecond
-	h.set(p)
-	h.until("a process", func() bool { return h.unit().PID != 0 })
-	first := h.unit().PID
-	for deadline := time.Now().Add(300 * time.Millisecond); time.Now().Before(deadline) && h.unit().State == launcher.StateStarting; {
-		<-time.After(time.Millisecond)
-	}
-	if s := h.unit(); s.State != launcher.StateStarting || s.PID != first {
-		t.Errorf("before it is registered it is %+v, want process %d", s, first)
-	}
-	if err := unlock(); err != nil {
-		t.Fatal(err)
-	}
-	h.idle()
-	h.mustGreet()
-}
-
-// TestStartedAgainToSayWhatItIs: a plugin of which nobody knows what it is, and whose first process fails, is started again: no call could.
-func TestStartedAgainToSayWhatItIs(t *testing.T) {
-	h, _ := newCounting(t)
-	p := onDemand("serve")
-	p.Announce = launcher.Announcement{}
-	p.Args = []string{"/bin/sh", "-c", `[ -e "$0" ] && exec "$1"; : >"$0"; exit 1`, filepath.Join(t.TempDir(), "tried"), p.Args[0]}
-	h.set(p)
-	h.until("a registration", func() bool { return h.listed().State == reconciler.StateRegistered })
-	h.mustGreet()
-}
-
 // TestHandlerThatCalls: a handler that calls the plugin when it registers it has it started.
 func TestHandlerThatCalls(t *testing.T) {
 	h, handler := newCounting(t)
