@@ -1,4 +1,4 @@
-// Package launch has the defaults of launched plugins.
+// Package launch has the defaults of launched plugins, which the configuration and package launcher share. It does not launch anything.
 package launch
 
 import "time"
