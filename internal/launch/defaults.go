@@ -1,4 +1,5 @@
-// Package launch has the defaults of launched plugins, which the configuration and package launcher share. It does not launch anything.
+// Package launch has the defaults of launched plugins, so that a plugin in the configuration and one of package launcher mean the same if
+// they leave out the same. It starts nothing: the packages below it start programs and keep them running.
 package launch
 
 import "time"
