@@ -194,7 +194,7 @@ func replaced(ctx context.Context, k key, err error) error {
 	if status.Code(err) != codes.Canceled || ctx.Err() != nil || !strings.HasPrefix(status.Convert(err).Message(), frames.Closing) {
 		return err
 	}
-	return status.Errorf(codes.Unavailable, "the call was lost when the connection to plugin %s/%s was closed: the plugin was replaced or "+
+	return status.Errorf(codes.Unavailable, "the call was lost when the connection to plugin %s/%s was closed: the plugin was replaced "+
 		"or its host ends", k.ptype, k.name)
 }
 

@@ -272,8 +272,9 @@ func TestShutdownEndsCalls(t *testing.T) {
 	}()
 	<-s.held
 	r.Shutdown()
-	if err := <-unary; status.Code(err) != codes.Unavailable {
-		t.Errorf("the unary call ended with %v", err)
+	const want = "the call was lost when the connection to plugin t/n was closed: the plugin was replaced or its host ends"
+	if s := status.Convert(<-unary); s.Code() != codes.Unavailable || s.Message() != want {
+		t.Errorf("the unary call ended with %v, want %s", s.Err(), want)
 	}
 	for _, stream := range []grpc.ServerStreamingClient[grpc_health_v1.HealthCheckResponse]{draining, current} {
 		if _, err := stream.Recv(); status.Code(err) != codes.Unavailable { // the caller has canceled nothing
