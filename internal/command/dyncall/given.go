@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/bufbuild/protocompile"
@@ -16,7 +17,8 @@ import (
 
 // Given are files that say what services there are, for servers without reflection.
 type Given struct {
-	// Protos are proto sources, found in the directories Imports (default: the working directory), as what they import is.
+	// Protos are proto sources, found in the directories Imports (default: the working directory), as what they import is. An absolute
+	// path is that of the file itself.
 	Protos, Imports []string
 	// Sets are files with a serialized google.protobuf.FileDescriptorSet, as protoc --include_imports --descriptor_set_out writes them.
 	Sets []string
@@ -30,9 +32,7 @@ func (g Given) Load(ctx context.Context) (*Schema, error) {
 	all := &descriptorpb.FileDescriptorSet{}
 	var own []string // the files whose services are meant
 	if len(g.Protos) > 0 {
-		compiler := protocompile.Compiler{
-			Resolver: protocompile.WithStandardImports(&protocompile.SourceResolver{ImportPaths: g.Imports}),
-		}
+		compiler := protocompile.Compiler{Resolver: protocompile.WithStandardImports(protocompile.ResolverFunc(g.find))}
 		files, err := compiler.Compile(ctx, g.Protos...)
 		if err != nil {
 			return nil, fmt.Errorf("cannot compile the proto files: %w", err)
@@ -75,6 +75,14 @@ func (g Given) Load(ctx context.Context) (*Schema, error) {
 		}
 	}
 	return s, nil
+}
+
+// find opens a source. One with an absolute path is not searched for.
+func (g Given) find(path string) (protocompile.SearchResult, error) {
+	if filepath.IsAbs(path) {
+		g.Imports = nil
+	}
+	return (&protocompile.SourceResolver{ImportPaths: g.Imports}).FindFileByPath(path)
 }
 
 func has(set *descriptorpb.FileDescriptorSet, name string) bool {
