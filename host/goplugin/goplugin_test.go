@@ -341,6 +341,30 @@ func TestReplacement(t *testing.T) {
 	}
 }
 
+// early is what is said of text that a plugin prints too early.
+const early = " on standard output before its handshake; plugins of go-plugin must print nothing there"
+
+// TestEarlyOutputIsLogged: text before the handshake is in the log, where the error leads to.
+func TestEarlyOutputIsLogged(t *testing.T) {
+	for mode, want := range map[string]string{"babble": "what a lovely\tday", "loading": "loading: 1|"} {
+		m := newMachine(t)
+		m.set(m.unit(mode, nil))
+		m.until("giving up", func() bool { return m.status().State == launcher.StateFailed })
+		log, err := m.Launcher().Log("unit")
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.until("the text in the log", func() bool {
+			for _, r := range log.Tail(0) {
+				if r.Source == "stdout" && strings.HasPrefix(r.Message, want) {
+					return true
+				}
+			}
+			return false
+		})
+	}
+}
+
 func TestPluginsThatCannotBeMet(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode   string
@@ -350,8 +374,10 @@ func TestPluginsThatCannotBeMet(t *testing.T) {
 		"wrong cookie": {"serve", func(p *goplugin.Plugin) { p.CookieValue = "tea" },
 			[]string{"exit status 1", "magic cookie than " + cookieKey, "This binary is a plugin"}},
 		"wrong version":    {"serve", func(p *goplugin.Plugin) { p.ProtocolVersions = []int{5, 9} }, []string{"incompatible API version", "Plugin version: 3"}},
-		"no handshake":     {"babble", nil, []string{"Unrecognized remote plugin message", "a lovely day"}},
-		"no end of a line": {"flood", nil, []string{"Unrecognized remote plugin message", "…"}},
+		"no handshake":     {"babble", nil, []string{`printed "what a lovely\tday"` + early}},
+		"an empty line":    {"blank", nil, []string{"printed an empty line" + early}},
+		"text before it":   {"loading", nil, []string{`printed "loading: 1|3|unix|`, early}},
+		"no end of a line": {"flood", nil, []string{`printed "\x1b[31m`, "…" + early}},
 		"nobody serves":    {"liar", nil, []string{"does not answer there"}},
 		"no AutoMTLS":      {"old", nil, []string{"does not answer there", "needs it switched off"}},
 		"net/rpc":          {"netrpc", nil, []string{`unsupported plugin protocol "netrpc"`}},

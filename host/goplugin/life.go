@@ -53,7 +53,7 @@ type life struct {
 	// hello is what the plugin said first, up to the end of the line, which the library reads.
 	hello      *io.PipeReader
 	helloWrite *io.PipeWriter
-	spoke      atomic.Bool
+	said       atomic.Pointer[string] // that line; nil if the plugin has printed nothing
 	// stdout and stderr are what the plugin prints once the library has redirected its output.
 	stdout, stderr stdio
 
@@ -248,15 +248,29 @@ func (l *life) explain(ctx context.Context, err error) error {
 		return err // no plugin has printed any of it
 	}
 	l.kill()
+	said := l.said.Load()
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case l.spoke.Load() || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error of its own for it
+	case said != nil && !isHandshake(*said):
+		text := "an empty line"
+		if *said != "" {
+			text = foreign.Quote(*said)
+		}
+		return fmt.Errorf("it printed %s on standard output before its handshake; plugins of go-plugin must print nothing there", text)
+	case said != nil || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error of its own for it
 		return errors.New(oneLine(err))
 	}
 	// How it ended is not wrapped: even an exit with status 0 is a failure.
 	return fmt.Errorf("it ended before it said where it serves: %s; if it only says that it is a plugin, "+
 		"it wants another magic cookie than %s", cmp.Or(l.process.Err(), err).Error(), l.plugin.CookieKey)
+}
+
+// isHandshake reports whether a line has the form in which a plugin says where it serves.
+func isHandshake(line string) bool {
+	version, rest, _ := strings.Cut(line, "|")
+	_, err := strconv.Atoi(version)
+	return err == nil && strings.Count(rest, "|") >= 2
 }
 
 // kill ends the process at once and waits for that.
@@ -267,7 +281,7 @@ func (l *life) kill() {
 	_ = l.process.Terminate(now)
 }
 
-// Hello gives the first line to the library. It implements [host.Foreign].
+// Hello gives the first line to the library, and to the log if it is not a handshake. It implements [host.Foreign].
 func (l *life) Hello(stdout io.Reader) {
 	defer l.helloWrite.Close()
 	var line []byte
@@ -282,7 +296,11 @@ func (l *life) Hello(stdout io.Reader) {
 		}
 	}
 	if len(line) > 0 {
-		l.spoke.Store(true)
+		text := strings.TrimSpace(string(line))
+		l.said.Store(&text)
+		if !isHandshake(text) {
+			_, _ = fmt.Fprintln(l.stdout.to, text) // fails if the plugin was given up
+		}
 		_, _ = l.helloWrite.Write(line) // fails if the library has given up
 	}
 }

@@ -40,6 +40,12 @@ func TestMain(m *testing.M) {
 	case "babble":
 		fmt.Println("what a lovely\tday")
 		time.Sleep(time.Hour)
+	case "blank": // it prints an empty line too early
+		fmt.Println()
+		servePlugin(goplugin.DefaultGRPCServer)
+	case "loading": // it prints text without the end of a line too early
+		fmt.Print("loading: ")
+		servePlugin(goplugin.DefaultGRPCServer)
 	case "flood":
 		for {
 			fmt.Print(strings.Repeat("\x1b[31m", 1000))
