@@ -31,8 +31,8 @@ type Registry interface {
 	// are left is current in the same step. What is not registered gives an error that matches ErrNotFound and no event.
 	DeregisterPlugin(ptype, name, allocID string) error
 
-	// WaitForPlugin returns the current instance of a plugin as soon as there is one that is not unreachable. It fails when ctx
-	// ends, with an error that wraps ctx.Err().
+	// WaitForPlugin returns the current instance of a plugin as soon as there is one that is not unreachable. When ctx
+	// ends, the error is ctx.Err(), as with Nomad's: the caller says what it waited for.
 	WaitForPlugin(ctx context.Context, ptype, name string) (*PluginInfo, error)
 
 	// ListPlugins returns the newest instance of every plugin of the type, sorted by name.

@@ -1,9 +1,6 @@
 package dynamicplugins
 
-import (
-	"context"
-	"fmt"
-)
+import "context"
 
 // wait is those who wait for a change of one plugin. It exists while somebody waits.
 type wait struct {
@@ -88,8 +85,5 @@ func (r *Store) waitFor(ctx context.Context, ptype, name string, choose func(*vi
 		}
 		return in != nil
 	})
-	if err != nil && ctx.Err() != nil {
-		err = fmt.Errorf("plugin %s for type %s is not registered: %w", name, ptype, err)
-	}
 	return info, err
 }

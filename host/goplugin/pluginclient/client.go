@@ -140,8 +140,10 @@ func (c *Client) start() error {
 	}
 	waiting, cancelWait := context.WithTimeout(ctx, c.startTimeout())
 	defer cancelWait()
-	_, err = c.runtime.Registry().WaitForPlugin(waiting, pluginType, name)
-	return err
+	if _, err := c.runtime.Registry().WaitForPlugin(waiting, pluginType, name); err != nil {
+		return fmt.Errorf("the plugin is not registered: %w", err)
+	}
+	return nil
 }
 
 // configured are connections with the options of the host's configuration, which come last.
