@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
@@ -320,39 +319,23 @@ func makePrivateDir() (privateDir, error) {
 	const random = "4294967295"
 	parent := sock.TempDir(len("/" + dirPrefix + random + "/" + socketName))
 	removeStale(parent)
-	for {
-		// gofail: var hostPrivateDir struct{}
-		// return privateDir{}, &os.PathError{Op: "mkdir", Path: parent, Err: os.ErrPermission}
-		path, err := os.MkdirTemp(parent, dirPrefix)
-		if err != nil {
-			return privateDir{}, err
-		}
-		lock, err := sock.HoldDir(path)
-		if err == nil {
-			return privateDir{path, lock}, nil
-		}
-		_ = os.Remove(path)
-		// Another host that starts may have looked at it before it was locked.
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, os.ErrNotExist) {
-			return privateDir{}, err
-		}
+	// gofail: var hostPrivateDir struct{}
+	// return privateDir{}, &os.PathError{Op: "mkdir", Path: parent, Err: os.ErrPermission}
+	lock, err := sock.HoldTemp(parent, dirPrefix)
+	if err != nil {
+		return privateDir{}, err
 	}
+	return privateDir{lock.Name(), lock}, nil
 }
 
 func (d privateDir) remove() error { return errors.Join(os.RemoveAll(d.path), d.lock.Close()) }
 
 func removeStale(parent string) {
-	dirs, _ := filepath.Glob(filepath.Join(parent, dirPrefix+"*")) // the pattern is well-formed
-	for _, dir := range dirs {
-		lock, err := sock.HoldDir(dir)
-		if err != nil {
-			continue
-		}
+	sock.RemoveUnheld(parent, dirPrefix, func(dir string) {
 		path := filepath.Join(dir, socketName)
 		if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
 			_ = os.Remove(path)
 		}
 		_ = os.Remove(dir) // if it is empty
-		_ = lock.Close()
-	}
+	})
 }

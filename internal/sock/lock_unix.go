@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -82,6 +83,37 @@ func HoldDir(path string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("cannot lock %s: %w", path, err), f.Close())
 	}
 	return f, nil
+}
+
+// HoldTemp makes a directory in parent whose name begins with a prefix and returns the lock on it, as [HoldDir] does. The Name of the file
+// is the directory's path.
+func HoldTemp(parent, prefix string) (*os.File, error) {
+	for {
+		path, err := os.MkdirTemp(parent, prefix)
+		if err != nil {
+			return nil, err
+		}
+		lock, err := HoldDir(path)
+		if err == nil {
+			return lock, nil
+		}
+		_ = os.Remove(path)
+		// Another process may have looked at it before it was locked.
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+}
+
+// RemoveUnheld calls remove for each directory of [HoldTemp] whose process was killed.
+func RemoveUnheld(parent, prefix string, remove func(path string)) {
+	dirs, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the pattern is well-formed
+	for _, dir := range dirs {
+		if lock, err := HoldDir(dir); err == nil {
+			remove(dir)
+			_ = lock.Close()
+		}
+	}
 }
 
 func ours(f *os.File) error {

@@ -50,6 +50,12 @@ func HoldDir(path string) (*os.File, error) {
 	return nil, fmt.Errorf("cannot lock %s: %w", path, errors.ErrUnsupported)
 }
 
+// HoldTemp is not supported on this system: the error wraps [errors.ErrUnsupported].
+func HoldTemp(parent, _ string) (*os.File, error) { return HoldDir(parent) }
+
+// RemoveUnheld does nothing on this system.
+func RemoveUnheld(_, _ string, _ func(path string)) {}
+
 // Placed is a listening socket whose place a later one may take. There is none on this system.
 type Placed struct{ net.Listener }
 
