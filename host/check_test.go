@@ -371,9 +371,10 @@ func TestForeignUser(t *testing.T) {
 // silent is a foreign protocol in which nothing is said.
 type silent struct{}
 
-func (silent) Hello(io.Reader)      {}
-func (silent) Stop(context.Context) {}
-func (silent) Ended()               {}
+func (silent) Hello(io.Reader)                   {}
+func (silent) Stderr(stderr io.Reader) io.Reader { return stderr }
+func (silent) Stop(context.Context)              {}
+func (silent) Ended()                            {}
 
 func TestMakeSearchable(t *testing.T) {
 	dir := t.TempDir()

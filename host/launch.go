@@ -405,6 +405,8 @@ type Foreign interface {
 	// Hello is called first, and reads from standard output whatever is not meant for the log. It returns when it has seen enough, or on the
 	// first error; there is one when the plugin has ended.
 	Hello(stdout io.Reader)
+	// Stderr returns what is read for the log instead of standard error, to see what the plugin writes there.
+	Stderr(stderr io.Reader) io.Reader
 	// Stop asks the plugin to end. It is called, concurrently too, by each [PluginProcess.Terminate], while it waits as long as
 	// [Grace].Stdin says; ctx ends when that call does.
 	Stop(ctx context.Context)

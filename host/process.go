@@ -281,10 +281,13 @@ func (p *PluginProcess) readOutput() (drain func()) {
 	pipes := map[output.Source]*os.File{output.Stdout: p.proc.Stdout(), output.Stderr: p.proc.Stderr()}
 	for source, pipe := range pipes {
 		readers.Go(func() {
-			if p.spec.Foreign != nil && source == output.Stdout {
-				p.spec.Foreign.Hello(pipe)
+			var from io.Reader = pipe
+			if foreign := p.spec.Foreign; foreign != nil && source == output.Stdout {
+				foreign.Hello(pipe)
+			} else if foreign != nil {
+				from = foreign.Stderr(pipe)
 			}
-			if err := p.logs.Drain(pipe, source); err != nil {
+			if err := p.logs.Drain(from, source); err != nil {
 				p.host.warn("cannot read what a plugin prints", "plugin", p.spec.Name, "error", err)
 			}
 		})

@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/patchbay-dev/patchbay/internal/frames"
-	"github.com/patchbay-dev/patchbay/internal/launch/output"
 	"github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -44,7 +43,7 @@ var errEnded = errors.New("the plugin has ended")
 func newBridge(ctx context.Context, m *multiplexed) (*bridge, error) {
 	budget := frames.NewBudget(bridged, 0, func(uint32, frames.Reason, bool) {})
 	b := &bridge{conns: make(chan net.Conn), done: make(chan struct{}), plugin: frames.NewClient(frames.ClientConfig{
-		Dial: m.dial, Timeout: answerTimeout, Idle: math.MaxInt64, Pause: time.Second, TLS: m.config.TLSConfig != nil,
+		Dial: m.dial, Timeout: m.config.StartTimeout, Idle: math.MaxInt64, Pause: time.Second, TLS: m.config.TLSConfig != nil,
 		Owner: math.MaxUint32,
 	})}
 	if err := b.plugin.Connect(ctx, budget); err != nil {
@@ -152,35 +151,4 @@ func (b *bridge) close() {
 	_ = b.plugin.Close() // it never fails
 	b.server.Drain()
 	b.serving.Wait()
-}
-
-// copyStderr begins to write what the plugin prints on standard error, line by line as it is logged, to where its host wants it.
-func (l *life) copyStderr() {
-	if l.plugin.Config == nil || l.plugin.Config.Stderr == nil || l.spec.Logs == nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var copying sync.WaitGroup
-	var copied uint64 // the log is that of all lives
-	for _, r := range l.spec.Logs.Tail(1) {
-		copied = r.Seq
-	}
-	write := func(r output.Record) {
-		if r.Seq > copied && r.Source == output.Stderr {
-			_, _ = fmt.Fprintln(l.plugin.Config.Stderr, r.Message) // the plugin does not feel it
-		}
-		copied = max(copied, r.Seq)
-	}
-	copying.Go(func() {
-		for r := range l.spec.Logs.Follow(ctx, -1) {
-			write(r)
-		}
-		for _, r := range l.spec.Logs.Tail(0) { // what came last
-			write(r)
-		}
-	})
-	l.uncopy = func() {
-		cancel()
-		copying.Wait()
-	}
 }

@@ -33,8 +33,6 @@ import (
 const (
 	// maxHello bounds the line in which a plugin says where it serves. The longest part of it is a certificate.
 	maxHello = 16 << 10
-	// answerTimeout is how long a plugin may take to answer the first call.
-	answerTimeout = 5 * time.Second
 	// shutdown is the method by which a plugin is asked to end. Its messages are empty.
 	shutdown = "/plugin.GRPCController/Shutdown"
 )
@@ -54,6 +52,11 @@ type life struct {
 	hello      *io.PipeReader
 	helloWrite *io.PipeWriter
 	said       atomic.Pointer[string] // that line; nil if the plugin has printed nothing
+	// errors is what the plugin writes to standard error, which the library logs if its host has a logger, and copies are where else that
+	// goes beside the log.
+	errors      *io.PipeReader
+	errorsWrite *io.PipeWriter
+	copies      []io.Writer
 	// stdout and stderr are what the plugin prints once the library has redirected its output.
 	stdout, stderr stdio
 
@@ -68,7 +71,6 @@ type life struct {
 	// multiplexed and bridge are for a plugin with one multiplexed connection; nil for others.
 	multiplexed *multiplexed
 	bridge      *bridge
-	uncopy      func() // ends the copy of what it prints on standard error
 
 	// settled is closed when Launch returns; gone when the process has ended or was given up.
 	settled, gone chan struct{}
@@ -77,12 +79,13 @@ type life struct {
 func newLife(p *Plugin, spec host.Spec) *life {
 	nothing := func() {}
 	l := &life{
-		plugin: p, spec: spec, traffic: newTraffic(), unhook: nothing, unserve: nothing, uncopy: nothing,
+		plugin: p, spec: spec, traffic: newTraffic(), unhook: nothing, unserve: nothing,
 		settled: make(chan struct{}), gone: make(chan struct{}),
 	}
 	l.callsTime, l.spec.Grace = divide(spec.Grace)
 	l.spec.Foreign = l
 	l.hello, l.helloWrite = io.Pipe()
+	l.errors, l.errorsWrite = io.Pipe()
 	l.stdout.from, l.stdout.to = io.Pipe()
 	l.stderr.from, l.stderr.to = io.Pipe()
 	return l
@@ -90,7 +93,6 @@ func newLife(p *Plugin, spec host.Spec) *life {
 
 // start starts the process. The end of ctx ends it until unhook is called.
 func (l *life) start(ctx context.Context, h *host.Host) error {
-	l.copyStderr()
 	process, err := h.Launch(ctx, l.spec)
 	if err != nil {
 		return err
@@ -131,16 +133,14 @@ func (l *life) meet(ctx context.Context) error {
 	}
 	conn := client.Conn
 	l.conn.Store(conn)
-	answering, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	if err := answers(answering, conn); err != nil {
-		if l.plugin.AutoMTLS {
+	if err := answers(ctx, conn); err != nil {
+		if l.plugin.AutoMTLS && ctx.Err() == nil {
 			err = fmt.Errorf("%w; a plugin that cannot do AutoMTLS needs it switched off", err)
 		}
 		return l.explain(ctx, err)
 	}
 	if l.multiplexed != nil {
-		if l.bridge, err = newBridge(answering, l.multiplexed); err != nil {
+		if l.bridge, err = newBridge(ctx, l.multiplexed); err != nil {
 			return l.explain(ctx, fmt.Errorf("it serves no second stream of its multiplexed connection: %w", err))
 		}
 		l.plugin.Connections.add(l.endpoint, target{l.bridge.dial, nil, l.client, l.traffic})
@@ -242,6 +242,13 @@ func answers(ctx context.Context, conn grpc.ClientConnInterface) error {
 	}
 }
 
+// libraryError is an error of the library in one line.
+type libraryError struct{ error }
+
+func (e libraryError) Error() string { return oneLine(e.error) }
+
+func (e libraryError) Unwrap() error { return e.error }
+
 // explain says why the plugin could not be met. The process has ended afterwards.
 func (l *life) explain(ctx context.Context, err error) error {
 	if l.process == nil {
@@ -259,7 +266,7 @@ func (l *life) explain(ctx context.Context, err error) error {
 		}
 		return fmt.Errorf("it printed %s on standard output before its handshake; plugins of go-plugin must print nothing there", text)
 	case said != nil || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error of its own for it
-		return errors.New(oneLine(err))
+		return libraryError{err}
 	}
 	// How it ended is not wrapped: even an exit with status 0 is a failure.
 	return fmt.Errorf("it ended before it said where it serves: %s; if it only says that it is a plugin, "+
@@ -305,6 +312,47 @@ func (l *life) Hello(stdout io.Reader) {
 	}
 }
 
+// Stderr implements [host.Foreign].
+func (l *life) Stderr(stderr io.Reader) io.Reader {
+	if len(l.copies) == 0 {
+		return stderr
+	}
+	return &copier{from: stderr, to: l.copies, end: l.errorsWrite}
+}
+
+// copier reads standard error, and writes all of it to where the host of the library wants it: byte for byte, and as fast as that takes it.
+type copier struct {
+	from io.Reader
+	to   []io.Writer
+	end  io.Closer
+	late int // how many reads have failed since the process has ended
+}
+
+const (
+	// maxLate is how many reads it takes at most to empty a pipe, and latePatience how long one may take when the process has ended: a process
+	// that it left may hold the other end.
+	maxLate      = 64
+	latePatience = 250 * time.Millisecond
+)
+
+func (c *copier) Read(p []byte) (int, error) {
+	n, err := c.from.Read(p)
+	pipe, isPipe := c.from.(interface{ SetReadDeadline(t time.Time) error })
+	if isPipe && errors.Is(err, os.ErrDeadlineExceeded) && c.late < maxLate {
+		c.late++
+		if err = pipe.SetReadDeadline(time.Now().Add(latePatience)); err == nil {
+			n, err = c.from.Read(p)
+		}
+	}
+	for _, to := range c.to {
+		_, _ = to.Write(p[:n]) // the plugin does not feel it
+	}
+	if err != nil {
+		_ = c.end.Close()
+	}
+	return n, err
+}
+
 // Stop implements [host.Foreign]. What is under way ends first.
 func (l *life) Stop(ctx context.Context) {
 	if conn := l.conn.Load(); conn != nil {
@@ -330,11 +378,11 @@ func (l *life) close() {
 		l.bridge.close()
 	}
 	_ = l.hello.Close()
+	_ = l.errorsWrite.Close()
 	l.client.Kill()
 	l.unpin()
 	l.stdout.close()
 	l.stderr.close()
-	l.uncopy()
 	if l.dir != "" {
 		_ = os.RemoveAll(l.dir) // the library does so too, if the process was started
 	}
@@ -354,10 +402,9 @@ func (*process) Diagnose(context.Context) string { return "" }
 // Stdout has the first line only.
 func (p *process) Stdout() io.ReadCloser { return p.hello }
 
-// Stderr has nothing: it goes into the log.
-func (*process) Stderr() io.ReadCloser { return io.NopCloser(strings.NewReader("")) }
+func (p *process) Stderr() io.ReadCloser { return p.errors }
 
-func (p *process) Name() string { return p.spec.Name }
+func (p *process) Name() string { return p.spec.Args[0] }
 
 func (p *process) Wait(context.Context) error {
 	select {

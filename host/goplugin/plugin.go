@@ -55,7 +55,7 @@ type Plugin struct {
 	Connections *Connections
 	// Config is what else a host of the library says, nil for nothing: the plugins that can be dispensed, by version or for
 	// HandshakeConfig.ProtocolVersion, static TLS, StartTimeout, Stderr, SyncStdout, SyncStderr, GRPCDialOptions, GRPCBrokerMultiplex, ports,
-	// Logger, and the Group of UnixSocketConfig. Its other fields are ignored. It must not be changed afterwards.
+	// Logger, PluginLogBufferSize, and the Group of UnixSocketConfig. What a Logger or Stderr is slow to take, the plugin is slow to write. Its other fields are ignored. It must not be changed afterwards.
 	Config *goplugin.ClientConfig
 }
 
@@ -87,6 +87,11 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 	if p.Config != nil && p.Config.GRPCBrokerMultiplex && spec.User+spec.Group != "" {
 		return nil, errors.New("who serves a multiplexed connection cannot be judged; leave user and group out, or GRPCBrokerMultiplex")
 	}
+	if _, ok := ctx.Deadline(); !ok {
+		bounded, cancel := context.WithTimeout(ctx, startTimeout)
+		defer cancel()
+		ctx = bounded
+	}
 	private, err := privateDir(filepath.Dir(spec.PluginSocket))
 	if err != nil {
 		return nil, err
@@ -106,7 +111,7 @@ func (p *Plugin) launch(ctx context.Context, h *host.Host, spec host.Spec) (*hos
 		l.dir, l.spec.OwnDir, l.spec.Env = dir, dir, slices.Concat(spec.Env, cmd.Env)
 		return &process{life: l, start: func() error { return l.start(ctx, h) }}, nil
 	}
-	if deadline, ok := ctx.Deadline(); ok && (p.Config == nil || p.Config.StartTimeout == 0) {
+	if deadline, _ := ctx.Deadline(); p.Config == nil || p.Config.StartTimeout == 0 {
 		l.config.StartTimeout = time.Until(deadline) + time.Minute // ctx ends before that, and says why
 	}
 	l.client = goplugin.NewClient(l.config)
@@ -158,8 +163,14 @@ func (p *Plugin) config(l *life, private string) *goplugin.ClientConfig {
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.dial(ctx) }))
 	}
 	c.SyncStdout, c.SyncStderr = also(l.stdout.to, c.SyncStdout), also(l.stderr.to, c.SyncStderr)
+	if c.Stderr != nil {
+		l.copies, c.Stderr = append(l.copies, c.Stderr), nil // the library knows lines only
+	}
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
+		_ = l.errorsWrite.Close()
+	} else {
+		l.copies = append(l.copies, l.errorsWrite)
 	}
 	return &c
 }
@@ -370,7 +381,7 @@ func (c *Connections) Dispense(endpoint, name string) (any, error) {
 	}
 	client, err := to.client.Client()
 	if err != nil {
-		return nil, errors.New(oneLine(err))
+		return nil, libraryError{err}
 	}
 	return client.Dispense(name)
 }
