@@ -8,23 +8,35 @@ import (
 	"os"
 
 	library "github.com/hashicorp/go-plugin"
+
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 )
 
-// checkedDigest checks a program by what the configuration says of it and returns its SHA-256, by which the launcher runs exactly what was
-// checked: also if the file is another one then.
-func checkedDigest(config *library.SecureConfig, path string) (string, error) {
-	if config.Hash == nil || len(config.Checksum) == 0 {
-		return "", fmt.Errorf("cannot check %s: SecureConfig needs a Checksum and a Hash", path)
+// checked checks a program by what the configuration says of it. It returns its SHA-256 and the interpreter if it is a script, by which the
+// launcher runs exactly what was checked: also if the file is another one then.
+func checked(config *library.SecureConfig, path string) (digest, interpreter string, err error) {
+	switch {
+	case len(config.Checksum) == 0:
+		err = library.ErrSecureConfigNoChecksum
+	case config.Hash == nil:
+		err = library.ErrSecureConfigNoHash
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("cannot check %s: %w; set it in SecureConfig", path, err)
 	}
 	program, err := os.ReadFile(path)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	config.Hash.Reset()
 	_, _ = config.Hash.Write(program) // a hash does not fail
 	if !bytes.Equal(config.Hash.Sum(nil), config.Checksum) {
-		return "", library.ErrChecksumsDoNotMatch
+		return "", "", library.ErrChecksumsDoNotMatch
 	}
-	digest := sha256.Sum256(program)
-	return hex.EncodeToString(digest[:]), nil
+	script, err := exe.ParseScript(program)
+	if script != nil {
+		interpreter = script.Interpreter
+	}
+	sum := sha256.Sum256(program)
+	return hex.EncodeToString(sum[:]), interpreter, err
 }

@@ -9,6 +9,7 @@
 package pluginclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,10 +17,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	library "github.com/hashicorp/go-plugin"
 	"google.golang.org/grpc"
 
@@ -29,6 +32,7 @@ import (
 	"github.com/patchbay-dev/patchbay/host/goplugin"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 const (
@@ -42,63 +46,56 @@ const (
 // Client is a plugin and the runtime that launches it. Its methods are those of the library's client, and safe for concurrent use.
 type Client struct {
 	config      *library.ClientConfig
+	options     []func(*launcher.Plugin)
 	connections goplugin.Connections
 
-	starting sync.Once
-	startErr error
-	attached *library.Client // to a plugin that somebody else has started; nil for others
-	runtime  *patchbay.Runtime
-	dir      string
-	stop     context.CancelFunc
-	ended    chan error
+	start    func() error            // starts the plugin the first time, and returns the same afterwards
+	stop     context.CancelCauseFunc // ends start
 	killing  sync.Once
+	ended    chan struct{}                    // closed when nothing is left of the plugin
+	attached atomic.Pointer[library.Client]   // to a plugin that somebody else has started; nil for others
+	runtime  atomic.Pointer[patchbay.Runtime] // nil until the plugin is started
+	// undo has what ends what start began, in the order in which that began.
+	undo []func() error
 
 	mu     sync.Mutex
 	follow map[int]*grpc.ClientConn // what was dispensed calls on, by the version of the plugin
+	// last is what Client returned last, for which process of the plugin.
+	last     *library.GRPCClient
+	lastLife *library.Client
 }
 
-// managed are the clients that [CleanupClients] ends.
-var managed struct {
-	sync.Mutex
-
-	clients []*Client
-}
+// errKilled is what a start fails with that Kill ends.
+var errKilled = errors.New("the plugin was killed before it had started")
 
 // NewClient returns a client for a plugin, which is started by the first call that needs it, or by Start. The configuration must not be
-// changed afterwards.
-func NewClient(config *library.ClientConfig) *Client {
-	c := &Client{config: config}
-	if config.Managed {
-		managed.Lock()
-		defer managed.Unlock()
-		managed.clients = append(managed.clients, c)
+// changed afterwards. Each option changes how the launcher runs the plugin: by default it is restarted when it crashes, and a replaced
+// program takes its place with the next restart; what cannot be changed is its Name, its Spec's Args, and that it serves.
+func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) *Client {
+	own := *config
+	if own.Logger == nil { // as the library does
+		own.Logger = hclog.New(&hclog.LoggerOptions{Output: hclog.DefaultOutput, Level: hclog.Trace, Name: "plugin"})
 	}
+	c := &Client{config: &own, options: options, ended: make(chan struct{})}
+	ctx, stop := context.WithCancelCause(context.Background())
+	c.stop, c.start = stop, sync.OnceValue(func() error {
+		err := c.launch(ctx)
+		if err != nil {
+			c.killing.Do(func() { err = cmp.Or(context.Cause(ctx), c.end(), err) })
+		}
+		return err
+	})
 	return c
 }
 
-// CleanupClients stops the plugins of all Managed clients, and waits until they have ended.
-func CleanupClients() {
-	managed.Lock()
-	clients := managed.clients
-	managed.clients = nil
-	managed.Unlock()
-	var killing sync.WaitGroup
-	for _, c := range clients {
-		killing.Go(c.Kill)
-	}
-	killing.Wait()
-}
+// CleanupClients is that of the library, which stops the plugins of all Managed clients of this package, too.
+func CleanupClients() { library.CleanupClients() }
 
 // Start starts the plugin, waits until it is registered, and returns its address. Later calls return the same error, or the address of
 // the process that the plugin has by then.
 func (c *Client) Start() (net.Addr, error) {
-	c.starting.Do(func() {
-		if c.startErr = c.start(); c.startErr != nil {
-			c.killing.Do(c.end)
-		}
-	})
-	if c.startErr != nil {
-		return nil, c.startErr
+	if err := c.start(); err != nil {
+		return nil, err
 	}
 	client, err := c.current()
 	if err != nil {
@@ -107,43 +104,86 @@ func (c *Client) Start() (net.Addr, error) {
 	return client.Start() // which has started, and says where
 }
 
-func (c *Client) start() error {
-	if !slices.Contains(c.config.AllowedProtocols, library.ProtocolGRPC) {
-		return errors.New("plugins that speak net/rpc are not offered; serve gRPC, and allow it with AllowedProtocols")
+// launch starts the plugin until ctx ends.
+func (c *Client) launch(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := refused(c.config); err != nil {
+		return err
 	}
 	if c.config.Reattach != nil {
-		return c.attach()
+		return c.attach(ctx)
 	}
 	unit, err := c.unit()
 	if err != nil {
 		return err
 	}
-	if c.dir, err = os.MkdirTemp(sock.TempDir(room), "pbplugin"); err != nil {
+	bound, err := contextOf(c.config.Cmd)
+	if err != nil {
 		return err
 	}
-	c.runtime, err = patchbay.New(patchbay.Config{
-		PluginDirs:      []string{c.dir},
+	if err := bound.Err(); err != nil {
+		return fmt.Errorf("the context of Cmd has ended: %w", err)
+	}
+	dir, err := c.makeDir()
+	if err != nil {
+		return err
+	}
+	runtime, err := patchbay.New(patchbay.Config{
+		PluginDirs:      []string{dir},
 		RegistryOptions: []dynamicplugins.Option{dynamicplugins.WithConnections(configured{&c.connections, c.config.GRPCDialOptions})},
 	})
 	if err != nil {
 		return err
 	}
-	c.runtime.AddHandler(pluginType, patchbay.AcceptHandler())
-	ctx, cancel := context.WithCancel(context.Background())
-	c.stop, c.ended = cancel, make(chan error, 1)
-	go func() { c.ended <- c.runtime.Run(ctx) }()
-	if err := c.runtime.Launcher().Set([]launcher.Plugin{unit}); err != nil {
+	stop := c.run(runtime)
+	defer context.AfterFunc(ctx, stop)()
+	unbind := context.AfterFunc(bound, func() { c.kill(bound.Err()) })
+	c.undo = append(c.undo, func() error { unbind(); return nil })
+	if c.config.Managed {
+		c.manage()
+	}
+	if err := runtime.Launcher().Set([]launcher.Plugin{unit}); err != nil {
 		return err
 	}
-	if err := c.runtime.Launcher().Start(name); err != nil {
+	if err := runtime.Launcher().Start(name); err != nil {
 		return err
 	}
-	waiting, cancelWait := context.WithTimeout(ctx, c.startTimeout())
-	defer cancelWait()
-	if _, err := c.runtime.Registry().WaitForPlugin(waiting, pluginType, name); err != nil {
-		return fmt.Errorf("the plugin is not registered: %w", err)
+	_, err = c.registered(ctx)
+	return err
+}
+
+// makeDir makes the directory of the plugin's sockets, and removes those of hosts that were killed.
+func (c *Client) makeDir() (string, error) {
+	const prefix = "pbclient"
+	parent, from := sock.TempDir(room), "TMPDIR"
+	if u := c.config.UnixSocketConfig; u != nil && u.TempDir != "" {
+		parent, from = u.TempDir, "UnixSocketConfig.TempDir"
 	}
-	return nil
+	sock.RemoveUnheld(parent, prefix, func(dir string) { _ = os.RemoveAll(dir) })
+	dir, err := sock.HoldTemp(parent, prefix)
+	if err != nil {
+		return "", fmt.Errorf("cannot make a directory for the plugin's sockets; set %s to one that can be written to: %w", from, err)
+	}
+	c.undo = append(c.undo, func() error {
+		return errors.Join(os.RemoveAll(dir.Name()), dir.Close()) // it is empty but for what a killed plugin left
+	})
+	return dir.Name(), nil
+}
+
+// run runs the runtime of the plugin until stop is called.
+func (c *Client) run(runtime *patchbay.Runtime) (stop func()) {
+	runtime.AddHandler(pluginType, patchbay.AcceptHandler())
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- runtime.Run(ctx) }()
+	c.undo = append(c.undo, func() error {
+		stop()
+		return <-ended
+	})
+	c.runtime.Store(runtime)
+	return stop
 }
 
 // configured are connections with the options of the host's configuration, which come last.
@@ -166,42 +206,37 @@ func (c *Client) startTimeout() time.Duration { return max(c.config.StartTimeout
 // unit is how the plugin is launched.
 func (c *Client) unit() (launcher.Plugin, error) {
 	cmd := c.config.Cmd
-	switch {
-	case cmd == nil || cmd.Path == "":
-		return launcher.Plugin{}, errors.New("no program is to be started; set Cmd or Reattach")
-	case cmd.Err != nil:
-		return launcher.Plugin{}, cmd.Err
-	case c.config.RunnerFunc != nil || len(cmd.ExtraFiles) > 0 || cmd.SysProcAttr != nil:
-		return launcher.Plugin{}, errors.New("a runner, further files and process attributes are not offered; use the launcher for them")
+	path := cmd.Path
+	if !filepath.IsAbs(path) { // a name without a slash, too: exec.Command has looked it up
+		var err error
+		if path, err = filepath.Abs(filepath.Join(cmd.Dir, path)); err != nil {
+			return launcher.Plugin{}, err
+		}
 	}
 	unit := launcher.Plugin{
-		Spec:   host.Spec{Name: name, Args: append([]string{cmd.Path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: cmd.Dir, Env: cmd.Env},
-		Manual: true, StartTimeout: c.startTimeout(), Restart: launcher.RestartPolicy{Restart: launcher.RestartAlways},
-		Protocol: &goplugin.Plugin{
-			CookieKey: c.config.MagicCookieKey, CookieValue: c.config.MagicCookieValue, ProtocolVersions: c.versions(),
-			Type: pluginType, Name: name, AutoMTLS: c.config.AutoMTLS, Connections: &c.connections, Config: c.config,
+		Spec: host.Spec{
+			Args: append([]string{path}, cmd.Args[min(1, len(cmd.Args)):]...), Dir: cmd.Dir, ExtraFiles: cmd.ExtraFiles,
+			Env: append([]string{}, cmd.Env...), // nil would inherit the host's
 		},
+		Manual: true, StartTimeout: c.startTimeout(),
 	}
 	if !c.config.SkipHostEnv {
-		unit.Env = append(slices.Clone(unit.Env), os.Environ()...)
+		unit.Env = append(unit.Env, os.Environ()...)
 	}
-	if strings.ContainsRune(cmd.Path, filepath.Separator) {
-		path := cmd.Path
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(cmd.Dir, path)
-		}
-		path, err := filepath.Abs(path)
-		if err != nil {
+	if c.config.SecureConfig != nil {
+		var err error
+		if unit.SHA256, unit.Interpreter, err = checked(c.config.SecureConfig, path); err != nil {
 			return unit, err
 		}
-		unit.Args[0] = path
 	}
-	if c.config.SecureConfig == nil {
-		return unit, nil
+	for _, change := range c.options {
+		change(&unit)
 	}
-	digest, err := checkedDigest(c.config.SecureConfig, unit.Args[0])
-	unit.SHA256 = digest
-	return unit, err
+	unit.Name, unit.NoSocket, unit.Protocol = name, false, &goplugin.Plugin{
+		CookieKey: c.config.MagicCookieKey, CookieValue: c.config.MagicCookieValue, ProtocolVersions: c.versions(),
+		Type: pluginType, Name: name, AutoMTLS: c.config.AutoMTLS, Connections: &c.connections, Config: c.config,
+	}
+	return unit, nil
 }
 
 // versions are those of the configuration.
@@ -217,25 +252,18 @@ func (c *Client) versions() []int {
 	return versions
 }
 
-// attach uses a plugin that somebody else has started. It is not launched, watched or started again.
-func (c *Client) attach() error {
-	c.attached = library.NewClient(c.config)
-	_, err := c.attached.Client()
-	return err
-}
-
 // current returns the library's client of the present life. It waits while the plugin is started again.
 func (c *Client) current() (*library.Client, error) {
-	if c.attached != nil {
-		return c.attached, nil
+	if attached := c.attached.Load(); attached != nil {
+		return attached, nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), c.startTimeout())
 	defer cancel()
-	events := c.runtime.Events(ctx, 0)
+	events := c.runtime.Load().Events(ctx, 0)
 	for {
-		info, err := c.runtime.Registry().WaitForPlugin(ctx, pluginType, name)
+		info, err := c.registered(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("the plugin is not registered: %w", err)
+			return nil, err
 		}
 		if client := c.connections.Client(info.ConnectionInfo.SocketPath); client != nil && !client.Exited() {
 			return client, nil
@@ -246,92 +274,96 @@ func (c *Client) current() (*library.Client, error) {
 	}
 }
 
-// Client starts the plugin if necessary and returns the protocol client, which stays usable across restarts of the plugin. It fails as
-// [Client.Start] does.
+// registered waits until the plugin is registered, as long as a start may take.
+func (c *Client) registered(ctx context.Context) (*dynamicplugins.PluginInfo, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.startTimeout())
+	defer cancel()
+	for {
+		// Nothing tells that a plugin that ended by itself is not started again.
+		waiting, stop := context.WithTimeout(ctx, time.Second/10)
+		info, err := c.runtime.Load().Registry().WaitForPlugin(waiting, pluginType, name)
+		stop()
+		switch {
+		case err == nil:
+			return info, nil
+		case c.Exited():
+			return nil, errors.New("the plugin has ended, and is not started again")
+		case waiting.Err() == nil || ctx.Err() != nil:
+			return nil, fmt.Errorf("the plugin is not registered: %s%w", c.trouble(), err)
+		}
+	}
+}
+
+// trouble returns what failed last in the registration of the plugin, and a separator; empty for nothing.
+func (c *Client) trouble() string {
+	for _, event := range slices.Backward(c.runtime.Load().LastEvents(64)) {
+		if event.Kind == reconciler.EventFailed {
+			return event.Message + ": "
+		}
+	}
+	return ""
+}
+
+// Client starts the plugin if necessary and returns the protocol client, a [library.GRPCClient] whose Conn and Dispense stay usable across
+// restarts of the plugin. It fails as [Client.Start] does.
 func (c *Client) Client() (library.ClientProtocol, error) {
-	if _, err := c.Start(); err != nil {
+	if err := c.start(); err != nil {
 		return nil, err
 	}
-	return protocol{c}, nil
-}
-
-// protocol implements [library.ClientProtocol] on whichever life the plugin has.
-type protocol struct{ client *Client }
-
-func (p protocol) on(do func(library.ClientProtocol) error) error {
-	current, err := p.client.current()
+	life, err := c.current()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	connected, err := current.Client()
-	if err != nil {
-		return err
+	if life == c.attached.Load() {
+		return life.Client()
 	}
-	if connected, err = p.client.followed(current, connected); err != nil {
-		return err
-	}
-	return do(connected)
+	return c.following(life)
 }
 
-// Dispense implements [library.ClientProtocol].
-func (p protocol) Dispense(plugin string) (dispensed any, err error) {
-	err = p.on(func(c library.ClientProtocol) error {
-		dispensed, err = c.Dispense(plugin)
-		return err
-	})
-	return dispensed, err
-}
+// Kill ends the plugin, its calls in flight and everything that belongs to it, and waits for that, also while it is starting. Calling it
+// again has no effect.
+func (c *Client) Kill() { c.kill(errKilled) }
 
-// Ping implements [library.ClientProtocol].
-func (p protocol) Ping() error { return p.on(library.ClientProtocol.Ping) }
-
-// Close implements [library.ClientProtocol]: it ends the plugin.
-func (p protocol) Close() error {
-	p.client.Kill()
-	return nil
-}
-
-// Kill ends the plugin, its calls in flight and everything that belongs to it, and waits for that. Calling it again has no effect.
-func (c *Client) Kill() {
-	c.starting.Do(func() { c.startErr = errors.New("the plugin was killed before it was started") })
-	c.killing.Do(c.end)
-}
-
-func (c *Client) end() {
-	if c.attached != nil {
-		connected, _ := c.attached.Client() // what is not connected has nothing to close
-		if client, ok := connected.(*library.GRPCClient); ok && c.config.Reattach.Test {
-			_ = client.Conn.Close() // which the library leaves open, as it leaves the server running
-		}
-		c.attached.Kill()
-	}
-	c.unfollow()
-	if c.stop != nil {
-		c.stop()
-		if err := <-c.ended; err != nil && c.config.Logger != nil {
+func (c *Client) kill(cause error) {
+	c.stop(cause)
+	_ = c.start() // is known to whoever started it
+	c.killing.Do(func() {
+		if err := c.end(); err != nil {
 			c.config.Logger.Warn("the runtime of the plugin failed", "error", err)
 		}
+	})
+}
+
+// end ends everything, and returns the error with which the runtime failed.
+func (c *Client) end() error {
+	defer close(c.ended)
+	if attached := c.attached.Load(); attached != nil {
+		attached.Kill()
 	}
-	if c.dir != "" {
-		_ = os.RemoveAll(c.dir) // it is empty but for what a killed plugin left
+	c.unfollow()
+	var errs []error
+	for _, undo := range slices.Backward(c.undo) {
+		errs = append(errs, undo())
 	}
+	return errors.Join(errs...)
 }
 
 // Exited reports whether the plugin has ended and will not be restarted.
 func (c *Client) Exited() bool {
-	if c.attached != nil {
-		return c.attached.Exited()
+	if attached := c.attached.Load(); attached != nil {
+		return attached.Exited()
 	}
-	if c.runtime == nil {
+	runtime := c.runtime.Load()
+	if runtime == nil {
 		return false
 	}
-	all := c.runtime.Launcher().Plugins()
+	all := runtime.Launcher().Plugins()
 	return len(all) == 0 || slices.Contains([]launcher.State{launcher.StateFailed, launcher.StateBlocked, launcher.StateStopped}, all[0].State)
 }
 
 // of asks the present life something, and returns the zero value if there is none.
 func of[T any](c *Client, ask func(*library.Client) T) (zero T) {
-	if c.attached == nil && c.runtime == nil {
+	if c.attached.Load() == nil && c.runtime.Load() == nil {
 		return zero
 	}
 	current, err := c.current()
@@ -347,11 +379,22 @@ func (c *Client) ID() string { return of(c, (*library.Client).ID) }
 // NegotiatedVersion returns the version that the plugin chose.
 func (c *Client) NegotiatedVersion() int { return of(c, (*library.Client).NegotiatedVersion) }
 
-// Protocol returns the protocol of the plugin, which is gRPC.
-func (c *Client) Protocol() library.Protocol { return of(c, (*library.Client).Protocol) }
+// Protocol starts the plugin if necessary and returns its protocol, which is gRPC; ProtocolInvalid if it cannot be started.
+func (c *Client) Protocol() library.Protocol {
+	if c.start() != nil {
+		return library.ProtocolInvalid
+	}
+	return of(c, (*library.Client).Protocol)
+}
 
 // ReattachConfig returns the configuration with which another client, in this process or another one, attaches to the plugin's current
 // process.
 func (c *Client) ReattachConfig() *library.ReattachConfig {
-	return of(c, (*library.Client).ReattachConfig)
+	return of(c, func(current *library.Client) *library.ReattachConfig {
+		config := current.ReattachConfig()
+		if config != nil && c.attached.Load() == nil { // the library did not start the process itself
+			config.Pid, _ = strconv.Atoi(current.ID())
+		}
+		return config
+	})
 }

@@ -20,13 +20,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	library "github.com/hashicorp/go-plugin"
-	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -262,6 +260,19 @@ func TestReattach(t *testing.T) {
 	other := newClient(t, c)
 	answers(t, client.ID(), func() (string, error) { return dispense(t, other).ask("") })
 	other.Kill()
+	closeProtocol(t, other)
+}
+
+// closeProtocol ends what Kill leaves of a plugin in test mode.
+func closeProtocol(t *testing.T, client *pluginclient.Client) {
+	t.Helper()
+	protocol, err := client.Client()
+	if err == nil {
+		err = protocol.Close()
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func TestTestMode(t *testing.T) {
@@ -276,6 +287,8 @@ func TestTestMode(t *testing.T) {
 	client := newClient(t, c)
 	answers(t, strconv.Itoa(os.Getpid()), func() (string, error) { return dispense(t, client).ask("") })
 	client.Kill()
+	answers(t, strconv.Itoa(os.Getpid()), func() (string, error) { return dispense(t, client).ask("") })
+	closeProtocol(t, client)
 	cancel()
 	<-closed
 }
@@ -350,11 +363,6 @@ func TestRefused(t *testing.T) {
 		"nothing to run":  {"serve", func(c *library.ClientConfig) { c.Cmd = nil }, "set Cmd or Reattach"},
 		"no such program": {"serve", func(c *library.ClientConfig) { c.Cmd = exec.Command("/no/such/program") }, "no such file"},
 		"another cookie":  {"serve", func(c *library.ClientConfig) { c.MagicCookieValue = "coffee" }, "another magic cookie"},
-		"extra files":     {"serve", func(c *library.ClientConfig) { c.Cmd.ExtraFiles = []*os.File{os.Stdin} }, "are not offered; use the launcher"},
-		"attributes":      {"serve", func(c *library.ClientConfig) { c.Cmd.SysProcAttr = &syscall.SysProcAttr{} }, "are not offered; use the launcher"},
-		"a runner": {"serve", func(c *library.ClientConfig) {
-			c.RunnerFunc = func(hclog.Logger, *exec.Cmd, string) (runner.Runner, error) { return nil, errors.New("not called") }
-		}, "are not offered; use the launcher"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := config(tc.mode)
@@ -393,6 +401,8 @@ type seen struct {
 	more chan struct{}
 }
 
+func newSeen() *seen { return &seen{more: make(chan struct{}, 1)} }
+
 func (s *seen) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -422,7 +432,6 @@ func (s *seen) await(t *testing.T, want string) {
 }
 
 func TestWriters(t *testing.T) {
-	newSeen := func() *seen { return &seen{more: make(chan struct{}, 1)} }
 	stdout, stderr, raw := newSeen(), newSeen(), newSeen()
 	c := config("serve")
 	c.SyncStdout, c.SyncStderr, c.Stderr = stdout, stderr, raw

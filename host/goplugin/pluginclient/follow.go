@@ -2,6 +2,8 @@ package pluginclient
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 
 	library "github.com/hashicorp/go-plugin"
@@ -11,23 +13,70 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// followed returns what dispenses from a life of the plugin, with a connection that follows the plugin in the place of the life's own.
-func (c *Client) followed(life *library.Client, connected library.ClientProtocol) (library.ClientProtocol, error) {
-	own, ok := connected.(*library.GRPCClient)
-	if !ok || c.attached != nil {
-		return connected, nil
-	}
-	conn, err := c.following(life.NegotiatedVersion())
+// following returns the library's client of a life, whose connection follows the plugin and whose plugins are those of the life that it
+// has when they are dispensed. It is the same one as before if the life is.
+func (c *Client) following(life *library.Client) (*library.GRPCClient, error) {
+	client, err := c.of(life)
 	if err != nil {
 		return nil, err
 	}
-	following := *own
-	following.Conn = conn
-	return &following, nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lastLife == life {
+		return c.last, nil
+	}
+	plugins := map[string]library.Plugin{}
+	for name, plugin := range client.Plugins {
+		plugins[name] = following{plugin, c, name}
+	}
+	client.Plugins = plugins
+	c.last, c.lastLife = client, life
+	return client, nil
 }
 
-// following returns the connection for clients of one version of the plugin.
-func (c *Client) following(version int) (*grpc.ClientConn, error) {
+// following is a plugin of the configuration that is dispensed from whichever life the plugin has.
+type following struct {
+	library.Plugin
+
+	client *Client
+	name   string
+}
+
+var _ library.GRPCPlugin = following{}
+
+// GRPCServer implements [library.GRPCPlugin]. A client does not call it.
+func (following) GRPCServer(*library.GRPCBroker, *grpc.Server) error { return errors.ErrUnsupported }
+
+// GRPCClient implements [library.GRPCPlugin]. What it is given belongs to the life that the plugin had once.
+func (f following) GRPCClient(context.Context, *library.GRPCBroker, *grpc.ClientConn) (any, error) {
+	life, err := f.client.current()
+	if err != nil {
+		return nil, err
+	}
+	client, err := f.client.of(life)
+	if err != nil {
+		return nil, err
+	}
+	return client.Dispense(f.name)
+}
+
+// of returns a copy of the library's client of a life, with a connection that follows the plugin in the place of the life's own.
+func (c *Client) of(life *library.Client) (*library.GRPCClient, error) {
+	connected, err := life.Client()
+	if err != nil {
+		return nil, err
+	}
+	own, ok := connected.(*library.GRPCClient)
+	if !ok {
+		return nil, fmt.Errorf("the plugin speaks gRPC, and the library connected to it with a %T", connected)
+	}
+	client := *own
+	client.Conn, err = c.followingConn(life.NegotiatedVersion())
+	return &client, err
+}
+
+// followingConn returns the connection for clients of one version of the plugin.
+func (c *Client) followingConn(version int) (*grpc.ClientConn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if conn := c.follow[version]; conn != nil {
@@ -55,11 +104,9 @@ type follower struct {
 
 // endpoint returns where the plugin serves at present.
 func (f follower) endpoint(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, f.client.startTimeout())
-	defer cancel()
-	info, err := f.client.runtime.Registry().WaitForPlugin(ctx, pluginType, name)
+	info, err := f.client.registered(ctx)
 	if err != nil {
-		return "", status.Errorf(codes.Unavailable, "the plugin is not registered: %v", err)
+		return "", status.Error(codes.Unavailable, err.Error())
 	}
 	endpoint := info.ConnectionInfo.SocketPath
 	if life := f.client.connections.Client(endpoint); life != nil && life.NegotiatedVersion() != f.version {
@@ -73,7 +120,7 @@ func (f follower) conn(ctx context.Context) (grpc.ClientConnInterface, error) {
 	if _, err := f.endpoint(ctx); err != nil {
 		return nil, err
 	}
-	return f.client.runtime.Registry().Conn(ctx, pluginType, name)
+	return f.client.runtime.Load().Registry().Conn(ctx, pluginType, name)
 }
 
 func (f follower) unary(
@@ -114,7 +161,7 @@ func (c *Client) unfollow() {
 	for _, conn := range follow {
 		_ = conn.Close() // fails only if it is closed
 	}
-	if c.runtime != nil {
-		c.runtime.Registry().Shutdown() // before the plugin is told, which would wait for its calls
+	if runtime := c.runtime.Load(); runtime != nil {
+		runtime.Registry().Shutdown() // before the plugin is told, which would wait for its calls
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -25,6 +26,10 @@ const (
 	keyEnv  = "PLUGINCLIENT_KEY"
 	// versionEnv is a file that says which version the plugin speaks.
 	versionEnv = "PLUGINCLIENT_VERSION"
+	// textEnv is what a plugin prints before its handshake, or which host a process is.
+	textEnv = "PLUGINCLIENT_TEXT"
+	// fileEnv is a file in which a process writes its ID when it has started.
+	fileEnv = "PLUGINCLIENT_FILE"
 )
 
 var handshake = library.HandshakeConfig{ProtocolVersion: 3, MagicCookieKey: "BROKERED", MagicCookieValue: "tea"}
@@ -33,16 +38,38 @@ func TestMain(m *testing.M) {
 	config := &library.ServeConfig{
 		HandshakeConfig: handshake, Plugins: library.PluginSet{"talker": &talkerPlugin{}}, GRPCServer: library.DefaultGRPCServer,
 	}
-	switch os.Getenv(modeEnv) {
-	case "":
+	switch mode := os.Getenv(modeEnv); {
+	case mode == "" && os.Getenv("PLUGIN_PROTOCOL_VERSIONS") != "": // a plugin whose environment nobody has chosen
+	case mode == "":
 		// The library watches a process that it is attached to until that ends, in these tests this very one.
 		leaktest.Main(m, goleak.IgnoreAnyFunction("github.com/hashicorp/go-plugin/internal/cmdrunner.pidWait"))
 		return
-	case "late":
+	case mode == "late":
+		announce()
 		time.Sleep(time.Hour)
-	case "netrpc":
+	case mode == "slow": // it says where it serves, and answers nothing for longer than five seconds
+		began := time.Now()
+		config.GRPCServer = func(options []grpc.ServerOption) *grpc.Server {
+			return grpc.NewServer(append(options, grpc.UnaryInterceptor(
+				func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+					<-time.After(time.Until(began.Add(6 * time.Second)))
+					return handle(ctx, request)
+				}))...)
+		}
+	case mode == "netrpc":
 		config.GRPCServer = nil
-	case "tls":
+	case mode == "logs":
+		printLog()
+	case mode == "prints":
+		fmt.Print(os.Getenv(textEnv))
+	case mode == "floods":
+		if _, err := io.Copy(os.Stderr, newFlood()); err != nil {
+			panic(err)
+		}
+	case mode == "host":
+		beHost()
+		return
+	case mode == "tls":
 		config.TLSProvider = func() (*tls.Config, error) {
 			cert, err := tls.LoadX509KeyPair(os.Getenv(certEnv), os.Getenv(keyEnv))
 			return &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, err
@@ -97,6 +124,20 @@ func (s *talkerServer) GetExampleInfo(ctx context.Context, request *v1beta1.Exam
 		fmt.Fprintln(os.Stderr, what)
 	case "exit":
 		os.Exit(1)
+	case "args":
+		answer = os.Args[0]
+	case "dir":
+		dir, err := os.Getwd()
+		if err != nil {
+			return nil, err
+		}
+		answer = dir
+	case "file": // the first of the further files
+		text, err := io.ReadAll(os.NewFile(3, "extra"))
+		if err != nil {
+			return nil, err
+		}
+		answer = string(text)
 	case "hang":
 		close(hanging)
 		<-ctx.Done()

@@ -212,8 +212,8 @@ type Script struct {
 	argument string
 }
 
-// parseScript reads the first line of a program; nil if it is no script.
-func parseScript(program []byte) (*Script, error) {
+// ParseScript reads the first line of a program; nil if it is no script.
+func ParseScript(program []byte) (*Script, error) {
 	line, isScript := bytes.CutPrefix(program[:min(len(program), maxFirstLine)], []byte("#!"))
 	if !isScript {
 		return nil, nil //nolint:nilnil // no script is not an error

@@ -141,7 +141,7 @@ func (i *Image) examine() error {
 	if _, err := i.File.ReadAt(begin, 0); err != nil {
 		return fmt.Errorf("read the copy: %w", err)
 	}
-	i.Script, err = parseScript(begin)
+	i.Script, err = ParseScript(begin)
 	return err
 }
 

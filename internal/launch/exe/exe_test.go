@@ -157,7 +157,7 @@ func TestParseScript(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := parseScript([]byte(test.program))
+			got, err := ParseScript([]byte(test.program))
 			if diff := cmp.Diff(test.want, got, cmp.AllowUnexported(Script{})); diff != "" || errors.Is(err, ErrUnfit) != test.bad {
 				t.Errorf("%s, %v", diff, err)
 			}
@@ -173,7 +173,7 @@ func FuzzParseScript(f *testing.F) {
 	f.Add([]byte("#!/bin/sh -e\n"))
 	f.Add([]byte("#! \t\n"))
 	f.Fuzz(func(t *testing.T, program []byte) {
-		s, err := parseScript(program)
+		s, err := ParseScript(program)
 		if s == nil {
 			if err == nil && bytes.HasPrefix(program, []byte("#!")) {
 				t.Errorf("%q was taken for no script", program)

@@ -37,7 +37,7 @@ func Explain(path string) error {
 	begin := make([]byte, maxFirstLine)
 	n, _ := io.ReadFull(program, begin) // what is missing is not a program
 	begin = begin[:n]
-	switch script, err := parseScript(begin); {
+	switch script, err := ParseScript(begin); {
 	case err != nil:
 		return nil // the kernel may accept it
 	case script != nil:

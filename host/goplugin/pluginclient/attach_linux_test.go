@@ -1,0 +1,239 @@
+package pluginclient_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	library "github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/go-plugin/runner"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+)
+
+// TestAttachedByLibrary: a client of the library attaches to the plugin, knows that it runs, and ends it.
+func TestAttachedByLibrary(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	dispense(t, client)
+	c := config("")
+	c.Cmd, c.Reattach = nil, client.ReattachConfig()
+	pid, err := strconv.Atoi(client.ID())
+	if err != nil || c.Reattach.Pid != pid {
+		t.Fatalf("Pid %d, and the process is %d, %v", c.Reattach.Pid, pid, err)
+	}
+	other := library.NewClient(c)
+	protocol, err := other.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(3 * time.Second) // the library looks once a second whether the process exists
+	if other.Exited() {
+		t.Error("the library takes it for ended")
+	}
+	raw, err := protocol.Dispense("talker")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers(t, strconv.Itoa(pid), func() (string, error) { return raw.(*talker).ask("") })
+	other.Kill()
+	await(t, "the end of the process", func() bool { return !exists(pid) })
+	await(t, "that the plugin has ended for its own host", client.Exited)
+}
+
+// TestReattachOther: a client does not attach to a process whose socket another one serves, and does not end it.
+func TestReattachOther(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	dispense(t, client)
+	stranger := exec.CommandContext(t.Context(), "sleep", "1000")
+	if err := stranger.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- stranger.Wait() }() // the library looks whether it exists
+	defer func() { <-ended }()
+	defer stranger.Process.Kill()
+	c := config("")
+	c.Cmd, c.Reattach = nil, client.ReattachConfig()
+	c.Reattach.Pid = stranger.Process.Pid
+	other := newClient(t, c)
+	if _, err := other.Client(); !errors.Is(err, library.ErrProcessNotFound) {
+		t.Errorf("%v, want %v", err, library.ErrProcessNotFound)
+	}
+	other.Kill()
+	select {
+	case err := <-ended:
+		t.Errorf("the other process has ended: %v", err)
+		ended <- err
+	default:
+	}
+}
+
+// TestReattachChild: a client attaches to the process that was started, also if a child of it serves.
+func TestReattachChild(t *testing.T) {
+	t.Parallel()
+	c := config("serve")
+	c.Cmd.Path, c.Cmd.Args = "/bin/sh", []string{"/bin/sh", "-c", os.Args[0] + "; true"}
+	client := newClient(t, c)
+	server, err := dispense(t, client).ask("")
+	if err != nil || server == client.ID() {
+		t.Fatalf("process %s of %s serves, %v", server, client.ID(), err)
+	}
+	attach := config("")
+	attach.Cmd, attach.Reattach, attach.AllowedProtocols = nil, client.ReattachConfig(), nil // the ReattachConfig says the protocol
+	other := newClient(t, attach)
+	answers(t, server, func() (string, error) { return dispense(t, other).ask("") })
+}
+
+// TestReattachNetRPC: a client attaches to a plugin that speaks net/rpc, as the library's does.
+func TestReattachNetRPC(t *testing.T) {
+	t.Parallel()
+	c := config("netrpc")
+	c.AllowedProtocols = nil
+	starter := library.NewClient(c)
+	t.Cleanup(starter.Kill)
+	if _, err := starter.Start(); err != nil {
+		t.Fatal(err)
+	}
+	attach := config("")
+	attach.Cmd, attach.Reattach = nil, starter.ReattachConfig()
+	other := newClient(t, attach)
+	protocol, err := other.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := protocol.Ping(); err != nil || other.Protocol() != library.ProtocolNetRPC {
+		t.Errorf("protocol %s, %v", other.Protocol(), err)
+	}
+}
+
+// attachedRunner is what a host has of its own for a process that runs.
+type attachedRunner struct {
+	runner.AddrTranslator
+
+	killed chan struct{}
+}
+
+func (attachedRunner) ID() string { return "own" }
+
+func (r attachedRunner) Wait(context.Context) error {
+	<-r.killed
+	return nil
+}
+
+func (r attachedRunner) Kill(context.Context) error {
+	close(r.killed)
+	return nil
+}
+
+// TestReattachFunc: a host attaches and kills in its own way.
+func TestReattachFunc(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	dispense(t, client)
+	c := config("")
+	c.Cmd, c.Reattach = nil, client.ReattachConfig()
+	own := attachedRunner{killed: make(chan struct{})}
+	c.Reattach.Pid, c.Reattach.ReattachFunc = 0, func() (runner.AttachedRunner, error) { return own, nil }
+	other := newClient(t, c)
+	dispense(t, other)
+	if other.ID() != "own" {
+		t.Errorf("ID %q", other.ID())
+	}
+	other.Kill()
+	<-own.killed
+}
+
+// TestKillInTestMode: Kill leaves a plugin in test mode and the connection to it as they are, as that of the library does.
+func TestKillInTestMode(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	dispense(t, client)
+	c := config("")
+	c.Cmd, c.Reattach = nil, client.ReattachConfig()
+	c.Reattach.Test = true
+	other := newClient(t, c)
+	protocol, err := other.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.Kill()
+	if err := protocol.Ping(); err != nil {
+		t.Errorf("after Kill: %v", err)
+	}
+	if err := protocol.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestGRPCClient: the protocol client is of the library's type, and its Conn follows the plugin.
+func TestGRPCClient(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	protocol, err := client.Client()
+	if err != nil {
+		t.Fatal(err)
+	}
+	grpcClient, ok := protocol.(*library.GRPCClient)
+	if !ok {
+		t.Fatalf("Client returns a %T", protocol)
+	}
+	if again, err := client.Client(); err != nil || again != protocol {
+		t.Errorf("the second client is another one, %v", err)
+	}
+	if len(grpcClient.Plugins) != 1 || grpcClient.Plugins["talker"] == nil {
+		t.Errorf("plugins %v", grpcClient.Plugins)
+	}
+	reflects(t, grpcClient)
+	pid := client.ID()
+	kill(t, pid)
+	await(t, "another process", func() bool {
+		raw, err := grpcClient.Dispense("talker")
+		if err != nil {
+			return false
+		}
+		got, err := raw.(*talker).ask("")
+		return err == nil && got != pid
+	})
+	reflects(t, grpcClient)
+	if err := grpcClient.Ping(); err != nil {
+		t.Error(err)
+	}
+	if protocol, err = client.Client(); err != nil {
+		t.Fatal(err)
+	}
+	if err := protocol.Close(); err != nil {
+		t.Error(err)
+	}
+	await(t, "the end after Close", client.Exited)
+}
+
+// reflects fails the test unless the plugin says itself which services it has.
+func reflects(t *testing.T, client *library.GRPCClient) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stream, err := reflectionpb.NewServerReflectionClient(client.Conn).ServerReflectionInfo(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request := &reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{}}
+	if err := stream.Send(request); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for _, s := range answer.GetListServicesResponse().GetService() {
+		names[s.GetName()] = true
+	}
+	if !names["plugin.GRPCBroker"] || !names["grpc.health.v1.Health"] {
+		t.Errorf("services %v", names)
+	}
+}

@@ -1,0 +1,156 @@
+package pluginclient
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+
+	"github.com/hashicorp/go-hclog"
+	library "github.com/hashicorp/go-plugin"
+	"github.com/hashicorp/go-plugin/runner"
+
+	"github.com/patchbay-dev/patchbay/internal/sock"
+)
+
+// refused returns an error for a configuration with something that is not offered. The library itself refuses what excludes Reattach.
+func refused(config *library.ClientConfig) error {
+	cmd := config.Cmd
+	if config.Reattach != nil {
+		return nil
+	}
+	if config.RunnerFunc != nil {
+		return notOffered("RunnerFunc", "the launcher starts the program of Cmd itself; use plugin.NewClient for other runners")
+	}
+	switch {
+	case !slices.Contains(config.AllowedProtocols, library.ProtocolGRPC):
+		return errors.New("plugins that speak net/rpc are not offered; serve gRPC, and allow it with AllowedProtocols")
+	case cmd == nil || cmd.Path == "":
+		return errors.New("no program is to be started; set Cmd or Reattach")
+	case cmd.Err != nil:
+		return cmd.Err
+	}
+	for _, field := range []struct {
+		set           bool
+		name, instead string
+	}{
+		{cmd.Stdin != nil && cmd.Stdin != os.Stdin, "Stdin", "the plugin's standard input is empty; use ExtraFiles or a call"},
+		{cmd.Stdout != nil, "Stdout", "the handshake is there; use SyncStdout"},
+		{cmd.Stderr != nil, "Stderr", "use ClientConfig.Stderr"},
+		{cmd.SysProcAttr != nil, "SysProcAttr", "change the launcher.Plugin with an option of NewClient"},
+		{cmd.Process != nil, "Process", "give each client a Cmd that was not started"},
+		{cmd.ProcessState != nil, "ProcessState", "give each client a Cmd that was not started"},
+		{isCustom(cmd.Cancel), "Cancel", "the end of the context is a Kill; set StopTimeout with an option of NewClient"},
+		{cmd.WaitDelay != 0, "WaitDelay", "set StopTimeout with an option of NewClient"},
+		{len(cmd.Args) > 0 && filepath.Base(cmd.Args[0]) != filepath.Base(cmd.Path), "Args[0]", "it is Path; use a link of that name"},
+	} {
+		if field.set {
+			return notOffered("Cmd."+field.name, field.instead)
+		}
+	}
+	return nil
+}
+
+func notOffered(field, instead string) error {
+	return fmt.Errorf("%s is not offered by pluginclient: %s", field, instead)
+}
+
+// isCustom reports whether a Cancel is not the one that [exec.CommandContext] sets.
+func isCustom(cancel func() error) bool {
+	usual := exec.CommandContext(context.Background(), "true").Cancel
+	return cancel != nil && reflect.ValueOf(cancel).Pointer() != reflect.ValueOf(usual).Pointer()
+}
+
+// contextOf returns the context of a command of [exec.CommandContext], which is not exported.
+func contextOf(cmd *exec.Cmd) (context.Context, error) {
+	if cmd.Cancel == nil {
+		return context.Background(), nil
+	}
+	field := reflect.ValueOf(cmd).Elem().FieldByName("ctx")
+	if field.IsValid() && field.CanAddr() {
+		if ctx, ok := reflect.NewAt(field.Type(), field.Addr().UnsafePointer()).Elem().Interface().(context.Context); ok {
+			return ctx, nil
+		}
+	}
+	return nil, notOffered("the context of Cmd", "use exec.Command, and context.AfterFunc with Kill")
+}
+
+// attach uses a plugin that somebody else has started. It is not launched, watched or started again.
+func (c *Client) attach(ctx context.Context) error {
+	if err := checkPeer(ctx, c.config.Reattach); err != nil {
+		return err
+	}
+	attached := library.NewClient(c.config)
+	c.attached.Store(attached)
+	_, err := attached.Client()
+	return err
+}
+
+// checkPeer returns an error if another process serves where that is said to which a client is to attach: it would be ended in its place.
+func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
+	address, isUnix := to.Addr.(*net.UnixAddr)
+	if to.ReattachFunc != nil || !isUnix {
+		return nil // nobody but the caller, or nobody at all, can tell
+	}
+	conn, err := sock.Dial(ctx, address.Name)
+	if err != nil {
+		return fmt.Errorf("cannot attach to process %d: %w: %w", to.Pid, library.ErrProcessNotFound, err)
+	}
+	peer, err := sock.PeerOf(conn)
+	_ = conn.Close() // nothing was said
+	if err == nil && !descends(peer.PID, to.Pid) {
+		err = fmt.Errorf("process %d serves at %s; start the plugin again", peer.PID, address.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("cannot attach to process %d: %w: %w", to.Pid, library.ErrProcessNotFound, err)
+	}
+	return nil
+}
+
+// descends reports whether a process is another one or descends from it.
+func descends(pid, from int) bool {
+	for pid > 1 && pid != from {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return false
+		}
+		var state string
+		if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &pid); err != nil {
+			return false
+		}
+	}
+	return pid == from
+}
+
+// manage makes the library's CleanupClients kill the plugin: it knows clients of its own only.
+func (c *Client) manage() {
+	attach := func() (runner.AttachedRunner, error) { return managed{client: c}, nil }
+	_, _ = library.NewClient(&library.ClientConfig{
+		Managed: true, Logger: hclog.NewNullLogger(), Reattach: &library.ReattachConfig{ReattachFunc: attach},
+	}).Start() // fails only if attach does
+}
+
+// managed is a plugin as one of the library's managed clients sees it. It implements [runner.AttachedRunner].
+type managed struct {
+	runner.AddrTranslator // nil: no address is translated
+
+	client *Client
+}
+
+func (managed) ID() string { return name }
+
+func (m managed) Kill(context.Context) error {
+	m.client.Kill()
+	return nil
+}
+
+func (m managed) Wait(context.Context) error {
+	<-m.client.ended
+	return nil
+}
