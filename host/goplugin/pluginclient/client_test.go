@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,7 +61,14 @@ func dispense(t *testing.T, c *pluginclient.Client) *talker {
 func newClient(t *testing.T, c *library.ClientConfig) *pluginclient.Client {
 	t.Helper()
 	client := pluginclient.NewClient(c)
-	t.Cleanup(client.Kill)
+	killed := client
+	t.Cleanup(func() {
+		killed.Kill()
+		if c.Reattach != nil { // the library leaves it to the collector to close the descriptor of the process
+			killed = nil
+			runtime.GC()
+		}
+	})
 	return client
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 
+	"github.com/hashicorp/go-hclog"
 	library "github.com/hashicorp/go-plugin"
 
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
@@ -20,6 +21,7 @@ func ExampleNewClient() {
 		Cmd:              cmd,
 		AllowedProtocols: []library.Protocol{library.ProtocolGRPC},
 		Managed:          true,
+		Logger:           hclog.NewNullLogger(),
 	})
 	defer client.Kill()
 	protocol, err := client.Client()
