@@ -5,7 +5,9 @@ import (
 	"flag"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -164,4 +166,24 @@ func TestStartedAgainToSayWhatItIs(t *testing.T) {
 	h.set(p)
 	h.until("a registration", func() bool { return h.listed().State == reconciler.StateRegistered })
 	h.mustGreet()
+}
+
+// TestSocketBehindAFrontIsRemoved: a process that nobody can connect to any more is replaced as soon as somebody tries.
+func TestSocketBehindAFrontIsRemoved(t *testing.T) {
+	h, _ := newCounting(t)
+	p := launchable("serve")
+	p.Upgrade = launcher.UpgradeHandover
+	h.set(p)
+	first := h.running("registration").PID
+	sockets, err := filepath.Glob(filepath.Join(h.dir, ".launched", "unit.*.sock"))
+	if err != nil || len(sockets) != 1 {
+		t.Fatalf("the sockets of processes are %q: %v", sockets, err)
+	}
+	if err := os.Remove(sockets[0]); err != nil {
+		t.Fatal(err)
+	}
+	h.until("another process", func() bool {
+		pid, err := h.greet(t.Context())
+		return err == nil && pid != strconv.Itoa(first)
+	})
 }

@@ -148,7 +148,7 @@ func (u *unit) meet(ctx context.Context, p *process) error {
 	if err := p.front.Check(info); err != nil {
 		return err
 	}
-	target, err := p.newTarget(said.Endpoint)
+	target, err := u.newTarget(p, said.Endpoint)
 	if err != nil {
 		return err
 	}
@@ -217,7 +217,7 @@ func (p *process) dial(ctx context.Context, path string) (*net.UnixConn, error) 
 }
 
 // newTarget returns what calls to the process take.
-func (p *process) newTarget(endpoint string) (*front.Target, error) {
+func (u *unit) newTarget(p *process, endpoint string) (*front.Target, error) {
 	endpoint = cmp.Or(endpoint, p.PluginSocket())
 	if !filepath.IsAbs(endpoint) {
 		return nil, fmt.Errorf("it announces endpoint %q, which is not an absolute path", endpoint)
@@ -230,7 +230,13 @@ func (p *process) newTarget(endpoint string) (*front.Target, error) {
 		}
 		owner = uid
 	}
-	dial := func(ctx context.Context) (net.Conn, error) { return p.dial(ctx, endpoint) }
+	dial := func(ctx context.Context) (net.Conn, error) {
+		conn, err := p.dial(ctx, endpoint)
+		if sock.IsGone(err) {
+			u.Tell(machine.SocketLost{Process: p.generation})
+		}
+		return conn, err
+	}
 	var by grpc.StreamClientInterceptor
 	if c, is := p.plugin.Protocol.(connector); is {
 		dial = func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, endpoint) }

@@ -88,7 +88,7 @@ func (m *Machine) Step(at Moment, input Input) []Effect {
 	case Demand:
 		m.demand(in.Request)
 	case SocketLost:
-		if g := m.current; g != nil && g.phase == Serving && g.process.Socket == in.Socket {
+		if g := m.current; g != nil && g.phase == Serving && (g.process.Socket == in.Socket || g.ref == in.Process) {
 			m.enter(g, Lost, BySocketLoss)
 			m.restart(0)
 		}

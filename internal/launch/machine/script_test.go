@@ -138,7 +138,7 @@ func (s *script) input(t *testing.T, d *datadriven.TestData) Input {
 	case "unfit":
 		return Unfit{ref, err, d.HasArg("at-once")}
 	case "socket-lost":
-		return SocketLost{word("socket")}
+		return SocketLost{Socket: word("socket")}
 	default:
 		t.Fatalf("%s is no input", d.Cmd)
 		return nil

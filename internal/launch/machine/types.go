@@ -249,8 +249,11 @@ type (
 		Err    error
 		AtOnce bool
 	}
-	// SocketLost says that the socket of its process was removed.
-	SocketLost struct{ Socket string }
+	// SocketLost says that the socket of its process was removed: of the process that has the socket, or of Process, behind a front.
+	SocketLost struct {
+		Socket  string
+		Process Ref
+	}
 )
 
 // Process is what the machine has to know of one.
