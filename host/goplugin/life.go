@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -259,12 +260,9 @@ func (l *life) explain(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case said != nil && !isHandshake(*said):
-		text := "an empty line"
-		if *said != "" {
-			text = foreign.Quote(*said)
-		}
-		return fmt.Errorf("it printed %s on standard output before its handshake; plugins of go-plugin must print nothing there", text)
+	case said != nil && !handshake.MatchString(*said):
+		return fmt.Errorf("it printed %s on standard output before its handshake; plugins of go-plugin must print nothing there",
+			foreign.Quote(*said))
 	case said != nil || strings.Contains(err.Error(), "timeout while waiting"): // the library has no error of its own for it
 		return libraryError{err}
 	}
@@ -273,12 +271,8 @@ func (l *life) explain(ctx context.Context, err error) error {
 		"it wants another magic cookie than %s", cmp.Or(l.process.Err(), err).Error(), l.plugin.CookieKey)
 }
 
-// isHandshake reports whether a line has the form in which a plugin says where it serves.
-func isHandshake(line string) bool {
-	version, rest, _ := strings.Cut(line, "|")
-	_, err := strconv.Atoi(version)
-	return err == nil && strings.Count(rest, "|") >= 2
-}
+// handshake is the form of the line in which a plugin says where it serves.
+var handshake = regexp.MustCompile(`^\s*\d+(\|[^|]*){3}`)
 
 // kill ends the process at once and waits for that.
 func (l *life) kill() {
@@ -303,9 +297,9 @@ func (l *life) Hello(stdout io.Reader) {
 		}
 	}
 	if len(line) > 0 {
-		text := strings.TrimSpace(string(line))
+		text := string(line)
 		l.said.Store(&text)
-		if !isHandshake(text) {
+		if !handshake.MatchString(text) {
 			_, _ = fmt.Fprintln(l.stdout.to, text) // fails if the plugin was given up
 		}
 		_, _ = l.helloWrite.Write(line) // fails if the library has given up
