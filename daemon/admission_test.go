@@ -65,6 +65,30 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
+// TestAdmissionOfCIPDThatIsNotNamed: without protocol: cipd, an admission plugin of CIPD is not waited for, and the plugins that it keeps out
+// say what to set.
+func TestAdmissionOfCIPDThatIsNotNamed(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "admit")
+	text := "#!/bin/sh\nread -r handshake # then it would call /cipd.plugin.Host/Log\ncat >/dev/null\nexit 1\n"
+	if err := os.WriteFile(program, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	config, _, c := startReloadable(t, func(c *daemon.Config) {
+		c.Admission = host.AdmissionSpec{Args: []string{program}, Protocol: host.ProtocolPatchbay, Timeout: time.Minute}
+	})
+	serveExample(t, config, "kept-out")
+	for ctx := within(t); ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		plugins, err := c.Get(ctx, "ExamplePlugin", "kept-out")
+		if err == nil && len(plugins) == 1 && plugins[0].LastError != "" {
+			if !strings.Contains(plugins[0].LastError, `needs the protocol "cipd": set AdmissionSpec.Protocol, or admission.protocol`) {
+				t.Errorf("it is kept out with %s", plugins[0].LastError)
+			}
+			return
+		}
+	}
+	t.Error("nothing is said of it")
+}
+
 func TestAdmissionWithoutAProgram(t *testing.T) {
 	config := configIn(t)
 	config.Admission.Args = []string{""}

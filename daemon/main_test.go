@@ -2,9 +2,11 @@ package daemon
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -65,9 +67,12 @@ func serveAdmissions(file string) error {
 	}
 	line, err := bufio.NewReader(os.Stdin).ReadBytes('\n')
 	if err == nil {
-		err = json.Unmarshal(line, &handshake)
+		decoder := json.NewDecoder(bytes.NewReader(line))
+		decoder.DisallowUnknownFields()
+		err = decoder.Decode(&handshake)
 	}
 	if err != nil {
+		_, _ = io.Copy(io.Discard, os.Stdin) // CIPD's own end no sooner, and write nothing before
 		return err
 	}
 	host, err := grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", handshake.Port), grpc.WithTransportCredentials(insecure.NewCredentials()))

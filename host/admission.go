@@ -45,6 +45,7 @@ type AdmissionPlugin struct {
 	host       *Host
 	spec       AdmissionSpec
 	executable string
+	advice     string       // as that of a Spec
 	logger     *slog.Logger // nil: that of the host's PluginsContext
 
 	aborted chan struct{} // closed by Close
@@ -87,6 +88,9 @@ func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *Admissio
 		spec.Timeout = defaultAdmissionTimeout
 	}
 	p := &AdmissionPlugin{host: host, spec: spec, logger: logger, aborted: make(chan struct{}), checks: map[plugin.Pin]*Promise{}}
+	if spec.Protocol != ProtocolCIPD {
+		p.advice = fmt.Sprintf("a plugin of CIPD needs the protocol %q: set AdmissionSpec.Protocol, or admission.protocol", ProtocolCIPD)
+	}
 	p.waiting, p.sent, p.kept = promises{list.New()}, promises{list.New()}, promises{list.New()}
 	if len(spec.Args) > 0 {
 		p.executable = spec.Args[0]
@@ -180,12 +184,16 @@ func (p *AdmissionPlugin) expire() {
 	p.mu.Lock()
 	now := time.Now()
 	var hung supervise.Process
+	err := ErrTimeout
+	if p.session != nil && !p.session.greeted && p.advice != "" {
+		err = fmt.Errorf("%w, and has not asked for checks; %s", err, p.advice)
+	}
 	for _, pending := range []promises{p.sent, p.waiting} {
 		for first := pending.first(); first != nil && !first.deadline.After(now); first = pending.first() {
 			if s := p.session; s != nil && s.process != nil && now.Sub(s.heard) >= p.spec.Timeout/2 {
 				s.hangs, hung = true, s.process
 			}
-			p.fail(pending, first, ErrTimeout)
+			p.fail(pending, first, err)
 		}
 	}
 	p.expiry = nil

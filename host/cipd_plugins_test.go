@@ -32,7 +32,7 @@ type cipdHost struct {
 	line   string // of the handshake
 }
 
-// cipdConnect does what such a plugin does at first: it reads one line and refuses fields that it does not know.
+// cipdConnect does what such a plugin does at first: it reads one line and refuses fields that it does not know, once its host ends it.
 func cipdConnect() *cipdHost {
 	line, err := bufio.NewReader(os.Stdin).ReadBytes('\n')
 	if err != nil {
@@ -45,6 +45,7 @@ func cipdConnect() *cipdHost {
 	decoder := json.NewDecoder(bytes.NewReader(line))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&handshake); err != nil {
+		_, _ = io.Copy(io.Discard, os.Stdin) // CIPD's own end no sooner, and write nothing before
 		fatal(err)
 	}
 	c, err := grpc.NewClient(fmt.Sprintf("127.0.0.1:%d", handshake.Port), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -6,53 +6,101 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
-// TestCIPDPluginThatIsNotNamed: a plugin of CIPD that is launched by the documented functions, which say no protocol, is told apart at
-// its handshake, and the error says what to name.
+// needsCIPD is what is said of a plugin of CIPD whose protocol is not named.
+const needsCIPD = `a plugin of CIPD needs the protocol "cipd"`
+
+// silentCIPD is a program with the name of CIPD's service in it. Like CIPD's own plugins, it is silent about its handshake and waits for the end
+// of its standard input.
+const silentCIPD = `#!/bin/sh
+read -r handshake # then it would call /cipd.plugin.Host/Log
+cat >/dev/null
+echo "failed to read the handshake message" >&2
+exit 1
+`
+
+// TestCIPDPluginThatIsNotNamed: a plugin of CIPD whose protocol is not named is refused before it runs, and the error says what to name.
 func TestCIPDPluginThatIsNotNamed(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "admit")
+	if err := os.WriteFile(program, []byte(silentCIPD), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	e := newEvents()
+	h := &Host{Events: e.add}
+	initialize(t, h)
+	refused := func(err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), needsCIPD) {
+			t.Errorf("got %v, want %s", err, needsCIPD)
+		}
+	}
+	for _, protocol := range []Protocol{"", ProtocolPatchbay} {
+		a := NewAdmission(t.Context(), h, AdmissionSpec{Args: []string{program}, Protocol: protocol})
+		t.Cleanup(func() { a.Close(t.Context()) })
+		refused(a.CheckAdmission(filePin("ok")).Wait(t.Context()))
+	}
+	_, err := h.LaunchPlugin(t.Context(), []string{program}, nil)
+	refused(err)
+	if e.has(EventLaunched) {
+		t.Error("it was launched")
+	}
+}
+
+// TestUnseenCIPDPlugin: of one whose program does not show it, as behind a script, the check that it does not answer says so.
+func TestUnseenCIPDPlugin(t *testing.T) {
 	t.Setenv(modeEnv, "cipd")
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
 	h := &Host{}
 	initialize(t, h)
-	a := NewAdmissionPlugin(t.Context(), h, []string{os.Args[0]})
+	a := NewAdmission(t.Context(), h, AdmissionSpec{Args: []string{os.Args[0]}, Timeout: time.Second})
 	t.Cleanup(func() { a.Close(t.Context()) })
 	err := a.CheckAdmission(filePin("ok")).Wait(t.Context())
-	if err == nil || !strings.Contains(err.Error(), `a plugin of CIPD needs the protocol "cipd"`) {
+	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), needsCIPD) {
 		t.Errorf("the check says %v", err)
 	}
 }
 
-// TestLaunchedCIPDPluginThatIsNotNamed: so is one that is launched by LaunchPlugin, whose error is that of its process all the same. Of a
-// plugin that has called its host, or that nobody launched by that function, nothing is guessed.
+// TestLaunchedCIPDPluginThatIsNotNamed: so does the error of one that is launched by LaunchPlugin, when it is terminated. Of a plugin that has
+// called its host, or that nobody launched by that function, nothing is guessed.
 func TestLaunchedCIPDPluginThatIsNotNamed(t *testing.T) {
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
 	h := &Host{}
 	initialize(t, h)
-	const advice = `before it called its host; a plugin of CIPD needs the protocol "cipd"`
-	ended := func(p *PluginProcess, err error) error {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		<-p.Done()
-		return p.Err()
-	}
+	const advice = "before it called its host; " + needsCIPD
 	t.Setenv(modeEnv, "cipd")
-	err := ended(h.LaunchPlugin(t.Context(), []string{os.Args[0]}, nil))
+	p, err := h.LaunchPlugin(t.Context(), []string{os.Args[0]}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = p.Terminate(t.Context())
 	if _, isExit := errors.AsType[*exec.ExitError](err); !isExit || !strings.Contains(err.Error(), advice) {
 		t.Errorf("the plugin of CIPD ended with %v", err)
 	}
-	if err := ended(h.Launch(t.Context(), Spec{Args: []string{os.Args[0]}})); err == nil || strings.Contains(err.Error(), advice) {
+	if p, err = h.Launch(t.Context(), Spec{Args: []string{os.Args[0]}}); err != nil {
+		t.Fatal(err)
+	}
+	err = p.Terminate(t.Context())
+	if _, isExit := errors.AsType[*exec.ExitError](err); !isExit || strings.Contains(err.Error(), advice) {
 		t.Errorf("launched with a Spec it ended with %v", err)
 	}
 	t.Setenv(modeEnv, "call and fail")
-	if err := ended(h.LaunchPlugin(t.Context(), []string{os.Args[0]}, nil)); err == nil || strings.Contains(err.Error(), advice) {
+	if p, err = h.LaunchPlugin(t.Context(), []string{os.Args[0]}, nil); err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if err := p.Err(); err == nil || strings.Contains(err.Error(), advice) {
 		t.Errorf("one that called its host: %v", err)
 	}
-	if err := ended(h.LaunchPlugin(t.Context(), []string{"true"}, nil)); err != ErrTerminated { //nolint:errorlint // as documented
+	if p, err = h.LaunchPlugin(t.Context(), []string{"true"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	if err := p.Err(); err != ErrTerminated { //nolint:errorlint // as documented
 		t.Errorf("one that ended well: %v", err)
 	}
 }

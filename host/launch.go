@@ -75,6 +75,8 @@ type Spec struct {
 	// Foreign is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is not passed
 	// on, and it cannot survive.
 	Foreign Foreign
+
+	advice string // what to do if it is a plugin of CIPD; empty for nothing
 }
 
 // Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
@@ -97,22 +99,17 @@ type survivor struct {
 // here, but one of [PluginProcess.Err]. The context is for logging from the plugin only, see [WithLogger]: its end ends nothing. After
 // Close the error wraps [ErrClosed].
 //
-// The plugin speaks [ProtocolPatchbay]. A CIPD plugin exits when it gets that handshake, and its Err says what to do: launch it with
-// [Host.Launch] and [ProtocolCIPD].
+// The plugin speaks [ProtocolPatchbay]. A CIPD plugin is refused: launch it with [Host.Launch] and [ProtocolCIPD]. One that a script starts
+// waits to be terminated, and its Err says the same.
 func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller) (*PluginProcess, error) {
-	return h.launchWith(ctx, Spec{Args: args, Controller: ctrl}, fmt.Sprintf(
-		"a plugin of CIPD needs the protocol %q: launch it with Host.Launch and Spec.Protocol", ProtocolCIPD))
+	return h.Launch(ctx, Spec{Args: args, Controller: ctrl, advice: fmt.Sprintf(
+		"a plugin of CIPD needs the protocol %q: launch it with Host.Launch and Spec.Protocol", ProtocolCIPD)})
 }
 
 // Launch is [Host.LaunchPlugin] with every option. The error says why no process runs: the spec is invalid, the program is missing or
 // cannot be executed, or its digest does not match, which wraps [ErrDigest]. It wraps [ErrNotInitialized] before Initialize and [ErrClosed]
 // after Close.
 func (h *Host) Launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
-	return h.launchWith(ctx, spec, "")
-}
-
-// launchWith has advice for who launches a plugin that fails before it has called its host; empty for none.
-func (h *Host) launchWith(ctx context.Context, spec Spec, advice string) (*PluginProcess, error) {
 	if err := h.usable(); err != nil {
 		return nil, fmt.Errorf("cannot launch a plugin: %w", err)
 	}
@@ -122,7 +119,7 @@ func (h *Host) launchWith(ctx context.Context, spec Spec, advice string) (*Plugi
 	if spec.Name == "" {
 		spec.Name = filepath.Base(spec.Args[0])
 	}
-	p, err := h.launch(ctx, spec, advice)
+	p, err := h.launch(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("cannot launch plugin %s: %w", spec.Name, err)
 	}
@@ -174,7 +171,7 @@ func (s *Spec) check() (granted grants, err error) {
 	return granted, err
 }
 
-func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginProcess, error) {
+func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	granted, err := spec.check()
 	if err != nil {
 		return nil, err
@@ -182,6 +179,9 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	program, err := exe.Find(spec.Args[0], spec.Dir)
 	if err != nil {
 		return nil, explain(err, spec, spec.Args[0])
+	}
+	if spec.advice != "" && cipd.IsPlugin(program) {
+		return nil, fmt.Errorf("it calls CIPD's services and none of Patchbay's; %s", spec.advice)
 	}
 	user, err := identify(spec.User, spec.Group)
 	if err != nil {
@@ -193,7 +193,7 @@ func (h *Host) launch(ctx context.Context, spec Spec, advice string) (*PluginPro
 	}
 	defer image.Release()
 	p := newPlugin(ctx, h, spec)
-	p.advice, p.user = advice, user
+	p.user = user
 	if image != nil {
 		p.pin = pinOf(spec, image)
 	}

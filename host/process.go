@@ -40,7 +40,6 @@ type PluginProcess struct {
 	ticket   ticket
 	services grants // nil for one that was adopted
 	logs     *Log
-	advice   string // for who launched it, if it fails before it has called its host; empty for none
 
 	user *process.User // as which it runs; nil for that of this process, and for one that was adopted
 
@@ -247,8 +246,8 @@ func (p *PluginProcess) end() {
 		p.err = ErrTerminated
 	} else {
 		p.words = p.logs.LastWords(p.began)
-		if p.advice != "" && !p.calls.came() {
-			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, p.advice)
+		if p.spec.advice != "" && !p.calls.came() {
+			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, p.spec.advice)
 		}
 	}
 	message := WithLastWords(p.err, p.words).Error()

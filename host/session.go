@@ -257,11 +257,8 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ machine.Ref, _ string) (
 	p.mu.Lock()
 	p.session = s
 	p.mu.Unlock()
-	advice := ""
-	if p.spec.Protocol == "" { // one of CIPD ends when it is given the handshake of another protocol
-		advice = fmt.Sprintf("a plugin of CIPD needs the protocol %q, see AdmissionSpec", ProtocolCIPD)
-	}
-	proc, err := p.host.launchWith(ctx, Spec{Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}}, advice)
+	spec := Spec{Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}, advice: p.advice}
+	proc, err := p.host.Launch(ctx, spec)
 	if err != nil {
 		p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
 		return nil, err

@@ -9,7 +9,7 @@
 //	})
 //
 // Nil admits. An error refuses, and its text is shown to people. A panic refuses too. The package makes no decisions and caches no answers;
-// the host does.
+// the host does. The host is one of Patchbay: that of CIPD cannot run such a plugin.
 package admission
 
 import (

@@ -6,6 +6,8 @@
 package cipd
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -26,6 +28,7 @@ import (
 
 	cipdv1 "github.com/patchbay-dev/patchbay/api/patchbay/cipd/v1"
 	pluginv1 "github.com/patchbay-dev/patchbay/api/patchbay/plugin/v1"
+	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
 // hostServer is the service that every plugin may call.
@@ -103,6 +106,27 @@ func WriteHandshake(w io.Writer, port int, ticket string) error {
 		return fmt.Errorf("cannot give the plugin its ticket: %w", err)
 	}
 	return nil
+}
+
+// IsPlugin reports whether a program is a plugin of CIPD and not one of Patchbay: it contains the name of CIPD's service, and nothing of
+// Patchbay's protocol. Until its standard input ends, such a plugin is silent about a handshake that it cannot read.
+func IsPlugin(program string) (is bool) {
+	file, err := regular.Open(program)
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	content := bufio.NewReaderSize(file, 64<<10)
+	for err == nil {
+		var part []byte
+		part, err = content.Peek(content.Size())
+		if bytes.Contains(part, []byte("patchbay.plugin.v1.")) {
+			return false
+		}
+		is = is || bytes.Contains(part, []byte(HostDesc.ServiceName))
+		_, _ = content.Discard(len(part) / 2) // a name may begin at the end of the part
+	}
+	return is
 }
 
 // Host is the service cipd.plugin.Host on top of patchbay.plugin.v1.Host. It is safe for concurrent use.
