@@ -55,7 +55,8 @@ type Plugin struct {
 	Connections *Connections
 	// Config is what else a host of the library says, nil for nothing: the plugins that can be dispensed, by version or for
 	// HandshakeConfig.ProtocolVersion, static TLS, StartTimeout, Stderr, SyncStdout, SyncStderr, GRPCDialOptions, GRPCBrokerMultiplex, ports,
-	// Logger, PluginLogBufferSize, and the Group of UnixSocketConfig. What a Logger or Stderr is slow to take, the plugin is slow to write. Its other fields are ignored. It must not be changed afterwards.
+	// Logger, PluginLogBufferSize, and the Group of UnixSocketConfig. What a Logger or Stderr is slow to take, the plugin
+	// is slow to write. Its other fields are ignored. It must not be changed afterwards.
 	Config *goplugin.ClientConfig
 }
 

@@ -3,9 +3,12 @@ package pluginclient_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -235,5 +238,44 @@ func reflects(t *testing.T, client *library.GRPCClient) {
 	}
 	if !names["plugin.GRPCBroker"] || !names["grpc.health.v1.Health"] {
 		t.Errorf("services %v", names)
+	}
+}
+
+// TestFewDescriptors: the error says that too many files are open, whichever of them could not be opened.
+func TestFewDescriptors(t *testing.T) {
+	t.Parallel()
+	for left := range 24 {
+		out, err := runHost(t, fmt.Sprintf("%d descriptors", left)).CombinedOutput()
+		if err != nil && !strings.Contains(string(out), "too many open files") {
+			t.Errorf("with %d more: %v, %s", left, err, out)
+		}
+	}
+}
+
+// exists reports whether a process has not ended.
+func exists(pid int) bool {
+	state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(state), ") Z ") && !errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+}
+
+// TestSocketGroup: the members of a group can come to the plugin's socket.
+func TestSocketGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a socket to a group that it is not of")
+	}
+	c := config("serve")
+	c.UnixSocketConfig = &library.UnixSocketConfig{Group: "23456"}
+	client := newClient(t, c)
+	dispense(t, client)
+	address, err := client.Start()
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(address.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := info.Sys().(*syscall.Stat_t); st.Gid != 23456 || info.Mode().Perm()&0o060 != 0o060 {
+		t.Errorf("the socket is of group %d with mode %v", st.Gid, info.Mode())
 	}
 }

@@ -52,7 +52,6 @@ type Client struct {
 	start    func() error            // starts the plugin the first time, and returns the same afterwards
 	stop     context.CancelCauseFunc // ends start
 	killing  sync.Once
-	ended    chan struct{}                    // closed when nothing is left of the plugin
 	attached atomic.Pointer[library.Client]   // to a plugin that somebody else has started; nil for others
 	runtime  atomic.Pointer[patchbay.Runtime] // nil until the plugin is started
 	// undo has what ends what start began, in the order in which that began.
@@ -76,7 +75,7 @@ func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) 
 	if own.Logger == nil { // as the library does
 		own.Logger = hclog.New(&hclog.LoggerOptions{Output: hclog.DefaultOutput, Level: hclog.Trace, Name: "plugin"})
 	}
-	c := &Client{config: &own, options: options, ended: make(chan struct{})}
+	c := &Client{config: &own, options: options}
 	ctx, stop := context.WithCancelCause(context.Background())
 	c.stop, c.start = stop, sync.OnceValue(func() error {
 		err := c.launch(ctx)
@@ -336,7 +335,6 @@ func (c *Client) kill(cause error) {
 
 // end ends everything, and returns the error with which the runtime failed.
 func (c *Client) end() error {
-	defer close(c.ended)
 	if attached := c.attached.Load(); attached != nil {
 		attached.Kill()
 	}

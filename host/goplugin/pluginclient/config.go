@@ -3,6 +3,8 @@ package pluginclient
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +18,7 @@ import (
 	library "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 
+	"github.com/patchbay-dev/patchbay/internal/launch/exe"
 	"github.com/patchbay-dev/patchbay/internal/sock"
 )
 
@@ -81,6 +84,35 @@ func contextOf(cmd *exec.Cmd) (context.Context, error) {
 	return nil, notOffered("the context of Cmd", "use exec.Command, and context.AfterFunc with Kill")
 }
 
+// checked checks a program by what the configuration says of it. It returns its SHA-256 and the interpreter if it is a script, by which the
+// launcher runs exactly what was checked: also if the file is another one then.
+func checked(config *library.SecureConfig, path string) (digest, interpreter string, err error) {
+	switch {
+	case len(config.Checksum) == 0:
+		err = library.ErrSecureConfigNoChecksum
+	case config.Hash == nil:
+		err = library.ErrSecureConfigNoHash
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("cannot check %s: %w; set it in SecureConfig", path, err)
+	}
+	program, err := os.ReadFile(path)
+	if err != nil {
+		return "", "", err
+	}
+	config.Hash.Reset()
+	_, _ = config.Hash.Write(program) // a hash does not fail
+	if !bytes.Equal(config.Hash.Sum(nil), config.Checksum) {
+		return "", "", library.ErrChecksumsDoNotMatch
+	}
+	script, err := exe.ParseScript(program)
+	if script != nil {
+		interpreter = script.Interpreter
+	}
+	sum := sha256.Sum256(program)
+	return hex.EncodeToString(sum[:]), interpreter, err
+}
+
 // attach uses a plugin that somebody else has started. It is not launched, watched or started again.
 func (c *Client) attach(ctx context.Context) error {
 	if err := checkPeer(ctx, c.config.Reattach); err != nil {
@@ -98,12 +130,12 @@ func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 	if to.ReattachFunc != nil || !isUnix {
 		return nil // nobody but the caller, or nobody at all, can tell
 	}
+	var peer sock.Peer
 	conn, err := sock.Dial(ctx, address.Name)
-	if err != nil {
-		return fmt.Errorf("cannot attach to process %d: %w: %w", to.Pid, library.ErrProcessNotFound, err)
+	if err == nil {
+		peer, err = sock.PeerOf(conn)
+		_ = conn.Close() // nothing was said
 	}
-	peer, err := sock.PeerOf(conn)
-	_ = conn.Close() // nothing was said
 	if err == nil && !descends(peer.PID, to.Pid) {
 		err = fmt.Errorf("process %d serves at %s; start the plugin again", peer.PID, address.Name)
 	}
@@ -150,7 +182,5 @@ func (m managed) Kill(context.Context) error {
 	return nil
 }
 
-func (m managed) Wait(context.Context) error {
-	<-m.client.ended
-	return nil
-}
+// Wait says that the plugin has ended, which does not keep the library from killing it.
+func (managed) Wait(context.Context) error { return nil }
