@@ -19,6 +19,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/frames"
 	"github.com/patchbay-dev/patchbay/internal/launch/machine"
 	"github.com/patchbay-dev/patchbay/internal/sock"
@@ -76,7 +77,8 @@ func New(cfg Config) *Launcher {
 	if cfg.Host == nil {
 		panic("launcher: Config.Host is nil")
 	}
-	if cfg.Observe == nil {
+	log := cmp.Or(cfg.Host.Logger, slog.Default())
+	if cfg.Observe = callback.Observer(log, "Observe", cfg.Observe); cfg.Observe == nil {
 		cfg.Observe = func(Event) {}
 	}
 	if cfg.Announced == nil {
@@ -88,7 +90,9 @@ func New(cfg Config) *Launcher {
 	if dir, err := filepath.Abs(cfg.Dir); err == nil { // else it is as relative as what finds the plugins has it
 		cfg.Dir = dir
 	}
-	limited := func(uid uint32, why frames.Reason, first bool) { cfg.Limited(uid, string(why), first) }
+	limited := func(uid uint32, why frames.Reason, first bool) {
+		callback.Observer(log, "Limited", func(first bool) { cfg.Limited(uid, string(why), first) })(first)
+	}
 	limits := frames.DefaultLimits
 	limits.Cancels = frames.CancelRates{} // the callers are connections of this program, shared by users who are limited where they call
 	l := &Launcher{

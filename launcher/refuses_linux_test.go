@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/patchbay-dev/patchbay/host"
@@ -73,4 +75,23 @@ func TestRefuses(t *testing.T) {
 		}
 	}()
 	launcher.New(launcher.Config{})
+}
+
+// TestCallbacks: functions of the launcher's user that do not return end neither the program nor what the launcher does for others.
+func TestCallbacks(t *testing.T) {
+	for name, rude := range map[string]func(){"panics": func() { panic("oops") }, "ends its goroutine": runtime.Goexit} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, func(_ *fixture, cfg *launcher.Config) {
+				cfg.Observe = func(launcher.Event) { rude() }
+				cfg.AwaitRegistered = func(context.Context, string, func(error)) error {
+					rude()
+					return nil
+				}
+			})
+			f.set(self("serve"))
+			f.until("a failure", func() bool {
+				return strings.Contains(f.status("serve").LastError, "AwaitRegistered did not return: it ")
+			})
+		})
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/patchbay-dev/patchbay/host"
+	"github.com/patchbay-dev/patchbay/internal/callback"
 	"github.com/patchbay-dev/patchbay/internal/grpcsock"
 	"github.com/patchbay-dev/patchbay/internal/judged"
 	"github.com/patchbay-dev/patchbay/internal/launch/front"
@@ -109,7 +110,10 @@ func (u *unit) ready(ctx context.Context, proc supervise.Process, refused func(e
 			return ctx.Err()
 		}
 	}
-	err := u.launcher.cfg.AwaitRegistered(ctx, proc.About().Socket, refused)
+	err := callback.Call(func() error { return u.launcher.cfg.AwaitRegistered(ctx, proc.About().Socket, refused) })
+	if failed, is := errors.AsType[*callback.Error](err); is {
+		u.Unfit(proc, fmt.Errorf("AwaitRegistered did not return: %w", failed), false)
+	}
 	if is && err == nil {
 		p.Settled()
 		if f := u.front.Load(); f != nil && p.front == nil {
