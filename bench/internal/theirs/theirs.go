@@ -184,6 +184,9 @@ func (c *sources) cutLine(file string, line int, unused bool, cut map[string]boo
 		c.files[file] = bytes.Join(lines, []byte("\n"))
 		return true
 	}
+	if len(bytes.TrimSpace(lines[line-1])) == 0 {
+		return true // it has been cut for another line
+	}
 	from := line - 1
 	for ; from > 0 && !bytes.HasPrefix(lines[from], []byte("func ")); from-- {
 		if len(lines[from]) == 0 && from < line-1 && string(lines[from+1]) == "}" {
@@ -192,7 +195,7 @@ func (c *sources) cutLine(file string, line int, unused bool, cut map[string]boo
 	}
 	m := function.FindSubmatch(lines[from])
 	if m == nil {
-		return len(bytes.TrimSpace(lines[line-1])) == 0 // it has been cut for another line
+		return false
 	}
 	cut[string(m[1])] = true
 	for i := from; ; i++ {
