@@ -53,8 +53,7 @@ type life struct {
 	hello      *io.PipeReader
 	helloWrite *io.PipeWriter
 	said       atomic.Pointer[string] // that line; nil if the plugin has printed nothing
-	// errors is what the plugin writes to standard error, which the library logs if its host has a logger, and copies are where else that
-	// goes beside the log.
+	// errors is the plugin's standard error, which the library logs if its host has a logger; copies are all writers that get it.
 	errors      *io.PipeReader
 	errorsWrite *io.PipeWriter
 	copies      []io.Writer
@@ -314,17 +313,16 @@ func (l *life) Stderr(stderr io.Reader) io.Reader {
 	return &copier{from: stderr, to: l.copies, end: l.errorsWrite}
 }
 
-// copier reads standard error, and writes all of it to where the host of the library wants it: byte for byte, and as fast as that takes it.
+// copier reads standard error and copies each byte to the writers of the host, at their pace.
 type copier struct {
 	from io.Reader
 	to   []io.Writer
 	end  io.Closer
-	late int // how many reads have failed since the process has ended
+	late int // reads that timed out, as they do after the process has ended
 }
 
 const (
-	// maxLate is how many reads it takes at most to empty a pipe, and latePatience how long one may take when the process has ended: a process
-	// that it left may hold the other end.
+	// After the process has ended, at most maxLate reads empty the pipe, each within latePatience: another process may hold the other end.
 	maxLate      = 64
 	latePatience = 250 * time.Millisecond
 )
@@ -339,7 +337,7 @@ func (c *copier) Read(p []byte) (int, error) {
 		}
 	}
 	for _, to := range c.to {
-		_, _ = to.Write(p[:n]) // the plugin does not feel it
+		_, _ = to.Write(p[:n]) // its errors are ignored, as in the library
 	}
 	if err != nil {
 		_ = c.end.Close()

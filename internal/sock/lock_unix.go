@@ -105,7 +105,7 @@ func HoldTemp(parent, prefix string) (*os.File, error) {
 	}
 }
 
-// RemoveUnheld calls remove for each directory of [HoldTemp] whose process was killed.
+// RemoveUnheld calls remove for each directory of [HoldTemp] whose owner has exited without removing it.
 func RemoveUnheld(parent, prefix string, remove func(path string)) {
 	dirs, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the pattern is well-formed
 	for _, dir := range dirs {

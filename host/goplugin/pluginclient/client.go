@@ -54,22 +54,22 @@ type Client struct {
 	killing  sync.Once
 	attached atomic.Pointer[library.Client]   // to a plugin that somebody else has started; nil for others
 	runtime  atomic.Pointer[patchbay.Runtime] // nil until the plugin is started
-	// undo has what ends what start began, in the order in which that began.
+	// undo releases what start acquired, in the order of acquisition.
 	undo []func() error
 
 	mu     sync.Mutex
 	follow map[int]*grpc.ClientConn // what was dispensed calls on, by the version of the plugin
-	// last is what Client returned last, for which process of the plugin.
+	// last is what Client returned last, and lastLife the process that it was made for.
 	last     *library.GRPCClient
 	lastLife *library.Client
 }
 
-// errKilled is what a start fails with that Kill ends.
+// errKilled is the error of a Start that Kill ended.
 var errKilled = errors.New("the plugin was killed before it had started")
 
 // NewClient returns a client for a plugin, which is started by the first call that needs it, or by Start. The configuration must not be
-// changed afterwards. Each option changes how the launcher runs the plugin: by default it is restarted when it crashes, and a replaced
-// program takes its place with the next restart; what cannot be changed is its Name, its Spec's Args, and that it serves.
+// changed afterwards. The options change how the launcher runs the plugin, which it restarts by default when it crashes; Name, NoSocket and
+// Protocol are set after them.
 func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) *Client {
 	own := *config
 	if own.Logger == nil { // as the library does
@@ -166,7 +166,7 @@ func (c *Client) makeDir() (string, error) {
 		return "", fmt.Errorf("cannot make a directory for the plugin's sockets; set %s to one that can be written to: %w", from, err)
 	}
 	c.undo = append(c.undo, func() error {
-		return errors.Join(os.RemoveAll(dir.Name()), dir.Close()) // it is empty but for what a killed plugin left
+		return errors.Join(os.RemoveAll(dir.Name()), dir.Close()) // a killed plugin leaves its socket
 	})
 	return dir.Name(), nil
 }
@@ -278,7 +278,7 @@ func (c *Client) registered(ctx context.Context) (*dynamicplugins.PluginInfo, er
 	ctx, cancel := context.WithTimeout(ctx, c.startTimeout())
 	defer cancel()
 	for {
-		// Nothing tells that a plugin that ended by itself is not started again.
+		// No event reports that a plugin that ended by itself is not restarted.
 		waiting, stop := context.WithTimeout(ctx, time.Second/10)
 		info, err := c.runtime.Load().Registry().WaitForPlugin(waiting, pluginType, name)
 		stop()
@@ -286,7 +286,7 @@ func (c *Client) registered(ctx context.Context) (*dynamicplugins.PluginInfo, er
 		case err == nil:
 			return info, nil
 		case c.Exited():
-			return nil, errors.New("the plugin has ended, and is not started again")
+			return nil, errors.New("the plugin has ended, and is not restarted")
 		case waiting.Err() == nil || ctx.Err() != nil:
 			return nil, fmt.Errorf("the plugin is not registered: %s%w", c.trouble(), err)
 		}
@@ -325,7 +325,7 @@ func (c *Client) Kill() { c.kill(errKilled) }
 
 func (c *Client) kill(cause error) {
 	c.stop(cause)
-	_ = c.start() // is known to whoever started it
+	_ = c.start() // Start returns its error
 	c.killing.Do(func() {
 		if err := c.end(); err != nil {
 			c.config.Logger.Warn("the runtime of the plugin failed", "error", err)

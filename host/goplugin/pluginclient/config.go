@@ -124,11 +124,11 @@ func (c *Client) attach(ctx context.Context) error {
 	return err
 }
 
-// checkPeer returns an error if another process serves where that is said to which a client is to attach: it would be ended in its place.
+// checkPeer returns an error if the process to attach to is not the one that serves at the address: Kill would end another process.
 func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 	address, isUnix := to.Addr.(*net.UnixAddr)
 	if to.ReattachFunc != nil || !isUnix {
-		return nil // nobody but the caller, or nobody at all, can tell
+		return nil // the process behind a ReattachFunc or a TCP address is unknown
 	}
 	var peer sock.Peer
 	conn, err := sock.Dial(ctx, address.Name)

@@ -287,23 +287,6 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestPrintedBefore: the error has what a plugin prints before its handshake.
-func TestPrintedBefore(t *testing.T) {
-	for name, tc := range map[string]struct{ text, want string }{
-		"a line":     {"what a lovely day\n", `it printed "what a lovely day" on standard output before its handshake`},
-		"blank line": {"\n", `it printed an empty line on standard output before its handshake`},
-		"no end":     {"half a line", `it printed "half a line1|3|unix|`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := newClient(t, config("prints", textEnv+"="+tc.text)).Client()
-			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "must print nothing there") {
-				t.Errorf("%v, want %q", err, tc.want)
-			}
-		})
-	}
-}
-
 // brokered is a connection that the broker has made to one process of the plugin.
 type brokered struct {
 	pid  string

@@ -26,7 +26,7 @@ const (
 	keyEnv  = "PLUGINCLIENT_KEY"
 	// versionEnv is a file that says which version the plugin speaks.
 	versionEnv = "PLUGINCLIENT_VERSION"
-	// textEnv is what a plugin prints before its handshake, or which host a process is.
+	// textEnv is which host a process is.
 	textEnv = "PLUGINCLIENT_TEXT"
 	// fileEnv is a file in which a process writes its ID when it has started.
 	fileEnv = "PLUGINCLIENT_FILE"
@@ -62,8 +62,6 @@ func TestMain(m *testing.M) {
 		config.GRPCServer = nil
 	case mode == "logs":
 		printLog()
-	case mode == "prints":
-		fmt.Print(os.Getenv(textEnv))
 	case mode == "floods":
 		if _, err := io.Copy(os.Stderr, newFlood()); err != nil {
 			panic(err)
