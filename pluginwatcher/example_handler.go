@@ -80,13 +80,12 @@ func (h *exampleHandler) DeRegisterPlugin(pluginName string) {
 	h.sendEvent(pluginName, exampleEventDeRegister)
 }
 
-// EventChan delivers the calls that the handler received for the plugin, as they begin, in order. It keeps the newest 64 that nobody
-// has read, also those from before EventChan was called, and is never closed.
-func (h *exampleHandler) EventChan(pluginName string) <-chan examplePluginEvent {
-	return h.eventChan(pluginName)
-}
+// AddPluginName is a method of the kubelet's example handler, which expects only plugins that were added. This handler takes any name.
+func (h *exampleHandler) AddPluginName(string) {}
 
-func (h *exampleHandler) eventChan(pluginName string) chan examplePluginEvent {
+// EventChan delivers the calls that the handler received for the plugin, as they begin, in order. It keeps the newest 64 that nobody
+// has read, also those from before EventChan was called. The handler never closes it.
+func (h *exampleHandler) EventChan(pluginName string) chan examplePluginEvent {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.events[pluginName] == nil {
@@ -96,7 +95,7 @@ func (h *exampleHandler) eventChan(pluginName string) chan examplePluginEvent {
 }
 
 func (h *exampleHandler) sendEvent(pluginName string, event examplePluginEvent) {
-	sendDroppingOldest(h.eventChan(pluginName), event)
+	sendDroppingOldest(h.EventChan(pluginName), event)
 }
 
 // common returns the given versions that the handler supports.

@@ -31,11 +31,11 @@ const (
 type examplePlugin struct {
 	registerapi.UnimplementedRegistrationServer
 
-	pluginName string
-	pluginType string
-	endpoint   string
-	versions   []string
-	statuses   chan *registerapi.RegistrationStatus
+	pluginName         string
+	pluginType         string
+	endpoint           string
+	versions           []string
+	registrationStatus chan *registerapi.RegistrationStatus
 
 	mu      sync.Mutex
 	running *exampleServer // nil while the plugin does not serve
@@ -51,11 +51,11 @@ func NewExamplePlugin() *examplePlugin {
 // its socket, which it also announces; Serve makes it. Any values are accepted, so that a test can announce what is wrong.
 func NewTestExamplePlugin(pluginName string, pluginType string, endpoint string, advertisedVersions ...string) *examplePlugin {
 	return &examplePlugin{
-		pluginName: pluginName,
-		pluginType: pluginType,
-		endpoint:   endpoint,
-		versions:   slices.Clone(advertisedVersions),
-		statuses:   make(chan *registerapi.RegistrationStatus, exampleStatusBacklog),
+		pluginName:         pluginName,
+		pluginType:         pluginType,
+		endpoint:           endpoint,
+		versions:           slices.Clone(advertisedVersions),
+		registrationStatus: make(chan *registerapi.RegistrationStatus, exampleStatusBacklog),
 	}
 }
 
@@ -74,13 +74,15 @@ func (e *examplePlugin) GetInfo(context.Context, *registerapi.InfoRequest) (*reg
 func (e *examplePlugin) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
-	sendDroppingOldest(e.statuses, status)
+	sendDroppingOldest(e.registrationStatus, status)
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
 // Statuses delivers each registration status that the plugin was told, in order. It keeps the newest 64 that nobody has read, and
 // is never closed.
-func (e *examplePlugin) Statuses() <-chan *registerapi.RegistrationStatus { return e.statuses }
+func (e *examplePlugin) Statuses() <-chan *registerapi.RegistrationStatus {
+	return e.registrationStatus
+}
 
 // Serve makes the plugin's socket and serves on it, in the background, the registration service and the named example services
 // ("v1beta1", "v1beta2"), until Stop. The socket appears at its path with the plugin already listening, and takes the place of

@@ -28,12 +28,13 @@ var specification = regexp.MustCompile(`github.com/container-storage-interface/s
 //go:embed testdata/boltstatedb_test.go
 var boltStateDB string
 
-// TestMoved runs tests of Nomad against package dynamicplugins. Only imports are changed.
+// TestMoved runs tests of Nomad against package dynamicplugins. Only imports are changed, and how long
+// something may take, for slow machines.
 func TestMoved(t *testing.T) {
 	for name, suite := range map[string]theirs.Suite{
 		"dynamicplugins": {
 			Module: nomad, From: "client/dynamicplugins", Files: []string{"*_test.go"},
-			Edits: []string{"package dynamicplugins", "package dynamicplugins_test", "import (", "import (\n\t. " + ourImport},
+			Edits: []string{"package dynamicplugins", "package dynamicplugins_test", "import (", "import (\n\t. " + ourImport, "1*time.Second", "time.Minute"},
 			LeftOut: map[string]string{
 				"TestPluginEventBroadcaster_SendsMessagesToAllClients": "it is of a type that Nomad does not export",
 				"TestPluginEventBroadcaster_UnsubscribeWorks":          "it is of a type that Nomad does not export",
@@ -41,7 +42,7 @@ func TestMoved(t *testing.T) {
 		},
 		"csimanager": {
 			Module: nomad, From: "client/pluginmanager/csimanager", Files: []string{"*.go"},
-			Edits: []string{theirImport, ourImport},
+			Edits: []string{theirImport, ourImport, "(context.Background(), 500*time.Millisecond)", "(context.Background(), time.Minute)"},
 		},
 		// Without upgrade_int_test.go, which needs most of Nomad, and upgrade_test.go, which does not use dynamicplugins.
 		"state": {

@@ -39,11 +39,8 @@ type Suite struct {
 func (s Suite) Run(t *testing.T) {
 	t.Parallel()
 	c := s.copy(t)
-	uncompiled := c.cut(t)
-	results := c.test(t)
-	for _, test := range uncompiled {
-		results[test] = "does not compile"
-	}
+	results := c.cut(t)
+	c.test(t, results)
 	passed := 0
 	for _, test := range slices.Sorted(maps.Keys(results)) {
 		result, reason := results[test], s.LeftOut[test]
@@ -145,17 +142,17 @@ func (c *sources) write(t *testing.T) {
 
 var (
 	complaint = regexp.MustCompile(`(?m)^[^\s:]*?([^/\s:]+\.go):(\d+):\d+: (.*)$`)
-	function  = regexp.MustCompile(`^func (\w+)\(t \*testing\.T\)`)
+	function  = regexp.MustCompile(`^func (Test\w+)\(t \*testing\.T\)`)
 	imported  = regexp.MustCompile(`^(\s*)(?:\w+ )?(".*")`)
 )
 
-// cut compiles the tests and cuts those that the compiler complains about. It returns their names.
-func (c *sources) cut(t *testing.T) []string {
+// cut compiles the tests and cuts those that the compiler complains about. It returns the first complaint about each.
+func (c *sources) cut(t *testing.T) map[string]string {
 	t.Helper()
-	cut := map[string]bool{}
+	cut := map[string]string{}
 	for range 5 {
 		if c.compile(t) == nil {
-			return slices.Collect(maps.Keys(cut))
+			return cut
 		}
 		complaints := complaint.FindAllSubmatch(c.printed, -1)
 		if len(complaints) == 0 {
@@ -163,7 +160,7 @@ func (c *sources) cut(t *testing.T) []string {
 		}
 		for _, m := range complaints {
 			line, _ := strconv.Atoi(string(m[2]))
-			if !c.cutLine(string(m[1]), line, bytes.Contains(m[3], []byte("imported and not used")), cut) {
+			if !c.cutLine(string(m[1]), line, string(m[3]), cut) {
 				t.Fatalf("%s does not compile, and not for a test:\n%s", c.name, c.printed)
 			}
 		}
@@ -174,12 +171,12 @@ func (c *sources) cut(t *testing.T) []string {
 }
 
 // cutLine replaces the test that has a line by empty lines, or makes the unused import there a blank one. It reports whether there is one.
-func (c *sources) cutLine(file string, line int, unused bool, cut map[string]bool) bool {
+func (c *sources) cutLine(file string, line int, complaint string, cut map[string]string) bool {
 	lines := bytes.Split(c.files[file], []byte("\n"))
 	if line > len(lines) {
 		return false
 	}
-	if unused {
+	if strings.Contains(complaint, "imported and not used") {
 		lines[line-1] = imported.ReplaceAll(lines[line-1], []byte("${1}_ $2"))
 		c.files[file] = bytes.Join(lines, []byte("\n"))
 		return true
@@ -188,16 +185,14 @@ func (c *sources) cutLine(file string, line int, unused bool, cut map[string]boo
 		return true // it has been cut for another line
 	}
 	from := line - 1
-	for ; from > 0 && !bytes.HasPrefix(lines[from], []byte("func ")); from-- {
-		if len(lines[from]) == 0 && from < line-1 && string(lines[from+1]) == "}" {
-			break
-		}
+	for from > 0 && !bytes.HasPrefix(lines[from], []byte("func ")) && string(lines[from-1]) != "}" {
+		from--
 	}
 	m := function.FindSubmatch(lines[from])
 	if m == nil {
 		return false
 	}
-	cut[string(m[1])] = true
+	cut[string(m[1])] = "does not compile: " + complaint
 	for i := from; ; i++ {
 		end := string(lines[i]) == "}"
 		lines[i] = nil
@@ -223,15 +218,14 @@ func (c *sources) compile(t *testing.T) error {
 
 func (c *sources) program() string { return filepath.Join(c.dir, "tests") }
 
-// test runs the tests and returns the result of each.
-func (c *sources) test(t *testing.T) map[string]string {
+// test runs the tests and adds their results.
+func (c *sources) test(t *testing.T, results map[string]string) {
 	t.Helper()
 	// "go test" would run them in the folder of the package, which does not exist.
 	tests := exec.CommandContext(t.Context(), "go", "tool", "test2json", c.program(), "-test.v=test2json", "-test.timeout=10m")
 	tests.Dir = c.dir
 	out, failed := tests.CombinedOutput()
 	c.printed = nil
-	results := map[string]string{}
 	for line := range bytes.Lines(out) {
 		var event struct{ Action, Test, Output string }
 		if json.Unmarshal(line, &event) != nil {
@@ -246,10 +240,10 @@ func (c *sources) test(t *testing.T) map[string]string {
 			results[event.Test] = event.Action
 		}
 	}
-	if len(results) == 0 {
-		t.Fatalf("no test ran: %v\n%s", failed, c.printed)
+	// It fails, too, if a test is left out because it fails.
+	if failed != nil && !slices.Contains(slices.Collect(maps.Values(results)), "fail") {
+		t.Fatalf("the program of the tests: %v\n%s", failed, c.printed)
 	}
-	return results
 }
 
 // find returns the paths of the files in a folder that match the patterns. Each must match at least one.
