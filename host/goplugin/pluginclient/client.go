@@ -286,18 +286,18 @@ func (c *Client) registered(ctx context.Context) (*dynamicplugins.PluginInfo, er
 		case err == nil:
 			return info, nil
 		case c.Exited():
-			return nil, errors.New("the plugin has ended, and is not restarted")
+			return nil, fmt.Errorf("the plugin has ended, and is not restarted%s", c.trouble())
 		case waiting.Err() == nil || ctx.Err() != nil:
-			return nil, fmt.Errorf("the plugin is not registered: %s%w", c.trouble(), err)
+			return nil, fmt.Errorf("the plugin is not registered: %w%s", err, c.trouble())
 		}
 	}
 }
 
-// trouble returns what failed last in the registration of the plugin, and a separator; empty for nothing.
+// trouble returns what failed last in the registration of the plugin, after a separator; empty for nothing.
 func (c *Client) trouble() string {
 	for _, event := range slices.Backward(c.runtime.Load().LastEvents(64)) {
 		if event.Kind == reconciler.EventFailed {
-			return event.Message + ": "
+			return ": " + event.Message
 		}
 	}
 	return ""

@@ -55,7 +55,9 @@ func beHost() {
 	} else if _, err := fmt.Sscanf(kind, "%d descriptors", &left); err == nil {
 		limitDescriptors(left)
 	}
-	client := pluginclient.NewClient(c)
+	client := pluginclient.NewClient(c, func(p *launcher.Plugin) {
+		p.Restart.Restart, p.StartTimeout = launcher.RestartNever, 15*time.Second // for those that cannot be registered
+	})
 	if _, err := client.Client(); err != nil {
 		fmt.Println(err)
 		client.Kill()
