@@ -11,11 +11,21 @@ import (
 const (
 	netRPC     = "its plugin speaks net/rpc, which is refused before there is a process"
 	runnerFunc = "it has a RunnerFunc, which is refused before there is a process"
+	attributes = "its plugin is started with Cmd.SysProcAttr, which is refused before there is a process"
+	nowhere    = "its plugin serves nowhere, and Start says so; pluginclient has tests of its own for what it is about"
 	noTLS      = "its plugin serves TLS, and its client has none: no call gets through, and Start says so"
 	insides    = "it tests what the library does not export"
 )
 
 const goPlugin = "github.com/hashicorp/go-plugin"
+
+// What is around the plugins in configurations: of servers that stay with net/rpc, of a client that does not allow gRPC, and of the plugins.
+const (
+	serveNetRPC  = "go Serve(&ServeConfig{\n\t\tHandshakeConfig: testHandshake,\n\t\tPlugins:         testPluginMap,\n"
+	notAllowed   = "Plugins:         testPluginMap,\n\t})\n\tdefer c.Kill()\n\n\tif _, err := c.Start(); err == nil {"
+	helperNetRPC = "Handshake,\n\t\t\tPlugins:         testPluginMap,\n"
+	helperGRPC   = "Handshake, Plugins: testGRPCPluginMap, GRPCServer: DefaultGRPCServer,\n"
+)
 
 //go:embed testdata/conn_test.go
 var conn string
@@ -37,29 +47,28 @@ func TestMoved(t *testing.T) {
 			"c.runner.Kill(context.Background())", "kill(c)", "c.doneCtx.Done()", "ended()",
 			"envMultiplexGRPC", `"PLUGIN_MULTIPLEX_GRPC"`,
 			"go-plugin.test: panic", "tests: panic", // the name of the program
+			// Where it does not matter, plugins speak gRPC and not net/rpc.
+			serveNetRPC, serveNetRPC, notAllowed, notAllowed, helperNetRPC, helperGRPC, "\ttestPluginMap := map", "\t_ = map",
+			"Plugins:         testPluginMap,\n", "Plugins: testGRPCPluginMap, AllowedProtocols: []Protocol{ProtocolGRPC},\n",
+			"tcp|:1234\\n", "tcp|:1234|grpc\\n",
 			// What is left out of tests: net/rpc, and a RunnerFunc. The gRPC that is required here has a method more than theirs.
 			"\tt.Run(\"netrpc\", func(t *testing.T) { testClient_logger(t, \"netrpc\") })\n", "",
 			"\"use RunnerFunc\": {true},", "",
 			`{"Check", "Watch"}`, `{"Check", "List", "Watch"}`,
 		},
 		LeftOut: map[string]string{
-			"TestClient":                       netRPC,
-			"TestClient_SecureConfig":          netRPC,
-			"TestClient_SkipHostEnv":           netRPC,
-			"TestClient_Stderr":                netRPC,
-			"TestClient_StderrJSON":            netRPC,
-			"TestClient_Stdin":                 netRPC,
-			"TestClient_TLS":                   netRPC,
+			"TestClient":                       nowhere,
+			"TestClient_SkipHostEnv":           nowhere,
+			"TestClient_Stderr":                nowhere,
+			"TestClient_StderrJSON":            nowhere,
+			"TestClient_Stdin":                 nowhere,
+			"TestClient_TLS":                   noTLS,
 			"TestClient_killStart":             netRPC,
 			"TestClient_legacyClient":          netRPC,
 			"TestClient_mtlsNetRPCClient":      netRPC,
-			"TestClient_ping":                  netRPC,
-			"TestClient_reattach":              netRPC,
 			"TestClient_reattachNoProtocol":    netRPC,
-			"TestClient_testCleanup":           netRPC,
-			"TestClient_testInterface":         netRPC,
-			"TestClient_testInterfaceReattach": netRPC,
-			"TestClient_textLogLevel":          netRPC,
+			"TestClient_testInterfaceReattach": attributes,
+			"TestClient_textLogLevel":          nowhere,
 			"TestClient_logStderr":             insides,
 			"TestClient_logStderrParseJSON":    insides,
 			"TestProtocolSelection_no_server":  insides,
