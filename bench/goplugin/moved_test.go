@@ -46,6 +46,9 @@ func TestMoved(t *testing.T) {
 			"!c.killed()", "false", "c.killed()", "false",
 			"c.runner.Kill(context.Background())", "kill(c)", "c.doneCtx.Done()", "ended()",
 			"envMultiplexGRPC", `"PLUGIN_MULTIPLEX_GRPC"`,
+			// For slow machines.
+			"time.After(time.Second * 2)", "time.After(time.Minute)", "2000 * time.Millisecond", "time.Minute",
+			"time.Sleep(100 * time.Millisecond)", "time.Sleep(2 * time.Second)",
 			"go-plugin.test: panic", "tests: panic", // the name of the program
 			// Where it does not matter, plugins speak gRPC and not net/rpc.
 			serveNetRPC, serveNetRPC, notAllowed, notAllowed, helperNetRPC, helperGRPC, "\ttestPluginMap := map", "\t_ = map",

@@ -29,7 +29,12 @@ func (commands) NewCmdRunner(hclog.Logger, *exec.Cmd) (runner.Runner, error) {
 
 // ReattachFunc returns a function that attaches to a process.
 func (commands) ReattachFunc(pid int, _ net.Addr) runner.ReattachFunc {
-	return func() (runner.AttachedRunner, error) { return process(pid), nil }
+	return func() (runner.AttachedRunner, error) {
+		if pid <= 0 {
+			return nil, errors.New("the configuration has no process") // to kill 0 is to kill the whole group
+		}
+		return process(pid), nil
+	}
 }
 
 // process is a process that somebody else has started.
