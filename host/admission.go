@@ -45,7 +45,6 @@ type AdmissionPlugin struct {
 	host       *Host
 	spec       AdmissionSpec
 	executable string
-	advice     string       // as that of a Spec
 	logger     *slog.Logger // nil: that of the host's PluginsContext
 
 	aborted chan struct{} // closed by Close
@@ -88,9 +87,6 @@ func NewAdmission(ctx context.Context, host *Host, spec AdmissionSpec) *Admissio
 		spec.Timeout = defaultAdmissionTimeout
 	}
 	p := &AdmissionPlugin{host: host, spec: spec, logger: logger, aborted: make(chan struct{}), checks: map[plugin.Pin]*Promise{}}
-	if spec.Protocol != ProtocolCIPD {
-		p.advice = fmt.Sprintf("a plugin of CIPD needs the protocol %q: set AdmissionSpec.Protocol, or admission.protocol", ProtocolCIPD)
-	}
 	p.waiting, p.sent, p.kept = promises{list.New()}, promises{list.New()}, promises{list.New()}
 	if len(spec.Args) > 0 {
 		p.executable = spec.Args[0]
@@ -185,8 +181,8 @@ func (p *AdmissionPlugin) expire() {
 	now := time.Now()
 	var hung supervise.Process
 	err := ErrTimeout
-	if p.session != nil && !p.session.greeted && p.advice != "" {
-		err = fmt.Errorf("%w, and has not asked for checks; %s", err, p.advice)
+	if p.session != nil && !p.session.greeted && p.spec.Protocol != ProtocolCIPD {
+		err = fmt.Errorf("%w, and has not asked for checks; %s", err, needsCIPD)
 	}
 	for _, pending := range []promises{p.sent, p.waiting} {
 		for first := pending.first(); first != nil && !first.deadline.After(now); first = pending.first() {

@@ -12,9 +12,6 @@ import (
 	"time"
 )
 
-// needsCIPD is what is said of a plugin of CIPD whose protocol is not named.
-const needsCIPD = `a plugin of CIPD needs the protocol "cipd"`
-
 // silentCIPD is a program with the name of CIPD's service in it. Like CIPD's own plugins, it is silent about its handshake and waits for the end
 // of its standard input.
 const silentCIPD = `#!/bin/sh

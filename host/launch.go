@@ -76,7 +76,7 @@ type Spec struct {
 	// on, and it cannot survive.
 	Foreign Foreign
 
-	advice string // what to do if it is a plugin of CIPD; empty for nothing
+	unnamed bool // whoever launches it could name no protocol, or has not named that of CIPD
 }
 
 // Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
@@ -102,8 +102,7 @@ type survivor struct {
 // The plugin speaks [ProtocolPatchbay]. A CIPD plugin is refused: launch it with [Host.Launch] and [ProtocolCIPD]. One that a script starts
 // waits to be terminated, and its Err says the same.
 func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller) (*PluginProcess, error) {
-	return h.Launch(ctx, Spec{Args: args, Controller: ctrl, advice: fmt.Sprintf(
-		"a plugin of CIPD needs the protocol %q: launch it with Host.Launch and Spec.Protocol", ProtocolCIPD)})
+	return h.Launch(ctx, Spec{Args: args, Controller: ctrl, unnamed: true})
 }
 
 // Launch is [Host.LaunchPlugin] with every option. The error says why no process runs: the spec is invalid, the program is missing or
@@ -180,8 +179,8 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err != nil {
 		return nil, explain(err, spec, spec.Args[0])
 	}
-	if spec.advice != "" && cipd.IsPlugin(program) {
-		return nil, fmt.Errorf("it calls CIPD's services and none of Patchbay's; %s", spec.advice)
+	if spec.unnamed && cipd.IsPlugin(program) {
+		return nil, errors.New("it calls CIPD's services and none of Patchbay's; " + needsCIPD)
 	}
 	user, err := identify(spec.User, spec.Group)
 	if err != nil {
@@ -354,6 +353,9 @@ const (
 	// until it has ended. The host listens there only when such a plugin was launched, on one port for all of them.
 	ProtocolCIPD Protocol = "cipd"
 )
+
+// needsCIPD says what to do about a plugin of CIPD that was launched with another protocol.
+const needsCIPD = `a plugin of CIPD needs the protocol "cipd": set the Protocol of its Spec or AdmissionSpec, or admission.protocol`
 
 // protocolForeign is that of plugins with a [Foreign].
 const protocolForeign Protocol = "foreign"

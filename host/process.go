@@ -246,8 +246,8 @@ func (p *PluginProcess) end() {
 		p.err = ErrTerminated
 	} else {
 		p.words = p.logs.LastWords(p.began)
-		if p.spec.advice != "" && !p.calls.came() {
-			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, p.spec.advice)
+		if p.spec.unnamed && !p.calls.came() {
+			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, needsCIPD)
 		}
 	}
 	message := WithLastWords(p.err, p.words).Error()

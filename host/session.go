@@ -257,8 +257,9 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ machine.Ref, _ string) (
 	p.mu.Lock()
 	p.session = s
 	p.mu.Unlock()
-	spec := Spec{Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}, advice: p.advice}
-	proc, err := p.host.Launch(ctx, spec)
+	proc, err := p.host.Launch(ctx, Spec{
+		Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}, unnamed: p.spec.Protocol != ProtocolCIPD,
+	})
 	if err != nil {
 		p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))
 		return nil, err

@@ -17,8 +17,7 @@ import (
 
 // Given are files that say what services there are, for servers without reflection.
 type Given struct {
-	// Protos are proto sources, found in the directories Imports (default: the working directory), as what they import is. An absolute
-	// path is that of the file itself.
+	// Protos are proto sources. Relative paths, and what the sources import, are found in Imports (default: the working directory).
 	Protos, Imports []string
 	// Sets are files with a serialized google.protobuf.FileDescriptorSet, as protoc --include_imports --descriptor_set_out writes them.
 	Sets []string
