@@ -2,6 +2,7 @@ package host
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,8 +76,11 @@ type Spec struct {
 	// Foreign is set for a plugin of a protocol that the host does not know; Protocol does not matter then. Its PluginSocket is not passed
 	// on, and it cannot survive.
 	Foreign Foreign
+}
 
-	unnamed bool // whoever launches it could name no protocol, or has not named that of CIPD
+// mayNeedCIPD says whether it is to ask its host for something, in a protocol that is not CIPD's.
+func (s *Spec) mayNeedCIPD() bool {
+	return s.Controller != nil && s.Foreign == nil && s.Protocol != ProtocolCIPD
 }
 
 // Grace says how long [PluginProcess.Terminate] waits after each of its steps. A zero field means its default, a negative one
@@ -102,7 +106,7 @@ type survivor struct {
 // The plugin speaks [ProtocolPatchbay]. A CIPD plugin is refused: launch it with [Host.Launch] and [ProtocolCIPD]. One that a script starts
 // waits to be terminated, and its Err says the same.
 func (h *Host) LaunchPlugin(ctx context.Context, args []string, ctrl *Controller) (*PluginProcess, error) {
-	return h.Launch(ctx, Spec{Args: args, Controller: ctrl, unnamed: true})
+	return h.Launch(ctx, Spec{Args: args, Controller: cmp.Or(ctrl, &Controller{})})
 }
 
 // Launch is [Host.LaunchPlugin] with every option. The error says why no process runs: the spec is invalid, the program is missing or
@@ -179,7 +183,7 @@ func (h *Host) launch(ctx context.Context, spec Spec) (*PluginProcess, error) {
 	if err != nil {
 		return nil, explain(err, spec, spec.Args[0])
 	}
-	if spec.unnamed && cipd.IsPlugin(program) {
+	if spec.mayNeedCIPD() && cipd.IsPlugin(program) {
 		return nil, errors.New("it calls CIPD's services and none of Patchbay's; " + needsCIPD)
 	}
 	user, err := identify(spec.User, spec.Group)

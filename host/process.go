@@ -246,7 +246,7 @@ func (p *PluginProcess) end() {
 		p.err = ErrTerminated
 	} else {
 		p.words = p.logs.LastWords(p.began)
-		if p.spec.unnamed && !p.calls.came() {
+		if p.spec.mayNeedCIPD() && !p.calls.came() {
 			p.err = fmt.Errorf("%w, before it called its host; %s", p.err, needsCIPD)
 		}
 	}

@@ -258,7 +258,7 @@ func (p *AdmissionPlugin) launch(ctx context.Context, _ machine.Ref, _ string) (
 	p.session = s
 	p.mu.Unlock()
 	proc, err := p.host.Launch(ctx, Spec{
-		Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s}, unnamed: p.spec.Protocol != ProtocolCIPD,
+		Args: p.spec.Args, Protocol: p.spec.Protocol, Controller: &Controller{Admissions: s},
 	})
 	if err != nil {
 		p.finish(s, fmt.Errorf("%w: %w", ErrCrashed, err))

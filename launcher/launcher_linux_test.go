@@ -225,11 +225,14 @@ func TestGivenUp(t *testing.T) {
 		t.Errorf("it is %+v, want the error %q", s, want)
 	}
 	want := []launcher.EventKind{launcher.EventBackoff, launcher.EventBackoff, launcher.EventFailed}
-	if got := f.told("crash"); !slices.Equal(got, want) {
+	ends := func() []launcher.EventKind { // on a busy machine it may have run for so long that it was ready
+		return slices.DeleteFunc(f.told("crash"), func(k launcher.EventKind) bool { return k == launcher.EventReady })
+	}
+	if got := ends(); !slices.Equal(got, want) {
 		t.Errorf("events %v, want %v", got, want)
 	}
 	f.must(f.Start("crash"))
-	f.until("another row", func() bool { return len(f.told("crash")) == 6 })
+	f.until("another row", func() bool { return len(ends()) == 6 })
 	f.in("crash", launcher.StateFailed)
 	f.must(f.Stop("crash"))
 	if s := f.status("crash"); s.State != launcher.StateStopped {
