@@ -45,7 +45,8 @@ func (m *model) settled() {
 		case p.dead:
 			m.checkDead(path, s)
 		default:
-			if p.owed && !m.misfit(path) {
+			// Whose socket moved while it was told is asked again, and may be left alone then.
+			if p.owed && s.State != reconciler.StateIgnored && !m.misfit(path) {
 				m.complain("%s was never told that it was refused: %+v", path, p.said)
 			}
 			key := lane{p.valid.Type, p.valid.Name}
