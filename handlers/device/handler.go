@@ -216,6 +216,7 @@ func (h *Handler) RegisterPluginContext(
 		h.drop(pluginName) // after an error the handler has no instance
 		return cache.Registration{}, fmt.Errorf("cannot use device plugin %s at %s: %w", foreign.Quote(pluginName), endpointPath, err)
 	}
+	h.older.dropDead(pluginName) // one that was superseded before it was registered is watched by nobody
 	found := cache.Registration{WatchEndpoint: true, Details: map[string]string{}}
 	if p.preStart {
 		found.Details[KeyPreStart] = "true"

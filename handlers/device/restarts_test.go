@@ -2,11 +2,15 @@ package device_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/patchbay-dev/patchbay/handlers/device"
 )
 
 // TestPluginThatRestartsForKubeletSock: plugins take a new kubelet.sock for a restart of their host, and register again or even restart. So it
@@ -71,4 +75,36 @@ func TestPluginThatRestartsForKubeletSock(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(sockets, "kubelet.sock")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("kubelet.sock after the end of the host: %v", err)
 	}
+}
+
+// TestEndOfOneThatWasNeverRegistered: a plugin ends that a newer one superseded before it was registered. Nobody watches it, and its announcement
+// is taken down all the same.
+func TestEndOfOneThatWasNeverRegistered(t *testing.T) {
+	t.Parallel()
+	dir := tempDir(t)
+	h, err := device.New(device.Config{SocketDir: filepath.Join(dir, "sockets"), PluginDir: filepath.Join(dir, "plugins")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	announced := func() int {
+		sockets, _ := filepath.Glob(filepath.Join(dir, "plugins", "patchbay-device-plugins", "*.sock"))
+		return len(sockets)
+	}
+	var registering sync.WaitGroup
+	t.Cleanup(registering.Wait)
+	t.Cleanup(func() { _ = h.Close() })
+	var stopOlder func()
+	for i, name := range []string{"older", "newer"} {
+		stop := serveAt(t, filepath.Join(dir, "sockets", name), newFake("a").register)
+		if i == 0 {
+			stopOlder = stop
+		}
+		registering.Go(func() { _ = registerOlder(t, dir, older(resource, name)) }) // nobody finds it, so it is not answered
+		until(t, h, fmt.Sprint(i+1, " are announced"), func() bool { return announced() == i+1 }, func() string { return fmt.Sprint(announced()) })
+	}
+	stopOlder()
+	if err := h.RegisterPlugin(resource, filepath.Join(dir, "sockets", "newer"), []string{"v1beta1"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	until(t, h, "one is announced", func() bool { return announced() == 1 }, func() string { return fmt.Sprint(announced()) })
 }
