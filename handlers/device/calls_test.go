@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -88,7 +89,13 @@ func TestCallOutlivesItsPlugin(t *testing.T) {
 func TestAdviceIsNotWaitedFor(t *testing.T) {
 	f := newFake("a", "b")
 	f.options = &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true}
-	f.prefer = func(*pluginapi.ContainerPreferredAllocationRequest) ([]string, error) { return []string{"b"}, nil }
+	var inTime atomic.Bool
+	f.prefer = func(*pluginapi.ContainerPreferredAllocationRequest) ([]string, error) {
+		if !inTime.Load() {
+			return nil, errors.New("too late")
+		}
+		return []string{"b"}, nil
+	}
 	had := make(chan time.Duration, 1)
 	f.asked = func(ctx context.Context) {
 		deadline, _ := ctx.Deadline()
@@ -103,6 +110,7 @@ func TestAdviceIsNotWaitedFor(t *testing.T) {
 		t.Errorf("GetPreferredAllocation may take %v of an allocation, want a second", d)
 	}
 	// Who asks for nothing else waits for the answer.
+	inTime.Store(true)
 	f.asked = func(ctx context.Context) {
 		deadline, _ := ctx.Deadline()
 		had <- time.Until(deadline)
