@@ -9,7 +9,6 @@
 package goplugin
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -153,7 +152,6 @@ func (p *Plugin) config(l *life, private string) *goplugin.ClientConfig {
 	c.Cmd, c.Reattach, c.SecureConfig, c.Managed = nil, nil, nil, false
 	c.AllowedProtocols = []goplugin.Protocol{goplugin.ProtocolGRPC}
 	c.AutoMTLS, c.SkipHostEnv = p.AutoMTLS, true
-	c.StartTimeout = cmp.Or(c.StartTimeout, startTimeout)
 	c.UnixSocketConfig = &goplugin.UnixSocketConfig{TempDir: private, Group: p.group()}
 	c.GRPCDialOptions = slices.Concat(c.GRPCDialOptions, l.traffic.options())
 	if c.GRPCBrokerMultiplex { // the library's own dialer knows of the one connection then

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -105,12 +106,15 @@ func HoldTemp(parent, prefix string) (*os.File, error) {
 	}
 }
 
-// RemoveUnheld calls remove for each directory of [HoldTemp] whose owner has exited without removing it.
+// RemoveUnheld calls remove for each directory in parent that has the prefix and that no process holds: the owner was killed.
 func RemoveUnheld(parent, prefix string, remove func(path string)) {
-	dirs, _ := filepath.Glob(filepath.Join(parent, prefix+"*")) // the pattern is well-formed
+	dirs, _ := os.ReadDir(parent) // what cannot be read is not removed
 	for _, dir := range dirs {
-		if lock, err := HoldDir(dir); err == nil {
-			remove(dir)
+		if !strings.HasPrefix(dir.Name(), prefix) {
+			continue
+		}
+		if lock, err := HoldDir(filepath.Join(parent, dir.Name())); err == nil {
+			remove(lock.Name())
 			_ = lock.Close()
 		}
 	}

@@ -76,6 +76,19 @@ func TestReattachOther(t *testing.T) {
 	}
 }
 
+// TestReattachAncestor: the process from which this one and the plugin descend is not the plugin, and not ended.
+func TestReattachAncestor(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, config("serve"))
+	dispense(t, client)
+	c := config("")
+	c.Cmd, c.Reattach = nil, client.ReattachConfig()
+	c.Reattach.Pid, c.Reattach.Test = os.Getpid(), true // with Test no process is ended
+	if _, err := newClient(t, c).Client(); !errors.Is(err, library.ErrProcessNotFound) {
+		t.Errorf("%v, want %v", err, library.ErrProcessNotFound)
+	}
+}
+
 // TestReattachChild: a client attaches to the process that was started, also if a child of it serves.
 func TestReattachChild(t *testing.T) {
 	t.Parallel()

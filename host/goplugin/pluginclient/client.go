@@ -13,11 +13,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,14 +60,14 @@ type Client struct {
 	undo []func() error
 
 	mu     sync.Mutex
-	follow map[int]*grpc.ClientConn // what was dispensed calls on, by the version of the plugin
+	follow map[int]*grpc.ClientConn // the connections of dispensed values, by the version of the plugin; nil after Kill
 	// last is what Client returned last, and lastLife the process that it was made for.
 	last     *library.GRPCClient
 	lastLife *library.Client
 }
 
-// errKilled is the error of a Start that Kill ended.
-var errKilled = errors.New("the plugin was killed before it had started")
+// errKilled is the error of a Start or Client that Kill ended.
+var errKilled = errors.New("the plugin was killed")
 
 // NewClient returns a client for a plugin, which is started by the first call that needs it, or by Start. The configuration must not be
 // changed afterwards. The options change how the launcher runs the plugin, which it restarts by default when it crashes; Name, NoSocket and
@@ -75,7 +77,7 @@ func NewClient(config *library.ClientConfig, options ...func(*launcher.Plugin)) 
 	if own.Logger == nil { // as the library does
 		own.Logger = hclog.New(&hclog.LoggerOptions{Output: hclog.DefaultOutput, Level: hclog.Trace, Name: "plugin"})
 	}
-	c := &Client{config: &own, options: options}
+	c := &Client{config: &own, options: options, follow: map[int]*grpc.ClientConn{}}
 	ctx, stop := context.WithCancelCause(context.Background())
 	c.stop, c.start = stop, sync.OnceValue(func() error {
 		err := c.launch(ctx)
@@ -105,10 +107,7 @@ func (c *Client) Start() (net.Addr, error) {
 
 // launch starts the plugin until ctx ends.
 func (c *Client) launch(ctx context.Context) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
-	}
-	if err := refused(c.config); err != nil {
+	if err := cmp.Or(context.Cause(ctx), refused(c.config)); err != nil {
 		return err
 	}
 	if c.config.Reattach != nil {
@@ -146,7 +145,9 @@ func (c *Client) launch(ctx context.Context) error {
 	if err := runtime.Launcher().Set([]launcher.Plugin{unit}); err != nil {
 		return err
 	}
-	if err := runtime.Launcher().Start(name); err != nil {
+	err = runtime.Launcher().Start(name)
+	c.runtime.Store(runtime) // not earlier: before its start the plugin is in the state of one that was stopped
+	if err != nil {
 		return err
 	}
 	_, err = c.registered(ctx)
@@ -160,7 +161,11 @@ func (c *Client) makeDir() (string, error) {
 	if u := c.config.UnixSocketConfig; u != nil && u.TempDir != "" {
 		parent, from = u.TempDir, "UnixSocketConfig.TempDir"
 	}
-	sock.RemoveUnheld(parent, prefix, func(dir string) { _ = os.RemoveAll(dir) })
+	sock.RemoveUnheld(parent, prefix, func(dir string) {
+		if number := filepath.Base(dir)[len(prefix):]; strings.Trim(number, "0123456789") == "" { // else a user has named it
+			_ = os.RemoveAll(dir)
+		}
+	})
 	dir, err := sock.HoldTemp(parent, prefix)
 	if err != nil {
 		return "", fmt.Errorf("cannot make a directory for the plugin's sockets; set %s to one that can be written to: %w", from, err)
@@ -181,7 +186,6 @@ func (c *Client) run(runtime *patchbay.Runtime) (stop func()) {
 		stop()
 		return <-ended
 	})
-	c.runtime.Store(runtime)
 	return stop
 }
 
@@ -240,14 +244,10 @@ func (c *Client) unit() (launcher.Plugin, error) {
 
 // versions are those of the configuration.
 func (c *Client) versions() []int {
-	var versions []int
-	for v := range c.config.VersionedPlugins {
-		versions = append(versions, v)
-	}
+	versions := slices.Sorted(maps.Keys(c.config.VersionedPlugins))
 	if own := int(c.config.ProtocolVersion); c.config.Plugins != nil && !slices.Contains(versions, own) {
 		versions = append(versions, own)
 	}
-	slices.Sort(versions)
 	return versions
 }
 
@@ -361,14 +361,12 @@ func (c *Client) Exited() bool {
 
 // of asks the present life something, and returns the zero value if there is none.
 func of[T any](c *Client, ask func(*library.Client) T) (zero T) {
-	if c.attached.Load() == nil && c.runtime.Load() == nil {
-		return zero
+	if c.attached.Load() != nil || c.runtime.Load() != nil {
+		if current, err := c.current(); err == nil {
+			return ask(current)
+		}
 	}
-	current, err := c.current()
-	if err != nil {
-		return zero
-	}
-	return ask(current)
+	return zero
 }
 
 // ID returns the process ID; empty without a process.

@@ -287,6 +287,7 @@ func closeProtocol(t *testing.T, client *pluginclient.Client) {
 
 func TestTestMode(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	attach, closed := make(chan *library.ReattachConfig, 1), make(chan struct{})
 	go library.Serve(&library.ServeConfig{
 		HandshakeConfig: handshake, Plugins: library.PluginSet{"talker": &talkerPlugin{}}, GRPCServer: library.DefaultGRPCServer,
@@ -300,7 +301,6 @@ func TestTestMode(t *testing.T) {
 	answers(t, strconv.Itoa(os.Getpid()), func() (string, error) { return dispense(t, client).ask("") })
 	closeProtocol(t, client)
 	<-closed // not ended in two ways at the same time, which the library's server does not expect
-	cancel()
 }
 
 // certificate makes one for localhost and returns its files and who trusts it.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay/host/goplugin/pluginclient"
 	"github.com/patchbay-dev/patchbay/launcher"
+	"github.com/patchbay-dev/patchbay/pluginwatcher/example_plugin_apis/v1beta1"
 )
 
 // await waits until a condition holds.
@@ -304,6 +306,65 @@ func TestKillAnyTime(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+// TestClientsDuringKill: a Client that Kill overtakes leaves nothing, which leaktest looks for, and a plugin that is starting has not exited.
+func TestClientsDuringKill(t *testing.T) {
+	for range 10 {
+		client := pluginclient.NewClient(config("serve"))
+		var asking sync.WaitGroup
+		starting := make(chan struct{})
+		asking.Go(func() {
+			for {
+				select {
+				case <-starting:
+					return
+				default:
+					if client.Exited() {
+						t.Error("a plugin that is starting has exited")
+						return
+					}
+				}
+			}
+		})
+		if _, err := client.Client(); err != nil {
+			t.Error(err)
+		}
+		close(starting)
+		asking.Wait()
+		for range 32 {
+			asking.Go(func() {
+				for {
+					if _, err := client.Client(); err != nil {
+						return
+					}
+				}
+			})
+		}
+		client.Kill()
+		asking.Wait()
+	}
+}
+
+// TestDeadline: a call whose time ends while it waits for a restart says so, as calls of gRPC do.
+func TestDeadline(t *testing.T) {
+	t.Parallel()
+	client := pluginclient.NewClient(config("serve"), func(p *launcher.Plugin) {
+		p.Restart.MinBackoff, p.Restart.MaxBackoff = time.Hour, time.Hour
+	})
+	t.Cleanup(client.Kill)
+	p := dispense(t, client)
+	kill(t, client.ID())
+	var err error
+	await(t, "the end of the time of a call", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err = p.client.GetExampleInfo(ctx, &v1beta1.ExampleRequest{})
+		return err != nil && ctx.Err() != nil
+	})
+	if status.Code(err) != codes.DeadlineExceeded {
+		t.Error(err)
 	}
 }
 

@@ -25,13 +25,11 @@ import (
 // refused returns an error for a configuration with something that is not offered. The library itself refuses what excludes Reattach.
 func refused(config *library.ClientConfig) error {
 	cmd := config.Cmd
-	if config.Reattach != nil {
-		return nil
-	}
-	if config.RunnerFunc != nil {
-		return notOffered("RunnerFunc", "the launcher starts the program of Cmd itself; use plugin.NewClient for other runners")
-	}
 	switch {
+	case config.Reattach != nil:
+		return nil
+	case config.RunnerFunc != nil:
+		return notOffered("RunnerFunc", "the launcher starts the program of Cmd itself; use plugin.NewClient for other runners")
 	case !slices.Contains(config.AllowedProtocols, library.ProtocolGRPC):
 		return errors.New("plugins that speak net/rpc are not offered; serve gRPC, and allow it with AllowedProtocols")
 	case cmd == nil || cmd.Path == "":
@@ -136,7 +134,8 @@ func checkPeer(ctx context.Context, to *library.ReattachConfig) error {
 		peer, err = sock.PeerOf(conn)
 		_ = conn.Close() // nothing was said
 	}
-	if err == nil && !descends(peer.PID, to.Pid) {
+	// This process and the plugin both descend from init or a shell, which is not the plugin.
+	if err == nil && peer.PID != to.Pid && (!descends(peer.PID, to.Pid) || descends(os.Getpid(), to.Pid)) {
 		err = fmt.Errorf("process %d serves at %s; start the plugin again", peer.PID, address.Name)
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package pluginclient
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,15 +83,15 @@ func (c *Client) followingConn(version int) (*grpc.ClientConn, error) {
 	if conn := c.follow[version]; conn != nil {
 		return conn, nil
 	}
+	if c.follow == nil {
+		return nil, errKilled
+	}
 	f := follower{c, version}
 	// The plugins of the library take this very type. No call gets further than to its interceptors.
 	conn, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithUnaryInterceptor(f.unary), grpc.WithStreamInterceptor(f.stream), grpc.WithContextDialer(f.dial))
 	if err != nil {
 		return nil, err
-	}
-	if c.follow == nil {
-		c.follow = map[int]*grpc.ClientConn{}
 	}
 	c.follow[version] = conn
 	return conn, nil
@@ -106,7 +107,7 @@ type follower struct {
 func (f follower) endpoint(ctx context.Context) (string, error) {
 	info, err := f.client.registered(ctx)
 	if err != nil {
-		return "", status.Error(codes.Unavailable, err.Error())
+		return "", status.Error(cmp.Or(status.FromContextError(ctx.Err()).Code(), codes.Unavailable), err.Error())
 	}
 	endpoint := info.ConnectionInfo.SocketPath
 	if life := f.client.connections.Client(endpoint); life != nil && life.NegotiatedVersion() != f.version {

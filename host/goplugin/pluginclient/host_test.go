@@ -108,6 +108,25 @@ func TestNoTempDir(t *testing.T) {
 	}
 }
 
+// TestNamedDirs: directories that a user has named stay, and those of another directory, whose name matches that of TMPDIR as a pattern.
+func TestNamedDirs(t *testing.T) {
+	dir := shortDir(t)
+	temp := filepath.Join(dir, "[x]")
+	t.Setenv("TMPDIR", temp)
+	named, other, left := filepath.Join(temp, "pbclient-src"), filepath.Join(dir, "x", "pbclient1"), filepath.Join(temp, "pbclient1")
+	for _, d := range []string{named, other, left} {
+		if err := errors.Join(os.MkdirAll(d, 0o700), os.WriteFile(filepath.Join(d, "file"), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dispense(t, newClient(t, config("serve")))
+	for path, want := range map[string]bool{named: true, other: true, left: false} {
+		if _, err := os.Stat(filepath.Join(path, "file")); (err == nil) != want {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
 // TestKilledHost: what a host leaves that is killed is removed by the next one, and what belongs to a running one is not.
 func TestKilledHost(t *testing.T) {
 	dir := shortDir(t)
