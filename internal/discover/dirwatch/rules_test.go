@@ -162,7 +162,7 @@ func TestRules(t *testing.T) {
 			> mkdir r/a; sock r/a/x; mkdir new; sock new/x; sock new/y; start
 			+r/a/x
 			> mv r/a r/.old; mv new r/a
-			*r/a/x
+			-*r/a/x
 			+r/a/y
 			> sock r/a/z
 			+r/a/z`,

@@ -300,6 +300,7 @@ func makeSocket(path string) error {
 //
 //	+p      a socket appeared          -p     it is gone         +p<q  it was renamed from q
 //	*p      another one took its place  ~p 0600  its mode changed
+//	-*p     it is gone, and another one took its place: two renames, and the watcher may have looked after the first
 func (r *rig) run(script string) {
 	r.t.Helper()
 	for line := range strings.SplitSeq(script, "\n") {
@@ -308,6 +309,16 @@ func (r *rig) run(script string) {
 		case line == "":
 		case strings.HasPrefix(line, ">"):
 			r.do(strings.TrimSpace(line[1:]))
+		case strings.HasPrefix(line, "-*"):
+			r.await("the end of "+line[2:], func() bool { return len(r.facts) > 0 })
+			r.mu.Lock()
+			between := r.facts[0] == "-"+line[2:]
+			r.mu.Unlock()
+			if between {
+				r.want("-"+line[2:], "+"+line[2:])
+			} else {
+				r.want(line[1:])
+			}
 		default:
 			r.want(line)
 		}
