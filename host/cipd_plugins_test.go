@@ -32,7 +32,7 @@ type cipdHost struct {
 	line   string // of the handshake
 }
 
-// cipdConnect does what such a plugin does at first: it reads one line and refuses fields that it does not know, once its host ends it.
+// cipdConnect reads the handshake as CIPD's plugins do. If it has unknown fields, the plugin waits for the end of standard input and exits.
 func cipdConnect() *cipdHost {
 	line, err := bufio.NewReader(os.Stdin).ReadBytes('\n')
 	if err != nil {

@@ -112,7 +112,7 @@ type Plugin struct {
 	// environment unless it is nil. The launcher sets PluginSocket, Logs, Admit, Tag, Grace and Foreign.
 	host.Spec
 	// NoSocket is for a program that does not serve: it is ready when it has run for a moment. All others get a socket path in the plugin
-	// directory, and are ready when they are registered. One with a user or group gets a directory of its own there.
+	// directory, and are ready when they are registered. A plugin with a user or group gets a directory of its own in the plugin directory.
 	NoSocket bool
 	// Protocol launches a plugin that speaks a protocol unknown to the host, and must serve; nil for all others. It is compared with that of
 	// an earlier configuration by [reflect.DeepEqual].

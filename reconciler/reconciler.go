@@ -161,8 +161,8 @@ func (r *Reconciler) SetTimeouts(all Timeouts, byType map[string]Timeouts) error
 	return nil
 }
 
-// SetHandler makes h the handler for a plugin type. Plugins of that type which wait for one register at once; those of a
-// previous handler are deregistered there and registered with h. It panics if h is nil or ptype is not a plugin type.
+// SetHandler makes h the handler for a plugin type. Plugins of that type that wait for a handler are registered at once. If there was
+// a handler before, its plugins are deregistered from it and registered with h. It panics if h is nil or ptype is not a plugin type.
 func (r *Reconciler) SetHandler(ptype string, h cache.PluginHandler) {
 	if h == nil || !foreign.IsType(ptype) {
 		panic(fmt.Sprintf("reconciler: the handler of type %q is nil, or the type %s", ptype, foreign.TypeSyntax))

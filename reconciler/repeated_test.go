@@ -29,7 +29,7 @@ func TestDiscardIsRepeated(t *testing.T) {
 	})
 }
 
-// diskFails makes every later write fail with the error; after nil, writes succeed again.
+// diskFails makes all later writes of the state fail with err, or succeed if err is nil.
 func (w *world) diskFails(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

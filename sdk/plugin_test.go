@@ -138,7 +138,7 @@ func TestRefuses(t *testing.T) {
 			t.Errorf("Register %s: Serve returned %v", name, sdk.Serve(t.Context(), p))
 		}()
 		<-done
-		// Its place is free.
+		// Another plugin can serve at the same path.
 		if err := sdk.Serve(ended, good); err != nil || len(files(t, filepath.Dir(socket))) > 0 {
 			t.Errorf("after Register %s: %v, and there is %v", name, err, files(t, filepath.Dir(socket)))
 		}

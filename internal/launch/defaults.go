@@ -1,5 +1,5 @@
 // Package launch has the defaults of launched plugins, so that a plugin in the configuration and one of package launcher mean the same if
-// they leave out the same. It starts nothing: the packages below it start programs and keep them running.
+// they leave out the same. The packages below it start programs and keep them running.
 package launch
 
 import "time"

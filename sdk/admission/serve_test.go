@@ -372,7 +372,7 @@ type rude struct{}
 
 func (rude) Error() string { panic("rude") }
 
-// TestCallbacks checks that checks which panic or end their goroutine refuse their package, and that as many others as before run.
+// TestCallbacks has checks that panic or end their goroutine. Their package is refused, and as many checks as before can run at once.
 func TestCallbacks(t *testing.T) {
 	for want, fail := range map[string]func() error{
 		"panicked: oops":      func() error { panic("oops") },

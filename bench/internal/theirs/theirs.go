@@ -29,7 +29,8 @@ type Suite struct {
 	Beside string
 	// Also are further files of the package, by name.
 	Also map[string]string
-	// Edits are the changes of the copied files: old text and new text in turn, as for strings.NewReplacer. Each old text must occur.
+	// Edits are the changes of the copied files: old text and new text in turn, as for strings.NewReplacer. It is an error
+	// if an old text is not found.
 	Edits []string
 	// LeftOut has a reason for each test that is not compiled or does not pass. One that passes is an error.
 	LeftOut map[string]string

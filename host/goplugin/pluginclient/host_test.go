@@ -168,7 +168,7 @@ func entries(t *testing.T, dir, prefix string) []string {
 	return all
 }
 
-// printLog prints on standard error what plugins print there.
+// printLog writes log records, plain lines and a panic to standard error, as plugins do.
 func printLog() {
 	logger := hclog.New(&hclog.LoggerOptions{Output: os.Stderr, JSONFormat: true, Level: hclog.Trace, Name: "talk"})
 	logger.Warn("the well runs low", "metres", 2)

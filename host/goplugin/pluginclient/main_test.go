@@ -28,7 +28,7 @@ const (
 	keyEnv  = "PLUGINCLIENT_KEY"
 	// versionEnv is a file that says which version the plugin speaks.
 	versionEnv = "PLUGINCLIENT_VERSION"
-	// textEnv is which host a process is.
+	// textEnv tells a process of the test which host it is to be.
 	textEnv = "PLUGINCLIENT_TEXT"
 	// fileEnv is a file in which a process writes its ID when it has started.
 	fileEnv = "PLUGINCLIENT_FILE"

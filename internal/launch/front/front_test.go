@@ -123,8 +123,8 @@ func (s *stage) call(method string, options ...grpc.CallOption) (string, error) 
 	return word.GetValue(), err
 }
 
-// TestIdleness: a process is idle when no call has been under way for a while, and not before, however short the pauses between calls. One
-// that is kept is reported again.
+// TestIdleness makes calls with short pauses: the process becomes idle only after the last call, when Idle has passed. If the process is
+// kept, it is reported again.
 func TestIdleness(t *testing.T) {
 	s := newStage(t, front.Settings{OnDemand: true, Idle: 20 * time.Millisecond, Patience: time.Minute})
 	held := make(chan struct{})

@@ -193,8 +193,8 @@ func removeAll(paths []string, sockets map[string]sock.ID, atMost time.Duration)
 	}
 }
 
-// removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files. What another
-// process has bound at the path stays.
+// removeOne follows no symbolic link on the way: whoever may write to a directory could have it lead to somebody else's files. A socket
+// that another process has bound at the path is not removed.
 func removeOne(path string, socket sock.ID) error {
 	dir, name := filepath.Split(path)
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
