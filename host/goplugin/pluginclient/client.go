@@ -283,10 +283,10 @@ func (c *Client) registered(ctx context.Context) (*dynamicplugins.PluginInfo, er
 		info, err := c.runtime.Load().Registry().WaitForPlugin(waiting, pluginType, name)
 		stop()
 		switch {
+		case c.Exited(): // before it is gone from the registry, too
+			return nil, fmt.Errorf("the plugin has ended, and is not restarted%s", c.trouble())
 		case err == nil:
 			return info, nil
-		case c.Exited():
-			return nil, fmt.Errorf("the plugin has ended, and is not restarted%s", c.trouble())
 		case waiting.Err() == nil || ctx.Err() != nil:
 			return nil, fmt.Errorf("the plugin is not registered: %w%s", err, c.trouble())
 		}
