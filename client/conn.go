@@ -2,7 +2,6 @@ package client
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -26,11 +25,10 @@ import (
 // the plugin is not registered or cannot be reached, and codes.PermissionDenied if the daemon refuses the user; others are the plugin's.
 func (c *Client) Conn(ptype, name string) (*grpc.ClientConn, error) { return c.conn(ptype, name) }
 
-// FleetConn returns a connection to a plugin of the fleet, as Conn does. If node is set, calls go to that node. Otherwise they go to this
-// node if it has the plugin, else to another one; all calls on the connection go to the same node for as long as it can be called. Calls to
-// other nodes use the certificate of this node's daemon.
+// FleetConn returns a connection to a plugin of the fleet, as Conn does. If node is set, calls go to that node. Otherwise each call goes to
+// this node if it has the plugin, else to another one, chosen at random. Calls to other nodes use the certificate of this node's daemon.
 func (c *Client) FleetConn(ptype, name, node string) (*grpc.ClientConn, error) {
-	onward := []string{proxy.FleetKey, rand.Text()}
+	onward := []string{proxy.FleetKey, "any"}
 	if node != "" {
 		onward = append(onward, proxy.NodeKey, url.PathEscape(node))
 	}
@@ -39,7 +37,7 @@ func (c *Client) FleetConn(ptype, name, node string) (*grpc.ClientConn, error) {
 
 // FleetConnByLabels returns a connection as FleetConn does, to a plugin on a node that has all of the labels.
 func (c *Client) FleetConnByLabels(ptype, name string, labels map[string]string) (*grpc.ClientConn, error) {
-	onward := []string{proxy.FleetKey, rand.Text()}
+	onward := []string{proxy.FleetKey, "any"}
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		onward = append(onward, proxy.LabelKey, url.PathEscape(key+"="+labels[key]))
 	}

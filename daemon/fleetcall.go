@@ -106,24 +106,15 @@ func (m *fleetMember) direct(md grpcmetadata.MD, called patchbay.PluginName) (gr
 		return nil, status.Error(codes.FailedPrecondition, errNoFleet.Error())
 	}
 	var p fleet.Policy
-	for _, part := range []struct {
-		key string
-		to  *string
-	}{{proxy.FleetKey, &p.Sticky}, {proxy.NodeKey, &p.Node}} {
-		values := md.Get(part.key)
-		if len(values) == 0 {
-			continue
-		}
+	if values := md.Get(proxy.NodeKey); len(values) > 0 {
 		text, err := url.PathUnescape(values[0])
 		if err != nil || len(values) > 1 {
-			return nil, status.Errorf(codes.InvalidArgument, "the metadata key %s is there twice or not percent-encoded", part.key)
+			return nil, status.Errorf(codes.InvalidArgument, "the metadata key %s is there twice or not percent-encoded", proxy.NodeKey)
 		}
-		*part.to = text
-	}
-	if p.Node != "" {
-		if err := fleet.ValidateNode(p.Node); err != nil {
+		if err := fleet.ValidateNode(text); err != nil {
 			return nil, status.Error(codes.InvalidArgument, err.Error())
 		}
+		p.Node = text
 	}
 	for _, value := range md.Get(proxy.LabelKey) {
 		text, err := url.PathUnescape(value)

@@ -24,9 +24,6 @@ import (
 type Policy struct {
 	// Node is the only node to which the call goes; empty for any.
 	Node string
-	// Sticky, if it is not empty, sends calls with the same value to the same node, for as long as it can be called. This holds across
-	// programs too: the nodes are ranked by a hash of the value and their names.
-	Sticky string
 	// Labels are those that the node must have; empty for any.
 	Labels map[string]string
 }
@@ -110,7 +107,7 @@ func (d *Dialer) targets(ctx context.Context, f Filter) ([]Instance, error) {
 
 // filter returns what may take a call.
 func (d *Dialer) filter(ptype, name string, p Policy) Filter {
-	f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, few: few, sticky: p.Sticky}
+	f := Filter{Types: []string{ptype}, Names: []string{name}, Labels: p.Labels, few: few}
 	if p.Node != "" {
 		f.Nodes = []string{p.Node}
 	}
@@ -330,7 +327,7 @@ func (d *Dialer) others(ctx context.Context, f Filter, known map[string]bool, yi
 		instances = slices.DeleteFunc(instances, func(i Instance) bool {
 			return known[i.Node] || i.Node == d.config.Node && d.config.Local != nil
 		})
-		rank(instances, f.sticky)
+		rand.Shuffle(len(instances), func(i, j int) { instances[i], instances[j] = instances[j], instances[i] })
 		for _, next := range d.sort(instances, f.Types[0], f.Names[0]) {
 			if known[next.node] = true; !yield(next, nil) {
 				return false
@@ -358,16 +355,6 @@ func (d *Dialer) sort(instances []Instance, ptype, name string) []candidate {
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.last, b.last) })
 	return all
-}
-
-// rank orders instances as the policy says: by chance, or by the hash of the key and the name of the node.
-func rank(instances []Instance, sticky string) {
-	if sticky == "" {
-		rand.Shuffle(len(instances), func(i, j int) { instances[i], instances[j] = instances[j], instances[i] })
-		return
-	}
-	weight := func(node string) uint64 { return hash(fmt.Sprintf("%d:%s%s", len(sticky), sticky, node)) }
-	slices.SortFunc(instances, func(a, b Instance) int { return cmp.Compare(weight(b.Node), weight(a.Node)) })
 }
 
 // remote returns the candidate for an instance on another node.

@@ -110,7 +110,7 @@ func ExampleDial() {
 	reader := fleet.Open(cluster, fleet.ReaderConfig{})
 	defer reader.Close()
 	config := fleet.DialerConfig{Find: reader.Find, Credentials: credentials}
-	conn, err := fleet.Dial(ctx, "Echo", "one", config, fleet.Policy{Sticky: "volume-1"})
+	conn, err := fleet.Dial(ctx, "Echo", "one", config, fleet.Policy{})
 	if err != nil {
 		fmt.Println(err)
 		return

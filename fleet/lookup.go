@@ -16,8 +16,6 @@ import (
 const (
 	// few is how many nodes a caller looks at that may take any of those which have a plugin.
 	few = 16
-	// stickyPlaces is the number of places in the index at which calls with keys look for nodes.
-	stickyPlaces = 256
 	// viewIdle is how long something is followed after it was last asked for.
 	viewIdle = 5 * time.Minute
 	// maxViews bounds what is followed at once, besides what somebody waits for. Above it, what was not asked for for the longest time is
@@ -145,15 +143,11 @@ func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	case f.few == 0 || len(f.Names) != 1:
 		return l.inWhole(ctx, f)
 	}
-	at := l.start
-	if f.sticky != "" {
-		at = fmt.Sprintf("%08x", hash(f.sticky)%stickyPlaces<<24)
-	}
 	// If nothing that is found there is preferred, a wider view is taken once: a call can try the nodes that are not, and ask again.
 	number := max(f.few, few)
-	found, all, err := l.among(ctx, f, at, number)
+	found, all, err := l.among(ctx, f, number)
 	if err == nil && !all && number == few && !slices.ContainsFunc(found, Instance.preferred) {
-		more, allOfMore, failed := l.among(ctx, f, at, number*4)
+		more, allOfMore, failed := l.among(ctx, f, number*4)
 		if failed == nil || len(found) == 0 {
 			found, all, err = more, allOfMore, failed
 		}
@@ -167,9 +161,9 @@ func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 	return found, nil
 }
 
-// among returns what can be called on a number of nodes that the index has, from a place on, and whether these are all nodes in it.
-func (l *Lookup) among(ctx context.Context, f Filter, at string, number int) (found []Instance, all bool, err error) {
-	nodes, all, err := l.nodes(ctx, f, at, number)
+// among returns what can be called on a number of nodes that the index has, and whether these are all nodes in it.
+func (l *Lookup) among(ctx context.Context, f Filter, number int) (found []Instance, all bool, err error) {
+	nodes, all, err := l.nodes(ctx, f, number)
 	if err != nil {
 		return nil, false, err
 	}
@@ -274,13 +268,13 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 	}
 }
 
-// nodes returns at most a number of nodes that have a plugin of a name, from a place on, and whether these are all. If they are not read in
+// nodes returns at most a number of nodes that have a plugin of a name, and whether these are all. If they are not read in
 // time, other nodes that are known to have it will do.
-func (l *Lookup) nodes(ctx context.Context, f Filter, at string, number int) (nodes []string, all bool, err error) {
+func (l *Lookup) nodes(ctx context.Context, f Filter, number int) (nodes []string, all bool, err error) {
 	name := f.Names[0]
 	l.mu.Lock()
-	v, err := l.ask(viewKey{name: name, at: at, number: number}, f.by, func() source {
-		return &indexView{prefix: l.config.Space.index(name), at: at, number: number}
+	v, err := l.ask(viewKey{name: name, number: number}, f.by, func() source {
+		return &indexView{prefix: l.config.Space.index(name), at: l.start, number: number}
 	})
 	if err != nil {
 		l.mu.Unlock()

@@ -167,7 +167,6 @@ func TestFindsWhatIsKnown(t *testing.T) {
 			r.finds(l, 3, nil)
 			r.refusing(hang) // and it is not known yet that it is away
 			r.finds(l, 3, func(f *Filter) { f.Nodes = []string{"newer", "a", "b", "c"} })
-			r.finds(l, 3, func(f *Filter) { f.sticky = "a place that was not looked at" })
 		})
 	})
 	t.Run("more than is known", func(t *testing.T) {

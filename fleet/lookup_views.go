@@ -16,11 +16,11 @@ import (
 
 // viewKey says what is followed: a node, nodes of an index, or the locks.
 type viewKey struct {
-	node     string
-	name, at string
-	number   int
-	locks    bool
-	pinned   bool // it is followed even if nobody asks
+	node   string
+	name   string
+	number int
+	locks  bool
+	pinned bool // it is followed even if nobody asks
 }
 
 // view is something that is followed. All of it is guarded by [Lookup].mu.

@@ -117,9 +117,8 @@ type Filter struct {
 	// Health makes [Reader.Watch] also report when the reader loses or regains etcd.
 	Health bool
 
-	// few, if it is not zero, says that this many nodes are enough, those with calls with the key sticky the same for all programs.
-	few    int
-	sticky string
+	// few, if it is not zero, says that this many nodes are enough.
+	few int
 	// by is the user who asks; zero for one who is not known.
 	by uint32
 	// may, if it is not nil, says whether a node may offer the plugin that is looked for.

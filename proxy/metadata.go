@@ -76,8 +76,7 @@ const (
 // Metadata keys for calls between nodes. The proxy forwards none of them, so that neither a plugin nor a caller is deceived by a value that
 // was not meant for it. Values are percent-encoded.
 const (
-	// FleetKey, on a control socket, sends a call to any node of the fleet. Calls with the same value, which may be any text, go to the
-	// same node for as long as it can be called.
+	// FleetKey, on a control socket, sends a call to any node of the fleet. Its value does not matter.
 	FleetKey = "patchbay-fleet"
 	// NodeKey, on a control socket, sends a call to the node of this name.
 	NodeKey = "patchbay-node"
