@@ -26,8 +26,6 @@ type fake struct {
 	dialed    []time.Time
 	committed []time.Time // transactions that wrote
 	renewals  int
-	others    int64 // how many keys of others there are below each prefix
-	granted   []time.Duration
 }
 
 func newFake() *fake { return &fake{keys: map[string]*mvccpb.KeyValue{}} }
@@ -85,7 +83,7 @@ func (f *fake) get(_ context.Context, key string, _ ...clientv3.OpOption) (*clie
 	if f.away {
 		return nil, errAway
 	}
-	found := &clientv3.GetResponse{Count: f.others}
+	found := &clientv3.GetResponse{}
 	for k := range f.keys {
 		if strings.HasPrefix(k, key) {
 			found.Count++
@@ -138,10 +136,9 @@ func (f *fake) commit(_ context.Context, _ []clientv3.Cmp, then []clientv3.Op) (
 	return (*clientv3.TxnResponse)(response), nil
 }
 
-func (f *fake) grant(_ context.Context, ttl time.Duration) (clientv3.LeaseID, error) {
+func (f *fake) grant(context.Context, time.Duration) (clientv3.LeaseID, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.granted = append(f.granted, ttl)
 	f.leases++
 	return clientv3.LeaseID(f.leases), nil
 }

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,8 +60,8 @@ type PublisherConfig struct {
 	Address string
 	// Version is the version of Patchbay, for readers.
 	Version string
-	// Presence is how long the node counts as alive after its last sign of life, longer in a large fleet ([PresenceFor]); Retention is how
-	// long what it had stays visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
+	// Presence is how long the node counts as alive after its last sign of life, of which it gives one every third of that; Retention is
+	// how long its plugins stay visible. They are rounded up to seconds. Presence is at least 2 s, and Retention longer than it.
 	Presence, Retention time.Duration
 	// InstanceFile records this start, so that the next start need not wait until the presence of a crashed one has expired. No two running
 	// publishers may share the file. Empty for none; its directory must exist.
@@ -99,11 +101,8 @@ type Publisher struct {
 
 	leases     leases
 	held       held
-	presence   time.Duration // the length of the lease
-	least      time.Duration // of the first presence: the last one of the start before
-	instances  []string      // this one, once it is remembered, and those before it
-	kept       string        // what the InstanceFile has
-	unsettled  bool          // that etcd does not let the node write its settings
+	instances  []string // this one, once it is remembered, and those before it
+	unsettled  bool     // that etcd does not let the node write its settings
 	generation uint64
 	indexing   indexing
 
@@ -149,13 +148,11 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	if err != nil {
 		return nil, fmt.Errorf("cannot publish the node: %w", err)
 	}
-	before := readMemory(config.InstanceFile)
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
-		presence: config.Presence, least: min(before.presence, config.Retention/4), instances: before.instances,
-		indexing: indexing{names: map[string]bool{}},
-		health:   Health{Message: "the node has not been published yet", Since: time.Now()},
+		instances: readInstances(config.InstanceFile), indexing: indexing{names: map[string]bool{}},
+		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }
 
@@ -206,17 +203,15 @@ func (p *Publisher) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		if errors.Is(err, errResized) {
-			p.leases.presence = 0
-		} else if !stood || !isExpired(err) { // a token that has expired is renewed by the next session, and nobody has to know
+		if !stood || !isExpired(err) { // a token that has expired is renewed by the next session, and nobody has to know
 			p.failed(err)
 		}
 		switch {
 		case stood:
 			failures = 0
-			delay = spread(p.saving())
+			delay = spread(p.config.Presence / 4) // of the presence three fifths are left when a node notices
 			if errors.Is(err, errLeaseLost) {
-				delay = spread(p.returning())
+				delay = spread(p.config.Spread)
 			}
 		case errors.Is(err, errNameTaken):
 			delay = around(p.config.Presence / 3)
@@ -224,24 +219,37 @@ func (p *Publisher) Run(ctx context.Context) {
 			failures++
 			delay = retry.After(failures)
 			if failures == 1 {
-				delay = max(delay, spread(p.returning()))
+				delay = max(delay, spread(p.config.Spread))
 			}
 		}
 	}
 }
 
-// saving is the time over which nodes come back whose sessions have ended, to save their presence: of that three fifths are left when a
-// node notices. It is a quarter of the presence, and of a long one up to half, less half a minute for a node that notices late.
-func (p *Publisher) saving() time.Duration { return max(p.presence/4, p.presence/2-30*time.Second) }
+// maxInstances is how many instances of a node are remembered: those that may be in etcd if the last starts crashed early.
+const maxInstances = 4
 
-// returning is the time over which nodes come back that have lost etcd or their presence. A node that was never published does not wait so
-// long: it is not one of many that have lost the same.
-func (p *Publisher) returning() time.Duration {
-	n := len(p.instances)
-	if known := n > 0 && p.instances[n-1] != p.instance; !known && p.Stats().Sessions == 0 {
-		return p.config.Spread
+// readInstances returns the instances in a file, as far as it can be read.
+func readInstances(file string) []string {
+	text, err := regular.Read(file)
+	if err != nil {
+		return nil
 	}
-	return max(p.config.Spread, p.saving())
+	return strings.Fields(string(text))
+}
+
+// remember keeps this instance, before it can be in etcd.
+func (p *Publisher) remember() {
+	if p.config.InstanceFile == "" || slices.Contains(p.instances, p.instance) {
+		return
+	}
+	instances := append([]string{p.instance}, p.instances...)
+	instances = instances[:min(len(instances), maxInstances)]
+	if err := replaceFile(p.config.InstanceFile, strings.Join(instances, "\n")+"\n"); err != nil {
+		p.config.Logger.Warn("fleet: cannot remember that the node is published; after a crash it waits until its presence has expired",
+			"node", p.config.Node, "error", err)
+		return
+	}
+	p.instances = instances
 }
 
 // failed makes an error known.

@@ -3,6 +3,8 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -175,6 +177,26 @@ func TestNoStorm(t *testing.T) {
 		}
 		if f.writes() != 0 {
 			t.Errorf("%d nodes wrote although etcd had everything", f.writes())
+		}
+	})
+}
+
+// TestInstances: a node remembers the last instances that may be in etcd, its own before it is.
+func TestInstances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "instance")
+		var want []string
+		for range 6 {
+			p := runPublisher(t, newFake(), PublisherConfig{Node: "a", Local: newFakeLocal(), InstanceFile: file})
+			if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), p.Instance()) {
+				t.Error("it is remembered before it is published")
+			}
+			time.Sleep(time.Minute)
+			want = append([]string{p.Instance()}, want...)
+			want = want[:min(len(want), maxInstances)]
+			if text, err := os.ReadFile(file); err != nil || string(text) != strings.Join(want, "\n")+"\n" {
+				t.Errorf("%q, %v, want %v", text, err, want)
+			}
 		}
 	})
 }

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -130,29 +129,22 @@ func (s *session) look(ctx context.Context) (map[string]int64, error) {
 
 // renewAll renews the leases and grants new ones for those that there are not.
 func (s *session) renewAll(ctx context.Context) (fresh bool, err error) {
-	if fresh, err = s.renewOr(&s.leases.presence, func() (clientv3.LeaseID, error) {
-		fits, err := s.fit(ctx)
-		if err != nil {
-			return 0, err
-		}
-		s.presence, s.least = max(fits, s.least), 0 // it counts once more soon
-		return s.store.grant(ctx, s.presence)
-	}); err != nil {
+	if fresh, err = s.renewOr(ctx, &s.leases.presence, s.config.Presence); err != nil {
 		return false, err
 	}
-	granted, err := s.renewOr(&s.leases.retention, func() (clientv3.LeaseID, error) { return s.store.grant(ctx, s.config.Retention) })
+	granted, err := s.renewOr(ctx, &s.leases.retention, s.config.Retention)
 	return fresh || granted, err
 }
 
 // renewOr renews a lease, or grants a new one if there is none.
-func (s *session) renewOr(lease *clientv3.LeaseID, grant func() (clientv3.LeaseID, error)) (granted bool, err error) {
+func (s *session) renewOr(ctx context.Context, lease *clientv3.LeaseID, ttl time.Duration) (granted bool, err error) {
 	err = errLeaseLost
 	if *lease != 0 {
 		err = s.renew(*lease)
 	}
 	if errors.Is(err, errLeaseLost) {
 		*lease = 0
-		*lease, err = grant()
+		*lease, err = s.store.grant(ctx, ttl)
 		granted = true
 	}
 	return granted, err
@@ -167,20 +159,16 @@ func (s *session) renew(lease clientv3.LeaseID) error {
 	return err
 }
 
-// keep renews the leases until the session ends or one cannot be renewed, or does not fit any more. After each renewal it has the
-// conditions looked at.
+// keep renews the leases until the session ends or one cannot be renewed. After each renewal it has the conditions looked at.
 func (s *session) keep(ctx context.Context, look chan<- struct{}) error {
-	retention := time.Now().Add(around(min(s.config.Retention/3, firstCount)))
-	for backoff.Pause(ctx, around(s.presence/3)) {
+	retention := time.Now().Add(around(s.config.Retention / 3))
+	for backoff.Pause(ctx, around(s.config.Presence/3)) {
 		if err := s.renew(s.leases.presence); err != nil {
 			return err
 		}
 		if time.Now().After(retention) {
 			if err := s.renew(s.leases.retention); err != nil {
 				return err
-			}
-			if resized, err := s.resized(ctx); err != nil || resized {
-				return cmp.Or(err, errResized)
 			}
 			retention = time.Now().Add(around(s.config.Retention / 3))
 		}

@@ -19,8 +19,6 @@ import (
 // sizes says how much is simulated.
 type sizes struct {
 	nodes, plugins, watchers int
-	// as is the size of the fleet that the nodes take themselves for a part of; 0 for their own number.
-	as int
 	// changes is how many changes are timed; rounds how often every node changes a plugin.
 	changes, rounds int
 	rest            time.Duration
@@ -35,7 +33,6 @@ func main() {
 	}
 	var s sizes
 	flag.IntVar(&s.nodes, "nodes", 50, "simulated nodes, each with one connection: two descriptors on this machine")
-	flag.IntVar(&s.as, "as", 0, "size of the fleet that they take themselves for a part of; 0 for their own number")
 	flag.IntVar(&s.plugins, "plugins", 20, "plugins of each node")
 	flag.IntVar(&s.watchers, "watchers", 5, "readers that watch a change; each keeps the whole fleet in memory")
 	flag.IntVar(&s.changes, "changes", 5, "changes whose way to the readers is timed")

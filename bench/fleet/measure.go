@@ -67,21 +67,6 @@ func (m *measure) begin(ctx context.Context) (err error) {
 	for i := range m.sizes.nodes {
 		m.nodes = append(m.nodes, newNode(i, m.plugins))
 	}
-	return m.fill(ctx)
-}
-
-// fill puts what nodes count into etcd for those that are not simulated.
-func (m *measure) fill(ctx context.Context) error {
-	const atOnce = 100 // etcd takes 128 operations in one transaction
-	for first := len(m.nodes); first < m.as; first += atOnce {
-		var puts []clientv3.Op
-		for i := first; i < min(first+atOnce, m.as); i++ {
-			puts = append(puts, clientv3.OpPut(fleet.Space{}.SettingsKey(fmt.Sprintf("other-%05d", i)), "{}"))
-		}
-		if _, err := m.admin.Txn(ctx).Then(puts...).Commit(); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 

@@ -94,10 +94,6 @@ func (m *measure) idle(ctx context.Context) error {
 	}
 	total, renewals = m.meter.total()-total, m.meter.of(keepAlive)-renewals
 	m.row("renewals of leases among them; other requests", "%d; %d", renewals, total-renewals)
-	size := max(m.as, len(m.nodes))
-	presence := fleet.PresenceFor(size, fleet.DefaultPresence, fleet.DefaultRetention)
-	m.row("a fleet of that size", "%d nodes, a presence of %v, %.0f requests a second", size, presence,
-		float64(total)/m.rest.Seconds()/float64(len(m.nodes))*float64(size))
 	return nil
 }
 

@@ -100,8 +100,7 @@ func TestTraffic(t *testing.T) {
 	t.Logf("with a presence of %v: %+v", presence, spent)
 	want := map[string]int{
 		keepAliveMethod + " opened": 1, "/etcdserverpb.Lease/LeaseGrant": 2,
-		"/etcdserverpb.KV/Range": 1, // the count of the nodes
-		"/etcdserverpb.KV/Txn":   2, // the look; the node and its index
+		"/etcdserverpb.KV/Txn": 2, // the look; the node and its index
 	}
 	if !maps.Equal(spent.start, want) {
 		t.Errorf("a start costs %v, want %v", spent.start, want)

@@ -213,7 +213,8 @@ type Fleet struct {
 	// Labels say what the node is, for those who select nodes, for example zone: a. Keys and values have letters, digits, ".", "-", "_" and
 	// "/".
 	Labels map[string]string `json:"labels"`
-	// Presence is how long the node counts as alive after its last sign of life, at least 2s; longer in fleets of more than 660 nodes.
+	// Presence is how long the node counts as alive after its last sign of life, at least 2s. Etcd gets a renewal from each node every third
+	// of it: 1,500 a second from 5,000 nodes with 10s.
 	Presence time.Duration `json:"presence"`
 	// Retention is how long the plugins of a dead node stay visible.
 	Retention time.Duration `json:"retention"`
