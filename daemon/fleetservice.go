@@ -228,7 +228,7 @@ func nodeReason(state fleet.NodeState, seen time.Time) string {
 	case fleet.NodeStopped:
 		return "Its daemon stopped " + at(seen) + "."
 	case fleet.NodeUnknown:
-		return "Its record is missing, or was written by a newer version of Patchbay."
+		return "Its record is missing or malformed."
 	case fleet.NodeReady:
 	}
 	return ""

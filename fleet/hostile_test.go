@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -87,10 +88,10 @@ func TestHostileTimes(t *testing.T) {
 		{Seconds: math.MaxInt64}, {Seconds: math.MinInt64}, {Seconds: 1 << 40, Nanos: -1}, {Nanos: math.MaxInt32}, {Seconds: 253402300799},
 	} {
 		known := &facts{}
-		for key, m := range map[string]formatted{
-			recordKey: &fleetv1.NodeRecord{Format: format, StartedAt: at, StoppedAt: at, WrittenAt: at,
+		for key, m := range map[string]proto.Message{
+			recordKey: &fleetv1.NodeRecord{StartedAt: at, StoppedAt: at, WrittenAt: at,
 				Conditions: []*fleetv1.Condition{{Name: "c", Since: at}}},
-			partKey(0, 0): &fleetv1.PluginsPart{Format: format, Parts: 1, WrittenAt: at,
+			partKey(0, 0): &fleetv1.PluginsPart{Parts: 1, WrittenAt: at,
 				Plugins: []*fleetv1.PluginRecord{{Type: "T", Name: "n", RegisteredAt: at}}},
 		} {
 			value, err := deterministic.Marshal(m)

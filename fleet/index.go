@@ -35,22 +35,6 @@ func hash(text string) uint64 {
 	return x ^ x>>33
 }
 
-// indexing is what a publisher knows of its keys in the index.
-type indexing struct {
-	// names are those that may be there, and whether they are, under the present lease.
-	names map[string]bool
-	// denied says that etcd lets the node write no index. Callers then read the whole fleet where they find nobody.
-	denied bool
-}
-
-// forget is called when the node is written as a whole, under a lease that may be new.
-func (i *indexing) forget() {
-	for name := range i.names {
-		i.names[name] = false
-	}
-	i.denied = false
-}
-
 // maxOps is how many operations on the index one transaction has: etcd takes 128 by default.
 const maxOps = 100
 
@@ -65,46 +49,32 @@ func indexedNames(plugins []*fleetv1.PluginRecord) map[string]bool {
 	return names
 }
 
-// missing returns names of plugins that are not in the index, as many as go with another transaction.
-func (i *indexing) missing(plugins []*fleetv1.PluginRecord) (names []string) {
+// missing returns names of plugins that are not in the index, as many as fit into another transaction.
+func (s *session) missing(plugins []*fleetv1.PluginRecord) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(indexedNames(plugins))) {
-		if !i.names[name] && len(names) < maxOps {
+		if !s.indexed[name] && len(names) < maxOps {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// put is called when names are in the index.
-func (i *indexing) put(names []string) {
-	for _, name := range names {
-		i.names[name] = true
-	}
-}
-
 // index returns the requests that add names to the index.
 func (s *session) index(names []string) (puts []clientv3.Op) {
 	for _, name := range names {
-		s.indexing.names[name] = false // until it is known
+		s.indexed[name] = false // until the transaction succeeds
 		puts = append(puts, clientv3.OpPut(indexKey(s.config.Space, name, s.config.Node), "", clientv3.WithLease(s.leases.retention)))
 	}
 	return puts
 }
 
-// denyIndex is called when etcd lets the node write no index.
-func (s *session) denyIndex() {
-	s.indexing.denied = true
-	s.config.Logger.Warn("fleet: the node may not write the index of plugins, and who looks for them reads the whole fleet; "+
-		"grant its user readwrite on "+s.config.Space.Base()+"index/", "node", s.config.Node)
-}
-
-// putIndex brings the index to what the node has: it removes what the node has no more, and adds what did not go with the node.
+// putIndex removes the names that the node no longer has from the index, and adds those that did not fit into the transaction of the node.
 func (s *session) putIndex(ctx context.Context, plugins []*fleetv1.PluginRecord) error {
 	wanted := indexedNames(plugins)
-	for !s.indexing.denied {
-		added, removed := s.indexing.missing(plugins), []string(nil)
+	for {
+		added, removed := s.missing(plugins), []string(nil)
 		then := s.index(added)
-		for name := range s.indexing.names {
+		for name := range s.indexed {
 			if !wanted[name] && len(then) < maxOps {
 				then = append(then, clientv3.OpDelete(indexKey(s.config.Space, name, s.config.Node)))
 				removed = append(removed, name)
@@ -113,22 +83,28 @@ func (s *session) putIndex(ctx context.Context, plugins []*fleetv1.PluginRecord)
 		if len(then) == 0 {
 			return nil
 		}
-		response, err := s.store.commit(ctx, s.mine(), then)
-		switch {
-		case isDenied(err):
-			s.denyIndex()
-			return nil
-		case err != nil && !isLeaseUnknown(err):
+		if _, err := s.commit(ctx, s.mine(), then); err != nil {
 			return err
-		case err != nil || !response.Succeeded:
-			return errLeaseLost
 		}
-		s.indexing.put(added)
+		for _, name := range added {
+			s.indexed[name] = true
+		}
 		for _, name := range removed {
-			delete(s.indexing.names, name)
+			delete(s.indexed, name)
 		}
 	}
-	return nil
+}
+
+// commit commits a transaction. Whatever ends the leases of the node, or makes conditions fail, is errLeaseLost.
+func (s *session) commit(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (revision int64, err error) {
+	response, err := s.store.commit(ctx, conditions, then)
+	switch {
+	case err != nil && !isLeaseUnknown(err):
+		return 0, err
+	case err != nil || !response.Succeeded:
+		return 0, errLeaseLost // or another daemon has the name now, which the next session finds out
+	}
+	return response.Header.GetRevision(), nil
 }
 
 // nodeIn returns the node of a key of the index.

@@ -23,16 +23,13 @@ const (
 	maxViews, maxUnread = 4096, 1024
 	// unreadWait is how long a call that could go somewhere waits for what was not read yet.
 	unreadWait = time.Second
-	// completeFor is for how long the index is believed to have every node after it had.
-	completeFor = 10 * time.Minute
 )
 
 // LookupConfig configures a [Lookup].
 type LookupConfig struct {
 	Space Space
 	// Whole returns a reader of the whole fleet, and a function that releases it, for what the index cannot answer: all instances of a
-	// plugin, and plugins on nodes that are not in the index because they run an earlier version. If it is nil, the lookup opens a reader
-	// when it first needs one.
+	// plugin, and labels that few nodes have. If it is nil, the lookup opens a reader when it first needs one.
 	Whole func() (r *Reader, release func(), err error)
 	// Timeout bounds one request to etcd (default that of the cluster).
 	Timeout time.Duration
@@ -60,8 +57,7 @@ type Lookup struct {
 	lastID   int64
 	health   Health
 	stats    ReaderStats
-	complete time.Time // until when every node is taken to be in the index
-	whole    *Reader   // opened by the lookup itself; nil if there is none
+	whole    *Reader // opened by the lookup itself; nil if there is none
 }
 
 // OpenLookup returns a lookup, which does not connect yet. The error says what is invalid in the space. The caller calls Close.
@@ -153,7 +149,7 @@ func (l *Lookup) Find(ctx context.Context, f Filter) ([]Instance, error) {
 		}
 	}
 	switch {
-	case isDenied(err), err == nil && len(found) == 0 && (!all || !l.isComplete()):
+	case err == nil && len(found) == 0 && !all:
 		return l.inWhole(ctx, f)
 	case err != nil:
 		return nil, err
@@ -334,28 +330,14 @@ func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive 
 	return holder.node, exclusive, v.why()
 }
 
-// isComplete says whether every node is taken to be in the index.
-func (l *Lookup) isComplete() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return time.Now().Before(l.complete)
-}
-
-// inWhole asks the reader of the whole fleet. What it finds though every node is in the index, the index does not tell.
+// inWhole asks the reader of the whole fleet.
 func (l *Lookup) inWhole(ctx context.Context, f Filter) ([]Instance, error) {
 	reader, release, err := l.config.Whole()
 	if err != nil {
 		return nil, err
 	}
 	defer release()
-	found, err := reader.Find(ctx, f)
-	unindexed := func(n Node) bool { return n.State != NodeStopped && !n.Indexed }
-	if err == nil && len(found) == 0 && !slices.ContainsFunc(reader.Nodes(), unindexed) {
-		l.mu.Lock()
-		l.complete = time.Now().Add(completeFor)
-		l.mu.Unlock()
-	}
-	return found, err
+	return reader.Find(ctx, f)
 }
 
 func (l *Lookup) lost(err error) {

@@ -84,7 +84,7 @@ func (r *ranges) node(name string, ready bool, labels map[string]string) {
 	s := Space{}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.keys[s.NodeRange(name)+recordKey] = string(marshal(r.t, &fleetv1.NodeRecord{Address: "127.0.0.1:1", Indexed: true, Labels: labels}))
+	r.keys[s.NodeRange(name)+recordKey] = string(marshal(r.t, &fleetv1.NodeRecord{Address: "127.0.0.1:1", Labels: labels}))
 	if ready {
 		r.keys[s.NodeRange(name)+presenceKey] = ""
 	}

@@ -50,10 +50,10 @@ func ValidateLabels(labels map[string]string) error {
 }
 
 // Drain steers calls that may go to any node away from this one, and makes it give up its locks, until [Cluster.Uncordon], also across
-// restarts of its daemon. by is the name of the node on which that was requested. Nodes of earlier versions ignore it. The error is
+// restarts of its daemon. by is the name of the node on which that was requested. The error is
 // [ErrNoNode] if etcd has no record of the node.
 func (c *Cluster) Drain(ctx context.Context, s Space, node, by string) error {
-	value, err := deterministic.Marshal(&fleetv1.Cordon{Format: format, Since: timestamp(time.Now()), By: valid(by)})
+	value, err := deterministic.Marshal(&fleetv1.Cordon{Since: timestamp(time.Now()), By: valid(by)})
 	if err != nil {
 		return err
 	}

@@ -102,9 +102,9 @@ type Publisher struct {
 	leases     leases
 	held       held
 	instances  []string // this one, once it is remembered, and those before it
-	unsettled  bool     // that etcd does not let the node write its settings
 	generation uint64
-	indexing   indexing
+	// indexed has the names that may be in the index, and whether they are there under the present lease.
+	indexed map[string]bool
 
 	mu      sync.Mutex
 	address string
@@ -151,7 +151,7 @@ func newPublisher(d dialer, timeout time.Duration, config PublisherConfig) (*Pub
 	return &Publisher{
 		config: config, dialer: d, timeout: min(timeout, config.Presence/2), address: config.Address, instance: rand.Text(),
 		node: config.Space.NodeRange(config.Node), touched: make(chan struct{}, 1),
-		instances: readInstances(config.InstanceFile), indexing: indexing{names: map[string]bool{}},
+		instances: readInstances(config.InstanceFile), indexed: map[string]bool{},
 		health: Health{Message: "the node has not been published yet", Since: time.Now()},
 	}, nil
 }

@@ -110,7 +110,7 @@ func (s *session) look(ctx context.Context) (map[string]int64, error) {
 	for _, kv := range response.Responses[0].GetResponseRange().GetKvs() {
 		s.present = kv.ModRevision
 		var presence fleetv1.Presence
-		if err := decode(kv.Value, &presence); err != nil && !errors.Is(err, errNewer) {
+		if proto.Unmarshal(kv.Value, &presence) != nil {
 			continue // nobody's
 		}
 		if by := presence.GetInstance(); by != s.instance && !slices.Contains(s.instances, by) {
@@ -247,17 +247,10 @@ func (s *session) slowDown(written bool) {
 
 // update writes what is different from what was written last, of the node and of the index.
 func (s *session) update(ctx context.Context) (written bool, err error) {
-	for {
-		published, err := s.publish(ctx)
-		if err != nil {
-			return written, err
-		}
-		written = written || published
-		indexed := s.held.content.record.GetIndexed()
-		if err := s.putIndex(ctx, s.held.content.plugins); err != nil || s.indexing.denied != indexed {
-			return written, err
-		} // else the record says what is not so
+	if written, err = s.publish(ctx); err != nil {
+		return written, err
 	}
+	return written, s.putIndex(ctx, s.held.content.plugins)
 }
 
 // publish writes what is different from what was written last of the node.
@@ -283,7 +276,9 @@ func (s *session) publish(ctx context.Context) (written bool, err error) {
 // claim has everything written again.
 func (s *session) claim(revisions map[string]int64) {
 	s.held = held{revisions: revisions, claim: true}
-	s.indexing.forget()
+	for name := range s.indexed {
+		s.indexed[name] = false
+	}
 }
 
 // record returns what the node says of itself.
@@ -292,9 +287,8 @@ func (s *session) record() *fleetv1.NodeRecord {
 	address := s.address
 	s.mu.Unlock()
 	return &fleetv1.NodeRecord{
-		Format: format, Instance: s.instance, Address: address, Version: s.config.Version, StartedAt: timestamp(s.started),
-		Conditions: conditionRecords(s.config.Local.Conditions()), Indexed: !s.indexing.denied,
-		Labels: s.config.Labels,
+		Instance: s.instance, Address: address, Version: s.config.Version, StartedAt: timestamp(s.started),
+		Conditions: conditionRecords(s.config.Local.Conditions()), Labels: s.config.Labels,
 	}
 }
 

@@ -13,22 +13,24 @@ import (
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
+	"google.golang.org/protobuf/proto"
+
 	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
 // facts are what etcd has of one node.
 type facts struct {
-	present bool
-	// hasRecord says that there is a record, newer that its format is not known yet.
-	hasRecord, newer bool
-	record           record
-	parts            map[string]*part // by key; nil for one that cannot be used
-	cordon           Cordon
+	present   bool
+	hasRecord bool             // whether the key exists
+	record    record           // the zero value if it is malformed
+	parts     map[string]*part // by key; nil for one that is malformed
+	cordon    Cordon
 }
 
 // record is what a node says of itself: all of the node but its name, its state and what concerns its plugins.
 type record struct {
+	readable             bool
 	node                 Node
 	stoppedAt, writtenAt time.Time
 	lease                clientv3.LeaseID
@@ -58,18 +60,19 @@ func (f *facts) put(key string, kv *mvccpb.KeyValue) bool {
 		f.present = true
 	case key == recordKey:
 		var value fleetv1.NodeRecord
-		err := decode(kv.Value, &value)
-		f.hasRecord, f.newer = err == nil, err != nil
-		f.record = recordOf(&value)
-		f.record.lease = clientv3.LeaseID(kv.Lease)
+		f.hasRecord, f.record = true, record{}
+		if proto.Unmarshal(kv.Value, &value) == nil {
+			f.record = recordOf(&value)
+			f.record.readable, f.record.lease = true, clientv3.LeaseID(kv.Lease)
+		}
 	case key == cordonKey:
 		var value fleetv1.Cordon
-		_ = decode(kv.Value, &value) // the key alone says it
+		_ = proto.Unmarshal(kv.Value, &value) // the key alone says it
 		f.cordon = Cordon{Drained: true, Since: timeOf(value.GetSince()), By: value.GetBy()}
 	case isPart:
 		var value fleetv1.PluginsPart
 		var p *part
-		if decode(kv.Value, &value) == nil && value.GetPart() == uint32(number) && value.GetParts() > 0 && value.GetParts() <= maxParts {
+		if proto.Unmarshal(kv.Value, &value) == nil && value.GetPart() == uint32(number) && value.GetParts() > 0 && value.GetParts() <= maxParts {
 			p = partOf(&value, kv.ModRevision)
 		}
 		if f.parts == nil {
@@ -88,7 +91,7 @@ func (f *facts) delete(key string) {
 	case presenceKey:
 		f.present = false
 	case recordKey:
-		f.hasRecord, f.newer, f.record = false, false, record{}
+		f.hasRecord, f.record = false, record{}
 	case cordonKey:
 		f.cordon = Cordon{}
 	default:
@@ -96,7 +99,7 @@ func (f *facts) delete(key string) {
 	}
 }
 
-func (f *facts) empty() bool { return !f.present && !f.hasRecord && !f.newer && len(f.parts) == 0 }
+func (f *facts) empty() bool { return !f.present && !f.hasRecord && len(f.parts) == 0 }
 
 // complete returns the generation of a slot, if all of its parts are there.
 func (f *facts) complete(slot int) []*part {
@@ -141,7 +144,7 @@ func (f *facts) member(name string, before *member, now time.Time) *member {
 	}
 	m.node.Plugins = len(m.plugins)
 	switch {
-	case !f.hasRecord:
+	case !f.record.readable:
 		m.node.State = NodeUnknown
 	case f.present:
 		m.node.State = NodeReady
@@ -267,7 +270,6 @@ func intern(s string) string { return unique.Make(s).Value() }
 func recordOf(r *fleetv1.NodeRecord) record {
 	said := record{node: Node{
 		Instance: r.GetInstance(), Address: r.GetAddress(), Version: intern(r.GetVersion()), StartedAt: timeOf(r.GetStartedAt()),
-		Indexed: r.GetIndexed(),
 	}, stoppedAt: timeOf(r.GetStoppedAt()), writtenAt: timeOf(r.GetWrittenAt())}
 	for key, value := range r.GetLabels() {
 		if said.node.Labels == nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
@@ -17,7 +18,7 @@ import (
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
 
-func marshal(t rapid.TB, m formatted) []byte {
+func marshal(t rapid.TB, m proto.Message) []byte {
 	value, err := deterministic.Marshal(m)
 	if err != nil {
 		t.Fatal(err)
@@ -74,12 +75,9 @@ func TestChangesLeadToTheState(t *testing.T) {
 			"presence": func(t *rapid.T) { known.put(presenceKey, &mvccpb.KeyValue{}) },
 			"death":    func(t *rapid.T) { known.delete(presenceKey) },
 			"record": func(t *rapid.T) {
-				r := &fleetv1.NodeRecord{Format: format, Instance: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "instance")}
+				r := &fleetv1.NodeRecord{Instance: rapid.SampledFrom([]string{"x", "y"}).Draw(t, "instance")}
 				if rapid.Bool().Draw(t, "stopped") {
 					r.StoppedAt = timestamppb.New(time.Unix(1, 0))
-				}
-				if rapid.IntRange(0, 9).Draw(t, "newer") == 0 {
-					r.Format = format + 1
 				}
 				known.put(recordKey, &mvccpb.KeyValue{Value: marshal(t, r)})
 			},
@@ -89,7 +87,7 @@ func TestChangesLeadToTheState(t *testing.T) {
 				parts := rapid.IntRange(1, 3).Draw(t, "parts")
 				generation := rapid.Uint64Range(1, 3).Draw(t, "generation")
 				part, slot := rapid.IntRange(0, parts-1).Draw(t, "part"), rapid.IntRange(0, slots-1).Draw(t, "slot")
-				v := &fleetv1.PluginsPart{Format: format, Instance: "x", Generation: generation, Parts: uint32(parts), Part: uint32(part)}
+				v := &fleetv1.PluginsPart{Instance: "x", Generation: generation, Parts: uint32(parts), Part: uint32(part)}
 				for i := range 2 {
 					p := &fleetv1.PluginRecord{
 						Type: "T", Name: fmt.Sprintf("%d-%d", part, i), Version: fmt.Sprint(generation), State: "registered",
@@ -185,7 +183,7 @@ func TestSplit(t *testing.T) {
 	next := 0
 	for i, value := range values {
 		var part fleetv1.PluginsPart
-		err := decode(value, &part)
+		err := proto.Unmarshal(value, &part)
 		if err != nil || len(value) > maxPart+100 || int(part.GetPart()) != i || int(part.GetParts()) != len(values) {
 			t.Errorf("part %d: %d bytes, %v", i, len(value), err)
 		}

@@ -18,7 +18,7 @@ const (
 	NodeUnreachable NodeState = "unreachable"
 	// NodeStopped: its daemon shut down cleanly.
 	NodeStopped NodeState = "stopped"
-	// NodeUnknown: its record is missing, or of a format that this program does not know.
+	// NodeUnknown: its record is missing or malformed.
 	NodeUnknown NodeState = "unknown"
 )
 
@@ -43,8 +43,6 @@ type Node struct {
 	Plugins int
 	// Generation counts what this instance has published.
 	Generation uint64
-	// Indexed says that its plugins are in the index in which a [Lookup] looks. Those of nodes of earlier versions are not.
-	Indexed bool
 	// Labels are the labels that the operator gave the node; the map must not be changed.
 	Labels map[string]string
 	Cordon Cordon

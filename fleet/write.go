@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -86,7 +85,7 @@ func (s *session) write(ctx context.Context, wanted content) error {
 		if slot, err = w.putParts(ctx, parts, before); err != nil {
 			return err
 		}
-		w.names = s.indexing.missing(wanted.plugins)
+		w.names = s.missing(wanted.plugins)
 	}
 	if err := w.commit(ctx); err != nil {
 		return err
@@ -105,7 +104,7 @@ type writing struct {
 	then []clientv3.Op
 	size int
 	puts []string
-	// names are those that the next transaction adds to the index: with the node, so that nobody looks for its plugins in vain.
+	// names are those that the next transaction adds to the index: together with the plugins, so that a caller who sees one finds the other.
 	names []string
 	// revisions has the keys that there are after the next transaction, and the revisions of those that it does not put.
 	revisions map[string]int64
@@ -170,65 +169,31 @@ func (w *writing) commit(ctx context.Context) error {
 	conditions := w.mine()
 	if w.claim {
 		w.remember()
-		value, err := deterministic.Marshal(&fleetv1.Presence{Format: format, Instance: w.instance})
+		value, err := deterministic.Marshal(&fleetv1.Presence{Instance: w.instance})
 		if err != nil {
 			return err
 		}
-		w.then = append(w.then, clientv3.OpPut(w.node+presenceKey, string(value), clientv3.WithLease(w.leases.presence)))
+		w.then = append(w.then, clientv3.OpPut(w.node+presenceKey, string(value), clientv3.WithLease(w.leases.presence)), w.settle())
 		w.puts = append(w.puts, presenceKey)
 		conditions = []clientv3.Cmp{clientv3.Compare(clientv3.ModRevision(w.node+presenceKey), "=", w.present)}
 	}
 	if len(w.then) == 0 {
 		return nil
 	}
-	response, err := w.send(ctx, conditions)
-	switch {
-	case err != nil && !isLeaseUnknown(err):
+	revision, err := w.session.commit(ctx, conditions, append(w.then, w.index(w.names)...))
+	if err != nil {
 		return err
-	case err != nil || !response.Succeeded:
-		return errLeaseLost // or somebody else has the name now, which the next session finds out
 	}
 	w.count(func(st *Stats) { st.Writes++; st.Bytes += uint64(w.size) })
 	for _, key := range w.puts {
-		w.revisions[key] = response.Header.Revision
+		w.revisions[key] = revision
+	}
+	for _, name := range w.names {
+		w.indexed[name] = true
 	}
 	w.claim, w.then, w.size, w.puts, w.names = false, nil, 0, nil, nil
 	return nil
 }
-
-// send commits. With a claim go the settings of the node, and with its plugins their names in the index. What the node has no right to
-// write of these, as with a role of earlier versions, is left out.
-func (w *writing) send(ctx context.Context, conditions []clientv3.Cmp) (response *clientv3.TxnResponse, err error) {
-	settling, indexing := w.claim && !w.unsettled, len(w.names) > 0 && !w.indexing.denied
-	type with struct{ settings, index bool }
-	attempts := []with{{settling, indexing}, {settling, false}, {false, indexing}, {}}
-	for _, now := range slices.Compact(attempts) {
-		then := slices.Clip(w.then)
-		if now.settings {
-			then = append(then, w.settle())
-		}
-		if now.index {
-			then = append(then, w.index(w.names)...)
-		}
-		if response, err = w.store.commit(ctx, conditions, then); isDenied(err) {
-			continue
-		}
-		if err == nil && response.Succeeded {
-			w.unsettled = w.unsettled || settling && !now.settings
-			switch {
-			case now.index:
-				w.indexing.put(w.names)
-			case indexing:
-				w.denyIndex()
-			}
-		}
-		break
-	}
-	return response, err
-}
-
-// format is the format of the values that this package writes, and the newest that it reads.
-const format = 1
 
 const (
 	// maxPart is the size in bytes from which on the plugins of a node are split; etcd refuses requests above 1.5 MiB by default.
@@ -240,9 +205,6 @@ const (
 )
 
 var deterministic = proto.MarshalOptions{Deterministic: true}
-
-// errNewer says that a value was written by a newer version that this one cannot understand.
-var errNewer = errors.New("it is of a newer format")
 
 // content is what a node publishes, without what changes with each writing.
 type content struct {
@@ -282,7 +244,7 @@ func (c content) encodeParts(instance string, generation uint64, now time.Time) 
 	values := make([][]byte, len(groups))
 	for i, group := range groups {
 		value, err := deterministic.Marshal(&fleetv1.PluginsPart{
-			Format: format, Instance: instance, Generation: generation, Parts: uint32(len(groups)), Part: uint32(i),
+			Instance: instance, Generation: generation, Parts: uint32(len(groups)), Part: uint32(i),
 			WrittenAt: timestamppb.New(now), Plugins: group,
 		})
 		if err != nil {
@@ -334,23 +296,6 @@ func conditionRecords(conditions []Condition) []*fleetv1.Condition {
 	}
 	slices.SortFunc(records, func(a, b *fleetv1.Condition) int { return strings.Compare(a.GetName(), b.GetName()) })
 	return records
-}
-
-// formatted is a message that says of what format it is.
-type formatted interface {
-	proto.Message
-	GetFormat() uint32
-}
-
-// decode reads a value, unless it is of a newer format.
-func decode(value []byte, m formatted) error {
-	if err := proto.Unmarshal(value, m); err != nil {
-		return fmt.Errorf("it cannot be decoded: %w", err)
-	}
-	if m.GetFormat() > format {
-		return errNewer
-	}
-	return nil
 }
 
 // valid makes a string fit for protobuf, which refuses a whole message for one that is not UTF-8. Paths may hold any bytes.

@@ -244,16 +244,15 @@ func TestStrangers(t *testing.T) {
 	nodes := fleet.Space{}.Base() + "nodes/"
 	for key, value := range map[string]string{
 		"": "x", "b": "x", "b/": "x", "b/other": "x", "c d/record": "x", "e/plugins/7/0000": "x", "e/plugins/0/00": "x",
-		"f/record": "\x08\x63", // of format 99
-		"g/record": "\xff\xff", "h/plugins/0/0000": "\xff\xff", "i/plugins/0/0000": "", "j/plugins/0/0003": "\x08\x01\x20\x02\x28\x03",
+		"g/record": "\xff\xff", "h/plugins/0/0000": "\xff\xff", "i/plugins/0/0000": "", "j/plugins/0/0003": "\x18\x02\x20\x03",
 		"a/record2": "x",
 	} {
 		do(t, "put", func(ctx context.Context) error { _, err := admin.Put(ctx, nodes+key, value); return err })
 	}
-	eventually(t, "the newer node", func() bool { return stateOf(r, "f") == fleet.NodeUnknown })
+	eventually(t, "the node without a record", func() bool { return stateOf(r, "g") == fleet.NodeUnknown })
 	shows(t, r, "a/one=registered")
 	fresh := openReader(t, client)
 	shows(t, fresh, "a/one=registered")
-	// The old reader is told key by key, and of f perhaps before the others.
+	// The old reader receives one key after the other, and that of g perhaps before the others.
 	eventually(t, "the old reader has the nodes of the new one", func() bool { return len(r.Nodes()) == len(fresh.Nodes()) })
 }

@@ -13,13 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/patchbay-dev/patchbay/fleet"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/stats"
-	"google.golang.org/protobuf/proto"
-
-	fleetv1 "github.com/patchbay-dev/patchbay/api/patchbay/fleet/v1"
-	"github.com/patchbay-dev/patchbay/fleet"
 )
 
 // bytesIn counts what a client receives.
@@ -78,6 +76,13 @@ func (c *caller) candidates(name string, p fleet.Policy) string {
 	}
 	slices.Sort(nodes)
 	return strings.Join(nodes, " ")
+}
+
+// dial finds a plugin as a program does before it calls.
+func (c *caller) dial(name string) (*fleet.Conn, error) {
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+	defer cancel()
+	return fleet.Dial(ctx, "CSIPlugin", name, fleet.DialerConfig{Find: c.Find}, fleet.Policy{})
 }
 
 // finds waits until a call may go to just these nodes.
@@ -226,7 +231,7 @@ func indexed(t *testing.T, admin *clientv3.Client, count int64) (found *clientv3
 	t.Helper()
 	eventually(t, fmt.Sprintf("the index has %d keys", count), func() (is bool) {
 		do(t, "index", func(ctx context.Context) (err error) {
-			found, err = admin.Get(ctx, fleet.Space{}.Base()+"index/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+			found, err = admin.Get(ctx, indexRange(), clientv3.WithPrefix(), clientv3.WithKeysOnly())
 			return err
 		})
 		return found.Count == count
@@ -234,59 +239,25 @@ func indexed(t *testing.T, admin *clientv3.Client, count int64) (found *clientv3
 	return found
 }
 
-// TestLookupMixed: nodes that are not in the index are found nevertheless, and a plugin that nobody has makes nobody read the whole fleet
-// once every node is in the index.
-func TestLookupMixed(t *testing.T) {
+// TestLookupAbsent: a plugin that no node has costs the first call two requests and those that follow none, and does not make anybody read the
+// whole fleet, as a request for all instances does.
+func TestLookupAbsent(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
-	cluster, admin := connect(t, etcd.client), etcd.admin()
-	startNode(t, cluster, "a", "one").published(t)
-	startNode(t, cluster, "old", "one", "two").published(t)
-	// What an earlier version would not have written:
-	found := indexed(t, admin, 3)
-	for _, kv := range found.Kvs {
-		if strings.HasSuffix(string(kv.Key), "/old") {
-			if _, err := admin.Delete(t.Context(), string(kv.Key)); err != nil {
-				t.Fatal(err)
-			}
-		}
+	cluster := connect(t, etcd.client)
+	for _, name := range []string{"a", "b"} {
+		startNode(t, cluster, name, "one").published(t)
 	}
-	key := fleet.Space{}.NodeRange("old") + "record"
-	said, err := admin.Get(t.Context(), key)
-	if err != nil || len(said.Kvs) != 1 {
-		t.Fatal(said, err)
-	}
-	var record fleetv1.NodeRecord
-	if err := proto.Unmarshal(said.Kvs[0].Value, &record); err != nil || !record.GetIndexed() {
-		t.Fatal(&record, err)
-	}
-	record.Indexed = false
-	text, err := proto.Marshal(&record)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := admin.Put(t.Context(), key, string(text), clientv3.WithIgnoreLease()); err != nil {
-		t.Fatal(err)
-	}
+	indexed(t, etcd.admin(), 2)
 	c := newLookup(t, etcd.client)
-	c.finds("one", fleet.Policy{}, "a") // known from the index: that is enough
-	c.finds("two", fleet.Policy{}, "old")
-	c.finds("one", fleet.Policy{Node: "old"}, "old")
-	if all, err := c.Find(t.Context(), fleet.Filter{Types: []string{"CSIPlugin"}, Names: []string{"one"}}); err != nil || len(all) != 2 {
-		t.Errorf("all instances: %v, %v", all, err)
-	}
-
-	other := startOne(t)
-	startNode(t, connect(t, other.client), "a", "one").published(t)
-	indexed(t, other.admin(), 1)
-	c = newLookup(t, other.client)
-	c.finds("none", fleet.Policy{}, "")
-	before := c.meter.snapshot()["/etcdserverpb.KV/Range"]
 	for range 10 {
 		c.finds("none", fleet.Policy{}, "")
 	}
-	if after := c.meter.snapshot()["/etcdserverpb.KV/Range"]; after != before {
-		t.Errorf("%d requests, and %d after ten more calls", before, after)
+	if got := c.meter.snapshot()["/etcdserverpb.KV/Range"]; got > 2 {
+		t.Errorf("%d requests", got)
+	}
+	if all, err := c.Find(t.Context(), fleet.Filter{Types: []string{"CSIPlugin"}, Names: []string{"one"}}); err != nil || len(all) != 2 {
+		t.Errorf("all instances: %v, %v", all, err)
 	}
 }
 
@@ -356,11 +327,22 @@ func TestLookupHolder(t *testing.T) {
 	holds("", false)
 }
 
-// TestLookupDenied: a node that may not write the index is published all the same, and found, by callers who may not read it either.
+// TestLookupDenied: a node that may not write the index says so, and is published as soon as it may. A caller that may not read something
+// learns why, and can still read the rest.
 func TestLookupDenied(t *testing.T) {
 	t.Parallel()
 	etcd := startOne(t)
 	users(t, etcd.admin(), "node-a", "open sesame", "a")
+	root, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.client}, Username: "root", Password: "secret", Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	end := clientv3.GetPrefixRangeEnd(indexRange())
+	do(t, "revoke", func(ctx context.Context) error {
+		_, err := root.RoleRevokePermission(ctx, "node", indexRange(), end)
+		return err
+	})
 	file := filepath.Join(t.TempDir(), "password")
 	if err := os.WriteFile(file, []byte("open sesame\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -370,24 +352,33 @@ func TestLookupDenied(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := startNode(t, cluster, "a", "one")
-	n.published(t)
+	eventually(t, "a condition that says so", func() bool { return strings.Contains(n.Condition().Message, "etcd refuses its user") })
 	c := &caller{t: t}
 	if c.Lookup, err = fleet.OpenLookup(cluster, fleet.LookupConfig{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
+	isRefused := func(what string, err error) {
+		t.Helper()
+		if err == nil || strings.Count(err.Error(), "etcd refuses its user") != 1 {
+			t.Errorf("%s that may not be read: %v", what, err)
+		}
+	}
+	_, err = c.dial("one")
+	isRefused("an index", err)
+	do(t, "grant", func(ctx context.Context) error {
+		_, err := root.RoleGrantPermission(ctx, "node", indexRange(), end, clientv3.PermissionType(clientv3.PermReadWrite))
+		return err
+	})
+	n.published(t)
 	c.finds("one", fleet.Policy{}, "a")
 	n.set("two")
 	c.finds("two", fleet.Policy{}, "a")
 	if found, err := c.Find(t.Context(), fleet.Filter{Nodes: []string{"a"}}); err != nil || len(found) != 1 {
 		t.Errorf("on the node: %v, %v", found, err)
 	}
-	if _, _, err := c.Holder(t.Context(), fleet.Lock{Type: "T", Name: "n"}); err == nil || strings.Count(err.Error(), "etcd refuses its user") != 1 {
-		t.Errorf("a lock that may not be read: %v", err)
-	}
-	if r := openReader(t, cluster); len(r.Nodes()) != 1 || r.Nodes()[0].Indexed {
-		t.Errorf("the node is %+v", r.Nodes())
-	}
+	_, _, err = c.Holder(t.Context(), fleet.Lock{Type: "T", Name: "n"})
+	isRefused("a lock", err)
 	// On a busy machine etcd may have been silent for a moment.
 	eventually(t, "nothing is wrong", func() bool { return n.Condition().OK && c.Health().Current })
 }

@@ -326,8 +326,8 @@ func (f *follower) agrees(r *fleet.Reader) {
 func bury(t testing.TB, admin *clientv3.Client, node, plugin string) {
 	t.Helper()
 	for key, value := range map[string]proto.Message{
-		"record": &fleetv1.NodeRecord{Format: 1, Instance: "i", Version: "v\x1b[2J"},
-		"plugins/0/0000": &fleetv1.PluginsPart{Format: 1, Instance: "i", Generation: 1, Parts: 1, Plugins: []*fleetv1.PluginRecord{
+		"record": &fleetv1.NodeRecord{Instance: "i", Version: "v\x1b[2J"},
+		"plugins/0/0000": &fleetv1.PluginsPart{Instance: "i", Generation: 1, Parts: 1, Plugins: []*fleetv1.PluginRecord{
 			{Type: "CSIPlugin", Name: plugin, State: "registered"},
 		}},
 	} {

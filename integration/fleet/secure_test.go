@@ -23,7 +23,10 @@ import (
 	"github.com/patchbay-dev/patchbay/fleet"
 )
 
-// users makes etcd ask for users: root, and one that may write the node and read all nodes.
+// indexRange is the prefix of the index of plugins.
+func indexRange() string { return fleet.Space{}.Base() + "index/" }
+
+// users makes etcd ask for users: root, and one that may write the node, its settings and the index, and read all nodes.
 func users(t *testing.T, admin *clientv3.Client, user, password, node string) {
 	t.Helper()
 	nodes := fleet.Space{}.Base() + "nodes/"
@@ -53,6 +56,15 @@ func users(t *testing.T, admin *clientv3.Client, user, password, node string) {
 		})
 		step(func() error {
 			_, err := admin.RoleGrantPermission(ctx, "node", nodes, clientv3.GetPrefixRangeEnd(nodes), clientv3.PermissionType(clientv3.PermRead))
+			return err
+		})
+		step(func() error {
+			_, err := admin.RoleGrantPermission(ctx, "node", fleet.Space{}.SettingsKey(node), "", clientv3.PermissionType(clientv3.PermReadWrite))
+			return err
+		})
+		step(func() error {
+			index := indexRange()
+			_, err := admin.RoleGrantPermission(ctx, "node", index, clientv3.GetPrefixRangeEnd(index), clientv3.PermissionType(clientv3.PermReadWrite))
 			return err
 		})
 		step(func() error { _, err := admin.AuthEnable(ctx); return err })

@@ -27,10 +27,8 @@ const (
 // Presence is the value of the key that exists as long as a node is alive.
 type Presence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lowest version of the format that a reader must know; 1.
-	Format uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
 	// The instance of the daemon that holds the name of the node.
-	Instance      string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
+	Instance      string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -65,13 +63,6 @@ func (*Presence) Descriptor() ([]byte, []int) {
 	return file_patchbay_fleet_v1_fleet_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *Presence) GetFormat() uint32 {
-	if x != nil {
-		return x.Format
-	}
-	return 0
-}
-
 func (x *Presence) GetInstance() string {
 	if x != nil {
 		return x.Instance
@@ -82,26 +73,22 @@ func (x *Presence) GetInstance() string {
 // NodeRecord describes a node.
 type NodeRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lowest version of the format that a reader must know; 1.
-	Format uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
 	// The instance of the daemon that wrote the record: a random identifier of one start.
-	Instance string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
+	Instance string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
 	// HOST:PORT at which the node accepts calls from other nodes; empty if it accepts none.
-	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// The version of Patchbay that the node runs.
-	Version string `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
 	// When the daemon started, by the node's clock.
-	StartedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// When the daemon was shut down. It is absent while it runs and if it crashed.
-	StoppedAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=stopped_at,json=stoppedAt,proto3" json:"stopped_at,omitempty"`
+	StoppedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=stopped_at,json=stoppedAt,proto3" json:"stopped_at,omitempty"`
 	// When the record was written, by the node's clock.
-	WrittenAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=written_at,json=writtenAt,proto3" json:"written_at,omitempty"`
+	WrittenAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=written_at,json=writtenAt,proto3" json:"written_at,omitempty"`
 	// The conditions of the node, ordered by name.
-	Conditions []*Condition `protobuf:"bytes,8,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	// Whether the names of its plugins are in the index.
-	Indexed bool `protobuf:"varint,9,opt,name=indexed,proto3" json:"indexed,omitempty"`
+	Conditions []*Condition `protobuf:"bytes,7,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	// What the operator of the node says of it.
-	Labels        map[string]string `protobuf:"bytes,10,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels        map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -134,13 +121,6 @@ func (x *NodeRecord) ProtoReflect() protoreflect.Message {
 // Deprecated: Use NodeRecord.ProtoReflect.Descriptor instead.
 func (*NodeRecord) Descriptor() ([]byte, []int) {
 	return file_patchbay_fleet_v1_fleet_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *NodeRecord) GetFormat() uint32 {
-	if x != nil {
-		return x.Format
-	}
-	return 0
 }
 
 func (x *NodeRecord) GetInstance() string {
@@ -192,13 +172,6 @@ func (x *NodeRecord) GetConditions() []*Condition {
 	return nil
 }
 
-func (x *NodeRecord) GetIndexed() bool {
-	if x != nil {
-		return x.Indexed
-	}
-	return false
-}
-
 func (x *NodeRecord) GetLabels() map[string]string {
 	if x != nil {
 		return x.Labels
@@ -209,12 +182,10 @@ func (x *NodeRecord) GetLabels() map[string]string {
 // Cordon is the value of the key that says that calls to any node should not go to this one.
 type Cordon struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The least version of the format that a reader must know; 1.
-	Format uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
 	// Since when, by the clock of the node at which it was said.
-	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
 	// The node at which it was said.
-	By            string `protobuf:"bytes,3,opt,name=by,proto3" json:"by,omitempty"`
+	By            string `protobuf:"bytes,2,opt,name=by,proto3" json:"by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -247,13 +218,6 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
 	return file_patchbay_fleet_v1_fleet_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *Cordon) GetFormat() uint32 {
-	if x != nil {
-		return x.Format
-	}
-	return 0
 }
 
 func (x *Cordon) GetSince() *timestamppb.Timestamp {
@@ -344,18 +308,16 @@ func (x *Condition) GetSince() *timestamppb.Timestamp {
 // PluginsPart is one part of the plugins of a node.
 type PluginsPart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lowest version of the format that a reader must know; 1.
-	Format uint32 `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
 	// The instance of the daemon that wrote the part.
-	Instance string `protobuf:"bytes,2,opt,name=instance,proto3" json:"instance,omitempty"`
+	Instance string `protobuf:"bytes,1,opt,name=instance,proto3" json:"instance,omitempty"`
 	// The number of the publication, counted from 1 within one instance. All parts of one publication have the same number.
-	Generation uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	Generation uint64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
 	// The number of parts of this generation, at least 1, and the index of this one, from 0.
-	Parts uint32 `protobuf:"varint,4,opt,name=parts,proto3" json:"parts,omitempty"`
-	Part  uint32 `protobuf:"varint,5,opt,name=part,proto3" json:"part,omitempty"`
+	Parts uint32 `protobuf:"varint,3,opt,name=parts,proto3" json:"parts,omitempty"`
+	Part  uint32 `protobuf:"varint,4,opt,name=part,proto3" json:"part,omitempty"`
 	// When the generation was written, by the node's clock.
-	WrittenAt     *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=written_at,json=writtenAt,proto3" json:"written_at,omitempty"`
-	Plugins       []*PluginRecord        `protobuf:"bytes,7,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	WrittenAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=written_at,json=writtenAt,proto3" json:"written_at,omitempty"`
+	Plugins       []*PluginRecord        `protobuf:"bytes,6,rep,name=plugins,proto3" json:"plugins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -388,13 +350,6 @@ func (x *PluginsPart) ProtoReflect() protoreflect.Message {
 // Deprecated: Use PluginsPart.ProtoReflect.Descriptor instead.
 func (*PluginsPart) Descriptor() ([]byte, []int) {
 	return file_patchbay_fleet_v1_fleet_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *PluginsPart) GetFormat() uint32 {
-	if x != nil {
-		return x.Format
-	}
-	return 0
 }
 
 func (x *PluginsPart) GetInstance() string {
@@ -584,51 +539,45 @@ var File_patchbay_fleet_v1_fleet_proto protoreflect.FileDescriptor
 
 const file_patchbay_fleet_v1_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x1dpatchbay/fleet/v1/fleet.proto\x12\x11patchbay.fleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\">\n" +
-	"\bPresence\x12\x16\n" +
-	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1a\n" +
-	"\binstance\x18\x02 \x01(\tR\binstance\"\xfb\x03\n" +
+	"\x1dpatchbay/fleet/v1/fleet.proto\x12\x11patchbay.fleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"&\n" +
+	"\bPresence\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\"\xc9\x03\n" +
 	"\n" +
-	"NodeRecord\x12\x16\n" +
-	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1a\n" +
-	"\binstance\x18\x02 \x01(\tR\binstance\x12\x18\n" +
-	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion\x129\n" +
+	"NodeRecord\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x129\n" +
 	"\n" +
-	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x129\n" +
+	"started_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x129\n" +
 	"\n" +
-	"stopped_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tstoppedAt\x129\n" +
+	"stopped_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstoppedAt\x129\n" +
 	"\n" +
-	"written_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\twrittenAt\x12<\n" +
+	"written_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\twrittenAt\x12<\n" +
 	"\n" +
-	"conditions\x18\b \x03(\v2\x1c.patchbay.fleet.v1.ConditionR\n" +
-	"conditions\x12\x18\n" +
-	"\aindexed\x18\t \x01(\bR\aindexed\x12A\n" +
-	"\x06labels\x18\n" +
-	" \x03(\v2).patchbay.fleet.v1.NodeRecord.LabelsEntryR\x06labels\x1a9\n" +
+	"conditions\x18\a \x03(\v2\x1c.patchbay.fleet.v1.ConditionR\n" +
+	"conditions\x12A\n" +
+	"\x06labels\x18\b \x03(\v2).patchbay.fleet.v1.NodeRecord.LabelsEntryR\x06labels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"b\n" +
-	"\x06Cordon\x12\x16\n" +
-	"\x06format\x18\x01 \x01(\rR\x06format\x120\n" +
-	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
-	"\x02by\x18\x03 \x01(\tR\x02by\"{\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"J\n" +
+	"\x06Cordon\x120\n" +
+	"\x05since\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x0e\n" +
+	"\x02by\x18\x02 \x01(\tR\x02by\"{\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x120\n" +
-	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x81\x02\n" +
-	"\vPluginsPart\x12\x16\n" +
-	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1a\n" +
-	"\binstance\x18\x02 \x01(\tR\binstance\x12\x1e\n" +
+	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xe9\x01\n" +
+	"\vPluginsPart\x12\x1a\n" +
+	"\binstance\x18\x01 \x01(\tR\binstance\x12\x1e\n" +
 	"\n" +
-	"generation\x18\x03 \x01(\x04R\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
 	"generation\x12\x14\n" +
-	"\x05parts\x18\x04 \x01(\rR\x05parts\x12\x12\n" +
-	"\x04part\x18\x05 \x01(\rR\x04part\x129\n" +
+	"\x05parts\x18\x03 \x01(\rR\x05parts\x12\x12\n" +
+	"\x04part\x18\x04 \x01(\rR\x04part\x129\n" +
 	"\n" +
-	"written_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\twrittenAt\x129\n" +
-	"\aplugins\x18\a \x03(\v2\x1f.patchbay.fleet.v1.PluginRecordR\aplugins\"\xc9\x03\n" +
+	"written_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\twrittenAt\x129\n" +
+	"\aplugins\x18\x06 \x03(\v2\x1f.patchbay.fleet.v1.PluginRecordR\aplugins\"\xc9\x03\n" +
 	"\fPluginRecord\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
