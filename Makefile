@@ -63,7 +63,7 @@ test: ## run the tests with the race detector; NO_INSTALL=1 does not install Chr
 	@.ci/test most $(TEST_FLAGS)
 
 .PHONY: test-all
-test-all: ## run the other tests: those that compile the kubelet, Nomad and other peers, build releases, or follow README
+test-all: ## run the other tests: campaigns, and those that compile the kubelet, Nomad and other peers, build releases, or follow README
 	@.ci/test rest $(TEST_FLAGS)
 
 .PHONY: crash
@@ -75,11 +75,11 @@ handover: ## hand a plugin over 100 times, while 1,000,000 connections are made 
 	$(GO) test -run '^TestHandover$$' -timeout 30m -count 1 -v . -handover.upgrades 100 -handover.connects 1000000
 
 .PHONY: failpoints
-failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test" does so too
+failpoints: ## have the daemon fail at each failpoint, and see what becomes of that; "make test-all" does so too
 	cd integration && $(GO) test -race -count 1 -v ./failpoints
 
 .PHONY: hostile
-hostile: ## attack the daemon with each hostile plugin, and print what it used before and meanwhile; "make test" does so too
+hostile: ## attack the daemon with each hostile plugin, and print what it used before and meanwhile; "make test-all" does so too
 	cd integration && $(GO) test -count 1 -v -run '^TestHostilePlugins$$' ./hostile | grep -e '^ *| ' -e '^ *--- FAIL' -e '^ok' -e '^FAIL'
 
 .PHONY: hostile-links
