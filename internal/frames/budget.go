@@ -61,7 +61,7 @@ type Budget struct {
 	// leaving is how many connections only have calls to end.
 	leaving int
 	// canceled has the users who canceled calls a short time ago.
-	canceled map[uint32]*cancels
+	canceled map[uint32]*userCancels
 }
 
 // use is what one user has, or all.
@@ -76,7 +76,7 @@ type use struct {
 func NewBudget(limits Limits, self uint32, refused func(uid uint32, why Reason, first bool)) *Budget {
 	return &Budget{
 		limits: limits, self: self, refused: refused, byUser: map[uint32]*use{}, all: use{told: map[Reason]bool{}},
-		canceled: map[uint32]*cancels{},
+		canceled: map[uint32]*userCancels{},
 	}
 }
 

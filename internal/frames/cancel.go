@@ -11,8 +11,9 @@ import (
 )
 
 // CancelRates are how many calls that have no answer yet may be canceled in a second: on one connection, by one user, and by all users
-// together, except the privileged. Users who cancel calls at the same time have equal shares of All. In the first second it may be twice as
-// many. A connection on which a rate is exceeded is not read from until the rate allows it.
+// together, except the privileged. Users who cancel calls at the same time have equal shares of All, and so have the connections of a user
+// of what the user may cancel. In the first second it may be several times as many. A connection that exceeds its rate or share is not read
+// from until they allow it; one that does not is never slowed down by others.
 //
 // Two small frames make a call and cancel it, and cost the proxy and the plugin much more than their sender. A caller that waits for
 // answers cannot make more calls than are answered; one that cancels them can. The rates are low enough for a machine ten times slower
@@ -27,8 +28,15 @@ const calm = time.Minute
 
 // cancels is how many calls were canceled lately.
 type cancels struct {
-	until  time.Time // when the rate allows all of them
-	paused time.Time // when they last exceeded it
+	until time.Time // when the rate allows all of them
+}
+
+// userCancels is what one user canceled lately, and on which connections.
+type userCancels struct {
+	cancels
+
+	paused time.Time // when one of the connections last exceeded its rate
+	conns  map[*cancels]struct{}
 }
 
 // add adds n calls, and returns after which time the rate allows them.
@@ -52,20 +60,22 @@ func (b *Budget) cancel(on *cancels, uid uint32, n int) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(b.canceled, func(_ uint32, c *cancels) bool { return c.until.Before(now) && now.Sub(c.paused) > calm })
+	maps.DeleteFunc(b.canceled, func(_ uint32, c *userCancels) bool { return c.until.Before(now) && now.Sub(c.paused) > calm })
 	of := b.canceled[uid]
 	if of == nil {
-		of = new(cancels)
+		of = &userCancels{conns: map[*cancels]struct{}{}}
 		b.canceled[uid] = of
 	}
-	rate, whose := rates.User, UserCancels
+	maps.DeleteFunc(of.conns, func(c *cancels, _ struct{}) bool { return c.until.Before(now) })
+	of.conns[on] = struct{}{}
+	rate, why := rates.User, UserCancels
 	if share := b.cancelShare(uid, now); share < rate {
-		rate, whose = share, Cancels
+		rate, why = share, Cancels
 	}
-	pause, why := on.add(now, n, rates.Conn), ConnCancels
-	if ofUser := of.add(now, n, rate); ofUser > 0 {
-		pause, why = max(pause, ofUser), whose
+	if of.add(now, n, rate) <= 0 {
+		why = ConnCancels
 	}
+	pause := on.add(now, n, max(min(rates.Conn, rate/len(of.conns)), 1))
 	if pause <= 0 {
 		return 0
 	}

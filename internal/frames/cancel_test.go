@@ -169,6 +169,9 @@ func TestCancelsOfManyUsers(t *testing.T) {
 	if _, paused := flood(2000, new(cancels), 10); paused {
 		t.Error("a user who cancels few calls is slowed down")
 	}
+	if _, paused := flood(1000, new(cancels), 10); paused {
+		t.Error("a connection on which few calls are canceled is slowed down by another one of the same user")
+	}
 	if n, _ := flood(self, new(cancels), 3*ofUser); n < ofUser {
 		t.Errorf("the privileged user is slowed down after %d calls, want its own rate", n)
 	}
