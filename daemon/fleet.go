@@ -19,6 +19,7 @@ import (
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/dynamicplugins"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/discover/pipeline"
 	"github.com/patchbay-dev/patchbay/reconciler"
 )
@@ -128,7 +129,7 @@ type fleetMember struct {
 	credentials *fleet.Credentials
 	lookup      *fleet.Lookup
 	dialer      *fleet.Dialer
-	elector     *fleet.Elector // nil if there are no locks
+	elector     *locks.Elector // nil if there are no locks
 	exclusive   []string
 	offers      atomic.Pointer[[]FleetOffer]
 	unlocked    *unlocked
@@ -203,7 +204,7 @@ func newFleetMember(
 	dial := fleet.DialerConfig{Find: m.find, Credentials: m.credentials, Node: m.node, Labels: c.Labels, Called: called.ended}
 	dial.Unhealthy = func(ptype, name string) bool { return isUnwell(runtime.Launcher(), runtime.Plugins, ptype, name) }
 	if len(c.Exclusive) > 0 {
-		m.elector, err = fleet.NewElector(m.cluster, fleet.ElectorConfig{
+		m.elector, err = locks.New(m.cluster, locks.Config{
 			Space: c.Space, Node: m.node, TTL: c.Presence, TokenFile: statePath + ".tokens", Logger: log,
 			Settings: c.settings(), Differ: m.announce,
 		})
@@ -262,11 +263,11 @@ func (m *fleetMember) join(
 		running.Go(func() { m.elector.Run(ctx) })
 		drained, own := m.lookup.Follow(m.node)
 		for changes := (fleetLocal{local}).Changes(ctx); ctx.Err() == nil; {
-			locks := m.locks(registry)
+			wanted := m.wantedLocks(registry)
 			if node, _ := own(); node.Cordon.Drained {
-				locks = nil
+				wanted = nil
 			}
-			m.elector.Stand(locks)
+			m.elector.Stand(wanted)
 			select {
 			case <-changes:
 			case <-drained:

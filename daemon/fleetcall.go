@@ -49,15 +49,15 @@ func (m *fleetMember) leader(ctx context.Context, l fleet.Lock) (node string, ex
 	return node, true, err
 }
 
-// locks returns the locks of the plugins of this node that can be called.
-func (m *fleetMember) locks(registry *dynamicplugins.Store) []fleet.Lock {
-	var locks []fleet.Lock
+// wantedLocks returns the locks of the plugins of this node that can be called.
+func (m *fleetMember) wantedLocks(registry *dynamicplugins.Store) []fleet.Lock {
+	var wanted []fleet.Lock
 	for _, i := range registry.Instances("", "") {
 		if slices.Contains(m.exclusive, i.Info.Type) && i.State == dynamicplugins.InstanceRegistered {
-			locks = append(locks, fleet.Lock{Type: i.Info.Type, Name: i.Info.Name})
+			wanted = append(wanted, fleet.Lock{Type: i.Info.Type, Name: i.Info.Name})
 		}
 	}
-	return locks
+	return wanted
 }
 
 // guard returns the registry without the plugins whose locks the node does not hold. Calls to the others carry the token.
@@ -151,8 +151,8 @@ func (m *fleetMember) dispensed(plugins []string) map[patchbay.PluginName]connec
 	return all
 }
 
-// leaders returns who holds which lock, for people.
-func (m *fleetMember) leaders(ctx context.Context) (map[fleet.Lock]fleet.Leader, error) {
+// leaders returns the states of the locks, for people.
+func (m *fleetMember) leaders(ctx context.Context) (map[fleet.Lock]fleet.LockState, error) {
 	if m.elector == nil {
 		return nil, nil //nolint:nilnil // there are no locks
 	}
@@ -162,9 +162,9 @@ func (m *fleetMember) leaders(ctx context.Context) (map[fleet.Lock]fleet.Leader,
 	if err != nil {
 		return nil, fmt.Errorf("%w; see the log of the daemon", err)
 	}
-	leaders := map[fleet.Lock]fleet.Leader{}
+	leaders := map[fleet.Lock]fleet.LockState{}
 	for _, l := range locks {
-		leaders[l.Lock] = l.Leader
+		leaders[l.Lock] = l
 	}
 	return leaders, nil
 }

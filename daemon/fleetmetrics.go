@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 )
 
 const (
@@ -134,7 +135,7 @@ func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 }
 
 // collectLocks makes the metrics of the locks that the node wants.
-func collectLocks(ch chan<- prometheus.Metric, wanted []fleet.Wanted) {
+func collectLocks(ch chan<- prometheus.Metric, wanted []locks.Wanted) {
 	for _, w := range wanted[:min(len(wanted), maxLocks)] {
 		ptype, name := valid(w.Type), valid(w.Name)
 		gauge(ch, fleetDescs[fleetLockHeld], oneIf(w.Held), ptype, name)

@@ -243,7 +243,7 @@ func at(t time.Time) string {
 }
 
 // markLeader says of a plugin whether its node holds its lock, that of its type or of the first of its roles that has one.
-func markLeader(p *patchbayv1.FleetPlugin, leaders map[fleet.Lock]fleet.Leader) {
+func markLeader(p *patchbayv1.FleetPlugin, leaders map[fleet.Lock]fleet.LockState) {
 	for _, ptype := range append([]string{p.GetType()}, p.GetRoles()...) {
 		leader, ok := leaders[fleet.Lock{Type: ptype, Name: p.GetName()}]
 		if ok && leader.Node == p.GetNode() && p.GetCurrent() {

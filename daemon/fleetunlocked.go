@@ -11,6 +11,7 @@ import (
 
 	"github.com/patchbay-dev/patchbay"
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 	"github.com/patchbay-dev/patchbay/internal/backoff"
 )
 
@@ -98,7 +99,7 @@ func (u *unlocked) condition() patchbay.Condition {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.nodes) == 0 {
-		return patchbay.Condition{Name: fleet.SettingsCondition, OK: true}
+		return patchbay.Condition{Name: locks.SettingsCondition, OK: true}
 	}
 	types := map[string]string{}
 	for lock, node := range u.nodes {
@@ -107,7 +108,7 @@ func (u *unlocked) condition() patchbay.Condition {
 		}
 	}
 	first := slices.Min(slices.Collect(maps.Keys(types)))
-	return patchbay.Condition{Name: fleet.SettingsCondition, Since: u.since, Message: fmt.Sprintf(
+	return patchbay.Condition{Name: locks.SettingsCondition, Since: u.since, Message: fmt.Sprintf(
 		"other nodes compete for locks of %s, node %s for example, and fleet.exclusive of this node does not list that: it does not call its "+
 			"own plugins of these names; give all nodes the same fleet.exclusive",
 		valid(strings.Join(slices.Sorted(maps.Keys(types)), ", ")), types[first])}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -12,174 +11,167 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// contender is a node that wants a lock, or holds it, as a key in etcd says.
-type contender struct {
-	lock Lock
-	node string
-	// holds says that the node has announced that it holds the lock. It may hold it without that.
-	holds bool
-	// ttl is how long the node may take itself for the holder after its key is gone; zero if it does not say.
-	ttl   time.Duration
-	lease clientv3.LeaseID
-	// made and changed are revisions. The first made of all contenders is the one that may hold the lock.
-	made, changed int64
+// Lock identifies the lock of an exclusive plugin, of which one instance in the fleet may be active, by type, or role, and name.
+type Lock struct{ Type, Name string }
+
+func (l Lock) String() string { return l.Type + "/" + l.Name }
+
+// Contender is a node that competes for a lock, as its key in etcd says. The one whose key was created first holds the lock, or will.
+type Contender struct {
+	Lock
+	Node string
+	// Token is the fencing token with which the node holds the lock, zero if it has not announced that it does.
+	Token int64
+	// TTL is the length of the lease, in whole seconds: how long the node may consider itself the holder after its key is gone.
+	TTL   time.Duration
+	Lease clientv3.LeaseID
+	// Created is the revision at which the key was created.
+	Created int64
 }
+
+// LockSpace returns the prefix of the keys that say who competes for locks, and which tokens there were. Nodes that compete for locks, and
+// callers of their holders, need to read it.
+func (s Space) LockSpace() string { return s.Base() + "elections/" }
 
 // LockRange returns the prefix of the keys with which a node competes for locks. No other node needs to write them.
 func (s Space) LockRange(node string) string { return s.contenders() + node + "/" }
 
 // TokenBaseKey returns the key in which a node keeps the base of fencing tokens. No other node needs to write it.
-func (s Space) TokenBaseKey(node string) string { return s.bases() + node }
+func (s Space) TokenBaseKey(node string) string { return s.LockSpace() + "@base/" + node }
 
-// LockSpace returns the prefix of the keys that say who competes for locks, and which tokens there were. Nodes that compete for locks, and
-// callers of their holders, need to read it.
-func (s Space) LockSpace() string { return s.elections() }
+func (s Space) contenders() string { return s.LockSpace() + "@node/" }
 
-func (s Space) contenders() string { return s.elections() + "@node/" }
-
-// contenderKeys returns the keys with which a node competes for a lock under a lease: its own, and the one that earlier versions read.
-func contenderKeys(s Space, node string, l Lock, lease clientv3.LeaseID) (own, older string) {
-	suffix := fmt.Sprintf("/%x", int64(lease))
-	return s.LockRange(node) + url.PathEscape(l.Type) + "/" + url.PathEscape(l.Name) + suffix, l.key(s) + suffix
+// Key returns the key with which the node competes for the lock.
+func (c Contender) Key(s Space) string {
+	return fmt.Sprintf("%s%s/%s/%x", s.LockRange(c.Node), url.PathEscape(c.Type), url.PathEscape(c.Name), int64(c.Lease))
 }
 
-// The values of a contender's own key, the first two with the lease in seconds.
+// The values of the key of a contender: the first with the TTL in seconds, the second also with the token.
 const (
-	contenderWaits = "waits "
-	contenderHolds = "holds "
-	contenderLeft  = "left"
+	contenderWaits = "waits %d"
+	contenderHolds = "holds %d %d"
+	// ContenderLeft is the value of the key of a node that has given up the lock, until it removes the key.
+	ContenderLeft = "left"
 )
 
-// parseContender reads the key of a contender. A node that has left is none, and neither is a key without a lease, or with a lease other
-// than its name says.
-func parseContender(s Space, kv *mvccpb.KeyValue) (c contender, ok bool) {
-	c = contender{lease: clientv3.LeaseID(kv.Lease), made: kv.CreateRevision, changed: kv.ModRevision}
-	rest, below := strings.CutPrefix(string(kv.Key), s.elections())
+// Value returns the value of the key.
+func (c Contender) Value() string {
+	seconds := int64(c.TTL / time.Second)
+	if c.Token == 0 {
+		return fmt.Sprintf(contenderWaits, seconds)
+	}
+	return fmt.Sprintf(contenderHolds, seconds, c.Token)
+}
+
+// maxLockTTL bounds the lease that a contender claims to have.
+const maxLockTTL = time.Minute
+
+// ParseContender parses the key of a contender. It reports false for a node that has left, a key without a lease, or with a lease other
+// than the key names, and everything malformed.
+func ParseContender(s Space, kv *mvccpb.KeyValue) (c Contender, ok bool) {
+	rest, ok := strings.CutPrefix(string(kv.Key), s.contenders())
 	parts := strings.Split(rest, "/")
-	value := string(kv.Value)
-	switch {
-	case !below || kv.Lease == 0 || parts[len(parts)-1] != fmt.Sprintf("%x", kv.Lease):
+	if !ok || len(parts) != 4 || kv.Lease == 0 || parts[3] != fmt.Sprintf("%x", kv.Lease) || ValidateNode(parts[0]) != nil {
 		return c, false
-	case len(parts) == 5 && parts[0]+"/" == strings.TrimPrefix(s.contenders(), s.elections()):
-		c.node, parts = parts[1], parts[2:]
-		if value == contenderLeft {
+	}
+	c = Contender{Node: parts[0], Lease: clientv3.LeaseID(kv.Lease), Created: kv.CreateRevision}
+	var seconds int64
+	if _, err := fmt.Sscanf(string(kv.Value), contenderHolds, &seconds, &c.Token); err != nil {
+		if _, err := fmt.Sscanf(string(kv.Value), contenderWaits, &seconds); err != nil {
 			return c, false
 		}
-		waits, isWaiting := strings.CutPrefix(value, contenderWaits)
-		holds, isHolding := strings.CutPrefix(value, contenderHolds)
-		seconds := waits
-		if c.holds = isHolding; c.holds {
-			seconds = holds
-		}
-		if n, err := strconv.ParseInt(seconds, 10, 64); err == nil && (isWaiting || isHolding) {
-			c.ttl = time.Duration(min(max(n, 0), int64(maxTTL/time.Second))) * time.Second
-		}
-	case len(parts) == 3:
-		node, waits := strings.CutPrefix(value, candidatePrefix)
-		c.node, c.holds = node, !waits
-	default:
+	}
+	if seconds <= 0 || c.Token < 0 {
 		return c, false
 	}
-	if c.lock, ok = parseLock(parts[0], parts[1]); !ok {
-		return c, false
-	}
-	return c, ValidateNode(c.node) == nil
-}
-
-// parseLock reads what is between the slashes of a key.
-func parseLock(ptype, name string) (Lock, bool) {
-	t, err1 := url.PathUnescape(ptype)
-	n, err2 := url.PathUnescape(name)
-	return Lock{t, n}, err1 == nil && err2 == nil && t != "" && n != ""
-}
-
-// lockIn returns the lock that a key of a contender is about.
-func lockIn(s Space, key string) (l Lock, ok bool) {
-	parts := strings.Split(strings.TrimPrefix(key, s.elections()), "/")
-	if len(parts) < 3 {
-		return l, false
-	}
-	return parseLock(parts[len(parts)-3], parts[len(parts)-2])
-}
-
-// standing has the contenders for each lock.
-type standing map[Lock]*contest
-
-// contest has the contenders for one lock, by key.
-type contest struct {
-	all map[string]contender
-	// first is the one that was made first, once somebody has asked; nil after a change.
-	first *contender
-}
-
-// of returns the contenders for a lock by key, which must not be changed.
-func (all standing) of(l Lock) map[string]contender {
-	if c := all[l]; c != nil {
-		return c.all
-	}
-	return nil
-}
-
-// put takes over what a key says, and returns the contender that it is about. Another one that had the key must be removed before.
-func (all standing) put(s Space, kv *mvccpb.KeyValue) (c contender, ok bool) {
-	if c, ok = parseContender(s, kv); ok {
-		if all[c.lock] == nil {
-			all[c.lock] = &contest{all: map[string]contender{}}
-		}
-		all[c.lock].all[string(kv.Key)] = c
-		all[c.lock].first = nil
-	}
+	c.TTL = time.Duration(min(seconds, int64(maxLockTTL/time.Second))) * time.Second
+	c.Lock, ok = lockIn(s, string(kv.Key))
 	return c, ok
 }
 
-// remove takes over that a key of a lock is gone.
-func (all standing) remove(l Lock, key string) {
-	c := all[l]
-	if c == nil {
-		return
+// lockIn returns the lock that the key of a contender is about.
+func lockIn(s Space, key string) (l Lock, ok bool) {
+	rest, ok := strings.CutPrefix(key, s.contenders())
+	parts := strings.Split(rest, "/")
+	if !ok || len(parts) != 4 {
+		return l, false
 	}
-	delete(c.all, key)
-	c.first = nil
-	if len(c.all) == 0 {
-		delete(all, l)
-	}
+	ptype, err1 := url.PathUnescape(parts[1])
+	name, err2 := url.PathUnescape(parts[2])
+	return Lock{ptype, name}, err1 == nil && err2 == nil && ptype != "" && name != ""
 }
 
-// holder returns the contender that says that it holds a lock; without a node if there is none. Wanted says that there are contenders: the
-// first of them holds the lock, or will.
-func (all standing) holder(l Lock) (holder contender, wanted bool) {
-	contest := all[l]
-	if contest == nil {
-		return contender{}, false
+// Contenders has the contenders for each lock.
+type Contenders map[Lock]*contest
+
+// contest has the contenders for one lock, by key.
+type contest struct {
+	all map[string]Contender
+	// first is the one whose key was created first, once it was asked for; nil after a change.
+	first *Contender
+}
+
+// Put records what etcd has of a key, nothing after a deletion, and returns the contender that had the key before; the zero value for none.
+func (all Contenders) Put(s Space, kv *mvccpb.KeyValue) (before Contender) {
+	l, ok := lockIn(s, string(kv.Key))
+	if !ok {
+		return before
 	}
-	if contest.first == nil {
-		contest.first = &contender{}
-		for _, c := range contest.all {
-			if contest.first.made == 0 || c.made < contest.first.made {
-				*contest.first = c
+	c := all[l]
+	if c == nil {
+		c = &contest{all: map[string]Contender{}}
+		all[l] = c
+	}
+	before = c.all[string(kv.Key)]
+	c.first = nil
+	if now, ok := ParseContender(s, kv); ok {
+		c.all[string(kv.Key)] = now
+	} else if delete(c.all, string(kv.Key)); len(c.all) == 0 {
+		delete(all, l)
+	}
+	return before
+}
+
+// First returns the contender that holds a lock, or will; the zero value if there is none.
+func (all Contenders) First(l Lock) Contender {
+	c := all[l]
+	if c == nil {
+		return Contender{}
+	}
+	if c.first == nil {
+		c.first = &Contender{}
+		for _, next := range c.all {
+			if c.first.Created == 0 || next.Created < c.first.Created {
+				*c.first = next
 			}
 		}
 	}
-	first := *contest.first
-	if !first.holds { // it does not know yet, or may not take it yet
-		return contender{}, first.made != 0
-	}
-	return first, true
+	return *c.first
 }
 
-// leader returns who holds a lock; without a holder, Node is empty.
-func (all standing) leader(l Lock, base int64) Leader {
-	c, _ := all.holder(l)
-	if !c.holds {
-		return Leader{Lock: l}
+// Get returns the contender for a lock that has a key; the zero value for none.
+func (all Contenders) Get(l Lock, key string) Contender {
+	if c := all[l]; c != nil {
+		return c.all[key]
 	}
-	return Leader{Lock: l, Node: c.node, Token: base + c.changed}
+	return Contender{}
 }
 
-// nodes returns the nodes that stand for a lock, in order.
-func (all standing) nodes(l Lock) (nodes []string) {
-	for _, c := range all.of(l) {
-		nodes = append(nodes, c.node)
+// holder returns the node that holds a lock, empty for none, and reports whether there are contenders.
+func (all Contenders) holder(l Lock) (node string, wanted bool) {
+	first := all.First(l)
+	if first.Token == 0 { // it does not know yet, or may not take it yet
+		return "", first.Created != 0
+	}
+	return first.Node, true
+}
+
+// nodes returns the nodes that compete for a lock, in order.
+func (all Contenders) nodes(l Lock) (nodes []string) {
+	if c := all[l]; c != nil {
+		for _, next := range c.all {
+			nodes = append(nodes, next.Node)
+		}
 	}
 	slices.Sort(nodes)
 	return slices.Compact(nodes)

@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/patchbay-dev/patchbay/internal/frames"
@@ -387,4 +388,14 @@ func (d *Dialer) remote(i Instance, ptype, name string) candidate {
 		}
 		return conn.NewStream(ctx, desc, method, options...)
 	}}
+}
+
+// withMetadata sets metadata of a call, pairs of key and value.
+func withMetadata(ctx context.Context, pairs ...string) context.Context {
+	md, _ := metadata.FromOutgoingContext(ctx)
+	md = metadata.Join(md) // a copy
+	for pair := range slices.Chunk(pairs, 2) {
+		md.Set(pair[0], pair[1])
+	}
+	return metadata.NewOutgoingContext(ctx, md)
 }

@@ -18,17 +18,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
-	"github.com/patchbay-dev/patchbay/internal/backoff"
 	"github.com/patchbay-dev/patchbay/internal/regular"
 )
 
@@ -95,6 +94,9 @@ type Cluster struct {
 	options []grpc.DialOption
 }
 
+// Timeout bounds one request.
+func (c *Cluster) Timeout() time.Duration { return c.config.Timeout }
+
 // Connect returns a cluster. It neither blocks nor connects: an error says that the configuration or a file is wrong. The options are added
 // to those of each connection.
 func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
@@ -113,16 +115,18 @@ func Connect(e Etcd, options ...grpc.DialOption) (*Cluster, error) {
 	return c, nil
 }
 
-// Client returns a client of the cluster for other uses of it, for example elections, with what the configuration says. It connects to all
-// members. With a user it asks for a token, and then blocks until it has one or fails. The caller closes it.
-func (c *Cluster) Client() (*clientv3.Client, error) { return c.client() }
-
-func (c *Cluster) client(options ...grpc.DialOption) (*clientv3.Client, error) {
+// Client returns a client for other uses of the cluster, for example elections. It has one connection, to one member: that with this number,
+// modulo the number of members. Its context ends when the connection cannot be made or is lost, with the reason as its cause. So everything
+// that the client reads is from one history of etcd: a cluster cannot be restored or replaced without ending its connections. With a user,
+// Client requests a token, and blocks until it has one or fails. The caller closes the client.
+func (c *Cluster) Client(member int) (*clientv3.Client, error) {
+	endpoint := c.config.Endpoints[member%len(c.config.Endpoints)]
+	ctx, end := context.WithCancelCause(context.Background())
+	once := &oneConn{end: func(err error) { end(fmt.Errorf("no connection to etcd endpoint %s: %w", endpoint, err)) }}
 	config := clientv3.Config{
-		Endpoints: c.config.Endpoints, DialTimeout: c.config.Timeout, DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout,
-		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), DialOptions: slices.Concat([]grpc.DialOption{grpc.WithConnectParams(
-			grpc.ConnectParams{Backoff: backoff.Backoff{Min: time.Second, Max: maxReconnect}.GRPC(), MinConnectTimeout: c.config.Timeout},
-		)}, c.options, options),
+		Endpoints: []string{endpoint}, DialTimeout: c.config.Timeout, DialKeepAliveTime: pingAfter, DialKeepAliveTimeout: pingTimeout,
+		TLS: c.tls, Username: c.config.User, Logger: zap.NewNop(), Context: ctx,
+		DialOptions: append([]grpc.DialOption{grpc.WithContextDialer(once.dial)}, c.options...),
 	}
 	var err error
 	if c.config.User != "" {
@@ -132,9 +136,40 @@ func (c *Cluster) client(options ...grpc.DialOption) (*clientv3.Client, error) {
 	}
 	client, err := clientv3.New(config)
 	if err != nil {
-		return nil, fmt.Errorf("cannot use etcd: %w", explain(err))
+		return nil, fmt.Errorf("cannot use etcd: %w", explain(cmp.Or(context.Cause(ctx), err)))
 	}
 	return client, nil
+}
+
+// errLost is the cause of the end of a client whose connection was lost.
+var errLost = errors.New("the connection was lost")
+
+// oneConn dials once. end is called when there is no connection, or no longer one.
+type oneConn struct {
+	dialed atomic.Bool
+	end    func(error)
+}
+
+func (o *oneConn) dial(ctx context.Context, address string) (net.Conn, error) {
+	if o.dialed.Swap(true) {
+		return nil, errLost
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", address)
+	if err != nil {
+		o.end(err)
+		return nil, err
+	}
+	return endingConn{conn, o.end}, nil
+}
+
+type endingConn struct {
+	net.Conn
+	end func(error)
+}
+
+func (c endingConn) Close() error {
+	c.end(errLost)
+	return c.Conn.Close()
 }
 
 func (e Etcd) password() (string, error) {

@@ -71,29 +71,6 @@ func ExampleOpen() {
 	}
 }
 
-// One node of the fleet at a time works, and gives whoever it works on the token by which a later holder is told from an earlier one.
-func ExampleElector() {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{"http://10.0.0.1:2379"}})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	elector, err := fleet.NewElector(cluster, fleet.ElectorConfig{Node: "node-7"})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	lock := fleet.Lock{Type: "csi-controller", Name: "disk"}
-	elector.Stand([]fleet.Lock{lock})
-	go elector.Run(ctx)
-	if hold := elector.Held(lock); hold != nil {
-		fmt.Println("working with token", hold.Token)
-		<-hold.Done()
-	}
-}
-
 // A program that is no node calls a plugin, on any node that has it.
 func ExampleDial() {
 	ctx := context.Background()

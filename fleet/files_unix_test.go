@@ -18,7 +18,6 @@ func TestPipes(t *testing.T) {
 	publisher := PublisherConfig{Node: "a", Local: newFakeLocal(), InstanceFile: pipe}
 	for name, read := range map[string]func() error{
 		"password": func() error { _, err := Etcd{PasswordFile: pipe}.password(); return err },
-		"token":    func() error { _, err := openLedger(pipe); return err },
 		"instance": func() error { _, err := newPublisher(nil, 0, publisher); return err },
 		"CA":       func() error { _, err := readCA(pipe); return err },
 		"pair":     func() error { _, err := keyPair(pipe, pipe).get(); return err },

@@ -61,7 +61,7 @@ func TestNothingWithoutLease(t *testing.T) {
 	})
 }
 
-// TestTimeoutOfEtcd: the timeout of etcd is that of publishers, readers and electors, within what the presence of a node allows.
+// TestTimeoutOfEtcd: the timeout of etcd is that of publishers, readers and locks, within what the presence of a node allows.
 func TestTimeoutOfEtcd(t *testing.T) {
 	c, err := Connect(Etcd{Endpoints: []string{"http://127.0.0.1:1"}, Timeout: 700 * time.Millisecond})
 	if err != nil {
@@ -73,12 +73,8 @@ func TestTimeoutOfEtcd(t *testing.T) {
 	}
 	r := Open(c, ReaderConfig{})
 	defer r.Close()
-	e, err := NewElector(c, ElectorConfig{Node: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p.timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond || e.timeout != 700*time.Millisecond {
-		t.Errorf("publisher %v, reader %v, elector %v", p.timeout, r.config.Timeout, e.timeout)
+	if p.timeout != 700*time.Millisecond || r.config.Timeout != 700*time.Millisecond || c.Timeout() != 700*time.Millisecond {
+		t.Errorf("publisher %v, reader %v, locks %v", p.timeout, r.config.Timeout, c.Timeout())
 	}
 }
 

@@ -257,7 +257,7 @@ func (l *Lookup) FollowLocks() (changed <-chan struct{}, now func() map[Lock][]s
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		competing := map[Lock][]string{}
-		for lock := range followed.standing {
+		for lock := range followed.Contenders {
 			competing[lock] = followed.nodes(lock)
 		}
 		return competing
@@ -326,8 +326,8 @@ func (l *Lookup) Holder(ctx context.Context, lock Lock) (node string, exclusive 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	locks, _ := v.source.(*locksView)
-	holder, exclusive := locks.holder(lock)
-	return holder.node, exclusive, v.why()
+	node, exclusive = locks.holder(lock)
+	return node, exclusive, v.why()
 }
 
 // inWhole asks the reader of the whole fleet.

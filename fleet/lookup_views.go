@@ -281,23 +281,17 @@ func (v *indexView) take(event *mvccpb.Event, _ time.Time) (again bool) {
 // locksView is all locks. Contenders write below their own ranges, so no range of keys is about one lock alone.
 type locksView struct {
 	space Space
-	standing
+	Contenders
 }
 
 func (v *locksView) read(ctx context.Context, from store) (reading, error) {
-	prefix, read := v.space.elections(), standing{}
-	revision, err := readPages(ctx, from, prefix, func(kv *mvccpb.KeyValue) { read.put(v.space, kv) })
-	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(time.Time) { v.standing = read }}, err
+	prefix, read := v.space.LockSpace(), Contenders{}
+	revision, err := readPages(ctx, from, prefix, func(kv *mvccpb.KeyValue) { read.Put(v.space, kv) })
+	return reading{prefix, clientv3.GetPrefixRangeEnd(prefix), revision, func(time.Time) { v.Contenders = read }}, err
 }
 
 func (v *locksView) take(event *mvccpb.Event, _ time.Time) (again bool) {
-	key := string(event.GetKv().GetKey())
-	if l, ok := lockIn(v.space, key); ok {
-		v.remove(l, key)
-	}
-	if event.GetType() != mvccpb.Event_DELETE {
-		v.put(v.space, event.GetKv())
-	}
+	v.Put(v.space, event.GetKv())
 	return false
 }
 

@@ -150,16 +150,17 @@ func (c *Cluster) operate(ctx context.Context, what, node string, do func(to sto
 
 // LockState is the state of a lock as recorded in etcd.
 type LockState struct {
-	Leader
+	Lock
+	// Node holds the lock, with the fencing token Token. Both are zero if no node does.
+	Node  string
+	Token int64
 	// Candidates is how many nodes compete for it, including the holder.
 	Candidates int
 }
 
-// Locks returns the locks that somebody holds or wants, ordered by type and name. Without a holder, Node is empty. The error says why etcd
-// did not answer.
+// Locks returns the locks that somebody holds or wants, ordered by type and name. The error says why etcd did not answer.
 func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
-	var all standing
-	base := int64(0)
+	var all Contenders
 	d := newDialer(c)
 	_, err := attempt(ctx, d, func() (bool, error) {
 		from, err := d.dial(ctx, c.config.Timeout)
@@ -167,13 +168,8 @@ func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 			return false, err
 		}
 		defer from.close()
-		bases, err := from.get(ctx, s.bases(), clientv3.WithPrefix())
-		if err != nil {
-			return false, err
-		}
-		base, _ = new(ledger).baseIn(bases.Kvs)
-		all = standing{}
-		_, err = readPages(ctx, from, s.elections(), func(kv *mvccpb.KeyValue) { all.put(s, kv) })
+		all = Contenders{}
+		_, err = readPages(ctx, from, s.contenders(), func(kv *mvccpb.KeyValue) { all.Put(s, kv) })
 		return false, err
 	})
 	if err != nil {
@@ -181,7 +177,8 @@ func (c *Cluster) Locks(ctx context.Context, s Space) ([]LockState, error) {
 	}
 	states := make([]LockState, 0, len(all))
 	for lock := range all {
-		states = append(states, LockState{Leader: all.leader(lock, base), Candidates: len(all.nodes(lock))})
+		node, _ := all.holder(lock)
+		states = append(states, LockState{Lock: lock, Node: node, Token: all.First(lock).Token, Candidates: len(all.nodes(lock))})
 	}
 	slices.SortFunc(states, func(a, b LockState) int {
 		return cmp.Or(strings.Compare(a.Type, b.Type), strings.Compare(a.Name, b.Name))

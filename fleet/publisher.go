@@ -244,7 +244,7 @@ func (p *Publisher) remember() {
 	}
 	instances := append([]string{p.instance}, p.instances...)
 	instances = instances[:min(len(instances), maxInstances)]
-	if err := replaceFile(p.config.InstanceFile, strings.Join(instances, "\n")+"\n"); err != nil {
+	if err := regular.Replace(p.config.InstanceFile, strings.Join(instances, "\n")+"\n"); err != nil {
 		p.config.Logger.Warn("fleet: cannot remember that the node is published; after a crash it waits until its presence has expired",
 			"node", p.config.Node, "error", err)
 		return

@@ -304,7 +304,9 @@ func isTooLarge(err error) bool {
 	return !known && status.Code(err) == codes.ResourceExhausted
 }
 
-// explain makes an error of etcd readable, with what to do where that is known.
+// Explain makes an error of etcd readable, with what to do where that is known.
+func Explain(err error) error { return explain(err) }
+
 func explain(err error) error {
 	known := rpctypes.Error(err)
 	switch {

@@ -83,7 +83,7 @@ func (m *measure) callers(ctx context.Context) error {
 		return err
 	}
 	key := fmt.Sprintf("%s%v/%x", fleet.Space{}.LockRange(name), lock, int64(lease.ID))
-	if _, err := m.admin.Put(ctx, key, "holds 10", clientv3.WithLease(lease.ID)); err != nil {
+	if _, err := m.admin.Put(ctx, key, "holds 10 1", clientv3.WithLease(lease.ID)); err != nil {
 		return err
 	}
 	defer func() { _, _ = m.admin.Revoke(ctx, lease.ID) }()
@@ -127,11 +127,15 @@ func (m *measure) callers(ctx context.Context) error {
 // lockCallers prints what a node that asks for the holder of a lock costs, with each question put to etcd and with a lookup.
 func (m *measure) lockCallers(ctx context.Context, lock fleet.Lock, name string) error {
 	each, err := m.measureCaller(1, func(c *fleet.Cluster) (func(), error) {
-		locks, err := fleet.OpenLocks(c, fleet.Space{})
-		if err != nil {
-			return nil, err
-		}
-		return func() { _ = locks.Close() }, holders(ctx, lock, name, locks.Holder)
+		return func() {}, holders(ctx, lock, name, func(ctx context.Context, l fleet.Lock) (string, bool, error) {
+			states, err := c.Locks(ctx, fleet.Space{})
+			for _, s := range states {
+				if s.Lock == l {
+					return s.Node, true, err
+				}
+			}
+			return "", false, err
+		})
 	})
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func (m *measure) begin(ctx context.Context) (err error) {
 	if m.reading, err = fleet.Connect(config); err != nil {
 		return err
 	}
-	if m.admin, err = m.reading.Client(); err != nil {
+	if m.admin, err = m.reading.Client(0); err != nil {
 		return err
 	}
 	for i := range m.sizes.nodes {

@@ -11,12 +11,13 @@ import (
 	"google.golang.org/grpc/interop/grpc_testing"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 )
 
 // compete has a node compete for a lock until the test ends.
-func compete(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lock) *fleet.Elector {
+func compete(t *testing.T, cluster *fleet.Cluster, node string, lock fleet.Lock) *locks.Elector {
 	t.Helper()
-	e, err := fleet.NewElector(cluster, fleet.ElectorConfig{Node: node, TTL: 2 * time.Second})
+	e, err := locks.New(cluster, locks.Config{Node: node, TTL: 2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,37 +40,22 @@ func TestHolderWithoutKey(t *testing.T) {
 	admin := etcd.admin()
 	keys := func() (all *clientv3.GetResponse) {
 		do(t, "list the keys", func(ctx context.Context) (err error) {
-			all, err = admin.Get(ctx, fleet.Space{}.Base()+"elections/", clientv3.WithPrefix(),
+			all, err = admin.Get(ctx, fleet.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(),
 				clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 			return err
 		})
 		return all
 	}
-	first := func() (own []string) { // the keys of the one that may hold the lock
-		all := keys().Kvs
-		for _, kv := range all {
-			if kv.CreateRevision == all[0].CreateRevision {
-				own = append(own, string(kv.Key))
-			}
-		}
-		return own
-	}
-	eventually(t, "both stand for the lock", func() bool { return keys().Count == 4 })
+	first := func() (key string) { return string(keys().Kvs[0].Key) } // that of the one that may hold the lock
+	eventually(t, "both stand for the lock", func() bool { return keys().Count == 2 })
 	hold, own := a.Held(lock), first()
 	for _, replace := range []bool{false, true} {
 		do(t, "delete the key of the holder", func(ctx context.Context) error {
-			for _, key := range own {
-				if _, err := admin.Delete(ctx, key); err != nil {
-					return err
-				}
-				if !replace {
-					continue
-				}
-				if _, err := admin.Put(ctx, key, "somebody"); err != nil {
-					return err
-				}
+			_, err := admin.Delete(ctx, own)
+			if err == nil && replace {
+				_, err = admin.Put(ctx, own, "somebody")
 			}
-			return nil
+			return err
 		})
 		eventually(t, "the holder gives up", func() bool {
 			select {
@@ -144,7 +130,7 @@ func TestDialExclusive(t *testing.T) {
 func candidates(t *testing.T, etcd *member) (count int64) {
 	t.Helper()
 	do(t, "count the keys", func(ctx context.Context) error {
-		found, err := etcd.admin().Get(ctx, fleet.Space{}.Base()+"elections/Echo/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		found, err := etcd.admin().Get(ctx, fleet.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 		if err == nil {
 			count = found.Count
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
@@ -70,17 +69,11 @@ func (b *lockBed) holding(ctx context.Context, l fleet.Lock) *lockNode {
 
 // keysOf returns the keys by which a node stands for a lock.
 func (b *lockBed) keysOf(ctx context.Context, n *lockNode, l fleet.Lock) (keys []*mvccpb.KeyValue) {
-	found, err := adminOf(b.t, b.etcd[0].client).Get(ctx, fleet.Space{}.Base()+"elections/", clientv3.WithPrefix())
+	found, err := adminOf(b.t, b.etcd[0].client).Get(ctx, fleet.Space{}.LockRange(n.name)+l.String()+"/", clientv3.WithPrefix())
 	if err != nil {
 		return nil
 	}
-	for _, kv := range found.Kvs {
-		rest := strings.TrimPrefix(string(kv.Key), fleet.Space{}.Base()+"elections/")
-		if strings.HasPrefix(rest, "@node/"+n.name+"/"+l.String()+"/") || strings.HasPrefix(rest, l.String()+"/") && strings.HasSuffix(string(kv.Value), n.name) {
-			keys = append(keys, kv)
-		}
-	}
-	return keys
+	return found.Kvs
 }
 
 func deleteKey(ctx context.Context, b *lockBed) {
@@ -175,7 +168,7 @@ func restoredUnseen(ctx context.Context, b *lockBed) {
 	}
 	admin := adminOf(b.t, b.etcd[0].client)
 	for end := time.Now().Add(patience); ctx.Err() == nil && time.Now().Before(end); pause(ctx, 10*time.Millisecond) {
-		if found, err := admin.Get(ctx, fleet.Space{}.LockRange(""), clientv3.WithPrefix(), clientv3.WithCountOnly()); err == nil && found.Count == 0 {
+		if found, err := admin.Get(ctx, fleet.Space{}.LockSpace()+"@node/", clientv3.WithPrefix(), clientv3.WithCountOnly()); err == nil && found.Count == 0 {
 			break
 		}
 	}
@@ -220,16 +213,16 @@ func writes(ctx context.Context, b *lockBed) {
 				lease = granted.ID
 			}
 		}
-		key := fmt.Sprintf("%s%s/%x", space.LockRange("evil"), l, int64(lease))
+		key := fleet.Contender{Lock: l, Node: "evil", Lease: lease}.Key(space)
 		switch rand.IntN(8) {
 		case 0:
-			_, _ = admin.Put(ctx, key, fmt.Sprint("holds ", rand.IntN(4)), clientv3.WithLease(lease))
+			_, _ = admin.Put(ctx, key, fmt.Sprint("holds ", rand.IntN(4), rand.Int64()), clientv3.WithLease(lease))
 		case 1:
 			_, _ = admin.Put(ctx, key, "waits -1", clientv3.WithLease(lease))
 		case 2:
 			_, _ = admin.Put(ctx, key, "left", clientv3.WithLease(lease))
 		case 3:
-			_, _ = admin.Put(ctx, key, "holds 10")
+			_, _ = admin.Put(ctx, key, "holds 10 10")
 		case 4:
 			_, _ = admin.Put(ctx, key+"/more", "x", clientv3.WithLease(lease))
 		case 5:

@@ -17,10 +17,12 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 	pbproxy "github.com/patchbay-dev/patchbay/proxy"
 )
 
@@ -41,7 +43,7 @@ const (
 
 // held is what a node says when it is asked for a lock; nil if it does not hold it.
 type held struct {
-	*fleet.Hold
+	*locks.Hold
 	token int64
 }
 
@@ -52,7 +54,7 @@ type locker interface {
 }
 
 // realLocker is the product.
-type realLocker struct{ *fleet.Elector }
+type realLocker struct{ *locks.Elector }
 
 func (r realLocker) Held(l fleet.Lock) *held {
 	if h := r.Elector.Held(l); h != nil {
@@ -67,7 +69,7 @@ type lockBed struct {
 	etcd   []*member
 	nodes  []*lockNode
 	locks  []fleet.Lock
-	reader *fleet.Locks
+	reader *clientv3.Client // as a program has it that competes for no lock
 	// readerLink leads to each member of etcd.
 	readerLink []*proxy
 	began      time.Time
@@ -150,12 +152,33 @@ func (b *lockBed) ask(ctx context.Context, n *lockNode, l fleet.Lock) {
 func (b *lockBed) observe(ctx context.Context, l fleet.Lock) {
 	b.record(lockInput{lockObserve, l, ""}, func() (lockOutput, error) {
 		blind := b.blind.Load()
-		node, _, err := b.reader.Holder(ctx, l)
+		first, err := b.first(ctx, l)
 		if blind || b.blind.Load() {
 			err = errors.New("etcd was restored")
 		}
-		return lockOutput{node: node}, err
+		switch {
+		case first.Token == 0:
+			return lockOutput{}, err
+		case first.Node == "evil": // what it says of its token counts for nothing
+			first.Token = 0
+		}
+		return lockOutput{first.Node, first.Token}, err
 	})
+}
+
+// first returns the contender for a lock that holds it, or will.
+func (b *lockBed) first(ctx context.Context, l fleet.Lock) (first fleet.Contender, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	found, err := b.reader.Get(ctx, fleet.Space{}.LockSpace(), clientv3.WithPrefix())
+	if err != nil {
+		return first, err
+	}
+	all := fleet.Contenders{}
+	for _, kv := range found.Kvs {
+		all.Put(fleet.Space{}, kv)
+	}
+	return all.First(l), nil
 }
 
 // move has a node want a lock if it does not, and the other way round.
@@ -305,17 +328,13 @@ func newLockBed(t *testing.T, etcd []*member, ttl func(node int) time.Duration, 
 		}
 		return links, urls
 	}
-	var err error
 	var via []string
 	b.readerLink, via = link()
-	if b.reader, err = fleet.OpenLocks(connect(t, via...), fleet.Space{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { b.reader.Close() })
+	b.reader = adminOf(t, via...)
 	for i := range 4 {
 		n := &lockNode{name: fmt.Sprintf("n%d", i), wanted: map[fleet.Lock]bool{}}
 		n.link, via = link()
-		e, err := fleet.NewElector(connect(t, via...), fleet.ElectorConfig{
+		e, err := locks.New(connect(t, via...), locks.Config{
 			Node: n.name, TTL: ttl(i), TokenFile: filepath.Join(t.TempDir(), "tokens"),
 		})
 		if err != nil {
@@ -356,11 +375,9 @@ func (b *lockBed) settled() {
 	}
 	for _, l := range b.locks {
 		eventually(b.t, "the reader finds the holder", func() bool {
-			ctx, cancel := context.WithTimeout(b.t.Context(), time.Second)
-			defer cancel()
-			node, exclusive, err := b.reader.Holder(ctx, l)
+			first, err := b.first(b.t.Context(), l)
 			n := b.holder(l)
-			return err == nil && exclusive && n != nil && n.name == node
+			return err == nil && n != nil && first.Token > 0 && n.name == first.Node
 		})
 	}
 }

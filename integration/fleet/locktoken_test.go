@@ -7,21 +7,22 @@ import (
 	"time"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 )
 
 // oneHolder has the electors watched until the returned function is called, which reports two that held the lock at one instant, and a token
 // that did not grow. It returns the holder too.
-func oneHolder(t *testing.T, lock fleet.Lock, electors ...*fleet.Elector) (holder func() *fleet.Hold) {
+func oneHolder(t *testing.T, lock fleet.Lock, electors ...*locks.Elector) (holder func() *locks.Hold) {
 	t.Helper()
 	stop, done := make(chan struct{}), make(chan struct{})
-	holds := make(chan *fleet.Hold)
+	holds := make(chan *locks.Hold)
 	go func() {
 		defer close(done)
-		var latest *fleet.Hold
+		var latest *locks.Hold
 		tick := time.NewTicker(time.Millisecond)
 		defer tick.Stop()
 		for {
-			var first *fleet.Hold
+			var first *locks.Hold
 			for i, e := range electors {
 				h := e.Held(lock)
 				if h == nil {
@@ -51,7 +52,7 @@ func oneHolder(t *testing.T, lock fleet.Lock, electors ...*fleet.Elector) (holde
 		}
 	}()
 	t.Cleanup(func() { close(stop); <-done })
-	return func() *fleet.Hold { return <-holds }
+	return func() *locks.Hold { return <-holds }
 }
 
 // TestLockRestored: there is one holder at most, and tokens grow, when etcd is restored from a backup of before the lock passed on.
@@ -78,12 +79,12 @@ func TestLockRestored(t *testing.T) {
 				eventually(t, "another one holds the lock", func() bool { h := holding(); return h != nil && h != first })
 				a.Stand([]fleet.Lock{lock})
 				eventually(t, "all stand for the lock", func() bool { return candidates(t, etcd) == 3 })
-				var second *fleet.Hold
+				var second *locks.Hold
 				eventually(t, "there is a holder", func() bool { second = holding(); return second != nil })
 				etcd.restore(backup, bump)
 				time.Sleep(5 * time.Second) // two leases and more: whoever will take it has it
 				eventually(t, "there is a holder", func() bool { return holding() != nil })
-				for _, e := range []*fleet.Elector{a, b, c} { // and the tokens grow on
+				for _, e := range []*locks.Elector{a, b, c} { // and the tokens grow on
 					if h := e.Held(lock); h != nil {
 						e.Stand(nil)
 						eventually(t, "the next one holds the lock", func() bool { now := holding(); return now != nil && now != h })

@@ -276,12 +276,8 @@ func TestLookupHolder(t *testing.T) {
 	}
 	holds("", false)
 	admin := etcd.admin()
-	// A contender of this version writes its own range; one of earlier versions all the locks.
-	mine := func(lease clientv3.LeaseID) string {
-		return fmt.Sprintf("%sT/n/%x", fleet.Space{}.LockRange("a"), int64(lease))
-	}
-	older := func(lease clientv3.LeaseID) string {
-		return fmt.Sprintf("%sT/n/%x", fleet.Space{}.LockSpace(), int64(lease))
+	key := func(node string, lease clientv3.LeaseID) string {
+		return fleet.Contender{Lock: lock, Node: node, Lease: lease}.Key(fleet.Space{})
 	}
 	grant := func() (lease clientv3.LeaseID) {
 		do(t, "grant", func(ctx context.Context) error {
@@ -305,11 +301,11 @@ func TestLookupHolder(t *testing.T) {
 		do(t, "remove", func(ctx context.Context) error { _, err := admin.Delete(ctx, key); return err })
 	}
 	first, second := grant(), grant()
-	set(mine(first), "waits 5", first)
+	set(key("a", first), "waits 5", first)
 	holds("", true)
-	set(mine(first), "holds 5", first)
+	set(key("a", first), "holds 5 1", first)
 	holds("a", true)
-	set(older(second), "b", second) // it came later, so it waits
+	set(key("b", second), "holds 5 2", second) // it came later, so it waits
 	before := c.meter.snapshot()
 	for range 100 {
 		holds("a", true)
@@ -317,13 +313,13 @@ func TestLookupHolder(t *testing.T) {
 	if after := c.meter.snapshot(); !maps.Equal(before, after) {
 		t.Errorf("from %v to %v", before, after)
 	}
-	set(mine(first), "left", first)
+	set(key("a", first), "left", first)
 	holds("b", true)
-	set(fleet.Space{}.LockSpace()+"T/n/1", "evil", second) // under another lease than it says
+	set(key("evil", 1), "holds 5 3", second) // under another lease than it says
 	etcd.stop()
 	holds("b", true)
 	etcd.start()
-	remove(older(second))
+	remove(key("b", second))
 	holds("", false)
 }
 

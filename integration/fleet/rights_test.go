@@ -8,16 +8,14 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/client/v3/concurrency"
 	"go.uber.org/zap"
 
 	"github.com/patchbay-dev/patchbay/fleet"
+	"github.com/patchbay-dev/patchbay/fleet/locks"
 )
 
 // documented are the commands of the guide that make the role and the user of node-7, without etcdctl.
@@ -119,7 +117,7 @@ func TestRights(t *testing.T) {
 	if err := os.WriteFile(password, []byte("sesame"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	electors := map[string]*fleet.Elector{}
+	electors := map[string]*locks.Elector{}
 	for _, node := range []string{"a", "b"} {
 		allow(t, root, node, "sesame")
 		cluster, err := fleet.Connect(fleet.Etcd{Endpoints: []string{etcd.client}, User: node, PasswordFile: password})
@@ -163,73 +161,4 @@ func TestRights(t *testing.T) {
 	}
 	electors["a"].Stand(nil)
 	eventually(t, "b holds the lock", func() bool { return electors["b"].Held(lock) != nil })
-}
-
-// earlier competes for a lock as versions do that know of no ranges of nodes.
-func earlier(ctx context.Context, t *testing.T, admin *clientv3.Client, node string, l fleet.Lock) (held <-chan struct{}) {
-	t.Helper()
-	session, err := concurrency.NewSession(admin, concurrency.WithTTL(2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	won := make(chan struct{})
-	var running sync.WaitGroup
-	running.Go(func() {
-		election := concurrency.NewElection(session, fleet.Space{}.LockSpace()+l.Type+"/"+l.Name)
-		if election.Campaign(ctx, "~"+node) != nil {
-			return
-		}
-		if election.Proclaim(ctx, node) == nil {
-			close(won)
-		}
-		<-ctx.Done()
-		_ = election.Resign(context.Background())
-	})
-	t.Cleanup(func() { running.Wait(); session.Close() })
-	return won
-}
-
-// TestEarlierVersions: nodes of this version and of earlier ones, in one fleet, hold a lock one after the other, and find each other's
-// holders.
-func TestEarlierVersions(t *testing.T) {
-	t.Parallel()
-	etcd := startOne(t)
-	lock := fleet.Lock{Type: "Echo", Name: "one"}
-	reader, err := fleet.OpenLocks(connect(t, etcd.client), fleet.Space{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	finds := func(want string) {
-		t.Helper()
-		eventually(t, "the holder is "+want, func() bool {
-			node, _, err := reader.Holder(soon(t), lock)
-			return err == nil && node == want
-		})
-	}
-	ctx, first := context.WithCancel(t.Context())
-	<-earlier(ctx, t, etcd.admin(), "old", lock)
-	finds("old")
-	now := compete(t, connect(t, etcd.client), "new", lock)
-	time.Sleep(3 * time.Second) // more than a lease
-	if now.Held(lock) != nil {
-		t.Error("both hold the lock")
-	}
-	first()
-	eventually(t, "the new one holds the lock", func() bool { return now.Held(lock) != nil })
-	finds("new")
-	ctx, second := context.WithCancel(t.Context())
-	defer second()
-	again := earlier(ctx, t, etcd.admin(), "old", lock)
-	select {
-	case <-again:
-		t.Error("both hold the lock")
-	case <-time.After(3 * time.Second):
-	}
-	now.Stand(nil)
-	<-again
-	if now.Held(lock) != nil {
-		t.Error("both hold the lock")
-	}
-	finds("old")
 }

@@ -1,4 +1,4 @@
-// Package regular reads files whose paths others configure. It refuses whatever is not a regular file, such as a pipe or a device: to open
+// Package regular reads and replaces files whose paths others configure. It refuses whatever is not a regular file, such as a pipe or a device: to open
 // it can block or have effects, and to read it may never end.
 package regular
 
@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"syscall"
 )
 
@@ -74,4 +75,18 @@ func Read(path string) ([]byte, error) {
 		return nil, err
 	}
 	return text, nil
+}
+
+// Replace has a file contain a text, or what it contained before, whenever the machine stops.
+func Replace(path, text string) error {
+	temporary, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(temporary.Name()) }() // after the rename there is none
+	_, written := temporary.WriteString(text)
+	if err := errors.Join(written, temporary.Sync(), temporary.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temporary.Name(), path)
 }

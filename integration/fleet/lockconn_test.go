@@ -1,0 +1,78 @@
+package fleet_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/patchbay-dev/patchbay/fleet"
+)
+
+// connected returns the number of connections.
+func (p *proxy) connected() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.conns) / 2 // each has two sides
+}
+
+// TestLockConnection: an elector has one connection to one member of etcd, and holds its lock over the loss of it.
+func TestLockConnection(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	var members []*proxy
+	var endpoints []string
+	for range 3 {
+		p := newProxy(t, etcd.client)
+		members, endpoints = append(members, p), append(endpoints, p.url)
+	}
+	a := compete(t, connect(t, endpoints...), "a", lock)
+	eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
+	count := func() (open, last int) {
+		for i, p := range members {
+			if n := p.connected(); n > 0 {
+				open, last = open+n, i
+			}
+		}
+		return open, last
+	}
+	hold := a.Held(lock)
+	for range len(members) {
+		open, used := count()
+		if open != 1 {
+			t.Errorf("there are %d connections", open)
+		}
+		members[used].reset()
+		eventually(t, "another member is connected to", func() bool { open, now := count(); return open == 1 && now != used })
+	}
+	if a.Held(lock) != hold {
+		t.Error("the lock was lost with a connection")
+	}
+}
+
+// TestLockRestlessMember: a member of etcd whose connections never last for a lease does not keep the next holder from the lock.
+func TestLockRestlessMember(t *testing.T) {
+	t.Parallel()
+	etcd := startOne(t)
+	lock := fleet.Lock{Type: "Echo", Name: "one"}
+	link, restless := newProxy(t, etcd.client), newProxy(t, etcd.client)
+	a := compete(t, connect(t, link.url), "a", lock)
+	eventually(t, "a holds the lock", func() bool { return a.Held(lock) != nil })
+	b := compete(t, connect(t, restless.url, etcd.client, restless.url), "b", lock)
+	eventually(t, "both stand for the lock", func() bool { return candidates(t, etcd) == 2 })
+	ctx, cancel := context.WithCancel(t.Context())
+	var resetting sync.WaitGroup
+	defer resetting.Wait()
+	defer cancel()
+	resetting.Go(func() {
+		for ctx.Err() == nil {
+			restless.reset()
+			pause(ctx, lockTTL/4)
+		}
+	})
+	link.sever()
+	began := time.Now()
+	eventually(t, "b holds the lock", func() bool { return b.Held(lock) != nil })
+	t.Logf("b holds the lock after %v, with a lease of %v", time.Since(began).Round(time.Millisecond), lockTTL)
+}
