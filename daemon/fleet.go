@@ -133,6 +133,8 @@ type fleetMember struct {
 	exclusive   []string
 	offers      atomic.Pointer[[]FleetOffer]
 	unlocked    *unlocked
+	isNamed     atomic.Bool   // the node owns its name in the fleet
+	renamed     chan struct{} // gets a value when that changes
 	announce    func(fleet.Condition)
 	log         *slog.Logger
 
@@ -184,7 +186,9 @@ func newFleetMember(
 	if !c.enabled() {
 		return nil, nil
 	}
-	m = &fleetMember{node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log)}
+	m = &fleetMember{
+		node: c.node(), space: c.Space, exclusive: c.Exclusive, log: log, announce: announce(runtime.Publish, log), renamed: make(chan struct{}, 1),
+	}
 	m.unlocked = newUnlocked(m.node, c.Exclusive)
 	m.useOffers(c.Offers)
 	if m.node == "" {
@@ -239,8 +243,19 @@ func (m *fleetMember) newPublisher(
 	return fleet.NewPublisher(m.cluster, fleet.PublisherConfig{
 		Space: c.Space, Node: m.node, Address: address, Version: build.Version, Presence: c.Presence, Retention: c.Retention,
 		Exclusive: c.Exclusive, InstanceFile: statePath + ".instance", Labels: c.Labels, Local: fleetLocal{local}, Logger: m.log,
-		Unhealthy: func() map[string]bool { return unwell(l) }, Locked: m.unlocked.begin,
+		Unhealthy: func() map[string]bool { return unwell(l) }, Locked: m.unlocked.begin, Named: m.setNamed,
 	})
+}
+
+// setNamed records whether the node owns its name.
+func (m *fleetMember) setNamed(owned bool) {
+	if m.isNamed.Swap(owned) == owned {
+		return
+	}
+	select {
+	case m.renamed <- struct{}{}:
+	default:
+	}
 }
 
 // join begins to publish the node and to compete for the locks of its plugins. Judge judges the calls of other nodes again. What it returns
@@ -264,13 +279,14 @@ func (m *fleetMember) join(
 		drained, own := m.lookup.Follow(m.node)
 		for changes := (fleetLocal{local}).Changes(ctx); ctx.Err() == nil; {
 			wanted := m.wantedLocks(registry)
-			if node, _ := own(); node.Cordon.Drained {
-				wanted = nil
+			if node, _ := own(); node.Cordon.Drained || !m.isNamed.Load() {
+				wanted = nil // callers would look for the holder at the daemon that owns the name
 			}
 			m.elector.Stand(wanted)
 			select {
 			case <-changes:
 			case <-drained:
+			case <-m.renamed:
 			case <-ctx.Done():
 			}
 		}

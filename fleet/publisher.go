@@ -71,6 +71,9 @@ type PublisherConfig struct {
 	// Locked, if it is not nil, is called when a node competes for locks: when the publisher begins, or else as soon as one does. It may be
 	// called again after etcd was away. It must not block.
 	Locked func()
+	// Named, if it is not nil, is called with true when the node has been published under its name, and with false when another daemon
+	// holds that name. It must not block.
+	Named func(owned bool)
 	// Unhealthy returns the paths of the sockets of plugins that do not serve, or do not answer; nil for none. Local tells when they
 	// change.
 	Unhealthy func() map[string]bool
@@ -203,6 +206,9 @@ func (p *Publisher) Run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		if errors.Is(err, errNameTaken) {
+			p.named(false)
+		}
 		if !stood || !isExpired(err) { // a token that has expired is renewed by the next session, and nobody has to know
 			p.failed(err)
 		}
@@ -250,6 +256,13 @@ func (p *Publisher) remember() {
 		return
 	}
 	p.instances = instances
+}
+
+// named reports whether the publisher owns the name of the node.
+func (p *Publisher) named(owned bool) {
+	if p.config.Named != nil {
+		p.config.Named(owned)
+	}
 }
 
 // failed makes an error known.

@@ -92,6 +92,7 @@ func (s *session) open(ctx context.Context) (err error) {
 		s.claim(revisions)
 	}
 	if _, err = s.publish(ctx); err == nil { // the index follows soon, and does not keep the node from being published
+		s.named(true)
 		s.succeeded(time.Time{})
 	}
 	return err
@@ -114,8 +115,8 @@ func (s *session) look(ctx context.Context) (map[string]int64, error) {
 			continue // nobody's
 		}
 		if by := presence.GetInstance(); by != s.instance && !slices.Contains(s.instances, by) {
-			return nil, fmt.Errorf("%w, %q: its instance is %s; give each node a name of its own, or wait until its presence has expired "+
-				"if that one has just crashed", errNameTaken, s.config.Node, valid(by))
+			return nil, fmt.Errorf("%w, %q: its instance is %s; this one publishes nothing and competes for no lock; give each node a name of "+
+				"its own, or wait until its presence has expired if that one has just crashed", errNameTaken, s.config.Node, valid(by))
 		}
 	}
 	revisions := map[string]int64{}
